@@ -37,7 +37,7 @@ find_ajv() {
 pages() {
     local log status
     log=$(mktemp)
-    PROMTOOL=$1 cargo test --locked --workspace --bin penstock -- promtool >"$log" 2>&1
+    PROMTOOL=$1 cargo test "${WORKSPACE[@]}" --bin penstock -- promtool >"$log" 2>&1
     status=$?
     # There are two pages and the test of the rule itself. A test that is missing has not passed.
     grep -q "^test result: ok. [3-9] passed" "$log" || status=1

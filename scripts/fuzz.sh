@@ -30,7 +30,7 @@ write_totals() {
     new=$(mktemp)
     {
         sed '/<!-- totals -->/q' "$doc"
-        printf '\n| Target | Runs | Last | Seconds | CPU seconds | Executions | Edges | Failed |\n'
+        printf '\n| Fuzz target | Runs | Last run | Seconds | CPU seconds | Executions | Edges | Failed |\n'
         printf '|---|---|---|---|---|---|---|---|\n'
         awk -v order="${all[*]}" '
             function commas(n) {
@@ -39,8 +39,9 @@ write_totals() {
                 return n
             }
             function row(name, r, l, s, c, x, e, f) {
-                print "| " name " | " r " | " l " | " commas(s) " | " commas(c) " | " commas(x) \
-                    " | " (e == "" ? "" : commas(e)) " | " f + 0 " |"
+                print "| " name " | " r (r == 1 ? " run" : " runs") " | " l " | " commas(s) " s | " \
+                    commas(c) " CPU s | " commas(x) " executions | " \
+                    (e == "" ? "" : commas(e) " edges") " | " f + 0 " failed |"
             }
             { runs[$2]++; last[$2] = $1; wall[$2] += $3; cpu[$2] += $4; did[$2] += $5
               edges[$2] = $6; if ($7 != 0) failed[$2]++ }
@@ -49,10 +50,10 @@ write_totals() {
                 for (i = 1; i <= n; i++) {
                     t = targets[i]
                     if (!runs[t]) continue
-                    row("`" t "`", runs[t], last[t], wall[t], cpu[t], did[t], edges[t], failed[t])
+                    row("fuzz target `" t "`", runs[t], last[t], wall[t], cpu[t], did[t], edges[t], failed[t])
                     R += runs[t]; W += wall[t]; C += cpu[t]; D += did[t]; F += failed[t]
                 }
-                row("all", R, "", W, C, D, "", F)
+                row("all targets", R, "", W, C, D, "", F)
             }' "$totals"
         printf '\n'
         sed -n '/<!-- end of totals -->/,$p' "$doc"

@@ -2,8 +2,13 @@
 # Counts the data path's instructions per frame with valgrind. Unlike times, these counts hardly
 # differ between runs and machines, so a regression shows on a noisy machine.
 #
-#   instructions.sh           compares with docs/internals/instructions.tsv: 5 % more is a failure
-#   instructions.sh --write   writes that file again; commit it with the change that caused it
+#   instructions.sh             compares with docs/internals/instructions.tsv: 5 % more is a failure
+#   instructions.sh --release   counts the release build, which takes minutes to compile
+#   instructions.sh [--release] --write
+#                               writes the counts to that file; commit it with their cause
+#
+# The tests' build has checks of overflows and assertions, so it executes more instructions. Both
+# builds have a column.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -17,8 +22,16 @@ if ! command -v valgrind >/dev/null; then
     say "SKIP instruction counts: valgrind is not installed (scripts/setup.sh test does it)"
     exit 0
 fi
-program=$(cargo bench --locked -p penstock-dataplane --bench count --no-run --message-format=json |
-    grep -o '"executable":"[^"]*/count-[^"]*"' | tail -1 | cut -d'"' -f4)
+build=dev write=
+for option; do
+    case $option in
+    --release) build=release ;;
+    --write) write=1 ;;
+    *) die "no option $option: --release and --write are known" ;;
+    esac
+done
+bench() { cargo build "${WORKSPACE[@]}" --profile "$build" --bench count --message-format=json; }
+program=$(bench | grep -o '"executable":"[^"]*/count-[^"]*"' | tail -1 | cut -d'"' -f4)
 [ -x "$program" ] || die "cargo did not say where it put the bench"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -39,16 +52,23 @@ for case in $CASES; do
 done
 wait
 for case in $CASES; do cat "$work/$case"; done >"$work/all"
-if [ "${1:-}" = --write ]; then
-    { printf 'case\tinstructions per frame\n' && cat "$work/all"; } >"$KEPT"
+if [ -n "$write" ]; then
+    awk -F'\t' -v build="$build" 'BEGIN { OFS = FS; print "case", "dev", "release" }
+        NR == FNR { kept[$1, "dev"] = $2; kept[$1, "release"] = $3; next }
+        { kept[$1, build] = $2; print $1, kept[$1, "dev"], kept[$1, "release"] }' \
+        "$KEPT" "$work/all" >"$work/kept"
+    cp "$work/kept" "$KEPT"
     cat "$KEPT"
     exit 0
 fi
 # The compiler is pinned, but the C library is not. Its memcpy may differ by a few instructions.
-awk -F'\t' -v more="$MORE" 'NR == FNR { if (FNR > 1) kept[$1] = $2; next } {
-    change = kept[$1] > 0 ? 100 * ($2 / kept[$1] - 1) : 0
-    ok = ($1 in kept) && change <= more
-    printf "%s instructions per frame, %s: %.1f, kept %.1f (%+.1f %%)\n",
-        ok ? "PASS" : "FAIL", $1, $2, kept[$1], change
-    bad += !ok
-} END { exit bad > 0 }' "$KEPT" "$work/all"
+awk -F'\t' -v more="$MORE" -v build="$build" '
+    NR == FNR { kept[$1] = build == "dev" ? $2 : $3; next }
+    {
+        change = kept[$1] > 0 ? 100 * ($2 / kept[$1] - 1) : 0
+        ok = kept[$1] > 0 && change <= more
+        printf "%s instructions per frame (%s build), %s: %.1f, kept %.1f (%+.1f %%)\n",
+            ok ? "PASS" : "FAIL", build, $1, $2, kept[$1], change
+        bad += !ok
+    }
+    END { exit bad > 0 }' "$KEPT" "$work/all"

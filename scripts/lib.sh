@@ -51,6 +51,14 @@ others_cores() {
 }
 on_others() { taskset -c "$(others_cores)" "$@"; }
 
+# Options with which every lane builds. With others, cargo would compile the workspace a second time.
+# The scheduler for the kernel is part of it if its tools are installed.
+# shellcheck disable=SC2034 # the scripts that source this use it
+WORKSPACE=(--locked --workspace)
+if have clang && [ -e /usr/include/libelf.h ] && [ -e /usr/include/zlib.h ]; then
+    WORKSPACE+=(--features=penstock-vcpu-scx/bpf)
+fi
+
 # Returns the program under test: PENSTOCK_BIN, or the program that cargo builds with the given
 # profile.
 penstock_bin() {

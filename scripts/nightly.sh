@@ -30,23 +30,25 @@ KEPT=${PENSTOCK_NIGHTLY:-${CARGO_TARGET_DIR:-$REPO/target}/nightly}/$commit
 
 # Name and description of each part. Each has a function part_NAME. Every figure is a part of its
 # own.
-PARTS="build|the release program
-smoke|start, two endpoints, iperf3, reload, stop
-process|the tests of the program as processes, on the release build
-guests|Linux guests and endpoints on the release program
-migration|a guest moves between two ports of the release program
-testpmd|all 32 combinations of DPDK's virtio driver, 10 s each
-properties|all tests, properties with a random seed
-ignored|tests that are marked as too long or as measurements
-miri|undefined behaviour in what needs no files
-fuzz|libFuzzer, all targets
-advisories|licences, sources and known vulnerabilities"
+PARTS="build|builds the release program
+smoke|starts the release program, connects two endpoints, runs iperf3, reloads and stops
+process|runs the tests that start the release program as a process
+guests|runs Linux guests and endpoints with the release program
+migration|moves a guest between two ports of the release program
+testpmd|runs all 32 combinations of settings of DPDK's virtio driver, 10 s each
+scx|runs the sched_ext scheduler in a guest's kernel, in rounds of 5 s
+properties|runs all tests, with a random seed for property tests
+ignored|runs tests that are marked as too long or as measurements
+instructions|counts instructions of the data path per frame, in the release build
+miri|searches for undefined behaviour in code that needs no files, with Miri
+fuzz|runs all fuzz targets with libFuzzer
+advisories|checks licences, sources and known vulnerabilities of dependencies"
 
 lab() { "$PENSTOCK_BIN-lab" "$@"; }
 simulated() { lab list 2>/dev/null | awk '$2 ~ /^sim/ && $1 != "c2qos-overhead" { print $1 }'; }
 all_parts() {
     say "$PARTS"
-    simulated | sed "s/.*/figure-&|full length, seeds $SEEDS/"
+    simulated | sed "s/.*/figure-&|simulates the figure \`&\` at full length/"
 }
 
 part_build() {
@@ -58,20 +60,26 @@ part_process() { cargo test --locked --release -p penstock --tests --no-fail-fas
 part_guests() { scripts/test-guests.sh; }
 part_migration() { scripts/test-migration.sh; }
 part_testpmd() { scripts/test-testpmd.sh 10; }
+part_scx() { SCX_SECONDS=600 SCX_ROUND=5 scripts/test-scx.sh; }
 part_properties() {
     local seed=${PROPTEST_RNG_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
     say "PROPTEST_RNG_SEED=$seed"
     PROPTEST_RNG_SEED=$seed cargo test --locked --workspace --lib --bins --tests --no-fail-fast
 }
-# Leaves out functions that other tests call in a process of their own, because they are no tests.
+# Some of these tests are measurements, so only one test runs at a time. Leaves out functions that
+# other tests call in a process of their own, because they are no tests.
 part_ignored() {
     cargo test --locked --workspace --lib --bins --tests --no-fail-fast -- --ignored \
-        --skip role_of_ --skip a_fault_outside_of_guests_memory
+        --test-threads=1 --skip role_of_ --skip a_fault_outside_of_guests_memory
 }
+part_instructions() { scripts/instructions.sh --release; }
 part_miri() { scripts/checks.sh miri; }
 part_fuzz() { FUZZ_SECONDS=${FUZZ_SECONDS:-600} scripts/fuzz.sh; }
 part_advisories() { ADVISORIES=1 scripts/checks.sh deny; }
-part_figure() { lab run "$1" --seeds "$SEEDS" --missed docs/internals/figures.md; }
+part_figure() {
+    say "seeds $SEEDS"
+    lab run "$1" --seeds "$SEEDS" --missed docs/internals/figures.md
+}
 
 # run_part NAME: runs a part with a log, and writes one line about its end.
 run_part() {
@@ -92,7 +100,7 @@ run_part() {
     mv "$KEPT/$name.part" "$KEPT/$name.result"
     say "$name: $result, $((SECONDS - start)) s"
 }
-# Returns the counts in a part's log: tests, skips, claims, and the seed.
+# Returns the counts in a part's log: tests, skips, executions, and the seeds.
 numbers() {
     local log=$KEPT/$1.log skips
     skips=$(cat "$log" "$KEPT/$1.skips" 2>/dev/null | grep '^SKIP ' | sort -u)
@@ -100,7 +108,7 @@ numbers() {
         awk '/^test result:/ { n += $4 + $6; f += $6 } /^PASS / { n++ } /^FAIL / { n++; f++ }
             END { if (n) print n " tests, " f + 0 " failed" }' "$log"
         [ -z "$skips" ] || say "$(wc -l <<<"$skips") skipped"
-        grep -hoE '^PROPTEST_RNG_SEED=[0-9]+' "$log"
+        grep -hoE '^(PROPTEST_RNG_SEED=|seeds )[0-9-]+$' "$log"
         grep -hE '^[a-z_]+: [0-9]+ s, [0-9]+ executions' "$log" |
             awk '{ n += $4 } END { if (n) print n " executions of " NR " targets" }'
     } | paste -sd, | sed 's/,/, /g; s/,  /, /g'
@@ -111,24 +119,25 @@ print_page() {
     cat <<END
 # The last nightly run
 
-Written by \`make nightly\`. Commit \`$commit\`, $(date -u +%F), $(nproc) processors, Linux $(uname -r).
-\`make test\` covers the rest. A skip says in its log why.
+\`make nightly\` wrote this page on $(date -u +%F) for commit \`$commit\`, on a machine with
+$(nproc) processors and Linux $(uname -r). \`make test\` runs all checks that \`make nightly\`
+omits. The log of a skipped test gives the reason of the skip.
 
-| Part | What | Result | Seconds | Numbers | Date |
+| Part | What the part does | Result | Duration | Numbers | Date |
 |---|---|---|---|---|---|
 END
     while IFS='|' read -r name what; do
         result="not run" took="" date="" numbers=""
         [ ! -e "$KEPT/$name.result" ] ||
             IFS='|' read -r result took date numbers <"$KEPT/$name.result"
-        printf '| `%s` | %s | %s | %s | %s | %s |\n' "$name" "$what" "$result" "$took" "$numbers" \
-            "$date"
+        printf '| `%s` | %s | %s | %s | %s | %s |\n' "$name" "$what" "$result" "${took:+$took s}" \
+            "$numbers" "$date"
     done <<<"$(all_parts)"
     if grep -qh '^FAILED' "$KEPT"/*.result 2>/dev/null; then
-        printf '\nWhat failed:\n\n'
+        printf '\nThe following parts failed:\n\n'
         grep -l '^FAILED' "$KEPT"/*.result | while read -r name; do
             name=$(basename "$name" .result)
-            printf -- '- `%s`: `%s`\n' "$name" "$(grep -hE '^(FAIL |test .* FAILED|error)' \
+            printf -- '- `%s`: `%s`\n' "$name" "$(grep -hE '^(FAIL |test .* FAILED|error)|\[ERROR\]' \
                 "$KEPT/$name.log" | head -1 | tr -d '`')"
         done
     fi

@@ -74,7 +74,7 @@ attached() {
     local port shown
     for port in p0 p1; do
         shown=$(ctl port show "$port") || return 1
-        grep -q "^queues *$QUEUES of 2 can pass" <<<"$shown" || return 1
+        grep -q "^queues *$QUEUES of 2 queue pairs can pass" <<<"$shown" || return 1
         grep -qE "^ring sizes +$SIZE( $SIZE){$((2 * QUEUES - 1))}\$" <<<"$shown" || return 1
         shown=$(sed -n 's/^features *//p' <<<"$shown")
         [ "$(has packed)$(has mrg-rxbuf)$(has in-order)" = "$PACKED$MRG$ORDER" ] || return 1

@@ -1,4 +1,5 @@
-//! Generates the host's API types without `protoc`. Their JSON is the form of `--json`.
+//! Build script that generates the Rust types of the host's API without `protoc`. The option
+//! `penstock --json` prints the JSON form of the generated types.
 
 use std::error::Error;
 

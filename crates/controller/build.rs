@@ -1,14 +1,19 @@
-//! Compiles the gRPC services without `protoc`: protox parses and tonic generates code.
+//! Compiles the gRPC services without `protoc`: protox parses the files and tonic generates the
+//! code.
 
 use std::error::Error;
 
-/// Penstock's own interface, client and server.
+/// gRPC interface between hosts, operators and the Penstock controller. The build generates client
+/// and server code.
 const FABRIC: &str = "penstock/fabric/v1/fabric.proto";
-/// Interface of a Penstock daemon as a switch, client and server.
+/// gRPC interface of a Penstock daemon that acts as a switch. The build generates client and server
+/// code.
 const SWITCH: &str = "penstock/switch/v1/switch.proto";
-/// The used part of etcd's interface, client only.
+/// Part of etcd's gRPC interface that Penstock uses. The build generates only client code from
+/// etcd's interface.
 const ETCD: &str = "etcd/rpc.proto";
-/// OpenConfig's interface to switches. Tests implement the server.
+/// OpenConfig's gRPC interface to switches (gNMI). The build also generates server code, for the
+/// tests.
 const GNMI: &str = "github.com/openconfig/gnmi/proto/gnmi/gnmi.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {

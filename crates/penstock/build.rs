@@ -1,5 +1,6 @@
-//! Compiles the host's gRPC service without `protoc`: protox parses it, tonic generates. Its
-//! messages are `penstock_control::api`.
+//! Compiles the host's gRPC service without `protoc`. The crate protox parses the service, and
+//! tonic generates the code. The messages of the host's gRPC service are in
+//! `penstock_control::api`.
 
 use std::error::Error;
 

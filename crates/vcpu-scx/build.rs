@@ -1,4 +1,4 @@
-//! Compiles the BPF program where the feature `bpf` asks for it.
+//! Compiles the BPF program of the sched_ext scheduler if the cargo feature `bpf` is enabled.
 
 use std::env;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ fn compile() -> Result<(), String> {
     let mut clang = Command::new("clang");
     clang.args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-Wall", "-Werror", define]);
     clang.arg(format!("-I{}", set("DEP_BPF_INCLUDE")?));
-    // The kernel's plain types lie there on Debian.
+    // Debian has the kernel's basic types in this directory.
     clang.arg(format!("-I/usr/include/{arch}-linux-gnu"));
     let status = clang.args(["-c", SOURCE, "-o"]).arg(&object).status();
     match status {

@@ -1,10 +1,10 @@
-//! What goes between agents and a controller: messages of an agent to the controller's service, and
-//! plans of a controller to an agent.
+//! The input is a list of messages from an agent to the controller's service, or a list of plans
+//! from a controller to an agent.
 //!
-//! **Rule.** A session is its host's and nobody else's: whatever it says, another host's session,
-//! its stamp and its usage are as they were, answers to plans that were not told are refused, and
-//! when it is over nothing is left of it. A plan is done whole, kept and answered, or refused, and
-//! then the switch and the kept file are as they were.
+//! **Rule.** Messages of one host's session change no session, stamp or usage of another host. The
+//! controller refuses an answer to a plan that it did not send. After a session ends, the registry
+//! has no entry of the session. An agent either applies, stores and confirms a whole plan, or
+//! refuses the plan. A refused plan changes neither the switch nor the stored file.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -30,13 +30,13 @@ use tonic::{Request, Streaming};
 use crate::input::Input;
 
 const MESSAGES_MAX: usize = 12;
-/// What the controller is at.
+/// Stamp of the controller's latest decision.
 const OURS: Stamp = Stamp { epoch: 5, generation: 3 };
-/// The one whose messages the input has, and another.
+/// Name of the host that sends the messages of the input.
 const HOST: &str = "server-0";
 const OTHER: &str = "server-1";
 
-/// A runtime of this thread.
+/// Runs a future to completion on a runtime of the present thread.
 pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     let runtime = RUNTIME.get_or_init(|| {
@@ -49,7 +49,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     runtime.block_on(work)
 }
 
-/// A directory in memory, this process's own.
+/// Creates a directory that no other process uses, in memory if the machine has `/dev/shm`.
 pub(crate) fn directory(name: &str) -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     let base = if memory.is_dir() { memory } else { std::env::temp_dir() };
@@ -67,10 +67,10 @@ impl Known for Two {
     }
 }
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let to_agent = input.bool();
@@ -82,7 +82,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// Parts of the input, each behind its length.
+/// Splits the input into messages; a length of two bytes precedes each message.
 fn messages(input: &mut Input<'_>) -> Vec<Vec<u8>> {
     let mut messages = Vec::new();
     while !input.is_empty() && messages.len() < MESSAGES_MAX {
@@ -92,7 +92,7 @@ fn messages(input: &mut Input<'_>) -> Vec<Vec<u8>> {
     messages
 }
 
-/// What another host has said, and what is known of it.
+/// Connects another host, which sends one report, and returns the session's number.
 fn other(registry: &Registry) -> u64 {
     let (number, _) = registry.begin(OTHER, OURS).expect("a host");
     let tenants =
@@ -132,7 +132,7 @@ async fn session(messages: &[Vec<u8>]) {
         Err(status) => ended = Some(status),
     }
     if let Some(status) = &ended {
-        assert!(!status.message().is_empty(), "ended without a reason: {status:?}");
+        assert!(!status.message().is_empty(), "session ended with an empty reason: {status:?}");
     }
     let hello = messages.first().and_then(|first| AgentMessage::decode(&first[..]).ok());
     let hello = match hello.and_then(|first| first.message) {
@@ -141,17 +141,17 @@ async fn session(messages: &[Vec<u8>]) {
     };
     let has = hello.as_ref().and_then(|hello| hello.has).map_or(0, |has| has.epoch);
     let right = hello.is_some_and(|hello| hello.host == HOST);
-    assert_eq!(is_welcome, right && has <= OURS.epoch, "who is let in");
-    // A host that has a later decision is known by its name, and nobody else.
+    assert_eq!(is_welcome, right && has <= OURS.epoch, "hosts that the controller accepts");
+    // The registry lists a host as later only if the host has a later decision.
     let later: Vec<String> = registry.later().into_keys().collect();
     assert_eq!(later.is_empty(), !(right && has > OURS.epoch), "{later:?}");
     assert!(later.iter().all(|host| host == HOST), "{later:?}");
-    // Nothing is left of it, and the other is as it was.
+    // The session is gone, and the session of the other host is unchanged.
     let counts = registry.counts();
     assert_eq!(registry.has(HOST), None);
     assert_eq!((registry.connected_count(), registry.has(OTHER)), (1, Some(OURS)));
     assert_eq!(counts.sessions, 1 + u64::from(is_welcome), "{counts:?}");
-    assert_eq!((counts.applied, counts.failed), (0, 0), "it received nothing: {counts:?}");
+    assert_eq!((counts.applied, counts.failed), (0, 0), "no plan was sent: {counts:?}");
     assert!(counts.refused <= 1 && counts.reports <= 1 + messages.len() as u64, "{counts:?}");
     assert!(is_welcome || counts.refused == 1, "{counts:?} {ended:?}");
     let usage = registry.take_usage();
@@ -160,7 +160,7 @@ async fn session(messages: &[Vec<u8>]) {
     assert_eq!((used.sent.0, used.received.0), (8_000, 16_000));
 }
 
-/// A switch in memory.
+/// A host's switch that keeps its plan in memory.
 #[derive(Debug, Default)]
 struct Side(Mutex<Option<HostPlan>>);
 
@@ -193,8 +193,10 @@ async fn plans(messages: &[Vec<u8>]) {
         let stamp: Stamp = told.stamp.unwrap_or_default().into();
         let before = (side.0.lock().expect("whole").clone(), std::fs::read(&kept).ok());
         let answer = agent.hear(told.clone(), 2).await.message;
-        let Some(FromAgent::Applied(done)) = answer else { panic!("no answer: {answer:?}") };
-        assert_eq!(done.stamp.unwrap_or_default(), stamp.into(), "of which plan");
+        let Some(FromAgent::Applied(done)) = answer else {
+            panic!("no answer to a plan: {answer:?}")
+        };
+        assert_eq!(done.stamp.unwrap_or_default(), stamp.into(), "stamp of the answer");
         let after = (side.0.lock().expect("whole").clone(), std::fs::read(&kept).ok());
         if !done.problem.is_empty() || done.has.is_some() {
             assert_eq!(before, after, "a refused plan changed something: {done:?}");
@@ -203,14 +205,14 @@ async fn plans(messages: &[Vec<u8>]) {
         }
         assert!(stamp >= has && stamp.epoch >= 2, "{stamp} after {has}");
         has = stamp;
-        let plan = HostPlan::try_from(told).expect("it was done");
+        let plan = HostPlan::try_from(told).expect("the plan was applied");
         assert!(plan.tenants.len() <= TENANTS_MAX && plan.tenants.iter().all(|t| t.dscp < 64));
-        assert_eq!(after.0.as_ref(), Some(&plan), "done as it was said");
-        // A restart finds it.
+        assert_eq!(after.0.as_ref(), Some(&plan), "the switch has the sent plan");
+        // A restarted agent finds the stored plan.
         let mut next = new();
         next.take_up().await;
         let state = next.state().borrow().clone();
         assert_eq!((state.told, state.last_error), (stamp, None));
     }
-    std::fs::remove_dir_all(directory).expect("it was there");
+    std::fs::remove_dir_all(directory).expect("a directory");
 }

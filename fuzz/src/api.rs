@@ -1,9 +1,10 @@
 //! Requests to a running host: objects as TOML, keys and values as text, in any order.
 //!
-//! **Rule.** The host is real: a worker, session threads, sockets in a directory of our own. Every
-//! port is made a vhost-user port there, so that no input reaches an interface or a path of the
-//! machine. A request that is refused changes nothing; one that is accepted leaves a configuration
-//! that is right when read again; the counters add up throughout.
+//! **Rule.** The requests go to a real host with a worker, session threads and sockets in a private
+//! directory. The target turns every port into a vhost-user port in this directory, so no input
+//! reaches an interface or a path of the machine. A refused request changes nothing. After an
+//! accepted request, the host's configuration is valid when it is parsed again. The switch's
+//! counters always add up.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -13,7 +14,7 @@ use penstock_control::host::{ApiError, FdbFilter, Host};
 
 use crate::input::Input;
 
-/// Requests of one input.
+/// Maximum number of requests in one input.
 const REQUESTS_MAX: usize = 24;
 const NAMES: [&str; 6] = ["a", "b", "vm1", "red", "", "no such thing"];
 const KEYS: [&str; 16] = [
@@ -51,10 +52,10 @@ fn live() -> &'static Live {
     })
 }
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let live = live();
     std::fs::create_dir_all(&live.directory).expect("a directory");
@@ -117,14 +118,14 @@ impl Live {
                 crate::config::check_right(&running);
             }
             Some(Err(error)) => {
-                assert_eq!(before, after, "a refused request changed something: {error}");
+                assert_eq!(before, after, "a refused request changed the host: {error}");
                 assert!(!error.problem.is_empty() && !error.object.is_empty(), "{error:?}");
             }
-            None => assert_eq!(before, after, "a question changed something"),
+            None => assert_eq!(before, after, "a read request changed the configuration"),
         }
     }
 
-    /// A port as the input writes it, but in our directory.
+    /// Returns the input's port, with its socket moved to the target's directory.
     fn port(&self, input: &mut Input<'_>) -> Option<Port> {
         let file = self.directory.join(format!("{}.sock", input.u8() % 4));
         let port: Port = toml::from_str(&config::current_port(&text(input))).ok()?;
@@ -133,13 +134,13 @@ impl Live {
         Some(Port { vhost_user, tap: None, packet: None, xdp: None, ..port })
     }
 
-    /// Back to a host without objects.
+    /// Deletes all objects of the host.
     fn clear(&self) {
         let gone = |outcome: Result<_, ApiError>| assert!(outcome.is_ok(), "{outcome:?}");
         self.host.rules().iter().for_each(|r| gone(self.host.del_rule(&r.name, false)));
         self.host.port_configs().iter().for_each(|p| gone(self.host.del_port(&p.name, false)));
         self.host.tenants().iter().for_each(|t| gone(self.host.del_tenant(&t.name, false)));
-        // Empty, if every port took its socket with it.
+        // The directory is empty if every deleted port removed its socket.
         std::fs::remove_dir(&self.directory).expect("a deleted port left its socket behind");
     }
 }
@@ -153,7 +154,7 @@ fn object<T: serde::de::DeserializeOwned>(input: &mut Input<'_>) -> Option<T> {
     toml::from_str(&text(input)).ok()
 }
 
-/// Whether a key's value would lead out of the directory.
+/// Whether a key's value could name a path or interface outside the target's directory.
 fn is_kept(key: &str) -> bool {
     let (table, key) = key.split_once('.').unwrap_or(("", key));
     let attachments =

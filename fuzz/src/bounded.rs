@@ -1,11 +1,11 @@
-//! A small mutating driver for every test run: no coverage, no special compiler, the same inputs
-//! each time for the same seed.
+//! Runs fuzz targets on mutated inputs in every test run, without coverage and with any compiler.
+//! Equal seeds give equal inputs.
 
 use std::path::{Path, PathBuf};
 
-/// Longest input.
+/// Maximum length of an input in bytes.
 const LEN_MAX: usize = 4096;
-/// Values at which length and index checks go wrong.
+/// Byte values at which faulty checks of lengths and indices often fail.
 const NOTABLE: [u8; 12] = [0, 1, 2, 4, 12, 16, 0x3f, 0x40, 0x7f, 0x80, 0xfe, 0xff];
 
 /// A xorshift generator (Marsaglia, 2003).
@@ -13,7 +13,7 @@ const NOTABLE: [u8; 12] = [0, 1, 2, 4, 12, 16, 0x3f, 0x40, 0x7f, 0x80, 0xfe, 0xf
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator; any seed will do.
+    /// Creates a generator of random numbers; any seed is valid.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self(seed | 1)
@@ -38,16 +38,16 @@ impl Rng {
     }
 }
 
-/// The directory of a target's kept inputs.
+/// Returns the directory of a target's corpus.
 #[must_use]
 pub fn corpus_dir(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target)
 }
 
-/// A target's kept inputs with their names, in the order of these.
+/// Reads the inputs in a target's corpus, sorted by file name.
 ///
 /// # Errors
-/// The directory or a file cannot be read.
+/// Returns an error if the corpus's directory or a file in it cannot be read.
 pub fn corpus(target: &str) -> std::io::Result<Vec<(String, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(corpus_dir(target))? {
@@ -59,7 +59,7 @@ pub fn corpus(target: &str) -> std::io::Result<Vec<(String, Vec<u8>)>> {
     Ok(found)
 }
 
-/// One to eight changes of an input; sometimes a part of another comes in.
+/// Applies one to eight random changes to an input, and sometimes inserts a part of another input.
 pub fn mutate(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
     for _ in 0..=rng.below(8) {
         let at = rng.below(input.len() + 1);
@@ -96,11 +96,11 @@ pub fn mutate(rng: &mut Rng, input: &mut Vec<u8>, other: &[u8]) {
     input.truncate(LEN_MAX);
 }
 
-/// Runs a target on its corpus and on `mutated` changed inputs; returns how many ran. An input
-/// that fails is written beside the corpus's directory and named before the panic goes on.
+/// Runs a target on its corpus and on `mutated` mutated inputs, and returns the number of inputs.
+/// Writes a failing input to a file, prints the file's name and then panics.
 ///
 /// # Errors
-/// The corpus cannot be read.
+/// Returns an error if the target's corpus cannot be read.
 pub fn run(target: super::Target, mutated: usize, seed: u64) -> std::io::Result<usize> {
     let (name, function) = target;
     let corpus = corpus(name)?;
@@ -125,7 +125,7 @@ fn guarded(target: &str, from: &str, input: &[u8], function: fn(&[u8])) {
         let sum = input.iter().fold(0_u64, |n, b| n.wrapping_mul(31).wrapping_add(u64::from(*b)));
         let file = std::env::temp_dir().join(format!("penstock-fuzz-{target}-{sum:016x}"));
         let kept = std::fs::write(&file, input).is_ok();
-        eprintln!("{target}: {from} fails; input in {} ({kept})", file.display());
+        eprintln!("{target}: {from} fails; the input is in {} ({kept})", file.display());
         std::panic::resume_unwind(panic);
     }
 }

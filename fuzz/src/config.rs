@@ -1,13 +1,14 @@
-//! A configuration file: read whole or refused with reasons; never half, never a panic.
+//! Checks that the parser either accepts a configuration file as a whole or refuses the file with
+//! reasons, and never panics.
 
 use penstock_control::config::{HostConfig, parse};
 use penstock_control::snapshot::Compiler;
 use penstock_toml::FILE_BYTES_MAX;
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     if text.len() > FILE_BYTES_MAX {
@@ -16,7 +17,7 @@ pub fn run(data: &[u8]) {
     match parse(&text, "host.toml") {
         Ok(config) => check_right(&config),
         Err(errors) => {
-            assert!(!errors.0.is_empty(), "refused without a reason");
+            assert!(!errors.0.is_empty(), "a refusal without a reason");
             let lines = text.lines().count() + 1;
             for error in &errors.0 {
                 let words = error.to_string();
@@ -27,19 +28,20 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What holds of every configuration that was accepted.
+/// Checks properties of an accepted configuration: it survives writing and reading, and its
+/// compiled rules have every port.
 ///
 /// # Panics
-/// It does not.
+/// Panics if a property does not hold for the configuration.
 pub fn check_right(config: &HostConfig) {
-    let text = toml::to_string(config).expect("a right configuration can be written");
+    let text = toml::to_string(config).expect("a valid configuration");
     let again = parse(&text, "again").unwrap_or_else(|errors| panic!("{errors}\n{text}"));
-    assert_eq!(&again, config, "written and read again\n{text}");
+    assert_eq!(&again, config, "written and parsed again\n{text}");
     let mut compiler = Compiler::default();
     if let Ok(snapshot) = compiler.compile(config, 1) {
         for port in &config.ports {
-            let id = compiler.ids().port(&port.name).expect("every port has a number");
-            assert!(snapshot.port(id).is_some(), "every port has a policy");
+            let id = compiler.ids().port(&port.name).expect("an id for the port");
+            assert!(snapshot.port(id).is_some(), "a compiled port");
         }
     }
 }

@@ -1,7 +1,9 @@
-//! A dirty log of any length at any place of its file, marked at any guest addresses.
+//! The input is a dirty log of any length at any offset of its file, and guest addresses that the
+//! switch marks in the log.
 //!
-//! **Rule.** A bit is set if, and only if, its page was written and the log has the bit; no byte
-//! outside of the log changes. A log whose file is cut off takes marks all the same.
+//! **Rule.** A bit of the log is set if, and only if, the bit's page was written and the log is
+//! long enough for the bit. No byte outside the log changes. Marking a page causes no error if the
+//! log's file was shortened.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,10 +17,10 @@ use crate::input::Input;
 
 const FILE: u64 = 0x4000;
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let file = File::from(memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).expect("a memory file"));
@@ -40,7 +42,7 @@ pub fn run(data: &[u8]) {
         && end.is_some_and(|end| end <= FILE);
     assert_eq!(log.is_ok(), lawful, "{len} bytes at {offset:#x}");
     let Ok(log) = log.map(Arc::new) else {
-        assert_eq!(account.mapped(), 0, "something of a refused log is left");
+        assert_eq!(account.mapped(), 0, "a refused log is still mapped");
         return;
     };
     let ring = RingLog { log: Arc::clone(&log), used: input.bool().then(|| address(&mut input)) };
@@ -73,10 +75,10 @@ pub fn run(data: &[u8]) {
         compare(&file, &marked);
     }
     drop((ring, log));
-    assert_eq!(account.mapped(), 0, "the log is left");
+    assert_eq!(account.mapped(), 0, "a dropped log is still mapped");
 }
 
-/// Pages of a write, page by page.
+/// Sets the expected mark of each page of a write in `marked`, a copy of the log.
 fn note(marked: &mut [u8], at: u64, bytes: u64) {
     let Some(last) = bytes.checked_sub(1).and_then(|more| at.checked_add(more)) else { return };
     for page in at / LOG_PAGE..=last / LOG_PAGE {
@@ -90,7 +92,7 @@ fn compare(file: &File, marked: &[u8]) {
     let mut bytes = vec![0; marked.len()];
     file.read_exact_at(&mut bytes, 0).expect("the file");
     let wrong = bytes.iter().zip(marked).position(|(found, wanted)| found != wanted);
-    assert_eq!(wrong, None, "a byte of the log's file");
+    assert_eq!(wrong, None, "a wrong byte in the log's file");
 }
 
 fn address(input: &mut Input<'_>) -> u64 {

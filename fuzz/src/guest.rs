@@ -1,6 +1,8 @@
-//! A guest's memory for the ring targets: three regions of a file with holes between them.
+//! Memory of a guest for the fuzz targets of rings: three regions of one file, with holes between
+//! the regions.
 //!
-//! **Rule.** The holes' bytes must never change: [`Guest::check_holes`].
+//! **Rule.** The switch must never change bytes in the holes between the guest's regions
+//! ([`Guest::check_holes`]).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -15,17 +17,18 @@ use crate::model::{Range, Region};
 
 pub(crate) const USER: u64 = 0x7000_0000_0000;
 const FILE: usize = 0xe000;
-/// The first two adjoin in guest addresses, not in the file; the third begins at an odd place.
+/// Regions 1 and 2 are adjacent in guest addresses but not in the file. Region 3 begins at an
+/// offset that is not aligned to a page.
 pub(crate) const REGIONS: [Region; 3] = [
     Region { guest: 0, len: 0x8000, file: 0 },
     Region { guest: 0x8000, len: 0x2000, file: 0x9000 },
     Region { guest: 0x4000_0000, len: 0x1000, file: 0xc004 },
 ];
-/// What of the file belongs to no region.
+/// Ranges of the memory file that belong to no region: offset and length.
 const HOLES: [Range; 4] = [(0x8000, 0x1000), (0xb000, 0x1000), (0xc000, 4), (0xd004, 0xffc)];
 const HOLE_BYTE: u8 = 0xc5;
 
-/// Where indirect tables and small buffers usually are.
+/// Guest address at which inputs usually put indirect tables and small buffers.
 pub(crate) const TABLES: u64 = 0xa00;
 
 #[derive(Debug)]
@@ -57,12 +60,12 @@ impl Guest {
         Self { file, memory: Arc::new(memory), blank }
     }
 
-    /// Writes where the guest can; what is outside its regions is left out.
+    /// Writes bytes at a guest address, and skips bytes outside the guest's regions.
     pub(crate) fn write(&self, guest: u64, bytes: &[u8]) {
         for (at, byte) in (0..).map(|i| guest.wrapping_add(i)).zip(bytes) {
             if let Some(r) = REGIONS.iter().find(|r| at.wrapping_sub(r.guest) < r.len) {
                 let place = r.file + (at - r.guest);
-                self.file.write_all_at(&[*byte], place).expect("a write in the file");
+                self.file.write_all_at(&[*byte], place).expect("a write to the memory file");
             }
         }
     }
@@ -73,7 +76,7 @@ impl Guest {
         bytes
     }
 
-    /// As if nothing had been written yet.
+    /// Restores the initial content of the memory file.
     pub(crate) fn reset(&self) {
         self.file.write_all_at(&self.blank, 0).expect("the file");
     }
@@ -83,24 +86,24 @@ impl Guest {
         let bytes = self.bytes();
         for (at, len) in HOLES {
             let whole = bytes[at..at + len].iter().all(|b| *b == HOLE_BYTE);
-            assert!(whole, "a byte outside the guest's regions was written, near {at:#x}");
+            assert!(whole, "a byte outside the guest's regions changed, near {at:#x}");
         }
     }
 }
 
-/// The frame that is number `i` of a burst: says so in its first byte.
+/// Creates frame `i` of a burst, which has the number `i` in its first byte.
 pub(crate) fn frame_of(i: usize, len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (1..=251_u8).cycle().skip(i).take(len).collect();
     frame[0] = u8::try_from(i).unwrap_or(u8::MAX);
     frame
 }
 
-/// Where in the file an address of the first region is.
+/// Returns the file offset of a guest address in the first region.
 pub(crate) fn place(guest: u64) -> usize {
     usize::try_from(guest).unwrap_or(usize::MAX)
 }
 
-/// An address: mostly somewhere in a region or near an edge.
+/// Reads a guest address from the input, mostly in a region or near a region's edge.
 pub(crate) fn address(input: &mut Input<'_>) -> u64 {
     let (kind, fine) = (input.u8(), u64::from(input.u8()));
     match kind % 8 {
@@ -114,7 +117,7 @@ pub(crate) fn address(input: &mut Input<'_>) -> u64 {
     }
 }
 
-/// A buffer's length: mostly small, or the length of a table.
+/// Reads a buffer's length from the input, mostly small or the length of an indirect table.
 pub(crate) fn length(input: &mut Input<'_>) -> u32 {
     let kind = input.u8();
     match kind % 8 {

@@ -1,12 +1,13 @@
-//! A virtio-net header and a frame: what the classifier reads of them, and what egress makes of
-//! those that an output cannot take as they are.
+//! The input is a virtio-net header and a frame. The target checks what the classifier parses, and
+//! how egress finishes checksums and segments for an output without offloads.
 //!
-//! **Rule.** Offsets lie inside the head; the parser agrees with `etherparse` as far as it should;
-//! a checksum or segmentation finished in software is what a slow one says (RFC 1071, RFC 9293).
+//! **Rule.** Parsed offsets are inside the frame's head. The parser agrees with `etherparse` except
+//! where documented. Checksums and segments made in software equal those of a simple reference
+//! implementation (RFC 1071, RFC 9293).
 
 use penstock_dataplane::batch::{Batch, FRAME_MIN, HEAD_COPY};
-use penstock_dataplane::classify::parse::{Headers, parse};
-use penstock_dataplane::egress::finish::{Segmenter, finish_checksum};
+use penstock_dataplane::finish::{Segmenter, finish_checksum};
+use penstock_dataplane::headers::parse::{Headers, parse};
 use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
 
 use crate::input::Input;
@@ -17,10 +18,10 @@ mod oracle;
 /// Frames are padded to this length class so that large segments need no large inputs.
 const PAD: usize = 64;
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let (pad, retag) = (usize::from(input.u8()), input.bool());
@@ -39,7 +40,7 @@ pub fn run(data: &[u8]) {
     let mut bytes = Vec::new();
     batch.copy_out(0, &mut bytes);
     if retag {
-        // A tag goes on and comes off, and the metadata with it.
+        // Adding and removing a VLAN tag restores the frame and its metadata.
         let before = (bytes.clone(), batch.frame(0).offload);
         batch.set_tagged(0, true);
         batch.set_tagged(0, false);
@@ -63,7 +64,7 @@ fn check_offsets(h: &Headers, len: usize) {
     assert!(h.nd_link_layer == 0 || usize::from(h.nd_link_layer) + 6 <= head);
 }
 
-/// The ones' complement sum, word by word (RFC 1071 §4.1).
+/// Computes the ones' complement sum of 16-bit words (RFC 1071 §4.1).
 fn slow_sum(parts: &[&[u8]]) -> u16 {
     let mut sum = 0_u32;
     for part in parts {
@@ -78,7 +79,7 @@ fn slow_sum(parts: &[&[u8]]) -> u16 {
 fn finish(batch: &Batch, bytes: &[u8], offload: Offload) {
     let mut scratch = Batch::new();
     let (start, offset) = (usize::from(offload.csum_start), usize::from(offload.csum_offset));
-    finish_checksum(batch, 0, &mut scratch).expect("the classifier checked the metadata");
+    finish_checksum(batch, 0, &mut scratch).expect("metadata that the classifier checked");
     let mut out = Vec::new();
     scratch.copy_out(0, &mut out);
     assert_eq!(scratch.frame(0).offload, Offload::NONE);
@@ -87,7 +88,7 @@ fn finish(batch: &Batch, bytes: &[u8], offload: Offload) {
     let sum = if sum == 0 { 0xffff } else { sum };
     let mut wanted = bytes.to_vec();
     wanted[field].copy_from_slice(&sum.to_be_bytes());
-    assert_eq!(out, wanted, "a finished checksum");
+    assert_eq!(out, wanted, "checksum finished in software");
 }
 
 fn cut(batch: &Batch, bytes: &[u8], offload: Offload) {
@@ -103,16 +104,16 @@ fn cut(batch: &Batch, bytes: &[u8], offload: Offload) {
             scratch.copy_out(i, &mut out);
             segments.push(out);
         }
-        assert!(!scratch.is_empty(), "a turn that makes no segment never ends");
+        assert!(!scratch.is_empty(), "no progress in segmentation");
         if done {
             break;
         }
     }
-    assert_eq!(segments.len(), count, "segments said and made");
+    assert_eq!(segments.len(), count, "announced and actual number of segments");
     let payload: Vec<u8> = segments.iter().flat_map(|s| &s[header..]).copied().collect();
-    assert_eq!(payload, bytes[header..], "the payload in parts");
+    assert_eq!(payload, bytes[header..], "the payload of all segments");
     for segment in &segments {
-        assert!(segment.len() - header <= mss, "a segment over its size");
+        assert!(segment.len() - header <= mss, "a segment longer than the MSS");
         let (l3, l4) = (14, usize::from(offload.csum_start));
         let length = u32::try_from(segment.len() - l4).unwrap_or(0).to_be_bytes();
         let addresses = if segment[l3] >> 4 == 6 {

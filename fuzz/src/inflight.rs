@@ -1,8 +1,9 @@
-//! What a front end hands over as its inflight region: any bytes, taken up by a ring of any state.
+//! The input is an inflight region with any bytes, from which a ring in any state recovers.
 //!
-//! **Rule.** The heads that are taken up again, and every byte of the region afterwards, are what a
-//! slow reading of the specification says. A packed ring is taken up at a place inside the ring,
-//! and writes nothing outside the guest's regions.
+//! **Rule.** A recovered split ring resubmits exactly the chains that a reference implementation of
+//! the specification computes, and leaves the region with exactly the expected bytes. A recovered
+//! packed ring starts at a position inside the ring, and writes nothing outside the guest's
+//! regions.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -26,10 +27,10 @@ thread_local! {
     static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
 }
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let choice = input.u8();
@@ -40,7 +41,7 @@ pub fn run(data: &[u8]) {
         let at = queue * stride(choice & 1 == 1, size);
         let part = input.slice(32 * usize::from(size) + 32);
         bytes[at..at + part.len()].copy_from_slice(part);
-        // Mostly a version that is read on.
+        // Most inputs get a version that the switch accepts.
         if choice & 6 != 0 {
             bytes[at + 8..at + 10].copy_from_slice(&u16::from(choice & 8 == 0).to_le_bytes());
         }
@@ -53,7 +54,11 @@ pub fn run(data: &[u8]) {
     let region = InflightRegion::map(&account, layout, &file, 0, len, shape);
     let versions =
         (0..usize::from(QUEUES)).map(|n| word(&bytes, n * stride(choice & 1 == 1, size) + 8));
-    assert_eq!(region.is_ok(), versions.into_iter().all(|version| version <= 1), "its version");
+    assert_eq!(
+        region.is_ok(),
+        versions.into_iter().all(|version| version <= 1),
+        "the version of the region"
+    );
     let Ok(region) = region.map(Arc::new) else { return };
     let queue = u16::from(choice >> 7);
     if layout == RingLayout::Packed {
@@ -66,7 +71,7 @@ pub fn run(data: &[u8]) {
         let heads =
             recover(&mut model, usize::from(queue) * stride(false, size), size, used, available);
         assert_eq!(part.recover(used, available), heads, "the heads in flight");
-        assert!(read(&file) == model, "the region after it was taken up");
+        assert!(read(&file) == model, "the region after recovery");
     }
     drop(region);
     assert_eq!(account.mapped(), 0);
@@ -78,7 +83,7 @@ fn read(file: &File) -> Vec<u8> {
     bytes
 }
 
-/// Bytes of a queue's part, a multiple of 64.
+/// Returns the size in bytes of one queue's part of the inflight region, a multiple of 64.
 fn stride(packed: bool, size: u16) -> usize {
     let n = usize::from(size);
     (if packed { 32 + 32 * n } else { 16 + 16 * n }).next_multiple_of(64)
@@ -88,14 +93,15 @@ fn word(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 
-/// The specification's steps for a split ring, on a copy of the region.
+/// Recovers a split ring by the steps of the vhost-user specification, on a copy of the inflight
+/// region.
 fn recover(bytes: &mut [u8], at: usize, size: u16, used: u16, available: u16) -> Vec<u16> {
     let entry = |head: u16| at + 16 + 16 * usize::from(head);
     let batch = used.wrapping_sub(word(bytes, at + 14));
     if batch <= size {
         let mut head = word(bytes, at + 12);
         for _ in 0..batch {
-            // A head that the ring does not have leads nowhere.
+            // A chain cannot begin at an index beyond the ring.
             if head >= size {
                 break;
             }
@@ -118,7 +124,8 @@ fn recover(bytes: &mut [u8], at: usize, size: u16, used: u16, available: u16) ->
     heads
 }
 
-/// A packed ring over arbitrary descriptors, where the region says that it stood.
+/// Runs a packed ring with arbitrary descriptors from the positions that the inflight region
+/// contains.
 fn packed(
     guest: &Guest,
     batch: &mut Batch,
@@ -147,7 +154,7 @@ fn packed(
     ring.track(part, stood);
     let base = ring.base();
     let (next, used) = (base & 0x7fff, base >> 16 & 0x7fff);
-    assert!(next < size.into() && used < size.into(), "taken up outside of the ring: {base:#x}");
+    assert!(next < size.into() && used < size.into(), "recovered outside of the ring: {base:#x}");
     if let Some((old, new)) = stood {
         let stands = u16::try_from(base & 0xffff).unwrap_or(0);
         assert!(stands == old || stands == new, "{stands:#x} is neither {old:#x} nor {new:#x}");

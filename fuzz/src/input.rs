@@ -1,6 +1,6 @@
-//! Reads numbers off the bytes of an input; behind its end everything is zero.
+//! Reads numbers from the bytes of an input; all numbers after the input's end are 0.
 
-/// The unread rest of an input.
+/// Bytes of an input that were not read yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a>(&'a [u8]);
 
@@ -9,7 +9,7 @@ impl<'a> Input<'a> {
         Self(data)
     }
 
-    /// All that is left.
+    /// Returns all unread bytes of the input.
     pub(crate) const fn rest(self) -> &'a [u8] {
         self.0
     }
@@ -25,7 +25,7 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// At most `len` bytes.
+    /// Reads the next bytes of the input, at most `len`.
     pub(crate) fn slice(&mut self, len: usize) -> &'a [u8] {
         let (part, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
@@ -52,7 +52,7 @@ impl<'a> Input<'a> {
         self.u8() & 1 == 1
     }
 
-    /// A number below `n`, which is 1 to 256.
+    /// Reads a number below `n` from the input; `n` is 1 to 256.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::from(self.u8()) % n
     }

@@ -1,27 +1,28 @@
-//! Fuzz targets: what a guest, a configuration's author or an API client may say, and what must
-//! hold whatever it is.
+//! Fuzz targets for all input from guests, configuration files, API clients, controllers and
+//! switches, with the properties that must hold for any input.
 //!
-//! **Problem.** Tests try what somebody thought of. **Rule.** A target is a function of bytes that
-//! panics when a property does not hold; it keeps nothing from one input to the next, so an input
-//! that fails once fails always. libFuzzer drives it with coverage (`fuzz_targets/`,
-//! `scripts/fuzz.sh`); [`bounded`] drives it in every test run, with any compiler, on the kept
-//! corpus and mutations of it. Totals and findings: `docs/internals/fuzz.md`.
+//! **Problem.** Ordinary tests cover only cases that their authors thought of. **Rule.** A target
+//! is a function of bytes that panics if a property does not hold. A target keeps no state between
+//! inputs, so a failing input always fails. libFuzzer runs the targets with coverage
+//! (`fuzz_targets/`, `scripts/fuzz.sh`). The driver [`bounded`] runs the targets in every test run,
+//! with any compiler, on the corpus and on mutations of the corpus. `docs/internals/fuzz.md` lists
+//! totals and findings.
 //!
 //! | Target | Input | Must hold |
 //! |---|---|---|
-//! | [`split_ring`] | calls of both sides of a ring, any order | what a slow model of virtio says |
-//! | [`packed_ring`] | the same of a packed ring | the same |
-//! | [`headers`] | a virtio-net header and a frame | what `etherparse` and slow sums say |
-//! | [`rules`] | a set of rules and keys | the answer of a list searched from the top |
-//! | [`config`] | a TOML file | refused with reasons, or right, also written and read again |
-//! | [`api`] | requests to a running host | a refusal changes nothing, else it is right again |
-//! | [`vhost_session`] | messages with descriptors, and memory taken away | nobody else notices |
-//! | [`inflight`] | an inflight region's bytes and a ring's state | what the specification says |
-//! | [`dirty_log`] | a log's place and what is written | just the pages written are marked |
-//! | [`xdp_rings`] | what a kernel writes into AF_XDP's rings | a chunk has one owner |
-//! | [`agents`] | an agent's messages, a controller's plans | others' sessions stay; as for `api` |
-//! | [`switches`] | a gNMI target's answer, SONiC's tables | a plan leads to what was asked |
-//! | [`saved`] | plans, lease tables, stores | whole, or an error that names the file |
+//! | [`split_ring`] | calls of driver and switch | result equals a simple virtio model |
+//! | [`packed_ring`] | calls of driver and switch | result equals a simple virtio model |
+//! | [`headers`] | a virtio-net header and a frame | result equals `etherparse` |
+//! | [`rules`] | a set of rules and keys | result equals a linear search of the rules |
+//! | [`config`] | a TOML file | refused with reasons, or survives rewriting |
+//! | [`api`] | requests to a running host | a refused request changes nothing |
+//! | [`vhost_session`] | vhost-user messages, memory changes | other ports are unaffected |
+//! | [`inflight`] | an inflight region's bytes | recovery follows the specification |
+//! | [`dirty_log`] | a dirty log, and written pages | exactly the written pages are marked |
+//! | [`xdp_rings`] | the kernel's entries in AF_XDP rings | each chunk of memory has one owner |
+//! | [`agents`] | an agent's messages, a controller's plans | other hosts' sessions stay |
+//! | [`switches`] | a gNMI target's answer, SONiC's tables | a plan leads to the requested state |
+//! | [`saved`] | stored plans, lease tables | read whole, or an error that names the file |
 #![forbid(unsafe_code)]
 
 pub mod agents;
@@ -43,7 +44,7 @@ pub mod switches;
 pub mod vhost_session;
 pub mod xdp_rings;
 
-/// A target: its name, which is its directory in `corpus/`, and its function.
+/// A fuzz target: its function, and its name, which is also the name of its directory in `corpus/`.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.

@@ -1,7 +1,8 @@
-//! Virtio 1.2 §2.7 and §2.8 read slowly: chains of a copy of a guest's memory, byte by byte.
+//! A simple reference model of virtio rings (Virtio 1.2 §2.7 and §2.8), which reads chains byte by
+//! byte from a copy of a guest's memory.
 //!
-//! **Rule.** Written from the specification and from datapath rules 7 and 8, not from
-//! the rings' code: no cache of regions, no fast way, no shared code.
+//! **Rule.** The model follows the specification and datapath rules 7 and 8. It shares no code with
+//! the switch's rings, and has no cache and no fast path.
 
 use penstock_dataplane::batch::{CHAIN_MAX, FRAME_MAX, FRAME_MIN};
 
@@ -17,18 +18,19 @@ pub(crate) const AVAIL: u16 = 1 << 7;
 /// `VIRTQ_DESC_F_USED`.
 pub(crate) const USED: u16 = 1 << 15;
 
-/// What a device finds at a place of a packed ring.
+/// State of a packed ring at one position, as a device reads it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Packed {
-    /// Nothing is available.
+    /// No descriptor is available at the position.
     Nothing,
-    /// A chain of which nobody can say where it ends.
+    /// A chain without a recognisable end.
     Endless,
-    /// A chain of `span` descriptors; `None`: unlawful.
+    /// A chain of `span` descriptors; the field `chain` is `None` if the chain is invalid.
     Chain { id: u16, span: u16, chain: Option<Chain> },
 }
 
-/// Guest addresses `guest..guest + len` lie at `file` of the memory's file.
+/// A memory region: the guest addresses `guest..guest + len` are at offset `file` of the memory
+/// file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) guest: u64,
@@ -36,19 +38,19 @@ pub(crate) struct Region {
     pub(crate) file: u64,
 }
 
-/// A range of bytes of the file: first, length.
+/// A range of bytes in the memory file: offset and length.
 pub(crate) type Range = (usize, usize);
 
-/// A copy of a guest's memory with a ring's table in it.
+/// A copy of a guest's memory that contains a ring's descriptor table.
 #[derive(Debug)]
 pub(crate) struct Memory<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) regions: &'a [Region],
-    /// Where in the file the descriptor table begins, and its entries.
+    /// File offset of the descriptor table, and the table's number of entries.
     pub(crate) table: (usize, u16),
 }
 
-/// A lawful chain: its buffers, and the indirect table it named.
+/// A valid descriptor chain: its buffers, and its indirect table if it has one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Chain {
     pub(crate) buffers: Vec<Range>,
@@ -74,15 +76,15 @@ impl Memory<'_> {
         u64::from(self.u32(at)) | u64::from(self.u32(at + 4)) << 32
     }
 
-    /// The place of one byte.
+    /// Returns the file offset of the byte at a guest address.
     fn byte(&self, guest: u64) -> Option<usize> {
         let inside = |r: &&Region| guest >= r.guest && guest - r.guest < r.len;
         let region = self.regions.iter().find(inside)?;
         usize::try_from(region.file + (guest - region.guest)).ok()
     }
 
-    /// A range as pieces: it is cut where its bytes do not follow each other in the file, and at
-    /// the regions' edges.
+    /// Splits a range of guest addresses at region borders, so that each piece is contiguous in the
+    /// memory file.
     fn pieces(&self, guest: u64, len: u32) -> Option<Vec<Range>> {
         guest.checked_add(len.into())?;
         let mut pieces: Vec<Range> = Vec::new();
@@ -96,7 +98,8 @@ impl Memory<'_> {
         Some(pieces)
     }
 
-    /// The chain at `head`, all of whose buffers have the write flag `wanted`; `None`: unlawful.
+    /// Reads the chain at `head`. Returns `None` if the chain is invalid, or if a buffer's write
+    /// flag differs from `wanted`.
     pub(crate) fn chain(&self, head: u16, wanted: u16) -> Option<Chain> {
         let mut chain = Chain::default();
         let (mut table, mut next) = (self.table, head);
@@ -134,8 +137,8 @@ impl Memory<'_> {
         None
     }
 
-    /// The chain that begins at `index` of a packed ring whose available descriptors carry the
-    /// flags `ready`; buffers must have the write flag `wanted`.
+    /// Reads the chain that begins at `index` of a packed ring. Available descriptors have the
+    /// flags `ready`, and buffers must have the write flag `wanted`.
     pub(crate) fn packed_chain(&self, index: u16, ready: u16, wanted: u16) -> Packed {
         let mut chain = Some(Chain::default());
         let (mut at, mut ready) = (index, ready);
@@ -159,7 +162,8 @@ impl Memory<'_> {
         Packed::Endless
     }
 
-    /// `chain` with what the descriptor at `place` stands for; `None`: unlawful.
+    /// Adds the buffers of the descriptor at `place` to `chain`. Returns `None` if the descriptor
+    /// is invalid.
     fn packed_part(
         &self,
         place: usize,
@@ -197,17 +201,19 @@ impl Memory<'_> {
         Some(chain)
     }
 
-    /// What lies in a chain's buffers.
+    /// Returns the bytes in the buffers of a chain.
     pub(crate) fn gather(&self, chain: &Chain) -> Vec<u8> {
         chain.buffers.iter().flat_map(|&(at, len)| &self.bytes[at..at + len]).copied().collect()
     }
 
-    /// The header and frame at `head` of a transmit ring; `None`: a bad chain.
+    /// Reads the virtio header and frame of the chain at `head` of a transmit ring. Returns `None`
+    /// if the chain is invalid.
     pub(crate) fn frame(&self, head: u16, header: usize) -> Option<(Vec<u8>, Vec<u8>)> {
         self.frame_in(&self.chain(head, 0)?, header)
     }
 
-    /// The header and frame in a chain; `None`: too short or too long for one.
+    /// Reads the virtio header and frame in a chain. Returns `None` if the chain is too short or
+    /// too long for a frame.
     pub(crate) fn frame_in(&self, chain: &Chain, header: usize) -> Option<(Vec<u8>, Vec<u8>)> {
         let len = chain.len().checked_sub(header)?;
         if !(FRAME_MIN..=FRAME_MAX).contains(&len) {
@@ -219,7 +225,7 @@ impl Memory<'_> {
     }
 }
 
-/// Whether any two of these ranges share a byte.
+/// Returns true if any two of the ranges share a byte.
 pub(crate) fn overlap(ranges: &mut [Range]) -> bool {
     ranges.sort_unstable();
     ranges.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0 && pair[1].1 > 0)

@@ -1,10 +1,10 @@
-//! Both sides of a packed ring, in any order: the input is the guest's writes and the switch's
-//! calls between them.
+//! The input is a sequence of a guest's writes to a packed ring, mixed with the switch's calls on
+//! the ring.
 //!
-//! **Rule.** No byte outside the guest's regions changes. What `take` took are the chains that
-//! `model` finds from where the ring stood to where it stands, and each is given back under its id;
-//! what `give` says was delivered lies in the buffers it used. A ring that the guest made overlap
-//! itself is run but not compared.
+//! **Rule.** No byte outside the guest's regions changes. The chains that `take` consumes are the
+//! chains that `model` finds in the same part of the ring. The switch returns each consumed chain
+//! under the chain's id. The frames that `give` reports as delivered are in the used buffers. If
+//! ring and buffers overlap in memory, the target does not compare results.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ const RING: u64 = 0;
 const DRIVER_EVENT: u64 = 0x400;
 const DEVICE_EVENT: u64 = 0x404;
 const SIZE_MAX: usize = 64;
-/// The first round's wrap counter, for both positions.
+/// Initial value of a packed ring: positions 0, and wrap counters 1.
 const FRESH: u32 = 0x8000_8000;
 
 thread_local! {
     static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
 }
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     GUEST.with_borrow_mut(|(guest, batch)| {
         guest.reset();
@@ -47,7 +47,7 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// A place in the ring with what an available descriptor there looks like.
+/// Position in a packed ring, with the flags of an available descriptor at the position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct At {
     index: u16,
@@ -76,26 +76,26 @@ impl At {
     }
 }
 
-/// A chain that the ring consumed: where it began, its id, its descriptors and its buffers.
+/// A chain that the packed ring consumed: its first position, its id and its buffers.
 struct Consumed {
     at: At,
     id: u16,
     chain: Option<Chain>,
 }
 
-/// One ring and what must be true of it.
+/// State of a test with one packed ring.
 struct Game<'a> {
     guest: &'a Guest,
     ring: PackedRing,
     size: u16,
     mergeable: bool,
     in_order: bool,
-    /// Where the guest makes the next descriptor available.
+    /// Position at which the guest makes the next descriptor available.
     offered: At,
 }
 
 impl<'a> Game<'a> {
-    /// A ring as the input wants it; `None`: refused.
+    /// Creates a ring from the input. Returns `None` if the switch refuses the ring.
     fn new(input: &mut Input<'_>, guest: &'a Guest) -> Option<Self> {
         let (shape, size) = (input.u8(), 1 + input.below(SIZE_MAX));
         let size = u16::try_from(size).ok()?;
@@ -146,7 +146,7 @@ impl<'a> Game<'a> {
         }
     }
 
-    /// Flags as an attacker may write them, those of availability too.
+    /// Reads arbitrary descriptor flags from the input, including the flags of availability.
     fn any_flags(&self, input: &mut Input<'_>) -> u16 {
         let (kind, flags) = (input.u8(), u16::from(input.u8() & 7));
         match kind % 4 {
@@ -157,7 +157,7 @@ impl<'a> Game<'a> {
         }
     }
 
-    /// Makes a chain of some descriptors available, the first one last.
+    /// Makes a chain of some descriptors available, and writes the first descriptor's flags last.
     fn offer(&mut self, input: &mut Input<'_>) {
         let parts = 1 + input.below(4);
         let mut words = Vec::new();
@@ -178,15 +178,15 @@ impl<'a> Game<'a> {
         Memory { bytes, regions: &REGIONS, table: (place(RING), self.size) }
     }
 
-    /// Where the ring stands: available and used position.
+    /// Returns the ring's available and used positions.
     fn stands(&self) -> (At, At) {
         let base = self.ring.base();
         let half = |n: u32| At::of_base(u16::try_from(n & 0xffff).unwrap_or(0));
         (half(base), half(base >> 16))
     }
 
-    /// The chains from `from` to where the ring stands now, and what it would find next. At most
-    /// one round: a call consumes no more.
+    /// Returns the chains from `from` to the ring's present position, and the state of the next
+    /// descriptor. A call consumes at most one round of the ring.
     fn consumed(
         &self,
         memory: &Memory<'_>,
@@ -199,13 +199,13 @@ impl<'a> Game<'a> {
         while (at != to || (all && spans == 0)) && spans < self.size {
             let Packed::Chain { id, span, chain } = memory.packed_chain(at.index, at.ready, wanted)
             else {
-                panic!("something was consumed at {at:?} where there is no chain")
+                panic!("the switch consumed a chain at {at:?}, which has none")
             };
             chains.push(Consumed { at, id, chain });
             spans += span;
             at = at.forward(span, self.size);
         }
-        assert_eq!(at, to, "the ring stands amid a chain");
+        assert_eq!(at, to, "the ring's position is inside a chain");
         (chains, memory.packed_chain(to.index, to.ready, wanted))
     }
 
@@ -231,10 +231,11 @@ impl<'a> Game<'a> {
             wire.copy_from_slice(header);
             assert_eq!(batch.frame(i).offload, Offload::from_guest(&wire), "header {i}");
         }
-        // A round taken whole leaves nothing to take until it is given back.
+        // If the switch consumed a whole round, no chain is available before the switch returns
+        // chains.
         let spans: usize = chains.len();
         if !self.ring.is_stopped() && spans < BATCH_FRAMES && batch.has_room() && !some {
-            assert!(matches!(next, Packed::Nothing), "{next:?} was left");
+            assert!(matches!(next, Packed::Nothing), "{next:?} was not consumed");
         }
         self.ring.complete_taken();
         self.ring.publish();
@@ -243,15 +244,15 @@ impl<'a> Game<'a> {
         }
         let after = self.guest.bytes();
         self.compare_used(&self.memory(&after), used, &chains, from);
-        assert_eq!(self.stands().0, self.stands().1, "all that was taken is given back");
+        assert_eq!(self.stands().0, self.stands().1, "chains not returned");
     }
 
-    /// Each chain that was taken is given back under its id, with nothing written.
+    /// Checks that the switch returned each consumed chain under the chain's id, with length 0.
     fn compare_used(&self, after: &Memory<'_>, used: At, chains: &[Consumed], from: At) {
-        assert_eq!(used, from, "everything before was given back");
+        assert_eq!(used, from, "earlier chains not returned");
         if self.in_order {
             let last = chains.last().map(|c| c.id);
-            assert_eq!(Some(self.used_at(after, used)), last.map(|id| (id, 0)), "one for all");
+            assert_eq!(Some(self.used_at(after, used)), last.map(|id| (id, 0)), "one id per burst");
             return;
         }
         for c in chains {
@@ -259,12 +260,12 @@ impl<'a> Game<'a> {
         }
     }
 
-    /// Id and length of the used descriptor at a place.
+    /// Returns id and length of the used descriptor at a position.
     fn used_at(&self, memory: &Memory<'_>, at: At) -> (u16, u32) {
         let place = place(RING) + 16 * usize::from(at.index);
         let flags = memory.u16(place + 14) & (AVAIL | USED);
         let want = if at.ready == AVAIL { AVAIL | USED } else { 0 };
-        assert_eq!(flags, want, "the descriptor at {at:?} is not used");
+        assert_eq!(flags, want, "descriptor {at:?} is not marked as used");
         (memory.u16(place + 12), memory.u32(place + 8))
     }
 
@@ -309,7 +310,8 @@ impl<'a> Game<'a> {
         !overlap(&mut all)
     }
 
-    /// What the driver finds in its used buffers are the frames that were said to be delivered.
+    /// Checks that the driver's used buffers contain exactly the frames that the switch reported as
+    /// delivered.
     fn compare_given(
         &self,
         frames: &[Vec<u8>],
@@ -328,17 +330,18 @@ impl<'a> Game<'a> {
             let mut bytes = Vec::new();
             let (mut buffers, mut i) = (1, 0);
             while i < buffers {
-                let c = chains.get(at + i).expect("as many buffers as the header says");
+                let c = chains.get(at + i).expect("number of buffers in the header");
                 let (id, len) = self.used_at(after, c.at);
                 assert_eq!(id, c.id, "used at {:?}", c.at);
-                let chain = c.chain.as_ref().expect("only lawful chains are filled");
+                let chain = c.chain.as_ref().expect("a valid used chain");
                 let mut part = after.gather(chain);
-                assert!(len as usize <= part.len(), "more used than there is");
+                assert!(len as usize <= part.len(), "used length above the buffers");
                 part.truncate(len as usize);
                 bytes.extend(part);
                 i += 1;
                 if self.mergeable {
-                    // The header may be spread over buffers; then its last field says how many.
+                    // The virtio header may be spread over several buffers; its last field has the
+                    // number of buffers.
                     let said = bytes.get(10..12).map(|b| u16::from_le_bytes([b[0], b[1]]));
                     buffers = said.map_or(i + 1, usize::from).min(chains.len() - at);
                 }
@@ -355,10 +358,10 @@ impl<'a> Game<'a> {
     }
 }
 
-/// A descriptor with these flags.
+/// Encodes a descriptor with the given flags.
 fn descriptor(input: &mut Input<'_>, flags: u16) -> [u8; 16] {
     let (guest, len) = (address(input), length(input));
-    // An id beyond the ring now and then.
+    // Some inputs have an id beyond the ring.
     let id = u16::from(input.u8() % 72);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&guest.to_le_bytes());

@@ -1,10 +1,11 @@
-//! A set of rules and keys: tuple-space search gives the answer of a list searched from the top.
+//! Checks that tuple-space search finds the same rule as a linear search of the list of rules.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-use penstock_dataplane::classify::key::KeyFields;
-use penstock_dataplane::classify::{
-    Actions, FlowKey, IpMatch, Match, Rule, RuleTable, RuleTableError, Then,
+use penstock_dataplane::headers::FlowKey;
+use penstock_dataplane::headers::key::KeyFields;
+use penstock_dataplane::snapshot::{
+    Actions, IpMatch, Match, Rule, RuleTable, RuleTableError, Then,
 };
 use penstock_units::{MacAddr, Vid};
 
@@ -16,10 +17,10 @@ mod oracle;
 const RULES_MAX: usize = 512;
 const KEYS_MAX: usize = 64;
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let cap = usize::from(input.u8() % 48);
@@ -28,14 +29,15 @@ pub fn run(data: &[u8]) {
     while rules.len() < count && !input.is_empty() {
         let id = u32::try_from(rules.len()).unwrap_or(0);
         let (matching, priority) = rule(&mut input);
-        // Ids run against the order in part, so that ties are told.
+        // Half of the ids descend, so that rules of equal priority are not always in the order of
+        // their ids.
         let id = if id.is_multiple_of(2) { id } else { 10_000 - id };
         rules.push(Rule { priority, matching, actions: Actions::only(Then::Drop), id });
     }
     let table = match RuleTable::build(&rules, cap) {
         Ok(table) => table,
         Err(RuleTableError::Match { id, .. }) => {
-            let named = rules.iter().find(|r| r.id == id).expect("it names one of the rules");
+            let named = rules.iter().find(|r| r.id == id).expect("an error with the id of a rule");
             assert!(named.matching.compile().is_err());
             return;
         }
@@ -61,7 +63,8 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// A key out of small domains, so that rules and keys meet; now and then any bits.
+/// Reads a key from the input. Most fields have few possible values, so that rules often match
+/// keys.
 fn key(input: &mut Input<'_>) -> KeyFields {
     let [a, b, c, d] = input.bytes();
     let wild = a == 0xff;
@@ -89,7 +92,7 @@ fn mac(n: u64) -> MacAddr {
     MacAddr(b)
 }
 
-/// A rule made of some of the fields of a key, some of them masked.
+/// Reads a rule that matches some fields of a random key, with masks on some fields.
 fn rule(input: &mut Input<'_>) -> (Match, u16) {
     let k = key(input);
     let on = input.u16();
@@ -105,7 +108,7 @@ fn rule(input: &mut Input<'_>) -> (Match, u16) {
         }
     };
     let deep = is(6) || is(7) || is(8) || is(9);
-    // Now and then a match that makes no sense: it must be refused, not compiled.
+    // Some inputs have an invalid match, which the compiler must refuse.
     let ethertype = if is(10) { deep.then_some(0x1234) } else { deep.then_some(k.ethertype) };
     let matching = Match {
         in_port: is(0).then_some(k.in_port),

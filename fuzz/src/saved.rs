@@ -1,9 +1,9 @@
-//! Files that are read at a start: the last plans of hosts and switches, the table of leases of
-//! the vCPU scheduler, the controller's store.
+//! The input is a file that a program reads at its start: the last plan of a host or switch, the
+//! vCPU scheduler's table of leases, or the controller's store.
 //!
-//! **Rule.** A file that is damaged is an error that names it, or counts as empty where that is the
-//! rule, and never a half. What was read from a plan reads the same when it is written again; a
-//! table's entries are what was written into it or nothing; a store that opens can be read and
+//! **Rule.** A damaged file causes an error that names the file, or counts as empty, but is never
+//! read in part. A plan that was read equals the plan that is written again. An entry of a table is
+//! either a whole written entry or absent. A store that opens without error can be read and
 //! written.
 
 use std::collections::BTreeMap;
@@ -22,14 +22,14 @@ use penstock_vcpu_host::policy::Policy;
 use crate::agents::{block_on, directory};
 use crate::input::Input;
 
-/// Changes to a file of a fixed form.
+/// Maximum number of changes to a file with a fixed layout.
 const CHANGES_MAX: usize = 16;
 const OWNER: Identity = Identity { pid: 7, tid: 7, started: 99 };
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let directory = directory("saved");
@@ -41,10 +41,10 @@ pub fn run(data: &[u8]) {
         3 | 4 => table(&file, &mut input),
         _ => store(&file, &mut input),
     }
-    std::fs::remove_dir_all(directory).expect("it was there");
+    std::fs::remove_dir_all(directory).expect("a directory");
 }
 
-/// With the checksum of a whole one, so that what is behind it is reached.
+/// Puts a valid checksum before `json`, so that the program also parses the JSON.
 fn sealed(json: &[u8]) -> Vec<u8> {
     let sum = json.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
@@ -52,13 +52,13 @@ fn sealed(json: &[u8]) -> Vec<u8> {
     [format!("{sum:016x}\n").as_bytes(), json].concat()
 }
 
-/// What is behind the first line.
+/// Returns the bytes after the first line.
 fn after_line(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1);
     &bytes[end..]
 }
 
-/// A data path that has one port.
+/// A data path with one port, `p`.
 #[derive(Debug)]
 struct Side;
 
@@ -80,12 +80,12 @@ impl SwitchSide for Side {
     }
 
     async fn apply(&self, ports: &BTreeMap<String, PortState>) -> Result<(), SideError> {
-        assert!(ports.keys().all(|port| port == "p"), "a port that is not there: {ports:?}");
+        assert!(ports.keys().all(|port| port == "p"), "a plan names an unknown port: {ports:?}");
         Ok(())
     }
 }
 
-/// A plan of a host, and of a switch.
+/// Lets an agent and a switch each read the file as a stored plan.
 fn plan(file: &Path, bytes: Vec<u8>) {
     std::fs::write(file, &bytes).expect("memory");
     let name = file.display().to_string();
@@ -94,26 +94,28 @@ fn plan(file: &Path, bytes: Vec<u8>) {
         let mut agent = Agent::new(settings, Arc::new(Side)).expect("right settings");
         agent.take_up().await;
         let state = agent.state().borrow().clone();
-        // A stored stamp alone has an error text without the file name.
+        // If the file has only a stamp, the error text does not name the file.
         match state.last_error {
-            None => assert_eq!(bytes, sealed(after_line(&bytes)), "damaged, and not reported"),
+            None => {
+                assert_eq!(bytes, sealed(after_line(&bytes)), "a damaged file without an error")
+            }
             Some(error) => {
-                let is_told = error.contains(&name) || error.contains("could not be stored");
+                let is_told = error.contains(&name) || error.contains("did not store the");
                 assert!(is_told, "{error:?} does not name {name}");
             }
         }
         let switch = FabricSwitch::new("s", file, Arc::new(Side));
-        let taken = switch.take_up().await.expect("the data path does it");
+        let taken = switch.take_up().await.expect("a data path without errors");
         let status = switch.status().borrow().clone();
         let error = status.last_error.unwrap_or_default();
         match taken {
             Some(stamp) => assert_eq!(status.stamp, stamp),
             None => {
-                assert!(error.contains(&name) || error.contains("could not be stored"), "{error}")
+                assert!(error.contains(&name) || error.contains("did not store the"), "{error}")
             }
         }
     });
-    assert_eq!(std::fs::read(file).expect("it stays"), bytes, "reading changes nothing");
+    assert_eq!(std::fs::read(file).expect("the plan's file"), bytes, "reading changed the file");
 }
 
 fn entry(number: u32) -> Entry {
@@ -125,7 +127,7 @@ fn entry(number: u32) -> Entry {
     }
 }
 
-/// Writes bytes of the input to some of the places that are not zero, or makes the file shorter.
+/// Overwrites some nonzero bytes of the file with bytes of the input, or shortens the file.
 fn damage(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
     let used: Vec<usize> =
         bytes.iter().enumerate().filter_map(|(at, byte)| (*byte != 0).then_some(at)).collect();
@@ -146,7 +148,7 @@ fn damage(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
     }
 }
 
-/// A table of leases.
+/// Damages a table of leases and reads the table.
 fn table(file: &Path, input: &mut Input<'_>) {
     {
         let table = LeaseTable::create(file, OWNER).expect("memory");
@@ -154,7 +156,7 @@ fn table(file: &Path, input: &mut Input<'_>) {
             table.put(usize::try_from(number).unwrap_or(0), &entry(number)).expect("room");
         }
     }
-    let mut bytes = std::fs::read(file).expect("it was made");
+    let mut bytes = std::fs::read(file).expect("a new file");
     damage(&mut bytes, input);
     std::fs::write(file, &bytes).expect("memory");
     let table = match LeaseTable::open(file) {
@@ -168,7 +170,7 @@ fn table(file: &Path, input: &mut Input<'_>) {
     let all = table.entries().expect("whole");
     assert!(all.len() <= MAX_ENTRIES);
     for (slot, found) in all {
-        assert!(found == entry(found.thread.tid), "half of an entry at {slot}: {found:?}");
+        assert!(found == entry(found.thread.tid), "a damaged entry at {slot}: {found:?}");
         assert_eq!(table.get(slot).expect("whole"), Some(found));
     }
     let (_, _) = (table.owner().expect("whole"), table.beats().expect("whole"));
@@ -180,7 +182,7 @@ fn put(key: &str) -> Transaction {
     Transaction { compare: Vec::new(), writes }
 }
 
-/// A store with some keys, as bytes.
+/// Returns the file content of a store with a few keys.
 fn whole_store() -> &'static Vec<u8> {
     static WHOLE: OnceLock<Vec<u8>> = OnceLock::new();
     WHOLE.get_or_init(|| {
@@ -192,13 +194,13 @@ fn whole_store() -> &'static Vec<u8> {
                 store.commit(put(key)).await.expect("memory");
             }
         });
-        let bytes = std::fs::read(&file).expect("it was made");
-        std::fs::remove_dir_all(directory).expect("it was there");
+        let bytes = std::fs::read(&file).expect("a new file");
+        std::fs::remove_dir_all(directory).expect("a directory");
         bytes
     })
 }
 
-/// The controller's store.
+/// Damages the file of a controller's store and opens the store.
 fn store(file: &Path, input: &mut Input<'_>) {
     let mut bytes = whole_store().clone();
     damage(&mut bytes, input);
@@ -209,7 +211,7 @@ fn store(file: &Path, input: &mut Input<'_>) {
             Err(error) => {
                 let words = error.to_string();
                 assert!(words.contains(&file.display().to_string()), "{words}");
-                // The released program ends at a panic, where this one goes on.
+                // A release build would abort at a panic, but the test build catches the panic.
                 assert!(!words.contains("panic"), "{words}");
                 let is_told =
                     matches!(error, StoreError::Damaged { .. } | StoreError::Unavailable { .. });
@@ -217,12 +219,12 @@ fn store(file: &Path, input: &mut Input<'_>) {
                 return;
             }
         };
-        let before = store.list("penstock/").await.expect("it is in memory");
+        let before = store.list("penstock/").await.expect("a readable store");
         for found in &before.entries {
-            assert_eq!(found.value, b"5", "half of a value under {}", found.key);
+            assert_eq!(found.value, b"5", "a damaged value of key {}", found.key);
         }
-        store.commit(put("penstock/new")).await.expect("a store that opens can be written");
-        let after = store.list("penstock/").await.expect("it is in memory");
+        store.commit(put("penstock/new")).await.expect("a writable store");
+        let after = store.list("penstock/").await.expect("a readable store");
         assert_eq!(after.entries.len(), before.entries.len() + 1);
     });
 }

@@ -1,5 +1,5 @@
-//! A driver's end of a vhost-user session for [`crate::vhost_session`]: messages with descriptors,
-//! and memory files that it shortens, punches and replaces.
+//! The front end of a vhost-user session for [`crate::vhost_session`]. The front end sends messages
+//! with descriptors, and shortens its memory files, replaces the files and punches holes into them.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -12,31 +12,31 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
-/// Bytes of a memory file.
+/// Size of a memory file in bytes.
 pub(crate) const FILE: u64 = 0x1_0000;
-/// Files that a driver has at once.
+/// Number of memory files that a driver has at once.
 pub(crate) const FILES: usize = 3;
 
-/// What a driver does to a file.
+/// A change that a driver makes to a memory file during a session.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// Cuts it off.
+    /// Shortens the file to a number of bytes.
     Shrink(u64),
-    /// Takes pages out of the middle.
+    /// Punches a hole into the file: offset and length in bytes.
     Punch(u64, u64),
-    /// Makes it longer again.
+    /// Extends the file to a number of bytes.
     Grow(u64),
 }
 
-/// A file of the driver's, and what is known of its bytes.
+/// A memory file of the driver, with the bytes that the driver wrote.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) file: File,
-    /// What the driver wrote, in all its bytes.
+    /// Bytes of the whole file as the driver wrote them.
     written: Vec<u8>,
-    /// Stretches that it announced: only in these may the switch have written.
+    /// Ranges that the driver announced to the switch. The switch may write only in these ranges.
     announced: Vec<(u64, u64)>,
-    /// Its bytes changed by a fault.
+    /// Whether a fault changed bytes of the file.
     torn: bool,
 }
 
@@ -60,7 +60,7 @@ impl Memory {
         self.announced.push((offset, offset.saturating_add(len)));
     }
 
-    /// As long again as it was, with zeroes where it was cut off.
+    /// Restores the length of the file; the restored part has zeroes.
     pub(crate) fn mend(&self) {
         self.file.set_len(FILE).expect("a size");
     }
@@ -78,7 +78,7 @@ impl Memory {
         };
     }
 
-    /// Panics if a byte changed that was never announced.
+    /// Panics if a byte changed outside the ranges that the driver announced.
     pub(crate) fn check(&self) {
         if self.torn {
             return;
@@ -93,14 +93,14 @@ impl Memory {
             }
             for (now, before) in now.iter().zip(before) {
                 let may = || self.announced.iter().any(|(from, to)| (*from..*to).contains(&at));
-                assert!(now == before || may(), "byte {at:#x} of a file was never announced");
+                assert!(now == before || may(), "the switch wrote byte {at:#x} of a file");
                 at += 1;
             }
         }
     }
 }
 
-/// Files that the driver's faults reach also in the middle of a call of the session's.
+/// Memory files that faults can change in the middle of a call of the session.
 pub(crate) type Files = Arc<Mutex<Vec<Memory>>>;
 
 /// Request numbers of vhost-user.
@@ -125,7 +125,7 @@ pub(crate) mod request {
     pub(crate) const REM_MEM_REG: u32 = 38;
 }
 
-/// Bytes of a message's body.
+/// Body of a vhost-user message.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Body(pub(crate) Vec<u8>);
 
@@ -144,12 +144,12 @@ impl Body {
     }
 }
 
-/// The driver's end of the connection.
+/// The driver's end of the session's socket.
 #[derive(Debug)]
 pub(crate) struct Line(pub(crate) UnixStream);
 
 impl Line {
-    /// Sends a message; false: it does not go out.
+    /// Sends a message. Returns false if the socket refuses the message.
     pub(crate) fn send(&self, request: u32, body: &Body, descriptors: &[OwnedFd]) -> bool {
         let size = u32::try_from(body.0.len()).unwrap_or(0);
         let mut bytes = Body::u32s(&[request, 1, size]).0;
@@ -166,7 +166,7 @@ impl Line {
         sent.is_ok_and(|sent| sent == bytes.len())
     }
 
-    /// Reads what was answered, and closes what came with it.
+    /// Reads the switch's replies, and closes descriptors that come with them.
     pub(crate) fn drain(&mut self) {
         let _ = self.0.set_nonblocking(true);
         while self.0.read(&mut [0; 4096]).is_ok_and(|read| read > 0) {}

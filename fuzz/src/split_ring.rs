@@ -1,9 +1,9 @@
-//! Both sides of a split ring, in any order: the input is the guest's writes and the switch's
-//! calls between them.
+//! The input is a sequence of a guest's writes to a split ring, mixed with the switch's calls on
+//! the ring.
 //!
-//! **Rule.** No byte outside the guest's regions changes. After each `take` and `give` the frames,
-//! the used entries and the index are what `model` says. A ring that the guest made overlap itself
-//! is run but not compared.
+//! **Rule.** No byte outside the guest's regions changes. After each `take` and `give`, the frames,
+//! used entries and used index equal those of `model`. If ring and buffers overlap in memory, the
+//! target does not compare results.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -26,10 +26,10 @@ thread_local! {
     static GUEST: RefCell<(Guest, Box<Batch>)> = RefCell::new((Guest::new(), Batch::new()));
 }
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     GUEST.with_borrow_mut(|(guest, batch)| {
         guest.reset();
@@ -44,20 +44,20 @@ pub fn run(data: &[u8]) {
     });
 }
 
-/// One ring and what must be true of it.
+/// State of a test with one split ring.
 struct Game<'a> {
     guest: &'a Guest,
     ring: SplitRing,
     size: u16,
     header: usize,
     mergeable: bool,
-    /// The available index as the guest last wrote it by `offer`.
+    /// Available index that the guest last wrote in `offer`.
     offered: u16,
     used: u16,
 }
 
 impl<'a> Game<'a> {
-    /// A ring as the input wants it; `None`: refused.
+    /// Creates a ring from the input. Returns `None` if the switch refuses the ring.
     fn new(input: &mut Input<'_>, guest: &'a Guest) -> Option<Self> {
         let shape = input.u8();
         let size = 1_u16 << (usize::from(shape & 7)).min(SIZE_MAX_LOG2);
@@ -116,7 +116,7 @@ impl<'a> Game<'a> {
         }
     }
 
-    /// Makes `count` heads available, the first `head`, each one more than the last.
+    /// Makes `count` consecutive heads available, starting with `head`.
     fn offer(&mut self, head: u16, count: u8) {
         for i in 0..u16::from(count) {
             let at = AVAILABLE + 4 + 2 * u64::from(self.offered % self.size);
@@ -175,7 +175,7 @@ impl<'a> Game<'a> {
         let memory = self.memory(&after);
         for (i, head) in (0..).zip(heads) {
             let entry = self.used_entry(&memory, self.used.wrapping_add(i));
-            // A ring smaller than the burst is written around more than once.
+            // A burst larger than the ring overwrites used entries.
             if taken <= self.size {
                 assert_eq!(entry, (u32::from(head), 0), "used entry {i}");
             }
@@ -222,7 +222,7 @@ impl<'a> Game<'a> {
         }
     }
 
-    /// All ranges that the burst used and the rings; true if no two of them overlap.
+    /// Returns true if no two of the ring's parts and the burst's buffers share a byte.
     fn ranges(&self, base: u16, taken: u16, before: &Memory<'_>, all: &mut Vec<Range>) -> bool {
         let n = usize::from(self.size);
         all.push((place(DESCRIPTORS), 16 * n));
@@ -238,7 +238,8 @@ impl<'a> Game<'a> {
         taken <= self.size && !overlap(all)
     }
 
-    /// What the driver finds in its used buffers are the frames that were said to be delivered.
+    /// Checks that the driver's used buffers contain exactly the frames that the switch reported as
+    /// delivered.
     fn compare(
         &self,
         frames: &[Vec<u8>],
@@ -261,15 +262,16 @@ impl<'a> Game<'a> {
                 continue;
             }
             let mut bytes = Vec::new();
-            // The header may itself be spread over buffers; then its last field says how many.
+            // The virtio header may be spread over several buffers; its last field has the number
+            // of buffers.
             let (mut buffers, mut i) = (1, 0);
             while i < buffers {
                 let head = self.head(&before, base.wrapping_add(at + i));
                 let (id, len) = self.used_entry(&after, self.used.wrapping_add(at + i));
                 assert_eq!(id, u32::from(head), "used entry {}", at + i);
-                let chain = before.chain(head, WRITE).expect("only lawful chains are filled");
+                let chain = before.chain(head, WRITE).expect("a valid used chain");
                 let mut part = after.gather(&chain);
-                assert!(len as usize <= part.len(), "more used than there is");
+                assert!(len as usize <= part.len(), "used length above the buffers");
                 part.truncate(len as usize);
                 bytes.extend(part);
                 i += 1;
@@ -294,7 +296,7 @@ fn descriptor(input: &mut Input<'_>) -> [u8; 16] {
     let guest = address(input);
     let len = length(input);
     let flags = input.u8();
-    // Unknown flags now and then.
+    // Some inputs have unknown flags.
     let flags = if flags > 0xf0 { u16::from(flags) } else { u16::from(flags & 7) };
     let next = u16::from(input.u8());
     let mut bytes = [0; 16];

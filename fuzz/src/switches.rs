@@ -1,9 +1,9 @@
-//! What a switch of another maker says: answers of a gNMI target, tables of SONiC's databases.
+//! The input is the answer of a gNMI target, or tables of SONiC's databases.
 //!
-//! **Rule.** Whatever a switch says, it is read as a state or refused with an error that names the
-//! switch. Changes that are then planned lead to exactly the state that was requested, on the ports
-//! that are not left out, with the stamp of the decision; planned again they change nothing. A
-//! refusal changes nothing, an older decision is refused.
+//! **Rule.** The controller reads a switch's answer as a state, or refuses the answer with an error
+//! that names the switch. Planned changes lead to exactly the requested state and to the decision's
+//! stamp on all ports of the plan. The same plan applied again changes nothing. A refused change
+//! has no effect, and a change of an older decision is refused.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ fn ports() -> Vec<PortInfo> {
     PORTS.map(|name| PortInfo { name: name.to_owned(), rate }).into()
 }
 
-/// A decision and its changes; a third of the changes cannot be done.
+/// Reads a decision and its changes from the input. About a third of the changes are impossible.
 fn changes(input: &mut Input<'_>) -> (Stamp, Vec<Change>) {
     let stamp = Stamp { epoch: u64::from(input.u8() % 8), generation: u64::from(input.u8() % 8) };
     let change = |input: &mut Input<'_>| {
@@ -66,7 +66,7 @@ fn changes(input: &mut Input<'_>) -> (Stamp, Vec<Change>) {
     (stamp, (0..input.below(CHANGES_MAX)).map(|_| change(input)).collect())
 }
 
-/// What holds of an outcome, and whether it was done.
+/// Checks the outcome of a plan, and returns whether the switch applied the plan.
 fn check(
     name: &str,
     can: &Capabilities,
@@ -77,18 +77,18 @@ fn check(
         Ok(states) => states,
         Err(error) => {
             let words = error.to_string();
-            assert!(words.contains(name), "an error that does not name the switch: {words}");
+            assert!(words.contains(name), "the error does not name the switch: {words}");
             return false;
         }
     };
     assert!(before.stamp <= stamp, "an older decision was carried out: {before:?} {stamp}");
     let mut wanted = before;
     for change in changes {
-        step(name, can, &mut wanted, change).expect("it was carried out");
+        step(name, can, &mut wanted, change).expect("a possible change");
     }
     wanted.stamp = stamp;
     if !can.remap {
-        // The map is written whole, whatever is asked for.
+        // A change always writes the whole map of code points.
         wanted.ports.values_mut().for_each(|port| port.map.clone_from(&can.fixed_map));
     }
     wanted.ports = wanted.ports.into_iter().map(|(port, s)| (port, s.canonical())).collect();
@@ -100,10 +100,10 @@ fn map_of(queues: u8) -> BTreeMap<u8, u8> {
     (1..queues).map(|queue| (queue * 8, queue)).collect()
 }
 
-/// Runs one input: tables of SONiC's databases, and changes.
+/// Runs the target on one input: tables of SONiC's databases, and changes.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run_sonic(data: &[u8]) {
     let mut input = Input::new(data);
     let fixed = input.bool();
@@ -124,7 +124,7 @@ pub fn run_sonic(data: &[u8]) {
     let before = tables.clone();
     let outcome = switch.rehearse(&mut tables, stamp, &changes);
     if !check("leaf1", &can, (stamp, &changes), outcome) {
-        assert_eq!(tables, before, "a refusal changed something");
+        assert_eq!(tables, before, "a refused plan changed a table");
         return;
     }
     let ours = ["SCHEDULER|pen.", "QUEUE|Ethernet", "DSCP_TO_TC_MAP|PENSTOCK", "PORT_QOS_MAP|"]
@@ -136,11 +136,12 @@ pub fn run_sonic(data: &[u8]) {
         assert_eq!(tables.get(key), before.get(key), "{key} is not ours");
     }
     let done = tables.clone();
-    switch.rehearse(&mut tables, stamp, &changes).expect("what was done can be done again");
-    assert_eq!(tables, done, "a second time changes nothing");
+    switch.rehearse(&mut tables, stamp, &changes).expect("a plan that can be repeated");
+    assert_eq!(tables, done, "a repeated plan changed a table");
 }
 
-/// Lines `KEY FIELD VALUE`; a field that is a number below 16 is one of [`FIELDS`].
+/// Parses lines `KEY FIELD VALUE` into database tables. A FIELD below 16 is an index into
+/// [`FIELDS`].
 fn tables(input: Input<'_>) -> Entries {
     let text = String::from_utf8_lossy(input.rest()).into_owned();
     let mut tables = Entries::new();
@@ -157,10 +158,10 @@ fn tables(input: Input<'_>) -> Entries {
     tables
 }
 
-/// Runs one input: an answer of a gNMI target, as it goes over the wire or as JSON, and changes.
+/// Runs the target on one input: an answer of a gNMI target (encoded or as JSON), and changes.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run_gnmi(data: &[u8]) {
     let mut input = Input::new(data);
     let is_json = input.bool();
@@ -187,7 +188,7 @@ pub fn run_gnmi(data: &[u8]) {
     check("leaf1", &can, (stamp, &changes), switch.rehearse(&answer, stamp, &changes));
 }
 
-/// The whole tree below `/qos` as one value.
+/// Returns the whole gNMI tree below `/qos` as one value.
 fn answer(json: &[u8]) -> GetResponse {
     let val = Some(TypedValue { value: Some(Typed::JsonIetfVal(json.to_vec())) });
     let path = Some(penstock_controller::southbound::gnmi::leaves::path("/qos"));

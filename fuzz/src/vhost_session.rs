@@ -1,10 +1,10 @@
-//! Whole sequences of vhost-user messages with descriptors, from a driver that shortens, punches
-//! and replaces its files between the messages, in the middle of them and while its rings are
-//! polled.
+//! The input is a sequence of vhost-user messages with descriptors. The driver shortens and
+//! replaces its memory files, and punches holes into them, between messages, in the middle of
+//! messages and while the switch polls the rings.
 //!
-//! **Rule.** The process lives. A session ends with a reason that names its object. No byte of a
-//! file changes that was never announced, and nothing of a neighbour's mapping or of its bytes.
-//! After the session nothing of the driver's is mapped or open.
+//! **Rule.** The process does not end. If a session ends, its reason names the faulty object. The
+//! switch changes only bytes that the driver announced, and no mapping or byte of a neighbour.
+//! After the session, the switch has no mapping or open descriptor of the driver.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -28,40 +28,41 @@ use crate::session_driver::{
 };
 
 const USER: u64 = 0x7000_0000_0000;
-/// Descriptors of each ring of a driver that keeps the rules.
+/// Number of descriptors in each ring of a well-behaved driver.
 const SIZE: u16 = 16;
 const PAIRS: u16 = 2;
-/// Bytes of a neighbour's memory.
+/// Size of a neighbour's memory in bytes.
 const NEIGHBOUR: u64 = 0x4000;
 const CANARY: u8 = 0xc5;
-/// Files that replace others, and sessions, of one input.
+/// Maximum number of replaced files, and also of sessions, per input.
 const REPLACED_MAX: usize = 8;
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     static RUNS: AtomicU64 = AtomicU64::new(0);
     let name = format!("fuzz-session-{}-", RUNS.fetch_add(1, Ordering::Relaxed));
     let mut input = Input::new(data);
     let above = Neighbour::new(&format!("above-{name}"));
     let mut game = Game::new(&name, &mut input);
-    // Lies beside what the driver announced first, which the kernel maps from the top down.
+    // The kernel maps memory from the top down, so this neighbour is beside the driver's first
+    // mappings.
     let below = Neighbour::new(&format!("below-{name}"));
     while !input.is_empty() {
         game.step(&mut input);
     }
     game.end();
     let own = format!("memfd:{name}");
-    assert_eq!(open_files(&own), 0, "descriptors of the driver's are left");
+    assert_eq!(open_files(&own), 0, "the driver's descriptors are still open");
     let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");
-    assert!(!maps.contains(&own), "mappings of the driver's are left");
+    assert!(!maps.contains(&own), "the driver's memory is still mapped");
     above.check(&maps);
     below.check(&maps);
 }
 
-/// How many descriptors of this process name a file.
+/// Counts the descriptors of this process whose link in `/proc/self/fd` contains a name.
 fn open_files(name: &str) -> usize {
     let all = std::fs::read_dir("/proc/self/fd").expect("the descriptors");
     let target = |entry: std::io::Result<std::fs::DirEntry>| {
@@ -95,7 +96,7 @@ impl Neighbour {
     fn check(&self, maps: &str) {
         let mut bytes = vec![0; usize::try_from(NEIGHBOUR).unwrap_or(0)];
         self.file.read_exact_at(&mut bytes, 0).expect("the file");
-        assert!(bytes == vec![CANARY; bytes.len()], "a neighbour's memory was written");
+        assert!(bytes == vec![CANARY; bytes.len()], "the switch wrote a neighbour's memory");
         let mapped = maps.lines().filter(|line| line.contains(&self.name)).fold(0, |sum, line| {
             let range = line.split(' ').next().and_then(|range| range.split_once('-'));
             let number = |text| u64::from_str_radix(text, 16).unwrap_or(0);
@@ -106,10 +107,10 @@ impl Neighbour {
 }
 
 fn c_name(name: &str) -> CString {
-    CString::new(name).expect("a name without a zero")
+    CString::new(name).expect("a name without a NUL byte")
 }
 
-/// Whether a session's last words say what they are about.
+/// Whether the reason for a session's end names the faulty object.
 fn names_its_object(reason: &str) -> bool {
     ["memory region", "dirty log", "inflight region", "ring ", "the driver"]
         .iter()
@@ -119,13 +120,13 @@ fn names_its_object(reason: &str) -> bool {
 struct Game {
     name: String,
     files: Files,
-    /// Files that others took the place of.
+    /// Memory files that the driver replaced.
     replaced: Vec<Memory>,
     line: Line,
     port: SteppedPort,
     sessions: usize,
     packed: bool,
-    /// A session that nothing was said in yet.
+    /// True if the driver has sent no message in the session yet.
     is_new: bool,
     /// Heads made available, by ring.
     offered: [u16; 2 * PAIRS as usize],
@@ -159,7 +160,8 @@ impl Game {
         self.with_file(at, |memory| duplicate(&memory.file))
     }
 
-    /// Sends a message and has it served; a session that ends is followed by another.
+    /// Sends a message and lets the switch process the message. If the session ends, the driver
+    /// starts another session.
     fn say(&mut self, request: u32, body: &Body, descriptors: &[OwnedFd]) {
         if self.line.send(request, body, descriptors) {
             self.serve();
@@ -168,7 +170,10 @@ impl Game {
 
     fn serve(&mut self) {
         if let Err(reason) = self.port.serve() {
-            assert!(reason.is_empty() || names_its_object(&reason), "of what? {reason}");
+            assert!(
+                reason.is_empty() || names_its_object(&reason),
+                "the reason names no object: {reason}"
+            );
             self.reconnect();
         }
         self.line.drain();
@@ -176,7 +181,7 @@ impl Game {
     }
 
     fn reconnect(&mut self) {
-        assert_eq!(self.port.mapped(), 0, "a session that ended holds memory");
+        assert_eq!(self.port.mapped(), 0, "an ended session still maps memory");
         self.sessions += 1;
         self.is_new = true;
         (self.line, self.port) = connect();
@@ -241,7 +246,7 @@ impl Game {
         }
     }
 
-    /// Bytes that are no whole message, and the end of the connection.
+    /// Sends an incomplete message and closes the connection.
     fn half(&mut self, input: &mut Input<'_>) {
         if self.sessions > REPLACED_MAX {
             return;
@@ -254,7 +259,7 @@ impl Game {
         self.reconnect();
     }
 
-    /// All that a driver says until its rings run.
+    /// Sends all messages of a driver up to the start of its rings.
     fn begin(&mut self, input: &mut Input<'_>) {
         self.say(to::GET_FEATURES, &Body::default(), &[]);
         self.features(input);
@@ -270,7 +275,7 @@ impl Game {
         }
         let table = Body::u32s(&[2, 0]).and(Body::u64s(regions.as_flattened()));
         self.say(to::SET_MEM_TABLE, &table, &[self.descriptor(0), self.descriptor(1)]);
-        // A driver uses all queue pairs of its port or only the first.
+        // A driver uses either all queue pairs of its port or only the first pair.
         let rings = if input.below(4) == 0 { 2 * u32::from(PAIRS) } else { 2 };
         (0..rings).for_each(|index| self.start(index));
     }
@@ -300,7 +305,7 @@ impl Game {
         self.say(to::SET_FEATURES, &Body::u64s(&[features]), &[]);
     }
 
-    /// A region of one of the files: guest address, bytes, driver's address, offset.
+    /// Reads a memory region from the input: guest address, size, driver's address and file offset.
     fn region(&self, input: &mut Input<'_>) -> (usize, [u64; 4]) {
         let at = input.below(FILES);
         let guest = pick(input, &[0, 0x10_0000, 0x20_0000], &[0x4000, u64::MAX - 0xfff]);
@@ -334,7 +339,7 @@ impl Game {
                 let body = Body::u32s(&[index, 0]).and(Body::u64s(&parts));
                 self.say(to::SET_VRING_ADDR, &body, &[]);
             }
-            // No event, but a file.
+            // The descriptor is a memory file instead of an eventfd.
             5 => self.say(to::SET_VRING_CALL, &Body::u64s(&[index.into()]), &[self.descriptor(0)]),
             _ => self.start(index % (2 * u32::from(PAIRS))),
         }
@@ -352,7 +357,8 @@ impl Game {
         let (len, offset) = stretch(input);
         let queues = u32::from(input.u8() % 6) | u32::from(SIZE) << 16;
         self.with_file(at, |memory| {
-            // What a back end before left there: any marks, any positions.
+            // Writes arbitrary marks and positions, as an earlier back end could have left in the
+            // region.
             let version = [input.u8() % 3, 0, SIZE.to_le_bytes()[0], 0];
             memory.write(offset.saturating_add(8), &version);
             let bytes = input.slice(16);
@@ -363,7 +369,7 @@ impl Game {
         self.say(to::SET_INFLIGHT_FD, &body, &[self.descriptor(at)]);
     }
 
-    /// Another file in the place of one, announced as that one was.
+    /// Replaces a memory file by a new file, and announces the new file to the switch.
     fn replace(&mut self, input: &mut Input<'_>) {
         if self.replaced.len() >= REPLACED_MAX {
             return;
@@ -375,7 +381,7 @@ impl Game {
         self.table(input);
     }
 
-    /// Makes buffers available as a driver does, in the file that the rings are in.
+    /// Makes buffers available like a driver, in the memory file that contains the rings.
     fn offer(&mut self, input: &mut Input<'_>) {
         let index = input.below(self.offered.len());
         let count = 1 + u16::from(input.u8() % 16);
@@ -408,7 +414,7 @@ impl Game {
         self.port.turn();
         let _ = self.line.0.shutdown(std::net::Shutdown::Write);
         while self.port.serve().is_ok() {}
-        assert_eq!(self.port.mapped(), 0, "a session that ended holds memory");
+        assert_eq!(self.port.mapped(), 0, "an ended session still maps memory");
         drop(self.port);
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.iter().chain(&self.replaced).for_each(Memory::check);
@@ -430,13 +436,13 @@ fn connect() -> (Line, SteppedPort) {
     (Line(ours), SteppedPort::new(&config, theirs).expect("a port"))
 }
 
-/// Bytes and offset of a log or an inflight region.
+/// Reads size and offset of a dirty log or an inflight region from the input.
 fn stretch(input: &mut Input<'_>) -> (u64, u64) {
     let len = pick(input, &[0x2000, 0x1001], &[0x20, 0, FILE, u64::MAX]);
     (len, pick(input, &[0, 0x1000, 0xe000, 0x8000], &[0x8, FILE, u64::MAX - 0xfff]))
 }
 
-/// Mostly one of the first.
+/// Returns a value of `good` in most cases, and otherwise a value of `odd`.
 fn pick(input: &mut Input<'_>, good: &[u64], odd: &[u64]) -> u64 {
     let choice = usize::from(input.u8());
     let from = if choice % 16 == 0 { odd } else { good };
@@ -444,7 +450,7 @@ fn pick(input: &mut Input<'_>, good: &[u64], odd: &[u64]) -> u64 {
 }
 
 fn fault(input: &mut Input<'_>) -> (usize, Fault) {
-    // Mostly where the rings are.
+    // Most faults hit the file that contains the rings.
     let choice = input.u8();
     let at = usize::from(choice % 8).saturating_sub(5).min(FILES - 1);
     let place = 0x200 * u64::from(choice / 8) + u64::from(input.u8() % 2);

@@ -1,9 +1,11 @@
-//! What a kernel writes into the rings of an AF_XDP socket, right or wrong.
+//! The input is a sequence of valid and invalid entries that a kernel writes to the rings of an
+//! AF_XDP socket.
 //!
-//! **Rule.** A chunk has one owner. A frame is received if the kernel had its chunk and its length
-//! makes sense, else it is an error. What is sent comes from chunks that are free, each of them
-//! once until the kernel gives it back. An index that makes no sense stops a ring and nothing else;
-//! what a kernel that writes one is owed is not compared any more.
+//! **Rule.** A chunk of the socket's memory has one owner at a time. The switch receives a frame if
+//! the kernel owned the frame's chunk and the frame's length is valid; otherwise the switch counts
+//! an error. The switch sends frames only from free chunks, and uses a chunk again after the kernel
+//! returns the chunk. An invalid index of the kernel stops only the index's ring. After an invalid
+//! index, the target does not compare results.
 
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
 use penstock_dataplane::offload::Offload;
@@ -15,13 +17,13 @@ use crate::input::Input;
 
 const CHUNK: u32 = 1 << CHUNK_SHIFT;
 const FRAME_MIN: u32 = 14;
-/// A frame goes on in the next descriptor (`XDP_PKT_CONTD`).
+/// Flag of a descriptor if the frame continues in the next descriptor (`XDP_PKT_CONTD`).
 const CONTINUED: u32 = 1;
 
-/// Runs one input.
+/// Runs the target on one input.
 ///
 /// # Panics
-/// When a property does not hold.
+/// Panics if a property of the target does not hold.
 pub fn run(data: &[u8]) {
     let mut input = Input::new(data);
     let mut game = Game {
@@ -43,18 +45,19 @@ pub fn run(data: &[u8]) {
 struct Game {
     xdp: SteppedXdp,
     batch: Box<Batch>,
-    /// Chunks that the kernel took to receive into and did not give back.
+    /// For each receive chunk, whether the kernel took the chunk and did not return it.
     kernel: Vec<bool>,
-    /// The same, in the order of their taking.
+    /// Addresses of the kernel's receive chunks, in the order in which the kernel took them.
     taken: Vec<u64>,
-    /// Descriptors of the rx ring that were not looked at yet.
+    /// Descriptors of the RX ring that the switch has not read yet.
     said: Vec<(u64, u32, u32)>,
-    /// Addresses that the kernel sends from.
+    /// Addresses of chunks that the kernel is sending.
     sending: Vec<u64>,
-    /// Completions of what was not sent, that the switch has not seen and that it has.
+    /// Number of completions for unsent frames that the switch has not read yet.
     unseen: u32,
     nonsense: u32,
-    /// No index was made up.
+    /// True while the kernel's indices and owned chunks were plausible, so that results can be
+    /// compared.
     is_honest: bool,
 }
 
@@ -63,7 +66,7 @@ impl Game {
         match input.below(12) {
             0..=2 => self.fill(1 + input.below(16)),
             3 | 4 => {
-                // A frame as a kernel receives it.
+                // A frame with a valid address and length.
                 let Some(address) = self.taken.pop() else { return };
                 self.say(address + 256, 14 + u32::from(input.u8()), 0);
             }
@@ -101,7 +104,7 @@ impl Game {
     fn say(&mut self, address: u64, len: u32, options: u32) {
         let chunk = usize::try_from(address >> CHUNK_SHIFT).unwrap_or(usize::MAX);
         if chunk < RECEIVE as usize && !self.kernel[chunk] {
-            // It may lie in the fill ring, where the kernel would find it again.
+            // The chunk may still be in the fill ring, so the kernel could take it a second time.
             self.is_honest = false;
         }
         if self.xdp.say_received(address, len, options) {
@@ -126,7 +129,7 @@ impl Game {
             return;
         }
         let looked_at = lengths.len() + errors as usize;
-        assert!(looked_at <= self.said.len(), "more than was said");
+        assert!(looked_at <= self.said.len(), "more frames than received");
         let (mut seen, mut is_told_again) = (vec![false; RECEIVE as usize], false);
         let good: Vec<u32> = self
             .said
@@ -163,7 +166,7 @@ impl Game {
         let out = self.xdp.queue().tx_burst(&self.batch, &order);
         self.xdp.queue().publish();
         self.xdp.queue().notify();
-        // The switch looks at completions when it sends.
+        // The switch reads completions when it sends frames.
         self.nonsense += core::mem::take(&mut self.unseen);
         assert_eq!((out.frames + out.ring_full) as usize, count, "{out:?}");
         let mut sent = 0;
@@ -178,7 +181,7 @@ impl Game {
             let chunk = address >> CHUNK_SHIFT;
             let ours = u64::from(RECEIVE)..u64::from(RECEIVE + SEND);
             assert!(ours.contains(&chunk), "a frame is sent from chunk {chunk}");
-            assert!(!self.sending.contains(&address), "chunk {chunk} is sent twice");
+            assert!(!self.sending.contains(&address), "chunk {chunk} is already being sent");
             assert_eq!(Some(&(len as usize)), lengths.get(sent), "a frame's length");
             self.sending.push(address);
             sent += 1;
@@ -197,7 +200,7 @@ impl Game {
                 continue;
             }
             if !self.xdp.say_sent(address) {
-                // No room: the kernel keeps it.
+                // If the ring is full, the kernel keeps the chunk.
                 self.is_honest &= wrong;
                 return;
             }

@@ -1,5 +1,6 @@
-//! Every target on its kept corpus and on a few thousand changed inputs, the same in every run.
-//! `PENSTOCK_FUZZ_RUNS=N` tries N times as many, `PENSTOCK_FUZZ_SEED=N` others.
+//! Runs every fuzz target on its corpus and on a few thousand mutated inputs, which are equal in
+//! every run. `PENSTOCK_FUZZ_RUNS=N` tests N times as many inputs, and `PENSTOCK_FUZZ_SEED=N` tests
+//! other inputs.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

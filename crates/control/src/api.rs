@@ -1,13 +1,15 @@
-//! The host's API as data: the requests of clients to [`crate::host::Host`], and its answers.
+//! Messages of the host's API: the requests of clients to [`crate::host::Host`], and its answers.
 //!
 //! # Source
-//! `proto/penstock/host/v1/host.proto` is the only description. `build.rs` generates these types
-//! from it. The host fills the types in, gRPC transports them, and `--json` prints them. JSON has
-//! the fields in the order in which the messages declare them. The serialization functions below
-//! write counters and delays as objects, by name. The gRPC service itself belongs to the program,
-//! so this crate needs no gRPC.
+//! Only `proto/penstock/host/v1/host.proto` defines the messages. `build.rs` generates the Rust
+//! types of this module from `host.proto`. The host creates the messages, gRPC transports the
+//! messages, and the option `--json` prints the messages. The printed JSON keeps the order in which
+//! a message declares its fields. In JSON, counters and delays are objects whose keys are the names
+//! of the counters and delays. The program `penstock` implements the gRPC service, so this crate
+//! needs no gRPC library.
 //!
-//! Configuration objects ([`crate::config`]) travel as text of the configuration file.
+//! In requests and answers, a configuration object ([`crate::config`]) is TOML text, as in the
+//! configuration file.
 
 use std::collections::BTreeMap;
 
@@ -36,15 +38,16 @@ fn by_name<S: Serializer>(counters: &[NamedCount], serializer: S) -> Result<S::O
     serializer.collect_map(counters.iter().map(|count| (&count.name, count.value)))
 }
 
-/// A delay in JSON, in nanoseconds.
+/// JSON form of [`Delays`]: one kind of delay of a port's frames, in nanoseconds.
 #[derive(Serialize)]
 struct Waits {
     frames: u64,
     p50: Option<u64>,
     p99: Option<u64>,
     p99_9: Option<u64>,
-    /// Upper end and number of frames of each interval that has frames. The last interval may have
-    /// no end.
+    /// Intervals of the delay histogram, without intervals that contain no frames. Each pair has
+    /// the upper end of a delay interval in nanoseconds, and the number of frames in the interval.
+    /// An upper end of `None` means that the last interval of the histogram has no limit.
     parts: Vec<(Option<u64>, u64)>,
 }
 
@@ -66,21 +69,22 @@ fn waits_by_name<S: Serializer>(delays: &[Delays], serializer: S) -> Result<S::O
 }
 
 impl Delays {
-    /// Number of counted frames.
+    /// Returns the number of frames whose delay was counted.
     #[must_use]
     pub fn frames(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The percentile in nanoseconds: the delay that the given part of the frames, in thousandths
-    /// of a percent, does not exceed. `None` without frames.
+    /// Returns the delay in nanoseconds that `milli_percent` thousandths of a percent of the frames
+    /// do not exceed. `None` without frames.
     #[must_use]
     pub fn percentile(&self, milli_percent: u32) -> Option<u64> {
         delay_scale::percentile(&self.counts, milli_percent).map(|delay| delay.0)
     }
 
-    /// Frames counted since `before`, a reading of the same name. If an interval has more frames in
-    /// `before`, the result is all frames.
+    /// Returns the number of frames in each delay interval since the reading `before`. If a count
+    /// in `before` is higher than the present count, the daemon has restarted, and the function
+    /// returns all counted frames.
     #[must_use]
     pub fn since(&self, before: Option<&Self>) -> Self {
         let old = |at: usize| before.and_then(|b| b.counts.get(at)).copied().unwrap_or(0);
@@ -96,22 +100,23 @@ pub enum Limit {
     /// The port cannot pass frames, because it has no driver or no link, or its worker is stalled.
     Attachment,
     OwnRate,
-    /// The link of this uplink.
+    /// The link of the named uplink limits the port.
     Link(String),
-    /// The ring of this receiver. The name is empty if the receiver is gone.
+    /// The ring of the named receiver limits the port. The variant has the receiver's name, or an
+    /// empty text if the receiver no longer exists.
     Destination(String),
-    /// The cycles that the port purchased.
+    /// The port's purchased cycles limit its rate.
     Entitlement,
-    /// Other ports on the port's core, which keep the port below its purchased cycles.
+    /// Other ports on the port's core keep the port below its purchased cycles.
     Neighbours,
-    /// The core has no more cycles.
+    /// The core of the port's worker has no spare cycles.
     Core,
-    /// The port sends less than it may.
+    /// Nothing limits the port: the port sends less than its limits allow.
     Nothing,
 }
 
 impl Limit {
-    /// Name of the limit in [`Explanation::limit`].
+    /// Returns the limit's name, as [`Explanation::limit`] contains it.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -126,7 +131,8 @@ impl Limit {
         }
     }
 
-    /// The port in [`Explanation::limit_port`]; empty for limits that name no port.
+    /// Returns the name of the port in [`Explanation::limit_port`]. The name is empty if the limit
+    /// names no port.
     #[must_use]
     pub fn port(&self) -> &str {
         match self {
@@ -137,7 +143,8 @@ impl Limit {
 }
 
 impl Explanation {
-    /// The cause that limits the port. An unknown name, from a newer daemon, counts as no limit.
+    /// Cause that limits the port's rate. An unknown name of a limit, from a newer daemon, counts
+    /// as [`Limit::Nothing`].
     #[must_use]
     pub fn found(&self) -> Limit {
         match self.limit.as_str() {
@@ -153,9 +160,10 @@ impl Explanation {
     }
 }
 
-/// The number of bits in frames. All rates in bits per second count bits this way, whether
-/// purchased, policed or shown. The bits include the FCS. Byte counters exclude the FCS: they count
-/// 60 bytes for a frame of 64 bytes. A large segment (TSO) that was not cut yet has one FCS.
+/// Returns the size of `frames` frames in bits, with an FCS for each frame. The argument `bytes` is
+/// the sum of the frames' bytes without FCS. All rates in bits per second (purchased, policed or
+/// shown) include the FCS. Byte counters exclude the FCS, so a frame of 64 bytes counts as 60
+/// bytes. A large TSO segment that is not cut into frames yet has one FCS.
 #[must_use]
 pub const fn bits_of(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FCS)).saturating_mul(8)
@@ -165,7 +173,8 @@ pub const fn bits_of(bytes: u64, frames: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// The form of `penstock stats --json` and `host show --json`.
+    /// Compares a port's counters with the JSON form of `penstock stats --json` and `host show
+    /// --json`.
     #[test]
     fn json_has_counters_by_name_and_leaves_out_what_is_absent() {
         let port = PortStats {

@@ -1,9 +1,12 @@
-//! The host's API: configuration, validation, snapshots, readings.
+//! Implements the host's API: configuration, checks, snapshots and reading of counters.
 //!
-//! The daemon is the client of [`host::Host`]. This crate does not run on a worker's path, so locks
-//! and allocation are allowed. No function waits for traffic.
+//! The daemon uses this crate through [`host::Host`]. Workers do not run this crate's code for each
+//! frame, so locks and allocation are allowed. No function of this crate waits for traffic.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
+#![allow(
+    missing_docs,
+    reason = "this crate is not published; a comment adds only facts that a name does not state"
+)]
 // Input of a guest or a user must not end the process. Tests fail by panicking.
 #![cfg_attr(
     not(test),

@@ -1,6 +1,6 @@
-//! Keeps the last events in memory for operators.
+//! Keeps the last events in memory, so that an operator can read them without the log.
 //!
-//! Metrics count events, and logs keep all events. This list is where an operator looks first.
+//! The log contains all events of the controller, and metrics count the events.
 
 use std::collections::VecDeque;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,35 +9,36 @@ use serde::{Deserialize, Serialize};
 
 use crate::Stamp;
 
-/// Maximum number of events in memory.
+/// Maximum number of events that the controller keeps in memory.
 pub const EVENTS_MAX: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
-    /// The event is part of normal operation.
+    /// The event is part of the controller's normal operation.
     Info,
-    /// An operator should look at the event.
+    /// The event is a problem that an operator should examine.
     Warning,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Number of the event, from 1 in ascending order.
+    /// Number of the event, counted from 1 since the controller's start.
     pub number: u64,
-    /// Milliseconds since 1970 by this machine's clock.
+    /// Time of the event in milliseconds since 1970, by the clock of the controller's machine.
     pub at_ms: u64,
-    /// Stamp of the decision in force.
+    /// Stamp (term and number) of the controller's latest decision when the event happened.
     pub stamp: Stamp,
     pub severity: Severity,
-    /// Kind, such as `promoted`, `refused` or `drift`.
+    /// Kind of event, such as `promoted`, `refused` or `drift`.
     pub kind: String,
-    /// Name of a tenant, host or switch. Empty for the controller itself.
+    /// Name of the tenant, host or switch that the event concerns. The name is empty if the event
+    /// concerns the controller itself.
     pub subject: String,
     pub text: String,
 }
 
-/// The last [`EVENTS_MAX`] events.
+/// The last [`EVENTS_MAX`] events of the controller.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
     list: VecDeque<Event>,
@@ -45,7 +46,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// Adds an event and logs it.
+    /// Adds an event to the list in memory and logs the event.
     pub fn push(
         &mut self,
         stamp: Stamp,
@@ -79,9 +80,9 @@ impl Events {
     }
 }
 
-/// Returns the milliseconds since 1970. Returns 0 if the clock is before 1970.
+/// Returns the milliseconds since 1970, or 0 if the clock shows a time before 1970.
 #[must_use]
-#[expect(clippy::disallowed_methods, reason = "people want to know at what time of day it was")]
+#[expect(clippy::disallowed_methods, reason = "an event contains the time of day")]
 pub fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

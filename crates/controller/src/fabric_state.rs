@@ -1,14 +1,23 @@
-//! The leader's state of the fabric, and the decision of an interval. The state has tenants with
-//! their placements, scores and queues.
+//! Holds the leader's state of the fabric: the tenants, with their placements, scores and queues.
+//! Once per interval, the leader decides which tenants have their own queues.
+//!
+//! # Terms
+//!
+//! - A tenant's *score* says how much the tenant needs its own queues ([`penstock_fabric::score`]).
+//! - The *binding* says which queues and which code point each tenant has.
+//! - A *pass* computes the next binding of tenants to queues from the tenants' scores
+//!   ([`penstock_fabric::queue_binding`]).
+//! - A *slot* is the number of a tenant in the leader's state.
 //!
 //! # Approach
 //!
-//! This module uses no clock, disk or network. It receives events and returns decisions. The caller
-//! stores a change before it carries it out. If the store refuses the change, the caller drops it.
+//! The leader's state uses no clock, disk or network. The methods of the leader's state take events
+//! and return decisions. The caller stores a change before it executes the change. If the store
+//! refuses a change, the caller drops the change.
 //!
 //! # Source
 //!
-//! The decision follows QShare §IV and §V.
+//! The leader decides which tenants have their own queues as QShare §IV and §V describe.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,40 +44,40 @@ use crate::southbound::PortState;
 
 pub use penstock_fabric::queue_binding::Binding;
 
-/// Why a change was refused.
+/// Reason why the leader refused a change of tenants or nodes.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ChangeRefused {
-    /// A tenant of that name exists.
+    /// A tenant with the requested name already exists.
     #[error("tenant {0} exists already; remove it first, or grow it")]
     Exists(String),
-    /// No tenant of that name exists.
+    /// No tenant with the requested name exists.
     #[error("there is no tenant {0}; `penstock controller tenants` lists them")]
     Unknown(String),
-    /// No server or switch of that name exists.
+    /// No server or switch with the requested name exists.
     #[error("there is no server or switch {0}; `penstock controller topology` lists them")]
     UnknownNode(String),
-    /// The tenant cannot be placed.
+    /// The datacenter has no place for the tenant's VMs.
     #[error("tenant {name}: {refusal}")]
     NoPlace {
         name: String,
-        /// The reason, and a request that would fit.
+        /// Reason why the tenant does not fit, and a smaller request that would fit.
         refusal: Box<Refusal>,
     },
-    /// The tenant cannot grow in this way.
+    /// The tenant cannot grow by the requested VMs.
     #[error("tenant {name}: {problem}")]
     Change { name: String, problem: Box<ChangeError> },
-    /// The request is invalid.
+    /// The tenant's request is invalid.
     #[error(transparent)]
     Intent(#[from] IntentError),
-    /// A stored placement does not fit into the present topology.
+    /// The stored placement of a tenant does not fit into the present topology.
     #[error(
         "tenant {name}: {problem}; add the missing part of the topology again, or remove the tenant"
     )]
     NoRoom { name: String, problem: String },
 }
 
-/// Why settings are invalid.
+/// Reason why the settings of placement or binding are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -78,7 +87,7 @@ pub enum FabricError {
     Binding(#[from] SettingsError),
 }
 
-/// Network traffic of a tenant's VMs on one server during an interval.
+/// Network traffic of a tenant's VMs on one server during an interval, in bit/s.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Used {
     pub tenant: String,
@@ -86,21 +95,21 @@ pub struct Used {
     pub received: BitsPerSecond,
 }
 
-/// Measurements of an interval. The key is the server.
+/// Traffic of all tenants in one interval, by server.
 pub type Usage = BTreeMap<NodeId, Vec<Used>>;
 
-/// Usage of a tenant. The values follow from the measurements of an interval.
+/// Usage of a tenant in one interval, computed from the hosts' measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measured {
-    /// Rate that all of the tenant's VMs sent, in bit/s.
+    /// Rate at which all VMs of the tenant together sent, in bit/s.
     pub sent: u64,
-    /// Rate that all of the tenant's VMs received, in bit/s.
+    /// Rate at which all VMs of the tenant together received, in bit/s.
     pub received: u64,
-    /// Largest used fraction of the tenant's guarantee on any server, in thousandths.
+    /// Largest fraction of the tenant's guarantee that its VMs used on any server, in thousandths.
     pub used_permille: u64,
 }
 
-/// The leader's state of the fabric.
+/// The leader's state of the fabric: placements, queues, scores and measurements of tenants.
 #[derive(Clone, Debug)]
 pub struct Fabric {
     datacenter: Datacenter,
@@ -109,19 +118,19 @@ pub struct Fabric {
     binding: Binding,
     scores: BTreeMap<TenantSlot, Smoothed>,
     measured: BTreeMap<TenantSlot, Measured>,
-    /// The tenants with VMs on each server.
+    /// Numbers (slots) of the tenants that have VMs on each server.
     present: BTreeMap<NodeId, BTreeSet<TenantSlot>>,
-    /// Removed tenants that still have queues. Their slots are not reused until these queues are
-    /// released.
+    /// Removed tenants that still have queues. Another tenant can get the number (slot) of a
+    /// removed tenant only after the queues are released.
     leaving: BTreeMap<TenantSlot, Leaving>,
 }
 
-/// A removed tenant that still has queues.
+/// A removed tenant that still has queues: its links, and the hosts that may still mark packets.
 #[derive(Clone, Debug, Default)]
 struct Leaving {
     links: Vec<(LinkId, Need)>,
-    /// Hosts that may still mark with the tenant's code point. The tenant's queues stay until there
-    /// is no such host.
+    /// Hosts that may still mark packets with the removed tenant's code point. The tenant's queues
+    /// stay until no host marks packets with the tenant's code point.
     marking: BTreeSet<NodeId>,
 }
 
@@ -129,7 +138,7 @@ impl Fabric {
     /// Creates the state of a datacenter without tenants.
     ///
     /// # Errors
-    /// The settings are invalid.
+    /// Returns an error if the settings are invalid.
     pub fn new(
         topology: Topology,
         headroom_permille: u32,
@@ -150,7 +159,7 @@ impl Fabric {
         })
     }
 
-    /// Returns the placements and reservations.
+    /// Returns the placements of all tenants and their reservations on links.
     #[must_use]
     pub fn datacenter(&self) -> &Datacenter {
         &self.datacenter
@@ -179,19 +188,21 @@ impl Fabric {
         self.slots.get(name).copied()
     }
 
-    /// Returns the name of a tenant. The name is empty if the slot has no tenant.
+    /// Returns the name of the tenant with the number `slot`, or an empty text if no tenant has
+    /// this number.
     #[must_use]
     pub fn name(&self, slot: TenantSlot) -> &str {
         self.specs.get(&slot).map_or("", |spec| spec.name.as_str())
     }
 
-    /// Smoothed score of a tenant in bit/s.
+    /// Returns the smoothed score of a tenant, in bit/s.
     #[must_use]
     pub fn score(&self, slot: TenantSlot) -> u64 {
         self.scores.get(&slot).map_or(0, |score| score.get())
     }
 
-    /// Usage of a tenant in the last interval.
+    /// Returns the usage of a tenant in the last interval. The usage is zero if no host measured
+    /// the tenant.
     #[must_use]
     pub fn measured(&self, slot: TenantSlot) -> Measured {
         self.measured.get(&slot).copied().unwrap_or_default()
@@ -207,10 +218,11 @@ impl Fabric {
         slots.map(|(server, _)| *server)
     }
 
-    /// Places a tenant.
+    /// Places a new tenant on servers.
     ///
     /// # Errors
-    /// The tenant exists, is invalid, or cannot be placed.
+    /// Returns an error if the tenant exists, its request is invalid, or no place is found for its
+    /// VMs.
     pub fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, ChangeRefused> {
         if self.slots.contains_key(&spec.name) {
             return Err(ChangeRefused::Exists(spec.name));
@@ -228,7 +240,8 @@ impl Fabric {
     /// Adds a stored tenant at its stored placement.
     ///
     /// # Errors
-    /// The topology lacks the place or has no room there.
+    /// Returns an error if the topology lacks a server or link of the placement, or if a server or
+    /// link has no room.
     pub fn restore(&mut self, record: TenantRecord) -> Result<(), ChangeRefused> {
         let name = record.spec.name.clone();
         if self.slots.contains_key(&name) {
@@ -248,11 +261,12 @@ impl Fabric {
         Ok(())
     }
 
-    /// Removes a tenant. Its queues stay until [`Self::note_marking`] finds no host that may still
-    /// mark for the tenant. The next pass then releases them.
+    /// Removes a tenant. The tenant keeps its queues while a host may still mark packets with the
+    /// tenant's code point ([`Self::note_marking`]). When no host marks packets for a removed
+    /// tenant, the next binding pass releases the tenant's queues.
     ///
     /// # Errors
-    /// There is no such tenant.
+    /// Returns an error if no tenant has the name `name`.
     pub fn remove(&mut self, name: &str) -> Result<(), ChangeRefused> {
         let slot = self.slots.remove(name);
         let slot = slot.ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
@@ -266,7 +280,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Frees the slots of removed tenants that no longer have queues.
+    /// Frees the numbers (slots) of removed tenants after their queues are released.
     fn free_slots(&mut self) {
         let Self { leaving, binding, datacenter, .. } = self;
         leaving.retain(|slot, _| {
@@ -278,8 +292,9 @@ impl Fabric {
         });
     }
 
-    /// Updates which hosts may still mark for removed tenants. `out_of_date` has the hosts without
-    /// their present plan. Such a host marks by its last plan, unless an operator has set it to
+    /// Updates the sets of hosts that may still mark packets for removed tenants. The argument
+    /// `out_of_date` has the hosts that have not confirmed their latest plan. A host that has not
+    /// confirmed its plan marks packets by an earlier plan, unless an operator has set the host to
     /// failed.
     pub fn note_marking(&mut self, out_of_date: &BTreeSet<NodeId>) {
         let ledger = self.datacenter.ledger();
@@ -293,7 +308,8 @@ impl Fabric {
     /// Adds `more` VMs of a class to a tenant.
     ///
     /// # Errors
-    /// The tenant cannot grow. It then keeps its VMs.
+    /// Returns an error if the tenant cannot grow. After an error, the tenant keeps its present
+    /// VMs.
     pub fn grow(
         &mut self,
         name: &str,
@@ -313,10 +329,11 @@ impl Fabric {
         Ok((moved, self.record(slot)))
     }
 
-    /// Changes a node's state. If `evacuate` is true, the node's tenants move.
+    /// Changes the state of a server or switch. If `evacuate` is true, the tenants on the drained
+    /// or failed node move to other servers.
     ///
     /// # Errors
-    /// There is no such node.
+    /// Returns an error if the topology has no server or switch with this name.
     pub fn set_service(
         &mut self,
         node: &str,
@@ -335,7 +352,7 @@ impl Fabric {
         Ok(moves)
     }
 
-    /// Returns the stored form of a tenant.
+    /// Returns a tenant as a record for the store.
     #[must_use]
     pub fn record(&self, slot: TenantSlot) -> TenantRecord {
         let names = Names(self.topology());
@@ -349,7 +366,7 @@ impl Fabric {
 
     fn request(&self, spec: &TenantSpec) -> Result<Request, ChangeRefused> {
         let names = Names(self.topology());
-        // A reference to a removed tenant has no effect, so it is left out.
+        // References to removed tenants have no effect, so the request omits them.
         let others = |list: &[(String, usize)]| {
             list.iter().filter_map(|(name, layer)| Some((self.slot(name)?, *layer))).collect()
         };
@@ -378,15 +395,18 @@ impl Fabric {
         }
     }
 
-    /// Runs a binding pass by scores. `reachable` says whether a server or switch can be reached.
-    /// If `hold` is true, tenants get or lose queues only if they must.
+    /// Runs a binding pass, which gives queues to the tenants with the highest scores. The argument
+    /// `reachable` is a function that returns true if a server or switch can be reached. If `hold`
+    /// is true, no tenant gets new queues or loses its queues to another tenant. With `hold`, only
+    /// tenants that were removed or moved lose queues.
     pub fn rebind(&mut self, reachable: impl Fn(NodeId) -> bool, hold: bool) -> Pass {
         self.with_candidates(reachable, hold, |binding, topology, candidates| {
             binding.pass(topology, candidates)
         })
     }
 
-    /// Changes the binding, given all tenants with their scores and links.
+    /// Calls the function `change` with the binding, the topology, and a list of all tenants with
+    /// their scores and links.
     pub(crate) fn with_candidates(
         &mut self,
         reachable: impl Fn(NodeId) -> bool,
@@ -417,14 +437,14 @@ impl Fabric {
         change(binding, topology, &candidates)
     }
 
-    /// Updates scores and usage at the end of an interval.
+    /// Updates the scores and usage of all tenants at the end of an interval.
     pub fn follow(&mut self, usage: &Usage) {
         let mut of_tenant: BTreeMap<TenantSlot, Vec<HostUsage>> = BTreeMap::new();
         for (server, used) in usage {
             for used in used {
                 let Some(slot) = self.slots.get(&used.tenant) else { continue };
                 let Some(tenant) = self.datacenter.tenant(*slot) else { continue };
-                // If the server has no such VMs, the usage was measured before they moved.
+                // If the server has no such VMs, the usage was measured before the VMs moved.
                 let vms = tenant.placement.vms_on(*server);
                 let (sent, received) = (used.sent, used.received);
                 of_tenant.entry(*slot).or_default().push(HostUsage { vms, sent, received });
@@ -444,10 +464,10 @@ impl Fabric {
         }
     }
 
-    /// Resumes a stored binding. Tenants and links that no longer exist lose their queues.
+    /// Resumes a stored binding, without the queues of tenants and links that no longer exist.
     ///
     /// # Errors
-    /// The record contradicts itself.
+    /// Returns an error if the stored binding is inconsistent.
     pub fn resume(&mut self, record: &BindingRecord) -> Result<(), ResumeError> {
         let names = Names(self.datacenter.topology());
         let known =
@@ -458,15 +478,17 @@ impl Fabric {
         Ok(())
     }
 
-    /// Adds the reservations of all tenants, so that ports have weights before the first pass.
+    /// Computes the queue weights of all ports from the tenants' reservations. Ports use the
+    /// computed weights until the first binding pass.
     pub fn reserve_all(&mut self) {
         let Self { datacenter, binding, .. } = self;
         let all = datacenter.tenants().map(|(slot, t)| (slot, t.placement.entry.links.as_slice()));
         binding.reserve_all(datacenter.topology(), all);
     }
 
-    /// Adds the reservations of a tenant that arrived, grew or moved. `before` are its earlier
-    /// reservations. Returns the steps that set new weights.
+    /// Updates the queue weights for a tenant that arrived, grew or moved. The argument `before`
+    /// has the earlier reservations of the tenant on links. Returns the steps that set the new
+    /// weights on ports.
     pub fn reserve(&mut self, slot: TenantSlot, before: &[(LinkId, Need)]) -> Vec<Step> {
         let Self { datacenter, binding, .. } = self;
         let Some(tenant) = datacenter.tenant(slot) else { return Vec::new() };
@@ -474,19 +496,19 @@ impl Fabric {
         binding.reserve(datacenter.topology(), slot, before, now)
     }
 
-    /// Returns the links of a tenant, and the tenant's reservations there.
+    /// Returns the links of a tenant, and the tenant's reservation on each link.
     #[must_use]
     pub fn links(&self, slot: TenantSlot) -> &[(LinkId, Need)] {
         let tenant = self.datacenter.tenant(slot);
         tenant.map_or(&[][..], |tenant| tenant.placement.entry.links.as_slice())
     }
 
-    /// Restores the binding from before a pass that was rolled back.
+    /// Restores the binding from before a binding pass whose plan was rolled back.
     pub fn put_back(&mut self, binding: Binding) {
         self.binding = binding;
     }
 
-    /// Returns the stored form of the binding.
+    /// Returns the binding as a record for the store.
     #[must_use]
     pub fn binding_record(&self, stamp: Stamp) -> BindingRecord {
         let names = Names(self.topology());
@@ -499,7 +521,7 @@ impl Fabric {
         }
     }
 
-    /// Returns the intended state of a port.
+    /// Returns the queue weights and the map from code point to queue that a port must have.
     #[must_use]
     pub fn port(&self, port: Port) -> PortState {
         let settings = self.binding.settings();
@@ -519,8 +541,8 @@ impl Fabric {
         PortState { weights, map }
     }
 
-    /// Returns the code point of a tenant, or 0 if it shares queue 0. If a tenant has moved away
-    /// from its queues, it shares queue 0 until the next pass.
+    /// Returns the DSCP code point of a tenant, or 0 if the tenant shares queue 0. A tenant that
+    /// has moved shares queue 0 until the next binding pass.
     #[must_use]
     pub fn dscp(&self, slot: TenantSlot) -> u8 {
         let bound = self.binding.of(slot).filter(|_| self.binding.covers(slot, self.links(slot)));
@@ -536,13 +558,14 @@ impl Fabric {
         down.chain(up).collect()
     }
 
-    /// Sending limit of a tenant without a queue of its own, in thousandths of its guarantee.
+    /// Returns the rate limit of a tenant in the shared queue, in thousandths of the tenant's
+    /// guarantee.
     #[must_use]
     pub fn headroom_permille(&self, slot: TenantSlot) -> u32 {
         self.binding.headroom_permille(self.topology(), self.links(slot))
     }
 
-    /// Sum of the guarantees of a tenant's VMs on a server, in bit/s.
+    /// Returns the number of a tenant's VMs on a server, and the sum of their guarantees in bit/s.
     #[must_use]
     pub fn guarantee_on(&self, slot: TenantSlot, server: NodeId) -> ClassRecord {
         let mut all = ClassRecord { vms: 0, send: 0, recv: 0 };
@@ -559,8 +582,8 @@ impl Fabric {
     }
 }
 
-/// Returns the largest used fraction of a guarantee on any server, in thousandths. It is at most
-/// 1,000.
+/// Returns the largest used fraction of a tenant's guarantee on any server, in thousandths. The
+/// result is at most 1000, even if a tenant exceeds its guarantee.
 fn used_permille(hose: &penstock_fabric::hose::Hose, hosts: &[HostUsage]) -> u64 {
     let payment = penstock_fabric::score::payment(hose);
     let used = u128::from(score(hose, hosts)) * 1000;

@@ -1,56 +1,59 @@
-//! Keeps the usage of tenants in the last intervals in memory, for the graphs of the web page.
+//! Keeps the tenants' usage in the last intervals in memory. The web page shows the usage as
+//! graphs.
 //!
 //! # Approach
 //!
-//! Every tenant gets one sample in each interval. A tenant's samples are therefore those of the
-//! most recent intervals. Samples of removed tenants are deleted. A new leader starts with an empty
-//! history, because older data belongs in a monitoring system. This history serves a page that was
-//! just opened.
+//! Every tenant gets one sample in each interval, so a tenant with n samples has the samples of the
+//! last n intervals. Samples of removed tenants are deleted. A new leading controller starts with
+//! an empty history of tenants' usage, because the history is only for a web page. Operators should
+//! keep older data in a monitoring system.
 //!
 //! # Cost
 //!
 //! The history has at most [`INTERVALS_MAX`] intervals and [`SAMPLES_MAX`] samples of 40 bytes (40
-//! MB). If there are more than 3,333 tenants, the history has fewer intervals.
+//! MB). If the fabric has more than 3,333 tenants, the history has fewer intervals.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-/// Maximum number of intervals.
+/// Maximum number of intervals in the history.
 pub const INTERVALS_MAX: usize = 300;
-/// Maximum number of samples of all tenants together.
+/// Maximum number of samples of all tenants together in the history.
 pub const SAMPLES_MAX: usize = 1_000_000;
-/// Maximum number of samples in a view of all tenants. This is about 2 MB as JSON.
+/// Maximum number of samples in the answer to a request for all tenants. An answer with the maximum
+/// number of samples takes about 2 MB as JSON.
 pub const SHOWN_MAX: usize = 60_000;
 
 /// Usage of a tenant in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Rate that all of the tenant's VMs sent, in bit/s.
+    /// Rate at which all VMs of the tenant together sent, in bit/s.
     pub sent: u64,
-    /// Rate that all of the tenant's VMs received, in bit/s.
+    /// Rate at which all VMs of the tenant together received, in bit/s.
     pub received: u64,
-    /// Smoothed score in bit/s.
+    /// Smoothed score of the tenant in bit/s, from the tenant's recent traffic. The score says how
+    /// much the tenant needs its own queues.
     pub score: u64,
-    /// Largest used fraction of the tenant's guarantee, in thousandths.
+    /// Largest fraction of the tenant's guarantee that its VMs used on any server, in thousandths.
     pub used_permille: u64,
-    /// Code point of the tenant. 0 if it shared queue 0.
+    /// DSCP of the tenant's packets. 0 if the tenant shared queue 0.
     pub dscp: u8,
 }
 
-/// The last intervals of all tenants.
+/// Samples of all tenants' usage in the last intervals.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// End of each interval, in milliseconds since 1970.
     times: VecDeque<u64>,
-    /// Number of intervals so far.
+    /// Number of intervals since the leader's start.
     intervals: u64,
     tenants: BTreeMap<String, Line>,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Line {
-    /// Number of the last interval with a sample.
+    /// Number of the last interval, from 1, in which the tenant got a sample of its usage.
     last: u64,
     samples: VecDeque<Sample>,
 }
@@ -78,8 +81,9 @@ impl History {
         self.times.drain(..self.times.len().saturating_sub(most));
     }
 
-    /// Returns the samples of one tenant as columns. If the name is empty, returns the last samples
-    /// of all tenants. `None` if there is no such tenant.
+    /// Returns the usage samples of one tenant as JSON, with an array for each kind of value. If
+    /// the name is empty, returns the last samples of all tenants. `None` if no tenant has this
+    /// name.
     #[must_use]
     pub fn view(&self, name: &str, interval_ms: u64) -> Option<Value> {
         let most = match name {

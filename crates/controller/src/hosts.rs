@@ -1,15 +1,16 @@
-//! Plans that a controller sends to hosts.
+//! Defines the plans that a controller sends to hosts.
 //!
 //! # Problem
 //!
-//! Hosts mark packets, and their uplinks have the first queues that a packet meets. A host
-//! therefore needs to know its tenants and the state of its own ports. The host must confirm
-//! changes.
+//! Hosts mark packets with the tenants' code points. A packet's first queue in the fabric is on the
+//! uplink of its host. A host therefore needs the code points of its tenants, and the weights and
+//! maps of its own ports. The host must confirm each change.
 //!
 //! # Approach
 //!
-//! A plan contains everything for the host, never a difference. If a host was away, the next plan
-//! makes it up to date. A host refuses a plan with a lower stamp than that of its present plan.
+//! A plan contains the whole state of the host, never a difference. After a host was unreachable, a
+//! single plan brings the host up to date. Each plan has a stamp (term and number of a decision). A
+//! host refuses a plan if its present plan has a higher stamp.
 
 use std::collections::BTreeMap;
 
@@ -20,32 +21,34 @@ use thiserror::Error;
 use crate::Stamp;
 use crate::southbound::PortState;
 
-/// A tenant on a host.
+/// A tenant in a host's plan: the tenant's code point, its guarantees, and its rate limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostTenant {
     pub name: String,
-    /// Code point of the tenant's packets. 0 if the tenant has no queue of its own.
+    /// DSCP code point of the tenant's packets. 0 if the tenant shares queue 0.
     pub dscp: u8,
     /// Number of the tenant's VMs on the host.
     pub vms: u32,
-    /// Sum of these VMs' guaranteed sending rates in bit/s.
+    /// Sum of the guaranteed sending rates of the tenant's VMs on the host, in bit/s.
     pub send: u64,
-    /// Sum of these VMs' guaranteed receiving rates in bit/s.
+    /// Sum of the guaranteed receiving rates of the tenant's VMs on the host, in bit/s.
     pub recv: u64,
-    /// Limit in the shared queue, in thousandths of both guarantees, if the code point is 0. A
-    /// value below 1000 counts as 1000.
+    /// Rate limit of the tenant in the shared queue, as thousandths of the guarantees `send` and
+    /// `recv`. The rate limit applies only to a tenant with `dscp` 0. A `headroom_permille` below
+    /// 1000 counts as 1000.
     #[serde(default)]
     pub headroom_permille: u32,
 }
 
-/// The complete plan of a host.
+/// Complete plan of a host: its tenants and the state of its ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostPlan {
-    /// Stamp of the decision from which the plan follows.
+    /// Stamp (term and number) of the controller's decision that this plan carries out.
     pub stamp: Stamp,
-    /// Tenants, ordered by name.
+    /// Tenants with VMs on the host, ordered by name.
     pub tenants: Vec<HostTenant>,
-    /// State of the host's ports into the fabric. The key is the switch at the other end.
+    /// State of each port that connects the host to the fabric, by the name of the switch at the
+    /// other end of the link.
     pub uplinks: BTreeMap<String, PortState>,
 }
 
@@ -55,44 +58,42 @@ impl crate::saved::Stamped for HostPlan {
     }
 }
 
-/// Why a host did not apply a plan.
+/// Reason why a host did not apply a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HostError {
     /// The host's agent is not connected.
-    #[error("host {0}: its agent is not connected; it gets the plan when it is")]
+    #[error("host {0}: its agent is not connected; the host gets the plan when the agent connects")]
     Away(String),
-    /// The host did not answer in time.
+    /// The host did not answer within the time limit.
     #[error("host {host}: no answer within {millis} ms")]
     Silent {
         host: String,
-        /// Time limit in milliseconds.
+        /// Time limit for the host's answer, in milliseconds.
         millis: u64,
     },
     /// The host could not apply the plan.
     #[error("host {host}: {problem}")]
-    Failed {
-        host: String,
-        /// The host's error message.
-        problem: String,
-    },
-    /// The host has a plan with a later stamp.
+    Failed { host: String, problem: String },
+    /// The host refused the plan, because the host has a plan with a later stamp (term and number
+    /// of a decision).
     #[error(
-        "host {host}: has decision {has}, so {told} is too late; another controller leads, or the \
-         store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
+        "host {host}: has the later decision {has}, so {told} is refused; \
+         another controller leads, or the store is an older copy: \
+         `penstock controller epoch --at-least {}`", .has.next_epoch()
     )]
     Fenced {
         host: String,
-        /// Stamp of the host's present plan.
+        /// Stamp (term and number) of the host's present plan.
         has: Stamp,
-        /// Stamp of the refused plan.
+        /// Stamp (term and number) of the refused plan.
         told: Stamp,
     },
 }
 
 #[async_trait]
 pub trait Hosts: Send + Sync + std::fmt::Debug {
-    /// Sends a plan to a host and waits until it is applied.
+    /// Sends a plan to a host, and waits until the host has applied the plan.
     async fn tell(&self, host: &str, plan: HostPlan) -> Result<(), HostError>;
 
     fn connected(&self, host: &str) -> bool;

@@ -1,23 +1,26 @@
-//! Stored records of tenants and of the binding. The records use names and are therefore
-//! independent of the numbering of nodes and tenants.
+//! Defines the stored records of tenants and of the binding, which says which queues each tenant
+//! has. The records use names, so their contents do not depend on the numbering of nodes and
+//! tenants.
 //!
 //! # Problem
 //!
-//! A successor, or a restart with a larger topology, numbers nodes and tenants differently.
+//! A successor of the controller may number nodes and tenants differently. The same controller may
+//! also number nodes and tenants differently after a restart with a larger topology.
 //!
 //! # Approach
 //!
-//! Records contain the names of servers and switches. A link is identified by its two ends. Records
-//! are JSON with a version. The program refuses a record of another version.
+//! Records contain the names of servers and switches. A record identifies a link by the names of
+//! its two ends. Records are JSON with a version. The controller refuses a record of another
+//! version.
 //!
 //! | Key | Value |
 //! |---|---|
 //! | `penstock/tenants/NAME` | [`TenantRecord`] |
-//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the binding in force |
+//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the current binding |
 //! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding: an array of [`BoundRecord`] |
-//! | `penstock/history/EPOCH.GENERATION` | heads of the last completed bindings |
+//! | `penstock/history/EPOCH.GENERATION` | `BindingHead` of a completed binding |
 //! | `penstock/mode` | [`Mode`] |
-//! | `penstock/epochs` | difference between an epoch and the store's revision; 0 if absent |
+//! | `penstock/epochs` | number that an operator's command adds to all epochs; 0 if absent |
 //! | `penstock/leader/...` | the election ([`crate::store`]) |
 
 use core::fmt;
@@ -33,33 +36,36 @@ use thiserror::Error;
 
 use crate::Stamp;
 
-/// Prefix of all keys.
+/// Prefix of all keys in the store.
 pub const ROOT: &str = "penstock/";
-/// Prefix of tenants' keys.
+/// Prefix of the keys of tenants' records.
 pub const TENANTS: &str = "penstock/tenants/";
-/// Key of the binding in force.
+/// Key of the head of the current binding.
 pub const BINDING: &str = "penstock/binding";
-/// Prefix of the parts of bindings.
+/// Prefix of the store's keys for shards (parts of bindings).
 pub const BOUND: &str = "penstock/bound/";
-/// Prefix of the heads of completed bindings.
+/// Prefix of the store's keys for the heads of the last executed bindings.
 pub const HISTORY: &str = "penstock/history/";
-/// Key of the controller's mode.
+/// Key of the controller's mode in the store.
 pub const MODE: &str = "penstock/mode";
-/// Key of the difference between an epoch and its election's revision.
+/// Key of the number that an operator's command adds to all epochs. The epoch of a leader is the
+/// store's revision at the leader's election plus this number.
 pub const EPOCHS: &str = "penstock/epochs";
-/// Prefix of the election's keys.
+/// Prefix of the keys of the leader's election.
 pub const LEADER: &str = "penstock/leader/";
 
-/// Mode of the controller. It limits the changes that the controller may make.
+/// Mode of the controller, which limits the changes that the controller may make.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// The controller decides and carries out its decisions.
+    /// In active mode, the controller makes decisions and executes them on switches and hosts.
     #[default]
     Active,
-    /// The controller decides and reports its decisions, but changes no switches or hosts.
+    /// In observe mode, the controller makes and reports decisions, but changes no switches or
+    /// hosts.
     Observe,
-    /// Bindings stay as they are. Weights and hosts follow arriving and leaving tenants.
+    /// In hold mode, the controller changes no bindings, but still updates weights and hosts when
+    /// tenants arrive or leave.
     Hold,
 }
 
@@ -73,7 +79,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// VMs with the same guarantee.
+/// A class of VMs with the same guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassRecord {
     /// Number of VMs.
@@ -84,137 +90,142 @@ pub struct ClassRecord {
     pub recv: u64,
 }
 
-/// A bound on a tenant's VMs in fault domains.
+/// Limits on how a tenant's VMs are spread over the fault domains of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpreadRecord {
-    /// Layer of the fault domain: 0 for servers, 1 for racks, and so on.
+    /// Layer of the fault domains: 0 for servers, 1 for racks, 2 for pods.
     pub layer: usize,
-    /// Maximum number of the tenant's VMs in one domain.
+    /// Maximum number of the tenant's VMs in one fault domain, or `None` for no maximum.
     pub most_vms: Option<u32>,
-    /// Minimum number of domains with VMs of the tenant.
+    /// Minimum number of fault domains with VMs of the tenant, or `None` for no minimum.
     pub least_domains: Option<u32>,
 }
 
-/// A tenant's request.
+/// Request of a tenant: guarantees and limits on placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantSpec {
     pub name: String,
     pub classes: Vec<ClassRecord>,
     #[serde(default)]
     pub spread: Vec<SpreadRecord>,
-    /// Nodes below which the tenant's VMs must be. If empty, they may be anywhere.
+    /// Names of servers and switches. The tenant's VMs must be on these servers or on servers below
+    /// these switches. An empty list permits all servers.
     #[serde(default)]
     pub within: Vec<String>,
-    /// Other tenants and layers. The tenant's VMs must be in the same fault domains of the layer as
-    /// the other tenant's VMs.
+    /// Pairs of another tenant's name and a layer of fault domains. The tenant's VMs must be in
+    /// fault domains of the layer in which the other tenant has VMs.
     #[serde(default)]
     pub near: Vec<(String, usize)>,
-    /// Other tenants and layers. The tenant's VMs must not be in the same fault domains of the
-    /// layer as the other tenant's VMs.
+    /// Pairs of another tenant's name and a layer of fault domains. The tenant's VMs must not be in
+    /// a fault domain of the layer in which the other tenant has VMs.
     #[serde(default)]
     pub apart: Vec<(String, usize)>,
 }
 
-/// VMs of one class on one server.
+/// Number of a tenant's VMs of one class on one server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareRecord {
     pub server: String,
-    /// Index of the class, from 0.
+    /// Index of the VMs' class in the tenant's request, from 0.
     pub class: u32,
     pub vms: u32,
 }
 
-/// Reservation on a link.
+/// Bandwidth that a tenant has reserved on a link.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkRecord {
     /// Name of the link's lower end.
     pub below: String,
     /// Name of the link's upper end.
     pub above: String,
-    /// Reserved from the lower to the upper end, in bit/s.
+    /// Reserved rate from the lower to the upper end, in bit/s.
     pub up: u64,
-    /// Reserved from the upper to the lower end, in bit/s.
+    /// Reserved rate from the upper to the lower end, in bit/s.
     pub down: u64,
 }
 
-/// A tenant's placement.
+/// Placement of a tenant: its servers, links and reservations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementRecord {
-    /// Name of the root of the tenant's tree.
+    /// Name of the server or switch at the top of the tenant's tree. The tenant's tree contains all
+    /// of its VMs.
     pub root: String,
     pub shares: Vec<ShareRecord>,
     pub links: Vec<LinkRecord>,
-    /// Weighted cost when the tenant was placed.
+    /// Weighted sum of the placement's queue and bandwidth cost without unit (QShare §IV-B), as
+    /// computed at placement.
     pub cost: f64,
 }
 
-/// A tenant and its placement.
+/// Stored request of a tenant, with the tenant's placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TenantRecord {
-    /// Version of the record: [`VERSION`].
+    /// Version of the record, which must be [`VERSION`].
     pub version: u32,
     pub spec: TenantSpec,
     pub placement: PlacementRecord,
 }
 
-/// A queue of a port.
+/// Stored queue of a tenant on one port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueRecord {
     /// Name of the link's lower end.
     pub below: String,
     /// Name of the link's upper end.
     pub above: String,
-    /// Whether the port is at the lower end.
+    /// True if the port is at the lower end of the link, and false if the port is at the upper end.
     pub up: bool,
-    /// Number of the queue, from 1.
+    /// Number of the queue on the port, from 1.
     pub queue: u8,
 }
 
-/// A tenant's queues.
+/// Stored queues of a tenant on all ports of the tenant's tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BoundRecord {
     pub tenant: String,
     pub dscp: u8,
-    /// Interval in which the tenant got the queues.
+    /// Number of the binding pass in which the tenant got the queues.
     pub since: u64,
-    /// One queue for each port of the tenant's tree.
+    /// Queues of the tenant, with one queue for each port of the tenant's tree.
     pub queues: Vec<QueueRecord>,
 }
 
-/// A complete binding. The store has it in parts: [`BOUND`].
+/// A complete binding, which the store keeps in parts below the prefix [`BOUND`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingRecord {
-    /// Version of the record: [`VERSION`].
+    /// Version of the record, which must be [`VERSION`].
     pub version: u32,
-    /// Stamp of the decision.
+    /// Stamp of the decision that made the binding.
     pub stamp: Stamp,
-    /// Number of passes so far.
+    /// Number of passes that have computed a binding so far, including the pass for this binding. A
+    /// pass computes a binding from the tenants' scores.
     pub interval: u64,
-    /// Queues of tenants, ordered by tenant.
+    /// Queues of each tenant, ordered by tenant name.
     pub bound: Vec<BoundRecord>,
 }
 
-/// Version of the records that this program writes.
+/// Version of the records that this version of Penstock writes.
 pub const VERSION: u32 = 1;
 
-/// Why a record cannot be used.
+/// Reason why the controller cannot use a stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum IntentError {
-    /// Another version of the program wrote the record.
+    /// Another version of Penstock wrote the record.
     #[error(
-        "{key}: form {version} is unknown, this program reads {VERSION}; use the later program"
+        "{key}: record version {version} is unknown, {VERSION} is supported; use the newer program"
     )]
     Version { key: String, version: u32 },
-    /// The record cannot be parsed.
+    /// The controller cannot parse the record.
     #[error("{key}: {problem}; restore a copy of the store")]
     Malformed { key: String, problem: String },
     /// The record refers to a node or link that the topology lacks.
     #[error(
-        "{tenant}: the topology has no {what}; add it again, and drain it before you remove it"
+        "{tenant}: the topology has no {what}; restore the old topology file, and drain nodes \
+         before you remove them"
     )]
     Missing { tenant: String, what: String },
-    /// The tenant's hose is invalid.
+    /// The tenant's guarantees are not valid in the hose model.
     #[error("{tenant}: {problem}")]
     Hose { tenant: String, problem: HoseError },
 }
@@ -246,7 +257,7 @@ impl Names<'_> {
         self.0.name(node).to_string()
     }
 
-    /// Names of a link's lower and upper end.
+    /// Returns the names of a link's lower and upper end.
     #[must_use]
     pub fn ends(&self, link: LinkId) -> (String, String) {
         (self.of(self.0.child(link)), self.of(self.0.parent(link)))
@@ -254,10 +265,10 @@ impl Names<'_> {
 }
 
 impl TenantSpec {
-    /// Returns the request's hose.
+    /// Returns the guarantees of the tenant's request in the hose model.
     ///
     /// # Errors
-    /// The hose is invalid.
+    /// Returns an error if the guarantees are invalid.
     pub fn hose(&self) -> Result<Hose, IntentError> {
         let class = |c: &ClassRecord| VmClass {
             vms: c.vms,
@@ -278,17 +289,17 @@ impl TenantSpec {
         self.spread.iter().map(one).collect()
     }
 
-    /// Returns the nodes below which the tenant must be.
+    /// Returns the servers and switches that the request's field `within` names.
     ///
     /// # Errors
-    /// The topology lacks one of them.
+    /// Returns an error if the topology lacks a server or switch that `within` names.
     pub fn within(&self, names: Names<'_>) -> Result<Vec<NodeId>, IntentError> {
         self.within.iter().map(|node| names.node(&self.name, node)).collect()
     }
 }
 
 impl PlacementRecord {
-    /// Returns the stored form of a placement.
+    /// Returns a placement as a record for the store.
     #[must_use]
     pub fn of(placement: &Placement, names: Names<'_>) -> Self {
         let share = |s: &VmShare| {
@@ -307,10 +318,10 @@ impl PlacementRecord {
         }
     }
 
-    /// Returns the placement in the numbering of this topology.
+    /// Returns the placement in the numbering of the present topology.
     ///
     /// # Errors
-    /// The topology lacks a node or link.
+    /// Returns an error if the topology lacks a node or link of the placement.
     pub fn placement(&self, tenant: &str, names: Names<'_>) -> Result<Placement, IntentError> {
         let mut shares = Vec::new();
         for share in &self.shares {
@@ -340,7 +351,7 @@ impl PlacementRecord {
 }
 
 impl BoundRecord {
-    /// Returns the stored form of a tenant's queues.
+    /// Returns a tenant's queues as a record for the store.
     #[must_use]
     pub fn of(tenant: &str, bound: &Bound, names: Names<'_>) -> Self {
         let queue = |(port, queue): &(Port, u8)| {
@@ -355,10 +366,10 @@ impl BoundRecord {
         }
     }
 
-    /// Returns the queues in the numbering of this topology.
+    /// Returns the tenant's queues in the numbering of the present topology.
     ///
     /// # Errors
-    /// The topology lacks a link.
+    /// Returns an error if the topology lacks the link of a queue.
     pub fn bound(&self, names: Names<'_>) -> Result<Bound, IntentError> {
         let mut queues = Vec::new();
         for queue in &self.queues {
@@ -370,19 +381,19 @@ impl BoundRecord {
     }
 }
 
-/// Serializes a record.
+/// Serializes a record as JSON.
 ///
 /// # Panics
-/// It never panics, because records are plain data.
+/// Serialization of a record never fails, because records are plain data.
 #[must_use]
 pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
     serde_json::to_vec(record).expect("records are plain data")
 }
 
-/// Reads a record from the store. If the record has a version, checks the version.
+/// Parses a record from the store. If the record has a version, checks the version.
 ///
 /// # Errors
-/// The record has another version or is malformed.
+/// Returns an error if the record has another version or is malformed.
 pub fn from_bytes<T: for<'a> Deserialize<'a>>(key: &str, bytes: &[u8]) -> Result<T, IntentError> {
     #[derive(Deserialize)]
     struct Form {

@@ -1,17 +1,17 @@
-//! The fabric controller. It stores decisions of `penstock-fabric` and carries them out on switches
-//! and hosts.
+//! The fabric controller stores decisions of `penstock-fabric` and executes them on switches and
+//! hosts.
 //!
 //! # Approach
 //!
-//! [`penstock_fabric`] makes decisions without side effects. This crate has the parts that need a
-//! clock, a disk or a network. They are the [`store`], the drivers of switches ([`southbound`]) and
-//! the sessions of hosts ([`agents`]).
+//! [`penstock_fabric`] makes decisions without side effects. This crate contains the parts of the
+//! controller that need a clock, a disk or a network. The main parts are the [`store`], the drivers
+//! of switches ([`southbound`]) and the sessions of hosts ([`agents`]).
 //!
 //! # Source
 //!
-//! The controller follows QShare §V-D and §VI.
+//! The fabric controller follows QShare §V-D and §VI.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
+#![allow(missing_docs, reason = "the API is not published, so comments are optional")]
 
 pub mod agent;
 pub mod agents;
@@ -36,6 +36,8 @@ pub mod wire;
 
 pub use stamp::Stamp;
 
-/// Test doubles that other crates share refer to this crate by this name.
+/// In unit tests, the crate can also be named `penstock_controller` within its own source. Some
+/// test doubles refer to `penstock_controller`, because other crates also include the source of
+/// these test doubles.
 #[cfg(test)]
 extern crate self as penstock_controller;

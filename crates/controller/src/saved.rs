@@ -1,20 +1,21 @@
-//! Stores the last plan in a file.
+//! Stores the last plan of a host or switch in a file.
 //!
 //! # Problem
 //!
-//! If a new plan cannot be stored, the old plan is out of date and must not be applied after a
-//! restart. The new plan's stamp must survive nevertheless, or a host would follow a deposed
-//! controller.
+//! If a new plan cannot be stored, the stored plan is out of date and must not be applied after a
+//! restart. The stamp of a plan that cannot be stored must still survive a restart. Without the
+//! stamp of its last plan, a host would follow a controller that no longer leads.
 //!
 //! # Approach
 //!
-//! A file is complete or absent. A new file is written beside the old one, synced and renamed. If a
-//! file is damaged, or belongs to another host or a later program, it counts as absent. The caller
-//! gets the file's name in an error.
+//! The plan file is always complete or absent. The host writes a plan to a new file, syncs the new
+//! file, and then replaces the old file. A plan file counts as absent if it is damaged, or if
+//! another host or a later version of Penstock wrote it. An error contains the plan file's name.
 //!
-//! If a plan cannot be stored, the file is overwritten in place with the stamp alone. The stamp is
-//! shorter and needs no space on the disk. If the overwriting fails too, the file is removed.
-//! [`Keeper`] retries to store the plan.
+//! If a plan cannot be stored, the host overwrites the old file in place with only the new stamp.
+//! The host can write the stamp even on a full disk, because the stamp is shorter than the plan
+//! that it overwrites. If the stamp cannot be written, the host removes the file. [`Keeper`] later
+//! tries again to store a plan that could not be stored.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -32,34 +33,35 @@ use tokio::time::sleep;
 use crate::Stamp;
 use crate::fnv::fnv1a;
 
-/// Version of the file format.
+/// Version of the format of a plan file.
 const VERSION: u32 = 1;
-/// Maximum size of a file that is read, in bytes. The size is four times that of the largest
-/// message.
+/// Maximum size of a plan file in bytes, which is four times the maximum size of a message with a
+/// plan.
 const BYTES_MAX: u64 = 4 << 20;
-/// First and longest pause between attempts to store a plan.
+/// First pause and longest pause between two attempts to store a plan.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
-/// A plan that can be stored.
+/// A plan with a stamp, which can be stored in a file.
 pub(crate) trait Stamped:
     Clone + Serialize + DeserializeOwned + Send + Sync + 'static
 {
-    /// Stamp of the decision from which the plan follows.
+    /// Returns the stamp of the decision from which the plan follows.
     fn stamp(&self) -> Stamp;
 }
 
-/// Contents of a file.
+/// Contents of a plan file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SavedPlan<T> {
-    /// There is no file.
+    /// No plan file exists.
     Nothing,
-    /// The file has the last plan.
+    /// The plan file contains the last plan.
     Whole(T),
-    /// The file has only the stamp of the last plan, because the plan could not be stored.
+    /// The plan file contains only the stamp of the last plan, because the plan could not be
+    /// stored.
     Stamp(Stamp),
 }
 
-/// The file of a host's plan.
+/// File with the last plan of a host or switch.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
     host: String,
@@ -72,7 +74,7 @@ struct Record<T> {
     version: u32,
     host: String,
     plan: Option<T>,
-    /// Stamp of a plan that is not in the file.
+    /// Stamp of the last plan, if the last plan could not be stored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stamp: Option<Stamp>,
 }
@@ -82,22 +84,27 @@ impl<T: Stamped> Saved<T> {
         Self { host: host.to_owned(), path: path.to_owned(), kind: PhantomData }
     }
 
-    /// Reads the file.
     pub(crate) async fn load(&self) -> Result<SavedPlan<T>, String> {
         let this = self.clone();
         on_a_thread(move || this.read()).await
     }
 
-    /// Stores a plan. If that fails, stores the plan's stamp or removes the file.
+    /// Stores a plan in the plan file. If the plan cannot be stored, overwrites the file with the
+    /// plan's stamp, or removes the file.
     ///
-    /// `Ok` has a message if the plan is not stored. `Err` means that the old file is still there.
+    /// | Result | File |
+    /// |---|---|
+    /// | `Ok(None)` | the plan file contains the plan |
+    /// | `Ok(Some(problem))` | the plan file contains only the stamp, or is removed |
+    /// | `Err(problem)` | the plan file is unchanged |
     async fn keep(&self, plan: T) -> Result<Option<String>, String> {
         let this = self.clone();
         on_a_thread(move || {
             let stamp = plan.stamp();
             let Err(error) = this.write(Some(plan), None) else { return Ok(None) };
             let text = format!(
-                "{}: the plan cannot be stored: {error}; make room, and let the agent write there",
+                "{}: the plan cannot be stored: {error}; free disk space, and permit the agent to \
+                 write there",
                 this.path.display()
             );
             match this.write_over(stamp).or_else(|_| this.remove()) {
@@ -108,7 +115,7 @@ impl<T: Stamped> Saved<T> {
         .await
     }
 
-    /// Stores a plan that could not be stored before.
+    /// Stores a plan that could not be stored at an earlier attempt.
     async fn keep_now(&self, plan: T) -> Result<(), String> {
         let this = self.clone();
         on_a_thread(move || this.write(Some(plan), None).map_err(|error| error.to_string())).await
@@ -118,11 +125,12 @@ impl<T: Stamped> Saved<T> {
         let wrong = |problem: &str| {
             let path = self.path.display();
             Err(format!(
-                "{path}: {problem}; not used, all tenants share queue 0 until a plan arrives"
+                "{path}: {problem}; the agent ignores the file, so all tenants share queue 0 until \
+                 a plan arrives"
             ))
         };
         match fs::metadata(&self.path) {
-            Ok(found) if found.len() > BYTES_MAX => return wrong("too large for a plan"),
+            Ok(found) if found.len() > BYTES_MAX => return wrong("the file is too large"),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(SavedPlan::Nothing);
             }
@@ -142,11 +150,11 @@ impl<T: Stamped> Saved<T> {
         match serde_json::from_slice::<Record<T>>(json) {
             Ok(record) if record.version != VERSION => wrong("written by another version"),
             Ok(record) if record.host != self.host => {
-                wrong(&format!("the plan of host {}", record.host))
+                wrong(&format!("the file has the plan of host {}", record.host))
             }
             Ok(Record { plan: Some(plan), .. }) => Ok(SavedPlan::Whole(plan)),
             Ok(Record { stamp: Some(stamp), .. }) => Ok(SavedPlan::Stamp(stamp)),
-            Ok(_) => wrong("it says nothing"),
+            Ok(_) => wrong("the file has neither plan nor stamp"),
             Err(error) => wrong(&error.to_string()),
         }
     }
@@ -176,8 +184,8 @@ impl<T: Stamped> Saved<T> {
         self.sync_folder()
     }
 
-    /// Overwrites the file in place. This works on a full disk. A partly written file counts as
-    /// absent.
+    /// Overwrites the plan file in place, which also works on a full disk. After a crash, a partly
+    /// written file counts as absent.
     fn write_over(&self, stamp: Stamp) -> io::Result<()> {
         let text = self.text(None, Some(stamp))?;
         let mut options = OpenOptions::new();
@@ -196,20 +204,21 @@ impl<T: Stamped> Saved<T> {
         }
     }
 
-    /// Syncs the directory. Without a sync, a new name may not be on the disk.
+    /// Syncs the directory of the plan file. Without the sync, a power loss could undo the renaming
+    /// or removal of a file.
     fn sync_folder(&self) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
     }
 }
 
-/// Stores plans and retries failed attempts.
+/// Stores plans in a file, and tries again after a failure.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper<T> {
     saved: Saved<T>,
-    /// This lock is held while the file is written.
+    /// Lock that a task holds while it writes the plan file.
     writing: Arc<Mutex<()>>,
-    /// The plan in force, if it is not in the file.
+    /// The last plan if the plan is not stored yet, or `None` if the last plan is stored.
     owed: watch::Sender<Option<T>>,
 }
 
@@ -218,12 +227,12 @@ impl<T: Stamped> Keeper<T> {
         Self { saved, writing: Arc::default(), owed: watch::Sender::new(None) }
     }
 
-    /// Reads the file.
     pub(crate) async fn load(&self) -> Result<SavedPlan<T>, String> {
         self.saved.load().await
     }
 
-    /// Stores a plan like [`Saved::keep`]. If this fails, [`Self::make_up`] retries.
+    /// Stores a plan, and returns the same results as [`Saved::keep`]. If the plan cannot be
+    /// stored, [`Self::make_up`] tries again to store it.
     pub(crate) async fn keep(&self, plan: T) -> Result<Option<String>, String> {
         let _writing = self.writing.lock().await;
         let kept = self.saved.keep(plan.clone()).await;
@@ -231,16 +240,17 @@ impl<T: Stamped> Keeper<T> {
         kept
     }
 
-    /// Stamp of the plan in force, if it is not in the file.
+    /// Returns the stamp of the last plan, if the last plan is not stored yet.
     pub(crate) fn owed(&self) -> Option<Stamp> {
         self.owed.borrow().as_ref().map(T::stamp)
     }
 
-    /// Retries at growing intervals and reports when the plan is stored. This future never ends.
+    /// Waits for plans that could not be stored, and tries again at growing intervals. Calls `kept`
+    /// after each plan that is stored. The returned future runs until the caller drops it.
     pub(crate) async fn make_up(self, mut kept: impl FnMut(Stamp)) {
         let mut owes = self.owed.subscribe();
         loop {
-            // `self` holds the sender, so the channel cannot be closed.
+            // `self` has the sender, so the channel cannot be closed.
             let _ = owes.wait_for(Option::is_some).await;
             let mut pause = PAUSES.0;
             loop {
@@ -314,7 +324,7 @@ mod tests {
         // The first write must fail.
         fs::create_dir(folder.join("plan.new")).unwrap();
         let told = keeper.keep(plan(2)).await.unwrap().unwrap();
-        assert!(told.contains("make room"), "{told}");
+        assert!(told.contains("free disk space"), "{told}");
         assert_eq!(
             keeper.load().await,
             Ok(SavedPlan::Stamp(plan(2).stamp)),

@@ -1,39 +1,44 @@
-//! Stamps of decisions. They exclude a controller that was deposed.
+//! Defines the stamps of decisions. Because of stamps, hosts and switches refuse the messages of a
+//! controller that no longer leads.
 //!
 //! # Problem
 //!
-//! If a leader is cut off, it continues for a while. Its messages may arrive after those of its
-//! successor.
+//! A leader that lost its connection to the store may continue to send messages for a while. The
+//! former leader's messages may arrive after the messages of its successor.
 //!
 //! # Approach
 //!
-//! Every message from a controller to a host or switch carries a stamp. A stamp has the number of
-//! the controller's term and the number of the decision within this term. The store increases the
-//! term with every election. A receiver keeps the highest stamp that it has seen and refuses lower
-//! ones. A restored or new store starts with lower terms. An operator then raises them with
-//! `penstock controller epoch` (`docs/guides/disaster-recovery.md`).
+//! Every message from a controller to a host or switch carries a stamp. A stamp contains the number
+//! of the controller's term and the number of the decision within this term. The store increases
+//! the term with every election. A receiver keeps the highest stamp that it has seen and refuses
+//! messages with lower stamps. A restored or new store starts with lower term numbers. After a
+//! restore, an operator raises the term numbers with `penstock controller epoch`
+//! (`docs/guides/disaster-recovery.md`).
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Term and number of a decision. Stamps are ordered by term first.
+/// Stamp with the term and number of a decision. Stamps are ordered first by term, and then by
+/// number.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Stamp {
-    /// Number of the term. It is the store's revision plus an operator's offset, so it increases
-    /// with every election of a store.
+    /// Number of the controller's term: the store's revision at the election plus an operator's
+    /// offset. The term's number increases with every election in a store.
     pub epoch: u64,
-    /// Number of the decision. It starts at 1 in each term and increases with every decision.
+    /// Number of the decision, which starts at 1 in each term and increases with every decision.
     pub generation: u64,
 }
 
-/// Highest epoch that an operator may request. It leaves room for all future elections.
+/// Highest epoch that an operator may request. Epochs above the limit are reserved for future
+/// elections.
 pub const EPOCH_MAX: u64 = 1 << 62;
 
 impl Stamp {
-    /// Returns the lowest epoch with stamps that are all later than this one.
+    /// Returns the lowest epoch above this stamp's epoch. Every stamp of the returned epoch is
+    /// later than this stamp.
     #[must_use]
     pub const fn next_epoch(self) -> u64 {
         self.epoch.saturating_add(1)

@@ -1,7 +1,7 @@
-//! Views for operators and programs in JSON. The command line and the web page share them.
+//! Returns the controller's state as JSON, for the command line and the web page.
 //!
-//! Rates are in bit/s, fractions in thousandths if the name ends in `permille`, and times in
-//! milliseconds.
+//! Rates in the JSON are in bit/s. The names of other JSON members end with their unit, which is
+//! `_permille` (thousandths), `_ppm` (millionths), `_ms` (milliseconds) or `_us` (microseconds).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::agents::Registry;
 use crate::events::now_ms;
 use crate::leader::Leader;
 
-/// Returns the state of the controller itself.
+/// Returns the controller's own state: stamp, counters and the last interval.
 #[must_use]
 pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -> Value {
     let (last, all, counts) = (leader.last(), leader.totals(), hosts.counts());
@@ -79,7 +79,7 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
     })
 }
 
-/// Returns servers, switches and links, with their reservations and use.
+/// Returns servers, switches and links, with their reservations and measured rates.
 #[must_use]
 pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     let fabric = leader.fabric();
@@ -122,7 +122,8 @@ pub fn topology(leader: &Leader, hosts: &Registry) -> Value {
     json!({ "nodes": nodes.collect::<Vec<_>>(), "links": links.collect::<Vec<_>>() })
 }
 
-/// Returns the measured use of the servers' own links. The use of higher links is not known.
+/// Returns the rates at which each server sent and received on its uplink, in bit/s. The result
+/// omits links between switches, because only servers measure rates.
 fn used_by_link(leader: &Leader) -> BTreeMap<LinkId, (u64, u64)> {
     let topology = leader.fabric().topology();
     let of_server = |(server, (sent, received)): (&NodeId, &(u64, u64))| {
@@ -167,14 +168,14 @@ fn tenant_json(leader: &Leader, name: &str, slot: TenantSlot, tenant: &Tenant) -
     })
 }
 
-/// Returns all tenants, ordered by name.
+/// Returns all tenants as JSON, ordered by name.
 #[must_use]
 pub fn tenants(leader: &Leader) -> Value {
     let tenants = leader.fabric().tenants();
     tenants.map(|(name, slot, tenant)| tenant_json(leader, name, slot, tenant)).collect()
 }
 
-/// Returns the queues of all ports with tenants, with their weights and the tenants that use them.
+/// Returns the queues of every port that carries a tenant, with each queue's weight and tenant.
 #[must_use]
 pub fn bindings(leader: &Leader) -> Value {
     let fabric = leader.fabric();
@@ -206,19 +207,20 @@ pub fn bindings(leader: &Leader) -> Value {
 }
 
 /// Returns the usage of a tenant in the last intervals, or of all tenants if the name is empty.
-/// `None` if there is no such tenant.
+/// `None` if no tenant has this name.
 #[must_use]
 pub fn history(leader: &Leader, name: &str, interval_ms: u64) -> Option<Value> {
     leader.samples().view(name, interval_ms)
 }
 
-/// Returns the last events, oldest first.
+/// Returns the last events of the controller, oldest first.
 #[must_use]
 pub fn events(leader: &Leader) -> Value {
     leader.events().iter().map(|event| json!(event)).collect()
 }
 
-/// Returns the reasons for a tenant's present state. `None` if there is no such tenant.
+/// Returns a JSON document that says why a tenant has queues of its own or shares queue 0. `None`
+/// if no tenant has this name.
 #[must_use]
 pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     let fabric = leader.fabric();
@@ -229,21 +231,23 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     let measured = fabric.measured(slot);
     let used = measured.used_permille;
     if !tenant.placement.has_network() {
-        why.push(
-            "all of its VMs are on one server, so no link limits it and it needs no queue".into(),
-        );
+        why.push("all VMs of the tenant are on one server, so the tenant needs no queue".into());
     } else if let Some(bound) = fabric.binding().of(slot) {
         let (dscp, since) = (bound.dscp, bound.since);
         why.push(format!(
-            "it has a queue on every port of its tree since interval {since} (DSCP {dscp}); beyond \
-             its guarantee it gets a weighted share of spare bandwidth"
+            "the tenant has a queue on each port of its tree since interval {since} (DSCP {dscp}); \
+             above its guarantee, the tenant gets a weighted share of spare bandwidth"
         ));
     } else {
-        why.push("it shares queue 0, whose weight keeps its guarantee".to_owned());
+        why.push(
+            "the tenant shares queue 0; the weight of queue 0 keeps the tenant's guarantee"
+                .to_owned(),
+        );
         why.extend(above(leader, slot));
     }
     why.push(format!(
-        "it used {}.{} % of its guarantee in the last interval; its smoothed score is {} Mbit/s",
+        "the tenant used {}.{} % of its guarantee in the last interval; its smoothed score is \
+         {} Mbit/s",
         used / 10,
         used % 10,
         fabric.score(slot) / 1_000_000
@@ -256,8 +260,8 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
             more => format!(" and {more} more"),
         };
         why.push(format!(
-            "host {first}{others} cannot be reached, so its queues do not change until all hosts \
-             of its tree can"
+            "host {first}{others} cannot be reached; the tenant's queues change only when all \
+             hosts of its tree can be reached"
         ));
     }
     let recent: Vec<Value> =
@@ -265,7 +269,8 @@ pub fn explain(leader: &Leader, name: &str) -> Option<Value> {
     Some(json!({ "tenant": shown, "why": why, "events": recent }))
 }
 
-/// Returns the tenants that have the queues that this tenant would need.
+/// Explains why a tenant has no queue. The text names the ports without a free queue, and the
+/// tenants that have the queues of these ports.
 fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
     let fabric = leader.fabric();
     let Some(tenant) = fabric.datacenter().tenant(slot) else { return Vec::new() };
@@ -297,8 +302,8 @@ fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
         }
     }
     if full.is_empty() {
-        let text = "every port of its tree has a free queue: it gets one in the next interval if \
-                    the hosts and switches of its tree can be reached and a DSCP is free";
+        let text = "every port of the tenant's tree has a free queue; the tenant also needs a \
+                    free DSCP and reachable hosts and switches";
         full.push(text.to_owned());
     }
     full.truncate(4);

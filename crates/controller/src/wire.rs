@@ -8,27 +8,27 @@ use crate::Stamp;
 use crate::hosts::{HostPlan, HostTenant};
 use crate::southbound::PortState;
 
-/// Generated from `proto/penstock/fabric/v1/fabric.proto`.
+/// Code that the build generates from `proto/penstock/fabric/v1/fabric.proto`.
 #[allow(missing_docs, clippy::pedantic, clippy::nursery, reason = "generated code")]
 pub mod v1 {
     tonic::include_proto!("penstock.fabric.v1");
 }
 
-/// Maximum size of a message between a controller and an agent in bytes. This size has room for
-/// 4,096 tenants with long names.
+/// Maximum size of a message between a controller and an agent in bytes. A message of the maximum
+/// size has room for 4,096 tenants with long names.
 pub const AGENT_BYTES_MAX: usize = 1 << 20;
-/// Maximum size of a message between a controller and an operator in bytes. This size has room for
-/// 100,000 tenants as JSON.
+/// Maximum size of a message between a controller and an operator in bytes. A message of the
+/// maximum size has room for 100,000 tenants as JSON.
 pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of tenants in a host's report or plan.
 pub const TENANTS_MAX: usize = 4_096;
-/// Longest name in bytes.
+/// Maximum length of a host's or tenant's name in bytes.
 pub const NAME_BYTES_MAX: usize = 63;
-/// Longest period of a report in milliseconds.
+/// Maximum time that an agent's report may cover, in milliseconds.
 pub const MILLIS_MAX: u64 = 3_600_000;
 
-/// Returns an error's text with its causes. In transport errors, the last cause has the useful
-/// information.
+/// Returns an error's text with its causes. In transport errors, only the last cause contains the
+/// useful information.
 #[must_use]
 pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -43,14 +43,14 @@ pub fn describe(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Why a message is invalid.
+/// Reason why a received message is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum WireError {
-    /// A required field is missing.
+    /// A required field of the message is missing.
     #[error("{0} is missing; use the same version of Penstock on both sides")]
     Missing(&'static str),
-    /// A number is out of its range.
+    /// A number in the message is out of its range.
     #[error("{what} {value} is out of range (maximum {most})")]
     Range { what: &'static str, value: u64, most: u64 },
 }

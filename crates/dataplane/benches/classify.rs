@@ -1,7 +1,9 @@
-//! Cost of classification: batches of 32 UDP frames of 60 bytes, by number of flows and rules.
+//! Benchmarks the classification of batches of 32 UDP frames of 60 bytes, by number of flows and
+//! rules.
 //!
-//! Each round writes the next flows' ports into the batch and classifies it. `write-flows` is that
-//! part alone, to be subtracted. One element is one frame.
+//! Each round writes the UDP ports of the next 32 flows into the batch, and classifies the batch.
+//! The case `write-flows` only writes the ports: subtract its cost from the other cases. One
+//! Criterion element is one frame.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -10,12 +12,12 @@ use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
-use penstock_dataplane::classify::{
-    Actions, Classifier, ClassifierConfig, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable,
-    RuleTables, Snapshot, Then,
-};
+use penstock_dataplane::classify::{Classifier, ClassifierConfig};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::offload::Offload;
+use penstock_dataplane::snapshot::{
+    Actions, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
+};
 use penstock_units::Vid;
 
 const MAC_A: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0x0a];
@@ -37,7 +39,7 @@ fn udp6(src: [u8; 6], dst: [u8; 6]) -> Vec<u8> {
     f
 }
 
-/// `n` rules with four masks, none of which matches the frames.
+/// Returns `n` rules with four masks. None of the rules matches the benchmark's frames.
 fn rules(n: u16) -> Vec<Rule> {
     let rule = |i: u16| {
         let base = Match { ethertype: Some(0x0800), ..Match::default() };
@@ -88,7 +90,7 @@ impl Rig {
         Self { classifier, snapshot, policy, counters, batch, l4, next: 0 }
     }
 
-    /// Gives each frame the ports of the next of `flows` flows.
+    /// Writes the UDP ports of the next of `flows` flows into each frame.
     fn write_flows(&mut self, flows: u32) {
         for i in 0..BATCH_FRAMES {
             self.next = if self.next + 1 >= flows { 0 } else { self.next + 1 };
@@ -105,7 +107,7 @@ impl Rig {
 
     fn hit_share(&self) -> String {
         let c = self.counters.read();
-        format!("{} hits, {} rule lookups", c.cache_hits, c.rule_lookups)
+        format!("{} cache hits, {} rule lookups", c.cache_hits, c.rule_lookups)
     }
 }
 
@@ -134,7 +136,7 @@ fn bench(c: &mut Criterion) {
         for rule_count in [0, 1, 1000] {
             for flows in [1, 1000, 100_000] {
                 let mut rig = Rig::new(frame, l4, &rules(rule_count));
-                // Many rounds, so that the filter for new flows has admitted all of them.
+                // Many rounds are needed until the filter for new flows has admitted all flows.
                 for _ in 0..flows.min(1000) * 20 {
                     rig.write_flows(flows);
                     rig.classify();

@@ -1,6 +1,6 @@
-//! The turns of the benchmark `turn`, for a program that counts instructions: `count CASE ROUNDS`.
-//! The difference of two runs with different ROUNDS is the cost of the rounds without that of the
-//! start (`scripts/instructions.sh`). Unlike times, counts hardly differ between runs or machines.
+//! `count CASE ROUNDS` runs the benchmark `turn` under a program that counts instructions.
+//! `scripts/instructions.sh` subtracts two runs with different ROUNDS, which removes the cost of
+//! starting the program. Unlike times, instruction counts hardly differ between runs or machines.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 mod rig;
@@ -51,7 +51,7 @@ fn turn(len: usize, flows: u32, case: &str, rounds: u32) {
     let per_frame = |i: usize| cycles.get(i).copied().unwrap_or(0) as f64 / BATCH_FRAMES as f64;
     let n = cycles.len();
     eprintln!(
-        "cycles a frame: {:.1} at the tenth, {:.1} median",
+        "cycles per frame: {:.1} at the 10th percentile, {:.1} median",
         per_frame(n / 10),
         per_frame(n / 2)
     );
@@ -60,7 +60,7 @@ fn turn(len: usize, flows: u32, case: &str, rounds: u32) {
 fn main() {
     let mut args = std::env::args().skip(1).filter(|a| a != "--bench");
     let (Some(case), Some(rounds)) = (args.next(), args.next().and_then(|n| n.parse().ok())) else {
-        // If `cargo bench` calls this program with the others, there is nothing to time here.
+        // `cargo bench` also calls this program, which has nothing to time then.
         println!("count take-LEN|give-LEN|turn-LEN-FLOWS[-ports|-hbs]|cross-LEN ROUNDS");
         return;
     };

@@ -1,5 +1,6 @@
-//! Cost of a worker's turn from split rings to split rings, and of the turn's parts. A batch is 32
-//! frames; one element is one frame. `prepare` is the guests' share of a round, to be subtracted.
+//! Benchmarks a worker's turn from split ring to split ring, and the turn's parts. A batch has 32
+//! frames, and one Criterion element is one frame. The case `prepare` is the guests' share of a
+//! round: subtract its cost from the other cases.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 mod rig;

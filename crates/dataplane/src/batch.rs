@@ -1,14 +1,16 @@
-//! A batch: at most 32 frames and about 64 KiB that a worker handles in one turn.
+//! A batch is the at most 32 frames, about 64 KiB, that a worker handles in one turn.
 //!
 //! # Problem
 //! A frame lies in its sender's memory, which the sender may change at any moment. The switch must
-//! send exactly the headers that it classified. Source: datapath rules 2 to 6 and 20.
+//! send exactly the headers that the switch classified. The numbered datapath rules 2 to 6 and 20
+//! (`docs/internals/datapath-rules.md`) apply to a batch of frames.
 //!
 //! # Approach
-//! A frame consists of two parts. Its first [`HEAD_COPY`] bytes are copied once into a private
-//! slot, validated there, and sent *from there*. The rest is a list of segments that stay in the
-//! sender's memory or in the batch's arena. They are copied once, directly to the destination.
-//! Segment pointers are valid until [`Batch::clear`], so no pointer survives a turn of the worker.
+//! A frame in a batch has a head and segments. A frame's head consists of its first [`HEAD_COPY`]
+//! bytes. The switch copies the head once into a private slot, validates the copy and sends the
+//! copy. The frame's other bytes are segments, which stay in the sender's memory or in the batch's
+//! arena. The switch copies each segment once, directly to the destination. Segment pointers are
+//! valid until [`Batch::clear`], so no pointer survives a turn of the worker.
 //!
 //! # Cost
 //! A batch allocates memory once, when it is created.
@@ -16,19 +18,22 @@
 use crate::drop::DropReason;
 use crate::offload::Offload;
 
-/// Maximum number of frames in a batch (C2QoS: the burst of a batch I/O task).
+/// Maximum number of frames in a batch. In C2QoS, the maximum number of frames in a batch is the
+/// burst of a batch I/O task.
 pub const BATCH_FRAMES: usize = 32;
-/// A batch accepts no more frames once it holds this many bytes, so that large TSO frames cannot
-/// make a turn longer.
+/// Number of bytes at which a batch accepts no more frames, so that large TSO frames cannot make a
+/// turn longer.
 pub const BATCH_BYTES: usize = 64 * 1024;
-/// Bytes of each frame that are copied into its slot: enough for Ethernet, a VLAN tag, IPv6 and TCP
-/// with options.
+/// Number of bytes at a frame's start that are copied into the frame's slot. The 128 bytes can
+/// contain the headers of Ethernet, a VLAN tag, IPv6 and TCP with options.
 pub const HEAD_COPY: usize = 128;
-/// Longest frame in bytes that a port accepts: 64 KiB of IP packet, Ethernet and two VLAN tags.
+/// Longest frame in bytes that a port accepts: an IP packet of 64 KiB, an Ethernet header and two
+/// VLAN tags.
 pub const FRAME_MAX: usize = 65_535 + 14 + 8;
 /// Shortest frame in bytes that a port accepts: an Ethernet header.
 pub const FRAME_MIN: usize = 14;
-/// Maximum number of segments in one descriptor chain, whatever the ring's size (datapath rule 7).
+/// Maximum number of segments in one descriptor chain, independent of the ring's size (datapath
+/// rule 7).
 pub const CHAIN_MAX: usize = 256;
 
 const SLOT_HEADROOM: usize = 16;
@@ -36,46 +41,49 @@ const SLOT_BYTES: usize = 192;
 pub(crate) const SEGMENTS_MAX: usize = 1024;
 const ARENA_BYTES: usize = BATCH_BYTES + 2 * FRAME_MAX;
 
-/// A piece of a frame outside its slot, in guest memory or in the arena.
+/// A piece of a frame that is not in the frame's slot, but in guest memory or in the arena.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Segment {
     pub(crate) data: *const u8,
     pub(crate) len: u32,
 }
 
-/// Private copy of a frame's first bytes, with room in front for a VLAN tag.
+/// Private copy of a frame's first bytes, with room for a VLAN tag before the copy.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Slot([u8; SLOT_BYTES]);
 
-/// Where a frame goes. The classifier sets it and egress carries it out.
+/// Forwarding decision about a frame. The classifier sets the verdict, and egress executes the
+/// verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The frame is dropped for this reason.
+    /// The switch drops the frame for the given reason.
     Drop(DropReason),
-    /// The frame goes to the port with this index.
+    /// The switch sends the frame to the port with the given number.
     Output(u16),
-    /// The frame goes to the ports of this output set of the snapshot.
+    /// The frame goes to the ports of the snapshot's output set with the given number.
     OutputSet(u16),
-    /// The frame goes to every other port of this forwarding domain.
+    /// The frame goes to every port of the given forwarding domain except the frame's input port.
     Flood(u16),
 }
 
-/// Metadata of a frame, without its bytes. It fills half a cache line. Fields that have the same
-/// value in most new frames are adjacent, so that two or three stores write them.
+/// Metadata of a frame in a batch, without the frame's bytes. The metadata of one frame fills half
+/// a cache line. Fields that have the same value in most new frames are adjacent, so that two or
+/// three stores write these fields.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Frame {
-    /// Length in bytes in the frame's present form, without FCS.
+    /// Present length of the frame in bytes, without FCS.
     pub len: u32,
-    /// Hash of the flow; selects the queue of the output.
+    /// Hash of the frame's flow key. The hash selects a queue of the output port.
     pub hash: u32,
     pub verdict: Verdict,
-    /// Offload metadata. Offsets count from the frame's present start.
+    /// Offload metadata of the frame, with offsets from the frame's present start.
     pub offload: Offload,
-    /// Priority and VLAN (802.1Q TCI) of the frame. 0 is the untagged network.
+    /// Priority and VLAN of the frame (802.1Q TCI). VLAN 0 is the untagged network.
     pub tci: u16,
-    /// Whether the bytes contain the tag. If not, only `tci` has it.
+    /// Whether the frame's bytes contain the VLAN tag. If `tagged` is false, only the field `tci`
+    /// contains the VLAN tag.
     pub tagged: bool,
     start: u8,
     head: u8,
@@ -101,44 +109,46 @@ impl Frame {
         seg_count: 0,
     };
 
-    /// Number of bytes in the slot: [`HEAD_COPY`], or the whole frame if it is shorter.
+    /// Returns the number of bytes in the frame's slot, which is the minimum of [`HEAD_COPY`] and
+    /// the frame's length.
     #[inline]
     pub(crate) const fn head_len(&self) -> usize {
         self.head as usize
     }
 
-    /// Whether the frame has bytes behind its head.
+    /// Whether the frame has segments, which contain the bytes after the frame's head.
     #[inline]
     pub(crate) const fn has_segments(&self) -> bool {
         self.seg_count != 0
     }
 }
 
-/// The batch has no room for the frame. The frame stays with its source.
+/// Error: the batch has no room for the frame, so the frame stays in its port or queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchFull;
 
-/// Up to [`BATCH_FRAMES`] frames; the module's documentation describes their parts.
+/// Up to [`BATCH_FRAMES`] frames with their metadata, slots and segments.
 pub struct Batch {
     slots: [Slot; BATCH_FRAMES],
     frames: [Frame; BATCH_FRAMES],
     len: usize,
-    /// Present limit on the number of frames, at most [`BATCH_FRAMES`].
+    /// Present limit on the number of frames in the batch, at most [`BATCH_FRAMES`].
     most: usize,
     bytes: usize,
     segments: [Segment; SEGMENTS_MAX],
     segment_count: usize,
     arena: Box<[u8]>,
     arena_used: usize,
-    /// Descriptor chains or reads without a usable frame. The port increments this number. The
-    /// worker adds it to the port's counters and resets it.
+    /// Number of descriptor chains or reads without a usable frame. A port increments `errors` for
+    /// each unusable chain or read. The worker adds `errors` to the port's counters and then resets
+    /// `errors`.
     pub errors: u32,
 }
 
 // SAFETY: the segments point into `arena` or into guest memory that the port of the frames keeps
 // mapped. Only the thread that owns the batch dereferences them, and only before `clear`.
 // WHY: a worker builds its batches before its thread starts.
-#[allow(unsafe_code, reason = "raw segment pointers make the type !Send; see above")]
+#[allow(unsafe_code, reason = "raw segment pointers make `Batch` !Send")]
 unsafe impl Send for Batch {}
 
 impl core::fmt::Debug for Batch {
@@ -148,7 +158,7 @@ impl core::fmt::Debug for Batch {
 }
 
 impl Batch {
-    /// Allocates an empty batch with its arena.
+    /// Allocates an empty batch and the batch's arena.
     #[must_use]
     pub fn new() -> Box<Self> {
         Box::new(Self {
@@ -173,21 +183,22 @@ impl Batch {
         self.arena_used = 0;
     }
 
-    /// Limits the number of frames from now on. Values above [`BATCH_FRAMES`] count as
-    /// [`BATCH_FRAMES`].
+    /// Limits the batch to `frames` frames, at most [`BATCH_FRAMES`], from this call on.
     #[inline]
     pub fn limit(&mut self, frames: usize) {
         self.most = if frames < BATCH_FRAMES { frames } else { BATCH_FRAMES };
     }
 
-    /// Whether any frame contains its VLAN tag. The loop has no branch per frame.
+    /// Whether any frame's bytes contain a VLAN tag. The check of a batch's frames has no branch
+    /// per frame.
     #[inline]
     #[must_use]
     pub(crate) fn carries_tags(&self) -> bool {
         self.frames().iter().fold(false, |any, frame| any | frame.tagged)
     }
 
-    /// Whether any frame has a pending checksum or segmentation. The loop has no branch per frame.
+    /// Whether any frame has a pending checksum or segmentation. The check of a batch's frames has
+    /// no branch per frame.
     #[inline]
     #[must_use]
     pub(crate) fn asks_for_offloads(&self) -> bool {
@@ -207,15 +218,15 @@ impl Batch {
         self.len == 0
     }
 
-    /// Sum of the frames' lengths in bytes.
+    /// Returns the sum of the lengths of the batch's frames in bytes.
     #[inline]
     #[must_use]
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether another frame may be added: the batch is below its limit of frames and below 64 KiB,
-    /// and has room for the segments of the longest chain.
+    /// Whether the batch accepts another frame. The batch must be below its limit of frames and
+    /// below 64 KiB, and have room for the segments of the longest chain.
     #[inline]
     #[must_use]
     pub const fn has_room(&self) -> bool {
@@ -224,7 +235,8 @@ impl Batch {
             && self.segment_count + 2 * CHAIN_MAX <= SEGMENTS_MAX
     }
 
-    /// Removes the frames whose bit in `keep` is not set. The others keep their order.
+    /// Removes the frames with a cleared bit in `keep` from the batch. The frames that remain in
+    /// the batch keep their order.
     pub(crate) fn retain(&mut self, keep: u32) {
         let mut to = 0;
         for from in 0..self.len {
@@ -247,7 +259,7 @@ impl Batch {
         &self.frames[..self.len]
     }
 
-    /// The metadata of frame `i`; panics if the batch has no such frame.
+    /// Returns the metadata of frame `i`. Panics if the batch has no frame `i`.
     #[inline]
     #[must_use]
     pub fn frame(&self, i: usize) -> &Frame {
@@ -255,36 +267,36 @@ impl Batch {
         self.at(i)
     }
 
-    /// Frame `i` without a check in release builds, for loops whose `i` is always in the batch.
+    /// Returns the metadata of frame `i` without a check in release builds, for loops whose `i` is
+    /// always in the batch.
     #[inline(always)]
     pub(crate) fn at(&self, i: usize) -> &Frame {
         debug_assert!(i < self.len);
         &self.frames[i % BATCH_FRAMES]
     }
 
-    /// Mutable form of [`Self::at`].
     #[inline(always)]
     pub(crate) fn at_mut(&mut self, i: usize) -> &mut Frame {
         debug_assert!(i < self.len);
         &mut self.frames[i % BATCH_FRAMES]
     }
 
-    /// Address of the private bytes of frame `i`; [`Frame::head_len`] bytes are valid.
+    /// Returns the address of the slot bytes of frame `i`, of which [`Frame::head_len`] bytes are
+    /// valid.
     #[inline(always)]
     pub(crate) fn head_at(&self, i: usize) -> *const u8 {
         let start = self.at(i).start;
         self.slots[i % BATCH_FRAMES].0.as_ptr().wrapping_add(start as usize)
     }
 
-    /// Mutable form of [`Self::frame`].
     #[inline]
     pub fn frame_mut(&mut self, i: usize) -> &mut Frame {
         assert!(i < self.len);
         self.at_mut(i)
     }
 
-    /// The private bytes of frame `i`: its first [`HEAD_COPY`] bytes, or the whole frame if it is
-    /// shorter.
+    /// Returns the head of frame `i`: the frame's first [`HEAD_COPY`] bytes, or the whole frame if
+    /// the frame is shorter.
     #[inline]
     #[must_use]
     pub fn head(&self, i: usize) -> &[u8] {
@@ -292,15 +304,15 @@ impl Batch {
         &self.slots[i].0[f.start as usize..f.start as usize + f.head as usize]
     }
 
-    /// Mutable form of [`Self::head`].
     #[inline]
     pub fn head_mut(&mut self, i: usize) -> &mut [u8] {
         let f = &self.frames[i];
         &mut self.slots[i].0[f.start as usize..f.start as usize + f.head as usize]
     }
 
-    /// The [`HEAD_COPY`] bytes of the slot from the frame's first byte on; bytes behind the frame's
-    /// own are stale. A parser can thus read at fixed offsets and compare with `len` once.
+    /// Returns [`HEAD_COPY`] bytes of the slot, starting at the frame's first byte. The bytes after
+    /// the frame's end contain old data. A parser can therefore read at fixed offsets and compare
+    /// the offsets with `len` once.
     #[inline]
     #[must_use]
     pub fn head_window(&self, i: usize) -> &[u8; HEAD_COPY] {
@@ -308,12 +320,12 @@ impl Batch {
         let start = (self.at(i).start as usize).min(SLOT_BYTES - HEAD_COPY);
         match self.slots[i % BATCH_FRAMES].0[start..].first_chunk() {
             Some(window) => window,
-            None => unreachable!("HEAD_COPY bytes fit behind that start"),
+            None => unreachable!("HEAD_COPY bytes fit behind the frame's start"),
         }
     }
 
-    /// Removes the VLAN tag of frame `i`: stores its TCI in `tci` and moves the MAC addresses
-    /// forward by four bytes. The caller has checked that bytes 12..14 are the 802.1Q `EtherType`
+    /// Removes the VLAN tag of frame `i`: stores the tag's TCI in `tci` and moves the MAC addresses
+    /// forward by four bytes. The caller must check that bytes 12..14 are the 802.1Q `EtherType`
     /// and that the frame has at least 18 bytes.
     #[inline]
     pub fn strip_tag(&mut self, i: usize) {
@@ -331,7 +343,8 @@ impl Batch {
         f.offload.hdr_len = f.offload.hdr_len.saturating_sub(4);
     }
 
-    /// Adds the VLAN tag (from `tci`) to frame `i` or removes it, as the output requires.
+    /// Adds the VLAN tag in `tci` to frame `i` if `tagged` is true, or removes the tag if `tagged`
+    /// is false.
     #[inline]
     pub fn set_tagged(&mut self, i: usize, tagged: bool) {
         let f = &mut self.frames[i];
@@ -362,10 +375,11 @@ impl Batch {
         }
     }
 
-    /// Adds a frame by copying: the first bytes into its slot, the whole frame into the arena.
+    /// Adds a frame. Copies the frame's head into a slot and the whole frame into the arena.
     ///
     /// # Errors
-    /// [`BatchFull`] if there is no room. The batch is then unchanged.
+    /// Returns [`BatchFull`] if the batch has no room for the frame. A failed call leaves the batch
+    /// unchanged.
     pub fn push(&mut self, bytes: &[u8], offload: Offload) -> Result<(), BatchFull> {
         if !self.has_room() {
             return Err(BatchFull);
@@ -378,10 +392,11 @@ impl Batch {
     }
 
     /// Adds a frame of `len` bytes that consists of `head`, at most [`HEAD_COPY`] bytes, and zeros.
-    /// Synthetic ports use this function, because it copies only the head.
+    /// Synthetic ports use `push_head`, because it copies only the frame's head.
     ///
     /// # Errors
-    /// [`BatchFull`] if there is no room. The batch is then unchanged.
+    /// Returns [`BatchFull`] if the batch has no room for the frame. A failed call leaves the batch
+    /// unchanged.
     pub fn push_head(&mut self, head: &[u8], len: usize) -> Result<(), BatchFull> {
         static ZEROS: [u8; FRAME_MAX] = [0; FRAME_MAX];
         if !self.has_room() {
@@ -401,20 +416,21 @@ impl Batch {
         Ok(())
     }
 
-    /// `len` unused bytes of the arena into which a port reads a frame. [`Self::push_arena`] then
-    /// adds the frame. `None` if the arena has no room.
+    /// Returns `len` unused bytes of the arena, or `None` if the arena has no room. A port may read
+    /// a frame into the returned bytes and then add the frame with [`Self::push_arena`].
     #[inline]
     pub fn arena_space(&mut self, len: usize) -> Option<&mut [u8]> {
         self.arena.get_mut(self.arena_used..self.arena_used.checked_add(len)?)
     }
 
-    /// Adds the frame in the first `len` bytes of the arena's unused space. The caller has checked
-    /// [`Self::has_room`].
+    /// Adds the frame that lies in the first `len` bytes of the arena's unused space. The caller
+    /// must check [`Self::has_room`] before the call.
     pub fn push_arena(&mut self, len: usize, offload: Offload) {
         self.push_arena_from(0, len, offload);
     }
 
-    /// Like [`Self::push_arena`], for a frame that begins `skip` bytes into the unused space.
+    /// Adds a frame like [`Self::push_arena`]. The frame begins `skip` bytes after the start of the
+    /// arena's unused space.
     pub fn push_arena_from(&mut self, skip: usize, len: usize, offload: Offload) {
         self.arena_used += skip;
         let from = self.arena_used;
@@ -430,8 +446,8 @@ impl Batch {
         self.commit(len, head, usize::from(len > head), offload);
     }
 
-    /// Calls `piece` for each part of frame `i` in its present form, in order, with its address and
-    /// its length in bytes. A part may lie in guest memory.
+    /// Calls `piece` with the address and length in bytes of each part of frame `i`, in order. A
+    /// part of the frame may lie in guest memory.
     #[inline]
     pub(crate) fn each_piece(&self, i: usize, mut piece: impl FnMut(*const u8, usize)) {
         let head = self.head(i);
@@ -441,29 +457,29 @@ impl Batch {
         }
     }
 
-    /// Copies the head of the frame that is being built, at most [`HEAD_COPY`] bytes, into its
-    /// slot.
+    /// Copies `head`, at most [`HEAD_COPY`] bytes, into the slot of the frame that is being built.
     #[inline]
     pub(crate) fn fill_slot(&mut self, head: &[u8]) {
         let slot = &mut self.slots[self.len % BATCH_FRAMES].0;
         slot[SLOT_HEADROOM..SLOT_HEADROOM + head.len()].copy_from_slice(head);
     }
 
-    /// Slot of the frame that is being built: [`HEAD_COPY`] writable bytes.
+    /// Returns the address of the [`HEAD_COPY`] writable bytes in the slot of the frame that is
+    /// being built.
     #[inline]
     pub(crate) fn next_slot(&mut self) -> *mut u8 {
         self.slots[self.len % BATCH_FRAMES].0[SLOT_HEADROOM..].as_mut_ptr()
     }
 
-    /// Adds a segment to the frame that is being built. [`Self::has_room`] reserves space for a
-    /// chain.
+    /// Adds a segment to the frame that is being built. [`Self::has_room`] ensures space for the
+    /// longest chain.
     #[inline]
     pub(crate) fn add_segment(&mut self, pending: usize, data: *const u8, len: usize) {
         self.segments[self.segment_count + pending] = segment(data, len);
     }
 
-    /// Finishes the frame that is being built: `head` bytes are in [`Self::next_slot`] and
-    /// `segments` segments were added.
+    /// Finishes the frame that is being built. The caller has written `head` bytes to
+    /// [`Self::next_slot`] and added `segments` segments.
     #[inline]
     pub(crate) fn commit(&mut self, len: usize, head: usize, segments: usize, offload: Offload) {
         #[expect(clippy::cast_possible_truncation, reason = "bounded by FRAME_MAX, SEGMENTS_MAX")]
@@ -483,14 +499,13 @@ impl Batch {
         self.len += 1;
     }
 
-    /// The pieces of frame `i` behind its head.
+    /// Returns the segments of frame `i`, which follow the frame's head.
     #[inline]
     pub(crate) fn segments(&self, i: usize) -> &[Segment] {
         let f = self.at(i);
         &self.segments[f.seg_first as usize..f.seg_first as usize + f.seg_count as usize]
     }
 
-    /// Calls [`Self::take_in`] if `wanted`.
     #[inline(always)]
     pub(crate) fn take_in_if(&mut self, wanted: bool) {
         if wanted {
@@ -498,8 +513,8 @@ impl Batch {
         }
     }
 
-    /// Copies all segments in foreign memory into the arena. The arena has room if no frame of the
-    /// batch was read into it.
+    /// Copies all segments outside the arena into the arena. The arena has room for the segments of
+    /// a batch if the arena contains no frame of the batch yet.
     #[cold]
     fn take_in(&mut self) {
         for i in 0..self.len {
@@ -513,7 +528,7 @@ impl Batch {
             for s in &self.segments[first..end] {
                 // SAFETY: as in `copy_to`; `room` is as long as all segments together. WHY: as in
                 // `copy_to`.
-                #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
+                #[allow(unsafe_code, reason = "a segment may lie in guest memory")]
                 unsafe {
                     crate::mem::copy(room[at..].as_mut_ptr(), s.data, s.len as usize);
                 }
@@ -534,7 +549,7 @@ impl Batch {
         self.copy_to(i, &mut out[from..]);
     }
 
-    /// Copies frame `i` in its present form to `out`, which must have exactly its length.
+    /// Copies frame `i` in its present form to `out`, which must have exactly the frame's length.
     pub fn copy_to(&self, i: usize, out: &mut [u8]) {
         let head = self.head(i);
         let (first, mut rest) = out.split_at_mut(head.len());
@@ -544,7 +559,7 @@ impl Batch {
             // SAFETY: a segment has `len` readable bytes until the batch is cleared, because its
             // port keeps guest memory mapped for the turn. `to` has `len` bytes.
             // WHY: guest memory may change during the copy, so no slice over it may exist.
-            #[allow(unsafe_code, reason = "reads a segment that may lie in guest memory")]
+            #[allow(unsafe_code, reason = "a segment may lie in guest memory")]
             unsafe {
                 crate::mem::copy(to.as_mut_ptr(), s.data, to.len());
             }

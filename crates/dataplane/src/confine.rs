@@ -1,22 +1,25 @@
-//! Limits the capabilities and system calls of threads that a guest can reach.
+//! Confinement limits the capabilities and system calls of threads that a guest can reach.
 //!
 //! # Problem
-//! Workers read the rings of guests, and sessions read messages of the guests' processes. An
-//! attacker who takes such a thread over would have the daemon's capabilities and every system
-//! call.
+//! Workers read the rings of guests, and sessions read messages of the guests' processes. Without
+//! confinement, an attacker who takes over a worker or a session would have the daemon's
+//! capabilities and could make every system call.
 //!
 //! # Approach
-//! When such a thread has opened all the files it needs, [`confine`] drops its capabilities and
-//! installs a seccomp filter. The table `allowed` defines all filters. These threads start no other
-//! threads, so no thread inherits a filter that does not fit.
+//! After a thread that a guest can reach has opened its files, [`confine`] drops the thread's
+//! capabilities and installs a seccomp filter. The tables in the function `allowed` define all
+//! seccomp filters. A confined thread starts no other threads, so no thread inherits a wrong
+//! filter.
 //!
-//! A call outside the table ends the process with a message that names the thread and the call
-//! ([`Mode::On`]). A defect of the table must not look like a hang, and a thread under attack must
-//! not continue. Opening a file fails with `EACCES` instead, because glibc's allocator tries to
-//! open files and also works without them.
+//! A system call outside the thread's table ends the process with a message that names the thread
+//! and the call ([`Mode::On`]). A forbidden system call must end the process: an error in the table
+//! must not look like a hang, and a thread under attack must not continue. Opening a file fails
+//! with `EACCES` instead, because glibc's allocator tries to open files but also works without
+//! files.
 //!
 //! # Cost
-//! Each thread has two filters. The kernel keeps a bitmap of calls that are always allowed.
+//! Each confined thread has two seccomp filters. The kernel keeps a bitmap of system calls that are
+//! always allowed.
 #![allow(unsafe_code, reason = "a handler of SIGSYS")]
 
 use core::sync::atomic::{AtomicU8, Ordering};
@@ -31,64 +34,67 @@ use seccompiler::{
     SeccompRule,
 };
 
-/// What happens on a system call that is not in the thread's table.
+/// Effect of a system call that is not in the thread's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Mode {
-    /// The process reports the forbidden call and aborts.
+    /// The process reports the forbidden system call and aborts.
     On,
-    /// The kernel logs the call (`audit: type=1326`) and executes it.
+    /// The kernel logs the system call (`audit: type=1326`) and executes the call.
     Log,
-    /// No filter is installed. Capabilities are dropped all the same.
+    /// No seccomp filter is installed, but the thread still drops its capabilities.
     Off,
 }
 
-/// Mode of all threads that are confined from now on.
+/// Confinement mode of threads that call [`confine`] later.
 static MODE: AtomicU8 = AtomicU8::new(Mode::On as u8);
 
-/// Sets the mode of threads that start after this call. The default is [`Mode::On`].
+/// Sets the confinement mode of threads that start after the call. The default confinement mode is
+/// [`Mode::On`].
 pub fn set_mode(mode: Mode) {
     MODE.store(mode as u8, Ordering::Relaxed);
 }
 
-/// Kind of thread, which determines its table of allowed calls.
+/// Kind of a confined thread, which determines the thread's table of allowed system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Moves frames between guest memory, TAP, packet and AF_XDP sockets.
+    /// The thread moves frames between guest memory, TAP devices, packet sockets and AF_XDP
+    /// sockets.
     Worker,
-    /// Exchanges vhost-user messages with the process of a VM.
+    /// The thread exchanges vhost-user messages with the process of a VM.
     Session,
-    /// Connects to sockets on which VMs listen, on behalf of a session, and reads nothing from
-    /// them. If the dialler has `CAP_DAC_OVERRIDE`, it keeps the capability, because the socket may
-    /// belong to another user.
+    /// The thread connects to sockets on which VMs listen, on behalf of a session, and reads
+    /// nothing from the sockets. The dialler keeps `CAP_DAC_OVERRIDE` if it has this capability,
+    /// because the socket may belong to another user.
     Dialler,
-    /// Watches the state of an AF_XDP port's interface.
+    /// The thread watches the state of an AF_XDP port's interface.
     Link,
 }
 
-/// Condition on one argument of a call.
+/// Condition on one argument of a system call.
 #[derive(Clone, Copy, Debug)]
 enum Only {
     Any,
-    /// Argument 0 must be one of these values.
+    /// Argument 0 of the system call must be one of the listed values.
     First(&'static [u64]),
-    /// Argument 1 must be one of these values.
+    /// Argument 1 of the system call must be one of the listed values.
     Second(&'static [u64]),
-    /// Argument 2 must have none of these bits.
+    /// Argument 2 of the call must have none of the given bits.
     ThirdWithout(u64),
-    /// Argument 0 must be the id of this process.
+    /// Argument 0 of the system call must be the ID of the calling process.
     Ourselves,
-    /// Only a stream socket of the unix family; the helper opens sockets of other kinds.
+    /// The thread may only open stream sockets of the unix family. The helper process opens sockets
+    /// of other types and families for confined threads.
     UnixStream,
 }
 use Only::{Any, First, Ourselves, Second, ThirdWithout, UnixStream};
 
 type Table = &'static [(libc::c_long, Only)];
 
-/// Protection bit of `mmap` and `mprotect` that no thread needs.
+/// Protection bit of `mmap` and `mprotect` that no confined thread needs.
 const EXEC: u64 = libc::PROT_EXEC.unsigned_abs() as u64;
 
-/// Operations on descriptors that threads use.
+/// Operations of `fcntl` that confined threads use.
 const FCNTLS: &[u64] = &[
     libc::F_GETFD.unsigned_abs() as u64,
     libc::F_SETFD.unsigned_abs() as u64,
@@ -98,7 +104,8 @@ const FCNTLS: &[u64] = &[
     libc::F_GET_SEALS.unsigned_abs() as u64,
 ];
 
-/// Calls of every thread: memory, locks, time, signals, logging and the end of the thread.
+/// System calls that every confined thread may make: for memory, locks, time, signals, logging and
+/// the end of the thread.
 const COMMON: Table = &[
     (libc::SYS_brk, Any),
     (libc::SYS_mmap, ThirdWithout(EXEC)),
@@ -143,16 +150,18 @@ const COMMON: Table = &[
     (libc::SYS_sendto, Any),
     (libc::SYS_sendmsg, Any),
     (libc::SYS_close, Any),
-    // F_SETOWN and F_SETSIG are left out: the kernel would send any signal to any process. In a
-    // debug build the standard library checks that a descriptor it closes is open.
+    // F_SETOWN and F_SETSIG are not allowed, because with them the kernel would send any signal to
+    // any process. In a debug build, the standard library checks with F_GETFD that a descriptor is
+    // open before it closes the descriptor.
     (libc::SYS_fcntl, Second(FCNTLS)),
     (libc::SYS_exit, Any),
     (libc::SYS_exit_group, Any),
 ];
 
-/// A worker deletes its timer when it ends, and drops ports that were moved or removed.
+/// Further system calls that a worker may make. A worker deletes its timer when the worker ends,
+/// and drops ports that were moved or removed.
 const WORKER: Table = &[
-    // At each signal of the timer the thread reads how often it gave up its core.
+    // At each timer signal, the thread reads how often it gave up its core.
     (libc::SYS_getrusage, First(&[libc::RUSAGE_THREAD.unsigned_abs() as u64])),
     (libc::SYS_timer_settime, Any),
     (libc::SYS_timer_delete, Any),
@@ -163,7 +172,8 @@ const WORKER: Table = &[
     (libc::SYS_getsockopt, Any),
 ];
 
-/// A session accepts connections, and maps or creates memory that it shares with the VM's process.
+/// Further system calls that a session may make. A session accepts connections, and maps or creates
+/// memory that is shared with the VM's process.
 const SESSION: Table = &[
     (libc::SYS_accept4, Any),
     (libc::SYS_shutdown, Any),
@@ -194,8 +204,8 @@ const DIALLER: Table = &[
 const LINK: Table =
     &[(libc::SYS_ioctl, Second(&[libc::SIOCGIFINDEX, libc::SIOCGIFMTU, libc::SIOCGIFFLAGS]))];
 
-/// Calls that fail with `EACCES`, without further consequence, in a role that may not make them.
-/// The allocator and the panic message try them.
+/// System calls that fail with `EACCES`, without ending the process, if the thread's role forbids
+/// the call. The allocator and the panic handler try the system calls in `REFUSED`.
 const REFUSED: [libc::c_long; 9] = [
     libc::SYS_open,
     libc::SYS_openat,
@@ -208,8 +218,8 @@ const REFUSED: [libc::c_long; 9] = [
     libc::SYS_readlinkat,
 ];
 
-/// The calls of a role. The filters are made from these tables, and `docs/reference/privileges.md`
-/// shows them.
+/// Returns the tables of system calls that a role may make. The seccomp filters are made from the
+/// tables of allowed system calls, and `docs/reference/privileges.md` shows the tables.
 fn allowed(role: Role) -> Vec<Table> {
     match role {
         Role::Worker => vec![COMMON, WORKER],
@@ -219,11 +229,12 @@ fn allowed(role: Role) -> Vec<Table> {
     }
 }
 
-/// Drops the capabilities of the calling thread and every system call outside its role's table.
-/// This cannot be undone.
+/// Drops the calling thread's capabilities and forbids every system call outside the role's table.
+/// The confined thread cannot undo the confinement.
 ///
 /// # Errors
-/// The kernel has no seccomp, or a service manager forbids the calls that install a filter.
+/// Returns an error if the kernel has no seccomp, or if a service manager forbids the calls that
+/// install a filter.
 pub fn confine(role: Role) -> io::Result<()> {
     drop_capabilities(role).map_err(io::Error::other)?;
     let mode = MODE.load(Ordering::Relaxed);
@@ -232,7 +243,8 @@ pub fn confine(role: Role) -> io::Result<()> {
     }
     let is_logged = mode == Mode::Log as u8;
     install_handler()?;
-    // The filter on opening files goes first, because the second filter forbids to install another.
+    // The filter on opening files is installed first, because the second filter forbids installing
+    // further filters.
     let programs = programs(role, is_logged).map_err(io::Error::other)?;
     for program in programs {
         seccompiler::apply_filter(&program).map_err(io::Error::other)?;
@@ -251,7 +263,7 @@ fn drop_capabilities(role: Role) -> Result<(), caps::errors::CapsError> {
     caps::set(None, CapSet::Permitted, &kept)
 }
 
-/// The filters of a role, in the order of installation.
+/// Returns the seccomp filters of a role, in the order of installation.
 fn programs(role: Role, is_logged: bool) -> Result<Vec<BpfProgram>, seccompiler::BackendError> {
     let arch = std::env::consts::ARCH.try_into()?;
     let mut rules = BTreeMap::new();
@@ -274,7 +286,8 @@ fn programs(role: Role, is_logged: bool) -> Result<Vec<BpfProgram>, seccompiler:
     ])
 }
 
-/// Seccomp rules for a condition. An empty list allows any arguments.
+/// Returns the seccomp rules for a condition on a system call's arguments. An empty list of seccomp
+/// rules allows a system call with any arguments.
 fn conditions(only: Only) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
     let rule = |argument, operator, value| {
         let length = SeccompCmpArgLen::Dword;
@@ -312,14 +325,15 @@ fn install_handler() -> nix::Result<()> {
     })
 }
 
-/// Offset in bytes of the call's number in the kernel's `siginfo_t` on 64 bits: it follows signal,
-/// error and code (padded to 16 bytes) and the address of the call.
+/// Offset in bytes of the system call's number in the kernel's `siginfo_t` on 64-bit systems. The
+/// fields before the system call's number are signal, error and code, padded to 16 bytes, and the
+/// call's address.
 const CALL_AT: usize = 24;
 
 /// Handler of SIGSYS: writes the names of the thread and the call to stderr and ends the process.
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a whole `siginfo_t`, and for SIGSYS the offset `CALL_AT` holds a
-    // number. WHY: libc has no name for the member.
+    // SAFETY: the kernel passes a whole `siginfo_t`, and for SIGSYS the call's number is at offset
+    // `CALL_AT`. WHY: libc has no name for the member.
     let call = unsafe { info.cast::<u8>().add(CALL_AT).cast::<i32>().read() };
     let mut name = [0_u8; 16];
     // SAFETY: PR_GET_NAME writes at most 16 bytes. WHY: a signal handler must not allocate.
@@ -331,14 +345,15 @@ extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         name,
         b" made system call ",
         decimal(call.unsigned_abs(), &mut digits),
-        b", which its filter forbids: a defect, report it; ",
-        b"until it is mended set seccomp = \"off\" in [host]\n",
+        b", which the thread's seccomp filter forbids; report this defect, and ",
+        b"set seccomp = \"off\" in [host] until the defect is fixed\n",
     ];
     for part in parts {
         // SAFETY: the part is readable for its length. WHY: the safe forms may take a lock.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: ends the process. WHY: `std::process::abort` is not documented as signal-safe.
+    // SAFETY: the call takes no argument and ends the process. WHY: `std::process::abort` is not
+    // documented as signal-safe.
     unsafe { libc::abort() }
 }
 
@@ -361,10 +376,12 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::{Command, Output};
 
-    /// Environment variable that a test sets in its child process to the mode under test.
+    /// Environment variable that a test sets in its child process to the confinement mode under
+    /// test.
     const CHILD: &str = "PENSTOCK_CONFINE_TEST";
 
-    /// The mode under test, if this process is the child of a test.
+    /// Returns the confinement mode that a test gave to this process, or `None` if no test started
+    /// the process.
     fn child() -> Option<String> {
         std::env::var(CHILD).ok()
     }
@@ -415,7 +432,8 @@ mod tests {
         }
     }
 
-    /// The number in the line of `/proc/thread-self/status` that begins with `key`.
+    /// Finds the line that begins with `key` in a thread's `/proc` status file, and returns the
+    /// line's number.
     fn status(thread_id: i32, key: &str) -> u64 {
         let text = std::fs::read_to_string(format!("/proc/self/task/{thread_id}/status")).unwrap();
         let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();

@@ -1,17 +1,18 @@
-//! Counters that one worker writes with plain stores and any thread reads with relaxed loads.
+//! One worker writes a counter with plain stores, and any thread reads the counter with relaxed
+//! loads.
 //!
 //! # Problem
 //! Statistics must never cost the worker a locked operation or a shared cache line (datapath rule
 //! 23).
 //!
 //! # Approach
-//! Every set of counters belongs to one pair of worker and port, and the reader adds the sets. A
-//! reading is exact only if the worker takes it between two batches
-//! ([`crate::worker::Request::Checkpoint`]). In other readings two counters may differ by the
-//! frames of one batch.
+//! Every set of counters belongs to one pair of worker and port. To read a port's counters, control
+//! adds up the sets of all workers. The sum over all workers is exact only if each worker itself
+//! reads its counters between two batches ([`crate::worker::Request::Checkpoint`]). If another
+//! thread reads the counters, two counters may differ by the frames of one batch.
 //!
 //! # Invariant
-//! For each port: `rx + replicated = forwarded + sum(drops) + queued`. Over all ports:
+//! Each port has `rx + replicated = forwarded + sum(drops) + queued`. All ports together have
 //! `sum(forwarded) = sum(tx)`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -22,26 +23,27 @@ use penstock_units::WorkerId;
 
 use crate::drop::DropReason;
 
-/// A counter with one writing thread.
+/// A counter that exactly one thread writes.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`. Only the owning worker may call this, because a second writer would lose counts.
+    /// Adds `n` to the counter. Only the owning worker may add, because a second writer would lose
+    /// counts.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
-    /// Subtracts `n`, modulo 2^64. The sum over all sets of a port is a gauge if one set adds and
-    /// another subtracts.
+    /// Subtracts `n` from the counter, modulo 2^64. One worker's counter may be increased and
+    /// another worker's decreased, so that their sum over a port is a gauge.
     #[inline]
     pub fn sub(&self, n: u64) {
         self.add(n.wrapping_neg());
     }
 
-    /// Overwrites the value of a gauge.
+    /// Overwrites the value of a gauge with `n`.
     #[inline]
     pub fn set(&self, n: u64) {
         self.0.store(n, Ordering::Relaxed);
@@ -54,8 +56,8 @@ impl Counter {
     }
 }
 
-// After a field's meaning, `gauge` marks a present level, which is the sum over the workers. `peak`
-// marks a maximum, which is the largest value of the workers.
+// After a field's meaning, `gauge` marks a present level: the sum over the workers is shown. `peak`
+// marks a maximum: the largest value of all workers is shown.
 macro_rules! counters {
     (@name $field:ident $level:ident) => { stringify!($field) };
     (@since $now:expr, $before:expr) => { $now.wrapping_sub($before) };
@@ -82,7 +84,8 @@ macro_rules! counters {
             $(#[doc = $ahelp] pub $array: [u64; $len],)*
         }
 
-        // Not derived, because `derive(Default)` is limited to arrays of 32.
+        // `Default` is not derived, because `derive(Default)` supports arrays of at most 32
+        // elements.
         impl Default for $set {
             fn default() -> Self {
                 Self {
@@ -99,7 +102,6 @@ macro_rules! counters {
         }
 
         impl $set {
-            /// Reads the present values, one after the other.
             #[must_use]
             pub fn read(&self) -> $reading {
                 $reading {
@@ -110,21 +112,23 @@ macro_rules! counters {
         }
 
         impl $reading {
-            /// Name, unit and meaning of each plain field, for tables and metrics.
+            /// Name, unit and meaning of each plain counter field, for tables and metrics.
             pub const FIELDS: &'static [(&'static str, &'static str, &'static str)] =
                 &[$((stringify!($field), $unit, $help),)*];
 
-            /// Names of the fields that hold a present level instead of a count since the start.
+            /// Names of the gauges: fields that contain a current level, and not a count since the
+            /// start.
             pub const GAUGES: &'static [&'static str] =
                 &[$($(counters!(@name $field $level),)?)*];
 
-            /// Values of the plain fields, in the order of [`Self::FIELDS`].
+            /// Returns the values of the plain fields, in the order of [`Self::FIELDS`].
             #[must_use]
             pub fn values(&self) -> Vec<u64> {
                 vec![$(self.$field),*]
             }
 
-            /// Growth of each counter since `before`. A gauge keeps its present value.
+            /// Returns the growth of each counter since the reading `before`. A gauge is not
+            /// subtracted: the result has the later reading's value.
             #[must_use]
             pub fn since(&self, before: &Self) -> Self {
                 let mut grown = *self;
@@ -136,7 +140,7 @@ macro_rules! counters {
                 grown
             }
 
-            /// Adds the reading of another worker for the same object.
+            /// Combines the counter reading with another worker's reading of the same counters.
             pub fn merge(&mut self, other: &Self) {
                 $(self.$field =
                     counters!(@merge self.$field, other.$field $(, $level)?);)*
@@ -149,19 +153,19 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Counters of one worker for one port.
+    /// Counters that one worker keeps for one port.
     PortCounters / PortReading {
         rx_frames: "frames", "frames taken from the port, including those dropped afterwards";
         rx_bytes: "bytes", "bytes of frames taken from the port, without FCS";
-        rx_errors: "chains", "descriptor chains or reads that held no usable frame";
+        rx_errors: "chains", "descriptor chains or reads without a usable frame";
         rx_batches: "batches", "batches taken from the port";
-        rx_full: "batches", "batches that ended because they were full: more frames may wait";
-        kept_waiting: "looks", "looks that found frames waiting while other ports had the turns";
+        rx_full: "batches", "batches that ended because the batch was full; more frames may wait";
+        kept_waiting: "looks", "checks that found frames waiting while other ports were served";
         rx_empty: "polls", "polls that found no frame";
         rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
-        rx_segments: "frames", "frames on a wire that segmentation requests taken become";
-        rx_segment_headers: "bytes", "bytes of headers that cutting the segmentation requests adds";
-        rx_csum: "frames", "frames taken whose checksum is not finished yet";
+        rx_segments: "frames", "wire frames made from the port's segmentation requests";
+        rx_segment_headers: "bytes", "header bytes added by segmenting the port's requests";
+        rx_csum: "frames", "frames taken from the port with an unfinished checksum";
         forwarded: "frames", "frames from this port that were delivered";
         replicated: "frames", "extra copies made of this port's frames (floods, several outputs)";
         tx_frames: "frames", "frames delivered to the port";
@@ -173,76 +177,81 @@ counters! {
         net_received_frames: "frames", "frames from shared ports delivered to this tenant's port";
         net_received_bytes: "bytes", "bytes that this tenant's port received from shared ports";
         tx_kicks: "notifications", "interrupts sent to the port's driver";
-        vcpu_wakes: "wakes", "times the scheduler of its VM's vCPUs was woken, a system call each";
-        sw_csum: "frames", "checksums finished in software because this port cannot";
-        sw_tso: "frames", "segmentation requests cut in software because this port cannot";
-        cache_hits: "frames", "frames whose decision was in the exact-match cache";
+        vcpu_wakes: "wakes", "wake-ups of the VM's vCPU scheduler, one system call each";
+        sw_csum: "frames", "checksums computed in software, because this port cannot compute them";
+        sw_tso: "frames", "requests segmented in software, because this port cannot segment";
+        cache_hits: "frames", "frames with a decision in the exact-match cache";
         rule_lookups: "frames", "frames that went through the rules' tuple-space search";
         slow_path: "frames", "frames that took the slow path: learning or flooding";
         learned: "addresses", "MAC addresses learned or moved to this port";
         police_green: "frames", "frames that the port's policer found within the committed rate";
         police_yellow: "frames", "frames above the committed rate that pass (excess or peak)";
         police_red: "frames", "frames above all rates, dropped as `policed`";
+        police_waits: "times", "times the port's frames waited for the rate `cir` of `police`";
+        police_pps_waits: "times", "times the port's frames waited for the rate `pps` of `police`";
+        send_waits: "times", "times the port's frames waited for the limit `send` of its tenant";
+        receive_waits: "times", "times frames to the port waited for a limit `receive`";
+        tx_marked: "frames", "frames to the port that a limit marked \"congestion experienced\"";
         link_held: "bytes", "bytes of the port's frames that were dropped as `link-limit`";
         tx_link: "bytes", "bytes on the wire of frames delivered to a watched link";
-        cycles: "cycles", "TSC cycles of the batches from this port, charged to it";
-        stolen: "cycles", "TSC cycles in the port's batches in which the core was taken away";
-        stopped: "times", "times the port was stopped because it made its worker sleep";
+        cycles: "cycles", "TSC cycles that the port was charged for its batches";
+        stolen: "cycles", "TSC cycles for which the worker lost its core during the port's batches";
+        stopped: "times", "times the switch stopped the port for making the worker sleep";
         sampled_frames: "frames", "frames in sampled batches, whose stages were timed";
         cycles_ingress: "cycles", "sampled batches: cycles to take the frames";
-        cycles_classification: "cycles", "sampled batches: cycles to classify them";
-        cycles_egress: "cycles", "sampled batches: cycles to deliver them and return the buffers";
+        cycles_classification: "cycles", "sampled batches: cycles to classify the frames";
+        cycles_egress: "cycles", "sampled batches: cycles to deliver the frames and return buffers";
         cycles_entitled: "cycles", "TSC cycles that the port was entitled to, used or not";
         throttled: "cycles", "TSC cycles in which frames waited and the cycle bucket was empty";
-        tokens: "cycles", "level of the cycle bucket now; 0 while it is in debt", gauge;
-        debt: "cycles", "debt of the cycle bucket now; 0 while it has tokens", gauge;
-        delay: "nanoseconds", "sum over batches of the longest wait that their frames can have had";
-        delay_max: "nanoseconds", "longest wait of a batch in this second and the last", peak;
+        tokens: "cycles", "level of the port's cycle bucket now; 0 if the bucket is in debt", gauge;
+        debt: "cycles", "cycles by which the port's cycle bucket is overdrawn now, or 0", gauge;
+        delay: "nanoseconds", "sum of the longest possible waits of batches in the port's ring";
+        delay_max: "nanoseconds", "longest wait of a batch in this or the previous second", peak;
         queued: "frames", "frames of this port waiting inside the switch now", gauge;
-        held_back: "times", "times the port was not polled because of its backlog at an output";
+        held_back: "times", "skipped polls of the port because of the port's backlog at an output";
         tx_queued: "frames", "frames waiting for this port in its queue now", gauge;
         tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second", peak;
         tx_queue_p99: "nanoseconds", "99th percentile of waits in this port's queue", peak;
         tx_queue_max: "nanoseconds", "longest wait in this port's queue, last second", peak;
-        tx_queue_variation: "nanoseconds", "99th percentile of the waits' variation", peak;
+        tx_queue_variation: "nanoseconds", "99th percentile of the variation of queue waits", peak;
     }
     arrays {
-        drops[DropReason::COUNT]: "frames", "frames from this port dropped, by reason";
-        tx_drops[DropReason::COUNT]: "frames", "frames to this port dropped, by reason";
-        waited[PARTS]: "frames", "frames of this port by how long they waited in the switch";
+        drops[DropReason::COUNT]: "frames", "frames from this port that were dropped, by reason";
+        tx_drops[DropReason::COUNT]: "frames", "frames to this port that were dropped, by reason";
+        waited[PARTS]: "frames", "frames of this port by waiting time in the switch";
         varied[PARTS]: "frames", "frames of this port by delay variation (RFC 3393) in the switch";
-        tx_waited[PARTS]: "frames", "frames to this port by how long they waited in its queue";
-        shaped[PARTS]: "frames", "frames of this port by how long its shaper left them in its ring";
+        tx_waited[PARTS]: "frames", "frames to this port by waiting time in the port's queue";
+        shaped[PARTS]: "frames", "frames of this port by the delay of the port's shaper";
     }
 }
 
 counters! {
-    /// Counters of a worker for itself.
+    /// Counters that a worker keeps about its own loop.
     WorkerCounters / WorkerReading {
         turns: "turns", "turns of the worker's loop";
-        busy_turns: "turns", "turns that moved a frame";
+        busy_turns: "turns", "turns of the worker's loop that moved a frame";
         cycles_charged: "cycles", "TSC cycles that were charged to ports";
-        cycles_idle: "cycles", "TSC cycles of the turns that found nothing";
-        cycles_stolen: "cycles", "TSC cycles during which the core was taken away";
+        cycles_idle: "cycles", "TSC cycles of turns of the worker's loop that found no work";
+        cycles_stolen: "cycles", "TSC cycles for which the worker lost its core";
         cycles_host: "cycles", "TSC cycles that no port caused: control requests, refills, aging";
-        stolen_batches: "batches", "batches during which the core was taken away";
+        stolen_batches: "batches", "batches during which the worker lost its core";
         requests: "requests", "control requests served";
         sleeps: "sleeps", "times the idle worker gave up the core";
-        taken_over: "frames", "frames that other workers handed over to this one";
+        taken_over: "frames", "frames that other workers handed over to this worker";
         resting: "queues", "queue pairs at rest now: not polled until their driver kicks", gauge;
-        wakes: "wakes", "times a queue pair at rest was polled again";
-        kicks: "kicks", "kicks of drivers that reached the worker";
+        wakes: "wakes", "times that polling of a resting queue pair began again";
+        kicks: "kicks", "driver kicks that reached the worker";
         refills: "refills", "refills of the cycle buckets";
         cycles_generated: "cycles", "TSC cycles generated for ports with a cycle bucket";
-        cycles_lent: "cycles", "TSC cycles of batches of ports without cycles, in spare time";
-        lent_batches: "batches", "batches of ports without cycles, in spare time";
-        cycles_discarded: "cycles", "TSC cycles generated that found every min-max bucket full";
+        cycles_lent: "cycles", "TSC cycles of spare time that ports without tokens used";
+        lent_batches: "batches", "batches that ports with an empty cycle bucket ran in spare time";
+        cycles_discarded: "cycles", "TSC cycles discarded because every min-max bucket was full";
         heartbeat: "cycles", "TSC value at the last loop turn", gauge;
     }
     arrays {}
 }
 
-/// Counters of a port: one set per worker, so that each set has one writer.
+/// Counters of a port, with one set per worker, so that each set has one writer.
 #[derive(Clone, Debug)]
 pub struct PortCounterSets(Arc<[Arc<PortCounters>]>);
 
@@ -252,18 +261,19 @@ impl PortCounterSets {
         Self((0..workers.max(1)).map(|_| Arc::default()).collect())
     }
 
-    /// The set that `worker` writes. A number that is too large gets the last set.
+    /// Returns the set of counters that `worker` writes. If the worker's number is too large, `of`
+    /// returns the last worker's set of counters.
     #[must_use]
     pub fn of(&self, worker: WorkerId) -> &Arc<PortCounters> {
         &self.0[worker.index().min(self.0.len() - 1)]
     }
 
-    /// The sets in the order of the workers' numbers.
+    /// Returns the port's counter sets in the order of the workers' numbers.
     pub fn each(&self) -> impl Iterator<Item = &PortCounters> {
         self.0.iter().map(|set| &**set)
     }
 
-    /// Sum of all sets.
+    /// Returns the sum of the port's counter sets.
     #[must_use]
     pub fn read(&self) -> PortReading {
         let mut sum = PortReading::default();
@@ -273,14 +283,15 @@ impl PortCounterSets {
 }
 
 impl From<Arc<PortCounters>> for PortCounterSets {
-    /// The counters of a port with a single worker.
+    /// Creates the counters of a port with a single worker.
     fn from(set: Arc<PortCounters>) -> Self {
         Self(Arc::new([set]))
     }
 }
 
 impl PortReading {
-    /// Sets `queued` to zero if the sum of sets that were not read at one moment is negative.
+    /// Sets `queued` to zero if the sum of `queued` over all workers is negative. The sum can be
+    /// negative if the workers' counters were not read at the same moment.
     #[must_use]
     pub fn settle(mut self) -> Self {
         if self.queued > u64::MAX / 2 {
@@ -289,8 +300,9 @@ impl PortReading {
         self
     }
 
-    /// Frames taken from the port and their bytes without FCS, counted as on a wire. A segmentation
-    /// request counts as the frames it becomes, each with its headers.
+    /// Returns the number of frames taken from the port and their bytes without FCS, counted as on
+    /// a wire. A segmentation request counts as the frames that the request becomes, each with its
+    /// headers.
     #[must_use]
     pub fn on_wire(&self) -> [u64; 2] {
         // The sets may be written while they are read, so one count may be ahead of another.
@@ -298,13 +310,14 @@ impl PortReading {
         [whole + self.rx_segments, self.rx_bytes + self.rx_segment_headers]
     }
 
-    /// Dropped frames of this port, over all reasons.
+    /// Number of frames from the port that were dropped, over all reasons.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.drops.iter().sum()
     }
 
-    /// Error of the identity `rx + replicated = forwarded + drops + queued`; 0 if it holds.
+    /// Returns the left side minus the right side of `rx + replicated = forwarded + drops +
+    /// queued`. 0 means that the counters account for all frames.
     #[must_use]
     pub fn unaccounted(&self) -> i128 {
         i128::from(self.rx_frames) + i128::from(self.replicated)
@@ -343,7 +356,8 @@ mod tests {
         assert_eq!(WorkerReading::GAUGES, ["resting", "heartbeat"]);
     }
 
-    /// The longest wait of a port is the maximum over its workers, not their sum.
+    /// Checks that a port's longest wait is the maximum over its workers, and not the sum over its
+    /// workers.
     #[test]
     fn of_two_workers_levels_add_up_and_peaks_do_not() {
         let sets = PortCounterSets::new(2);

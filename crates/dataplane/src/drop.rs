@@ -1,6 +1,6 @@
-//! Reasons for which a frame is dropped. Each reason has one counter, so that the identity `rx +
-//! replicated = forwarded + drops + queued` holds for a port. Each reason also has a line of help
-//! that says what an operator can change.
+//! The module `drop` defines the reasons why the switch drops a frame. Each drop reason has one
+//! counter, so that the identity `rx + replicated = forwarded + drops + queued` is true for a port.
+//! Each drop reason also has a line of help that tells the operator what to change.
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $text:literal, $help:literal;)*) => {
@@ -11,17 +11,18 @@ macro_rules! reasons {
         }
 
         impl DropReason {
-            /// All reasons, in the order of their counters.
+            /// All drop reasons, in the order of their counters.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
             pub const COUNT: usize = Self::ALL.len();
 
-            /// Name in statistics and metrics.
+            /// Returns the drop reason's name in statistics and metrics.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// One line for an operator: what happened and what to do.
+            /// Returns one line of help that explains the drop to an operator, with a remedy if
+            /// there is a remedy.
             #[must_use]
             pub const fn help(self) -> &'static str {
                 match self { $(Self::$name => $help,)* }
@@ -31,28 +32,31 @@ macro_rules! reasons {
 }
 
 reasons! {
-    Runt = "runt", "shorter than an Ethernet header";
+    Runt = "runt", "the frame is shorter than an Ethernet header";
     BadHeader = "bad-header", "a header contradicts the frame's length or its own fields";
     BadOffload = "bad-offload", "checksum or segmentation metadata contradicts the headers";
     VlanIngress = "vlan-ingress", "the port does not admit this VLAN";
     VlanEgress = "vlan-egress", "the output port does not carry this VLAN";
-    SpoofedMac = "spoofed-mac", "the source MAC is not one bound to the port";
-    SpoofedIp = "spoofed-ip", "the source IP, ARP or ND address is not one bound to the port";
+    SpoofedMac = "spoofed-mac", "the source MAC is not bound to the port";
+    SpoofedIp = "spoofed-ip", "the source IP, ARP or ND address is not bound to the port";
     HiddenHeader = "hidden-header",
-        "a header behind another VLAN tag or LLC/SNAP, which binding, rules and code point do not \
-         see; `qinq` on the port lets one tag more pass";
-    ReservedMac = "reserved-mac", "link-local group address (802.1D): never forwarded by a bridge";
-    Policed = "policed", "above the port's rate (`police`); buy more or send less";
-    LinkLimit =
-        "link-limit", "above the port's part of an uplink that is full; until it has room again";
+        "a header is behind a second VLAN tag or LLC/SNAP, where the port's policy cannot check \
+         it; set `qinq` on the port to allow one more tag";
+    ReservedMac = "reserved-mac",
+        "the destination is a link-local group address (802.1D), which no bridge forwards";
+    Policed = "policed",
+        "the frame exceeds the port's rate (`police`); buy a higher rate or send less";
+    LinkLimit = "link-limit",
+        "the frame exceeds the port's part of a full uplink; wait until the uplink has room";
     ReceiveLimit = "receive-limit",
-        "above what the receiver may have (`receive`), its part of its tenant's if it has one";
-    TenantLimit = "tenant-limit", "above what the receiver's tenant may have (`receive`)";
+        "the frame exceeds the receiver's limit or part of the tenant's limit (`receive`)";
+    TenantLimit = "tenant-limit",
+        "the frame exceeds the limit of the receiver's tenant (`receive`)";
     SendLimit = "send-limit",
-        "above what the sender's tenant may send over the network (`send`)";
+        "the frame exceeds the network limit of the sender's tenant (`send`)";
     Rule = "rule", "a rule says drop";
-    NoDestination = "no-destination", "nobody else is in the tenant's network";
-    SamePort = "same-port", "the destination lives behind the port the frame came from";
+    NoDestination = "no-destination", "no other port is in the tenant's network";
+    SamePort = "same-port", "the destination is behind the port that sent the frame";
     NoPort = "no-port", "the rule's output port is not attached";
     SlowPathLimit =
         "slow-path-limit", "the port's allowance of new addresses and floods is used up";
@@ -60,12 +64,13 @@ reasons! {
     PortDown = "port-down", "the output port has no driver or no link";
     RingFull = "ring-full", "the output port had no buffer; the receiver is too slow";
     HandoverFull =
-        "handover-full", "the ring to the output port's worker is full; that worker is too slow";
+        "handover-full", "the ring to the output port's worker is full; the worker is too slow";
     QueueFull =
-        "queue-full", "too much waits for the output already; buy more there or send less";
-    QueueLate = "queue-late", "it waited for the output for longer than its queue lets it";
-    QueueGone = "queue-gone", "the output's queue or the frame's port was taken away";
-    TooBig = "too-big", "larger than the receiver's buffers and not to be segmented";
+        "queue-full", "the output's queue is full; buy a higher rate for the output or send less";
+    QueueLate = "queue-late",
+        "the frame waited for the output for longer than the output's queue allows";
+    QueueGone = "queue-gone", "the output's queue or the frame's port was removed";
+    TooBig = "too-big", "the frame is larger than the receiver's buffers, and cannot be segmented";
     TxError = "tx-error", "the output port refused the frame";
 }
 

@@ -1,23 +1,29 @@
-//! The ingress policer: it drops the frames of a port above its rate, directly after reception.
+//! The ingress policer holds a port to its rate limit, directly after reception. It drops frames
+//! above the limit, or such frames wait in the port's ring.
 //!
 //! # Problem
-//! The ingress policies `bps` and `pps` limit bits or frames, as a switch without cycle metering
-//! does. They are the baseline for comparison. They also limit ports while an uplink is the
-//! bottleneck (C2QoS §VII).
+//! The ingress policies `bps` and `pps` limit bits or frames per second, as a switch without cycle
+//! metering does. Experiments use the policies `bps` and `pps` as the baseline. Limits in bits per
+//! second also apply while an uplink is the bottleneck (C2QoS §VII).
 //!
 //! # Approach
-//! Frames are policed before they are classified. A dropped frame thus still costs its reception,
-//! as in OVS-DPDK, and the switch learns no address from it. The port's own limit applies first,
-//! then its part of each link that is the bottleneck now. All queue pairs of a port share one state
-//! ([`penstock_qos::policer`]), whichever workers poll them, and the state survives a new snapshot.
+//! Frames are policed before they are classified. A policed frame still costs its reception, as in
+//! OVS-DPDK, and the switch learns no address from the frame. The port's own limit applies first,
+//! and then the port's part of each link that is now the bottleneck. All queue pairs of a port
+//! share one policer state ([`penstock_qos::policer`]), even if several workers poll the queue
+//! pairs. A port's policer state survives a new snapshot.
+//!
+//! If the operator states no depth for the port's own limit, the limit drops no frame. The policer
+//! charges each batch, and the worker does not poll the port while the policer is in debt
+//! (`worker/shaping.rs`).
 //!
 //! # Cost
-//! A port without limits costs one comparison per batch. A batch within its limit costs one look at
-//! each frame's length and two or three atomic operations.
+//! A port without limits costs one comparison per batch. For a batch within the limit, the policer
+//! reads each frame's length and makes two or three atomic operations.
 //!
 //! # Departures
-//! The limit of a link also drops frames that would stay on the host, because their destination is
-//! not known yet.
+//! A link's limit also drops frames that would stay on the host, because the frames' destination is
+//! not known before classification.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
@@ -30,38 +36,50 @@ use crate::batch::{BATCH_FRAMES, Batch};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 
-/// Rate limits on the frames that a port sends.
+/// Rate limits on the frames that the switch takes from a port.
 #[derive(Clone, Debug, Default)]
 pub struct IngressPolicer {
-    /// Own limit of the port, from the policies `bps` and `pps`.
-    pub own: Option<Arc<Policer>>,
-    /// Parts of the links that the port shares.
+    /// Rate limits of the port from its ingress policy: one for `bps` or `pps`, and two for
+    /// `bps-and-pps`. `own` is empty if the port has another ingress policy.
+    pub own: Vec<Arc<Policer>>,
+    /// Rate limits of the port on the links that the port shares with other ports.
     pub links: Vec<LinkLimit>,
 }
 
-/// A port's part of a link: a limit that applies only while the link is the bottleneck.
+/// A port's part of a link, as a rate limit that applies only while the link is the bottleneck.
 #[derive(Clone, Debug)]
 pub struct LinkLimit {
-    /// Whether the link is the bottleneck. All ports with a part of the link share the flag.
+    /// Whether the shared link is the bottleneck at present, so that the rate limit applies. All
+    /// ports with a rate limit on the link share the flag `active`.
     pub active: Arc<AtomicBool>,
-    /// Dropped bytes, counted with their size on this link and summed over all ports with a part of
-    /// it.
+    /// Bytes of dropped frames, over all ports with a part of the link. The number of dropped bytes
+    /// uses each frame's size on the link.
     pub held: Arc<AtomicU64>,
     pub policer: Arc<Policer>,
 }
 
 impl IngressPolicer {
-    /// Whether the port has no limits at all.
+    /// Whether the port has no rate limits.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        self.own.is_none() && self.links.is_empty()
+        self.own.is_empty() && self.links.is_empty()
     }
 
-    /// Drops the frames of `batch` that exceed the limits at `now` and counts them. All workers
-    /// must share the clock of `now`.
+    /// The port's own limits for which frames wait in the port's ring ([`Spec::waiting`]).
+    ///
+    /// [`Spec::waiting`]: penstock_qos::policer::Spec::waiting
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = &Arc<Policer>> {
+        self.own.iter().filter(|policer| policer.spec().waits())
+    }
+
+    /// Drops and counts the frames of `batch` that exceed the port's limits at time `now`. All
+    /// workers must use the same clock for `now`.
     pub fn police(&self, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
-        if let Some(policer) = &self.own {
-            own(policer, batch, now, counters);
+        match &self.own[..] {
+            [] => {}
+            [policer] if policer.spec().waits() => charge(policer, batch, now, counters),
+            [policer] => own(policer, batch, now, counters),
+            several => all(several, batch, now, counters),
         }
         for link in &self.links {
             if link.active.load(Ordering::Relaxed) {
@@ -71,6 +89,40 @@ impl IngressPolicer {
     }
 }
 
+/// Charges a batch that passes. The worker takes the port's next batch when the debt is paid.
+fn charge(policer: &Policer, batch: &Batch, now: Nanos, counters: &PortCounters) {
+    policer.refill(now);
+    let frames = batch.len();
+    if frames == 0 {
+        return;
+    }
+    let green = policer.charge((0..frames).map(|i| on_wire(batch, i)));
+    let of_colour = if green { &counters.police_green } else { &counters.police_yellow };
+    of_colour.add(frames as u64);
+}
+
+/// Applies limits in bits and in frames together. Each frame has one colour: a frame that a limit
+/// drops is red, and another frame is green only if all limits find it within the committed rate.
+#[cold]
+fn all(limits: &[Arc<Policer>], batch: &mut Batch, now: Nanos, counters: &PortCounters) {
+    let mut yellow = 0;
+    for policer in limits.iter().filter(|policer| !policer.spec().waits()) {
+        let mut marks = Marks::default();
+        marks.mark(policer, batch, now);
+        yellow += marks.yellow;
+        marks.drop_own(batch, counters);
+    }
+    let frames = batch.len();
+    let mut green = true;
+    for policer in limits.iter().filter(|policer| policer.spec().waits()) {
+        policer.refill(now);
+        green &= frames == 0 || policer.charge((0..frames).map(|i| on_wire(batch, i)));
+    }
+    let yellow = if green { yellow.min(frames as u64) } else { frames as u64 };
+    counters.police_green.add(frames as u64 - yellow);
+    counters.police_yellow.add(yellow);
+}
+
 fn own(policer: &Policer, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
     let mut marks = Marks::default();
     marks.mark(policer, batch, now);
@@ -78,11 +130,7 @@ fn own(policer: &Policer, batch: &mut Batch, now: Nanos, counters: &PortCounters
     if marks.yellow > 0 {
         counters.police_yellow.add(marks.yellow);
     }
-    let red = marks.drop_red(batch);
-    if red > 0 {
-        counters.police_red.add(red);
-        counters.drops[DropReason::Policed as usize].add(red);
-    }
+    marks.drop_own(batch, counters);
 }
 
 fn part(link: &LinkLimit, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
@@ -97,14 +145,14 @@ fn part(link: &LinkLimit, batch: &mut Batch, now: Nanos, counters: &PortCounters
     }
 }
 
-/// How the policer marked the frames of a batch.
+/// Colours that the policer gave to the frames of a batch.
 #[derive(Default)]
 struct Marks {
     green: u64,
     yellow: u64,
-    /// Bit mask of the red frames.
+    /// Bit mask of the frames in the batch that the policer marked red (above all rates) and drops.
     red: u32,
-    /// Size of the red frames on a wire.
+    /// Size of the batch's red frames on a wire.
     held: Size,
 }
 
@@ -133,6 +181,15 @@ impl Marks {
         }
     }
 
+    /// Drops the frames that the port's own limit marked red.
+    fn drop_own(&self, batch: &mut Batch, counters: &PortCounters) {
+        let red = self.drop_red(batch);
+        if red > 0 {
+            counters.police_red.add(red);
+            counters.drops[DropReason::Policed as usize].add(red);
+        }
+    }
+
     fn drop_red(&self, batch: &mut Batch) -> u64 {
         if self.red != 0 {
             batch.retain(!self.red);
@@ -141,9 +198,9 @@ impl Marks {
     }
 }
 
-/// Size of frame `i` on a wire. A segmentation request has the size of its segments, each with a
-/// copy of the headers. The metadata may be unchecked: a frame with impossible metadata counts as
-/// one frame.
+/// Returns the size of frame `i` on a wire. A segmentation request has the size of its segments,
+/// each with a copy of the headers. The caller need not check the offload metadata before the call.
+/// A frame with impossible metadata counts as one frame.
 #[inline]
 pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     let frame = batch.at(i);
@@ -153,13 +210,16 @@ pub(crate) fn on_wire(batch: &Batch, i: usize) -> Size {
     segments_of(batch, i)
 }
 
-/// Bytes that frame `i` occupies on a link: the bytes of [`on_wire`] plus Ethernet's overhead per
-/// frame.
+/// Returns the bytes that frames of a size ([`on_wire`]) occupy on a link: the bytes of the frames
+/// plus Ethernet's overhead per frame.
 #[inline]
-pub(crate) fn wire_bytes(batch: &Batch, i: usize) -> u32 {
-    let Size { bytes, frames } = on_wire(batch, i);
+pub(crate) fn link_bytes(Size { bytes, frames }: Size) -> u32 {
     bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD.into()))
 }
+
+/// Largest number of segments for which a frame counts. A sender could otherwise use up the limit
+/// of a receiver with a few frames that ask for segments of one byte.
+const SEGMENTS_MAX: u32 = 1_024;
 
 #[inline(never)]
 fn segments_of(batch: &Batch, i: usize) -> Size {
@@ -170,12 +230,12 @@ fn segments_of(batch: &Batch, i: usize) -> Size {
     let Some(offset) = batch.head(i).get(tcp + 12) else { return whole };
     let headers = u32::from(frame.offload.csum_start) + u32::from(offset >> 4) * 4;
     let payload = frame.len.saturating_sub(headers);
-    let segments = payload.div_ceil(u32::from(frame.offload.gso_size).max(1)).max(1);
+    let segments = payload.div_ceil(u32::from(frame.offload.gso_size).max(1));
+    let segments = segments.clamp(1, SEGMENTS_MAX);
     Size { bytes: frame.len + (segments - 1) * headers, frames: segments }
 }
 
-/// Counts the segments and the extra header bytes that the batch's segmentation requests become on
-/// a wire.
+/// Counts the segments and the extra header bytes of the batch's segmentation requests on a wire.
 #[inline(never)]
 pub(crate) fn count_segments(batch: &Batch, counters: &PortCounters) {
     let (mut segments, mut headers) = (0, 0);
@@ -211,13 +271,13 @@ mod tests {
         batch.frames().iter().map(|frame| frame.len).collect()
     }
 
-    /// One byte per microsecond.
+    /// Committed information rate of one byte per microsecond.
     const CIR: BitsPerSecond = BitsPerSecond(8_000_000);
 
     #[test]
     fn red_frames_are_dropped_and_counted_and_others_stay() {
         let own = policer(Limit::SingleRate { cir: CIR, cbs: 2_000, ebs: 300 });
-        let limits = IngressPolicer { own: Some(own), links: Vec::new() };
+        let limits = IngressPolicer { own: vec![own], links: Vec::new() };
         let counters = PortCounters::default();
         let mut frames = batch(&[1_500, 250, 300, 600, 200, 100]);
         limits.police(&mut frames, Nanos(0), &counters);
@@ -238,7 +298,7 @@ mod tests {
         let held = Arc::new(AtomicU64::new(0));
         let links =
             vec![LinkLimit { active: Arc::clone(&active), held: Arc::clone(&held), policer }];
-        let limits = IngressPolicer { own: None, links };
+        let limits = IngressPolicer { own: Vec::new(), links };
         let counters = PortCounters::default();
         let mut frames = batch(&[1_000; 20]);
         limits.police(&mut frames, Nanos(0), &counters);
@@ -279,7 +339,7 @@ mod tests {
         let mut large = Batch::new();
         large.push(&bytes, offload).unwrap();
         let pps = policer(Limit::Packets { rate: PacketsPerSecond(1), burst: 8 });
-        let limits = IngressPolicer { own: Some(pps), links: Vec::new() };
+        let limits = IngressPolicer { own: vec![pps], links: Vec::new() };
         large.push(&bytes, offload).unwrap();
         limits.police(&mut large, Nanos(0), &PortCounters::default());
         assert_eq!(large.len(), 1, "seven of eight frames are used up");

@@ -1,11 +1,15 @@
-//! The data path: ports, scheduling, classification, egress, and the worker that runs them.
+//! The data path consists of ports, scheduling, classification, egress, and the worker that runs
+//! them.
 //!
-//! The modules are in the order in which a frame passes: [`port`], [`schedule`],
-//! [`ingress_policer`], [`classify`] and [`egress`]. A frame may wait for its output in [`queue`].
-//! [`worker::Worker::turn`] is the loop that calls them. Every function takes the time as an
-//! argument; only [`tsc`] reads a clock. Comments cite the rules of
-//! `docs/internals/datapath-rules.md` by number ("datapath rule 7").
-#![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
+//! A frame passes the modules [`port`], [`schedule`], [`ingress_policer`], [`classify`] and
+//! [`egress`] in this order. Frames may wait for their output port in the module [`queue`]. The
+//! worker's loop calls [`worker::Worker::turn`], which runs the modules from `port` to `egress`.
+//! Functions of the data path take the time as an argument, and only [`tsc`] reads a clock.
+//! Comments cite the rules of `docs/internals/datapath-rules.md` by number ("datapath rule 7").
+#![allow(
+    missing_docs,
+    reason = "this crate is not published; a comment adds only facts that a name does not state"
+)]
 #![deny(unsafe_code)]
 // Input from a guest or a user must never end the process, so only tests may panic.
 #![cfg_attr(
@@ -19,12 +23,19 @@ pub mod confine;
 pub mod counters;
 pub mod drop;
 pub mod egress;
+pub mod finish;
+pub mod headers;
 pub mod ingress_policer;
 mod mem;
 pub mod offload;
+pub mod peers;
 pub mod port;
 pub mod queue;
+pub mod rtp;
 pub mod schedule;
+pub mod snapshot;
 mod sync;
 pub mod tsc;
+pub mod unit;
+pub mod wake;
 pub mod worker;

@@ -1,13 +1,14 @@
 //! Copies to and from memory that another process may change at any moment.
 //!
-//! No Rust reference to guest memory exists. These functions take raw pointers, read each byte once
-//! and write each byte once.
-#![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
+//! The switch has no Rust reference to guest memory. The copy functions take raw pointers, read
+//! each byte once and write each byte once.
+#![allow(unsafe_code, reason = "copies use raw pointers; each function states its conditions")]
 
 use core::arch::x86_64::{__m128i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128};
 use core::ptr;
 
-/// Prefetches the cache line at `at` for reading. Any address is allowed.
+/// Prefetches the cache line at address `at` for reading. The address may be any value, also an
+/// unmapped one.
 #[inline(always)]
 pub(crate) fn prefetch(at: *const u8) {
     // SAFETY: a prefetch never faults and changes nothing but the cache.
@@ -15,8 +16,9 @@ pub(crate) fn prefetch(at: *const u8) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
 }
 
-/// Prefetches the cache line at `at` for writing, so that a line which another core has read
-/// arrives in exclusive state. Any address is allowed. CPUs without the instruction do nothing.
+/// Prefetches the cache line at address `at` for writing. The line arrives in exclusive state, even
+/// if another core has read the line. The address may be any value, also an unmapped one. On a CPU
+/// without the prefetch instruction, `prefetch_write` does nothing.
 #[inline(always)]
 pub(crate) fn prefetch_write(at: *const u8) {
     // Miri cannot interpret assembly, and a prefetch has no effect on results.
@@ -30,11 +32,11 @@ pub(crate) fn prefetch_write(at: *const u8) {
     }
 }
 
-/// Copies `len` bytes, at most 128, with a few vector moves. The first and the last move may
-/// overlap.
+/// Copies `len` bytes, at most 128, with a few vector moves. The first and the last vector move may
+/// copy some of the same bytes.
 ///
 /// # Safety
-/// `from` must be readable and `to` writable for `len` bytes, and they must not overlap.
+/// `from` must be readable and `to` writable for `len` bytes, and the two ranges must not overlap.
 #[inline(always)]
 pub(crate) unsafe fn copy_head(to: *mut u8, from: *const u8, len: usize) {
     debug_assert!(len <= 128);
@@ -67,10 +69,10 @@ pub(crate) unsafe fn copy_head(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Copies `len` bytes of any length.
+/// Copies `len` bytes from `from` to `to`, for any `len`.
 ///
 /// # Safety
-/// The same as for [`copy_head`].
+/// The caller must meet the conditions of [`copy_head`].
 #[inline(always)]
 pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: the caller guarantees what the called functions require.
@@ -83,16 +85,18 @@ pub(crate) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// Longest copy in bytes that [`copy_lines`] does; libc's `memcpy` is faster for longer copies.
+/// Longest copy in bytes for [`copy_lines`]. libc's `memcpy` is faster than [`copy_lines`] for
+/// longer copies.
 const LINES_MAX: usize = 2048;
 
-/// Copies one whole cache line of the destination after the other. The core can then take a line
-/// over from another core without waiting for its old content, and no store crosses a line border.
-/// At 512 bytes per frame this saved 300 of 1,000 cycles if the other core was far away, and 80 of
-/// 300 if it was near.
+/// Copies bytes so that each store writes one whole cache line of the destination. With whole
+/// lines, the core can take over a line from another core without waiting for the line's old
+/// content. No store of the copy crosses the border of a cache line. For frames of 512 bytes,
+/// stores of whole lines saved 300 of 1,000 cycles if the other core was distant, and 80 of 300
+/// cycles if the other core was near.
 ///
 /// # Safety
-/// The same as for [`copy_head`], and `len` must be at least 64.
+/// The caller must meet the conditions of [`copy_head`], and `len` must be at least 64.
 #[inline(always)]
 unsafe fn copy_lines(to: *mut u8, from: *const u8, len: usize) {
     debug_assert!(len >= 64);

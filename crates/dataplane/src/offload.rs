@@ -1,12 +1,13 @@
-//! Offload metadata of a frame: the content of a virtio-net header, in host byte order and checked.
+//! Offload metadata of a frame: the checked content of a virtio-net header, in host byte order.
 //!
-//! Source: virtio 1.2 §5.1.6. The classifier compares `csum_start`, `csum_offset`, `hdr_len` and
-//! `gso_size` with the switch's own parse of the headers before a frame goes on
-//! ([`Offload::check`]). Before this check, no value that a peer wrote is used as an offset.
+//! The source for the offload metadata is virtio 1.2 §5.1.6. The classifier compares `csum_start`,
+//! `csum_offset`, `hdr_len` and `gso_size` of each frame with the headers that the switch parsed
+//! ([`Offload::check`]). Before the comparison, the switch uses no value that a peer wrote as an
+//! offset.
 
 use crate::drop::DropReason;
 
-/// Bytes of `virtio_net_hdr_mrg_rxbuf` and `virtio_net_hdr_v1`.
+/// Size in bytes of `virtio_net_hdr_mrg_rxbuf` and `virtio_net_hdr_v1`.
 pub const VNET_HDR_LEN: usize = 12;
 
 /// `VIRTIO_NET_HDR_F_NEEDS_CSUM`.
@@ -20,19 +21,19 @@ pub const GSO_TCPV4: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_TCPV6`.
 pub const GSO_TCPV6: u8 = 4;
 
-/// Work on a frame that hardware, a guest or the switch still has to do.
+/// Checksum and segmentation work that hardware, a guest or the switch still has to do on a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Offload {
-    /// Bits [`F_NEEDS_CSUM`] and [`F_DATA_VALID`].
+    /// Field `flags` of the virtio-net header, with the bits [`F_NEEDS_CSUM`] and [`F_DATA_VALID`].
     pub flags: u8,
-    /// [`GSO_NONE`], [`GSO_TCPV4`] or [`GSO_TCPV6`].
+    /// Segmentation type of the frame ([`GSO_NONE`], [`GSO_TCPV4`] or [`GSO_TCPV6`]).
     pub gso_type: u8,
-    /// Bytes of all headers; only a hint.
+    /// Length in bytes of all headers of the frame. The length in `hdr_len` is only a hint.
     pub hdr_len: u16,
     /// Payload bytes of each segment (MSS).
     pub gso_size: u16,
-    /// Offset in bytes of the checksummed part from the start of the frame.
+    /// Offset in bytes, from the start of the frame, of the first byte that the checksum covers.
     pub csum_start: u16,
     /// Offset in bytes of the checksum field from `csum_start`.
     pub csum_offset: u16,
@@ -57,9 +58,10 @@ impl Offload {
         }
     }
 
-    /// Reads a header that a guest wrote. The guest may request a checksum but not declare one
-    /// valid (virtio 1.2 §5.1.6.2.1), because the receiver would then not verify it. Metadata that
-    /// requests nothing becomes [`Self::NONE`], so that later stages skip it.
+    /// Reads a virtio-net header that a guest wrote. The guest may request a checksum but must not
+    /// declare a checksum valid (virtio 1.2 §5.1.6.2.1), because the receiver would then not verify
+    /// the checksum. If a guest's header requests no offload, `from_guest` returns [`Self::NONE`],
+    /// so that later stages skip the header.
     #[inline]
     #[must_use]
     pub fn from_guest(b: &[u8; VNET_HDR_LEN]) -> Self {
@@ -68,7 +70,8 @@ impl Offload {
         Self::from_guest_words(first, u16::from_ne_bytes([b8, b9]))
     }
 
-    /// Like [`Self::from_guest`], for a header read as one word of eight bytes and one of two.
+    /// Like [`Self::from_guest`], for a virtio-net header that was read as one word of eight bytes
+    /// and one word of two bytes.
     #[inline]
     #[must_use]
     pub(crate) const fn from_guest_words(first: u64, last: u16) -> Self {
@@ -86,15 +89,15 @@ impl Offload {
         }
     }
 
-    /// The last four bytes of the header, in memory order. The first eight bytes are those of this
-    /// structure itself.
+    /// Returns the last four bytes of the virtio-net header, in memory order. The first eight bytes
+    /// of the virtio-net header equal the first eight bytes of [`Offload`].
     #[inline]
     #[must_use]
     pub(crate) const fn last_word(self, num_buffers: u16) -> u32 {
         self.csum_offset as u32 | (num_buffers as u32) << 16
     }
 
-    /// Builds the header, with `num_buffers` in its last two bytes.
+    /// Builds the 12-byte virtio-net header, with `num_buffers` in the last two bytes.
     #[inline]
     #[must_use]
     pub fn to_wire(self, num_buffers: u16) -> [u8; VNET_HDR_LEN] {
@@ -109,34 +112,36 @@ impl Offload {
         b
     }
 
-    /// Whether there is neither work to do nor a flag to pass on.
+    /// Whether the metadata requests no checksum or segmentation, and no flag must be passed on.
     #[inline]
     #[must_use]
     pub fn is_none(self) -> bool {
         self.flags == 0 && self.gso_type == GSO_NONE
     }
 
-    /// Whether the transport checksum is still to be computed.
+    /// Whether the switch or the receiver must still compute the transport checksum.
     #[inline]
     #[must_use]
     pub const fn needs_csum(self) -> bool {
         self.flags & F_NEEDS_CSUM != 0
     }
 
-    /// Whether the frame is one large segment that must be cut into smaller ones.
+    /// Whether the frame is one large segment that must be cut into smaller segments.
     #[inline]
     #[must_use]
     pub const fn is_gso(self) -> bool {
         self.gso_type != GSO_NONE
     }
 
-    /// Compares the metadata with the parser's findings and the frame's length. `l4_start` is 0 if
-    /// there is no TCP or UDP header; `l4_end` is the end of the TCP header. Clears unknown flag
-    /// bits and corrects `hdr_len`.
+    /// Compares the offload metadata with the parser's results and the frame's length. `check`
+    /// clears unknown flag bits of the metadata and corrects `hdr_len`. `l4_start` is the offset of
+    /// the TCP or UDP header, or 0 if there is none. `l4_end` is the offset in bytes of the end of
+    /// a TCP header.
     ///
     /// # Errors
-    /// [`DropReason::BadOffload`] if the metadata does not point at the checksum of the frame's own
-    /// TCP or UDP header, or requests segmentation of anything but TCP.
+    /// Returns [`DropReason::BadOffload`] if the metadata does not point at the checksum of the
+    /// frame's own TCP or UDP header. Returns [`DropReason::BadOffload`] also if the metadata
+    /// requests segmentation of a frame that is not TCP.
     pub fn check(
         &mut self,
         l4_start: u16,
@@ -181,23 +186,24 @@ impl Offload {
     }
 }
 
-/// Offloads that the far side of a port can do itself.
+/// Offloads that the peer of a port can perform itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OffloadCaps {
-    /// Accepts frames with an unfinished checksum.
+    /// Whether the peer accepts frames with an unfinished checksum.
     pub csum: bool,
-    /// Accepts large TCP/IPv4 segments.
+    /// Whether the peer accepts large TCP/IPv4 segments.
     pub tso4: bool,
-    /// Accepts large TCP/IPv6 segments.
+    /// Whether the peer accepts large TCP/IPv6 segments.
     pub tso6: bool,
 }
 
 impl OffloadCaps {
     pub const ALL: Self = Self { csum: true, tso4: true, tso6: true };
-    /// No offloads: frames leave complete and no longer than the MTU.
+    /// The peer performs no offloads, so the switch sends frames with finished checksums and no
+    /// longer than the MTU.
     pub const NONE: Self = Self { csum: false, tso4: false, tso6: false };
 
-    /// Whether a frame with this metadata may be sent unchanged.
+    /// Whether the peer accepts a frame with offload metadata `offload` unchanged.
     #[inline]
     #[must_use]
     pub const fn takes(self, offload: Offload) -> bool {

@@ -1,5 +1,6 @@
-//! Clocks of the data path: the time-stamp counter, and a virtual counter for simulations.
-#![allow(unsafe_code, reason = "rdtsc has no safe form")]
+//! The data path has two clocks: the time-stamp counter (TSC), and a virtual counter for
+//! simulations.
+#![allow(unsafe_code, reason = "rdtsc has no safe Rust wrapper")]
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -7,48 +8,57 @@ use std::sync::Arc;
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::{Cycles, Nanos, PortId, TscRate};
 
-/// Source of the worker's time: the TSC on a core, a virtual clock under `sim`.
+/// Source of the worker's time. The source is the TSC of a core, or a virtual clock in simulations.
 pub trait CycleCounter {
-    /// Present count in cycles. It never decreases.
+    /// Returns the counter's present reading in cycles. The counter's reading never decreases.
     fn now(&self) -> Cycles;
 
-    /// Called after each stage of a batch with the size of its work. On a real core the cycles have
-    /// passed already; a simulation advances its clock in this call, by its cost table.
+    /// The worker calls `spent` after each stage of a batch, with the size of the stage's work. On
+    /// a real core, `spent` does nothing, because the time-stamp counter has already counted the
+    /// cycles of the stage. In a simulation, `spent` advances the virtual counter by the cost from
+    /// the cost table.
     #[inline(always)]
     fn spent(&self, _stage: Stage, _work: &Work) {}
 }
 
-/// Size of the work that a stage did for a batch.
+/// Size of the work of one stage of a batch, from which a simulation computes the stage's cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Work {
-    /// The port from which the batch came.
+    /// Port from which the worker received the batch.
     pub port: PortId,
     pub frames: usize,
-    /// Sum of the frames' lengths in bytes, without FCS.
+    /// Sum of the batch's frame lengths in bytes, without FCS.
     pub bytes: usize,
-    /// Frames that were not in the exact-match cache; 0 before classification.
+    /// Number of the batch's frames for which the exact-match cache contains no decision. The
+    /// number is 0 before classification.
     pub misses: usize,
 }
 
 impl Work {
-    /// The work of an idle turn.
+    /// Size of work that handles no frames, for example of a turn without work.
     pub const NONE: Self = Self { port: PortId(0), frames: 0, bytes: 0, misses: 0 };
 }
 
-/// The stages of a batch (C2QoS §III: ingress, classification, egress), and the idle turn.
+/// The stages of a batch are ingress, classification and egress, as in C2QoS §III. Further stages
+/// are for the worker's other work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Receiving frames from a port.
+    /// First stage of a batch: the worker receives the frames from a port.
     Ingress,
-    /// Deciding where the frames go.
+    /// Second stage of a batch: the worker decides to which ports the frames go.
     Classification,
-    /// Delivering the frames and returning their buffers.
+    /// Third stage of a batch: the worker delivers the frames and returns the buffers to the
+    /// sender.
     Egress,
-    /// Polling all ports without finding a frame.
+    /// The worker examines a unit of the schedule for frames and finds none.
+    Look,
+    Refill,
+    /// The worker runs a turn without a frame. The cost of a look at a unit is not part of the
+    /// stage for idle turns, but of [`Stage::Look`].
     Idle,
 }
 
-/// The invariant time-stamp counter of the core.
+/// The invariant time-stamp counter (TSC) of the CPU core.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tsc;
 
@@ -62,7 +72,7 @@ impl CycleCounter for Tsc {
     }
 }
 
-/// A counter that a simulation advances.
+/// A virtual cycle counter that a simulation advances.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualCounter(Arc<AtomicU64>);
 
@@ -71,7 +81,8 @@ impl VirtualCounter {
         self.0.fetch_add(cycles.0, Ordering::Relaxed);
     }
 
-    /// Advances the counter to `to`. A value in the past has no effect.
+    /// Advances the virtual counter to `to`. The function ignores a value below the counter's
+    /// present reading.
     pub fn advance_to(&self, to: Cycles) {
         self.0.fetch_max(to.0, Ordering::Relaxed);
     }
@@ -106,7 +117,8 @@ fn measure(window: Nanos) -> u64 {
     }
 }
 
-/// Reads `CLOCK_MONOTONIC_RAW`; zero if the kernel has no such clock (Linux before 2.6.28).
+/// Reads `CLOCK_MONOTONIC_RAW`. Returns zero if the kernel has no `CLOCK_MONOTONIC_RAW` (Linux
+/// before 2.6.28).
 #[must_use]
 pub fn raw_clock() -> Nanos {
     clock_gettime(ClockId::CLOCK_MONOTONIC_RAW).map_or(Nanos::ZERO, |t| {

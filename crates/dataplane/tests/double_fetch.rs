@@ -1,18 +1,22 @@
-//! No decision reads a word twice that a peer shares, because the word may change between two reads
-//! (datapath rule 3).
+//! No decision of the switch may read a word of shared memory twice (datapath rule 3). A peer could
+//! change the word in shared memory between two reads of the switch.
 //!
 //! # Approach
-//! The test traps and counts each access of a call to the peer's memory, in the code as it was
-//! compiled. The memory is closed to the process. A fault then tells the address and whether it is
-//! a write, and the instruction tells the number of bytes ([`width`]). The instruction alone is
-//! executed with the memory open. Reads are counted by byte, so a read that lies within another
-//! counts as a second one.
+//! The test traps and counts each access of the compiled code to the peer's memory. The peer's
+//! memory is protected against all access. An access to the protected memory causes a page fault,
+//! which reports the address and whether the access is a write. The page fault does not report the
+//! size of the access, so the test decodes the faulting instruction ([`width`]). While the faulting
+//! instruction runs, the test permits access to the memory, and then forbids access again. Reads
+//! are counted for each byte of memory, so a small read inside an earlier larger read counts as a
+//! second read.
 //!
 //! # Exceptions
-//! A ring looks ahead to see whether a head is one plain buffer. If it is not, only this answer is
-//! kept, and the walk that follows decides again, so such heads may be read twice. Each frame that
-//! is given to a ring is a separate decision. The ring may look again at buffers that were too
-//! small for the frame before.
+//! A ring first checks whether a chain's first descriptor (the head) describes a single plain
+//! buffer. If the first read of a chain's head shows no plain buffer, the ring reads the head again
+//! when it walks the chain. A ring may therefore read the head of a chain, or the head of an
+//! indirect table, twice. If the switch gives several frames to a ring, the ring chooses the
+//! buffers for each frame separately. If a receive buffer was too small for one frame, the ring may
+//! read its descriptor again for the next frame.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "signal handlers and protections of memory")]
 
@@ -35,31 +39,35 @@ use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
 const LEN: u64 = 1 << 20;
-/// Offsets of the parts of a ring, and of the indirect tables and buffers behind them.
+/// Memory offset of the ring's driver area. Byte offsets of the other areas in the guest's memory
+/// follow in the next constants.
 const DRIVER: u64 = 0x1000;
 const DEVICE: u64 = 0x2000;
-/// The available index that a split ring's driver writes, two bytes.
+/// First byte of the available index, which a split ring's driver writes. Offset of the two bytes
+/// of the available index, which the driver of a split ring writes.
 const AVAILABLE_FROM: u64 = DRIVER + 2;
 const AVAILABLE_TO: u64 = DRIVER + 4;
 const TABLES: u64 = 0x4000;
 const BUFFERS: u64 = 0x1_0000;
-/// Bytes of the virtio header before each frame.
+/// Number of bytes of the virtio-net header before each frame.
 const HEADER: u64 = 12;
 const SIZE: u16 = 64;
 const ROUNDS: u64 = 120;
 
-/// Start and length of the closed memory. One thread at a time has closed memory.
+/// Start address and length of the protected memory. Only one thread at a time protects memory.
 static START: AtomicUsize = AtomicUsize::new(0);
 static BYTES: AtomicUsize = AtomicUsize::new(0);
-/// The accesses: 256 times the offset, plus twice the number of bytes, plus one for a write.
+/// The recorded accesses. Each access is one number: 256 times the offset, plus twice the number of
+/// bytes, plus one if the access is a write.
 static SEEN: [AtomicU64; 1 << 16] = [const { AtomicU64::new(0) }; 1 << 16];
 static SEEN_LEN: AtomicUsize = AtomicUsize::new(0);
 static ONE: Mutex<()> = Mutex::new(());
 
-/// The first instruction that [`width`] does not know.
+/// Code bytes of the first executed instruction that [`width`] does not know.
 static UNKNOWN: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
-/// The processor's trap flag: an exception after each instruction.
+/// Trap flag in the processor's flags register: if the flag is set, each instruction raises an
+/// exception (`SIGTRAP`).
 const TRAP_FLAG: i64 = 1 << 8;
 
 fn protect(how: i32) -> bool {
@@ -77,7 +85,7 @@ extern "C" fn on_fault(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c
     };
     let offset = at.wrapping_sub(START.load(Ordering::Relaxed));
     if offset >= BYTES.load(Ordering::Relaxed) || !protect(libc::PROT_READ | libc::PROT_WRITE) {
-        // The fault is not in the closed memory, so it recurs without a handler.
+        // The fault is not in the protected memory, so it occurs again without a handler.
         // SAFETY: sets the default action. WHY: a C interface.
         unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
         return;
@@ -105,9 +113,9 @@ extern "C" fn on_step(_: i32, _: *mut libc::siginfo_t, context: *mut libc::c_voi
     protect(libc::PROT_NONE);
 }
 
-/// Number of bytes of memory that an instruction reads or writes; 0 if it is not known here. Source
-/// of instruction sets and encodings: Intel's manual, volume 2. A repeated instruction faults and
-/// is stepped for each element.
+/// Returns the number of bytes of memory that an instruction reads or writes. Returns 0 if the
+/// function does not know the instruction. The instruction encodings are from Intel's manual,
+/// volume 2. A repeated instruction (`rep`) faults for each element.
 fn width(code: &[u8; 16]) -> u64 {
     let (mut at, mut prefix, mut operand) = (0, 0, 4);
     loop {
@@ -159,8 +167,9 @@ fn width(code: &[u8; 16]) -> u64 {
     }
 }
 
-/// Like [`width`], for vector instructions. The arguments are map and opcode, prefix (66, F3, F2: 1
-/// to 3), bytes of a vector and bytes of a general register.
+/// Returns the number of bytes of memory that a vector instruction reads or writes. [`width`] uses
+/// this function. `prefix` is 1 to 3 for the prefixes 66, F3 and F2; `all` and `register` are the
+/// sizes in bytes of a vector and a general register.
 fn vector(map: u8, op: u8, prefix: u8, all: u64, register: u64) -> u64 {
     match (map, op) {
         (1, 0x10 | 0x11 | 0x51..=0x5f | 0xc2) => [all, all, 4, 8][usize::from(prefix)],
@@ -203,7 +212,8 @@ fn install(signal: i32, handler: Handler) {
     }
 }
 
-/// A file that a peer shares, mapped once, by the code under test.
+/// Memory file of a simulated peer, which shares the file with the switch. Only the code under test
+/// maps the file.
 struct Shared {
     file: File,
     _one: MutexGuard<'static, ()>,
@@ -229,7 +239,8 @@ impl Shared {
         self.file.write_all_at(bytes, at).unwrap();
     }
 
-    /// The lowest address of the file in this process, and its length in bytes.
+    /// Returns the lowest address at which the process maps the file, and the file's length in
+    /// bytes.
     fn place(&self) -> (usize, usize) {
         let inode = self.file.metadata().unwrap().ino().to_string();
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -240,12 +251,14 @@ impl Shared {
         (number(from), number(to) - number(from))
     }
 
-    /// Executes `call` with the memory closed, and fails if it reads a word twice.
+    /// Executes `call` while the memory file is protected, and fails the test if `call` reads any
+    /// byte twice.
     fn once<T>(&self, what: &str, call: impl FnOnce() -> T) -> T {
         self.counted(what, &[], call)
     }
 
-    /// Like [`Self::once`], but the descriptors in `heads` may be read twice.
+    /// Executes `call` with protected memory like [`Self::once`], but `call` may read the
+    /// descriptors in `heads` twice.
     fn counted<T>(&self, what: &str, heads: &[u64], call: impl FnOnce() -> T) -> T {
         let (start, bytes) = self.place();
         START.store(start, Ordering::Relaxed);
@@ -273,7 +286,7 @@ impl Shared {
             // The driver makes more available over time, so a call that needs more reads the index
             // again.
             AVAILABLE_FROM..AVAILABLE_TO if what == "give" => u32::MAX,
-            // Frames are copied by moves that may overlap. No decision depends on bytes behind the
+            // Frames are copied by moves that may overlap. No decision depends on bytes after the
             // virtio header.
             BUFFERS.. if (at - BUFFERS) % 2048 >= HEADER => u32::MAX,
             _ if heads.contains(&(at / 16)) => 2,
@@ -295,17 +308,19 @@ impl Shared {
     }
 }
 
-/// Whether a read in the buffers and an earlier one of the same byte are two parts of one move: a
-/// move of 20 bytes is two of 16 that overlap. The second buffer of a chain has no header.
+/// Whether a second read of a byte of a frame belongs to the same memory move as the first read.
+/// For example, a copy of 20 bytes is two overlapping moves of 16 bytes, so some bytes are read
+/// twice. In a chain of buffers, only the first buffer contains a virtio-net header.
 fn moves(before: Option<(u64, u64)>, at: u64, bytes: u64) -> bool {
     let same = |(before, width)| width == bytes && before != at;
     at >= BUFFERS && bytes >= 8 && before.is_some_and(same)
 }
 
-/// Number of reads while they were counted. A test without any read proves nothing.
+/// Number of counted reads of shared memory. If this number is zero, the test has checked nothing.
 static READS: AtomicUsize = AtomicUsize::new(0);
 
-/// A reproducible stream of numbers (Knuth's constants).
+/// A pseudo-random number generator with Knuth's constants, so that every run uses the same
+/// numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -330,14 +345,17 @@ fn spec(base: u32) -> RingSpec {
     }
 }
 
-/// What a driver writes for one test. No two buffers overlap.
+/// A driver that fills a ring with random descriptors for one test. The buffers of the driver do
+/// not overlap. The driver's buffers do not overlap.
 struct Driver<'a> {
     memory: &'a Shared,
     numbers: Numbers,
-    /// The flag for buffers that the device writes, or 0.
+    /// Value of the descriptor flags: 2 (the device writes) if the test offers receive buffers, or
+    /// 0 (the device reads) if it offers frames.
     write: u16,
     buffers: u64,
-    /// Heads that are not plain buffers.
+    /// Numbers of descriptors that are heads of chains or of indirect tables, or that name no
+    /// existing memory.
     heads: Vec<u64>,
 }
 
@@ -347,7 +365,8 @@ impl<'a> Driver<'a> {
         Self { memory, numbers: Numbers(seed), write, buffers: 0, heads: Vec::new() }
     }
 
-    /// The first twelve bytes of a descriptor, and whether they name memory. Most do.
+    /// Returns the first twelve bytes of a descriptor, and whether the descriptor names existing
+    /// memory. Most generated descriptors name existing memory.
     fn buffer(&mut self) -> ([u8; 12], bool) {
         let wrong = self.numbers.next(40) == 0;
         self.buffers = (self.buffers + 1) % 400;
@@ -360,7 +379,8 @@ impl<'a> Driver<'a> {
         (bytes, !wrong)
     }
 
-    /// An indirect table of up to four descriptors, and the descriptor that names it.
+    /// Writes an indirect table of up to four descriptors, and returns the descriptor that names
+    /// the table.
     fn table(&mut self, n: u64) -> [u8; 12] {
         let entries = 1 + self.numbers.next(4);
         let at = TABLES + 128 * n;
@@ -378,8 +398,10 @@ impl<'a> Driver<'a> {
         bytes
     }
 
-    /// Descriptor `n` and its flags: plain, the head of a chain of two, or a table. `n + 1` is the
-    /// second of a chain.
+    /// Returns the first twelve bytes of descriptor `n`, and the descriptor's flags. The test
+    /// chooses at random whether descriptor `n` is a plain buffer, the first descriptor of a chain
+    /// of two, or an indirect table. In a chain of two descriptors, descriptor `n + 1` follows
+    /// descriptor `n`.
     fn head(&mut self, n: u64) -> ([u8; 12], u16) {
         let kind = self.numbers.next(4);
         if kind == 0 {
@@ -394,7 +416,8 @@ impl<'a> Driver<'a> {
         (bytes, self.write | more)
     }
 
-    /// Fills a split ring: the even descriptors are heads, in an order of their own.
+    /// Fills a split ring with random buffers. The descriptors with even numbers are heads of
+    /// chains, in a random order.
     fn fill_split(&mut self, available: u16) {
         self.heads.clear();
         let turn = self.numbers.next(32);
@@ -412,14 +435,14 @@ impl<'a> Driver<'a> {
         self.memory.put(AVAILABLE_FROM, &available.to_le_bytes());
     }
 
-    /// Fills a packed ring in its first round, with nearly all of it available.
+    /// Fills a packed ring in its first round, with nearly all descriptors available.
     fn fill_packed(&mut self) {
         let mut second = false;
         for n in 0..u64::from(SIZE) {
             let (first, flags) = if second { (self.buffer().0, self.write) } else { self.head(n) };
             second = !second && flags & 1 != 0;
-            // Index 0 and both wrap counters 1: an available descriptor has this flag and not the
-            // other.
+            // At index 0 with both wrap counters 1, an available descriptor has the flag `AVAIL`
+            // and not `USED`.
             let there = if self.numbers.next(50) == 0 { 0 } else { 1 << 7 };
             let mut bytes = [0; 16];
             bytes[..12].copy_from_slice(&first);
@@ -430,7 +453,7 @@ impl<'a> Driver<'a> {
     }
 }
 
-/// Frames for a receive ring.
+/// Returns a batch of frames for a receive ring.
 fn batch(numbers: &mut Numbers) -> (Box<Batch>, Vec<u8>) {
     let mut batch = Batch::new();
     for _ in 0..1 + numbers.next(8) {
@@ -441,7 +464,8 @@ fn batch(numbers: &mut Numbers) -> (Box<Batch>, Vec<u8>) {
     (batch, all)
 }
 
-/// A head that looks plain may be too small for a frame, and is then walked like others.
+/// The numbers of all descriptors that can be the head of a chain. If a frame does not fit into the
+/// head's plain buffer, the ring reads the head a second time, as the start of a chain.
 const ANY: [u64; SIZE as usize] = {
     let mut all = [0; SIZE as usize];
     let mut n = 0;
@@ -479,7 +503,7 @@ fn a_read_within_another_is_a_second_one() {
     let memory = Shared::new();
     let guest = memory.guest();
     let start = memory.place().0;
-    /// A read: number of bytes, and where.
+    /// A read of shared memory: the number of bytes, and the offset in bytes.
     type Read = (usize, usize);
     let reads = |all: &[Read]| {
         for &(bytes, at) in all {
@@ -520,7 +544,7 @@ fn a_split_ring_reads_each_word_once() {
     let memory = Shared::new();
     for seed in 0..ROUNDS {
         let mut driver = Driver::new(&memory, seed);
-        // Cleared, because a ring continues at its used index.
+        // The used index is cleared, because a ring continues there.
         memory.put(DEVICE, &[0; 8]);
         let mut ring = SplitRing::new(spec(0), memory.guest()).unwrap();
         let mut available = 0;
@@ -538,7 +562,7 @@ fn a_packed_ring_reads_each_word_once() {
     let memory = Shared::new();
     for seed in 0..ROUNDS {
         let mut driver = Driver::new(&memory, seed);
-        // Cleared, because a ring continues at its used index.
+        // The used index is cleared, because a ring continues there.
         memory.put(DEVICE, &[0; 8]);
         let mut ring = PackedRing::new(spec(0x8000_8000), memory.guest()).unwrap();
         driver.fill_packed();

@@ -1,15 +1,16 @@
-//! The structures that threads share without a lock, under every order of events that the memory
-//! model allows, up to a number of preemptions so that the tests end. The sources are compiled a
-//! second time here, against the primitives of `loom`.
+//! These tests check the structures that threads share without a lock, under every order of events
+//! that the memory model allows. `loom` explores only a limited number of preemptions, because the
+//! tests would otherwise not end in a reasonable time. The sources of the shared structures are
+//! compiled a second time for these tests, against the primitives of `loom`.
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 }
 
-#[path = "../src/worker/doorbell.rs"]
+#[path = "../src/wake/doorbell.rs"]
 mod doorbell;
 #[allow(dead_code, reason = "what an onlooker asks is not modelled")]
-#[path = "../src/worker/positions.rs"]
+#[path = "../src/peers/positions.rs"]
 mod positions;
 
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use loom::sync::atomic::{AtomicU64, Ordering, fence};
 use loom::thread;
 use positions::positions;
 
-/// Explores `model` with up to three preemptions, which suffice for all known mistakes.
+/// Explores `model` with up to three preemptions, which suffice to find all known mistakes.
 fn explore(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -90,7 +91,8 @@ fn numbers_out_of_range_ring_no_bell() {
     });
 }
 
-/// Cells whose accesses loom watches: two sides in one of them at once are a failure.
+/// Array of numbers for which loom checks that two threads never access the same element at the
+/// same time.
 struct Cells(Vec<UnsafeCell<usize>>);
 
 // SAFETY: the positions under test ensure that one side at a time touches a cell, and loom reports
@@ -127,8 +129,9 @@ impl Cells {
     }
 }
 
-/// A piece is a cell with its length, then one cell less than that. A skip is `SKIP` and the
-/// skipped cells.
+/// Base value of the cell that begins a skip: unused cells at the end of the ring, because the next
+/// piece did not fit there. A piece of `n` cells in the test's ring begins with a cell that
+/// contains `n`. A skip of `n` cells begins with a cell that contains `SKIP + n`.
 const SKIP: usize = 100;
 
 #[test]
@@ -155,11 +158,11 @@ fn pieces_cross_whole_and_in_order_over_the_ends_of_the_ring() {
             refused
         });
         let mut seen = Vec::new();
-        // The loop looks once for each piece and each skip, and once in vain. It has a bound
-        // because loom cannot end an endless wait.
+        // The loop needs one step for each piece and each skip, and one step that finds nothing. It
+        // has a limit, because loom cannot end an endless wait.
         let mut take = |seen: &mut Vec<usize>| {
             for _ in 0..5 {
-                let Some(at) = taker.next() else { break };
+                let Some(at) = taker.next_cell() else { break };
                 match cells.get(at) {
                     skip if skip > SKIP => taker.pass(skip - SKIP),
                     len => {

@@ -1,5 +1,6 @@
-//! Memory files that shrink under a running switch (datapath rule 11): several regions, with small
-//! and huge pages. A SIGBUS outside of the regions is not swallowed.
+//! These tests shrink the memory files of guests while the switch uses them (datapath rule 11).
+//! Guests have several memory regions, with small or huge pages. A SIGBUS outside the guest memory
+//! regions still ends the process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(unsafe_code, reason = "memory mapped beside a region")]
 
@@ -21,7 +22,7 @@ use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const USER: u64 = 0x7000_0000_0000;
 const HUGE: u64 = 2 << 20;
-/// Guest address of the second region.
+/// Guest address of the second memory region.
 const SECOND: u64 = 1 << 30;
 
 fn memory_file(len: u64, huge: bool) -> File {
@@ -31,7 +32,7 @@ fn memory_file(len: u64, huge: bool) -> File {
     file
 }
 
-/// Writes bytes at an address in the guest's name.
+/// Writes bytes to the guest's memory at an address, as the guest does.
 fn put(file: &File, at: u64, bytes: &[u8], huge: bool) {
     if huge {
         // Files of huge pages cannot be written to, but an empty ring is accessed as well.
@@ -56,7 +57,8 @@ fn ring(memory: &Arc<GuestMemory>) -> SplitRing {
     SplitRing::new(spec, Arc::clone(memory)).unwrap()
 }
 
-/// A ring in one region with its buffers in another; both files shrink while it runs.
+/// Runs a ring whose descriptors are in one memory region and whose buffers are in another memory
+/// region. The test shrinks the memory files of both regions while the ring runs.
 fn shrinks(len: u64, huge: bool) {
     let (first, second) = (memory_file(len, huge), memory_file(len, huge));
     let region = |guest: u64, file: &File| RegionSpec {
@@ -85,7 +87,7 @@ fn shrinks(len: u64, huge: bool) {
     let (mut batch, mut out) = (Batch::new(), Batch::new());
     out.push(&[7; 900], Offload::NONE).unwrap();
     let before = pages_replaced();
-    // The file of the buffers shrinks first, then that of the ring.
+    // The file of the buffers shrinks first, then the file of the ring.
     for file in [&second, &first] {
         file.set_len(0).unwrap();
         for _ in 0..8 {
@@ -111,7 +113,7 @@ fn huge_pages_may_go() {
     shrinks(HUGE, true);
 }
 
-/// Anonymous memory of the test that must stay unchanged.
+/// Anonymous memory of the test process, which must stay unchanged.
 struct Neighbour(std::ptr::NonNull<std::ffi::c_void>);
 
 const NEIGHBOUR: usize = 16 << 10;
@@ -168,14 +170,15 @@ fn what_is_replaced_never_leaves_its_mapping() {
     )
     .unwrap();
     let queue = Arc::new(region).split(0, 1024).unwrap();
-    // Enough to fill the holes on both sides, wherever the kernel puts the next mapping.
+    // The number is large enough to fill the holes on both sides, wherever the kernel puts the next
+    // mapping.
     let neighbours: Vec<_> = std::iter::repeat_with(Neighbour::new).take(1_024).collect();
     file.set_len(0).unwrap();
     assert_eq!(queue.recover(0, 0), [0_u16; 0], "reads as zeroes");
     assert!(neighbours.iter().all(Neighbour::is_whole), "zeroes over somebody else's memory");
 }
 
-/// The part of the next test that dies. It runs only on request, in a process of its own.
+/// The next test runs this ignored test in a separate process, because the test ends its process.
 #[test]
 #[ignore = "ends its process; the test below runs it"]
 fn a_fault_outside_of_guests_memory() {
@@ -186,7 +189,7 @@ fn a_fault_outside_of_guests_memory() {
     touch_beyond(&file);
 }
 
-/// Makes the kernel raise a fault for a map of `file` that belongs to no guest.
+/// Makes the kernel raise a fault in a mapping of `file` that belongs to no guest.
 #[allow(unsafe_code, reason = "a map of its own and a read of it that must fault")]
 fn touch_beyond(file: &File) {
     use nix::sys::mman::{MapFlags, ProtFlags, mmap};

@@ -1,32 +1,40 @@
-//! Code points: tenants with queues of their own need different values if they meet on a link.
+//! Assigns a code point (DSCP) to each tenant that has its own queues. Tenants that use a common
+//! link get different code points.
 //!
 //! # Problem
 //!
-//! The code point is a value of six bits that selects a packet's queue. A fabric has more tenants
-//! than values.
+//! The code point (DSCP) is a six-bit value in a packet that selects the packet's queue. A fabric
+//! has more tenants than code points.
 //!
 //! # Source
 //!
-//! By QShare §V-D, tenants with trees that share no link may have the same value. Finding the
-//! fewest values is a graph colouring. The method is Brélaz, CACM 1979 (DSATUR).
+//! A tenant's traffic stays in one tree of links. By QShare §V-D, two tenants may have the same
+//! code point if their trees share no link. Assigning code points is therefore a graph colouring
+//! problem. This module uses the DSATUR colouring algorithm (Brélaz, CACM 1979).
 //!
 //! # Approach
 //!
-//! Value 0 belongs to the shared queue. A tenant keeps its value if the value is still legal,
-//! because a change means work on every host. If two tenants conflict, the earlier one in the list
-//! keeps its value. Of the tenants without a value, the tenant with the most values among its
-//! neighbours is next. Ties go to the tenant with the most links, then to the first. The tenant
-//! gets the lowest value that no neighbour has. If no value is free, the tenant shares queue 0 and
-//! is listed.
+//! Code point 0 belongs to the shared queue. Two tenants are *neighbours* if they need different
+//! code points. Tenants get their code points in two steps:
 //!
-//! If a tenant has one queue per switch, a value belongs to one queue of each switch. Tenants in
-//! different queues of a switch then have different values even if they share no link. Otherwise
-//! the switch would need an additional traffic class.
+//! 1. A tenant keeps its code point if possible, because every host must apply a change. If several
+//!    tenants with a common link have the same code point, only the first tenant in the list keeps
+//!    the code point.
+//! 2. Code points are assigned to the tenants without a code point, one tenant after another. The
+//!    next tenant is the tenant whose neighbours use the most code points. If the neighbours of
+//!    several tenants use equally many code points, the tenant with the most links is next, then
+//!    the first of these tenants in the list. The tenant gets the first code point of the palette
+//!    that no neighbour uses. If the neighbours use all code points, the tenant shares queue 0.
+//!
+//! Some switches give a tenant the same queue number on all ports. On a switch with one queue
+//! number per tenant, a code point selects the same queue number on all ports. Two tenants with
+//! different queue numbers on a switch with one queue number per tenant are neighbours, even
+//! without a common link.
 //!
 //! # Cost
 //!
-//! For each tenant, the time is proportional to its links times the tenants on them. Memory is 8
-//! bytes per link.
+//! To assign a code point to a tenant, the time is proportional to the tenant's links times the
+//! tenants per link. The colouring takes 8 bytes of memory per link.
 
 use std::collections::{BTreeMap, BinaryHeap};
 
@@ -34,38 +42,38 @@ use thiserror::Error;
 
 use crate::topology::{LinkId, NodeId};
 
-/// The value of the shared queue.
+/// Code point of the shared queue, which all tenants without queues of their own use.
 pub const SHARED: u8 = 0;
-/// The largest value of six bits.
+/// Largest code point, because a code point has six bits.
 pub const HIGHEST: u8 = 63;
 
-/// Values that tenants may get, in order of preference.
+/// Palette: the code points that tenants may get, in order of preference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Palette(Vec<u8>);
 
-/// Reason for which values cannot form a palette.
+/// Reason why a list of code points is not a valid palette.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PaletteError {
-    /// The value has more than six bits.
+    /// A code point of the palette has more than six bits.
     #[error("code point {0} has more than six bits; write 1 to {HIGHEST}")]
     TooHigh(u8),
-    /// The value is 0, which belongs to the shared queue.
-    #[error("code point 0 is the shared queue's; write 1 to {HIGHEST}")]
+    /// The palette contains code point 0, which belongs to the shared queue.
+    #[error("code point 0 selects the shared queue; write 1 to {HIGHEST}")]
     Shared,
-    /// The value occurs twice.
-    #[error("code point {0} is there twice; write it once")]
+    /// The palette contains a code point twice.
+    #[error("code point {0} is listed twice; write it once")]
     Twice(u8),
-    /// The palette has no value, for example because the fabric reserves all code points.
-    #[error("no DSCP is free; reserve fewer")]
+    /// The palette is empty, for example because the fabric reserves all code points.
+    #[error("all code points are reserved; reserve fewer")]
     Empty,
 }
 
 impl Palette {
-    /// A palette of exactly these values.
+    /// Creates a palette of the given code points, in order of preference.
     ///
     /// # Errors
-    /// Returns the first value that is invalid, as a [`PaletteError`].
+    /// Returns a [`PaletteError`] with the first invalid code point.
     pub fn new(values: Vec<u8>) -> Result<Self, PaletteError> {
         let mut seen = 0_u64;
         for value in &values {
@@ -79,10 +87,12 @@ impl Palette {
         if values.is_empty() { Err(PaletteError::Empty) } else { Ok(Self(values)) }
     }
 
-    /// All values except 0 and the values that the fabric reserves for other purposes.
+    /// Creates a palette of all code points except 0 and the code points that the fabric reserves
+    /// for other purposes.
     ///
     /// # Errors
-    /// A reserved value has more than six bits, or no value remains.
+    /// Returns an error if a reserved code point has more than six bits, or if all code points are
+    /// reserved.
     pub fn without(reserved: &[u8]) -> Result<Self, PaletteError> {
         if let Some(high) = reserved.iter().find(|value| **value > HIGHEST) {
             return Err(PaletteError::TooHigh(*high));
@@ -90,34 +100,35 @@ impl Palette {
         Self::new((1..=HIGHEST).filter(|value| !reserved.contains(value)).collect())
     }
 
-    /// The values in order of preference.
+    /// Returns the code points of the palette in order of preference.
     #[must_use]
     pub fn values(&self) -> &[u8] {
         &self.0
     }
 
-    /// Index of a value in the palette. `None` if the palette does not have it.
+    /// Index of a code point in the palette. `None` if the palette does not contain the code point.
     fn place(&self, value: u8) -> Option<u32> {
         self.0.iter().position(|v| *v == value).and_then(|at| u32::try_from(at).ok())
     }
 }
 
-/// A tenant with queues of its own.
+/// A tenant that has its own queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User<'a> {
-    /// Current value of the tenant, if any.
+    /// Present code point of the tenant. `None` if the tenant has no code point (DSCP).
     pub has: Option<u8>,
-    /// The links of the tenant's tree.
+    /// Links of the tree in which the tenant's traffic stays.
     pub links: &'a [LinkId],
-    /// The tenant's queue on each switch, if it is the same on all ports of the switch. If each
-    /// value is in only one queue of a switch, the switch needs no more traffic classes than
-    /// queues.
+    /// List of switches, each with the tenant's queue number on all ports of the switch. Empty if a
+    /// tenant's queue number may differ between ports of a switch.
     pub queues: &'a [(NodeId, u8)],
 }
 
-/// Assigns values to users on `links` links. Users with a common link get different values, and so
-/// do users with different queues on a common switch. `None` means that no value was free. A user
-/// keeps its value if no earlier user on its links has it.
+/// Assigns a code point to each user. The returned list has `None` for each user for which no code
+/// point is free. `links` is the number of links of the fabric. Users with a common link get
+/// different code points. The new code point of a user has no other queue number on any of the
+/// user's switches. A user keeps its code point if no earlier user on the user's links has the same
+/// code point.
 #[must_use]
 pub fn colour(palette: &Palette, links: usize, users: &[User<'_>]) -> Vec<Option<u8>> {
     let mut colouring = Colouring::new(palette, links, users);
@@ -129,12 +140,14 @@ pub fn colour(palette: &Palette, links: usize, users: &[User<'_>]) -> Vec<Option
 struct Colouring<'a> {
     palette: &'a Palette,
     users: &'a [User<'a>],
-    /// For each link, a bitmap of the values used on it, by index in the palette.
+    /// For each link, a bitmap of the used code points. In a bitmap, bit i is set if the code point
+    /// with index i in the palette is used.
     taken: Vec<u64>,
-    /// Bitmap of the values in use on each switch, and a bitmap for each queue of a switch.
+    /// For each switch, a bitmap of the used code points. The field `in_queue` has a bitmap of used
+    /// code points for each queue of a switch.
     on_switch: BTreeMap<NodeId, u64>,
     in_queue: BTreeMap<(NodeId, u8), u64>,
-    /// For each link, the users on it without a value.
+    /// For each link, the users of the link that have no code point yet.
     waiting: Vec<Vec<u32>>,
     values: Vec<Option<u8>>,
 }
@@ -151,7 +164,7 @@ impl<'a> Colouring<'a> {
         self.users[user].links.iter().fold(0, |mask, link| mask | self.taken[link.index()])
     }
 
-    /// Bitmap of the values that a user cannot get.
+    /// Bitmap of the code points that a user cannot get because the user's neighbours use them.
     fn around(&self, user: usize) -> u64 {
         let elsewhere = |place: &(NodeId, u8)| {
             let all = self.on_switch.get(&place.0).copied().unwrap_or(0);
@@ -196,7 +209,7 @@ impl<'a> Colouring<'a> {
                 continue;
             }
             // Ranks only rise. A new value also raises the ranks of users that share a switch but
-            // no link. Such a change is noticed here.
+            // no link. Their old ranks in the heap are corrected here.
             if rank != self.rank(id) {
                 next.push(self.rank(id));
                 continue;
@@ -222,7 +235,7 @@ impl<'a> Colouring<'a> {
     }
 }
 
-/// Number of different values in use.
+/// Returns the number of different code points in `values`, not counting `None`.
 #[must_use]
 pub fn used(values: &[Option<u8>]) -> usize {
     let mask = values.iter().flatten().fold(0_u64, |mask, value| mask | 1 << value);

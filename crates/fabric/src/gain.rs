@@ -1,72 +1,81 @@
-//! Throughput of tenants beyond their guarantees, and the resulting use of links.
+//! Computes the throughput of tenants relative to their guarantees, and the resulting use of links.
 //!
 //! # Problem
 //!
-//! The packets of a hundred thousand VMs cannot be simulated for every question. The rates of their
-//! tenants can be.
+//! Simulating the packets of a hundred thousand VMs takes too long. The tenants' rates can be
+//! computed without a simulation of packets.
 //!
 //! # Source
 //!
-//! QShare §VII-C2 defines tenant-level throughput for any communication pattern.
+//! QShare §VII-C2 defines the throughput of a tenant for any communication pattern.
 //!
 //! # Quantities
 //!
-//! A tenant's *gain* is its throughput divided by its guarantee. It is the same on all links of its
-//! tree. A link's *use* is a fraction of its rate.
+//! A tenant's *gain* is its throughput divided by its guarantee. The gain of a tenant is the same
+//! on all links of its tree. A link's *use* is the used fraction of the link's rate.
 //!
 //! # Approach
 //!
-//! A tenant in the shared queue gets its demand up to its guarantee. So does a tenant that wants
-//! less than its guarantee. The rest of a link goes to tenants with queues of their own by weight,
-//! i.e. by guarantee, so the link offers each of them the same gain. In [`printed`], a tenant gets
-//! the smallest gain of its links, as the paper counts. It then leaves bandwidth on its other
-//! links. In [`max_min`], this bandwidth goes to tenants that can use it, as with weighted queues.
+//! A tenant in the shared queue gets its demand, up to its guarantee. A tenant with its own queues
+//! and a limited demand gets its demand. Tenants with their own queues and unlimited demand divide
+//! the remaining rate of each link in proportion to their guarantees. A link offers the same gain
+//! to all tenants with unlimited demand. A tenant gets the smallest gain that its links offer, and
+//! leaves bandwidth unused on its other links.
+//!
+//! - [`printed`] does not redistribute the bandwidth that a tenant leaves unused, as in the paper.
+//! - [`max_min`] gives unused bandwidth of a tenant to other tenants, as weighted queues do.
 //!
 //! # Example
 //!
-//! In a test, two tenants with guarantees of 10 on a link of 100 get 50 each, a gain of 5. If one
-//! of them also uses a link of 30, its gain is 3. The other gets 70 by max-min, a gain of 7. As
-//! printed, it still has a gain of 5.
+//! In a test, two tenants with guarantees of 10 bit/s use a link of 100 bit/s. The link of 100
+//! bit/s offers 50 bit/s to each tenant, which is a gain of 5. The second tenant, with a guarantee
+//! of 10 bit/s, also uses a link of 30 bit/s, so the second tenant's gain is only 3. In
+//! [`max_min`], the first tenant also gets the 20 bit/s that the second tenant cannot use, so the
+//! first tenant's gain is 7. In [`printed`], no tenant gets the 20 bit/s that the second tenant
+//! cannot use, so the first tenant's gain is 5.
 
 use crate::hose::Need;
 use crate::topology::{LinkId, Topology};
 
-/// A tenant and its demand.
+/// Links, guarantees and demand of one tenant.
 #[derive(Clone, Copy, Debug)]
 pub struct Flow<'a> {
-    /// The tenant's links and its guarantees on them.
+    /// The tenant's links, with the tenant's guaranteed bandwidth on each link.
     pub links: &'a [(LinkId, Need)],
-    /// Fraction of its guarantee that the tenant uses, 0 to 1. `None` means unlimited demand. Such
-    /// a tenant exceeds its guarantee only with a queue of its own.
+    /// The tenant's demand as a fraction of its guarantee, 0 to 1. `None` means that the tenant's
+    /// demand is unlimited. A tenant with unlimited demand exceeds its guarantee only if it has its
+    /// own queues.
     pub part: Option<f64>,
-    /// Whether the tenant has a queue of its own on all its links.
+    /// Whether the tenant has its own queue on all its links.
     pub has_queue: bool,
 }
 
 impl Flow<'_> {
-    /// Whether the tenant can get more than its guarantee.
+    /// Whether the tenant can get more than its guarantee, because the tenant has its own queues
+    /// and unlimited demand.
     #[must_use]
     pub fn may_gain(&self) -> bool {
         self.part.is_none() && self.has_queue
     }
 
-    /// The tenant's gain without a queue of its own.
+    /// Returns the tenant's gain if the tenant does not exceed its guarantee.
     fn held(&self) -> f64 {
         self.part.unwrap_or(1.0)
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "bits per second, far below 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "rates in bit/s are far below 2^52")]
 fn rate(need: &Need) -> f64 {
     need.larger().0 as f64
 }
 
-#[expect(clippy::cast_precision_loss, reason = "bits per second, far below 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "rates in bit/s are far below 2^52")]
 fn capacity(topology: &Topology, link: LinkId) -> f64 {
     topology.rate(link).0 as f64
 }
 
-/// For each link: the use by tenants that cannot gain, and the guarantees of the tenants that can.
+/// Returns two sums for each link: the rates of the tenants that cannot exceed their guarantees,
+/// and the guarantees of all other tenants.
 fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
     let mut by_link = vec![(0.0, 0.0); topology.links()];
     for flow in flows {
@@ -82,8 +91,9 @@ fn demands(topology: &Topology, flows: &[Flow<'_>]) -> Vec<(f64, f64)> {
     by_link
 }
 
-/// Each tenant's gain: the smallest gain that its links offer. A tenant that may gain but has no
-/// links gets infinity.
+/// Returns each tenant's gain, which is the smallest gain that the tenant's links offer. No other
+/// tenant gets bandwidth that a tenant leaves unused. The gain is infinite if a tenant may exceed
+/// its guarantee and has no links.
 #[must_use]
 pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     let demands = demands(topology, flows);
@@ -98,12 +108,14 @@ pub fn printed(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     flows.iter().map(gain).collect()
 }
 
-/// Each tenant's gain by weighted max-min. The scarcest link fixes the gains of its tenants, then
-/// the scarcest of the remaining links, and so on.
+/// Returns each tenant's gain by weighted max-min fairness. Each step finds the link with the
+/// smallest offered gain, and assigns this gain to the link's tenants. Each step excludes the links
+/// and tenants of earlier steps.
 ///
 /// # Cost
 ///
-/// The time is at most proportional to the square of the number of links.
+/// Computing the gains takes time that is at most proportional to the square of the number of
+/// links.
 #[must_use]
 pub fn max_min(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     let mut demands = demands(topology, flows);
@@ -136,7 +148,8 @@ pub fn max_min(topology: &Topology, flows: &[Flow<'_>]) -> Vec<f64> {
     }
 }
 
-/// Fraction of each link that is used at these gains.
+/// Returns, for each link, the used fraction of the link's rate if the tenants have the given
+/// gains.
 #[must_use]
 pub fn link_use(topology: &Topology, flows: &[Flow<'_>], gains: &[f64]) -> Vec<f64> {
     let mut used = vec![0.0; topology.links()];
@@ -148,7 +161,8 @@ pub fn link_use(topology: &Topology, flows: &[Flow<'_>], gains: &[f64]) -> Vec<f
     used
 }
 
-/// Each tenant's gain if no tenant may exceed its guarantee.
+/// Returns each tenant's gain if no tenant may exceed its guarantee. The gain is the demand as a
+/// fraction of the guarantee, at most 1.
 #[must_use]
 pub fn fixed(flows: &[Flow<'_>]) -> Vec<f64> {
     flows.iter().map(Flow::held).collect()
@@ -160,7 +174,8 @@ mod tests {
     use crate::topology::{LinkSpec, NodeSpec, TopologySpec};
     use penstock_units::BitsPerSecond;
 
-    /// Servers a and b below a rack. Their links have rates of 100 and 30.
+    /// Creates a rack with two servers: server `a` has a link of 100 bit/s, and server `b` has a
+    /// link of 30 bit/s.
     fn topology() -> Topology {
         let node = |name: &str, slots| NodeSpec { name: name.to_owned(), slots };
         let link = |child: &str, rate| LinkSpec {

@@ -1,26 +1,33 @@
-//! Hose guarantees, and the part of them that a link must carry.
+//! Defines hose guarantees, and computes the bandwidth that a link needs for a tenant's hose.
 //!
 //! # Problem
 //!
-//! A tenant buys a rate for each VM, not for each pair, so any VM may send to any other.
+//! A tenant purchases a rate for each VM, not for each pair of VMs. Any VM may send to any other VM
+//! of the tenant.
 //!
 //! # Source
 //!
-//! The hose model is in QShare §II-A, Fig. 1(b) and §IV-B. Duffield et al., SIGCOMM 1999, also
+//! QShare §II-A, Fig. 1(b) and §IV-B describe the hose model. Duffield et al., SIGCOMM 1999, also
 //! describe separate sending and receiving rates.
 //!
 //! # Approach
 //!
-//! A link separates a tenant's VMs into the VMs below it and the others. Upwards, the link carries
-//! at most the smaller of two sums: the rates at which the VMs below may send, and the rates at
-//! which the others may receive. Downwards the roles are exchanged. With equal rates B, the result
-//! is `B * min(m, N - m)` for m of N VMs below.
+//! A link separates a tenant's VMs into the VMs below the link and the VMs beyond the link.
+//! Upwards, the VMs below the link send and the VMs beyond the link receive. The link carries at
+//! most the smaller of two sums: the sending rates below the link, and the receiving rates beyond
+//! it. Downwards, the VMs beyond the link send and the VMs below the link receive. If all rates are
+//! B and m of a tenant's N VMs are below a link, the link needs `B * min(m, N - m)`.
 //!
 //! # Example
 //!
-//! In a test from Fig. 1(b), one server holds VMs with rates 1 and 2, the second a VM with rate 3,
-//! and the third a VM with rate 4. Their links need min(1 + 2, 3 + 4) = 3, min(3, 7) = 3 and min(4,
-//! 6) = 4.
+//! A test covers the example of QShare Fig. 1(b), in which three servers have four VMs. The rates
+//! of the VMs are 1, 2, 3 and 4 in any unit:
+//!
+//! | Server | Rates of the server's VMs | Bandwidth that the server's link needs |
+//! |---|---|---|
+//! | first server | VMs of rates 1 and 2 | its link needs min(1 + 2, 3 + 4) = 3 |
+//! | second server | one VM of rate 3 | its link needs min(3, 1 + 2 + 4) = 3 |
+//! | third server | one VM of rate 4 | its link needs min(4, 1 + 2 + 3) = 4 |
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
@@ -28,18 +35,18 @@ use thiserror::Error;
 /// Maximum number of VMs of a tenant.
 pub const VMS_MAX: u32 = 1 << 20;
 
-/// VMs with the same guarantees.
+/// Class of VMs: VMs of a tenant that have the same guarantees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VmClass {
-    /// Number of VMs, at least 1.
+    /// Number of VMs in the class, at least 1.
     pub vms: u32,
-    /// Guaranteed sending rate of each VM, above 0.
+    /// Guaranteed sending rate of each VM of the class, above 0.
     pub send: BitsPerSecond,
-    /// Guaranteed receiving rate of each VM, above 0.
+    /// Guaranteed receiving rate of each VM of the class, above 0.
     pub recv: BitsPerSecond,
 }
 
-/// The VMs of a tenant and their guarantees.
+/// A hose: the VMs of a tenant, and the rates at which each VM may always send and receive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hose {
     classes: Vec<VmClass>,
@@ -49,40 +56,40 @@ pub struct Hose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum HoseError {
-    /// The hose or one of its classes has no VMs.
-    #[error("a tenant has at least one VM of each kind; write 1 or more")]
+    /// The hose has no VMs, or a class of the hose has no VMs.
+    #[error("a class of VMs has 0 VMs; write 1 or more")]
     NoVms,
     /// The hose has more than [`VMS_MAX`] VMs.
     #[error("{0} VMs are too many; a tenant has at most {VMS_MAX}")]
     TooMany(u64),
-    /// A guarantee is 0.
-    #[error("a guarantee of 0 bit/s; write a rate above 0 to send and to receive")]
+    /// A guaranteed rate of the hose is 0.
+    #[error("a guarantee of 0 bit/s is not allowed; write rates above 0 for both directions")]
     ZeroRate,
-    /// The sum of all guarantees reaches 2^63 bit/s.
-    #[error("all guarantees together exceed 2^63 bit/s; guarantee less")]
+    /// The sum of all guaranteed rates of the hose reaches 2^63 bit/s.
+    #[error("the sum of all guarantees reaches 2^63 bit/s; lower the guarantees")]
     Overflow,
 }
 
-/// Bandwidth that a link must carry in each direction.
+/// Bandwidth that a tenant needs on a link, in each direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// From the child to the parent.
+    /// Rate from the lower end of the link (child) to the upper end (parent).
     pub up: BitsPerSecond,
-    /// From the parent to the child.
+    /// Rate from the upper end of the link (parent) to the lower end (child).
     pub down: BitsPerSecond,
 }
 
 impl Need {
-    /// No bandwidth in either direction.
+    /// Need of a tenant that uses no bandwidth on a link, in either direction.
     pub const ZERO: Self = Self { up: BitsPerSecond(0), down: BitsPerSecond(0) };
 
-    /// The larger of both directions.
+    /// Returns the larger of the rates of the two directions.
     #[must_use]
     pub fn larger(self) -> BitsPerSecond {
         self.up.max(self.down)
     }
 
-    /// Whether both directions are 0.
+    /// Whether the tenant needs no bandwidth on the link in either direction.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self == Self::ZERO
@@ -90,18 +97,18 @@ impl Need {
 }
 
 impl Hose {
-    /// A hose of `vms` VMs that may each send and receive at `rate`.
+    /// Creates a hose of `vms` VMs that may each send and receive at `rate`.
     ///
     /// # Errors
-    /// Returns the rule that the hose breaks, as a [`HoseError`].
+    /// Returns a [`HoseError`] if the hose is invalid.
     pub fn homogeneous(vms: u32, rate: BitsPerSecond) -> Result<Self, HoseError> {
         Self::new(vec![VmClass { vms, send: rate, recv: rate }])
     }
 
-    /// A hose of several classes of VMs.
+    /// Creates a hose with the given classes of VMs.
     ///
     /// # Errors
-    /// Returns the rule that the hose breaks, as a [`HoseError`].
+    /// Returns a [`HoseError`] if the hose is invalid.
     pub fn new(classes: Vec<VmClass>) -> Result<Self, HoseError> {
         if classes.is_empty() || classes.iter().any(|class| class.vms == 0) {
             return Err(HoseError::NoVms);
@@ -121,33 +128,35 @@ impl Hose {
         fits.map(|_| Self { classes }).ok_or(HoseError::Overflow)
     }
 
-    /// The classes of VMs.
+    /// Returns the classes of VMs that form the hose.
     #[must_use]
     pub fn classes(&self) -> &[VmClass] {
         &self.classes
     }
 
-    /// Number of VMs of all classes together.
+    /// Returns the number of VMs of all classes together.
     #[must_use]
     pub fn vms(&self) -> u32 {
         self.classes.iter().map(|class| class.vms).sum()
     }
 
-    /// The common rate of all VMs in both directions. `None` if the rates differ.
+    /// Returns the rate of each VM in both directions. `None` if the VMs or the directions have
+    /// different rates.
     #[must_use]
     pub fn uniform(&self) -> Option<BitsPerSecond> {
         let first = self.classes[0].send;
         self.classes.iter().all(|c| c.send == first && c.recv == first).then_some(first)
     }
 
-    /// The sum that all VMs together may send (`up`) and receive (`down`).
+    /// Returns the sums of the rates at which all VMs may send (`up`) and receive (`down`).
     #[must_use]
     pub fn total(&self) -> Need {
         let all: Vec<u32> = self.classes.iter().map(|class| class.vms).collect();
         self.sum(&all)
     }
 
-    /// The sum that `vms` VMs of each class together may send (`up`) and receive (`down`).
+    /// Returns the sums of the rates at which `vms` VMs of each class may send (`up`) and receive
+    /// (`down`).
     fn sum(&self, vms: &[u32]) -> Need {
         let sum = |rate: fn(&VmClass) -> u64| {
             self.classes.iter().zip(vms).map(|(class, n)| rate(class) * u64::from(*n)).sum()
@@ -156,7 +165,7 @@ impl Hose {
         Need { up: BitsPerSecond(up), down: BitsPerSecond(down) }
     }
 
-    /// Bandwidth that a link needs if `below` VMs of each class are below it.
+    /// Returns the bandwidth that a link needs if `below` VMs of each class are below the link.
     #[must_use]
     pub fn need(&self, below: &[u32]) -> Need {
         let (inside, all) = (self.sum(below), self.total());
@@ -165,13 +174,13 @@ impl Hose {
         Need { up: BitsPerSecond(up), down: BitsPerSecond(down) }
     }
 
-    /// The hose with `vms` VMs in class `class`.
+    /// Returns a copy of the hose that has `vms` VMs in class `class`.
     ///
     /// # Errors
-    /// Returns the rule that the new hose breaks, as a [`HoseError`].
+    /// Returns an error if the new hose is invalid. [`HoseError`] states the reason.
     ///
     /// # Panics
-    /// Panics if there is no such class.
+    /// Panics if the hose has no class with the index `class`.
     pub fn with_vms(&self, class: usize, vms: u32) -> Result<Self, HoseError> {
         let mut classes = self.classes.clone();
         classes[class].vms = vms;

@@ -1,17 +1,18 @@
-//! Accounts of a datacenter: slots of servers, rates of links, and tenants on links.
+//! Records the reservations of a datacenter: slots of servers, bandwidth of links, and the number
+//! of tenants on each link. A slot is room for one VM.
 //!
 //! # Approach
 //!
-//! Amounts are whole bits per second, so an entry that is returned restores the previous amounts
-//! exactly. An entry that exceeds a link's limit or a server's slots is refused as a whole. A
-//! link's limit is its rate minus the headroom that is never reserved. If a node at either end is
-//! out of service, the limit is 0. Existing reservations stay in the ledger until their tenants
-//! move.
+//! An entry has all reservations of one tenant. Bandwidth is in whole bits per second, so removing
+//! an entry restores the previous amounts exactly. An entry that exceeds a link's limit or a
+//! server's slots is refused as a whole. A link's limit is the link's rate minus the headroom,
+//! which is never reserved. If a node at either end of a link is out of service, the link's limit
+//! is 0. Existing reservations stay in the ledger until their tenants move.
 //!
 //! # Cost
 //!
-//! The ledger takes 28 bytes per link and 5 bytes per node. Each call takes time proportional to
-//! the entry.
+//! The ledger takes 28 bytes per link and 5 bytes per node. Adding or removing an entry takes time
+//! proportional to its number of servers and links.
 
 use core::fmt;
 
@@ -21,18 +22,19 @@ use thiserror::Error;
 use crate::hose::Need;
 use crate::topology::{LinkId, NodeId, Topology};
 
-/// A whole rate in thousandths.
+/// The fraction 1 as a number of thousandths (permille).
 pub const WHOLE_PERMILLE: u32 = 1000;
 
-/// Whether a node takes new VMs and new traffic. If it takes none, the value is the reason.
+/// Service state of a node: whether new VMs and new traffic may use the node, and why not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Service {
-    /// The node takes new VMs and new traffic.
+    /// New VMs and new traffic may use the node.
     #[default]
     In,
-    /// An operator wants the node empty. Existing VMs and traffic stay.
+    /// An operator is emptying the node, so no new VMs and traffic may use it. Existing VMs and
+    /// traffic stay on the node.
     Drained,
-    /// The node is broken.
+    /// The node has failed, so no new VMs and traffic may use it.
     Failed,
 }
 
@@ -46,44 +48,51 @@ impl fmt::Display for Service {
     }
 }
 
-/// Resources of one tenant.
+/// Slots and bandwidth that one tenant reserves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Slots on servers; each server occurs once.
+    /// Number of slots that the tenant reserves on each server, with each server at most once.
     pub slots: Vec<(NodeId, u32)>,
-    /// Rates on links; each link occurs once, and no rate is 0 in both directions.
+    /// Bandwidth that the tenant reserves on each link. `links` contains each link at most once,
+    /// and no link without reserved bandwidth.
     pub links: Vec<(LinkId, Need)>,
 }
 
-/// Why an entry is refused.
+/// Why the ledger refuses an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LedgerError {
     /// A server has too few free slots.
-    #[error("server {} has {free} slots free and not {wanted}; place fewer VMs there", .server.0)]
+    #[error(
+        "server {} has {free} free slots, {wanted} are needed; place fewer VMs there", .server.0
+    )]
     Slots {
         /// The server with too few free slots.
         server: NodeId,
-        /// Free slots of the server.
+        /// Number of free slots of the server.
         free: u32,
-        /// Slots that the entry needs.
+        /// Number of slots that the ledger entry needs on the server.
         wanted: u32,
     },
     /// A link has too little bandwidth.
     #[error(
-        "link {} has {} bit/s free and not {}; reserve less there", .link.0, .free.0, .wanted.0
+        "link {} has {} bit/s free, but the entry needs {} bit/s; reserve less on the link",
+        .link.0,
+        .free.0,
+        .wanted.0
     )]
     Link {
-        /// The link with too little bandwidth.
+        /// Link that has less free bandwidth than the ledger entry needs.
         link: LinkId,
-        /// Free bandwidth in the refused direction.
+        /// Free bandwidth of the link in the direction with too little free bandwidth.
         free: BitsPerSecond,
-        /// Bandwidth that the entry needs in that direction.
+        /// Bandwidth that the ledger entry needs in the direction of the link with too little free
+        /// bandwidth.
         wanted: BitsPerSecond,
     },
 }
 
-/// The accounts of a datacenter.
+/// The reservations of all tenants of a datacenter.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     topology: Topology,
@@ -94,12 +103,15 @@ pub struct Ledger {
     down: Vec<u64>,
     limit: Vec<u64>,
     tenants: Vec<u32>,
-    /// Sums of reservations and of limits in both directions, for each layer of links from layer 1.
+    /// For each layer of links, starting at layer 1 (the links of servers): the sum of all
+    /// reservations and the sum of all limits. The sum of reservations and the sum of limits
+    /// include both directions of each link.
     layers: Vec<(u128, u128)>,
 }
 
 impl Ledger {
-    /// An empty ledger. `headroom_permille` of each link's rate (at most 1000) is never reserved.
+    /// Creates a ledger without reservations. `headroom_permille` thousandths of each link's rate,
+    /// at most 1000, are never reserved.
     #[must_use]
     pub fn new(topology: Topology, headroom_permille: u32) -> Self {
         let headroom_permille = headroom_permille.min(WHOLE_PERMILLE);
@@ -120,38 +132,38 @@ impl Ledger {
         ledger
     }
 
-    /// Topology that has the accounted resources.
+    /// Topology of the datacenter.
     #[must_use]
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// Slots of a server that a new VM may take. 0 if the server is out of service.
+    /// Number of slots of a server that new VMs may take. 0 if the server is out of service.
     #[must_use]
     pub fn usable_slots(&self, server: NodeId) -> u32 {
         if self.in_service(server) { self.free[server.index()] } else { 0 }
     }
 
-    /// Slots of a server that hold no VM, whether or not the server is in service.
+    /// Number of a server's slots that are not reserved, even if the server is out of service.
     #[must_use]
     pub fn free_slots(&self, server: NodeId) -> u32 {
         self.free[server.index()]
     }
 
-    /// Largest permitted reservation on a link, in each direction.
+    /// Largest permitted sum of the reservations on a link, in each direction.
     #[must_use]
     pub fn limit(&self, link: LinkId) -> BitsPerSecond {
         BitsPerSecond(self.limit[link.index()])
     }
 
-    /// Reservations on a link.
+    /// Sum of all tenants' reservations on a link, by direction.
     #[must_use]
     pub fn reserved(&self, link: LinkId) -> Need {
         let at = link.index();
         Need { up: BitsPerSecond(self.up[at]), down: BitsPerSecond(self.down[at]) }
     }
 
-    /// Bandwidth of a link that is not reserved, by direction.
+    /// Bandwidth of a link that can still be reserved, by direction.
     #[must_use]
     pub fn available(&self, link: LinkId) -> Need {
         let at = link.index();
@@ -159,47 +171,51 @@ impl Ledger {
         Need { up: left(self.up[at]), down: left(self.down[at]) }
     }
 
-    /// Bandwidth that can be reserved on a link in both directions.
+    /// Returns the smaller free bandwidth of a link's two directions, in bit/s.
     pub(crate) fn available_both(&self, link: u32) -> u64 {
         let at = link as usize;
         self.limit[at].saturating_sub(self.up[at].max(self.down[at]))
     }
 
-    /// Number of tenants with a reservation on a link. The paper calls it N_L.
+    /// Number of tenants with a reservation on a link, which is N_L in QShare.
     #[must_use]
     pub fn tenants(&self, link: LinkId) -> u32 {
         self.tenants[link.index()]
     }
 
-    /// Reserved fraction of a layer's links (from layer 1), both directions together, from 0 to 1.
-    /// The result is 1 if nothing can be reserved.
+    /// Returns how much of the links of `layer` is reserved: the sum of the reservations divided by
+    /// the sum of the limits, from 0 to 1. The sums of reservations and limits include both
+    /// directions of each link. The reserved share of a layer is 1 if the sum of its links' limits
+    /// is 0. The links of servers are in layer 1.
     #[must_use]
     pub fn reserved_share(&self, layer: usize) -> f64 {
         let (reserved, limit) = self.layers[layer - 1];
-        #[expect(clippy::cast_precision_loss, reason = "a share to be weighed")]
+        #[expect(clippy::cast_precision_loss, reason = "a ratio may be rounded")]
         let share = |reserved: u128, limit: u128| reserved as f64 / limit as f64;
         if limit == 0 { 1.0 } else { share(reserved, limit).min(1.0) }
     }
 
-    /// Reserved fraction of the most reserved layer, from 0 to 1.
+    /// Returns the reserved share of the most reserved layer, from 0 to 1
+    /// ([`Self::reserved_share`]).
     #[must_use]
     pub fn scarcest_share(&self) -> f64 {
         (1..=self.layers.len()).map(|layer| self.reserved_share(layer)).fold(0.0, f64::max)
     }
 
-    /// Whether a node takes new VMs and new traffic.
+    /// Whether new VMs and new traffic may use a node.
     #[must_use]
     pub fn in_service(&self, node: NodeId) -> bool {
         self.service[node.index()] == Service::In
     }
 
-    /// State of a node.
+    /// Whether a node is in service, drained or failed.
     #[must_use]
     pub fn service(&self, node: NodeId) -> Service {
         self.service[node.index()]
     }
 
-    /// Changes a node's state. Existing reservations stay.
+    /// Sets whether a node is in service, drained or failed. Existing reservations on the node
+    /// stay.
     pub fn set_service(&mut self, node: NodeId, service: Service) {
         self.service[node.index()] = service;
         self.set_limits();
@@ -225,10 +241,11 @@ impl Ledger {
         }
     }
 
-    /// Adds an entry.
+    /// Adds an entry to the ledger if all slots and bandwidth of the entry are free.
     ///
     /// # Errors
-    /// A server has too few slots, or a link too little bandwidth. Nothing is then added.
+    /// Returns an error if a server has too few slots, or if a link has too little bandwidth. The
+    /// ledger is unchanged after an error.
     pub fn take(&mut self, entry: &Entry) -> Result<(), LedgerError> {
         for (server, wanted) in &entry.slots {
             let free = self.usable_slots(*server);
@@ -248,12 +265,12 @@ impl Ledger {
         Ok(())
     }
 
-    /// Removes an entry that [`Self::take`] added. The ledger is then as before that call.
+    /// Removes an entry that [`Self::take`] added, and frees the entry's slots and bandwidth.
     ///
     /// # Panics
     /// Panics if the entry is not in the ledger.
     pub fn give_back(&mut self, entry: &Entry) {
-        let missing = "what is given back was taken";
+        let missing = "the ledger must contain the entry that is removed";
         for (server, taken) in &entry.slots {
             let free = &mut self.free[server.index()];
             *free = free.checked_add(*taken).expect(missing);
@@ -269,8 +286,8 @@ impl Ledger {
         }
     }
 
-    /// Adds an entry that was in the ledger before, regardless of states and limits. This reverts a
-    /// tentative change, for example on a drained server.
+    /// Adds an entry that was in the ledger before, even if a server is drained or a limit is
+    /// exceeded. [`Self::restore`] reverts a failed change of reservations.
     pub(crate) fn restore(&mut self, entry: &Entry) {
         for (server, taken) in &entry.slots {
             self.free[server.index()] -= taken;
@@ -285,7 +302,7 @@ impl Ledger {
         }
     }
 
-    /// Whether both ledgers hold the same amounts.
+    /// Whether two ledgers have equal free slots and equal reservations.
     #[must_use]
     pub fn same_books(&self, other: &Self) -> bool {
         (&self.free, &self.up, &self.down) == (&other.free, &other.up, &other.down)
@@ -335,7 +352,10 @@ mod tests {
         let empty = ledger.clone();
         assert!(matches!(ledger.take(&entry(5, 1)), Err(LedgerError::Slots { free: 4, .. })));
         let error = ledger.take(&entry(1, 901)).unwrap_err();
-        assert_eq!(error.to_string(), "link 0 has 900 bit/s free and not 901; reserve less there");
+        assert_eq!(
+            error.to_string(),
+            "link 0 has 900 bit/s free, but the entry needs 901 bit/s; reserve less on the link"
+        );
         assert!(ledger.same_books(&empty));
     }
 

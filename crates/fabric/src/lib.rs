@@ -1,11 +1,12 @@
-//! The fabric as pure algorithms: the placement of tenants' VMs, and the choice of tenants with a
-//! switch queue of their own.
+//! Algorithms for a datacenter fabric: the placement of tenants' VMs, the assignment of switch
+//! queues to tenants, and the rates of pairs of VMs.
 //!
-//! Nothing here reads a clock or draws a random number. Time and choices are arguments, so the
-//! controller, the simulator and property tests run the same code, and runs can be replayed.
+//! This crate does not read a clock or generate random numbers. The caller passes the time and
+//! random numbers as arguments. The controller, the simulator and property tests run the same code.
+//! Equal inputs give equal results.
 //!
-//! The source is "Enabling Work-Conserving Bandwidth Guarantees for Multi-Tenant Datacenters via
-//! Dynamic Tenant-Queue Binding" (Z. Liu et al., QShare).
+//! The source of the algorithms is "Enabling Work-Conserving Bandwidth Guarantees for Multi-Tenant
+//! Datacenters via Dynamic Tenant-Queue Binding" (QShare, by Liu et al.).
 #![forbid(unsafe_code)]
 
 pub mod dscp;

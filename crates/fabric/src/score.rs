@@ -1,39 +1,50 @@
-//! Scores: how much a tenant needs queues of its own.
+//! Computes a tenant's score. The score measures how much the tenant needs its own queues.
 //!
 //! # Problem
 //!
-//! Queues go to tenants that send more than their guarantee. A tenant must not get a queue by lying
-//! about its needs.
+//! Switch queues are assigned to tenants that send more than their guarantee. A tenant must not get
+//! a queue by declaring a false guarantee.
 //!
 //! # Source
 //!
-//! The equations are in QShare §V-A, eq. (1), and §V-B, eq. (2).
+//! The score follows QShare §V-A, eq. (1), and §V-B, eq. (2).
 //!
 //! # Quantities
 //!
-//! On host j, a tenant has m of its N VMs. These m VMs sent U^o and received U^i bit/s during the
-//! interval. The payment factor is the bandwidth that the tenant pays for, N * B bit/s. The pricing
-//! constant k is 1, because only comparisons matter.
+//! On a host, a tenant has m of its N VMs, each with guarantee B. The m VMs sent U^o and received
+//! U^i bit/s during the interval. The payment factor is the bandwidth that the tenant pays for, N *
+//! B bit/s. The paper's pricing constant k is 1 in Penstock, because scores are only compared.
 //!
 //! # Approach
 //!
-//! The usage factor is the largest max(U^i, U^o) / (B * min(m, N - m)) over the tenant's hosts, at
-//! most 1. The score is payment * usage. With equal rates, B cancels out below the bound. For all
-//! tenants the score is computed as `min(payment, max of max(U^i, U^o) * N / min(m, N - m))`. For
-//! the same traffic, a smaller guarantee never scores more. A guarantee above the use does not
-//! score more either. `tests/all/prop_score.rs` tests both properties.
+//! The usage of a tenant on a host is max(U^i, U^o) / (B * min(m, N - m)), at most 1. The usage
+//! factor is the tenant's largest usage on any host. The score is the payment factor times the
+//! usage factor. If the usage factor is below 1, the score does not depend on B. The score is
+//! `min(payment, largest)`, where `largest` is the maximum of `max(U^i, U^o) * N / min(m, N - m)`
+//! over all hosts.
+//!
+//! For the same traffic, a smaller guarantee never gives a higher score. A guarantee above the sent
+//! and received rates does not raise the score. The file `tests/all/prop_score.rs` tests the
+//! properties of scores.
 //!
 //! # Example
 //!
-//! In a test, ten VMs of 100 Mbit/s are placed two on each of five hosts. One host sends 100 of its
-//! 200 Mbit/s, so the usage is 0.5, the payment 1,000 and the score 500. If the tenant had declared
-//! 10 Mbit/s per VM, its score would be 100. With 1,000 Mbit/s per VM it would still be 500.
+//! In a test, a tenant has ten VMs, two per host. The tenant's two VMs on one of the hosts send 100
+//! Mbit/s together. The table shows how the score depends on the guarantee:
+//!
+//! | Guarantee per VM | Payment factor | Usage factor | Score |
+//! |---|---|---|---|
+//! | guarantee 100 Mbit/s | payment 1,000 Mbit/s | usage 0.5 | score 500 Mbit/s |
+//! | guarantee 10 Mbit/s | payment 100 Mbit/s | usage 1 | score 100 Mbit/s |
+//! | guarantee 1,000 Mbit/s | payment 10,000 Mbit/s | usage 0.05 | score 500 Mbit/s |
 //!
 //! # Departures
 //!
-//! If a host has all VMs of a tenant (m = N), it has no network traffic and no usage. Eq. (1) as
-//! printed would divide by 0. With different rates, the score ignores a host's guarantee. Otherwise
-//! a tenant could lower its guarantee on one host and appear to use all of it.
+//! If a host has all VMs of a tenant (m = N), the tenant has no network traffic and the usage is 0.
+//! Eq. (1) of QShare would divide by 0 for a host that has all VMs of a tenant. If a tenant's VMs
+//! have different guarantees, the score uses only their sum and not the guarantees of the VMs on a
+//! host. With guarantees per VM, a tenant could declare a small guarantee for the VMs of one host
+//! and seem to use all of that guarantee.
 
 use penstock_units::BitsPerSecond;
 
@@ -44,9 +55,9 @@ use crate::hose::Hose;
 pub struct HostUsage {
     /// Number of the tenant's VMs on the host.
     pub vms: u32,
-    /// Rate at which these VMs sent.
+    /// Rate at which the tenant's VMs on the host sent.
     pub sent: BitsPerSecond,
-    /// Rate at which these VMs received.
+    /// Rate at which the tenant's VMs on the host received.
     pub received: BitsPerSecond,
 }
 
@@ -56,17 +67,19 @@ impl HostUsage {
     }
 }
 
-/// Payment factor in bit/s: half the sum of all sending and receiving guarantees, i.e. N * B.
+/// Payment factor in bit/s: half the sum of all sending and receiving guarantees. For equal
+/// guarantees, the payment factor is N * B.
 #[must_use]
 pub fn payment(hose: &Hose) -> u64 {
     let total = hose.total();
     total.up.0.midpoint(total.down.0)
 }
 
-/// Usage factor by eq. (1), 0 to 1, for a tenant with `vms` VMs of rate `rate`.
+/// Usage factor by QShare eq. (1), 0 to 1, of a tenant with `vms` VMs that each have a guarantee of
+/// `rate`.
 #[must_use]
 pub fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "a share to be shown")]
+    #[expect(clippy::cast_precision_loss, reason = "a ratio may be rounded")]
     let share = |host: &HostUsage| {
         let side = host.vms.min(vms.saturating_sub(host.vms));
         let guarantee = u128::from(rate.0) * u128::from(side);
@@ -75,7 +88,7 @@ pub fn usage_factor(vms: u32, rate: BitsPerSecond, hosts: &[HostUsage]) -> f64 {
     hosts.iter().map(share).fold(0.0, f64::max).min(1.0)
 }
 
-/// Score of an interval in bit/s, at most [`payment`].
+/// Score of a tenant for one interval in bit/s, at most [`payment`].
 #[must_use]
 pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
     let vms = hose.vms();
@@ -88,23 +101,23 @@ pub fn score(hose: &Hose, hosts: &[HostUsage]) -> u64 {
     u64::try_from(used).unwrap_or(u64::MAX).min(payment(hose))
 }
 
-/// A smoothed score. It follows half of each change, so a burst of one interval counts less than a
-/// trend.
+/// Exponential average of a tenant's scores. The most recent score has a weight of one half, so a
+/// burst in a single interval counts less than a lasting change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Smoothed {
     value: Option<u64>,
 }
 
 impl Smoothed {
-    /// Adds the score of an interval and returns the smoothed score. The first score is not
-    /// smoothed.
+    /// Adds the score of an interval and returns the smoothed score. The smoothed score is equal to
+    /// the first score after the first interval.
     pub fn follow(&mut self, score: u64) -> u64 {
         let value = self.value.map_or(score, |old| old.midpoint(score));
         self.value = Some(value);
         value
     }
 
-    /// The smoothed score. 0 before the first interval.
+    /// Returns the smoothed score in bit/s. The score is 0 before the first interval.
     #[must_use]
     pub fn get(self) -> u64 {
         self.value.unwrap_or(0)
@@ -136,8 +149,8 @@ mod tests {
 
     #[test]
     fn many_to_one_traffic_shows_at_the_receiver() {
-        // Nine senders of 10 Mbit/s each and one receiver alone on its host: the receiver uses 90
-        // of 100 Mbit/s.
+        // Nine VMs send 10 Mbit/s each to one VM that is alone on its host. This VM receives 90 of
+        // 100 Mbit/s.
         let senders = [host(3, 30 * M, 0); 3];
         let hosts = [senders.as_slice(), &[host(1, 0, 90 * M)]].concat();
         let hose = Hose::homogeneous(10, BitsPerSecond(100 * M)).unwrap();

@@ -1,4 +1,5 @@
-//! The only module of guests, generators and experiments that reads a clock.
+//! Reads the machine's clocks. Guests, generators and experiments read clocks only through this
+//! module.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -7,21 +8,24 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use penstock_units::Nanos;
 
 /// Reads the machine's monotonic clock.
-#[expect(clippy::disallowed_methods, reason = "an outermost layer: it drives real ports")]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a program that drives real ports needs the real clock"
+)]
 #[must_use]
 pub fn now() -> Instant {
     Instant::now()
 }
 
-/// `d` in nanoseconds, at most `u64::MAX` (584 years).
+/// Converts `d` to nanoseconds, at most `u64::MAX` (584 years).
 #[must_use]
 pub fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Waits until `fd` is readable or hung up, or until `limit` has passed. Returns true in the first
-/// case. Without a descriptor, the function only waits. Callers use it as a pause between two
-/// attempts to reach a peer's socket.
+/// Waits until `fd` is readable or hung up, and then returns true. Returns false if `limit` passes
+/// first. If `fd` is `None`, this function pauses for `limit`. Callers use the pause, for example,
+/// between two attempts to reach a peer's socket.
 pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match fd {
@@ -30,15 +34,15 @@ pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
             matches!(poll(&mut fds, timeout), Ok(n) if n > 0)
         }
         None => {
-            // An interruption only shortens the pause, which does no harm, because every caller has
-            // its own deadline.
+            // A signal may shorten the pause. That does no harm, because every caller has its own
+            // deadline.
             let _ = poll(&mut [], timeout);
             false
         }
     }
 }
 
-/// Time since 1970, in the form in which the kernel stamps frames.
+/// Current time in nanoseconds since 1970, as in the kernel's frame time stamps.
 #[must_use]
 pub fn since_1970() -> Nanos {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
@@ -46,15 +50,14 @@ pub fn since_1970() -> Nanos {
     Nanos(nanos(now))
 }
 
-/// Date and time in UTC, to the second: `2026-11-21T14:00:00Z`.
+/// Current date and time in UTC, to the second, for example `2026-11-21T14:00:00Z`.
 #[must_use]
 pub fn utc() -> String {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_REALTIME);
     date_text(now.map_or(0, |now| now.tv_sec()))
 }
 
-/// Converts seconds since 1970 to a date (H. Hinnant, "chrono-compatible low-level date
-/// algorithms").
+/// Converts seconds since 1970 to a date (<https://howardhinnant.github.io/date_algorithms.html>).
 fn date_text(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let shifted = days + 719_468;

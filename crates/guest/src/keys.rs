@@ -1,46 +1,32 @@
-//! Parser of `key=value,key=value,flag` lists on command lines.
+//! Parses lists such as `key=value,key=value,flag` on command lines.
 
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// Reason for which a list is refused.
+/// Reason why a `key=value` list is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// A required key is missing.
+    /// The list does not contain a required key.
     #[error("`{text}`: {key} is missing")]
     Missing {
-        /// The whole list.
+        /// Whole text of the `key=value` list.
         text: String,
         key: &'static str,
     },
-    /// A value does not parse.
+    /// The value of a key cannot be parsed.
     #[error("`{text}`: {key}={value}: {reason}")]
-    Value {
-        /// The whole list.
-        text: String,
-        key: String,
-        value: String,
-        reason: String,
-    },
-    /// A key is unknown or given twice.
-    #[error("`{text}`: no key is called {key}")]
-    Unknown {
-        /// The whole list.
-        text: String,
-        key: String,
-    },
-    /// Two keys exclude each other.
+    Value { text: String, key: String, value: String, reason: String },
+    /// A key of the list is unknown or occurs twice.
+    #[error("`{text}`: unknown key {key}")]
+    Unknown { text: String, key: String },
+    /// Two keys of the list exclude each other.
     #[error("`{text}`: {a} and {b} exclude each other")]
-    Conflict {
-        /// The whole list.
-        text: String,
-        a: &'static str,
-        b: &'static str,
-    },
+    Conflict { text: String, a: &'static str, b: &'static str },
 }
 
-/// The entries of a list that were not yet taken.
+/// Entries of a parsed list. Each getter method of [`Keys`] removes the entry that the method
+/// returns.
 #[derive(Debug)]
 pub(crate) struct Keys {
     text: String,
@@ -48,7 +34,8 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Splits `text`. Only `flags` may be given without a value.
+    /// Splits the comma-separated list `text` into its `key=value` entries. Only the keys in
+    /// `flags` may have no value.
     pub fn parse(text: &str, flags: &[&str]) -> Result<Self, KeyError> {
         let mut entries = Vec::new();
         for part in text.split(',').filter(|p| !p.is_empty()) {
@@ -68,7 +55,7 @@ impl Keys {
         Some(self.entries.remove(at).1)
     }
 
-    /// The value of `key`, if it is given.
+    /// Returns the value of `key`, or `None` if the list does not contain that key.
     pub fn optional<T: FromStr<Err: Display>>(&mut self, key: &str) -> Result<Option<T>, KeyError> {
         let Some(value) = self.take(key) else { return Ok(None) };
         value.parse().map(Some).map_err(|e: T::Err| KeyError::Value {
@@ -79,18 +66,18 @@ impl Keys {
         })
     }
 
-    /// The value of a required `key`.
+    /// Returns the value of `key`, or an error if the list does not contain that key.
     pub fn required<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Result<T, KeyError> {
         let missing = KeyError::Missing { text: self.text.clone(), key };
         self.optional(key)?.ok_or(missing)
     }
 
-    /// Whether the flag is given.
     pub fn flag(&mut self, key: &str) -> bool {
         self.take(key).is_some()
     }
 
-    /// Refuses a list with entries that were not taken.
+    /// Returns an error if the `key=value` list contains an unknown key, which is a key that no
+    /// getter method has read.
     pub fn finish(mut self) -> Result<(), KeyError> {
         match self.entries.pop() {
             None => Ok(()),

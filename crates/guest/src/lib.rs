@@ -1,22 +1,23 @@
-//! The guest's side of the switch: it plays the part of a VM or of a namespace's NIC.
+//! Software on the guest's side of the switch, which acts as a VM or as a network namespace's NIC.
 //!
 //! # Purpose
-//! The crate has its own driver of vhost-user virtio-net and a load generator that keeps rings full
-//! from one core. Its endpoints put the real kernel stack of a network namespace behind a
-//! vhost-user port. `penstock endpoint`, `penstock calibrate` and the lab's experiments use it.
+//! The crate contains a driver for vhost-user virtio-net, and a load generator that keeps rings
+//! full from one core. The crate's endpoints put the real kernel network stack of a namespace
+//! behind a vhost-user port. `penstock endpoint`, `penstock calibrate` and the lab's experiments
+//! use this crate.
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`driver`] | one virtio-net device: guest memory, rings, vhost-user session |
-//! | [`load`] | many VMs in one polling loop: rates, sizes, flows, verification |
-//! | [`endpoint`] | a namespace's TAP joined to a virtio driver, with offloads |
-//! | [`bed`] | the environment of a measurement: cores, pages, daemons, and a guard over all |
-//! | [`mac`], [`clock`] | Ethernet addresses as text; reading the clock |
+//! | [`driver`] | a virtio-net device with its guest memory, rings and vhost-user session |
+//! | [`load`] | a load generator with many VMs in one polling loop |
+//! | [`endpoint`] | a connection between a namespace's TAP and a virtio driver, with offloads |
+//! | [`bed`] | the environment of a measurement: CPU cores, hugepages, daemons and cleanup |
+//! | [`mac`], [`clock`] | Ethernet addresses as text, and access to clocks |
 //!
 //! # Unsafe code
-//! Unsafe code is in `driver::memory` (the mapping), `driver::session` (descriptors passed to the
-//! protocol crate) and `endpoint::tap` (ioctls), and nowhere else.
-#![allow(missing_docs, reason = "a crate of this workspace only; comments say what names do not")]
+//! Only three modules contain unsafe code: `driver::memory` maps memory, `driver::session` converts
+//! file descriptors for the crate `vhost`, and `endpoint::tap` makes ioctls.
+#![allow(missing_docs, reason = "this crate is not published")]
 #![deny(unsafe_code)]
 
 pub mod bed;

@@ -1,4 +1,4 @@
-//! Ethernet addresses as text.
+//! Parses and displays Ethernet addresses.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,13 +8,13 @@ use std::str::FromStr;
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct Mac(
-    /// The six bytes in the order of transmission.
+    /// Six bytes of the address, in the order of transmission.
     pub [u8; 6],
 );
 
-/// The error of a text that is not an Ethernet address.
+/// Error for a text that is not an Ethernet address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no MAC address such as 52:54:00:00:00:01")]
+#[error("`{0}` is not a MAC address; write one such as 52:54:00:00:00:01")]
 pub struct BadMac(String);
 
 impl FromStr for Mac {

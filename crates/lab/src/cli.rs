@@ -14,7 +14,8 @@ use crate::microguest::MicroguestArgs;
 use penstock_guest::bed::guard::{self, Guard};
 use penstock_guest::load::{IntervalReport, LoadArgs};
 
-/// Exit status of a run that failed. Status 1 means that a claim or a bar does not hold.
+/// Exit status of a run that failed. Status 1 means that a claim does not hold, or that a benchmark
+/// missed a required result.
 const FAILED: u8 = 2;
 
 /// Experiments and benchmarks of Penstock: replay published figures, compare switches.
@@ -37,11 +38,11 @@ enum LabCommand {
     ///
     /// Exit status: 0 if all claims hold, 1 if a claim does not hold, 2 if a run failed.
     Run(Box<RunArgs>),
-    /// Write an HTML page of the results of `run --out`
+    /// Write an HTML page from the results of `run --out`
     Report(ReportArgs),
     /// Draw runs of `load --json` over time and compare them
     Plot(PlotArgs),
-    /// Measure this switch, and other switches beside it
+    /// Benchmark Penstock, alone or against another switch
     #[command(subcommand)]
     Bench(Benchmark),
     /// Send and receive frames as VMs on vhost-user ports
@@ -49,7 +50,7 @@ enum LabCommand {
     /// Run a vCPU in ring 3, for measurements
     #[command(hide = true)]
     Microguest(MicroguestArgs),
-    /// Clean up when the other end of the pipe closes
+    /// Remove everything that a run created, when the pipe on standard input closes
     #[command(name = guard::VERB, hide = true)]
     Guard,
 }
@@ -93,7 +94,8 @@ fn run(command: LabCommand) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Runs `work` under a guard. If `work` fails, its error is printed and the exit status is 2.
+/// Runs `work` under a [`Guard`], which removes everything that a live run creates. If `work`
+/// fails, the function prints the error and returns exit status 2.
 fn under_guard(
     name: &'static str,
     work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,
@@ -138,6 +140,8 @@ mod tests {
             "penstock-lab list --json",
             "penstock-lab run all --seeds 1-20 --out results",
             "penstock-lab bench v2v --peer ovs-dpdk --sizes 64,imix --flows 1,1000 --json -",
+            "penstock-lab bench mesh --ports 2,64 --workers 1,2 --sizes 64,1518 --peer ovs-dpdk",
+            "penstock-lab bench mesh --uplink --ports 1,4,16 --no-touch",
             "penstock-lab bench tcp --peer ovs-dpdk --streams 1,4 --offloads on --secs 2",
             "penstock-lab bench rr --sizes 64,1518 --runs 3",
             "penstock-lab bench loss --soak 600 --at 80 --no-search",
@@ -152,6 +156,10 @@ mod tests {
         for line in [
             "penstock-lab bench v2v --sizes 63",
             "penstock-lab bench v2v --flows 0",
+            "penstock-lab bench mesh --ports 0",
+            "penstock-lab bench mesh --ports 1025",
+            "penstock-lab bench mesh --ports 2,many",
+            "penstock-lab bench mesh --workers 0",
             "penstock-lab bench loss --no-search",
             "penstock-lab bench loss --at 101",
         ] {

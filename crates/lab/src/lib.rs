@@ -1,24 +1,26 @@
-//! The lab: everything that plays the part of a host's tenant or an experimenter. The guests
-//! themselves are in `penstock_guest`.
+//! The lab: experiments and benchmarks of Penstock. The crate `penstock_guest` has the software
+//! that sends and receives frames as a VM does.
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`evidence`] | claims, records and pictures, used by figures and live runs |
-//! | `jitter`, `qshare` | code that simulated and live figures of two papers share |
-//! | `rig` | a switch under test with its load, for benchmarks and live runs |
-//! | `live` | live runs of the figures: switches from a plan, VMs in one loop, real programs |
+//! | [`evidence`] | claims, records and pictures; figures and live runs use them |
+//! | `accounts`, `jitter`, `qshare` | code that simulated and live figures share |
+//! | `rig` | a switch under test and its load, for benchmarks and live runs |
+//! | `live` | live runs of the figures, with real switches, VMs and programs |
 //! | [`microguest`] | virtual processors in ring 3 that record when they run |
-//! | [`mod@bench`] | benchmarks that compare our switch with others |
-//! | [`figures`] | published figures, replayed: simulated and live; their report |
+//! | [`mod@bench`] | benchmarks that compare Penstock with other switches |
+//! | [`figures`] | replay of published figures, simulated or live; their report |
 //! | [`cli`] | the command line of `penstock-lab` |
-//! | [`mod@penstock`] | the `penstock` program that the lab drives |
+//! | [`mod@penstock`] | the search for the `penstock` program |
 //!
 //! # Unsafe code
 //!
-//! Only `microguest::machine` (KVM's memory) and `microguest::program` (its text) have unsafe code.
+//! Only the modules `microguest::machine` (guest memory for KVM) and `microguest::program` (the
+//! guest's machine code) have unsafe code.
 #![deny(unsafe_code)]
 #![allow(missing_docs, reason = "a program of this workspace; comments say what names do not")]
 
+mod accounts;
 pub mod bench;
 pub mod cli;
 pub mod evidence;

@@ -1,6 +1,6 @@
-//! `penstock-lab`: experiments and benchmarks of Penstock. Live measurements use a `penstock` in a
-//! process of its own. The lab finds this program by `PENSTOCK_BIN`, in its own directory, or in
-//! `PATH`.
+//! `penstock-lab`: experiments and benchmarks of Penstock. Live measurements start the `penstock`
+//! program as a separate process. The environment variable `PENSTOCK_BIN` has the path of
+//! `penstock`. If `PENSTOCK_BIN` is not set, the lab searches its own directory and then `PATH`.
 #![forbid(unsafe_code)]
 
 use std::process::ExitCode;

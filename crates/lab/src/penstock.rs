@@ -1,4 +1,5 @@
-//! The `penstock` program that the lab drives. It is searched for once per process.
+//! Finds the `penstock` program that the lab starts. The search for the program takes place once
+//! per process.
 
 use std::env;
 use std::ffi::OsStr;
@@ -7,28 +8,31 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The variable that names the program. It takes precedence over all other places.
+/// Environment variable with the path of the `penstock` program. If `PENSTOCK_BIN` is set and not
+/// empty, the lab searches no other place.
 const VARIABLE: &str = "PENSTOCK_BIN";
 
-/// Why there is no program to drive.
+/// Reason for which no `penstock` program was found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotFound {
-    /// The variable does not name a program.
-    #[error("PENSTOCK_BIN: {0} is no program; name one, or unset the variable")]
+    /// `PENSTOCK_BIN` does not name an executable file. The error contains the value of
+    /// `PENSTOCK_BIN`.
+    #[error("PENSTOCK_BIN: {0} is not an executable file; set it to one, or unset it")]
     Named(PathBuf),
-    /// The program is in none of the places.
+    /// The `penstock` program is neither in the lab's directory nor in `PATH`. The error contains
+    /// the path of the directory with the lab's program.
     #[error(
-        "penstock: not in {0} and not in PATH; build it (cargo build -p penstock), or name it by \
-         PENSTOCK_BIN"
+        "penstock: not in {0} and not in PATH; build it (cargo build -p penstock), or set \
+         PENSTOCK_BIN to its path"
     )]
     Nowhere(PathBuf),
 }
 
-/// A command that runs the `penstock` program, without arguments yet.
+/// Returns a command, without arguments, that runs the `penstock` program.
 ///
 /// # Errors
 ///
-/// Fails if there is no such program.
+/// Returns an error if the `penstock` program is not found.
 pub fn penstock() -> Result<Command, NotFound> {
     static FOUND: OnceLock<Result<PathBuf, NotFound>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -39,14 +43,15 @@ pub fn penstock() -> Result<Command, NotFound> {
     found.clone().map(Command::new)
 }
 
-/// Searches the variable, the directory of `own`, and the directories of `path`.
+/// Searches for the `penstock` program. `named` is the value of `PENSTOCK_BIN`, `own` is the path
+/// of the lab's program, and `path` is the value of `PATH`.
 fn find(named: Option<&OsStr>, own: &Path, path: &OsStr) -> Result<PathBuf, NotFound> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         let named = PathBuf::from(named);
         return if is_program(&named) { Ok(named) } else { Err(NotFound::Named(named)) };
     }
     let beside = own.parent().unwrap_or(Path::new(""));
-    // A test binary is one directory further down.
+    // Test binaries are in the subdirectory `deps`.
     let beside = if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside };
     let dirs = std::iter::once(beside.to_owned()).chain(env::split_paths(path));
     let mut places = dirs.map(|dir| dir.join("penstock"));

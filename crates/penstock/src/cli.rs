@@ -1,5 +1,5 @@
-//! Grammar of the command line. [`crate::verbs`], [`crate::daemon`] and [`crate::fabric`] carry the
-//! commands out.
+//! Grammar of the command line. [`crate::verbs`], [`crate::daemon`] and [`crate::fabric`] execute
+//! the commands.
 //!
 //! Doc comments of arguments and commands are their help: imperative, with unit, default and limit.
 
@@ -16,8 +16,8 @@ pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
 #[derive(Debug, Parser)]
 #[command(name = "penstock", version, propagate_version = true, arg_required_else_help = true)]
 pub struct Cli {
-    /// Unix socket of the switch's daemon. Default: /run/penstock/host.sock; for `host run`, the
-    /// file's `[host] socket`.
+    /// Unix socket of the switch's daemon. Default: /run/penstock/host.sock, but `host run` takes
+    /// `[host] socket` of its configuration file
     #[arg(
         long,
         global = true,
@@ -45,7 +45,7 @@ pub enum Command {
     /// List, add and delete flow rules. A rule has a priority, a match and actions.
     #[command(subcommand)]
     Flow(FlowCommand),
-    /// List and flush the forwarding database. It maps MAC addresses to ports.
+    /// List and flush the forwarding database, which maps MAC addresses to ports.
     #[command(subcommand)]
     Fdb(FdbCommand),
     /// Print counters and rates of ports.
@@ -54,22 +54,22 @@ pub enum Command {
     Top(TopArgs),
     /// Explain what limits a port's rate now, and which ports use its core.
     Explain(ExplainArgs),
-    /// Run a fabric's controller, send it commands, or plan a fabric offline.
+    /// Run a fabric's controller, send commands to a controller, or plan a fabric offline.
     Controller(ControllerArgs),
     /// Schedule the vCPU threads of this host's VMs by share and deadline.
     #[command(subcommand)]
     Vcpu(VcpuCommand),
-    /// Give network namespaces a NIC on a vhost-user port, as a VM would have.
+    /// Give network namespaces a NIC on a vhost-user port, like the NIC of a VM.
     Endpoint(penstock_guest::endpoint::EndpointArgs),
     /// Measure the cycles that a frame costs on this host, and write the cost model.
     Calibrate(crate::calibrate::CalibrateArgs),
-    /// Former name of the experiments. They are in `penstock-lab`.
+    /// Say that `penstock-lab` replaces this command.
     #[command(hide = true, disable_help_flag = true)]
     Lab(Moved),
-    /// Former name of the benchmarks. They are in `penstock-lab bench`.
+    /// Say that `penstock-lab bench` replaces this command.
     #[command(hide = true, disable_help_flag = true)]
     Bench(Moved),
-    /// Clean up after `calibrate` when its end of the pipe closes.
+    /// Wait until standard input ends, then clean up after `calibrate`.
     #[command(name = penstock_guest::bed::guard::VERB, hide = true)]
     Guard,
     /// Print a completion script for a shell.
@@ -88,7 +88,7 @@ pub struct Moved {
 }
 
 impl Moved {
-    /// A line that names the new place of `penstock NAME`.
+    /// Returns the message that another command replaces `penstock NAME`.
     pub fn text(&self, name: &str) -> String {
         let verb = self.words.first().filter(|word| !word.starts_with('-'));
         let verb = verb.map(|word| format!(" {}", crate::table::printable(word)));
@@ -102,7 +102,6 @@ impl Moved {
     }
 }
 
-/// The option `--json`.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Json {
     /// Print JSON instead of text.
@@ -110,11 +109,11 @@ pub struct Json {
     pub json: bool,
 }
 
-/// Whether a change is written to the configuration file.
+/// Options of all commands that change the configuration.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Save {
-    /// Do not write the change to the configuration file. It lasts until the next reload or
-    /// restart.
+    /// Do not write the change to the configuration file. An unsaved change lasts until the next
+    /// reload or restart.
     #[arg(long)]
     pub no_save: bool,
     /// Print JSON instead of text.
@@ -128,8 +127,8 @@ pub enum HostCommand {
     /// Run the switch in the foreground until SIGTERM or SIGINT. SIGHUP reloads the
     /// configuration.
     Run(RunArgs),
-    /// Check a configuration file without a daemon. Print every mistake, and whether this host can
-    /// give its ports what they purchased.
+    /// Check a configuration file without a daemon. Print every mistake, and whether this host has
+    /// the cycles and bandwidth that its ports purchased.
     Check {
         /// Configuration file of a switch.
         #[arg(long, value_name = "FILE")]
@@ -141,22 +140,24 @@ pub enum HostCommand {
     Show(Json),
     /// Print the configuration in force, or migrate a file of an older release.
     Config {
-        /// Rewrite this file with the current keys. Comments and order stay. Needs no daemon.
+        /// Rewrite this file with the current keys. Comments and the order of keys do not change.
+        /// Needs no daemon.
         #[arg(long, value_name = "FILE")]
         migrate: Option<PathBuf>,
     },
-    /// Tell the daemon to read its configuration file again. If the file has a mistake, nothing
+    /// Make the daemon read its configuration file again. If the file has a mistake, nothing
     /// changes.
     Reload(Json),
     /// Print the JSON schema of a configuration file.
     Schema {
-        /// Kind of file: `host` for a switch, `vcpu` for `penstock vcpu run`, the others for a
-        /// controller.
+        /// Kind of file: `host` (switch), `controller`, `fabric` (topology of a fabric), `tenants`
+        /// (tenants of a fabric) or `vcpu` (vCPU scheduler).
         #[arg(value_name = "KIND", default_value = "host", value_parser = schema_kinds())]
         kind: String,
     },
-    /// Serve a switch that is not root: open descriptors in network namespaces, and set the owner
-    /// of sockets. A service manager starts this command with penstock-helper.socket.
+    /// Do privileged work for a switch that does not run as root: open interfaces in network
+    /// namespaces, and set owners of sockets. The systemd unit penstock-helper.socket starts this
+    /// command.
     Helper {
         /// Format of the log on standard error.
         #[arg(long, value_enum, default_value_t = LogFormat::Text)]
@@ -174,7 +175,8 @@ pub struct RunArgs {
     /// Configuration file of the switch (docs/reference/configuration.md).
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Stay in the foreground. This option changes nothing: the switch always does.
+    /// Stay in the foreground. `--foreground` has no effect, because the switch always stays in the
+    /// foreground.
     #[arg(long)]
     pub foreground: bool,
     /// Format of the log on standard error.
@@ -185,9 +187,9 @@ pub struct RunArgs {
 /// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// One line of text per event.
+    /// Write one line of text per event.
     Text,
-    /// One JSON object per event.
+    /// Write one JSON object per event.
     Json,
 }
 
@@ -197,7 +199,7 @@ pub enum VcpuCommand {
     /// Schedule vCPUs in the foreground until SIGTERM, then restore the threads' settings. SIGHUP
     /// reloads the configuration.
     Run {
-        /// Configuration file: the scheduler's own, or a switch's with `[vcpu]`.
+        /// Configuration file of the scheduler, or of a switch with `[vcpu]`.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         /// Format of the log on standard error.
@@ -205,9 +207,9 @@ pub enum VcpuCommand {
         log_format: LogFormat,
     },
     /// Check a configuration file without a scheduler. Print every mistake, and every deadline that
-    /// does not fit.
+    /// the CPUs cannot meet.
     Check {
-        /// Configuration file: the scheduler's own, or a switch's with `[vcpu]`.
+        /// Configuration file of the scheduler, or of a switch with `[vcpu]`.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         #[command(flatten)]
@@ -221,7 +223,7 @@ pub enum VcpuCommand {
         #[command(flatten)]
         json: Json,
     },
-    /// Tell the scheduler to read its configuration file again. If the file has a mistake, nothing
+    /// Make the scheduler read its configuration file again. If the file has a mistake, nothing
     /// changes.
     Reload {
         /// Run directory of the scheduler.
@@ -236,13 +238,15 @@ pub enum VcpuCommand {
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
     },
-    /// Restore the threads' settings after a scheduler died. `run` does this when it starts.
+    /// Restore the threads' settings after a scheduler died. `vcpu run` also restores the settings
+    /// when it starts.
     Sweep {
         /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
     },
-    /// Restore threads when the scheduler dies or stalls. `run` starts this command.
+    /// Restore the threads' settings if the scheduler dies or stalls. `vcpu run` starts this
+    /// command.
     #[command(hide = true)]
     Watchdog {
         /// Run directory of the scheduler.
@@ -287,7 +291,7 @@ pub enum TenantCommand {
     /// Change keys of a tenant. `key=` resets a key to its default.
     #[command(after_help = "Example:\n  penstock tenant set blue vlans=200-220 fdb_limit=")]
     Set(ObjectArgs),
-    /// Delete a tenant. Delete its ports and rules first.
+    /// Delete a tenant. Delete the tenant's ports and rules first.
     Del(NameArgs),
 }
 
@@ -305,7 +309,7 @@ pub enum FlowCommand {
     Del(NameArgs),
 }
 
-/// A name and `key=value` pairs.
+/// Arguments of `add` and `set`: the name of an object, and `key=value` pairs.
 #[derive(Debug, Args)]
 pub struct ObjectArgs {
     /// Name of the object.
@@ -318,7 +322,7 @@ pub struct ObjectArgs {
     pub save: Save,
 }
 
-/// The name of an object to delete.
+/// Arguments of `del`: the name of the object to delete.
 #[derive(Debug, Args)]
 pub struct NameArgs {
     /// Name of the object.
@@ -330,14 +334,14 @@ pub struct NameArgs {
 /// `penstock fdb`.
 #[derive(Debug, Subcommand)]
 pub enum FdbCommand {
-    /// List addresses. Without a filter: all of them.
+    /// List MAC addresses and their ports. Default: all addresses.
     List {
         #[command(flatten)]
         filter: FdbFilter,
         #[command(flatten)]
         json: Json,
     },
-    /// Delete learned addresses; static addresses stay. Without a filter: all of them.
+    /// Delete learned MAC addresses. Static addresses stay. Default: all learned addresses.
     Flush {
         #[command(flatten)]
         filter: FdbFilter,
@@ -346,16 +350,16 @@ pub enum FdbCommand {
     },
 }
 
-/// A filter: addresses that match every given option.
+/// Options that select MAC addresses. An address must match all given options.
 #[derive(Debug, Args)]
 pub struct FdbFilter {
-    /// Only addresses behind this port.
+    /// Select addresses behind the port NAME. Default: all ports.
     #[arg(long, value_name = "NAME")]
     pub port: Option<String>,
-    /// Only addresses of this tenant.
+    /// Select addresses of the tenant NAME. Default: all tenants.
     #[arg(long, value_name = "NAME")]
     pub tenant: Option<String>,
-    /// Only addresses of this VLAN (1 to 4094; 0: untagged).
+    /// Select addresses of the VLAN VID (1 to 4094; 0: untagged). Default: all VLANs.
     #[arg(long, value_name = "VID", value_parser = clap::value_parser!(u16).range(0..=4094))]
     pub vlan: Option<u16>,
 }
@@ -379,13 +383,15 @@ pub struct StatsArgs {
         conflicts_with = "check"
     )]
     pub watch: Option<f64>,
-    /// Check that the counters add up; exit 1 if not. The workers read them between two batches.
+    /// Check that the counters add up, and exit 1 if they do not. The workers read their counters
+    /// between two batches.
     #[arg(long)]
     pub check: bool,
     /// Print drops by reason, and what each reason means.
     #[arg(long)]
     pub drops: bool,
-    /// Print waiting times of frames in microseconds, and the jitter of marked RTP streams.
+    /// Print waiting times of frames, and the jitter of the RTP streams that a port's `rtp` lists,
+    /// in microseconds.
     #[arg(long, conflicts_with = "drops")]
     pub delays: bool,
     /// Print the queues of ports with `egress = "wfq"`: weights, frames, drops, backlog.
@@ -399,7 +405,7 @@ pub struct ExplainArgs {
     /// Name of the VM's port.
     #[arg(value_name = "PORT")]
     pub port: String,
-    /// Seconds of the past to judge by (1 to 10).
+    /// Number of past seconds to examine (1 to 10).
     #[arg(
         long,
         value_name = "SECS",
@@ -419,8 +425,8 @@ pub struct ControllerArgs {
     /// Print JSON instead of text.
     #[arg(long, global = true)]
     pub json: bool,
-    /// Unix socket of the controller. Default: /run/penstock/controller.sock; `run` takes it from
-    /// `[controller] socket`.
+    /// Unix socket of the controller. Default: /run/penstock/controller.sock, but `run` takes
+    /// `[controller] socket` of its configuration file
     #[arg(
         long,
         global = true,
@@ -431,15 +437,16 @@ pub struct ControllerArgs {
     pub socket: Option<PathBuf>,
 }
 
-/// `penstock controller`'s commands.
+/// Commands of `penstock controller`.
 #[derive(Debug, Subcommand)]
 pub enum ControllerCommand {
-    /// Plan the placement of tenants offline. Print where each tenant goes, its cost, and why a
-    /// tenant is refused.
+    /// Plan the placement of tenants offline. Print each tenant's servers and cost, and the reason
+    /// for each refusal.
     #[command(after_help = "Example:\n  penstock controller plan --topology examples/fabric.toml \
         --tenants examples/tenants.toml --picture tree.svg")]
     Plan(PlanArgs),
-    /// Replay usage offline against other numbers of queues, maps, weights or over-subscriptions.
+    /// Simulate a fabric offline with other settings. The usage of the fabric's tenants is recorded
+    /// or generated. Each setting may be a list; all combinations are simulated.
     #[command(
         after_help = "Example:\n  penstock controller what-if --topology examples/fabric.toml \
         --tenants examples/tenants.toml --queues 4,8 --map static-map,per-port-map"
@@ -449,7 +456,7 @@ pub enum ControllerCommand {
     #[command(after_help = "Without an agent on each server no tenant gets a queue of its own.\n\
         Example:\n  penstock controller run --config examples/controller.toml")]
     Run(ControllerRunArgs),
-    /// Commands to a running controller.
+    /// Commands for a running controller.
     #[command(flatten)]
     Ask(AskCommand),
 }
@@ -463,8 +470,8 @@ pub struct ControllerRunArgs {
     /// Configuration file of the controller (docs/reference/controller.md).
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
-    /// Start in mode `observe`: decide, but configure no host and no switch. Use it after the store
-    /// was restored; `penstock controller mode active` ends it.
+    /// Start in mode `observe`: decide, but configure no host and no switch. Use this option after
+    /// you restored the store. `penstock controller mode active` ends mode `observe`.
     #[arg(long)]
     pub observe: bool,
     /// Format of the log on standard error.
@@ -475,10 +482,10 @@ pub struct ControllerRunArgs {
     pub log: String,
 }
 
-/// Commands to a running controller.
+/// Commands for a running controller.
 #[derive(Debug, Subcommand)]
 pub enum AskCommand {
-    /// Show whether the controller leads, its mode, and its last control interval.
+    /// Show whether the controller leads, its mode, and the results of its last control interval.
     Status,
     /// List servers, switches and links, with the bandwidth reserved on each link.
     Topology,
@@ -494,12 +501,12 @@ pub enum AskCommand {
         /// Name of the tenant.
         tenant: String,
     },
-    /// Show frames and bytes that each queue of the switches sent.
+    /// Show the frames and bytes that each queue of each switch sent, and the dropped frames.
     SwitchCounters,
     /// Place, remove or grow tenants.
     #[command(subcommand)]
     Tenant(TenantAskCommand),
-    /// Put a server or switch in or out of service. Tenants move away from a node that is out.
+    /// Put a server or switch in or out of service. Tenants leave a node that is out of service.
     #[command(after_help = "Example:\n  penstock controller service server-3 drained")]
     Service {
         /// Name of the server or switch in the topology.
@@ -508,7 +515,7 @@ pub enum AskCommand {
         #[arg(value_parser = [
             PossibleValue::new("in").help("In service"),
             PossibleValue::new("drained").help("Out of service for maintenance"),
-            PossibleValue::new("failed").help("Out of service because it is broken"),
+            PossibleValue::new("failed").help("Out of service because of a failure"),
         ])]
         service: String,
     },
@@ -516,17 +523,22 @@ pub enum AskCommand {
     Mode {
         /// New mode.
         #[arg(value_parser = [
-            PossibleValue::new("active").help("Decide, and configure hosts and switches"),
-            PossibleValue::new("observe").help("Decide, but configure nothing"),
+            PossibleValue::new("active")
+                .help("Assign queues to tenants, and configure hosts and switches"),
+            PossibleValue::new("observe")
+                .help("Assign queues to tenants, but configure no host or switch"),
             PossibleValue::new("hold").help("Keep the current binding of tenants to queues"),
         ])]
         mode: String,
     },
-    /// Roll back to the previous binding of tenants to queues, and hold it.
+    /// Roll back to the previous binding of tenants to queues. Set mode `hold`, which keeps the
+    /// restored binding.
     Revert,
-    /// Raise the epoch of decisions. Needed after the store was restored or created again.
+    /// Raise the epoch, the first number of each decision. Hosts and switches refuse a lower epoch.
+    /// Use this command after you restored or recreated the store.
     Epoch {
-        /// Lowest epoch of future decisions (1 to 2^62). `status` shows the epoch that hosts need.
+        /// Lowest epoch of future decisions (1 to 2^62). If hosts have later decisions than the
+        /// controller, `status` prints the number to use.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         at_least: u64,
     },
@@ -538,7 +550,7 @@ pub enum TenantAskCommand {
     /// Place the tenants of a file, in the file's order. Exit 1 if a tenant is refused.
     #[command(after_help = "Example:\n  penstock controller tenant add examples/tenants.toml")]
     Add {
-        /// Tenants' file (docs/reference/fabric.md).
+        /// File with the tenants (docs/reference/fabric.md).
         file: PathBuf,
     },
     /// Remove a tenant, its placement and its queue.
@@ -562,7 +574,7 @@ pub enum TenantAskCommand {
     },
 }
 
-/// A datacenter and its tenants.
+/// Options that name the files of a datacenter and its tenants.
 #[derive(Debug, Args)]
 pub struct FabricFiles {
     /// File that describes the datacenter (docs/reference/fabric.md).
@@ -583,12 +595,13 @@ pub struct PlanArgs {
     pub picture: Option<PathBuf>,
 }
 
-/// `penstock controller what-if`. It tries all combinations of the lists.
+/// `penstock controller what-if`. If options have several values, the command simulates all
+/// combinations of these values.
 #[derive(Debug, Args)]
 pub struct WhatIfArgs {
     #[command(flatten)]
     pub files: FabricFiles,
-    /// Recorded usage: lines of `interval,tenant,used_pct`. Default: generated usage.
+    /// File of recorded usage, with lines of `interval,tenant,used_pct`. Default: generated usage.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["intervals", "inactive", "seed"])]
     pub usage: Option<PathBuf>,
     /// Number of intervals to generate (1 to 100000).
@@ -605,7 +618,8 @@ pub struct WhatIfArgs {
     /// Seed of the generated usage.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
-    /// Queues per port, the shared queue included (2 to 64). Default: the topology file's.
+    /// Number of queues per port, with the shared queue (2 to 64). Default: as in the topology
+    /// file.
     #[arg(
         long,
         value_name = "N,...",
@@ -616,10 +630,11 @@ pub struct WhatIfArgs {
     /// How switches map code points to queues. Default: static-map.
     #[arg(long, value_name = "MAP,...", value_delimiter = ',', value_enum)]
     pub map: Vec<MapMode>,
-    /// Weight of queues against bandwidth in placement (0 to 1). Default: the topology file's.
+    /// Weight of queues relative to bandwidth in placement (0 to 1). Default: as in the topology
+    /// file.
     #[arg(long, value_name = "PART,...", value_delimiter = ',', value_parser = part)]
     pub queue_weight: Vec<f64>,
-    /// Over-subscription of the highest tier; 4 means 4:1. Default: the topology file's.
+    /// Over-subscription of the highest tier; 4 means 4:1. Default: as in the topology file.
     #[arg(long, value_name = "RATIO,...", value_delimiter = ',', value_parser = ratio)]
     pub oversubscription: Vec<f64>,
 }
@@ -627,19 +642,20 @@ pub struct WhatIfArgs {
 /// How switches map code points to queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MapMode {
-    /// One map for all ports.
+    /// All ports have the same map of code points to queues.
     #[value(name = "static-map")]
     Static,
-    /// A map of each ingress port gives the class, one of each egress port gives the queue.
+    /// Each ingress port maps code points to traffic classes. Each egress port maps traffic classes
+    /// to queues.
     #[value(name = "per-port-map")]
     PerPort,
-    /// A map of each egress port gives the queue.
+    /// Each egress port has its own map of code points to queues.
     #[value(name = "per-egress-map")]
     PerEgress,
 }
 
 impl MapMode {
-    /// The name on the command line.
+    /// Name of the mode on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -670,8 +686,8 @@ pub struct TopArgs {
     /// Seconds between two readings (0.1 to 3600).
     #[arg(long, value_name = "SECS", default_value = "1", value_parser = interval)]
     pub interval: f64,
-    /// Print N readings as text, then end. Default: the live view; without a terminal, text
-    /// without end.
+    /// Print N readings as text, then exit. Default: show the live view; without a terminal, print
+    /// text until interrupted.
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
 }
@@ -683,7 +699,7 @@ fn interval(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Milliseconds of an interval that [`interval`] admitted.
+/// Converts an interval of 0.1 to 3600 seconds, which [`interval`] has checked, to milliseconds.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "100 to 3,600,000")]
 #[must_use]
 pub fn interval_ms(seconds: f64) -> u32 {

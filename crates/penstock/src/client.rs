@@ -1,4 +1,4 @@
-//! The connection to the daemon. Errors are one line of text.
+//! Connects a command to the daemon of a switch or to a controller. Each error is one line of text.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,14 +18,15 @@ use crate::wire::host_service_client::HostServiceClient;
 
 pub type Client = HostServiceClient<Channel>;
 
-/// Time limit of a request. A new port waits for the kernel, never for a guest.
+/// Time limit of a request. Adding a port may wait for the kernel, but never for a guest.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// A refused request, with the daemon's text.
 #[derive(Debug)]
 pub struct Refused {
     text: String,
-    /// Whether the daemon does not know the request.
+    /// Whether the daemon refused the request because the daemon does not know this kind of
+    /// request.
     unknown: bool,
 }
 
@@ -38,7 +39,6 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 impl Refused {
-    /// Returns the error of a failed request.
     #[must_use]
     pub fn from_status(status: &Status) -> Self {
         let text = match status.code() {
@@ -52,7 +52,7 @@ impl Refused {
                 )
             }
             Code::Unimplemented => {
-                "daemon: it does not know this request, as it is older than this program; restart \
+                "daemon: unknown request, because the daemon is older than this program; restart \
                  the daemon"
                     .to_owned()
             }
@@ -63,23 +63,24 @@ impl Refused {
     }
 }
 
-/// Makes an `anyhow` error of a failed request.
+/// Converts the status of a failed request to an error.
 pub fn refused(status: Status) -> anyhow::Error {
     Refused::from_status(&status).into()
 }
 
-/// The program that should listen on a socket.
+/// Program that should listen on a socket: the daemon of a switch, or a controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
     Host,
     Controller,
 }
 
-/// Awaits `asked`, which sends requests to the program `whose`. If the program on the socket does
-/// not know them, the error says whether it is the other program.
+/// Awaits the requests in `asked`, which go to the kind of program that `whose` names. If a
+/// controller answers instead of a switch's daemon, or a daemon instead of a controller, the error
+/// says so and names the remedy.
 ///
 /// # Errors
-/// The same as those of `asked`.
+/// Returns an error if a request in `asked` fails.
 pub async fn at_socket_of<T>(
     whose: Whose,
     socket: &Path,
@@ -118,7 +119,7 @@ async fn is_controllers(socket: &Path) -> bool {
 /// Connects to the daemon.
 ///
 /// # Errors
-/// No program listens on the socket, or this user may not connect.
+/// Returns an error if no program listens on the socket, or if this user may not connect.
 pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
     const ABSENT: &str = "the daemon is not running; start it with `systemctl start penstock` or \
                           `penstock host run --config FILE`, or name another socket with --socket";
@@ -130,7 +131,7 @@ pub async fn connect(socket: &Path) -> anyhow::Result<Client> {
 /// Connects to a unix socket. `absent` is the error's text if no program listens.
 ///
 /// # Errors
-/// The same as those of [`connect`].
+/// Returns an error in the same cases as [`connect`].
 pub async fn channel(socket: &Path, absent: &str) -> anyhow::Result<Channel> {
     // A transport error of gRPC would hide the errno.
     if let Err(error) = UnixStream::connect(socket).await {
@@ -141,7 +142,7 @@ pub async fn channel(socket: &Path, absent: &str) -> anyhow::Result<Channel> {
         let path = path.clone();
         async move { UnixStream::connect(path).await.map(TokioIo::new) }
     });
-    // gRPC requires an address. It is never looked up.
+    // gRPC requires an address, but never looks up this address.
     let endpoint = Endpoint::from_static("http://penstock.invalid");
     endpoint
         .connect_with_connector(connector)
@@ -189,7 +190,7 @@ mod tests {
         );
         assert_eq!(
             refused(Status::unimplemented("")).to_string(),
-            "daemon: it does not know this request, as it is older than this program; restart the \
+            "daemon: unknown request, because the daemon is older than this program; restart the \
              daemon"
         );
     }

@@ -7,8 +7,8 @@
 //!
 //! # Approach
 //!
-//! A page is made in OpenMetrics. A scraper that prefers `text/plain` gets the page in format
-//! 0.0.4. A scraper without a preference gets OpenMetrics.
+//! The program writes each page in OpenMetrics. If a scraper prefers `text/plain`, the page is
+//! converted to format 0.0.4. A scraper without a preference gets OpenMetrics.
 
 use std::collections::HashSet;
 
@@ -34,8 +34,8 @@ fn prefers_text(accept: &str) -> bool {
     weight(accept, "text/plain") > weight(accept, "application/openmetrics-text")
 }
 
-/// Returns the weight of a media type in thousandths. A range without `*` counts before one with
-/// `*`.
+/// Returns the weight of a media type in thousandths. A range without `*` takes precedence over a
+/// range with `*`.
 fn weight(accept: &str, media: &str) -> u32 {
     let group = media.split('/').next().unwrap_or_default();
     let mut found: Option<(u8, u32)> = None;
@@ -57,8 +57,8 @@ fn weight(accept: &str, media: &str) -> u32 {
     found.map_or(0, |(_, quality)| quality)
 }
 
-/// Converts an OpenMetrics page to format 0.0.4. In that format, a counter's family has the name of
-/// its samples, and there are no units and no end mark.
+/// Converts an OpenMetrics page to format 0.0.4. In format 0.0.4, a counter's family has the name
+/// of its samples, and there are no units and no end mark.
 pub fn text(page: &str) -> String {
     let typed = page.lines().filter_map(|line| line.strip_prefix("# TYPE "));
     let counters: HashSet<&str> = typed.filter_map(|line| line.strip_suffix(" counter")).collect();
@@ -76,7 +76,8 @@ pub fn text(page: &str) -> String {
     text
 }
 
-/// Returns `HELP` or `TYPE`, the family's name, and the rest of the line.
+/// Splits a line that begins with `# HELP` or `# TYPE`. Returns the word `HELP` or `TYPE`, the name
+/// of the metric, and the text after the name.
 fn family(line: &str) -> Option<(&str, &str, &str)> {
     let (what, line) = line.strip_prefix("# ")?.split_once(' ')?;
     let (name, rest) = line.split_once(' ')?;
@@ -87,18 +88,19 @@ fn family(line: &str) -> Option<(&str, &str, &str)> {
 ///
 /// # Source
 ///
-/// `promtool check metrics`, package promlint.
+/// The source is Prometheus' package promlint, which `promtool check metrics` uses.
 ///
 /// # Approach
 ///
-/// The rules for names are here, so that every test run checks them. If `PROMTOOL` names the tool,
-/// the tests also run it. `scripts/formats.sh` sets this variable.
+/// This module implements promtool's rules for names of metrics, so that every test run checks the
+/// names. If the variable `PROMTOOL` names promtool, the tests also run promtool.
+/// `scripts/formats.sh` sets `PROMTOOL`.
 #[cfg(test)]
 pub mod lint {
     use std::io::Write as _;
     use std::process::{Command, Stdio};
 
-    /// Words that name a type, or a unit that is no base unit.
+    /// Words that a metric's name must not contain: types, and units that are not base units.
     const UNWANTED: [&str; 19] = [
         "bits",
         "kilobytes",
@@ -121,7 +123,7 @@ pub mod lint {
         "ms",
     ];
 
-    /// Returns the mistakes of a metric with this name in format 0.0.4, this type and these labels.
+    /// Returns the mistakes in the name, the type and the labels of a metric in format 0.0.4.
     pub fn mistakes(name: &str, kind: &str, labels: &str) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut say = |what: String| wrong.push(format!("{name}, a {kind}: {what}"));
@@ -129,10 +131,10 @@ pub mod lint {
             say(format!("{word:?} in its name"));
         }
         if (kind == "counter") != name.ends_with("_total") {
-            say("counters, and they alone, end in _total".to_owned());
+            say("counters need the suffix _total, and other types must not have it".to_owned());
         }
         if ["_bucket", "_count", "_sum"].iter().any(|end| name.ends_with(end)) {
-            say("it is named as a part of a histogram".to_owned());
+            say("the suffixes _bucket, _count and _sum are reserved for histograms".to_owned());
         }
         for label in labels.split(", ").filter(|label| ["le", "quantile"].contains(label)) {
             say(format!("label {label} belongs to histograms and summaries"));
@@ -158,7 +160,7 @@ pub mod lint {
         }
     }
 
-    /// Runs the tool that `PROMTOOL` names, if it is set. Fails if the tool finds a mistake in the
+    /// Runs promtool if the variable `PROMTOOL` names it. Fails if the tool finds a mistake in the
     /// page, which is in format 0.0.4.
     pub fn ask_promtool(page: &str) {
         let Some(promtool) = std::env::var_os("PROMTOOL") else { return };

@@ -10,12 +10,13 @@
 //! | [`daemon`] | `host run`: API, metrics, signals, service manager around `Host` |
 //! | [`fabric`] | `controller run`: sockets, agents, page around the fabric's controller |
 //! | [`exposition`] | text formats of `/metrics` |
-//! | [`wire`], [`client`] | gRPC service, the connection |
-//! | [`rates`], [`table`] | counters to rates, rates to text |
+//! | [`wire`], [`client`] | gRPC service of the host, connection to a daemon |
+//! | [`rates`] | converts two readings of the counters to rates |
+//! | [`table`] | text tables, and numbers with units |
 //!
 //! Exit status: 0 success, 1 failure or a negative answer, 2 wrong usage.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "a program; comments say what names do not")]
+#![allow(missing_docs, reason = "a program has no public API")]
 
 mod calibrate;
 mod cli;
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
-            // The causes follow on the same line. The daemon's own text may have several lines.
+            // The causes follow on the same line. A text from the daemon may have several lines.
             eprint!("penstock: {}", verbs::printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
@@ -81,7 +82,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     }
 }
 
-/// The commands that talk to the daemon.
+/// Runs a command that sends a request to the daemon.
 async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
     match command {
         Command::Host(HostCommand::Show(json)) => verbs::host::show(socket, json.json).await,

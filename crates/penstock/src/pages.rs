@@ -1,15 +1,16 @@
-//! HTTP pages of a daemon, with limits to connections, bytes and time.
+//! HTTP pages of a daemon, with limits on connections, bytes and time.
 //!
 //! # Problem
 //!
-//! A client that reaches the address can open connections and leave them idle, or send half a
+//! A client that reaches the address may open connections and leave them idle, or send only half a
 //! request.
 //!
 //! # Approach
 //!
 //! At most [`CONNECTIONS_MAX`] connections are open at once, and at most one for each
-//! [`DESCRIPTORS`] descriptors that the process may have. Further connections wait to be accepted.
-//! A request's headers are limited in bytes and in time. The life of a connection is limited too.
+//! [`DESCRIPTORS`] descriptors that the process may have. Further connections wait in the socket's
+//! backlog. The size of a request's headers, the time to receive them, and the life of a connection
+//! have limits.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -23,23 +24,23 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// Largest number of connections at once. Further connections wait to be accepted.
+/// Largest number of connections at once. Further connections wait in the socket's backlog.
 pub const CONNECTIONS_MAX: usize = 64;
-/// Number of the process's descriptors for each connection.
+/// Number of the process's descriptors for each connection that the server accepts.
 const DESCRIPTORS: usize = 16;
 /// Largest size of a request's line and headers in bytes.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// Time limit for a request's headers, and for the pause between two requests.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
-/// Longest life of a connection. Browsers then open another one.
+/// Longest life of a connection. When a connection ends, browsers open a new connection.
 const CONNECTION_TIME_MAX: Duration = Duration::from_secs(300);
 /// Time limit for requests in progress when the daemon ends.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(1);
 
-/// Serves until `stopping` is true.
+/// Serves HTTP requests until `stopping` is true.
 ///
 /// # Errors
-/// The listener cannot be used.
+/// Returns an error if the listener cannot be used.
 pub async fn serve(
     what: &'static str,
     listener: TcpListener,
@@ -68,7 +69,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Waits until `stopping` is true. The result does not hold the channel's lock.
+/// Waits until `stopping` is true, and then releases the channel's lock.
 async fn stopped(stopping: &mut watch::Receiver<bool>) {
     let _ = stopping.wait_for(|stop| *stop).await;
 }

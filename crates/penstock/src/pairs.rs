@@ -3,20 +3,20 @@
 //!
 //! # Approach
 //!
-//! A value that can be parsed as a TOML value becomes that value. Any other value becomes a string.
-//! Dotted keys make tables. Dates and the words `inf` and `nan` stay strings, because no key needs
-//! them and a port may be called `inf`. A list in brackets may contain bare words, as in
-//! `trunk=[1,5-9]`. With `set`, an empty value resets the key to its default.
+//! A value that can be parsed as a TOML value becomes that value. A value that is not valid TOML
+//! becomes a string. Dotted keys make tables. Dates and the words `inf` and `nan` stay strings,
+//! because no key needs them and a port may be called `inf`. A list in brackets may contain bare
+//! words, as in `trunk=[1,5-9]`. With `set`, an empty value resets the key to its default.
 //!
-//! Three kinds of keys accept more than TOML, so that the shell needs no quotes. Names are text
-//! even if they look like numbers (`tenant=7`). A list may be written as its items (`mac=A,B`,
-//! `actions=set-vlan:5,output:vm2`, `trunk=1,5-9`). `match` may be written as pairs
-//! (`match=proto=tcp,dst_port=80`).
+//! For three kinds of keys, the command line accepts more than TOML, so that values need no quotes
+//! in the shell. Names are text even if they look like numbers (`tenant=7`). A list may be written
+//! as its items (`mac=A,B`, `actions=set-vlan:5,output:vm2`, `trunk=1,5-9`). `match` may be written
+//! as pairs (`match=proto=tcp,dst_port=80`).
 
 use anyhow::{Result, bail, ensure};
 use toml::{Table, Value};
 
-/// Keys with a name or a path. Their values are always text.
+/// Keys that have a name or a path as value. Values of the keys in this list are always text.
 const TEXT_KEYS: [&str; 8] = [
     "tenant",
     "port",
@@ -27,21 +27,20 @@ const TEXT_KEYS: [&str; 8] = [
     "socket_owner",
     "socket_group",
 ];
-/// Keys with a list of texts.
+/// Keys that have a list of texts as value.
 const LIST_KEYS: [&str; 3] = ["mac", "ip", "actions"];
-/// Keys with a list of numbers and ranges.
+/// Keys that have a list of numbers and ranges as value.
 const RANGES_KEYS: [&str; 2] = ["vlans", "trunk"];
-/// Key with pairs.
+/// Key with a table, which may be written as `key=value` pairs.
 const PAIRS_KEY: &str = "match";
 
-/// The parsed `key=value` arguments.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
     pub table: Table,
     /// Dotted keys to reset to their default.
     pub unset: Vec<String>,
-    /// All keys in the given order, with the value as text. A string has no quotes, and any other
-    /// value is TOML. The text is empty for the default.
+    /// All keys in the given order, with the value as text: a string without quotes, any other
+    /// value as TOML. If the text is empty, the key gets its default.
     pub changes: Vec<(String, String)>,
 }
 
@@ -49,7 +48,8 @@ impl Pairs {
     /// Reads arguments of the form `key=value` and `key=`.
     ///
     /// # Errors
-    /// An argument has no `=`, a key is empty or repeated, or a key is both a value and a table.
+    /// Returns an error if an argument has no `=`, a key is empty or repeated, or a key is both a
+    /// value and a table.
     pub fn parse<S: AsRef<str>>(arguments: &[S]) -> Result<Self> {
         let mut pairs = Self::default();
         for argument in arguments {
@@ -74,16 +74,19 @@ impl Pairs {
         Ok(pairs)
     }
 
-    /// Parses the arguments of a new object. It has no keys to reset.
+    /// Parses the arguments of a new object, which has no keys to reset.
     ///
     /// # Errors
-    /// The same as those of [`Self::parse`]. An empty value is an error too.
+    /// Returns an error in the same cases as [`Self::parse`], and if a value is empty.
     pub fn parse_new<S: AsRef<str>>(name: &str, arguments: &[S]) -> Result<Table> {
         let mut pairs = Self::parse(arguments)?;
         if let Some(key) = pairs.unset.first() {
             bail!("key '{key}': no value; leave it out for the default, or write {key}='\"\"'");
         }
-        ensure!(!pairs.table.contains_key("name"), "key 'name': the name is '{name}' already");
+        ensure!(
+            !pairs.table.contains_key("name"),
+            "key 'name': the command already names '{name}'; remove the key"
+        );
         pairs.table.insert("name".to_owned(), Value::String(name.to_owned()));
         Ok(pairs.table)
     }
@@ -118,8 +121,8 @@ fn insert(table: &mut Table, path: &[&str], value: Value, key: &str) -> Result<(
     }
 }
 
-/// Returns a value as the text of a change. A string has no quotes, because the key determines its
-/// type.
+/// Returns the value of a changed key as text. A string has no quotes in this text, because the key
+/// determines the type of its value.
 fn change_text(wanted: &Value) -> String {
     match wanted {
         Value::String(text) => text.clone(),
@@ -130,7 +133,7 @@ fn change_text(wanted: &Value) -> String {
 /// Returns the value in the type that the key requires.
 fn keyed_value(key: &str, text: &str) -> Result<Value> {
     let plain = value(text);
-    // The last part of a dotted key decides, as in `vhost-user.socket_mode`.
+    // The last part of a dotted key determines the type, as in `vhost-user.socket_mode`.
     let key = key.rsplit('.').next().unwrap_or(key);
     if TEXT_KEYS.contains(&key) && !plain.is_str() {
         return Ok(Value::String(text.to_owned()));
@@ -151,7 +154,6 @@ fn keyed_value(key: &str, text: &str) -> Result<Value> {
     Ok(plain)
 }
 
-/// Parses the value of a `key=value` argument.
 fn value(text: &str) -> Value {
     match text.trim().parse::<Value>() {
         Ok(Value::Datetime(_)) => Value::String(text.to_owned()),
@@ -265,7 +267,7 @@ mod tests {
             "key 'a.b': 'a' has a value already, so it cannot hold keys"
         );
         let new = |arguments: &[&str]| Pairs::parse_new("vm1", arguments).unwrap_err().to_string();
-        assert_eq!(new(&["name=x"]), "key 'name': the name is 'vm1' already");
+        assert_eq!(new(&["name=x"]), "key 'name': the command already names 'vm1'; remove the key");
         assert!(new(&["mac="]).starts_with("key 'mac': no value"));
     }
 }

@@ -3,8 +3,9 @@
 //! # Approach
 //!
 //! A rate is the difference of a counter divided by the time between the readings. If a counter has
-//! decreased, it has started at 0 again, because the daemon restarted or a port was replaced. A
-//! rate is therefore never negative. A port without an earlier reading has no rate yet.
+//! decreased, the daemon has restarted or a port was replaced, and the counter started at 0.
+//! Because a decreased counter counts from 0, a rate is never negative. A port without an earlier
+//! reading has no rate yet.
 
 use std::collections::HashMap;
 
@@ -20,11 +21,10 @@ pub fn counter(counters: &Named, name: &str) -> u64 {
     counters.iter().find(|count| count.name == name).map_or(0, |count| count.value)
 }
 
-/// Rates of a port between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PortRates {
     pub port: String,
-    /// Frames per second from the port.
+    /// Frames per second that the switch received from the port.
     pub rx_pps: f64,
     /// Bits per second from the port, including the FCS but not the gap between frames.
     pub rx_bps: f64,
@@ -34,53 +34,69 @@ pub struct PortRates {
     pub tx_bps: f64,
     /// Drops per second of frames from and towards the port.
     pub drop_pps: f64,
-    /// The reason of most drops, with its rate.
+    /// Most frequent reason for drops between the readings, and the drops per second for this
+    /// reason.
     pub drop_reason: Option<(String, f64)>,
     /// Share of one core that the port's batches took, 0..=1.
     pub core_share: f64,
-    /// Cycles per frame from the port, in all stages. `None` without frames.
+    /// Cycles per frame from the port, in all stages; `None` without frames.
     pub cycles_per_frame: Option<f64>,
     /// Cycles per frame of ingress, classification and egress in sampled batches.
     pub stage_cycles: Option<[f64; 3]>,
-    /// Frames that wait inside the switch now.
+    /// Frames from the port that wait inside the switch now.
     pub queued: u64,
     /// Cycles per second charged to the port.
     pub cycles: f64,
-    /// Cycles in the port's bucket now. Negative while the port is in debt.
+    /// Cycles in the port's bucket now. `tokens` is negative if the port spent more cycles than the
+    /// bucket had.
     pub tokens: i64,
-    /// Upper bound of the frames' wait for their turn, in nanoseconds: the mean over batches, and
-    /// the maximum of the last two seconds. `None` without batches.
+    /// Time for which frames waited in the port's ring until the worker took them, in nanoseconds.
+    /// The pair consists of the mean delay of all batches between the readings, and the maximum
+    /// delay in the last two seconds. The mean delay and the maximum delay are upper bounds, and
+    /// are `None` without batches.
     pub delay_ns: Option<(f64, u64)>,
-    /// Frames that wait for the port now, and the 99th percentile of their wait in nanoseconds.
-    /// `None` without a queue, or if no frame waited in the last second.
+    /// Frames that wait in the queue towards the port now, and the 99th percentile of their wait in
+    /// nanoseconds. `None` if the port has no output queue, or if no frame waited in the queue in
+    /// the last second.
     pub queue: Option<(u64, u64)>,
-    /// Part of the time in which frames waited and there were no cycles for them, 0..=1.
+    /// Fraction of the time (0 to 1) in which frames waited because the port had no cycles.
     pub throttled_share: f64,
-    /// How long frames waited between the readings. Delays without frames are left out.
+    /// Delays of the frames between the readings. The list omits kinds of delay that no frame had.
     pub delays: Vec<Delays>,
-    /// RTP streams at the later reading.
+    /// State of the port's measured RTP streams at the later reading.
     pub rtp: Vec<RtpStatus>,
 }
 
-/// Rates of a worker between two readings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WorkerRates {
     pub id: u32,
     pub core: u32,
-    /// Whether the worker was stalled at the later reading.
     pub stalled: bool,
-    /// Share of the worker's cycles that turns with frames took, 0..=1.
-    pub busy_share: f64,
-    /// Share of all cycles in which the core ran other programs, 0..=1.
-    pub stolen_share: f64,
+    /// Shares of the worker's time between the readings.
+    pub time: WorkerTime,
 }
 
-/// All rates between two readings.
+/// Shares of a worker's time, by kind of work. The sum of all shares of a worker's time is 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct WorkerTime {
+    /// Share of time that the worker charged to ports.
+    pub charged: f64,
+    /// Share of time for work that no port caused: refills, control requests, new snapshots.
+    pub host: f64,
+    /// Share of time in which no port had work.
+    pub idle: f64,
+    /// Share of time in which the core ran other programs.
+    pub stolen: f64,
+    /// Share of the worker's time that no other field contains. The unattributed share is negative
+    /// if the other shares exceed the worker's time.
+    pub unattributed: f64,
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Rates {
-    /// Seconds between the readings. 0 if the later reading has no later time.
+    /// Seconds between the readings; 0 if `later` is not later than `earlier`.
     pub interval_s: f64,
-    /// One entry per port of the later reading, in its order.
+    /// One entry for each port of the later reading, in the reading's order.
     pub ports: Vec<PortRates>,
     pub workers: Vec<WorkerRates>,
 }
@@ -104,14 +120,16 @@ impl Rates {
             .workers
             .iter()
             .map(|worker| {
-                worker_rates(earlier.workers.iter().find(|other| other.id == worker.id), worker)
+                let before = earlier.workers.iter().find(|other| other.id == worker.id);
+                worker_rates(before, worker, interval_s * to_f64(tsc_hz))
             })
             .collect();
         Self { interval_s, ports, workers }
     }
 }
 
-/// Returns the growth of a counter. A counter that has decreased has started at 0 again.
+/// Returns the growth of a counter between two readings. If a counter has decreased, it restarted
+/// at 0 after the first reading.
 fn grown(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }
@@ -161,7 +179,7 @@ fn port_rates(before: Option<&PortStats>, now: &PortStats, seconds: f64, hz: u64
     rates
 }
 
-/// Drops per second by reason. Reasons towards the port start with `tx `.
+/// Drops per second by reason. Reasons for drops of frames towards the port start with `tx `.
 fn drop_rates(before: &PortStats, now: &PortStats, seconds: f64) -> Vec<(String, f64)> {
     let rate =
         |old: &Named, now: &NamedCount| to_f64(grown(counter(old, &now.name), now.value)) / seconds;
@@ -170,31 +188,28 @@ fn drop_rates(before: &PortStats, now: &PortStats, seconds: f64) -> Vec<(String,
     from.chain(to).collect()
 }
 
-fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus) -> WorkerRates {
-    let empty = Named::new();
-    let old = before.map_or(&empty, |before| &before.counters);
-    let delta = |name| to_f64(grown(counter(old, name), counter(&now.counters, name)));
-    let (busy, idle, control) =
-        (delta("cycles_charged"), delta("cycles_idle"), delta("cycles_host"));
-    let stolen = delta("cycles_stolen");
-    let own = busy + idle + control;
-    // The data path does not count stolen cycles in the other three counters.
-    let share = |part: f64, total: f64| if total > 0.0 { part / total } else { 0.0 };
-    WorkerRates {
-        id: now.id,
-        core: now.core,
-        stalled: now.stalled,
-        busy_share: share(busy, own),
-        stolen_share: share(stolen, own + stolen),
-    }
+/// The argument `passed` is the time between the two readings, in cycles. The rates of a worker
+/// that did not exist at the earlier reading are 0.
+fn worker_rates(before: Option<&WorkerStatus>, now: &WorkerStatus, passed: f64) -> WorkerRates {
+    let mut rates =
+        WorkerRates { id: now.id, core: now.core, stalled: now.stalled, ..WorkerRates::default() };
+    let Some(before) = before.filter(|_| passed > 0.0) else { return rates };
+    let share = |name| {
+        to_f64(grown(counter(&before.counters, name), counter(&now.counters, name))) / passed
+    };
+    let [charged, host, idle, stolen] =
+        ["cycles_charged", "cycles_host", "cycles_idle", "cycles_stolen"].map(share);
+    let unattributed = 1.0 - (charged + host + idle + stolen);
+    rates.time = WorkerTime { charged, host, idle, stolen, unattributed };
+    rates
 }
 
-/// Readings for tests of the modules that show rates.
+/// Sample readings for the tests of modules that print rates.
 #[cfg(test)]
 pub mod fixture {
     use super::*;
 
-    /// Returns a reading of port vm1 at `time_s` with these counters.
+    /// Returns a reading of port vm1 at `time_s` with the given counters and drops.
     pub fn reading(time_s: u64, counters: &[(&str, u64)], drops: &[(&str, u64)]) -> Stats {
         let own = |list: &[(&str, u64)]| {
             list.iter().map(|(name, value)| NamedCount::new(name, *value)).collect::<Named>()
@@ -209,7 +224,12 @@ pub mod fixture {
             }],
             workers: vec![WorkerStatus {
                 core: 3,
-                counters: own(&[("cycles_charged", time_s * 250), ("cycles_idle", time_s * 750)]),
+                // The core has 1 GHz.
+                counters: own(&[
+                    ("cycles_charged", time_s * 250_000_000),
+                    ("cycles_host", time_s * 10_000_000),
+                    ("cycles_idle", time_s * 740_000_000),
+                ]),
                 schedule: "round-robin".into(),
                 ..WorkerStatus::default()
             }],
@@ -238,7 +258,6 @@ mod tests {
         assert_eq!(port.drop_reason, Some(("runt".into(), 5.0)));
         assert_eq!(port.cycles_per_frame, Some(100.0));
         assert_eq!(port.core_share, 0.1);
-        assert_eq!(rates.workers[0].busy_share, 0.25);
     }
 
     #[test]
@@ -251,15 +270,19 @@ mod tests {
     }
 
     #[test]
-    fn stolen_cycles_are_not_the_workers_own() {
-        let worker = |busy, idle, stolen| WorkerStatus {
-            counters: [("cycles_charged", busy), ("cycles_idle", idle), ("cycles_stolen", stolen)]
-                .map(|(name, value)| NamedCount::new(name, value))
-                .into(),
-            ..WorkerStatus::default()
+    fn the_accounts_of_a_worker_are_shares_of_its_time_and_show_what_is_missing() {
+        let worker = |cycles: [u64; 4]| {
+            let names = ["cycles_charged", "cycles_host", "cycles_idle", "cycles_stolen"];
+            let counters = names.into_iter().zip(cycles);
+            let counters = counters.map(|(name, value)| NamedCount::new(name, value)).collect();
+            WorkerStatus { counters, ..WorkerStatus::default() }
         };
-        let rates = worker_rates(Some(&worker(0, 0, 0)), &worker(25, 75, 300));
-        assert_eq!((rates.busy_share, rates.stolen_share), (0.25, 0.75));
+        let (before, now) = (worker([10, 0, 0, 0]), worker([260, 125, 250, 250]));
+        let time = worker_rates(Some(&before), &now, 1_000.0).time;
+        let WorkerTime { charged, host, idle, stolen, unattributed } = time;
+        assert_eq!([charged, host, idle, stolen, unattributed], [0.25, 0.125, 0.25, 0.25, 0.125]);
+        assert_eq!(worker_rates(None, &now, 1_000.0).time, WorkerTime::default());
+        assert_eq!(worker_rates(Some(&before), &now, 0.0).time, WorkerTime::default());
     }
 
     #[test]

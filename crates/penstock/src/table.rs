@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 
-/// Alignment of a cell in its column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
     Left,
@@ -25,7 +24,7 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// The row does not have one cell for each column. This is a programmer's error.
+    /// Panics if the row does not have one cell for each column.
     pub fn row<I: IntoIterator<Item = String>>(&mut self, cells: I) {
         let row: Vec<String> = cells.into_iter().collect();
         assert_eq!(row.len(), self.columns.len(), "one cell a column");
@@ -66,13 +65,13 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-/// Returns the text, or a dash if it is empty.
+/// Returns the text, or a dash for an empty text.
 #[must_use]
 pub fn or_dash(text: &str) -> String {
     if text.is_empty() { "-".to_owned() } else { text.to_owned() }
 }
 
-/// A count with thousands separators: `1,234,567`.
+/// Formats a count with thousands separators, such as `1,234,567`.
 #[must_use]
 pub fn count(value: u64) -> String {
     let digits = value.to_string();
@@ -86,7 +85,7 @@ pub fn count(value: u64) -> String {
     text
 }
 
-/// A count and its noun, in the plural unless the count is one: `1 port`, `1,200 addresses`.
+/// Formats a count and its noun, such as `1 port` or `1,200 addresses`.
 #[must_use]
 pub fn counted(value: u64, noun: &str) -> String {
     let ending = match (value, noun.ends_with(['s', 'h'])) {
@@ -97,13 +96,13 @@ pub fn counted(value: u64, noun: &str) -> String {
     format!("{} {noun}{ending}", count(value))
 }
 
-/// Like [`counted`], for a length.
+/// Formats the length of a list and a noun, like [`counted`].
 #[must_use]
 pub fn counted_items(items: usize, noun: &str) -> String {
     counted(u64::try_from(items).unwrap_or(u64::MAX), noun)
 }
 
-/// A number with a decimal prefix and three significant digits: `12.3 M`.
+/// Formats a number with a decimal prefix and three significant digits, such as `12.3 M`.
 fn prefixed(value: f64, unit: &str) -> String {
     const PREFIXES: [&str; 5] = ["", "k", "M", "G", "T"];
     let mut value = value;
@@ -121,43 +120,44 @@ fn prefixed(value: f64, unit: &str) -> String {
     format!("{value:.digits$} {}{unit}", PREFIXES[at])
 }
 
-/// A frame rate: `1.49 Mpps`.
+/// Formats a rate in frames per second, such as `1.49 Mpps`.
 #[must_use]
 pub fn frames_per_second(value: f64) -> String {
     prefixed(value, "pps")
 }
 
-/// A bit rate: `9.87 Gbit/s`.
+/// Formats a rate in bits per second, such as `9.87 Gbit/s`.
 #[must_use]
 pub fn bits_per_second(value: f64) -> String {
     prefixed(value, "bit/s")
 }
 
-/// A rate of cycles: `200 M`.
+/// Formats a rate in cycles per second without the unit, such as `200 M`.
 #[must_use]
 pub fn cycles_per_second(value: u64) -> String {
     prefixed(to_f64(value), "").trim_end().to_owned()
 }
 
-/// A rate of cycles: `201 Mcycles/s`.
+/// Formats a rate in cycles per second, such as `201 Mcycles/s`.
 #[must_use]
 pub fn cycle_rate(value: f64) -> String {
     prefixed(value, "cycles/s")
 }
 
-/// A size with a decimal prefix, as for rates: `1.50 GB`.
+/// Formats a size in bytes with a decimal prefix, such as `1.50 GB`.
 #[must_use]
 pub fn bytes(value: u64) -> String {
     prefixed(to_f64(value), "B")
 }
 
-/// A share as per cent: `12.3 %`.
+/// Formats a share from 0 to 1 as a percentage, such as `12.3 %`.
 #[must_use]
 pub fn percent(share: f64) -> String {
-    format!("{:.1} %", share * 100.0)
+    // The sum with zero removes the sign of a negative share that rounds to 0.
+    format!("{:.1} %", (share * 1_000.0).round() / 10.0 + 0.0)
 }
 
-/// A duration in its two largest units: `3d 4h`, `5m 12s`, `42s`.
+/// Formats a number of seconds in its two largest units, such as `3d 4h`, `5m 12s` or `42s`.
 #[must_use]
 pub fn seconds(value: u64) -> String {
     let (days, hours, minutes) = (value / 86_400, value / 3_600 % 24, value / 60 % 60);
@@ -169,7 +169,8 @@ pub fn seconds(value: u64) -> String {
     }
 }
 
-/// Converts a number for rates and shares. Above 2^53 the last digits are lost.
+/// Converts an integer to a floating-point number, for rates and shares. A number above 2^53 loses
+/// its last digits.
 #[expect(clippy::cast_precision_loss, reason = "three digits are shown")]
 #[must_use]
 pub fn to_f64(value: u64) -> f64 {
@@ -219,7 +220,7 @@ mod tests {
         );
         assert_eq!(bytes(1500), "1.50 kB");
         assert_eq!(bytes(7), "7 B");
-        assert_eq!(percent(0.1234), "12.3 %");
+        assert_eq!((percent(0.1234), percent(-0.0001)), ("12.3 %".into(), "0.0 %".into()));
         assert_eq!(seconds(42), "42s");
         assert_eq!(seconds(312), "5m 12s");
         assert_eq!(seconds(7_500), "2h 5m");

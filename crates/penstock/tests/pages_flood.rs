@@ -1,6 +1,6 @@
-//! A flood of connections to `/metrics` costs the daemon a bounded number of descriptors. Some
-//! connections are idle and some send half a request. Meanwhile the API answers, VMs connect, and
-//! no thread spins.
+//! Test of a flood of connections to `/metrics`. Some of the test's connections are idle, and the
+//! other connections send half a request. The daemon uses only a limited number of file descriptors
+//! for the flood. During the flood the API answers, VMs connect, and no thread spins.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![expect(clippy::disallowed_methods, reason = "a thread's part of a core is a part of real time")]
 
@@ -24,9 +24,10 @@ mod support;
 use support::{Daemon, PAGES, Scratch, await_some, await_true};
 
 const CONNECTIONS: usize = 2_000;
-/// Limits of the daemon's descriptors. The daemon starts with the soft limit and may raise it.
+/// Limits on the daemon's descriptors. The daemon starts with the soft limit and may raise it to
+/// the hard limit.
 const DESCRIPTORS: &str = "ulimit -Sn 256 && ulimit -Hn 1024";
-/// Largest number of these descriptors that the daemon's pages may use.
+/// Largest number of descriptors that the daemon's pages may use.
 const FOR_PAGES: usize = 100;
 /// Number of half-sent requests that must have ended before the test continues.
 const ENDED: usize = 20;
@@ -111,7 +112,7 @@ fn descriptors(daemon: &Daemon) -> usize {
 fn control_seconds(daemon: &Daemon) -> f64 {
     let mut ticks = 0_u32;
     for task in std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap() {
-        // The thread may have ended meanwhile.
+        // The thread may have ended since the listing.
         let Ok(stat) = std::fs::read_to_string(task.unwrap().path().join("stat")) else { continue };
         let (name, rest) = stat.rsplit_once(')').unwrap();
         if name.contains("penstock-ctl") {
@@ -132,19 +133,19 @@ fn a_flood_of_connections_to_the_pages_costs_nobody_a_descriptor() {
     flood.send_halves();
     let (since, used) = (Instant::now(), control_seconds(&daemon));
 
-    // More important work continues.
+    // The API and VMs still work.
     assert!(daemon.ask("port show vm1").ok().contains("up"));
     let second = vm(&daemon, "vm2");
     await_true("the second VM", || daemon.ask("port show vm2").ok().contains("up"));
     let now = descriptors(&daemon);
     assert!(now < before + FOR_PAGES + 30, "{before} descriptors before the flood, {now} in it");
 
-    // A request without an end does not wait for ever, and no thread spins meanwhile.
+    // The daemon ends incomplete requests, and no thread spins.
     await_true("the end of half-sent requests", || flood.halves_ended() >= ENDED);
     let part = (control_seconds(&daemon) - used) / since.elapsed().as_secs_f64();
     assert!(part < PART, "the control threads used {part} of a core");
 
-    // After the flood, the daemon has released all of it.
+    // After the flood, the daemon has released all descriptors.
     drop((flood, second));
     let page = await_some("/metrics after the flood", || Some(daemon.page("/metrics")));
     assert!(page.contains("200 OK"), "{page}");

@@ -1,6 +1,8 @@
-//! Cost that C2TB and HBS add to a batch: one decision, one charge and a part of the refills, for 1
-//! to 4,096 ports. In `busy`, all ports send. In `idle`, four ports send, the buckets of the others
-//! are full, and their queue pairs rest, as in the worker.
+//! Measures the cost that C2TB and HBS add to a batch, for 1 to 4,096 ports. The cost that C2TB and
+//! HBS add to a batch consists of a scheduling decision, a charge, and a part of a refill. In the
+//! benchmark `busy`, all ports send. In the benchmark `idle`, four ports send. In the benchmark
+//! `idle`, the buckets of the other ports are full. Like a worker, the benchmark does not poll the
+//! queue pairs of idle ports.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
@@ -9,7 +11,7 @@ use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
 use penstock_units::{Cycles, CyclesPerSecond, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_000_000_000;
-/// A batch of 32 frames of 1,518 bytes costs about 300 cycles per frame.
+/// Assumed cost of a batch in cycles: 32 frames of 1,518 bytes at about 300 cycles per frame.
 const BATCH: Cycles = Cycles(10_000);
 const INTERVAL: u64 = 100_000;
 

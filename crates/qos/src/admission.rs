@@ -1,9 +1,10 @@
-//! Admission control: whether the host has the resources that it sells.
+//! Admission control: checks whether the host has the cycles and the bandwidth that its VMs
+//! purchase.
 //!
 //! # Problem
 //!
-//! A guarantee is worthless if the host cannot keep it. If a request is refused, its operator needs
-//! to know by how much the request exceeds the host and which request would fit.
+//! A host can keep its guarantees only if their sum does not exceed the host's resources. If a
+//! request is refused, the operator needs to know the excess and a request that would fit.
 //!
 //! # Source
 //!
@@ -12,65 +13,76 @@
 //!
 //! # Quantities
 //!
-//! - `C_alloc` is [`Claim::cycles`], in cycles per second.
-//! - The I/O cores are `capacity`, in cycles per second of each worker.
-//! - The NIC bandwidth is `link`, in bits per second.
+//! - The paper's entitlement `C_alloc` is [`Claim::cycles`], in cycles per second.
+//! - The argument `capacity` has the cycles per second of each worker. Each worker counts as one
+//!   I/O core of the paper.
+//! - The argument `link` is the NIC bandwidth, in bits per second.
+//! - A resource is *oversold* if the claims on it exceed its capacity.
 //!
 //! # Approach
 //!
-//! The first rule is that purchased bandwidth must not exceed the link. The second rule concerns
-//! cycles. A port spends its cycles only on the workers that have its queue pairs. All claims fit
-//! if and only if no set of workers is oversold. A set is oversold if the claims confined to it
-//! exceed its capacity (Hall's condition). With one worker, this is the paper's sum. A refusal
-//! names the smallest sets that are oversold, each with the nearest remedies.
+//! 1. The sum of the bandwidth that all ports purchased must not exceed the link's bandwidth.
+//! 2. No set of workers may be oversold in cycles. A port can use cycles only on the workers that
+//!    serve its queue pairs. A set of workers is oversold if the claims that can use no worker
+//!    outside of the set exceed its capacity. If no set of workers is oversold, all claims fit
+//!    (Hall's theorem). With a single worker, the check of all sets of workers equals the rule of
+//!    C2QoS.
 //!
-//! For example, two workers have 1.0 G each. Ports a (0.7 G) and b (0.5 G) are on worker 0, and
-//! port c (0.3 G) is on both. The sum of 1.5 G fits into 2.0 G, but 1.2 G is sold on worker 0,
-//! which is 0.2 G too much. Two remedies are to move b to worker 1 and to reduce a to 0.5 G.
+//! A refusal names the smallest oversold sets of workers, and the smallest remedies for each set.
+//!
+//! # Example
+//!
+//! Two workers have a capacity of 1.0 G cycles/s each, 2.0 G in total. In an example, ports a (0.7
+//! G cycles/s) and b (0.5 G) are on worker 0, and port c (0.3 G) is on both workers. The sum of the
+//! three claims, 1.5 G, is below 2.0 G, but worker 0 alone is oversold by 0.2 G. To relieve worker
+//! 0, the first remedy in the refusal is to move port b (0.5 G cycles/s) to worker 1. The second
+//! remedy in the refusal is to reduce port a from 0.7 G to 0.5 G cycles/s.
 //!
 //! # Departures
 //!
-//! The paper sums over all cores at once.
+//! The paper compares only the sum of all claims with the sum over all cores, not the sets of
+//! workers.
 //!
 //! # Cost
 //!
-//! A check takes O(2^workers × distinct placements) for at most 16 workers. This takes
-//! milliseconds, so only the control plane calls it.
+//! An admission check takes O(2^workers × distinct sets of workers in claims) for at most 16
+//! workers. An admission check takes milliseconds, so only the control plane calls `admit`.
 
 use penstock_units::{BitsPerSecond, CyclesPerSecond};
 
-/// Maximum number of workers.
+/// Maximum number of workers that admission supports.
 pub const WORKERS_MAX: usize = 16;
-/// Maximum number of excesses in a report.
+/// Maximum number of oversold sets of workers in a report.
 const EXCESSES_MAX: usize = 16;
 
-/// A set of workers, one bit per worker number.
+/// A set of workers as a bit mask, with one bit per worker number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerSet(u16);
 
 impl WorkerSet {
-    /// The set without workers.
+    /// The set that contains no workers.
     pub const NONE: Self = Self(0);
 
-    /// The set of one worker. It is empty if the number is 16 or more.
+    /// Returns the set that contains only the worker with this number, 0 to 15. If the worker's
+    /// number is above 15, the returned set is empty.
     #[must_use]
     pub const fn one(worker: usize) -> Self {
         if worker < WORKERS_MAX { Self(1 << worker) } else { Self::NONE }
     }
 
-    /// The set of workers 0 to `count` - 1.
+    /// Returns the set of workers 0 to `count` - 1.
     #[must_use]
     pub const fn first(count: usize) -> Self {
         if count >= WORKERS_MAX { Self(u16::MAX) } else { Self((1 << count) - 1) }
     }
 
-    /// The union of two sets.
+    /// Returns the set of all workers that are in `self` or in `other`.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether every worker of `other` is in the set.
+    /// Returns whether the set contains every worker of `other`.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -82,13 +94,13 @@ impl WorkerSet {
         self.0.count_ones() as usize
     }
 
-    /// Whether the set is empty.
+    /// Whether the set contains no workers.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The workers' numbers in ascending order.
+    /// Returns the numbers of the set's workers in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..WORKERS_MAX).filter(move |worker| self.contains(Self::one(*worker)))
     }
@@ -104,20 +116,22 @@ impl FromIterator<usize> for WorkerSet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ledger {
     capacity: Vec<u64>,
-    /// Sum of the claims that may use exactly this set of workers.
+    /// Pairs of a set of workers, and the sum of the claims that may use exactly the workers of the
+    /// set, in cycles per second.
     claimed: Vec<(WorkerSet, u64)>,
 }
 
 impl Ledger {
-    /// A ledger without claims, for workers of these capacities. Workers beyond the 16th are
-    /// ignored.
+    /// Returns a ledger without claims, for workers of these capacities. The ledger ignores all
+    /// workers after the first 16.
     #[must_use]
     pub fn new(capacity: &[CyclesPerSecond]) -> Self {
         let capacity = capacity.iter().take(WORKERS_MAX).map(|cycles| cycles.0).collect();
         Self { capacity, claimed: Vec::new() }
     }
 
-    /// Claims cycles per second on any of `workers`, even if some of them do not exist.
+    /// Adds a claim of `cycles` per second that any of `workers` may serve. Workers that do not
+    /// exist add no capacity for the claim.
     pub fn claim(&mut self, workers: WorkerSet, cycles: u64) {
         match self.claimed.iter_mut().find(|(set, _)| *set == workers) {
             Some((_, sum)) => *sum = sum.saturating_add(cycles),
@@ -134,14 +148,14 @@ impl Ledger {
         set.iter().map(of).fold(0, u64::saturating_add)
     }
 
-    /// Sum of the claims that are confined to these workers.
+    /// Returns the sum of the claims that can use no worker outside of `set`, in cycles per second.
     fn bound_to(&self, set: WorkerSet) -> u64 {
         let within = self.claimed.iter().filter(|(workers, _)| set.contains(*workers));
         within.map(|(_, cycles)| *cycles).fold(0, u64::saturating_add)
     }
 
-    /// Cycles per second that may still be claimed on `workers` so that all claims fit. A claim
-    /// that does not fit counts on every worker that it could use.
+    /// Returns the largest claim on `workers`, in cycles per second, that oversells no set of
+    /// workers. Returns 0 if a set is oversold already.
     #[must_use]
     pub fn room(&self, workers: WorkerSet) -> CyclesPerSecond {
         let supersets = (0..=self.all()).map(WorkerSet).filter(|set| set.contains(workers));
@@ -155,8 +169,8 @@ impl Ledger {
         self.excesses().is_empty()
     }
 
-    /// The smallest sets of workers with confined claims above their capacity, and the excess of
-    /// each. Sets with the fewest workers come first.
+    /// Returns the smallest oversold sets of workers, and the excess of each set in cycles per
+    /// second. In the list of oversold sets, sets with the fewest workers come first.
     fn excesses(&self) -> Vec<(WorkerSet, u64)> {
         let mut sets: Vec<WorkerSet> = (1..=self.all()).map(WorkerSet).collect();
         sets.sort_by_key(|set| set.len());
@@ -175,71 +189,75 @@ impl Ledger {
 /// The guarantee that one port requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Requested cycles per second.
+    /// Cycles per second that the port requests.
     pub cycles: CyclesPerSecond,
-    /// Purchased rate in bits per second. 0 if the port purchased none.
+    /// Purchased rate of the port in bits per second. 0 if the port purchased no rate.
     pub bandwidth: BitsPerSecond,
     /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
 }
 
-/// A change that makes the claims fit.
+/// A change that would make all claims fit: move a port, reduce one claim, or reduce all claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Move all queue pairs of one claim to another worker.
+    /// Move all queue pairs of the port that makes this claim to another worker.
     Move {
-        /// Index in the list of claims.
+        /// Index of the claim in the argument of [`admit`].
         claim: usize,
-        /// Number of the worker that has room.
+        /// Number of the worker to which the port moves, and which has enough unclaimed cycles for
+        /// the port.
         worker: usize,
     },
-    /// Reduce one claim to a part of its cycles or rate.
+    /// Reduce one claim to a part of the cycles or bandwidth that it requests.
     Reduce {
-        /// Index in the list of claims.
+        /// Index of the claim in the argument of [`admit`].
         claim: usize,
-        /// Remaining part of the claim, in ten thousandths, rounded down.
+        /// Factor by which the claim is multiplied, in ten thousandths, rounded down.
         left_e4: u32,
     },
-    /// Reduce all claims that compete for these workers or this link by the same factor.
+    /// Reduce all claims on the oversold workers or link by the same factor.
     ReduceAll {
-        /// Remaining part of each claim, in ten thousandths, rounded down.
+        /// Factor by which each claim is multiplied, in ten thousandths, rounded down.
         left_e4: u32,
     },
 }
 
-/// A resource of which more is sold than exists.
+/// Report about an oversold resource, which is the link or a set of workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess<T> {
-    /// Amount of the resource that is sold.
+    /// Sum of the claims on the workers or the link, in cycles or bits per second.
     pub sold: T,
-    /// Amount that the host has.
+    /// Capacity of the resource, in cycles or bits per second.
     pub there: T,
-    /// The oversold workers. Empty for the link.
+    /// The oversold workers. Oversold set of workers; empty if the resource is the link.
     pub workers: WorkerSet,
-    /// Changes that would make the claims fit, the smallest first. Empty if no change would.
+    /// Changes that would make the claims fit, the smallest first. The list of remedies is empty if
+    /// no change makes the claims fit.
     pub remedies: Vec<Remedy>,
 }
 
 /// Result of [`admit`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// Excess of the link. `None` if purchased bandwidth fits.
+    /// Report about the link if it is oversold. `None` if the purchased bandwidth fits the link.
     pub link: Option<Excess<BitsPerSecond>>,
-    /// Sets of workers with oversold cycles.
+    /// Reports about the sets of workers whose cycles are oversold.
     pub cycles: Vec<Excess<CyclesPerSecond>>,
-    /// Cycles per second that may still be claimed on each single worker.
+    /// Cycles per second that can still be claimed on each worker alone, in the order of the
+    /// workers.
     pub room: Vec<CyclesPerSecond>,
 }
 
 impl Admission {
-    /// Whether the link and all sets of workers suffice for the claims.
+    /// Whether all claims fit, which means that neither the link nor a set of workers is oversold.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.link.is_none() && self.cycles.is_empty()
     }
 }
 
-/// Checks both rules. Without a `link`, bandwidth is not checked.
+/// Admits or refuses the claims: checks whether their sums fit on the link and on the workers'
+/// capacities. Without a `link`, bandwidth is not checked.
 #[must_use]
 pub fn admit(
     capacity: &[CyclesPerSecond],
@@ -296,7 +314,8 @@ fn cycle_remedies(
     moved.into_iter().chain(reductions(sizes, excess)).collect()
 }
 
-/// Reduces the largest claim, if that is enough, or all claims by the same factor.
+/// Proposes two remedies: to reduce the largest claim, if this suffices, and to reduce all claims
+/// by the same factor.
 fn reductions(
     claims: impl Iterator<Item = (usize, u64)>,
     excess: u64,
@@ -362,7 +381,7 @@ mod tests {
 
     #[test]
     fn sets_of_workers_are_asked_together() {
-        // Each worker alone has room, but both together do not.
+        // Neither worker is oversold alone, but both together are.
         let claims = [claim(G, &[0, 1]), claim(G / 2, &[0]), claim(6 * G / 10, &[1])];
         let answer = admit(&cores(&[G, G, G]), None, &claims);
         let [excess] = answer.cycles.as_slice() else { panic!("{answer:?}") };

@@ -1,84 +1,94 @@
-//! The NIC-bottleneck handler: detects when VMs compete for a link instead of the CPU.
+//! The NIC-bottleneck handler detects when VMs compete for a link instead of the CPU.
 //!
 //! # Problem
 //!
-//! Cycle buckets divide the core. A VM's frames may be cheaper than its profile says, for example
-//! with few flows or large frames. The VM then gets more bits out of its cycles and may fill the
-//! uplink. Its neighbours lose bandwidth on the link, which no cycle bucket measures.
+//! Cycle buckets divide the cycles of a core, but not the bandwidth of a link. If a VM's frames are
+//! cheaper than its profile says, the VM sends more bits with its cycles and may fill the uplink.
+//! If the uplink is full, other VMs lose bandwidth, although their cycle buckets have tokens.
 //!
 //! # Source
 //!
-//! In C2QoS §VII, Fig. 13, a handler watches the forwarding rate. It adds limits in bits per second
-//! while that rate is at the link's rate.
+//! In C2QoS (§VII, Fig. 13), a bottleneck handler monitors the forwarding rate. While the
+//! forwarding rate equals the link's rate, the handler limits VMs in bits per second.
 //!
 //! # Approach
 //!
-//! The load is what the uplink sent, including Ethernet's [`FRAME_OVERHEAD`] per frame, plus what
-//! the limits held back. It is measured in thousandths of the link's capacity. Two thresholds with
-//! hysteresis control the limits:
+//! The load of a link is the traffic that the uplink sent, plus the traffic that the limits held
+//! back. The load of a link includes Ethernet's [`FRAME_OVERHEAD`] for each frame. The handler
+//! measures the load in thousandths of the link's capacity. Two thresholds with hysteresis decide
+//! when the limits apply:
 //!
-//! - The limits are applied when the load stays at or above [`Hysteresis::enter_permille`] for
-//!   [`Hysteresis::enter_after`].
-//! - The limits are removed when the load stays below [`Hysteresis::leave_permille`] for the hold
-//!   time.
+//! - The handler applies the limits when the load stays at or above [`Hysteresis::enter_permille`]
+//!   for [`Hysteresis::enter_after`].
+//! - The handler removes the limits when the load stays below [`Hysteresis::leave_permille`] for
+//!   the hold time.
 //!
-//! Traffic that was held back counts as load, so a VM that keeps flooding keeps the limits applied.
-//! A VM that slowed down (TCP) shows no such load and may fill the link again. If the limits return
-//! within [`Hysteresis::calm`] of their removal, the hold time doubles, up to
-//! [`Hysteresis::hold_max`]. After a calm period the hold time is reset.
+//! Traffic that the limits held back counts as load. If a VM continues to send too much, the limits
+//! stay in force. If a VM slowed down because of the limits, for example by TCP, no traffic of this
+//! VM is held back. A VM that slowed down may fill the link again after the handler removes the
+//! limits. If the handler applies the limits again within [`Hysteresis::calm`] of their removal,
+//! the hold time doubles, up to [`Hysteresis::hold_max`]. When no limits have applied for a longer
+//! time, the hold time returns to its initial value.
 //!
 //! # Constants
 //!
-//! A saturated link runs at 100 % including overhead. The threshold of 97 % leaves room for
-//! differences between the drivers' counters. Two intervals of 100 ms distinguish competition from
-//! a burst that a queue absorbs. A victim must regain its rate within a second, and two intervals
-//! leave 0.7 s of this second. The limits sum to 99 % of the link ([`limits`]), so the queue built
-//! by the overload drains. If all VMs send at their limits, the load stays well above 85 %. If one
-//! VM stops, the load falls below 85 %.
+//! - A saturated link has a load of 100 %, including Ethernet's overhead. The threshold of 97 %
+//!   leaves a margin for differences between the drivers' counters.
+//! - The load must be high for two intervals of 100 ms before limits apply. An overload that is
+//!   shorter than 200 ms may be a burst that a queue absorbs.
+//! - A VM that lost bandwidth must regain its rate within a second. The limits apply within 300 ms
+//!   of the start of an overload, so at least 0.7 s remain for a VM to regain its rate.
+//! - The VMs' limits sum to 99 % of the link ([`limits`]), so that the queue at the link becomes
+//!   shorter after the overload.
+//! - The handler removes the VMs' limits below a link load of 85 %. If all VMs send at their
+//!   limits, the load is 99 %. The link's load falls below 85 % if VMs with more than 14 % of the
+//!   link in total stop sending.
 //!
 //! # Example
 //!
-//! On a link of 10 Gbit/s, VM 1 purchased 2 Gbit/s and VM 2 purchased 6 Gbit/s. VM 1 sends 4 Gbit/s
-//! because its frames grew. After 300 ms the limits of 2.475 and 7.425 Gbit/s apply, and VM 2 is
-//! back at 6 Gbit/s.
+//! In an example, VM 1 purchased 2 Gbit/s of a 10 Gbit/s link, and VM 2 purchased 6 Gbit/s. When
+//! the frames of VM 1 become longer, VM 1 sends 4 Gbit/s with the cycles that it purchased. After
+//! 300 ms, VM 1 is limited to 2.475 Gbit/s and VM 2 to 7.425 Gbit/s, and VM 2 sends 6 Gbit/s again.
 //!
 //! # Departures
 //!
-//! The paper specifies neither when the handler removes the limits nor how large they are.
+//! The paper specifies neither when the handler removes the limits nor how large the limits are.
 //!
 //! # Cost
 //!
-//! The handler needs a few words per link and reads them ten times a second. The worker does
-//! nothing while no limits apply.
+//! For each link, the handler needs a few words of memory and runs ten times a second. The handler
+//! costs the workers nothing while no limits apply.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::policer::{DEPTH_MAX, SEGMENT};
 
-/// Bytes that Ethernet adds to each frame on the link: FCS, preamble, start delimiter and gap.
+/// Bytes that Ethernet adds to each frame on the link: the FCS, preamble, start delimiter and gap.
 pub const FRAME_OVERHEAD: u8 = 24;
-/// Time between two readings. A reading that follows another within a tenth of this time is
-/// ignored.
+/// Time between two readings of a link's counters. A reading of a link's counters is ignored if it
+/// follows another reading within a tenth of this time.
 pub const INTERVAL: Nanos = Nanos::from_millis(100);
-/// Sum of all limits, in thousandths of the link.
+/// Sum of all limits, in thousandths of the link's capacity.
 pub const LIMITS_PERMILLE: u64 = 990;
-/// Smallest limit of a VM without a purchased rate, in thousandths of the link.
+/// Smallest limit of a VM without a purchased rate, in thousandths of the link's capacity.
 pub const UNSOLD_PERMILLE: u64 = 10;
 
-/// Thresholds and times for applying and removing the limits.
+/// Thresholds and times that decide when the limits of a link apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hysteresis {
     /// Load at which the link becomes the bottleneck, in thousandths of its capacity.
     pub enter_permille: u64,
-    /// How long the load must stay at or above [`Self::enter_permille`] before limits apply.
+    /// Time for which the load must stay at or above [`Self::enter_permille`] before limits apply.
     pub enter_after: Nanos,
-    /// Load below which the link no longer counts as the bottleneck, in thousandths.
+    /// Load below which the link no longer counts as the bottleneck, in thousandths of its
+    /// capacity.
     pub leave_permille: u64,
-    /// Initial hold: how long the load must stay below [`Self::leave_permille`].
+    /// Initial hold time, for which the load must stay below [`Self::leave_permille`] before the
+    /// limits are removed.
     pub hold: Nanos,
-    /// Longest hold, reached if the overload returns again and again.
+    /// Upper bound of the hold time, which doubles if the overload returns within [`Self::calm`].
     pub hold_max: Nanos,
-    /// Time without limits after which the hold returns to [`Self::hold`].
+    /// If no limits have applied for this time, the hold time is reset to [`Self::hold`].
     pub calm: Nanos,
 }
 
@@ -95,37 +105,40 @@ impl Default for Hysteresis {
     }
 }
 
-/// What the caller must do with the limits.
+/// A change that the caller must make: apply the VMs' limits, or remove them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The link became the bottleneck: apply the limits.
+    /// The link became the bottleneck, so the caller must apply the limits.
     Enter,
-    /// The link is no longer the bottleneck: remove the limits.
+    /// The link is no longer the bottleneck, so the caller must remove the limits.
     Leave,
 }
 
-/// Readings of an uplink's counters, which only grow.
+/// Values of an uplink's byte counters. The counters never decrease while the port exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Bytes sent on the link, counted as [`on_link`] does.
+    /// Bytes that the uplink sent, with Ethernet's overhead as in [`on_link`].
     pub bytes: u64,
-    /// Bytes that this handler's limits held back, counted as [`on_link`] does.
+    /// Bytes that the limits on the VMs held back, with Ethernet's overhead as in [`on_link`].
     pub held_back: u64,
 }
 
-/// Bytes that frames occupy on a link. `bytes` is the sum of their lengths without FCS.
+/// Returns the bytes that frames occupy on a link, including [`FRAME_OVERHEAD`]. The argument
+/// `bytes` is the sum of the frames' lengths without FCS.
 #[must_use]
 pub const fn on_link(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD as u64))
 }
 
-/// Bottleneck detector for one link.
+/// Detector that decides whether a link is the bottleneck.
 #[derive(Clone, Debug)]
 pub struct Bottleneck {
     capacity: BitsPerSecond,
     hysteresis: Hysteresis,
     last: Option<(Nanos, Sent)>,
-    /// Time since which the load has been beyond the threshold that would change the state.
+    /// Start of the time for which the load justifies a change: a high load without limits, or a
+    /// low load with limits. `None` if the last measured load of the link does not justify applying
+    /// or removing limits.
     since: Option<Nanos>,
     limited: bool,
     left_at: Option<Nanos>,
@@ -136,13 +149,13 @@ pub struct Bottleneck {
 }
 
 impl Bottleneck {
-    /// A detector for a link of this capacity, with no limits applied.
+    /// Returns a detector for a link of this capacity, without limits in force.
     #[must_use]
     pub fn new(capacity: BitsPerSecond) -> Self {
         Self::with(capacity, Hysteresis::default())
     }
 
-    /// As [`Self::new`], with thresholds and times other than the defaults.
+    /// Returns a detector without limits in force, with the thresholds and times of `hysteresis`.
     #[must_use]
     pub const fn with(capacity: BitsPerSecond, hysteresis: Hysteresis) -> Self {
         Self {
@@ -159,9 +172,9 @@ impl Bottleneck {
         }
     }
 
-    /// Evaluates counters read at `now` and returns whether the limits must change. A reading that
-    /// comes too soon is ignored. If the counters are lower than before, the port is new, and the
-    /// measurement restarts.
+    /// Evaluates counters read at `now` and returns whether the limits must change. The detector
+    /// ignores a reading that follows the previous reading too soon. If the counters are lower than
+    /// at the previous reading, the port is new, and the measurement starts again.
     pub fn observe(&mut self, now: Nanos, sent: Sent) -> Option<Change> {
         let Some((then, before)) = self.last else {
             self.last = Some((now, sent));
@@ -223,60 +236,62 @@ impl Bottleneck {
         Some(Change::Leave)
     }
 
-    /// Whether the limits apply.
+    /// Whether the limits on the link currently apply.
     #[must_use]
     pub const fn is_limited(&self) -> bool {
         self.limited
     }
 
-    /// Load in the last interval, in thousandths of the capacity. It exceeds 1000 if sent and
-    /// held-back traffic together exceed the link's capacity.
+    /// Load of the link in the last interval, in thousandths of its capacity. The load exceeds 1000
+    /// if the sum of sent and held-back traffic exceeds the link's capacity.
     #[must_use]
     pub const fn load_permille(&self) -> u64 {
         self.load_permille
     }
 
-    /// Traffic sent in the last interval, in thousandths of the capacity.
+    /// Traffic that the uplink sent in the last interval, in thousandths of the link's capacity.
     #[must_use]
     pub const fn sent_permille(&self) -> u64 {
         self.sent_permille
     }
 
-    /// How often limits were applied since the detector was made.
+    /// Number of times that the limits on the link were applied since the detector was created.
     #[must_use]
     pub const fn entered(&self) -> u64 {
         self.entered
     }
 
-    /// How long the load must stay low before the limits are removed.
+    /// Current hold time, for which the load must stay low before the limits are removed.
     #[must_use]
     pub const fn hold(&self) -> Nanos {
         self.hold
     }
 
-    /// Capacity of the link.
+    /// Capacity of the link in bits per second.
     #[must_use]
     pub const fn capacity(&self) -> BitsPerSecond {
         self.capacity
     }
 }
 
-/// Burst size of a VM's limit in bytes: a millisecond at its rate, and at least two large TSO
-/// segments. A deeper bucket would not limit a VM in the first moments, when the limit matters
-/// most.
+/// Returns the burst size of a VM's limit in bytes: 1 ms at its rate, but at least two large TSO
+/// segments. If the burst size were larger, a VM could exceed its new limit for some time.
 #[must_use]
 pub fn part_depth(rate: BitsPerSecond) -> u32 {
     let bytes = u32::try_from(rate.0 / 8_000).unwrap_or(DEPTH_MAX);
     bytes.clamp(2 * SEGMENT.bytes, DEPTH_MAX)
 }
 
-/// Divides a link among the VMs that may send to it. `bought` has each VM's purchased rate, if any.
-/// Returns the VMs' limits in bits per second with [`FRAME_OVERHEAD`] counted.
+/// Divides the bandwidth of a link among the VMs that may send to the link. The argument `bought`
+/// has each VM's purchased rate; `None` if the VM purchased no rate. Returns each VM's limit in
+/// bits per second, including [`FRAME_OVERHEAD`].
 ///
-/// Unsold bandwidth goes to the VMs without a purchase in equal parts, or to the buyers in
-/// proportion if all VMs bought a rate. Each VM without a purchase gets at least
-/// [`UNSOLD_PERMILLE`], taken from the buyers in proportion. Together these minimums take at most a
-/// quarter of the limits' sum.
+/// - VMs without a purchase share the unsold bandwidth equally. If all VMs have a purchase, they
+///   share the unsold bandwidth in proportion to their purchased rates.
+/// - Each VM without a purchase gets at least [`UNSOLD_PERMILLE`] of the link. If too little
+///   bandwidth is unsold, the limits of VMs with a purchase are reduced in proportion.
+/// - The minimums of the VMs without a purchase are together at most a quarter of the sum of all
+///   limits.
 #[must_use]
 pub fn limits(capacity: BitsPerSecond, bought: &[Option<BitsPerSecond>]) -> Vec<BitsPerSecond> {
     let link = u128::from(capacity.0) * u128::from(LIMITS_PERMILLE) / 1_000;
@@ -304,7 +319,7 @@ mod tests {
 
     const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
 
-    /// A link that is read every 100 ms.
+    /// A simulated link whose counters the detector reads every 100 ms.
     struct Bed {
         handler: Bottleneck,
         now: u64,
@@ -319,9 +334,10 @@ mod tests {
             bed
         }
 
-        /// Advances one interval. `sent` and `held` are in thousandths of the link.
+        /// Advances one interval. The arguments `sent` (traffic on the link) and `held` (held-back
+        /// traffic) are in thousandths of the link's capacity.
         fn step(&mut self, sent: u64, held: u64) -> Option<Change> {
-            // 100 ms of 10 Gbit/s are 125 MB.
+            // 10 Gbit/s are 125 MB in 100 ms.
             self.sent.bytes += sent * 125_000;
             self.sent.held_back += held * 125_000;
             self.now += 100;
@@ -398,9 +414,10 @@ mod tests {
         assert_eq!(bed.step(1_000, 0), Some(Change::Enter));
     }
 
-    /// C2QoS Fig. 13 as a fluid model. VM 1 purchased 2 of 10 Gbit/s, and VM 2 purchased 6. At 1 s
-    /// the frames of VM 1 grow and it sends 5 Gbit/s. The link divides its rate in proportion to
-    /// arrivals.
+    /// Tests a model of C2QoS Fig. 13 with a link of 10 Gbit/s. In the example of C2QoS Fig. 13, VM
+    /// 1 purchased 2 Gbit/s of the link, and VM 2 purchased 6 Gbit/s. One second after the start of
+    /// the test, the frames of VM 1 become longer, and VM 1 begins to send 5 Gbit/s. In the model
+    /// of C2QoS Fig. 13, the link divides its rate in proportion to the arriving traffic.
     #[test]
     fn a_victim_has_its_rate_again_within_a_second() {
         let mut bed = Bed::new();

@@ -1,17 +1,22 @@
-//! A token bucket that several threads share, for [`crate::policer`] and [`crate::egress_policer`].
+//! A token bucket that several threads may use at once, for [`crate::policer`] and
+//! [`crate::egress_policer`].
 //!
-//! Levels are counted in parts. A part is so small that a rate of R per second yields exactly R
-//! parts in a nanosecond, so refills never round. The level is one atomic word. It may be negative
-//! (a debt) and never exceeds the depth.
+//! The level of a bucket is counted in small parts of a byte or of a frame. If the rate is R per
+//! second, the bucket gains exactly R parts in each nanosecond, so refills never round. The level
+//! of a bucket is a single atomic integer. The level is negative if the bucket is in debt, and
+//! never exceeds the depth.
 
 use core::sync::atomic::{AtomicI64, Ordering};
 
-/// Parts of one byte if the rate is in bits per second.
+/// Number of parts into which a byte is divided, for rates in bits per second.
 pub(crate) const PARTS_OF_BYTE: i64 = 8_000_000_000;
-/// Parts of one frame if the rate is in frames per second.
+/// Number of parts into which a frame is divided, for rates in frames per second.
 pub(crate) const PARTS_OF_FRAME: i64 = 1_000_000_000;
 
-/// A token bucket. Its level and depth are in parts.
+/// Largest debt of a bucket in parts, so that the depth and the debt together stay below 2^63.
+const DEBT_MAX: i64 = (1 << 29) * PARTS_OF_BYTE;
+
+/// A token bucket. The bucket's level and depth are in parts of a byte or of a frame.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     level: AtomicI64,
@@ -19,14 +24,15 @@ pub(crate) struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket, as RFC 2697 and 2698 start it. `depth` is in bytes or frames, and `parts` is
-    /// the number of parts of one byte or frame.
+    /// Returns a full bucket, which is the initial state in RFC 2697 and RFC 2698. The argument
+    /// `depth` is in bytes or frames, and `parts` is the number of parts of a byte or frame.
     pub(crate) const fn new(depth: u32, parts: i64) -> Self {
         let depth = depth as i64 * parts;
         Self { level: AtomicI64::new(depth), depth }
     }
 
-    /// Adds parts and returns the parts that do not fit.
+    /// Adds `parts` to the level of the bucket, up to the depth. Returns the number of `parts` that
+    /// were not added, because the bucket was full.
     pub(crate) fn give(&self, parts: u64) -> u64 {
         let mut level = self.level();
         loop {
@@ -47,15 +53,16 @@ impl Bucket {
         }
     }
 
-    /// Takes parts if the level covers them or the bucket is full. Returns whether it took them.
+    /// Subtracts `parts` from the level of the bucket, if the level is high enough or the bucket is
+    /// full. Returns false if nothing was subtracted, because the bucket's level was too low.
     pub(crate) fn take(&self, parts: i64) -> bool {
-        // A bucket of depth 0 is always full. It must refuse nevertheless.
+        // A bucket of depth 0 is always full, but must refuse.
         let enough = if self.depth == 0 { i64::MAX } else { parts.min(self.depth) };
         self.take_from(parts, enough)
     }
 
-    /// Takes parts like [`Self::take`], but leaves the lower half of the bucket untouched unless
-    /// the bucket is full.
+    /// Subtracts `parts` like [`Self::take`], but the level must not fall below half of the depth
+    /// unless the bucket is full.
     pub(crate) fn take_spare(&self, parts: i64) -> bool {
         self.take_from(parts, parts.saturating_add(self.depth / 2).min(self.depth))
     }
@@ -75,22 +82,34 @@ impl Bucket {
         }
     }
 
-    /// Returns parts that were taken a moment ago.
+    /// Returns half of the depth in parts, plus one part.
+    pub(crate) const fn half(&self) -> i64 {
+        self.depth / 2 + 1
+    }
+
+    /// Subtracts `parts`, whatever the level of the bucket.
+    /// The debt is at most [`DEBT_MAX`].
+    pub(crate) fn spend(&self, parts: i64) {
+        let spent = |level: i64| Some(level.saturating_sub(parts).max(-DEBT_MAX));
+        let _ = self.level.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent);
+    }
+
+    /// Undoes a subtraction for a frame, because another bucket refused the frame.
     pub(crate) fn give_back(&self, parts: i64) {
         self.level.fetch_add(parts, Ordering::Relaxed);
     }
 
-    /// Lowers the level to `level` if it is higher.
+    /// Reduces the level of the bucket to at most `level`.
     pub(crate) fn lower_to(&self, level: i64) {
         self.level.fetch_min(level, Ordering::Relaxed);
     }
 
-    /// Whether the level is at least `parts`.
+    /// Returns whether the level of the bucket is at least `parts`.
     pub(crate) fn covers(&self, parts: i64) -> bool {
         self.level() >= parts
     }
 
-    /// The level in parts; negative if the bucket is in debt.
+    /// Returns the level in parts; negative if the bucket is in debt.
     pub(crate) fn level(&self) -> i64 {
         self.level.load(Ordering::Relaxed)
     }

@@ -1,33 +1,37 @@
-//! Delays and their variation: histograms, delay variation (RFC 3393) and RTP jitter (RFC 3550).
+//! Measures delays and their variation: histograms, delay variation (RFC 3393) and RTP jitter (RFC
+//! 3550).
 //!
 //! # Problem
 //!
-//! A queue and a shaper delay a VM's frames. The distribution of these delays must be reported per
-//! VM at a cost of a few instructions per frame.
+//! Queues and shapers delay a VM's frames. For each VM, Penstock reports the distribution of the
+//! delays, at a cost of a few instructions per frame.
 //!
 //! # Approach
 //!
-//! All times are in nanoseconds.
+//! All times in this module are in nanoseconds.
 //!
-//! - [`Histogram`] divides each octave into 32 buckets, so each value is known to within 1/32 (3.2
-//!   %). It covers 0 to 2^40 ns (18 minutes). Longer delays count as 2^40 ns.
+//! - [`Histogram`] divides each octave of delays into 32 buckets, so each value is exact to 1/32
+//!   (3.2 %). A histogram covers 0 to 2^40 ns (18 minutes). Longer delays count as 2^40 ns.
 //! - [`Variation`] is the difference between the delays of two consecutive frames of a stream (RFC
 //!   3393 §2).
-//! - [`Jitter`] smooths D, the difference between the arrival spacing and the timestamp spacing of
-//!   two packets. It computes J += (|D| - J)/16 in integers (RFC 3550 §6.4.1, Appendix A.8).
+//! - [`Jitter`] computes the jitter J += (|D| - J)/16 in integers (RFC 3550 §6.4.1, Appendix A.8).
+//!   In the formula of the jitter, D is the time between the arrivals of two packets minus the
+//!   difference of their timestamps.
 //!
-//! A test covers an example: RTP at 90 kHz with packets 20 ms apart. If one packet is 10 ms late, D
-//! is 900 and then -900.
+//! A test covers an RTP stream with timestamps of 90 kHz and packets 20 ms apart. If an RTP packet
+//! is 10 ms late, D is 900 timestamp units for this packet and -900 for the next packet.
 //!
 //! # Cost
 //!
-//! A histogram takes 9.3 KiB. A recording takes O(1) and a percentile O(1200).
+//! A histogram takes 9.3 KiB of memory. Recording a delay takes O(1). The computation of a
+//! percentile visits at most about 1,200 buckets of the histogram.
 
 use penstock_units::Nanos;
 
-/// Binary logarithm of the number of buckets per octave.
+/// Binary logarithm of the number of buckets per octave. An octave is the range from a power of two
+/// to the next power of two.
 const PARTS: u32 = 5;
-/// Number of bits of the largest value.
+/// Number of bits of the largest counted delay in ns.
 const BITS: u32 = 40;
 const BUCKETS: usize = ((BITS - PARTS + 1) << PARTS) as usize;
 
@@ -49,13 +53,13 @@ impl Default for Histogram {
 
 fn bucket(value: u64) -> usize {
     let value = value.min((1 << BITS) - 1);
-    // Below 2^PARTS each value has a bucket of its own.
+    // Each value below 2^PARTS has its own bucket.
     let octave = (u64::BITS - value.leading_zeros()).saturating_sub(PARTS + 1);
     let part = value >> octave;
     usize::try_from((u64::from(octave) << PARTS) + part).unwrap_or(BUCKETS - 1)
 }
 
-/// Largest value, in ns, that a bucket holds.
+/// Returns the largest delay, in ns, that a bucket of the histogram counts.
 fn upper(bucket: usize) -> u64 {
     let bucket = bucket as u64;
     let octave = (bucket >> PARTS).saturating_sub(1);
@@ -64,14 +68,14 @@ fn upper(bucket: usize) -> u64 {
 }
 
 impl Histogram {
-    /// A histogram without values.
+    /// Returns a histogram that contains no delays.
     #[must_use]
     pub fn new() -> Self {
         let counts = vec![0; BUCKETS].into_boxed_slice();
         Self { counts, count: 0, sum: 0, least: u64::MAX, most: 0 }
     }
 
-    /// Adds one delay to the counts, the sum, the minimum and the maximum.
+    /// Adds a delay to the histogram's counters, sum, minimum and maximum.
     #[inline]
     pub fn record(&mut self, delay: Nanos) {
         self.counts[bucket(delay.0)] += 1;
@@ -81,33 +85,34 @@ impl Histogram {
         self.most = self.most.max(delay.0);
     }
 
-    /// Number of delays counted.
+    /// Returns the number of delays that were counted.
     #[must_use]
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// The shortest delay. 0 if no delay was counted.
+    /// Returns the shortest delay. 0 if no delay was counted.
     #[must_use]
     pub const fn min(&self) -> Nanos {
         if self.count == 0 { Nanos(0) } else { Nanos(self.least) }
     }
 
-    /// The longest delay. 0 if no delay was counted.
+    /// Returns the longest delay. 0 if no delay was counted.
     #[must_use]
     pub const fn max(&self) -> Nanos {
         Nanos(self.most)
     }
 
-    /// The mean, rounded down; 0 if no delay was counted.
+    /// Returns the mean delay, rounded down; 0 if no delay was counted.
     #[must_use]
     pub fn mean(&self) -> Nanos {
         let mean = self.sum / u128::from(self.count.max(1));
         Nanos(u64::try_from(mean).unwrap_or(u64::MAX))
     }
 
-    /// The percentile at `milli_percent` thousandths of a percent (50,000 is the median). The
-    /// result is at most 1/32 above the exact value. 0 if no delay was counted.
+    /// Returns the delay percentile at `milli_percent` thousandths of a percent (50,000 is the
+    /// median). The returned delay is at most 1/32 above the exact value. 0 if no delay was
+    /// counted.
     #[must_use]
     pub fn percentile(&self, milli_percent: u32) -> Nanos {
         let wide = u128::from(self.count) * u128::from(milli_percent.min(100_000));
@@ -122,7 +127,7 @@ impl Histogram {
         Nanos(self.most)
     }
 
-    /// Adds the delays that another histogram counted.
+    /// Adds the counts of another histogram to this histogram.
     pub fn merge(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(mine, theirs)| *mine += theirs);
         self.count += other.count;
@@ -148,14 +153,15 @@ pub struct Variation {
 }
 
 impl Variation {
-    /// A stream before its first frame.
+    /// Returns the delay variation of a stream that has no frames yet.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Records the delay of the stream's next frame. Returns its difference from the previous
-    /// frame's delay in ns. `None` if there is no previous frame.
+    /// Records the delay of the next frame of the stream. Returns the frame's delay minus the delay
+    /// of the stream's previous frame, in ns. Returns `None` if the stream has no previous frame
+    /// whose delay can be compared.
     #[inline]
     pub fn record(&mut self, delay: Nanos) -> Option<i64> {
         let delay = delay.0.min(i64::MAX.unsigned_abs());
@@ -168,25 +174,26 @@ impl Variation {
         Some(difference)
     }
 
-    /// Records that a frame was lost. The next frame then has no previous frame.
+    /// Records that a frame of the stream was lost. After the loss of a frame, no difference is
+    /// computed for the stream's next frame.
     pub fn interrupt(&mut self) {
         self.last = None;
     }
 
-    /// Resets the stream to the state before its first frame.
+    /// Resets the variation to the state before the stream's first frame.
     pub fn clear(&mut self) {
         self.sizes.clear();
         (self.last, self.least, self.most) = (None, 0, 0);
     }
 
-    /// Histogram of the differences' absolute values.
+    /// Returns the histogram of the absolute values of the differences between consecutive delays.
     #[must_use]
     pub const fn sizes(&self) -> &Histogram {
         &self.sizes
     }
 
-    /// The most negative and the most positive difference in ns. The first is at most 0, the second
-    /// at least 0.
+    /// Returns the smallest and the largest difference of delays in ns, both 0 before the second
+    /// frame. The smallest difference is at most 0, and the largest difference is at least 0.
     #[must_use]
     pub const fn range(&self) -> (i64, i64) {
         (self.least, self.most)
@@ -196,31 +203,32 @@ impl Variation {
 /// Interarrival jitter of a stream with timestamps (RFC 3550).
 #[derive(Clone, Copy, Debug)]
 pub struct Jitter {
-    /// Timestamp units per second.
+    /// Number of timestamp units per second.
     clock_hz: u32,
     transit: Option<u32>,
-    /// J times 16, as in RFC 3550 A.8.
+    /// Jitter J of RFC 3550, multiplied by 16 as in its appendix A.8.
     scaled: u32,
 }
 
 impl Jitter {
-    /// Jitter of a stream with timestamps that count `clock_hz` units a second (90,000 for video).
-    /// A `clock_hz` of 0 counts as 1.
+    /// Returns the jitter of a new stream with timestamps that count `clock_hz` units a second
+    /// (90,000 for video). A `clock_hz` of 0 counts as 1.
     #[must_use]
     pub const fn new(clock_hz: u32) -> Self {
         Self { clock_hz: if clock_hz == 0 { 1 } else { clock_hz }, transit: None, scaled: 0 }
     }
 
-    /// Records a packet's arrival and timestamp. Returns |D| in timestamp units; `None` for the
-    /// first packet.
+    /// Records a packet's arrival and timestamp. Returns |D| of RFC 3550: how much the transit time
+    /// differs from the previous packet's, in timestamp units. Returns `None` for the first packet
+    /// of the stream.
     #[inline]
     pub fn record(&mut self, arrival: Nanos, timestamp: u32) -> Option<u32> {
         let units = u128::from(arrival.0) * u128::from(self.clock_hz) / 1_000_000_000;
-        #[expect(clippy::cast_possible_truncation, reason = "timestamps go round at 2^32")]
+        #[expect(clippy::cast_possible_truncation, reason = "timestamps wrap around at 2^32")]
         let transit = (units as u32).wrapping_sub(timestamp);
         let before = self.transit.replace(transit)?;
         let apart = transit.wrapping_sub(before);
-        // This is the absolute value of the difference, read as a signed number.
+        // Absolute value of the difference as a signed number.
         let apart = apart.min(apart.wrapping_neg());
         // RFC 3550 A.8: s->jitter += d - ((s->jitter + 8) >> 4)
         let decay = self.scaled.saturating_add(8) >> 4;
@@ -228,13 +236,13 @@ impl Jitter {
         Some(apart)
     }
 
-    /// J in timestamp units, as a receiver reports it.
+    /// Returns the jitter J in timestamp units, as in an RTCP receiver report.
     #[must_use]
     pub const fn units(&self) -> u32 {
         self.scaled >> 4
     }
 
-    /// J in nanoseconds.
+    /// Returns the jitter J in nanoseconds.
     #[must_use]
     pub fn nanos(&self) -> Nanos {
         Nanos(u64::from(self.scaled) * 62_500_000 / u64::from(self.clock_hz))
@@ -294,7 +302,8 @@ mod tests {
         assert_eq!((variation.range(), variation.sizes().count()), ((0, 0), 0));
     }
 
-    /// RFC 3550 A.8 by example: |D| is 0, 900, 900 (in the other direction), and 0 again.
+    /// Tests an example of RFC 3550 A.8. In the example of RFC 3550 A.8, |D| is 0, then 900, then
+    /// 900 with the opposite sign, then 0 timestamp units.
     #[test]
     fn jitter_follows_rfc_3550() {
         let mut jitter = Jitter::new(90_000);

@@ -1,21 +1,24 @@
-//! A coarse scale of delays for counters: four buckets per octave.
+//! A coarse scale for counting delays, with four buckets per octave.
 //!
-//! [`crate::delay::Histogram`] is exact to 3 % but takes 9 KiB, which is too much for every port on
-//! every worker. From 1 µs (1,024 ns) to 2^35 ns (34 s), this scale divides each octave into four
-//! parts of equal width. A percentile is the middle of its part and within 12 % of the exact value.
-//! A recording costs a few instructions, and the memory is [`PARTS`] counters.
+//! A [`crate::delay::Histogram`] is exact to 3 % but takes 9 KiB, which is too much for every port
+//! on every worker. The coarse scale counts delays in only [`PARTS`] counters. An octave is the
+//! range of delays from a power of two to the next power of two. From 1 µs (1,024 ns) to 2^35 ns
+//! (34 s), the scale divides each octave into four parts of equal width. Each quarter of an octave
+//! has its own counter of delays. The reported percentile is the middle of a quarter octave, so it
+//! differs from the exact value by at most 12 %. Counting a delay takes a few instructions.
 
 use penstock_units::Nanos;
 
-/// Binary logarithm of the shortest delay that is distinguished from 0, in ns.
+/// Binary logarithm of the shortest delay in ns that the scale distinguishes from 0.
 const FIRST: u32 = 10;
-/// Number of octaves above the shortest delay.
+/// Number of octaves that the scale covers.
 const OCTAVES: u32 = 25;
 
-/// Number of counters: one below 1 µs, four for each octave, one for longer delays.
+/// Number of counters of the scale: one for delays below 1 µs, four for each octave, and one for
+/// longer delays.
 pub const PARTS: usize = (4 * OCTAVES + 2) as usize;
 
-/// The index of the counter for a delay.
+/// Returns the index of the counter that counts a delay, 0 to [`PARTS`] - 1.
 #[inline]
 #[must_use]
 pub fn part_of(delay: Nanos) -> usize {
@@ -25,7 +28,8 @@ pub fn part_of(delay: Nanos) -> usize {
     usize::try_from(part).unwrap_or(PARTS).min(PARTS - 1)
 }
 
-/// The first delay beyond a part. `None` for the last part, which has no end.
+/// Returns the delay at which counter `part` ends and the next counter begins. Returns `None` for
+/// the last counter, because its range of delays has no end.
 #[must_use]
 pub fn end_of(part: usize) -> Option<Nanos> {
     let part = u32::try_from(part).ok().filter(|part| *part < 4 * OCTAVES + 1)?;
@@ -35,8 +39,9 @@ pub fn end_of(part: usize) -> Option<Nanos> {
     }
 }
 
-/// The percentile of a set of counts at `milli_percent` thousandths of a percent (50,000 is the
-/// median). Returns the middle of the part. `None` if nothing was counted.
+/// Returns the percentile of the delays counted in `counts`, at `milli_percent` thousandths of a
+/// percent (50,000 is the median). The returned percentile is the middle of the range of delays
+/// that a counter covers. Returns `None` if no delay was counted.
 #[must_use]
 pub fn percentile(counts: &[u64], milli_percent: u32) -> Option<Nanos> {
     let all: u64 = counts.iter().sum();

@@ -1,62 +1,69 @@
-//! Scheduling disciplines of a shared output: which client sends the next frame.
+//! Scheduling disciplines of a shared output, which decide which client sends the next frame.
 //!
 //! # Problem
 //!
-//! An output is divided by weight among clients that join and leave. Frames range from 64 bytes to
-//! segments of 64 KiB.
+//! Clients share the bandwidth of an output by weight. Clients may join and leave the output at any
+//! time. The frames of clients have lengths from 64 bytes to 64 KiB.
 //!
 //! # Approach
 //!
-//! A discipline knows neither frames nor queues. The caller reports which clients have frames and
-//! how long each client's first frame is ([`Discipline::backlogged`], [`Discipline::drained`]). The
-//! discipline names the client that sends next ([`Discipline::pick`]). The caller reports the bytes
-//! that were sent ([`Discipline::charge`]).
+//! The caller of a discipline keeps the clients' frames. The caller reports which clients have
+//! frames, and the length of each client's first frame ([`Discipline::backlogged`],
+//! [`Discipline::drained`]). The function [`Discipline::pick`] returns the client that sends next.
+//! After the client has sent, the caller reports the sent bytes ([`Discipline::charge`]). The
+//! *error* of a discipline is the difference between the bytes that a client sent and its share by
+//! weight.
 //!
-//! | Discipline | Source | Error in bytes | Decision |
-//! |---|---|---|---|
-//! | [`crate::vtrr::Vtrr`] | FS-VDE §4.1 (VTRR) | grows with the clients | O(1), 32 clients |
-//! | [`crate::eevdf::Eevdf`] | EEVDF | one request and one frame | O(log n) |
+//! - VTRR ([`crate::vtrr::Vtrr`], FS-VDE §4.1) decides in O(1), but its largest error grows with
+//!   the number of clients.
+//! - EEVDF ([`crate::eevdf::Eevdf`]) decides in O(log n) for n clients, and a client's error is at
+//!   most one request plus one frame.
 //!
 //! # Cost
 //!
-//! Nothing is allocated after construction. A join or leave changes only that client's account. In
-//! VTRR, a join or leave also changes the order of at most 32 clients.
+//! A discipline allocates no memory after its construction. If a client joins or leaves, the
+//! accounts of other clients do not change. VTRR also sorts its clients when a client joins or
+//! leaves. VTRR supports at most 32 clients.
 
 use penstock_units::Weight;
 
-/// Bytes of one allotment: a turn of VTRR among few clients, a request of EEVDF, or the largest
-/// quantum of a VM.
+/// Number of bytes that a client may send before another client's turn. With few clients, a turn in
+/// VTRR and a request in EEVDF have 4,096 bytes. The quantum of the heaviest VM of a tenant is also
+/// 4,096 bytes.
 ///
-/// An allotment is small compared with a segment of 64 KiB, so the scheduling error of a few
-/// allotments stays below that of a frame that cannot be split. An allotment is larger than an MTU,
-/// so several small frames need one decision.
+/// The quantum of 4,096 bytes adds little to the scheduling error, because a segment of 64 KiB
+/// cannot be split. The quantum is larger than an MTU, so one decision suffices for several small
+/// frames.
 pub const QUANTUM: u32 = 4_096;
 
-/// Divides an output among clients by weight.
+/// A discipline that divides an output among clients by weight.
 ///
-/// Clients are named by slots below the number that the discipline was made for. A call for a slot
-/// without a client does nothing.
+/// The slot of a client identifies the client, and is a number below the capacity of the
+/// discipline. Calls for a slot that has no client do nothing.
 pub trait Discipline {
-    /// Adds a client without backlog. A client that has already joined gets the new weight and
-    /// keeps its account.
+    /// Adds a client to the discipline; the client has no frames at first. If the client is already
+    /// in the discipline, the client gets the new weight. A client that gets a new weight stays
+    /// ahead of its share, or behind its share, by the same number of bytes.
     fn join(&mut self, client: usize, weight: Weight);
 
-    /// Removes a client together with its backlog.
+    /// Removes a client. The discipline does not pick a removed client, even if the client has
+    /// frames.
     fn leave(&mut self, client: usize);
 
-    /// Reports that the client has frames and that the first one is `head` bytes long. Call it when
-    /// the client had no frames, or when another frame becomes the first.
+    /// Reports that the client has frames, and that its first frame is `head` bytes long. The
+    /// caller calls `backlogged` when the client had no frames, or when another frame becomes its
+    /// first frame.
     fn backlogged(&mut self, client: usize, head: u32);
 
-    /// Reports that the client has no frames left.
+    /// Reports that the client has no more frames.
     fn drained(&mut self, client: usize);
 
-    /// The client that sends its first frame next. `None` if no client has frames. The same client
-    /// is returned until [`Self::charge`] is called.
+    /// Returns the client whose first frame is sent next. Returns `None` if no client has frames.
+    /// Until [`Self::charge`] is called, `pick` returns the same client again.
     fn pick(&mut self) -> Option<usize>;
 
-    /// Charges the picked client for `bytes` sent. `next` is the length of the client's next frame
-    /// in bytes. If the client has no next frame, `next` is 0, and a call of [`Self::drained`]
-    /// follows.
+    /// Charges the picked client for `bytes` bytes that it sent. The argument `next` is the length
+    /// of the client's next frame in bytes. If the client has no next frame, `next` is 0, and the
+    /// caller must then call [`Self::drained`].
     fn charge(&mut self, client: usize, bytes: u32, next: u32);
 }

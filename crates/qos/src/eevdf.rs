@@ -1,55 +1,71 @@
-//! EEVDF, earliest eligible virtual deadline first: shares an output by weight among many clients.
+//! EEVDF (earliest eligible virtual deadline first) divides an output by weight among many clients.
 //!
 //! # Problem
 //!
-//! The error of VTRR ([`crate::vtrr`]) grows with the number of clients. More than 32 clients need
-//! a discipline with an error that does not depend on their number.
+//! The *error* of a discipline is the difference between the bytes that a client sent and its share
+//! by weight. In VTRR ([`crate::vtrr`]), the error grows with the number of clients. More than 32
+//! clients need a discipline whose error does not depend on the number of clients.
 //!
 //! # Source
 //!
-//! Stoica, Abdel-Wahab, "Earliest Eligible Virtual Deadline First", TR-95-22, Old Dominion
-//! University, 1995. WF2Q+ (Bennett, Zhang, 1997) makes the same choice for packets.
+//! The discipline is from Stoica, Abdel-Wahab, "Earliest Eligible Virtual Deadline First",
+//! TR-95-22, Old Dominion University, 1995. WF2Q+ (Bennett, Zhang, 1997) chooses packets by the
+//! same rule as EEVDF.
 //!
-//! Other disciplines with a constant error fit less well. GR3's error is constant only for bounded
-//! ratios of weights, and GR3 needs another level. DRR+ separates latency-critical clients, which
-//! tenants would have to declare. WF2Q+ decides once per packet. EEVDF is WF2Q+ per request.
-//! Several small frames thus cost one decision, and a client is charged for the bytes that it sent
-//! in the request.
+//! Other disciplines with a constant error have disadvantages:
+//!
+//! - GR3 (Group Ratio Round-Robin) has a constant error only if the ratios of weights are bounded.
+//! - In DRR+, tenants would have to declare which clients are latency-critical.
+//! - WF2Q+ makes a decision for each packet. EEVDF makes a decision for each request, which may
+//!   contain several small frames.
 //!
 //! # Quantities
 //!
-//! - v is a client's virtual time: bytes sent per weight.
-//! - V is the output's virtual time: the weighted mean of v over the clients with frames. Leads and
-//!   lags therefore always sum to zero.
+//! - The virtual time v of a client is the number of bytes that the client sent, divided by its
+//!   weight.
+//! - The output's virtual time V is the weighted mean of v over the clients with frames. If a
+//!   client's virtual time v is above V, the client is ahead of its share; if v is below V, it is
+//!   behind. A client is ahead of its share by (v - V) × weight bytes. Summed over all clients with
+//!   frames, the bytes ahead of and behind the shares cancel out exactly.
 //! - A *request* is [`QUANTUM`] bytes, or one frame if the frame is longer.
 //!
-//! Virtual times are multiples of 2^-32 byte per weight. The division for V carries its remainder.
+//! Virtual times are multiples of 2^-32 byte per weight. The remainder of the division that
+//! computes the virtual time V is added to the next division.
 //!
 //! # Approach
 //!
-//! A client is eligible if v <= V, i.e. if it is not ahead of its share. The eligible client with
-//! the earliest deadline d = v + request/weight sends, until its next frame exceeds the rest of its
-//! request. Then it makes another request. A request must not be shorter than its frame. Otherwise
-//! the client would be admitted before others and then delay them. In a test with sixty clients and
-//! large segments, a client with half the link then lagged by 400 KB.
+//! A client that is not ahead of its share (v <= V) is *eligible*. The virtual deadline of a
+//! request is d = v + request/weight. The eligible client with the earliest deadline sends until
+//! its next frame does not fit into the request. When a request ends, the client starts another
+//! request.
 //!
-//! A client that runs empty keeps its account, with a lag of at most 64 KiB, until it has frames
-//! again or all clients were idle. Time without frames gives no credit.
+//! A client's request must be at least as long as the client's first frame. If a request were
+//! shorter than its first frame, the client's deadline would be too early, and the frame would
+//! delay other clients. With shorter requests, a client with half of the link's weight was 400 KB
+//! behind its share in a test.
 //!
-//! The account is kept because a client with short frames and a short queue runs empty in each
-//! request while its next frames are on their way. Without its account, such a client got 7 % of
-//! its share beside 40 clients with large segments. When a client with a lead or lag leaves, V
-//! moves so that the accounts of the others stay exact.
+//! A client's *account* is the number of bytes by which it is ahead of its share or behind it. A
+//! client without frames keeps its account, but is at most 64 KiB behind its share. A client
+//! without frames does not collect a share that it could use later. The accounts of all clients are
+//! reset when no client has frames.
+//!
+//! A client keeps its account because it may always have few and short frames. The queue of a
+//! client with few, short frames is empty at the end of each request. If idle clients lost their
+//! accounts, a client with few, short frames would get 7 % of its share while 40 clients send large
+//! segments. When a client leaves that is ahead of or behind its share, V changes so that all other
+//! accounts stay exact.
 //!
 //! # Example
 //!
-//! In a test with weights 1, 1, 2 and frames of one request, the clients send 2, 2 and 4 of 8
-//! frames. The third client is never more than two frames ahead of its half.
+//! In an example, three clients have weights 1, 1 and 2, and each frame is as long as a request. Of
+//! every 8 frames in the example, the clients with weights 1, 1 and 2 send 2, 2 and 4. In the
+//! example, the client with weight 2 (half of the output) is at most two frames ahead of its share.
 //!
 //! # Cost
 //!
-//! A request takes O(log n), in two heaps. Nothing is allocated after construction. A lead or lag
-//! is shorter than the longest request, plus 64 KiB for a client that was idle.
+//! A request takes O(log n) for n clients, because two heaps contain the clients. EEVDF allocates
+//! no memory after its construction. A client differs from its share by less than the longest
+//! request, plus 64 KiB if the client was idle.
 
 use penstock_units::Weight;
 
@@ -57,21 +73,25 @@ use crate::discipline::{Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
-/// Maximum number of bytes by which a client without frames may lag: one segment that was admitted
-/// before it.
+/// Maximum number of bytes by which a client without frames may be behind its share. The maximum of
+/// 64 KiB is the length of one segment that another client may send before the idle client's next
+/// frame.
 const OWED_MAX: u32 = 65_536;
-/// A bound above the length of any frame. A larger charge counts as this.
+/// Maximum number of bytes in one charge, which is longer than any frame. A charge of more bytes
+/// counts as [`BYTES_MAX`] bytes.
 const BYTES_MAX: u32 = 1 << 24;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Absent,
     Idle,
-    /// The client is in the heap of clients that are ahead, ordered by v.
+    /// The client is not eligible to send, because it is ahead of its share (v > V). A client that
+    /// is ahead of its share is in a heap that is ordered by its virtual time v.
     Ahead,
-    /// The client is in the heap of eligible clients, ordered by deadline.
+    /// The client is eligible to send (v <= V). An eligible client is in a heap that is ordered by
+    /// deadline.
     Eligible,
-    /// The client sends its current request.
+    /// The client sends the current request.
     Current,
 }
 
@@ -79,25 +99,27 @@ enum State {
 struct Client {
     state: State,
     weight: u64,
-    /// Length of the next frame in bytes.
+    /// Length of the client's next frame in bytes.
     head: u32,
-    /// Virtual time v of the client.
+    /// Virtual time v of the client, in multiples of 2^-32 byte per weight.
     time: u128,
-    /// Deadline d of the current request.
+    /// Deadline d: the virtual time by which the client's current request should be served.
     deadline: u128,
-    /// Busy period in which the client ran empty.
+    /// Number of the busy period in which the client last had frames.
     period: u64,
-    /// Lag of v behind V when the client ran empty.
+    /// Difference V - v when the client's last frame left, in units of virtual time; 0 if the
+    /// client was ahead of its share.
     owed: u128,
 }
 
 impl Client {
-    /// Virtual time of `bytes`, at most [`BYTES_MAX`].
+    /// Returns the virtual time that the client takes to send `bytes`. A number of bytes above
+    /// [`BYTES_MAX`] counts as [`BYTES_MAX`].
     fn worth(&self, bytes: u32) -> u64 {
         (u64::from(bytes.min(BYTES_MAX)) << SHIFT) / self.weight
     }
 
-    /// Starts a request for the next frame and the following frames that fit into it.
+    /// Starts a request for the next frame and the following frames that fit into the request.
     fn request(&mut self) {
         self.deadline = self.time + u128::from(self.worth(self.head.max(QUANTUM)));
     }
@@ -107,7 +129,7 @@ impl Client {
     }
 }
 
-/// State of the EEVDF discipline: the accounts and requests of all clients.
+/// The EEVDF discipline, with the accounts and requests of all clients.
 #[derive(Clone, Debug)]
 pub struct Eevdf {
     clients: Box<[Client]>,
@@ -116,14 +138,15 @@ pub struct Eevdf {
     current: Option<usize>,
     /// Sum of the weights of clients with frames.
     weights: u64,
-    /// V, and the remainder of its last division.
+    /// Virtual time V of the output. The field `rest` is the remainder of the last division that
+    /// computed the virtual time V.
     time: u128,
     rest: u64,
     period: u64,
 }
 
 impl Eevdf {
-    /// A discipline without clients, with room for slots 0 to `slots` - 1.
+    /// Returns a discipline without clients, with room for slots 0 to `slots` - 1.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         let absent = Client {
@@ -147,7 +170,8 @@ impl Eevdf {
         }
     }
 
-    /// Puts a client with frames into the heap that matches its account.
+    /// Puts a client with frames into the heap for its state: eligible to send, or ahead of its
+    /// share.
     fn queue(&mut self, slot: usize) {
         let client = &mut self.clients[slot];
         if client.time <= self.time {
@@ -159,8 +183,8 @@ impl Eevdf {
         }
     }
 
-    /// Moves V for a client that enters the mean (`with`) or leaves it. The result is exact to
-    /// 2^-32 byte.
+    /// Recomputes the output's virtual time V when a client gets frames (`with`) or has no more
+    /// frames. The new virtual time V is exact to 2^-32 byte per weight.
     fn shift_mean(&mut self, slot: usize, with: bool) {
         let client = &self.clients[slot];
         let (weight, weights) = (u128::from(client.weight), u128::from(self.weights));
@@ -175,7 +199,7 @@ impl Eevdf {
             (self.time - client.time, false)
         };
         let by = apart.saturating_mul(weight) / all;
-        // A client ahead of V raises the mean when it enters and lowers it when it leaves.
+        // A client that is ahead raises the mean when it joins and lowers it when it leaves.
         if client_ahead == with {
             self.time = self.time.saturating_add(by);
         } else {
@@ -197,7 +221,8 @@ impl Discipline for Eevdf {
             (client.state, client.time, client.period) = (State::Idle, time, period);
             client.owed = 0;
         } else {
-            // The lead counts in bytes, so it is converted to the new weight.
+            // The client stays ahead by the same number of bytes, so v - V is converted to the new
+            // weight.
             let ahead = client.time.saturating_sub(time);
             let new = u128::from(weight.get());
             let scaled = |virtual_time: u128| virtual_time * u128::from(client.weight) / new;
@@ -236,7 +261,7 @@ impl Discipline for Eevdf {
         client.time = if client.period != self.period {
             self.time
         } else if owed > 0 {
-            // The client lowers V when it enters. Its lag is measured from the lowered V.
+            // The client lowers V when it joins. V - v is measured from the lowered V.
             let (weight, others) = (u128::from(client.weight), u128::from(self.weights));
             self.time.saturating_sub(owed + owed * weight / others.max(1))
         } else {
@@ -284,7 +309,7 @@ impl Discipline for Eevdf {
             self.ahead.remove(slot);
             self.queue(slot);
         }
-        // If no client is eligible, all are ahead only by rounding errors of the mean.
+        // If no client is eligible, rounding errors of the mean are the only cause.
         let slot = self.eligible.pop().or_else(|| self.ahead.pop())?;
         self.clients[slot].state = State::Current;
         self.current = Some(slot);
@@ -367,8 +392,8 @@ mod tests {
         eevdf.backlogged(1, QUANTUM);
         let order: Vec<_> = (0..20).map(|_| send(&mut eevdf, QUANTUM)).collect();
         assert_eq!(order.iter().filter(|s| **s == 1).count(), 10, "{order:?}");
-        // Client 0 sends 16 requests at once, runs empty and returns. Client 1 then sends first,
-        // for as long as client 0 did.
+        // Client 0 sends 16 requests, has no frames for a time, and returns. Client 1 then sends as
+        // many requests first.
         while eevdf.pick() != Some(0) {
             send(&mut eevdf, QUANTUM);
         }
@@ -379,8 +404,8 @@ mod tests {
         assert_eq!(order, [1; 15]);
     }
 
-    /// One client has a single frame at a time, beside others with long requests. This client runs
-    /// empty each time.
+    /// In this test, a client never has more than one frame, so the client's queue is empty after
+    /// each frame. In this test, the 40 other clients send frames of 65,000 bytes.
     #[test]
     fn a_client_that_runs_empty_while_behind_keeps_its_share() {
         let mut eevdf = with(&[1; 41]);

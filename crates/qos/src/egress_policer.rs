@@ -1,52 +1,74 @@
-//! EgressPolicer towards VMs: limits a tenant to its contract and its VMs to their parts, in bytes
-//! and in frames.
+//! Polices traffic to VMs, in bytes and in frames. The policer limits a tenant to the rate of its
+//! contract, and each of the tenant's VMs to a part of this rate.
 //!
 //! # Problem
 //!
-//! The switch cannot slow down traffic that arrives from outside. It must drop the traffic above
-//! the contract as early as possible. A timer per bucket would cost more than the frames.
+//! The switch cannot slow down traffic that arrives from outside. The switch must drop frames above
+//! the contract as early as possible. The switch must not use a timer for each bucket, because
+//! timers would cost more cycles than the frames themselves.
 //!
 //! # Source
 //!
-//! FS-VDE §4.2, Fig. 5, Eq. (3).
+//! The egress policer is from FS-VDE §4.2, Fig. 5 and Eq. (3).
 //!
 //! # Approach
 //!
-//! A bucket has a level c and a depth m. Both are in parts of a byte (1/8,000,000,000) or of a
-//! frame (1/1,000,000,000), so that a rate r yields exactly r parts in a nanosecond. When a frame
-//! arrives at t, c = min(m, c + (t - t_r) r) and t_r = t, where t_r is the time of the last refill.
-//! The frame passes if every bucket that must pay covers it. All of these buckets then pay.
-//! Otherwise none pays. A frame longer than a bucket's depth passes if the bucket is full, and the
-//! bucket then goes into debt.
+//! A tenant and each VM have a bucket for bytes and a bucket for frames. A bucket has a level c and
+//! a depth m. The level and the depth are counted in parts of a byte (1/8,000,000,000) or of a
+//! frame (1/1,000,000,000). A rate of r bits or frames per second adds exactly r parts to a
+//! bucket's level in a nanosecond. The symbol t_r is the time of a bucket's last refill. When a
+//! frame arrives at time t, a refill sets the bucket's level c to min(m, c + (t - t_r) r), and t_r
+//! to t.
 //!
-//! The tenant's buckets must always cover a frame. Under [`Sharing::Strict`], the VM's buckets must
-//! also cover the frame. Under [`Sharing::Borrow`], a VM above its part uses the bandwidth that its
-//! siblings leave: the frame passes while the tenant's bucket is more than half full. The lower
-//! half is reserved for the siblings. If the siblings stay within their parts, with bursts of up to
-//! half the tenant's depth in total, the borrower never empties the bucket for them.
+//! A frame passes if the tenant's buckets and the VM's buckets have enough tokens for the frame. A
+//! frame that passes takes tokens from the buckets of the tenant and of the VM. A frame that does
+//! not pass takes no tokens. A frame longer than a bucket's depth passes if the bucket is full, and
+//! the bucket then goes into debt.
+//!
+//! Under [`Sharing::Borrow`], a VM above its part may use the unused bandwidth of the tenant's
+//! other VMs. If the VM's buckets have too few tokens, its frame still passes while the tenant's
+//! buckets are more than half full. The lower half of the tenant's buckets is reserved for VMs that
+//! stay within their own parts of the rate. A VM that borrows causes no loss for the other VMs if
+//! their bursts are in total at most half the tenant's depth.
+//!
+//! # Frames that wait
+//!
+//! A limit for which the operator states no burst ([`Terms::waits`]) drops no frame by itself. The
+//! frame at the head of the output's queue waits until no bucket that applies to the frame is in
+//! debt ([`EgressPolicer::wait`]). The frame is then charged ([`EgressPolicer::charge`]) and may
+//! put the buckets into debt. A VM that borrows waits until the tenant's buckets are more than half
+//! full. In any time t, a limit that delays frames passes at most one frame more than its depth and
+//! the tokens of t.
 //!
 //! # Example
 //!
-//! In a test with 1,000 frames/s and depth 50, a flood of 10 s follows 60 s of silence. 10,049
-//! frames pass, where 50 + 10,000 are permitted. By the formula as printed, 70,049 would pass.
+//! In a test of the egress policer, the rate is 1,000 frames/s and the depth is 50 frames. In the
+//! test, a flood of frames for 10 s follows 60 s without frames. The depth and the rate permit 50 +
+//! 10,000 frames in the flood, and 10,049 frames pass. With FS-VDE's Eq. (3) as printed, 70,049
+//! frames of the flood would pass.
 //!
 //! # Departures
 //!
-//! Eq. (3) advances t_r by the tokens *accepted*, `c'/r`, so a full bucket accumulates idle time
-//! without bound. Here t_r advances to t. "More than one token" is read as at least one. Nothing is
-//! rounded to whole tokens.
+//! - With FS-VDE's Eq. (3) as printed, a refill advances t_r only by the time in which the rate
+//!   yields the added tokens. With FS-VDE's Eq. (3) as printed, a full bucket saves idle time
+//!   without limit and later gets tokens for this time. In Penstock, each refill sets the time of
+//!   the last refill t_r to the present time t.
+//! - In FS-VDE, a frame needs "more than one token". In Penstock, a bucket with one token lets a
+//!   frame pass.
+//! - Penstock does not round tokens to whole numbers.
 //!
 //! # Bounds
 //!
-//! Over any time t, at most max(depth, one frame) + rate × t passes for a tenant and for a strict
-//! VM. Several threads may police one VM or tenant, as with [`crate::policer`]. If two threads pay
-//! at the same moment, one frame may be refused although tokens were available. The threads never
-//! overspend.
+//! In any time t, a tenant and a strict VM get at most max(depth, one frame) + rate × t. Several
+//! threads may police the same VM or tenant, as with [`crate::policer`]. If two threads take tokens
+//! at the same moment, a frame may be refused although tokens were available. All threads together
+//! never spend more tokens than a bucket has.
 //!
 //! # Cost
 //!
-//! A batch that passes as a whole takes up to four refills (a multiplication each) and as many
-//! compare-and-swaps. Otherwise each frame takes this many. There are no timers and no allocations.
+//! A batch that passes as a whole takes up to four refills (with a multiplication each) and four
+//! compare-and-swaps. If a batch does not pass as a whole, each of its frames takes four
+//! compare-and-swaps. The policer has no timers and allocates no memory.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -54,67 +76,82 @@ use std::sync::Arc;
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, Weight};
 
 use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
-use crate::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, Size};
+use crate::frame_sizes::FrameSizes;
+use crate::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, SEGMENT, Size};
 
-/// Rates and depths of a tenant or a VM. Rates above [`RATE_MAX`] or [`PACKETS_MAX`] and depths
-/// above [`DEPTH_MAX`] are reduced to these limits. A depth of 0 counts as 1.
+/// Rate limits of a tenant or a VM: rates and bursts in bytes and in frames. A meter reduces rates
+/// to [`RATE_MAX`] or [`PACKETS_MAX`], and bursts to [`DEPTH_MAX`]. A burst of 0 bytes or frames
+/// counts as 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// Rate in bits of frames per second and burst in bytes. `None` for no limit.
+    /// Rate in bits per second, and burst in bytes. `None` means that bytes are not limited.
     pub bytes: Option<(BitsPerSecond, u32)>,
-    /// Rate in frames per second and burst in frames. `None` for no limit.
+    /// Rate in frames per second, and burst in frames. `None` means that frames are not limited.
     pub frames: Option<(PacketsPerSecond, u32)>,
-    /// Bytes added to the length of each frame, such as 4 for the FCS.
+    /// Number of bytes that the policer adds to each frame's length, such as 4 for the FCS.
     pub per_frame: u8,
+    /// Whether frames above the limit wait instead of being dropped.
+    pub waits: bool,
 }
 
-/// Which bandwidth of its tenant's contract a VM may use above its part.
+/// Whether a VM may use more of its tenant's bandwidth than the VM's own part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// The VM may use nothing beyond its own part.
+    /// A VM may not use more than its own part of the tenant's limit.
     #[default]
     Strict,
-    /// The VM may use the bandwidth that its siblings leave.
+    /// The VM may use the unused bandwidth of the tenant's other VMs.
     Borrow,
 }
 
-/// Result of policing a frame.
+/// Decision of the policer: the frame passes, or the frame is dropped because of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policed {
-    /// The frame is delivered to its VM.
+    /// The frame passes and is delivered to its VM.
     Pass,
-    /// The frame is dropped because the VM exceeds its part.
+    /// The frame is dropped because the VM exceeds its own part of the limit.
     AboveVm,
     /// The frame is dropped because the tenant exceeds its contract.
     AboveTenant,
 }
 
-/// A bucket and its rate.
+/// A bucket that refills at a constant rate.
 #[derive(Debug)]
 struct Filled {
-    /// Rate in parts per nanosecond.
+    /// Refill rate in parts of a byte or frame per nanosecond.
     rate: u64,
     bucket: Bucket,
+    /// Parts in a byte or a frame.
+    unit: i64,
+    /// Sizes of the recent batches' frames in bytes or frames ([`EgressPolicer::charge_batch`]).
+    sizes: FrameSizes,
 }
 
 impl Filled {
-    fn new(rate: u64, depth: u32, parts: i64) -> Self {
-        Self { rate, bucket: Bucket::new(depth.clamp(1, DEPTH_MAX), parts) }
+    fn new(rate: u64, depth: u32, unit: i64) -> Self {
+        let bucket = Bucket::new(depth.clamp(1, DEPTH_MAX), unit);
+        // A sender that is not known yet may send large segments.
+        let most = if unit == PARTS_OF_FRAME { SEGMENT.frames } else { SEGMENT.bytes };
+        Self { rate, bucket, unit, sizes: FrameSizes::new(most) }
+    }
+
+    fn batch(&self) -> usize {
+        self.sizes.batch(&self.bucket, self.rate, self.unit)
     }
 }
 
-/// The terms of a tenant or a VM, and the buckets that enforce them.
+/// Limits of a tenant or a VM, and the buckets that enforce them.
 #[derive(Debug)]
 pub struct Meter {
     terms: Terms,
-    /// Time up to which tokens were added, in ns.
+    /// Time in ns of the last refill: the buckets contain the tokens up to this time.
     at: AtomicU64,
     bytes: Option<Filled>,
     frames: Option<Filled>,
 }
 
 impl Meter {
-    /// A meter with full buckets.
+    /// Returns a meter with full buckets.
     #[must_use]
     pub fn new(terms: Terms) -> Self {
         let bytes = terms
@@ -126,7 +163,8 @@ impl Meter {
         Self { terms, at: AtomicU64::new(0), bytes, frames }
     }
 
-    /// A meter with new terms. Spent tokens stay spent.
+    /// Returns a meter with the limits `terms`, which replaces the meter `self`. Each bucket of the
+    /// new meter contains at most as many tokens as the old meter's bucket.
     #[must_use]
     pub fn changed(&self, terms: Terms) -> Self {
         let new = Self::new(terms);
@@ -139,24 +177,24 @@ impl Meter {
         new
     }
 
-    /// The terms that the meter was made with.
+    /// Returns the rates and bursts that the meter enforces.
     #[must_use]
     pub const fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// Eq. (3), corrected: the clock advances to `now` even if the buckets could not take all
-    /// tokens.
+    /// Adds tokens by Eq. (3) with a correction: the time of the last refill becomes `now`, even if
+    /// the buckets could not take all tokens.
     fn refill(&self, now: Nanos) {
         let at = self.at.load(Ordering::Relaxed);
-        // The loser of a race leaves the remaining time to the next refill.
+        // If another thread refilled first, the next refill adds the remaining time.
         if now.0 <= at
             || self.at.compare_exchange(at, now.0, Ordering::Relaxed, Ordering::Relaxed).is_err()
         {
             return;
         }
         for filled in [&self.bytes, &self.frames].into_iter().flatten() {
-            // A product beyond 64 bits exceeds any two buckets.
+            // A product above 64 bits fills any bucket.
             filled.bucket.give(filled.rate.saturating_mul(now.0 - at));
         }
     }
@@ -170,7 +208,8 @@ impl Meter {
         [parts(bytes, PARTS_OF_BYTE), parts(size.frames.into(), PARTS_OF_FRAME)]
     }
 
-    /// Pays from both buckets with `take`, or from neither.
+    /// Takes the frame's tokens from the bucket for bytes and from the bucket for frames, or from
+    /// neither bucket. Returns false if either bucket has too few tokens for the frame.
     fn pay(&self, size: Size, take: impl Fn(&Bucket, i64) -> bool) -> bool {
         let [bytes, frames] = self.parts(size);
         if let Some(filled) = &self.bytes
@@ -193,6 +232,45 @@ impl Meter {
         }
     }
 
+    /// Subtracts the frame's tokens from the buckets, whatever their levels.
+    fn spend(&self, size: Size) {
+        for (filled, parts) in [&self.bytes, &self.frames].into_iter().zip(self.parts(size)) {
+            if let Some(filled) = filled {
+                filled.bucket.spend(parts);
+            }
+        }
+    }
+
+    /// Notes the sizes of a batch's frames, from which [`Self::batch`] determines the next batch.
+    fn note(&self, frames: impl Iterator<Item = Size> + Clone) {
+        for (at, filled) in [&self.bytes, &self.frames].into_iter().enumerate() {
+            let Some(Filled { sizes, unit, .. }) = filled else { continue };
+            let units = |size| u64::try_from(self.parts(size)[at] / unit).unwrap_or(0);
+            sizes.note(frames.clone().map(units));
+        }
+    }
+
+    /// Returns the number of frames of the next batch, at least one.
+    fn batch(&self) -> usize {
+        let limits = [&self.bytes, &self.frames].into_iter().flatten();
+        limits.map(Filled::batch).min().unwrap_or(usize::MAX)
+    }
+
+    /// Returns the time until the levels of both buckets are at least `part` of their depths, which
+    /// is 0 for "not in debt".
+    fn until(&self, part: impl Fn(&Bucket) -> i64) -> Nanos {
+        let time = |filled: &Filled| {
+            let missing = part(&filled.bucket).saturating_sub(filled.bucket.level()).max(0);
+            Nanos(missing.unsigned_abs().div_ceil(filled.rate.max(1)))
+        };
+        [&self.bytes, &self.frames].into_iter().flatten().map(time).max().unwrap_or_default()
+    }
+
+    /// Returns the time until no bucket is in debt.
+    fn debt(&self) -> Nanos {
+        self.until(|_| 0)
+    }
+
     fn covers(&self, size: Size) -> bool {
         let [bytes, frames] = self.parts(size);
         self.bytes.as_ref().is_none_or(|filled| filled.bucket.covers(bytes))
@@ -200,42 +278,45 @@ impl Meter {
     }
 }
 
-/// EgressPolicer of one VM.
+/// Policer of the traffic that one VM receives.
 #[derive(Debug)]
 pub struct EgressPolicer {
     vm: Meter,
-    /// Meter that all VMs of the tenant share. `None` without a contract.
+    /// Meter of the contract that all VMs of the tenant share. `None` if the tenant has no
+    /// contract.
     tenant: Option<Arc<Meter>>,
     sharing: Sharing,
 }
 
 impl EgressPolicer {
-    /// EgressPolicer of a VM, under its tenant's contract if there is one.
+    /// Returns a policer for a VM, and for its tenant's contract if there is a contract.
     #[must_use]
     pub const fn new(vm: Meter, tenant: Option<Arc<Meter>>, sharing: Sharing) -> Self {
         Self { vm, tenant, sharing }
     }
 
-    /// Terms and buckets of the VM's part.
+    /// Returns the meter with the limits and buckets of the VM's own part of the rate.
     #[must_use]
     pub const fn vm(&self) -> &Meter {
         &self.vm
     }
 
-    /// Terms and buckets of the tenant's contract. `None` without a contract.
+    /// Returns the meter with the limits and buckets of the tenant's contract. Returns `None` if
+    /// the tenant has no contract.
     #[must_use]
     pub const fn tenant(&self) -> Option<&Arc<Meter>> {
         self.tenant.as_ref()
     }
 
-    /// The bandwidth that the VM may use above its part.
+    /// Whether the VM may use bandwidth beyond its own part of the tenant's limit.
     #[must_use]
     pub const fn sharing(&self) -> Sharing {
         self.sharing
     }
 
-    /// Adds the tokens earned up to `now`. All threads must use the same clock. A time before the
-    /// last one is ignored.
+    /// Adds to all buckets of the VM and its tenant the tokens earned up to the time `now`. All
+    /// threads must use the same clock. If `now` is before the last refill, the buckets do not
+    /// change.
     #[inline]
     pub fn refill(&self, now: Nanos) {
         self.vm.refill(now);
@@ -244,7 +325,7 @@ impl EgressPolicer {
         }
     }
 
-    /// Decides about a frame for the VM and charges it if it passes.
+    /// Decides whether a frame for the VM passes, and charges the frame if it passes.
     pub fn arrive(&self, size: Size) -> Policed {
         let within = self.vm.pay(size, Bucket::take);
         match &self.tenant {
@@ -268,18 +349,73 @@ impl EgressPolicer {
         }
     }
 
-    /// Passes all frames of a batch if each of them would pass. Otherwise it charges nothing.
+    /// Whether frames above the limit wait. The tenant's contract decides, if there is one.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        self.tenant.as_ref().map_or(self.vm.terms.waits, |tenant| tenant.terms.waits)
+    }
+
+    /// Returns the time until the next frame may pass, and the limit that makes the frame wait, for
+    /// limits whose frames wait. Returns `None` if the next frame may pass now. The caller must
+    /// refill the buckets first.
+    #[must_use]
+    pub fn wait(&self) -> Option<(Nanos, Policed)> {
+        let own = self.vm.debt();
+        let wait = match &self.tenant {
+            None => (own, Policed::AboveVm),
+            Some(tenant) => {
+                let whole = tenant.debt();
+                let own = match self.sharing {
+                    Sharing::Strict => own,
+                    // While the VM is above its own part, it may borrow what no other VM uses.
+                    Sharing::Borrow => own.min(tenant.until(Bucket::half)),
+                };
+                if own > whole { (own, Policed::AboveVm) } else { (whole, Policed::AboveTenant) }
+            }
+        };
+        Some(wait).filter(|(time, _)| time.0 > 0)
+    }
+
+    /// Charges a frame that passes, for limits whose frames wait. A frame that a VM receives above
+    /// its own part is charged only to the tenant.
+    pub fn charge(&self, size: Size) {
+        if self.tenant.is_none() || self.vm.debt().0 == 0 {
+            self.vm.spend(size);
+        }
+        if let Some(tenant) = &self.tenant {
+            tenant.spend(size);
+        }
+    }
+
+    /// Charges a batch that passes, for limits whose frames wait in the sender's ring.
+    pub fn charge_batch(&self, frames: impl Iterator<Item = Size> + Clone) {
+        self.vm.note(frames.clone());
+        let mut sum = Size::default();
+        frames.for_each(|size| sum += size);
+        self.charge(sum);
+    }
+
+    /// Returns the number of frames of the next batch, at most `most` and at least one, for limits
+    /// whose frames wait in the sender's ring.
+    #[must_use]
+    pub fn batch(&self, most: usize) -> usize {
+        self.vm.batch().min(most)
+    }
+
+    /// Charges the whole batch if all of its frames pass, and otherwise charges nothing. Returns
+    /// false if the batch was not charged; the caller must then check each frame.
     #[inline]
     pub fn all_pass(&self, sum: Size) -> bool {
-        // A sum longer than a bucket's depth is refused here, because the exception for a full
-        // bucket is for single frames.
+        // A sum above a bucket's depth is refused, because only a single frame may exceed the
+        // depth.
         let covered = self.vm.covers(sum) && self.tenant.as_ref().is_none_or(|t| t.covers(sum));
         covered && self.arrive(sum) == Policed::Pass
     }
 }
 
-/// Divides a rate by weight into parts that sum to it exactly. Each part is rounded down. The
-/// remainder goes in single units to the first parts.
+/// Divides a rate by weight into parts that sum exactly to the rate. Each part of the divided rate
+/// is first rounded down to a whole number. The first parts are then increased by 1 each, until the
+/// sum of all parts is the rate.
 #[must_use]
 pub fn split(rate: u64, weights: &[Weight]) -> Vec<u64> {
     let all: u128 = weights.iter().map(|weight| u128::from(weight.get())).sum();
@@ -321,19 +457,20 @@ mod tests {
         policer.arrive(size)
     }
 
-    /// Number of frames that pass in a flood from `from` to `to`, with a frame every 100 µs.
+    /// Returns the number of frames that pass in a flood from second `from` to second `to`, with a
+    /// frame every 100 µs.
     fn flood(policer: &EgressPolicer, from: u64, to: u64) -> u64 {
         let times = (from * 10_000..to * 10_000).map(|n| n * 100_000);
         times.filter(|now| arrive(policer, FRAME, *now) == Policed::Pass).count() as u64
     }
 
-    /// FS-VDE Eq. (3) as printed passes 70,049 frames of this flood. 50 + 1,000/s × 10 s are
-    /// permitted.
+    /// Tests a flood of 10 s after 60 idle seconds: a limit of 1,000 frames/s with depth 50 permits
+    /// 50 + 10,000 frames. With FS-VDE's Eq. (3) as printed, 70,049 frames of the flood would pass.
     #[test]
     fn sixty_idle_seconds_earn_no_more_than_the_depth() {
         assert_eq!(flood(&alone(frames(1_000, 50)), 60, 70), 10_049);
-        // As printed, c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r. Here r is one
-        // token per millisecond.
+        // The formula as printed is c' = min(floor((t - t_r) r), m - c), c += c', t_r += c'/r. Here
+        // r is one token per millisecond.
         let (mut level, mut refilled, mut passed) = (50, 0, 0);
         for now in (600_000..700_000).map(|n| n * 100) {
             let more = u64::min((now - refilled) / 1_000, 50 - level);

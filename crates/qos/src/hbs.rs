@@ -1,79 +1,86 @@
-//! HBS, the hierarchical batch scheduler: which unit runs the next batch.
+//! HBS (hierarchical batch scheduler) chooses the queue pair of a port that runs the next batch.
 //!
 //! # Problem
 //!
-//! Ports compete for the worker's core when their batches are taken, long before an egress queue
-//! could order their frames. With plain round robin, every port waits for all others.
+//! Ports compete for the core of their worker. An egress queue can order frames only after the core
+//! has already spent cycles on them. With plain round robin, every port waits for all other ports.
 //!
 //! # Source
 //!
-//! C2QoS §IV-B, Fig. 8.
+//! The HBS scheduler is from C2QoS §IV-B, Fig. 8.
 //!
 //! # Quantities
 //!
-//! - There are eight classes (`Priority`); class 1 is served first.
-//! - A *unit* is what a worker polls: a queue pair of a port.
-//! - A *decision* chooses one unit to run a batch.
-//! - A *look* asks a unit whether frames wait.
+//! - Ports have eight latency classes (`Priority`); class 1 is served first.
+//! - A *unit* is a queue pair of a port, which a worker polls.
+//! - A *decision* chooses the unit that runs a batch next.
+//! - A *check* tests whether frames wait at a unit.
 //!
 //! # Approach
 //!
-//! Units with tokens are *ready* and wait in the queue of their class. Units without tokens are
-//! *waiting* until a refill gives their port tokens. A decision visits the ready queues from class
-//! 1 on and takes the first unit that has frames. Within a class the order is first in, first out:
-//! a unit that was looked at or ran goes to the end. Thus no class runs while an earlier one has
-//! tokens and frames.
+//! Units with tokens are *ready* and are in the queue of their class. Units without tokens are
+//! *waiting*: no decision checks these units until a refill gives tokens to their port. A decision
+//! checks the ready units, class by class from class 1 on, and chooses the first unit with frames.
+//! After a check for frames, a unit goes to the end of its class. In every decision, an earlier
+//! class with tokens and frames runs before later classes.
 //!
-//! Two policies treat units without frames:
+//! The scheduler has two policies for units without frames:
 //!
-//! - [`Readiness::Pending`] is Penstock's own policy. A look costs no more than reading a word, so
-//!   each decision looks at every ready unit of a class before the next class.
-//! - [`Readiness::Demotion`] is the paper's policy (§IV-B.3), for units that do not show whether
-//!   frames wait. A unit that sent nothing in [`DEMOTE_AFTER`] loops in a row falls by one class.
-//!   It returns to its own class as soon as it sends. A loop is a decision in which the unit was
-//!   looked at. A decision looks at a unit at most once.
+//! - The policy [`Readiness::Pending`] is Penstock's own and is not in the paper C2QoS. With
+//!   [`Readiness::Pending`], a check for frames reads one word of memory, so a decision checks all
+//!   ready units of a class before the next class.
+//! - The policy [`Readiness::Demotion`] is from C2QoS (§IV-B.3), for units that must be polled to
+//!   find their frames. A *loop* is a decision in which the unit was checked. After
+//!   [`DEMOTE_AFTER`] consecutive loops without frames, a unit is demoted by one class. A demoted
+//!   unit returns to its configured class when the unit sends a frame. With
+//!   [`Readiness::Demotion`], a decision checks each unit for frames at most once.
 //!
 //! # Example
 //!
-//! In a test, units 1 and 2 are in class 1, unit 3 is in class 3, and all have frames. The order is
-//! 1, 2, 1, 2, … until both run out of tokens, then 3. When a refill releases unit 2, it is next.
+//! In an example, units 1 and 2 are in class 1, unit 3 is in class 3, and frames wait at all three
+//! units. In the example, units 1 and 2 run in turn until neither has tokens. When neither unit 1
+//! nor unit 2 has tokens, unit 3 runs. When a refill gives tokens to unit 2 of the example, unit 2
+//! runs the next batch.
 //!
 //! # Starvation
 //!
-//! A higher class runs no longer than its tokens last. An idle unit costs only a look.
+//! The units of a class delay later classes only until their ports have no tokens. If a unit is
+//! idle, a decision spends only one check on it.
 //!
 //! # Departures
 //!
-//! There are no departures. The paper does not say after how many loops a unit is demoted.
+//! C2QoS does not state after how many loops a unit is demoted, so the number is Penstock's choice.
+//! In all other respects, the scheduler HBS follows the paper C2QoS.
 //!
 //! # Cost
 //!
-//! A decision takes one look at each ready unit without frames in earlier classes, plus O(1). A
-//! release looks at as many units as the caller requests. After a refill this number is
-//! [`RELEASE_MOST`]. Queues are lists in one array, so nothing is allocated after construction.
+//! A decision takes O(1), plus a check of each ready unit that precedes the chosen unit and has no
+//! frames. After a refill, the worker tests at most [`RELEASE_MOST`] waiting units for new tokens.
+//! The scheduler allocates no memory after its construction.
 
 use penstock_units::Priority;
 
-/// Consecutive decisions that found no frames at a unit before it falls by a class.
+/// Number of consecutive decisions without frames after which a unit is demoted by one class.
 pub const DEMOTE_AFTER: u8 = 3;
 
-/// Maximum number of units without tokens that a refill checks. The cost of a refill therefore does
-/// not depend on the number of such units. In one or two refill intervals, at most this number of
-/// units can run a batch, so no unit waits longer because of the bound.
+/// Maximum number of waiting units that are tested for new tokens after a refill. The maximum of 32
+/// tests limits the cost of a refill. At most 32 units can run a batch in one or two refill
+/// intervals, so the maximum of 32 tests delays no unit.
 pub const RELEASE_MOST: usize = 32;
 
-/// How units without frames are treated.
+/// Policy for units (queue pairs) that have no frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Readiness {
-    /// Units without frames keep their class. A decision looks at them and goes on.
+    /// Units without frames keep their class with the policy [`Readiness::Pending`]. A decision
+    /// checks units without frames, and continues with the next unit.
     #[default]
     Pending,
-    /// Units without frames fall through the classes (C2QoS §IV-B.3).
+    /// Units without frames are demoted class by class (C2QoS §IV-B.3).
     Demotion,
 }
 
 impl Readiness {
-    /// The policy's name in configuration and statistics.
+    /// Returns the name of the policy in configuration and statistics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -85,9 +92,10 @@ impl Readiness {
 
 const CLASSES: usize = Priority::CLASSES;
 const _: () = assert!(CLASSES == WAITING as usize);
-/// Number of the queue of units without tokens. It follows the queues of the classes.
+/// Number of the queue that contains the units without tokens. The queues 0 to 7 are the queues of
+/// the eight classes.
 const WAITING: u8 = 8;
-/// Queue number of a unit that has not joined.
+/// Queue number of a unit that has not joined the scheduler.
 const ABSENT: u8 = u8::MAX;
 const NIL: u32 = u32::MAX;
 
@@ -95,15 +103,16 @@ const NIL: u32 = u32::MAX;
 struct Node {
     next: u32,
     previous: u32,
-    /// Decision in which the unit was last looked at. Only demotion uses it.
+    /// Number of the decision that last checked the unit; used only with [`Readiness::Demotion`].
     looked_in: u32,
-    /// Number of the queue that the unit is in.
+    /// Number of the queue that contains the unit: a class from 0, or the queue of waiting units.
     queue: u8,
-    /// Configured class, from 0.
+    /// Configured latency class of the unit, as an index from 0.
     class: u8,
-    /// Class that the unit runs in. After demotion, the number is higher than `class`.
+    /// Class in which the unit runs now. The unit's class number is higher than `class` while the
+    /// unit is demoted.
     effective: u8,
-    /// Consecutive decisions that found no frames at the unit.
+    /// Number of consecutive decisions that checked the unit and found no frames.
     empty: u8,
 }
 
@@ -114,17 +123,17 @@ struct Queue {
     len: u32,
 }
 
-/// A unit that the caller must look at.
+/// Next choice of the scheduler: a unit whose ring the caller must check for frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Slot of the unit.
+    /// Slot by which the unit is identified.
     pub slot: usize,
-    /// Whether the worker may now send its pending notifications of earlier work. True if the
-    /// unit's class is above the last class, or if every unit of the last class has been looked at.
+    /// Whether the worker may send its pending notifications now. The value is false only for a
+    /// unit of the last class that is not the last unit checked in its round.
     pub ends_round: bool,
 }
 
-/// The scheduler of one worker.
+/// The batch scheduler of one worker.
 #[derive(Clone, Debug)]
 pub struct BatchScheduler {
     nodes: Box<[Node]>,
@@ -133,20 +142,22 @@ pub struct BatchScheduler {
     len: u32,
     /// Bitmap of classes with a ready unit; bit 0 is class 1.
     occupied: u8,
-    /// The class of the current decision. The next field is the number of its units that remain to
-    /// be looked at.
+    /// Class whose units the current decision checks for frames. The field `left` is the number of
+    /// units in `class` that the current decision has not checked yet.
     class: u8,
     left: u32,
-    /// Number of the current decision. Only demotion uses it.
+    /// Number of the current decision; used only with [`Readiness::Demotion`].
     sweep: u32,
-    /// Units of the last class looked at since its round began.
+    /// Number of units of the last class that the scheduler has checked in the current round. A
+    /// round ends when all units of the last class have been checked.
     round: u32,
-    /// Position from which [`Self::next_glance`] continues.
+    /// Slot of the unit that the last call of [`Self::next_glance`] returned. The next call begins
+    /// after this unit.
     glance: u32,
 }
 
 impl BatchScheduler {
-    /// A scheduler with room for `slots` units, without units.
+    /// Returns a scheduler for slots 0 to `slots` - 1, in which no unit has joined.
     #[must_use]
     pub fn new(slots: usize, readiness: Readiness) -> Self {
         let node = Node {
@@ -172,7 +183,7 @@ impl BatchScheduler {
         }
     }
 
-    /// Adds a unit at the end of its class. Does nothing if it has joined already.
+    /// Adds a unit at the end of its class. If the unit has already joined, `add` does nothing.
     pub fn add(&mut self, slot: usize, class: Priority) {
         let Some(node) = self.nodes.get_mut(slot) else { return };
         if node.queue != ABSENT {
@@ -191,7 +202,8 @@ impl BatchScheduler {
         }
     }
 
-    /// Changes a unit's class. A unit that waits for tokens keeps waiting.
+    /// Moves a unit to another class. A unit that waits for tokens still waits after the change of
+    /// its class.
     pub fn set_class(&mut self, slot: usize, class: Priority) {
         let class = class_of(class);
         if !self.is_there(slot) || self.nodes[slot].class == class {
@@ -204,7 +216,8 @@ impl BatchScheduler {
         }
     }
 
-    /// Begins a decision.
+    /// Starts a decision. The caller must call `begin` before the first [`Self::next_look`] of each
+    /// decision.
     #[inline]
     pub fn begin(&mut self) {
         // `next_look` starts with the class after this one, which wraps to class 0.
@@ -214,9 +227,10 @@ impl BatchScheduler {
         }
     }
 
-    /// The next unit to look at in this decision. `None` if all were looked at. The unit moves to
-    /// the end of its class. The caller reports [`Self::ran`] if the unit ran a batch and
-    /// [`Self::hold`] if its port has no tokens.
+    /// Returns the next unit that this decision must check for frames. Returns `None` if the
+    /// decision has checked all units. The scheduler moves a returned unit to the end of its class.
+    /// The caller must call [`Self::ran`] if the unit ran a batch, and [`Self::hold`] if its port
+    /// has no tokens.
     #[inline]
     pub fn next_look(&mut self) -> Option<Candidate> {
         match self.readiness {
@@ -249,11 +263,11 @@ impl BatchScheduler {
             let (slot, sweep) = (candidate.slot, self.sweep);
             let node = &mut self.nodes[slot];
             if node.looked_in == sweep {
-                // The look in this decision demoted the unit to this class.
+                // This decision already looked at the unit and demoted it to this class.
                 continue;
             }
             node.looked_in = sweep;
-            // If the unit sends, the caller calls [`Self::ran`], which resets this.
+            // If the unit sends, the caller calls [`Self::ran`], which resets `empty`.
             node.empty += 1;
             if node.empty >= DEMOTE_AFTER {
                 node.empty = 0;
@@ -297,7 +311,8 @@ impl BatchScheduler {
         }
     }
 
-    /// Reports that the unit's port has no tokens. The unit waits for [`Self::release`].
+    /// Reports that the unit's port has no tokens. The unit waits until [`Self::release`] finds
+    /// that its port has tokens.
     #[inline]
     pub fn hold(&mut self, slot: usize) {
         if self.nodes.get(slot).is_some_and(|node| node.queue < WAITING) {
@@ -305,9 +320,10 @@ impl BatchScheduler {
         }
     }
 
-    /// Checks the first `most` waiting units after a refill. A unit becomes ready if `has_tokens`
-    /// is true for it, in the order in which units were held. Units that were not checked are
-    /// checked first next time. Returns the number of units that became ready.
+    /// Tests the first `most` waiting units for tokens after a refill. A waiting unit becomes ready
+    /// if `has_tokens` returns true for the unit's slot. The units that have waited longest for
+    /// tokens are tested first. The next call of `release` begins with the waiting units that were
+    /// not tested. Returns the number of waiting units that became ready in this call.
     pub fn release(&mut self, most: usize, mut has_tokens: impl FnMut(usize) -> bool) -> usize {
         let all = self.waiting() <= most;
         let mut released = 0;
@@ -326,13 +342,15 @@ impl BatchScheduler {
         released
     }
 
-    /// One of the waiting units, a different one at each call.
+    /// Returns one of the units that wait for tokens. Repeated calls of `next_waiting` return all
+    /// waiting units in turn.
     pub fn next_waiting(&mut self) -> Option<usize> {
         (self.waiting() > 0).then(|| self.rotate(WAITING))
     }
 
-    /// A ready unit to check outside of decisions, a different one at each call. Such checks find
-    /// frames of units in classes that get no turn because earlier classes fill the core.
+    /// Returns a ready unit to check outside of decisions. Successive calls of `next_glance` return
+    /// all ready units in turn. Checks outside of scheduling decisions find the frames of classes
+    /// that get no turn because earlier classes use the whole core.
     pub fn next_glance(&mut self) -> Option<usize> {
         let gone_on = self.nodes.get(self.glance as usize).filter(|node| node.queue < WAITING);
         let (mut slot, class) = gone_on.map_or((NIL, ABSENT), |node| (node.next, node.queue));
@@ -349,14 +367,14 @@ impl BatchScheduler {
         (slot != NIL).then_some(slot as usize)
     }
 
-    /// Number of units, ready or waiting.
+    /// Number of units that have joined, ready or waiting.
     #[inline]
     #[must_use]
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether there are no units.
+    /// Whether the scheduler has no units.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -369,8 +387,8 @@ impl BatchScheduler {
         self.queues[usize::from(WAITING)].len as usize
     }
 
-    /// The class that a unit runs in now, and whether the unit is ready. `None` if the slot has no
-    /// unit.
+    /// Returns the class in which a unit runs now, and whether the unit is ready. Returns `None` if
+    /// the slot has no unit.
     #[must_use]
     pub fn state(&self, slot: usize) -> Option<(Priority, bool)> {
         let node = self.nodes.get(slot).filter(|node| node.queue != ABSENT)?;
@@ -382,7 +400,8 @@ impl BatchScheduler {
         self.nodes.get(slot).is_some_and(|node| node.queue != ABSENT)
     }
 
-    /// Moves the head of a nonempty queue to its end and returns it.
+    /// Moves the first unit of a queue, which must not be empty, to the end of the queue, and
+    /// returns the unit.
     #[inline]
     fn rotate(&mut self, class: u8) -> usize {
         let queue = &mut self.queues[usize::from(class)];
@@ -428,7 +447,7 @@ impl BatchScheduler {
         if number < WAITING && queue.len == 0 {
             self.occupied &= !(1 << number);
         }
-        // The current decision must not count this unit any more.
+        // The unit no longer counts in the current decision.
         if number == self.class {
             self.left = self.left.min(queue.len);
         }
@@ -450,7 +469,7 @@ fn class_of(class: Priority) -> u8 {
     class.index() as u8
 }
 
-/// Index of the lowest set bit.
+/// Returns the index of the bitmap's lowest set bit, which is the first class with a ready unit.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
 fn class_of_bit(bits: u32) -> u8 {
@@ -465,7 +484,7 @@ mod tests {
         Priority::new(n).unwrap()
     }
 
-    /// Runs a decision and returns the first candidate with frames.
+    /// Makes one scheduling decision, and returns the slot of the first unit with frames.
     fn decide(hbs: &mut BatchScheduler, frames: impl Fn(usize) -> bool) -> Option<usize> {
         hbs.begin();
         while let Some(candidate) = hbs.next_look() {
@@ -518,8 +537,9 @@ mod tests {
         assert_eq!(hbs.state(0), Some((class(1), true)));
     }
 
-    /// C2QoS §IV-B.3 counts loops, and a decision is a loop. A silent unit keeps its class in the
-    /// first decision, regardless of the number of other units.
+    /// C2QoS §IV-B.3 demotes a unit after a number of loops; one loop is one scheduling decision in
+    /// Penstock. Tests that a unit without frames keeps its class in the first decision, regardless
+    /// of the number of other units.
     #[test]
     fn one_decision_is_one_loop_however_few_units_there_are() {
         for others in 0..3 {
@@ -551,8 +571,8 @@ mod tests {
         assert!(hbs.is_empty() && hbs.state(0).is_none());
     }
 
-    /// A release checks a bounded number of waiting units. Several releases check all of them in
-    /// turn.
+    /// Tests that a release checks a bounded number of waiting units. After several calls of
+    /// `release`, every waiting unit was tested.
     #[test]
     fn a_release_is_bounded_and_leaves_nobody_out() {
         let mut hbs = BatchScheduler::new(10, Readiness::Pending);

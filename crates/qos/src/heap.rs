@@ -1,50 +1,52 @@
-//! A binary min-heap of slots that can also remove a slot from the middle.
+//! A binary min-heap of slots, from which any slot can be removed.
 //!
-//! A client may leave while it waits in a queue ordered by time. The heap therefore records the
-//! position of each slot. All operations take O(log n), except reading the first slot, which takes
-//! O(1). Nothing is allocated after construction.
+//! A client may leave while its slot is in the heap. The heap records the position of each slot, so
+//! that it can remove a slot from any position. Each operation of the heap takes O(log n); only
+//! `first` takes O(1). The heap allocates no memory after its construction.
 
 const ABSENT: u32 = u32::MAX;
 
-/// Heap of slots below a fixed number, each at most once. Equal keys are ordered by slot.
+/// A min-heap of slots, whose numbers are below a fixed limit. Each slot is in the heap at most
+/// once. Slots with equal keys are ordered by slot number.
 #[derive(Clone, Debug)]
 pub(crate) struct SlotHeap {
     heap: Vec<(u128, u32)>,
     place: Box<[u32]>,
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "places and slots are below 2^32")]
+#[expect(clippy::cast_possible_truncation, reason = "heap positions and slots are below 2^32")]
 const fn narrow(n: usize) -> u32 {
     n as u32
 }
 
 impl SlotHeap {
-    /// An empty heap for slots 0 to `slots` - 1.
+    /// Returns an empty heap for slots 0 to `slots` - 1.
     pub fn new(slots: usize) -> Self {
         let place = vec![ABSENT; slots].into_boxed_slice();
         Self { heap: Vec::with_capacity(slots), place }
     }
 
-    /// The slot with the smallest key, and that key.
+    /// Returns the smallest key of the heap, with its slot.
     pub fn first(&self) -> Option<(u128, usize)> {
         self.heap.first().map(|(key, slot)| (*key, *slot as usize))
     }
 
-    /// Adds a slot that is not in the heap.
+    /// Adds a slot to the heap; the slot must not be in the heap.
     pub fn push(&mut self, slot: usize, key: u128) {
         debug_assert_eq!(self.place[slot], ABSENT, "slot {slot} is in the heap");
         self.heap.push((key, narrow(slot)));
         self.rise(self.heap.len() - 1);
     }
 
-    /// Removes the slot with the smallest key and returns it.
+    /// Removes the slot with the smallest key from the heap, and returns the slot.
     pub fn pop(&mut self) -> Option<usize> {
         let (_, slot) = self.first()?;
         self.remove(slot);
         Some(slot)
     }
 
-    /// Removes a slot from any position. Returns whether it was in the heap.
+    /// Removes a slot from the heap, whatever its position. Returns false if the slot was not in
+    /// the heap.
     pub fn remove(&mut self, slot: usize) -> bool {
         let at = self.place[slot];
         if at == ABSENT {
@@ -70,7 +72,7 @@ impl SlotHeap {
         let item = self.heap[at];
         while at > 0 {
             let above = (at - 1) / 2;
-            // Equal keys are ordered by slot, so that runs are reproducible.
+            // Slots with equal keys are ordered by slot number.
             if self.heap[above] <= item {
                 break;
             }

@@ -1,81 +1,101 @@
-//! The longest time that a frame may wait for the end of its batch, by class.
+//! Computes an upper bound of the time from a frame's arrival to the end of its batch, for each
+//! priority class.
 //!
 //! # Problem
 //!
-//! A latency class is useful only if a bound can be promised for it before any measurement.
+//! An operator needs to know the largest delay of a class before any traffic is measured.
 //!
 //! # Source
 //!
-//! C2QoS §IV-B.2 gives `(N1 k1 + N2 k2 + ... + Nn) c`. The paper leaves `k` open.
+//! The paper C2QoS (§IV-B.2) gives the latency bound `(N1 k1 + N2 k2 + ... + Nn) c` for class n.
+//! C2QoS does not define how to compute the factors `k` of the latency bound.
 //!
 //! # Quantities
 //!
-//! `N` is [`Member::units`], `c` is [`Batches`] in cycles, and `k` follows from the tokens:
-//! [`Terms::depth`] and [`Terms::entitlement`].
+//! For each class, N is the number of queue pairs ([`Member::units`]), and c is the cost of a batch
+//! in cycles ([`Batches`]). The factor `k` of the C2QoS bound is computed from the depth
+//! ([`Terms::depth`]) and the rate ([`Terms::entitlement`]) of a port's bucket.
 //!
 //! # Scope
 //!
-//! The bound holds for a port with a bucket that stays within it. In any time `t`, the port's
-//! frames then cost at most its depth (less one refill) plus its rate times `t`. Such a port never
-//! waits for tokens. For a port without a bucket, the bound holds for a frame with less than a
-//! batch before it. The traffic of other ports does not matter.
+//! - For a port with a bucket, the bound applies only if the port sends within the limits of its
+//!   bucket. In any time `t`, frames within a bucket's limits cost at most the depth minus one
+//!   refill, plus the rate times `t`. A port that sends within its bucket's limits never waits for
+//!   tokens.
+//! - For a port without a bucket, the bound applies only to a frame with less than a batch of
+//!   frames before it in the ring.
+//! - The bound on a frame's wait is valid regardless of the frames that other ports send.
 //!
 //! # Approach
 //!
-//! Three kinds of work come before the end of the frame's batch:
+//! The *ports above* a port are the ports of earlier classes. Ports on other workers that hand
+//! frames over to this worker count as ports of earlier classes. In every class, batches of frames
+//! that other workers handed over alternate with local batches. The core does three kinds of work
+//! between the arrival of a frame and the end of its batch:
 //!
-//! 1. *Begun*: a batch that had already started, of the frame's own port or of a lower class.
-//! 2. *Beside*: rounds in which every unit of the class runs a batch. The number of rounds is the
-//!    number of batches that the port needs for all frames that it may put into its ring at once.
-//! 3. *Above*: work for which the classes above have tokens. When these classes last had no work
-//!    with tokens, none of their buckets was more than full. The ports above may spend these
-//!    tokens, go into debt by one batch each, and spend the tokens of one refill and of later
-//!    generation. They had the core to themselves until the frame came. No more of their work is
-//!    therefore left than if it had started when the frame arrived.
+//! 1. The work *begun* is a batch that started before the frame arrived, either of the frame's own
+//!    port or of a later class.
+//! 2. The work *beside* consists of rounds in which every unit (queue pair) of the frame's class
+//!    runs a batch. The number of rounds is the number of batches that the port needs for all
+//!    frames that it may put into its ring at once.
+//! 3. The work *above* consists of the batches of ports of earlier classes. Each port of an earlier
+//!    class may spend a full bucket and go into debt by one batch. A port of an earlier class may
+//!    also spend the tokens of one refill, and all tokens generated while the frame waits.
 //!
-//! If a fraction `rho` of the capacity is generated for the classes above, the wait is the sum
-//! divided by `1 - rho`. Ports of other workers that hand frames over count as above, because their
-//! batches alternate with local batches regardless of class.
+//! The latency bound is the total time of three kinds of work (begun, beside and above), divided by
+//! `1 - rho`. The variable `rho` is the fraction of the core's capacity that refills generate for
+//! ports of earlier classes.
 //!
-//! Ports above get the cycles that they purchased. If they are `minmax`, they also get a part of
-//! the cycles that others leave:
+//! The bound assumes that each port of an earlier class gets the cycles that it purchased. Ports of
+//! earlier classes in mode `minmax` also get cycles that other ports do not use. The caller chooses
+//! one of two assumptions about cycles that other ports do not use:
 //!
-//! - [`Surplus::Shared`]: the ports that are not above use all cycles that they purchased. Ports
-//!   above share unsold cycles by weight.
-//! - [`Surplus::Left`]: no other port sends. Ports above get all cycles except those generated for
-//!   the port itself. The worker may notice the port's frames only after it glanced at all units.
+//! - With [`Surplus::Shared`], the bound assumes that all other ports use the cycles that they
+//!   purchased. With [`Surplus::Shared`], `minmax` ports of earlier classes get their weighted part
+//!   of the unsold cycles.
+//! - With [`Surplus::Left`], the bound assumes that all other ports leave their cycles unused. With
+//!   [`Surplus::Left`], ports of earlier classes get all cycles except the cycles generated for the
+//!   frame's own port. If ports of earlier classes use the whole core, the worker may find the
+//!   frame only by its checks after refills ([`GLANCES`]).
 //!
-//! Both are equal if no port above is `minmax`.
+//! If no port of an earlier class is in mode `minmax`, `Shared` and `Left` give the same bound.
 //!
 //! # Example
 //!
-//! A test has a core of 1 GHz, batches of 10,000 cycles, a depth of 20,000 and refills every 50 µs.
-//! Two ports in class 1 have 20 % each, and one in class 2 has 10 %. All are strict. A port of
-//! class 1 may put 10,000 cycles into its ring at once, which takes two batches. 10 µs begun and 2
-//! rounds of 20 µs give 50 µs.
+//! The latency example has a core of 1 GHz, batches of 10,000 cycles, depths of 20,000 cycles and
+//! refills every 50 µs. In the example, two ports in class 1 purchased 20 % of the core each, and
+//! one port in class 2 purchased 10 %. All three ports of the example are in mode `strict`.
 //!
-//! Class 2 also needs two batches. 10 µs begun, 2 rounds of 10 µs and 2 × (20 + 10 + 10) µs above
-//! give 110 µs. Divided by 0.6, this is 183 µs.
+//! In the example, a port of class 1 may at once put frames that cost 20,000 - 10,000 = 10,000
+//! cycles (depth minus one refill) into its ring. In the example, a port may need two batches for
+//! frames that cost 10,000 cycles in total. In the example, the bound of class 1 is 50 µs: 10 µs
+//! for the batch begun, and two rounds of 20 µs beside.
+//!
+//! In the example, the port of class 2 also needs two batches for all frames that it may put into
+//! its ring at once. In the example, work for class 2 takes 10 µs (begun), 20 µs (beside) and 80 µs
+//! (above), in total 110 µs. In the example, the bound of class 2 is 110 µs of work divided by 1 -
+//! 0.4 = 0.6, which is 183 µs.
 //!
 //! # Limits
 //!
-//! The bound does not cover the following:
+//! The bound on a frame's wait excludes the following delays:
 //!
-//! - A port without a bucket, in the same or a later class, that uses more than the unsold cycles.
-//!   Fewer cycles are then generated than were sold (see [`crate::c2tb`]), and a port within its
-//!   bucket may have to wait for tokens.
-//! - Time in which the kernel or control had the core.
-//! - The time to wake a resting queue pair.
-//! - Everything after the batch: the link and the receiver.
+//! - A port without a bucket, in the same or a later class, may use more cycles than are unsold. If
+//!   a port without a bucket uses sold cycles, refills generate fewer cycles than were sold (see
+//!   [`crate::c2tb`]), and other ports may wait.
+//! - The kernel or control work may use the core for some time.
+//! - If a queue pair was idle and is not polled, the worker needs time to wake it.
+//! - Frames may be delayed after the end of the batch, on the link and at the receiver.
 //!
 //! # Departures
 //!
-//! The paper's `k` is computed. The bound includes the batch that had begun and a burst of the
-//! port's own frames.
+//! Penstock computes the factor `k` of the C2QoS formula from the buckets. The formula of C2QoS
+//! excludes the batch that had begun and a burst of the port's own frames; Penstock's bound
+//! includes both delays.
 //!
 //! # Cost
 //!
-//! A query takes O(ports).
+//! A computation of a bound takes O(ports).
 
 use core::fmt;
 
@@ -84,26 +104,27 @@ use penstock_units::{Cycles, CyclesPerSecond, Nanos, Priority, TscRate};
 use crate::c2tb::{Mode, Terms};
 use crate::cost_model::{CostModel, Deployment, FCS, Profile, to_f64, whole_up};
 
-/// Maximum number of frames of a batch.
+/// Maximum number of frames in a batch.
 pub const BATCH_FRAMES: u32 = 32;
-/// Longest batch of a port below the worker's first class. A full batch is shorter at nearly all
-/// frame sizes, so this costs no throughput.
+/// Longest time for which a batch may run, for a port that is not in the worker's first class. A
+/// full batch takes less than 5 µs at nearly all frame sizes, so the limit costs no throughput.
 pub const LOWER_CLASS: Nanos = Nanos::from_micros(5);
-/// Units that a worker glances at after each refill.
+/// Number of units that a worker checks for frames after each refill, outside of decisions.
 pub const GLANCES: u32 = 4;
 
-/// Cost of a port's largest permitted batches.
+/// Cost in cycles of a batch with the maximum number of frames of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Batches {
-    /// Cost of the cheapest batch.
+    /// Cycles of a batch in which all frames are of the cheapest kind.
     pub least: Cycles,
-    /// Cost of the most expensive batch.
+    /// Cost of the batch if all its frames are of the most expensive kind.
     pub most: Cycles,
 }
 
 impl Batches {
-    /// Computes the costs of a profile's batches from the model. `whole` is true if the port is in
-    /// the worker's first class. The most expensive batch includes the spread of the measurements.
+    /// Computes the costs of a profile's batches from the cost model. The argument `whole` is true
+    /// if the port is in the worker's first class, so that batches have full length. The cost of
+    /// the most expensive batch includes the spread of the measurements.
     #[must_use]
     pub fn modelled(
         model: &CostModel,
@@ -138,14 +159,15 @@ impl Batches {
         }
     }
 
-    /// The costs if frames cost `factor` times what the model says.
+    /// Returns the costs multiplied by `factor`, for frames that cost `factor` times as much as
+    /// modelled.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         let of = |cost: Cycles| Cycles(whole_up(to_f64(cost.0) * factor).max(1));
         Self { least: of(self.least), most: of(self.most) }
     }
 
-    /// Computes the costs from a measured mean cost per frame, in cycles.
+    /// Computes the costs of batches from a measured mean cost per frame, in cycles.
     #[must_use]
     pub fn measured(per_frame: f64, core: TscRate, whole: bool) -> Self {
         let frames =
@@ -155,8 +177,8 @@ impl Batches {
     }
 }
 
-/// Number of frames, at `per_frame` cycles each, that fit into `time`. The result is 1 to a full
-/// batch.
+/// Returns the number of frames that fit into `time` at `per_frame` cycles each, from 1 to
+/// [`BATCH_FRAMES`].
 fn frames_in(time: Nanos, core: TscRate, per_frame: f64) -> u32 {
     let fit = to_f64(core.to_cycles(time).0) / per_frame.max(1.0);
     (1..=BATCH_FRAMES).rev().find(|frames| f64::from(*frames) <= fit).unwrap_or(1)
@@ -165,15 +187,17 @@ fn frames_in(time: Nanos, core: TscRate, per_frame: f64) -> u32 {
 /// A port that has queue pairs on the worker, or hands frames over to the worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Class of the port. Equal for all ports if the worker ignores classes.
+    /// Latency class of the port. If the worker ignores latency classes, all ports must have the
+    /// same class.
     pub class: Priority,
     /// Number of the port's queue pairs on the worker.
     pub units: u32,
-    /// Whether the port's queue pairs are on other workers and these workers hand its frames over.
+    /// Whether the port's queue pairs are on other workers, which hand the port's frames over to
+    /// this worker.
     pub elsewhere: bool,
-    /// Cost of the port's batches.
+    /// Lowest and highest cost of a batch with the maximum number of the port's frames.
     pub batches: Batches,
-    /// Terms of the port's bucket on the worker. `None` without a bucket.
+    /// Terms of the port's bucket on the worker. `None` if the port has no bucket on the worker.
     pub bucket: Option<Terms>,
 }
 
@@ -183,70 +207,73 @@ impl Member {
     }
 }
 
-/// Parameters of a worker for the bound.
+/// Properties of a worker's core on which the latency bound depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Core {
     /// Cycles per second that the worker may spend on frames.
     pub capacity: CyclesPerSecond,
-    /// Time between two refills.
+    /// Time between two refills of the worker's buckets.
     pub refill: Nanos,
 }
 
-/// Part of the unsold or unused cycles that ports above get.
+/// Assumption about the cycles that ports of earlier classes get in addition to their purchases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Surplus {
-    /// Ports above get their part of the unsold cycles, because all other ports use their
-    /// purchases.
+    /// The bound assumes that all other ports use the cycles that they purchased. Ports of earlier
+    /// classes in mode `minmax` also get their weighted part of the unsold cycles.
     Shared,
-    /// Ports above get all unused cycles, because no other port sends.
+    /// The latency bound assumes that all other ports leave their cycles unused. Ports of earlier
+    /// classes in mode `minmax` get all cycles that other ports leave unused.
     Left,
 }
 
-/// The longest wait and its components.
+/// Upper bound on the wait of a frame, and the components of the bound.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bound {
-    /// Time from the arrival in the ring to the end of the batch.
+    /// Longest time from a frame's arrival in the ring to the end of its batch.
     pub wait: Nanos,
-    /// Number of batches of the port up to and including the frame's batch.
+    /// Number of batches that the port runs up to the batch that contains the frame, inclusive.
     pub rounds: u64,
-    /// Cost of the batch that had begun.
+    /// Cost in cycles of the batch that had begun before the frame arrived.
     pub begun: Cycles,
-    /// Cost of the batches of the port's class, including the port's own batches.
+    /// Cost in cycles of the batches of the port's class, including the port's own batches.
     pub beside: Cycles,
-    /// Cycles that ports above have in their buckets, may owe, and get with one refill.
+    /// Cycles that ports of earlier classes may spend: full buckets, permitted debt, and the tokens
+    /// of one refill.
     pub above: Cycles,
-    /// Cycles per second generated for ports above during the wait.
+    /// Cycles per second that refills generate for ports of earlier classes while the frame waits.
     pub above_rate: CyclesPerSecond,
 }
 
-/// Why there is no bound.
+/// Reason why the wait of a frame has no upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unbounded {
-    /// The port above with this index has no bucket.
+    /// A port in an earlier class has no bucket and may run without limit. The field is the index
+    /// of the port in the list of ports.
     Free(usize),
-    /// Ports above may use the whole core.
+    /// The ports of earlier classes may use the whole core.
     Full,
-    /// The port's turns bring fewer cycles than it purchased.
+    /// The port gets its turns too rarely to use the cycles that it purchased.
     Slow,
-    /// There is no such port on the worker.
+    /// No port of the class has a queue pair on this worker.
     Absent,
 }
 
 impl fmt::Display for Unbounded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Free(_) => "a port that goes before it has no cycle bucket",
-            Self::Full => "those before it may use the whole core",
-            Self::Slow => "its turns within its class bring less than it bought",
-            Self::Absent => "it has no queue pair there",
+            Self::Free(_) => "a port that is served before this class has no cycle bucket",
+            Self::Full => "ports that are served before this class may use the whole core",
+            Self::Slow => "a port of this class gets too few turns to use its purchased cycles",
+            Self::Absent => "no port of this class has a queue pair on this worker",
         })
     }
 }
 
-/// The longest wait of a frame of `members[of]` until the end of its batch.
+/// Returns the longest wait of a frame of `members[of]` until the end of its batch.
 ///
 /// # Errors
-/// Returns the reason if there is no bound.
+/// If a frame's wait has no upper bound, returns the reason why.
 pub fn worst_case(
     core: &Core,
     members: &[Member],
@@ -266,12 +293,11 @@ pub fn worst_case(
     let mut rounds = 1;
     if let Some(terms) = &own.bucket {
         let rate = u128::from(terms.entitlement.0);
-        // `burst` is the work that the port may put into its ring at once. The number of batches
-        // follows from it.
+        // `burst` is the cost of the frames that the port may put into its ring at once.
         let burst = u128::from(terms.depth.0).saturating_sub(per(rate, core.refill));
         rounds = burst / least + 1;
-        // A round takes round / left seconds. Meanwhile rate × round / left cycles of frames
-        // arrive.
+        // A round takes round / left seconds. In this time, frames that cost rate × round / left
+        // cycles arrive.
         if rate * round > least * left {
             return Err(Unbounded::Slow);
         }
@@ -291,11 +317,12 @@ pub fn worst_case(
     })
 }
 
-/// The bound of a class: the longest bound of its ports, and the index of that port.
+/// Returns the latency bound of a class, which is the longest bound of its ports, and the index of
+/// the port with this bound.
 ///
 /// # Errors
-/// Returns the reason if a port of the class has no bound, and [`Unbounded::Absent`] if the class
-/// has no port here.
+/// Returns [`Unbounded::Absent`] if the class has no port on this worker. Otherwise returns why a
+/// port of the class has no bound.
 pub fn of_class(
     core: &Core,
     members: &[Member],
@@ -314,13 +341,14 @@ pub fn of_class(
     worst.ok_or(Unbounded::Absent)
 }
 
-/// Work that may come from ports above.
+/// Work of ports of earlier classes that may delay a frame.
 struct Above {
-    /// Cycles in buckets, cycles of permitted debt, and cycles from one refill.
+    /// Sum of the cycles in full buckets, of one batch of debt per port, and of the tokens of one
+    /// refill.
     work: u128,
-    /// Cycles per second generated for the ports above.
+    /// Cycles per second that refills generate for ports of earlier classes.
     rate: u128,
-    /// Number of refills until a port's tokens are no longer considered unused.
+    /// Number of refills after which the worker finds the port's frames at the latest.
     late: u32,
 }
 
@@ -361,7 +389,7 @@ impl Above {
     }
 }
 
-/// Amount that `rate` per second produces in `time`, rounded up.
+/// Returns how many cycles a rate of `rate` cycles per second yields in `time`, rounded up.
 const fn per(rate: u128, time: Nanos) -> u128 {
     (rate * time.0 as u128).div_ceil(1_000_000_000)
 }
@@ -419,7 +447,7 @@ mod tests {
     fn idle_cycles_that_those_above_may_take_count_against_a_class() {
         let mut members = [member(1, 20), member(1, 20), member(2, 10)];
         members[0].bucket.as_mut().unwrap().mode = Mode::MinMax;
-        // The unsold 50 % all go to the first port.
+        // The first port gets all unsold cycles, which are 50 %.
         let shared = worst_case(&CORE, &members, 2, Surplus::Shared).unwrap();
         assert_eq!(shared.above_rate.0, 900_000_000);
         let left = worst_case(&CORE, &members, 2, Surplus::Left).unwrap();

@@ -1,21 +1,22 @@
-//! Quality of service as pure algorithms: how much capacity each client may use, and which client
-//! is served next.
+//! Algorithms for quality of service, which decide how much capacity each client may use and which
+//! client is served next.
 //!
-//! Nothing here reads a clock. Time is an argument, so the same code runs on a core, in the
-//! simulator and in property tests. Code that a worker calls allocates only during setup. The
-//! worker of `penstock-dataplane` uses most modules. The control plane uses the modules with
-//! answers that are needed once or every second: `cost_model`, `admission` and `learner`.
+//! This crate does not read a clock. The functions get the time as an argument, so the same code
+//! runs in the switch, in the simulator and in property tests. Most modules of this crate run in
+//! the workers of `penstock-dataplane`. The modules that run in workers allocate memory only during
+//! setup. The control plane uses the modules `cost_model`, `admission` and `learner`.
 //!
 //! # Sources
 //!
-//! - C2QoS: J. Syst. Archit. 116, 2021.
-//! - FS-VDE: J. Lee et al., fair shares of an uplink by client.
-//! - "Defeating Network Jitter for Virtual Machines": L. Cheng, C.-L. Wang.
+//! - C2QoS is a paper in the Journal of Systems Architecture 116, 2021.
+//! - FS-VDE is a paper by Lee et al. about the fair sharing of an uplink between clients.
+//! - "Defeating Network Jitter for Virtual Machines" is a paper by Cheng and Wang.
 #![forbid(unsafe_code)]
 
 pub mod admission;
 pub mod bottleneck;
 pub mod c2tb;
+pub mod codel;
 pub mod cost_model;
 pub mod delay;
 pub mod delay_scale;
@@ -34,4 +35,5 @@ pub mod wfq;
 pub mod wheel;
 
 mod bucket;
+mod frame_sizes;
 mod heap;

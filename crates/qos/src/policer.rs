@@ -1,63 +1,84 @@
-//! Policers: mark, and drop, traffic above a rate in bits or frames per second.
+//! Policers mark frames by rate, in bits or frames per second, so that excess frames can be
+//! dropped.
 //!
 //! # Problem
 //!
-//! Clouds sell limits in bits or frames per second. These limits are the baseline for cycle buckets
-//! (C2QoS §II). They also assist cycle buckets while a link is the bottleneck (§VII).
+//! Cloud providers limit the rate of VMs in bits or frames per second. Limits in bits or frames per
+//! second are the baseline to which cycle buckets are compared (C2QoS §II). Policers also limit VMs
+//! while a link is the bottleneck (C2QoS §VII).
 //!
 //! # Source
 //!
-//! RFC 2697 (single rate three colour marker) and RFC 2698 (two rate three colour marker).
+//! The markers are from RFC 2697 (single rate three colour marker, srTCM) and RFC 2698 (two rate
+//! three colour marker, trTCM).
 //!
 //! # Approach
 //!
-//! A bucket's level is counted in parts. A rate of R per second yields exactly R parts in a
-//! nanosecond: a part is 1/8,000,000,000 byte for bits per second, or 1/1,000,000,000 frame for
-//! frames per second. No refill rounds, so no remainder has to be carried over. A refill adds the
-//! parts for the time since the last refill, up to the depth. If the level covers a frame, the
-//! frame is paid for and passes.
+//! The level of a bucket is counted in parts of 1/8,000,000,000 byte, or of 1/1,000,000,000 frame
+//! for a limit in frames. If the rate is R per second, the bucket gains exactly R parts in each
+//! nanosecond, so refills never round. A refill adds the tokens for the time since the last refill,
+//! in parts of a byte or frame, up to the bucket's depth. A frame passes if the bucket's level
+//! covers the frame's length, which is then subtracted from the level.
 //!
-//! - srTCM: tokens that overflow the committed bucket go to the excess bucket. A frame is green if
-//!   the committed bucket pays, yellow if the excess bucket pays, and otherwise red.
-//! - trTCM: a frame is red if the peak bucket cannot pay, and yellow if the committed bucket
-//!   cannot. Otherwise the frame is green and both buckets pay.
+//! - In the srTCM, tokens that overflow the committed bucket go to the excess bucket. A frame is
+//!   green if the committed bucket has enough tokens, yellow if only the excess bucket has enough,
+//!   and otherwise red.
+//! - In the trTCM, a frame is red if the peak bucket lacks tokens, and yellow if only the committed
+//!   bucket lacks tokens. In the trTCM, a frame is green if both buckets have enough tokens for the
+//!   frame; both buckets then lose these tokens.
 //!
-//! For example, a CIR of 8 Mbit/s is a byte per microsecond. With a CBS of 2000 and an EBS of 1000,
-//! two frames of 1000 bytes are green, the third is yellow and the fourth red. After 500 µs a frame
-//! of 500 bytes is green.
+//! In an example, an srTCM has a CIR of 8 Mbit/s, which is one byte per microsecond. The srTCM of
+//! the example has a CBS of 2000 bytes and an EBS of 1000 bytes. The srTCM of the example marks
+//! four frames of 1000 bytes green, green, yellow and red. In the example, a frame of 500 bytes
+//! that arrives 500 µs later is green.
+//!
+//! # Frames that wait
+//!
+//! A limit for which the operator states no depth ([`Spec::waiting`]) drops no frame. Every frame
+//! that the switch takes passes and is charged, so the bucket may go into debt. The switch takes no
+//! more frames from the port until the debt is paid ([`Policer::wait`]), so the frames wait in the
+//! sender's own ring. With a limit that delays frames, a stream of large segments gets its rate
+//! without a loss. In any time t, a limit that delays frames passes at most one batch more than the
+//! rate yields in t and [`WAIT_DEPTH`] together. A batch has about as many frames as the rate
+//! yields in [`BATCH_TIME`] ([`Policer::batch`]), but at least one. The sizes of earlier frames
+//! predict the sizes of a batch's frames, so a batch may be longer than its prediction when a
+//! sender begins to send longer frames.
 //!
 //! # What is counted
 //!
-//! Bytes are those of the frame in the switch, from the Ethernet header on. [`Spec::per_frame`]
-//! adds the FCS for a purchased rate, or also preamble and gap for a link's rate. A large segment
-//! (TSO) counts as the frames that it becomes on the wire, each with its headers. A port with
-//! offloads therefore pays as much as a port without offloads.
+//! The policer counts bytes from the Ethernet header on, without FCS. The length
+//! [`Spec::per_frame`] is the FCS for a purchased rate, or FCS, preamble and gap for the rate of a
+//! link. A large segment (TSO) counts as the frames into which it is cut, each with its headers. A
+//! port that uses offloads is charged as much as a port that does not use offloads.
 //!
 //! # Depth and TCP
 //!
-//! A sender with offloads sends segments of 64 KiB, and each segment passes or is dropped as a
-//! whole. If the round trip is shorter than the time in which the bucket earns a segment, all
-//! segments in flight are dropped. TCP then waits for its retransmission timeout. The default depth
-//! is therefore the amount that the rate yields in this timeout ([`RETRANSMIT_MIN`]). A stream then
-//! gets its rate on average.
+//! With offloads, a sender sends segments of 64 KiB, and each segment passes or is dropped as a
+//! whole. If a round trip is too short to refill the bucket for one segment, all segments in flight
+//! are dropped. After the loss of all segments in flight, TCP waits for its retransmission timeout.
+//! The default depth of a limit that drops frames is the amount that the rate yields in TCP's
+//! retransmission timeout ([`RETRANSMIT_MIN`]). With this default depth, a TCP stream gets its rate
+//! on average.
 //!
 //! # Several threads
 //!
-//! Several threads may police one stream. A level is one atomic word, and the thread that advances
-//! the clock adds the tokens for that time. If that thread is preempted in between, the bucket
-//! lacks these tokens until the thread continues. The bucket never has too many tokens.
+//! Several threads may police the same stream. The level of a bucket is one atomic word, and the
+//! thread that advances the clock adds the tokens for the elapsed time. If the thread that advances
+//! the clock is preempted before it adds the tokens, the bucket lacks the tokens until the thread
+//! continues. Concurrent refills never add too many tokens to a bucket.
 //!
 //! # Departures
 //!
-//! By the RFCs, a frame longer than the bucket's depth is always red, so a port with offloads would
-//! starve below a depth of 64 KiB. Here a *full* bucket lets such a frame pass and goes into debt.
-//! Over any time, at most max(depth, one frame) + rate × time passes. For frames no longer than the
-//! depth, this equals the RFCs' bound and rule.
+//! In the RFCs, a frame longer than the depth of the bucket is always red. By the rule of the RFCs,
+//! a port that sends segments of 64 KiB could not send if the depth is below 64 KiB. In Penstock, a
+//! *full* bucket lets a longer frame pass and goes into debt. In any period of time, at most
+//! max(depth, one frame) + rate × time passes. Frames that are not longer than the depth are marked
+//! as in RFC 2697 and RFC 2698, with the same bound.
 //!
 //! # Cost
 //!
-//! A batch that is green as a whole takes one or two compare-and-swaps. Otherwise each frame takes
-//! this many.
+//! A batch that is green as a whole takes one or two compare-and-swaps. If some frame of the batch
+//! is not green, each frame of the batch takes one or two compare-and-swaps.
 
 use core::fmt;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -65,44 +86,60 @@ use core::sync::atomic::{AtomicU64, Ordering};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 
 use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
+use crate::frame_sizes::FrameSizes;
 
-/// Lowest rate in bits per second.
+/// Lowest rate of a policer, 8 kbit/s.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(8_000);
-/// Highest rate in bits per second.
+/// Highest rate of a policer in bits per second.
 pub const RATE_MAX: BitsPerSecond = BitsPerSecond(400_000_000_000);
-/// Highest rate in frames per second. 400 Gbit/s of shortest frames are 595 million.
+/// Highest rate of a policer in frames per second. For comparison, a link of 400 Gbit/s carries 595
+/// million of the shortest frames per second.
 pub const PACKETS_MAX: PacketsPerSecond = PacketsPerSecond(1_000_000_000);
-/// Largest depth in bytes or frames. Levels and debts stay within 63 bits.
+/// Largest depth of a bucket in bytes or frames, so that levels and debts fit into 63 bits.
 pub const DEPTH_MAX: u32 = 1 << 29;
-/// Size on the wire of a large segment (TSO) of 64 KiB. Each frame has 1,448 bytes of payload, 66
-/// of headers, 4 of a tag and 4 of FCS.
+/// Size of a large segment (TSO) of 64 KiB on the wire. A segment of 64 KiB becomes 46 frames, each
+/// with 1,448 bytes of payload, 66 of headers, 4 of VLAN tag and 4 of FCS.
 pub const SEGMENT: Size = Size { bytes: 46 * (1_448 + 74), frames: 46 };
-/// TCP's smallest retransmission timeout (Linux). A stream that lost a whole window is silent for
-/// this long. If the bucket's depth is less than this time, it overflows and loses tokens during
-/// the silence.
+/// Minimum retransmission timeout of TCP in Linux. Until the retransmission timeout ends, a TCP
+/// stream that lost a whole window sends nothing. If a bucket fills up in less time than the
+/// timeout, the bucket loses tokens during the timeout.
 pub const RETRANSMIT_MIN: Nanos = Nanos::from_millis(200);
-/// Smallest result of [`default_depth`] in bytes: four large segments.
+/// Smallest default depth in bytes ([`default_depth`]): four large segments.
 pub const DEPTH_DEFAULT_MIN: u32 = 4 * SEGMENT.bytes;
-/// Smallest result of [`default_frames`]: five large segments.
+/// Smallest default depth in frames ([`default_frames`]), into which five large segments of 46
+/// frames fit.
 pub const FRAMES_DEFAULT_MIN: u32 = 256;
 
-/// Colour of a frame (RFC 2697 and 2698).
+/// Depth of the bucket of a limit with waiting frames, as the time in which the rate fills the
+/// bucket. In any second, at most 0.4 % more than the rate passes because of the bucket.
+pub const WAIT_DEPTH: Nanos = Nanos::from_millis(4);
+/// Time in which the rate of a limit with waiting frames yields the tokens of one batch.
+pub const BATCH_TIME: Nanos = Nanos::from_millis(1);
+/// Longest time for which the debt of one batch lasts, if the batch has more than one frame and no
+/// frame is longer than the recent ones. In any second, at most 2 % more than the rate passes
+/// because of the debt.
+pub const DEBT_TIME: Nanos = Nanos::from_millis(16);
+/// Smallest depth in bytes of a limit with waiting frames: one frame of 1,518 bytes with a tag.
+pub const WAIT_DEPTH_MIN: u32 = 1_522;
+
+/// Colour that a policer gives a frame (RFC 2697 and 2698).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Colour {
     /// The frame is within the committed rate.
     Green,
-    /// The frame is above the committed rate, and within the excess burst or the peak rate.
+    /// The frame is above the committed rate, but within the excess burst or the peak rate.
     Yellow,
-    /// The frame is above all limits. A policer drops it.
+    /// The frame exceeds the excess burst (srTCM), the peak rate (trTCM) or the rate in frames. A
+    /// policer drops red frames.
     Red,
 }
 
-/// Size of a frame on the wire, summed over its segments.
+/// Size of a single frame, or total size of the frames that result from a segmentation request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Bytes of all segments, without FCS.
+    /// Sum of the lengths of all resulting frames in bytes, without FCS.
     pub bytes: u32,
-    /// Number of segments. 1 without segmentation.
+    /// Number of frames that result from a segmentation request; 1 for a single frame.
     pub frames: u32,
 }
 
@@ -113,35 +150,36 @@ impl core::ops::AddAssign for Size {
     }
 }
 
-/// The limit of a stream.
+/// Limit on a stream of frames, with rates and bursts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Limit {
-    /// The single rate three colour marker of RFC 2697. Depths are in bytes, and one of them may be
-    /// 0.
+    /// The single rate three colour marker of RFC 2697. The bucket depths `cbs` and `ebs` are in
+    /// bytes. One of the bucket depths `cbs` and `ebs` may be 0.
     SingleRate {
-        /// Committed information rate (RFC 2697).
+        /// Committed information rate in bits per second (RFC 2697).
         cir: BitsPerSecond,
-        /// Committed burst size in bytes.
+        /// Committed burst size of the srTCM in bytes.
         cbs: u32,
-        /// Excess burst size in bytes.
+        /// Excess burst size of the srTCM in bytes.
         ebs: u32,
     },
-    /// The two rate three colour marker of RFC 2698. Depths are in bytes.
+    /// The two rate three colour marker of RFC 2698. The bucket depths `cbs` and `pbs` are in
+    /// bytes.
     TwoRate {
-        /// Committed information rate (RFC 2698).
+        /// Committed information rate in bits per second (RFC 2698).
         cir: BitsPerSecond,
-        /// Committed burst size in bytes.
+        /// Committed burst size of the trTCM in bytes.
         cbs: u32,
-        /// Peak information rate, no less than `cir`.
+        /// Peak information rate in bits per second, not below `cir`.
         pir: BitsPerSecond,
-        /// Peak burst size in bytes.
+        /// Peak burst size of the trTCM in bytes.
         pbs: u32,
     },
-    /// A limit in frames per second.
+    /// A limit on the rate in frames per second.
     Packets {
-        /// Long-term rate of the stream.
+        /// Long-term rate of the stream in frames per second.
         rate: PacketsPerSecond,
-        /// Frames that may pass at once.
+        /// Number of frames that may pass at once.
         burst: u32,
     },
 }
@@ -151,9 +189,10 @@ pub enum Limit {
 pub struct Spec {
     limit: Limit,
     per_frame: u8,
+    waits: bool,
 }
 
-/// Reason for which a limit is invalid.
+/// Reason why a limit is not valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -161,11 +200,11 @@ pub enum SpecError {
     Rate(BitsPerSecond),
     /// The rate in frames per second is 0 or above [`PACKETS_MAX`].
     Packets(PacketsPerSecond),
-    /// The depth exceeds [`DEPTH_MAX`].
+    /// A bucket depth exceeds [`DEPTH_MAX`].
     Deep(u32),
-    /// No frame could ever pass the buckets.
+    /// All bucket depths are 0, so no frame could pass.
     Shallow,
-    /// The first rate, the peak rate, is below the second, the committed rate.
+    /// The peak rate (the first number) is below the committed rate (the second number).
     Peak(BitsPerSecond, BitsPerSecond),
 }
 
@@ -181,7 +220,7 @@ impl fmt::Display for SpecError {
             Self::Deep(depth) => write!(f, "burst {depth} is too large; write at most {DEPTH_MAX}"),
             Self::Shallow => f.write_str("a burst of 0 lets no frame pass; write at least 1514"),
             Self::Peak(pir, cir) => {
-                write!(f, "peak rate {pir} is below the committed rate {cir}; write at least that")
+                write!(f, "peak rate {pir} is below the committed rate {cir}; write at least {cir}")
             }
         }
     }
@@ -193,7 +232,7 @@ impl Spec {
     /// Validates a limit.
     ///
     /// # Errors
-    /// A number is out of range.
+    /// Returns an error if a rate or a depth is out of range.
     pub const fn new(limit: Limit) -> Result<Self, SpecError> {
         let (rates, depths) = match limit {
             Limit::SingleRate { cir, cbs, ebs } => {
@@ -232,69 +271,103 @@ impl Spec {
         if a > DEPTH_MAX || b > DEPTH_MAX {
             return Err(SpecError::Deep(if a > b { a } else { b }));
         }
-        Ok(Self { limit, per_frame: 0 })
+        Ok(Self { limit, per_frame: 0, waits: false })
     }
 
-    /// Adds `bytes` to each frame on the wire. Ethernet's FCS, preamble and gap are 24.
+    /// Adds `bytes` bytes to the length of each frame. To police the length on a link, the caller
+    /// adds 24 bytes (FCS, preamble and gap of Ethernet).
     #[must_use]
     pub const fn per_frame(mut self, bytes: u8) -> Self {
         self.per_frame = bytes;
         self
     }
 
-    /// The limit without the bytes added by [`Self::per_frame`].
+    /// Makes frames above the rate wait in the sender's ring, instead of dropping them.
+    #[must_use]
+    pub const fn waiting(mut self) -> Self {
+        self.waits = true;
+        self
+    }
+
+    /// Whether frames above the rate wait in the sender's ring instead of being dropped.
+    #[must_use]
+    pub const fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// Returns the policer's rates and bucket depths, which do not include [`Self::per_frame`].
     #[must_use]
     pub const fn limit(&self) -> Limit {
         self.limit
     }
 }
 
-/// Default depth in bytes: the amount that `rate` yields in [`RETRANSMIT_MIN`], and at least
-/// [`DEPTH_DEFAULT_MIN`].
+/// Returns the default depth in bytes: the amount that `rate` yields in [`RETRANSMIT_MIN`], and at
+/// least [`DEPTH_DEFAULT_MIN`].
 #[must_use]
 pub fn default_depth(rate: BitsPerSecond) -> u32 {
     depth(rate.0 / 8, RETRANSMIT_MIN, DEPTH_DEFAULT_MIN)
 }
 
-/// Default depth in frames, computed as [`default_depth`]; at least [`FRAMES_DEFAULT_MIN`].
+/// Returns the default depth in frames, which is computed like [`default_depth`]; at least
+/// [`FRAMES_DEFAULT_MIN`].
 #[must_use]
 pub fn default_frames(rate: PacketsPerSecond) -> u32 {
     depth(rate.0, RETRANSMIT_MIN, FRAMES_DEFAULT_MIN)
 }
 
-/// Smallest depth in bytes at which a TCP stream of large segments gets about half of `rate` or
-/// more. This is the amount that the rate yields in half of [`RETRANSMIT_MIN`], and at least two
-/// segments.
+/// Returns the depth in bytes of a limit with waiting frames: the amount that `rate` yields in
+/// [`WAIT_DEPTH`], and at least [`WAIT_DEPTH_MIN`].
+#[must_use]
+pub fn wait_depth(rate: BitsPerSecond) -> u32 {
+    depth(rate.0 / 8, WAIT_DEPTH, WAIT_DEPTH_MIN)
+}
+
+/// Returns the depth in frames of a limit with waiting frames, computed like [`wait_depth`]; at
+/// least one frame.
+#[must_use]
+pub fn wait_frames(rate: PacketsPerSecond) -> u32 {
+    depth(rate.0, WAIT_DEPTH, 1)
+}
+
+/// Returns the smallest depth in bytes at which a TCP stream of large segments gets at least about
+/// half of `rate`. The returned depth is the number of bytes or frames that the rate yields in half
+/// of [`RETRANSMIT_MIN`], but at least two segments.
 #[must_use]
 pub fn segments_depth(rate: BitsPerSecond) -> u32 {
     depth(rate.0 / 8, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.bytes)
 }
 
-/// As [`segments_depth`], in frames.
+/// Returns the smallest depth in frames at which a TCP stream of large segments gets at least about
+/// half of `rate`, computed like [`segments_depth`].
 #[must_use]
 pub fn segments_frames(rate: PacketsPerSecond) -> u32 {
     depth(rate.0, Nanos(RETRANSMIT_MIN.0 / 2), 2 * SEGMENT.frames)
 }
 
-/// The amount that a rate yields in `time`, clamped to `least` and [`DEPTH_MAX`].
+/// Returns the bytes or frames that a rate yields in `time`, but at least `least` and at most
+/// [`DEPTH_MAX`].
 fn depth(per_second: u64, time: Nanos, least: u32) -> u32 {
     let whole = u128::from(per_second) * u128::from(time.0) / 1_000_000_000;
     u32::try_from(whole).unwrap_or(DEPTH_MAX).clamp(least, DEPTH_MAX)
 }
 
-/// The policer of one stream. Several threads may use it at once.
+/// Policer of one stream of frames. Several threads may use the policer at once.
 #[derive(Debug)]
 pub struct Policer {
     spec: Spec,
-    /// Time up to which tokens were added, in ns.
+    /// Time in ns of the last refill: the buckets contain the tokens up to this time.
     at: AtomicU64,
     committed: Bucket,
-    /// The excess or peak bucket. Unused for a limit in frames per second.
+    /// Excess bucket of an srTCM, or peak bucket of a trTCM. If the limit is in frames per second,
+    /// the excess or peak bucket is unused.
     other: Bucket,
+    /// Sizes of recent frames in bytes or frames, if frames wait.
+    sizes: FrameSizes,
 }
 
 impl Policer {
-    /// A policer with full buckets.
+    /// Returns a policer with full buckets.
     #[must_use]
     pub const fn new(spec: Spec) -> Self {
         let (first, second, parts) = match spec.limit {
@@ -303,31 +376,36 @@ impl Policer {
             Limit::Packets { burst, .. } => (burst, 0, PARTS_OF_FRAME),
         };
         let (committed, other) = (Bucket::new(first, parts), Bucket::new(second, parts));
-        Self { spec, at: AtomicU64::new(0), committed, other }
+        // A sender that is not known yet may send large segments.
+        let segment = match spec.limit {
+            Limit::Packets { .. } => SEGMENT.frames,
+            _ => SEGMENT.bytes,
+        };
+        Self { spec, at: AtomicU64::new(0), committed, other, sizes: FrameSizes::new(segment) }
     }
 
-    /// The limit that the policer was made with.
+    /// Returns the limit that the policer enforces.
     #[must_use]
     pub const fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// Adds the tokens earned up to `now`. All threads must use the same clock. A time before the
-    /// last one is ignored.
+    /// Adds the tokens earned up to the time `now` to the buckets. All threads must use the same
+    /// clock. If `now` is before the last refill, the buckets do not change.
     #[inline]
     pub fn refill(&self, now: Nanos) {
         let at = self.at.load(Ordering::Relaxed);
         if now.0 <= at {
             return;
         }
-        // The loser of a race leaves the remaining time to the next refill.
+        // If another thread refilled first, the next refill adds the remaining time.
         if self.at.compare_exchange(at, now.0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             self.pass(now.0 - at);
         }
     }
 
     fn pass(&self, nanos: u64) {
-        // A product beyond 64 bits exceeds any two buckets.
+        // A product above 64 bits fills any bucket.
         match self.spec.limit {
             Limit::SingleRate { cir, .. } => {
                 let over = self.committed.give(cir.0.saturating_mul(nanos));
@@ -354,11 +432,12 @@ impl Policer {
                 (u64::from(size.bytes) + more, PARTS_OF_BYTE)
             }
         };
-        // Every length beyond the largest depth is treated the same.
+        // All lengths above the largest depth are equivalent.
         i64::try_from(count.min(u64::from(DEPTH_MAX))).unwrap_or(i64::MAX).saturating_mul(parts)
     }
 
-    /// Marks all frames of a batch green if each of them would be. Otherwise it charges nothing.
+    /// Charges the sum of a batch if all of its frames are green, and otherwise charges nothing.
+    /// Returns false if the batch was not charged; the caller must then check each frame.
     #[inline]
     pub fn all_green(&self, sum: Size) -> bool {
         let parts = self.parts(sum);
@@ -373,13 +452,14 @@ impl Policer {
         }
     }
 
-    /// Marks a frame without a previous colour (colour-blind mode).
+    /// Returns the colour of a frame that has no colour yet (colour-blind mode).
     #[inline]
     pub fn mark(&self, frame: Size) -> Colour {
         self.mark_aware(frame, Colour::Green)
     }
 
-    /// Marks a frame that already has a colour (colour-aware mode). The colour never improves.
+    /// Returns the colour of a frame that already has a colour (colour-aware mode). The policer may
+    /// keep or worsen the colour of a frame (green, yellow, red), but never improves the colour.
     #[inline]
     pub fn mark_aware(&self, frame: Size, before: Colour) -> Colour {
         let parts = self.parts(frame);
@@ -412,15 +492,64 @@ impl Policer {
         }
     }
 
-    /// Levels of the committed bucket and the other bucket in whole bytes or frames, rounded down.
-    /// A negative level is a debt.
-    #[must_use]
-    pub fn levels(&self) -> (i64, i64) {
-        let parts = match self.spec.limit {
+    /// Charges a batch for a limit whose frames wait ([`Spec::waits`]). The batch passes regardless
+    /// of the bucket's level. Returns false if a frame is above the committed rate of a two-rate
+    /// limit.
+    pub fn charge(&self, frames: impl Iterator<Item = Size> + Clone) -> bool {
+        let mut sum = Size::default();
+        frames.clone().for_each(|size| sum += size);
+        self.sizes.note(frames.map(|size| self.units(size)));
+        let parts = self.parts(sum);
+        self.strictest().0.spend(parts);
+        !matches!(self.spec.limit, Limit::TwoRate { .. }) || self.committed.take(parts)
+    }
+
+    /// Returns the time until the bucket is out of debt, for a limit whose frames wait. A wait of 0
+    /// means that the switch may take a batch of frames now. The caller must refill the bucket
+    /// first.
+    pub fn wait(&self) -> Nanos {
+        let (bucket, rate) = self.strictest();
+        let debt = bucket.level().min(0).unsigned_abs();
+        Nanos(debt.div_ceil(rate.max(1)))
+    }
+
+    /// Returns the number of frames of the next batch, at most `most` and at least one, for a limit
+    /// whose frames wait. Frames with the mean size of the last batch fit into the bucket's tokens
+    /// plus the tokens of [`BATCH_TIME`]. If all frames are as long as the longest recent frame,
+    /// the debt is at most [`DEBT_TIME`].
+    pub fn batch(&self, most: usize) -> usize {
+        let (bucket, rate) = self.strictest();
+        self.sizes.batch(bucket, rate, self.unit()).min(most)
+    }
+
+    /// Returns the bytes or frames that the limit counts for `size`.
+    fn units(&self, size: Size) -> u64 {
+        u64::try_from(self.parts(size) / self.unit()).unwrap_or(0)
+    }
+
+    /// Returns the bucket with the highest rate of the limit, and the rate in parts per nanosecond.
+    const fn strictest(&self) -> (&Bucket, u64) {
+        match self.spec.limit {
+            Limit::SingleRate { cir, .. } => (&self.committed, cir.0),
+            Limit::TwoRate { pir, .. } => (&self.other, pir.0),
+            Limit::Packets { rate, .. } => (&self.committed, rate.0),
+        }
+    }
+
+    /// Returns the number of parts (units of a bucket's level) in a byte, or in a frame for a limit
+    /// in frames per second.
+    const fn unit(&self) -> i64 {
+        match self.spec.limit {
             Limit::Packets { .. } => PARTS_OF_FRAME,
             _ => PARTS_OF_BYTE,
-        };
-        let level = |bucket: &Bucket| bucket.level().div_euclid(parts);
+        }
+    }
+
+    /// Returns the levels of the committed bucket and of the excess or peak bucket, in whole bytes
+    /// or frames, rounded down. A negative level is a debt.
+    #[must_use]
+    pub fn levels(&self) -> (i64, i64) {
+        let level = |bucket: &Bucket| bucket.level().div_euclid(self.unit());
         (level(&self.committed), level(&self.other))
     }
 }

@@ -1,41 +1,49 @@
-//! Shares one port's entitlement among the workers that serve it.
+//! Divides the entitlement of a port among the workers that serve the port.
 //!
 //! # Problem
 //!
-//! A port's queue pairs may be on several workers, but its entitlement is one number. A single
-//! bucket would need a lock or a cache line that all these workers write.
+//! A port's queue pairs may be on several workers, but the port has one entitlement. If all workers
+//! of a port shared a bucket, they would need a lock or would all write to one cache line.
 //!
 //! # Source
 //!
-//! The module follows no paper. C2QoS gives each core its own buckets (§V) and does not discuss
-//! ports on two cores.
+//! The method by which this module shares a port's entitlement among workers has no source in the
+//! literature. In C2QoS, each core has its own buckets (§V), and no port is on two cores.
 //!
 //! # Approach
 //!
-//! Each worker with queue pairs of the port has a bucket of its own and generates an equal part of
-//! the entitlement. One of these workers is the port's *home*. It periodically reads the levels
-//! that the others published and computes the transfers between the buckets. A bucket above half
-//! its depth gives the excess. A bucket below half its depth is filled to three quarters. Each
-//! worker then books its own part. All transfers sum to zero, so the port gets exactly its
-//! entitlement even if a worker learns of a transfer late.
+//! Each worker with queue pairs of the port has a bucket for the port, which gets an equal part of
+//! the port's entitlement. Each worker of the port publishes the level of its bucket. One worker of
+//! the port, the port's *home*, periodically computes transfers between the port's buckets from
+//! their levels:
 //!
-//! All quantities are in cycles. In a test with depths of 100 and levels of 100 and -20, the first
-//! bucket gives 50.
+//! - A bucket that is more than half full gives the tokens above half its depth to other buckets.
+//! - A bucket below half its depth receives tokens until it has at most three quarters of its
+//!   depth.
+//!
+//! Each worker then adds the computed transfer, which may be negative, to its own bucket of the
+//! port. The transfers of a port sum to zero, so the port gets exactly its entitlement even if a
+//! transfer is applied late.
+//!
+//! All quantities in this module are in cycles. In a test, two buckets with depth 100 have levels
+//! of 100 and -20, and the first gives 50 cycles to the second.
 //!
 //! # Cost
 //!
-//! A settlement takes O(workers) per port. Each number has a single writer.
+//! For a port on several workers, the computation of transfers takes O(workers). Each number that
+//! workers share has a single writer.
 
-/// A port's bucket on one worker. All fields are in cycles.
+/// Cycle bucket of a port on one worker. All fields of the bucket are in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Owner {
-    /// Tokens in the bucket, including transfers that the worker has not booked yet.
+    /// Number of tokens in the bucket, including transfers that the worker has not applied yet.
     pub level: i64,
-    /// Depth of the bucket.
+    /// Maximum number of tokens that the bucket holds.
     pub depth: i64,
-    /// The most that the bucket may give now.
+    /// Maximum number of tokens that the bucket may give to other workers now.
     pub cap: i64,
-    /// Output of [`settle`]: tokens that the bucket receives. Negative if it gives tokens.
+    /// Number of tokens that the bucket receives, which [`settle`] computes. If the number is
+    /// negative, the bucket gives tokens to other workers.
     pub moved: i64,
 }
 
@@ -52,9 +60,10 @@ impl Owner {
     }
 }
 
-/// The level to publish: the level expected at the next settlement if spending continues at its
-/// rate since the last settlement. Without this forecast, a bucket that just received tokens and
-/// spends them would seem to have plenty.
+/// Returns the bucket level that is expected at the next settlement. The worker publishes this
+/// level. The forecast of a bucket's level assumes that the bucket spends as many tokens as since
+/// the last settlement. Without the forecast, a bucket that just received tokens but spends them
+/// fast would seem to need no transfer.
 #[must_use]
 pub const fn forecast(level: i64, spent: i64) -> i64 {
     if spent > 0 { level.saturating_sub(spent) } else { level }
@@ -76,7 +85,8 @@ pub fn settle(owners: &mut [Owner]) {
         to_give -= gives;
         to_take -= takes;
     }
-    // Rounding remainders go from the first giver to the first receiver.
+    // Rounding leaves two remainders. The first bucket that gives tokens gives one, and the first
+    // that receives tokens gets the other.
     if let Some(owner) = owners.iter_mut().find(|owner| owner.moved < 0) {
         owner.moved -= to_give;
         to_give = 0;
@@ -85,7 +95,7 @@ pub fn settle(owners: &mut [Owner]) {
         owner.moved += to_take;
         to_take = 0;
     }
-    // If the transfers are too small to give each bucket a part, nothing moves.
+    // If the amounts are too small to be divided, no tokens move.
     if to_give != 0 || to_take != 0 || owners.iter().map(|owner| owner.moved).sum::<i64>() != 0 {
         owners.iter_mut().for_each(|owner| owner.moved = 0);
     }

@@ -1,86 +1,105 @@
-//! VTRR, virtual-time round robin: shares an output by weight among few clients, at O(1) per
+//! VTRR (virtual-time round robin) divides an output by weight among few clients, in O(1) per
 //! decision.
 //!
 //! # Problem
 //!
-//! Round robin with one long turn per client is fair over a cycle but bursty within it. Fair
-//! queueing by virtual time needs a sorted queue.
+//! If each client has one long turn per cycle, round robin is fair over a cycle but bursty within a
+//! cycle. Fair queueing by virtual time needs a sorted queue, which costs more per decision.
 //!
 //! # Source
 //!
-//! FS-VDE §4.1; Nieh, Vaill, Zhong, "Virtual-Time Round-Robin", USENIX ATC 2001.
+//! The sources are FS-VDE §4.1, and Nieh, Vaill, Zhong, "Virtual-Time Round-Robin", USENIX ATC
+//! 2001.
 //!
 //! # Quantities
 //!
-//! - S is a client's share: its weight divided by the greatest common divisor of all weights.
-//! - A *turn* is a number of bytes ([`Vtrr::turn`]). A *cycle* has one turn for each unit of share
-//!   of the clients with frames.
-//! - TC is the time counter: the client's remaining turns in this cycle.
-//! - VFT is the client's virtual finishing time, and QVT the queue's virtual time. Both are in
-//!   turns per share, in units of 2^-56.
+//! - The share S of a client is its weight divided by the greatest common divisor of all weights.
+//! - A *turn* is a number of bytes that a client may send ([`Vtrr::turn`]). In a *cycle*, each
+//!   client with frames has as many turns as its share S.
+//! - TC is the time counter of a client: the number of its remaining turns in this cycle.
+//! - VFT is the client's virtual finishing time, and QVT is the queue's virtual time. The virtual
+//!   times VFT and QVT are numbers of turns divided by shares, in units of 2^-56.
 //!
 //! # Approach
 //!
-//! Clients are in a line ordered by share, largest first. A cycle starts with TC = S, QVT = 0 and
-//! VFT = 1/S. A turn of client C sets TC -= 1, VFT += 1/S and QVT += 1/sum(S). C's successor N is
-//! next under either of two conditions:
+//! All clients form a *line*, with the largest share first. A cycle starts with TC = S remaining
+//! turns and the finishing time VFT = 1/S for each client, and with the queue's time QVT = 0. A
+//! turn of a client subtracts 1 from its counter TC, adds 1/S to its virtual time VFT, and adds
+//! 1/sum(S) to the queue's time QVT. After a turn of client C, the next client N in the line has a
+//! turn if one of two conditions holds:
 //!
-//! - TC_N > TC_C, because counters never grow along the line.
-//! - VFT_N - (QVT + 1/sum(S)) < 1/S_N, because N is behind.
+//! - Client N has more remaining turns in the cycle than client C (TC_N > TC_C). VTRR's counters TC
+//!   must not increase along the line of clients.
+//! - Client N is behind its share in virtual time: VFT_N - (QVT + 1/sum(S)) < 1/S_N.
 //!
-//! Otherwise, or if C has no successor, the head of the line is next.
+//! If client N meets neither condition, or if client C is the last in the line, the first client in
+//! the line has the next turn.
 //!
-//! A turn adds its bytes to a signed account. A client sends its next frame if its account covers
-//! at least half of the frame, and the account may go below 0. If the account covers less, the
-//! client is skipped and loses the turn. Thus a client's bytes differ from its turns by at most
-//! half a frame and a turn. Surpluses and deficits of clients balance. With the rule "above 0
-//! sends", thirty light clients with large segments were a megabyte ahead together.
+//! Each turn adds the length of a turn ([`Vtrr::turn`]) to the client's account. If the account has
+//! at least half of the next frame's bytes, the client sends the frame, and the account may become
+//! negative. If the account has less than half of the next frame's bytes, the client is skipped
+//! until its next turn. The bytes that a client sent differ from the bytes of its turns by at most
+//! half a frame plus one turn. If clients could send whenever their account is above 0, thirty
+//! clients with small weights and large segments could get ahead by a megabyte.
 //!
-//! A client that runs empty keeps the rest of its turn. A client that runs empty in debt keeps the
-//! debt. Later cycles pay the debt, and the debt is cancelled when no client has frames.
+//! A client without frames keeps the unused bytes of its last turn, or its debt. A client's debt
+//! becomes smaller in later cycles. When no client has frames, the debts of all clients are
+//! cancelled.
 //!
-//! A client that gets frames again within a cycle has VFT = max(its old VFT, QVT + 1/S). Its TC is
-//! S times the remaining fraction of the cycle, rounded. TC never exceeds the value with which the
-//! client ran empty in this cycle. QVT advances by the shares of the clients with frames only.
+//! If an idle client gets frames within a cycle, its virtual finishing time VFT becomes max(old
+//! VFT, QVT + 1/S). When an idle client gets frames, its number of remaining turns TC becomes S
+//! times the remaining fraction of the cycle, rounded. If an idle client already had frames in the
+//! current cycle, its number of remaining turns TC does not increase. The value sum(S) is the sum
+//! of the shares of all clients with frames.
 //!
 //! # Example
 //!
-//! In a test, which is FS-VDE's own example, shares 5, 3, 1 give c1 c2 c3 c1 c2 c1 c2 c1 c1.
+//! A test covers the example of the FS-VDE paper. In the example of FS-VDE, clients c1, c2 and c3
+//! have shares of 5, 3 and 1. In the example of FS-VDE, the clients have their turns in the order
+//! c1 c2 c3 c1 c2 c1 c2 c1 c1.
 //!
 //! # Departures
 //!
-//! FS-VDE computes the list of a cycle, skips idle clients and counts packets. This implementation
-//! decides online, removes idle clients from the line and counts bytes.
+//! FS-VDE computes the list of a cycle's turns in advance, skips idle clients and counts packets.
+//! Penstock makes each decision when a frame can be sent, ignores idle clients and counts bytes.
 //!
 //! # Error
 //!
-//! The error is not constant. With one client of share 10 and ten of share 1, the first lags by up
-//! to 4.5 turns. With two dozen clients of arbitrary shares, some clients lead by twenty turns.
-//! Therefore turns are shorter if there are more clients, which keeps the error below a segment of
-//! 64 KiB. Above [`CLIENTS_MAX`] clients, [`crate::eevdf`] replaces VTRR.
+//! A client's error is the difference between the number of its turns and its share of all turns.
+//! The largest error of a client in VTRR grows with the number of clients:
+//!
+//! - With one client of share 10 and ten clients of share 1, the client of share 10 is behind by up
+//!   to 4.5 turns.
+//! - With 24 clients of arbitrary shares, VTRR lets some clients get ahead of their shares by
+//!   twenty turns.
+//!
+//! VTRR makes turns shorter if there are more clients, so that a client's error stays below a
+//! segment of 64 KiB. Above [`CLIENTS_MAX`] clients, [`crate::eevdf`] replaces VTRR.
 //!
 //! # Cost
 //!
-//! A turn takes a few instructions. A segment of 64 KiB needs 16 to 43 turns. A join sorts the line
-//! of at most 32 clients.
+//! In VTRR, a turn costs the worker a few instructions. A segment of 64 KiB needs 16 to 43 turns.
+//! When a client joins, VTRR sorts the line of at most 32 clients.
 
 use penstock_units::Weight;
 
 use crate::discipline::{Discipline, QUANTUM};
 
-/// Maximum number of clients. Beyond this number the error outweighs the speed.
+/// Maximum number of clients that VTRR supports. With more clients in VTRR, the bytes of a client
+/// could differ too much from its share.
 pub const CLIENTS_MAX: usize = 32;
 
-/// The shortest turn in bytes: a frame of one MTU.
+/// Shortest turn in bytes, which is a frame of one MTU.
 const TURN_MIN: u32 = 1_536;
-/// Up to this number of clients, a turn has [`QUANTUM`] bytes.
+/// Maximum number of clients with which a turn has [`QUANTUM`] bytes.
 const CLIENTS_FEW: u32 = 8;
 
-/// One turn per share, the unit of virtual time.
+/// Increase of a client's virtual time in one turn if its share is 1.
 const ONE: u64 = 1 << 56;
-/// Virtual times are equal if they differ by less than this. The bound exceeds the accumulated
-/// rounding error of a cycle (320,000 turns, one unit each). It is below the smallest true
-/// difference, 2^56 / (10,000 × 320,000), or 22 million.
+/// Two virtual times count as equal if they differ by less than this number of units. The value of
+/// `EQUAL` is above the largest rounding error of virtual times in a cycle: 320,000 units, one per
+/// turn. The value of `EQUAL` is below the smallest difference between unequal virtual times: 2^56
+/// / (10,000 × 320,000), or 22 million units.
 const EQUAL: u64 = 1 << 20;
 const ABSENT: u8 = u8::MAX;
 
@@ -90,58 +109,61 @@ struct Client {
     weight: Weight,
     has_frames: bool,
     share: u64,
-    /// 1/S in units of virtual time.
+    /// Increase of VFT per turn: 1/S in units of virtual time, where S is the client's share.
     step: u64,
-    /// VFT of the client.
+    /// Virtual finishing time (VFT) of the client.
     finish: u64,
-    /// TC of the client.
+    /// Time counter (TC): number of the client's remaining turns in this cycle.
     turns: u64,
-    /// Bytes that the client may still send. Negative if the client is in debt.
+    /// Account of the client: the bytes that it may still send. A client with a negative account is
+    /// in debt.
     account: i64,
     /// Length of the client's next frame in bytes.
     head: u32,
-    /// The cycle in which the client ran empty. The next field is the busy period.
+    /// Number of the cycle in which the client last had frames. The field `period` is the number of
+    /// the client's last busy period.
     cycle: u64,
     period: u64,
 }
 
 impl Client {
-    /// Whether the account covers at least half of the next frame.
+    /// Whether the client's account has at least half of the bytes of its next frame.
     const fn may_send(&self) -> bool {
         self.account > 0 && self.account * 2 >= self.head as i64
     }
 }
 
-/// The state of the VTRR discipline.
+/// The VTRR discipline of one output.
 #[derive(Clone, Debug)]
 pub struct Vtrr {
-    /// All clients by share, the largest first.
+    /// The *line*: all clients, with the largest share first.
     line: Vec<Client>,
-    /// Index into the line by slot.
+    /// For each slot, the index of the slot's client in `line`.
     place: Box<[u8]>,
-    /// Bytes of a turn.
     turn: u32,
-    /// Bitmap of the clients with frames. The next field is the bitmap of the clients with
-    /// remaining turns. Bit 0 is the head of the line.
+    /// Bitmap of the clients with frames. The field `funded` is the bitmap of the clients with
+    /// remaining turns. In the bitmaps `runnable` and `funded`, bit 0 is the first client of the
+    /// line.
     runnable: u32,
     funded: u32,
-    /// Index of the client that has its turn.
+    /// Index in `line` of the client that has the current turn.
     current: Option<usize>,
-    /// Sum of the shares of the clients with frames. The next field is the sum of their remaining
-    /// turns.
+    /// Sum of the shares of all clients with frames. The field `left` is the total number of turns
+    /// that the clients with frames still have in this cycle.
     shares: u64,
     left: u64,
-    /// QVT of the output.
+    /// Virtual time of the output (QVT).
     time: u64,
-    /// 1/sum(S). 0 if it must be recomputed.
+    /// Increase of QVT per turn: 1 divided by the sum of the shares, in units of virtual time. A
+    /// value of 0 means that the increase must be recomputed.
     step: u64,
-    /// Number of turns since the last cycle in which a single client had frames.
+    /// Number of turns since the last cycle that one client took while no other client had frames.
     alone: u64,
     cycle: u64,
     period: u64,
 }
 
-/// Bitmap of all indices from `from` on.
+/// Returns a bitmap in which the bits `from` to 31 are set.
 const fn from(from: usize) -> u32 {
     if from >= 32 { 0 } else { u32::MAX << from }
 }
@@ -159,10 +181,12 @@ const fn divisor(a: u64, b: u64) -> u64 {
 }
 
 impl Vtrr {
-    /// A discipline for slots below `slots`, with at most [`CLIENTS_MAX`] clients at a time.
+    /// Returns a discipline for client slots below `slots`, with at most [`CLIENTS_MAX`] clients at
+    /// a time.
     ///
     /// # Panics
-    /// [`Discipline::join`] panics if there are [`CLIENTS_MAX`] clients already.
+    /// The function [`Discipline::join`] panics if the discipline has [`CLIENTS_MAX`] clients
+    /// already.
     #[must_use]
     pub fn new(slots: usize) -> Self {
         Self {
@@ -188,13 +212,13 @@ impl Vtrr {
         self.line.len()
     }
 
-    /// Bytes of a turn. More clients make turns shorter.
+    /// Returns the number of bytes that a client may send in a turn.
     #[must_use]
     pub const fn turn(&self) -> u32 {
         self.turn
     }
 
-    /// Whether there are no clients.
+    /// Whether the discipline has no clients.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
@@ -204,7 +228,8 @@ impl Vtrr {
         self.place.get(slot).filter(|place| **place != ABSENT).map(|place| usize::from(*place))
     }
 
-    /// Sorts the line after its members or weights changed. A new cycle begins; accounts stay.
+    /// Sorts `line` after a client has joined, left or changed its weight. Keeps the accounts of
+    /// all clients and begins a new cycle.
     fn line_up(&mut self) {
         self.line.sort_by_key(|client| core::cmp::Reverse(client.weight.get()));
         let weights = self.line.iter().map(|client| u64::from(client.weight.get()));
@@ -245,7 +270,7 @@ impl Vtrr {
         self.step
     }
 
-    /// Picks the client of the next turn.
+    /// Picks the client that has the next turn.
     fn choose(&mut self) -> usize {
         if self.funded == 0 {
             self.begin_cycle();
@@ -264,7 +289,7 @@ impl Vtrr {
         if next.turns > this.turns || began + EQUAL < next_time { successor } else { head }
     }
 
-    /// Gives the client a turn, unless its account suffices for the next frame.
+    /// Gives a client another turn if its account does not suffice for its next frame.
     fn grant(&mut self, place: usize) {
         let (step, turn) = (self.step(), self.turn);
         let client = &mut self.line[place];
@@ -281,7 +306,7 @@ impl Vtrr {
         }
     }
 
-    /// Gives the only client with frames as many turns as its next frame needs.
+    /// If only one client has frames, gives the client at once all turns that its next frame needs.
     fn grant_alone(&mut self, place: usize) {
         let client = &mut self.line[place];
         if client.may_send() {
@@ -289,7 +314,7 @@ impl Vtrr {
         }
         let short = (i64::from(client.head) / 2 - client.account).max(0).unsigned_abs();
         let turns = short / u64::from(self.turn) + 1;
-        // The account gets the missing bytes, plus at most one turn.
+        // The account gets the missing bytes, rounded up to whole turns.
         client.account += i64::try_from(turns).unwrap_or(0) * i64::from(self.turn);
         self.alone += turns;
         if self.alone >= client.share {
@@ -338,7 +363,7 @@ impl Discipline for Vtrr {
             return;
         }
         let alone = self.runnable == 0;
-        // The client's turns are proportional to the remaining turns of the others.
+        // The client gets the same fraction of its turns as the others still have of theirs.
         let part = |share: u64, left: u64, shares: u64| (2 * share * left + shares) / (2 * shares);
         let (cycle, shares, left) = (self.cycle, self.shares, self.left);
         let client = &mut self.line[place];
@@ -379,7 +404,7 @@ impl Discipline for Vtrr {
         self.runnable &= !bit(place);
         self.funded &= !bit(place);
         (client.cycle, client.period) = (self.cycle, self.period);
-        // Bytes saved up for a long frame are lost.
+        // Bytes beyond one turn, which were saved for a long frame, are lost.
         client.account = client.account.min(i64::from(self.turn));
         self.shares -= client.share;
         self.left -= client.turns;
@@ -435,7 +460,7 @@ mod tests {
         vtrr
     }
 
-    /// The clients of the next `n` turns if all frames have exactly the length of a turn.
+    /// Returns the clients of the next `n` turns, if each frame has the length of a turn.
     fn turns(vtrr: &mut Vtrr, n: usize) -> Vec<usize> {
         let mut turn = || {
             let slot = vtrr.pick().unwrap();
@@ -445,7 +470,8 @@ mod tests {
         (0..n).map(|_| turn()).collect()
     }
 
-    /// FS-VDE §4.1: "the VTRR scheduler makes schedule (c1, c2, c3, c1, c2, c1, c2, c1, c1)".
+    /// Tests the example in FS-VDE §4.1: "the VTRR scheduler makes schedule (c1, c2, c3, c1, c2,
+    /// c1, c2, c1, c1)".
     #[test]
     fn shares_5_3_1_repeat_the_published_schedule() {
         for weights in [[5, 3, 1], [5_000, 3_000, 1_000]] {
@@ -471,8 +497,8 @@ mod tests {
             vtrr.backlogged(1, QUANTUM);
             vtrr
         };
-        // Client 0 alone began a cycle with 4 turns. Client 1 joined at once and has all of its 5
-        // turns.
+        // Client 0 alone began a cycle with 4 turns. Client 1 got frames before the first turn and
+        // has all of its 5 turns.
         let first = turns(&mut vtrr, 5);
         vtrr.backlogged(2, QUANTUM);
         // 4 of 9 turns remain. Client 2 gets 4 × 4/9 turns, rounded to 2.
@@ -497,7 +523,7 @@ mod tests {
         let mut vtrr = line(&[1, 1]);
         assert_eq!(vtrr.pick(), Some(0));
         vtrr.charge(0, 16 * QUANTUM, QUANTUM);
-        // Client 0 owes 15 turns.
+        // Client 0 has a debt of 15 turns.
         let after = turns(&mut vtrr, 17);
         assert_eq!(after.iter().filter(|slot| **slot == 1).count(), 16, "{after:?}");
         vtrr.drained(0);

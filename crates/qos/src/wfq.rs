@@ -1,52 +1,57 @@
-//! The `wfq` discipline of an output: a few queues share the output by weight, and each queue keeps
-//! its frames in order.
+//! The `wfq` discipline divides an output by weight among a few queues. Each queue keeps its frames
+//! in order.
 //!
 //! # Problem
 //!
-//! A commodity switch has eight queues per port and divides the port among them by weight. QShare
-//! binds tenants to these queues. Software at the edge and a fabric of software switches need such
-//! queues too.
+//! QShare binds tenants to the weighted queues of a switch port. A port of a commodity switch has
+//! eight weighted queues. A software switch in a fabric with QShare also needs weighted queues.
 //!
 //! # Source
 //!
-//! In QShare §V-D and §VI, queue 0 is shared, and each of the other queues is bound to a tenant. A
-//! frame's code point selects its queue.
+//! In QShare (§V-D and §VI), queue 0 is shared, and each of the other queues is bound to a tenant.
+//! The code point of a frame selects its queue.
 //!
 //! # Approach
 //!
-//! Queues with frames are clients of [`Eevdf`]. Within a queue, service is first come, first
-//! served. Empty queues are in no line, so others use their share at once (work conservation).
+//! Queues with frames are clients of [`Eevdf`]. Within a queue, frames are served first come, first
+//! served. Empty queues are not scheduled, so queues with frames use the whole output (work
+//! conservation).
 //!
-//! EEVDF suits a few weighted queues better than the other disciplines ([`crate::discipline`]).
-//! DRR, which hardware has, sends a queue's whole quantum at once. With weights of 1 to 100, others
-//! then wait for 100 quanta. [`crate::vtrr`] spreads turns, but its error grows with the number of
-//! queues. VTRR also rebuilds its line and starts a new cycle whenever a weight changes, and a
-//! controller changes weights every few seconds. EEVDF leads or lags by one request and one frame
-//! for any weights and any number of queues. A new weight touches one account, which keeps its
-//! bytes.
+//! The *error* of a discipline is the difference between the bytes that a queue sent and the
+//! queue's share. The `wfq` discipline is EEVDF for the following reasons:
+//!
+//! - With EEVDF, the error is at most one request plus one frame, for any weights and any number of
+//!   queues. With EEVDF, a new weight changes only the account of its queue.
+//! - Hardware switches use DRR, in which a queue sends all bytes of its turn at once. With weights
+//!   of 1 to 100, one queue's turn may be 100 times as long as another queue's turn.
+//! - With VTRR ([`crate::vtrr`]), the error grows with the number of queues. VTRR starts a new
+//!   cycle whenever a weight changes, and a fabric controller changes weights every few seconds.
 //!
 //! # Depth
 //!
-//! A queue is bounded in bytes and in time ([`Depth`]). A frame that finds no room is refused. A
-//! frame that waited too long is dropped at its turn and not charged. All queues share the places
-//! for frames. No queue may use more places than are free (Choudhury, Hahne, 1998). A flood in one
-//! queue therefore leaves room for the others. An empty queue takes a frame of any length.
+//! A queue has a bound in bytes and a bound in time ([`Depth`]). A frame is refused if its queue
+//! would exceed the bound in bytes. A frame that waited too long is dropped when its turn comes,
+//! and is not charged. All queues of an output share one table of frames. A queue may use at most
+//! as many entries of the table as are free (Choudhury, Hahne, 1998). If frames flood one queue,
+//! entries for the other queues remain free. An empty queue accepts a frame of any length.
 //!
 //! # Ceilings
 //!
-//! A queue with a ceiling sends no faster than the ceiling, even if the output has spare time.
-//! Unused time is lost, except for [`CEILING_BYTES`], so that the caller may serve the queue late.
-//! While a queue's frames wait for its ceiling, the queue is in no line. [`Wfq::wake`] returns the
-//! end of this wait. In QShare §VI, hosts limit tenants without a queue of their own.
+//! A ceiling is the maximum rate of a queue. A queue with a ceiling sends no faster than the
+//! ceiling, even if the output has spare time. If the caller serves the queue late, the queue may
+//! send a burst of about [`CEILING_BYTES`] to catch up. A queue that must wait because of its
+//! ceiling is not scheduled. The function [`Wfq::wake`] returns the time at which a queue may send
+//! that waits because of its ceiling. In QShare §VI, hosts limit tenants that have no queue.
 //!
 //! # Changes
 //!
-//! Weights, depths and ceilings can change at any time. Waiting frames stay queued.
+//! Weights, depths and ceilings can change at any time. Frames that wait stay queued when weights,
+//! depths or ceilings change.
 //!
 //! # Cost
 //!
-//! A frame takes one decision among at most 64 clients and one entry of the pool. Nothing is
-//! allocated after construction.
+//! Sending a frame takes one decision among at most 64 queues, and one entry of the frame table.
+//! The discipline allocates no memory after its construction.
 
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
@@ -56,52 +61,56 @@ use crate::fair_share::queue::{Pool, Queue};
 
 /// Maximum number of queues of an output.
 pub const QUEUES_MAX: usize = 64;
-/// Bytes that a queue with a ceiling may catch up after late service. No burst above the ceiling is
-/// longer, except for the times in [`CEILING_TIMES`].
+/// Burst in bytes that a queue with a ceiling may send at once if the caller served the queue late.
+/// At a very low or very high ceiling, [`CEILING_TIMES`] limits the burst instead.
 pub const CEILING_BYTES: u64 = 65_536;
-/// Shortest and longest time that a queue with a ceiling may catch up, at its rate.
+/// Minimum and maximum of the burst that a queue with a ceiling may send at once. Each limit is the
+/// time that a burst takes at the rate of the queue's ceiling.
 pub const CEILING_TIMES: (Nanos, Nanos) = (Nanos::from_millis(2), Nanos::from_millis(50));
 const BITS_NS: u128 = 8_000_000_000;
 
-/// Limits of a queue.
+/// Limits on a queue's waiting frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
-    /// Bytes that may wait.
+    /// Maximum number of bytes that wait in the queue.
     pub bytes: u64,
-    /// Longest time that a frame may wait.
+    /// Longest time for which a frame may wait in the queue.
     pub wait: Nanos,
 }
 
-/// The limit for which a frame was refused.
+/// Limit that is the reason why a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
     /// The queue would exceed [`Depth::bytes`].
     Bytes,
-    /// The queue uses as many places for frames as are free.
+    /// The frame table is too full: the queue already has as many waiting frames as the table has
+    /// free entries.
     Frames,
-    /// There is no such queue.
+    /// The output has no queue with the frame's queue number.
     Nowhere,
 }
 
-/// A frame that is sent next.
+/// A frame that the output sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure<T> {
-    /// The caller's handle of the frame.
+    /// Handle by which the caller identifies the frame.
     pub item: T,
     /// Number of the frame's queue.
     pub queue: usize,
     /// Length of the frame on the link, in bytes.
     pub bytes: u32,
-    /// How long the frame waited.
+    /// Time that the frame spent in its queue.
     pub waited: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Ceiling {
     rate: BitsPerSecond,
-    /// How late the queue may be served without losing rate.
+    /// Longest time by which the caller may serve the queue late without lowering the queue's mean
+    /// rate below the ceiling.
     late: Nanos,
-    /// Time at which everything sent has passed at the ceiling's rate.
+    /// Time at which the queue may send its next frame, which is the end of all sent frames at the
+    /// ceiling's rate.
     free: Nanos,
 }
 
@@ -117,7 +126,7 @@ impl Ceiling {
     }
 }
 
-/// Time that `bytes` take at `rate`.
+/// Returns the time that `bytes` bytes take at the rate `rate`.
 fn time(bytes: u64, rate: BitsPerSecond) -> Nanos {
     let wide = u128::from(bytes) * BITS_NS / u128::from(rate.0.max(1));
     Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
@@ -132,28 +141,30 @@ struct Lane {
 }
 
 impl Lane {
-    /// Time until which the ceiling holds the queue's frames. `None` if they may be sent now.
+    /// Returns the time until which the queue must wait because of its ceiling. Returns `None` if
+    /// the queue need not wait for its ceiling.
     fn until(&self, now: Nanos) -> Option<Nanos> {
         self.ceiling.map(|ceiling| ceiling.free).filter(|free| *free > now)
     }
 }
 
-/// The state of an output. `T` is the caller's handle of a frame.
+/// The `wfq` discipline of one output. The type `T` is the caller's handle of a frame.
 #[derive(Clone, Debug)]
 pub struct Wfq<T> {
     lanes: Box<[Lane]>,
     pool: Pool<T>,
     eevdf: Eevdf,
-    /// Number of waiting frames. The next field is the number of places for frames.
+    /// Number of frames that wait in all queues. The field `places` is the number of entries of the
+    /// frame table.
     len: u32,
     places: u32,
-    /// Bitmap of queues that wait for their ceiling.
+    /// Bitmap of the queues that wait because of their ceiling.
     paused: u64,
 }
 
 impl<T: Copy + Default> Wfq<T> {
-    /// An output with `queues` queues of weight 1 and this depth, and places for `frames` frames in
-    /// all queues together. At most [`QUEUES_MAX`] queues are made.
+    /// Returns an output with `queues` queues, at most [`QUEUES_MAX`], which have weight 1 and the
+    /// depth `depth`. At most `frames` frames can wait in all queues together.
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
         let queues = queues.min(QUEUES_MAX);
@@ -170,20 +181,22 @@ impl<T: Copy + Default> Wfq<T> {
         self.len
     }
 
-    /// Whether no frame waits.
+    /// Returns whether all queues are empty.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Frames and bytes that wait in a queue. Both are 0 if there is no such queue.
+    /// Returns the number of frames that wait in a queue, and their number of bytes. Both numbers
+    /// are 0 if the output has no such queue.
     #[must_use]
     pub fn backlog(&self, queue: usize) -> (u32, u64) {
         self.lanes.get(queue).map_or((0, 0), |lane| (lane.frames.frames, lane.frames.bytes))
     }
 
-    /// Sets a queue's weight. Waiting frames and the lead or lag in bytes stay. Returns whether the
-    /// queue exists.
+    /// Sets the weight of a queue. Frames that already wait stay in the queue when its weight
+    /// changes. If the weight changes, the queue stays ahead of its share, or behind it, by the
+    /// same number of bytes. Returns whether the queue exists.
     pub fn set_weight(&mut self, queue: usize, weight: Weight) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         if lane.weight != weight {
@@ -193,17 +206,17 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// Sets a queue's depth. Waiting frames above the new depth stay. Returns whether the queue
-    /// exists.
+    /// Sets the depth of a queue. If the new depth is smaller, frames that already wait stay in the
+    /// queue. Returns whether the queue exists.
     pub fn set_depth(&mut self, queue: usize, depth: Depth) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         lane.depth = depth;
         true
     }
 
-    /// Sets a queue's ceiling in bits per second. `None` removes the ceiling. If the rate changes,
-    /// frames sent before the change do not count against the new ceiling. Returns whether the
-    /// queue exists.
+    /// Sets a queue's ceiling in bits per second. If `rate` is `None`, the queue has no ceiling.
+    /// After a change of the rate, frames that were sent before do not count against the new
+    /// ceiling. Returns whether the queue exists.
     pub fn set_ceiling(&mut self, queue: usize, rate: Option<BitsPerSecond>) -> bool {
         let Some(lane) = self.lanes.get_mut(queue) else { return false };
         if lane.ceiling.map(|ceiling| ceiling.rate) != rate {
@@ -212,14 +225,15 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// Time at which the first queue held by its ceiling may send. `None` if no queue is held.
+    /// Returns the earliest time at which a queue that waits because of its ceiling may send.
+    /// Returns `None` if no ceiling makes a queue wait.
     #[must_use]
     pub fn wake(&self) -> Option<Nanos> {
         let free = |queue: usize| self.lanes[queue].until(Nanos::ZERO).unwrap_or(Nanos::ZERO);
         bits(self.paused).map(free).min()
     }
 
-    /// Returns queues to the line if their ceiling now allows a frame.
+    /// Schedules the queues again whose ceiling no longer makes them wait.
     #[cold]
     fn resume(&mut self, now: Nanos) {
         for queue in bits(self.paused) {
@@ -233,10 +247,10 @@ impl<T: Copy + Default> Wfq<T> {
         }
     }
 
-    /// Whether a frame of this length would be accepted now.
+    /// Checks whether the queue would accept a frame of `bytes` bytes now.
     ///
     /// # Errors
-    /// Returns the limit that the frame would exceed.
+    /// Returns an error, which names the limit, if the frame would exceed a limit.
     pub fn room(&self, queue: usize, bytes: u32) -> Result<(), Full> {
         let lane = self.lanes.get(queue).ok_or(Full::Nowhere)?;
         if lane.frames.frames >= self.places - self.len {
@@ -246,11 +260,11 @@ impl<T: Copy + Default> Wfq<T> {
         if full && !lane.frames.is_empty() { Err(Full::Bytes) } else { Ok(()) }
     }
 
-    /// Offers a frame at time `now`. `bytes` is its length on the link, and weights, ceilings and
-    /// depths count this length.
+    /// Offers a frame to a queue at the time `now`. The argument `bytes` is the frame's length on
+    /// the link, which counts for weights, ceilings and depths.
     ///
     /// # Errors
-    /// Returns the limit for which the frame was refused.
+    /// Returns the limit because of which the frame was refused.
     pub fn offer(&mut self, queue: usize, item: T, bytes: u32, now: Nanos) -> Result<(), Full> {
         self.room(queue, bytes)?;
         let lane = &mut self.lanes[queue];
@@ -265,9 +279,9 @@ impl<T: Copy + Default> Wfq<T> {
         Ok(())
     }
 
-    /// Removes the frame that is sent next. `None` if no frame may be sent now ([`Self::wake`]).
-    /// `lost` gets the queues and handles of frames that waited too long and were dropped before
-    /// it.
+    /// Removes and returns the frame that the output sends next. Returns `None` if no frame may be
+    /// sent now ([`Self::wake`]). The function calls `lost` with the queue and the handle of each
+    /// frame that was dropped because it waited too long.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         if self.paused != 0 {
             self.resume(now);
@@ -304,7 +318,7 @@ impl<T: Copy + Default> Wfq<T> {
     }
 }
 
-/// Indices of the set bits, ascending.
+/// Returns the indices of the set bits in ascending order.
 fn bits(mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let at = set.trailing_zeros();
@@ -410,7 +424,8 @@ mod tests {
                 assert_eq!(wfq.backlog(1).0 + wfq.backlog(0).0, 15);
             }
         }
-        // Each queue sends 1,000 frames, and then they send 500 and 1,500.
+        // Each queue sends 1,000 frames. After the change of weights, the queues send 500 and
+        // 1,500.
         assert!(sent[0].abs_diff(1_500) <= 10 && sent[1].abs_diff(2_500) <= 10, "{sent:?}");
     }
 
@@ -428,7 +443,7 @@ mod tests {
                     *offered += 1;
                 }
             }
-            // The output takes two frames per millisecond.
+            // The output sends two frames per millisecond.
             for _ in 0..2 {
                 let next = wfq.next(now, |_, _| {}).map(|d| (d.queue, d.item));
                 let (queue, item) = next.expect("the other has no ceiling");
@@ -436,7 +451,7 @@ mod tests {
                 sent[queue] += 1;
             }
         }
-        // The burst of 50 ms is sent at once, and then single frames.
+        // First, the burst of 50 ms is sent at once. Later frames are sent one by one.
         assert!((1_000..=1_051).contains(&sent[0]), "{sent:?}");
         assert_eq!(sent[0] + sent[1], 2_000);
     }

@@ -1,27 +1,29 @@
-//! A timing wheel finds the VMs that have a due frame.
+//! A timing wheel, which finds the VMs whose next frame is due.
 //!
 //! # Problem
 //!
-//! Each shaped VM has a time at which its next frame departs. A worker asks for due VMs in every
-//! turn. The cost must not depend on the number of waiting VMs.
+//! Each VM with a shaper has a time at which its next frame departs. In each iteration of its loop,
+//! a worker looks for VMs whose frame is due. The cost of looking for due VMs must not depend on
+//! the number of waiting VMs.
 //!
 //! # Source
 //!
-//! The wheel follows Varghese, Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6.
-//! Carousel (Saeed et al., SIGCOMM 2017) uses one such wheel per core.
+//! The wheel is scheme 6 of Varghese, Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987.
+//! Carousel (Saeed et al., SIGCOMM 2017) uses such a timing wheel for each core.
 //!
 //! # Approach
 //!
-//! A slot lasts 2^11 ns ([`Wheel::SLOT`]), and 2^16 slots reach [`Wheel::HORIZON`] ahead. An entry
-//! is in the slot of its time and is due when that slot has *ended*. It never fires early, and it
-//! fires at most one slot late. An entry beyond the horizon is in the last slot and is rearmed when
-//! that slot ends. Slots fire in order. Within a slot, entries fire in the order in which they were
-//! armed. A bitmap of three levels finds the next nonempty slot.
+//! A slot of the wheel lasts 2^11 ns ([`Wheel::SLOT`]). The wheel has 2^16 slots, which cover the
+//! time from now to [`Wheel::HORIZON`]. An entry is in the slot that contains the entry's time, and
+//! fires when the slot has *ended*. An entry of the wheel never fires early, and fires at most one
+//! slot late. An entry beyond the horizon is in the last slot, and is armed again when this slot
+//! ends. The entries of a slot fire in the order in which they were armed. A bitmap of three levels
+//! finds the next nonempty slot.
 //!
 //! # Cost
 //!
-//! Arming, cancelling and firing take O(1) and touch a few words. Lists share one array, and
-//! nothing is allocated after construction. The wheel takes 264 KiB plus 24 bytes per entry.
+//! Arming, cancelling and firing an entry take O(1). The wheel allocates no memory after its
+//! construction. The wheel takes 264 KiB plus 24 bytes per entry.
 
 use penstock_units::Nanos;
 
@@ -36,11 +38,12 @@ struct Entry {
     at: u64,
     next: u32,
     previous: u32,
-    /// The slot of the entry, or [`NIL`].
+    /// Number of the wheel's slot that contains the entry. An entry that is not armed has the slot
+    /// [`NIL`].
     slot: u32,
 }
 
-/// Bitmap of slots with entries, in three levels.
+/// Bitmap of the slots that have entries, in three levels.
 #[derive(Clone, Debug)]
 struct Bitmap {
     low: Box<[u64]>,
@@ -76,7 +79,8 @@ impl Bitmap {
         }
     }
 
-    /// The first set slot from `from` on, without wrapping.
+    /// Returns the number of the first slot from `from` on that has entries; does not wrap around
+    /// to slot 0.
     fn next(&self, from: u32) -> Option<u32> {
         let above = |n: u32| if n.is_multiple_of(WORD) { 0 } else { u64::MAX << (n % WORD) };
         let word = from / WORD;
@@ -100,19 +104,19 @@ impl Bitmap {
     }
 }
 
-/// A timing wheel for entries below a fixed number.
+/// A timing wheel. An entry is a number below the wheel's size, which is fixed at construction.
 #[derive(Clone, Debug)]
 pub struct Wheel {
     entries: Box<[Entry]>,
-    /// First and last entry of each slot.
+    /// For each slot of the wheel, the first and the last entry in the slot's list.
     slots: Box<[(u32, u32)]>,
     occupied: Bitmap,
-    /// Absolute number of the slot before which all entries have fired.
+    /// Number of the first slot whose entries may not have fired yet, counted from time 0.
     passed: u64,
     armed: u32,
 }
 
-#[expect(clippy::cast_possible_truncation, reason = "taken modulo the number of slots")]
+#[expect(clippy::cast_possible_truncation, reason = "the value is below the number of slots")]
 const fn place(number: u64) -> u32 {
     (number % SLOTS as u64) as u32
 }
@@ -123,12 +127,13 @@ const fn narrow(entry: usize) -> u32 {
 }
 
 impl Wheel {
-    /// Longest delay that the wheel adds to an entry.
+    /// Duration of a slot, which is the longest delay that the wheel adds to an entry.
     pub const SLOT: Nanos = Nanos(1 << SHIFT);
-    /// Longest time ahead that an entry reaches without being rearmed.
+    /// Largest distance of an entry's time from now, up to which the wheel arms the entry only
+    /// once.
     pub const HORIZON: Nanos = Nanos((SLOTS as u64 - 2) << SHIFT);
 
-    /// An empty wheel for entries 0 to `entries` - 1 that starts at `now`.
+    /// Returns an empty wheel for entries 0 to `entries` - 1, which starts at the time `now`.
     #[must_use]
     pub fn new(entries: usize, now: Nanos) -> Self {
         let entry = Entry { at: 0, next: NIL, previous: NIL, slot: NIL };
@@ -141,20 +146,20 @@ impl Wheel {
         }
     }
 
-    /// Number of armed entries.
+    /// Number of entries that are armed.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.armed
     }
 
-    /// Whether no entry is armed.
+    /// Whether the wheel has no armed entries.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.armed == 0
     }
 
-    /// Arms an entry for a time. If the entry was armed before, the new time replaces the old one.
-    /// A time in the past means as soon as possible.
+    /// Arms an entry for the time at which it is due. If the entry is already armed, the new time
+    /// replaces its old time. An entry with a time in the past fires as soon as possible.
     pub fn arm(&mut self, entry: usize, at: Nanos) {
         if entry >= self.entries.len() {
             return;
@@ -166,8 +171,8 @@ impl Wheel {
     }
 
     fn stand(&mut self, entry: usize) {
-        // `last` leaves one slot free, because `expire` moves an entry while the entry is in a
-        // slot.
+        // One slot stays free, because `expire` arms an entry again while the entry's old slot is
+        // still in use.
         let last = self.passed + u64::from(SLOTS) - 2;
         let number = (self.entries[entry].at >> SHIFT).clamp(self.passed, last);
         let slot = place(number);
@@ -184,7 +189,8 @@ impl Wheel {
         }
     }
 
-    /// Disarms an entry. Returns the time for which it was armed, if it was.
+    /// Disarms an entry. Returns the time for which the entry was armed; `None` if it was not
+    /// armed.
     pub fn cancel(&mut self, entry: usize) -> Option<Nanos> {
         let Entry { at, next, previous, slot } = *self.entries.get(entry)?;
         if slot == NIL {
@@ -211,14 +217,15 @@ impl Wheel {
         Some(Nanos(at))
     }
 
-    /// Absolute number of the first slot with entries.
+    /// Returns the number of the first slot with entries, counted from time 0.
     fn first(&self) -> Option<u64> {
         let from = place(self.passed);
         let found = self.occupied.next(from).or_else(|| self.occupied.next(0))?;
         Some(self.passed + u64::from(found.wrapping_sub(from) % SLOTS))
     }
 
-    /// Disarms the next due entry and returns it with its time. `None` if no entry is due.
+    /// Disarms an entry that is due, and returns the entry and its time. Returns `None` if no entry
+    /// is due.
     pub fn expire(&mut self, now: Nanos) -> Option<(usize, Nanos)> {
         let current = now.0 >> SHIFT;
         if current <= self.passed {
@@ -228,15 +235,15 @@ impl Wheel {
             if number >= current {
                 break;
             }
-            // From here on, no entry may be armed for an earlier slot.
+            // From now on, no entry can be armed for an earlier slot.
             self.passed = number;
             let entry = self.slots[place(number) as usize].0 as usize;
             let at = self.cancel(entry)?;
             if at.0 >> SHIFT <= number {
                 return Some((entry, at));
             }
-            // The entry was beyond the horizon. `passed` advances, because the entry would
-            // otherwise return to this slot.
+            // The entry's time was beyond the horizon. `passed` advances, so that the entry does
+            // not return to this slot.
             self.passed = number + 1;
             self.arm(entry, at);
             self.passed = number;
@@ -245,7 +252,8 @@ impl Wheel {
         None
     }
 
-    /// Time before which no entry is due. `None` if no entry is armed.
+    /// Returns a time before which no entry of the wheel is due. The caller may sleep until the
+    /// returned time. Returns `None` if no entry is armed.
     #[must_use]
     pub fn next_event(&self) -> Option<Nanos> {
         self.first().map(|number| Nanos((number + 1) << SHIFT))

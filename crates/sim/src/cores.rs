@@ -1,35 +1,38 @@
-//! The workers of a simulated switch. Each worker has a core.
+//! The workers of a simulated switch. Each worker has its own core.
 //!
-//! Each core has its own counter. The core that is furthest behind runs the next turn. For this
-//! reason, a frame that one core hands to another arrives with an error of at most one turn.
+//! Each core has its own cycle counter. Because the core with the lowest counter runs the next
+//! turn, the arrival time of a frame from another core is wrong by at most one turn.
 
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounterSets;
+use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::PortQueue;
-use penstock_dataplane::schedule::{Readiness, ScheduleKind, Unit};
+use penstock_dataplane::schedule::{Readiness, ScheduleKind};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Worker, WorkerConfig};
+use penstock_dataplane::unit::QUEUES_MAX;
+use penstock_dataplane::unit::Unit;
+use penstock_dataplane::worker::{Arrival, Worker, WorkerConfig};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Rng, TscRate, WorkerId};
 
 use crate::cost::{Costs, SimCounter};
 
-/// Entries of a worker's MAC table.
+/// Number of entries in a worker's MAC table.
 const FDB_ENTRIES: usize = 8192;
 
-/// Configuration of the workers.
+/// Configuration of a simulated switch's workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorldConfig {
     /// Number of workers, at least one.
     pub workers: u16,
-    /// Schedule of the workers.
     pub schedule: ScheduleKind,
-    /// How `hbs` treats units without frames.
+    /// Treatment of queue pairs without frames by the schedule `hbs`.
     pub readiness: Readiness,
     /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
-    /// Cycles per second that each worker may spend on frames; `None` for the whole core.
+    /// Cycles per second that each worker may spend on frames. `None` lets a worker
+    /// spend all cycles of its core.
     pub capacity: Option<CyclesPerSecond>,
 }
 
@@ -45,25 +48,27 @@ impl Default for WorldConfig {
     }
 }
 
-/// A worker on its core.
+/// A simulated core and the worker that runs on it.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub worker: Worker<SimCounter>,
     pub counter: SimCounter,
-    /// Whether the last turn found no frame and no event has happened since.
+    /// True if the worker's last turn found no frame, and no event has happened since this turn.
     pub idle: bool,
 }
 
-/// Workers on cores of the same rate.
+/// All workers of a simulated switch, with their cores. The cores of all workers have the same
+/// frequency.
 #[derive(Debug)]
 pub(crate) struct Cores {
     pub rate: TscRate,
     pub all: Vec<Core>,
+    pub costs: Costs,
     generation: u64,
 }
 
 impl Cores {
-    /// Workers for up to `max_ports` ports.
+    /// Creates the workers of a switch with up to `max_ports` ports.
     pub fn new(
         config: &WorldConfig,
         rate: TscRate,
@@ -90,11 +95,12 @@ impl Cores {
             Core { worker, counter, idle: false }
         };
         let mesh = Mesh::new(config.workers.max(1), max_ports);
-        Self { rate, all: (0..).zip(mesh.peers).map(core).collect(), generation: 0 }
+        Self { rate, all: (0..).zip(mesh.peers).map(core).collect(), costs, generation: 0 }
     }
 
-    /// Attaches one of a port's `of` queue pairs to a worker. When the first pair is attached, all
-    /// workers learn of the port. Returns false if there is no room.
+    /// Attaches one of a port's `of` queue pairs to a worker. With the first queue pair, the port
+    /// is added to all workers. Returns `false` if a worker has no room for the port or the queue
+    /// pair.
     pub fn attach(
         &mut self,
         unit: Unit,
@@ -115,7 +121,7 @@ impl Cores {
         self.all[worker].worker.adopt(Arrival { port, queue, of, pair }).is_ok()
     }
 
-    /// Gives all workers a new snapshot.
+    /// Gives all workers new port policies, networks, and an ageing time for learned addresses.
     pub fn swap(
         &mut self,
         policies: Vec<Option<Arc<PortPolicy>>>,
@@ -130,31 +136,31 @@ impl Cores {
         }
     }
 
-    /// Index of the core that is furthest behind. If several cores are equally far behind, the
-    /// first one.
+    /// Returns the index of the core with the lowest counter. If several cores have the lowest
+    /// counter, the first of these cores is returned.
     pub fn behind(&self) -> usize {
         let cores = self.all.iter().enumerate();
         cores.min_by_key(|(_, core)| core.counter.now()).map_or(0, |(at, _)| at)
     }
 
-    /// The current time on the core that is furthest behind.
+    /// Returns the time on the core with the lowest counter.
     pub fn now(&self) -> Nanos {
         self.rate.to_nanos(self.all[self.behind()].counter.now())
     }
 
-    /// Makes all cores poll again.
+    /// Makes all idle cores poll their queue pairs again.
     pub fn stir(&mut self) {
         self.all.iter_mut().for_each(|core| core.idle = false);
     }
 
-    /// Tokens of a port, summed over all workers.
+    /// Returns the tokens (in cycles) of a port's bucket, summed over all workers.
     pub fn tokens(&self, port: PortId) -> i64 {
         self.all.iter().map(|core| core.worker.tokens(port)).sum()
     }
 }
 
 impl Core {
-    /// Advances the core's time to `to` without any event.
+    /// Advances the core's cycle counter to `to` without work.
     pub fn jump(&mut self, to: Cycles) {
         self.counter.advance_to(to);
         self.worker.rested();

@@ -1,66 +1,97 @@
-//! Cost of frames on the simulated core.
+//! Costs of frames on a simulated core.
 //!
 //! # Approach
 //!
-//! Time advances with the stages of a batch, and with turns that find nothing. Kicks, send calls of
-//! kernel ports, scheduling decisions and refills of the cycle buckets take no cycles
-//! ([`NOT_CHARGED`]).
+//! The time of a core advances with the stages of a batch, with turns that find no frame, and with
+//! the work beside batches. The work beside batches ([`Overheads`]) consists of notifications,
+//! looks at empty ports, and refills of the cycle buckets. The cost per batch includes the
+//! scheduling decision that picked the batch.
 //!
-//! Costs are fixed before a run, from stated numbers, a paper's printed relations or a calibration.
-//! Only the simulated core knows these costs; the cost models of the switch do not.
+//! Costs are fixed before a run. Costs come from numbers that a paper prints, or from a
+//! calibration. Only the simulated core knows the costs that it charges. The cost models of the
+//! switch do not know the simulated costs.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::{Cycles, Rng};
 
-/// Ethernet's frame check sequence. Costs per byte include it, but simulated frames do not have it.
+/// Size of Ethernet's frame check sequence (FCS) in bytes. Costs per byte include the FCS, but
+/// simulated frames have no FCS.
 const FCS: usize = 4;
 
-/// Operations that take cycles on a real core but not on the simulated one.
-pub const NOT_CHARGED: [&str; 4] =
-    ["kicks", "send calls", "scheduling decisions", "refills of cycle buckets"];
+/// Costs, in cycles, of a worker's work that belongs to no batch of frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Overheads {
+    /// Cycles for a look at one queue pair that has no batch.
+    pub look: Cycles,
+    /// Cycles for one refill of the cycle buckets.
+    pub refill: Cycles,
+    /// Cycles for notifying a driver that waits for an interrupt.
+    pub kick: Cycles,
+    /// Cycles for one send call on an AF_XDP socket.
+    pub send_call: Cycles,
+}
+
+impl Overheads {
+    /// Assumed costs of the work beside batches, fixed before any run. No paper prints costs of
+    /// notifications, refills or looks at empty ports. `penstock-lab run c2qos-bill --mode live`
+    /// measures some of the assumed costs. On machine M5 of docs/internals/measurements.md, a
+    /// notification took 1,300 cycles, and a refill with all other work of the host account took
+    /// 230 cycles. The assumed cost of a notification is about twice the measured cost.
+    pub const ASSUMED: Self = Self {
+        look: Cycles(20),
+        refill: Cycles(400),
+        kick: Cycles(2_500),
+        send_call: Cycles(3_500),
+    };
+    /// Costs of a simulated core on which work outside of batches takes no time.
+    pub const NONE: Self =
+        Self { look: Cycles(0), refill: Cycles(0), kick: Cycles(0), send_call: Cycles(0) };
+}
 
 /// Cost of one stage, in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StageCost {
-    /// Cycles per batch.
+    /// Cycles that the stage takes per batch.
     pub batch: f64,
-    /// Cycles per frame.
+    /// Cycles that the stage takes per frame.
     pub frame: f64,
-    /// Cycles per byte, FCS included.
+    /// Cycles that the stage takes per byte, FCS included.
     pub byte: f64,
 }
 
 impl StageCost {
-    /// Cost of `frames` frames of `bytes` bytes in total.
+    /// Returns the cycles for a batch of `frames` frames with `bytes` bytes in total.
     fn of(self, frames: usize, bytes: usize) -> f64 {
         self.batch + self.frame * float(frames) + self.byte * float(bytes)
     }
 }
 
-/// Costs of a simulated core.
+/// Costs of all work on a simulated core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     pub ingress: StageCost,
-    /// Classification of frames whose flow is in the exact-match cache.
+    /// Cost of classifying frames with a flow that is in the exact-match cache.
     pub classification: StageCost,
-    /// Cycles per frame whose flow is not in the cache. These cycles replace
+    /// Cycles to classify a frame with a flow that is not in the exact-match cache, instead of
     /// `classification.frame`.
     pub miss: f64,
     pub egress: StageCost,
-    /// Factor on all costs, for the number of VMs and I/O cores and for memory nodes.
+    /// Factor by which all costs are multiplied. The factor for all costs depends on the number of
+    /// VMs and I/O cores, and on the NUMA nodes of the memory.
     pub factor: f64,
-    /// Relative amplitude of the noise on a batch's cost. The distribution is triangular with mean
-    /// 0.
+    /// Largest noise on a batch's cost, as a fraction of the cost. The distribution of the noise is
+    /// triangular with mean 0.
     pub noise: f64,
-    /// Cycles to look at all ports without finding a frame.
+    /// Cycles of a turn that finds no frame, without the cycles for looks at queue pairs.
     pub idle: Cycles,
+    pub overheads: Overheads,
 }
 
 impl Costs {
-    /// Round numbers of the magnitude measured for this switch (docs/internals/measurements.md).
-    /// They are for tests of behaviour, not for figures.
+    /// Rounded costs of Penstock (docs/internals/measurements.md). Behaviour tests use the costs of
+    /// [`Self::EXAMPLE`], and so do figures that do not show the paper's switch.
     pub const EXAMPLE: Self = Self {
         ingress: StageCost { batch: 100.0, frame: 40.0, byte: 0.02 },
         classification: StageCost { batch: 20.0, frame: 30.0, byte: 0.0 },
@@ -69,9 +100,10 @@ impl Costs {
         factor: 1.0,
         noise: 0.0,
         idle: Cycles(200),
+        overheads: Overheads::ASSUMED,
     };
 
-    /// Cycles of a stage without factor and noise.
+    /// Returns the cycles of a stage for a batch, before `factor` and `noise` are applied.
     fn stage(&self, stage: Stage, work: &Work) -> f64 {
         let bytes = work.bytes + FCS * work.frames;
         match stage {
@@ -81,17 +113,17 @@ impl Costs {
                 self.classification.of(hits, bytes) + self.miss * float(work.misses)
             }
             Stage::Egress => self.egress.of(work.frames, bytes),
-            Stage::Idle => 0.0,
+            Stage::Look | Stage::Refill | Stage::Idle => 0.0,
         }
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "frames and bytes of one batch")]
+#[expect(clippy::cast_precision_loss, reason = "the counts of a batch are below 2^53")]
 const fn float(n: usize) -> f64 {
     n as f64
 }
 
-/// A virtual counter that advances by the cost of each stage.
+/// A virtual cycle counter that advances by the cost of each stage.
 #[derive(Clone, Debug)]
 pub struct SimCounter {
     counter: VirtualCounter,
@@ -102,9 +134,9 @@ pub struct SimCounter {
 #[derive(Debug)]
 struct Noise {
     rng: Rng,
-    /// Noise factor of the current batch.
+    /// Random factor by which the costs of the current batch are multiplied.
     factor: f64,
-    /// Fractional cycles that have not passed yet.
+    /// Fraction of a cycle that rounding left over, and that is added to the next cost.
     carry: f64,
 }
 
@@ -115,7 +147,12 @@ impl SimCounter {
         Self { counter: VirtualCounter::default(), costs, noise: Arc::new(Mutex::new(noise)) }
     }
 
-    /// Advances to `to`, unless that is in the past.
+    /// Advances the core's cycle counter by the cost of work that belongs to no batch of frames.
+    pub fn advance(&self, by: Cycles) {
+        self.counter.advance(by);
+    }
+
+    /// Advances the core's cycle counter to `to`, unless the cycle counter is already above `to`.
     pub fn advance_to(&self, to: Cycles) {
         self.counter.advance_to(to);
     }
@@ -127,8 +164,15 @@ impl CycleCounter for SimCounter {
     }
 
     fn spent(&self, stage: Stage, work: &Work) {
-        if stage == Stage::Idle {
-            self.counter.advance(self.costs.idle);
+        let Costs { idle, overheads, .. } = self.costs;
+        let fixed = match stage {
+            Stage::Idle => Some(idle),
+            Stage::Look => Some(overheads.look),
+            Stage::Refill => Some(overheads.refill),
+            Stage::Ingress | Stage::Classification | Stage::Egress => None,
+        };
+        if let Some(fixed) = fixed {
+            self.counter.advance(fixed);
             return;
         }
         let mut noise = self.noise.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,13 +201,18 @@ mod tests {
         factor: 2.0,
         noise: 0.0,
         idle: Cycles(7),
+        overheads: Overheads::ASSUMED,
     };
 
     #[test]
-    fn only_stages_and_empty_looks_take_cycles() {
+    fn work_beside_batches_has_its_own_costs() {
         let counter = SimCounter::new(COSTS, Rng::new(1));
         counter.spent(Stage::Idle, &Work::NONE);
         assert_eq!(counter.now(), Cycles(7));
+        counter.spent(Stage::Look, &Work::NONE);
+        counter.spent(Stage::Refill, &Work::NONE);
+        let Overheads { look, refill, .. } = Overheads::ASSUMED;
+        assert_eq!(counter.now(), Cycles(7) + look + refill);
         assert_eq!(spend(&counter, &Work::NONE), 0, "a batch of nothing has no cost of its own");
     }
 

@@ -1,12 +1,11 @@
-//! A queue of events, ordered by time. Events of the same time keep the order in which they were
-//! posted.
+//! A queue of events, ordered by time. Events at the same time keep the order of their posting.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use penstock_units::Nanos;
 
-/// A queue of events of type `T`.
+/// A queue of timed events of type `T`.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     heap: BinaryHeap<Reverse<(Nanos, u64, T)>>,
@@ -30,7 +29,7 @@ impl<T: Ord> EventQueue<T> {
         self.heap.peek().map(|Reverse((at, _, _))| *at)
     }
 
-    /// The next event due at or before `now`.
+    /// Removes and returns the next event that is due at `now` or earlier.
     pub fn pop_due(&mut self, now: Nanos) -> Option<(Nanos, T)> {
         if self.next_at()? > now {
             return None;

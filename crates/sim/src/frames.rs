@@ -1,10 +1,10 @@
-//! Frames for simulated traffic.
+//! Ethernet frames for simulated traffic.
 
 use penstock_units::MacAddr;
 
-/// A UDP frame of `len` bytes (without FCS, at least 60) from `source` to `target`, of flow `flow`.
-/// The frame's first payload bytes hold `sequence`. The IP addresses are 10.x with the last bytes
-/// of the MAC addresses.
+/// Creates a UDP frame of `len` bytes (without FCS, 60 to 65000) from `source` to `target`. `flow`
+/// is the UDP source port. The first 8 bytes of the payload are `sequence`. The IP addresses are
+/// 10.x.x.x, with the last three bytes of the MAC addresses.
 #[must_use]
 pub fn udp_frame(
     source: MacAddr,
@@ -23,8 +23,8 @@ pub fn udp_frame(
     f.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
     f.extend([10, source.0[3], source.0[4], source.0[5]]);
     f.extend([10, target.0[3], target.0[4], target.0[5]]);
-    let header = penstock_dataplane::egress::finish::sum(&f[14..34], 0);
-    let checksum = penstock_dataplane::egress::finish::checksum(header);
+    let header = penstock_dataplane::finish::sum(&f[14..34], 0);
+    let checksum = penstock_dataplane::finish::checksum(header);
     f[24..26].copy_from_slice(&checksum.to_be_bytes());
     f.extend(flow.to_be_bytes());
     f.extend([0, 9]);

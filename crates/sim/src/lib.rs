@@ -1,24 +1,27 @@
-//! Runs the production worker on virtual time.
+//! Runs the production worker in virtual time.
 //!
 //! # Problem
 //!
-//! A published figure must replay in seconds, at the paper's scale and with the same result every
-//! time. The code that produces it must be the code that moves real packets.
+//! The simulation of a published figure must take only seconds, at the paper's scale. The
+//! simulation must always give the same result. The code under test must be the production code
+//! that moves real packets.
 //!
 //! # Approach
 //!
-//! The workers of the data path run on virtual cycle counters. [`World`] connects the workers to
-//! VMs that send and receive frames in memory. [`testbed::Testbed`] connects them to VMs and an
-//! uplink that hold no frames. The cost of a stage comes from [`Costs`], which are fixed before the
-//! run and never depend on the outcome. All random numbers come from one seed.
+//! The workers of the data path run with virtual cycle counters. [`World`] connects the workers to
+//! VMs that send and receive real frames in memory. [`testbed::Testbed`] is faster, because it
+//! connects the workers to VMs and an uplink that store no frames. [`Costs`] has the cycles that
+//! each stage costs. Costs are fixed before a run and never depend on the result. All random
+//! numbers of a run come from one seed.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
+#![allow(missing_docs, reason = "the API is not published, so comments are optional")]
 
 mod cores;
 mod cost;
 mod events;
 pub mod fabric;
 mod frames;
+mod notified;
 mod sink;
 mod source;
 pub mod testbed;
@@ -26,9 +29,10 @@ pub mod vcpu;
 mod world;
 
 pub use cores::WorldConfig;
-pub use cost::{Costs, NOT_CHARGED, SimCounter, StageCost};
+pub use cost::{Costs, Overheads, SimCounter, StageCost};
 pub use events::EventQueue;
 pub use frames::udp_frame;
+pub use notified::Notice;
 pub use penstock_units::Rng;
 pub use sink::{SinkSpec, SinkStats};
 pub use source::{SourceSpec, SourceStats};

@@ -1,16 +1,18 @@
-//! A switch, its VMs and their traffic on one virtual clock.
+//! A simulated switch, its VMs and their traffic, with one virtual clock.
 //!
-//! Frames are real bytes in memory queues. Sources and sinks are events. For figures of tens of
-//! seconds, [`crate::testbed`] is faster.
+//! Frames of a world are real bytes in memory queues. Events make VMs send and receive. For
+//! simulations of tens of seconds, [`crate::testbed`] is faster.
 
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy};
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::schedule::{PortQos, Unit};
+use penstock_dataplane::snapshot::PortQos;
+use penstock_dataplane::snapshot::{Domain, PortPolicy};
 use penstock_dataplane::tsc::CycleCounter as _;
+use penstock_dataplane::unit::Unit;
 use penstock_dataplane::worker::{Turn, bell_of};
 use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId, Rng, TscRate, Vid};
 
@@ -18,19 +20,20 @@ use crate::cores::{Cores, WorldConfig};
 use crate::cost::Costs;
 use crate::events::EventQueue;
 use crate::frames::udp_frame;
+use crate::notified::{Notice, Notified};
 use crate::sink::{SinkSpec, SinkStats};
 use crate::source::{SourceSpec, SourceStats};
 
-/// Number of a VM in the world.
+/// Number of a VM in a simulated world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PortHandle(u16);
 
-/// Why the world cannot be built.
+/// Reason for which a simulated world cannot be built.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// There are more ports than the worker was made for.
-    #[error("{0} ports; the world was made for {1}")]
+    /// The number of ports (first field) exceeds `max_ports` (second field).
+    #[error("{0} ports: more than max_ports ({1}); create the world with a larger max_ports")]
     TooManyPorts(usize, usize),
 }
 
@@ -51,7 +54,7 @@ struct Vm {
     last_sequence: Vec<u64>,
 }
 
-/// A switch, its VMs and their traffic.
+/// A simulated switch, its VMs and their traffic.
 #[derive(Debug)]
 pub struct World {
     cores: Cores,
@@ -64,14 +67,14 @@ pub struct World {
 }
 
 impl World {
-    /// A world with one core of `rate` cycles per second, for up to `max_ports` ports.
+    /// Creates a world with one core of `rate` cycles per second, for up to `max_ports` ports.
     #[must_use]
     pub fn new(rate: TscRate, costs: Costs, max_ports: usize, seed: u64) -> Self {
         Self::with_workers(1, rate, costs, max_ports, seed)
     }
 
-    /// Like [`Self::new`], with several workers that have a core each. VMs are assigned to the
-    /// workers in turn.
+    /// Does the same as [`Self::new`], with several workers. Each worker has its own core. The
+    /// world assigns VMs to the workers in round-robin order.
     #[must_use]
     pub fn with_workers(
         workers: u16,
@@ -89,7 +92,7 @@ impl World {
         )
     }
 
-    /// Like [`Self::new`], with workers configured by `config`.
+    /// Creates a world like [`Self::new`], but configures the workers with `config`.
     #[must_use]
     pub fn with_config(
         config: &WorldConfig,
@@ -109,23 +112,38 @@ impl World {
         }
     }
 
-    /// MAC address of VM number `n`.
+    /// Returns the MAC address of VM number `n`.
     #[must_use]
     pub fn mac_of(n: u16) -> MacAddr {
         let [high, low] = n.to_be_bytes();
         MacAddr([0x52, 0x54, 0, 0, high, low])
     }
 
-    /// Adds a VM with an access port in `tenant`'s untagged network. Its ring holds `ring` frames
-    /// in each direction.
+    /// Adds a VM with an access port in `tenant`'s untagged network. The port's rings hold `ring`
+    /// frames in each direction.
     ///
     /// # Errors
-    /// [`WorldError::TooManyPorts`].
+    /// Returns [`WorldError::TooManyPorts`] if the world has no room for another port.
     pub fn add_vm(
         &mut self,
         tenant: u16,
         ring: usize,
         sink: SinkSpec,
+    ) -> Result<PortHandle, WorldError> {
+        self.add_notified(tenant, ring, sink, Notice::Poll)
+    }
+
+    /// Adds a VM like [`Self::add_vm`]. `notice` says how the VM learns of frames that the switch
+    /// delivered.
+    ///
+    /// # Errors
+    /// Returns [`WorldError::TooManyPorts`] if the world has no room for another port.
+    pub fn add_notified(
+        &mut self,
+        tenant: u16,
+        ring: usize,
+        sink: SinkSpec,
+        notice: Notice,
     ) -> Result<PortHandle, WorldError> {
         let id = u16::try_from(self.vms.len()).unwrap_or(u16::MAX);
         let (queue, driver) = memory_queue(ring, OffloadCaps::ALL);
@@ -133,7 +151,18 @@ impl World {
         let unit = Unit { port: PortId(id), queue: QueueId(0) };
         let home = usize::from(id) % self.cores.all.len();
         driver.connect_bell(self.cores.all[home].worker.doorbell(), bell_of(unit));
-        if !self.cores.attach(unit, 1, home, Box::new(queue), &counters) {
+        let overheads = self.cores.costs.overheads;
+        let counter = self.cores.all[home].counter.clone();
+        let cost = match notice {
+            Notice::Poll => None,
+            Notice::Kick => Some(overheads.kick),
+            Notice::SendCall => Some(overheads.send_call),
+        };
+        let pair: Box<dyn PortQueue> = match cost {
+            None => Box::new(queue),
+            Some(cost) => Box::new(Notified { queue, counter, cost, delivered: false }),
+        };
+        if !self.cores.attach(unit, 1, home, pair, &counters) {
             return Err(WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports));
         }
         let domain = self.domains.iter().position(|d| d.tenant == Some(tenant));
@@ -159,7 +188,7 @@ impl World {
         Ok(PortHandle(id))
     }
 
-    /// Makes a VM send.
+    /// Starts the traffic that a VM sends.
     pub fn set_source(&mut self, vm: PortHandle, spec: SourceSpec) {
         self.events.post(spec.due(0), Event::Send(vm.0));
         let rng = self.seed.fork(u64::from(vm.0));
@@ -174,7 +203,7 @@ impl World {
         self.cores.stir();
     }
 
-    /// Sets a VM's purchased cycles and class.
+    /// Sets a VM's purchased cycles and latency class.
     pub fn set_qos(&mut self, vm: PortHandle, qos: PortQos) {
         if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
             let policy = Arc::make_mut(policy);
@@ -183,7 +212,7 @@ impl World {
         self.swap();
     }
 
-    /// Changes a VM's port policy.
+    /// Changes the policy of a VM's port.
     pub fn set_policy(&mut self, vm: PortHandle, change: impl FnOnce(&mut PortPolicy)) {
         if let Some(policy) = &mut self.policies[usize::from(vm.0)] {
             change(Arc::make_mut(policy));
@@ -191,7 +220,7 @@ impl World {
         self.swap();
     }
 
-    /// Tokens of a VM, summed over all workers.
+    /// Returns the tokens (in cycles) of a VM's bucket, summed over all workers.
     #[must_use]
     pub fn tokens(&self, vm: PortHandle) -> i64 {
         self.cores.tokens(PortId(vm.0))
@@ -201,13 +230,13 @@ impl World {
         self.cores.swap(self.policies.clone(), self.domains.clone(), 300);
     }
 
-    /// The current time on the core that is furthest behind.
+    /// Returns the time on the core with the lowest counter.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.cores.now()
     }
 
-    /// Runs the world until `end`.
+    /// Runs the simulated world until the time `end`.
     pub fn run_until(&mut self, end: Nanos) {
         loop {
             let now = self.now();
@@ -230,21 +259,22 @@ impl World {
         }
     }
 
-    /// Skips the time in which core `at`, which found no frame, would find no frame either.
+    /// Advances the idle core `at` to the time at which the core may find a frame.
     fn skip_idle(&mut self, at: usize, end: Nanos) {
-        // A busy core may hand a frame over at any moment, so do not go beyond its time.
+        // A busy core may send a frame to this core at any time, so the time must not exceed that
+        // of a busy core.
         let cores = &mut self.cores.all;
         let busy = cores.iter().filter(|core| !core.idle).map(|core| core.counter.now()).min();
         if let Some(busy) = busy {
             cores[at].jump(Cycles(busy.0 + 1));
             return;
         }
-        // No state changes before the next event, so jump to the event or to the end.
+        // No state changes before the next event, so the time advances to the event or to the end.
         let next = self.events.next_at().unwrap_or(end).min(end);
-        // When the counter is rounded, the time must not end up a nanosecond too early.
+        // Rounding must not result in a time that is a nanosecond too early.
         let rate = self.cores.rate;
         let to = Cycles(rate.to_cycles(next).0.saturating_add(rate.hz() / 1_000_000_000 + 1));
-        // A refill may allow a port to continue.
+        // After a refill, a port may have cycles to send.
         let refill = cores.iter().filter_map(|core| core.worker.next_due()).min();
         let to = refill.map_or(to, |refill| refill.min(to));
         cores.iter_mut().for_each(|core| core.jump(to));
@@ -310,19 +340,19 @@ impl World {
         true
     }
 
-    /// Counters of a VM's source.
+    /// Returns the counters of the traffic that a VM sent.
     #[must_use]
     pub fn sent(&self, vm: PortHandle) -> SourceStats {
         self.vms[usize::from(vm.0)].source.as_ref().map(|s| s.1).unwrap_or_default()
     }
 
-    /// Counters of a VM's sink.
+    /// Returns the counters of the traffic that a VM received.
     #[must_use]
     pub fn received(&self, vm: PortHandle) -> SinkStats {
         self.vms[usize::from(vm.0)].received
     }
 
-    /// Number of frames in a VM's transmit ring.
+    /// Returns the number of frames in a VM's transmit ring.
     #[must_use]
     pub fn unsent(&self, vm: PortHandle) -> usize {
         self.vms[usize::from(vm.0)].driver.unsent()
@@ -333,7 +363,13 @@ impl World {
         self.vms[usize::from(vm.0)].counters.read()
     }
 
-    /// Counters of all workers, summed.
+    /// Returns the cycles that passed on all cores together.
+    #[must_use]
+    pub fn cycles(&self) -> u64 {
+        self.cores.all.iter().map(|core| core.counter.now().0).sum()
+    }
+
+    /// Returns the sums of the counters of all workers.
     #[must_use]
     pub fn worker(&self) -> WorkerReading {
         let mut sum = WorkerReading::default();

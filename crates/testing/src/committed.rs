@@ -1,18 +1,22 @@
-//! Committed files that a program makes: pages of options, lists of metrics, schemas.
+//! Compares files in the repository with a program's output: pages of options, lists of metrics,
+//! and schemas.
 
 use std::path::Path;
 
-/// If this variable is set, [`compare`] writes the file.
+/// Environment variable. If the environment variable is set, [`compare`] writes the text to the
+/// file instead of comparing.
 pub const BLESS: &str = "PENSTOCK_BLESS";
 
-/// Compares a committed file with `text`, or writes `text` to it if [`BLESS`] is set. `test` has
-/// the arguments of `cargo test` that run the calling test.
+/// Compares the committed file at `path` with `text`. If the variable [`BLESS`] is set, the
+/// function writes `text` to the file instead of comparing. The argument `test` contains the
+/// arguments of `cargo test` that run the calling test.
 ///
 /// # Panics
-/// The file differs from `text`. The message has the command that writes the file.
+/// Panics if the file differs from `text`. The panic message contains the command that writes the
+/// file.
 pub fn compare(path: &Path, text: &str, test: &str) {
     if std::env::var_os(BLESS).is_some() {
-        std::fs::write(path, text).expect("the file can be written");
+        std::fs::write(path, text).expect("the committed file is writable");
         return;
     }
     let committed = std::fs::read_to_string(path).unwrap_or_default();
@@ -20,13 +24,15 @@ pub fn compare(path: &Path, text: &str, test: &str) {
     assert!(committed == text, "{} is stale: {remedy}", path.display());
 }
 
-/// Like [`compare`], for the part of a page between two markers.
+/// Compares the part of a Markdown page between two markers with `part`, as [`compare`] does for a
+/// whole file.
 ///
 /// # Panics
-/// The page's part differs from `part`, or the page has no such part.
+/// Panics if the part of the page between the markers differs from `part`, or if the page lacks a
+/// marker.
 pub fn compare_part(path: &Path, (begin, end): (&str, &str), part: &str, test: &str) {
-    let page = std::fs::read_to_string(path).expect("the page can be read");
-    let (head, rest) = page.split_once(begin).expect("the page has the first marker");
-    let (_, tail) = rest.split_once(end).expect("the page has the second marker");
+    let page = std::fs::read_to_string(path).expect("the documentation page is readable");
+    let (head, rest) = page.split_once(begin).expect("the page has the begin marker");
+    let (_, tail) = rest.split_once(end).expect("the page has the end marker");
     compare(path, &format!("{head}{begin}{part}{end}{tail}"), test);
 }

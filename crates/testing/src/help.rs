@@ -1,13 +1,14 @@
-//! The page of a program's options, made from its help.
+//! Makes the documentation page of a program's options from the program's help.
 
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Returns a section for each command that the help names, with the whole help of the command.
+/// Returns a Markdown section for each command that the program's help names. The section contains
+/// the whole help text of its command.
 ///
 /// # Panics
-/// The program has no help.
+/// Panics if the program prints no help.
 #[must_use]
 pub fn sections(program: &Path, name: &str) -> String {
     let mut page = String::new();
@@ -28,7 +29,7 @@ fn section(program: &Path, words: &[String], page: &mut String) {
     }
 }
 
-/// Returns the names below `Commands:`.
+/// Returns the names of the commands below `Commands:` in a help text.
 fn verbs(help: &str) -> Vec<String> {
     let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
     let lines = list.lines().take_while(|line| !line.is_empty());

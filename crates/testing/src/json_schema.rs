@@ -2,19 +2,20 @@
 //!
 //! # Approach
 //!
-//! The validator is as strict as `ajv` in its strict mode. It panics at an unknown keyword or
-//! format, so nothing in the schema is without effect. [`loose`] finds the other things that strict
-//! mode refuses. `scripts/formats.sh` runs `ajv` itself.
+//! The validator is as strict as the validator `ajv` in its strict mode. The validator panics at an
+//! unknown keyword or format, so that a misspelt keyword is an error and is not ignored. The
+//! function [`loose`] finds other mistakes in schemas that `ajv` refuses in strict mode. The script
+//! `scripts/formats.sh` runs `ajv` itself.
 
 use std::collections::BTreeSet;
 
 use regex::Regex;
 use serde_json::{Map, Value};
 
-/// Keywords without effect on validity.
+/// Keywords of a schema that do not decide whether a value is valid.
 const NOTES: [&str; 5] = ["$schema", "$defs", "title", "description", "default"];
 
-/// Whether `value` is valid by `schema`, a part of the schema `root`.
+/// Returns true if `value` is valid by `schema`, which is a part of the schema `root`.
 pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
     let Value::Object(schema) = schema else {
         return schema.as_bool().expect("a schema is an object or a boolean");
@@ -36,7 +37,7 @@ pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
             "allOf" => at.count(value) == at.list(rule).len(),
             "anyOf" => at.count(value) > 0,
             "oneOf" => at.count(value) == 1,
-            // Both are evaluated together with their `if`.
+            // `then` and `else` are evaluated together with their `if`.
             "then" | "else" => schema.contains_key("if"),
             "if" => {
                 let next = if is_valid(root, rule, value) { "then" } else { "else" };
@@ -61,8 +62,8 @@ pub fn is_valid(root: &Value, schema: &Value, value: &Value) -> bool {
     })
 }
 
-/// Returns the type of values to which a keyword applies. `None` if it applies to all types. Panics
-/// at an unknown keyword.
+/// Returns the type of values to which a keyword of a schema applies. Returns `None` if the keyword
+/// applies to values of all types. Panics if the keyword of the schema is unknown.
 fn about(keyword: &str) -> Option<&'static str> {
     Some(match keyword {
         "pattern" | "minLength" | "maxLength" => "string",
@@ -80,26 +81,27 @@ fn about(keyword: &str) -> Option<&'static str> {
     })
 }
 
-/// Facts about a value from the enclosing schemas that apply to the same value.
+/// Types and keys that a schema and its enclosing schemas declare for the same value.
 #[derive(Clone, Debug, Default)]
 struct Known {
     types: Vec<String>,
     keys: BTreeSet<String>,
 }
 
-/// Lists the places in a schema that `ajv` refuses in strict mode, with their paths:
+/// Lists the paths of the places in a schema that `ajv` refuses in strict mode. The function
+/// `loose` finds the following mistakes in a schema:
 ///
-/// - a keyword that applies to one type in a schema that does not declare this `type`
-/// - a `type` that lists several types
-/// - a `required` key that is not in `properties`
-/// - an `if` without `then` and `else`, or the reverse
+/// - A keyword applies to one type, but the schema does not declare this `type`.
+/// - A `type` lists several types.
+/// - A key in `required` is not in `properties`.
+/// - A schema has an `if` without `then` and `else`, or a `then` or `else` without `if`.
 pub fn loose(schema: &Value) -> Vec<String> {
     let mut found = Vec::new();
     look(schema, "#", Known::default(), &mut found);
     found
 }
 
-/// Returns the keys of all tables of a file.
+/// Returns the keys of all tables of the file format that `schema` describes.
 #[must_use]
 pub fn keys(schema: &Value) -> Vec<String> {
     let tables = schema["$defs"].as_object().into_iter().flat_map(|defs| defs.values());
@@ -108,8 +110,8 @@ pub fn keys(schema: &Value) -> Vec<String> {
     keys.flat_map(|keys| keys.keys().cloned()).collect()
 }
 
-/// Returns the keys of a file that its page in Markdown lacks. A code span must name each key,
-/// alone or with its table.
+/// Returns the keys of a file format that the format's Markdown page lacks. The Markdown page must
+/// name each key in a code span, alone or together with the key's table.
 #[must_use]
 pub fn undocumented(schema: &Value, page: &str) -> Vec<String> {
     let code: Vec<&str> = page.split('`').skip(1).step_by(2).collect();
@@ -119,11 +121,14 @@ pub fn undocumented(schema: &Value, page: &str) -> Vec<String> {
     keys(schema).into_iter().filter(|key| !named(key)).collect()
 }
 
-/// Compares a schema with the program: both must accept `base` with each text of `right` appended,
-/// and refuse it with each of `wrong`. `refuses` returns the program's error.
+/// Compares a schema with the program that reads the file. Each text in `right` is appended to
+/// `base`, and both schema and program must accept the combined text. Each text in `wrong` is
+/// appended to `base`, and both schema and program must refuse the combined text. The function
+/// `refuses` returns the error with which the program refuses a text.
 ///
 /// # Panics
-/// The schema and the program disagree. The message has all texts about which they do.
+/// Panics if the schema and the program disagree. The panic message lists all texts about which the
+/// schema and the program disagree.
 pub fn compare(
     schema: &Value,
     base: &str,
@@ -170,12 +175,12 @@ fn look(schema: &Value, at: &str, mut known: Known, found: &mut Vec<String>) {
     }
     for key in keys.get("required").and_then(Value::as_array).into_iter().flatten() {
         if !key.as_str().is_some_and(|key| known.keys.contains(key)) {
-            found.push(format!("{at}: {key} is required and not among the properties"));
+            found.push(format!("{at}: the required key {key} is not among the properties"));
         }
     }
     let has = |key: &str| keys.contains_key(key);
     if has("if") != (has("then") || has("else")) {
-        found.push(format!("{at}: an if without then and else, or the other way"));
+        found.push(format!("{at}: `if` needs `then` and `else`, and `then` and `else` need `if`"));
     }
     for (keyword, rule) in keys {
         let at = format!("{at}/{keyword}");
@@ -208,7 +213,7 @@ fn is_of(name: &str, value: &Value) -> bool {
     }
 }
 
-/// A keyword's value and its location.
+/// A keyword's value in a schema, with the location of the keyword.
 struct At<'a> {
     root: &'a Value,
     schema: &'a Map<String, Value>,
@@ -225,7 +230,7 @@ impl<'a> At<'a> {
         self.root.pointer(path).expect("it is there")
     }
 
-    /// Number of schemas in a list by which `value` is valid.
+    /// Returns the number of schemas in the keyword's list that accept `value`.
     fn count(&self, value: &Value) -> usize {
         self.list(self.rule).iter().filter(|one| is_valid(self.root, one, value)).count()
     }
@@ -279,7 +284,8 @@ impl<'a> At<'a> {
         }
     }
 
-    /// Whether `properties` or `patternProperties` beside this keyword apply to the key.
+    /// Returns true if `properties` or `patternProperties` of the same schema apply to the key
+    /// `key`.
     fn is_listed(&self, key: &str) -> bool {
         let is_in = |name: &str, fits: &dyn Fn(&str) -> bool| {
             let rules = self.schema.get(name).and_then(Value::as_object);

@@ -1,26 +1,30 @@
-//! Helpers that the tests of all crates share. Only tests may depend on this crate, which
-//! `penstock-tidy` checks.
+//! Helpers that the tests of all crates share. Only tests may depend on this crate, and
+//! `penstock-tidy` checks that no other code depends on it.
 //!
 //! # Skips
-//! A test that cannot run on this machine returns early, and libtest counts it as passed. Such a
-//! test calls [`skip`] first, which appends a line to the file that `PENSTOCK_SKIPS` names.
-//! `scripts/checks.sh` prints and counts these lines. In CI it fails on every line that
-//! `scripts/skips-allowed.txt` does not allow.
+//! A test that cannot run on this machine returns early, and libtest counts the test as passed. A
+//! test that cannot run calls [`skip`], which appends a line to the file that `PENSTOCK_SKIPS`
+//! names. `scripts/checks.sh` prints and counts the lines of skipped tests. In CI,
+//! `scripts/checks.sh` fails on every skipped test that `scripts/skips-allowed.txt` does not allow.
 //!
 //! # Committed files
-//! [`committed`] compares a page, list or schema with the program's output, or writes it. [`help`]
-//! makes the page of a program's options.
+//! The module [`committed`] compares a page, list or schema with the program's output, or writes
+//! the output to the file. The module [`help`] makes the page of a program's options.
 //!
 //! # Patience
-//! A test waits for an event with a deadline, so that a defect ends the test instead of hanging it.
-//! [`patience`] is this deadline. [`scaled`] is for a deadline that a claim or a peer sets. Both
-//! grow with `PENSTOCK_PATIENCE`, because a busy machine needs longer. `wait_until` in
-//! `scripts/lib.sh` does the same. A test that passes does not wait for its deadline, so patience
-//! costs it nothing.
+//! A test waits for an event with a deadline, so that a defect ends the test and does not hang it.
+//! The usual deadline of a test is [`patience`]. If a test needs another deadline, the test uses
+//! [`scaled`]. For example, a test may check the deadline itself, or a peer's time limit may
+//! determine the test's deadline. The deadlines of [`patience`] and [`scaled`] are multiplied by
+//! `PENSTOCK_PATIENCE`, because a busy machine needs longer. The function `wait_until` in
+//! `scripts/lib.sh` also multiplies its deadline by `PENSTOCK_PATIENCE`. A test that passes does
+//! not wait for its deadline, so a long deadline costs the test nothing.
 //!
 //! # Repetitions
-//! Some tests repeat an attack or a fault at different moments. [`repetitions`] is a fifth of their
-//! number, or all of it with `PENSTOCK_THOROUGH`, which `make nightly` sets.
+//! Some tests repeat an attack or a fault at different moments. The function [`repetitions`]
+//! reduces the number of repetitions of a test to a fifth. If the variable `PENSTOCK_THOROUGH` is
+//! set, [`repetitions`] returns the full number of repetitions. The command `make nightly` sets
+//! `PENSTOCK_THOROUGH`.
 #![forbid(unsafe_code)]
 
 pub mod committed;
@@ -33,30 +37,35 @@ use std::panic::Location;
 use std::path::Path;
 use std::time::Duration;
 
-/// Variable with the file to which [`skip`] appends. Without it, [`skip`] writes to standard error.
+/// Environment variable with the path of the file to which [`skip`] appends. If `PENSTOCK_SKIPS` is
+/// not set, [`skip`] writes to standard error.
 pub const SKIPS: &str = "PENSTOCK_SKIPS";
-/// Variable with the factor of all deadlines, a whole number from 1.
+/// Environment variable with the factor for the deadlines of all tests, a whole number from 1.
 pub const PATIENCE: &str = "PENSTOCK_PATIENCE";
-/// Factor if [`PATIENCE`] is not set. `scripts/lib.sh` has the same number.
+/// Factor for the deadlines of tests if [`PATIENCE`] is not set. The script `scripts/lib.sh` has
+/// the same default factor for deadlines.
 pub const PATIENCE_DEFAULT: u32 = 3;
 
-/// Variable that makes [`repetitions`] return all, if it has any value.
+/// Environment variable. If the environment variable is set, [`repetitions`] returns the full
+/// number of repetitions.
 pub const THOROUGH: &str = "PENSTOCK_THOROUGH";
 
-/// Returns how often a test repeats what it does `all` times in the nightly run.
+/// Returns the number of repetitions for a test with `all` repetitions in the nightly run. Without
+/// [`THOROUGH`], the result is a fifth of `all`, rounded up.
 pub fn repetitions(all: u64) -> u64 {
     if std::env::var_os(THOROUGH).is_some() { all } else { all.div_ceil(5) }
 }
 
-/// Records that the calling test, or a part of it, does not run here, and why.
+/// Records that the calling test, or a part of the test, cannot run on this machine. `reason` says
+/// why.
 ///
 /// # Panics
-/// The file of [`SKIPS`] cannot be written. A skip must not be lost.
+/// Panics if the file of [`SKIPS`] cannot be written, because a skip must not be lost.
 #[track_caller]
 pub fn skip(reason: impl Display) {
     let thread = std::thread::current();
-    // libtest names its threads after the tests. In a helper's own thread, the line has the place
-    // in the source.
+    // libtest names its threads after the tests. In other threads, the line has the source location
+    // of the call.
     let place = match thread.name() {
         Some(name) if name != "main" => name.to_owned(),
         _ => Location::caller().to_string(),
@@ -73,29 +82,30 @@ pub fn skip(reason: impl Display) {
     }
 }
 
-/// Returns a single line, even if the reason contains line ends.
+/// Returns the line that records a skipped test. The returned text is a single line, even if
+/// `reason` contains line ends.
 fn line(package: &str, place: &str, reason: &str) -> String {
     let package = package.strip_prefix("penstock-").unwrap_or(package);
     let reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
     format!("SKIP {package} {place}: {reason}\n")
 }
 
-/// Appends with one `write`, so that lines of parallel processes stay whole.
+/// Appends `line` to the file at `path` with one `write`, so that lines of parallel processes stay
+/// whole.
 fn append(path: &Path, line: &str) -> io::Result<()> {
     let mut file = std::fs::File::options().create(true).append(true).open(path)?;
     file.write_all(line.as_bytes())
 }
 
-/// Longest time that a test waits for an event. A busy machine may need long, but a broken program
-/// waits in vain.
+/// Longest time that a test waits for an event: 20 s, multiplied by the factor of [`PATIENCE`].
 pub fn patience() -> Duration {
     scaled(Duration::from_secs(20))
 }
 
-/// Returns `deadline`, multiplied for this machine.
+/// Returns `deadline`, multiplied by the factor of [`PATIENCE`].
 ///
 /// # Panics
-/// `PENSTOCK_PATIENCE` is not a whole number from 1.
+/// Panics if `PENSTOCK_PATIENCE` is not a whole number from 1.
 pub fn scaled(deadline: Duration) -> Duration {
     let factor = match std::env::var(PATIENCE) {
         Ok(text) => factor(&text).unwrap_or_else(|error| panic!("{PATIENCE}: {error}")),
@@ -106,7 +116,7 @@ pub fn scaled(deadline: Duration) -> Duration {
 
 fn factor(text: &str) -> Result<u32, String> {
     let factor = text.parse().ok().filter(|factor| *factor > 0);
-    factor.ok_or_else(|| format!("{text:?} is no whole number from 1; unset it for the default"))
+    factor.ok_or_else(|| format!("{text:?} is not a whole number from 1; unset the variable"))
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
-//! Tests `scripts/checks.sh` with a fake cargo: skips are printed and counted, and in CI a skip
-//! fails unless the list allows it.
+//! Tests `scripts/checks.sh` with a fake cargo. `scripts/checks.sh` must print and count skipped
+//! tests. In CI, `scripts/checks.sh` must fail on a skipped test that the list of allowed skips
+//! does not contain.
 #![allow(clippy::unwrap_used, reason = "a test, helpers included, ends where it fails")]
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A fake cargo: accepts every command, records a skip as a test does, and prints another as a
-/// script.
+/// A fake cargo, which accepts every command. The fake cargo records one skipped test in the file
+/// of skips, and prints another skip as a script does.
 const CARGO: &str = "#!/bin/sh
 case $* in *--version*) exit 0 ;; esac
 echo 'SKIP qos a::test: no such machine' >>\"$PENSTOCK_SKIPS\"
@@ -27,7 +28,8 @@ impl Folder {
         Self(path)
     }
 
-    /// Runs one lane with this list. Returns whether it succeeded, and its output.
+    /// Runs one part (lane) of `scripts/checks.sh`, with the list `allowed` of allowed skips.
+    /// Returns whether `scripts/checks.sh` succeeded, and the output of `scripts/checks.sh`.
     fn lane(&self, ci: bool, allowed: &str) -> (bool, String) {
         let list = self.0.join("allowed");
         std::fs::write(&list, allowed).unwrap();

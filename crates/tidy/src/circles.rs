@@ -1,38 +1,43 @@
-//! Finds circles of files that import each other. Up to three files may form a circle, such as a
-//! module and two of its parts. In a larger circle no file can be understood, tested or moved
-//! without all the others.
+//! Finds import cycles: circles of files that import each other. Up to three files may form a
+//! circle, for example a module and two of its parts. In a larger circle of imports, no file can be
+//! understood, tested or moved without all the others.
 //!
 //! # Approach
 //!
-//! A file is a module. It imports the paths in its `use` trees, and the paths in its code that
-//! begin with `crate` or `super`. A path that begins with a submodule's name does not count,
-//! because a `mod.rs` may list its parts and call them. The longest part of a path that is a file
-//! counts. A name that a `mod.rs` re-exports is therefore imported from that `mod.rs`. Test modules
-//! are left out, and imports of `lib.rs` do not count. A module within a file counts as its file.
+//! The check for import cycles treats each file as a module. A file's imports are the paths in its
+//! `use` trees, and the paths in its code that begin with `crate` or `super`. The check for import
+//! cycles follows these rules:
+//!
+//! - If a path in code begins with the name of a submodule, the path is not an import. A `mod.rs`
+//!   may call functions of its submodules without an import cycle.
+//! - A path can contain names of items after the names of modules. A path in code counts as an
+//!   import of the last module in the path that is a file. The use of a re-exported name counts as
+//!   an import of the `mod.rs` that re-exports the name.
+//! - Test modules and imports of `lib.rs` do not count.
+//! - A module within a file counts as a part of that file.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::lexer;
 use crate::{Finding, Source};
 
-/// The crates that are checked.
+/// Crates that must not contain large import cycles.
 const CRATES: &[&str] = &["control", "lab", "controller"];
-/// Largest number of files in a circle.
+/// Largest permitted number of files in a circle of imports.
 const MOST: usize = 3;
 
-/// Path of a module from the crate's root. The path of the root is empty.
-type Module = Vec<String>;
+/// Path of a module from the crate's root. The path of the crate's root is empty.
+pub type Module = Vec<String>;
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Circles that are too large.
+/// Returns a finding for each circle that is too large.
 pub fn check(sources: &[Source]) -> Vec<Finding> {
     CRATES.iter().flat_map(|krate| check_crate(krate, sources)).collect()
 }
 
 fn check_crate(krate: &str, sources: &[Source]) -> Vec<Finding> {
     let src = format!("crates/{krate}/src/");
-    let files: BTreeMap<Module, &Source> =
-        sources.iter().filter_map(|s| Some((module(s.path.strip_prefix(&src)?), s))).collect();
+    let files = files_of(&src, sources);
     let found = circles(&imports(&files));
     let finding = |circle: Vec<Module>| {
         let names: Vec<_> = circle.iter().map(|m| &files[m].path[src.len()..]).collect();
@@ -47,7 +52,16 @@ fn check_crate(krate: &str, sources: &[Source]) -> Vec<Finding> {
     found.into_iter().filter(|circle| circle.len() > MOST).map(finding).collect()
 }
 
-/// The module of a file, by its path from `src`.
+/// Returns the imports of each module of a crate within the crate.
+pub fn imports_of(krate: &str, sources: &[Source]) -> BTreeMap<Module, BTreeSet<Module>> {
+    imports(&files_of(&format!("crates/{krate}/src/"), sources))
+}
+
+fn files_of<'a>(src: &str, sources: &'a [Source]) -> BTreeMap<Module, &'a Source> {
+    sources.iter().filter_map(|s| Some((module(s.path.strip_prefix(src)?), s))).collect()
+}
+
+/// Returns the module that the file at `path`, relative to `src`, defines.
 fn module(path: &str) -> Module {
     let mut parts: Module =
         path.trim_end_matches(".rs").split('/').map(ToOwned::to_owned).collect();
@@ -76,7 +90,7 @@ fn imports(files: &BTreeMap<Module, &Source>) -> Imports {
     imports
 }
 
-/// Returns the file to which `path` leads from the file of module `at`. `None` if it leads to
+/// Returns the file that the import `path` in module `at` refers to. `None` if the import is from
 /// another crate.
 fn resolve(files: &BTreeMap<Module, &Source>, at: &Module, path: &[String]) -> Option<Module> {
     let supers = path.iter().take_while(|name| *name == "super").count();
@@ -91,7 +105,8 @@ fn resolve(files: &BTreeMap<Module, &Source>, at: &Module, path: &[String]) -> O
     (0..=whole.len()).rev().map(|n| whole[..n].to_vec()).find(|m| files.contains_key(m))
 }
 
-/// Sets of modules that each reach all others of the set.
+/// Returns import circles: the largest sets of modules in which each module imports all others,
+/// directly or indirectly.
 fn circles(imports: &Imports) -> Vec<Vec<Module>> {
     let reach: BTreeMap<_, _> = imports.keys().map(|m| (m, reached(imports, m))).collect();
     let mut found = BTreeSet::new();
@@ -114,10 +129,10 @@ fn reached<'a>(imports: &'a Imports, from: &'a Module) -> BTreeSet<&'a Module> {
     seen
 }
 
-/// Names that a file uses.
+/// Imports and test modules found in one source file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Uses {
-    /// Paths of `use` trees, one for each branch, and paths in code.
+    /// Imported paths: one for each branch of a `use` tree, and one for each path in code.
     paths: BTreeSet<Vec<String>>,
     /// Modules of the file that exist only in tests.
     tests: BTreeSet<String>,
@@ -150,8 +165,8 @@ impl Uses {
         uses
     }
 
-    /// Reads one branch of a `use` tree below `prefix`, up to `,`, `}` or `;`. Returns the number
-    /// of its tokens.
+    /// Reads one branch of a `use` tree below `prefix`, up to `,`, `}` or `;`. Returns how many
+    /// tokens of code belong to the branch.
     fn tree(&mut self, prefix: &[String], tokens: &[&str]) -> usize {
         let mut path = prefix.to_vec();
         let mut at = 0;
@@ -178,7 +193,7 @@ impl Uses {
         at
     }
 
-    /// Passes over the item after `#[cfg(test)]`. Returns the number of tokens of both.
+    /// Skips `#[cfg(test)]` and the item after it. Returns how many tokens of code were skipped.
     fn test_item(&mut self, tokens: &[&str]) -> usize {
         let mut depth = 0_usize;
         for (n, token) in tokens.iter().enumerate().skip(TEST.len()) {
@@ -195,7 +210,7 @@ impl Uses {
     }
 }
 
-/// Returns the names at the start of `tokens` that `::` joins.
+/// Returns the path of names and `::` at the start of `tokens`.
 fn path(tokens: &[&str]) -> Vec<String> {
     let is_name = |token: &str| token.starts_with(|c: char| c.is_alphabetic() || c == '_');
     let joined = tokens[1..].chunks_exact(2).take_while(|pair| pair[0] == "::");
@@ -203,7 +218,7 @@ fn path(tokens: &[&str]) -> Vec<String> {
     [tokens[0]].into_iter().chain(more).map(ToOwned::to_owned).collect()
 }
 
-/// Returns words, `::` and single signs.
+/// Splits code into words, `::` and single punctuation characters.
 fn tokens(code: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut rest = code.trim_start();
@@ -230,7 +245,7 @@ mod tests {
         check(&sources).iter().map(ToString::to_string).collect()
     }
 
-    /// Returns files called `names`, each with its text.
+    /// Returns source files with the given names and texts.
     fn ring<'a>(names: &[&'a str], texts: &[&'a str]) -> Vec<(String, &'a str)> {
         names.iter().map(|n| format!("control/src/{n}")).zip(texts.iter().copied()).collect()
     }

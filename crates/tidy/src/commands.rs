@@ -1,18 +1,20 @@
 //! Checks that the commands in fenced blocks of Markdown files exist, with their options.
 //!
-//! The pages of all options are made from the programs, and tests compare them. This module
-//! therefore reads the commands from these pages: a heading for each command, and its help below.
+//! The reference pages of options are generated from the programs' help, and tests compare the
+//! pages with the help. The check of commands reads the existing commands from the reference pages,
+//! which have a heading and a help text for each command.
 
 use std::collections::BTreeMap;
 
 use crate::{Finding, Source};
 
-/// Pages with the help of every command.
+/// Reference pages with the help text of every command.
 const PAGES: [&str; 2] = ["docs/reference/cli-options.md", "docs/reference/lab-options.md"];
-/// Languages of blocks with commands.
+/// Languages of the fenced blocks in which commands are checked. The empty name is for fenced
+/// blocks without a language.
 const LANGUAGES: [&str; 4] = ["console", "sh", "text", ""];
 
-/// Help by command, such as `penstock port add`.
+/// Help text of each command, with keys such as `penstock port add`.
 #[derive(Debug, Default)]
 pub struct Commands(BTreeMap<String, String>);
 
@@ -35,7 +37,8 @@ impl Commands {
         written(&source.text).into_iter().filter_map(of_line).collect()
     }
 
-    /// Returns the mistake in the words of a command, or `None` if there is none.
+    /// Returns the mistake in the words of a command, or `None` if the command exists with its
+    /// options.
     fn problem(&self, words: &[String]) -> Option<String> {
         let mut name = words[0].clone();
         let mut given = Vec::new();
@@ -71,12 +74,13 @@ impl Commands {
     }
 }
 
-/// Whether a word has the form of a verb. `...` and `NAME` have not.
+/// Returns true if a word has the form of a verb, which `...` and `NAME` do not have.
 fn is_verb(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_lowercase() || c == '-')
 }
 
-/// Returns headings such as ``## `penstock port add` `` and the text below.
+/// Returns each command in the headings of a page, such as `penstock port add`, with the text below
+/// the heading.
 fn sections(text: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     for line in text.lines() {
@@ -113,7 +117,7 @@ fn written(text: &str) -> Vec<(usize, Vec<String>)> {
         }
         let words: Vec<&str> = command.split_whitespace().collect();
         let start = words.iter().position(|word| program(word).is_some());
-        // A line of output may contain the program's name later in the line.
+        // In a line of output, the program's name may follow other words.
         let first = start.filter(|at| words[..*at].iter().all(|w| BEFORE.contains(w)));
         if let Some(at) = first {
             let mut all = vec![program(words[at]).unwrap_or_default().to_owned()];
@@ -125,7 +129,7 @@ fn written(text: &str) -> Vec<(usize, Vec<String>)> {
     found
 }
 
-/// Words that may stand in front of a command.
+/// Words that may precede a command.
 const BEFORE: [&str; 4] = ["$", "#", "sudo", "exec"];
 
 fn program(word: &str) -> Option<&str> {
@@ -133,7 +137,7 @@ fn program(word: &str) -> Option<&str> {
     ["penstock", "penstock-lab"].into_iter().find(|program| *program == name)
 }
 
-/// Whether a word ends the arguments of a command.
+/// Returns true if a word ends the arguments of a command.
 fn ends(word: &str) -> bool {
     matches!(word, "|" | "&&" | "||" | "&" | "#" | ";")
         || word.starts_with(['>', '<'])

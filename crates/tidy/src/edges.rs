@@ -1,6 +1,14 @@
-//! Allowed dependencies between crates: `units` ← `toml qos vcpu fabric` ← `dataplane controller
-//! vcpu-host vcpu-scx` ← `control guest` ← `sim` ← `lab`. The product is in the layer of `sim`, and
-//! links neither `sim` nor `lab`. Tests may use any crate as long as no circle results.
+//! Checks the dependencies between crates. Each crate is in a layer and may depend only on crates
+//! in lower layers:
+//!
+//! - Layer 0 consists of the crate `units`.
+//! - Layer 1 consists of the crates `toml`, `qos`, `vcpu` and `fabric`.
+//! - Layer 2 consists of the crates `dataplane`, `controller`, `vcpu-host` and `vcpu-scx`.
+//! - Layer 3 consists of the crates `control` and `guest`.
+//! - Layer 4 consists of the crates `sim` and `penstock` (the product).
+//! - Layer 5 consists of the crate `lab`.
+//!
+//! Dependencies of tests may ignore the layers, but must not form a circle of crates.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,16 +19,18 @@ use serde::Deserialize;
 
 use crate::Finding;
 
-/// Crates without a clock or a network of their own.
+/// Crates that use no clock and no network.
 const PURE: &[&str] = &["toml", "qos", "vcpu", "fabric"];
 const SERVICES: &[&str] = &["dataplane", "controller", "vcpu-host", "vcpu-scx"];
-/// Crates that apply a configuration to the data path, or attach to it from the other side.
+/// Crates that configure the data path (`control`), or that connect to it as a VM (`guest`).
 const ROUND: &[&str] = &["control", "guest"];
 
-/// Crates that no product code may use and that use no other crate of the workspace.
+/// Crates for tests and checks. No product code may use the crates `tidy` and `testing`, and both
+/// crates use no other crate of the workspace.
 const APART: &[&str] = &["tidy", "testing"];
 
-/// Returns a crate's layer, or `None` for a name without a layer. A crate may use the layers below.
+/// Returns a crate's layer, or `None` for a name without a layer. A crate may use only crates in
+/// lower layers.
 fn layer(krate: &str) -> Option<u8> {
     match krate {
         "units" => Some(0),
@@ -37,10 +47,10 @@ fn layer(krate: &str) -> Option<u8> {
     }
 }
 
-/// The crates of the workspace by folder name, and their dependencies.
+/// The crates of the workspace by directory name, and their dependencies.
 #[derive(Debug, Default)]
 pub struct Graph {
-    /// Normal and build dependencies, as pairs of the user and the used crate.
+    /// Normal and build dependencies, as pairs of a crate and a crate that it uses.
     pub uses: BTreeSet<(String, String)>,
     /// Dependencies of tests, examples and benches.
     pub tests_use: BTreeSet<(String, String)>,
@@ -74,7 +84,7 @@ struct Target {
 }
 
 impl Graph {
-    /// Reads the graph from `cargo metadata`.
+    /// Reads the graph of dependencies between crates from `cargo metadata`.
     pub fn read(root: &Path) -> Result<Self> {
         let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
         let out = Command::new(cargo)
@@ -114,7 +124,7 @@ fn short(name: &str) -> &str {
     name.strip_prefix("penstock-").unwrap_or(name)
 }
 
-/// Reports edges that point the wrong way, crates without a layer, and circles through tests.
+/// Reports forbidden dependencies, crates without a layer, and circles through tests.
 pub fn check(graph: &Graph) -> Vec<Finding> {
     let manifest = |krate: &str| format!("crates/{krate}/Cargo.toml");
     let mut found = Vec::new();

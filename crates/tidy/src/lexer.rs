@@ -1,21 +1,23 @@
-//! Splits Rust text into code, comments and string literals, line by line. A check then neither
-//! reacts to a word in a string nor misses one behind a comment.
+//! Splits Rust text into code, comments and string literals, line by line. Checks of code can
+//! ignore words in strings and comments, because the lexer separates code from strings and
+//! comments.
 
-/// Ends a literal in [`Line::text`].
+/// Marks the end of a literal in [`Line::text`].
 const END: char = '\0';
 
-/// One line in three views. In each view, the text of the other views is blank.
+/// One line, split into code, comments and string literals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Line {
     /// Code, without the contents of string and character literals.
     pub code: String,
     pub comment: String,
-    /// Contents of string literals, each with [`END`] behind it. Escapes are left out.
+    /// Contents of the line's string literals, each followed by the character [`END`]. Each escape
+    /// sequence in a string literal is replaced by a space.
     text: String,
 }
 
 impl Line {
-    /// Whether the line contains only a comment.
+    /// Returns true if the line contains only a comment.
     pub fn is_comment(&self) -> bool {
         self.code.trim().is_empty() && !self.comment.trim().is_empty()
     }
@@ -29,7 +31,7 @@ enum State {
     RawStr { hashes: usize },
 }
 
-/// Returns all views of every line of `text`.
+/// Splits each line of `text` into code, comments and string literals.
 pub fn split(text: &str) -> Vec<Line> {
     let chars: Vec<char> = text.chars().collect();
     let mut lines = vec![Line::default()];
@@ -90,7 +92,8 @@ pub fn split(text: &str) -> Vec<Line> {
     lines
 }
 
-/// One step in a string literal. Returns the number of characters consumed.
+/// Reads the next character or escape sequence of a string literal, at `chars[at]`. Returns the
+/// number of characters that were read.
 fn string(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usize {
     match chars[at] {
         // An escaped line end must still count as a line.
@@ -109,7 +112,8 @@ fn string(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usiz
     1
 }
 
-/// Returns every string literal with the line where it begins. White space is folded.
+/// Returns every string literal with the line where it begins. In a literal, each run of white
+/// space becomes one space.
 pub fn literals(lines: &[Line]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut open: Option<(usize, String)> = None;
@@ -131,7 +135,8 @@ pub fn literals(lines: &[Line]) -> Vec<(usize, String)> {
     found
 }
 
-/// One step in code. Returns the number of characters consumed.
+/// Reads the next piece of code, at `chars[at]`: a character or the start of a comment or literal.
+/// Returns the number of characters of code that were read.
 fn code(chars: &[char], at: usize, line: &mut Line, state: &mut State) -> usize {
     let c = chars[at];
     let next = chars.get(at + 1).copied();
@@ -176,7 +181,8 @@ fn ends_in_word(line: &Line) -> bool {
     line.code.chars().next_back().is_some_and(|c| c.is_alphanumeric() || c == '_')
 }
 
-/// Width of the character literal that begins here. 1 if it is a lifetime.
+/// Returns the width of the character literal at the start of `chars`, in characters. Returns 1 for
+/// a quote that begins a lifetime, such as `'a`.
 fn literal_width(chars: &[char]) -> usize {
     match (chars.get(1), chars.get(2)) {
         (Some('\\'), _) => {

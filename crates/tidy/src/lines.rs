@@ -1,6 +1,6 @@
-//! Checks each line for width, unfinished work, and `unsafe` without a reason. Also finds
-//! unrecorded skips of tests, and uses of clocks and the outside world in crates that only have
-//! state machines.
+//! Checks each line for width, unfinished work, and `unsafe` without a reason. The check also finds
+//! tests that skip without a record of the skip. The check also finds uses of clocks, files and
+//! networks in pure crates, which get the time as an argument.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,23 +13,24 @@ use crate::{Finding, Source};
 
 /// Maximum length of a line in characters.
 const WIDTH: usize = 100;
-/// Crates that get the time as an argument and access nothing outside.
+/// Crates that get the time as an argument, and use no files and no network.
 const PURE: [&str; 4] = ["units", "qos", "vcpu", "fabric"];
 /// Names that a pure crate must not contain.
 const OUTSIDE: [&str; 7] =
     ["Instant::now", "SystemTime::now", "rdtsc", "_rdtsc", "thread::sleep", "std::net", "std::fs"];
-/// Crates that use the operating system or a ring. They deny `unsafe`, and single modules may allow
-/// it.
+/// Crates that call the operating system or use rings in shared memory. The following crates deny
+/// `unsafe`, but single modules may allow it.
 const MAY_LIFT: [&str; 4] = ["dataplane", "vcpu-host", "guest", "lab"];
-/// Marks of unfinished work. They are split, so that this file does not contain them.
+/// Words that mark unfinished work. Each word is built from two literals, so that the check does
+/// not report this list of words.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
-/// Beginnings of printed messages about skipped tests, in lower case. Such skips would not be
-/// counted.
+/// Beginnings of messages that say that a test was skipped, in lower case. A test must call
+/// `penstock_testing::skip` instead, so that the skip is counted.
 const SKIPS: [&str; 3] =
     [concat!("(\"sk", "ip"), concat!("(\"left ", "out"), concat!("(\"needs ", "root")];
 const CALLS: [&str; 3] = [concat!("to", "do!"), concat!("unimple", "mented!"), concat!("db", "g!")];
 
-/// Findings in one Rust file.
+/// Returns the findings of the line check in one Rust file.
 pub fn check(source: &Source) -> Vec<Finding> {
     let lines = lexer::split(&source.text);
     let mut found = Vec::new();
@@ -41,7 +42,7 @@ pub fn check(source: &Source) -> Vec<Finding> {
     for (n, line) in lines.iter().enumerate().filter(|(_, line)| line.code.contains("println!(")) {
         let raw: String = source.text.lines().skip(n).take(2).map(str::trim).collect();
         if !line.is_comment() && SKIPS.iter().any(|word| raw.to_lowercase().contains(word)) {
-            let what = "a skip that nobody counts: call penstock_testing::skip";
+            let what = "an unrecorded skip: call penstock_testing::skip";
             found.push(Finding::new(&source.path, n + 1, what));
         }
     }
@@ -90,7 +91,7 @@ fn check_crate_root(krate: &str, path: &str, text: &str) -> Option<Finding> {
     Some(Finding::new(path, 0, format!("crate root without #![{level}(unsafe_code)]")))
 }
 
-/// Whether `text` contains `word`, and not as a part of a longer word.
+/// Returns true if `text` contains `word`, and not only within longer words.
 fn has_word(text: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).any(|(at, _)| {
@@ -99,8 +100,8 @@ fn has_word(text: &str, word: &str) -> bool {
     })
 }
 
-/// Whether an unsafe block or implementation begins here. An unsafe function states its reason in
-/// its documentation.
+/// Returns true if an unsafe block or implementation begins in this line. An unsafe function states
+/// its reason in its documentation.
 fn opens_unsafe(code: &str) -> bool {
     code.match_indices("unsafe").any(|(at, word)| {
         let after = code[at + word.len()..].trim_start();
@@ -108,7 +109,8 @@ fn opens_unsafe(code: &str) -> bool {
     })
 }
 
-/// Whether the statement of line `n` has a reason on its lines, or in the comment above it.
+/// Returns true if the `unsafe` statement in line `n` has a reason in a comment on its lines or
+/// above.
 fn is_justified(lines: &[Line], n: usize) -> bool {
     if lines[n].comment.contains("SAFETY:") {
         return true;

@@ -1,5 +1,5 @@
 //! Checks Markdown files. Relative links must lead to an existing file and to a heading in it. The
-//! summary of the book must name every page of `docs/`.
+//! table of contents (`docs/SUMMARY.md`) must name every page of `docs/`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -19,7 +19,7 @@ pub fn check(root: &Path, sources: &[Source]) -> Vec<Finding> {
     found
 }
 
-/// Returns the links of one file whose file or heading does not exist.
+/// Returns the links in one file that lead to no existing file or heading.
 fn dead(root: &Path, source: &Source, anchors: &BTreeMap<&str, BTreeSet<String>>) -> Vec<Finding> {
     let problem = |target: &str| {
         let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
@@ -37,8 +37,8 @@ fn dead(root: &Path, source: &Source, anchors: &BTreeMap<&str, BTreeSet<String>>
         .collect()
 }
 
-/// Returns the file that a link of `page` names, relative to the root. If `target` is empty, this
-/// is the page.
+/// Returns the file that a link of `page` names, relative to the root. An empty link target refers
+/// to the page itself.
 fn resolve(page: &str, target: &str) -> PathBuf {
     if target.is_empty() {
         return PathBuf::from(page);
@@ -71,8 +71,8 @@ fn unlisted(sources: &[Source]) -> Vec<Finding> {
         .collect()
 }
 
-/// Returns the anchors of all headings, as GitHub and mdBook make them. If two are equal, the
-/// second ends in `-1`.
+/// Returns the anchors of all headings, as GitHub and mdBook make them. If two headings have equal
+/// anchors, the second anchor gets the suffix `-1`.
 fn headings(text: &str) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (_, line) in outside_fences(text) {
@@ -89,9 +89,9 @@ fn headings(text: &str) -> BTreeSet<String> {
     all
 }
 
-/// Returns the anchor of a title. It is in lower case, with hyphens for spaces. Of the other
-/// characters only letters, digits, `-` and `_` stay. The target of a link in a heading does not
-/// count.
+/// Returns the anchor of a title. An anchor is in lower case, with hyphens for spaces. Of a title's
+/// characters other than spaces, the anchor keeps only letters, digits, `-` and `_`. The target of
+/// a link in a heading is not a part of the anchor.
 fn anchor(title: &str) -> String {
     let mut words = String::new();
     let mut rest = title.trim();
@@ -108,7 +108,7 @@ fn anchor(title: &str) -> String {
     words.to_lowercase().chars().filter_map(keep).collect()
 }
 
-/// Lines that are not inside a fenced block, with their numbers from 1.
+/// Returns the lines outside of fenced code blocks, with their line numbers from 1.
 pub fn outside_fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     text.lines().enumerate().filter_map(move |(n, line)| {
@@ -118,7 +118,7 @@ pub fn outside_fences(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Line and target of every link to a file: `](target)` outside code.
+/// Returns the line and the target of every Markdown link `](target)` outside code.
 fn targets(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     for (n, line) in outside_fences(text) {

@@ -1,20 +1,22 @@
-//! Checks of the source tree that neither the compiler nor clippy makes.
+//! Checks the source tree for mistakes that neither the compiler nor clippy finds.
 //!
 //! ```text
-//! cargo run -q -p penstock-tidy             prints what is wrong, exit status 1 if anything is
+//! cargo run -q -p penstock-tidy             prints all findings, exit status 1 if there are any
 //! cargo run -q -p penstock-tidy -- --words  also checks the paths of crates/tidy/words-exempt.txt
 //! cargo run -q -p penstock-tidy -- --shrink lowers the entries of crates/tidy/ratchet.txt
 //! ```
 //!
 //! | Module | Checks |
 //! |---|---|
-//! | [`edges`] | which crate may depend on which |
-//! | [`circles`] | files of a crate that import each other |
-//! | [`lines`] | width, unfinished work, `unsafe` without a reason, clocks in pure crates, skips |
-//! | [`sizes`] | length of files and functions, against a list that may only shrink |
-//! | [`links`] | relative links in Markdown files, and the summary of the book |
-//! | [`commands`] | commands and options in Markdown files |
-//! | [`words`] | phrases, long sentences and empty doc comments |
+//! | [`edges`] | crates depend only on crates in lower layers |
+//! | [`circles`] | few files of a crate import each other in a circle |
+//! | [`rooms`] | modules of the crate `dataplane` import only modules of lower rank |
+//! | [`lines`] | source lines have no excess width, unfinished work, or `unsafe` without a reason |
+//! | [`sizes`] | files and functions have at most their maximum length |
+//! | [`links`] | relative links in Markdown files lead to existing files and headings |
+//! | [`commands`] | commands and options in Markdown files exist |
+//! | [`words`] | texts have no obscure phrases, long sentences or empty doc comments |
+#![allow(missing_docs, reason = "a program; comments say what names do not")]
 #![forbid(unsafe_code)]
 
 mod circles;
@@ -23,6 +25,7 @@ mod edges;
 mod lexer;
 mod lines;
 mod links;
+mod rooms;
 mod sizes;
 mod words;
 
@@ -40,7 +43,7 @@ pub struct Finding {
     pub path: String,
     /// Line number from 1. 0 means the file as a whole.
     pub line: usize,
-    /// The violation and its remedy.
+    /// Text that describes a violation of a rule, and the remedy.
     pub what: String,
 }
 
@@ -59,12 +62,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A file of the tree, read once.
+/// A file of the source tree, which is read once for all checks.
 #[derive(Debug)]
 pub struct Source {
     /// Path relative to the root of the tree, with `/`.
     pub path: String,
-    /// Content of the file.
     pub text: String,
 }
 
@@ -87,6 +89,7 @@ fn main() -> Result<ExitCode> {
         findings.extend(lines::check(source));
     }
     findings.extend(circles::check(&rust));
+    findings.extend(rooms::check(&rust));
     findings.extend(ratchet.check(&measured));
     findings.extend(check_words(&root, &rust)?);
     findings.sort();
@@ -97,7 +100,8 @@ fn main() -> Result<ExitCode> {
     Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Checks the text that people read: Markdown files, and the words in Rust files.
+/// Checks the text that people read, which is in Markdown files and in the comments and literals of
+/// Rust files.
 fn check_words(root: &Path, rust: &[Source]) -> Result<Vec<Finding>> {
     let pages = read_all(root, "md")?;
     let commands = commands::Commands::read(&pages);
@@ -108,7 +112,7 @@ fn check_words(root: &Path, rust: &[Source]) -> Result<Vec<Finding>> {
     let exempt = words::exempt(&list);
     let mut words: Vec<Finding> = pages.iter().flat_map(words::check_page).collect();
     words.extend(rust.iter().flat_map(words::check_code));
-    // `--words` shows what the list of exemptions hides.
+    // `--words` also shows the findings in exempt paths.
     if !std::env::args().any(|a| a == "--words") {
         words.retain(|f| !exempt.iter().any(|path| f.path.starts_with(path)));
     }

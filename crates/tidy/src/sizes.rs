@@ -1,5 +1,6 @@
 //! Checks the length of files and functions. `ratchet.txt` lists the files and functions that are
-//! too long, with their sizes. A listed one may shrink but not grow, and no new one may be added.
+//! too long, with their sizes. A size in `ratchet.txt` may decrease but not increase, and no entry
+//! may be added.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,8 @@ const FILE: usize = 800;
 /// Maximum length of a function in lines, from `fn` to its closing brace.
 const FUNCTION: usize = 70;
 
-/// Sizes by name: `path` for a file, `path fn name` for a function.
+/// Lengths in lines. In the map, the key of a file is `path`, and the key of a function is `path fn
+/// name`.
 pub type Sizes = BTreeMap<String, usize>;
 
 /// Returns all files and functions in `sources` that exceed their limit.
@@ -27,8 +29,8 @@ pub fn measure(sources: &[Source]) -> Sizes {
         }
         for (name, lines) in functions(&source.text) {
             if lines > FUNCTION {
-                // Two functions with the same name in a file share an entry, and the longer one
-                // counts.
+                // Two functions with the same name in a file share an entry, and the longer
+                // function counts.
                 let entry = sizes.entry(format!("{} fn {name}", source.path)).or_default();
                 *entry = lines.max(*entry);
             }
@@ -76,7 +78,8 @@ fn function_name(code: &str) -> Option<&str> {
 pub struct Ratchet(Sizes);
 
 impl Ratchet {
-    /// Parses `SIZE NAME` lines. A `#` begins a comment.
+    /// Parses the text of `ratchet.txt`, in which each line has a length and a name (`SIZE NAME`).
+    /// A line that begins with `#` is a comment.
     pub fn parse(text: &str) -> Result<Self> {
         let mut sizes = Sizes::new();
         for line in text.lines().filter(|l| !l.trim().is_empty() && !l.starts_with('#')) {
@@ -87,7 +90,8 @@ impl Ratchet {
         Ok(Self(sizes))
     }
 
-    /// Reports entries that have grown, are new, or are shorter than listed.
+    /// Reports each file or function that is not in the list, or whose length differs from the
+    /// listed length.
     pub fn check(&self, now: &Sizes) -> Vec<Finding> {
         let mut found = Vec::new();
         for (name, size) in now {
@@ -111,8 +115,9 @@ impl Ratchet {
         found
     }
 
-    /// Returns this list with every entry lowered to its present size, without entries within the
-    /// limit.
+    /// Returns the list that `--shrink` writes. For a file or function that became shorter, the
+    /// list has the new length. The list that `--shrink` writes omits files and functions that are
+    /// within the limit or no longer exist.
     pub fn shrunk(&self, now: &Sizes) -> Self {
         let keep = |(name, old): (&String, &usize)| {
             now.get(name).map(|size| (name.clone(), (*size).min(*old)))
@@ -124,7 +129,7 @@ impl Ratchet {
 impl fmt::Display for Ratchet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "# Files over {FILE} lines and functions over {FUNCTION}, as SIZE NAME.")?;
-        writeln!(f, "# Entries may shrink or go (`--shrink` does it); none may grow or come.")?;
+        writeln!(f, "# `--shrink` lowers or removes entries. No entry may grow or be added.")?;
         for (name, size) in &self.0 {
             writeln!(f, "{size} {name}")?;
         }

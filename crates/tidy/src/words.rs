@@ -1,9 +1,11 @@
-//! Checks the words of documentation, help, output and doc comments: phrases that readers stumble
-//! over, long sentences in help and errors, and doc comments that only repeat a name.
+//! Checks the words of documentation, help, output and doc comments. The check finds phrases that
+//! readers stumble over, and long sentences in help and errors. The check of words also finds doc
+//! comments that only repeat an item's name.
 //!
 //! # Approach
-//! Each rule is chosen so that all its findings are mistakes. Reviewers judge everything else.
-//! `words-exempt.txt` names the paths that are not checked yet.
+//! Each rule is chosen so that all findings of the rule are mistakes. Reviewers find the mistakes
+//! in wording that no rule can find. The file `words-exempt.txt` lists paths whose words are not
+//! checked.
 
 use std::path::Path;
 
@@ -13,7 +15,8 @@ use crate::{Finding, Source};
 
 /// Largest number of words of a sentence in help and errors.
 const SENTENCE: usize = 30;
-/// Phrases and their replacements. A phrase is found at word boundaries, in any case.
+/// Phrases that the check reports, each with its plain replacement. A phrase is found at word
+/// boundaries, in upper or lower case.
 const PHRASES: [(&str, &str); 21] = [
     ("is told", "use the plain verb: receives, learns, is configured"),
     ("are told", "use the plain verb: receive, learn, are configured"),
@@ -37,7 +40,7 @@ const PHRASES: [(&str, &str); 21] = [
     ("wherein", "write in which"),
     ("hitherto", "write so far"),
 ];
-/// Things for which `who` is wrong.
+/// Nouns that must not be followed by `who`, because they are not people.
 const THINGS: [&str; 22] = [
     "port",
     "vm",
@@ -63,7 +66,7 @@ const THINGS: [&str; 22] = [
     "socket",
 ];
 
-/// Returns the findings in one Markdown file.
+/// Returns the findings of the word check in one Markdown file.
 pub fn check_page(source: &Source) -> Vec<Finding> {
     let lines = outside_fences(&source.text).map(|(n, line)| (n, without_code(line)));
     let mut found = Vec::new();
@@ -76,7 +79,8 @@ pub fn check_page(source: &Source) -> Vec<Finding> {
     found
 }
 
-/// Returns the findings in the doc comments and literals of one Rust file, up to its tests.
+/// Returns the findings of the word check in one Rust file, up to its test module. The word check
+/// covers doc comments and string literals.
 pub fn check_code(source: &Source) -> Vec<Finding> {
     if is_test(&source.path) {
         return Vec::new();
@@ -123,7 +127,8 @@ fn is_test(path: &str) -> bool {
         || path.contains("/tests/")
 }
 
-/// Returns doc comments with the line where each begins. The paragraphs of a comment are separate.
+/// Returns doc comments with the line where each begins. Each paragraph of a comment is a separate
+/// result.
 fn docs(lines: &[lexer::Line]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut open = false;
@@ -155,8 +160,8 @@ fn docs(lines: &[lexer::Line]) -> Vec<(usize, String)> {
     found
 }
 
-/// Whether a doc comment is one word, or an article and a word. A word in capitals is a symbol of a
-/// source, and not filler.
+/// Returns true if a doc comment is one word, or an article and a word. A comment with a word in
+/// capitals does not count, because the word is a symbol from a paper.
 fn is_filler(doc: &str) -> bool {
     let Some(text) = doc.strip_suffix('.') else { return false };
     let words: Vec<&str> = text.split_whitespace().collect();
@@ -183,7 +188,8 @@ fn long(text: &str) -> impl Iterator<Item = String> {
     long.map(|words| format!("a sentence of {words} words: at most {SENTENCE} in help and errors"))
 }
 
-/// Returns findings for phrases that end in `text`. `before` is the text in front of it.
+/// Returns a finding for each listed phrase whose last word is in `text`. The first words of a
+/// phrase may be in `before`, which is the text in front of `text`.
 fn phrases(before: &str, text: &str) -> impl Iterator<Item = String> {
     let mut words = folded(before);
     let old = words.len();
@@ -209,7 +215,8 @@ fn phrases(before: &str, text: &str) -> impl Iterator<Item = String> {
     found.into_iter()
 }
 
-/// Returns the words in lower case. Punctuation ends a phrase, so it becomes a word of its own.
+/// Returns the words of `text` in lower case. Punctuation ends a phrase, so an empty word replaces
+/// punctuation.
 fn folded(text: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split_whitespace() {

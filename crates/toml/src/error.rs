@@ -1,27 +1,29 @@
-//! Mistakes in a configuration. Each has its location, its object, the problem and a remedy.
+//! Every mistake in a configuration has a location, an object, a problem and a remedy.
 
 use core::fmt;
 
 use serde::Serialize;
 
-/// One mistake. `line` and `column` count from 1. They are 0 if the mistake has no location in a
-/// file, as in a request over the API.
+/// One mistake in a configuration. The fields `line` and `column` count from 1. If the mistake has
+/// no location in a file, as in a request over the API, `line` and `column` are 0.
 ///
-/// Its text is, for example, ``host.toml:12:8: port "vm3": VLAN 300 is not one of tenant "red"'s
-/// (100-110); add it to [[tenant]] red `vlans` or change the port``.
+/// The text of a mistake is, for example, ``host.toml:12:8: port "vm3": VLAN 300 is not a VLAN of
+/// tenant "red" (100-110); add the VLAN to `vlans` of [[tenant]] red, or change the port``.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigError {
-    /// Name of the file as the caller gave it. Empty if there is no file.
+    /// Name of the configuration file as the caller gave it. The name is empty if the configuration
+    /// is not from a file.
     pub file: String,
-    /// Line, from 1. 0 means that it is unknown.
+    /// Line of the mistake, counted from 1. A line number of 0 means that the line is unknown.
     pub line: u32,
-    /// Column in characters, from 1. 0 means that it is unknown.
+    /// Column of the mistake in characters, counted from 1. A column number of 0 means that the
+    /// column is unknown.
     pub column: u32,
-    /// The object, such as `port "vm3"`, `[worker]` or `file`.
+    /// The object that has the mistake, such as `port "vm3"`, `[worker]` or `file`.
     pub object: String,
-    /// The mistake. It includes the value, and the limit if there is one.
+    /// Description of the mistake, with the wrong value, and with the limit if there is a limit.
     pub problem: String,
-    /// How to correct the mistake.
+    /// Instruction that corrects the mistake.
     pub remedy: String,
 }
 
@@ -42,7 +44,7 @@ impl fmt::Display for ConfigError {
 
 impl core::error::Error for ConfigError {}
 
-/// All mistakes of a configuration, in the order of the file. There is at least one.
+/// All mistakes of a configuration, at least one, in the order of the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ConfigErrors(pub Vec<ConfigError>);
 

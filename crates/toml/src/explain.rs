@@ -1,21 +1,22 @@
-//! Converts serde's messages to a problem and a remedy.
+//! This module converts error messages of serde to a problem and a remedy.
 
 use crate::report::Hint;
 
-/// Whether serde's message is about an unknown key that does not resemble any known key.
+/// Returns true if serde's message is about an unknown key that does not resemble a known key.
 pub(crate) fn is_stray(message: &str) -> bool {
     let quoted: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
     let Some((wrong, known)) = quoted.split_first() else { return false };
     message.starts_with("unknown field") && *wrong != "type" && meant(wrong, known).is_none()
 }
 
-/// Returns the key that is missing, if serde's message says so.
+/// Returns the missing key if serde's message is about a missing key.
 pub(crate) fn missing_key(message: &str) -> Option<String> {
     let key = message.strip_prefix("missing field `")?.split('`').next()?;
     Some(key.to_owned())
 }
 
-/// Converts serde's message to a problem and a remedy.
+/// Converts an error message of serde to a problem and a remedy. The argument `key` is the
+/// configuration key with the mistake.
 pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, String) {
     let at = |problem: &str| match key {
         Some(key) => format!("`{key}`: {problem}"),
@@ -62,14 +63,15 @@ pub(crate) fn unknown_remedy(wrong: &str, known: &[&str], hint: Hint) -> String 
     }
 }
 
-/// Returns the known key that an unknown key resembles, if there is one.
+/// Returns the known key that an unknown key probably misspells. Returns `None` if no key is
+/// similar.
 fn meant<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
     let close = known.iter().copied().filter(|name| distance(name, wrong) <= 2);
     close.min_by_key(|name| distance(name, wrong))
 }
 
-/// Returns the number of edits (insert, delete, replace) between two words. It is slow for long
-/// words.
+/// Returns the number of edits (insert, delete, replace) between two words. The edit distance
+/// compares only the first 64 characters of each word.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,5 +1,5 @@
-//! Reads and writes configuration files. After a crash, the file is either the old or the new one
-//! and never a part of it.
+//! This module reads and writes configuration files. After a crash, a configuration file has either
+//! the old or the new text, and never a part of a text.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -9,7 +9,8 @@ use std::path::Path;
 use crate::error::{ConfigError, ConfigErrors};
 use crate::read::FILE_BYTES_MAX;
 
-/// Reads the text of a configuration file.
+/// Reads a configuration file of at most [`FILE_BYTES_MAX`] bytes. The function reads at most one
+/// byte more than the maximum, so that [`read()`](crate::read()) refuses a longer file.
 pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
     let failed = |problem: String, remedy: &str| {
         let file = path.display().to_string();
@@ -17,20 +18,20 @@ pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
         ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
     };
     let file = File::open(path).map_err(|error| {
-        failed(format!("it cannot be opened: {error}"), "check the path and its permissions")
+        failed(format!("the file cannot be opened: {error}"), "check the path and its permissions")
     })?;
     let mut text = String::new();
     let mut bounded = file.take(FILE_BYTES_MAX as u64 + 1);
     match bounded.read_to_string(&mut text) {
         Ok(_) => Ok(text),
-        Err(error) => Err(failed(format!("it cannot be read: {error}"), "write it in UTF-8")),
+        Err(error) => Err(failed(format!("the file cannot be read: {error}"), "write it in UTF-8")),
     }
 }
 
-/// Replaces the file's text. It writes a temporary file beside the file, syncs it, and then renames
-/// it over the file. The file's mode stays the same. It follows a symbolic link at `path`. If the
-/// name of the temporary file is in use, it removes that entry and does not write to it. The entry
-/// may be another user's link.
+/// Replaces the text of a configuration file. Writes a temporary file beside the file, syncs the
+/// temporary file, and renames it over the file. The permissions of the file do not change. If
+/// `path` is a symbolic link, replaces the text of the link's target. If a file or link with the
+/// temporary file's name exists, it is removed first, because the link may belong to another user.
 pub fn save(path: &Path, text: &str) -> io::Result<()> {
     let path = fs::canonicalize(path)?;
     let mode = fs::metadata(&path)?.permissions().mode() & 0o7777;

@@ -1,21 +1,23 @@
-//! Reads TOML files for the host's configuration and for the controller's files.
+//! This crate reads TOML files: the host's configuration and the controller's files.
 //!
 //! # Problem
 //!
-//! A file with a mistake must have no effect, not even a partial one. Its author needs all mistakes
-//! at once, each with its line, its object, the limit and a remedy. serde stops at the first
-//! mistake.
+//! A file with a mistake must have no effect, not even a partial effect. The file's author needs
+//! all mistakes at once, each with line, object, limit and remedy. The library serde stops at the
+//! first mistake.
 //!
 //! # Approach
 //!
-//! [`read()`] checks the syntax. [`section`] and [`list`] then read each table by itself and add
-//! its mistakes to the [`Report`]. The caller checks references between objects and adds their
-//! mistakes. If a file has any mistake, the result is [`ConfigErrors`] and no value.
+//! The function [`read()`] checks the syntax of a file. The functions [`section`] and [`list`] read
+//! the tables of a file and add their mistakes to the [`Report`]. The caller checks references
+//! between objects and adds wrong references to the report. If a file has any mistake, the result
+//! is [`ConfigErrors`] and no value.
 //!
-//! Leaf values ([`text_value!`]) check themselves when they are read. Their error text is
-//! `problem; remedy`. [`schema`] has the parts that the JSON schemas of all files share.
+//! Reading a leaf value ([`text_value!`]) also checks the value. The error text of an invalid leaf
+//! value consists of the problem, `; ` and the remedy. The module [`schema`] contains the parts
+//! that the JSON schemas of all files share.
 #![forbid(unsafe_code)]
-#![allow(missing_docs, reason = "not a published reference; comments say what names do not")]
+#![allow(missing_docs, reason = "the API is not published, so comments are optional")]
 // A user's file must not end the process, so only tests may panic.
 #![cfg_attr(
     not(test),

@@ -1,15 +1,16 @@
-//! Reads the objects of a text, each by itself.
+//! This module reads the objects of a configuration text one by one.
 //!
 //! # Problem
 //!
-//! serde stops at an object's first mistake.
+//! The library serde stops at an object's first mistake.
 //!
 //! # Approach
 //!
-//! To report all mistakes, this module removes the wrong key from a copy of the object and reads
-//! the rest again. If an object has no mistakes except unknown keys, it is checked without these
-//! keys. Objects that could be read are checked against each other, even if others could not be
-//! read. A reference to a broken object is not a second mistake.
+//! This module reads an object repeatedly, to report all mistakes of the object. After each
+//! mistake, this module removes the wrong key from a copy of the object and reads the copy again.
+//! If every removed key is unknown and does not resemble a known key, the caller continues to check
+//! the object without the removed keys. The caller of this module checks whether references between
+//! objects are valid. A reference to an object with mistakes is not a second mistake.
 
 use core::ops::Range;
 use std::borrow::Cow;
@@ -20,20 +21,21 @@ use toml_edit::{DocumentMut, Item, Table, Value};
 use crate::explain::{explain, is_stray, missing_key, unknown_remedy};
 use crate::report::Report;
 
-/// A table of the text, and its value.
+/// A table of the configuration text, and the table's value.
 #[derive(Debug)]
 pub struct Object<'a, T> {
-    /// Name in errors, such as `port "vm3"` or `[worker]`.
+    /// Name of the object in errors, such as `port "vm3"` or `[worker]`.
     pub label: String,
-    /// The object's `name`, if it could be read.
+    /// Value of the object's key `name`. `None` if the object has no valid name.
     pub name: Option<String>,
-    /// Value of the table. `None` if a known key has a mistake.
+    /// Parsed value of the configuration table. `None` if a key in the table is wrong, missing or
+    /// misspelt.
     pub value: Option<T>,
-    /// The table in the text. `None` if the text does not have this section.
+    /// TOML table from which the value is parsed. `None` if the object is not a table.
     pub table: Option<Cow<'a, Table>>,
 }
 
-/// Reports all tables that are not in `known`.
+/// Reports all tables of the text that are not in `known`.
 pub fn unknown_sections(root: &Table, known: &[&str], report: &mut Report<'_>) {
     for (key, _) in root.iter().filter(|(key, _)| !known.contains(key)) {
         let span = root.key(key).and_then(toml_edit::Key::span);
@@ -42,7 +44,7 @@ pub fn unknown_sections(root: &Table, known: &[&str], report: &mut Report<'_>) {
     }
 }
 
-/// Reads the table `[key]`. Returns `None` if the text does not have it.
+/// Reads the table `[key]`. Returns `None` if the text does not have the table.
 pub fn section<'a, T: DeserializeOwned>(
     root: &'a Table,
     key: &str,
@@ -63,7 +65,7 @@ pub fn section<'a, T: DeserializeOwned>(
     Some(object(label, table, report))
 }
 
-/// Reads all tables `[[key]]`.
+/// Reads all tables `[[key]]` of the text.
 pub fn list<'a, T: DeserializeOwned>(
     root: &'a Table,
     key: &str,
@@ -73,7 +75,8 @@ pub fn list<'a, T: DeserializeOwned>(
     let Item::ArrayOfTables(tables) = item else {
         let label = format!("[[{key}]]");
         let problem = format!("`{key}` is not a list of tables but {}", item.type_name());
-        report.span(item.span(), &label, problem, format!("write {label} above each {key}"));
+        let remedy = format!("write {label} above the keys of each {key}");
+        report.span(item.span(), &label, problem, remedy);
         return Vec::new();
     };
     let label = |at: usize, table: &Table| {
@@ -88,7 +91,7 @@ pub fn list<'a, T: DeserializeOwned>(
     tables.map(|(at, table)| object(label(at, table), Cow::Borrowed(table), report)).collect()
 }
 
-/// Reads one object and reports each of its wrong keys.
+/// Reads one object and reports each wrong key of the object.
 fn object<'a, T: DeserializeOwned>(
     label: String,
     table: Cow<'a, Table>,
@@ -97,7 +100,7 @@ fn object<'a, T: DeserializeOwned>(
     let mut rest = table.as_ref().clone();
     let mut value = None;
     // This is true while all removed keys are unknown and resemble no known key. The rest is then
-    // complete and is checked. Without a misspelt key, the rest would look incomplete.
+    // complete. If a misspelt key were removed, the rest would lack that key.
     let mut is_whole = true;
     let mut taken_out: Vec<String> = Vec::new();
     loop {
@@ -127,8 +130,8 @@ fn object<'a, T: DeserializeOwned>(
     Object { label, name, value, table: Some(table) }
 }
 
-/// Removes the innermost key or array element at byte `at` of the text from `table`. Returns its
-/// keys with dots between them.
+/// Removes the innermost key or array element at byte `at` of the text from `table`. Returns the
+/// path of the removed part, as keys with dots between them.
 fn take_out(table: &mut Table, at: usize) -> Option<String> {
     let spot = table.iter().find_map(|(name, item)| {
         let on_key = holds(table.key(name).and_then(toml_edit::Key::span), at);
@@ -148,7 +151,8 @@ fn take_out(table: &mut Table, at: usize) -> Option<String> {
     }
 }
 
-/// Removes a key or element from a value, like [`take_out`]. An array's element has no name.
+/// Removes the key or array element at byte `at` of the text from `value`, and returns the removed
+/// key. An array element has no name in the path.
 fn take_out_of_value(value: &mut Value, at: usize) -> Option<String> {
     match value {
         Value::Array(array) => {
@@ -171,7 +175,8 @@ fn holds(span: Option<Range<usize>>, at: usize) -> bool {
     span.is_some_and(|span| span.contains(&at))
 }
 
-/// Whether byte `at` is in a key or value of a table. A table's own span is only its header.
+/// Returns true if byte `at` of the text is in a key or value of a table. A table's own span covers
+/// only its header.
 fn span_covers(table: &Table, at: usize) -> bool {
     table.iter().any(|(name, item)| {
         holds(table.key(name).and_then(toml_edit::Key::span), at) || holds(item.span(), at)

@@ -1,4 +1,5 @@
-//! Rates in the form that people write, such as `200M`, `2.5G` or `600k`.
+//! Configuration files contain rates in the form that people write, such as `200M`, `2.5G` or
+//! `600k`.
 
 use core::fmt;
 use core::str::FromStr;
@@ -7,7 +8,7 @@ use penstock_units as units;
 
 use crate::text_value;
 
-/// A rate of cycles, bits or frames as people write it: `200M`, `2.5G`, `600k`.
+/// Defines a type for a rate in configuration files, which parses from text such as `200M`.
 macro_rules! rate {
     ($(#[$doc:meta])* $name:ident, $text:literal) => {
         $(#[$doc])*
@@ -36,14 +37,14 @@ macro_rules! rate {
 }
 
 rate! {
-    /// Cycles of the time-stamp counter per second.
+    /// Rate in cycles of the time-stamp counter per second.
     CyclesPerSecond, "CyclesPerSecond"
 }
 rate! {
-    /// Bits per second of frames, FCS included.
+    /// Rate in bits per second of frames, including the FCS.
     BitsPerSecond, "BitsPerSecond"
 }
 rate! {
-    /// Frames per second.
+    /// Rate in frames per second.
     PacketsPerSecond, "PacketsPerSecond"
 }

@@ -1,4 +1,4 @@
-//! Converts a text to a checked value.
+//! This module converts a configuration text to a checked value.
 
 use toml_edit::{Document, Table};
 
@@ -6,14 +6,15 @@ use crate::error::ConfigErrors;
 use crate::report::Report;
 use crate::source::Source;
 
-/// Length of the longest file, in bytes.
+/// Maximum size of a configuration file in bytes.
 pub const FILE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// Checks the syntax of `text`, and then calls `check`. `check` may return `None` only if it has
-/// reported a mistake. `file` is the name of the file in errors.
+/// reported a mistake. `file` is the file's name in error messages.
 ///
 /// # Errors
-/// Returns all mistakes of the first step that has any, in the order of the text.
+/// Returns the syntax error if `text` is not valid TOML. If the syntax is correct, returns the
+/// mistakes that `check` reported, in the order of the text.
 pub fn read<T>(
     text: &str,
     file: &str,

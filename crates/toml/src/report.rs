@@ -1,4 +1,4 @@
-//! Collects the mistakes of a file with their locations.
+//! A report collects the mistakes of a configuration file with their locations.
 
 use core::ops::Range;
 
@@ -7,11 +7,11 @@ use crate::object::Object;
 use crate::source::{Source, span_of};
 
 /// Function that returns the remedy for an unknown key. By default, the remedy lists the known
-/// keys. The function is for cases with a better remedy, such as an old key or a key of another
+/// keys. A hint function can return a better remedy, for example for an old key or a key of another
 /// table.
 pub type Hint = fn(wrong: &str, known: &[&str]) -> Option<String>;
 
-/// Collects mistakes and finds their locations.
+/// Collects the mistakes of a configuration file and finds their locations.
 #[derive(Debug)]
 pub struct Report<'a> {
     source: Source<'a>,
@@ -24,7 +24,7 @@ impl<'a> Report<'a> {
         Self { source, errors: Vec::new(), hint: |_, _| None }
     }
 
-    /// Uses `hint` for unknown keys from now on.
+    /// Sets the function that returns the remedy for unknown keys.
     pub fn set_hint(&mut self, hint: Hint) {
         self.hint = hint;
     }
@@ -33,13 +33,13 @@ impl<'a> Report<'a> {
         self.hint
     }
 
-    /// Whether there is no mistake yet.
+    /// Returns true if the report has no mistake yet.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.errors.is_empty()
     }
 
-    /// Returns all mistakes, in the order of the text.
+    /// Returns all reported mistakes, in the order of the text.
     pub(crate) fn into_errors(self) -> ConfigErrors {
         let mut errors = self.errors;
         errors.sort_by_key(|error| (error.line, error.column));
@@ -47,12 +47,12 @@ impl<'a> Report<'a> {
         ConfigErrors(errors)
     }
 
-    /// Adds a mistake of the file as a whole.
+    /// Adds a mistake that concerns the file as a whole.
     pub fn file(&mut self, problem: impl Into<String>, remedy: impl Into<String>) {
         self.span(None, "file", problem, remedy);
     }
 
-    /// Adds the mistakes of another file.
+    /// Adds the mistakes of another configuration file.
     pub fn adopt(&mut self, errors: ConfigErrors) {
         self.errors.extend(errors.0);
     }

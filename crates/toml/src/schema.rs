@@ -1,15 +1,15 @@
-//! The parts that the JSON schemas of all files share.
+//! The JSON schemas of all configuration files share the parts in this module.
 
 use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
-/// Name of a kind of file, and the function that returns its schema.
+/// Name of a kind of configuration file, and the function that returns the schema of this kind.
 pub type FileSchema = (&'static str, fn() -> String);
 
-/// Pattern of an IP address with a port.
+/// Regular expression for an IP address with a port, such as `127.0.0.1:9753`.
 pub const ADDRESS: &str = "^([0-9.]+|\\[[0-9a-fA-F:.]+\\]):[0-9]{1,5}$";
 
-/// The tables of a file that has no single Rust type.
+/// Schemas of the tables of a configuration file that has no single Rust type.
 #[derive(Debug, Default)]
 pub struct Tables(SchemaGenerator);
 
@@ -24,7 +24,7 @@ impl Tables {
         json!({ "type": "array", "items": self.one::<T>() })
     }
 
-    /// Returns the file's schema. It has the file's tables, the required tables, and further rules.
+    /// Returns the file's schema, with the file's tables, the required tables, and further rules.
     pub fn file(
         mut self,
         description: &str,
@@ -45,7 +45,7 @@ impl Tables {
     }
 }
 
-/// Returns the text of a schema with further rules.
+/// Adds `rules` to a schema and returns the schema's text.
 pub fn written(mut schema: Value, rules: Value) -> String {
     plain(&mut schema);
     merge(&mut schema, rules);
@@ -54,8 +54,8 @@ pub fn written(mut schema: Value, rules: Value) -> String {
     serde_json::to_string_pretty(&schema).unwrap_or_default() + "\n"
 }
 
-/// Simplifies the schema. JSON Schema does not have formats such as `uint32` and `double`, so they
-/// become ranges. TOML has no null, so an optional key has only its own type.
+/// Simplifies a schema. JSON Schema does not have formats such as `uint32` and `double`, so these
+/// formats become ranges. TOML has no null, so an optional key has only its own type.
 fn plain(schema: &mut Value) {
     match schema {
         Value::Object(keys) => {
@@ -94,7 +94,8 @@ fn plain(schema: &mut Value) {
     }
 }
 
-/// Splits a value of several types. Each type gets only the keywords that concern it.
+/// Replaces a list of types by `anyOf` with one schema for each type. The schema of each type gets
+/// only the keywords that apply to the type.
 fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
     keys.remove("type");
     let about = [("pattern", "string"), ("minimum", "integer"), ("maximum", "integer")];
@@ -111,7 +112,7 @@ fn one_type_each(keys: &mut Map<String, Value>, types: &[Value]) {
     keys.insert("anyOf".to_owned(), types.iter().map(one).collect());
 }
 
-/// Adds `more` to `schema`. It merges objects key by key.
+/// Adds the JSON value `more` to `schema`. JSON objects are merged key by key.
 pub fn merge(schema: &mut Value, more: Value) {
     match (schema, more) {
         (Value::Object(keys), Value::Object(more)) => {
@@ -123,14 +124,14 @@ pub fn merge(schema: &mut Value, more: Value) {
     }
 }
 
-/// Returns the schema of a table with all of these keys.
+/// Returns the schema of a table with all keys in `keys`.
 pub fn has(keys: &[&str]) -> Value {
     let any: Map<String, Value> = keys.iter().map(|key| ((*key).to_owned(), true.into())).collect();
     need(keys, any.into())
 }
 
-/// Returns the schema of a table with all of these keys. `properties` has the schemas of some keys.
-/// `ajv` requires that the properties name each required key.
+/// Returns the schema of a table with all keys in `keys`. `properties` contains the schemas of some
+/// keys. The validator `ajv` requires that the properties name each required key.
 pub fn need(keys: &[&str], properties: Value) -> Value {
     json!({ "type": "object", "properties": properties, "required": keys })
 }

@@ -1,4 +1,4 @@
-//! Finds locations in the text. It converts a key of an object to a line and a column.
+//! This module finds the line and column of a key in the configuration text.
 
 use core::ops::Range;
 
@@ -6,7 +6,7 @@ use toml_edit::{Item, Table, Value};
 
 use crate::error::ConfigError;
 
-/// A text, and the positions at which its lines begin.
+/// A configuration text, and the byte positions at which the text's lines begin.
 #[derive(Debug)]
 pub(crate) struct Source<'a> {
     file: &'a str,
@@ -21,7 +21,8 @@ impl<'a> Source<'a> {
         Self { file, text, lines }
     }
 
-    /// Returns the line and column of a byte, both from 1. The column counts characters.
+    /// Returns the line and column of a byte, each counted from 1. The column is a number of
+    /// characters.
     fn position(&self, at: usize) -> (u32, u32) {
         let line = self.lines.partition_point(|start| *start <= at);
         let start = self.lines.get(line.wrapping_sub(1)).copied().unwrap_or(0);
@@ -29,7 +30,7 @@ impl<'a> Source<'a> {
         (u32::try_from(line).unwrap_or(u32::MAX), u32::try_from(column).unwrap_or(u32::MAX))
     }
 
-    /// Returns an error at a span of the text.
+    /// Returns a [`ConfigError`] at the start of a span of the text.
     pub(crate) fn error(
         &self,
         span: Option<Range<usize>>,
@@ -49,9 +50,10 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Returns the span of `path` below a table. The path consists of keys and array indices with dots
-/// between them, as in `match.dst_port` or `mac.1`. If the path does not exist, the result is the
-/// span of its nearest parent.
+/// Returns the byte range of the configuration text that contains the value with the path `path`
+/// below `table`. The path consists of keys and array indices with dots between them, as in
+/// `match.dst_port` or `mac.1`. If the path does not exist, the result is the span of the path's
+/// nearest parent.
 pub(crate) fn span_of(table: &Table, path: &str) -> Option<Range<usize>> {
     let mut span = table.span();
     let mut steps = path.split('.');
@@ -66,7 +68,7 @@ pub(crate) fn span_of(table: &Table, path: &str) -> Option<Range<usize>> {
     span
 }
 
-/// An item or a value. Each may contain the other.
+/// Step of a path in a TOML document, which is an item or a value.
 enum Step<'a> {
     Item(&'a Item),
     Value(&'a Value),

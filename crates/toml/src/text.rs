@@ -1,10 +1,11 @@
-//! Reads and writes the leaf values of a configuration.
+//! This module reads and writes the leaf values of a configuration.
 //!
 //! # Approach
 //!
-//! A leaf value is text. If people write it as a number, it may also be a number. A value is
-//! checked when it is read, so the program never holds an invalid one. An error's text is
-//! `problem; remedy`.
+//! A leaf value in a configuration file is text. A leaf value that is usually written as a number
+//! may also be a TOML number. A leaf value is checked when it is read, so the program never has an
+//! invalid value. The error text of an invalid leaf value consists of the problem, `; ` and the
+//! remedy.
 
 use core::fmt;
 use core::marker::PhantomData;
@@ -12,12 +13,12 @@ use core::str::FromStr;
 
 use serde::de::{Deserializer, Error, Visitor};
 
-/// Whether a value is the default, so that a written file leaves it out.
+/// Returns true if a value equals its type's default. A written file omits default values.
 pub fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Reads a value that parses from text. A whole number is read as the text of its digits.
+/// Reads a leaf value that parses from text. A whole number is read as the text of its digits.
 pub fn read<'de, D, T>(deserializer: D, expecting: &'static str) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -48,9 +49,9 @@ where
     deserializer.deserialize_any(Text(expecting, PhantomData))
 }
 
-/// Implements serde and the schema for a type with `FromStr` and `Display`.
+/// Implements serde's traits and the JSON schema for a type with `FromStr` and `Display`.
 ///
-/// `text_value!(Type, "what is expected", { schema })`
+/// Call the macro as `text_value!(Type, "Type", "expected form of the text", { schema });`.
 #[macro_export]
 macro_rules! text_value {
     ($type:ty, $name:literal, $expecting:literal, $schema:tt) => {

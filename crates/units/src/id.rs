@@ -1,5 +1,5 @@
-//! Numeric identifiers as newtypes, so that a port's number cannot be passed where a worker's is
-//! expected.
+//! Numeric identifiers have separate types, so that the compiler rejects a port's number where a
+//! worker's number is expected.
 
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident, $repr:ty) => {
@@ -9,7 +9,7 @@ macro_rules! id {
         pub struct $name(pub $repr);
 
         impl $name {
-            /// The number as an index into a table.
+            /// Returns the identifier as an index into a table.
             #[inline]
             #[must_use]
             pub const fn index(self) -> usize {
@@ -26,37 +26,37 @@ macro_rules! id {
 }
 
 id!(
-    /// Slot of a port in the switch. A later port may get the slot of a deleted one.
+    /// Index of a port in the switch. The index of a deleted port may be assigned to a later port.
     PortId,
     u16
 );
 id!(
-    /// Slot of a tenant in the switch.
+    /// Index of a tenant in the switch, counted from 0.
     TenantId,
     u16
 );
 id!(
-    /// Queue pair of a port, counted from 0.
+    /// Index of a queue pair in its port, counted from 0.
     QueueId,
     u16
 );
 id!(
-    /// Worker (the polling thread of one I/O core), counted from 0.
+    /// Index of a worker (the polling thread of one I/O core), counted from 0.
     WorkerId,
     u16
 );
 id!(
-    /// Slot of a VM in a vCPU scheduler.
+    /// Index of a VM in a vCPU scheduler, counted from 0.
     VmId,
     u16
 );
 id!(
-    /// Slot of a vCPU in a vCPU scheduler.
+    /// Index of a vCPU in a vCPU scheduler, counted from 0 over all VMs.
     VcpuId,
     u16
 );
 id!(
-    /// Physical CPU, numbered from 0 as in Linux.
+    /// Number of a CPU, counted from 0 as in Linux.
     CpuId,
     u16
 );

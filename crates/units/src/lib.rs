@@ -1,8 +1,8 @@
-//! Quantities of the switch as types, so that cycles are never mistaken for nanoseconds or bytes
-//! for bits.
+//! Quantities have separate types, so that the compiler rejects cycles where nanoseconds are
+//! expected, and bytes where bits are expected.
 //!
-//! The crate is pure: it has no dependencies, reads no clock and allocates nothing. Arithmetic that
-//! can overflow saturates or returns `Option`. Nothing here panics.
+//! The crate `penstock-units` has no dependencies, reads no clock and allocates no memory.
+//! Arithmetic that can overflow saturates or returns `Option`. No function of the crate panics.
 #![forbid(unsafe_code)]
 
 mod id;

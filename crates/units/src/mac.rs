@@ -1,4 +1,4 @@
-//! IEEE 802 MAC addresses.
+//! This module defines the type of IEEE 802 MAC addresses.
 
 use core::fmt;
 use core::str::FromStr;
@@ -8,23 +8,24 @@ use core::str::FromStr;
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// The broadcast address, `ff:ff:ff:ff:ff:ff`.
+    /// The broadcast MAC address, `ff:ff:ff:ff:ff:ff`.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Whether the group bit is set, as in multicast and broadcast addresses.
+    /// Whether the address's group bit is set, as in multicast and broadcast addresses.
     #[inline]
     #[must_use]
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// Whether all six bytes are zero.
+    /// Whether all six bytes of the address are zero.
     #[must_use]
     pub fn is_zero(self) -> bool {
         self.0 == [0; 6]
     }
 
-    /// The address in the low 48 bits of a number, first byte highest.
+    /// Returns the address as the low 48 bits of a number. The address's first byte is the most
+    /// significant byte.
     #[inline]
     #[must_use]
     pub const fn to_u64(self) -> u64 {
@@ -52,7 +53,7 @@ pub struct ParseMacError;
 
 impl fmt::Display for ParseMacError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a MAC address; six hexadecimal bytes are wanted, as in 52:54:00:00:00:01")
+        f.write_str("not a MAC address; write six hexadecimal bytes, as in 52:54:00:00:00:01")
     }
 }
 

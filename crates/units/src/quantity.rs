@@ -1,4 +1,5 @@
-//! Amounts of cycles, time, bytes and packets. Addition saturates at `u64::MAX`.
+//! Quantities are amounts of cycles, time, bytes and packets. Addition of quantities saturates at
+//! `u64::MAX`.
 
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident) => {
@@ -8,10 +9,11 @@ macro_rules! quantity {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The quantity 0.
+            /// The quantity zero, which is also the default.
             pub const ZERO: Self = Self(0);
 
-            /// The difference; zero if `other` is larger.
+            /// Subtracts `other` from the quantity. The result is zero if `other` is larger than
+            /// the quantity.
             #[inline]
             #[must_use]
             pub const fn saturating_sub(self, other: Self) -> Self {
@@ -37,16 +39,17 @@ macro_rules! quantity {
 }
 
 quantity!(
-    /// Cycles of the time-stamp counter. Only a calibrated [`crate::TscRate`] converts them to
-    /// time.
+    /// Number of cycles of the time-stamp counter. Only a calibrated [`crate::TscRate`] converts
+    /// cycles to time.
     Cycles
 );
 quantity!(
-    /// A duration, or a point in time counted from an origin that its user defines, in nanoseconds.
+    /// Time in nanoseconds. The time is a duration, or a point in time since an origin that the
+    /// caller chooses.
     Nanos
 );
 quantity!(
-    /// Bytes of frames, without FCS, preamble and inter-frame gap.
+    /// Number of bytes of frames, without FCS, preamble and inter-frame gap.
     Bytes
 );
 quantity!(
@@ -55,17 +58,19 @@ quantity!(
 );
 
 impl Nanos {
-    /// Converts whole microseconds. Saturates.
+    /// Converts whole microseconds to nanoseconds. The conversion saturates at `u64::MAX`
+    /// nanoseconds.
     #[must_use]
     pub const fn from_micros(us: u64) -> Self {
         Self(us.saturating_mul(1_000))
     }
-    /// Converts whole milliseconds. Saturates.
+    /// Converts whole milliseconds to nanoseconds. The conversion saturates at `u64::MAX`
+    /// nanoseconds.
     #[must_use]
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms.saturating_mul(1_000_000))
     }
-    /// Converts whole seconds. Saturates.
+    /// Converts whole seconds to nanoseconds. The conversion saturates at `u64::MAX` nanoseconds.
     #[must_use]
     pub const fn from_secs(s: u64) -> Self {
         Self(s.saturating_mul(1_000_000_000))

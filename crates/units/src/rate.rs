@@ -1,12 +1,12 @@
-//! Amounts per second, and [`TscRate`], the only conversion between cycles and time.
+//! This module defines rates per second, and [`TscRate`], which converts between cycles and time.
 
 use core::fmt;
 use core::str::FromStr;
 
 use crate::{Cycles, Nanos};
 
-/// Bits of frames per second. RFC 2697 counts bytes of IP packets; each policer documents which
-/// bytes it counts.
+/// Rate in bits per second. The type `BitsPerSecond` does not specify which bytes of a frame count
+/// for the rate. For example, the rate of an RFC 2697 policer refers to the bytes of IP packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitsPerSecond(pub u64);
 
@@ -14,7 +14,8 @@ pub struct BitsPerSecond(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PacketsPerSecond(pub u64);
 
-/// Cycles of the time-stamp counter per second. A VM's entitlement has this unit (C2QoS §IV-A).
+/// Rate in cycles of the time-stamp counter per second. For example, a VM's entitlement is a rate
+/// in cycles per second (C2QoS §IV-A).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CyclesPerSecond(pub u64);
 
@@ -24,15 +25,14 @@ pub struct ParseRateError;
 
 impl fmt::Display for ParseRateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "not a rate; a number with an optional suffix k, M, G or T is wanted, as in 2.5G",
-        )
+        f.write_str("not a rate; write a number with an optional suffix k, M, G or T, as in 2.5G")
     }
 }
 
 impl core::error::Error for ParseRateError {}
 
-/// Reads a decimal number exactly: `2.5G` is 2 500 000 000. Refuses fractions of one unit.
+/// Parses a decimal number with a suffix without rounding. The text `2.5G` is 2 500 000 000. The
+/// text `1.5` is an error, because the result is not whole.
 fn parse_scaled(text: &str) -> Result<u64, ParseRateError> {
     let text = text.trim();
     let (digits, scale) = match text.char_indices().last() {
@@ -81,7 +81,8 @@ impl FromStr for CyclesPerSecond {
     }
 }
 
-/// Writes a number with the largest suffix that represents it exactly: 2 500 000 000 is `2500M`.
+/// Writes a number with the largest suffix that represents the number exactly: 2 500 000 000 is
+/// `2500M`.
 fn write_scaled(value: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let scales = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     match scales.iter().find(|(scale, _)| value != 0 && value.is_multiple_of(*scale)) {
@@ -115,27 +116,29 @@ pub struct TscRate {
 }
 
 impl TscRate {
-    /// A rate of `hz` cycles per second. Zero counts as one, so that conversions never divide by
-    /// zero.
+    /// Creates a rate of `hz` cycles per second. If `hz` is 0, the function creates a rate of 1 Hz,
+    /// so that later conversions never divide by zero.
     #[must_use]
     pub const fn from_hz(hz: u64) -> Self {
         Self { hz: if hz == 0 { 1 } else { hz } }
     }
 
-    /// Cycles per second, at least 1.
+    /// Returns the frequency in cycles per second, at least 1.
     #[must_use]
     pub const fn hz(self) -> u64 {
         self.hz
     }
 
-    /// Time that `cycles` take, rounded down. Saturates at 584 years.
+    /// Converts a number of cycles to time, rounded down. The time saturates at `u64::MAX`
+    /// nanoseconds (584 years).
     #[must_use]
     pub fn to_nanos(self, cycles: Cycles) -> Nanos {
         let wide = u128::from(cycles.0) * 1_000_000_000 / u128::from(self.hz);
         Nanos(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
-    /// Cycles that pass in `time`, rounded down. Saturates.
+    /// Converts time to a number of cycles, rounded down. The number of cycles saturates at
+    /// `u64::MAX`.
     #[must_use]
     pub fn to_cycles(self, time: Nanos) -> Cycles {
         let wide = u128::from(time.0) * u128::from(self.hz) / 1_000_000_000;

@@ -1,8 +1,8 @@
-//! A VM's rank among others: its weight and its latency class.
+//! A VM has a weight and a latency class.
 
 use core::fmt;
 
-/// Error: a number is outside the range of its type.
+/// Error: a weight or a latency class is out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareRangeError {
     value: u64,
@@ -18,21 +18,21 @@ impl fmt::Display for ShareRangeError {
 
 impl core::error::Error for ShareRangeError {}
 
-/// Weight of a VM where capacity is divided by weight, from 1 to 10000. Only the ratio of weights
-/// matters.
+/// Weight of a VM, from 1 to 10000. VMs that compete for capacity get capacity in proportion to
+/// their weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(u16);
 
 impl Weight {
-    /// The smallest weight, which is the default.
+    /// The smallest valid weight, which is the default.
     pub const ONE: Self = Self(1);
     /// The largest valid weight.
     pub const MAX: u16 = 10_000;
 
-    /// Checks the range and makes a weight.
+    /// Creates a weight if `value` is in range.
     ///
     /// # Errors
-    /// `value` is zero or above [`Self::MAX`].
+    /// Returns an error if `value` is zero or above [`Self::MAX`].
     pub const fn new(value: u64) -> Result<Self, ShareRangeError> {
         if value == 0 || value > Self::MAX as u64 {
             return Err(ShareRangeError { value, low: 1, high: Self::MAX });
@@ -42,7 +42,7 @@ impl Weight {
         Ok(Self(value))
     }
 
-    /// The weight as a number, from 1 to [`Self::MAX`].
+    /// Returns the weight as a number, from 1 to [`Self::MAX`].
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
@@ -55,22 +55,22 @@ impl Default for Weight {
     }
 }
 
-/// Latency class, from 1 to 8. Class 1 is served first (C2QoS §IV-B).
+/// Latency class of a VM, from 1 to 8. Class 1 is served first (C2QoS §IV-B).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Priority(u8);
 
 impl Priority {
     /// Number of latency classes.
     pub const CLASSES: usize = 8;
-    /// The class that is served before all others.
+    /// The latency class that is served before all other classes.
     pub const FIRST: Self = Self(1);
-    /// The class that is served after all others, which is the default.
+    /// The latency class that is served after all other classes, which is the default.
     pub const LAST: Self = Self(8);
 
-    /// Checks the range and makes a class.
+    /// Creates a latency class if `value` is in range.
     ///
     /// # Errors
-    /// `value` is zero or above 8.
+    /// Returns an error if `value` is zero or above 8.
     pub const fn new(value: u64) -> Result<Self, ShareRangeError> {
         if value == 0 || value > Self::CLASSES as u64 {
             return Err(ShareRangeError { value, low: 1, high: 8 });
@@ -80,13 +80,13 @@ impl Priority {
         Ok(Self(value))
     }
 
-    /// The class as a number, from 1 to 8.
+    /// Returns the latency class as a number, from 1 to 8.
     #[must_use]
     pub const fn get(self) -> u8 {
         self.0
     }
 
-    /// The class as an index from 0, for tables of [`Self::CLASSES`] entries.
+    /// Returns the latency class as an index from 0, for tables of [`Self::CLASSES`] entries.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {

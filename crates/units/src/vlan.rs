@@ -1,8 +1,8 @@
-//! IEEE 802.1Q VLAN identifiers.
+//! This module defines the type of IEEE 802.1Q VLAN identifiers.
 
 use core::fmt;
 
-/// VLAN identifier, from 0 to 4094. The value 0 means untagged frames.
+/// VLAN identifier, from 0 to 4094. Identifier 0 means untagged frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Vid(u16);
 
@@ -12,20 +12,20 @@ pub struct VidRangeError(pub u32);
 
 impl fmt::Display for VidRangeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "VLAN {} is out of range; 1 to 4094 tag a frame and 0 means untagged", self.0)
+        write!(f, "VLAN {} is out of range; write 1 to 4094, or 0 for untagged frames", self.0)
     }
 }
 
 impl core::error::Error for VidRangeError {}
 
 impl Vid {
-    /// Identifier of untagged frames, 0.
+    /// VLAN identifier 0, which means untagged frames.
     pub const UNTAGGED: Self = Self(0);
 
-    /// Checks the range and makes an identifier.
+    /// Creates a VLAN identifier if `vid` is in range.
     ///
     /// # Errors
-    /// `vid` is above 4094. The standard reserves 4095.
+    /// Returns an error if `vid` is above 4094. IEEE 802.1Q reserves 4095.
     pub fn new(vid: u32) -> Result<Self, VidRangeError> {
         match u16::try_from(vid) {
             Ok(vid) if vid <= 4094 => Ok(Self(vid)),
@@ -33,7 +33,8 @@ impl Vid {
         }
     }
 
-    /// Reads the identifier from the low 12 bits of a tag (TCI). `None` if it is the reserved 4095.
+    /// Reads the VLAN identifier from the low 12 bits of a tag (TCI). Returns `None` if the
+    /// identifier is the reserved 4095.
     #[inline]
     #[must_use]
     pub const fn of_tci(tci: u16) -> Option<Self> {
@@ -41,7 +42,7 @@ impl Vid {
         if vid == 0xfff { None } else { Some(Self(vid)) }
     }
 
-    /// The identifier as a number, from 0 to 4094.
+    /// Returns the VLAN identifier as a number, from 0 to 4094.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u16 {

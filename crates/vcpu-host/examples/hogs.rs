@@ -1,9 +1,10 @@
-//! Threads that compute without a pause on one processor, like busy vCPUs. Prints how much of the
-//! processor each thread had, and how late each thread would have been for events at random times.
+//! Runs threads that compute without a pause on one processor, like busy vCPUs. Prints each
+//! thread's share of the processor, and the thread's delay for events at random times.
 //!
 //! `cargo run --release -p penstock-vcpu-host --example hogs -- THREADS CPU SECONDS [OUT]` starts
-//! the threads `hog0` to `hogN`, at most 64. If an event comes while a thread runs, the thread
-//! answers at once. Otherwise the event waits until the thread runs. Events come every 1 to 12 ms.
+//! the threads `hog0` to `hogN`, at most 64. Events occur every 1 to 12 ms. If a thread runs at the
+//! time of an event, the thread answers at once. If a thread does not run at the time of an event,
+//! the event waits until the thread runs.
 #![deny(unsafe_code)]
 
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
-/// A longer time between two reads of the clock counts as time without the processor.
+/// If the thread reads the clock twice within this time in nanoseconds, the thread was running.
 const GAP_NS: u64 = 20_000;
 
 fn clock(id: ClockId) -> u64 {
@@ -38,7 +39,7 @@ struct Done {
 fn hog(cpu: usize, stop: &AtomicBool, mut seed: u64) -> Done {
     let mut set = CpuSet::new();
     if set.set(cpu).is_err() || sched_setaffinity(Pid::from_raw(0), &set).is_err() {
-        eprintln!("processor {cpu} cannot be had; name one that exists");
+        eprintln!("processor {cpu} cannot be used; name an existing processor");
     }
     let mut before = clock(ClockId::CLOCK_MONOTONIC);
     // The scheduler finds the thread in the first half second.

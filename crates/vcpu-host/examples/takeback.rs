@@ -1,10 +1,10 @@
-//! Measures how soon the watchdog takes back the loans of a scheduler that is killed in the middle
-//! of a slice.
+//! Measures how soon the watchdog ends the real-time policies that a scheduler gave to vCPUs. The
+//! program kills the scheduler while a vCPU has a real-time policy.
 //!
 //! `cargo run --release -p penstock-vcpu-host --example takeback -- [TIMES] [CPU]` runs as root.
-//! Two threads that compute on CPU represent vCPUs. A thread with the highest priority on another
-//! processor watches them. The program prints the microseconds from the signal until the thread is
-//! fair again.
+//! Two processes that compute on the processor CPU represent vCPUs. The program observes the two
+//! processes from another processor, with the highest priority. The program prints the microseconds
+//! from the kill signal until the vCPU's thread is in the fair class again.
 #![deny(unsafe_code)]
 
 use std::path::Path;
@@ -20,9 +20,10 @@ use penstock_vcpu_host::config::Config;
 use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::{service, watchdog};
 
-/// Time between two reads. The result is too long by at most this time.
+/// Time between two reads of the thread's policy. A measured delay is too long by at most
+/// `BETWEEN_LOOKS`.
 const BETWEEN_LOOKS: Duration = Duration::from_micros(50);
-/// Longest wait for any event.
+/// Longest wait in microseconds for an event of the measurement.
 const PATIENCE_US: u64 = 30_000_000;
 
 type Failure = Box<dyn std::error::Error>;
@@ -33,7 +34,7 @@ fn now_us() -> u64 {
     })
 }
 
-/// Waits until `is` returns true. Returns the microseconds since `begin`.
+/// Waits until the function `is` returns true. Returns the microseconds since the time `begin`.
 fn until(begin: u64, mut is: impl FnMut() -> bool) -> Result<u64, Failure> {
     loop {
         let now = now_us();
@@ -41,10 +42,10 @@ fn until(begin: u64, mut is: impl FnMut() -> bool) -> Result<u64, Failure> {
             return Ok(now - begin);
         }
         if now - begin > PATIENCE_US {
-            return Err("waited in vain; run as root".into());
+            return Err("the event that the example waits for did not occur; run as root".into());
         }
-        // The thread sleeps here, because a busy loop would keep the scheduler's own threads from
-        // dying.
+        // A busy loop here would keep the threads of the killed scheduler from exiting, so the
+        // thread sleeps.
         let _ = ppoll(&mut [], Some(TimeSpec::from_duration(BETWEEN_LOOKS)), None);
     }
 }
@@ -53,7 +54,7 @@ fn is_lent(id: u32) -> bool {
     policy::get(id).is_ok_and(Policy::is_real_time)
 }
 
-/// A process that is killed when this value is dropped.
+/// A child process. Dropping this value kills the process.
 struct Ends(Child);
 
 impl Drop for Ends {
@@ -96,7 +97,7 @@ fn measure(times: u32, cpu: &str) -> Result<(), Failure> {
     let _ = std::fs::remove_dir_all(&dir);
     let mut took = took?;
     took.sort_unstable();
-    println!("kill -9 to fair again, us: {took:?}");
+    println!("us from kill -9 to policy fair: {took:?}");
     Ok(())
 }
 

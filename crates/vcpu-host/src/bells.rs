@@ -1,9 +1,12 @@
-//! The scheduler's end of the bells (`penstock_vcpu::bells`): reads a file that the switch makes
-//! and writes.
+//! Reads the counters (*bells*) that the switch increments when frames arrive for VMs
+//! (`penstock_vcpu::bells`). A *bell* is a counter in a file that the switch writes. The switch
+//! increments a VM's bell when frames arrive for the VM.
 //!
-//! The file is read with `pread` and never mapped. If another process shortens it, the result is a
-//! short read, while a mapping would raise SIGBUS in a real-time thread. One read of a line costs
-//! 0.3 us per poll. If a bell is missing, it counts as not rung.
+//! The vCPU scheduler reads the switch's file of frame-arrival counters (bells) with `pread`, and
+//! never maps the file. If another process shortens the file, a read returns fewer bytes, but a
+//! mapping would raise SIGBUS in a real-time thread. Reading the 64-byte entry of one VM in the
+//! file of frame-arrival counters costs 0.3 us per poll. If a VM's frame-arrival counter (bell)
+//! cannot be read, the reader reports that no frames arrived.
 
 use std::fs::File;
 use std::io;
@@ -30,27 +33,31 @@ fn offset(at: usize) -> u64 {
 impl Bells {
     ///
     /// # Errors
-    /// The file cannot be opened or is of another kind; `NotFound` if no switch has made it yet.
+    /// Returns an error if the file of frame-arrival counters (bells) cannot be opened or has
+    /// another format. The error is `NotFound` if no switch has created the file of frame-arrival
+    /// counters yet.
     pub fn open(dir: &Path) -> io::Result<Self> {
         let path = dir.join(BELLS_FILE);
         let file = run_dir::open(File::options().read(true).write(true), &path)?;
         let mut magic = [0; 8];
         file.read_exact_at(&mut magic, 0)?;
         if u64::from_ne_bytes(magic) != MAGIC {
-            let why = format!("{}: not a file of bells; remove it", path.display());
+            let why = format!("{}: not a file of vCPU doorbells; remove the file", path.display());
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
         Ok(Self { path, file })
     }
 
-    /// Whether `bells` in the directory is still this file.
+    /// Whether the open file of frame-arrival counters (bells) is still the file in the run
+    /// directory. Another program may have replaced the file of frame-arrival counters.
     #[must_use]
     pub fn is_current(&self) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
         id(self.file.metadata()) == id(std::fs::symlink_metadata(&self.path))
     }
 
-    /// The bell of the VM `name`; `None` if the switch has not assigned one.
+    /// Returns the number of the frame-arrival counter (bell) of the VM `name`; `None` if the
+    /// switch has not assigned a counter to the VM.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<Bell> {
         let mut names = vec![0; usize::from(BELLS) * LINE];
@@ -62,32 +69,34 @@ impl Bells {
     }
 }
 
-/// A scheduling thread's view of one VM's bell.
+/// Reader of one VM's frame-arrival counter (bell) for one scheduling thread.
 #[derive(Clone, Debug)]
 pub struct Ear {
     bells: Arc<Bells>,
     bell: Bell,
     thread: usize,
     heard: Heard,
-    /// Whether the thread's summons byte was set at the last read.
+    /// Whether the scheduling thread's wake-up request was still set when the thread last read the
+    /// VM's frame-arrival counter.
     summons: bool,
 }
 
 impl Ear {
-    /// If a bell was ever rung, it counts as rung at the first read. A newly seated vCPU may not
-    /// have answered yet, and its VM pays for an unnecessary slice.
+    /// Creates a reader of one VM's frame-arrival counter (bell). If the switch ever counted frames
+    /// for the VM before, the first read reports new frames, because the vCPU may not have answered
+    /// yet. If the vCPU has already answered, the VM is charged for an unnecessary real-time slice.
     #[must_use]
     pub fn new(bells: Arc<Bells>, bell: Bell, thread: usize) -> Self {
         Self { bells, bell, thread, heard: Heard::default(), summons: false }
     }
 
-    /// Whether this is a view of `bell` in the file of `bells`.
+    /// Whether this reader reads the frame-arrival counter `bell` in the file `bells`.
     #[must_use]
     pub fn is_of(&self, bells: &Arc<Bells>, bell: Bell) -> bool {
         Arc::ptr_eq(&self.bells, bells) && self.bell == bell
     }
 
-    /// Whether the bell was rung since the last call.
+    /// Whether the switch has counted frames for the VM since the last call.
     pub fn hear(&mut self) -> bool {
         let mut line = [0; LINE];
         let at = offset(self.bell.counter_at());
@@ -100,14 +109,15 @@ impl Ear {
         self.heard.look(count)
     }
 
-    /// Requests a wake-up when the bell is next rung. Returns whether the bell was rung meanwhile,
-    /// because the worker may not have seen the request.
+    /// Requests that the switch wakes the scheduling thread when the next frame arrives for the VM.
+    /// Returns true if frames have arrived since the last read, because the switch's worker may
+    /// have missed the wake-up request.
     pub fn summon(&mut self) -> bool {
         if self.summons || self.thread >= THREADS_MAX {
             return false;
         }
         let at = offset(self.bell.summons_at() + self.thread);
-        // If the file can no longer be written, each poll still reads it.
+        // If the write fails, each poll still reads the file.
         self.bells.file.write_all_at(&[1], at).is_ok() && self.hear()
     }
 }
@@ -124,7 +134,7 @@ mod tests {
         dir
     }
 
-    /// The file as the switch makes it, with one VM.
+    /// Makes a file of frame-arrival counters (bells) in the switch's format, with one VM.
     fn file(dir: &Path, vm: &str) -> File {
         let path = dir.join(BELLS_FILE);
         let file = File::options().create(true).truncate(true).read(true).write(true).open(path);
@@ -178,7 +188,8 @@ mod tests {
         file.write_all_at(&[0; 8], offset(web.summons_at())).unwrap();
         ring(&file, web, 2);
         assert!(ear.hear() && !ear.summon() && summons()[3] == 1, "taken away and set again");
-        // The file is shortened while in use: no ring is seen, and the process survives.
+        // If another process shortens the file, the reader reports no frames and the thread
+        // survives.
         file.set_len(100).unwrap();
         assert!(!ear.hear());
         std::fs::remove_dir_all(&dir).unwrap();
@@ -188,7 +199,7 @@ mod tests {
     fn a_file_of_another_kind_is_refused() {
         let dir = dir("foreign");
         std::fs::write(dir.join(BELLS_FILE), [1; 64]).unwrap();
-        assert!(Bells::open(&dir).unwrap_err().to_string().contains("remove it"));
+        assert!(Bells::open(&dir).unwrap_err().to_string().contains("remove the file"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

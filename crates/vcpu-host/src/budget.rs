@@ -1,20 +1,23 @@
 //! Finds missing real-time budgets of cgroups (`CONFIG_RT_GROUP_SCHED`, cgroup v1).
 //!
 //! # Problem
-//! A thread whose cgroup has `cpu.rt_runtime_us` = 0 cannot be real-time. If the budget is too
-//! small, the thread is throttled and late. Twice the time of its slices is enough (measured).
+//! A thread in a cgroup with `cpu.rt_runtime_us` = 0 cannot have a real-time policy. If a cgroup's
+//! real-time budget is too small, the kernel throttles the thread, and the thread is late. In
+//! measurements, a budget of twice the time of the thread's real-time slices was enough.
 //!
 //! # Source
-//! Linux, `scheduler/sched-rt-group.rst`: the budgets of all children, as fractions of their
-//! periods, must not exceed the parent's budget together. The root's budget is
-//! `sched_rt_runtime_us`.
+//! The source is `scheduler/sched-rt-group.rst` of Linux. The budgets of all child cgroups, as
+//! fractions of their periods, must not exceed the parent's budget in total. The budget of the root
+//! cgroup is `sched_rt_runtime_us`.
 //!
 //! # Approach
-//! A directory needs the budget of its own threads plus the budgets that its children have or need.
-//! Parents are written first, as the kernel requires.
+//! A cgroup's directory needs the budget of its own threads, and the budgets that its
+//! subdirectories have or need. The remedy tells the operator to write the budgets of parent
+//! cgroups first, as the kernel requires.
 //!
 //! # Cost
-//! The search reads all siblings on the way to the root, so a scheduling thread must not do it.
+//! The search reads all sibling directories on the way to the root, so a scheduling thread must not
+//! search for budgets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -26,20 +29,21 @@ use penstock_vcpu::deadline_queue::SLICE;
 
 const RUNTIME: &str = "cpu.rt_runtime_us";
 
-/// Default period of a budget in microseconds.
+/// Default period of a real-time budget in microseconds.
 const PERIOD_US: u64 = 1_000_000;
 
-/// Budgets that must be written, and whether the kernel accepts them.
+/// Real-time budgets that the operator must write, and whether the kernel accepts these budgets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Missing {
-    /// Files and the values to write, in the order of writing.
+    /// Files and the microseconds that the operator must write into the files, in the order of
+    /// writing.
     pub writes: Vec<(PathBuf, u64)>,
-    /// Set if all budgets below the root would exceed the root's budget. The values are the sum and
-    /// the root's budget, in millionths of a processor.
+    /// Sum of all budgets and the root cgroup's budget, in millionths of a processor. `over` is
+    /// `None` if the sum of all budgets does not exceed the root cgroup's budget.
     pub over: Option<(u64, u64)>,
 }
 
-/// Budget that a vCPU with a deadline needs, in millionths of a processor.
+/// Real-time budget that a vCPU with deadline `deadline` needs, in millionths of a processor.
 #[must_use]
 pub fn needed_ppm(deadline: Nanos) -> u64 {
     let twice = 2 * u128::from(SLICE.0) * u128::from(WHOLE_PPM);
@@ -56,14 +60,15 @@ fn period_us(dir: &Path) -> u64 {
     period.filter(|us| *us > 0).unwrap_or(PERIOD_US)
 }
 
-/// Budget of a directory in millionths of a processor. A negative value means no limit.
+/// Real-time budget of a cgroup's directory in millionths of a processor. If the file has a
+/// negative value, which means no limit, the result is one processor.
 fn has_ppm(dir: &Path) -> Option<u64> {
     let runtime = read(dir, RUNTIME)?;
     let Ok(runtime) = u64::try_from(runtime) else { return Some(WHOLE_PPM) };
     Some(runtime.saturating_mul(WHOLE_PPM) / period_us(dir))
 }
 
-/// Converts `ppm` of a processor to microseconds in the period of `dir`.
+/// Converts `ppm` millionths of a processor to microseconds per period of the cgroup `dir`.
 fn in_us(dir: &Path, ppm: u64) -> u64 {
     ppm.saturating_mul(period_us(dir)).div_ceil(WHOLE_PPM)
 }
@@ -74,8 +79,9 @@ fn children(dir: &Path) -> Vec<PathBuf> {
     dirs.map(|it| it.path()).collect()
 }
 
-/// The missing budgets for real-time threads in these directories, each with its need in millionths
-/// of a processor. Several entries of one directory add up.
+/// Finds the missing real-time budgets of cgroup directories with real-time threads. `needs` lists
+/// directories and the budgets that their threads need, in millionths of a processor. If a
+/// directory occurs several times in `needs`, the budgets add up.
 #[must_use]
 pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
     let mut own: BTreeMap<&Path, u64> = BTreeMap::new();
@@ -83,8 +89,8 @@ pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
         *own.entry(dir).or_default() += ppm;
     }
     let above = |dir: &Path| dir.parent().is_some_and(|up| up.join(RUNTIME).exists());
-    // The deepest directories come first, because the need of a directory follows from the needs
-    // below it.
+    // The deepest directories come first, because the need of a directory includes the needs below
+    // the directory.
     let mut dirs: Vec<&Path> = needs
         .iter()
         .flat_map(|(dir, _)| dir.ancestors().take_while(|at| above(at)))
@@ -115,7 +121,7 @@ pub fn missing(needs: &[(PathBuf, u64)]) -> Missing {
     missing
 }
 
-/// The missing budgets as a remedy for the operator.
+/// Text that tells the operator how to raise the missing real-time budgets.
 #[must_use]
 pub fn remedy(missing: &Missing) -> String {
     let mut text = String::new();
@@ -128,7 +134,7 @@ pub fn remedy(missing: &Missing) -> String {
         let _ = write!(
             text,
             "; the budgets of all cgroups would be {} % of a processor, and the kernel admits \
-             {} %: give longer deadlines, or take another cgroup's budget away",
+             {} %: give longer deadlines, or reduce the budget of another cgroup",
             all.div_ceil(10_000),
             has / 10_000
         );
@@ -140,7 +146,7 @@ pub fn remedy(missing: &Missing) -> String {
 mod tests {
     use super::*;
 
-    /// A hierarchy below a directory of this test, with the budgets of its directories.
+    /// Creates the directories `dirs` with their budgets, below a directory of the test.
     fn hierarchy(name: &str, dirs: &[(&str, i64)]) -> PathBuf {
         let root = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
         for (dir, runtime) in dirs {
@@ -182,12 +188,13 @@ mod tests {
         assert_eq!((&told.writes[..], told.over), (&all[..], None));
         let first = format!("write 500000 into {}/m/{RUNTIME}, then 400000 ", root.display());
         assert!(remedy(&told).starts_with(&first), "{}", remedy(&told));
-        // After following the remedy nothing is missing.
+        // After the operator has followed the remedy, no budget is missing.
         for (file, us) in &told.writes {
             std::fs::write(file, us.to_string()).unwrap();
         }
         assert_eq!(missing(&needs), Missing::default());
-        // In one directory the needs add up, and the directory's own period counts.
+        // The budgets that several threads need in one cgroup directory add up, in units of that
+        // directory's period.
         std::fs::write(root.join("m/vm/vcpu0/cpu.rt_period_us"), "100000").unwrap();
         std::fs::write(root.join("m/vm/vcpu0").join(RUNTIME), "20000").unwrap();
         let both = missing(&[of("m/vm/vcpu0", 200_000), of("m/vm/vcpu0", 200_000)]);

@@ -1,24 +1,25 @@
-//! The cgroup that divides a thread's processor time, and its weight.
+//! Finds the cgroup that divides a thread's processor time, and reads and sets the cgroup's weight.
 //!
-//! Sources: Linux `admin-guide/cgroup-v1/cgroups.rst`, `admin-guide/cgroup-v2.rst`. If the `cpu`
-//! controller has a v1 hierarchy, that hierarchy counts, otherwise the unified one. Weights are in
-//! millionths of the kernel's default, so that both versions take the same numbers.
+//! Sources: Linux `admin-guide/cgroup-v1/cgroups.rst`, `admin-guide/cgroup-v2.rst`. If the host has
+//! a v1 hierarchy with the `cpu` controller, the cgroup is in that hierarchy, otherwise in the
+//! unified (v2) hierarchy. Callers use weights in millionths of the kernel's default weight, which
+//! suit v1 and v2.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Version of a cgroup's interface.
+/// Version of the cgroup interface, with the file that has the weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// `cpu.shares`, 2 to 262,144, default 1,024.
+    /// In cgroup v1, the weight is in `cpu.shares`, 2 to 262,144, default 1,024.
     V1,
-    /// `cpu.weight`, 1 to 10,000, default 100.
+    /// In cgroup v2, the weight is in `cpu.weight`, 1 to 10,000, default 100.
     V2,
 }
 
-/// A directory of the hierarchy that has the `cpu` controller.
+/// A directory of the cgroup hierarchy that has the `cpu` controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     path: PathBuf,
@@ -27,10 +28,10 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The cgroup at `path`, of either version.
+    /// Returns the cgroup with the directory `path`, of version 1 or 2.
     ///
     /// # Errors
-    /// The directory does not exist, or has no file for a weight.
+    /// Returns an error if the directory does not exist, or has no file for a weight.
     pub fn at(path: &Path) -> io::Result<Self> {
         let version = [Version::V1, Version::V2]
             .into_iter()
@@ -48,10 +49,10 @@ impl Cgroup {
         Ok(Self { path: path.to_owned(), version, root })
     }
 
-    /// The cgroup of a thread; 0 is the caller.
+    /// Returns the cgroup of thread `tid`; 0 is the calling thread.
     ///
     /// # Errors
-    /// The thread is gone, or no hierarchy has the `cpu` controller.
+    /// Returns an error if the thread has exited, or if no hierarchy has the `cpu` controller.
     pub fn of_thread(tid: u32) -> io::Result<Self> {
         let who = if tid == 0 { "thread-self".to_owned() } else { tid.to_string() };
         let groups = std::fs::read_to_string(format!("/proc/{who}/cgroup"))?;
@@ -63,12 +64,12 @@ impl Cgroup {
         Ok(Self { path, version, root })
     }
 
-    /// The cgroup in which a thread's processor time is divided: the thread's own cgroup, or the
-    /// nearest ancestor in which the controller works. In v2 a leaf has no weight if its parent
-    /// does not delegate the controller.
+    /// Returns the cgroup that divides a thread's processor time: the thread's own cgroup, or the
+    /// nearest ancestor in which the controller works. In v2, a leaf cgroup has no weight if its
+    /// parent does not delegate the `cpu` controller.
     ///
     /// # Errors
-    /// As for [`Cgroup::of_thread`].
+    /// Returns an error if the thread has exited, or if no hierarchy has the `cpu` controller.
     pub fn dividing(tid: u32) -> io::Result<Self> {
         let mut group = Self::of_thread(tid)?;
         while !group.root && !group.weight_file().exists() {
@@ -88,7 +89,8 @@ impl Cgroup {
         self.version
     }
 
-    /// Whether the cgroup is the root of the hierarchy. The weight of the root does not count.
+    /// Whether the cgroup is the root of the hierarchy. The weight of the root cgroup does not
+    /// count.
     #[must_use]
     pub const fn is_root(&self) -> bool {
         self.root
@@ -99,10 +101,11 @@ impl Cgroup {
         self.path.join(file(self.version))
     }
 
-    /// The cgroup's weight in the kernel's unit.
+    /// Reads the cgroup's weight in the kernel's unit.
     ///
     /// # Errors
-    /// The cgroup was removed, or the file holds no number.
+    /// Returns an error if the cgroup was removed, or if the weight's file does not contain a
+    /// number.
     pub fn weight(&self) -> io::Result<u64> {
         let text = std::fs::read_to_string(self.weight_file())?;
         text.trim().parse().map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))
@@ -111,21 +114,22 @@ impl Cgroup {
     /// Sets the cgroup's weight in the kernel's unit.
     ///
     /// # Errors
-    /// The cgroup was removed, or the permission is missing.
+    /// Returns an error if the cgroup was removed, or if the permission is missing.
     pub fn set_weight(&self, weight: u64) -> io::Result<()> {
-        // No link is followed, because the path may come from a file, and no cgroup contains links.
+        // This follows no link, because the path may come from a file, and cgroups contain no
+        // links.
         let mut options = OpenOptions::new();
         let file = options.write(true).truncate(true).custom_flags(libc::O_NOFOLLOW);
         file.open(self.weight_file())?.write_all(weight.to_string().as_bytes())
     }
 
-    /// Converts `parts` millionths of the kernel's default weight to the kernel's unit.
+    /// Converts a weight of `parts` millionths of the kernel's default weight to the kernel's unit.
     #[must_use]
     pub fn scaled(&self, parts: u64) -> u64 {
         scaled(self.version, parts)
     }
 
-    /// Whether the cgroup contains only this thread.
+    /// Whether the cgroup contains the thread `tid` and no other thread.
     #[must_use]
     pub fn holds_only(&self, tid: u32) -> bool {
         let list = match self.version {
@@ -136,7 +140,8 @@ impl Cgroup {
         listed.split_ascii_whitespace().eq([tid.to_string().as_str()])
     }
 
-    /// Real-time budget in microseconds per period, if the kernel has group budgets.
+    /// The cgroup's real-time budget in microseconds per period; `None` if the kernel has no
+    /// real-time budgets for cgroups.
     #[must_use]
     pub fn rt_runtime_us(&self) -> Option<i64> {
         std::fs::read_to_string(self.path.join("cpu.rt_runtime_us")).ok()?.trim().parse().ok()
@@ -158,7 +163,7 @@ fn scaled(version: Version, parts: u64) -> u64 {
     (parts.saturating_mul(default) / 1_000_000).clamp(least, most)
 }
 
-/// Finds the cgroup's directory from `/proc/PID/cgroup` and the mounts.
+/// Finds a cgroup's directory from the content of `/proc/PID/cgroup` and the list of mounts.
 fn locate(groups: &str, mounts: &str) -> Option<(Version, PathBuf)> {
     let fields = |line: &str| {
         let mut parts = line.splitn(3, ':').map(str::to_owned);

@@ -1,4 +1,4 @@
-//! The machine's monotonic clock, which all its processes share.
+//! The machine's monotonic clock, which all processes of the machine share.
 
 use nix::time::{ClockId, clock_gettime};
 use penstock_units::Nanos;

@@ -1,4 +1,4 @@
-//! The configuration file of `penstock vcpu run`: processors, VMs, and the parameters of each VM.
+//! The configuration file of `penstock vcpu run`: processors, and VMs with their parameters.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -25,32 +25,33 @@ struct File {
     vm: Vec<VmTable>,
 }
 
-/// A VM to schedule.
+/// Configuration of a VM that the vCPU scheduler schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
-    /// Name of the VM. Events identify the VM by this name.
+    /// Name of the VM, by which reports of events identify the VM.
     pub name: String,
     pub source: Source,
     /// Pattern for the names of the VM's vCPU threads, with `*` for any text; `None` means QEMU's
-    /// names.
+    /// names for vCPU threads.
     pub threads: Option<String>,
     pub contract: Contract,
-    /// Time reserved for each vCPU of the VM. If set, only the weight of the contract counts.
+    /// Time that the kernel reserves for each vCPU of the VM; `None` if `vcpu_mode` is not
+    /// `reserved`. With a reservation, the VM's contract has a weight and no deadline.
     pub reserve: Option<Reserve>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Processors for the vCPUs of all VMs in the file.
+    /// Numbers of the processors for the vCPUs of all VMs in the file.
     pub cpus: Vec<u32>,
-    /// Directory for the scheduler's files.
+    /// Directory for the vCPU scheduler's files.
     pub run_dir: PathBuf,
-    /// Limits on the deadlines of a processor.
+    /// Limits on the part of each processor that real-time slices for deadlines may use.
     pub limits: Limits,
     pub vms: Vec<VmConfig>,
 }
 
-/// All mistakes of a file, one per line.
+/// All mistakes of a configuration file, one per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(pub Vec<String>);
 
@@ -63,18 +64,19 @@ impl fmt::Display for ConfigErrors {
 impl std::error::Error for ConfigErrors {}
 
 impl Config {
-    /// Reads a configuration file.
+    /// Reads and checks the configuration file at `path`.
     ///
     /// # Errors
-    /// Every mistake in the file.
+    /// Returns every mistake in the file.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         read(path).and_then(|text| Self::parse(&text)).map_err(|wrong| named(path, wrong))
     }
 
-    /// Parses a configuration. In a host's file only the tables about vCPUs count.
+    /// Parses the text of a configuration file. From a host's file, the function uses only `[vcpu]`
+    /// and `[[vm]]`.
     ///
     /// # Errors
-    /// Every mistake in the text.
+    /// Returns every mistake in the text.
     pub fn parse(text: &str) -> Result<Self, ConfigErrors> {
         let (section, tables) = tables(text)?;
         let vm = |table: &VmTable| {
@@ -92,7 +94,8 @@ impl Config {
     }
 }
 
-/// The tables of a file, if they have no mistakes.
+/// Parses the tables `[vcpu]` and `[[vm]]` of a configuration file. The error lists all mistakes of
+/// the file.
 fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
     let unread =
         |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
@@ -122,7 +125,7 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
     if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
 }
 
-/// The deadlines and reservations that do not fit if all VMs run, one per line.
+/// Lists the deadlines and reservations that do not fit if all VMs run, one per line.
 fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
     let planned = planned(section, &tables.iter().collect::<Vec<_>>());
     let told = |(table, planned): (&VmTable, Planned)| {
@@ -131,8 +134,8 @@ fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
     ConfigErrors(tables.iter().zip(planned).filter_map(told).collect())
 }
 
-/// Reads a file and finds all its mistakes and all deadlines that do not fit. Returns the tables
-/// too, if they have no mistakes.
+/// Reads a configuration file and finds all mistakes and all deadlines that do not fit. If the
+/// tables have no mistakes, the function returns the tables.
 #[must_use]
 pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors) {
     match read(path).and_then(|text| tables(&text)) {
@@ -147,23 +150,23 @@ pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors)
 fn read(path: &Path) -> Result<String, ConfigErrors> {
     let unread = |error| {
         ConfigErrors(vec![format!(
-            "it cannot be read: {error}; check the path and its permissions"
+            "the file cannot be read: {error}; check the path and its permissions"
         )])
     };
     std::fs::read_to_string(path).map_err(unread)
 }
 
-/// Adds the file's name before each line.
+/// Writes the file's name before each line of the errors.
 fn named(path: &Path, ConfigErrors(lines): ConfigErrors) -> ConfigErrors {
     ConfigErrors(lines.iter().map(|line| format!("{}: {line}", path.display())).collect())
 }
 
 impl VmConfig {
-    /// The VM's present vCPU threads. `before` are its threads at the last search. While the VM's
-    /// process lives, no other process with a matching name replaces it.
+    /// Finds the VM's current vCPU threads. `before` contains the VM's threads at the last search.
+    /// While the VM's process lives, no other matching process replaces that process.
     ///
     /// # Errors
-    /// The reason why no threads were found, or why it is unclear to which VM they belong.
+    /// Returns an error if no threads were found, or if several processes match.
     pub fn find(&self, before: &[Identity]) -> Result<Vec<Identity>, FindError> {
         let of = |pid| match &self.threads {
             Some(pattern) => threads::named(pid, pattern),
@@ -173,7 +176,7 @@ impl VmConfig {
         let found = match &self.source {
             Source::Pid(pid) => of(*pid)?,
             Source::Process(line) => {
-                let what = || format!("a command line like {line:?}");
+                let what = || format!("a command line that matches {line:?}");
                 only(threads::processes_like(line), had, &of, what)?
                     .ok_or_else(|| FindError::NoProcess { line: line.clone() })?
             }
@@ -190,9 +193,9 @@ impl VmConfig {
     }
 }
 
-/// The threads of the only one of these processes that has vCPU threads. The shell or `sudo` that
-/// started a VM has the same command line. `had` is the VM's process at the last search. `None` if
-/// there is no process.
+/// Returns the vCPU threads of the only process in `pids` that has vCPU threads. A shell or `sudo`
+/// that started the VM may be in `pids` too. `had` is the VM's process at the last search. Returns
+/// `None` if `pids` is empty.
 fn only(
     pids: Vec<u32>,
     had: Option<u32>,
@@ -275,7 +278,7 @@ mod tests {
         for part in [
             "named twice",
             "deadlines_max",
-            "\"a\": it needs exactly one source of its threads",
+            "\"a\": the VM needs exactly one source of its threads",
             "\"a\": `deadline` is missing",
             "\"a\": the name is used twice",
             "\"a\": `vcpu_weight`",
@@ -283,8 +286,8 @@ mod tests {
             "\"b\": `deadline` \"2 s\" is not valid; write 0.5 ms to 1 s",
             "\"b\": `io_reserve`: 51",
             "\"c\": `vcpu_mode` driver",
-            "\"d\": it needs exactly one source of its threads",
-            "\"d\": `runtime` \"4 ms\" is not valid in a period of 3000 us; write 2 us up to",
+            "\"d\": the VM needs exactly one source of its threads",
+            "\"d\": `runtime` \"4 ms\" is not valid in a period of 3000 us; write 2 us to",
             "\"e\": `runtime` without",
             "\"e\": `reclaim` without",
         ] {

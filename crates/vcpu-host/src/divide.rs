@@ -1,19 +1,28 @@
 //! Finds the cgroups that divide a processor between VMs.
 //!
 //! # Problem
-//! A weight counts only among siblings. libvirt puts each vCPU into its own leaf below its VM's
-//! scope (`machine.slice/machine-qemu-1-web.scope/libvirt/vcpu0`). The weight of that leaf only
-//! divides the VM's own time, and takes no time from another VM. A directory's weight also applies
-//! to every other process in the directory.
+//! A cgroup's weight counts only among the cgroup's siblings. libvirt puts each vCPU into its own
+//! leaf cgroup below its VM's scope (`machine.slice/machine-qemu-1-web.scope/libvirt/vcpu0`). The
+//! weight of a vCPU's leaf cgroup only divides the VM's own time, and takes no time from another
+//! VM. The weight of a cgroup's directory applies to all processes in the directory, also to
+//! processes of other programs.
 //!
 //! # Approach
-//! A VM's home is the deepest directory that contains all threads of its process. The search starts
-//! at the deepest directory that all homes share. A VM is weighed by the child of that directory
-//! that contains only this VM. If the child contains other processes too, the VM is weighed by the
-//! highest directory on the way to its home that contains no other process. A VM whose home is the
-//! shared directory itself is weighed by nice values. If several VMs are below one child, the
-//! search repeats at that child. If a VM is not weighed among siblings of all other VMs, it is
-//! reported with the range in which its weight counts.
+//! A VM's home directory is the deepest cgroup directory that contains all threads of the VM's
+//! process. The search starts at the deepest cgroup directory that contains the threads of all VMs.
+//! The search examines each child of the deepest cgroup directory that contains the threads of all
+//! VMs:
+//!
+//! | Processes in the child directory | Source of the VM's weight |
+//! |---|---|
+//! | only processes of one VM | the weight of the child directory sets the VM's weight |
+//! | one VM and other processes | the highest subdirectory with only the VM sets the VM's weight |
+//! | processes of several VMs | another search starts at the child directory |
+//!
+//! If the deepest cgroup directory with all threads of one VM also contains all other VMs, nice
+//! values set the VM's weight. If the weight of a VM does not compete with the weights of all other
+//! VMs, the scheduler reports the VM. The report names the directory below which the VM's weight
+//! counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,16 +31,19 @@ use std::path::{Path, PathBuf};
 use crate::cgroup::Cgroup;
 use crate::lease::Identity;
 
-/// How a VM is weighed.
+/// Method of setting the weight of a VM: a cgroup's weight, or nice values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Divider {
-    /// The directory whose weight counts; `None` means nice values of its threads.
+    /// Cgroup directory that gets the VM's weight; `None` means that nice values of the VM's
+    /// threads set the weight.
     pub group: Option<PathBuf>,
-    /// The directory below which the VM's weight counts, if other VMs are outside of it.
+    /// Cgroup directory below which the VM's weight counts, if other VMs are outside of that
+    /// directory.
     pub within: Option<PathBuf>,
 }
 
-/// The deepest directory that contains all threads of the processes to which `threads` belong.
+/// Finds the deepest cgroup directory that contains all threads of the processes to which `threads`
+/// belong.
 #[must_use]
 pub fn home(threads: &[Identity]) -> Option<PathBuf> {
     let pids: BTreeSet<u32> = threads.iter().map(|thread| thread.pid).collect();
@@ -49,7 +61,7 @@ fn common(mut one: PathBuf, other: &Path) -> PathBuf {
     one
 }
 
-/// Whether `dir` contains only processes of `home`, which is below `dir`.
+/// Whether the cgroup directory `dir` contains only processes of `home`, which is below `dir`.
 #[must_use]
 pub fn is_all_of(dir: &Path, home: &Path) -> bool {
     let mut known = BTreeSet::new();
@@ -65,8 +77,8 @@ pub fn is_all_of(dir: &Path, home: &Path) -> bool {
         && processes(dir, &mut |pid| known.contains(&pid)).unwrap_or(false)
 }
 
-/// Passes the processes below `dir` to `each` until `each` returns false. Returns true if `each`
-/// never returned false.
+/// Passes the processes below `dir` to `each` until `each` returns false. Returns whether `each`
+/// returned true for all processes.
 fn processes(dir: &Path, each: &mut dyn FnMut(u32) -> bool) -> io::Result<bool> {
     let listed = match std::fs::read_to_string(dir.join("cgroup.procs")) {
         // In a threaded directory of v2, only the directory of the processes lists them.
@@ -85,8 +97,9 @@ fn processes(dir: &Path, each: &mut dyn FnMut(u32) -> bool) -> io::Result<bool> 
     Ok(true)
 }
 
-/// Decides how each VM is weighed. A home of `None` belongs to a VM that does not run. `is_its`
-/// says whether the first directory contains only processes of the second.
+/// Decides how the scheduler sets the weight of each VM. For each VM, `homes` has the deepest
+/// cgroup directory with all threads of the VM, or `None` if the VM does not run. `is_its(a, b)`
+/// returns whether directory `a` contains only processes of directory `b`.
 #[must_use]
 pub fn divide(homes: &[Option<PathBuf>], is_its: &dyn Fn(&Path, &Path) -> bool) -> Vec<Divider> {
     let mut dividers = vec![Divider::default(); homes.len()];
@@ -133,14 +146,14 @@ fn below(
     }
 }
 
-/// The first directory from `child` down to `home` that contains no other processes.
+/// Returns the first directory from `child` down to `home` that contains only processes of `home`.
 fn highest(child: &Path, home: &Path, is_its: &dyn Fn(&Path, &Path) -> bool) -> PathBuf {
     let mut way: Vec<&Path> = home.ancestors().take_while(|dir| dir.starts_with(child)).collect();
     way.reverse();
     way.into_iter().find(|dir| is_its(dir, home)).unwrap_or(home).to_owned()
 }
 
-/// The child of `dir` on the way to `path`; `None` if `path` is `dir` itself.
+/// Returns the child directory of `dir` on the way to `path`; `None` if `path` is `dir` itself.
 fn child(dir: &Path, path: &Path) -> Option<PathBuf> {
     let next = path.strip_prefix(dir).ok()?.components().next()?;
     Some(dir.join(next))
@@ -152,7 +165,8 @@ mod tests {
 
     type Told = (Option<String>, Option<String>);
 
-    /// The result if only these directories contain other processes as well.
+    /// Calls [`divide`] for the directories `homes`, and returns the directories in the results as
+    /// text. Only the directories in `shared` also contain processes of other programs.
     fn weighed(homes: &[&str], shared: &[&str]) -> Vec<Told> {
         let homes: Vec<Option<PathBuf>> =
             homes.iter().map(|home| (!home.is_empty()).then(|| PathBuf::from(home))).collect();
@@ -180,7 +194,7 @@ mod tests {
         let told = weighed(&["/g", "/g/vm", "/g", ""], &[]);
         assert_eq!(told, [thread.clone(), (some("/g/vm"), None), thread.clone(), thread.clone()]);
         assert_eq!(weighed(&["/g/vm"], &[]), std::slice::from_ref(&thread), "nobody beside it");
-        // VMs that share one directory cannot be weighed by it.
+        // The weight of a directory cannot divide time between VMs in that directory.
         assert_eq!(weighed(&["/m/b", "/m/b"], &[]), [thread.clone(), thread]);
         assert!(weighed(&[], &[]).is_empty());
     }

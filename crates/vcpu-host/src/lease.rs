@@ -1,20 +1,30 @@
-//! The table of leases: a list of all loans, in a file that survives the lender.
+//! The table of thread policies (*leases*), which lists all temporary real-time policies in a file
+//! that survives the scheduler. The scheduler gives a temporary real-time policy to a vCPU's
+//! thread.
 //!
 //! # Problem
-//! A thread that got a real-time policy keeps it when the scheduler dies.
+//! If the scheduler dies before it ends a temporary real-time policy, the vCPU's thread keeps this
+//! policy.
 //!
 //! # Approach
-//! Every managed thread has an entry with its original policy, which is written before the first
-//! change. A loan is entered before it is made, and removed after it was taken back. The watchdog
-//! or the next scheduler can thus read the table and restore everything. Each scheduling thread
-//! also records in the table when it will poll next.
+//! Every managed thread has an entry with its original policy, which the scheduler writes before
+//! the first change. The scheduler writes an entry into the table before it sets a temporary
+//! real-time policy. The scheduler removes the entry after it has restored the original policy. The
+//! watchdog or the next scheduler can thus read the table and restore the policies of all threads.
+//! Each scheduling thread also writes the time of its next poll into the table of thread policies.
 //!
 //! # Format
-//! The file consists of words of 64 bits: a head, a heartbeat and a count of takings for each
-//! scheduling thread, then entries of eight words. Each entry has a check sum, so that a
-//! half-written entry is recognised. The file must be on a tmpfs, so that reads and writes are
-//! copies in memory. It is created with room for every entry, so that a later loan cannot fail
-//! because the file system is full.
+//! The file of the table consists of words of 64 bits, in the following order:
+//! 1. A header, which identifies the file format and the scheduler.
+//! 2. For each scheduling thread, a heartbeat: the time of its next poll.
+//! 3. For each scheduling thread, the number of times that another process ended the real-time
+//!    policies that this thread had lent.
+//! 4. Entries of eight 64-bit words, one for each managed thread. Each entry has a checksum, so
+//!    that readers recognise a half-written entry.
+//!
+//! The file with the table of thread policies must be on a tmpfs, so that reads and writes of the
+//! table are copies in memory. The table's file has room for all entries from the start, so that a
+//! full file system cannot prevent a later temporary real-time policy.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -27,13 +37,15 @@ use penstock_units::Nanos;
 use crate::policy::Policy;
 use crate::run_dir;
 
-/// Priority of a thread with a lent slice: above all fair threads, below the real-time threads of
-/// QEMU and the kernel.
+/// Real-time priority of a thread with a lent slice: above all fair threads, below the real-time
+/// threads of QEMU and the kernel.
 pub const LENT: u8 = 10;
-/// Priority of a blocked thread that runs at once when it is woken. It is below the priority of a
-/// slice, so that a due vCPU never waits for such a thread.
+/// Real-time priority of a blocked thread that keeps a real-time policy (a standing lease). The
+/// priority is below the priority [`LENT`] of slices, so that a due vCPU never waits for a thread
+/// with the priority [`STANDING`].
 pub const STANDING: u8 = LENT - 1;
-/// Value of `until` for a policy that lasts as long as the scheduler runs.
+/// Value of [`Entry::until`] for a reservation. A reservation has no end time: the scheduler sets
+/// the thread's policy, and later restores the original policy.
 pub const HELD: Nanos = Nanos(u64::MAX - 1);
 /// Maximum number of scheduling threads in a table.
 pub const MAX_LOOPS: usize = penstock_vcpu::terms::CPUS_MAX;
@@ -47,41 +59,42 @@ const ENTRY_WORDS: usize = 8;
 const ENTRIES_AT: usize = TAKINGS_AT + MAX_LOOPS * 8;
 const FILE_LEN: usize = ENTRIES_AT + MAX_ENTRIES * ENTRY_WORDS * 8;
 
-/// A process or thread. The start time distinguishes it from a later process or thread with the
-/// same id.
+/// Identity of a process or thread. The start time distinguishes a process from a later process
+/// with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     pub pid: u32,
-    /// Id of the thread. A process has the id of its first thread.
+    /// Id of the thread, or of the first thread of a process.
     pub tid: u32,
-    /// Start time in clock ticks since boot.
+    /// Start time of the thread in clock ticks since boot.
     pub started: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub thread: Identity,
-    /// Policy of the thread before it was managed.
+    /// Policy of the thread before the scheduler managed the thread.
     pub saved: Policy,
-    /// Number of the scheduling thread that lends to this thread.
+    /// Number of the scheduling thread that lends a real-time policy to the thread of this entry.
     pub by: u8,
-    /// Latest time until which the thread has a real-time policy of the scheduler. 0 means that the
-    /// thread has no such policy. [`HELD`] means that the thread has the policy until it is
-    /// released.
+    /// Latest end of the thread's temporary real-time policy. 0 means that the thread has no
+    /// temporary policy. [`HELD`] means that the thread has a reservation.
     pub until: Nanos,
 }
 
-/// The open file of leases.
+/// The open file of the table of thread policies.
 #[derive(Debug)]
 pub struct LeaseTable {
     file: File,
 }
 
 impl LeaseTable {
-    /// Creates a table without entries, and replaces any file at `path`.
+    /// Creates a table of thread policies without entries. The new table of thread policies
+    /// replaces any file at `path`.
     ///
     /// # Errors
-    /// The file cannot be created, or the file system has no room for it.
+    /// Returns an error if the file cannot be created, or if the file system has no room for the
+    /// file.
     pub fn create(path: &Path, owner: Identity) -> io::Result<Self> {
         let fresh = path.with_extension("new");
         match std::fs::remove_file(&fresh) {
@@ -98,12 +111,13 @@ impl LeaseTable {
         Ok(table)
     }
 
-    /// Opens the table that another process created.
+    /// Opens the table of thread policies that another process created at `path`.
     ///
     /// # Errors
-    /// The file does not exist or is of another kind.
+    /// Returns an error if the file does not exist or is not a table of thread policies of this
+    /// version.
     pub fn open(path: &Path) -> io::Result<Self> {
-        // A process that can write this file decides whose policies are changed.
+        // A process that can write this file determines which threads' policies are changed.
         let file = run_dir::open(OpenOptions::new().read(true).write(true), path)?;
         let is_whole = file.metadata()?.len() == u64::try_from(FILE_LEN).unwrap_or(u64::MAX);
         let table = Self { file };
@@ -111,14 +125,14 @@ impl LeaseTable {
             return Ok(table);
         }
         let why = format!(
-            "{}: not a table of leases of this version; stop the scheduler of another version that \
-             uses it, or, if there is none, remove it",
+            "{}: the file is no lease table of this version; stop the scheduler of another \
+             version, or remove the file if no scheduler runs",
             path.display()
         );
         Err(io::Error::new(io::ErrorKind::InvalidData, why))
     }
 
-    /// Whether `path` leads to this file, and not to a later file.
+    /// Whether `path` still leads to the open file, and not to a file that replaced it.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         let id = |meta: io::Result<std::fs::Metadata>| meta.ok().map(|m| (m.dev(), m.ino()));
@@ -126,19 +140,21 @@ impl LeaseTable {
         mine.is_some() && mine == id(std::fs::symlink_metadata(path))
     }
 
-    /// The scheduler that created the table.
+    /// Returns the identity of the scheduler that created the table.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the file of the table cannot be read.
     pub fn owner(&self) -> io::Result<Identity> {
         let [_, pid, tid, started] = self.read(0)?;
         Ok(Identity { pid: half(pid), tid: half(tid), started })
     }
 
-    /// Records that scheduling thread `at` will poll next at `next`; 0 means that it has stopped.
+    /// Records `next`, the time of the next poll of scheduling thread number `at`. 0 means that the
+    /// scheduling thread has stopped.
     ///
     /// # Errors
-    /// The file cannot be written, or `at` is not below [`MAX_LOOPS`].
+    /// Returns an error if the file with the table of thread policies cannot be written, or if the
+    /// thread number `at` is not below [`MAX_LOOPS`].
     pub fn beat(&self, at: usize, next: Nanos) -> io::Result<()> {
         if at >= MAX_LOOPS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -146,28 +162,33 @@ impl LeaseTable {
         self.write((HEAD_WORDS + at) * 8, &[next.0])
     }
 
-    /// Next poll of each scheduling thread; 0 if it has stopped or does not exist.
+    /// Time of the next poll of each scheduling thread; 0 if the scheduling thread has stopped or
+    /// does not exist.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the file of the table cannot be read.
     pub fn beats(&self) -> io::Result<[Nanos; MAX_LOOPS]> {
         Ok(self.read::<MAX_LOOPS>(HEAD_WORDS * 8)?.map(Nanos))
     }
 
-    /// Records that another process is about to take back the loans of scheduling thread `at`. The
-    /// thread notices at its next poll.
+    /// Records that the calling process is about to end the temporary real-time policies of
+    /// scheduling thread number `at`. The scheduling thread notices at its next poll that its
+    /// temporary real-time policies were ended.
     ///
     /// # Errors
-    /// As for [`LeaseTable::beat`].
+    /// Returns an error if the file with the table of thread policies cannot be read or written, or
+    /// if the thread number `at` is not below [`MAX_LOOPS`].
     pub fn note_taking(&self, at: usize) -> io::Result<()> {
         let count = self.takings(at)?;
         self.write(TAKINGS_AT + at * 8, &[count + 1])
     }
 
-    /// How often other processes took back the loans of scheduling thread `at`.
+    /// Number of times that other processes ended the temporary real-time policies of scheduling
+    /// thread number `at`.
     ///
     /// # Errors
-    /// The file cannot be read, or `at` is not below [`MAX_LOOPS`].
+    /// Returns an error if the file with the table of thread policies cannot be read, or if the
+    /// thread number `at` is not below [`MAX_LOOPS`].
     pub fn takings(&self, at: usize) -> io::Result<u64> {
         if at >= MAX_LOOPS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -176,24 +197,27 @@ impl LeaseTable {
     }
 
     /// # Errors
-    /// The file cannot be written, or `slot` is not below [`MAX_ENTRIES`].
+    /// Returns an error if the file with the table of thread policies cannot be written, or if the
+    /// entry number `slot` is not below [`MAX_ENTRIES`].
     pub fn put(&self, slot: usize, entry: &Entry) -> io::Result<()> {
         self.write(entry_at(slot)?, &encode(entry))
     }
 
-    /// Entry `slot`, if there is one.
+    /// Reads entry number `slot` of the table of thread policies; `None` if the slot is free.
     ///
     /// # Errors
-    /// As for [`LeaseTable::put`].
+    /// Returns an error if the file with the table of thread policies cannot be read, or if the
+    /// entry number `slot` is not below [`MAX_ENTRIES`].
     pub fn get(&self, slot: usize) -> io::Result<Option<Entry>> {
         Ok(decode(&self.read(entry_at(slot)?)?))
     }
 
-    /// Removes entry `slot` if it belongs to `thread`, which is no longer managed. An entry of
-    /// another thread stays.
+    /// Removes entry number `slot` if the entry belongs to `thread`, which is no longer managed. If
+    /// the entry belongs to another thread, the function does not remove the entry.
     ///
     /// # Errors
-    /// As for [`LeaseTable::put`].
+    /// Returns an error if the file with the table of thread policies cannot be read or written, or
+    /// if the entry number `slot` is not below [`MAX_ENTRIES`].
     pub fn clear(&self, slot: usize, thread: Identity) -> io::Result<()> {
         let at = entry_at(slot)?;
         match decode(&self.read(at)?) {
@@ -202,11 +226,11 @@ impl LeaseTable {
         }
     }
 
-    /// All entries with their numbers. A half-written entry is left out, because its thread was not
-    /// changed yet or was already restored.
+    /// Reads all entries of the table of thread policies with their numbers, except half-written
+    /// entries. The thread of a half-written entry was not changed yet or was already restored.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Returns an error if the file of the table cannot be read.
     pub fn entries(&self) -> io::Result<Vec<(usize, Entry)>> {
         let mut bytes = vec![0; FILE_LEN - ENTRIES_AT];
         self.file.read_exact_at(&mut bytes, u64::try_from(ENTRIES_AT).unwrap_or(u64::MAX))?;
@@ -254,8 +278,8 @@ fn encode(entry: &Entry) -> [u64; ENTRY_WORDS] {
     let (number, nice, priority, slice) = match entry.saved {
         Policy::Fair { nice, slice } => (0, nice, 0, slice.0),
         Policy::Fifo { priority } => (1, 0, priority, 0),
-        // A reservation is replaced by the default policy, because the kernel's admission may
-        // refuse it later.
+        // The default policy replaces a reservation, because the kernel's admission may refuse the
+        // reservation later.
         Policy::Deadline { .. } => (0, 0, 0, 0),
         Policy::Other { number, nice, priority } => (u64::from(number), nice, priority, 0),
     };
@@ -268,7 +292,7 @@ fn encode(entry: &Entry) -> [u64; ENTRY_WORDS] {
     sealed
 }
 
-/// A check sum that changes with every word and is never 0.
+/// Computes an entry's checksum, which depends on every word and is never 0.
 fn seal(words: &[u64; ENTRY_WORDS]) -> u64 {
     let mix =
         |sum: u64, word: &u64| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
@@ -342,7 +366,7 @@ mod tests {
         assert!(next.is_at(&path) && !table.is_at(&path), "another one stands there");
         for foreign in [&[1; 64][..], &[], &[0; FILE_LEN]] {
             std::fs::write(&path, foreign).unwrap();
-            assert!(LeaseTable::open(&path).unwrap_err().to_string().contains("remove it"));
+            assert!(LeaseTable::open(&path).unwrap_err().to_string().contains("remove the file"));
         }
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/null", &path).unwrap();

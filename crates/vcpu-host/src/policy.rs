@@ -1,4 +1,4 @@
-//! Reads and changes how a thread is scheduled, with errors that name the remedy.
+//! Reads and sets the scheduling policy of a thread, with errors that name the remedy.
 
 use std::fmt;
 use std::io;
@@ -10,31 +10,33 @@ use thiserror::Error;
 use crate::cgroup::Cgroup;
 use crate::sys;
 
-/// A scheduling policy with its parameters (`sched(7)`).
+/// A scheduling policy of Linux with its parameters (`sched(7)`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     Fair {
-        /// Nice value, -20 (most time) to 19 (least).
+        /// Nice value, from -20 (most processor time) to 19 (least).
         nice: i8,
-        /// Custom slice, 0.1 to 100 ms (Linux 6.12); 0 means the kernel's slice.
+        /// Custom slice of the fair class, 0.1 to 100 ms (Linux 6.12); 0 means the kernel's default
+        /// slice.
         slice: Nanos,
     },
-    /// `SCHED_FIFO`: the thread runs before every fair thread until it blocks.
+    /// The policy `SCHED_FIFO`. A thread with `SCHED_FIFO` runs before every thread of the fair
+    /// class until it blocks.
     Fifo {
-        /// 1 to 99; higher goes first.
+        /// Real-time priority, 1 to 99. The thread with the highest priority runs first.
         priority: u8,
     },
-    /// `SCHED_DEADLINE` with a period equal to the deadline.
+    /// The policy `SCHED_DEADLINE`, with a period equal to the deadline.
     Deadline {
         runtime: Nanos,
         period: Nanos,
-        /// Whether the thread may use time that other deadline threads leave
+        /// Whether the thread may use time that other deadline threads do not use
         /// (`SCHED_FLAG_RECLAIM`).
         reclaim: bool,
     },
-    /// Another policy, which is kept unchanged: batch, idle, round robin, ext.
+    /// Another policy, which the scheduler leaves unchanged: batch, idle, round robin, ext.
     Other {
-        /// The kernel's number of the policy.
+        /// The kernel's number for the scheduling policy.
         number: u32,
         /// Nice value, if the policy has one.
         nice: i8,
@@ -44,10 +46,10 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// The policy of an unchanged thread.
+    /// The policy of a new thread: fair class, nice 0, the kernel's default slice.
     pub const DEFAULT: Self = Self::Fair { nice: 0, slice: Nanos(0) };
 
-    /// Whether threads with this policy run before every fair thread.
+    /// Whether a thread with this policy runs before every thread of the fair class.
     #[must_use]
     pub const fn is_real_time(self) -> bool {
         match self {
@@ -71,70 +73,54 @@ impl fmt::Display for Policy {
     }
 }
 
-/// Reason for which a policy was not read or set.
+/// Reason why a thread's policy could not be read or set.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
     #[error("thread {tid} has exited")]
     Gone { tid: u32 },
-    /// The thread's group has no real-time budget (`CONFIG_RT_GROUP_SCHED`).
+    /// The thread's cgroup has no real-time budget (`CONFIG_RT_GROUP_SCHED`).
     #[error(
-        "thread {tid} cannot be {policy}: its cgroup {} has cpu.rt_runtime_us = 0; write a budget \
-         into that file, in the parent cgroup first",
+        "thread {tid} cannot get policy {policy}: its cgroup {} has cpu.rt_runtime_us = 0; write a \
+         budget into that file, in the parent cgroup first",
         group.display()
     )]
     NoBudget {
         tid: u32,
-        /// The refused policy.
         policy: Policy,
         /// The thread's cgroup in the v1 `cpu` hierarchy.
         group: PathBuf,
     },
     #[error(
-        "thread {tid} cannot be {policy}: not permitted; run as root or with CAP_SYS_NICE{}",
+        "thread {tid} cannot get policy {policy}: not permitted; run as root or with \
+         CAP_SYS_NICE{}",
         if matches!(policy, Policy::Deadline { .. }) {
-            ", and leave the thread all processors of its root domain: no affinity or vcpupin, \
-             or a domain of its own (cgroup v2: `root` in cpuset.cpus.partition; v1: 1 in \
-             cpuset.cpu_exclusive and 0 in the parent's cpuset.sched_load_balance)"
+            ", and permit the thread all processors of the thread's root domain: remove affinity \
+             and vcpupin, or make a root domain for the thread (cgroup v2: `root` in \
+             cpuset.cpus.partition; v1: 1 in cpuset.cpu_exclusive and 0 in the parent's \
+             cpuset.sched_load_balance)"
         } else {
             ""
         }
     )]
-    Forbidden {
-        tid: u32,
-        /// The refused policy.
-        policy: Policy,
-    },
-    /// The admission control of `SCHED_DEADLINE` refused.
+    Forbidden { tid: u32, policy: Policy },
+    /// The kernel's admission control for `SCHED_DEADLINE` refused the policy.
     #[error(
-        "thread {tid} cannot be {policy}: the run times of all deadline threads would exceed what \
-         the kernel admits (95 % of each processor, less the fair server); shorten its run time, \
-         or take another one's away"
+        "thread {tid} cannot get policy {policy}: the kernel limits the run times of all deadline \
+         threads to 95 % of a processor less the fair server; shorten the run time of a thread"
     )]
-    Busy {
-        tid: u32,
-        /// The refused policy.
-        policy: Policy,
-    },
-    /// The kernel does not support this run time or period of `SCHED_DEADLINE`.
+    Busy { tid: u32, policy: Policy },
+    /// The kernel does not support the run time or the period for `SCHED_DEADLINE`.
     #[error(
-        "thread {tid} cannot be {policy}: out of range; write a run time of 1.024 us to the \
-         period, and a period within sched_deadline_period_min_us and _max_us of /proc/sys/kernel"
+        "thread {tid} cannot get policy {policy}: the kernel does not support its run time or its \
+         period; write a run time from 1.024 us up to the period, and a period from \
+         sched_deadline_period_min_us to sched_deadline_period_max_us (in /proc/sys/kernel)"
     )]
-    Range {
-        tid: u32,
-        /// The refused policy.
-        policy: Policy,
-    },
-    /// The kernel refused for another reason.
-    #[error("thread {tid} cannot use policy {policy}: {source}; check that the kernel has it")]
-    Refused {
-        tid: u32,
-        /// The refused policy.
-        policy: Policy,
-        source: io::Error,
-    },
-    /// The policy could not be read.
+    Range { tid: u32, policy: Policy },
+    /// The kernel refused the policy for another reason.
+    #[error("thread {tid} cannot use policy {policy}: {source}; use a kernel with this policy")]
+    Refused { tid: u32, policy: Policy, source: io::Error },
+    /// The kernel did not return the thread's policy.
     #[error("policy of thread {tid} cannot be read: {source}; run as root or as its owner")]
     Unread { tid: u32, source: io::Error },
 }
@@ -151,10 +137,10 @@ fn number(policy: i32) -> u32 {
     policy.unsigned_abs()
 }
 
-/// The policy of a thread; 0 is the caller.
+/// Returns the policy of thread `tid`; 0 is the calling thread.
 ///
 /// # Errors
-/// [`PolicyError::Gone`] or [`PolicyError::Unread`].
+/// Returns [`PolicyError::Gone`] if the thread has exited, otherwise [`PolicyError::Unread`].
 pub fn get(tid: u32) -> Result<Policy, PolicyError> {
     let attr = sys::getattr(tid).map_err(|source| match source.raw_os_error() {
         Some(libc::ESRCH) => PolicyError::Gone { tid },
@@ -173,10 +159,10 @@ pub fn get(tid: u32) -> Result<Policy, PolicyError> {
     })
 }
 
-/// Sets the policy of a thread; 0 is the caller.
+/// Sets the policy of thread `tid`; 0 is the calling thread.
 ///
 /// # Errors
-/// The kernel's objection with its remedy.
+/// Returns the reason why the kernel refuses the policy.
 pub fn set(tid: u32, policy: Policy) -> Result<(), PolicyError> {
     let mut attr = sys::blank();
     match policy {
@@ -219,7 +205,7 @@ fn explain(tid: u32, policy: Policy, source: io::Error) -> PolicyError {
         Some(libc::EINVAL) if matches!(policy, Policy::Deadline { .. }) => {
             PolicyError::Range { tid, policy }
         }
-        // Group budgets apply to FIFO and round robin; a deadline thread needs none.
+        // Group budgets apply to FIFO and round robin. A deadline thread needs no group budget.
         Some(libc::EPERM) if matches!(policy, Policy::Deadline { .. }) => {
             PolicyError::Forbidden { tid, policy }
         }
@@ -237,7 +223,7 @@ fn explain(tid: u32, policy: Policy, source: io::Error) -> PolicyError {
 mod tests {
     use super::*;
 
-    /// Runs `check` in a new thread, whose policy no other test sees.
+    /// Runs `check` in a new thread, so that the thread's policy affects no other test.
     fn apart(check: impl FnOnce() + Send + 'static) {
         std::thread::spawn(check).join().unwrap();
     }
@@ -271,7 +257,7 @@ mod tests {
         };
         let busy = said(libc::EBUSY, deadline).to_string();
         assert!(busy.contains("SCHED_DEADLINE 500 us in 3000 us"), "{busy}");
-        assert!(busy.contains("shorten its run time"), "{busy}");
+        assert!(busy.contains("shorten the run time"), "{busy}");
         let pinned = said(libc::EPERM, deadline).to_string();
         assert!(pinned.contains("root domain"), "{pinned}");
         let denied = said(libc::EPERM, Policy::Fifo { priority: 1 }).to_string();

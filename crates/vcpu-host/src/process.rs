@@ -10,15 +10,15 @@ use nix::sys::time::TimeSpec;
 
 use crate::sys;
 
-/// A watched process (`pidfd_open(2)`). Unlike a process id, the descriptor keeps meaning the same
-/// process.
+/// A process that this process watches (`pidfd_open(2)`). Unlike a process id, the pidfd always
+/// refers to the same process.
 #[derive(Debug)]
 pub struct Watched {
     fd: OwnedFd,
 }
 
 impl AsFd for Watched {
-    /// Readable when the process is dead.
+    /// Descriptor that becomes readable when the watched process is dead.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -27,15 +27,16 @@ impl AsFd for Watched {
 impl Watched {
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process, or no descriptor is free.
+    /// Returns an error if no file descriptor is free, or if no process has the id `pid` (`ESRCH`).
     pub fn open(pid: u32) -> io::Result<Self> {
         Ok(Self { fd: sys::pidfd_open(pid)? })
     }
 
-    /// Waits until the process is dead or `limit` is over. Returns whether it is dead.
+    /// Waits until the watched process is dead or `limit` has passed. Returns whether the process
+    /// is dead.
     ///
     /// # Errors
-    /// The error of `ppoll(2)`. A signal only ends the wait.
+    /// Returns an error if `ppoll(2)` fails. A signal ends the wait without an error.
     pub fn dead_within(&self, limit: Duration) -> io::Result<bool> {
         let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         match ppoll(&mut fds, Some(TimeSpec::from_duration(limit)), None) {
@@ -46,15 +47,17 @@ impl Watched {
     }
 }
 
-/// Whether SIGKILL is pending for the first thread of `pid`. The signal was sent, or another thread
-/// ended the process, and the first thread has not run since.
+/// Whether SIGKILL is pending for the first thread of process `pid`. A pending SIGKILL means that
+/// the process was killed, or that another thread ended the process. A first thread with a pending
+/// SIGKILL has not run since the signal.
 #[must_use]
 pub fn is_killed(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/status"));
     status.is_ok_and(|text| has_sigkill(&text))
 }
 
-/// `SigPnd` and `ShdPnd` are hexadecimal masks with signal 1 as the lowest bit.
+/// Whether SIGKILL is set in `SigPnd` or `ShdPnd` of a `/proc/PID/status` text. `SigPnd` and
+/// `ShdPnd` are hexadecimal masks with signal 1 as the lowest bit.
 fn has_sigkill(status: &str) -> bool {
     let pending = |line: &str| {
         let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;

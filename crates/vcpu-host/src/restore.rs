@@ -1,5 +1,5 @@
-//! Restores threads and cgroups to the state in which they were found. Any process that survives
-//! the scheduler can restore them.
+//! Restores the original state of threads and cgroups. Any process that survives the scheduler can
+//! restore threads and cgroups.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
@@ -16,25 +16,27 @@ use crate::run_dir::{self, RunDir};
 use crate::state::STATE;
 use crate::threads;
 
-/// Name of the table of leases in a scheduler's directory.
+/// Name of the file with the table of thread policies in a scheduler's run directory.
 pub const LEASES: &str = "leases";
 /// Name of the list of weights and affinities in a scheduler's directory.
 pub const BEFORE: &str = "before";
 
-/// State that is changed once and restored at the end.
+/// Original state of cgroups and threads that the scheduler changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
-    /// Cgroups and their original weights.
+    /// Directories of cgroups, each with the cgroup's weight before the scheduler's first change.
     pub weights: Vec<(PathBuf, u64)>,
-    /// Threads and the processors that they could use originally.
+    /// Threads, each with the processors that the thread could use before the scheduler's first
+    /// change.
     pub affinities: Vec<(Identity, Vec<u32>)>,
 }
 
 impl Before {
-    /// Writes the list into a scheduler's directory, completely or not at all.
+    /// Writes the list of weights and affinities into the scheduler's directory `dir`, completely
+    /// or not at all.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the file of the list cannot be written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         let mut text = String::new();
         for (path, weight) in &self.weights {
@@ -47,8 +49,9 @@ impl Before {
         run_dir::replace(dir, BEFORE, text.as_bytes())
     }
 
-    /// Reads the list from a scheduler's directory. The result is empty if there is no list, or if
-    /// the list belongs to another user. Malformed lines are skipped.
+    /// Reads the list of weights and affinities from the scheduler's directory `dir`. Returns an
+    /// empty list if the file does not exist or belongs to another user. The function skips
+    /// malformed lines.
     #[must_use]
     pub fn load(dir: &Path) -> Self {
         let (mut before, mut text) = (Self::default(), String::new());
@@ -63,7 +66,8 @@ impl Before {
         before
     }
 
-    /// Restores all weights and affinities. Threads and cgroups that no longer exist are skipped.
+    /// Restores all weights and affinities of the list. The function skips threads and cgroups that
+    /// no longer exist.
     pub fn put_back(&self) {
         for (path, weight) in &self.weights {
             if let Ok(group) = Cgroup::at(path) {
@@ -89,17 +93,17 @@ fn cpus_line(line: &str) -> Option<(Identity, Vec<u32>)> {
     Some((Identity { pid, tid, started }, cpus))
 }
 
-/// Whether the id still belongs to that thread.
+/// Whether the thread still exists, and its id was not reused for another thread.
 #[must_use]
 pub fn is_alive(thread: Identity) -> bool {
     let Identity { pid, tid, started } = thread;
     threads::started_at(pid, tid) == Some(started)
 }
 
-/// Confines a thread to these processors.
+/// Confines thread `tid` to the processors `cpus`; 0 is the calling thread.
 ///
 /// # Errors
-/// The thread is gone, or a processor does not exist.
+/// Returns an error if the thread has exited, or if a processor does not exist.
 pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
     let mut set = CpuSet::new();
     for cpu in cpus {
@@ -109,21 +113,23 @@ pub fn confine(tid: u32, cpus: &[u32]) -> io::Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(tid), &set)?)
 }
 
-/// The threads whose policies are taken back.
+/// Selects the threads that [`take_back`] restores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// All threads, because the lender is dead.
+    /// Selects all threads, because the scheduler is dead.
     All,
-    /// Threads of the scheduling threads whose bits are set. A reservation ([`HELD`]) stays,
-    /// because the kernel bounds it.
+    /// Selects threads with temporary real-time policies from some scheduling threads. Bit n of the
+    /// mask selects the temporary real-time policies of scheduling thread n. Reservations
+    /// ([`HELD`]) stay, because the kernel limits their run time.
     LentBy(u64),
 }
 
-/// Restores the original policies of the threads in the table. Returns how many of them were
-/// real-time before.
+/// Restores the original policies of the threads in the table of thread policies. Returns the
+/// number of threads that had a real-time policy.
 ///
 /// # Errors
-/// The table cannot be read. Threads that are gone or were changed by others stay unchanged.
+/// Returns an error if the table cannot be read. The function does not change threads that have
+/// exited or that other programs changed.
 pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     let mut taken = 0;
     for (slot, entry) in table.entries()? {
@@ -133,7 +139,7 @@ pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
             continue;
         }
         taken += usize::from(restore(&entry));
-        // The lender may have removed the entry meanwhile. In that case the entry stays removed.
+        // If the scheduler has removed the entry since the read, the entry stays removed.
         if entry.until > Nanos(0) && table.get(slot)? == Some(entry) {
             table.put(slot, &Entry { until: Nanos(0), ..entry })?;
         }
@@ -141,7 +147,8 @@ pub fn take_back(table: &LeaseTable, reach: Reach) -> io::Result<usize> {
     Ok(taken)
 }
 
-/// Restores one thread. Returns whether it had a real-time policy of the scheduler.
+/// Restores the policy of the entry's thread. Returns whether the thread had a real-time policy of
+/// the scheduler.
 fn restore(entry: &Entry) -> bool {
     if !is_alive(entry.thread) {
         return false;
@@ -155,22 +162,23 @@ fn restore(entry: &Entry) -> bool {
     policy::set(tid, entry.saved).or_else(|_| policy::set(tid, Policy::DEFAULT)).is_ok() && lent
 }
 
-/// Result of a sweep.
+/// Result of [`sweep`], which restores the changes of a dead scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swept {
-    /// No scheduler ran before, or the last one had restored everything.
+    /// No scheduler ran before, or the last scheduler had restored all threads and cgroups.
     Nothing,
-    /// A scheduler had died.
+    /// The last scheduler had died and left threads or cgroups changed.
     After {
-        /// Number of threads from which a real-time policy was taken.
+        /// Number of threads that lost a real-time policy of the dead scheduler.
         taken: usize,
     },
 }
 
-/// Restores what a dead scheduler left behind in `dir`.
+/// Restores the threads and cgroups that a dead scheduler with the directory `dir` left changed.
 ///
 /// # Errors
-/// A living scheduler uses the directory, or its files cannot be read.
+/// Returns an error if a living scheduler uses the directory, or if the directory's files cannot be
+/// read.
 pub fn sweep(dir: &Path) -> io::Result<Swept> {
     if !dir.exists() {
         return Ok(Swept::Nothing);
@@ -180,7 +188,8 @@ pub fn sweep(dir: &Path) -> io::Result<Swept> {
     sweep_in(&RunDir::take(dir).map_err(named)?).map_err(named)
 }
 
-/// [`sweep`] in a directory that this process has taken, so that no living scheduler uses it.
+/// Restores the threads and cgroups that a dead scheduler left changed, like [`sweep`]. This
+/// process must have locked the run directory `dir`, so that no living scheduler uses `dir`.
 pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
     let dir = dir.path();
     let table = match LeaseTable::open(&dir.join(LEASES)) {
@@ -193,15 +202,15 @@ pub(crate) fn sweep_in(dir: &RunDir) -> io::Result<Swept> {
     Ok(Swept::After { taken })
 }
 
-/// Restores weights and affinities, and removes the files of a dead scheduler unless they belong to
-/// another scheduler by now.
+/// Restores weights and affinities, and removes the files of a dead scheduler. If another scheduler
+/// has replaced the table of thread policies, the function does nothing.
 pub(crate) fn put_back_in(dir: &Path, table: &LeaseTable) {
     if !table.is_at(&dir.join(LEASES)) {
         return;
     }
     Before::load(dir).put_back();
     for file in [LEASES, BEFORE, STATE] {
-        // A missing file needs no removal, and a file that cannot be removed is found again.
+        // A missing file needs no removal, and the next sweep finds a file that cannot be removed.
         let _ = std::fs::remove_file(dir.join(file));
     }
 }
@@ -231,7 +240,7 @@ mod tests {
         let busy = sweep(&dir).unwrap_err().to_string();
         assert!(busy.contains("run_dir"), "{busy}");
 
-        // The same process id with another start time: the scheduler is dead.
+        // The process with this id has another start time, so the scheduler is dead.
         let table = LeaseTable::create(&dir.join(LEASES), Identity { started: 0, ..me }).unwrap();
         table.put(0, &Entry { thread, saved, by: 0, until: Nanos(1) }).unwrap();
         let gone = Identity { started: thread.started + 1, ..thread };
@@ -264,7 +273,7 @@ mod tests {
         let (mut lends, mut threads) = (true, Vec::new());
         for (at, guest) in guests.iter().enumerate() {
             let thread = identity(guest.id());
-            // The last entry is a reservation, whatever number it has.
+            // The last entry is a reservation; its `by` has no meaning.
             let (by, until) =
                 if at == 2 { (1, HELD) } else { (u8::try_from(at).unwrap(), Nanos(1)) };
             table.put(at, &Entry { thread, saved, by, until }).unwrap();

@@ -1,19 +1,20 @@
-//! A scheduler's directory. Only one scheduler at a time uses it, and other users may not write to
-//! it.
+//! The run directory of a vCPU scheduler. Only one scheduler at a time uses a run directory, and
+//! other users may not write to the directory.
 //!
 //! # Problem
-//! The directory's content decides which threads' policies a privileged process changes. Two
-//! schedulers in one directory would lend to the same threads, and each would take the other's
-//! loans for the original state.
+//! The privileged scheduler changes the policies of threads that the files in the run directory
+//! name. If two schedulers used one run directory, both schedulers would change the same threads.
+//! If two schedulers changed the same threads, each scheduler would record the other scheduler's
+//! changes as the original state.
 //!
 //! # Approach
-//! No other user may write to the directory. The switch may write to it, because it has the same
-//! user, but it has fewer rights. For this reason no link is followed. Files are read only if they
-//! are regular and belong to the user or to root (`open`), and are always written as new files
-//! (`replace`). The switch must not be able to choose a name and have the scheduler open another
-//! user's file. A lock (`flock`) is held for as long as a scheduler or its watchdog lives. The
-//! watchdog inherits the lock, so a new scheduler does not start before the old one's threads are
-//! restored.
+//! No other user may write to the run directory. The switch has the same user and may write to the
+//! directory, but the switch has fewer privileges than the scheduler. The switch must not make the
+//! scheduler open a file of another user. The scheduler therefore follows no link in the run
+//! directory. The scheduler reads only regular files of its user or of root (`open`), and always
+//! writes new files (`replace`). The scheduler and its watchdog have a lock on the directory
+//! (`flock`). The watchdog inherits the lock, so a new scheduler does not start before the threads
+//! of the old scheduler are restored.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
@@ -28,15 +29,16 @@ use nix::unistd::geteuid;
 use crate::lease::{Identity, LeaseTable};
 use crate::restore::{self, LEASES};
 
-/// Name of the locked file.
+/// Name of the file in the run directory that the scheduler locks.
 const LOCK: &str = "lock";
-/// Time limit for the watchdog of a dead scheduler. It normally needs some milliseconds.
+/// Time limit for the watchdog of a dead scheduler. The watchdog of a dead scheduler normally ends
+/// within some milliseconds.
 const WATCHDOG_WITHIN: Duration = Duration::from_secs(5);
-/// Write permission for the group and for others.
+/// Mode bits for write permission of the group and of other users.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// A directory that this process has taken. The directory is free again when this value is dropped
-/// and the last watchdog has ended.
+/// A run directory that this process has locked. The directory is unlocked when this value is
+/// dropped and the last watchdog has ended.
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
@@ -44,10 +46,11 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Creates the directory if it is missing, and takes it.
+    /// Locks the run directory at `path`. If the directory does not exist, the function creates it.
     ///
     /// # Errors
-    /// The directory cannot be created, other users may write to it, or a scheduler uses it.
+    /// Returns an error if the directory cannot be created, if other users may write to the
+    /// directory, or if a scheduler uses the directory.
     pub fn take(path: &Path) -> io::Result<Self> {
         DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         is_ours(path)?;
@@ -59,7 +62,7 @@ impl RunDir {
             Err(TryLockError::WouldBlock) => wait(path, lock)?,
             Err(TryLockError::Error(error)) => return Err(error),
         };
-        // Another process may have removed the file that a scheduler locked.
+        // Another process may have removed a lock file in use, so the table is checked too.
         match living(path) {
             Some(owner) => Err(busy(owner.pid)),
             None => Ok(Self { path: path.to_owned(), lock }),
@@ -71,16 +74,18 @@ impl RunDir {
         &self.path
     }
 
-    /// The lock as standard input of a child process, which then holds the lock too.
+    /// Returns the lock as standard input for a child process. A child process with this standard
+    /// input also has the lock on the run directory.
     pub(crate) fn lock(&self) -> io::Result<Stdio> {
         Ok(self.lock.try_clone()?.into())
     }
 }
 
-/// Opens a file in a scheduler's directory.
+/// Opens the file at `path`, which is in a scheduler's run directory.
 ///
 /// # Errors
-/// The path is a link or no regular file, or the file belongs to another user.
+/// Returns an error if the path is a link, or if the file is not regular or belongs to another
+/// user.
 pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     // O_NONBLOCK is set, so that opening a pipe does not wait for its other end.
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
@@ -91,16 +96,16 @@ pub(crate) fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     }
     let (at, owner) = (path.display(), meta.uid());
     let why = format!(
-        "{at}: user {owner} made it, or it is no regular file; the scheduler uses files of its own \
-         user and of root: remove it"
+        "{at}: belongs to user {owner}, or is not a regular file; remove it, because the scheduler \
+         uses only files of its own user and of root"
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// Writes the file `name` in a scheduler's directory, completely or not at all.
+/// Writes the file `name` in the run directory `dir`, completely or not at all.
 pub(crate) fn replace(dir: &Path, name: &str, contents: &[u8]) -> io::Result<()> {
     let fresh = dir.join(format!(".{name}"));
-    // An existing file of that name is not written to.
+    // This creates a new file and never writes to an existing file.
     match std::fs::remove_file(&fresh) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -110,7 +115,7 @@ pub(crate) fn replace(dir: &Path, name: &str, contents: &[u8]) -> io::Result<()>
     std::fs::rename(fresh, dir.join(name))
 }
 
-/// Checks that no other user can change the directory's content.
+/// Checks that no other user can change the run directory's content.
 fn is_ours(path: &Path) -> io::Result<()> {
     let meta = std::fs::metadata(path)?;
     let (owner, mode) = (meta.uid(), meta.mode() & 0o7777);
@@ -118,13 +123,14 @@ fn is_ours(path: &Path) -> io::Result<()> {
         return Ok(());
     }
     let why = format!(
-        "user {owner} and whom mode {mode:o} lets may write there, and would say whose scheduling \
-         is changed; have it owned by the user who schedules, with mode 700"
+        "user {owner} owns the directory with mode {mode:o}, so other users could make the \
+         scheduler change threads; give the directory to the scheduler's user, with mode 700"
     );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// The scheduler that created the directory's table; `None` if it is dead.
+/// The scheduler that created the table of thread policies in the run directory; `None` if that
+/// scheduler is dead.
 fn living(path: &Path) -> Option<Identity> {
     let owner = LeaseTable::open(&path.join(LEASES)).ok()?.owner().ok()?;
     restore::is_alive(owner).then_some(owner)
@@ -135,23 +141,24 @@ fn busy(pid: u32) -> io::Error {
     io::Error::new(io::ErrorKind::AddrInUse, why)
 }
 
-/// Waits for the watchdog of a dead scheduler. The watchdog holds the lock until everything is
+/// Waits for the watchdog of a dead scheduler, which has the lock until all threads and cgroups are
 /// restored.
 fn wait(path: &Path, lock: File) -> io::Result<File> {
     if let Some(owner) = living(path) {
         return Err(busy(owner.pid));
     }
     let (send, got) = channel();
-    // The call has no time limit, so a separate thread makes it. If the thread still waits at the
-    // end, it ends with the process.
+    // The call has no time limit, so a separate thread makes the call. A thread that still waits
+    // ends with the process.
     std::thread::spawn(move || send.send(lock.lock().map(|()| lock)));
     got.recv_timeout(WATCHDOG_WITHIN).unwrap_or_else(|_| {
         if let Some(owner) = living(path) {
             return Err(busy(owner.pid));
         }
         let why = format!(
-            "another scheduler begins there, or the watchdog of one that died does not end; see \
-             who has {} open (`fuser`) and stop that, or set another `run_dir`",
+            "another scheduler starts in this directory, or the watchdog of a dead scheduler does \
+             not end; find and stop the process that has {} open, with `fuser`, or set another \
+             `run_dir`",
             path.join(LOCK).display()
         );
         Err(io::Error::new(io::ErrorKind::AddrInUse, why))

@@ -1,4 +1,4 @@
-//! Time that a thread ran and waited, as the kernel counts it.
+//! Run time and waiting time of a thread, as the kernel counts them.
 
 use std::fs::File;
 use std::io;
@@ -7,23 +7,23 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Content of `/proc/PID/task/TID/schedstat` (Linux, `Documentation/scheduler/sched-stats.rst`).
-/// All three values only grow in the life of a thread.
+/// The counters in `schedstat` never decrease during the life of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Schedstat {
-    /// Time on a processor, up to the kernel's last update.
+    /// Run time of the thread, up to the kernel's last update of the counter.
     pub ran: Duration,
     /// Time during which the thread was runnable but not running.
     pub waited: Duration,
-    /// How often the thread was put on a processor.
+    /// Number of times that the thread started to run on a processor.
     pub turns: u64,
 }
 
 impl Schedstat {
-    /// Reads the counters of one thread, whose directory in procfs is `task`.
+    /// Reads the counters of the thread with the procfs directory `task`.
     ///
     /// # Errors
-    /// `NotFound` if the thread has exited; `InvalidData` if the file does not hold three numbers.
-    /// A kernel without `CONFIG_SCHED_INFO` has no such file.
+    /// Returns `NotFound` if the thread has exited, and `InvalidData` if the file does not contain
+    /// three numbers. A kernel without `CONFIG_SCHED_INFO` does not have the file `schedstat`.
     pub fn read(task: &Path) -> io::Result<Self> {
         let file = task.join("schedstat");
         let text = std::fs::read_to_string(&file).map_err(gone)?;
@@ -33,10 +33,11 @@ impl Schedstat {
         })
     }
 
-    /// Reads the counters from the open file, without allocating.
+    /// Reads the counters from the open `schedstat` file, without an allocation.
     ///
     /// # Errors
-    /// As for [`Schedstat::read`].
+    /// Returns `NotFound` if the thread has exited, and `InvalidData` if the file does not contain
+    /// three numbers.
     pub fn read_from(file: &File) -> io::Result<Self> {
         let mut bytes = [0; 64];
         let length = file.read_at(&mut bytes, 0).map_err(gone)?;
@@ -45,7 +46,8 @@ impl Schedstat {
     }
 }
 
-/// Maps ESRCH, for a thread that exits between open and read, to the error of a missing file.
+/// Converts ESRCH to the error of a missing file. The kernel returns ESRCH if a thread exits
+/// between open and read.
 fn gone(e: io::Error) -> io::Error {
     const ESRCH: i32 = 3;
     if e.raw_os_error() == Some(ESRCH) { io::ErrorKind::NotFound.into() } else { e }

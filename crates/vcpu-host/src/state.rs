@@ -1,4 +1,4 @@
-//! The scheduler's report on itself, in a file that `penstock vcpu show` reads.
+//! State of the vCPU scheduler, in a file that `penstock vcpu show` reads.
 
 use std::io;
 use std::path::Path;
@@ -8,26 +8,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::run_dir;
 
-/// Age at which the report is stale. A scheduler writes it twice a second.
+/// Age at which the state file is stale. A running scheduler writes the state file twice a second.
 pub const STALE: Duration = Duration::from_secs(5);
 
-/// Name of the file in the scheduler's directory.
+/// Name of the state file in the scheduler's run directory.
 pub const STATE: &str = "state.json";
 
-/// State of a scheduler.
+/// State of a vCPU scheduler, as the state file contains it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct State {
     pub pid: u32,
-    /// Process id of the watchdog. 0 means that there is none and that nothing is lent.
+    /// Process id of the watchdog. 0 means that no watchdog runs, so that the scheduler lends no
+    /// real-time policy.
     pub watchdog: u32,
-    /// How often the scheduler read its configuration, successfully or not.
+    /// Number of times that the scheduler read its configuration, including refused configurations.
     #[serde(default)]
     pub loads: u64,
-    /// Reason for which the last reading was refused.
+    /// Reason why the scheduler refused the last configuration.
     #[serde(default)]
     pub refused: Option<String>,
     pub cpus: Vec<CpuState>,
-    /// In the order of the configuration file.
+    /// States of the VMs, in the order of the configuration file.
     pub vms: Vec<VmState>,
 }
 
@@ -36,22 +37,23 @@ pub struct CpuState {
     pub cpu: u32,
     /// Processor time of the scheduling thread in percent, as the kernel counts it.
     pub own_percent: f64,
-    /// The part of `own_percent` for reading, deciding and lending. The rest is for sleeping and
-    /// waking.
+    /// Processor time that the scheduling thread spends on reading, deciding and lending, in
+    /// percent. The field `own_percent` also contains the time for falling asleep and waking up.
     pub work_percent: f64,
-    /// Number of polls so far.
+    /// Number of polls of the scheduling thread since it started.
     pub polls: u64,
-    /// Number of slots for which the scheduling thread came too late.
+    /// Number of slots of 0.5 ms that the scheduling thread missed because its polls were late.
     pub skipped: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
     pub name: String,
-    /// `none`, `periodic`, `aperiodic` or `reserved`: the mode in force, which may differ from the
-    /// requested one.
+    /// Mode of the VM that is in force, one of `none`, `periodic`, `aperiodic` and `reserved`. The
+    /// mode in force may differ from the mode in the configuration.
     pub mode: String,
-    /// The VM's deadline, or the period of its reservation, in milliseconds; 0 without one.
+    /// The VM's deadline, or the period of the VM's reservation, in milliseconds. 0 without a
+    /// deadline or reservation.
     pub deadline_ms: f64,
     pub weight: u16,
     /// Reason why the VM does not get the time that it requested, with the remedy.
@@ -59,21 +61,21 @@ pub struct VmState {
     pub vcpus: Vec<VcpuState>,
 }
 
-/// State of a vCPU. A wait begins when the vCPU becomes runnable or loses its processor, and ends
-/// when it runs, as the kernel counts it.
+/// State of a vCPU in the state file. A wait begins when the vCPU becomes runnable or loses its
+/// processor, and ends when the vCPU runs, as the kernel counts waits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VcpuState {
-    /// Id of the vCPU's thread.
     pub tid: u32,
-    /// Number of the vCPU's processor.
+    /// Number of the processor to which the vCPU is assigned.
     pub cpu: u32,
-    /// The vCPU's time in percent of the time of all vCPUs of the processor.
+    /// The vCPU's run time in percent of the run time of all vCPUs of the processor.
     pub share_percent: f64,
     /// Percent of the processor to which the vCPU's weight entitles it if all vCPUs have work.
     pub entitled_percent: f64,
-    /// Whether the vCPU has no work.
+    /// Whether the vCPU has no work and waits for an event.
     pub blocked: bool,
-    /// Milliseconds that the vCPU is behind its share; negative if it is ahead.
+    /// Milliseconds by which the vCPU is behind its share; negative if the vCPU is ahead of its
+    /// share.
     pub credit_ms: f64,
     /// Median of the vCPU's waits, in microseconds.
     pub wait_p50_us: f64,
@@ -81,45 +83,45 @@ pub struct VcpuState {
     pub wait_p99_us: f64,
     /// 99.9th percentile of the vCPU's waits, in microseconds.
     pub wait_p999_us: f64,
-    /// Longest wait, in microseconds.
+    /// Longest wait of the vCPU, in microseconds.
     pub wait_max_us: f64,
-    /// Number of waits.
+    /// Number of finished waits of the vCPU.
     pub waits: u64,
-    /// Number of slices that the vCPU got and used.
+    /// Number of real-time slices that the vCPU got and used.
     pub boosts: u64,
-    /// Number of events for the vCPU.
+    /// Number of reported events for the vCPU.
     pub events: u64,
-    /// Number of waits longer than the deadline plus 1 ms.
+    /// Number of the vCPU's waits that were longer than the deadline plus 1 ms.
     pub missed: u64,
 }
 
 impl State {
-    /// Writes the file, completely or not at all.
+    /// Writes the state file in the run directory `dir`, completely or not at all.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Returns an error if the state file cannot be written.
     pub fn save(&self, dir: &Path) -> io::Result<()> {
         run_dir::replace(dir, STATE, &serde_json::to_vec(self)?)
     }
 
-    /// Reads the file if a scheduler still writes it.
+    /// Reads the state file in the run directory `dir` if a scheduler still writes the file.
     ///
     /// # Errors
-    /// The file does not exist, is of another kind, or is older than [`STALE`], because its writer
-    /// is dead or stalled.
+    /// Returns an error if the state file does not exist or has another format. Returns an error
+    /// also if the file is older than [`STALE`], because the scheduler is dead or stalled.
     pub fn fresh(dir: &Path) -> io::Result<Self> {
         let age = std::fs::metadata(dir.join(STATE))?.modified()?.elapsed().unwrap_or_default();
         if age > STALE {
-            let why = format!("nothing was written for {} s", age.as_secs());
+            let why = format!("no scheduler wrote the state file for {} s", age.as_secs());
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         Self::load(dir)
     }
 
-    /// Reads the file, whatever its age.
+    /// Reads the state file in the run directory `dir`, regardless of the file's age.
     ///
     /// # Errors
-    /// The file does not exist or is of another kind.
+    /// Returns an error if the state file does not exist or has another format.
     pub fn load(dir: &Path) -> io::Result<Self> {
         Ok(serde_json::from_slice(&std::fs::read(dir.join(STATE))?)?)
     }

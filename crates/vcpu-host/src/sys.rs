@@ -1,17 +1,19 @@
-//! The system calls without a safe wrapper: `sched_setattr(2)`, `sched_getattr(2)` and
-//! `pidfd_open(2)`. The rest of the crate is safe code.
-#![allow(unsafe_code, reason = "nix 0.31 wraps none of the three calls")]
+//! Wrappers for the system calls `sched_setattr(2)`, `sched_getattr(2)` and `pidfd_open(2)`,
+//! because the crate `nix` has no wrappers for these calls. All other modules of the crate contain
+//! only safe code.
+#![allow(unsafe_code, reason = "nix 0.31 has no wrapper for the scheduling and pidfd calls")]
 
 use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 
 use libc::{c_long, c_uint, pid_t, sched_attr};
 
-/// Size of the first version of the structure, which every kernel with these calls supports.
+/// Size in bytes of the first version of `sched_attr`, which every kernel with `sched_setattr(2)`
+/// supports.
 const SIZE: u32 = 48;
 
-/// Attributes that are all zero except the size. They mean `SCHED_OTHER`, nice 0 and the kernel's
-/// own slice.
+/// Scheduling attributes in which only the size is set, which means `SCHED_OTHER`, nice 0 and the
+/// kernel's own slice.
 pub(crate) const fn blank() -> sched_attr {
     sched_attr {
         size: SIZE,
@@ -33,7 +35,7 @@ fn pid(id: u32) -> io::Result<pid_t> {
     pid_t::try_from(id).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))
 }
 
-/// Reads the scheduling attributes of thread `tid`; 0 is the caller.
+/// Reads the scheduling attributes of thread `tid`; 0 is the calling thread.
 pub(crate) fn getattr(tid: u32) -> io::Result<sched_attr> {
     let (tid, mut attr, flags) = (pid(tid)?, blank(), 0 as c_uint);
     // SAFETY: the kernel writes at most SIZE bytes into `attr`, which has that size and outlives
@@ -42,7 +44,7 @@ pub(crate) fn getattr(tid: u32) -> io::Result<sched_attr> {
     Ok(attr)
 }
 
-/// Sets the scheduling attributes of thread `tid`; 0 is the caller.
+/// Sets the scheduling attributes of thread `tid`; 0 is the calling thread.
 pub(crate) fn setattr(tid: u32, attr: &sched_attr) -> io::Result<()> {
     let (tid, flags) = (pid(tid)?, 0 as c_uint);
     // SAFETY: the kernel reads `attr.size` bytes of `attr`, which `blank` set to SIZE, the size of
@@ -51,7 +53,7 @@ pub(crate) fn setattr(tid: u32, attr: &sched_attr) -> io::Result<()> {
     Ok(())
 }
 
-/// A descriptor that becomes readable when the process `id` is dead.
+/// Opens a descriptor that becomes readable when the process `id` is dead.
 pub(crate) fn pidfd_open(id: u32) -> io::Result<OwnedFd> {
     let (id, flags) = (pid(id)?, 0 as c_uint);
     // SAFETY: the call takes no pointers.

@@ -6,79 +6,79 @@ use std::path::{Path, PathBuf};
 use penstock_vcpu::terms::VCPUS_MAX;
 use thiserror::Error;
 
-/// One vCPU thread. Thread ids are reused, so the start time is a part of the identity. A thread
-/// with the same `tid` and another `started` is a different thread and must not be changed.
+/// Thread of one vCPU, with its ids and its start time. Thread ids are reused, so the start time is
+/// a part of a thread's identity. A thread with the same `tid` and another `started` is a different
+/// thread, and the scheduler must not change that thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VcpuThread {
-    /// Number of the vCPU in its VM.
+    /// Number of the thread's vCPU in the VM.
     pub vcpu: u32,
-    /// Process of the thread.
     pub pid: u32,
     pub tid: u32,
-    /// Start time in clock ticks since boot (`proc(5)`, field 22 of `stat`).
+    /// Start time of the thread in clock ticks since boot (`proc(5)`, field 22 of `stat`).
     pub started: u64,
 }
 
 impl VcpuThread {
-    /// Directory of the thread in procfs.
+    /// Procfs directory of the vCPU thread.
     #[must_use]
     pub fn task(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/task/{}", self.pid, self.tid))
     }
 
-    /// Whether the id still belongs to this thread.
+    /// Whether the thread still exists, and its id was not reused for another thread.
     #[must_use]
     pub fn is_alive(&self) -> bool {
         started_at(self.pid, self.tid) == Some(self.started)
     }
 }
 
-/// Reason for which no vCPU threads were found.
+/// Reason why no vCPU threads were found.
 #[derive(Debug, Error)]
 pub enum FindError {
-    /// The process or cgroup does not exist, or the permission to read it is missing.
+    /// The process or cgroup does not exist, or the permission to read its files is missing.
     #[error("{path} cannot be listed: {source}; start the VM or correct the path")]
     Unreadable { path: PathBuf, source: io::Error },
-    /// No process has a matching command line.
+    /// No process has a command line that matches the VM's pattern.
     #[error("no process has a command line like {line:?}; start the VM or correct the pattern")]
     NoProcess {
-        /// Pattern of `process`.
+        /// Pattern from the VM's key `process`.
         line: String,
     },
-    /// Several processes match.
+    /// Several processes match the VM's pattern or name.
     #[error(
-        "{} processes with vCPU threads have {what}: {}; name the VM by `pid`, or by what only \
-         it has",
+        "{} processes with vCPU threads have {what}: {}; name the VM by `pid`, or by a \
+         narrower pattern",
         pids.len(),
         pids.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")
     )]
     Several {
-        /// Pattern or name that matches all of these processes.
+        /// Pattern or name that matches several processes.
         what: String,
         pids: Vec<u32>,
     },
-    /// There are more threads than a VM may have vCPUs.
+    /// The number of matching threads exceeds the maximum number of vCPUs of a VM.
     #[error(
-        "{path} has {count} threads like that, and a VM has at most {VCPUS_MAX} vCPUs; name them \
-         by a narrower `threads`, or the VM by one process"
+        "{path} has {count} threads with vCPU names, but a VM has at most {VCPUS_MAX} vCPUs; write \
+         a narrower `threads`, or name one process"
     )]
     TooMany { path: PathBuf, count: usize },
-    /// Two threads belong to one vCPU.
+    /// Two threads of the VM have the name of the same vCPU.
     #[error(
-        "{path} has two threads for vCPU {vcpu}; a `cgroup` that names a VM holds only that VM's \
-         process"
+        "{path} has two threads for vCPU {vcpu}; put only one VM's process into the cgroup, or \
+         name the VM by `pid`"
     )]
     Twice { path: PathBuf, vcpu: u32 },
-    /// No QEMU was started with this name.
+    /// No QEMU process was started with the VM's guest name.
     #[error(
-        "no process was started with `-name guest={name}` (a libvirt domain is); is it running, \
-         and is the name right? `virsh list --name` has those that are"
+        "no process was started with `-name guest={name}`, as libvirt does; start the domain, or \
+         use a name from `virsh list --name`"
     )]
     NoDomain { name: String },
-    /// No thread has a matching name.
+    /// No thread of the process has a name that matches the VM's pattern.
     #[error("{path} has no thread named like {pattern:?}; see the names in /proc/PID/task/*/comm")]
     NoMatch { path: PathBuf, pattern: String },
-    /// The names of the threads do not identify vCPUs.
+    /// No thread of the process has QEMU's name for a vCPU thread.
     #[error(
         "{path} has no thread named \"CPU n/KVM\" or \"CPU n/TCG\"; start QEMU with \
          -name NAME,debug-threads=on (libvirt does)"
@@ -86,10 +86,11 @@ pub enum FindError {
     NoVcpus { path: PathBuf },
 }
 
-/// vCPU threads of the process `pid`, in the order of their vCPU numbers.
+/// Finds the vCPU threads of the process `pid`, in the order of the vCPU numbers.
 ///
 /// # Errors
-/// [`FindError`] if the process is gone or none of its threads has the name of a vCPU.
+/// Returns a [`FindError`] if the process has ended, or if none of its threads has the name of a
+/// vCPU.
 pub fn of_process(pid: u32) -> Result<Vec<VcpuThread>, FindError> {
     let path = PathBuf::from(format!("/proc/{pid}/task"));
     let tids = std::fs::read_dir(&path)
@@ -98,11 +99,11 @@ pub fn of_process(pid: u32) -> Result<Vec<VcpuThread>, FindError> {
     some(path, tids.filter_map(|tid| vcpu(pid, tid)).collect())
 }
 
-/// Threads of the process `pid` whose names match `pattern`, in which `*` stands for any text. They
-/// are numbered in the order of their ids.
+/// Finds the threads of the process `pid` with names that match `pattern`, in which `*` matches any
+/// text. The vCPU numbers follow the order of the thread ids.
 ///
 /// # Errors
-/// [`FindError`] if the process is gone or none of its threads matches.
+/// Returns a [`FindError`] if the process has ended, or if none of its threads matches.
 pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
     let path = PathBuf::from(format!("/proc/{pid}/task"));
     let mut tids: Vec<u32> = std::fs::read_dir(&path)
@@ -125,21 +126,22 @@ pub fn named(pid: u32, pattern: &str) -> Result<Vec<VcpuThread>, FindError> {
     few(path, found)
 }
 
-/// Ids of the processes whose command lines match `pattern`, in rising order and without the
-/// caller. The words of a command line are joined by spaces.
+/// Finds the ids of the processes with command lines that match `pattern`, in ascending order,
+/// without the calling process. Spaces join the words of a command line.
 #[must_use]
 pub fn processes_like(pattern: &str) -> Vec<u32> {
     processes(|line| matches(pattern, line.replace('\0', " ").trim_end()))
 }
 
-/// Ids of the processes that were started with the guest's name `name` by `-name`, as libvirt
-/// starts QEMU for a domain, in rising order.
+/// Finds the ids of the processes with the guest name `name` in the option `-name`, in ascending
+/// order. For a domain, libvirt starts QEMU with the option `-name`.
 #[must_use]
 pub fn of_domain(name: &str) -> Vec<u32> {
     processes(|line| guest_name(line).as_deref() == Some(name))
 }
 
-/// Ids of the processes whose command line satisfies `is`. Each word ends with a zero byte.
+/// Finds the ids of the processes with a command line that satisfies `is`. Each word of the command
+/// line ends with a zero byte.
 fn processes(is: impl Fn(&str) -> bool) -> Vec<u32> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
@@ -150,8 +152,8 @@ fn processes(is: impl Fn(&str) -> bool) -> Vec<u32> {
     found
 }
 
-/// The guest's name in a command line whose words end with zero bytes: `-name web` or `-name
-/// guest=web,...`, with `,,` for a comma.
+/// Finds the guest's name in a command line with a zero byte after each word. QEMU accepts `-name
+/// web` and `-name guest=web,...`, with `,,` for a comma.
 fn guest_name(line: &str) -> Option<String> {
     let mut words = line.split('\0');
     words.find(|word| matches!(*word, "-name" | "--name"))?;
@@ -162,8 +164,8 @@ fn guest_name(line: &str) -> Option<String> {
     Some(name.replace('\0', ","))
 }
 
-/// Whether `text` matches `pattern`, in which `*` stands for any text. Each part is searched once,
-/// from the end of the last one, because a foreign command line may be long.
+/// Whether `text` matches `pattern`, in which `*` matches any text. The search for the parts of a
+/// pattern never goes back in a command line, because command lines may be long.
 fn matches(pattern: &str, text: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut text) = text.strip_prefix(head) else { return false };
@@ -175,10 +177,12 @@ fn matches(pattern: &str, text: &str) -> bool {
     text.ends_with(tail)
 }
 
-/// vCPU threads of every process in the cgroup at `dir` (v1 or v2), without the cgroups below it.
+/// Finds the vCPU threads of every process in the cgroup with the directory `dir` (v1 or v2),
+/// without the cgroups below.
 ///
 /// # Errors
-/// [`FindError`] if the cgroup is gone or no thread in it has the name of a vCPU.
+/// Returns a [`FindError`] if the cgroup does not exist, or if no thread in the cgroup has the name
+/// of a vCPU.
 pub fn of_cgroup(dir: &Path) -> Result<Vec<VcpuThread>, FindError> {
     let found = in_cgroup(dir, &of_process)?;
     match found.windows(2).find(|pair| pair[0].vcpu == pair[1].vcpu) {
@@ -187,7 +191,8 @@ pub fn of_cgroup(dir: &Path) -> Result<Vec<VcpuThread>, FindError> {
     }
 }
 
-/// [`of_cgroup`] with another way to find a process's vCPUs.
+/// Finds the vCPU threads of every process in the cgroup with the directory `dir`. The function
+/// `of` returns the vCPU threads of one process.
 pub(crate) fn in_cgroup(
     dir: &Path,
     of: &dyn Fn(u32) -> Result<Vec<VcpuThread>, FindError>,
@@ -219,29 +224,30 @@ fn vcpu(pid: u32, tid: u32) -> Option<VcpuThread> {
     Some(VcpuThread { vcpu: number(name)?, pid, tid, started: started(&stat)? })
 }
 
-/// The kernel's `stat` line of a thread. The program chooses the thread's name, in any bytes. A
-/// name that is not UTF-8 must not hide the thread from restoration.
+/// Reads the kernel's `stat` line of a thread. A program may choose any bytes as the name of a
+/// thread. A name that is not UTF-8 must not prevent the restoration of the thread.
 pub(crate) fn stat_of(pid: u32, tid: u32) -> Option<String> {
     let bytes = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The number `n` in "CPU n/KVM" or "CPU n/TCG", which are QEMU's names for its vCPU threads.
+/// Returns the vCPU number `n` of a thread name "CPU n/KVM" or "CPU n/TCG", as QEMU names vCPU
+/// threads.
 fn number(name: &str) -> Option<u32> {
     let rest = name.strip_prefix("CPU ")?;
     rest.strip_suffix("/KVM").or_else(|| rest.strip_suffix("/TCG"))?.parse().ok()
 }
 
-/// Start time of a thread in clock ticks since boot; `None` if it has exited, whether or not it was
-/// reaped.
+/// Start time of a thread in clock ticks since boot; `None` if the thread has exited, even if it is
+/// a zombie.
 #[must_use]
 pub fn started_at(pid: u32, tid: u32) -> Option<u64> {
     let stat = stat_of(pid, tid)?;
     if matches!(state(&stat)?, 'Z' | 'X') { None } else { started(&stat) }
 }
 
-/// Letter of the thread's state, field 3 of `stat`. R means that the thread has work, other letters
-/// that it waits.
+/// Letter of the thread's state, field 3 of `stat`. The letter R means that the thread has work. A
+/// state letter other than R means that the thread waits.
 pub(crate) fn state(stat: &str) -> Option<char> {
     stat[stat.rfind(')')? + 1..].trim_start().chars().next()
 }
@@ -252,7 +258,7 @@ pub(crate) fn cpu(stat: &str) -> Option<u32> {
 }
 
 fn started(stat: &str) -> Option<u64> {
-    // The first field behind the name is field 3, so field 22 is the twentieth.
+    // The first field after the name is field 3, so field 22 is the twentieth field after the name.
     stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
@@ -356,7 +362,7 @@ mod tests {
         assert!(!matches("CPU */KVM", "CPU 12/TCG") && !matches("a", "ab") && !matches("a*b", "a"));
         let none = named(std::process::id(), "no such thread").unwrap_err().to_string();
         assert!(none.contains("no such thread") && none.contains("comm"), "{none}");
-        // Threads of other tests come and go, but the test's own thread is there.
+        // Threads of other tests start and end, but the test's own thread exists.
         let found = named(std::process::id(), "*").unwrap();
         assert!(found.iter().any(VcpuThread::is_alive));
         assert!(processes_like("no such process, says penstock").is_empty());

@@ -1,28 +1,32 @@
-//! The watchdog: a process that takes back the loans of a dead or stalled scheduler.
+//! The watchdog, a process that restores vCPU threads if their scheduler is dead or stalled. The
+//! scheduler gives a temporary real-time policy to a vCPU's thread.
 //!
 //! # Problem
-//! A computing guest with `SCHED_FIFO` leaves its processor to no other thread. A host whose
-//! scheduler was killed at the wrong moment would stay in that state.
+//! While a busy guest has the policy `SCHED_FIFO`, no thread of the fair class runs on the guest's
+//! processor. If the scheduler is killed while a guest has `SCHED_FIFO`, the guest keeps
+//! `SCHED_FIFO`.
 //!
 //! # Approach
-//! The watchdog is a separate process, with a priority above the scheduler and all loans. It waits
-//! on the scheduler's pidfd, and checks every [`LOOK`] whether a scheduling thread is late for its
-//! next poll by [`STALL`]. While a vCPU has a loan from this thread, the thread's next poll is due
-//! at the next slot. If the scheduler is dead, every thread and cgroup is restored. If a scheduling
-//! thread stalls, every thread to which it lends is restored. The scheduling thread may lend again
-//! when it continues. In both cases every thread loses its real-time policy within 10 ms. The
-//! exception is a reservation. If the scheduler only stalls, reservations stay, because the kernel
-//! bounds them.
+//! The watchdog is a separate process, with a priority above the scheduler and all temporary
+//! real-time policies. The watchdog waits on the scheduler's pidfd. At every interval [`LOOK`], the
+//! watchdog checks whether a scheduling thread is late for its next poll by [`STALL`]. While a vCPU
+//! has a temporary real-time policy, its scheduling thread polls in every slot. If the scheduler is
+//! dead, the watchdog restores every thread and cgroup. If a scheduling thread stalls, the watchdog
+//! restores every thread with a temporary real-time policy of that scheduling thread. After the
+//! stall, the scheduling thread may lend real-time policies again. After a death or a stall of the
+//! scheduler, the restored threads lose their real-time policies within 10 ms. If the scheduler
+//! only stalls, reservations stay, because the kernel limits their run time.
 //!
 //! # Killed but not yet dead
-//! The pidfd becomes readable when the last thread of a process is gone. The process's first thread
-//! may have to wait behind the guest that has the loan. If a scheduling thread is late by
-//! [`DOUBT`], the watchdog therefore checks whether the process was killed: a thread with SIGKILL
-//! pending runs no more code.
+//! The scheduler's pidfd becomes readable when the scheduler's last thread has exited. The first
+//! thread of a killed scheduler may have to wait behind a guest with a temporary real-time policy
+//! before it can exit. The watchdog also checks whether the scheduler was killed if a scheduling
+//! thread is late by [`DOUBT`]. A thread with a pending SIGKILL runs no more code.
 //!
 //! # Why a real-time process
-//! A thread of the scheduler would die with it. In the fair class, beside one guest with a lease,
-//! the watchdog ran only after 951 ms. As a real-time process it ran after 0.13 ms.
+//! A watchdog thread in the scheduler would die with the scheduler. A watchdog in the fair class,
+//! on the processor of a guest with a temporary real-time policy, ran only after 951 ms. A watchdog
+//! with a real-time policy ran after 0.13 ms.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -43,45 +47,50 @@ use crate::process::{self, Watched};
 use crate::restore::{self, LEASES, Reach};
 use crate::run_dir::RunDir;
 
-/// Priority of the watchdog. It is above that of the scheduling threads, which is above that of
-/// their loans.
+/// Real-time priority of the watchdog, above the priorities of the scheduling threads and of their
+/// temporary real-time policies.
 pub const PRIORITY: u8 = 95;
-/// Time between two looks at the heartbeats.
+/// Interval between two checks of the scheduling threads' heartbeats.
 pub const LOOK: Duration = Duration::from_millis(2);
-/// Delay of a poll at which a scheduling thread counts as stalled: twelve slices.
+/// Delay of a scheduling thread's poll (twelve slices of 0.5 ms) from which the thread counts as
+/// stalled.
 pub const STALL: Nanos = Nanos::from_millis(6);
-/// Delay of a poll at which a scheduling thread may be dead: two slices. The watchdog then checks
+/// Delay of a scheduling thread's poll (two slices of 0.5 ms) from which the watchdog checks
 /// whether the scheduler was killed.
 pub const DOUBT: Nanos = Nanos::from_millis(1);
-/// Line that the watchdog prints when it watches; the process id follows.
+/// Beginning of the line that the watchdog prints as soon as it watches the scheduler. In the
+/// watchdog's line, the process id of the scheduler follows the text [`WATCHING`].
 const WATCHING: &str = "watching process";
-/// Time limit for a started watchdog until it watches.
+/// Time limit from the start of a watchdog process until it watches the scheduler.
 const READY_WITHIN: Duration = Duration::from_secs(5);
 
-/// Event that a watchdog logs.
+/// Event that the watchdog reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
-    /// A scheduling thread has not polled in time.
+    /// A scheduling thread is late by [`STALL`], and the watchdog has ended its temporary real-time
+    /// policies.
     Stalled {
-        /// Number of the scheduling thread.
+        /// Number of the stalled scheduling thread.
         at: usize,
-        /// Number of threads from which a real-time policy was taken.
+        /// Number of vCPU threads that lost a real-time policy.
         taken: usize,
     },
-    /// All scheduling threads poll again.
+    /// All scheduling threads poll in time again.
     Moves,
     /// The scheduler is dead.
     Dead {
-        /// Number of threads from which a real-time policy was taken.
+        /// Number of vCPU threads that lost a real-time policy.
         taken: usize,
     },
 }
 
-/// Watches the scheduler that made the table in `dir` until it is dead, and prints a line when it
-/// starts to watch. This is the main function of the watchdog process.
+/// Watches the scheduler that created the table in `dir` until the scheduler is dead. The function
+/// prints a line to standard output as soon as it watches the scheduler. The watchdog process runs
+/// only the function `watch`.
 ///
 /// # Errors
-/// The table does not exist, its scheduler is dead, or the process may not have a real-time policy.
+/// Returns an error if the table does not exist, if its scheduler is dead, or if the process may
+/// not have a real-time policy.
 pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     let table = LeaseTable::open(&dir.join(LEASES))?;
     let owner = table.owner()?;
@@ -89,10 +98,11 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     if !restore::is_alive(owner) {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    // The signal that ends the scheduler must not end its watchdog; the same Ctrl-C reaches both.
+    // A signal that ends the scheduler must not end its watchdog, and Ctrl-C sends the same signal
+    // to both processes.
     SigSet::all().thread_block()?;
-    // If a page had to be read from disk, the watchdog would act too late. If pages cannot be
-    // locked, the watchdog still runs.
+    // If the kernel had to read a page from disk, the watchdog would act too late. If locking
+    // fails, the watchdog still runs.
     let _ = mlockall(MlockAllFlags::MCL_CURRENT);
     policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
     println!("{WATCHING} {}", owner.pid);
@@ -107,7 +117,7 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
         }
         match beats.iter().position(by(STALL)) {
             Some(at) => {
-                // The loans are taken back at each check, because the thread may have lent once
+                // Each check ends the temporary policies, because the thread may have lent once
                 // more before it stalled.
                 let taken = take_of_stalled(&table, &beats, by(STALL))?;
                 if !stalled || taken > 0 {
@@ -128,15 +138,16 @@ pub fn watch(dir: &Path, mut tell: impl FnMut(Sight)) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes back the loans of stalled scheduling threads. The other threads continue.
+/// Ends the temporary real-time policies of stalled scheduling threads. The function does not end
+/// temporary real-time policies of scheduling threads that are not stalled.
 fn take_of_stalled(
     table: &LeaseTable,
     beats: &[Nanos],
     stands_still: impl Fn(&Nanos) -> bool,
 ) -> io::Result<usize> {
     let still: Vec<usize> = (0..beats.len()).filter(|at| stands_still(&beats[*at])).collect();
-    // If a stalled thread wakes up meanwhile, it notices in its next poll that its earlier loans
-    // were taken. The second note covers loans that it made in that poll.
+    // If a stalled thread continues, it notices in its next poll that its temporary policies were
+    // ended. The second note covers policies that the thread lent in that poll.
     still.iter().try_for_each(|at| table.note_taking(*at))?;
     let loops = still.iter().fold(0, |loops, at| loops | 1 << at);
     let taken = restore::take_back(table, Reach::LentBy(loops));
@@ -144,23 +155,22 @@ fn take_of_stalled(
     taken
 }
 
-/// A running watchdog process.
 #[derive(Debug)]
 pub struct Watchdog {
     child: Child,
     watched: Watched,
-    // Standard output of the watchdog. It stays open, because the watchdog would end at its next
-    // line otherwise.
+    // Standard output of the watchdog, which must stay open, because otherwise the watchdog would
+    // end when it prints its next line.
     _says: ChildStdout,
 }
 
 impl Watchdog {
-    /// Starts `command`, which must call [`watch`], and waits until it watches. The directory stays
-    /// taken until the watchdog has ended.
+    /// Starts `command`, which must call [`watch`], and waits until the new process watches the
+    /// scheduler. The run directory stays locked until the watchdog has ended.
     ///
     /// # Errors
-    /// The watchdog cannot be started or does not watch. The watchdog's message is on standard
-    /// error.
+    /// Returns an error if the watchdog cannot be started or does not watch. The watchdog's own
+    /// message is on standard error.
     pub fn start(mut command: Command, dir: &RunDir) -> io::Result<Self> {
         let mut child = command.stdin(dir.lock()?).stdout(Stdio::piped()).spawn()?;
         let watched = Watched::open(child.id());
@@ -173,30 +183,31 @@ impl Watchdog {
         let _ = child.kill();
         let _ = child.wait();
         Err(io::Error::other(
-            "the watchdog does not watch, so nothing is lent; its own message says why (run as \
-             root or with CAP_SYS_NICE)",
+            "the watchdog did not start, so no vCPU gets a real-time slice; run as root \
+             or with CAP_SYS_NICE, or see the watchdog's own message",
         ))
     }
 
-    /// Process id of the watchdog.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Descriptor that is readable as soon as the watchdog is dead.
+    /// Descriptor that becomes readable as soon as the watchdog is dead.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.watched.as_fd()
     }
 
-    /// Whether the watchdog still watches. If not, nothing may be lent.
+    /// Whether the watchdog still runs. Without a watchdog, the scheduler may not lend real-time
+    /// policies.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 }
 
-/// Whether the watchdog prints in time that it watches. Other output is ignored.
+/// Waits for the watchdog's first line and ignores other output. Returns whether the watchdog
+/// printed the line within [`READY_WITHIN`].
 fn hears(says: &ChildStdout) -> bool {
     let begin = clock::now();
     let (mut said, mut part) = (Vec::new(), [0; 256]);

@@ -1,23 +1,31 @@
-//! The weight in the fair class with which a vCPU gets its share in the long run.
+//! Computes the weight that a vCPU needs in the kernel's fair class, so that it gets its share of
+//! the processor in the long run.
 //!
 //! # Problem
-//! The kernel's fair class does not count time that a vCPU was lent. With D = 3 ms, one of six hogs
-//! (threads that always compute) had 30.6 % of a processor instead of 16.7 %.
+//! The scheduler lends a real-time policy to vCPUs for short times ([`crate::boost`]). The kernel's
+//! fair class does not count the time with a real-time policy. For example, six threads that always
+//! compute shared a processor, and one of the six threads had a deadline of 3 ms. The thread with
+//! the deadline got 30.6 % of the processor instead of 16.7 %.
 //!
 //! # Source
-//! The problem was measured. The credits come from [`penstock_vcpu::credit_book`].
+//! The processor share of 30.6 % for the thread with a deadline is a measured value. The method of
+//! credits comes from [`penstock_vcpu::credit_book`].
 //!
 //! # Approach
-//! A vCPU's credits say how much time it is ahead of its share (negative) or behind it. Every epoch
-//! its weight becomes base * (1 + credit / (share * [`HORIZON`])), at least 1/500 and at most four
-//! times the base. Credits are the sum over time of the missing share. When credits stop changing,
-//! no share is missing any more. Shares thus have no lasting error, although the weight is only
-//! proportional to the credits. A bound on the weight causes no error either, because credits
-//! continue to count.
+//! A vCPU's credits are the time by which the vCPU is behind its share. The credits are negative if
+//! the vCPU is ahead of its share. Every epoch (30 ms), the vCPU's weight becomes base * (1 +
+//! credit / (share * [`HORIZON`])). A vCPU's weight is at least 1/500 of its base weight and at
+//! most four times its base weight.
+//!
+//! If weights are adjusted by credits, the vCPUs' shares of the processor have no lasting error.
+//! While a vCPU gets less than its share, its credits grow, and its weight grows with the credits.
+//! The vCPU's credits stop changing only when the vCPU gets its whole share. The minimum and
+//! maximum of a vCPU's weight cause no lasting error of the vCPU's share, because the vCPU's
+//! credits continue to grow.
 //!
 //! # Departures
-//! In Xen a vCPU in state OVER waits for all vCPUs in state UNDER. Weights near zero would have the
-//! same effect, but every vCPU would wait for epochs of 30 ms.
+//! In Xen, a vCPU in class OVER waits for all vCPUs in class UNDER. With weights near zero, vCPUs
+//! in class OVER would also wait, but for whole epochs of 30 ms.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,22 +34,25 @@ use penstock_units::Nanos;
 
 use crate::cgroup::Cgroup;
 
-/// Time in which a missing share would be made up. An epoch makes up a third of the missing share.
+/// Time in which a vCPU with an adjusted weight recovers the processor time that it missed. In an
+/// epoch of 30 ms, the vCPU recovers about a third of the missed processor time.
 pub const HORIZON: Nanos = Nanos::from_millis(100);
 
-/// Weight one, in the millionths of this module.
+/// The kernel's default weight in this module's unit, which is a millionth of the default weight.
 const ONE: i128 = 1_000_000;
 
-/// The kernel's weights for nice -20 to 19 (`sched_prio_to_weight`), 1,024 for nice 0.
+/// The kernel's weights for nice values from -20 to 19 (`sched_prio_to_weight`). The weight for
+/// nice 0 is 1,024.
 const OF_NICE: [u64; 40] = [
     88_761, 71_755, 56_483, 46_273, 36_291, 29_154, 23_254, 18_705, 14_949, 11_916, 9_548, 7_620,
     6_100, 4_904, 3_906, 3_121, 2_501, 1_991, 1_586, 1_277, 1_024, 820, 655, 526, 423, 335, 272,
     215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
 ];
 
-/// Weight of a vCPU in millionths of the kernel's default. Its base weight is `base_ppm` of the
-/// default, and its share of the processor is `share_ppm`. The vCPU is `credit` nanoseconds behind
-/// its share, or ahead if `credit` is negative.
+/// Weight of a vCPU in millionths of the kernel's default weight. The vCPU's base weight is
+/// `base_ppm` millionths of the default, and the vCPU's share of the processor is `share_ppm`
+/// millionths. The vCPU is `credit` nanoseconds behind its share, or ahead of its share if `credit`
+/// is negative.
 #[must_use]
 pub fn parts(base_ppm: u64, share_ppm: u64, credit: i64) -> u64 {
     let horizon = i128::from(HORIZON.0) * i128::from(share_ppm.max(1)) / ONE;
@@ -50,7 +61,8 @@ pub fn parts(base_ppm: u64, share_ppm: u64, credit: i64) -> u64 {
     u64::try_from(i128::from(base_ppm) * factor / ONE).unwrap_or(u64::MAX)
 }
 
-/// The nice value with the nearest weight.
+/// The nice value with the weight that is nearest to `parts` millionths of the kernel's default
+/// weight.
 #[must_use]
 pub fn nice(parts: u64) -> i8 {
     let want = u128::from(parts) * 1_024;
@@ -62,23 +74,28 @@ pub fn nice(parts: u64) -> i8 {
     i8::try_from(steps).map_or(19, |steps| steps - 20)
 }
 
-/// The weight of a cgroup that contains only one VM: the sum of the weights of its vCPUs that have
-/// work. The kernel divides the weight among the processors by the load of the group on each.
+/// The weight of a cgroup that contains only one VM. The cgroup's weight is the sum of the weights
+/// of the vCPUs that have work. The kernel divides the weight among processors by the cgroup's load
+/// on each processor.
 #[derive(Debug)]
 pub struct GroupWeight {
     group: Cgroup,
-    /// Weight of each vCPU in millionths, and whether it has work.
+    /// Weight of each vCPU in millionths of the kernel's default weight, and whether the vCPU has
+    /// work.
     parts: Mutex<Vec<(u64, bool)>>,
 }
 
 impl GroupWeight {
-    /// The weight of a VM with `vcpus` vCPUs.
+    /// Creates the weights of a VM's `vcpus` vCPUs, which determine the weight of the VM's cgroup
+    /// `group`.
     #[must_use]
     pub fn new(group: Cgroup, vcpus: usize) -> Self {
         Self { group, parts: Mutex::new(vec![(0, false); vcpus]) }
     }
 
-    /// Sets one vCPU's part. If no vCPU has work, the sum includes all vCPUs.
+    /// Records the weight of vCPU number `at`, and sets the weight of the cgroup. `works` means
+    /// that the vCPU has work. If no vCPU has work, the cgroup's weight is the sum of all vCPUs'
+    /// weights. Returns the number of vCPUs.
     fn set(&self, at: usize, parts: u64, works: bool) -> io::Result<usize> {
         let mut all = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mine) = all.get_mut(at) {
@@ -89,36 +106,39 @@ impl GroupWeight {
             counted.fold(0, |sum: u64, (parts, _)| sum.saturating_add(*parts))
         };
         let sum = Some(sum(false)).filter(|sum| *sum > 0).unwrap_or_else(|| sum(true));
-        // The sum is written under the lock, so that an older sum cannot overwrite a newer one.
+        // This writes the sum under the lock, so that an older sum cannot overwrite a newer sum.
         self.group.set_weight(self.group.scaled(sum))?;
         Ok(all.len())
     }
 }
 
-/// How a vCPU's weight is set.
+/// Method of setting a vCPU's weight.
 #[derive(Clone, Debug)]
 pub enum Weigher {
-    /// The weight is set by the nice value, because the vCPU shares a cgroup with others.
+    /// Sets the nice value of the vCPU's thread, because the vCPU shares its cgroup with other
+    /// threads.
     Nice,
-    /// The weight is set by the weight of the VM's cgroup.
+    /// Sets the weight of the VM's cgroup, to which all vCPUs of the VM contribute.
     Group {
-        /// The cgroup; all vCPUs of the VM contribute to its weight.
+        /// The weight of the VM's cgroup. All vCPUs of the VM contribute to the weight of its
+        /// cgroup.
         all: Arc<GroupWeight>,
-        /// Number of this vCPU among the VM's vCPUs.
+        /// Number of the vCPU among the VM's vCPUs.
         at: usize,
-        /// The cgroup inside of the VM's cgroup that contains only this vCPU. Its weight, or
-        /// without it the nice value, determines how much of the VM's weight counts on this vCPU's
-        /// processor.
+        /// The cgroup inside the VM's cgroup that contains only the vCPU's thread. The larger the
+        /// weight of this cgroup, the larger the part of the VM's weight that counts on the vCPU's
+        /// processor. Without an inner cgroup, the nice value of the vCPU's thread determines the
+        /// vCPU's part of the VM's weight.
         leaf: Option<Cgroup>,
     },
 }
 
 impl Weigher {
-    /// Sets the weights of cgroups for a vCPU, which has work or not. Returns the nice value that
-    /// its thread should have.
+    /// Sets the weights of cgroups for a vCPU. `works` means that the vCPU has work. Returns the
+    /// nice value that the vCPU's thread should have.
     ///
     /// # Errors
-    /// The cgroup was removed, or the permission is missing.
+    /// Returns an error if the cgroup was removed, or if the permission is missing.
     pub fn apply(&self, parts: u64, works: bool) -> io::Result<Option<i8>> {
         let Self::Group { all, at, leaf } = self else { return Ok(Some(nice(parts))) };
         let vcpus = all.set(*at, parts, works)?;
@@ -136,7 +156,7 @@ mod tests {
     fn without_credits_a_vcpu_has_its_base_weight() {
         assert_eq!(parts(1_000_000, 166_667, 0), 1_000_000);
         // A vCPU that is a sixth of 100 ms behind gets twice the weight. A vCPU that is far ahead
-        // gets almost none.
+        // gets almost no weight.
         let twice = parts(1_000_000, 166_667, 16_666_700);
         assert!((1_990_000..=2_010_000).contains(&twice), "{twice}");
         assert_eq!(parts(1_000_000, 166_667, -300_000_000), 2_000);
@@ -161,8 +181,7 @@ mod tests {
         Cgroup::at(dir).unwrap()
     }
 
-    /// Credits of the second vCPU count like those of the first, and a vCPU without work has no
-    /// part.
+    /// Tests that a VM's cgroup gets the sum of the weights of the vCPUs that have work.
     #[test]
     fn a_vm_with_several_vcpus_has_the_weight_of_all_that_have_work() {
         let dir = std::env::temp_dir().join(format!("penstock-weight-{}", std::process::id()));
@@ -183,7 +202,7 @@ mod tests {
         assert_eq!(said(&first, 2_000, true).1, 400);
         assert_eq!(said(&first, 1_500_000, false).1, 400, "it has nothing to do");
         assert_eq!(said(&second, 500_000, false).1, 200, "nor has the other one");
-        // Without a leaf of its own, the thread's nice value counts.
+        // Without a leaf for the vCPU, the thread's nice value counts.
         std::fs::remove_dir_all(leaf.path()).unwrap();
         assert_eq!(second.apply(500_000, true).unwrap(), Some(nice(500_000)));
         let alone = Arc::new(GroupWeight::new(group.clone(), 1));
@@ -193,8 +212,9 @@ mod tests {
         assert!(alone.apply(300_000, true).is_err());
     }
 
-    /// Hogs run by their weights, and one hog also gets loans. With credits all hogs reach their
-    /// share; without credits they do not.
+    /// Tests six threads that always compute and run by their weights. One of the six threads also
+    /// gets temporary real-time policies. Because of the credits, each of the six threads must get
+    /// its share of the processor.
     #[test]
     fn shares_have_no_lasting_error_although_one_is_lent_time() {
         const EPOCH: i64 = 30_000_000;

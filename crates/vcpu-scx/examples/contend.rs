@@ -1,10 +1,16 @@
-//! Threads that compete for one processor, for `scripts/test-scx.sh`: `contend CPU HOGS ROUNDS
-//! SECONDS`. One, named `rt`, never stops and notes how long it was away each time; HOGS others,
-//! named `hog0`.., only run. After each round of SECONDS a line tells what each had:
+//! Starts threads that compete for one processor, for `scripts/test-scx.sh`. The program is called
+//! with four arguments: `contend CPU HOGS ROUNDS SECONDS`.
 //!
-//!     round 1 away_p50_ms .. away_p99_ms .. away_p999_ms .. away_max_ms .. gaps .. shares_pct ..
+//! The thread `rt` never stops and records each time for which it did not run. The other threads,
+//! of which there are HOGS, have the names `hog0`, `hog1` and so on, and compute without a pause.
+//! After each round of SECONDS seconds, the program prints one line:
 //!
-//! Its first line is `ready`, its process is the one to configure.
+//! ```text
+//! round 1 away_p50_ms .. away_p99_ms .. away_p999_ms .. away_max_ms .. gaps .. shares_pct ..
+//! ```
+//!
+//! The first line of the program's output is `ready`. When the program prints `ready`, all threads
+//! exist and can be configured.
 #![forbid(unsafe_code)]
 #![expect(clippy::disallowed_methods, reason = "it measures time")]
 
@@ -17,12 +23,13 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
-/// Shorter times away are interrupts.
+/// Shortest time without running that the thread `rt` records. Interrupts cause gaps in the
+/// thread's run time that are shorter than 300 us.
 const GAP: Duration = Duration::from_micros(300);
-/// Reads of the clock between two updates of the processor time.
+/// Number of clock readings between two updates of a thread's processor time.
 const UPDATE: u32 = 256;
 
-/// Nanoseconds of processor time of this thread.
+/// Processor time of the calling thread, in nanoseconds.
 fn used() -> u64 {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map_or(0, |time| u64::try_from(Duration::from(time).as_nanos()).unwrap_or(u64::MAX))
@@ -34,7 +41,8 @@ fn stay(cpu: usize) -> Result<()> {
     Ok(sched_setaffinity(Pid::from_raw(0), &only)?)
 }
 
-/// Runs until `stop`; every time it was away goes to `gaps`.
+/// Computes without pause until `stop` is true. The function sends each time for which the thread
+/// did not run to `gaps`.
 fn spin(used_ns: &AtomicU64, stop: &AtomicBool, gaps: Option<&mpsc::Sender<Duration>>) {
     let mut last = Instant::now();
     let mut reads = 0_u32;

@@ -1,12 +1,12 @@
-//! The file that says which threads have which contract.
+//! The configuration file of `penstock-vcpu-scx`, which contains the contracts of threads.
 //!
 //! ```toml
 //! [[thread]]
-//! pid = 4711              # the process
-//! name = "CPU 0/KVM"      # of its threads those with this name; all without it
-//! cpu = 1                 # with a deadline: the processor where it stays
-//! vcpu_mode = "periodic"  # or aperiodic, driver, none
-//! deadline = "3ms"        # of a periodic or aperiodic one, 0.5 ms to 1 s
+//! pid = 4711              # process
+//! name = "CPU 0/KVM"      # name of its threads; without it, all threads of the process
+//! cpu = 1                 # processor; required with a deadline
+//! vcpu_mode = "periodic"  # none (default), periodic, aperiodic or driver
+//! deadline = "3ms"        # for periodic and aperiodic threads, 0.5 ms to 1 s
 //! vcpu_weight = 1         # 1 to 10,000
 //! io_reserve = 10         # percent, 0 to 50
 //! ```
@@ -18,7 +18,6 @@ use penstock_units::{Nanos, Weight};
 use penstock_vcpu::{Contract, Mode};
 use serde::Deserialize;
 
-/// The whole file.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -54,21 +53,22 @@ const fn one() -> u16 {
     1
 }
 
-/// Threads that have one contract.
+/// An entry of the configuration file: threads of one process with the same contract.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Their process.
+    /// Id of the process to which the threads belong.
     pub pid: i32,
-    /// Their name in it; all of its threads without.
+    /// Name of the threads to be scheduled, or `None` for all threads of the process.
     pub name: Option<String>,
-    /// Where they stay; always set with a deadline.
+    /// Number of the processor on which the entry's threads run. `None` means any processor. A
+    /// contract with a deadline always has a processor.
     pub cpu: Option<u16>,
-    /// Their terms.
+    /// Contract of each of the entry's threads.
     pub contract: Contract,
 }
 
 impl Wanted {
-    /// How errors call it.
+    /// Name of the entry for error messages.
     #[must_use]
     pub fn label(&self) -> String {
         self.name.as_ref().map_or_else(
@@ -78,10 +78,12 @@ impl Wanted {
     }
 }
 
-/// Reads the file's text.
+/// Parses `text`, the content of a configuration file.
 ///
 /// # Errors
-/// Text that is no TOML, unknown keys, values out of range, a deadline without a processor.
+/// - Returns an error if the text is not valid TOML.
+/// - Returns an error if a key is unknown or a value is out of range.
+/// - Returns an error if an entry with a deadline has no processor.
 pub fn parse(text: &str) -> Result<Vec<Wanted>> {
     let file: File = toml::from_str(text).context("the configuration")?;
     file.thread.into_iter().map(wanted).collect()
@@ -106,10 +108,10 @@ fn wanted(entry: Entry) -> Result<Wanted> {
         .with_context(|| format!("process {pid}: vcpu_weight = {}", entry.vcpu_weight))?;
     let deadline = match (&entry.deadline, mode.is_real_time()) {
         (Some(text), true) => parse_deadline(text).with_context(|| format!("process {pid}"))?,
-        (None, true) => bail!("process {pid}: no deadline; write one, as deadline = \"3ms\""),
+        (None, true) => bail!("process {pid}: no deadline; write for example deadline = \"3ms\""),
         (Some(_), false) => {
             bail!(
-                "process {pid}: a deadline without a mode that has one; \
+                "process {pid}: a deadline needs a real-time mode; \
                  write vcpu_mode = \"periodic\""
             )
         }
@@ -117,14 +119,14 @@ fn wanted(entry: Entry) -> Result<Wanted> {
     };
     ensure!(
         cpu.is_some() || !mode.is_real_time(),
-        "process {pid}: no cpu; a thread with a deadline stays on one processor, write which"
+        "process {pid}: no `cpu`; write cpu = NUMBER for a thread with a deadline"
     );
     let contract =
         Contract { mode, deadline, io_reserve_pct: reserve, ..Contract::by_credit(weight) };
     Ok(Wanted { pid, name, cpu, contract })
 }
 
-/// `3ms`, `0.5ms`, `500us`, `1s`.
+/// Parses a time such as `3ms`, `0.5ms`, `500us` or `1s`.
 fn parse_deadline(text: &str) -> Result<Nanos> {
     let units = [("ms", 1e-3), ("us", 1e-6), ("s", 1.0)];
     let found = units.iter().find_map(|(unit, scale)| Some((text.strip_suffix(unit)?, *scale)));
@@ -161,10 +163,10 @@ mod tests {
         for (rest, part) in [
             ("pids = 1", "unknown field"),
             (periodic, "no deadline"),
-            (&format!("{periodic}deadline = \"3ms\""), "no cpu"),
+            (&format!("{periodic}deadline = \"3ms\""), "no `cpu`"),
             (&format!("{periodic}cpu = 0\ndeadline = \"3\""), "has no unit"),
             (&format!("{periodic}cpu = 0\ndeadline = \"-3ms\""), "-3ms"),
-            ("deadline = \"3ms\"", "without a mode"),
+            ("deadline = \"3ms\"", "needs a real-time mode"),
             ("vcpu_weight = 0", "vcpu_weight = 0"),
             ("io_reserve = 51", "0 to 50"),
         ] {

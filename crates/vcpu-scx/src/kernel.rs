@@ -1,4 +1,5 @@
-//! Loads the BPF program into the kernel, tells it the plan and reads its reports.
+//! Loads the BPF program into the kernel, passes the plan to the program and reads the program's
+//! reports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,64 +14,73 @@ use crate::wire::{Ended, Knobs, Place, Report};
 
 static PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/penstock.bpf.o"));
 const STATE: &str = "/sys/kernel/sched_ext/state";
-/// Maps that other processes may read, as `show` does.
+/// Names of the BPF maps that other processes may open, for example `penstock-vcpu-scx show`.
 const SHARED: [&str; 2] = ["reports", "events"];
 
-/// The scheduler while it is the kernel's. It is taken out when this is dropped, and when the
-/// process ends without that.
+/// The running sched_ext scheduler. The kernel removes the scheduler when this value is dropped or
+/// the process ends.
 #[derive(Debug)]
 pub struct Scheduler {
-    // Dropped first: the maps belong to what it holds.
+    // Dropped before `object`, which has the maps that the scheduler uses.
     link: Option<Link>,
     object: Object,
     pinned: Vec<PathBuf>,
 }
 
-/// What the kernel says of sched_ext: `disabled`, `enabled`, or what is between.
+/// Returns the state of sched_ext in the kernel: `disabled`, `enabled`, or a transition between
+/// `disabled` and `enabled`.
 ///
 /// # Errors
-/// A kernel without it.
+/// Returns an error if the kernel has no sched_ext.
 pub fn state() -> Result<String> {
     let text = fs::read_to_string(STATE).with_context(|| {
         format!(
-            "{STATE}: this kernel has no sched_ext; it needs 6.12 or later with \
-             CONFIG_SCHED_CLASS_EXT, else use the actuator boost"
+            "{STATE}: this kernel has no sched_ext; use Linux 6.12 or later with \
+             CONFIG_SCHED_CLASS_EXT, or the actuator boost"
         )
     })?;
     Ok(text.trim().to_owned())
 }
 
 impl Scheduler {
-    /// Loads the program and makes it the kernel's scheduler.
+    /// Loads the BPF program and makes the program the kernel's scheduler.
     ///
     /// # Errors
-    /// No sched_ext, another such scheduler in place, no permission, or the kernel's refusal of
-    /// the program with its words.
+    /// Returns an error if the kernel has no sched_ext or already runs another sched_ext scheduler.
+    /// Returns an error if the process may not load the BPF program, or if the kernel refuses the
+    /// BPF program.
     pub fn start(plan: &Plan) -> Result<Self> {
         let state = state()?;
         ensure!(state == "disabled", "another sched_ext scheduler is {state}; end it first");
         let mut builder = ObjectBuilder::default();
-        let open = builder.open_memory(PROGRAM).context("the BPF program")?;
+        let open = builder.open_memory(PROGRAM).context("cannot open the BPF program")?;
         let object = open.load().context("the kernel refuses the BPF program (needs root)")?;
         let mut scheduler = Self { link: None, object, pinned: Vec::new() };
         scheduler.tell(plan)?;
+        // The polls start before the scheduler is attached. From then on, this thread waits with
+        // other threads for the processor, and only a poll ends another thread's turn of 30 ms.
+        on_each_cpu(|| scheduler.start_poll())?;
         let mut maps = scheduler.object.maps_mut();
         let mut ops = maps
             .find(|map| map.name() == "penstock")
-            .context("the BPF program has no scheduler")?;
-        let link = ops.attach_struct_ops().context("the kernel does not take the scheduler")?;
+            .context("the BPF program has no struct_ops map `penstock`")?;
+        let link = ops.attach_struct_ops().context("the kernel refuses the scheduler")?;
         drop(maps);
         scheduler.link = Some(link);
-        on_each_cpu(|| scheduler.start_poll())?;
         Ok(scheduler)
     }
 
-    /// On the processor that this runs on.
+    /// Starts the BPF program's regular poll on the current processor.
     fn start_poll(&self) -> Result<()> {
         let mut found = self.object.progs_mut().find(|program| program.name() == "start_poll");
-        let program = found.as_mut().context("the BPF program has no start_poll")?;
-        let output = program.test_run(ProgramInput::default()).context("the poll")?;
-        ensure!(output.return_value == 0, "the poll: error {}", output.return_value.cast_signed());
+        let program = found.as_mut().context("the BPF object has no program start_poll")?;
+        let output =
+            program.test_run(ProgramInput::default()).context("the poll timer cannot start")?;
+        ensure!(
+            output.return_value == 0,
+            "the BPF program cannot start its poll timer: error {}",
+            output.return_value.cast_signed()
+        );
         Ok(())
     }
 
@@ -92,10 +102,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A thread that has ended: what its number stands for next is not what was meant.
+    /// Removes a thread that has ended from the BPF maps, because the kernel may reuse the thread's
+    /// number for another thread.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns an error if the kernel refuses the update of a BPF map.
     pub fn forget(&self, tid: u32, seat: Option<u32>) -> Result<()> {
         if let Some(seat) = seat {
             let free = Place::FREE.encode();
@@ -105,42 +116,43 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Test: it dispatches nothing from now on.
+    /// Makes the scheduler stop dispatching threads, for tests.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns an error if the kernel refuses the update of a BPF map.
     pub fn stall(&self) -> Result<()> {
         self.map("knobs")?.update(&[0; 4], &Knobs::encode(true), MapFlags::ANY)?;
         Ok(())
     }
 
-    /// Whether the kernel has taken it out, and why.
+    /// Returns the reason why the kernel has removed the scheduler. `None` if the scheduler still
+    /// runs.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns an error if the kernel refuses to read a BPF map.
     pub fn ended(&self) -> Result<Option<Ended>> {
         let knobs = self.map("knobs")?.lookup(&[0; 4], MapFlags::ANY)?;
         Ok(knobs.and_then(|bytes| Knobs::decode(&bytes)))
     }
 
-    /// What each thread of the plan got.
+    /// Reads the report of each thread of the plan, by thread number.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Returns an error if the kernel refuses to read a BPF map.
     pub fn reports(&self) -> Result<Vec<(u32, Report)>> {
         read_reports(&self.map("reports")?)
     }
 
-    /// Lets other processes read the reports, and deliver events, under `folder` of a mounted
-    /// bpffs.
+    /// Lets other processes read the scheduler's reports and deliver events. `folder` must be on a
+    /// mounted bpffs.
     ///
     /// # Errors
-    /// No bpffs there, or no permission.
+    /// Returns an error if `folder` is not on a bpffs, or if the permission is missing.
     pub fn share(&mut self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder)?;
         for name in SHARED {
             let path = folder.join(name);
-            // One may be left of a loader that was killed; its scheduler is gone.
+            // A file of a killed loader may remain, although the loader's scheduler no longer runs.
             let _ = fs::remove_file(&path);
             let mut map = self.object.maps_mut().find(|map| map.name() == name);
             let map = map.as_mut().with_context(|| format!("the BPF program has no map {name}"))?;
@@ -160,7 +172,7 @@ impl Drop for Scheduler {
     }
 }
 
-/// Runs something once on every processor that this thread may use.
+/// Calls `run` once on every processor that the calling thread may use.
 fn on_each_cpu(run: impl Fn() -> Result<()>) -> Result<()> {
     let me = Pid::from_raw(0);
     let before = sched_getaffinity(me)?;
@@ -170,7 +182,7 @@ fn on_each_cpu(run: impl Fn() -> Result<()>) -> Result<()> {
         }
         let mut only = CpuSet::new();
         only.set(cpu)?;
-        // One that is not there, although it is allowed.
+        // Skips processors that are allowed but do not exist.
         if sched_setaffinity(me, &only).is_ok() {
             run().with_context(|| format!("cpu {cpu}"))?;
         }
@@ -178,18 +190,23 @@ fn on_each_cpu(run: impl Fn() -> Result<()>) -> Result<()> {
     Ok(sched_setaffinity(me, &before)?)
 }
 
-/// The reports of a scheduler that another process runs and shares under `folder`.
+/// Reads the reports of a scheduler that runs in another process and shares its reports in
+/// `folder`.
 ///
 /// # Errors
-/// None is shared there.
+/// Returns an error if no scheduler runs, or if the scheduler shares no reports in `folder`.
 pub fn shared_reports(folder: &Path) -> Result<Vec<(u32, Report)>> {
     let path = folder.join("reports");
     let state = state()?;
     if state != "enabled" {
         bail!("no sched_ext scheduler runs ({state}); `penstock-vcpu-scx run` starts it");
     }
-    let map = MapHandle::from_pinned_path(&path)
-        .with_context(|| format!("{}: does the scheduler share its reports?", path.display()))?;
+    let map = MapHandle::from_pinned_path(&path).with_context(|| {
+        format!(
+            "{}: the directory has no reports of a scheduler; correct `--share`",
+            path.display()
+        )
+    })?;
     read_reports(&map)
 }
 
@@ -198,7 +215,10 @@ fn read_reports(map: &impl MapCore) -> Result<Vec<(u32, Report)>> {
     for key in map.keys() {
         let Some(bytes) = map.lookup(&key, MapFlags::ANY)? else { continue };
         let tid = u32::from_ne_bytes(key.as_slice().try_into().context("a report's key")?);
-        all.push((tid, Report::decode(&bytes).context("a report of another size")?));
+        all.push((
+            tid,
+            Report::decode(&bytes).context("the running scheduler has another version")?,
+        ));
     }
     all.sort_unstable_by_key(|(tid, _)| *tid);
     Ok(all)

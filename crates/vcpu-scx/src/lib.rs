@@ -1,21 +1,30 @@
-//! The double run queue as the kernel's own scheduler, by sched_ext.
+//! Runs the scheduler [`penstock_vcpu::double_queue`] inside the kernel, as a sched_ext scheduler.
 //!
-//! **Problem.** Who lends real-time priority to vCPU threads from outside pays for polls and
-//! cannot order who runs between. Where the kernel has CONFIG_SCHED_CLASS_EXT, the rules of
-//! `penstock-vcpu` run inside it. **Rule.** A BPF program (`src/bpf`) decides; this crate reads
-//! the configuration, asks `penstock_vcpu::admission` whether the deadlines fit, lays out their
-//! slots, hands both to the program and reads its reports. **Fails safe.** The kernel takes the
-//! scheduler out and goes on with the fair class when the loader ends in whatever way, when the
-//! program does what it may not, and when a runnable thread was not run for five seconds.
+//! # Problem
 //!
-//! | Module | What it is |
+//! A scheduler in user space (`penstock-vcpu-host`) gives real-time priority to vCPU threads. A
+//! scheduler in user space must poll, and it cannot control the order of other threads. If the
+//! kernel has CONFIG_SCHED_CLASS_EXT, the rules of `penstock-vcpu` can run inside the kernel.
+//!
+//! # Approach
+//!
+//! A BPF program (`src/bpf`) schedules the threads. The loader reads the configuration, and checks
+//! with `penstock_vcpu::admission` whether the deadlines fit. If the deadlines fit, the loader
+//! assigns slots to the deadlines, passes contracts and slots to the BPF program, and reads the
+//! program's reports.
+//!
+//! The kernel removes the scheduler if the loader ends, if the BPF program does something
+//! forbidden, or if a runnable thread did not run for five seconds. After the scheduler's removal,
+//! the kernel's fair class schedules the threads.
+//!
+//! | Module | Content |
 //! |---|---|
-//! | [`config`] | the file: which threads have which contract |
-//! | [`plan`] | whether it fits, and what the program is told |
-//! | [`wire`] | the layouts that are shared with the program |
-//! | [`report`] | what threads got, and how it is shown |
-//! | `threads` | threads of this machine: found, kept on a processor |
-//! | `kernel` | loads the program; feature `bpf` |
+//! | [`config`] | configuration file: the contracts of threads |
+//! | [`plan`] | admission, and the data for the BPF program |
+//! | [`wire`] | data layouts shared with the BPF program |
+//! | [`report`] | measured times of threads, as a table |
+//! | `threads` | finds threads of this machine and pins them to a processor |
+//! | `kernel` | loads the BPF program; needs the feature `bpf` |
 #![forbid(unsafe_code)]
 
 pub mod config;

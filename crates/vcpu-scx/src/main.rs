@@ -1,4 +1,5 @@
-//! Runs the double run queue as the kernel's scheduler, and shows what threads get.
+//! Runs Penstock's vCPU scheduler inside the kernel (sched_ext), and prints run times and waits of
+//! threads.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -15,13 +16,13 @@ use penstock_vcpu_scx::plan::{Plan, Thread, plan};
 use penstock_vcpu_scx::threads::{Kept, find, is_there};
 use penstock_vcpu_scx::{config, report};
 
-/// Between two looks at whether the scheduler and its threads are still there.
+/// Interval between two checks whether the scheduler and its threads still exist.
 const LOOK: Duration = Duration::from_millis(200);
 
 #[derive(Debug, Parser)]
 #[command(version, about)]
 struct Args {
-    /// Where reports are shared, on a bpffs
+    /// Directory on a bpffs in which the scheduler shares its reports
     #[arg(long, default_value = "/sys/fs/bpf/penstock-vcpu", global = true)]
     share: PathBuf,
     #[command(subcommand)]
@@ -30,25 +31,25 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// Makes it the kernel's scheduler until it is ended, and prints reports then
+    /// Run as the kernel's scheduler until a signal or the time limit, then print reports
     Run {
-        /// Which threads have which contract
+        /// Contracts of threads, as a TOML file
         #[arg(long)]
         config: PathBuf,
-        /// Ends by itself after so many seconds
+        /// Number of seconds after which the program stops (default: run until a signal)
         #[arg(long)]
         seconds: Option<u64>,
-        /// Test: the scheduler dispatches nothing after so many seconds
+        /// Number of seconds after which the scheduler stops dispatching, for tests
         #[arg(long)]
         stall_after: Option<u64>,
     },
-    /// Whether the contracts fit, without loading anything
+    /// Check whether the contracts fit, without loading the scheduler
     Check {
-        /// Which threads have which contract
+        /// Contracts of threads, as a TOML file
         #[arg(long)]
         config: PathBuf,
     },
-    /// What threads got since the scheduler that runs was started
+    /// Print run time and waits of each thread since the running scheduler started
     Show,
 }
 
@@ -70,7 +71,11 @@ fn act(args: Args) -> Result<ExitCode> {
         }
         Verb::Check { config } => {
             let (threads, plan) = read(&config)?;
-            println!("{} threads, {} with deadlines: fit", threads.len(), plan.places.len());
+            println!(
+                "the vCPU contracts fit: {} vCPU threads, {} with deadlines",
+                threads.len(),
+                plan.places.len()
+            );
         }
         Verb::Show => print!("{}", report::table(&shared_reports(&args.share)?)),
     }
@@ -91,18 +96,22 @@ fn run(path: &Path, share: &Path, [seconds, stall]: [Option<Duration>; 2]) -> Re
     let _kept = Kept::keep(&threads)?;
     let mut scheduler = Scheduler::start(&plan)?;
     if let Err(error) = scheduler.share(share) {
-        eprintln!("warning: reports are not shared: {error:#}");
+        eprintln!("warning: cannot share the reports: {error:#}");
     }
     println!("running: {} threads, {} with deadlines", threads.len(), plan.places.len());
     let ended = watch(&scheduler, threads, &plan, &signals, [seconds, stall])?;
     print!("{}", report::table(&scheduler.reports()?));
     drop(scheduler);
-    println!("sched_ext is {}", state()?);
+    println!("sched_ext state: {}", state()?);
     Ok(if ended { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Until a signal, the end of the time, or the kernel's end of it: that is true.
-#[expect(clippy::disallowed_methods, reason = "a program's limit in time")]
+/// Watches the scheduler until a signal arrives, the time limit is over, or an error occurs.
+/// Returns true if the kernel removed the scheduler.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this program measures its time limit by the real clock"
+)]
 fn watch(
     scheduler: &Scheduler,
     mut threads: Vec<Thread>,
@@ -118,10 +127,7 @@ fn watch(
             Ok(_) | Err(RecvTimeoutError::Disconnected) => return Ok(false),
         }
         if let Some(ended) = scheduler.ended()? {
-            eprintln!(
-                "error: the kernel took the scheduler out ({}): {}",
-                ended.kind, ended.reason
-            );
+            eprintln!("error: the kernel removed the scheduler ({}): {}", ended.kind, ended.reason);
             return Ok(true);
         }
         if over(stall) {
@@ -139,10 +145,10 @@ fn watch(
     Ok(false)
 }
 
-/// Signals that end it, as messages.
+/// Returns a channel that receives the signals that end the program.
 fn signals() -> Result<Receiver<Signal>> {
     let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect();
-    set.thread_block().context("signals")?;
+    set.thread_block().context("cannot block signals")?;
     let (tell, told) = channel();
     std::thread::spawn(move || {
         while let Ok(signal) = set.wait() {

@@ -1,4 +1,4 @@
-//! Whether the contracts fit their processors, and what the program is told then.
+//! Checks whether the contracts fit their processors, and computes the data for the BPF program.
 
 use penstock_vcpu::Mode;
 use penstock_vcpu::admission::{Claim, Limits, WHOLE_PPM, admit};
@@ -9,59 +9,60 @@ use thiserror::Error;
 use crate::config::Wanted;
 use crate::wire::{MAX_CPUS, Place, SEATS, Term};
 
-/// A thread that was found, and what its contract is.
+/// A thread of this machine, with the contract from the configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Its number on this machine.
+    /// The kernel's id of the thread.
     pub tid: u32,
-    /// The entry of the file that it was found for.
+    /// Entry of the configuration file that matches the thread.
     pub wanted: Wanted,
 }
 
-/// What the program is told.
+/// Data that the loader passes to the BPF program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Contracts by thread.
+    /// Contracts of the threads, by the kernel's thread id.
     pub terms: Vec<(u32, Term)>,
-    /// Own slots by seat.
+    /// Time slots of each thread with a deadline, with the thread's index in the BPF map `places`.
     pub places: Vec<(u32, Place)>,
 }
 
-/// Why not.
+/// Reason why the contracts do not fit their processors.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Misfit {
-    /// The kernel's scheduler knows fewer processors.
-    #[error("{who}: cpu {cpu}; write one below {MAX_CPUS}")]
+    /// The processor's number is too large for the BPF program.
+    #[error("{who}: cpu {cpu} is out of range; write a number below {MAX_CPUS}")]
     NoSuchCpu {
-        /// Whose.
+        /// Name of the thread in the error message.
         who: String,
-        /// Which.
+        /// Number of the processor in the thread's contract.
         cpu: u16,
     },
-    /// All seats are taken.
-    #[error("cpu {cpu}: {count} threads with deadlines; at most {SEATS} fit, place some elsewhere")]
+    /// The processor has more threads with deadlines than [`SEATS`].
+    #[error("cpu {cpu}: {count} threads with deadlines; at most {SEATS} fit, move some threads")]
     Seats {
-        /// Where.
+        /// Number of the processor with too many deadlines.
         cpu: u16,
-        /// How many.
+        /// Number of threads with deadlines on the processor.
         count: usize,
     },
-    /// Admission refused, with the vCPUs numbered as `who` lists them.
+    /// Admission control refused the deadlines of a processor. The field `who` lists the numbers
+    /// and names of the vCPUs.
     #[error("cpu {cpu}: {refusal} (vCPUs: {who})")]
     Refused {
-        /// Where.
+        /// Number of the processor whose deadlines admission control refused.
         cpu: u16,
-        /// Which rule, and what would fit.
+        /// Rule of admission control that the deadlines violate, and a deadline that would fit.
         refusal: String,
-        /// Numbers and names.
+        /// Numbers and names of the vCPUs on the processor.
         who: String,
     },
 }
 
-/// Lays out what was found.
+/// Checks all contracts and assigns slots to the deadlines.
 ///
 /// # Errors
-/// The first contract that does not fit, and what would.
+/// Returns the first contract that does not fit, with a contract that would fit.
 pub fn plan(threads: &[Thread]) -> Result<Plan, Misfit> {
     let mut plan = Plan::default();
     for thread in threads {
@@ -90,7 +91,7 @@ fn term(thread: &Thread, seat: u32) -> Term {
     }
 }
 
-/// Gives the deadlines of one processor their seats.
+/// Assigns seats and slots to the deadlines of processor `cpu`.
 fn seat(plan: &mut Plan, cpu: u16, threads: &[Thread]) -> Result<(), Misfit> {
     let here: Vec<&Thread> = threads.iter().filter(|t| t.wanted.cpu == Some(cpu)).collect();
     let weight = |thread: &Thread| u64::from(thread.wanted.contract.weight.get());
@@ -112,7 +113,8 @@ fn seat(plan: &mut Plan, cpu: u16, threads: &[Thread]) -> Result<(), Misfit> {
     };
     admit(&claims, driver, Limits::default()).map_err(|refusal| refused(refusal.to_string()))?;
     let windows: Vec<u64> = due.iter().map(|thread| window(deadline(thread))).collect();
-    let own = layout(&windows).ok_or_else(|| refused("no slots can be laid out".to_owned()))?;
+    let own =
+        layout(&windows).ok_or_else(|| refused("no slot layout fits the deadlines".to_owned()))?;
     let count = due.len();
     if u32::try_from(count).is_ok_and(|count| count > SEATS) {
         return Err(Misfit::Seats { cpu, count });

@@ -1,11 +1,12 @@
-//! What threads got, for people.
+//! Formats the reports of threads as a table.
 
 use std::fmt::Write as _;
 
 use crate::wire::{Report, WAIT_BUCKET_NS};
 
-/// Upper end, in milliseconds, of the bucket in which `permille` of all waits have ended; the
-/// longest wait where that is the open one. 0 without waits.
+/// Returns the time in milliseconds within which `permille` thousandths of all waits ended, rounded
+/// up to a bucket's end. The returned time is at most the longest wait, and 0 if the thread never
+/// waited.
 #[must_use]
 pub fn wait_ms(report: &Report, permille: u64) -> f64 {
     let all: u64 = report.waits.iter().sum();
@@ -28,7 +29,8 @@ fn ms(ns: u64) -> f64 {
     std::time::Duration::from_nanos(ns).as_secs_f64() * 1e3
 }
 
-/// A line for each thread: its share is of what all of them ran.
+/// Formats a table with one line for each thread. A thread's share is the thread's part of the run
+/// time of all listed threads.
 #[must_use]
 pub fn table(reports: &[(u32, Report)]) -> String {
     let all: u64 = reports.iter().map(|(_, report)| report.ran_ns).sum();
@@ -70,7 +72,7 @@ mod tests {
         let found = [500, 900, 990, 999].map(|permille| wait_ms(&report, permille));
         assert_eq!(found, [0.1, 0.1, 3.0, 25.6]);
         assert!((wait_ms(&self::report(&[], 0), 990)).abs() < 1e-9);
-        // Never above the longest.
+        // The result never exceeds the longest wait.
         assert!((wait_ms(&self::report(&[(3, 1)], 310_000), 990) - 0.31).abs() < 1e-9);
     }
 

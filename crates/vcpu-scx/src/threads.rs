@@ -1,4 +1,4 @@
-//! Threads of this machine: found by process and name, and kept on a processor.
+//! Finds threads of this machine by process and name, and pins these threads to processors.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +10,11 @@ use nix::unistd::Pid;
 use crate::config::Wanted;
 use crate::plan::Thread;
 
-/// The threads that are meant, in the order of the file.
+/// Finds the threads that match the entries `wanted`, in the order of the configuration file.
 ///
 /// # Errors
-/// No such process, no thread of that name, one that two entries mean.
+/// Returns an error if an entry's process does not exist, if no thread has the entry's name, or if
+/// two entries match the same thread.
 pub fn find(wanted: &[Wanted]) -> Result<Vec<Thread>> {
     let mut found: Vec<Thread> = Vec::new();
     for one in wanted {
@@ -21,7 +22,7 @@ pub fn find(wanted: &[Wanted]) -> Result<Vec<Thread>> {
         for tid in tids(one).with_context(|| one.label())? {
             if let Some(other) = found.iter().find(|other| other.tid == tid) {
                 bail!(
-                    "thread {tid}: of two entries, {} and {}; leave one",
+                    "thread {tid}: matches two entries, {} and {}; remove one of the entries",
                     other.wanted.label(),
                     one.label()
                 );
@@ -29,7 +30,7 @@ pub fn find(wanted: &[Wanted]) -> Result<Vec<Thread>> {
             found.push(Thread { tid, wanted: one.clone() });
         }
         if found.len() == before {
-            bail!("{}: no such thread; `ps -L -p {}` lists their names", one.label(), one.pid);
+            bail!("{}: no such thread; `ps -L -p {}` lists thread names", one.label(), one.pid);
         }
     }
     Ok(found)
@@ -38,9 +39,11 @@ pub fn find(wanted: &[Wanted]) -> Result<Vec<Thread>> {
 fn tids(wanted: &Wanted) -> Result<Vec<u32>> {
     let folder = format!("/proc/{}/task", wanted.pid);
     let mut tids = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(|| format!("{folder}: does it run?"))? {
+    for entry in fs::read_dir(&folder)
+        .with_context(|| format!("{folder}: no such process; correct `pid`"))?
+    {
         let entry = entry?;
-        // A thread may end while one looks.
+        // A thread may end during the search.
         let Ok(name) = fs::read_to_string(entry.path().join("comm")) else { continue };
         if wanted.name.as_ref().is_none_or(|wanted| wanted == name.trim_end()) {
             tids.extend(entry.file_name().to_str().and_then(|tid| tid.parse::<u32>().ok()));
@@ -50,28 +53,29 @@ fn tids(wanted: &Wanted) -> Result<Vec<u32>> {
     Ok(tids)
 }
 
-/// Whether it still runs, in the process where it was found.
+/// Whether the thread still exists in its process.
 #[must_use]
 pub fn is_there(thread: &Thread) -> bool {
     Path::new(&format!("/proc/{}/task/{}", thread.wanted.pid, thread.tid)).exists()
 }
 
-/// Threads that were put on one processor, and where they were allowed before; they are again when
-/// this is dropped.
+/// Threads that are pinned to a processor, with their former CPU affinity. When this value is
+/// dropped, the threads get their former affinity back.
 #[derive(Debug, Default)]
 pub struct Kept(Vec<(Thread, Pid, CpuSet)>);
 
 impl Kept {
-    /// Puts each of those that have one on its processor.
+    /// Pins each thread to the processor of its contract. Threads without a processor are not
+    /// pinned.
     ///
     /// # Errors
-    /// A processor that is not there, or no permission.
+    /// Returns an error if a processor does not exist, or if the permission is missing.
     pub fn keep(threads: &[Thread]) -> Result<Self> {
         let mut kept = Self::default();
         for thread in threads {
             let Some(cpu) = thread.wanted.cpu else { continue };
             let pid = Pid::from_raw(i32::try_from(thread.tid)?);
-            let label = || format!("{}: cannot be kept on cpu {cpu}", thread.wanted.label());
+            let label = || format!("{}: cannot be pinned to cpu {cpu}", thread.wanted.label());
             let before = sched_getaffinity(pid).with_context(label)?;
             let mut only = CpuSet::new();
             only.set(usize::from(cpu)).with_context(label)?;
@@ -84,7 +88,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        // One that has ended needs it no more, and its number may be somebody else's by now.
+        // If a thread has ended, its number may belong to another thread.
         for (_, pid, before) in self.0.iter().filter(|(thread, ..)| is_there(thread)) {
             let _ = sched_setaffinity(*pid, before);
         }
@@ -114,13 +118,13 @@ mod tests {
             wait.recv()
         };
         let thread = builder.spawn(run).unwrap();
-        // A thread names itself, before anything else.
+        // A thread sets its name before it runs the closure.
         begins.recv().unwrap();
         let found = find(&[wanted(me, Some("scx-one"))]).unwrap();
         assert_eq!(found.len(), 1);
         assert!(is_there(&found[0]));
         let twice = find(&[wanted(me, Some("scx-one")), wanted(me, None)]).unwrap_err().to_string();
-        assert!(twice.contains("of two entries"), "{twice}");
+        assert!(twice.contains("matches two entries"), "{twice}");
         let none = find(&[wanted(me, Some("no such"))]).unwrap_err().to_string();
         assert!(none.contains("ps -L"), "{none}");
         drop(tell);

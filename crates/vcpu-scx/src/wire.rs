@@ -1,33 +1,35 @@
-//! Keys and values of the program's maps, as bytes in this machine's order. The layouts stand in
-//! `src/bpf/state.h`.
+//! Keys and values of the BPF program's maps, as bytes in the machine's byte order. The file
+//! `src/bpf/state.h` defines the same layouts of keys and values for the BPF program.
 
 use penstock_vcpu::Mode;
 
-/// Seats for deadlines on one processor.
+/// Maximum number of threads with deadlines on one processor.
 pub const SEATS: u32 = 8;
-/// Processors that the program knows.
+/// Maximum number of processors that the BPF program supports.
 pub const MAX_CPUS: u32 = 256;
-/// Width of a bucket of waits, in nanoseconds.
+/// Width in nanoseconds of a bucket in the histogram of waits.
 pub const WAIT_BUCKET_NS: u64 = 100_000;
 const WAIT_BUCKETS: usize = 256;
 
-/// A thread's contract.
+/// Contract of a thread, as the BPF program reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Term {
-    /// How soon it runs.
+    /// Mode of the thread: none, periodic, aperiodic or driver.
     pub mode: Mode,
-    /// Of the processor, relative to others; 1 is a thread of nice 0.
+    /// Weight of the thread for dividing processor time, from 1. Weight 1 is equivalent to the
+    /// kernel's nice value 0.
     pub weight: u32,
-    /// Percent of its credits kept for I/O.
+    /// Percent of the thread's credits that are reserved for I/O.
     pub reserve_pct: u32,
-    /// Where its deadline is kept: processor times [`SEATS`] and a number below.
+    /// Index of the thread's time slots in the BPF map `places`: processor number times [`SEATS`]
+    /// plus a number below [`SEATS`]. The index is 0 if the thread has no deadline.
     pub seat: u32,
-    /// In nanoseconds.
+    /// Deadline in nanoseconds, 0 for no deadline.
     pub deadline: u64,
 }
 
 impl Term {
-    /// As the program reads it.
+    /// Encodes the contract for the BPF map `terms`.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mode: u32 = match self.mode {
@@ -42,45 +44,47 @@ impl Term {
     }
 }
 
-/// A deadline's own slots.
+/// A seat of a processor: the time slots of one thread with a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Whose.
+    /// Id of the thread that owns the time slots, 0 if no thread owns the time slots.
     pub tid: u32,
-    /// It runs once in so many slots.
+    /// Number of slots within which the thread must run once.
     pub window: u32,
-    /// From one of its own slots to the next.
+    /// Number of slots from one slot that the thread owns to the next.
     pub period: u32,
-    /// Below the period.
+    /// Number of the first slot that the thread owns, below `period`.
     pub phase: u32,
 }
 
 impl Place {
-    /// Nobody's.
+    /// Entry of the BPF map `places` that belongs to no thread.
     pub const FREE: Self = Self { tid: 0, window: 0, period: 0, phase: 0 };
 
-    /// As the program reads it.
+    /// Encodes the time slots as an entry of the BPF map `places`.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         words(&[self.tid, self.window, self.period, self.phase])
     }
 }
 
-/// How the scheduler ended, in the kernel's words.
+/// The kernel's report of the end of the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// The kernel's number: 64 and above are its user's wish, 1024 and above are errors.
+    /// Exit kind that sched_ext reports: 64 to 1023 mean a normal end, and values from 1024 mean an
+    /// error.
     pub kind: i32,
-    /// Why.
+    /// The kernel's message about the end of the scheduler.
     pub reason: String,
 }
 
-/// Switches of the program, and how it ended.
+/// Encodes the settings of the BPF program, and decodes the kernel's report of the program's end.
 #[derive(Clone, Copy, Debug)]
 pub struct Knobs;
 
 impl Knobs {
-    /// With nothing but the test's switch set.
+    /// Encodes a value for the BPF map `knobs`. If `stall` is true, the scheduler stops
+    /// dispatching, for tests.
     #[must_use]
     pub fn encode(stall: bool) -> Vec<u8> {
         let mut bytes = words(&[u32::from(stall), 0, 0, 0]);
@@ -88,7 +92,8 @@ impl Knobs {
         bytes
     }
 
-    /// `None`: it runs, or what was read is no such value.
+    /// Decodes the value of the BPF map `knobs`. `None` if the scheduler still runs, or if the
+    /// bytes are invalid.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Ended> {
         let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -101,30 +106,32 @@ impl Knobs {
     }
 }
 
-/// What a thread got since the scheduler began.
+/// Run time and waits of a thread since the scheduler started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Times it began to run.
+    /// Number of times that the thread began to run.
     pub runs: u64,
-    /// How long it ran, in nanoseconds.
+    /// Time for which the thread ran, in nanoseconds.
     pub ran_ns: u64,
-    /// Times of [`Report::runs`] because it was due.
+    /// Number of `runs` that began because a deadline was due.
     pub slices: u64,
-    /// Times it began later than its deadline and a slice.
+    /// Number of times that the thread began to run later than its deadline plus one slice.
     pub missed: u64,
-    /// Times it went before others because it was woken.
+    /// Number of times that the thread got a priority boost when it woke.
     pub boosts: u64,
-    /// Its longest wait, in nanoseconds.
+    /// Longest wait of the thread, in nanoseconds.
     pub wait_max_ns: u64,
-    /// How often it waited for so many [`WAIT_BUCKET_NS`]; the last is open.
+    /// Number of the thread's waits by length, in buckets of [`WAIT_BUCKET_NS`]. The last bucket of
+    /// the histogram has no upper end.
     pub waits: Vec<u64>,
 }
 
 impl Report {
-    /// Bytes of one.
+    /// Number of bytes of an encoded report.
     pub const SIZE: usize = (6 + WAIT_BUCKETS) * 8;
 
-    /// From the program's bytes; `None` if they are not so many.
+    /// Decodes a report of the BPF program. Returns `None` if the number of bytes is not
+    /// [`Self::SIZE`].
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         if bytes.len() != Self::SIZE {

@@ -1,135 +1,152 @@
-//! Bells: how the switch tells the vCPU scheduler that frames arrived for a VM. This module defines
-//! the layout of the file that both share.
+//! Layout of a file in which the switch counts, for each VM, how often frames arrived. A bell is a
+//! counter with which the switch notifies the vCPU scheduler that frames arrived for a VM.
 //!
 //! # Problem
-//! The deadline of an aperiodic VM starts at an event, and only the switch sees this event. A
-//! message or a system call per frame would cost the switch too much.
+//! The deadline of an aperiodic VM starts at an external event, and only the switch sees the event.
+//! A message or a system call for each frame would cost the switch too much.
 //!
 //! # Approach
-//! Each VM has a bell: a counter in its own cache line. A worker that puts frames into a VM's ring
-//! increments the counter, once per batch. The scheduler only checks at each poll whether the
-//! counter has changed, so several events between two polls count as one.
+//! Each VM has a bell, which is a counter in its own cache line. A worker of the switch that puts
+//! frames into a VM's ring increments the VM's counter, once per batch. The vCPU scheduler only
+//! checks at each poll whether the counter has changed, so several events between two polls count
+//! as one event.
 //!
-//! The file survives both processes, so either process may start first. A bell keeps its number as
-//! long as its name is in the file. If a VM has ports on two workers, two threads ring its bell.
-//! Ringing is therefore an atomic addition and not a store.
+//! The file of frame-arrival counters outlives the switch and the vCPU scheduler, so these programs
+//! may start in any order. A VM keeps its bell (frame-arrival counter) while the VM's name is in
+//! the file. If a VM has ports on two workers, two threads increment the VM's counter. A thread
+//! therefore increments a counter by an atomic addition and not by a store.
 //!
 //! # Trust
-//! A counter only means \"changed\" or \"unchanged\". At worst, a wrong value reports an event that
-//! did not happen. The VM is charged for the slice that follows. Names are compared and never used
-//! as paths. The number of a bell is its position in the file and is below [`BELLS`].
+//! The vCPU scheduler only checks whether a counter changed. A wrong counter value can at worst
+//! report an event that did not happen. The scheduler charges the VM for the slice that follows an
+//! event, even if the event was false. The scheduler compares names in the file and never uses them
+//! as paths. The number of a VM's frame-arrival counter (bell) is its position in the file, which
+//! is below [`BELLS`].
 //!
 //! # Summons
-//! A scheduling thread may want to be woken by events while it sleeps. It then writes 1 into its
-//! byte beside the counter and reads the counter once more. After the worker has incremented the
-//! counter, it reads these bytes, clears them, and wakes the threads whose bytes were set. A thread
-//! is thus woken at most once for each time that it went to sleep.
+//! Before a scheduling thread sleeps, it may ask the switch for a wake-up when frames arrive for a
+//! VM. In the file, the 64-byte entry of each VM has one byte per scheduling thread for wake-up
+//! requests. A scheduling thread that wants to sleep writes 1 into its byte and reads the counter
+//! once more. A worker of the switch first increments a VM's counter, and then reads and clears the
+//! bytes of all scheduling threads in the VM's entry. The worker wakes each scheduling thread that
+//! had requested a wake-up. The switch therefore wakes a sleeping scheduling thread only once.
 //!
-//! Either the thread sees the new count or the worker sees the byte. Both sides use sequentially
-//! consistent accesses. If a side uses file reads and writes, the kernel's locks order them.
+//! No wake-up is lost, because either the scheduling thread sees the new count, or the worker sees
+//! the thread's byte. Accesses to the mapped file are sequentially consistent. If a process
+//! accesses the file of frame-arrival counters by file reads and writes, the kernel's locks order
+//! these accesses.
 //!
 //! # Layout
 //!
 //! | Bytes | Content |
 //! |---|---|
-//! | 0 to 7 | [`MAGIC`], native byte order as all words |
-//! | 64 (n + 1) | counter of bell n |
-//! | 64 (n + 1) + 8 + i | if not 0, scheduling thread i wants to be woken by bell n |
-//! | [`NAMES_AT`] + 64 n | name of bell n, followed by zeros; all zero if the bell is free |
+//! | bytes 0 to 7 | the word [`MAGIC`]; all words of the file are in native byte order |
+//! | from byte 64 (n + 1) | 8-byte frame-arrival counter of VM number n |
+//! | byte 64 (n + 1) + 8 + i | not 0 if scheduling thread i wants a wake-up for VM number n |
+//! | from byte [`NAMES_AT`] + 64 n | name of VM number n, zero-padded; zero if n is free |
 //!
-//! A lock of the whole file (`flock`) protects the names. The counters need no lock.
+//! A lock of the whole file (`flock`) protects the VM names in the file of frame-arrival counters.
+//! Reads and writes of the counters need no lock.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-/// Name of the file, in the scheduler's run directory.
+/// Name of the file of frame-arrival counters (bells) in the vCPU scheduler's run directory.
 pub const BELLS_FILE: &str = "bells";
-/// Prefix of the socket name of scheduling thread i, in the scheduler's run directory. The number i
-/// follows the prefix. Each datagram holds the name of a VM for which frames arrived.
+/// Prefix of the names of sockets in the vCPU scheduler's run directory. A socket's name consists
+/// of the prefix and the number of a scheduling thread. Each datagram to a scheduling thread's
+/// socket contains the name of a VM for which frames arrived.
 pub const SOCKET_PREFIX: &str = "events-";
-/// First word of the file.
+/// First word of the file of frame-arrival counters (bells), which identifies the file format.
 pub const MAGIC: u64 = 0x7073_746b_6265_6c31;
-/// Number of bells in the file.
+/// Number of VM entries (bells) in the file of frame-arrival counters.
 pub const BELLS: u16 = 1_024;
-/// Bytes per bell, so that two bells never share a cache line.
+/// Number of bytes of a VM's entry (bell) in the file, so that two VMs' frame-arrival counters
+/// never share a cache line.
 pub const LINE: usize = 64;
-/// Number of summons words of a bell; each byte belongs to one scheduling thread.
+/// Number of 8-byte words for wake-up requests in a VM's entry of the file of frame-arrival
+/// counters. Each byte of the words for wake-up requests belongs to one scheduling thread.
 pub const SUMMONS: usize = 7;
-/// Maximum number of scheduling threads.
+/// Maximum number of scheduling threads that can request wake-ups.
 pub const THREADS_MAX: usize = SUMMONS * 8;
-/// Maximum length of a name in bytes.
+/// Maximum length of a VM's name in the file of frame-arrival counters, in bytes.
 pub const NAME_MAX: usize = LINE - 1;
-/// Offset of the names in the file, in bytes.
+/// Offset in bytes of the VM names in the file of frame-arrival counters.
 pub const NAMES_AT: usize = (BELLS as usize + 1) * LINE;
-/// Length of the file in bytes, a multiple of the page size.
+/// Length in bytes of the file of frame-arrival counters, a multiple of the page size.
 pub const FILE_LEN: usize = (NAMES_AT + BELLS as usize * LINE).next_multiple_of(4_096);
 
-/// Number of the bell of one VM, below [`BELLS`].
+/// Number of a VM's frame-arrival counter (bell) in the file, below [`BELLS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bell(u16);
 
 impl Bell {
-    /// The bell with number `at`; `None` if the file has no such bell.
+    /// Returns the frame-arrival counter with number `at`; `None` if `at` is not below [`BELLS`].
     #[must_use]
     pub const fn new(at: u16) -> Option<Self> {
         if at < BELLS { Some(Self(at)) } else { None }
     }
 
-    /// Number of the bell.
+    /// Returns the number of the frame-arrival counter, below [`BELLS`].
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// Offset of the bell's counter in the file, in bytes.
+    /// Offset in bytes of the VM's frame-arrival counter in the file.
     #[must_use]
     pub const fn counter_at(self) -> usize {
         (self.0 as usize + 1) * LINE
     }
 
-    /// Offset of the bell's summons words in the file, in bytes.
+    /// Offset in bytes of the wake-up requests for the VM in the file of frame-arrival counters.
     #[must_use]
     pub const fn summons_at(self) -> usize {
         self.counter_at() + 8
     }
 
-    /// Offset of the bell's name in the file, in bytes.
+    /// Offset in bytes of the VM's name in the file of frame-arrival counters.
     #[must_use]
     pub const fn name_at(self) -> usize {
         NAMES_AT + self.0 as usize * LINE
     }
 }
 
-/// Rings a bell. A thread that sees the new count also sees the frames in the ring.
+/// Increments a VM's frame-arrival counter (bell). The caller must have put frames into the VM's
+/// ring before the call. A thread that reads the new count also sees the frames that the caller put
+/// into the VM's ring.
 #[inline]
 pub fn ring(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::SeqCst);
 }
 
-/// Reads and clears this summons word after [`ring`]. The result is mostly 0. Each non-zero byte
-/// means that a scheduling thread must be woken ([`summoned`]).
+/// Reads and clears a word of wake-up requests. The caller must increment the VM's counter with
+/// [`ring`] before it calls [`take_summons`]. Each non-zero byte of the returned word is the
+/// wake-up request of one scheduling thread ([`summoned`]).
 #[inline]
 pub fn take_summons(word: &AtomicU64) -> u64 {
     if word.load(Ordering::SeqCst) == 0 { 0 } else { word.swap(0, Ordering::SeqCst) }
 }
 
-/// Numbers of the threads that have a non-zero byte in summons word `at`.
+/// Returns the numbers of the scheduling threads that requested a wake-up in `word`. `at` is the
+/// index of `word` among the words for wake-up requests in the VM's entry of the file.
 pub fn summoned(at: usize, word: u64) -> impl Iterator<Item = usize> {
     let bytes = word.to_ne_bytes().into_iter().enumerate();
     bytes.filter(|(_, byte)| *byte != 0).map(move |(byte, _)| at * 8 + byte)
 }
 
-/// Result of looking up a VM's bell.
+/// Result of [`place`], which looks up a VM's entry in the file of frame-arrival counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The VM has this bell.
+    /// The VM already has the frame-arrival counter with this number.
     Has(Bell),
-    /// The VM has no bell yet and can get this one.
+    /// The VM has no frame-arrival counter yet, and the counter with this number is free.
     Free(Bell),
-    /// All bells are assigned.
+    /// All frame-arrival counters are assigned to other VMs.
     Full,
 }
 
-/// The name as stored in the file. `None` if the name is empty, too long, or contains a zero byte.
+/// Encodes a VM's name for the file of frame-arrival counters, padded with zero bytes. Returns
+/// `None` if the name is empty, too long, or contains a zero byte.
 #[must_use]
 pub fn line_of(name: &str) -> Option<[u8; LINE]> {
     let bytes = name.as_bytes();
@@ -141,8 +158,9 @@ pub fn line_of(name: &str) -> Option<[u8; LINE]> {
     Some(line)
 }
 
-/// Looks for `name` in `names`, the content of the file from [`NAMES_AT`] on. Bells beyond the end
-/// of `names` cannot be assigned.
+/// Searches for the VM `name` in `names`, the part of the file of frame-arrival counters that
+/// starts at [`NAMES_AT`]. The function assigns a counter only if the counter's name field lies
+/// within `names`.
 #[must_use]
 pub fn place(names: &[u8], name: &[u8; LINE]) -> Place {
     let mut free = None;
@@ -157,12 +175,13 @@ pub fn place(names: &[u8], name: &[u8; LINE]) -> Place {
     free.map_or(Place::Full, Place::Free)
 }
 
-/// The last count that a listener read from one bell.
+/// The last value that a scheduling thread read from a VM's frame-arrival counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heard(u64);
 
 impl Heard {
-    /// Whether the bell was rung since the last call. On the first call: whether it was ever rung.
+    /// Returns whether `count` differs from the count of the last call, or from 0 at the first
+    /// call.
     pub const fn look(&mut self, count: u64) -> bool {
         core::mem::replace(&mut self.0, count) != count
     }

@@ -1,66 +1,69 @@
-//! The contract of a VM: what its operator requested.
+//! The contract of a VM, which consists of the scheduling parameters that the operator requested.
 //!
 //! # Source
-//! VM jitter §III-A (periodic and aperiodic domains, deadlines, credit reservation) and §III-B (the
-//! driver domain).
+//! The sources are VM jitter §III-A (periodic and aperiodic domains, deadlines, credit reservation)
+//! and §III-B (the driver domain).
 //!
 //! # Quantities
-//! - Weight: the VM's proportional share of the processors, for each of its active vCPUs.
-//! - Deadline: the longest time that a vCPU waits. The deadline of a periodic VM counts from when
-//!   the vCPU was last descheduled. The deadline of an aperiodic VM counts from an external event.
-//! - I/O reserve: the part of the VM's credits that is kept for events that wake it.
+//! - Weight: each active vCPU gets processor time in proportion to its VM's weight.
+//! - Deadline: the longest time that a vCPU waits. For a periodic VM, the wait starts when the vCPU
+//!   is descheduled. For an aperiodic VM, the wait starts at an external event.
+//! - I/O reserve: the part of the VM's credits that only external events may use.
 
 use penstock_units::{Nanos, Weight};
 
-/// How soon a VM's vCPUs must run.
+/// The kind of deadline that a VM has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// The vCPUs run by credits alone, without a deadline.
+    /// The VM has no deadline. The VM's vCPUs get time only by their credits.
     #[default]
     None,
-    /// The VM starts I/O by itself. Its vCPUs run again within the deadline after they were
-    /// descheduled.
+    /// Mode for VMs that start I/O by themselves. A descheduled vCPU of the VM runs again within
+    /// the deadline.
     Periodic,
-    /// The VM answers requests. Its vCPUs run within the deadline after an external event.
+    /// Mode for VMs that answer requests. The vCPUs of the VM run within the deadline after an
+    /// external event.
     Aperiodic,
-    /// The driver domain, which carries the I/O of the other VMs. It preempts all of them and is
-    /// never preempted.
+    /// Mode of the driver domain, which carries the I/O of the other VMs. The driver domain
+    /// preempts all other VMs and is never preempted.
     Driver,
 }
 
 impl Mode {
-    /// Whether the mode has a deadline.
+    /// Whether VMs of this mode have a deadline (periodic and aperiodic VMs).
     #[must_use]
     pub const fn is_real_time(self) -> bool {
         matches!(self, Self::Periodic | Self::Aperiodic)
     }
 }
 
-/// Scheduling parameters of a VM.
+/// Deadline, weight and I/O reserve with which a scheduler runs all vCPUs of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contract {
-    /// How soon the VM's vCPUs must run.
+    /// The kind of the VM's deadline.
     pub mode: Mode,
-    /// Deadline of periodic and aperiodic VMs. [`crate::admission`] decides whether it fits.
+    /// Deadline of periodic and aperiodic VMs; unused in other modes. [`crate::admission`] checks
+    /// whether the deadline fits.
     pub deadline: Nanos,
-    /// Proportional share of the processors, for each active vCPU.
+    /// Weight of each active vCPU of the VM for dividing processor time.
     pub weight: Weight,
-    /// Maximum use in percent of one processor; 0 means no limit.
+    /// Maximum processor time of the VM, in percent of one processor; 0 means no limit.
     pub cap_pct: u16,
-    /// Percent of the credits that is kept for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
+    /// Percent of the VM's credits that is reserved for I/O, 0 to [`Contract::IO_RESERVE_MAX`].
     pub io_reserve_pct: u8,
-    /// Whether the vCPUs stay on the processors where they start. vCPUs with deadlines always do.
+    /// Whether each vCPU of the VM stays on its first processor. vCPUs with deadlines always stay
+    /// on their first processor.
     pub pinned: bool,
 }
 
 impl Contract {
     /// Maximum of [`Contract::io_reserve_pct`].
     pub const IO_RESERVE_MAX: u8 = 50;
-    /// Default I/O reserve of VMs with a deadline, in percent of the fair share. The paper states
-    /// no value.
+    /// Default I/O reserve of VMs with a deadline, in percent of the VM's credits. The paper on VM
+    /// jitter states no value for the I/O reserve.
     pub const IO_RESERVE: u8 = 10;
 
-    /// A contract without a deadline.
+    /// Makes a contract without a deadline. The vCPUs get processor time by their credits.
     #[must_use]
     pub const fn by_credit(weight: Weight) -> Self {
         Self {
@@ -73,19 +76,19 @@ impl Contract {
         }
     }
 
-    /// A contract with a deadline and the default I/O reserve.
+    /// Makes a contract with a deadline and the default I/O reserve.
     #[must_use]
     pub const fn real_time(mode: Mode, deadline: Nanos, weight: Weight) -> Self {
         Self { mode, deadline, io_reserve_pct: Self::IO_RESERVE, ..Self::by_credit(weight) }
     }
 
-    /// The same contract with vCPUs that stay on the processors where they start.
+    /// Returns a copy of this contract in which each vCPU stays on its first processor.
     #[must_use]
     pub const fn pinned(self) -> Self {
         Self { pinned: true, ..self }
     }
 
-    /// The contract of the driver domain.
+    /// Makes the contract of a driver domain with weight `weight`.
     #[must_use]
     pub const fn driver(weight: Weight) -> Self {
         Self { mode: Mode::Driver, ..Self::by_credit(weight) }

@@ -1,37 +1,46 @@
-//! Xen's credit scheduler: a run queue by class on each processor.
+//! Xen's credit scheduler, in which each processor has a run queue that is sorted by class.
 //!
 //! # Problem
-//! The credit scheduler is the baseline to which deadlines are compared. It also divides the time
-//! that deadlines leave.
+//! Xen's credit scheduler is the baseline to which scheduling by deadlines is compared. In
+//! [`crate::double_queue`], the credit scheduler also divides the time that vCPUs do not use by
+//! their deadlines.
 //!
 //! # Source
-//! xen/common/sched_credit.c (4.x). The module follows its rules and copies none of its text.
+//! The source is xen/common/sched_credit.c (4.x). The implementation follows the rules of Xen's
+//! `sched_credit.c` and copies none of its text.
 //!
 //! # Approach
-//! The classes are BOOST, UNDER and OVER, in this order ([`crate::credit_book`]). Within a class,
-//! the vCPU that came first runs first. A vCPU that is woken from block is boosted if it has
-//! credits left. A vCPU that is OVER is not boosted, which the paper criticises. A waking vCPU
-//! preempts a running one of a lower class. If the waking vCPU cannot preempt, an idle processor is
-//! notified. A vCPU that left its processor queues behind the others of its class.
+//! A vCPU is in one of three classes ([`crate::credit_book`]). vCPUs of the three classes run in
+//! the following order:
 //!
-//! A slice is 30 ms. Nothing is preempted in the first millisecond of a slice
-//! ([`QueueTerms::ratelimit`]). If the next vCPU of a processor is OVER, the processor looks for a
-//! higher class on other processors, at most once per millisecond. After each epoch a queue is
-//! sorted by class (stable) at the processor's next tick. The sort keeps the order of BOOST and
-//! UNDER.
+//! 1. BOOST: the vCPU was just woken, and had credits left or an I/O reserve ([`crate::reserve`]).
+//! 2. UNDER: the vCPU has credits left.
+//! 3. OVER: the vCPU used more than its share. Without an I/O reserve, a vCPU in class OVER gets no
+//!    boost when it wakes up, which the paper on VM jitter criticises.
+//!
+//! Within a class, vCPUs run in the order of arrival. A waking vCPU preempts a running vCPU of a
+//! lower class. If the waking vCPU cannot preempt, the scheduler notifies an idle processor. A
+//! preempted vCPU queues behind the other vCPUs of its class.
+//!
+//! A slice of the credit scheduler is 30 ms. No vCPU is preempted in the first millisecond of its
+//! slice ([`QueueTerms::ratelimit`]). If the next vCPU of a processor is OVER, the processor
+//! searches other processors for a vCPU of a higher class. A processor searches other processors at
+//! most once per millisecond. After each epoch, the processor's next tick moves all vCPUs that are
+//! OVER to the end of the queue. The tick does not change the order of the other vCPUs.
 //!
 //! # Example
-//! If six vCPUs of equal weight always have work, each waits five slices, 150 ms. A test covers
-//! this.
+//! If six vCPUs of equal weight always have work, each vCPU waits five slices (150 ms) between two
+//! runs.
 //!
 //! # Departures
-//! [`QueueTerms::XEN`] departs from Xen in two points: the topology is one node, and there is no
-//! cache heat. With [`QueueTerms::by_credit`], the vCPU with the most credits runs first within a
-//! class, as in the paper (§III-A). The vCPU with the most credits is furthest behind its share, so
-//! shares are accurate to a slice.
+//! - [`QueueTerms::XEN`] differs from Xen in two points. All processors count as one NUMA node. A
+//!   vCPU may migrate at once, even if its data is still in the cache of its processor.
+//! - With [`QueueTerms::by_credit`], the vCPU with the most credits runs first within a class, as
+//!   in the paper (§III-A). The vCPU with the most credits is furthest behind its share, so shares
+//!   are accurate to a slice.
 //!
 //! # Cost
-//! A wake-up costs O(n) if n vCPUs wait on the processor. An epoch costs O(n log n).
+//! If n vCPUs wait on a processor, a wake-up costs O(n) and the end of an epoch costs O(n log n).
 
 use std::collections::VecDeque;
 
@@ -41,33 +50,33 @@ use crate::contract::Contract;
 use crate::credit_book::{Class, CreditBook, CreditTerms};
 use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 
-/// Constants of the run queues.
+/// Constants of the credit scheduler's run queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueTerms {
-    /// Whether the vCPU with the most credits runs first within a class. If false, the vCPU that
-    /// came first runs first.
+    /// Whether the vCPU with the most credits runs first within a class. If `by_credit` is false,
+    /// vCPUs of a class run in the order of arrival.
     pub by_credit: bool,
-    /// Time after starting to run during which a vCPU is not preempted.
+    /// Time from the beginning of a slice in which no other vCPU preempts the running vCPU.
     pub ratelimit: Nanos,
 }
 
 impl QueueTerms {
-    /// Length of a slice.
+    /// Length of a slice of the credit scheduler.
     pub const SLICE: Nanos = Nanos::from_millis(30);
-    /// Minimum time between two looks at other processors.
+    /// Minimum time between two searches of a processor for vCPUs on other processors.
     const STEAL_GAP: Nanos = Nanos::from_millis(1);
-    /// Constants of Xen's credit scheduler.
+    /// Constants of the run queues in Xen's credit scheduler.
     pub const XEN: Self = Self { by_credit: false, ratelimit: Nanos::from_millis(1) };
-    /// Constants of Penstock's credit queues.
+    /// Constants of the run queues in Penstock's scheduler.
     pub const BY_CREDIT: Self = Self { by_credit: true, ratelimit: Nanos(0) };
 }
 
 #[derive(Clone, Copy, Debug)]
 struct VcpuPlace {
     cpu: CpuId,
-    /// Whether the vCPU is runnable, which includes running.
+    /// Whether the vCPU runs or waits to run.
     runnable: bool,
-    /// Whether the vCPU stays on its processor.
+    /// Whether the vCPU must not move to another processor.
     pinned: bool,
 }
 
@@ -75,16 +84,17 @@ struct VcpuPlace {
 struct Cpu {
     queue: VecDeque<VcpuId>,
     running: Option<VcpuId>,
-    /// Time at which the running vCPU began.
+    /// Time at which the processor's running vCPU started to run.
     since: Nanos,
-    /// Time at which a deferred preemption takes place: the end of the first millisecond.
+    /// Time until which [`QueueTerms::ratelimit`] defers a preemption of the running vCPU. `None`
+    /// means that no preemption is deferred.
     held: Option<Nanos>,
-    /// Number of the epoch after which the queue was last sorted.
+    /// Number of the epoch after which the processor's queue was last sorted.
     sorted: u64,
     looked: Option<Nanos>,
 }
 
-/// The run queues of all processors, and the accounts of all vCPUs.
+/// Xen's credit scheduler: the run queues of all processors, and the credit accounts of all vCPUs.
 #[derive(Clone, Debug)]
 pub struct Credit1 {
     book: CreditBook,
@@ -95,13 +105,14 @@ pub struct Credit1 {
 }
 
 impl Credit1 {
-    /// Xen's scheduler on `cpus` processors.
+    /// Makes a scheduler with Xen's constants for `cpus` processors.
     #[must_use]
     pub fn new(cpus: u16) -> Self {
         Self::with_terms(cpus, CreditTerms::XEN, QueueTerms::XEN)
     }
 
-    /// A scheduler with these constants.
+    /// Makes a scheduler for `cpus` processors. `credits` has the constants of the credit accounts,
+    /// and `terms` has the constants of the run queues.
     #[must_use]
     pub fn with_terms(cpus: u16, credits: CreditTerms, terms: QueueTerms) -> Self {
         Self {
@@ -113,19 +124,19 @@ impl Credit1 {
         }
     }
 
-    /// The accounts of all vCPUs.
+    /// The credit accounts of all vCPUs.
     #[must_use]
     pub const fn book(&self) -> &CreditBook {
         &self.book
     }
 
-    /// The vCPU that runs on a processor.
+    /// The vCPU that runs on `cpu`. Returns `None` if the processor is idle or unknown.
     #[must_use]
     pub fn running(&self, cpu: CpuId) -> Option<VcpuId> {
         self.cpus.get(cpu.index())?.running
     }
 
-    /// The processor on which a vCPU waits or runs.
+    /// The processor on which a vCPU waits or runs. Returns `None` for an unknown vCPU.
     #[must_use]
     pub fn cpu_of(&self, vcpu: VcpuId) -> Option<CpuId> {
         self.place(vcpu).map(|place| place.cpu)
@@ -145,21 +156,22 @@ impl Credit1 {
         self.places.get_mut(vcpu.index())?.as_mut()
     }
 
-    /// Keeps a vCPU on its processor.
+    /// Pins a vCPU to its present processor.
     pub(crate) fn pin(&mut self, vcpu: VcpuId) {
         if let Some(place) = self.place_mut(vcpu) {
             place.pinned = true;
         }
     }
 
-    /// Whether `a` stays in front of `b` if `b` comes later.
+    /// Whether vCPU `a`, which is already queued, stays in front of vCPU `b`.
     fn before(&self, a: VcpuId, b: VcpuId) -> bool {
         let key =
             |v| (self.book.class(v), if self.terms.by_credit { self.book.credit(v) } else { 0 });
         key(a) >= key(b)
     }
 
-    /// Queues a vCPU behind the others of its class.
+    /// Queues a vCPU behind the other vCPUs of its class. With [`QueueTerms::by_credit`], the vCPU
+    /// queues behind the vCPUs of its class with as many or more credits.
     fn insert(&mut self, vcpu: VcpuId) {
         let Some(place) = self.place(vcpu) else { return };
         let queue = &self.cpus[place.cpu.index()].queue;
@@ -167,7 +179,7 @@ impl Credit1 {
         self.cpus[place.cpu.index()].queue.insert(at, vcpu);
     }
 
-    /// Removes a vCPU from its queue, and returns whether it was queued.
+    /// Removes a vCPU from its queue. Returns whether the vCPU was queued.
     pub(crate) fn unqueue(&mut self, vcpu: VcpuId) -> bool {
         let Some(place) = self.place(vcpu) else { return false };
         let queue = &mut self.cpus[place.cpu.index()].queue;
@@ -175,7 +187,7 @@ impl Credit1 {
         at.map(|at| queue.remove(at)).is_some()
     }
 
-    /// Records that a vCPU waits for something and runs nowhere.
+    /// Records that a vCPU is blocked, and removes the vCPU from its queue.
     pub(crate) fn block(&mut self, vcpu: VcpuId) {
         self.unqueue(vcpu);
         self.book.end_drawing(vcpu);
@@ -184,8 +196,8 @@ impl Credit1 {
         }
     }
 
-    /// Lets `vcpu` continue with the account that `was` has in `before`. `vcpu` runs or waits as
-    /// `was` did.
+    /// Copies the credit account of vCPU `was` in the earlier scheduler `before` to `vcpu`. If vCPU
+    /// `was` was runnable in the earlier scheduler, the function puts `vcpu` into a run queue.
     pub(crate) fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.book.resume(vcpu, &before.book, was);
         if before.runnable(was) {
@@ -193,8 +205,8 @@ impl Credit1 {
         }
     }
 
-    /// Records that the vCPU had a slice for an event and has more to do. The vCPU runs before
-    /// other vCPUs as long as its reserve pays.
+    /// Records that a vCPU used its slice for an event and has more work. While the vCPU's I/O
+    /// reserve lasts, the vCPU is in the class BOOST.
     pub(crate) fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         self.book.go_on(vcpu, slice);
         if self.unqueue(vcpu) {
@@ -202,12 +214,13 @@ impl Credit1 {
         }
     }
 
-    /// Ends a vCPU's running on its reserve.
+    /// Stops charging a vCPU's I/O reserve. Later run time of the vCPU reduces the vCPU's ordinary
+    /// credits.
     pub(crate) fn end_drawing(&mut self, vcpu: VcpuId) {
         self.book.end_drawing(vcpu);
     }
 
-    /// Makes a vCPU runnable, and queues it unless it is parked.
+    /// Makes a vCPU runnable, and queues the vCPU unless it is parked.
     fn queue(&mut self, vcpu: VcpuId) {
         if let Some(place) = self.place_mut(vcpu) {
             place.runnable = true;
@@ -217,7 +230,8 @@ impl Credit1 {
         }
     }
 
-    /// The processor that should decide again because `vcpu` became runnable.
+    /// Returns the processor that must pick a vCPU again because `vcpu` became runnable. Returns
+    /// `None` if no processor must pick another vCPU.
     fn tickle(&mut self, now: Nanos, vcpu: VcpuId) -> Option<CpuId> {
         let place = self.place(vcpu)?;
         let cpu = &mut self.cpus[place.cpu.index()];
@@ -237,7 +251,8 @@ impl Credit1 {
         u16::try_from(at).ok().map(CpuId)
     }
 
-    /// Takes a vCPU of a higher class from another processor.
+    /// Moves a waiting vCPU from another processor to the processor `thief`. If `than` is not
+    /// `None`, only a vCPU of a class above `than` moves.
     fn steal(&mut self, now: Nanos, thief: CpuId, than: Option<Class>) -> Option<VcpuId> {
         let looked = self.cpus[thief.index()].looked;
         if looked.is_some_and(|at| now < at + QueueTerms::STEAL_GAP) && than.is_some() {
@@ -263,14 +278,15 @@ impl Credit1 {
         None
     }
 
-    /// Removes the vCPU that ran on `cpu`, without queueing it.
+    /// Marks processor `cpu` as idle and returns the vCPU that ran on it. `vacate` does not put the
+    /// returned vCPU into a run queue.
     pub(crate) fn vacate(&mut self, cpu: CpuId) -> Option<VcpuId> {
         let state = self.cpus.get_mut(cpu.index())?;
         state.held = None;
         state.running.take()
     }
 
-    /// Runs the waiting `vcpu` on its processor for a reason other than its credits.
+    /// Records that vCPU `vcpu` runs on processor `cpu` from time `now` on.
     pub(crate) fn install(&mut self, now: Nanos, cpu: CpuId, vcpu: VcpuId) {
         self.unqueue(vcpu);
         if let Some(place) = self.place_mut(vcpu) {

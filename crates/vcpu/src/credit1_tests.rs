@@ -1,4 +1,4 @@
-//! Tests of Xen's run queues, rule by rule.
+//! Tests of the run queues of Xen's credit scheduler, one test for each rule.
 
 use super::*;
 use penstock_units::Weight;
@@ -15,7 +15,7 @@ fn ms(ms: u64) -> Nanos {
     Nanos::from_millis(ms)
 }
 
-/// The vCPU that runs next after the running one has used `ran`.
+/// Deschedules the running vCPU after it ran for the time `ran`. Returns the vCPU that runs next.
 fn next(scheduler: &mut Credit1, now: Nanos, ran: Nanos) -> VcpuId {
     if let Some(vcpu) = scheduler.running(CPU) {
         scheduler.charge(vcpu, ran);
@@ -127,7 +127,7 @@ fn a_capped_one_is_off_its_queue_until_it_has_earned() {
     scheduler.decide(Nanos(0), CPU);
     scheduler.charge(vcpu, ms(40));
     scheduler.tick(ms(40), CPU);
-    assert_eq!(scheduler.account(ms(40)), [CPU], "it runs, and must not");
+    assert_eq!(scheduler.account(ms(40)), [CPU], "the vCPU runs, but must not run");
     scheduler.leave(ms(40), CPU, Leave::Preempted);
     assert_eq!(scheduler.decide(ms(40), CPU), None);
     scheduler.account(ms(60));

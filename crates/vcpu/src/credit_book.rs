@@ -1,89 +1,106 @@
-//! Credit accounts: how much time each vCPU may use, how much it has used, and the resulting class.
+//! Credit accounts of vCPUs. An account has the time that a vCPU may still use, and the vCPU's
+//! resulting class.
 //!
 //! # Problem
-//! Processor time is divided in proportion to weights. Time that no other VM wanted must not count
-//! against a VM.
+//! The scheduler divides processor time in proportion to weights. A VM may use time that no other
+//! VM needs. A VM that uses spare time must have no disadvantage later.
 //!
 //! # Source
-//! Xen's credit scheduler (xen/common/sched_credit.c, 4.x). The module follows its rules and
-//! constants and copies none of its text.
+//! The source is Xen's credit scheduler (xen/common/sched_credit.c, 4.x). The implementation
+//! follows the rules and constants of Xen's `sched_credit.c` and copies none of its text.
 //!
 //! # Quantities
-//! - Credit: 1/10 ms of a processor ([`CreditTerms::XEN`]) or 1 ns ([`CreditTerms::FINE`]).
+//! - Credit: 1/10 ms of processor time ([`CreditTerms::XEN`]) or 1 ns of processor time
+//!   ([`CreditTerms::FINE`]).
 //! - Epoch: 30 ms, which is 300 of Xen's credits for each processor.
-//! - Weight: applies to each active vCPU of a VM.
-//! - Balance: the sum of the active vCPUs' credits after the last epoch.
+//! - Weight: a VM's weight counts once for each of its active vCPUs.
+//! - Balance: the sum of the credits of all active vCPUs after the last epoch.
+//! - Tick: every 10 ms, the scheduler samples the running vCPU.
 //!
 //! # Approach
-//! Used time is converted to credits, which are burned. The remainder of the division is kept for
-//! the next charge. If a tick finds a vCPU running, the vCPU becomes active and is no longer
-//! boosted. In every epoch, all credits are divided among the active VMs by weight. A negative
-//! balance is divided in the same way. A VM gets at most its cap, and at most the credits that its
-//! active vCPUs could use. The rest goes to the VMs after it.
+//! The scheduler converts the run time of a vCPU to credits and subtracts these credits from the
+//! vCPU's account. Fractions of a credit are carried over to the next charge. A vCPU that runs at a
+//! tick becomes *active*, which means that the vCPU earns credits. A vCPU that runs at a tick loses
+//! its boost.
 //!
-//! A vCPU with credits below 0 is OVER, otherwise UNDER. Its credits are bounded to -1 epoch and
-//! +1 epoch. A vCPU above the upper bound does not use its credits, so it stops earning and keeps
-//! half. A vCPU that owes more than its cap for an epoch is parked until it is UNDER.
+//! In every epoch, the scheduler divides new credits by weight among the VMs with active vCPUs. If
+//! the sum of all credits (the balance) is negative, the next epoch's new credits increase by the
+//! missing amount. A VM gets at most its cap, and at most the credits that its active vCPUs could
+//! use in an epoch. If a VM cannot get all of its credits, the remaining credits go to the VMs that
+//! follow.
+//!
+//! A vCPU with credits below 0 is OVER, otherwise UNDER. The lower bound of a vCPU's credits is
+//! minus one epoch, and the upper bound is one epoch. A vCPU above the upper bound loses half of
+//! its credits and is no longer active. If a VM has a cap, the scheduler parks a vCPU that owes
+//! more credits than its part of the cap. A parked vCPU does not run until its credits are 0 or
+//! more.
 //!
 //! # Example
-//! On one processor, weights 256 and 512 get 100 and 200 credits per epoch. A test covers this.
+//! On one processor, VMs with weights 256 and 512 get 100 and 200 credits per epoch.
 //!
 //! # Departures
-//! [`CreditTerms::XEN`] has no departures. [`CreditTerms::FINE`] has these:
+//! With [`CreditTerms::XEN`], the credit book behaves as in Xen. [`CreditTerms::FINE`] departs from
+//! Xen in the following points:
 //!
-//! - Credits are nanoseconds. With credits of 0.1 ms, rounding up would give a processor with 7 VMs
-//!   301 credits and not 300.
-//! - The lower bound is ten epochs (measured in `docs/reference/vcpu.md`). Above the upper bound
-//!   only an idle vCPU stops earning. A vCPU's credits swing by about a slice. A bound of one slice
-//!   would cut off part of this swing and distort the shares.
-//! - A vCPU that is charged or has work is active. Ticks coincide with slices of 0.5 ms, so a tick
-//!   might never find one of two vCPUs running.
-//! - A positive balance is subtracted from the credits of the next epoch, just as a negative
-//!   balance is added. Otherwise the time that pinned VMs leave on other processors would be handed
-//!   out repeatedly. A VM that starts later would then wait until that credit is used up.
+//! - A credit is one nanosecond of processor time. With credits of 0.1 ms, rounding up the credits
+//!   of each VM has an effect. For example, with 7 VMs on a processor, rounding up would give out
+//!   301 credits of 0.1 ms instead of 300.
+//! - The lower bound of a vCPU's credits is minus ten epochs (measured in
+//!   `docs/reference/vcpu.md`).
+//! - Only an idle vCPU with credits above the upper bound stops earning credits. The credits of a
+//!   busy vCPU vary by about a slice, which is as long as an epoch. An upper bound on the credits
+//!   of busy vCPUs would therefore distort the shares of these vCPUs.
+//! - A vCPU that is charged or has work is active. Ticks do not decide whether a vCPU is active.
+//!   Because ticks fall on the boundaries of 0.5 ms slices, a vCPU might never run at a tick.
+//! - The scheduler subtracts a positive balance from the credits of the next epoch. Without the
+//!   subtraction of the balance, pinned VMs would get credits for time on other processors. A VM
+//!   that starts later would wait until the pinned VMs have used up their surplus credits.
 //!
 //! # Cost
-//! Each call is O(1), except `account`, which is O(vCPUs) per epoch.
+//! Each call of a credit book is O(1), except `account`, which is O(vCPUs) per epoch.
 
 use penstock_units::{Nanos, VcpuId, VmId, Weight};
 
 use crate::contract::Contract;
 use crate::reserve::Reserve;
 
-/// Priority of a vCPU by its credits. The greater class runs first.
+/// Priority of a vCPU by its credits. Among runnable vCPUs, a vCPU with the greater `Class` value
+/// runs first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
     /// The vCPU used more than its share.
     Over,
     /// The vCPU has credits left.
     Under,
-    /// The vCPU was just woken, and it has credits or an I/O reserve.
+    /// The vCPU was just woken, and has credits left or an I/O reserve.
     Boost,
 }
 
-/// Constants of a credit book.
+/// Constants of a [`CreditBook`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CreditTerms {
-    /// Credits per millisecond of a processor.
+    /// Number of credits for a millisecond of processor time.
     pub per_ms: i64,
-    /// Number of epochs by which an account may be overdrawn.
+    /// Lower bound of a vCPU's credits, as a number of epochs. The lower bound in credits is minus
+    /// `floor_epochs` times the credits of one processor in an epoch.
     pub floor_epochs: i64,
-    /// Whether only ticks make a vCPU active. If so, even a vCPU with work may stop earning at the
-    /// upper bound. It earns again when a tick finds it running.
+    /// Whether a vCPU becomes active only if it runs at a tick, as in Xen. If `sampled` is true, a
+    /// vCPU with credits above the upper bound earns no credits until it runs at a tick again, even
+    /// if it is busy.
     pub sampled: bool,
 }
 
 impl CreditTerms {
-    /// Length of an epoch, and of a slice.
+    /// Length of an epoch, and of a slice of the credit scheduler.
     pub const EPOCH: Nanos = Nanos::from_millis(30);
-    /// Time between two ticks.
+    /// Time between two ticks of a processor.
     pub const TICK: Nanos = Nanos::from_millis(10);
-    /// Constants of Xen's credit scheduler.
+    /// Constants of the credit accounts in Xen's credit scheduler.
     pub const XEN: Self = Self { per_ms: 10, floor_epochs: 1, sampled: true };
-    /// Constants of Penstock's credit queues.
+    /// Constants of the credit accounts in Penstock's scheduler.
     pub const FINE: Self = Self { per_ms: 1_000_000, floor_epochs: 10, sampled: false };
 
-    /// Credits of one processor in an epoch.
+    /// Number of credits for the time of one processor in an epoch.
     #[must_use]
     pub const fn epoch(&self) -> i64 {
         self.per_ms * 30
@@ -94,14 +111,14 @@ impl CreditTerms {
 struct Account {
     vm: VmId,
     credit: i64,
-    /// Remainder of the last division, in millionths of a credit.
+    /// Fraction of a credit that is carried over to the next charge, in millionths of a credit.
     rest: u64,
     class: Class,
     active: bool,
     parked: bool,
     reserve: Reserve,
-    /// Credit level down to which the vCPU runs on its reserve. `None` if it does not run on its
-    /// reserve.
+    /// Run time is charged to the vCPU's I/O reserve until the reserve has fallen to this number of
+    /// credits. `None` means that run time is not charged to the I/O reserve.
     drawing: Option<i64>,
 }
 
@@ -113,30 +130,30 @@ struct Holder {
     active: i64,
 }
 
-/// vCPUs that an epoch parked or unparked.
+/// vCPUs that [`CreditBook::account`] parked or unparked at the end of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Parking {
-    /// vCPUs that may no longer run.
+    /// vCPUs that may no longer run, because their VM has used up its cap.
     pub parked: Vec<VcpuId>,
-    /// vCPUs that may run again.
+    /// vCPUs that may run again, because their credits are 0 or more.
     pub unparked: Vec<VcpuId>,
 }
 
-/// The accounts of all VMs.
+/// The credit accounts of all VMs and their vCPUs.
 #[derive(Clone, Debug)]
 pub struct CreditBook {
     terms: CreditTerms,
     cpus: i64,
     accounts: Vec<Option<Account>>,
     holders: Vec<Option<Holder>>,
-    /// VMs with active vCPUs, in the order in which they are served.
+    /// VMs with active vCPUs, in the order in which they get credits.
     order: Vec<VmId>,
     /// Sum of the weights of all active vCPUs.
     weight: i64,
     balance: i64,
 }
 
-/// `a * b / c`, rounded up; 0 if `a` or `b` is 0.
+/// Computes `a * b / c`, rounded up.
 fn part(a: i64, b: i64, c: i64) -> i64 {
     let (wide, c) = (i128::from(a) * i128::from(b), i128::from(c.max(1)));
     i64::try_from((wide + c - 1).div_euclid(c)).unwrap_or(i64::MAX)
@@ -154,7 +171,7 @@ fn put<T>(slots: &mut Vec<Option<T>>, value: T) -> Option<u16> {
 }
 
 impl CreditBook {
-    /// An empty book for `cpus` processors.
+    /// Makes a credit book without accounts for `cpus` processors.
     #[must_use]
     pub fn new(terms: CreditTerms, cpus: u16) -> Self {
         Self {
@@ -168,7 +185,7 @@ impl CreditBook {
         }
     }
 
-    /// Constants of this book.
+    /// Returns the constants of the credit accounts in the credit book.
     #[must_use]
     pub const fn terms(&self) -> CreditTerms {
         self.terms
@@ -182,8 +199,8 @@ impl CreditBook {
         self.accounts.get_mut(vcpu.index())?.as_mut()
     }
 
-    /// Opens accounts for a VM. Its vCPUs have no credits, are UNDER and are not active. `None` if
-    /// no number is free.
+    /// Opens an account without credits for each vCPU of a VM. The VM's vCPUs start in the class
+    /// UNDER and are not active. Returns `None` if no VM or vCPU number is free.
     pub fn open(&mut self, contract: &Contract, vcpus: usize) -> Option<(VmId, Vec<VcpuId>)> {
         let weight = i64::from(Weight::get(contract.weight));
         let cap_pct = i64::from(contract.cap_pct);
@@ -213,8 +230,9 @@ impl CreditBook {
         Some((vm, opened))
     }
 
-    /// Lets `vcpu` continue with the account that `was` has in `before`: with its credits, its
-    /// reserve, and its activity.
+    /// Copies the account of vCPU `was` from the earlier credit book `before` to vCPU `vcpu` of
+    /// this credit book. The function copies the vCPU's credits, class and I/O reserve, and whether
+    /// the vCPU is active.
     pub fn resume(&mut self, vcpu: VcpuId, before: &Self, was: VcpuId) {
         let Some(old) = before.account_of(was) else { return };
         let Some(account) = self.account_mut(vcpu) else { return };
@@ -227,7 +245,7 @@ impl CreditBook {
         }
     }
 
-    /// Closes the accounts of a VM.
+    /// Closes the accounts of a VM, so that the numbers of the VM and its vCPUs are free again.
     pub fn close(&mut self, vm: VmId) {
         let Some(holder) = self.holders.get_mut(vm.index()).and_then(Option::take) else { return };
         self.weight -= holder.weight * holder.active;
@@ -244,49 +262,51 @@ impl CreditBook {
         holder.map_or(&[], |holder| &holder.vcpus)
     }
 
-    /// The VM to which a vCPU belongs.
+    /// The VM to which a vCPU belongs. Returns `None` for an unknown vCPU.
     #[must_use]
     pub fn vm_of(&self, vcpu: VcpuId) -> Option<VmId> {
         self.account_of(vcpu).map(|account| account.vm)
     }
 
-    /// Whether the vCPU has an account.
+    /// Whether vCPU `vcpu` has an account in this credit book.
     #[must_use]
     pub fn has(&self, vcpu: VcpuId) -> bool {
         self.account_of(vcpu).is_some()
     }
 
-    /// Credits of a vCPU, negative if overdrawn. 0 for an unknown vCPU.
+    /// Credits of a vCPU, negative if the vCPU used more than its share. 0 for an unknown vCPU.
     #[must_use]
     pub fn credit(&self, vcpu: VcpuId) -> i64 {
         self.account_of(vcpu).map_or(0, |account| account.credit)
     }
 
-    /// Class of a vCPU. [`Class::Over`] for an unknown vCPU.
+    /// Returns the class of the vCPU in the credit scheduler. The class of an unknown vCPU is
+    /// [`Class::Over`].
     #[must_use]
     pub fn class(&self, vcpu: VcpuId) -> Class {
         self.account_of(vcpu).map_or(Class::Over, |account| account.class)
     }
 
-    /// Whether the vCPU has used up its cap.
+    /// Whether the vCPU is parked because it has used up its cap.
     #[must_use]
     pub fn parked(&self, vcpu: VcpuId) -> bool {
         self.account_of(vcpu).is_some_and(|account| account.parked)
     }
 
-    /// Whether the vCPU earns credits.
+    /// Whether the vCPU is active, which means that it earns credits.
     #[must_use]
     pub fn active(&self, vcpu: VcpuId) -> bool {
         self.account_of(vcpu).is_some_and(|account| account.active)
     }
 
-    /// Credits reserved for the vCPU's I/O.
+    /// Credits in the vCPU's I/O reserve. 0 for an unknown vCPU.
     #[must_use]
     pub fn reserve(&self, vcpu: VcpuId) -> i64 {
         self.account_of(vcpu).map_or(0, |account| account.reserve.level())
     }
 
-    /// Burns the credits for `ran` of running time.
+    /// Charges a vCPU for the run time `ran`. The charged credits come from the vCPU's I/O reserve
+    /// or from its ordinary credits.
     pub fn burn(&mut self, vcpu: VcpuId, ran: Nanos) {
         let per_ms = self.terms.per_ms;
         let Some(account) = self.account_mut(vcpu) else { return };
@@ -303,9 +323,9 @@ impl CreditBook {
         }
     }
 
-    /// Boosts a vCPU that is woken from block if it has credits left. A vCPU without credits is
-    /// boosted if an external event woke it and it has a reserve. Also sets how far the vCPU may
-    /// run on its reserve.
+    /// Boosts a woken vCPU that has credits left. The function boosts a vCPU without credits if an
+    /// external event woke the vCPU and the vCPU has an I/O reserve. The run time of a vCPU that is
+    /// boosted by its reserve is charged to the reserve.
     pub fn boost(&mut self, vcpu: VcpuId, event: bool) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.parked {
@@ -319,9 +339,9 @@ impl CreditBook {
         }
     }
 
-    /// Boosts a vCPU that had a slice for an event and has more to do. Its reserve must exceed
-    /// another slice, which is kept for the next event. Credits alone do not boost the vCPU,
-    /// because it may only compute.
+    /// Boosts a vCPU that used its slice for an event and has more work. The vCPU is boosted only
+    /// if its I/O reserve exceeds the credits of one slice. The credits of one slice stay in the
+    /// reserve for the next event.
     pub fn go_on(&mut self, vcpu: VcpuId, slice: Nanos) {
         let kept = i64::try_from(
             u128::from(slice.0) * u128::from(self.terms.per_ms.unsigned_abs()) / 1_000_000,
@@ -334,8 +354,8 @@ impl CreditBook {
         }
     }
 
-    /// Time for which the vCPU may still run on its reserve. `None` if it does not run on its
-    /// reserve.
+    /// Run time that can still be charged to the vCPU's I/O reserve. Returns `None` if run time is
+    /// not charged to the reserve.
     #[must_use]
     pub fn drawing(&self, vcpu: VcpuId) -> Option<Nanos> {
         let account = self.account_of(vcpu)?;
@@ -344,7 +364,8 @@ impl CreditBook {
         Some(Nanos(level.saturating_mul(1_000_000) / per_ms))
     }
 
-    /// Ends a vCPU's running on its reserve.
+    /// Stops charging the vCPU's I/O reserve. After the call of `end_drawing`, the vCPU's credits
+    /// determine the vCPU's class.
     pub fn end_drawing(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.drawing.take().is_some() {
@@ -352,7 +373,8 @@ impl CreditBook {
         }
     }
 
-    /// Records that a tick found the vCPU running. The vCPU's time must have been charged before.
+    /// Records that the vCPU ran at a tick. The caller must charge the vCPU's run time before the
+    /// call of `tick`.
     pub fn tick(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu) else { return };
         if account.class == Class::Boost && account.drawing.is_none() {
@@ -361,7 +383,7 @@ impl CreditBook {
         self.activate(vcpu);
     }
 
-    /// Lets the vCPU earn credits.
+    /// Makes the vCPU active, so that it earns credits.
     fn activate(&mut self, vcpu: VcpuId) {
         let Some(account) = self.account_mut(vcpu).filter(|account| !account.active) else {
             return;
@@ -377,7 +399,7 @@ impl CreditBook {
         }
     }
 
-    /// Hands out the credits of an epoch. `busy` says which vCPUs have work.
+    /// Distributes the credits of an epoch. `busy` returns whether a vCPU has work.
     pub fn account(&mut self, busy: impl Fn(VcpuId) -> bool) -> Parking {
         let mut parking = Parking::default();
         if !self.terms.sampled {
@@ -389,7 +411,7 @@ impl CreditBook {
         let (weights, owed) = (self.weight, (-self.balance).max(0));
         let mut total = self.terms.epoch() * self.cpus + owed;
         if !self.terms.sampled {
-            // Credits that no VM could use do not accumulate.
+            // Unused credits do not accumulate.
             total = (total - self.balance.max(0)).max(0);
         }
         let (mut left, mut balance, mut short) = (weights, 0, false);
@@ -416,8 +438,8 @@ impl CreditBook {
                     total += part(fair - peak, weights, left);
                 }
                 if short {
-                    // A VM that could not use all its credits goes to the front, so that the others
-                    // come after it.
+                    // A VM that could not use all its credits moves to the front, so that the VMs
+                    // behind this VM get the remaining credits.
                     self.order.retain(|other| *other != vm);
                     self.order.insert(0, vm);
                 }
@@ -432,8 +454,8 @@ impl CreditBook {
         parking
     }
 
-    /// Gives one vCPU its part of its VM's credits. Returns the vCPU's credits afterwards, or 0 if
-    /// the vCPU is not active.
+    /// Gives one vCPU its part of the VM's credits. Returns the vCPU's new number of credits, or 0
+    /// if the vCPU is not active.
     fn give(
         &mut self,
         vcpu: VcpuId,

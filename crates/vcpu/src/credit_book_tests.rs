@@ -1,4 +1,4 @@
-//! Tests of Xen's accounting rules, one by one.
+//! Tests of the accounting rules of Xen's credit scheduler, one test for each rule.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn contract(weight: u64, cap_pct: u16, io_reserve_pct: u8) -> Contract {
     Contract { cap_pct, io_reserve_pct, ..Contract::by_credit(weight) }
 }
 
-/// A book with one active vCPU for each contract.
+/// Makes a credit book with one active vCPU for each contract.
 fn active(terms: CreditTerms, cpus: u16, contracts: &[Contract]) -> (CreditBook, Vec<VcpuId>) {
     let mut book = CreditBook::new(terms, cpus);
     let vcpus: Vec<_> = contracts.iter().map(|c| book.open(c, 1).unwrap().1[0]).collect();
@@ -54,7 +54,7 @@ fn an_overdrawn_vcpu_is_over_and_bounded_by_an_epoch() {
     let (mut book, vcpus) = active(CreditTerms::XEN, 1, &[contract(256, 0, 0); 2]);
     book.burn(vcpus[0], Nanos::from_millis(30));
     book.account(BUSY);
-    // Each gets 150, so the credits of one are -150.
+    // Each vCPU gets 150 credits. The first had -300, so it has -150 now.
     assert_eq!(credits(&book, &vcpus), [-150, 150]);
     assert_eq!((book.class(vcpus[0]), book.class(vcpus[1])), (Class::Over, Class::Under));
     book.burn(vcpus[0], Nanos::from_millis(60));
@@ -74,8 +74,8 @@ fn above_an_epoch_a_vcpu_stops_earning_and_keeps_half() {
     assert!(!book.active(vcpus[0]) && !book.active(vcpus[1]));
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [225, 225]);
-    // A tick finds the vCPU running, so it earns again. It gets all credits, up to what it could
-    // use.
+    // The vCPU runs at a tick, so it earns again. The vCPU gets all credits, up to the number that
+    // it could use.
     book.tick(vcpus[0]);
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [262, 225]);
@@ -87,19 +87,19 @@ fn a_negative_balance_is_handed_out_as_well() {
     vcpus.iter().for_each(|vcpu| book.burn(*vcpu, Nanos::from_millis(25)));
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [-100, -100]);
-    // The vCPUs get the 300 of the epoch and the missing 200.
+    // The vCPUs get the 300 credits of the epoch and the 200 missing credits.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [150, 150]);
 }
 
 #[test]
 fn credits_that_a_vm_cannot_use_go_to_those_after_it() {
-    // There are two processors. The heavy VM's part exceeds the time that its single vCPU could
+    // There are two processors. The heavy VM's share exceeds the time that its single vCPU could
     // use.
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(100, 0, 0), contract(900, 0, 0)]);
-    // VMs are served in the order of activity, the last first. The heavy VM's part is 540 of 600.
-    // It gets at most 300, and the other 240 go to the light VM.
+    // The VM that became active last gets its credits first. The heavy VM's share is 540 of 600
+    // credits. The heavy VM gets at most 300 credits, and the light VM gets the other 240 credits.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [300, 300]);
 }
@@ -108,8 +108,8 @@ fn credits_that_a_vm_cannot_use_go_to_those_after_it() {
 fn a_vm_that_could_not_use_all_is_served_first_from_then_on() {
     let (mut book, vcpus) =
         active(CreditTerms::XEN, 2, &[contract(900, 0, 0), contract(100, 0, 0)]);
-    // The light VM is served first and gets its 60. No VM is left for the credits that the heavy VM
-    // leaves.
+    // The light VM gets its 60 credits first. The heavy VM cannot use all its credits, and no VM
+    // comes after it.
     book.account(BUSY);
     assert_eq!(credits(&book, &vcpus), [300, 60]);
     vcpus.iter().for_each(|vcpu| book.burn(*vcpu, Nanos::from_millis(30)));
@@ -130,7 +130,11 @@ fn weight_counts_for_each_active_vcpu() {
     assert_eq!(credits(&book, &[pair.1[0], pair.1[1], one.1[0]]), [100; 3]);
     book.close(pair.0);
     book.account(BUSY);
-    assert_eq!(book.credit(one.1[0]), 200, "its 300 are above an epoch, and halved");
+    assert_eq!(
+        book.credit(one.1[0]),
+        200,
+        "the vCPU's 300 credits are above an epoch, so they are halved"
+    );
     assert!(!book.has(pair.1[0]) && book.vcpus(pair.0).is_empty());
 }
 
@@ -139,7 +143,11 @@ fn a_cap_parks_and_unparks_without_a_boost() {
     let (mut book, vcpus) = active(CreditTerms::XEN, 1, &[contract(256, 50, 0)]);
     let v = vcpus[0];
     book.burn(v, Nanos::from_millis(30));
-    assert_eq!(book.account(BUSY), Parking::default(), "-150 is not below -150");
+    assert_eq!(
+        book.account(BUSY),
+        Parking::default(),
+        "a debt of 150 credits is not above the limit of 150"
+    );
     assert_eq!(book.credit(v), -150);
     book.burn(v, Nanos::from_millis(30));
     assert_eq!(book.account(BUSY).parked, [v]);
@@ -173,7 +181,7 @@ fn a_reserve_wakes_one_that_is_over_and_pays_for_what_it_runs() {
     book.account(BUSY);
     assert_eq!((book.credit(v), book.reserve(v)), (-165, 15));
     book.boost(v, false);
-    assert_eq!(book.class(v), Class::Over, "a timer is no external event");
+    assert_eq!(book.class(v), Class::Over, "a timer is not an external event");
     book.boost(v, true);
     assert_eq!(book.class(v), Class::Boost);
     assert_eq!(book.drawing(v), Some(Nanos::from_micros(1_500)));
@@ -192,7 +200,8 @@ fn by_penstocks_terms_a_waiting_vcpu_earns_and_an_idle_one_does_not() {
     let (mut book, vcpus) = active(CreditTerms::FINE, 3, &[contract(1, 0, 0); 2]);
     book.account(|vcpu| vcpu == vcpus[0]);
     assert_eq!(credits(&book, &vcpus), [epoch, epoch]);
-    // The credits of one of three epochs are left to hand out, because the vCPUs already hold two.
+    // Of three epochs' credits, only one epoch's are distributed, because the vCPUs already have
+    // the others.
     book.account(|vcpu| vcpu == vcpus[0]);
     assert_eq!(credits(&book, &vcpus), [epoch + epoch / 2, (epoch + epoch / 2) / 2]);
     assert!(book.active(vcpus[0]) && !book.active(vcpus[1]));

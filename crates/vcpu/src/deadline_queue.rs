@@ -1,43 +1,52 @@
-//! The deadlines of one processor's vCPUs, earliest first.
+//! Queue of the vCPUs with deadlines on one processor.
 //!
 //! # Problem
-//! The queue decides which vCPU must preempt the running one, and when, so that no vCPU is late.
+//! The deadline queue decides when a vCPU must preempt the running vCPU, so that every vCPU runs by
+//! its deadline.
 //!
 //! # Source
-//! VM jitter §III-A, §IV: the run queue is ordered by deadline and polled every 0.5 ms, with slices
-//! of 0.5 ms.
+//! The source is the paper VM jitter, §III-A and §IV. In the paper on VM jitter, the run queue is
+//! ordered by deadline, polled every 0.5 ms, and has slices of 0.5 ms.
 //!
 //! # Quantities
-//! - Slot: 0.5 ms of the processor ([`SLICE`]), counted from time 0. Polls fall on the beginnings
-//!   of slots.
-//! - Deadline: the time by which a vCPU must begin to run.
+//! - Slot: 0.5 ms of processor time ([`SLICE`]). Slots are numbered from time 0. The processor is
+//!   polled at the start of each slot.
+//! - Deadline: the time by which a vCPU must start to run. D is the interval from the vCPU's last
+//!   run to the deadline.
 //!
 //! # Approach
-//! A vCPU that must run by a deadline books the latest slot that begins by the deadline. It chooses
-//! among its own slots and the slots that no other vCPU owns or has booked ([`crate::slots`]). If
-//! there is no such slot, it books its next own slot, which begins less than a slot later. The vCPU
-//! is due when its slot begins, and two vCPUs are never due together. A vCPU thus runs at most D +
-//! 0.5 ms after it was last descheduled. This is the paper's D and one poll.
+//! 1. Each vCPU with a deadline owns some slots of its processor ([`crate::slots`]).
+//! 2. A vCPU with a deadline books the latest free slot that starts by the deadline. A slot is free
+//!    if no other vCPU owns the slot or has booked it.
+//! 3. If no slot before the deadline is free, the vCPU books its next own slot, which starts less
+//!    than a slot after the deadline.
+//! 4. A vCPU is *due* when its booked slot starts. No two vCPUs book the same slot.
+//!
+//! According to the booking rules, a vCPU runs at most D + 0.5 ms after the vCPU was last
+//! descheduled. Penstock's bound of D + 0.5 ms exceeds the bound D in the paper on VM jitter by the
+//! time until the next poll.
 //!
 //! # Example
-//! A vCPU with D = 3 ms books the slot 6 slots later. A second vCPU that is due at the same time
-//! books the slot before. A test covers this.
+//! A vCPU with D = 3 ms books the slot that starts 6 slots later. A second vCPU with the same
+//! deadline books the preceding slot.
 //!
 //! # Departures
-//! The queue is ordered by booked slots and not by bare deadlines. By bare deadlines, the last of k
-//! vCPUs with equal deadlines would wait k - 1 slices more.
+//! The deadline queue is ordered by booked slots and not by deadlines. If the queue were ordered by
+//! deadlines, the last of k vCPUs with equal deadlines would be k - 1 slices late.
 //!
 //! # Cost
-//! A booking costs O(n) if n vCPUs on this processor have deadlines.
+//! The booking of a slot costs O(n) if n vCPUs on the processor have deadlines.
 
 use penstock_units::{Nanos, VcpuId};
 
 use crate::slots::{Residue, layout};
 
-/// Length of the slice that a due vCPU gets, and time between two polls.
+/// Length of a slot of the deadline queue. A due vCPU runs for one slot, and the scheduler polls
+/// each processor once per slot.
 pub const SLICE: Nanos = Nanos::from_micros(500);
 
-/// Number of slots in which a vCPU with this deadline must run once: D / S + 1.
+/// The window of a vCPU with deadline D and slice S, in slots. The vCPU must run once in any D / S
+/// + 1 consecutive slots.
 #[must_use]
 pub const fn window(deadline: Nanos) -> u64 {
     deadline.0 / SLICE.0 + 1
@@ -49,25 +58,26 @@ struct Member {
     deadline: Nanos,
     own: Residue,
     booked: Option<u64>,
-    /// Deadline for which the slot was booked.
+    /// Deadline for which the vCPU booked its slot, as a point in time.
     by: Nanos,
 }
 
-/// The vCPUs with deadlines on one processor.
+/// Queue of the vCPUs with deadlines on one processor.
 #[derive(Clone, Debug, Default)]
 pub struct DeadlineQueue {
     members: Vec<Member>,
 }
 
 impl DeadlineQueue {
-    /// A queue without vCPUs.
+    /// Makes a deadline queue without vCPUs.
     #[must_use]
     pub const fn new() -> Self {
         Self { members: Vec::new() }
     }
 
-    /// Adds a vCPU with its deadline. The vCPU is not queued. Returns whether the vCPU fits with
-    /// the others. If not, the queue is unchanged.
+    /// Adds a vCPU with its deadline, but books no slot for the vCPU. Returns true if the
+    /// processor's slots suffice for the new vCPU and all other vCPUs. If the slots do not suffice
+    /// for the new vCPU, the queue does not change.
     pub fn join(&mut self, now: Nanos, vcpu: VcpuId, deadline: Nanos) -> bool {
         let own = Residue { period: 1, phase: 0 };
         self.members.push(Member { vcpu, deadline, own, booked: None, by: Nanos(0) });
@@ -78,15 +88,17 @@ impl DeadlineQueue {
         fits
     }
 
-    /// Removes a vCPU with its booking. The other vCPUs get new own slots.
+    /// Removes a vCPU and the vCPU's booking. The remaining vCPUs of the queue get new slots of
+    /// their own.
     pub fn part(&mut self, now: Nanos, vcpu: VcpuId) {
         self.members.retain(|member| member.vcpu != vcpu);
-        // A subset of a set that fits always fits.
+        // If deadlines fit together, any subset of these deadlines fits.
         self.lay_out(now);
     }
 
-    /// Assigns new own slots to all vCPUs and books again, the earliest deadline first. If a
-    /// deadline is closer than its vCPU's window, the booking can be late by one window, once.
+    /// Divides the slots among all vCPUs again, and repeats the vCPUs' bookings, the earliest
+    /// deadline first. If a vCPU's deadline is less than one [`window`] away, the vCPU may be late
+    /// by one window.
     fn lay_out(&mut self, now: Nanos) -> bool {
         let windows: Vec<u64> = self.members.iter().map(|m| window(m.deadline)).collect();
         let Some(own) = layout(&windows) else { return false };
@@ -103,7 +115,7 @@ impl DeadlineQueue {
         self.members.iter_mut().find(|member| member.vcpu == vcpu)
     }
 
-    /// Whether the vCPU may book `slot`.
+    /// Whether the vCPU may book `slot`, which no other vCPU may own or have booked.
     fn free(&self, slot: u64, vcpu: VcpuId) -> bool {
         self.members.iter().all(|member| {
             if member.vcpu == vcpu {
@@ -114,8 +126,8 @@ impl DeadlineQueue {
         })
     }
 
-    /// Queues `vcpu`, which must run by `by`. If the vCPU already has a booking that is not later,
-    /// that booking stays.
+    /// Books a slot for `vcpu`, which must run by the time `by`. If the vCPU already has a booking
+    /// for the same or an earlier deadline, that booking stays.
     pub fn enter(&mut self, now: Nanos, vcpu: VcpuId, by: Nanos) {
         let first = now.0.div_ceil(SLICE.0);
         let Some(member) = self.member(vcpu) else { return };
@@ -131,34 +143,35 @@ impl DeadlineQueue {
         }
     }
 
-    /// Queues `vcpu` with its own deadline, counted from `now`.
+    /// Books a slot for `vcpu`. The vCPU's deadline counts from the time `now`.
     pub fn enter_anew(&mut self, now: Nanos, vcpu: VcpuId) {
         if let Some(deadline) = self.deadline(vcpu) {
             self.enter(now, vcpu, now + deadline);
         }
     }
 
-    /// Removes the booking of a vCPU that runs or waits for an event or timer.
+    /// Removes the booking of a vCPU, because the vCPU runs or is blocked.
     pub fn leave(&mut self, vcpu: VcpuId) {
         if let Some(member) = self.member(vcpu) {
             member.booked = None;
         }
     }
 
-    /// Deadline of a member.
+    /// Deadline of a vCPU. Returns `None` if the vCPU has no deadline on this processor.
     #[must_use]
     pub fn deadline(&self, vcpu: VcpuId) -> Option<Nanos> {
         self.members.iter().find(|member| member.vcpu == vcpu).map(|member| member.deadline)
     }
 
-    /// Beginning of a vCPU's booked slot. `None` if it has booked none.
+    /// Start of the slot that a vCPU has booked. Returns `None` if the vCPU has booked no slot.
     #[must_use]
     pub fn due_at(&self, vcpu: VcpuId) -> Option<Nanos> {
         let member = self.members.iter().find(|member| member.vcpu == vcpu)?;
         member.booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
     }
 
-    /// The vCPU that is due, ignoring the running one.
+    /// The due vCPU with the earliest booked slot, except the vCPU `running`. Returns `None` if no
+    /// other vCPU is due.
     #[must_use]
     pub fn due(&self, now: Nanos, running: Option<VcpuId>) -> Option<VcpuId> {
         let slot = now.0 / SLICE.0;
@@ -167,14 +180,14 @@ impl DeadlineQueue {
         due.min_by_key(|member| member.booked).map(|member| member.vcpu)
     }
 
-    /// Time at which the next vCPU is due.
+    /// Time at which the next vCPU is due. Returns `None` if no slot is booked.
     #[must_use]
     pub fn next_due(&self) -> Option<Nanos> {
         let booked = self.members.iter().filter_map(|member| member.booked).min();
         booked.map(|slot| Nanos(slot.saturating_mul(SLICE.0)))
     }
 
-    /// Whether no vCPU has a deadline here.
+    /// Whether the queue has no vCPUs with deadlines.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.members.is_empty()
@@ -201,8 +214,8 @@ mod tests {
     fn one_is_due_when_its_deadline_is_and_the_next_a_slot_before() {
         let mut queue = queue(&[3, 3]);
         queue.enter_anew(Nanos(0), A);
-        // Slot 6 may be an own slot of B. If so, A books the slot before it, because B owns only
-        // one slot.
+        // Slot 6 may be an own slot of B. If slot 6 belongs to B, A books slot 5, because B owns
+        // only one slot.
         assert!([5, 6].map(|s| Some(Nanos(s * SLICE.0))).contains(&queue.due_at(A)));
         queue.enter_anew(Nanos(0), B);
         assert_ne!(queue.due_at(A), queue.due_at(B));

@@ -1,45 +1,46 @@
-//! Two run queues on each processor: by deadline, and by credits.
+//! Penstock's vCPU scheduler. Each processor has two run queues: a queue that is ordered by
+//! deadline, and a queue that is ordered by credits.
 //!
 //! # Problem
-//! A VM needs a part of a processor, and it needs this part soon enough. These are two
-//! requirements.
+//! A VM has two requirements: a share of a processor, and an upper bound on the time until it runs.
 //!
 //! # Source
-//! VM jitter §III-A, §III-B, §IV.
+//! The source is the paper VM jitter, §III-A, §III-B and §IV.
 //!
 //! # Quantities
-//! D is the VM's deadline. S, the slice of the deadline queue, is 0.5 ms. The time between polls is
-//! also S.
+//! D is the VM's deadline. S is the slice of the deadline queue, 0.5 ms. The slice S is also the
+//! time between two polls of a processor.
 //!
 //! # Approach
-//! 1. The driver domain runs before all others and is never preempted.
-//! 2. A vCPU that is due in the deadline queue ([`crate::deadline_queue`]) preempts the running one
-//!    for S.
-//! 3. Otherwise the credit queue decides ([`crate::credit1`]), for 30 ms, by class and then by
-//!    credits.
+//! 1. The driver domain runs before all other VMs and is never preempted.
+//! 2. A vCPU that is due in the deadline queue ([`crate::deadline_queue`]) preempts the running
+//!    vCPU for S.
+//! 3. If no vCPU is due, the credit queue ([`crate::credit1`]) picks a vCPU for 30 ms, by class and
+//!    then by credits.
 //!
-//! A periodic vCPU is queued by deadline from when it is descheduled, as long as it is runnable.
-//! This also holds after a yield: the vCPU then runs again at its deadline. An aperiodic vCPU is
-//! queued by deadline from an external event on. Both kinds stay queued until they have run for S
-//! or have given the processor up by themselves. If a vCPU was picked by credits and preempted
-//! before it ran for S, it thus keeps its deadline. An event that comes while the vCPU runs still
-//! counts.
+//! A runnable periodic vCPU enters the deadline queue when it is descheduled, even after a yield.
+//! An aperiodic vCPU enters the deadline queue at an external event. A vCPU stays in the deadline
+//! queue until it has run for S, has blocked or has yielded. A vCPU that is preempted before it ran
+//! for the slice S keeps its deadline. An event that arrives while the vCPU runs still counts.
 //!
-//! Both queues charge the same credits for the same time. A deadline therefore changes when a VM
-//! runs, but not how long it runs. If a VM's share cannot pay for a deadline, the deadline is not
-//! admitted ([`crate::admission`]).
+//! The deadline queue and the credit queue charge the same credits for the same run time. A
+//! deadline therefore changes the times at which a VM runs, but not the VM's total run time.
+//! Admission control refuses a deadline that needs more than the VM's share ([`crate::admission`]).
 //!
 //! # Use by an actuator
-//! An actuator does not own the run queue. It reports what ran by [`DoubleQueue::ran`].
-//! [`DoubleQueue::due`] returns the vCPU to which the actuator lends a slice.
-//! [`VcpuScheduler::charge`] and [`VcpuScheduler::account`] keep the accounts.
+//! An *actuator* is a program that influences another scheduler, such as Linux's, which owns the
+//! run queue. The actuator (the program that influences another scheduler) reports with
+//! [`DoubleQueue::ran`] which vCPUs ran. [`DoubleQueue::due`] returns the vCPU that the other
+//! scheduler, such as Linux's, must run for a slice. [`VcpuScheduler::account`] distributes the
+//! credits of an epoch.
 //!
 //! # Departures
-//! A due vCPU has a slot on a fixed grid ([`crate::deadline_queue`]). A vCPU with a deadline stays
-//! on its processor, because its slots are there.
+//! The slices of the deadline queue are slots of a fixed grid ([`crate::deadline_queue`]). A vCPU
+//! with a deadline never moves, because its slots belong to one processor.
 //!
 //! # Cost
-//! The cost is that of the two queues.
+//! Each call of the scheduler costs as much as the corresponding calls of the deadline queue and
+//! the credit queue.
 
 use penstock_units::{CpuId, Nanos, VcpuId, VmId};
 
@@ -49,20 +50,23 @@ use crate::credit1::{Credit1, QueueTerms};
 use crate::deadline_queue::{DeadlineQueue, SLICE};
 use crate::scheduler::{Cause, Lane, Leave, Turn, VcpuScheduler, Vm};
 
-/// Minimum time that is lent to a vCPU that continues after its slice.
+/// Minimum run time for which a vCPU's I/O reserve must suffice, so that the vCPU may continue on
+/// the reserve after its slice.
 const LEAST: Nanos = Nanos(SLICE.0 / 2);
 
 #[derive(Clone, Copy, Debug)]
 struct Term {
     mode: Mode,
     cpu: CpuId,
-    /// The slice that the vCPU is owed, if any.
+    /// The slice of the deadline queue that the vCPU must still get; `None` if the vCPU has got all
+    /// its slices.
     owed: Option<Owed>,
-    /// The last event that came after the vCPU had already run for the event before.
+    /// A second slice, for an event that arrived after the vCPU had used part of its current slice.
     again: Option<Owed>,
 }
 
-/// Time since which a slice is owed, and how long the vCPU has run since then.
+/// A slice of the deadline queue that a vCPU has not yet used up. The slice's deadline counts from
+/// the time `since`, and the vCPU has already run for the time `ran`.
 #[derive(Clone, Copy, Debug)]
 struct Owed {
     since: Nanos,
@@ -78,12 +82,12 @@ impl Owed {
 #[derive(Clone, Debug, Default)]
 struct Cpu {
     deadlines: DeadlineQueue,
-    /// Waiting vCPUs of the driver domain.
+    /// vCPUs of the driver domain that wait to run on this processor.
     drivers: Vec<VcpuId>,
     lane: Option<Lane>,
 }
 
-/// Both queues of all processors.
+/// Penstock's vCPU scheduler, with the deadline queue and the credit queue of each processor.
 #[derive(Clone, Debug)]
 pub struct DoubleQueue {
     credit: Credit1,
@@ -92,7 +96,7 @@ pub struct DoubleQueue {
 }
 
 impl DoubleQueue {
-    /// A scheduler for `cpus` processors.
+    /// Makes a scheduler for `cpus` processors, without VMs.
     #[must_use]
     pub fn new(cpus: u16) -> Self {
         Self {
@@ -102,7 +106,7 @@ impl DoubleQueue {
         }
     }
 
-    /// The accounts of all vCPUs.
+    /// The credit accounts of all vCPUs.
     #[must_use]
     pub const fn book(&self) -> &CreditBook {
         self.credit.book()
@@ -120,35 +124,39 @@ impl DoubleQueue {
         &mut self.cpus[cpu.index()].deadlines
     }
 
-    /// The vCPU to lend a slice of [`SLICE`] to now.
+    /// The vCPU that is due on `cpu` at time `now` and must run for [`SLICE`]. Returns `None` if no
+    /// vCPU is due.
     #[must_use]
     pub fn due(&self, now: Nanos, cpu: CpuId) -> Option<VcpuId> {
         self.cpus.get(cpu.index())?.deadlines.due(now, self.credit.running(cpu))
     }
 
-    /// Time at which the next vCPU on `cpu` is due. [`DoubleQueue::due`] returns `None` before this
-    /// time.
+    /// Time at which the next vCPU on `cpu` is due. Returns `None` if no vCPU is in the deadline
+    /// queue.
     #[must_use]
     pub fn next_due(&self, cpu: CpuId) -> Option<Nanos> {
         self.cpus.get(cpu.index())?.deadlines.next_due()
     }
 
-    /// Whether a vCPU on `cpu` has a deadline. If not, `cpu` need not be polled.
+    /// Whether a vCPU on processor `cpu` has a deadline. A processor without deadlines need not be
+    /// polled.
     #[must_use]
     pub fn has_deadlines(&self, cpu: CpuId) -> bool {
         self.cpus.get(cpu.index()).is_some_and(|cpu| !cpu.deadlines.is_empty())
     }
 
-    /// Records that a vCPU was seen to run for `time` and left its processor at `now`, which may be
-    /// in the past. Charges the vCPU and counts its deadline from `now`. Only an actuator calls
-    /// this. A caller that owns the run queue uses [`VcpuScheduler::leave`] instead.
+    /// Records that a vCPU ran for `time` and left its processor at time `now`, which may be in the
+    /// past. The function charges the vCPU for `time`, and the vCPU's next deadline counts from
+    /// `now`. Only an actuator, which influences another scheduler, calls `ran`. A caller that owns
+    /// the run queue calls [`VcpuScheduler::leave`] instead of `ran`.
     pub fn ran(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge_seen(vcpu, time);
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// Like [`DoubleQueue::ran`], but the vCPU counts as having had its whole slice. The actuator
-    /// keeps a little of each slice that it lends, so the vCPU may have run for less.
+    /// Like [`DoubleQueue::ran`], but the vCPU's slice counts as used up. A program that influences
+    /// another scheduler uses a little of each slice itself, so the vCPU may have run for less than
+    /// a slice.
     pub fn served(&mut self, now: Nanos, vcpu: VcpuId, time: Nanos) {
         self.charge_seen(vcpu, time);
         if let Some(owed) = self.term_mut(vcpu).and_then(|term| term.owed.as_mut()) {
@@ -157,9 +165,9 @@ impl DoubleQueue {
         self.requeue(now, vcpu, Leave::Preempted);
     }
 
-    /// Like [`DoubleQueue::ran`], for a vCPU that may not have run in the time for which it is
-    /// charged. The actuator lent the slice late, because the processor stood still for both the
-    /// actuator and the vCPU. The vCPU is still owed its slice.
+    /// Charges a vCPU for a time in which the vCPU perhaps did not run. The caller calls `stood` if
+    /// a vCPU's slice began late because the processor was stopped, for example by a hypervisor.
+    /// The charge does not reduce the slice that the vCPU must still get.
     pub fn stood(&mut self, vcpu: VcpuId, time: Nanos) {
         let before = self.term(vcpu);
         self.charge_seen(vcpu, time);
@@ -168,15 +176,17 @@ impl DoubleQueue {
         }
     }
 
-    /// Records that a vCPU was seen to have nothing to do. It is owed no slice until it is woken.
-    /// Only an actuator calls this, as with [`DoubleQueue::ran`].
+    /// Records that a vCPU has no work. The vCPU leaves the deadline queue until it is woken. Only
+    /// an actuator, which influences another scheduler, calls `blocked`.
     pub fn blocked(&mut self, now: Nanos, vcpu: VcpuId) {
         self.credit.block(vcpu);
         self.requeue(now, vcpu, Leave::Blocked);
     }
 
-    /// Lets the newly added `vcpu` continue as `was` in `before`: with its credits, and with its
-    /// owed slice if the mode is the same. An actuator calls this when it gets a new list of vCPUs.
+    /// Copies the credits of vCPU `was` in the earlier scheduler `before` to the newly added
+    /// `vcpu`. If `vcpu` and `was` have the same mode, `vcpu` also gets the unused slices of `was`.
+    /// A program that influences another scheduler calls `resume` when the program's list of vCPUs
+    /// changes.
     pub fn resume(&mut self, now: Nanos, vcpu: VcpuId, before: &Self, was: VcpuId) {
         self.credit.resume(vcpu, &before.credit, was);
         let (Some(old), runnable) = (before.term(was), before.credit.runnable(was)) else { return };
@@ -191,15 +201,15 @@ impl DoubleQueue {
         }
     }
 
-    /// Whether an actuator should lend to the vCPU while no vCPU is due. True if the vCPU had a
-    /// slice for an event, has not blocked since, and has a reserve that pays for more.
+    /// Whether the vCPU should continue to run while no other vCPU is due. Returns true if the vCPU
+    /// used its slice for an event, has not blocked since, and has enough I/O reserve left.
     #[must_use]
     pub fn goes_on(&self, vcpu: VcpuId) -> bool {
         self.credit.runnable(vcpu) && self.book().drawing(vcpu).is_some_and(|left| left >= LEAST)
     }
 
-    /// Charges a vCPU. If the rest of its reserve is too small to be worth a switch to the vCPU,
-    /// the rest is kept for later events.
+    /// Charges a vCPU for the run time `time`. If the charge leaves less than [`LEAST`] of run time
+    /// in the vCPU's I/O reserve, the rest is kept for later events.
     fn charge_seen(&mut self, vcpu: VcpuId, time: Nanos) {
         self.charge(vcpu, time);
         if self.book().drawing(vcpu).is_some_and(|left| left < LEAST) {
@@ -207,18 +217,19 @@ impl DoubleQueue {
         }
     }
 
-    /// Owes the vCPU a slice from `now` on, unless it is owed one already.
+    /// Queues the vCPU for a slice with a deadline that counts from `now`. If the vCPU must still
+    /// get an earlier slice, the deadline of the earlier slice stays.
     fn owe(&mut self, now: Nanos, vcpu: VcpuId) {
         let Some(term) = self.term_mut(vcpu) else { return };
         if term.owed.is_some_and(|owed| owed.ran > Nanos(0)) {
-            // The vCPU has already run for the event before.
+            // The vCPU has already used part of the slice for the previous event.
             term.again = Some(Owed::from(now));
         }
         let Owed { since, .. } = *term.owed.get_or_insert(Owed::from(now));
         self.enter(now, vcpu, since);
     }
 
-    /// Queues the vCPU for a slice that is owed since `since`.
+    /// Queues the vCPU for a slice with a deadline that counts from `since`.
     fn enter(&mut self, now: Nanos, vcpu: VcpuId, since: Nanos) {
         let Some(cpu) = self.term(vcpu).map(|term| term.cpu) else { return };
         let queue = self.deadlines(cpu);
@@ -227,7 +238,7 @@ impl DoubleQueue {
         }
     }
 
-    /// Decides whether a vCPU that leaves its processor is owed a slice.
+    /// Decides whether a vCPU that leaves its processor stays in the deadline queue.
     fn requeue(&mut self, now: Nanos, vcpu: VcpuId, how: Leave) {
         let Some(term) = self.term_mut(vcpu).filter(|term| term.mode.is_real_time()) else {
             return;
@@ -336,7 +347,7 @@ impl VcpuScheduler for DoubleQueue {
         self.credit.leave(now, cpu, how);
         self.cpus[cpu.index()].lane = None;
         if driver && how == Leave::Preempted {
-            // The vCPU's slice is over, and it continues before all others.
+            // A vCPU of the driver domain continues after its slice, before all others.
             self.credit.unqueue(vcpu);
             self.cpus[cpu.index()].drivers.push(vcpu);
         }

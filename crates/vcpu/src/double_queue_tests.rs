@@ -1,4 +1,4 @@
-//! Tests of which vCPU preempts which, and of what counts as served.
+//! Tests of preemption between vCPUs, and of the rule that decides when a slice counts as used.
 
 use super::*;
 use penstock_units::Weight;
@@ -23,7 +23,8 @@ fn hog(scheduler: &mut DoubleQueue) -> VcpuId {
     vcpu
 }
 
-/// Lets the running vCPU leave after it used `ran`. Returns the next vCPU and its reason to run.
+/// Deschedules the running vCPU after it ran for the time `ran`. Returns the next vCPU and the
+/// queue that picked that vCPU.
 fn next(scheduler: &mut DoubleQueue, now: Nanos, ran: Nanos, how: Leave) -> Option<(VcpuId, Lane)> {
     if let Some(vcpu) = scheduler.credit.running(CPU) {
         scheduler.charge(vcpu, ran);
@@ -39,9 +40,14 @@ fn a_periodic_one_comes_again_at_its_deadline_for_a_slice() {
     let hog = hog(&mut scheduler);
     scheduler.wake(Nanos(0), periodic, Cause::Timer);
     scheduler.decide(Nanos(0), CPU);
-    // The first vCPU's credits are used up, so the other runs on, except for these slices.
+    // The first vCPU has used up its credits, so the other vCPU runs between the slices of the
+    // first.
     let first = next(&mut scheduler, us(2_000), us(2_000), Leave::Preempted);
-    assert_eq!(first, Some((periodic, Lane::Credit)), "it was woken after the other");
+    assert_eq!(
+        first,
+        Some((periodic, Lane::Credit)),
+        "the vCPU with a deadline runs after the other vCPU"
+    );
     let then = next(&mut scheduler, us(30_000), us(28_000), Leave::Preempted);
     assert_eq!(then, Some((hog, Lane::Credit)));
     assert!(!scheduler.poll(us(32_500), CPU) && scheduler.poll(us(33_000), CPU));
@@ -93,7 +99,7 @@ fn an_aperiodic_one_has_a_deadline_from_an_event_on() {
     scheduler.charge(hog, us(10));
     scheduler.wake(us(10), answers, Cause::Timer);
     next(&mut scheduler, us(10), us(0), Leave::Preempted);
-    // Both vCPUs have work and no event came, so only credits count.
+    // Both vCPUs have work and no event arrived, so only credits count.
     assert!(!scheduler.poll(us(29_000), CPU));
     next(&mut scheduler, us(29_000), us(28_990), Leave::Preempted);
     assert_eq!(scheduler.credit.running(CPU), Some(hog));
@@ -118,7 +124,10 @@ fn an_event_just_before_it_is_preempted_still_counts() {
     scheduler.wake(us(20_950), answers, Cause::Event);
     let then = next(&mut scheduler, us(21_000), us(50), Leave::Preempted);
     assert_eq!(then, Some((hog, Lane::Credit)));
-    assert!(scheduler.poll(us(23_500), CPU), "3 ms after the event, to the poll before");
+    assert!(
+        scheduler.poll(us(23_500), CPU),
+        "the slot starts at the last poll that is at most 3 ms after the event"
+    );
 }
 
 #[test]
@@ -133,7 +142,11 @@ fn the_driver_domain_preempts_all_and_is_preempted_by_none() {
     let turn = next(&mut scheduler, us(100), us(100), Leave::Preempted);
     assert_eq!(turn, Some((driver, Lane::Driver)));
     let again = next(&mut scheduler, us(30_100), us(30_000), Leave::Preempted);
-    assert_eq!(again, Some((driver, Lane::Driver)), "its slice is over, it goes on");
+    assert_eq!(
+        again,
+        Some((driver, Lane::Driver)),
+        "the vCPU's slice is over, and the vCPU continues"
+    );
     assert_eq!(scheduler.wake(us(30_200), driver, Cause::Event), None);
     let after = next(&mut scheduler, us(30_300), us(200), Leave::Blocked);
     assert_eq!(after, Some((hog, Lane::Credit)));
@@ -196,13 +209,13 @@ fn a_vcpu_that_needs_more_than_a_slice_for_an_event_continues_as_its_reserve_pay
             more += 1;
         }
         assert_eq!(more > 10, goes_on, "{io_reserve_pct} %: {more}");
-        // All time that ran is charged, and one slice is kept for the next event.
+        // All run time is charged, and one slice is kept for the next event.
         let book = scheduler.book();
         assert_eq!(book.credit(server) + book.reserve(server), share - slice * (more + 1));
         let kept = reserve - slice * more;
         assert!(more == 0 || (slice..slice * 3 / 2).contains(&kept), "{kept}");
         scheduler.account(now);
-        assert!(!scheduler.goes_on(server), "what is reserved later is for later events");
+        assert!(!scheduler.goes_on(server), "credits received after an event are for later events");
         // A vCPU that blocks has handled its event.
         scheduler.wake(now, server, Cause::Event);
         scheduler.served(now, server, SLICE);
@@ -235,13 +248,17 @@ fn a_slice_that_was_lent_counts_although_a_little_is_missing() {
     let periodic = add(&mut scheduler, real_time(Mode::Periodic, 3));
     scheduler.wake(Nanos(0), periodic, Cause::Timer);
     scheduler.ran(us(3_500), periodic, us(490));
-    assert_eq!(scheduler.due(us(3_500), CPU), Some(periodic), "it is owed the rest");
+    assert_eq!(
+        scheduler.due(us(3_500), CPU),
+        Some(periodic),
+        "the vCPU must still get the rest of its slice"
+    );
     scheduler.served(us(4_000), periodic, us(490));
     assert_eq!(
         (scheduler.due(us(6_500), CPU), scheduler.due(us(7_000), CPU)),
         (None, Some(periodic))
     );
-    assert_eq!(scheduler.book().credit(periodic), -980_000, "charged for what it ran");
+    assert_eq!(scheduler.book().credit(periodic), -980_000, "the vCPU is charged for its run time");
 }
 
 #[test]

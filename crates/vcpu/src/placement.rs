@@ -1,34 +1,41 @@
-//! Placement: the processor of each vCPU.
+//! Placement, which chooses the processor of each vCPU.
 //!
 //! # Problem
-//! Deadlines need room on one processor. None of them may be on the driver domain's processor.
+//! The deadlines on one processor must fit together, and no vCPU with a deadline may be on the
+//! driver domain's processor.
 //!
 //! # Source
-//! VM jitter §III-B: the driver domain preempts all others, and no real-time guest runs on its
-//! processor.
+//! By VM jitter §III-B, the driver domain preempts all other VMs, and no real-time guest runs on
+//! the driver domain's processor.
 //!
 //! # Quantities
-//! Shares are in millionths of a processor and hold when all vCPUs have work. The shares divide all
-//! processors by weight, with at most one processor for each vCPU. The excess of a heavy vCPU above
-//! one processor goes to the others.
+//! A vCPU's share is the part of a processor that the vCPU gets if all vCPUs have work, in
+//! millionths. The time of all processors is divided among vCPUs by weight, but a vCPU gets at most
+//! one processor. If a vCPU's part by weight exceeds one processor, the other vCPUs share the
+//! excess.
 //!
 //! # Approach
 //! 1. The driver domain's vCPUs take the first processors.
-//! 2. Each heavy vCPU gets a processor before all others. A vCPU is heavy if its share would exceed
-//!    a processor.
-//! 3. vCPUs with deadlines follow, the shortest deadline first. Each goes to the processor that
-//!    admits it and where deadlines take least. It never goes to the driver domain's processor, and
-//!    if possible not to that of a heavy vCPU.
-//! 4. All other vCPUs follow, the heaviest first. Each goes to the processor with the least weight.
-//!    This processor is only the first one, because the credit queues balance these vCPUs.
+//! 2. Each vCPU with a share that would exceed one processor (a heavy vCPU) gets a processor before
+//!    all other vCPUs.
+//! 3. After the heavy vCPUs, which need a whole processor, placement assigns the vCPUs with
+//!    deadlines, the shortest deadline first. A vCPU with a deadline goes to the processor with the
+//!    lowest sum of deadline slices of all processors that admit the vCPU. Placement puts no vCPU
+//!    with a deadline on the driver domain's processor. A vCPU with a deadline shares a processor
+//!    with a heavy vCPU (a vCPU that needs a whole processor) only if no other processor admits the
+//!    deadline.
+//! 4. Placement assigns the vCPUs without deadlines last, the heaviest vCPU first. Each vCPU
+//!    without a deadline goes to the processor with the least weight. The vCPU may move to another
+//!    processor later, because the credit queues balance the load.
 //!
 //! # Example
-//! A driver domain and four VMs with D = 3 ms share three processors. Two of the VMs are placed on
-//! the second processor and two on the third. A test covers this.
+//! A driver domain and four VMs with a deadline of 3 ms share three processors. In this example
+//! with one driver domain and four VMs, placement puts two VMs on the second processor and two VMs
+//! on the third.
 //!
 //! # Departures
-//! The paper only keeps real-time guests off the driver domain's processor. Here admission also
-//! checks whether their deadlines fit.
+//! The paper on VM jitter requires only that no real-time guest is on the driver domain's
+//! processor. Penstock's placement also checks whether the deadlines fit on the processors.
 //!
 //! # Cost
 //! Placement makes O(vCPUs x processors) calls of [`crate::admission`].
@@ -41,33 +48,37 @@ use thiserror::Error;
 use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
 use crate::contract::{Contract, Mode};
 
-/// A VM to place.
+/// A VM that placement assigns to processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
     /// Scheduling parameters of the VM.
     pub contract: Contract,
-    /// Number of the VM's vCPUs.
+    /// Number of the VM's vCPUs. All vCPUs of the VM have the same contract.
     pub vcpus: u16,
 }
 
-/// Reason for which a VM cannot be placed.
+/// Reason why a VM cannot be placed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// Only the driver domain's processors exist, so none is left for this VM.
-    #[error("VM {vm} has no processor to run on; give the scheduler more than the driver domain's")]
+    /// No processor exists, or the VM has a deadline and every processor belongs to the driver
+    /// domain.
+    #[error(
+        "VM {vm} has no processor to run on; give the scheduler processors that the driver domain \
+         does not use"
+    )]
     NoProcessor {
-        /// Index of the VM in the list.
+        /// Index of the VM in the list of VMs.
         vm: usize,
     },
     /// The VM's deadline fits on no processor.
-    #[error("VM {vm} fits on no processor; nearest is {cpu}: {reason}")]
+    #[error("VM {vm} fits on no processor; closest is processor {cpu}: {reason}")]
     Refused {
-        /// Index of the VM in the list.
+        /// Index of the VM in the list of VMs.
         vm: usize,
-        /// The processor that comes nearest to admitting the VM.
+        /// The processor that is closest to admitting the VM.
         cpu: CpuId,
-        /// Reason for the refusal on that processor.
+        /// Reason why the processor `cpu` does not admit the VM.
         reason: Refusal,
     },
 }
@@ -81,7 +92,8 @@ struct Load {
     weight: u64,
 }
 
-/// Share of a processor for each vCPU of the VM when all have work, in millionths.
+/// Share of a processor for each vCPU of VM `vm` if all vCPUs have work, in millionths. 0 for an
+/// unknown VM.
 #[must_use]
 pub fn share_ppm(guests: &[Guest], vm: usize, cpus: u16) -> u64 {
     let Some(mine) = guests.get(vm).map(weight) else { return 0 };
@@ -93,8 +105,8 @@ fn weight(guest: &Guest) -> u64 {
     u64::from(guest.contract.weight.get())
 }
 
-/// Share of all vCPUs that are not heavy, in millionths of a processor, and the sum of their
-/// weights. A vCPU is heavy if its share would exceed a processor.
+/// Returns the capacity of the processors that heavy vCPUs do not need, in millionths, and the
+/// total weight of all other vCPUs. A vCPU is heavy if its share would exceed a processor.
 fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
     let mut order: Vec<&Guest> = guests.iter().collect();
     order.sort_by_key(|guest| Reverse(weight(guest)));
@@ -110,7 +122,8 @@ fn besides_heavy(guests: &[Guest], cpus: u16) -> (u64, u64) {
     (left, sum)
 }
 
-/// Assigns a processor to each vCPU of each VM, in the order of the list.
+/// Assigns a processor to each vCPU of each VM. The results are in the order of the VMs in
+/// `guests`.
 ///
 /// # Errors
 /// Returns the first VM that cannot be placed, with the reason.
@@ -158,8 +171,9 @@ fn cpu_id(at: usize) -> CpuId {
     CpuId(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
-/// The processor where deadlines take least among those that admit the claim. Enters the claim
-/// there.
+/// Adds a vCPU's claim to a processor that admits the claim, and returns the processor. If several
+/// processors admit the claim, the function chooses the processor with the lowest sum of deadline
+/// slices.
 fn with_room(
     loads: &mut [Load],
     vm: usize,
@@ -221,14 +235,13 @@ mod tests {
             ..guest(Mode::None, 0)
         });
         assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (500_000, WHOLE_PPM));
-        // The heavy VM has a processor to itself, and both deadlines are kept on the other
-        // processor.
+        // The heavy VM is alone on a processor, and both deadlines are kept on the other processor.
         let homes = place(&guests, 2, Limits::default()).unwrap();
         assert!(homes[0] == homes[1] && homes[0] != homes[2], "{homes:?}");
-        // On one processor the heavy VM gets nearly all of it.
+        // On a single processor, the heavy VM gets nearly all the time.
         assert_eq!(share_ppm(&guests, 0, 1), 9_803);
         assert!(place(&guests, 1, Limits::default()).is_err());
-        // With as many heavy vCPUs as processors, light vCPUs are guaranteed nothing.
+        // With as many heavy vCPUs as processors, the share of light vCPUs is 0.
         guests[2].vcpus = 2;
         assert_eq!((share_ppm(&guests, 0, 2), share_ppm(&guests, 2, 2)), (9_900, 990_099));
     }
@@ -241,7 +254,7 @@ mod tests {
         let many = vec![guest(Mode::Periodic, 1); 3];
         let error = place(&many, 1, Limits::default()).unwrap_err();
         assert!(
-            error.to_string().starts_with("VM 2 fits on no processor; nearest is 0: "),
+            error.to_string().starts_with("VM 2 fits on no processor; closest is processor 0: "),
             "{error}"
         );
         assert_eq!(share_ppm(&many, 0, 1), 333_333);

@@ -1,26 +1,29 @@
-//! Placement of a configuration's VMs, under the assumption that all of them run with their planned
-//! number of vCPUs.
+//! Plans the placement of the VMs of a configuration. The plan assumes that all VMs run with their
+//! configured numbers of vCPUs.
 
 use crate::admission::Limits;
 use crate::reservation::{Ask, Granted, Taken, kernel_limit_ppm, plan, taken};
 use crate::seating::{Place, Present, seat};
 use crate::terms::{VcpuSection, VmTable};
 
-/// Linux's default limit for deadline threads, in microseconds per second.
+/// Linux's default limit on the run time of deadline threads, in microseconds per second.
 const RT_RUNTIME_US: i64 = 950_000;
 
-/// Result of the plan for one VM.
+/// Processors, reservation and problem of one VM in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Planned {
-    /// Processor and share of each vCPU; empty for a VM with reserved time.
+    /// Processor and share of each vCPU of the VM; empty for a VM in mode `reserved`.
     pub places: Vec<Place>,
-    /// Reservation of each of the VM's vCPUs. `None` if the VM has no reserved time.
+    /// Reservation of each vCPU of the VM. The reservation is `None` if the VM requests no
+    /// reservation or the plan refuses the request.
     pub granted: Option<Granted>,
-    /// Why the VM does not get what it requested, with the remedy.
+    /// Reason why the plan refuses the VM's request, with a remedy. `None` means that the plan does
+    /// not refuse the request.
     pub problem: Option<String>,
 }
 
-/// The result for each of `vms`, in their order. The tables must have no mistakes.
+/// Plans all VMs and returns one result for each VM, in the order of `vms`. The configuration
+/// tables must be valid ([`VcpuSection::mistakes`], [`VmTable::mistakes`]).
 #[must_use]
 pub fn planned(section: &VcpuSection, vms: &[&VmTable]) -> Vec<Planned> {
     let cpus = u64::try_from(section.cpus.len()).unwrap_or(u64::MAX);
@@ -77,7 +80,7 @@ mod tests {
         assert_eq!((one[0].places[0].share_ppm, &one[0].problem), (500_000, &None));
         assert_eq!(one[1].granted.unwrap().ppm(), 500_000);
         let two = planned(&section, &[&voice, &fixed, &fixed]);
-        assert!(two[2].problem.clone().unwrap().contains("95.0 % are allowed"), "{two:?}");
+        assert!(two[2].problem.clone().unwrap().contains("above the limit of 95.0 %"), "{two:?}");
         assert!(two[0].problem.is_none(), "who is refused takes nothing from others");
     }
 }

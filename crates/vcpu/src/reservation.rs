@@ -1,125 +1,136 @@
-//! Reservations of vCPU time by `SCHED_DEADLINE`, and whether they fit.
+//! Reservations of vCPU time by Linux's `SCHED_DEADLINE`. The module computes each VM's reservation
+//! and checks whether all reservations fit.
 //!
 //! # Problem
-//! The time of some VMs must not depend on a scheduler in user space. For these VMs the kernel
-//! itself gives each vCPU `runtime` in every `period`.
+//! Some VMs must get their processor time even if the scheduler in user space fails. For a VM with
+//! a reservation, the kernel itself lets each vCPU run for the time `runtime` in every `period`.
 //!
 //! # Source
-//! Linux `scheduler/sched-deadline.rst` describes the constant bandwidth server, admission and
-//! GRUB.
+//! The file `scheduler/sched-deadline.rst` of Linux describes the constant bandwidth server,
+//! admission control, and the reclaiming of unused time (GRUB).
 //!
 //! # Approach
-//! A VM without a `runtime` reserves its share by weight among all VMs. The share is of the
-//! processors minus the time that other VMs reserved by an explicit `runtime`. All VMs without a
-//! `runtime` together get at most what the kernel admits, minus [`FAIR_PPM`] for the fair class.
+//! 1. The plan subtracts the reservations of VMs with an explicit `runtime` from the time of all
+//!    processors.
+//! 2. A VM in mode `reserved` without a `runtime` reserves its share by weight of the remaining
+//!    time. The limit on all reservations together is the time that the kernel admits, minus
+//!    [`FAIR_PPM`] of each processor for Linux's fair class. If all reservations together would
+//!    exceed the limit, VMs without a `runtime` reserve less.
 //!
-//! VMs are checked in the order of the file. A VM is refused if the sum with its vCPUs exceeds the
-//! part `sched_rt_runtime_us / sched_rt_period_us` of the processors. The kernel checks again for
-//! the whole root domain, which other programs may use too.
+//! The plan checks VMs in the order of the configuration file. The kernel admits the fraction
+//! `sched_rt_runtime_us / sched_rt_period_us` of the time of all processors. The plan refuses a VM
+//! if the sum of reservations would exceed the kernel's limit. The kernel checks its limit again
+//! for the whole root domain, including the reservations of other programs.
 //!
 //! # Effect on others ([`Taken`])
-//! A vCPU with a reservation may run on any processor of its root domain, before every slice that
-//! is lent. Shares are therefore parts of the average time that remains. All reserved time may fall
-//! on one processor. Slices of deadlines on that processor then get only the remaining time. A vCPU
-//! that reclaims can take a whole processor.
+//! A vCPU with a reservation may run on any processor of its root domain. A vCPU with a reservation
+//! runs before all vCPUs without a reservation. A vCPU without a reservation has a share of the
+//! time that reservations leave on average. In the worst case, all reserved time is on one
+//! processor. For a deadline, admission control counts only the processor time that reservations
+//! leave in the worst case. If a vCPU may reclaim unused time of other threads, reservations leave
+//! no time on a processor in the worst case.
 //!
 //! # Cost
-//! Planning takes O(VMs).
+//! The time for planning all reservations is O(VMs).
 
 use penstock_units::Nanos;
 use thiserror::Error;
 
 use crate::admission::WHOLE_PPM;
 
-/// The shortest run time that the kernel accepts.
+/// The shortest run time that the kernel accepts for a reservation.
 pub const RUNTIME_MIN: Nanos = Nanos(1_024);
-/// Part of each processor that run times by share leave to the fair class, in millionths. Since
-/// Linux 6.12, the kernel's fair server gets the same part, 50 ms in a second.
+/// Part of each processor, in millionths, that the plan keeps for Linux's fair class when it
+/// computes run times from shares. Since Linux 6.12, the kernel's fair server also gets 5 % of each
+/// processor (50 ms per second).
 pub const FAIR_PPM: u64 = 50_000;
 
 /// Reservation that a VM requests for each of its vCPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reserve {
-    /// The period, which is also the deadline.
+    /// Period of the reservation, which is also the deadline of the run time.
     pub period: Nanos,
-    /// Run time in each period; `None` means the VM's share.
+    /// Requested run time in each period. `None` means that the vCPU reserves its share by weight.
     pub runtime: Option<Nanos>,
-    /// Whether the vCPU may use time that other deadline threads leave (`SCHED_FLAG_RECLAIM`). On
-    /// Linux this is up to 95 % of a processor, at the cost of all VMs without a reservation.
+    /// Whether the vCPU may use unused time of other deadline threads (`SCHED_FLAG_RECLAIM`). On
+    /// Linux, a vCPU that may reclaim time can use up to 95 % of a processor, at the cost of VMs
+    /// without a reservation.
     pub reclaim: bool,
 }
 
-/// A running VM with its request.
+/// A VM, with the reservation that the VM requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Requested reservation. `None` if the VM runs by weight.
+    /// Reservation that the VM requests. The reservation is `None` if the VM runs by weight.
     pub reserve: Option<Reserve>,
-    /// Weight of each vCPU.
+    /// Weight of each vCPU of the VM.
     pub weight: u64,
     /// Number of vCPUs of the VM.
     pub vcpus: u64,
 }
 
-/// Reservation of each vCPU of a VM.
+/// Reservation that each vCPU of a VM gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Granted {
-    /// Run time in each period.
+    /// Reserved run time in each period.
     pub runtime: Nanos,
-    /// Length of the period.
+    /// Length of the reservation's period.
     pub period: Nanos,
-    /// Whether the vCPU may use time that others leave, as in [`Reserve::reclaim`].
+    /// Whether the vCPU may use unused time of other threads, as in [`Reserve::reclaim`].
     pub reclaim: bool,
 }
 
 impl Granted {
-    /// Part of a processor in millionths, rounded down.
+    /// Reserved part of a processor, in millionths, rounded down.
     #[must_use]
     pub fn ppm(&self) -> u64 {
         part(self.runtime, self.period)
     }
 }
 
-/// Time that reservations take from others, in millionths of a processor.
+/// Processor time that reservations take, in millionths of a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Average part over all processors.
+    /// Average reserved part of a processor, in millionths.
     pub mean_ppm: u64,
-    /// Part of one processor if all reserved vCPUs happen to run there.
+    /// Largest part of one processor, in millionths, that reserved vCPUs can take if all of them
+    /// happen to run on this processor.
     pub most_ppm: u64,
 }
 
-/// Reason for which a reservation does not fit.
+/// Error for a reservation that exceeds the kernel's limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error(
-    "reservations up to this VM take {} of {}, {} are allowed (95 % of each unless \
+    "with this VM, reservations take {} of {}, above the limit of {} (95 % of each unless \
      kernel.sched_rt_runtime_us differs); {}add CPUs to [vcpu] `cpus`",
     Pct(*.sum_ppm), counted(*.cpus), Pct(*.max_ppm), shorter(*.fits)
 )]
 pub struct TooMuch {
-    /// Sum of all reservations including this VM's, in millionths.
+    /// Sum of all reservations including the refused reservation, in millionths of a processor.
     pub sum_ppm: u64,
-    /// The limit on the sum, in millionths.
+    /// Limit on the sum of reservations, in millionths of a processor.
     pub max_ppm: u64,
-    /// Number of processors to which the limit applies.
+    /// Number of processors on which the reservations must fit.
     pub cpus: u64,
-    /// The longest run time that would fit.
+    /// The longest run time in each period that would fit for the refused VM.
     pub fits: Nanos,
 }
 
-/// Formats a number of CPUs with its noun.
+/// Formats a number of CPUs, for example `1 CPU` or `2 CPUs`.
 fn counted(cpus: u64) -> String {
     if cpus == 1 { "1 CPU".to_owned() } else { format!("{cpus} CPUs") }
 }
 
-/// The remedy other than more processors. It suggests no run time if none would fit.
+/// Returns the first remedy in the error message, which is a shorter run time for the refused VM.
+/// If even the shortest run time does not fit, the remedy is a smaller reservation of another VM.
 fn shorter(fits: Nanos) -> String {
     if fits < RUNTIME_MIN {
-        return "give another VM less, or ".to_owned();
+        return "give another VM a smaller reservation, or ".to_owned();
     }
-    format!("give it a `runtime` of at most {} us, or ", fits.0 / 1_000)
+    format!("give the VM a `runtime` of at most {} us, or ", fits.0 / 1_000)
 }
 
-/// Formats millionths as percent of one processor.
+/// Formats millionths of a processor as percent.
 struct Pct(u64);
 
 impl std::fmt::Display for Pct {
@@ -137,16 +148,17 @@ fn part(runtime: Nanos, period: Nanos) -> u64 {
     ratio(runtime.0, WHOLE_PPM, period.0)
 }
 
-/// Part of each processor that the kernel admits, in millionths. The arguments are its
-/// `sched_rt_runtime_us` (-1 means no limit) and `sched_rt_period_us`.
+/// Part of each processor that the kernel admits for reservations, in millionths. The arguments are
+/// the kernel's settings `sched_rt_runtime_us` (-1 means no limit) and `sched_rt_period_us` (`None`
+/// means 1 s).
 #[must_use]
 pub fn kernel_limit_ppm(runtime_us: i64, period_us: Option<i64>) -> u64 {
     let period = period_us.and_then(|us| u64::try_from(us).ok()).unwrap_or(1_000_000);
     u64::try_from(runtime_us).map_or(WHOLE_PPM, |us| ratio(us, WHOLE_PPM, period).min(WHOLE_PPM))
 }
 
-/// The part of a processor that each vCPU without a `runtime` reserves, in millionths, as a
-/// function of its weight.
+/// Returns a function that computes the reservations of vCPUs without a `runtime`. The returned
+/// function maps a vCPU's weight to the part of a processor that the vCPU reserves, in millionths.
 fn by_weight(asks: &[Ask], cpus: u64, max_ppm: u64) -> impl Fn(u64) -> u64 {
     let named = |ask: &&Ask| ask.reserve.is_some_and(|reserve| reserve.runtime.is_some());
     let one = |ask: &Ask| ask.reserve.map_or(0, |r| part(r.runtime.unwrap_or_default(), r.period));
@@ -161,7 +173,9 @@ fn by_weight(asks: &[Ask], cpus: u64, max_ppm: u64) -> impl Fn(u64) -> u64 {
     move |weight| ratio(left, weight, all).min(ratio(room, weight, following)).min(most)
 }
 
-/// Reservation of each VM, in the order of `asks`. `None` if the VM runs by weight.
+/// Plans the reservation of each VM in `asks`, in the same order. The entry of a VM without a
+/// request is `None`. `max_ppm` is the part of each processor that the kernel admits, in
+/// millionths.
 #[must_use]
 pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted, TooMuch>>> {
     let share = by_weight(asks, cpus, max_ppm);
@@ -187,7 +201,8 @@ pub fn plan(asks: &[Ask], cpus: u64, max_ppm: u64) -> Vec<Option<Result<Granted,
     asks.iter().map(&mut one).collect()
 }
 
-/// Time that these reservations take from others. Each reservation comes with its number of vCPUs.
+/// Computes the part of `cpus` processors that the reservations `granted` take. Each entry has the
+/// reservation of each vCPU of a VM, and the number of the VM's vCPUs.
 #[must_use]
 pub fn taken(granted: &[(Granted, u64)], cpus: u64) -> Taken {
     let sum: u64 = granted.iter().map(|(each, vcpus)| each.ppm() * vcpus).sum();
@@ -224,7 +239,7 @@ mod tests {
         // Time that another VM reserved by an explicit `runtime` is not divided by weight.
         assert_eq!(runtime_us(&[ask(Some(1_500), 1, 1), ask(None, 1, 1), hog(1)], 1), [1_500, 750]);
         assert_eq!(runtime_us(&[ask(None, 1, 2), hog(2)], 2), [1_500]);
-        // A single VM gets what the kernel admits. So do two VMs that request everything, together.
+        // A single VM gets all time that may be reserved by share. Two VMs divide this time.
         assert_eq!(runtime_us(&[ask(None, 7, 1)], 4), [2_700]);
         assert_eq!(runtime_us(&[ask(None, 1, 1), ask(None, 1, 1)], 1), [1_350, 1_350]);
     }
@@ -236,7 +251,7 @@ mod tests {
         let refused = granted[1].unwrap().unwrap_err();
         assert_eq!((refused.fits.0 / 1_000, refused.max_ppm), (850, KERNEL));
         let said = refused.to_string();
-        assert!(said.contains("116.6 % of 1 CPU, 95.0 % are"), "{said}");
+        assert!(said.contains("116.6 % of 1 CPU, above the limit of 95.0 %"), "{said}");
         assert!(said.contains("`runtime` of at most 850 us"), "{said}");
         assert!(granted[2].unwrap().is_ok());
         let mended = ask(Some(refused.fits.0 / 1_000), 1, 1);

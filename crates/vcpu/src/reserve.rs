@@ -1,36 +1,38 @@
-//! Credits that are kept for I/O.
+//! The I/O reserve: credits that a vCPU can use only after an external event.
 //!
 //! # Problem
-//! A VM may have compute-bound processes that use up its credits. It then cannot answer requests,
-//! because it is OVER and not boosted.
+//! Compute-bound processes may use up a VM's credits. A VM without credits is in the class OVER and
+//! gets no boost when a request arrives, so the VM answers late.
 //!
 //! # Source
-//! VM jitter §III-A, \"Credit Reservation for I/O\". The paper leaves open how much is reserved.
+//! The source is the section "Credit Reservation for I/O" of the paper VM jitter (§III-A). The
+//! paper on VM jitter does not state the size of the I/O reserve.
 //!
 //! # Quantities
-//! Amounts are credits, in the unit of the book that has the account.
+//! All amounts of the I/O reserve are in credits of the vCPU's [`crate::credit_book`].
 //!
 //! # Approach
-//! In every accounting epoch, a part of what a vCPU gets goes to the reserve first. The reserve is
-//! bounded to two epochs' parts. The excess goes to the vCPU's ordinary credits, so nothing is lost
-//! and shares stay the same. A vCPU runs on the reserve only if an external event woke it from
-//! block. It may continue on the reserve if the slice for the event was not enough. Unused reserve
-//! stays for the next epoch.
+//! In every epoch, a fixed percentage of a vCPU's new credits goes to the vCPU's I/O reserve. The
+//! I/O reserve is full if it contains the credits that the reserve gets in two epochs. If the
+//! reserve is full, all new credits go to the vCPU's ordinary credits, so shares stay the same. Run
+//! time is charged to the I/O reserve only if an external event woke the blocked vCPU. If one slice
+//! was not enough for an event, later run time may also be charged to the I/O reserve. Unused
+//! credits stay in the reserve for the next epoch.
 //!
 //! # Example
-//! A reserve of 10 % gets 10 of 100 credits in an epoch and holds at most 20. A test covers this.
+//! With 10 %, an I/O reserve gets 10 of 100 credits in an epoch and has at most 20 credits.
 //!
 //! # Departures
-//! The reserve that is carried over is bounded. Otherwise a VM that was silent for an hour could
-//! delay all others for minutes.
+//! The I/O reserve has an upper bound. Without an upper bound on the I/O reserve, a VM that was
+//! idle for an hour could delay all other VMs for minutes.
 //!
 //! # Cost
-//! Each call is O(1).
+//! Each call of an I/O reserve is O(1).
 
-/// Maximum level of a reserve, in epochs' parts.
+/// Maximum level of an I/O reserve, as the number of epochs in which the reserve fills.
 const EPOCHS_MAX: i64 = 2;
 
-/// The reserve of one vCPU.
+/// The I/O reserve of one vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reserve {
     pct: i64,
@@ -38,25 +40,26 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// An empty reserve of `pct` percent.
+    /// Makes an empty I/O reserve that gets `pct` percent of the vCPU's credits.
     #[must_use]
     pub fn new(pct: u8) -> Self {
         Self { pct: i64::from(pct), level: 0 }
     }
 
-    /// Credits in the reserve.
+    /// Number of credits in the I/O reserve.
     #[must_use]
     pub const fn level(&self) -> i64 {
         self.level
     }
 
-    /// Takes over the level of a previous reserve. If this reserve has 0 percent, the level becomes
-    /// 0.
+    /// Copies the level of the earlier reserve `before`. If the new reserve gets 0 percent of the
+    /// credits, the new reserve's level is 0.
     pub fn resume(&mut self, before: Self) {
         self.level = if self.pct == 0 { 0 } else { before.level };
     }
 
-    /// Takes the reserve's part of the credits given in an epoch, and returns the rest.
+    /// Adds the I/O reserve's percentage of the new credits to the reserve, and returns the
+    /// remaining credits. `given` is the number of credits that the vCPU gets in an epoch.
     pub fn fill(&mut self, given: i64) -> i64 {
         let part = given.saturating_mul(self.pct) / 100;
         let room = (part.saturating_mul(EPOCHS_MAX) - self.level).clamp(0, part);
@@ -64,8 +67,8 @@ impl Reserve {
         given - room
     }
 
-    /// Pays for `used` credits, down to the level `kept`, and returns the credits that it could not
-    /// pay.
+    /// Subtracts `used` credits from the reserve, but leaves at least `kept` credits in the
+    /// reserve. Returns the part of `used` that the reserve did not cover.
     pub fn draw(&mut self, used: i64, kept: i64) -> i64 {
         let drawn = used.min(self.level - kept).max(0);
         self.level -= drawn;

@@ -1,4 +1,5 @@
-//! Seating: the processor of each vCPU, and whether the vCPU's deadline is kept there.
+//! Places running VMs by choosing a processor for each vCPU. If the deadline of a VM fits on no
+//! processor, the VM runs without a deadline.
 
 use penstock_units::CpuId;
 
@@ -7,40 +8,43 @@ use crate::admission::{Claim, Limits, Refusal, WHOLE_PPM, admit};
 use crate::placement::{Guest, PlacementError, place};
 use crate::reservation::Taken;
 
-/// A VM that runs, as input of the placement.
+/// A running VM that must be placed on processors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Present {
-    /// The parameters that the VM requested.
+    /// Scheduling parameters that the VM requested.
     pub contract: Contract,
-    /// Number of the VM's vCPUs.
+    /// Number of vCPUs of the running VM.
     pub vcpus: u16,
 }
 
-/// Result for one VM.
+/// Result of the placement for one VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seated {
-    /// The parameters that the scheduler can keep.
+    /// Scheduling parameters of the VM that are in force. If admission control refused the
+    /// requested deadline, the contract in force has no deadline.
     pub contract: Contract,
-    /// Why these parameters are less than requested, with the remedy.
+    /// Reason why the VM's requested deadline was refused, with a remedy. `None` means that no
+    /// deadline was refused.
     pub problem: Option<String>,
-    /// Place of each vCPU.
+    /// Processor and share of each vCPU of the VM.
     pub vcpus: Vec<Place>,
 }
 
-/// Place of one vCPU.
+/// Processor, share and base weight of one vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Number of the processor.
+    /// Number of the processor, as in [`crate::terms::VcpuSection::cpus`].
     pub cpu: u32,
-    /// Share of the processor's unreserved time when all vCPUs have work, in millionths.
+    /// The vCPU's share of the processor's unreserved time if all vCPUs have work, in millionths.
     pub share_ppm: u64,
-    /// Weight in millionths of the average weight on the processor.
+    /// The vCPU's weight divided by the average weight of the vCPUs on the processor, in
+    /// millionths.
     pub base_ppm: u64,
 }
 
-/// Places all VMs on `cpus`. `taken` is the part of these CPUs that is reserved for VMs that are
-/// not placed. If a VM's deadline cannot be kept, the VM gets no deadline and a reason. The VM
-/// still runs, by its weight.
+/// Places all VMs on the processors `cpus`. `taken` is the part of the processors `cpus` that is
+/// reserved for other VMs. If the deadline of a VM does not fit, the VM runs by weight, and the
+/// result states the reason.
 #[must_use]
 pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> Vec<Seated> {
     let mut seated: Vec<Seated> = present
@@ -78,9 +82,11 @@ pub fn seat(present: &[Present], cpus: &[u32], limits: Limits, taken: Taken) -> 
         }
         let beside = match taken.most_ppm {
             0 => String::new(),
-            ppm => format!(" (up to {} % of it is reserved for other VMs)", ppm / 10_000),
+            ppm => {
+                format!(" (up to {} % of this processor is reserved for other VMs)", ppm / 10_000)
+            }
         };
-        seat.problem = Some(format!("no deadline is kept: on processor {at}, {reason}{beside}"));
+        seat.problem = Some(format!("deadline refused: on processor {at}, {reason}{beside}"));
         seat.contract = Contract::by_credit(seat.contract.weight);
     }
 }
@@ -89,7 +95,7 @@ fn weight(guest: &Guest) -> u64 {
     u64::from(guest.contract.weight.get())
 }
 
-/// Number and sum of the weights of all vCPUs of a processor.
+/// Number of vCPUs on processor `cpu`, and the sum of the vCPUs' weights.
 fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
     let there = guests.iter().zip(homes).flat_map(|(guest, homes)| {
         homes.iter().filter(move |home| **home == cpu).map(move |_| weight(guest))
@@ -97,7 +103,8 @@ fn load(guests: &[Guest], homes: &[Vec<CpuId>], cpu: CpuId) -> (u64, u64) {
     there.fold((0, 0), |(count, sum), weight| (count + 1, sum + weight))
 }
 
-/// Checks the deadlines on each processor again, with the vCPUs' shares of that processor.
+/// Checks after the placement whether the deadlines on each processor still fit. In the check after
+/// placement, a vCPU's share depends only on the weights of the vCPUs on its own processor.
 fn check(
     guests: &[Guest],
     homes: &[Vec<CpuId>],
@@ -172,17 +179,20 @@ mod tests {
         let places: Vec<Place> = seated.iter().map(|vm| vm.vcpus[0]).collect();
         assert_eq!(places[0], Place { cpu: 1, share_ppm: 200_000, base_ppm: 750_000 });
         assert_eq!((seated[0].problem.as_ref(), places[2].share_ppm), (None, 400_000));
-        // The VM has a quarter of the half that is not reserved. This is less than the seventh that
-        // a deadline of 3 ms needs.
+        // The VM has a quarter of the unreserved half. A deadline of 3 ms needs a seventh, which is
+        // more.
         let seated = super::seat(&present, &[1], Limits::default(), reserved(500_000));
         let problem = seated[0].problem.clone().unwrap();
-        assert!(problem.contains("a share of 12.50 %"), "{problem}");
-        assert!(problem.contains("(up to 50 % of it is reserved for other VMs)"), "{problem}");
-        // All reserved vCPUs may run on one processor. Deadlines then have no room, although they
-        // have room on average.
+        assert!(problem.contains("above the vCPU's share of 12.50 %"), "{problem}");
+        assert!(
+            problem.contains("(up to 50 % of this processor is reserved for other VMs)"),
+            "{problem}"
+        );
+        // All reserved vCPUs may run on one processor. Deadlines do not fit there, although they
+        // fit on average.
         let taken = Taken { mean_ppm: 450_000, most_ppm: 900_000 };
         let seated = super::seat(&[periodic(3), hog(1)], &[1, 2], Limits::default(), taken);
-        assert!(seated[0].problem.clone().unwrap().contains("10.00 % are allowed"));
+        assert!(seated[0].problem.clone().unwrap().contains("above the limit of 10.00 %"));
     }
 
     #[test]
@@ -200,7 +210,7 @@ mod tests {
         present.push(periodic(3));
         let seated = seat(&present, &[4], Limits::default());
         let problem = seated[7].problem.clone().unwrap();
-        assert!(problem.starts_with("no deadline is kept: on processor 4, "), "{problem}");
+        assert!(problem.starts_with("deadline refused: on processor 4, "), "{problem}");
         assert!(problem.contains("give it more weight, or a deadline of 3.5 ms"), "{problem}");
         assert_eq!(seated[7].contract, Contract::by_credit(Weight::ONE));
         assert_eq!(seated[7].vcpus[0].share_ppm, 125_000);

@@ -1,70 +1,74 @@
-//! Time slots for the deadlines of a processor, so that none is missed.
+//! Time slots for the deadlines of a processor, so that no deadline is missed.
 //!
 //! # Problem
-//! Each of several vCPUs must run for a slice S within D of when it last ran. If they run in the
-//! order of their deadlines, each as late as possible, several become due together. For example, D
-//! = 0.5, 1.5 and 1.5 ms with S = 0.5 ms fit a processor exactly. Even so, the two longer ones can
-//! become due in the slot in which the first is due again.
+//! Each vCPU with a deadline must run for a slice S at most D after its previous run. If each vCPU
+//! runs as late as possible, several vCPUs may become due at the same time. For example, three
+//! vCPUs with S = 0.5 ms have deadlines D of 0.5, 1.5 and 1.5 ms. The three vCPUs with deadlines of
+//! 0.5, 1.5 and 1.5 ms need exactly one processor, but all three can become due in the same slot.
 //!
 //! # Source
-//! This is pinwheel scheduling: task i runs at least once in any a_i consecutive slots, with a_i =
-//! D_i / S + 1. R. Holte et al. (1989) introduced pinwheel scheduling. M. Chan, F. Chin,
-//! \"Schedulers for larger classes of pinwheel instances\", Algorithmica 9 (1993), show that a set
-//! which needs at most 0.7 of the slots can be placed. This module uses their method with one base.
+//! The method is pinwheel scheduling: task i runs at least once in any a_i consecutive slots, with
+//! a_i = D_i / S + 1. Holte et al. (1989) introduced pinwheel scheduling. Chan and Chin show that
+//! tasks always fit if the tasks together need at most 0.7 of the slots ("Schedulers for larger
+//! classes of pinwheel instances", Algorithmica 9, 1993). Penstock uses the variant of Chan's and
+//! Chin's method in which all periods are derived from one number, the base.
 //!
 //! # Approach
-//! For a base x, every a_i is lowered to a period x * 2^k. Periods of that form can get disjoint
-//! residues if their parts of all slots add up to at most 1. Several bases may fit. The module uses
-//! the base that takes the fewest slots. Of several such bases, it uses the largest. A vCPU's own
-//! slots are the slots of its residue.
+//! For a base x, the window a_i of each task i is rounded down to a period x * 2^k. Tasks with
+//! periods x * 2^k can own disjoint slots if the sum of 1 / period is at most 1. If the sum of 1 /
+//! period is at most 1 for several bases, the function [`layout`] uses the base with the smallest
+//! sum. If the smallest sum of 1 / period occurs for several bases, [`layout`] uses the largest of
+//! these bases. A task owns all slots with numbers that are equal modulo the task's period.
 //!
 //! # Example
-//! Windows 2, 4 and 5 get periods 2, 4, 4 and residues 0, 1, 3. A test covers this.
+//! For example, three tasks must each run once in any 2, 4 and 5 consecutive slots. The three tasks
+//! with windows of 2, 4 and 5 slots get the periods 2, 4 and 4 and the first slots 0, 1 and 3.
 //!
 //! # Departures
-//! The paper on VM jitter has deadlines, but it does not test whether they fit.
+//! The paper on VM jitter does not check whether deadlines fit together.
 //!
 //! # Cost
-//! A changed set costs O(shortest window x tasks).
+//! A layout of slots costs O(shortest window x tasks). The layout is computed when the set of tasks
+//! changes.
 
-/// Slots that one task owns. Their numbers are `phase` modulo `period`.
+/// The slots that one task owns. The number of an owned slot modulo `period` is `phase`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residue {
-    /// Distance between two slots, at least 1.
+    /// Distance between two successive slots that the task owns, at least 1.
     pub period: u64,
-    /// Number of the first slot, below the period.
+    /// Number of the first slot that the task owns, below the period.
     pub phase: u64,
 }
 
 impl Residue {
-    /// Whether the task owns `slot`.
+    /// Whether the task owns the slot number `slot`.
     #[must_use]
     pub const fn owns(&self, slot: u64) -> bool {
         slot % self.period == self.phase
     }
 
-    /// The first slot that the task owns, from `slot` on.
+    /// Returns the number of the task's first slot that is not before `slot`.
     #[must_use]
     pub const fn next(&self, slot: u64) -> u64 {
         slot + (self.phase + self.period - slot % self.period) % self.period
     }
 }
 
-/// How often `window` can be halved without falling below `base`.
+/// Number of times that `window` can be halved without falling below `base`.
 fn halvings(window: u64, base: u64) -> u32 {
     (window / base).checked_ilog2().unwrap_or(0)
 }
 
-/// Part of all slots that the tasks take with a base, in units of 1 / (`base << deepest`). `None`
-/// if they do not fit.
+/// Fraction of all slots that the tasks need if the base is `base`, in units of 1 /
+/// (`base << deepest`). Returns `None` if the tasks do not fit with the base `base`.
 fn taken(windows: &[u64], base: u64, deepest: u32) -> Option<u64> {
     let each = windows.iter().map(|w| 1_u64 << (deepest - halvings(*w, base)));
     let sum = each.fold(0, u64::saturating_add);
     (sum <= base << deepest).then_some(sum)
 }
 
-/// Own slots for tasks that must run once in every `windows[i]` slots (1 to 2^20 each), in the
-/// order of `windows`. `None` if the tasks do not fit together.
+/// Assigns slots to tasks. Task i must run once in any `windows[i]` consecutive slots (1 to 2^20).
+/// Returns `None` if the tasks do not fit together.
 #[must_use]
 pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     let (Some(&least), Some(&most)) = (windows.iter().min(), windows.iter().max()) else {
@@ -77,7 +81,7 @@ pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     for base in (1..=least).rev() {
         let deepest = halvings(most, base);
         let Some(sum) = taken(windows, base, deepest) else { continue };
-        // Compares sum / (base << deepest) with the smallest value so far.
+        // Compares sum / (base << deepest) with the smallest such quotient so far.
         let smaller = best.is_none_or(|(sum_b, base_b, deepest_b)| {
             u128::from(sum) * u128::from(base_b << deepest_b)
                 < u128::from(sum_b) * u128::from(base << deepest)
@@ -89,8 +93,9 @@ pub fn layout(windows: &[u64]) -> Option<Vec<Residue>> {
     best.map(|(_, base, _)| place(windows, base))
 }
 
-/// Residues for periods that fit. The shortest period is served first. Each takes the smallest free
-/// part.
+/// Assigns slots to tasks that fit if each task's period is `base` * 2^k slots. The task with the
+/// shortest period gets its slots first. To assign slots to a task, the function halves the
+/// smallest set of free slots until the set has the task's period.
 fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     let period = |window: u64| base << halvings(window, base);
     let mut order: Vec<usize> = (0..windows.len()).collect();
@@ -99,8 +104,8 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
         (0..base).rev().map(|phase| Residue { period: base, phase }).collect();
     let mut placed = vec![Residue { period: 1, phase: 0 }; windows.len()];
     for at in order {
-        // Parts are taken from the end, where the smallest are. A part is always free, because
-        // periods only grow and the parts taken are at most the whole.
+        // The smallest parts are at the end. A part is always free, because periods only grow and
+        // the sum of all parts is at most 1.
         let Some(mut part) = free.pop() else { break };
         while part.period < period(windows[at]) {
             let half = Residue { period: part.period * 2, phase: part.phase + part.period };
@@ -112,11 +117,11 @@ fn place(windows: &[u64], base: u64) -> Vec<Residue> {
     placed
 }
 
-/// For each task, the minimum number of slots between two runs if the task always takes the latest
-/// possible slot. A task chooses among its own slots and the slots that no other task owns or has
-/// taken. Consecutive slots owned by others can bring the task forward. Each of these other tasks
-/// may also have taken one more slot, which brings the task forward further. The task is brought
-/// forward at most to its own period.
+/// Computes, for each task, a lower bound on the number of slots between two runs. A task always
+/// takes the latest free slot of its window. A slot is free if no other task owns the slot or has
+/// booked it. A task runs early if other tasks own consecutive slots at the end of the task's
+/// window. Each other task may also have booked one additional slot in the task's window. The
+/// computed number of slots between two runs is never below the task's own period.
 #[must_use]
 pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
     let cycle = residues.iter().map(|residue| residue.period).max().unwrap_or(1);
@@ -125,7 +130,7 @@ pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
         let taken =
             |slot: u64| residues.iter().enumerate().any(|(other, r)| other != at && r.owns(slot));
         let (mut run, mut longest) = (0, 0);
-        // The loop goes twice around, to find a run of slots that crosses the end.
+        // Two cycles are searched, to find consecutive slots that cross the end of a cycle.
         for slot in 0..2 * cycle {
             run = if taken(slot) { run + 1 } else { 0 };
             longest = longest.max(run);
@@ -140,7 +145,7 @@ pub fn shortest_gaps(windows: &[u64], residues: &[Residue]) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    /// Whether no slot has two owners, checked over the longest period.
+    /// Whether every slot of the longest period has at most one owner.
     fn disjoint(residues: &[Residue]) -> bool {
         let all = residues.iter().map(|r| r.period).max().unwrap_or(1);
         (0..all).all(|slot| residues.iter().filter(|r| r.owns(slot)).count() <= 1)
@@ -168,9 +173,10 @@ mod tests {
         let gaps = |windows: &[u64]| shortest_gaps(windows, &layout(windows).unwrap());
         assert_eq!(gaps(&[7]), [7]);
         assert_eq!(gaps(&[7, 7]), [7, 7]);
-        // Both own periods are 7. One slot is owned by the other task, and one may be taken by it.
+        // The two tasks have the period 7. The other task owns one slot and may have booked one
+        // more slot.
         assert_eq!(gaps(&[7, 11]), [7, 9]);
-        // The own periods are 3 and 6.
+        // The two tasks have the periods 3 and 6.
         assert_eq!(gaps(&[3, 7]), [3, 6]);
     }
 

@@ -1,5 +1,5 @@
-//! Configuration of virtual processors by an operator: the tables `[vcpu]` and `[[vm]]`. A host's
-//! file and a file of `penstock vcpu run` have the same tables.
+//! Configuration of virtual processors: the tables `[vcpu]` and `[[vm]]`. A host's configuration
+//! file and the file of `penstock vcpu run` have the tables `[vcpu]` and `[[vm]]`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,22 +12,22 @@ use crate::admission::{DEADLINE_MAX, DEADLINE_MIN, Limits};
 use crate::reservation::{RUNTIME_MIN, Reserve};
 use crate::{Contract, Mode};
 
-/// Default run directory of a scheduler, on a tmpfs.
+/// Default run directory of a vCPU scheduler, on a tmpfs.
 pub const RUN_DIR: &str = "/run/penstock/vcpu";
-/// Maximum number of processors of a scheduler. The limit is the number of bytes beside a bell
-/// ([`crate::bells`]).
+/// Maximum number of processors of a vCPU scheduler. The file of frame-arrival counters has one
+/// wake-up byte for the scheduling thread of each processor ([`crate::bells`]).
 pub const CPUS_MAX: usize = crate::bells::THREADS_MAX;
-/// Maximum number of vCPUs of a VM.
+/// Maximum number of vCPUs that a VM may have.
 pub const VCPUS_MAX: u16 = 64;
-/// Default percent of a processor that slices of deadlines may take.
+/// Default value of [`VcpuSection::deadlines_max`], in percent of a CPU.
 pub const DEADLINES_MAX: u64 = 70;
 
-/// `[vcpu]`: CPUs on which the vCPUs of the `[[vm]]` tables are scheduled.
+/// The table `[vcpu]`: CPUs on which the vCPUs of the `[[vm]]` tables are scheduled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VcpuSection {
-    /// CPUs for the vCPUs of all VMs, 1 to 56. The switch's workers and QEMU's I/O threads must not
-    /// run on them.
+    /// Numbers of the CPUs for the vCPUs of all VMs. The list `cpus` has 1 to 56 CPUs. The switch's
+    /// workers and QEMU's I/O threads must not run on the CPUs in `cpus`.
     #[schemars(length(min = 1, max = 56))]
     pub cpus: Vec<u32>,
     /// Run directory of the vCPU scheduler, on a tmpfs. Default `/run/penstock/vcpu`.
@@ -43,97 +43,103 @@ pub struct VcpuSection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VcpuMode {
-    /// By weight alone.
+    /// The VM has no deadline. The VM runs in proportion to its weight.
     #[default]
     None,
-    /// The VM runs again within its deadline after each descheduling.
+    /// A descheduled vCPU of the VM runs again within the deadline.
     Periodic,
-    /// The VM runs within its deadline after an external event.
+    /// After an external event, such as an arriving frame, the VM's vCPU runs within the deadline.
     Aperiodic,
-    /// The kernel reserves a run time in each period for the VM (`SCHED_DEADLINE`).
+    /// The kernel reserves run time in each period for each vCPU of the VM (`SCHED_DEADLINE`).
     Reserved,
-    /// The VM carries the I/O of others. Only simulations have this mode, hosts refuse it.
+    /// The VM is the driver domain, which carries the I/O of other VMs. Only simulations support
+    /// the mode `driver`; hosts reject the mode.
     Driver,
 }
 
-/// `[[vm]]`: a VM with scheduled vCPUs.
+/// A table `[[vm]]`: a VM with scheduled vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct VmTable {
-    /// Unique name. Ports refer to it by `vm`.
+    /// Unique name of the VM. The key `vm` of a port refers to the VM by this name.
     pub name: String,
-    /// Process id of the VM. Exactly one of `pid`, `cgroup`, `process` and `domain` must be given.
+    /// Process id of the VM. A `[[vm]]` table has exactly one of the keys `pid`, `cgroup`,
+    /// `process` and `domain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-    /// Cgroup that contains only this VM.
+    /// Path of a cgroup that contains only the VM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
-    /// Command line of the VM's process, with `*` for any text.
+    /// Pattern for the command line of the VM's process, with `*` for any text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub process: Option<String>,
-    /// Name of the VM in libvirt, which is `-name guest=NAME` of QEMU.
+    /// Name of the VM in libvirt, as in QEMU's option `-name guest=NAME`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
-    /// Names of the VM's vCPU threads, with `*` for any text. Default: QEMU's names.
+    /// Pattern for the names of the VM's vCPU threads, with `*` for any text. The default is QEMU's
+    /// names for vCPU threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<String>,
-    /// Number of vCPUs in the plan, 1 to 64. The vCPUs of a running VM are counted instead. Default
-    /// 1.
+    /// Number of the VM's vCPUs for planning, 1 to 64. Default 1. For a running VM, the scheduler
+    /// counts the vCPU threads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 64))]
     pub vcpus: Option<u16>,
-    /// Scheduling mode. Default `none`.
+    /// Scheduling mode of the VM. Default `none`.
     #[serde(default, skip_serializing_if = "is_none")]
     pub vcpu_mode: VcpuMode,
-    /// Wake-up deadline of the modes `periodic` and `aperiodic`, or period of `reserved`: 0.5 ms to
-    /// 1 s, as in `"3 ms"`.
+    /// Wake-up deadline of the VM's vCPUs in the modes `periodic` and `aperiodic`. In the mode
+    /// `reserved`, `deadline` is the period of the reservation. The deadline or period is 0.5 ms to
+    /// 1 s, for example `"3 ms"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<String>,
-    /// `reserved`: run time in each period, as in `"0.6 ms"`. Default: the VM's share of the
-    /// period.
+    /// Run time of each vCPU in each period, for the mode `reserved`, for example `"0.6 ms"`.
+    /// Without `runtime`, each vCPU reserves its share by weight.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
-    /// `reserved`: whether the VM may use the reserved time that other VMs leave, up to 95 % of a
-    /// CPU, before all VMs without a reservation. Default `false`.
+    /// Whether the VM may use unused reserved time of other VMs, up to 95 % of a CPU, for the mode
+    /// `reserved`. A VM with `reclaim` uses unused reserved time before all VMs without a
+    /// reservation. Default `false`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim: Option<bool>,
-    /// Weight of each active vCPU, 1 to 10000. Default 1.
+    /// Weight of each active vCPU of the VM, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 10_000))]
     pub vcpu_weight: Option<u64>,
-    /// Part of the VM's credits that is kept for wake-ups by events, in percent, 0 to 50. Default:
-    /// 10 with a deadline, else 0.
+    /// Part of the VM's credits that is reserved for external events, in percent, 0 to 50. The
+    /// default is 10 percent for a VM with a deadline, and 0 for other VMs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 50))]
     pub io_reserve: Option<u8>,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 const fn is_none(mode: &VcpuMode) -> bool {
     matches!(mode, VcpuMode::None)
 }
 
-/// How the scheduler finds a VM's threads.
+/// Key by which the scheduler finds a VM's threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The scheduler finds them by the id of the VM's process.
+    /// The id of the VM's process identifies the VM.
     Pid(u32),
-    /// The scheduler finds them in a cgroup that contains only this VM.
+    /// The path of a cgroup that contains only the VM identifies the VM.
     Cgroup(PathBuf),
-    /// The scheduler finds them by the process's command line, with `*` for any text.
+    /// A pattern for the command line of the VM's process, with `*` for any text, identifies the
+    /// VM.
     Process(String),
-    /// The scheduler finds them by the VM's name in libvirt.
+    /// The name of the VM in libvirt identifies the VM.
     Domain(String),
 }
 
-/// A mistake in a configuration table.
+/// A mistake in a table `[vcpu]` or `[[vm]]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// The key that is wrong or missing.
+    /// Name of the configuration key that is wrong or missing.
     pub key: &'static str,
-    /// What is wrong with the key.
+    /// Message that says what is wrong with the key's value.
     pub problem: String,
-    /// How to correct the mistake.
+    /// Message that says how the operator corrects the mistake.
     pub remedy: String,
 }
 
@@ -144,19 +150,19 @@ impl fmt::Display for Mistake {
 }
 
 impl VcpuSection {
-    /// Run directory of the scheduler.
+    /// Run directory of the vCPU scheduler: the configured directory, or [`RUN_DIR`].
     #[must_use]
     pub fn run_dir(&self) -> PathBuf {
         self.run_dir.clone().unwrap_or_else(|| PathBuf::from(RUN_DIR))
     }
 
-    /// Limits on the deadlines of a processor.
+    /// Limits of admission control, from [`VcpuSection::deadlines_max`].
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits { density_ppm: self.deadlines_max.unwrap_or(DEADLINES_MAX) * 10_000 }
     }
 
-    /// All mistakes in the `[vcpu]` section.
+    /// Lists all mistakes in the table `[vcpu]`. Returns an empty list if the table is valid.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();
@@ -184,7 +190,8 @@ impl VcpuSection {
 }
 
 impl VmTable {
-    /// How the scheduler finds the VM's threads. `None` if no key or more than one key says how.
+    /// Key by which the scheduler finds the VM's threads. Returns `None` unless the table has
+    /// exactly one of the keys `pid`, `cgroup`, `process` and `domain`.
     #[must_use]
     pub fn source(&self) -> Option<Source> {
         let all = [
@@ -197,7 +204,7 @@ impl VmTable {
         said.next().filter(|_| said.next().is_none())
     }
 
-    /// Number of vCPUs with which the VM is planned.
+    /// Number of the VM's vCPUs for planning, 1 by default.
     #[must_use]
     pub fn vcpus(&self) -> u16 {
         self.vcpus.unwrap_or(1)
@@ -211,7 +218,8 @@ impl VmTable {
         duration(text?).filter(|time| (least..=DEADLINE_MAX).contains(time))
     }
 
-    /// The VM's scheduling parameters. The table must have no [`Self::mistakes`].
+    /// The VM's scheduling parameters. Returns `None` if the weight or the deadline in the table is
+    /// not valid.
     #[must_use]
     pub fn contract(&self) -> Option<Contract> {
         let weight = Weight::new(self.vcpu_weight.unwrap_or(1)).ok()?;
@@ -228,7 +236,8 @@ impl VmTable {
         Some(Contract { io_reserve_pct, ..Contract::real_time(mode, deadline, weight) })
     }
 
-    /// The VM's requested reservation. The table must have no [`Self::mistakes`].
+    /// The reservation that the VM requests. Returns `None` unless the VM's mode is `reserved` and
+    /// the deadline in the table is valid.
     #[must_use]
     pub fn reserve(&self) -> Option<Reserve> {
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN)?;
@@ -237,7 +246,7 @@ impl VmTable {
         (self.vcpu_mode == VcpuMode::Reserved).then_some(Reserve { runtime, period, reclaim })
     }
 
-    /// All mistakes in the `[[vm]]` table.
+    /// Lists all mistakes in the table `[[vm]]`. Returns an empty list if the table is valid.
     #[must_use]
     pub fn mistakes(&self) -> Vec<Mistake> {
         let mut wrong = Vec::new();
@@ -251,7 +260,7 @@ impl VmTable {
 
     fn check_numbers(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
         if self.source().is_none() {
-            let problem = "it needs exactly one source of its threads".to_owned();
+            let problem = "the VM needs exactly one source of its threads".to_owned();
             say("name", problem, "write one of `pid`, `cgroup`, `process` and `domain`");
         }
         let weight = self.vcpu_weight.unwrap_or(1);
@@ -266,8 +275,8 @@ impl VmTable {
             say("io_reserve", format!("`io_reserve`: {percent} percent"), "write 0 to 50");
         }
         if self.vcpu_mode == VcpuMode::Driver {
-            let problem = "`vcpu_mode` driver exists in simulation only";
-            let remedy = "keep its threads on a CPU that is not in [vcpu] `cpus`";
+            let problem = "`vcpu_mode` driver is supported in simulations only";
+            let remedy = "run the VM's threads on a CPU that is not in [vcpu] `cpus`";
             say("vcpu_mode", problem.to_owned(), remedy);
         }
     }
@@ -292,23 +301,24 @@ impl VmTable {
         }
         if self.reclaim.is_some() && self.vcpu_mode != VcpuMode::Reserved {
             let problem = "`reclaim` without `vcpu_mode` reserved".to_owned();
-            say("reclaim", problem, "remove it, or set the mode");
+            say("reclaim", problem, "remove the key, or set `vcpu_mode` to reserved");
         }
         let Some(text) = &self.runtime else { return };
         if self.vcpu_mode != VcpuMode::Reserved {
             let problem = "`runtime` without `vcpu_mode` reserved".to_owned();
-            return say("runtime", problem, "remove it, or set the mode");
+            return say("runtime", problem, "remove the key, or set `vcpu_mode` to reserved");
         }
         let period = Self::read(self.deadline.as_ref(), DEADLINE_MIN).unwrap_or(DEADLINE_MAX);
         if Self::read(Some(text), RUNTIME_MIN).is_none_or(|runtime| runtime > period) {
             let problem =
                 format!("`runtime` {text:?} is not valid in a period of {} us", period.0 / 1_000);
-            say("runtime", problem, "write 2 us up to its `deadline`, such as \"0.6 ms\"");
+            say("runtime", problem, "write 2 us to the value of `deadline`, such as \"0.6 ms\"");
         }
     }
 }
 
-/// Parses a duration such as `3 ms`, `0.5ms`, `800 us`, `1 s`.
+/// Parses a duration such as `3 ms`, `0.5ms`, `800 us` or `1 s`. Returns `None` if `text` is not a
+/// duration.
 #[must_use]
 pub fn duration(text: &str) -> Option<Nanos> {
     let text = text.trim();

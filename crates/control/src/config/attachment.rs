@@ -1,4 +1,5 @@
-//! The attachment of a port. Each type has a table with its keys.
+//! The attachment of a port: its connection to a virtual machine or to a network interface. Each
+//! type of attachment has a table with its own keys.
 
 use core::fmt;
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::vlan::FileMode;
 
-/// Queue pairs of an attachment, 1 to 8.
+/// Number of queue pairs of an attachment, 1 to 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Queues(#[schemars(range(min = 1, max = 8))] pub u16);
@@ -26,28 +27,31 @@ impl Default for Queues {
 pub struct VhostUser {
     /// Path of the socket, at most 107 bytes.
     pub socket: PathBuf,
-    /// The side that listens on the socket. Default `server`.
+    /// Role of the switch at the socket: as `server`, the switch listens; as `client`, the switch
+    /// connects. Default `server`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub mode: SocketMode,
-    /// Queue pairs, 1 to 8. Default 1.
+    /// Number of queue pairs, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queues: Queues,
     /// Offloads of checksums and segmentation to the virtual machine. Default `true`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offloads: Offloads,
-    /// Server: the socket's file mode. Default `"0600"`.
+    /// File mode of the socket, only with `mode = "server"`. Default `"0600"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_mode: Option<FileMode>,
-    /// Server: the socket's owner, as user name or number. Default: the daemon's user.
+    /// Owner of the socket, as user name or number, only with `mode = "server"`; default: the
+    /// daemon's user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_owner: Option<String>,
-    /// Server: the socket's group, as name or number. Default: the daemon's group.
+    /// Group of the socket, as name or number, only with `mode = "server"`; default: the daemon's
+    /// group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_group: Option<String>,
 }
 
 impl VhostUser {
-    /// One queue pair behind a socket at which the switch listens.
+    /// Returns a device with one queue pair, on a unix socket on which the switch listens.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
@@ -68,24 +72,24 @@ impl VhostUser {
 pub struct Tap {
     /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace of the interface: a name under `/run/netns`, or a path. Default: the
+    /// Network namespace of the interface: a name under `/run/netns`, or a path; default: the
     /// daemon's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
-    /// Queue pairs, 1 to 8. Default 1.
+    /// Number of queue pairs, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queues: Queues,
     /// Offloads of checksums and segmentation to the kernel. Default `true`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offloads: Offloads,
-    /// MTU of the interface, 68 to 65521. Default: the kernel's default, 1500.
+    /// MTU of the interface, 68 to 65521; default: the kernel's default, 1500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 68, max = 65521))]
     pub mtu: Option<u32>,
 }
 
 impl Tap {
-    /// One queue pair in the daemon's namespace.
+    /// Returns a TAP interface with one queue pair, in the daemon's network namespace.
     #[must_use]
     pub fn new(interface: impl Into<String>) -> Self {
         let (queues, offloads) = (Queues::default(), Offloads::default());
@@ -93,13 +97,13 @@ impl Tap {
     }
 }
 
-/// `packet`: an existing interface, through a packet socket.
+/// `packet`: an existing interface, attached through a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Packet {
     /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace of the interface: a name under `/run/netns`, or a path. Default: the
+    /// Network namespace of the interface: a name under `/run/netns`, or a path; default: the
     /// daemon's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
@@ -109,25 +113,25 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// An interface in the daemon's namespace.
+    /// Returns an existing interface in the daemon's network namespace, with a packet socket.
     #[must_use]
     pub fn new(interface: impl Into<String>) -> Self {
         Self { interface: interface.into(), netns: None, offloads: Offloads::default() }
     }
 }
 
-/// `xdp`: an existing interface, through AF_XDP. If the kernel refuses AF_XDP, through a packet
-/// socket.
+/// `xdp`: an existing interface, attached through AF_XDP. If the kernel or the driver refuses
+/// AF_XDP, the daemon uses a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Xdp {
     /// Name of the interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace of the interface: a name under `/run/netns`, or a path. Default: the
+    /// Network namespace of the interface: a name under `/run/netns`, or a path; default: the
     /// daemon's namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub netns: Option<String>,
-    /// Queues of the interface, 1 to 8. Default 1.
+    /// Number of queues of the interface, 1 to 8. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub queues: Queues,
     /// Whether the NIC writes frames into the switch's memory directly. Default `auto`.
@@ -136,7 +140,7 @@ pub struct Xdp {
 }
 
 impl Xdp {
-    /// One queue of an interface in the daemon's namespace.
+    /// Returns an existing interface with one queue for AF_XDP, in the daemon's network namespace.
     #[must_use]
     pub fn new(interface: impl Into<String>) -> Self {
         let (queues, zero_copy) = (Queues::default(), ZeroCopy::default());
@@ -144,14 +148,14 @@ impl Xdp {
     }
 }
 
-/// The side of a vhost-user socket that listens.
+/// Role of the switch at a vhost-user socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SocketMode {
-    /// The switch listens, the virtual machine connects.
+    /// The switch listens on the socket, and the virtual machine connects to the socket.
     #[default]
     Server,
-    /// The switch connects, and reconnects when the connection is lost.
+    /// The switch connects to the VM's socket, and reconnects when the connection is lost.
     Client,
 }
 
@@ -159,26 +163,27 @@ pub enum SocketMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ZeroCopy {
-    /// Yes, if the driver can. Otherwise the kernel copies frames.
+    /// The NIC writes frames into the switch's memory if its driver can; otherwise the kernel
+    /// copies frames.
     #[default]
     Auto,
-    /// No: the kernel copies frames.
+    /// The kernel always copies frames into the switch's memory.
     Never,
 }
 
-/// `offloads = true`, `false`, or `{ csum = true, tso = false }`.
+/// The value of `offloads` is `true`, `false`, or a table such as `{ csum = true, tso = false }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "OffloadsText", into = "OffloadsText")]
 #[schemars(with = "OffloadsText")]
 pub struct Offloads {
-    /// The far side may leave checksums to the receiver of a frame.
+    /// Whether frames may pass with unfinished checksums.
     pub csum: bool,
-    /// TCP segments of up to 64 KiB pass whole. Needs `csum`.
+    /// Whether TCP segments of up to 64 KiB pass uncut. Needs `csum`.
     pub tso: bool,
 }
 
 #[derive(Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "no switch; write true, false or { csum = true, tso = false }")]
+#[serde(untagged, expecting = "invalid; write true, false or { csum = true, tso = false }")]
 enum OffloadsText {
     All(bool),
     Each(OffloadsTable),
@@ -190,7 +195,7 @@ struct OffloadsTable {
     /// Whether frames may pass with unfinished checksums. Default `true`.
     #[serde(default = "yes")]
     csum: bool,
-    /// Whether TCP segments of up to 64 KiB pass whole. Needs `csum`. Default `true`.
+    /// Whether TCP segments of up to 64 KiB pass uncut. Needs `csum`. Default `true`.
     #[serde(default = "yes")]
     tso: bool,
 }
@@ -220,24 +225,25 @@ impl Default for Offloads {
     }
 }
 
-/// An attachment. If it changes, the port is attached again.
+/// An attachment. If the attachment changes, the host attaches the port again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Attachment {
-    /// A virtual machine's virtio-net device.
+    /// A virtual machine's virtio-net device, which the switch serves through vhost-user.
     VhostUser(VhostUser),
-    /// A TAP interface.
+    /// A TAP interface that the switch creates.
     Tap(Tap),
-    /// An existing interface.
+    /// An existing network interface, which the switch uses through a packet socket.
     Packet(Packet),
-    /// An existing interface, through AF_XDP if the kernel allows it.
+    /// An existing network interface, through AF_XDP, or through a packet socket if AF_XDP is
+    /// refused.
     Xdp(Xdp),
 }
 
 impl Attachment {
-    /// Names of the types, which are also the keys of their tables.
+    /// Names of the attachment types, which are also the keys of their tables.
     pub const TYPES: [&'static str; 4] = ["vhost-user", "tap", "packet", "xdp"];
 
-    /// The type's name in the file.
+    /// Name of the attachment's type, as in [`Self::TYPES`].
     #[must_use]
     pub const fn kind(&self) -> &'static str {
         match self {
@@ -258,7 +264,7 @@ impl Attachment {
         }
     }
 
-    /// The offloads. An `xdp` port has none.
+    /// Returns the attachment's offloads. An `xdp` port has no offloads.
     #[must_use]
     pub const fn offloads(&self) -> Offloads {
         match self {
@@ -269,7 +275,7 @@ impl Attachment {
         }
     }
 
-    /// The interface and its namespace; `None` for `vhost-user`.
+    /// The interface's name and its network namespace; `None` for `vhost-user`.
     #[must_use]
     pub fn interface(&self) -> Option<(&str, Option<&str>)> {
         match self {
@@ -280,7 +286,7 @@ impl Attachment {
         }
     }
 
-    /// The socket's path or the interface's name, with its namespace.
+    /// The socket's path, or the interface's name with its network namespace.
     #[must_use]
     pub fn target(&self) -> String {
         match (self, self.interface()) {

@@ -1,8 +1,8 @@
-//! The cost model's file. `penstock calibrate` writes it. A file with a mistake is refused as a
-//! whole.
+//! Reads and writes the cost model's file. `penstock calibrate` measures the cost model and writes
+//! its file. If a file has a mistake, the whole file is refused.
 //!
-//! Errors have the same form as errors of the host configuration. `docs/reference/cost-model.md`
-//! has keys and units.
+//! Errors of a cost model have the same form as errors of the host configuration.
+//! `docs/reference/cost-model.md` lists the file's keys and units.
 
 use core::fmt::Write as _;
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ impl From<SpreadTable> for Spread {
     }
 }
 
-/// A value that parses from text.
+/// A value of type `T` that is written as text in the file of a cost model.
 #[derive(Clone, Copy, Debug)]
 struct Word<T>(T);
 
@@ -106,7 +106,7 @@ impl CellTable {
     }
 }
 
-/// The tables of a model's file.
+/// The tables of a cost model's file.
 struct Draft<'a> {
     about: Option<Object<'a, AboutTable>>,
     batch: Option<Object<'a, BatchTable>>,
@@ -117,10 +117,10 @@ struct Draft<'a> {
     cells: Vec<Object<'a, CellTable>>,
 }
 
-/// Reads a model's text. `file` is the name of the file in errors.
+/// Reads the text of a cost model. The argument `file` is the file's name in error messages.
 ///
 /// # Errors
-/// All mistakes at once, in the order of the text.
+/// Returns an error that lists all mistakes of the cost model's text, in the order of the text.
 pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
     let read = penstock_toml::read(text, file, |root, report| {
         unknown_sections(root, &SECTIONS, report);
@@ -138,24 +138,25 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
             return None;
         }
         let Some(parts) = draft.parts() else {
-            unreachable!("a part without a value has reported why")
+            unreachable!("a part of the cost model is missing, but no mistake was reported")
         };
         let remedy = "measure again with `penstock calibrate`, or correct the value";
         CostModel::new(parts).map_err(|error| draft.tell(error, remedy, report)).ok()
     });
     read.map_err(|mut errors| {
         for error in errors.0.iter_mut().filter(|error| error.object == "syntax") {
-            "write it again with `penstock calibrate`, or correct the TOML syntax"
+            "write the file again with `penstock calibrate`, or correct the TOML syntax"
                 .clone_into(&mut error.remedy);
         }
         errors
     })
 }
 
-/// Reads a model's file.
+/// Reads the file of a cost model.
 ///
 /// # Errors
-/// All mistakes at once. A file that cannot be read is a mistake too.
+/// Returns all mistakes of the file, not only the first mistake. A file that cannot be read counts
+/// as a mistake.
 pub fn load_model(path: &Path) -> Result<CostModel, ConfigErrors> {
     parse_model(&penstock_toml::read_file(path)?, &path.display().to_string())
 }
@@ -199,7 +200,7 @@ fn twice<T, K: Ord>(
     for object in objects {
         let Some(value) = &object.value else { continue };
         if !seen.insert(key(value)) {
-            report.at(object, at, "this entry exists already, further up", "keep one of them");
+            report.at(object, at, "the entry exists twice", "remove the duplicate entry");
         }
     }
 }
@@ -251,7 +252,7 @@ impl Draft<'_> {
         })
     }
 
-    /// Reports an error of [`CostModel::new`] at its place in the file.
+    /// Reports an error of [`CostModel::new`] at the place of the mistake in the file.
     fn tell(&self, error: ModelError, remedy: &str, report: &mut Report<'_>) {
         let text = error.to_string();
         let (problem, why) = text.split_once("; ").unwrap_or((&text, remedy));
@@ -297,7 +298,7 @@ impl Draft<'_> {
 #[must_use]
 pub fn model_text(model: &CostModel) -> String {
     let mut out = String::from(
-        "# What a frame costs on this host, in cycles of its time-stamp counter.\n\
+        "# Cost of a frame on this host, in cycles of the time-stamp counter.\n\
          # Written by penstock calibrate; docs/reference/cost-model.md says how to read it.\n",
     );
     // Writing to a String cannot fail.
@@ -310,7 +311,7 @@ fn spread(spread: &Spread) -> String {
     format!("{{ median = {median:.3}, min = {min:.3}, max = {max:.3} }}")
 }
 
-/// `text` as a quoted TOML string.
+/// Returns `text` as a quoted TOML string.
 fn quoted(text: &str) -> String {
     toml_edit::Value::from(text).to_string().trim().to_owned()
 }
@@ -355,7 +356,7 @@ fn write_model(out: &mut String, parts: &Parts) -> core::fmt::Result {
 mod tests {
     use super::*;
 
-    /// A small valid model.
+    /// The text of a small valid cost model.
     const GOOD: &str = r#"
 [about]
 version = 1
@@ -451,7 +452,7 @@ source = "measured"
         let double = good()
             + "\n[[vms]]\ncount = 1\nfactor = { median = 1, min = 1, max = 1 }\n\
                source = \"measured\"\n";
-        assert!(refused(&double).contains("exists already"));
+        assert!(refused(&double).contains("the entry exists twice"));
         let none = good().replace("[[vms]]\ncount = 1", "[[vms]]\ncount = 2");
         assert!(
             refused(&none).contains("the coefficient for 1 VMs is missing"),

@@ -1,4 +1,5 @@
-//! A configuration while it is being checked. Each object was read by itself.
+//! A draft is a configuration file whose objects were read one by one. The references between the
+//! draft's objects are not checked yet.
 
 use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
@@ -27,7 +28,7 @@ const SECTIONS: [&str; 12] = [
     "fdb",
 ];
 
-/// A configuration while it is being checked.
+/// A configuration, before the references between its objects are checked.
 #[derive(Debug)]
 pub(super) struct Draft<'a> {
     pub(super) host: Object<'a, HostSection>,
@@ -84,8 +85,8 @@ pub(super) fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<
             let mut remedy = "add [host] with `name = \"...\"`".to_owned();
             if root.contains_key("vcpu") {
                 remedy.push_str(
-                    "; if it is for `penstock vcpu run` alone, `penstock vcpu check --config FILE` \
-                     checks it",
+                    "; if the file is for `penstock vcpu run` alone, `penstock vcpu check --config \
+                     FILE` checks it",
                 );
             }
             report.file("the section [host] is missing", remedy);
@@ -112,16 +113,16 @@ fn absent<'a, T: Default>(label: &str) -> Object<'a, T> {
     Object { label: label.to_owned(), name: None, value: Some(T::default()), table: None }
 }
 
-/// The remedy for a key that belongs in the table of a port's type.
+/// Returns the remedy for a key of a port that belongs in the table of the port's type.
 fn of_a_port(wrong: &str, known: &[&str]) -> Option<String> {
     if !known.contains(&"vhost-user") {
         return None;
     }
     if ATTACHMENT.contains(&wrong) {
-        return Some(format!("write it into the table of the port's type, as in tap.{wrong}"));
+        return Some(format!("write the key into the table of the port's type, as in tap.{wrong}"));
     }
     (wrong == "type").then(|| {
-        "write a table of that name: vhost-user, tap, packet or xdp, as in tap.interface = \"tap1\""
+        "replace `type` by a table vhost-user, tap, packet or xdp, as in tap.interface = \"tap1\""
             .to_owned()
     })
 }

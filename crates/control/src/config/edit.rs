@@ -1,4 +1,4 @@
-//! Changes to the text of a configuration. Comments and order stay.
+//! Changes the text of a configuration, and keeps its comments and order.
 
 use penstock_toml::ConfigError;
 use serde::Serialize;
@@ -8,7 +8,7 @@ use super::model::{Port, Tenant};
 use super::rule::Rule;
 use super::upgrade::{path, upgrade_table};
 
-/// The kinds of objects that clients add, set and delete.
+/// The kinds of configuration objects that clients add, set and delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tenant,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Name of the table in the file and of the object in messages.
+    /// Name of a kind of configuration object, such as `port`, in the file and in messages.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Tenant => "tenant",
@@ -27,7 +27,7 @@ impl Kind {
     }
 }
 
-/// A change of one object.
+/// A change of the configuration's text, which adds, sets or deletes one object.
 #[derive(Clone, Debug)]
 pub(crate) enum Edit<'a> {
     AddPort(&'a Port),
@@ -37,28 +37,28 @@ pub(crate) enum Edit<'a> {
     Delete(Kind, &'a str),
 }
 
-/// Why a text cannot be changed.
+/// Reason why the text of a configuration cannot be changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum EditError {
-    #[error("there is no such {0}")]
+    #[error("the {0} does not exist")]
     NotFound(&'static str),
     #[error("the name is taken")]
     Taken,
-    #[error("its name cannot be changed")]
+    #[error("the object's name cannot be changed")]
     Name,
-    #[error("the configuration's text is no TOML any more: {0}")]
+    #[error("the configuration's text is no longer valid TOML: {0}")]
     Syntax(toml_edit::TomlError),
     #[error("`{0}` is not a list of tables")]
     Shape(&'static str),
-    #[error("`{0}` is no table, so it holds no keys")]
+    #[error("`{0}` is not a table, so it has no keys")]
     NoTable(String),
-    #[error("it cannot be written as TOML: {0}")]
+    #[error("the object cannot be written as TOML: {0}")]
     Write(toml_edit::ser::Error),
 }
 
 impl Edit<'_> {
-    /// Kind and name of the changed object.
+    /// Kind and name of the configuration object that the edit changes.
     pub(crate) fn object(&self) -> (Kind, &str) {
         match self {
             Self::AddPort(port) => (Kind::Port, &port.name),
@@ -68,7 +68,7 @@ impl Edit<'_> {
         }
     }
 
-    /// The text after the change.
+    /// Applies the change to `text` and returns the changed text.
     pub(crate) fn apply(&self, text: &str) -> Result<String, EditError> {
         let mut document: DocumentMut = text.parse().map_err(EditError::Syntax)?;
         let (kind, name) = self.object();
@@ -105,7 +105,8 @@ fn tables(document: &mut DocumentMut, kind: Kind) -> Result<&mut ArrayOfTables, 
     item.as_array_of_tables_mut().ok_or(EditError::Shape(kind.name()))
 }
 
-/// An object as a table with an empty line above. Nested tables are inline.
+/// Returns an object as a TOML table with an empty line above. Tables inside a configuration object
+/// become inline tables.
 fn table_of<T: Serialize>(object: &T) -> Result<Table, EditError> {
     let document = toml_edit::ser::to_document(object).map_err(EditError::Write)?;
     let mut table = Table::new();
@@ -120,7 +121,7 @@ fn table_of<T: Serialize>(object: &T) -> Result<Table, EditError> {
     Ok(table)
 }
 
-/// The value of a key, in the form in which the file writes it.
+/// Form of a key's value in the file: quoted text, a literal such as a number, or a list.
 enum Form {
     Text,
     Literal,
@@ -138,8 +139,9 @@ fn form(key: &str) -> Form {
     }
 }
 
-/// Sets a key, or removes it if the text is empty. A comment behind the old value stays. A key with
-/// a dot is a key of an inner table: `vhost-user.queues`.
+/// Sets a key of `table`, or removes the key if `text` is empty. A comment after the key's old
+/// value stays after the key's new value. A key with a dot, such as `vhost-user.queues`, is set in
+/// the inner table, such as `vhost-user`.
 fn set(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError> {
     if key == "name" {
         return Err(EditError::Name);
@@ -193,7 +195,7 @@ fn value_of(key: &str, text: &str) -> Value {
     }
 }
 
-/// A value without the white space around it.
+/// Returns `value` without the white space around it.
 fn plain(mut value: Value) -> Value {
     match &mut value {
         Value::InlineTable(table) => table.fmt(),
@@ -204,7 +206,7 @@ fn plain(mut value: Value) -> Value {
     value
 }
 
-/// The text of a configuration that has no file.
+/// Writes the configuration `config` as TOML text, for a host without a configuration file.
 pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, ConfigError> {
     let document = toml_edit::ser::to_document(config);
     let failed = |error: toml_edit::ser::Error| ConfigError {
@@ -212,7 +214,7 @@ pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, Confi
         line: 0,
         column: 0,
         object: "configuration".to_owned(),
-        problem: format!("it cannot be written as TOML: {error}"),
+        problem: format!("the configuration cannot be written as TOML: {error}"),
         remedy: "this is a defect of Penstock, please report it".to_owned(),
     };
     let document = document.map_err(failed)?;
@@ -223,7 +225,8 @@ pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, Confi
     Ok(DocumentMut::from(root).to_string())
 }
 
-/// Writes sections as `[tables]` and lists of objects as `[[tables]]`. Tables in them stay inline.
+/// Writes sections as `[tables]` and lists of objects as `[[tables]]`. Tables inside a section or
+/// an object are written inline.
 fn expanded(item: Item) -> Item {
     match item.into_array_of_tables() {
         Ok(tables) => Item::ArrayOfTables(tables),

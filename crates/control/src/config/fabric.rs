@@ -1,4 +1,5 @@
-//! `[fabric]`: a host as a server of a fabric, and the controllers from which it takes plans.
+//! `[fabric]`: makes a host a server of a fabric, and names the controllers whose plans the host
+//! carries out.
 
 use std::path::{Path, PathBuf};
 
@@ -12,18 +13,18 @@ use super::values::{check_absolute, check_node};
 
 const CONTROLLERS_MAX: usize = 16;
 
-/// `[fabric]`: this host reports to a fabric's controller and carries out its plans. The controller
-/// sets the code points of tenants and the queues of the uplink. The daemon reads this section only
-/// at its start.
+/// `[fabric]`: this host reports to a fabric's controller and carries out the controller's plans.
+/// The controller sets the code points of tenants and the queues of the uplink. The daemon reads
+/// the section `[fabric]` only at its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FabricSection {
-    /// This server's name in the topology, 1 to 63 characters. Default: `name` of `[host]`.
+    /// Name of this host in the topology, 1 to 63 characters; default `name` of `[host]`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub name: Option<String>,
-    /// Addresses of 1 to 16 controllers, `"host:port"`. The host tries them in this order until one
-    /// leads.
+    /// Addresses of 1 to 16 controllers, `"host:port"`. The host tries the controllers in the order
+    /// of the list until it finds the leader.
     #[schemars(length(min = 1, max = 16))]
     pub controllers: Vec<String>,
     /// Name of the port into the fabric: a shared port with `egress = "wfq"`.
@@ -31,26 +32,27 @@ pub struct FabricSection {
     /// Absolute path of the file with the last plan. Default: `fabric.plan` in `state_dir`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PathBuf>,
-    /// Certificates. Default: none. Then nothing is encrypted or authenticated.
+    /// Certificates; default: none, connections are neither encrypted nor authenticated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<FabricTls>,
 }
 
-/// `tls = { ca = "...", cert = "...", key = "..." }`: PEM files. Relative paths begin at the
-/// configuration file's directory. The files are read for each connection.
+/// Certificates in PEM files, as in `tls = { ca = "...", cert = "...", key = "..." }`. Relative
+/// paths begin at the configuration file's directory. The daemon reads the certificate files again
+/// for each connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FabricTls {
     /// Certificate of the authority that signs the controllers' certificates.
     pub ca: PathBuf,
-    /// This host's certificate, with its name in the topology.
+    /// Certificate of this host, which contains the host's name in the topology.
     pub cert: PathBuf,
-    /// Private key of `cert`.
+    /// File of the private key of the certificate `cert`.
     pub key: PathBuf,
-    /// Revocation lists of that authority. Default: none.
+    /// Revocation lists of the authority `ca`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crl: Option<PathBuf>,
-    /// Name in the certificates of all controllers. Default `controller`.
+    /// Server name that the certificates of all controllers contain. Default `controller`.
     #[serde(default = "server_name")]
     pub server_name: String,
 }
@@ -60,13 +62,13 @@ fn server_name() -> String {
 }
 
 impl FabricSection {
-    /// Checks the section by itself.
+    /// Checks the keys of the section `[fabric]`.
     pub(super) fn check(&self, object: &Object<'_, Self>, report: &mut Report<'_>) {
         check_node(object, self.name.as_deref(), "server", report);
         check_absolute(object, "plan", self.plan.as_deref(), report);
         if self.tls.as_ref().is_some_and(|tls| tls.server_name.is_empty()) {
             let problem = "`server_name` is empty";
-            report.at(object, "tls.server_name", problem, "write the name in their certificates");
+            report.at(object, "tls.server_name", problem, "write the name from the certificates");
         }
         self.check_controllers(object, report);
     }
@@ -92,7 +94,7 @@ impl FabricSection {
             let port = named.and_then(|(_, port)| port.parse::<u16>().ok());
             if port.is_none() {
                 let problem = format!("{controller:?} has no host or no port");
-                report.at(object, &path, problem, "write both, as in \"10.0.0.1:7000\"");
+                report.at(object, &path, problem, "write host and port, as in \"10.0.0.1:7000\"");
             }
             let (wrong, remedy) = match (scheme, &self.tls) {
                 (None, _) | (Some("https"), Some(_)) | (Some("http"), None) => continue,
@@ -105,21 +107,23 @@ impl FabricSection {
     }
 }
 
-/// `[fabric]` with all defaults filled in.
+/// The section `[fabric]` with all defaults filled in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentTerms {
     /// The server's name in the topology.
     pub name: String,
-    /// Controllers, in the order of preference.
+    /// Addresses of the controllers, in the order of preference.
     pub controllers: Vec<String>,
-    /// File of the last plan.
+    /// Absolute path of the file with the last plan.
     pub plan: PathBuf,
-    /// Certificates, with absolute paths. `None` means that nothing is encrypted.
+    /// Files of the certificates, with absolute paths. `None` means that connections are not
+    /// encrypted.
     pub tls: Option<FabricTls>,
 }
 
 impl FabricSection {
-    /// Fills in the defaults of host `host`. Relative paths begin at `directory`.
+    /// Converts `[fabric]` to values for the agent, with the defaults of this host. Relative paths
+    /// begin at the directory `directory`.
     pub(super) fn terms(&self, host: &HostSection, directory: &Path) -> AgentTerms {
         let tls = self.tls.as_ref().map(|tls| FabricTls {
             ca: directory.join(&tls.ca),

@@ -1,10 +1,11 @@
-//! `[host]`, `[worker]` and `[forwarding]`: the daemon, its polling threads, its tables.
+//! `[host]`, `[worker]` and `[forwarding]`: settings of the daemon, of its polling threads, and of
+//! its MAC and rule tables.
 
 use core::net::SocketAddr;
 use std::path::PathBuf;
 
+use penstock_dataplane::peers::WORKERS_MAX;
 use penstock_dataplane::port::peer_memory::MemoryLimits;
-use penstock_dataplane::worker::WORKERS_MAX;
 use penstock_toml::text::is_default;
 use penstock_toml::{CyclesPerSecond, Object, Report};
 use schemars::JsonSchema;
@@ -14,7 +15,7 @@ use super::machine::Machine;
 use super::release::{Readiness, Schedule};
 use super::values::{check_name, check_range, check_socket};
 
-/// `[host]`: the daemon.
+/// `[host]`: name, files and limits of the daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostSection {
@@ -23,27 +24,27 @@ pub struct HostSection {
     /// Unix socket of the API. Default `/run/penstock/host.sock`.
     #[serde(default = "default_socket")]
     pub socket: PathBuf,
-    /// Directory for state that must survive a restart. Default `/var/lib/penstock`.
+    /// Directory for the daemon's state that must survive a restart. Default `/var/lib/penstock`.
     #[serde(default = "default_state_dir")]
     pub state_dir: PathBuf,
     /// Address of the Prometheus page `/metrics`, as in `127.0.0.1:9753`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub metrics: Option<SocketAddr>,
-    /// Whether `metrics` may be another address than a loopback one. Default `false`.
+    /// Whether `metrics` may be an address that other machines can reach. Default `false`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub metrics_any: bool,
-    /// Log filter: `error`, `warn`, `info`, `debug`, `trace`, or directives such as
-    /// `info,penstock_dataplane=debug`. RUST_LOG overrides it. Default `info`.
+    /// Log filter, which is a level (`error`, `warn`, `info`, `debug` or `trace`) or a list of
+    /// directives such as `info,penstock_dataplane=debug`. RUST_LOG overrides it. Default `info`.
     #[serde(default = "default_log")]
     pub log: String,
     /// Limit on the memory of VMs that the daemon maps for all ports together, in GiB, 1 to 131072.
-    /// Default: 16 times the host's memory, at most 65536.
+    /// The default limit is 16 times the host's memory, at most 65536 GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
     pub memory_gib: Option<u32>,
-    /// Limit on the memory of a VM that the daemon maps for each port, in GiB, 1 to 131072.
-    /// Default: 4 times the host's memory, at most 65536.
+    /// Limit on the memory of a VM that the daemon maps for each port, in GiB, 1 to 131072. The
+    /// default limit is 4 times the host's memory, at most 65536 GiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<u32>", range(min = 1, max = 131_072))]
     pub memory_per_port_gib: Option<u32>,
@@ -53,7 +54,7 @@ pub struct HostSection {
 }
 
 impl HostSection {
-    /// Limits on mapped memory of VMs, in bytes.
+    /// Limits in bytes on the memory of VMs that the daemon maps.
     #[must_use]
     pub fn memory_limits(&self) -> MemoryLimits {
         let default = MemoryLimits::default();
@@ -65,16 +66,16 @@ impl HostSection {
     }
 }
 
-/// What happens when a thread makes a forbidden system call.
+/// Reaction to a system call of a thread that the filter forbids.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Seccomp {
-    /// The daemon logs the thread and the call, and aborts.
+    /// The daemon logs the thread and the system call, and aborts.
     #[default]
     On,
-    /// The kernel logs the call and executes it.
+    /// The kernel logs the system call and executes it.
     Log,
-    /// No filters are installed.
+    /// The daemon installs no system call filters.
     Off,
 }
 
@@ -93,40 +94,40 @@ fn default_log() -> String {
 /// Default of `idle_turns`.
 const IDLE_TURNS: u32 = 4096;
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "the signature that serde wants")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 fn is_default_idle_turns(turns: &u32) -> bool {
     *turns == IDLE_TURNS
 }
 
-/// `[worker]`: the polling threads.
+/// `[worker]`: settings of the polling threads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct WorkerSection {
-    /// CPUs of the polling threads, at most 16. Each has one worker. Default: one worker, on the
-    /// highest-numbered CPU that the daemon may use.
+    /// CPUs of the polling threads, at most 16. Each CPU runs one worker. By default, one worker
+    /// runs on the highest-numbered CPU that the daemon may use.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cores: Vec<u32>,
-    /// Longest sleep of an idle worker in microseconds, 0 to 1000. With 0 it polls without sleep.
-    /// Default 50.
+    /// Longest sleep of an idle worker in microseconds, 0 to 1000. With the value 0, an idle worker
+    /// polls without sleep. Default 50.
     #[schemars(range(max = 1000))]
     pub idle_backoff_us: u32,
-    /// Turns without a frame after which an idle worker sleeps, 1 to 1000000. Default 4096, about
-    /// 10 ms of polling.
+    /// Number of polling rounds without a frame after which a worker sleeps, 1 to 1000000. By
+    /// default, an idle worker sleeps after 4096 rounds, about 10 ms of polling.
     #[serde(skip_serializing_if = "is_default_idle_turns")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub idle_turns: u32,
-    /// Order in which ports are served. Default `round-robin`.
+    /// Order in which a worker serves its ports. Default `round-robin`.
     pub schedule: Schedule,
-    /// How `hbs` treats a port that sends no frames. Default `pending`.
+    /// Method by which the schedule `hbs` treats a port that sends no frames. Default `pending`.
     #[serde(skip_serializing_if = "is_default")]
     pub readiness: Readiness,
     /// Interval between two refills of the cycle buckets in microseconds, 10 to 1000. Default 50.
     #[schemars(range(min = 10, max = 1000))]
     pub refill_us: u32,
-    /// Cycles per second that each worker may spend on frames. Default: its whole core.
+    /// Cycles per second that each worker may spend on frames; default: the worker's whole core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CyclesPerSecond>,
-    /// CPUs for the daemon's other threads. Default: all but the workers'.
+    /// CPUs for the daemon's other threads; default: all CPUs except those of the workers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub control_cores: Vec<u32>,
 }
@@ -146,19 +147,21 @@ impl Default for WorkerSection {
     }
 }
 
-/// `[forwarding]`: MAC learning and the classifier.
+/// `[forwarding]`: settings of MAC learning and of the classifier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ForwardingSection {
-    /// Seconds after which an unused MAC address is removed, 10 to 1000000 (802.1D). Default 300.
+    /// Time in seconds after which an unused MAC address is removed, 10 to 1000000 (802.1D).
+    /// Default 300.
     #[schemars(range(min = 10, max = 1_000_000))]
     pub fdb_ageing_s: u32,
-    /// Size of the MAC table in addresses, 64 to 131072. A change needs a restart of the daemon.
-    /// Default 8192.
+    /// Size of the MAC table in addresses, 64 to 131072. A new size of the MAC table needs a
+    /// restart of the daemon. Default 8192.
     #[schemars(range(min = 64, max = 131_072))]
     pub fdb_entries: u32,
-    /// Masks of each table of rules that are searched by hash, 1 to 128. A port, a tenant and the
-    /// host each have a table. At most 256 rules may have other masks. Default 32.
+    /// Number of masks that each rule table searches by hash, 1 to 128. Each port, each tenant and
+    /// the host has a rule table. At most 256 rules of a rule table may have masks that the table
+    /// does not search by hash. Default 32.
     #[schemars(range(min = 1, max = 128))]
     pub subtables_per_port: u32,
 }
@@ -195,7 +198,7 @@ impl HostSection {
         if let Some(wrong) = self.log.split(',').find(|directive| !is_directive(directive.trim())) {
             let problem = format!("log directive {wrong:?} is not valid");
             let remedy =
-                "write error, warn, info, debug or trace, or module=level, with commas between";
+                "write levels (error, warn, info, debug, trace) or module=level, joined by commas";
             report.at(object, "log", problem, remedy);
         }
     }
@@ -212,7 +215,8 @@ fn is_directive(text: &str) -> bool {
 }
 
 impl WorkerSection {
-    /// Checks the keys; CPUs must be those of `machine`.
+    /// Checks the keys of `[worker]`. The CPUs in the section's keys must be available on
+    /// `machine`.
     pub(super) fn check(
         &self,
         object: &Object<'_, Self>,

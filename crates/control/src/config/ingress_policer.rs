@@ -1,8 +1,8 @@
-//! The ingress policer, `police`. Under the policies `bps` and `pps` it limits the frames that a
-//! port sends.
+//! The ingress policer, which the key `police` of a port configures. Under the policies `bps` and
+//! `pps`, the ingress policer limits the frames that a port sends.
 
 use penstock_qos::cost_model::FCS;
-use penstock_qos::policer::{Limit, Spec, SpecError, default_depth, default_frames};
+use penstock_qos::policer::{Limit, Spec, SpecError, default_depth, wait_depth, wait_frames};
 use penstock_toml::{BitsPerSecond, PacketsPerSecond};
 use penstock_units as units;
 use schemars::JsonSchema;
@@ -11,41 +11,54 @@ use serde::{Deserialize, Serialize};
 use super::release::IngressPolicy;
 use super::share::{Contract, ContractRate, Sizes};
 
-/// Mean frame of IMIX (RFC 6985: 7 of 64, 4 of 594, 1 of 1518 bytes) with FCS.
+/// Mean frame size of IMIX in bytes, FCS included (RFC 6985: 7 frames of 64 bytes, 4 of 594, 1 of
+/// 1518).
 const IMIX_BYTES: u64 = 362;
-/// Bytes of the FCS, which every rate counts in addition to the bytes that the switch sees.
+/// Size of the FCS in bytes. Rates in the configuration include the FCS, but the frames that the
+/// switch polices have no FCS.
 pub(super) const FCS_BYTES: u8 = 4;
 const _: () = assert!(FCS_BYTES as u64 == FCS);
 
-/// `police = { cir = "2G", cbs = 50000000, ebs = 0 }` (RFC 2697), with `pir` and `pbs` in place of
-/// `ebs` (RFC 2698), or `{ pps = "600k", burst = 120000 }`.
+/// Limits on sent frames, as in `police = { cir = "2G" }` or `police = { pps = "600k" }`. If a
+/// `police` table states no burst, frames above the limit wait in the VM's ring. If a `police`
+/// table states a burst, the switch drops frames above the limit. Examples with a burst are `{ cir
+/// = "2G", cbs = 50000000, ebs = 0 }` (RFC 2697), `{ cir = "1G", pir = "2G", cbs = 50000000, pbs =
+/// 50000000 }` (RFC 2698) and `{ pps = "600k", burst = 120000 }`. With `cir` and `pps`, both limits
+/// apply.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a table such as { cir = \"2G\" } or { pps = \"600k\" }")]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a police table such as { cir = \"2G\" } or { pps = \"600k\" }"
+)]
 pub struct IngressPolicer {
-    /// Committed information rate in bits per second.
+    /// Committed information rate in bits per second, FCS included, 8k to 400G.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cir: Option<BitsPerSecond>,
-    /// Committed burst size in bytes.
+    /// Committed burst size in bytes, at which frames above the limit are dropped. If none of
+    /// `cbs`, `ebs` and `pbs` is set, frames above the limit wait. With `ebs` or `pbs`, the default
+    /// is 200 ms of `cir`, at least 280048.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cbs: Option<u32>,
-    /// Excess burst size in bytes (RFC 2697).
+    /// Excess burst size in bytes (RFC 2697). Default 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ebs: Option<u32>,
     /// Peak information rate in bits per second (RFC 2698).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pir: Option<BitsPerSecond>,
-    /// Peak burst size in bytes (RFC 2698).
+    /// Peak burst size in bytes (RFC 2698), at which frames above `pir` are dropped. With `cbs`,
+    /// the default is 200 ms of `pir`, at least 280048.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pbs: Option<u32>,
-    /// Frames per second.
+    /// Limit in frames per second, 1 to 1G.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pps: Option<PacketsPerSecond>,
-    /// Depth in frames, with `pps`.
+    /// Burst of the limit `pps` in frames. The switch drops frames above the limit if `burst` is
+    /// set; otherwise these frames wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<u32>,
 }
 
-/// A mistake in a port's limits: key, problem, remedy.
+/// A mistake in a port's limits: the wrong key, the problem, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct IngressPolicerError {
     pub(super) key: &'static str,
@@ -67,69 +80,91 @@ impl From<SpecError> for IngressPolicerError {
     }
 }
 
-/// The limit in a `police` table. Keys of the table's three forms exclude each other.
-fn limit(police: &IngressPolicer) -> Result<Limit, IngressPolicerError> {
+/// A limit, and a flag that is true if frames above the limit wait. Frames above the limit wait if
+/// the operator sets no burst.
+type Waits = (Limit, bool);
+
+/// Returns the limits in a `police` table: the limit of RFC 2697 or RFC 2698 in bits per second,
+/// the limit in frames per second, or both.
+fn limits(police: &IngressPolicer) -> Result<Vec<Waits>, IngressPolicerError> {
     let IngressPolicer { cir, cbs, ebs, pir, pbs, pps, burst } = police;
     let odd =
         |problem: &str, remedy: &str| Err(IngressPolicerError::new("police", problem, remedy));
-    let (cir, pir) = (cir.map(|rate| rate.0), pir.map(|rate| rate.0));
-    match (cir, pps) {
-        (Some(_), Some(_)) => odd("`cir` and `pps` exclude each other", "keep one of them"),
-        (None, None) => odd("neither `cir` nor `pps` is there", "add one, as in cir = \"2G\""),
-        (None, Some(rate)) => {
-            if cbs.or(*ebs).or(*pbs).is_some() || pir.is_some() {
-                return odd("`pps` allows only `burst` beside it", "remove the other keys");
-            }
-            let burst = burst.unwrap_or_else(|| default_frames(rate.0));
-            Ok(Limit::Packets { rate: rate.0, burst })
+    if cir.is_none() && pps.is_none() {
+        return odd("`police` has neither `cir` nor `pps`", "add `cir` or `pps`");
+    }
+    if cir.is_none() && (cbs.or(*ebs).or(*pbs).is_some() || pir.is_some()) {
+        return odd("`cbs`, `ebs`, `pir` and `pbs` need `cir`", "add `cir`, or write `burst`");
+    }
+    if burst.is_some() && pps.is_none() {
+        return odd("`burst` needs `pps`", "write `cbs`");
+    }
+    let bits = cir.map(|cir| of_bits(police, cir.0)).transpose()?;
+    let frames = pps.map(|rate| (packets(rate.0, *burst), burst.is_none()));
+    Ok(bits.into_iter().chain(frames).collect())
+}
+
+/// Returns the limit in bits per second with the committed rate `cir`.
+fn of_bits(
+    police: &IngressPolicer,
+    cir: units::BitsPerSecond,
+) -> Result<Waits, IngressPolicerError> {
+    let IngressPolicer { cbs, ebs, pir, pbs, .. } = police;
+    let odd =
+        |problem: &str, remedy: &str| Err(IngressPolicerError::new("police", problem, remedy));
+    let waits = cbs.or(*ebs).or(*pbs).is_none();
+    let depth = if waits { wait_depth } else { default_depth };
+    let cbs = cbs.unwrap_or_else(|| depth(cir));
+    match (pir.map(|rate| rate.0), pbs, ebs) {
+        (None, None, ebs) => Ok((Limit::SingleRate { cir, cbs, ebs: ebs.unwrap_or(0) }, waits)),
+        (None, Some(_), _) => odd("`pbs` needs `pir`", "add `pir`, or write `ebs`"),
+        (Some(_), _, Some(_)) => {
+            odd("`pir` (RFC 2698) and `ebs` (RFC 2697) exclude each other", "keep one")
         }
-        (Some(_), None) if burst.is_some() => odd("`burst` needs `pps`", "write `cbs`"),
-        (Some(cir), None) => {
-            let cbs = cbs.unwrap_or_else(|| default_depth(cir));
-            match (pir, pbs, ebs) {
-                (None, None, ebs) => Ok(Limit::SingleRate { cir, cbs, ebs: ebs.unwrap_or(0) }),
-                (None, Some(_), _) => odd("`pbs` needs `pir`", "add `pir`, or write `ebs`"),
-                (Some(_), _, Some(_)) => {
-                    odd("`pir` (RFC 2698) and `ebs` (RFC 2697) exclude each other", "keep one")
-                }
-                (Some(pir), pbs, None) => {
-                    let pbs = pbs.unwrap_or_else(|| default_depth(pir));
-                    Ok(Limit::TwoRate { cir, cbs, pir, pbs })
-                }
-            }
+        (Some(pir), pbs, None) => {
+            let pbs = pbs.unwrap_or_else(|| depth(pir));
+            Ok((Limit::TwoRate { cir, cbs, pir, pbs }, waits))
         }
     }
 }
 
-/// The limit of a port with this `policy`: `police`, or the rate of `contract`. `None` under
-/// policies that do not police.
+fn packets(rate: units::PacketsPerSecond, burst: Option<u32>) -> Limit {
+    Limit::Packets { rate, burst: burst.unwrap_or_else(|| wait_frames(rate)) }
+}
+
+/// Returns the limits of a port under `policy`, from `police` or from the rate of `contract`. There
+/// is no limit under the policies `none`, `cycles-strict` and `cycles-minmax`.
 ///
 /// # Errors
-/// The port has neither `police` nor `contract`, or the limit is impossible.
+/// Returns an error if the port has neither `police` nor `contract`, or if a limit is impossible.
 pub(super) fn checked(
     police: Option<&IngressPolicer>,
     contract: Option<&Contract>,
     policy: IngressPolicy,
-) -> Result<Option<Spec>, IngressPolicerError> {
-    let given = police.map(limit).transpose()?;
+) -> Result<Vec<Spec>, IngressPolicerError> {
     // A `police` without its policy is checked as well.
-    let given = given.map(|limit| Spec::new(limit).map(|_| limit)).transpose()?;
+    let given = police.map(limits).transpose()?;
+    for (limit, _) in given.iter().flatten() {
+        Spec::new(*limit)?;
+    }
     let rate = contract.map(|contract| contract.rate);
-    let limit = match (policy, given, rate) {
-        (IngressPolicy::Bps, Some(Limit::Packets { .. }), _) => {
+    let limits = match (policy, given, rate) {
+        (IngressPolicy::Bps, Some(_), _) if police.is_some_and(|police| police.cir.is_none()) => {
             let remedy = "write cir = \"...\", or set ingress_policy = \"pps\"";
-            return Err(IngressPolicerError::new("police", "policy `bps` is given `pps`", remedy));
+            let problem = "policy `bps` needs `cir`";
+            return Err(IngressPolicerError::new("police", problem, remedy));
         }
-        (IngressPolicy::Pps, Some(Limit::SingleRate { .. } | Limit::TwoRate { .. }), _) => {
+        (IngressPolicy::Pps, Some(_), _) if police.is_some_and(|police| police.pps.is_none()) => {
             let remedy = "write pps = \"...\", or set ingress_policy = \"bps\"";
-            return Err(IngressPolicerError::new("police", "policy `pps` is given `cir`", remedy));
+            let problem = "policy `pps` needs `pps`";
+            return Err(IngressPolicerError::new("police", problem, remedy));
         }
-        (IngressPolicy::Bps | IngressPolicy::Pps, Some(limit), _) => limit,
+        (IngressPolicy::Bps | IngressPolicy::Pps, Some(limits), _) => limits,
         (IngressPolicy::Bps, None, Some(ContractRate::Bits(cir))) => {
-            Limit::SingleRate { cir, cbs: default_depth(cir), ebs: 0 }
+            vec![(Limit::SingleRate { cir, cbs: wait_depth(cir), ebs: 0 }, true)]
         }
         (IngressPolicy::Pps, None, Some(ContractRate::Packets(rate))) => {
-            Limit::Packets { rate, burst: default_frames(rate) }
+            vec![(packets(rate, None), true)]
         }
         (policy @ (IngressPolicy::Bps | IngressPolicy::Pps), None, _) => {
             let problem = format!("policy `{policy}` has no rate");
@@ -141,14 +176,19 @@ pub(super) fn checked(
             };
             return Err(IngressPolicerError::new("ingress_policy", problem, remedy));
         }
-        _ => return Ok(None),
+        _ => Vec::new(),
     };
-    // Contracts and the cost model count a frame of 64 bytes as 60 bytes and the FCS.
-    Ok(Some(Spec::new(limit)?.per_frame(FCS_BYTES)))
+    let spec = |(limit, waits)| {
+        // Contracts and the cost model count a frame of 64 bytes as 60 bytes and the FCS.
+        let spec = Spec::new(limit)?.per_frame(FCS_BYTES);
+        Ok(if waits { spec.waiting() } else { spec })
+    };
+    limits.into_iter().map(spec).collect()
 }
 
-/// The rate that a port purchased, in bits per second, FCS included: the contract's rate, otherwise
-/// the rate of `police`. Frames per second are converted by the contract's frame size.
+/// Returns the rate that a port purchased, in bits per second with FCS: the contract's rate,
+/// otherwise the rate of `police`. A rate in frames per second is converted with the contract's
+/// frame size, or with the mean size of IMIX if there is none.
 pub(super) fn bought(
     police: Option<&IngressPolicer>,
     contract: Option<&Contract>,
@@ -180,39 +220,73 @@ mod tests {
         toml_edit::de::from_str(&text).unwrap()
     }
 
-    fn spec(toml: &str) -> Result<Option<Limit>, String> {
+    /// Returns a port's only limit, and true if frames above the limit wait.
+    fn spec(toml: &str) -> Result<Option<Waits>, String> {
+        let specs = specs(toml)?;
+        assert!(specs.len() < 2, "{specs:?}");
+        Ok(specs.first().copied())
+    }
+
+    fn specs(toml: &str) -> Result<Vec<Waits>, String> {
         let error = |error: IngressPolicerError| format!("{}: {}", error.problem, error.remedy);
-        port(toml)
-            .checked_ingress_policer()
-            .map(|spec| spec.map(|spec| spec.limit()))
-            .map_err(error)
+        let limits = port(toml).checked_ingress_policers().map_err(error)?;
+        Ok(limits.iter().map(|spec| (spec.limit(), spec.waits())).collect())
     }
 
     const G: u64 = 1_000_000_000;
 
     #[test]
-    fn depths_that_are_left_out_are_filled_in() {
-        let cir = BitsPerSecond(2 * G);
+    fn frames_above_a_limit_without_a_depth_wait() {
+        let (cir, pir) = (BitsPerSecond(2 * G), BitsPerSecond(4 * G));
+        let single = Limit::SingleRate { cir, cbs: 1_000_000, ebs: 0 };
         let got = spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\" }");
-        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 50_000_000, ebs: 0 })));
+        assert_eq!(got, Ok(Some((single, true))));
         let got = spec("ingress_policy = \"bps\"\ncontract = { rate = \"2G\" }");
-        assert_eq!(got, Ok(Some(Limit::SingleRate { cir, cbs: 50_000_000, ebs: 0 })));
-        let got =
-            spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\", cbs = 9, pir = \"4G\" }");
-        let pir = BitsPerSecond(4 * G);
-        assert_eq!(got, Ok(Some(Limit::TwoRate { cir, cbs: 9, pir, pbs: 100_000_000 })));
+        assert_eq!(got, Ok(Some((single, true))));
+        let got = spec("ingress_policy = \"bps\"\npolice = { cir = \"2G\", pir = \"4G\" }");
+        let two = Limit::TwoRate { cir, cbs: 1_000_000, pir, pbs: 2_000_000 };
+        assert_eq!(got, Ok(Some((two, true))));
+        let frames = Limit::Packets { rate: PacketsPerSecond(600_000), burst: 2_400 };
         let got = spec("ingress_policy = \"pps\"\npolice = { pps = \"600k\" }");
-        let rate = PacketsPerSecond(600_000);
-        assert_eq!(got, Ok(Some(Limit::Packets { rate, burst: 120_000 })));
+        assert_eq!(got, Ok(Some((frames, true))));
+        let got = spec("ingress_policy = \"pps\"\ncontract = { rate = \"600kpps\" }");
+        assert_eq!(got, Ok(Some((frames, true))));
         assert_eq!(spec("police = { cir = \"2G\" }"), Ok(None), "another policy");
+        let bits = Limit::SingleRate { cir, cbs: 1_000_000, ebs: 0 };
+        for policy in ["bps", "pps"] {
+            let both = format!(
+                "ingress_policy = \"{policy}\"\npolice = {{ cir = \"2G\", pps = \"600k\" }}"
+            );
+            assert_eq!(specs(&both), Ok(vec![(bits, true), (frames, true)]));
+        }
+        let one = "ingress_policy = \"bps\"\npolice = { cir = \"2G\", pps = \"600k\", burst = 9 }";
+        let few = Limit::Packets { rate: PacketsPerSecond(600_000), burst: 9 };
+        assert_eq!(specs(one), Ok(vec![(bits, true), (few, false)]), "each by its own keys");
     }
 
-    /// A contract and a policer of the same rate pass the same frames: 1,000 frames of 64 bytes
-    /// with FCS are 512,000 bits.
+    #[test]
+    fn frames_above_a_stated_depth_are_dropped_and_other_depths_are_filled_in() {
+        let (cir, pir) = (BitsPerSecond(2 * G), BitsPerSecond(4 * G));
+        for (police, limit) in [
+            ("cbs = 9", Limit::SingleRate { cir, cbs: 9, ebs: 0 }),
+            ("ebs = 9", Limit::SingleRate { cir, cbs: 50_000_000, ebs: 9 }),
+            ("cbs = 9, pir = \"4G\"", Limit::TwoRate { cir, cbs: 9, pir, pbs: 100_000_000 }),
+            ("pir = \"4G\", pbs = 9", Limit::TwoRate { cir, cbs: 50_000_000, pir, pbs: 9 }),
+        ] {
+            let text = format!("ingress_policy = \"bps\"\npolice = {{ cir = \"2G\", {police} }}");
+            assert_eq!(spec(&text), Ok(Some((limit, false))), "{police}");
+        }
+        let got = spec("ingress_policy = \"pps\"\npolice = { pps = \"600k\", burst = 9 }");
+        let frames = Limit::Packets { rate: PacketsPerSecond(600_000), burst: 9 };
+        assert_eq!(got, Ok(Some((frames, false))));
+    }
+
+    /// Tests that a contract and a policer of equal rate pass the same frames: 1,000 frames of 64
+    /// bytes with FCS are 512,000 bits.
     #[test]
     fn a_policed_frame_counts_its_fcs() {
         let toml = "ingress_policy = \"bps\"\npolice = { cir = \"512k\", cbs = 640 }";
-        let policer = Policer::new(port(toml).ingress_policer().unwrap());
+        let policer = Policer::new(port(toml).ingress_policers()[0]);
         let frame = Size { bytes: 60, frames: 1 };
         let burst = (0..20).take_while(|_| policer.mark(frame) == Colour::Green).count();
         assert_eq!(burst, 10, "640 bytes");
@@ -229,15 +303,14 @@ mod tests {
     #[test]
     fn mixtures_are_refused_with_a_remedy() {
         for (police, error) in [
-            ("{ cir = \"1G\", pps = \"1k\" }", "`cir` and `pps` exclude each other"),
-            ("{ cbs = 1 }", "neither `cir` nor `pps` is there"),
-            ("{ pps = \"1k\", cbs = 5 }", "`pps` allows only `burst` beside it"),
+            ("{ cbs = 1 }", "`police` has neither `cir` nor `pps`"),
+            ("{ pps = \"1k\", cbs = 5 }", "`cbs`, `ebs`, `pir` and `pbs` need `cir`"),
             ("{ cir = \"1G\", burst = 5 }", "`burst` needs `pps`"),
             ("{ cir = \"1G\", pbs = 5 }", "`pbs` needs `pir`"),
             ("{ cir = \"1G\", ebs = 5, pir = \"1G\" }", "`pir` (RFC 2698) and `ebs`"),
             ("{ cir = \"1G\", pir = \"1M\" }", "peak rate 1M is below the committed rate 1G"),
             ("{ cir = \"1k\" }", "rate 1k is out of range"),
-            ("{ pps = \"1k\" }", "policy `bps` is given `pps`"),
+            ("{ pps = \"1k\" }", "policy `bps` needs `cir`"),
         ] {
             let got = spec(&format!("ingress_policy = \"bps\"\npolice = {police}")).unwrap_err();
             assert!(got.starts_with(error), "{police}: {got}");

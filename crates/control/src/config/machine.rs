@@ -1,18 +1,18 @@
-//! The machine's CPUs and accounts, as far as a configuration refers to them.
+//! The machine's CPUs and accounts, to which a configuration refers.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// The machine as far as a configuration depends on it. If a property is unknown, no configuration
-/// is refused because of it.
+/// Properties of the machine on which a configuration depends. If a property of the machine is
+/// unknown, the checks that need this property are skipped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
-    /// CPUs on which the daemon may run; `None` if they are unknown.
+    /// CPUs on which the daemon may run; `None` if the CPUs are unknown.
     pub cores: Option<BTreeSet<u32>>,
 }
 
 impl Machine {
-    /// This machine, with the CPUs that are online and allowed for this process.
+    /// Returns this machine, with the CPUs that are online and allowed for this process.
     #[must_use]
     pub fn here() -> Self {
         let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
@@ -26,15 +26,15 @@ impl Machine {
         Self { cores }
     }
 
-    /// The CPU of a worker without configured CPU.
+    /// CPU of the only worker if `cores` is empty: the highest-numbered CPU.
     #[must_use]
     pub fn default_core(&self) -> Option<u32> {
         self.cores.as_ref()?.last().copied()
     }
 }
 
-/// The number of a user or group: `name` itself if it is a number, or the third field of its line
-/// in `file`.
+/// Returns the number of a user or group. If `name` is a number, returns this number. The number of
+/// a named account is the third field of the line in `file` that begins with `name`.
 pub(crate) fn account(name: &str, file: &Path) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);

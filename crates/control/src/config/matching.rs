@@ -1,4 +1,4 @@
-//! Values that a rule matches: masked addresses, prefixes, ports, protocols.
+//! Values that a rule compares with frames: masked addresses, prefixes, ports and protocols.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -7,15 +7,16 @@ use core::str::FromStr;
 use penstock_toml::text_value;
 use penstock_units::MacAddr;
 
-/// Limit on pairs of value and mask that a port range becomes. The worst range needs 30.
+/// Limit on the pairs of value and mask that match a range of ports. At most 30 pairs of value and
+/// mask are necessary for a range of ports.
 pub const PORT_MASKS_MAX: usize = 30;
 
-/// A MAC address under a mask: `52:54:00:00:00:01` or `52:54:00:00:00:00/ff:ff:ff:00:00:00`.
+/// A MAC address with a mask, such as `52:54:00:00:00:01` or `52:54:00:00:00:00/ff:ff:ff:00:00:00`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MacMatch {
-    /// Value. Bits outside of the mask are 0.
+    /// All bits of the address outside the mask are 0.
     pub value: MacAddr,
-    /// Mask: bits that are compared.
+    /// Bits of the MAC address that are compared: a 1 in the mask selects a bit.
     pub mask: MacAddr,
 }
 
@@ -33,7 +34,7 @@ impl FromStr for MacMatch {
         let bad = |part: &str| {
             format!(
                 "{part:?} is not a MAC address; write six hexadecimal bytes, as in \
-                 52:54:00:00:00:01, and for a mask a second six behind a /"
+                 52:54:00:00:00:01, and for a mask add / and six more bytes"
             )
         };
         let (value, mask) = text.split_once('/').unwrap_or((text, "ff:ff:ff:ff:ff:ff"));
@@ -41,14 +42,14 @@ impl FromStr for MacMatch {
         let mask: MacAddr = mask.parse().map_err(|_| bad(mask))?;
         if value.to_u64() & !mask.to_u64() != 0 {
             return Err(format!(
-                "{text} sets bits outside its mask; set the bits that the mask leaves out to 0"
+                "{text} sets bits outside its mask; set bits to 0 where the mask is 0"
             ));
         }
         Ok(Self { value, mask })
     }
 }
 
-text_value!(MacMatch, "MacMatch", "a MAC address, with a mask behind a / or not", {
+text_value!(MacMatch, "MacMatch", "a MAC address, optionally with / and a mask", {
     "type": "string",
     "pattern": "^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}(/([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2})?$"
 });
@@ -75,8 +76,8 @@ impl FromStr for StationMac {
         })?;
         if mac.is_group() || mac.is_zero() {
             return Err(format!(
-                "{mac} is not the address of one station; the first byte must be even and the \
-                 address not all zero"
+                "{mac} is not a unicast address; the first byte must be even and the address \
+                 not all zero"
             ));
         }
         Ok(Self(mac))
@@ -87,17 +88,16 @@ text_value!(StationMac, "StationMac", "a MAC address, as in \"52:54:00:00:00:01\
     "type": "string", "pattern": "^([0-9a-fA-F]{2}[:-]){5}[0-9a-fA-F]{2}$"
 });
 
-/// An IPv4 or IPv6 prefix: `10.0.0.0/24`, `2001:db8::/32`, `10.0.0.1`.
+/// An IPv4 or IPv6 prefix or address, such as `10.0.0.0/24`, `2001:db8::/32` or `10.0.0.1`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpPrefix {
-    /// Network address. The host bits are 0.
+    /// Network address. All host bits, which are the bits after the prefix, are 0.
     pub addr: IpAddr,
     /// Prefix length: up to 32 for IPv4, up to 128 for IPv6.
     pub len: u8,
 }
 
 impl IpPrefix {
-    /// Whether it is an IPv6 prefix.
     #[must_use]
     pub const fn is_ipv6(self) -> bool {
         self.addr.is_ipv6()
@@ -118,8 +118,8 @@ impl FromStr for IpPrefix {
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || {
             format!(
-                "{text:?} is not an IP prefix; write an address, or as in 10.0.0.0/24 and \
-                 2001:db8::/32"
+                "{text:?} is not an IP prefix; write an address or a prefix, such as 10.0.0.0/24 \
+                 or 2001:db8::/32"
             )
         };
         let (addr, len) = text.split_once('/').map_or((text, None), |(a, l)| (a, Some(l)));
@@ -141,7 +141,7 @@ impl FromStr for IpPrefix {
         };
         if network != addr {
             return Err(format!(
-                "{text} has bits set behind its first {len}; write {network}/{len}"
+                "{text} has bits set after the first {len}; write {network}/{len}"
             ));
         }
         Ok(Self { addr, len })
@@ -152,16 +152,14 @@ text_value!(IpPrefix, "IpPrefix", "an IP address or prefix, as in \"10.0.0.0/24\
     "type": "string", "pattern": "^[0-9a-fA-F.:]+(/[0-9]{1,3})?$"
 });
 
-/// An Ethernet type: `ipv4`, `ipv6`, `arp`, or a number such as `"0x88cc"`, `0x0600` and above.
+/// An Ethernet type: the name `ipv4`, `ipv6` or `arp`, or a number from `0x0600` on, such as
+/// `"0x88cc"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EtherType(pub u16);
 
 impl EtherType {
-    /// IPv4.
     pub const IPV4: Self = Self(0x0800);
-    /// ARP.
     pub const ARP: Self = Self(0x0806);
-    /// IPv6.
     pub const IPV6: Self = Self(0x86dd);
     const NAMES: [(&'static str, Self); 3] =
         [("ipv4", Self::IPV4), ("ipv6", Self::IPV6), ("arp", Self::ARP)];
@@ -176,7 +174,7 @@ impl fmt::Display for EtherType {
     }
 }
 
-/// Reads a decimal number, or a hexadecimal one behind `0x`.
+/// Reads a decimal number, or a hexadecimal number after `0x`.
 fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
@@ -202,7 +200,7 @@ impl FromStr for EtherType {
     }
 }
 
-text_value!(EtherType, "EtherType", "ipv4, ipv6, arp or a number", {
+text_value!(EtherType, "EtherType", "an Ethernet type: ipv4, ipv6, arp or a number", {
     "oneOf": [
         {"enum": ["ipv4", "ipv6", "arp"]},
         {"type": "string", "pattern": "^(0x[0-9a-fA-F]{3,4}|[0-9]{4,5})$"},
@@ -210,7 +208,8 @@ text_value!(EtherType, "EtherType", "ipv4, ipv6, arp or a number", {
     ]
 });
 
-/// An IP protocol: `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, `gre`, `esp`, or a number.
+/// An IP protocol: a number, or one of the names `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, `gre` and
+/// `esp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IpProto(pub u8);
 
@@ -225,7 +224,7 @@ impl IpProto {
         ("esp", 50),
     ];
 
-    /// Whether the protocol's header begins with source and destination port.
+    /// Whether the protocol's header begins with a source port and a destination port.
     #[must_use]
     pub const fn has_ports(self) -> bool {
         matches!(self.0, 6 | 17 | 132)
@@ -255,7 +254,7 @@ impl FromStr for IpProto {
     }
 }
 
-text_value!(IpProto, "IpProto", "tcp, udp, sctp, icmp, icmpv6, gre, esp or a number", {
+text_value!(IpProto, "IpProto", "tcp, udp, icmp or another IP protocol as name or number", {
     "oneOf": [
         {"enum": ["tcp", "udp", "sctp", "icmp", "icmpv6", "gre", "esp"]},
         {
@@ -266,26 +265,28 @@ text_value!(IpProto, "IpProto", "tcp, udp, sctp, icmp, icmpv6, gre, esp or a num
     ]
 });
 
-/// Ports: `80`, `"80/0xfff0"` (value and mask) or `"1024-65535"`.
+/// TCP, UDP or SCTP ports that a rule matches: one port as in `80`, a value with a mask as in
+/// `"80/0xfff0"`, or a range as in `"1024-65535"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PortMatch {
-    /// Ports that equal the value under the mask.
+    /// Matches TCP, UDP or SCTP ports that equal `value` in the bits of the mask.
     Masked {
         value: u16,
-        /// Mask: bits that are compared.
+        /// A 1 in the mask marks a bit of the port number that is compared.
         mask: u16,
     },
-    /// Ports from the first to the last, both inclusive.
+    /// Ports from `first` to `last`, including both.
     Range {
         first: u16,
-        /// Last port, not below the first.
+        /// Last port of the range, not below `first`.
         last: u16,
     },
 }
 
 impl PortMatch {
-    /// The ports as pairs of value and mask. A masked match is one pair, a range becomes up to
-    /// [`PORT_MASKS_MAX`] aligned blocks.
+    /// Converts matched TCP, UDP or SCTP ports to pairs of value and mask. A match with a mask
+    /// becomes a single pair of value and mask. A range becomes at most [`PORT_MASKS_MAX`] pairs,
+    /// each for an aligned block of ports.
     #[must_use]
     pub fn to_masks(self) -> Vec<(u16, u16)> {
         let (first, last) = match self {

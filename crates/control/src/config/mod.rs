@@ -1,15 +1,19 @@
-//! The host's configuration: a TOML file, which is accepted or refused as a whole.
+//! The host's configuration: a TOML file, which the daemon accepts or refuses as a whole.
 //!
 //! # Problem
-//! A wrong file must never half apply, and its author must learn of all mistakes at once, each with
-//! its place and remedy.
+//! A configuration file with a mistake must have no effect. The file's author must learn of all
+//! mistakes at once, with the place and the remedy of each.
 //!
 //! # Approach
-//! [`parse`] reads text in three steps: syntax, each object's own values, and references between
-//! objects. The first syntax error ends the reading. The result is valid as a whole. Each section
-//! of the file has a module with the section's keys, checks and terms for the data path. These
-//! modules do not import each other's objects. Checks across objects are in `check`. Keys, units,
-//! ranges and defaults are in `docs/reference/configuration.md`.
+//! [`parse`] reads text in three steps:
+//! 1. [`parse`] parses the TOML syntax. [`parse`] reports only the first syntax error of a text.
+//! 2. [`parse`] checks the values of each object.
+//! 3. [`parse`] checks the references between objects (module `check`).
+//!
+//! Each section of the configuration file has a module in the source code. A section's module
+//! contains the section's keys and checks, and converts the section to values for the data path.
+//! The module of one section imports no objects from the module of another section.
+//! `docs/reference/configuration.md` lists all keys with units, ranges and defaults.
 
 mod attachment;
 mod check;

@@ -1,8 +1,8 @@
 //! The host's configuration as types: one type for each TOML table.
 //!
-//! A value is checked when it is read. [`super::parse`] checks references between objects, so a
-//! [`HostConfig`] from there is valid as a whole. The unit of a key is part of its name (`_s`,
-//! `_us`, `_per_second`).
+//! The type of a key checks the range and form of the key's value when the value is read from the
+//! file. [`super::parse`] also checks references between objects, so each [`HostConfig`] that it
+//! returns is valid as a whole. The unit of a key is part of its name (`_s`, `_us`, `_per_second`).
 
 use core::net::IpAddr;
 
@@ -37,19 +37,19 @@ pub struct HostConfig {
     /// The polling threads.
     #[serde(default)]
     pub worker: WorkerSection,
-    /// MAC learning and the classifier.
+    /// Settings of MAC learning and of the classifier.
     #[serde(default)]
     pub forwarding: ForwardingSection,
-    /// The cost model of a frame.
+    /// Settings of the cost model, which computes a frame's cost in cycles.
     #[serde(default)]
     pub model: ModelSection,
-    /// The host's part as a server of a fabric. Default: none.
+    /// Role of this host as a server of a fabric. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fabric: Option<FabricSection>,
-    /// The host's part as a switch of a fabric. Default: none.
+    /// Role of this host as a switch of a fabric. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switch: Option<SwitchSection>,
-    /// CPUs for virtual machines. Default: none, vCPUs are not scheduled.
+    /// CPUs for virtual machines; default: none, vCPUs are not scheduled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vcpu: Option<VcpuSection>,
     /// Tenants, at most 1024.
@@ -64,7 +64,7 @@ pub struct HostConfig {
     /// Rules, at most 16384.
     #[serde(default, rename = "rule", skip_serializing_if = "Vec::is_empty")]
     pub rules: Vec<Rule>,
-    /// Static MAC addresses.
+    /// Static MAC addresses, at most 16384.
     #[serde(default, rename = "fdb", skip_serializing_if = "Vec::is_empty")]
     pub fdb: Vec<FdbStatic>,
 }
@@ -73,10 +73,10 @@ pub struct HostConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tenant {
-    /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Unique name of the tenant, 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// The tenant's VLANs, each a network of its own. Default: none. Then the tenant has one
-    /// untagged network.
+    /// The tenant's VLANs. Each VLAN of a tenant is a separate network. By default, the tenant has
+    /// one untagged network.
     #[serde(default, skip_serializing_if = "VlanList::is_empty")]
     pub vlans: VlanList,
     /// Limit on MAC addresses in each of the tenant's networks, 1 to 131072. Default 1024.
@@ -86,16 +86,18 @@ pub struct Tenant {
     /// Weight of the tenant at a `fair-share` output, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uplink_weight: Weight,
-    /// Code point (DSCP) of all IP frames that the tenant's VMs send by a shared port, 0 to 63. It
-    /// replaces the VM's own. Default: none, frames leave unchanged.
+    /// Code point (DSCP), 0 to 63, of all IP frames that the tenant's VMs send through a shared
+    /// port. The switch overwrites the DSCP code point that the VM set. By default, the switch does
+    /// not change a DSCP code point.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 63))]
     pub dscp: Option<u8>,
-    /// Limits on what the tenant's VMs receive together. Each VM has a part by its `uplink_share`.
-    /// Default: no limit.
+    /// Limits on the frames that the tenant's VMs receive together. The limits of the tenant are
+    /// divided among its VMs by the ports' `uplink_share`. Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<EgressPolicer>,
-    /// Limits on what the tenant's VMs send by shared ports together. Default: no limit.
+    /// Limits on the frames that the tenant's VMs send together through shared ports. Default: no
+    /// limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub send: Option<EgressPolicer>,
 }
@@ -105,7 +107,7 @@ const fn default_fdb_limit() -> u32 {
 }
 
 impl Tenant {
-    /// A tenant with one untagged network and the default limit.
+    /// Returns a tenant with one untagged network and defaults for all other keys.
     #[must_use]
     pub fn new(name: impl Into<String>) -> Self {
         Self {
@@ -120,14 +122,18 @@ impl Tenant {
     }
 }
 
-/// Limit on a port's slow-path frames: frames with new addresses, and floods.
+/// Limit on a port's slow-path frames, which are frames with new addresses, and floods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "a table such as { per_second = 2000 }")]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a slow_path table such as { per_second = 2000 }"
+)]
 pub struct SlowPath {
-    /// Frames per second, 1 to 10000000. Default 1000.
+    /// Rate of slow-path frames in frames per second, 1 to 10000000. Default 1000.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub per_second: u32,
-    /// Burst in frames, 1 to 1000000. Default 64.
+    /// Burst of slow-path frames, 1 to 1000000 frames. Default 64.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub burst: u32,
 }
@@ -140,14 +146,14 @@ impl Default for SlowPath {
 
 /// `[[port]]`: the attachment of a virtual machine, namespace or interface, and its contract.
 ///
-/// Exactly one of `vhost-user`, `tap`, `packet` and `xdp` is present.
+/// A port has exactly one of the keys `vhost-user`, `tap`, `packet` and `xdp`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
-    /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Unique name of the port, 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// Name of the port's tenant. Default: none. Then the port is shared (an uplink): it carries
-    /// the networks of all tenants on its VLANs.
+    /// Name of the port's tenant; default: none, the port is shared (an uplink) and carries the
+    /// networks of all tenants on its VLANs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
 
@@ -157,33 +163,33 @@ pub struct Port {
     /// A TAP interface that the switch creates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<Tap>,
-    /// An existing interface, through a packet socket.
+    /// An existing interface, attached through a packet socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<Packet>,
-    /// An existing interface, through AF_XDP. If the kernel refuses AF_XDP, through a packet
-    /// socket.
+    /// An existing interface, attached through AF_XDP. If the kernel or the driver refuses AF_XDP,
+    /// the daemon uses a packet socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xdp: Option<Xdp>,
-    /// Number of the worker that owns the port's queue pairs, 0 to 15: the index of the worker's
-    /// CPU in `cores`. It may change while frames flow. Default: queue pairs are spread over all
-    /// workers.
+    /// Number of the worker that owns the port's queue pairs, 0 to 15. The worker's number is the
+    /// index of its CPU in `cores`, and may change while frames flow. By default, the daemon
+    /// spreads queue pairs over all workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 15))]
     pub worker: Option<u16>,
 
-    /// Access port: VLAN of the port's untagged frames.
+    /// VLAN of an access port's untagged frames. Excludes `trunk`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
-    /// Trunk port: VLANs of the port's tagged frames.
+    /// VLANs of a trunk port's tagged frames. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trunk: Option<VlanList>,
-    /// Trunk port: VLAN of untagged frames, one of `trunk`. Default: none, untagged frames are
-    /// dropped.
+    /// VLAN of a trunk port's untagged frames, one of `trunk`; default: none, the switch drops
+    /// untagged frames.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native: Option<Vlan>,
-    /// Whether frames of the port may have one VLAN tag more. The switch does not read the headers
-    /// behind that tag. On an uplink without tags, this allows the tag to tenants. Excludes `ip`.
-    /// Default `false`.
+    /// Whether the port may send frames with one more VLAN tag than its own. The switch does not
+    /// read headers behind a frame's second VLAN tag. With `qinq`, frames with tenants' tags may
+    /// leave through an uplink that has no VLAN tags of its own. Excludes `ip`. Default `false`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub qinq: bool,
 
@@ -194,72 +200,79 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(with = "Vec<String>")]
     pub ip: Vec<IpAddr>,
-    /// Limit on slow-path frames. Default: `{ per_second = 1000, burst = 64 }` for a tenant's port,
-    /// no limit for a shared port.
+    /// Limit on the slow-path frames that the port sends. The default is `{ per_second = 1000,
+    /// burst = 64 }` for a port that belongs to a tenant, and no limit for other ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slow_path: Option<SlowPath>,
     /// Policy that limits the frames that the port sends. Default `none`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub ingress_policy: IngressPolicy,
-    /// Cycles per second that the port bought. The policies `cycles-strict` and `cycles-minmax`
-    /// guarantee them. Default: computed from `contract` by the cost model.
+    /// Cycles per second that the port purchased. The ingress policies `cycles-strict` and
+    /// `cycles-minmax` guarantee the purchased cycles. By default, the cost model computes a port's
+    /// cycles from its `contract`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cycles: Option<CyclesPerSecond>,
-    /// Depth of the port's cycle bucket in cycles, 1000 to 1000000000000. The port may use so many
-    /// cycles at once, and later classes may wait for so many. Default: 1 ms of `cycles` and 50 us
-    /// of the core.
+    /// Depth of the port's cycle bucket in cycles, 1000 to 1000000000000. If the port's cycle
+    /// bucket is full, the port may spend all cycles of the bucket at once. While a port spends the
+    /// cycles of a full bucket, ports of later classes wait. The default depth is the sum of 1 ms
+    /// of `cycles` and 50 us of the core's cycles.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_000, max = 1_000_000_000_000_u64))]
     pub depth: Option<u64>,
     /// Weight of the port for spare cycles, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub cycle_weight: Weight,
-    /// Latency class, 1 (first) to 8. Default 8.
+    /// Latency class of the port, 1 (served first) to 8. Default 8.
     #[serde(default, skip_serializing_if = "is_default")]
     pub priority: Priority,
-    /// The rate that the port bought, and the traffic for which it bought it.
+    /// Purchased rate of the port, and the traffic for which the rate holds. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contract: Option<Contract>,
-    /// Limits of the policies `bps` and `pps`.
+    /// Limits on the frames that the port sends, under the policies `bps` and `pps`; default: the
+    /// rate of `contract`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub police: Option<IngressPolicer>,
-    /// Limits on what the port receives. Default: the port's part of its tenant's limits by
-    /// `uplink_share`, or no limit.
+    /// Limits on the frames that the port receives; default: the port's part of the tenant's
+    /// `receive`, by `uplink_share`. If neither the tenant nor the port has the key `receive`, the
+    /// port's received frames are not limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub receive: Option<EgressPolicer>,
-    /// Uplink: rate of the link in bits per second. Default: none, the link is not watched.
+    /// Rate of an uplink's link in bits per second, 1M to 400G; default: none, the daemon does not
+    /// watch the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
-    /// Order of the frames that leave by the port. `fair-share` and `wfq` belong to a shared port.
-    /// With `link` the port sends no faster than the link. Default `fifo`.
+    /// Order in which waiting frames leave through the port. The values `fair-share` and `wfq` are
+    /// allowed only for a shared port. A port with `link` sends no faster than its link. Default
+    /// `fifo`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub egress: Egress,
-    /// With `egress = "wfq"`: queues, their weights and their code points. Default: eight queues of
-    /// weight 1, all frames in queue 0.
+    /// Queues of a port with `egress = "wfq"`, with their weights and code points; default: eight
+    /// queues of weight 1, all frames in queue 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wfq: Option<Wfq>,
-    /// Limits on the frames that wait for the port. Default: the table's defaults with `egress =
-    /// "fair-share"`, `egress = "wfq"` or `shape.receive`; otherwise no frame waits.
+    /// Limits on the frames that wait for the port in its queue. If `queue` is absent, frames wait
+    /// only under `egress = "fair-share"`, `egress = "wfq"` or `shape.receive`, with default
+    /// limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Queue>,
-    /// Rates to which the port's frames are delayed. Default: none.
+    /// Rates of the port's shapers, which delay frames that exceed these rates. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Shape>,
-    /// Weight of the port among its tenant's ports, 1 to 10000. It divides the tenant's share of a
-    /// `fair-share` output and the tenant's `receive`. Default 1.
+    /// Weight of the port among its tenant's ports, 1 to 10000. The ports of a tenant share the
+    /// tenant's part of a `fair-share` output, and its `receive`, by this weight. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uplink_share: Weight,
-    /// RTP streams to the port with measured jitter, at most 8. Default: none.
+    /// RTP streams to the port whose jitter the switch measures, at most 8. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rtp: Vec<RtpStream>,
-    /// Name of the `[[vm]]` behind the port. Frames for the port are events for that VM's vCPUs.
-    /// Default: none.
+    /// Name of the `[[vm]]` behind the port. When the switch delivers a frame to the port, the
+    /// switch notifies the VM's vCPU scheduler. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vm: Option<String>,
 }
 
 impl Port {
-    /// A port with defaults for all other keys.
+    /// Returns a port with this name, this attachment and defaults for all other keys.
     #[must_use]
     pub fn new(name: impl Into<String>, attachment: impl Into<Attachment>) -> Self {
         let (mut vhost_user, mut tap, mut packet, mut xdp) = (None, None, None, None);
@@ -303,15 +316,15 @@ impl Port {
         }
     }
 
-    /// The port's attachment. `None` if none or several are given, which a checked configuration
-    /// never does.
+    /// The port's attachment. `None` if the port has no attachment or several attachments. After
+    /// the check of a configuration, each port has exactly one attachment.
     #[must_use]
     pub fn attachment(&self) -> Option<Attachment> {
         let mut given = self.attachments().into_iter().flatten();
         given.next().filter(|_| given.next().is_none())
     }
 
-    /// The given attachments.
+    /// All attachments of the port, in the order of [`Attachment::TYPES`].
     pub(super) fn attachments(&self) -> [Option<Attachment>; 4] {
         [
             self.vhost_user.clone().map(Attachment::VhostUser),
@@ -321,7 +334,8 @@ impl Port {
         ]
     }
 
-    /// The port's VLANs as text: `access 100`, `trunk 1,5-9 native 1`, `untagged`.
+    /// Returns the port's VLANs as text, such as `access 100`, `trunk 1,5-9 native 1` or
+    /// `untagged`.
     #[must_use]
     pub fn vlan_text(&self) -> String {
         match (&self.vlan, &self.trunk, &self.native) {
@@ -333,14 +347,14 @@ impl Port {
     }
 }
 
-/// `[[fdb]]`: a static MAC address.
+/// `[[fdb]]`: a static MAC address, which the switch need not learn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FdbStatic {
-    /// Name of the network's tenant. Default: the port's tenant.
+    /// Name of the tenant that owns the address's network; default: the port's tenant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// VLAN of the network. Default: the untagged network, or an access port's VLAN.
+    /// VLAN of the network of the address; default: the untagged network, or an access port's VLAN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
     pub mac: StationMac,

@@ -1,22 +1,24 @@
 //! Networks, which are pairs of tenant and VLAN, and the networks that a port carries.
 //!
-//! A tenant has one network for each VLAN of its list, or one untagged network (VLAN 0) if the list
-//! is empty. A tenant's port carries networks of that tenant only. A shared port carries, for each
-//! of its VLANs, the network of the one tenant that has the VLAN. It does not carry VLANs without a
-//! tenant.
+//! - A tenant has one network for each VLAN in its list `vlans`. If the list `vlans` is empty, the
+//!   tenant has one untagged network (VLAN 0).
+//! - A port that belongs to a tenant carries only networks of this tenant.
+//! - A shared port carries networks of several tenants. Each VLAN of a shared port belongs to one
+//!   tenant. A shared port does not carry VLANs that belong to no tenant.
 
 use std::collections::BTreeMap;
 
 use super::model::{Port, Tenant};
 
-/// A forwarding domain: the index of a tenant in the configuration, and a VLAN, or 0 for untagged.
+/// A forwarding domain: the index of a tenant in the configuration, and a VLAN. The VLAN is 0 for
+/// an untagged network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Network {
     pub(crate) tenant: usize,
     pub(crate) vlan: u16,
 }
 
-/// All networks by tenant and by VLAN.
+/// The networks of all tenants, by tenant and by VLAN.
 #[derive(Debug, Default)]
 pub(crate) struct Networks {
     by_tenant: Vec<Vec<u16>>,
@@ -25,7 +27,8 @@ pub(crate) struct Networks {
 }
 
 impl Networks {
-    /// The networks of these tenants. `None` is a tenant whose table has mistakes.
+    /// Collects the networks (pairs of tenant and VLAN) of all tenants. An item of `tenants` is
+    /// `None` if the tenant's table has mistakes.
     pub(crate) fn new<'a>(tenants: impl Iterator<Item = Option<&'a Tenant>>) -> Self {
         let mut networks = Self::default();
         for (at, tenant) in tenants.enumerate() {
@@ -49,7 +52,7 @@ impl Networks {
         self.by_tenant.iter().map(Vec::len).sum()
     }
 
-    /// All networks, ordered by tenant and VLAN.
+    /// Returns all networks, ordered by tenant and VLAN.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Network> + '_ {
         let tenants = self.by_tenant.iter().enumerate();
         tenants.flat_map(|(tenant, vlans)| {
@@ -57,12 +60,12 @@ impl Networks {
         })
     }
 
-    /// The index of a tenant.
+    /// Index of the tenant `name`; `None` if the tenant does not exist.
     pub(crate) fn tenant(&self, name: &str) -> Option<usize> {
         self.names.get(name).copied()
     }
 
-    /// Indices of the tenants that have a VLAN.
+    /// Indices of the tenants that have the VLAN `vlan`.
     pub(crate) fn owners(&self, vlan: u16) -> &[usize] {
         self.by_vlan.get(&vlan).map_or(&[], Vec::as_slice)
     }
@@ -71,8 +74,9 @@ impl Networks {
         self.owners(vlan).contains(&tenant)
     }
 
-    /// The networks that a port carries, ordered by VLAN. A shared port carries no network of a
-    /// VLAN that several tenants have. The check refuses such a configuration.
+    /// The networks that a port carries, ordered by VLAN. A shared port carries no network on a
+    /// VLAN that several tenants have. The configuration check refuses a shared port with a VLAN
+    /// that several tenants have.
     pub(crate) fn of_port(&self, port: &Port) -> Vec<Network> {
         let owner = port.tenant.as_deref().map(|name| self.tenant(name));
         let carried = |vlan: u16| match (owner, self.owners(vlan)) {
@@ -86,7 +90,8 @@ impl Networks {
     }
 }
 
-/// The configured VLANs of a port; 0 is untagged.
+/// Returns the VLANs that a port carries, from the port's keys `vlan`, `trunk` and `native`. The
+/// VLAN 0 means untagged frames.
 pub(crate) fn port_vlans(port: &Port) -> Vec<u16> {
     match (&port.vlan, &port.trunk) {
         (Some(vlan), _) => vec![vlan.get()],

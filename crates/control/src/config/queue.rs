@@ -1,4 +1,4 @@
-//! `queue`: the frames that may wait for a port.
+//! The key `queue` of a port: limits on the frames that wait for the port.
 
 use penstock_dataplane::queue::{Order, Pacing, QueueTerms, ShapeTerms};
 use penstock_qos::fair_share::{Bound, Excess as QosExcess};
@@ -17,38 +17,47 @@ const WAIT_US: core::ops::RangeInclusive<u64> = 100..=10_000_000;
 /// Range of `frames`.
 const FRAMES: core::ops::RangeInclusive<u32> = 32..=65_536;
 
-/// What happens to frames without room in the queue.
+/// Treatment of frames for which a port's queue has no room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Excess {
-    /// They stay in their VM's ring, which is not polled until there is room.
+    /// If the port's queue has no room, frames stay in the sending VM's ring. While the queue has
+    /// no room, the worker does not poll the sending VM's ring.
     #[default]
     Hold,
-    /// They are dropped.
+    /// If the port's queue has no room, the switch drops the frame.
     Drop,
 }
 
-/// `queue = { bytes = 262144, wait_us = 10000, frames = 4096, excess = "hold" }`: limits on the
-/// frames that wait for a port. They apply to each VM with `egress = "fair-share"`, to each queue
-/// with `"wfq"`, otherwise to all frames together.
+/// Limits on the frames that wait for a port, such as `{ bytes = 262144, wait_us = 10000, frames =
+/// 4096, excess = "hold" }`. With `egress = "fair-share"` the limits apply to each VM, with `"wfq"`
+/// to each queue, otherwise to all waiting frames together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "a table such as { bytes = 262144 }")]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table of queue limits such as { bytes = 262144 }"
+)]
 pub struct Queue {
-    /// Waiting bytes, 2048 to 8388608. Default 262144.
+    /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144. A port without
+    /// `queue`, for which frames wait because of `receive`, has the limit 2097152.
     #[schemars(range(min = 2_048, max = 8_388_608))]
     pub bytes: u64,
-    /// Longest wait in microseconds, 100 to 10000000. When the oldest frame has waited longer,
-    /// `hold` takes no further frame, and `drop` drops that frame. Default 10000; with `wfq` or
-    /// `shape.receive` 1000000.
+    /// Longest wait of a frame in microseconds, 100 to 10000000. When the oldest frame has waited
+    /// longer than `wait_us`, the switch accepts no further frame (`excess = "hold"`) or drops the
+    /// oldest frame (`excess = "drop"`). The default wait is 10000 µs. The default is 1000000 µs
+    /// for a port with `wfq` or `shape.receive`, and 200000 µs for a port with a limit `receive`
+    /// without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
-    /// Waiting frames of all VMs together, 32 to 65536. Plan some tens for each VM. With `wfq` a
-    /// queue holds no more frames than are free. Default 4096.
+    /// Limit on the waiting frames of all VMs together, 32 to 65536. The limit should allow some
+    /// tens of waiting frames for each VM. With `wfq`, a queue can use all places for frames that
+    /// are free. Default 4096.
     #[schemars(range(min = 32, max = 65_536))]
     pub frames: u32,
-    /// What happens to frames without room. Only `fair-share` can hold them. Default `hold` with
-    /// `fair-share`, otherwise `drop`.
+    /// Treatment of frames for which the queue has no room. `hold` needs `fair-share`. The default
+    /// treatment is `hold` for `egress = "fair-share"`, and `drop` for other ports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub excess: Option<Excess>,
 }
@@ -74,29 +83,58 @@ impl Queue {
     }
 }
 
-/// The queue towards a port. A queue exists if the port configures one, if the port is shared, or
-/// if frames to the port are shaped. `None` if frames never wait for the port.
+/// Rate for which frames to a port wait, besides `link`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Paced {
+    No,
+    /// A shaper (`shape.receive`).
+    Shaped(ShapeTerms),
+    /// A limit without a burst (`receive`).
+    Limited,
+}
+
+/// Bytes of frames that may wait for a limit (`receive`) by default. The limit is the product of 2
+/// Gbit/s and a round trip of 8 ms, so that one TCP stream gets its rate. Early signals keep the
+/// queue shorter while it is limited by TCP.
+const LIMITED_BYTES: u64 = 2 << 20;
+/// Longest wait of a frame for a limit (`receive`) by default. At 10 Mbit/s, three large segments
+/// of 64 KiB take 160 ms.
+const LIMITED_WAIT_US: u64 = 200_000;
+
+/// Returns the limits of the queue towards a port. Frames wait in a queue if the port configures a
+/// queue, if the port is shared, or if frames to the port are shaped or limited. Returns `None` if
+/// frames never wait in a queue for the port. The limits do not depend on a rate, so that a queue
+/// keeps its frames if a rate changes.
 pub(super) fn terms(
     queue: Option<Queue>,
     egress: Egress,
-    shaped: Option<ShapeTerms>,
+    paced: Paced,
     link: Option<BitsPerSecond>,
 ) -> Option<QueueTerms> {
     let order = match egress {
         Egress::FairShare => Order::FairShare,
         Egress::Wfq => Order::Wfq,
-        Egress::Fifo if queue.is_none() && shaped.is_none() => return None,
+        Egress::Fifo if queue.is_none() && paced == Paced::No => return None,
         Egress::Fifo => Order::Fifo,
     };
-    let queue = queue.unwrap_or_default();
-    let is_long = shaped.is_some() || order == Order::Wfq;
-    let wait_us = queue.wait_us.unwrap_or(if is_long { 1_000_000 } else { 10_000 });
+    let is_limited = paced == Paced::Limited && order == Order::Fifo;
+    let bytes = if is_limited { LIMITED_BYTES } else { Queue::default().bytes };
+    let queue = queue.unwrap_or(Queue { bytes, ..Queue::default() });
+    let wait_us = queue.wait_us.unwrap_or(match paced {
+        _ if order == Order::Wfq => 1_000_000,
+        Paced::Shaped(_) => 1_000_000,
+        Paced::Limited if is_limited => LIMITED_WAIT_US,
+        Paced::Limited | Paced::No => 10_000,
+    });
     let excess = match (order, queue.excess) {
         (Order::FairShare, None | Some(Excess::Hold)) => QosExcess::Hold,
         _ => QosExcess::Drop,
     };
     let bound = Bound { bytes: queue.bytes, wait: Nanos::from_micros(wait_us), excess };
     let link = link.map(|link| Pacing::Link(link.0));
-    let pacing = shaped.map(Pacing::Shaped).or(link).unwrap_or_default();
+    let pacing = match paced {
+        Paced::Shaped(terms) => Pacing::Shaped(terms),
+        Paced::No | Paced::Limited => link.unwrap_or_default(),
+    };
     Some(QueueTerms { order, pacing, bound, frames: queue.frames })
 }

@@ -1,4 +1,4 @@
-//! Reads a file or a text as a checked configuration.
+//! Reads a file or a text, and returns a checked configuration.
 
 use std::path::Path;
 
@@ -11,19 +11,20 @@ use super::machine::Machine;
 use super::model::HostConfig;
 use super::upgrade::{current, outdated, upgrade};
 
-/// Reads and checks the text of a configuration for any machine. `file` is the name of the file in
-/// errors.
+/// Reads and checks the text of a configuration, without checks against a machine's CPUs and
+/// accounts. The argument `file` is the file's name in error messages.
 ///
 /// # Errors
-/// All mistakes at once, in the order of the text.
+/// Returns all mistakes of the text at once, in the order of the text.
 pub fn parse(text: &str, file: &str) -> Result<HostConfig, ConfigErrors> {
     read(text, file, &Machine::default())
 }
 
-/// Like [`parse`]. In addition, the CPUs of the configuration must exist on `machine`.
+/// Reads and checks the text like [`parse`]. The CPUs that the configuration names must exist on
+/// `machine`.
 ///
 /// # Errors
-/// All mistakes at once, in the order of the text.
+/// Returns all mistakes of the text at once, in the order of the text.
 pub fn parse_on(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigErrors> {
     read(text, file, machine)
 }
@@ -31,17 +32,18 @@ pub fn parse_on(text: &str, file: &str, machine: &Machine) -> Result<HostConfig,
 /// Reads and checks a configuration file on this machine.
 ///
 /// # Errors
-/// All mistakes at once. A file that cannot be read is a mistake too.
+/// Returns all mistakes of the file, not only the first mistake. A file that cannot be read counts
+/// as a mistake.
 pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
     read(&read_file(path)?, &path.display().to_string(), &Machine::here())
 }
 
-/// Rewrites a configuration file with current keys. Its comments and order stay. Returns one
-/// sentence for each old key. Without old keys it writes nothing.
+/// Rewrites a configuration file with current keys, and keeps the file's comments and order.
+/// Returns one sentence for each outdated key. A file without outdated keys stays unchanged.
 ///
 /// # Errors
-/// All mistakes at once. The file stays unchanged. A file that cannot be read or written is a
-/// mistake.
+/// Returns all mistakes of the file at once, and leaves the file unchanged. A file that cannot be
+/// read or written counts as a mistake.
 pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
     let text = read_file(path)?;
     let file = path.display().to_string();
@@ -49,8 +51,8 @@ pub fn migrate(path: &Path) -> Result<Vec<String>, ConfigErrors> {
     let old = outdated(&text);
     if !old.is_empty() {
         save(path, &current(&text)).map_err(|error| {
-            let (object, problem) = ("file".to_owned(), format!("it cannot be written: {error}"));
-            let remedy = "check its rights and those of its directory".to_owned();
+            let (object, problem) = ("file".to_owned(), format!("cannot be written: {error}"));
+            let remedy = "check the permissions of the file and its directory".to_owned();
             ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
         })?;
     }
@@ -67,7 +69,7 @@ fn read(text: &str, file: &str, machine: &Machine) -> Result<HostConfig, ConfigE
             return None;
         }
         let Some(config) = draft.finish() else {
-            unreachable!("an object without a value has reported why")
+            unreachable!("an object is missing, but no mistake was reported")
         };
         check::check_tables(&config, &draft, report);
         Some(config)

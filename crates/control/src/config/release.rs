@@ -1,4 +1,5 @@
-//! Named choices. The error about an unknown name contains the release and the known names.
+//! Keys whose value is one of several names, such as `round-robin`. The error about an unknown name
+//! shows the release of Penstock and all names that this release accepts.
 
 use core::fmt;
 use core::str::FromStr;
@@ -8,16 +9,17 @@ use penstock_toml::text_value;
 /// This release's version.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// The error text of an unknown value.
+/// Returns the error text for a value that this release does not accept for a key.
 fn refuse(value: &str, later: &[&str], now: &[&str]) -> String {
     let what = if later.contains(&value) { "is not in release" } else { "is unknown in release" };
     match now {
-        [only] => format!("\"{value}\" {what} {RELEASE}; write \"{only}\", the only one now"),
+        [only] => format!("\"{value}\" {what} {RELEASE}; the only valid value is \"{only}\""),
         all => format!("\"{value}\" {what} {RELEASE}; write one of {}", all.join(", ")),
     }
 }
 
-/// Names of a choice in this release, and names that are planned for a later one.
+/// Defines the values that a key accepts in this release, and the values that only a later release
+/// accepts.
 macro_rules! choice {
     (
         $name:ident,
@@ -26,7 +28,7 @@ macro_rules! choice {
         later [$($later:literal),*]
     ) => {
         impl $name {
-            /// The names of this release.
+            /// The texts that this release accepts for a key, each with the value that it means.
             const NOW: &[(&'static str, Self)] = &[$(($now, Self::$variant)),*];
         }
 
@@ -47,29 +49,33 @@ macro_rules! choice {
             }
         }
 
-        text_value!($name, $text, "one of the names in the documentation", { "enum": [$($now),*] });
+        text_value!($name, $text, "a value that the reference lists for this key", {
+            "enum": [$($now),*]
+        });
     };
 }
 
 /// Order in which a worker serves its ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Schedule {
-    /// One batch for each port in turn.
+    /// The worker serves one batch of frames for each port in turn.
     #[default]
     RoundRobin,
-    /// By class, strictly. Ports of a class take turns.
+    /// The worker serves the ports by strict priority of their latency classes. Ports of the same
+    /// latency class take turns.
     Hbs,
 }
 
 choice!(Schedule, "Schedule", now ["round-robin" => RoundRobin, "hbs" => Hbs], later []);
 
-/// How the batch scheduler treats a port that sends no frames.
+/// Method by which the schedule `hbs` treats a port that sends no frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Readiness {
-    /// It skips the port after a look at the port's ring.
+    /// The scheduler checks the port's ring, and skips the port while the ring is empty.
     #[default]
     Pending,
-    /// The port falls class by class, and returns to its own class when it sends.
+    /// While a port sends no frames, the scheduler moves the port down by one latency class at a
+    /// time. When the port sends a frame, the port returns to its own class.
     Demotion,
 }
 
@@ -86,13 +92,14 @@ pub enum IngressPolicy {
     /// No limit.
     #[default]
     None,
-    /// Bits per second (RFC 2697, RFC 2698). Frames above are dropped.
+    /// Limit in bits per second (RFC 2697, RFC 2698). The switch drops the port's frames above its
+    /// rate limit.
     Bps,
-    /// Frames per second. Frames above are dropped.
+    /// Frames per second. The switch drops the port's frames above its rate limit.
     Pps,
-    /// The cycles that the port bought.
+    /// The port may use only the cycles that it purchased.
     CyclesStrict,
-    /// The cycles that the port bought, and a weighted share of spare cycles.
+    /// The port may use its purchased cycles, and a share of spare cycles by weight.
     CyclesMinmax,
 }
 
@@ -104,15 +111,15 @@ choice!(
     later []
 );
 
-/// Order of the frames that leave by a port.
+/// Order of the frames that leave through a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Egress {
     /// Order of arrival.
     #[default]
     Fifo,
-    /// Tenants by weight, then their VMs (FS-VDE §4.1).
+    /// Frames leave by weight among tenants, then by weight among a tenant's VMs (FS-VDE §4.1).
     FairShare,
-    /// A few queues, selected by code point and served by weight (QShare §V-D).
+    /// Frames wait in queues, which are selected by code point and served by weight (QShare §V-D).
     Wfq,
 }
 

@@ -1,4 +1,4 @@
-//! `[[rule]]`: actions on frames that match.
+//! `[[rule]]`: actions on frames that match given fields.
 
 use core::fmt;
 use core::str::FromStr;
@@ -10,26 +10,27 @@ use serde::{Deserialize, Serialize};
 use super::matching::{Dscp, EtherType, IpPrefix, IpProto, MacMatch, PortMatch};
 use super::vlan::Vlan;
 
-/// A rule. It applies to frames *from* one port, from a tenant's ports, or from all ports.
+/// A rule for frames that one port sends, that a tenant's ports send, or that any port sends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Unique; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Unique name of the rule, 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
-    /// Priority, 0 to 65535. The highest wins; of equal ones the first in the file wins. Default
-    /// 100.
+    /// Priority of the rule, 0 to 65535. Of all rules that match a frame, the rule with the highest
+    /// priority applies; among equal priorities, the first rule in the file applies. Default 100.
     #[serde(default = "default_priority")]
     pub priority: u16,
-    /// Only frames from this port. Excludes `tenant`.
+    /// Name of a port: the rule applies only to frames from this port. Excludes `tenant`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub port: Option<String>,
-    /// Only frames from this tenant's ports.
+    /// Name of a tenant: the rule applies only to frames from this tenant's ports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,
-    /// Fields that a frame must have. Default: none, all frames match.
+    /// Fields that a frame must match; default: none, all frames match.
     #[serde(default, rename = "match", skip_serializing_if = "Match::is_any")]
     pub matching: Match,
-    /// Actions in order: rewrites first, then `drop`, `normal` or one or more `output:PORT`.
+    /// Actions of the rule in order: rewrites first, then `drop`, `normal` or one or more
+    /// `output:PORT`.
     #[schemars(length(min = 1, max = 16))]
     pub actions: Vec<Action>,
 }
@@ -39,7 +40,7 @@ const fn default_priority() -> u16 {
 }
 
 impl Rule {
-    /// A rule for all frames of all ports, with priority 100.
+    /// Returns a rule for all frames of all ports, with priority 100.
     #[must_use]
     pub fn new(name: impl Into<String>, actions: Vec<Action>) -> Self {
         Self {
@@ -52,7 +53,7 @@ impl Rule {
         }
     }
 
-    /// `port vm1`, `tenant red`, `all`.
+    /// Returns the scope of the rule as text, such as `port vm1`, `tenant red` or `all`.
     #[must_use]
     pub fn scope_text(&self) -> String {
         match (&self.port, &self.tenant) {
@@ -62,7 +63,7 @@ impl Rule {
         }
     }
 
-    /// `set-vlan:5, output:vm2`.
+    /// Returns the actions of the rule as text, such as `set-vlan:5, output:vm2`.
     #[must_use]
     pub fn actions_text(&self) -> String {
         let texts: Vec<String> = self.actions.iter().map(Action::to_string).collect();
@@ -70,11 +71,16 @@ impl Rule {
     }
 }
 
-/// Fields that a frame must have. All must match; a missing key matches any value.
+/// Fields that a frame must have to match a rule. A frame must match all given keys; a missing key
+/// matches any value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "a table such as { dst_port = 80 }")]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table of header fields such as { dst_port = 80 }"
+)]
 pub struct Match {
-    /// The frame's VLAN.
+    /// VLAN of the frame, 1 to 4094.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vlan: Option<Vlan>,
     /// Source MAC address, with or without a mask.
@@ -83,7 +89,8 @@ pub struct Match {
     /// Destination MAC address, with or without a mask.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dst_mac: Option<MacMatch>,
-    /// `ipv4`, `ipv6`, `arp` or a number. Implied by `src` and `dst`.
+    /// Ethernet type of the frame, which is `ipv4`, `ipv6`, `arp` or a number. The keys `src` and
+    /// `dst` imply the Ethernet type.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ethertype: Option<EtherType>,
     /// Source IP prefix.
@@ -92,29 +99,32 @@ pub struct Match {
     /// Destination IP prefix.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dst: Option<IpPrefix>,
-    /// `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, `gre`, `esp` or a number.
+    /// IP protocol of the frame, which is `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, `gre`, `esp` or a
+    /// number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proto: Option<IpProto>,
-    /// Source port; needs `proto` tcp, udp or sctp.
+    /// Source port of the frame: a port, a range, or a value with a mask. A port match requires
+    /// that `proto` is tcp, udp or sctp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub src_port: Option<PortMatch>,
-    /// Destination port; needs `proto` tcp, udp or sctp.
+    /// Destination port of the frame: a port, a range, or a value with a mask. A port match
+    /// requires that `proto` is tcp, udp or sctp.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dst_port: Option<PortMatch>,
-    /// Differentiated services code point, 0 to 63.
+    /// Differentiated services code point (DSCP) of the frame, 0 to 63.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dscp: Option<Dscp>,
 }
 
 impl Match {
-    /// The number of pairs of value and mask that the port ranges become.
+    /// Number of pairs of value and mask into which the port ranges expand.
     #[must_use]
     pub fn expansions(&self) -> usize {
         let masks = |ports: Option<PortMatch>| ports.map_or(1, |p| p.to_masks().len());
         masks(self.src_port) * masks(self.dst_port)
     }
 
-    /// Whether every frame matches.
+    /// Returns true if the match sets no field and so matches every frame.
     #[must_use]
     pub fn is_any(&self) -> bool {
         *self == Self::default()
@@ -122,7 +132,7 @@ impl Match {
 }
 
 impl fmt::Display for Match {
-    /// `proto=tcp dst_port=80`, or `any`.
+    /// Writes the fields as text, such as `proto=tcp dst_port=80`, or writes `any`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let keys: [(&str, Option<&dyn fmt::Display>); 10] = [
             ("vlan", self.vlan.as_ref().map(|v| v as _)),
@@ -145,18 +155,19 @@ impl fmt::Display for Match {
     }
 }
 
-/// One action of a rule.
+/// An action of a rule; the configuration file contains the action as text.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// `drop`: drops the frame, with reason `rule`.
+    /// The text `drop`: drops the frame and counts the drop with the reason `rule`.
     Drop,
-    /// `normal`: forwards the frame by MAC address, as without the rule.
+    /// The text `normal`: forwards the frame by MAC address, as if no rule matched.
     Normal,
-    /// `output:PORT`: sends the frame to this port.
+    /// The text `output:PORT`: sends the frame to the port `PORT`.
     Output(String),
-    /// `set-vlan:100`: moves the frame to this VLAN.
+    /// The text `set-vlan:100`: moves the frame to VLAN 100.
     SetVlan(Vlan),
-    /// `set-dscp:46`: sets the code point of an IP frame. Other frames stay unchanged.
+    /// The text `set-dscp:46`: sets the code point of an IP frame to 46. The action `set-dscp` does
+    /// not change frames that are not IP frames.
     SetDscp(Dscp),
 }
 

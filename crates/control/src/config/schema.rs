@@ -1,16 +1,17 @@
 //! The JSON schemas of the configuration files, for editors.
 //!
 //! # Problem
-//! An editor should mark everything that `host check` refuses. The types contain only a part of
-//! these rules.
+//! An editor with the schema should mark each mistake in a configuration file that `penstock host
+//! check` reports. The Rust types of the configuration contain only a part of the checks.
 //!
 //! # Approach
-//! The types give keys, types and ranges. [`rules`] adds the forms of names and addresses, and the
-//! keys that need or exclude each other. The value of [`rules`] has the shape of the schema and is
-//! merged into the schema. Only `host check` sees the whole file and finds duplicates and names
-//! that do not exist. `tests/all/schema.rs` compares schema and check.
+//! The schema's keys, types and ranges come from the Rust types of the configuration. The function
+//! [`rules`] returns a JSON object that is merged into the schema. The returned object has patterns
+//! for names and addresses, and lists keys that require or exclude other keys. A schema cannot
+//! express all checks: only `host check` finds duplicates, and names that do not exist. The test
+//! `tests/all/schema.rs` compares the schema with the check.
 
-use penstock_dataplane::egress::rtp::RTP_STREAMS_MAX;
+use penstock_dataplane::rtp::RTP_STREAMS_MAX;
 use penstock_toml::schema::{ADDRESS, FileSchema, Tables, has, merge, need, written};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use serde_json::{Value, json};
@@ -19,29 +20,30 @@ use super::attachment::Attachment;
 use super::limits::{BINDINGS_MAX, FDB_MAX, PORTS_MAX, RULES_MAX, TENANTS_MAX};
 use super::model::HostConfig;
 
-/// The kinds of files that this crate reads. The committed copy of a schema is
+/// Name and schema of each kind of file that this crate reads. The committed copy of a schema is
 /// `docs/reference/NAME.schema.json`.
 pub const SCHEMAS: [FileSchema; 2] = [("host", schema), ("vcpu", vcpu)];
 
-/// Names of hosts, tenants, ports and rules.
+/// Pattern of the names of hosts, tenants, ports and rules.
 const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";
-/// Names of servers and switches in a topology.
+/// Pattern of the names of servers and switches in a topology.
 const NODE: &str = "^[^\\s]{1,63}$";
 const ABSOLUTE: &str = "^/";
-/// Paths of unix sockets.
+/// Pattern of the paths of unix sockets.
 const SOCKET: &str = "^/.{0,106}$";
-/// An IPv4 or IPv6 address. The groups of an IPv6 address are not checked.
+/// Pattern of an IPv4 or IPv6 address. The pattern does not check the groups of hexadecimal digits
+/// in an IPv6 address.
 const IP: &str = "^((25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])\\.){3}(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])$\
                   |^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$";
 
-/// The schema of [`HostConfig`] (JSON Schema 2020-12) with a final newline. The committed copy is
-/// `docs/reference/host.schema.json`.
+/// Returns the schema of [`HostConfig`] (JSON Schema 2020-12) with a final newline. The file
+/// `docs/reference/host.schema.json` is the committed copy of the host configuration's schema.
 #[must_use]
 pub fn schema() -> String {
     written(Value::from(schemars::schema_for!(HostConfig)), rules())
 }
 
-/// The schema of a file for `penstock vcpu run` alone.
+/// Returns the schema of a configuration file for `penstock vcpu run` alone.
 fn vcpu() -> String {
     let mut tables = Tables::default();
     let properties = json!({ "vcpu": tables.one::<VcpuSection>(), "vm": tables.list::<VmTable>() });
@@ -99,7 +101,7 @@ fn rules() -> Value {
     rules
 }
 
-/// Rules of the scheduler's tables.
+/// Additional schema rules for the tables of the vCPU scheduler.
 fn of_vcpus() -> Value {
     let timed = |modes: &[&str]| need(&["vcpu_mode"], json!({ "vcpu_mode": { "enum": modes } }));
     let time = "^\\s*[0-9]+(\\.[0-9]{1,9})?\\s*(us|ms|s)\\s*$";
@@ -130,7 +132,7 @@ fn of_vcpus() -> Value {
     } })
 }
 
-/// Rules of inline tables.
+/// Additional schema rules for inline tables.
 fn of_tables() -> Value {
     json!({
         "OffloadsTable": {
@@ -138,13 +140,10 @@ fn of_tables() -> Value {
             "then": need(&["tso"], json!({ "tso": { "const": false } }))
         },
         "IngressPolicer": {
-            "oneOf": [
-                need(&["cir"], json!({ "cir": true, "burst": false })),
-                need(&["pps"], json!({
-                    "pps": true, "cbs": false, "ebs": false, "pir": false, "pbs": false
-                }))
-            ],
-            "dependentRequired": { "pbs": ["pir"] },
+            "anyOf": [has(&["cir"]), has(&["pps"])],
+            "dependentRequired": {
+                "cbs": ["cir"], "ebs": ["cir"], "pir": ["cir"], "pbs": ["pir"], "burst": ["pps"]
+            },
             "not": has(&["ebs", "pir"])
         },
         "EgressPolicer": {
@@ -230,7 +229,7 @@ fn port() -> Value {
 mod tests {
     use super::*;
 
-    /// A rule about an absent key would refuse nothing.
+    /// Tests that each schema rule names a key of the schema; otherwise the rule has no effect.
     #[test]
     fn rules_are_about_keys_that_are_there() {
         let schema = Value::from(schemars::schema_for!(HostConfig));

@@ -1,4 +1,5 @@
-//! `shape`: rates to which a VM's frames are delayed, in each direction.
+//! The key `shape` of a port: shapers, which delay a VM's frames so that the frames do not exceed a
+//! rate. Sent and received frames have separate rates.
 
 use penstock_dataplane::queue::{ShapeTerms, ShaperKind};
 use penstock_qos::shaper::{PERIOD_OF_XEN, RATE_MAX, RATE_MIN};
@@ -17,17 +18,23 @@ const PERIOD_MS: core::ops::RangeInclusive<u64> = 1..=1_000;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Shaper {
-    /// Spaces single frames, within a window.
+    /// The shaper spaces frames evenly: it sends consecutive frames with a time gap. The gap
+    /// between frames may vary within a range around its mean.
     #[default]
     Smooth,
-    /// Adds tokens in portions. This is the baseline of comparisons.
+    /// A token bucket, which receives its tokens once per `period_ms`. The token bucket is the
+    /// baseline for comparisons with `smooth`.
     TokenBucket,
 }
 
-/// `shape = { send = "4M", receive = "20M" }`: rates to which a VM's frames are delayed. Policers
-/// drop frames instead.
+/// Rates of a VM's shapers, as in `shape = { send = "4M", receive = "20M" }`. A shaper delays
+/// frames; a policer drops frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "a table such as { send = \"4M\" }")]
+#[serde(
+    deny_unknown_fields,
+    default,
+    expecting = "a table of shaper rates such as { send = \"4M\" }"
+)]
 pub struct Shape {
     /// Rate of sent frames in bits per second, FCS included, 256k to 10G. Default: not shaped.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,19 +42,19 @@ pub struct Shape {
     /// Rate of received frames in bits per second, FCS included, 256k to 10G. Default: not shaped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub receive: Option<BitsPerSecond>,
-    /// Algorithm. Default `smooth`.
+    /// Shaping algorithm. Default `smooth`.
     #[serde(skip_serializing_if = "penstock_toml::text::is_default")]
     pub shaper: Shaper,
-    /// token-bucket: interval between two portions of tokens in milliseconds, 1 to 1000. Default
-    /// 50.
+    /// Interval between two additions of tokens in milliseconds, 1 to 1000. The key `period_ms` is
+    /// allowed only with `shaper = "token-bucket"`. Default 50.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000))]
     pub period_ms: Option<u64>,
 }
 
 impl Shape {
-    /// Checks the table of a port with this `egress`. `has_tso` says that the port's VM may send
-    /// large segments.
+    /// Checks the table `shape` of a port with this `egress`. The argument `has_tso` is true if the
+    /// port's VM may send large segments.
     pub(super) fn check<T>(
         &self,
         object: &Object<'_, T>,
@@ -80,7 +87,7 @@ impl Shape {
         }
         if self.send.is_some() && has_tso {
             let problem = "a large TCP segment would leave in one burst despite `shape`";
-            let remedy = "set offloads = { tso = false }, so that the VM segments itself";
+            let remedy = "set offloads = { tso = false }, so that the VM segments its packets";
             report.at(object, "shape.send", problem, remedy);
         }
     }

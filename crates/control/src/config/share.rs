@@ -1,5 +1,5 @@
-//! The keys for a port's purchased cycles (`contract`, `cycles`, `cycle_weight`, `priority`), and
-//! `[model]`, which turns contracts into cycles.
+//! Keys for a port's purchased cycles (`contract`, `cycles`, `cycle_weight`, `priority`), and
+//! `[model]`, the cost model that converts contracts to cycles.
 
 use core::fmt;
 use core::str::FromStr;
@@ -11,7 +11,7 @@ use penstock_units as units;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A whole number with its own range.
+/// Defines a type for whole numbers in the range from `$low` to `$high`.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $text:literal, $low:literal, $high:literal) => {
         $(#[$doc])*
@@ -49,20 +49,20 @@ macro_rules! number {
 }
 
 number! {
-    /// A weight, 1 to 10000.
+    /// A relative weight for shares of a resource, 1 to 10000.
     Weight, "Weight", 1, 10_000
 }
 number! {
-    /// A latency class, 1 (first) to 8.
+    /// A latency class, 1 (served first) to 8.
     Priority, "Priority", 1, 8
 }
 
-/// The rate of a contract: bits or frames per second.
+/// The rate of a contract, in bits or in frames per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContractRate {
-    /// `4G`, `4Gbps`: bits per second of frame bytes, FCS included as in `size`.
+    /// Rate in bits per second with FCS, written as `4G` or `4Gbps`.
     Bits(units::BitsPerSecond),
-    /// `600kpps`: frames per second.
+    /// Rate in frames per second, written as `600kpps`.
     Packets(units::PacketsPerSecond),
 }
 
@@ -91,13 +91,14 @@ text_value!(ContractRate, "ContractRate", "a rate such as \"4G\" or \"600kpps\""
     "pattern": "^[0-9]+(\\.[0-9]+)?[kKMGT]?(bps|pps)?$"
 });
 
-/// Sizes of frames in bytes with FCS, and their weights: `1024`, `imix` (RFC 6985: 7 of 64, 4 of
-/// 594, 1 of 1518) or `64:7+1518:1`.
+/// Sizes of frames in bytes with FCS, with weights if there are several, as in `1024` or
+/// `64:7+1518:1`, or the name `imix`. The mix `imix` has 7 frames of 64 bytes, 4 of 594 and 1 of
+/// 1518 (RFC 6985).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sizes(pub SizeMix);
 
 impl Sizes {
-    /// The mean frame, in whole bytes with FCS.
+    /// Mean frame size in whole bytes, FCS included.
     #[must_use]
     pub fn mean(&self) -> u64 {
         let entries = self.0.entries().iter();
@@ -133,36 +134,37 @@ text_value!(Sizes, "Sizes", "a size such as 1024, \"imix\" or \"64:7+1518:1\"", 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Flows {
-    /// The exact-match cache holds all flows.
+    /// The VM's frames have few flows, which all fit into the exact-match cache.
     #[default]
     Single,
-    /// Most frames miss the exact-match cache.
+    /// The VM's frames have many flows, so most frames miss the exact-match cache.
     Multiple,
 }
 
-/// `contract = { rate = "4G", size = 1024, flows = "single" }`: a rate, and the traffic for which
-/// it was bought (C2QoS §III-D).
+/// A purchased rate, and the traffic for which the rate holds, such as `{ rate = "4G", size = 1024,
+/// flows = "single" }` (C2QoS §III-D).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, expecting = "a table such as { rate = \"2G\", size = 1024 }")]
+#[serde(deny_unknown_fields, expecting = "a contract table such as { rate = \"2G\", size = 1024 }")]
 pub struct Contract {
-    /// Bits per second, or frames per second with the suffix `pps`.
+    /// Purchased rate in bits per second, or in frames per second with the suffix `pps`.
     pub rate: ContractRate,
     /// Frame size in bytes with FCS, 64 to 9018, or a mix of sizes. Default `imix`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Sizes>,
-    /// Number of flows. Default `single`.
+    /// Number of flows in the contract's traffic, `single` or `multiple`. Default `single`.
     #[serde(default)]
     pub flows: Flows,
 }
 
-/// `[model]`: the cost model of a frame on this host. It turns contracts into cycles.
+/// `[model]`: the cost model of a frame on this host. The cost model converts contracts to cycles.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSection {
-    /// The file from `penstock calibrate`. Default: none. Then contracts need `cycles`.
+    /// File of the cost model, which `penstock calibrate` wrote; default: none, a port with a
+    /// contract needs `cycles`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Whether the model learns while frames flow. Default `true`.
+    /// Whether the cost model learns while frames flow. Default `true`.
     pub learn: bool,
 }
 

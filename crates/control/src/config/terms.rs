@@ -1,5 +1,6 @@
-//! Values for the data path, the fabric's agent and the fabric's switch that depend on several
-//! keys. The modules of the sections compute single values; this module combines them.
+//! Computes values that depend on keys of several sections of the configuration file. The data path
+//! and the sessions with a fabric's controllers use the computed values. Values that depend on one
+//! section are computed in the section's module.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,19 +20,42 @@ use super::wfq::Wfq;
 use super::{egress_policer, ingress_policer, queue};
 
 impl HostConfig {
-    /// The host as a server of a fabric, if it is one; relative paths begin at `directory`.
+    /// Whether frames above the limit on what `port` receives wait for the limit. False if the port
+    /// has no such limit, or if the switch drops frames above the limit.
+    pub(crate) fn receive_waits(&self, port: &Port) -> bool {
+        let tenant = self.tenants.iter().find(|tenant| Some(&tenant.name) == port.tenant.as_ref());
+        let limit = tenant.and_then(|tenant| tenant.receive).or(port.receive);
+        limit.is_some_and(|limit| limit.waits())
+    }
+
+    /// Returns the limits of the queue in which frames wait for `port`. Returns `None` if frames
+    /// never wait in a queue for the port.
+    pub(crate) fn queued(&self, port: &Port) -> Option<QueueTerms> {
+        port.queued(self.receive_waits(port))
+    }
+
+    /// True if one worker must own all queue pairs of `port`, because only one worker can own an
+    /// output queue or a shaper.
+    pub(crate) fn is_one_workers(&self, port: &Port) -> bool {
+        self.queued(port).is_some() || port.shaped().is_some()
+    }
+
+    /// Returns `[fabric]` with all defaults filled in. Returns `None` if the host is not a server
+    /// of a fabric. Relative paths begin at the directory `directory`.
     #[must_use]
     pub fn agent_terms(&self, directory: &Path) -> Option<AgentTerms> {
         self.fabric.as_ref().map(|fabric| fabric.terms(&self.host, directory))
     }
 
-    /// The host as a switch of a fabric, if it is one; relative paths begin at `directory`.
+    /// Returns `[switch]` with all defaults filled in. Returns `None` if the host is not a switch
+    /// of a fabric. Relative paths begin at the directory `directory`.
     #[must_use]
     pub fn switch_terms(&self, directory: &Path) -> Option<SwitchTerms> {
         self.switch.as_ref().map(|switch| switch.terms(&self.host, directory))
     }
 
-    /// The tenant's code point of each port, by port. Ports are missing if their tenant has none.
+    /// Returns the code point of each port's tenant, by the name of the port. The returned map
+    /// omits ports whose tenant has no code point.
     pub(crate) fn code_points(&self) -> BTreeMap<String, u8> {
         let of = |port: &Port| {
             let tenant = port.tenant.as_ref()?;
@@ -46,17 +70,29 @@ impl HostConfig {
 }
 
 impl Tenant {
-    /// Limits on the frames that the tenant's VMs may receive together.
+    /// Limits on the frames that the tenant's VMs may receive together, or `None`.
     pub(crate) fn receive_terms(&self) -> Option<Terms> {
-        self.receive.map(|receive| receive.terms())
+        self.receive.map(|receive| receive.terms(receive.waits()))
     }
 
-    /// Limits on the frames that the tenant's VMs may send by shared ports together.
+    /// Returns the limits on the frames that the tenant's VMs send together through shared ports;
+    /// `None` without `send`.
     pub(crate) fn send_terms(&self) -> Option<Terms> {
-        self.send.map(|send| send.terms())
+        self.send.map(|send| send.terms(send.waits()))
     }
 
-    /// Whether a VM may receive more than its part.
+    /// Limits on the frames that each of the tenant's `ports` may send through shared ports, in the
+    /// order of `ports`. If frames above the tenant's limit are dropped, the ports have no limits
+    /// of their own.
+    pub(crate) fn send_parts(&self, ports: &[&Port]) -> Vec<Terms> {
+        let ports: Vec<_> = ports.iter().map(|port| (None, port.uplink_share)).collect();
+        match self.send.filter(|send| send.waits()) {
+            Some(send) => egress_policer::parts(Some(send), &ports),
+            None => vec![Terms::default(); ports.len()],
+        }
+    }
+
+    /// Whether a VM may receive more than its part of the tenant's limit.
     pub(crate) fn receive_sharing(&self) -> Sharing {
         self.receive.unwrap_or_default().sharing()
     }
@@ -69,23 +105,26 @@ impl Tenant {
 }
 
 impl Port {
-    /// The port's ingress limit. `None` under policies that do not police.
+    /// Returns the limits on the frames that the port sends. There is no limit under the policies
+    /// `none`, `cycles-strict` and `cycles-minmax`.
     ///
     /// # Errors
-    /// The port has neither `police` nor `contract`, or the limit is impossible.
-    pub(super) fn checked_ingress_policer(&self) -> Result<Option<Spec>, IngressPolicerError> {
+    /// Returns an error if the port has neither `police` nor `contract`, or if a limit is
+    /// impossible.
+    pub(super) fn checked_ingress_policers(&self) -> Result<Vec<Spec>, IngressPolicerError> {
         ingress_policer::checked(self.police.as_ref(), self.contract.as_ref(), self.ingress_policy)
     }
 
-    /// The port's ingress limit. The configuration must have been checked.
+    /// Returns the limits on the frames that the port sends. The caller must have checked the
+    /// port's configuration.
     #[must_use]
-    pub fn ingress_policer(&self) -> Option<Spec> {
-        self.checked_ingress_policer().ok().flatten()
+    pub fn ingress_policers(&self) -> Vec<Spec> {
+        self.checked_ingress_policers().unwrap_or_default()
     }
 
-    /// The rate that the port purchased, in bits per second, FCS included: the contract's rate,
-    /// otherwise the rate of `police`. Frames per second are converted by the contract's frame
-    /// size.
+    /// Returns the rate that the port purchased, in bits per second with FCS: the contract's rate,
+    /// otherwise the rate of `police`. A rate in frames per second is converted with the contract's
+    /// frame size, or with the mean size of IMIX if there is none.
     #[must_use]
     pub fn bought(&self) -> Option<BitsPerSecond> {
         ingress_policer::bought(self.police.as_ref(), self.contract.as_ref())
@@ -96,25 +135,27 @@ impl Port {
         self.shape.as_ref()?.send_terms()
     }
 
-    /// The queue towards the port. `None` if frames never wait for the port.
-    pub(crate) fn queued(&self) -> Option<QueueTerms> {
+    /// Returns the limits of the queue in which frames wait for the port. Returns `None` if frames
+    /// never wait in a queue for the port. The argument `limited` is true if frames wait for a
+    /// limit on received frames ([`HostConfig::receive_waits`]).
+    pub(super) fn queued(&self, limited: bool) -> Option<QueueTerms> {
         let shaped = self.shape.and_then(|shape| shape.receive_terms());
-        queue::terms(self.queue, self.egress, shaped, self.link)
+        let pacing = match (shaped, limited) {
+            (Some(terms), _) => queue::Paced::Shaped(terms),
+            (None, true) => queue::Paced::Limited,
+            (None, false) => queue::Paced::No,
+        };
+        queue::terms(self.queue, self.egress, pacing, self.link)
     }
 
-    /// Whether one worker must own all queue pairs of the port, because a queue or a shaper has a
-    /// single owner.
-    pub(crate) fn is_one_workers(&self) -> bool {
-        self.queued().is_some() || self.shaped().is_some()
-    }
-
-    /// UDP ports and clocks of the streams whose jitter is measured.
+    /// UDP ports and clock rates of the RTP streams whose jitter is measured.
     pub(crate) fn measured(&self) -> Vec<(u16, u32)> {
         self.rtp.iter().map(|stream| (stream.port, stream.clock_hz)).collect()
     }
 
-    /// The queues of a `wfq` output. `tenant` returns a tenant's number. Lanes that exist in `old`
-    /// stay.
+    /// Returns the queues of a `wfq` output. The argument `tenant` is a function that returns a
+    /// tenant's number for the tenant's name. A tenant with a ceiling has a separate queue, its
+    /// lane, and keeps the lane that it had in the queues `old`.
     pub(crate) fn classes(
         &self,
         tenant: impl Fn(&str) -> Option<u16>,

@@ -1,23 +1,28 @@
-//! Files of the previous release: old keys become current ones, and comments stay in place.
+//! Accepts files of the previous release: replaces old keys by current keys, and keeps comments in
+//! place.
 //!
-//! A file with old keys is accepted for one release. [`outdated`] lists the old keys, [`current`]
-//! rewrites the file. The keys of a port's attachment were in the port's own table beside `type`.
-//! They become a table with the type's name: `socket` of a `vhost-user` port becomes
-//! `vhost-user.socket`. If a table has both an old key and its successor, the old key stays and is
-//! refused.
+//! A release accepts only the outdated keys of the previous release. The function [`outdated`]
+//! lists the old keys of a file, and [`current`] rewrites the file:
+//! - Some keys of the previous release have a new name ([`RENAMED`]).
+//! - Files of the previous release have the keys of a port's attachment directly in `[[port]]`,
+//!   beside the key `type`. The keys of an attachment move from `[[port]]` into a table with the
+//!   name of the attachment's type. For example, `socket` of a `vhost-user` port becomes
+//!   `vhost-user.socket`.
+//! - If a table has both an old key and the key that replaces the old key, the old key stays. The
+//!   check of the configuration refuses a table with both keys.
 
 use toml_edit::{DocumentMut, Item, Key, Table};
 
 use super::attachment::Attachment;
 
-/// Renamed keys: table, old key, current key.
+/// Renamed keys: the table, the old key, and the current key.
 const RENAMED: [(&str, &str, &str); 3] = [
     ("tenant", "weight", "uplink_weight"),
     ("port", "weight", "cycle_weight"),
     ("port", "share", "uplink_share"),
 ];
 
-/// Keys of a port's attachment.
+/// Keys of a port's attachment in a file of the previous release.
 pub(super) const ATTACHMENT: [&str; 11] = [
     "socket",
     "mode",
@@ -32,7 +37,8 @@ pub(super) const ATTACHMENT: [&str; 11] = [
     "mtu",
 ];
 
-/// Old keys of one kind, the number of tables that have them, and the first such table.
+/// An outdated key, the number of tables that contain the key, and the name of the first of these
+/// tables.
 #[derive(Debug)]
 pub(super) struct Old {
     table: &'static str,
@@ -42,7 +48,8 @@ pub(super) struct Old {
     first: String,
 }
 
-/// One sentence for each old key in `text`. The list is empty if the text is not TOML.
+/// Returns one sentence for each old key in `text`. The returned list is empty if the text is not
+/// TOML.
 #[must_use]
 pub fn outdated(text: &str) -> Vec<String> {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return Vec::new() };
@@ -58,25 +65,29 @@ pub fn outdated(text: &str) -> Vec<String> {
     upgrade(document.as_table_mut()).into_iter().map(told).collect()
 }
 
-/// `text` with current keys. Comments and order stay. A text that is not TOML stays unchanged.
+/// Returns `text` with current keys, and keeps its comments and order. If `text` is not TOML,
+/// returns `text` unchanged.
 pub(super) fn current(text: &str) -> String {
     changed(text, |root| drop(upgrade(root)))
 }
 
-/// One `[[port]]` with current keys. A text that is not TOML stays unchanged.
+/// Returns the text of a `[[port]]` with current keys. If `text` is not TOML, returns `text`
+/// unchanged.
 #[must_use]
 pub fn current_port(text: &str) -> String {
     changed(text, |port| drop(upgrade_table("port", port)))
 }
 
-/// `text` after `change`, or unchanged if it is not TOML.
+/// Parses `text` as TOML, applies `change`, and returns the changed text. Returns `text` unchanged
+/// if `text` is not TOML.
 fn changed(text: &str, change: impl FnOnce(&mut Table)) -> String {
     let Ok(mut document) = text.parse::<DocumentMut>() else { return text.to_owned() };
     change(document.as_table_mut());
     document.to_string()
 }
 
-/// Renames the old keys in all tables of a file. Returns the old keys.
+/// Renames the old keys in all tables of a file. Returns a report about each old key that was
+/// renamed.
 pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
     let mut all: Vec<Old> = Vec::new();
     for kind in ["tenant", "port"] {
@@ -102,7 +113,8 @@ pub(super) fn upgrade(root: &mut Table) -> Vec<Old> {
     all
 }
 
-/// Like [`upgrade`], for one table of this kind. Returns pairs of old and current key.
+/// Replaces the old keys in one table, `table`, by current keys. The argument `kind` is the kind of
+/// the table, such as `port`. Returns the old and the current name of each renamed key.
 pub(super) fn upgrade_table(kind: &str, table: &mut Table) -> Vec<(String, String)> {
     let mut done = Vec::new();
     for (_, before, now) in RENAMED.into_iter().filter(|(of, ..)| *of == kind) {
@@ -120,7 +132,7 @@ pub(super) fn upgrade_table(kind: &str, table: &mut Table) -> Vec<(String, Strin
     done
 }
 
-/// Moves the keys of a port's attachment into a table of their own.
+/// Moves the keys of a port's attachment into the table of the attachment's type.
 fn group(table: &mut Table) -> Option<(String, String)> {
     let named = table.get("type").and_then(Item::as_str)?;
     let kind = Attachment::TYPES.into_iter().find(|kind| *kind == named)?;
@@ -164,7 +176,7 @@ fn group(table: &mut Table) -> Option<(String, String)> {
     Some(told)
 }
 
-/// The comments above a key and behind its value, as lines.
+/// Returns the comments above a key and after its value, as lines.
 fn comments_of(key: &Key, item: &Item) -> String {
     let above = key.leaf_decor().prefix().and_then(|it| it.as_str()).unwrap_or_default();
     let behind = item.as_value().and_then(|value| value.decor().suffix()?.as_str());
@@ -174,7 +186,7 @@ fn comments_of(key: &Key, item: &Item) -> String {
     }
 }
 
-/// The key with another name and the same comments.
+/// Returns a TOML key that has the name `name` and keeps the comments of `key`.
 fn named(key: &Key, name: &str) -> Key {
     Key::new(name).with_leaf_decor(key.leaf_decor().clone())
 }
@@ -184,7 +196,7 @@ fn entries(table: &Table) -> Vec<(Key, Item)> {
     keys.map(|(key, item)| (key.clone(), item.clone())).collect()
 }
 
-/// Replaces each entry by the result of `change`. The order stays.
+/// Replaces each entry of a table by the result of `change`. The order stays.
 fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, Item)>) {
     let entries = entries(table);
     table.clear();
@@ -195,8 +207,9 @@ fn rebuild(table: &mut Table, mut change: impl FnMut(Key, Item) -> Option<(Key, 
     }
 }
 
-/// The path of a key that a client names, with the key's current name. The path of an attachment's
-/// key begins with the attachment's table.
+/// Returns the current path in `table` of a key that a client wants to set, which may be an old
+/// key. If the key belongs to the port's attachment, the path begins with the attachment's table,
+/// as in `tap.mtu`.
 pub(super) fn path(kind: &str, table: &Table, key: &str) -> String {
     if let Some((.., now)) = RENAMED.iter().find(|(of, before, _)| (*of, *before) == (kind, key)) {
         return (*now).to_owned();

@@ -1,18 +1,18 @@
-//! Checks of single values that several tables share: names, numbers, paths.
+//! Checks single values that several tables share: names, numbers and paths.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use penstock_toml::{Object, Report};
 
-/// Longest name, in bytes.
+/// Longest name of a host, tenant, port or rule, in bytes.
 const NAME_BYTES_MAX: usize = 32;
-/// Longest path of a unix socket: `sun_path` has 108 bytes, and the last one is 0.
+/// Longest path of a unix socket in bytes, which is one byte less than `sun_path` (108).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Longest name in a topology, in bytes.
 const NODE_BYTES_MAX: usize = 63;
 
-/// Checks the form of names, and that each occurs once.
+/// Checks that the name of each object has a valid form and that no two objects have the same name.
 pub(super) fn check_names<T>(objects: &[Object<'_, T>], report: &mut Report<'_>) {
     let mut seen: BTreeMap<&str, ()> = BTreeMap::new();
     for object in objects {
@@ -20,7 +20,7 @@ pub(super) fn check_names<T>(objects: &[Object<'_, T>], report: &mut Report<'_>)
         check_name(object, name, report);
         if seen.insert(name, ()).is_some() {
             let problem = format!("the name {name:?} is used twice");
-            report.at(object, "name", problem, "give each its own name");
+            report.at(object, "name", problem, "choose another name");
         }
     }
 }
@@ -38,7 +38,7 @@ pub(super) fn check_name<T>(object: &Object<'_, T>, name: &str, report: &mut Rep
     }
 }
 
-/// Reports the first object beyond `max`.
+/// Reports a mistake at the first object that exceeds the limit of `max` objects of a kind.
 pub(super) fn check_count<T>(
     objects: &[Object<'_, T>],
     kind: &str,
@@ -51,7 +51,7 @@ pub(super) fn check_count<T>(
     }
 }
 
-/// Reports a number outside of its range.
+/// Reports a number that is outside its range.
 pub(super) fn check_range<T>(
     object: &Object<'_, T>,
     path: &str,
@@ -86,7 +86,8 @@ pub(super) fn check_socket<T>(
     }
 }
 
-/// Reports a value outside of `range`, with the whole path as the key's name.
+/// Reports a value that is outside `range`. `key` is the key's path in the file, as in
+/// `queue.bytes`.
 pub(super) fn outside<T, V: PartialOrd + core::fmt::Display>(
     object: &Object<'_, T>,
     key: &str,
@@ -100,7 +101,7 @@ pub(super) fn outside<T, V: PartialOrd + core::fmt::Display>(
     }
 }
 
-/// Checks the name of a server or switch in a topology; `kind` is one of these words.
+/// Checks the name of a server or switch in a topology; `kind` is "server" or "switch".
 pub(super) fn check_node<T>(
     object: &Object<'_, T>,
     name: Option<&str>,
@@ -114,7 +115,7 @@ pub(super) fn check_node<T>(
     };
     if let Some(name) = name.filter(wrong) {
         let problem = format!("{name:?} is not a name of a {kind}");
-        let remedy = "write its name in the topology (1 to 63 characters, no blanks)";
+        let remedy = "write the name from the topology (1 to 63 characters, no blanks)";
         report.at(object, "name", problem, remedy);
     }
 }

@@ -1,4 +1,5 @@
-//! VLAN identifiers and lists of them, in the form of configuration files: `100`, `"100-110"`.
+//! VLAN identifiers and lists of VLANs in the form of configuration files, such as `100` or
+//! `"100-110"`.
 
 use core::fmt;
 use core::str::FromStr;
@@ -13,7 +14,7 @@ use serde::{Deserialize, Serialize, Serializer};
 pub struct Vlan(Vid);
 
 impl Vlan {
-    /// The identifier for the data path.
+    /// Returns the VLAN identifier as the data path's type [`Vid`].
     #[must_use]
     pub const fn vid(self) -> Vid {
         self.0
@@ -70,7 +71,7 @@ impl JsonSchema for Vlan {
     }
 }
 
-/// Pattern of a VLAN's number.
+/// Regular expression for the number of a VLAN, 1 to 4094.
 const VID: &str = r"\s*(409[0-4]|40[0-8][0-9]|[1-3][0-9]{3}|[1-9][0-9]{0,2})\s*";
 
 /// A VLAN, or a range of VLANs with both ends, written as `100` or `"100-110"`.
@@ -145,7 +146,7 @@ impl VlanList {
         self.0.iter().any(|range| range.first <= vlan && vlan <= range.last)
     }
 
-    /// Each VLAN once, in ascending order.
+    /// Returns each VLAN of the list once, in ascending order.
     #[must_use]
     pub fn to_vec(&self) -> Vec<Vlan> {
         let mut all: Vec<Vlan> = self
@@ -175,13 +176,13 @@ impl fmt::Display for VlanList {
 impl FromStr for VlanList {
     type Err = String;
 
-    /// `100,200-210`, as shown.
+    /// Reads a list of VLANs in the form that [`fmt::Display`] writes, such as `100,200-210`.
     fn from_str(text: &str) -> Result<Self, String> {
         text.split(',').map(|range| range.trim().parse()).collect::<Result<_, _>>().map(Self)
     }
 }
 
-/// Mode of a file, as in `"0660"`.
+/// Mode of a file, written as in `"0660"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FileMode(pub u32);
 

@@ -18,7 +18,7 @@ use super::values::{check_range, outside};
 /// Range of `queues`.
 #[expect(clippy::cast_possible_truncation, reason = "64")]
 const QUEUES: core::ops::RangeInclusive<u32> = 2..=QUEUES_MAX as u32;
-/// Range of code points.
+/// Valid numbers of DSCP code points.
 pub(super) const DSCPS: core::ops::RangeInclusive<u32> = 0..=63;
 
 /// A code point (DSCP, RFC 2474) as the key of a table, 0 to 63.
@@ -52,23 +52,27 @@ text_value!(CodePoint, "CodePoint", "a DSCP from 0 to 63", {
     "pattern": "^([0-9]|[1-5][0-9]|6[0-3])$"
 });
 
-/// `wfq = { queues = 8, weights = [1, 10, 20], map = { 8 = 1, 16 = 2 } }`: the queues of a port
-/// with `egress = "wfq"`. All keys may change while frames flow.
+/// Queues of a port with `egress = "wfq"`, such as `{ weights = [1, 10, 20], map = { 8 = 1, 16 = 2
+/// } }`. All keys of `wfq` may change while frames flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default, expecting = "a table such as { weights = [1, 10] }")]
+#[serde(deny_unknown_fields, default, expecting = "a wfq table such as { weights = [1, 10] }")]
 pub struct Wfq {
-    /// Number of queues, 2 to 64. Queue 0 is shared. Default 8.
+    /// Number of queues, 2 to 64. Queue 0 serves all frames whose code point is not mapped. Default
+    /// 8.
     #[schemars(range(min = 2, max = 64))]
     pub queues: u8,
-    /// Weights from queue 0 on, 1 to 10000 each. Default for each queue: 1.
+    /// Weights of the queues, from queue 0 on, 1 to 10000 each. A queue without a weight in the
+    /// list has weight 1.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<Weight>,
-    /// Queue by code point. Other code points and frames that are not IP go to queue 0.
+    /// Map from DSCP code points to the queue, 0 to `queues` - 1, that serves them. Queue 0 serves
+    /// frames whose code points the map does not contain, and frames that are not IP.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub map: BTreeMap<CodePoint, u8>,
-    /// Rate limits of tenants in queue 0, by tenant: bits per second, FCS included, 8k to 400G,
-    /// that the tenant's VMs send through this port together. Frames above the limit wait about 200
-    /// ms at most in a lane of the tenant. Lanes and queues together are at most 64.
+    /// Rate limits of tenants in queue 0, in bits per second, FCS included, 8k to 400G. Each limit
+    /// applies to the sum of all frames that the tenant's VMs send through this port. Frames above
+    /// the limit wait at most about 200 ms in a separate queue of the tenant, its lane. The port
+    /// has at most 64 queues and lanes together.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: BTreeMap<String, BitsPerSecond>,
 }
@@ -81,18 +85,18 @@ impl Default for Wfq {
 }
 
 impl Wfq {
-    /// Checks the table of a port with this `egress`.
+    /// Checks a port's table `wfq`, which must agree with the port's `egress`.
     pub(super) fn check<T>(&self, object: &Object<'_, T>, egress: Egress, report: &mut Report<'_>) {
         if egress != Egress::Wfq {
             let problem = format!("`wfq` has no effect with egress = \"{}\"", egress);
-            report.at(object, "wfq", problem, "set egress = \"wfq\", or remove it");
+            report.at(object, "wfq", problem, "set egress = \"wfq\", or remove `wfq`");
         }
         let queues = self.queues;
         check_range(object, "wfq.queues", queues.into(), QUEUES, report);
         if self.weights.len() > queues.into() {
             let problem =
                 format!("{} weights are too many, there are {queues} queues", self.weights.len());
-            report.at(object, "wfq.weights", problem, "remove some, or raise `wfq.queues`");
+            report.at(object, "wfq.weights", problem, "remove some weights, or raise `wfq.queues`");
         }
         for (dscp, queue) in self.map.iter().filter(|(_, queue)| **queue >= queues) {
             let problem = format!("DSCP {dscp} is mapped to queue {queue}, which does not exist");
@@ -109,7 +113,7 @@ impl Wfq {
                 object,
                 "wfq.ceilings",
                 problem,
-                "limit some tenants with `send` of [[tenant]] instead",
+                "remove some ceilings, and limit these tenants with `send` of [[tenant]]",
             );
         }
         for (tenant, rate) in &self.ceilings {
@@ -118,7 +122,7 @@ impl Wfq {
         }
     }
 
-    /// Checks that tenants with a ceiling exist.
+    /// Checks that all tenants with a ceiling exist.
     pub(super) fn check_ceilings<T>(
         &self,
         object: &Object<'_, T>,
@@ -132,8 +136,9 @@ impl Wfq {
         }
     }
 
-    /// The queues for the data path. `tenant` returns a tenant's number. Lanes that exist in `old`
-    /// stay.
+    /// Converts the key `wfq` to queues for the data path. The argument `tenant` is a function that
+    /// returns a tenant's number for the tenant's name. A tenant with a ceiling has a separate
+    /// queue, its lane, and keeps the lane that it had in the queues `old`.
     pub(super) fn classes(&self, tenant: impl Fn(&str) -> Option<u16>, old: &Classes) -> Classes {
         let mut classes = Classes::new(self.queues.into());
         for (queue, weight) in self.weights.iter().enumerate() {

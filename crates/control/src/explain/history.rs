@@ -1,8 +1,9 @@
-//! History of counters over the last seconds.
+//! Keeps the history of counters over the last seconds.
 //!
-//! The daemon keeps the last [`SECONDS`] readings, one per second. The workers are not involved. An
-//! answer uses the growth of counters since the reading of the requested age, or since the oldest
-//! reading.
+//! The daemon keeps the last [`SECONDS`] readings, one per second. Reading the counters for the
+//! history causes no work for the workers. `penstock explain` uses the growth of counters since the
+//! reading of the requested age. If all readings are younger than the requested age, `penstock
+//! explain` uses the oldest reading.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,20 +12,20 @@ use penstock_units::Nanos;
 
 use crate::api::QueueStatus;
 
-/// Number of readings.
+/// Number of readings that the daemon keeps, one per second.
 pub(crate) const SECONDS: usize = 10;
 
-/// One port's counters.
+/// Counters of one port when the history read them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortMoment {
     pub(crate) reading: PortReading,
-    /// Cycles by worker.
+    /// Cycles that each worker charged to the port.
     pub(crate) cycles: Vec<u64>,
-    /// The `wfq` queues.
+    /// The `wfq` queues of the port; empty for other ports.
     pub(crate) queues: Vec<QueueStatus>,
 }
 
-/// A reading of all counters.
+/// A reading of the counters of all ports and workers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Moment {
     pub(crate) at: Nanos,
@@ -32,12 +33,12 @@ pub(crate) struct Moment {
     pub(crate) workers: Vec<WorkerReading>,
 }
 
-/// The kept readings.
+/// The last [`SECONDS`] readings of the counters, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History(VecDeque<Moment>);
 
 impl History {
-    /// Whether a second has passed since the last reading.
+    /// Returns whether the last reading of the counters is at least a second old.
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         self.0.back().is_none_or(|last| now.saturating_sub(last.at) >= Nanos::from_secs(1))
     }
@@ -49,8 +50,8 @@ impl History {
         self.0.push_back(moment);
     }
 
-    /// The latest reading that is at least `age` old at `now`. If there is none, the oldest
-    /// reading.
+    /// Returns the latest reading of the counters that is at least `age` old at the time `now`. If
+    /// all readings are younger than `age`, returns the oldest reading.
     pub(crate) fn since(&self, now: Nanos, age: Nanos) -> Option<&Moment> {
         let old = self.0.iter().rev().find(|moment| now.saturating_sub(moment.at) >= age);
         old.or_else(|| self.0.front())
@@ -58,7 +59,8 @@ impl History {
 }
 
 impl PortMoment {
-    /// The growth of counters. A new port's counters start at zero.
+    /// Returns the growth of all counters since the earlier reading `before`. If `before` is `None`
+    /// or the port's counters were reset, the growth is counted from zero.
     pub(crate) fn since(&self, before: Option<&Self>) -> Self {
         let none = Self::default();
         let before = before.filter(|b| b.reading.rx_batches <= self.reading.rx_batches);

@@ -1,41 +1,46 @@
-//! `penstock explain`: why a port has its rate.
+//! `penstock explain`: finds the limit on the rate of a port.
 //!
 //! # Problem
-//! A VM's owner says "it is slow". The rate may be the purchased rate, or the core, the neighbours,
-//! the link or the receiver may limit it. The VM may also have no more to send. Each cause has a
-//! different remedy.
+//! A VM sends less than its owner expects. The purchased rate, the core, the neighbours, the link
+//! or the receiver may limit the VM's rate. Another possible cause of a low rate is that the VM has
+//! no more frames to send. Each cause of a low rate has a different remedy.
 //!
 //! # Source
-//! C2QoS §II (resources for which VMs compete), §IV, §VII.
+//! The limits follow C2QoS §II (resources for which VMs compete), §IV and §VII.
 //!
 //! # Approach
-//! The answer comes from the growth of counters over some seconds. The answer is the first row of
-//! this table whose evidence exists:
+//! `penstock explain` compares the counters of a port and its worker at two times, some seconds
+//! apart. `penstock explain` names the first limit of the following list whose condition holds:
 //!
-//! | limit | evidence |
-//! |---|---|
-//! | attachment | the port cannot pass frames |
-//! | own rate | frames dropped as `policed` |
-//! | link | frames dropped as `link-limit`, or by the full ring of a watched uplink |
-//! | link | frames dropped by a full queue of a port with `egress = "wfq"` |
-//! | destination | frames dropped by a receiver's ring or queue |
-//! | link | frames not taken, because too many wait for a shared output (`held_back`) |
-//! | own entitlement | frames waited without cycles, and no other port took the entitlement |
-//! | own entitlement | the port is in debt and had no batch |
-//! | neighbours | frames waited, others used the core, and the port got less than its entitlement |
-//! | core | frames waited, and the core was full |
-//! | nothing | none of these: the port sends less |
+//! 1. The attachment limits the port if the port is not in state `up` or its worker is stalled.
+//! 2. The port's own rate limits the port if `police` or the tenant's `send` dropped frames. The
+//!    port's own rate is also the limit if the port sends at the rate `shape.send` and the shaper
+//!    delayed most of its frames. The port's own rate is also the limit if frames had to wait for
+//!    `police` or `send` after most of the port's batches.
+//! 3. A link limits the port if frames were dropped with the reason `link-limit`, by an uplink's
+//!    full ring, or by a full queue of a `wfq` port.
+//! 4. The destination limits the port if a receiver's ring or queue dropped frames, or if most of
+//!    the port's frames waited while a receiver's limit `receive` held frames back.
+//! 5. A link limits the port if frames stay in the port's ring because too many of its frames wait
+//!    at a shared output (`held_back`).
+//! 6. The port's own entitlement limits the port if frames waited for cycles and other ports were
+//!    not the cause. The port's entitlement is also the limit if the port had no batch because its
+//!    cycle bucket is in debt.
+//! 7. The neighbours, which are other ports, limit the port if its frames waited and the other
+//!    ports kept the port below its entitlement.
+//! 8. The core limits the port if the port's frames waited and the core was full.
+//! 9. If no other limit of the list applies, the port sends less than its limits allow.
 //!
-//! Frames count as waiting if half of the port's batches were full. Counts below
-//! [`NOTICEABLE_PERMILLE`] are no evidence.
+//! Frames count as waiting if half of the port's batches were full. Dropped frames show no limit if
+//! they are less than [`NOTICEABLE_PERMILLE`] thousandths of the port's frames.
 //!
 //! # Cost
-//! The workers do nothing more. The daemon reads existing counters once per second into a ring of
-//! [`history::SECONDS`] readings.
+//! `penstock explain` causes no work for the workers. The daemon reads existing counters once per
+//! second into a ring of [`history::SECONDS`] readings.
 //!
 //! # Departures
 //! The switch does not count the waiting frames in a guest's ring, because the ring belongs to the
-//! guest. A full batch is the evidence instead.
+//! guest. Full batches of a port are the sign that frames wait in the port's ring.
 
 pub(crate) mod history;
 #[cfg(test)]
@@ -44,28 +49,31 @@ mod words;
 
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::schedule::IngressPolicy;
+use penstock_dataplane::snapshot::IngressPolicy;
+use penstock_qos::delay_scale::part_of;
+use penstock_units::Nanos;
 
 use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
 
-/// Smallest fraction that is not noise, in thousandths.
+/// Smallest part of a port's frames, in thousandths, whose drops show that a limit applies.
 pub(crate) const NOTICEABLE_PERMILLE: u64 = 5;
-/// A bucket limits its port if the port is without cycles for at least this many thousandths of the
+/// A cycle bucket limits its port if the bucket is empty for at least this many thousandths of the
 /// time.
 const THROTTLED_PERMILLE: u64 = 50;
-/// Frames count as waiting if at least this many thousandths of the batches are full.
+/// Frames of a port count as waiting if at least this many thousandths of the port's batches are
+/// full.
 const FULL_PERMILLE: u64 = 500;
-/// A core is full if its load is at least this many thousandths.
+/// A core is full if its load is at least this many thousandths of its capacity.
 const CORE_FULL_PERMILLE: u64 = 950;
 /// A port has a core to itself if it causes at least this many thousandths of the core's load.
 const ALONE_PERMILLE: u64 = 900;
-/// A port did not get its entitlement if it got less than this many thousandths of the entitlement.
+/// If a port used at least this many thousandths of its entitlement, the port got its entitlement.
 const ENTITLED_PERMILLE: u64 = 970;
-/// A link is full if its load is at least this many thousandths.
+/// A link is full if its load is at least this many thousandths of its capacity.
 const LINK_FULL_PERMILLE: u64 = 950;
-/// Drops above the sender's own rates.
+/// Reasons of drops that occur because the sender exceeds its own rate limits.
 const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
-/// Drops at the receiver, because it has no room or its limits are exceeded.
+/// Reasons of drops that occur because the receiver has no room, or exceeds its own rate limits.
 const FULL: [DropReason; 5] = [
     DropReason::RingFull,
     DropReason::HandoverFull,
@@ -73,39 +81,47 @@ const FULL: [DropReason; 5] = [
     DropReason::ReceiveLimit,
     DropReason::TenantLimit,
 ];
-/// Limit on listed consumers.
+/// Limit on the ports that an answer lists as users of the core.
 const CONSUMERS_MAX: usize = 5;
 
-/// Growth of a port's counters.
+/// Growth of a port's counters between two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortGrowth {
     pub(crate) name: String,
     pub(crate) reading: PortReading,
-    /// Cycles by worker.
+    /// Cycles that each worker charged to the port.
     pub(crate) cycles: Vec<u64>,
-    /// Policy, entitlement and class. For a port without metering the entitlement is its floor.
     pub(crate) policy: IngressPolicy,
+    /// Cycles per second to which the port is entitled. A port without metering is entitled to its
+    /// guaranteed minimum ([`crate::plan::PortPlan::floor`]).
     pub(crate) entitled: u64,
     pub(crate) weight: u16,
     pub(crate) priority: u8,
-    /// Code point of the tenant.
+    /// Code point of the port's tenant; `None` if the tenant has no code point.
     pub(crate) dscp: Option<u8>,
-    /// The `wfq` queues. Of their counters only `drops` is a growth.
+    /// The `wfq` queues of the port. In each queue, the counter `drops` has the growth between the
+    /// two readings. The other counters of a queue have the values of the second reading.
     pub(crate) queues: Vec<QueueStatus>,
-    /// Debt of the bucket at the end of the time.
+    /// Debt of the port's cycle bucket at the later reading of the counters, in cycles.
     pub(crate) debt: u64,
-    /// The part of its contract's profile that the port exceeds.
+    /// Text that says how the port's traffic exceeds its contract's profile; `None` if the traffic
+    /// conforms to the profile.
     pub(crate) breach: Option<String>,
+    /// The rate `shape.send` in bits per second; `None` if the port's frames are not shaped.
+    pub(crate) shaped_bps: Option<u64>,
+    /// Depth in bytes of the port's `police`, if the limit drops frames and the depth is too small
+    /// for large segments.
+    pub(crate) shallow: Option<u32>,
 }
 
-/// Growth of a worker's counters.
+/// Growth of a worker's counters between two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkerGrowth {
     pub(crate) reading: WorkerReading,
     pub(crate) stalled: bool,
 }
 
-/// Growth of all counters over a time.
+/// Growth of all counters between two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Growth {
     pub(crate) nanos: u64,
@@ -115,6 +131,8 @@ pub(crate) struct Growth {
     pub(crate) ports: Vec<PortGrowth>,
     pub(crate) workers: Vec<WorkerGrowth>,
     pub(crate) links: Vec<LinkStatus>,
+    /// Whether a controller sets the queues of the host.
+    pub(crate) in_fabric: bool,
 }
 
 fn permille(part: u64, of: u64) -> u64 {
@@ -123,20 +141,20 @@ fn permille(part: u64, of: u64) -> u64 {
 }
 
 impl Growth {
-    /// An amount as a rate per second.
+    /// Converts the growth of a counter (`amount`) to a rate per second.
     pub(crate) fn per_second(&self, amount: u64) -> u64 {
         let rate = u128::from(amount) * 1_000_000_000 / u128::from(self.nanos.max(1));
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
 
-    /// Cycles of one core in the time.
+    /// Number of cycles of one core between the two readings.
     fn core_cycles(&self) -> u64 {
         let cycles = u128::from(self.nanos) * u128::from(self.tsc_hz) / 1_000_000_000;
         u64::try_from(cycles).unwrap_or(u64::MAX)
     }
 
-    /// Load of a worker in thousandths of its capacity. If the worker has no configured capacity,
-    /// the load is in thousandths of the time, and a full core was never idle.
+    /// Load of a worker in thousandths of its capacity. If no capacity is configured, the load is
+    /// the part of the core's time in which the worker is not idle.
     fn busy_permille(&self, worker: usize) -> u64 {
         let Some(growth) = self.workers.get(worker) else { return 0 };
         let WorkerReading { cycles_charged, cycles_idle, cycles_host, .. } = growth.reading;
@@ -153,7 +171,8 @@ impl Growth {
         permille(stolen, self.core_cycles())
     }
 
-    /// Ports by their use of a worker's core, largest first.
+    /// Returns the ports that spent cycles of a worker's core, in descending order of the spent
+    /// cycles.
     fn consumers(&self, worker: usize) -> Vec<Consumer> {
         let cycles = |port: &PortGrowth| port.cycles.get(worker).copied().unwrap_or(0);
         let total: u64 = self.ports.iter().map(cycles).sum();
@@ -172,17 +191,17 @@ impl Growth {
     }
 }
 
-/// The port of a question, and the data for its answer.
+/// The port that `penstock explain` examines, and the counters that explain the port's rate.
 pub(crate) struct Question<'a> {
     pub(crate) growth: &'a Growth,
     pub(crate) port: &'a PortGrowth,
     pub(crate) status: &'a PortStatus,
-    /// The worker that spent most cycles on the port. If no worker spent any, the worker that owns
-    /// the port's queue pairs.
+    /// The worker that spent the most cycles on the port since the first reading. If no worker
+    /// spent cycles on the port, this field has the worker that owns the port's queue pairs.
     pub(crate) worker: usize,
 }
 
-/// Answers for a port; `None` if the port does not exist.
+/// Explains the rate of a port; `None` if the port does not exist.
 pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanation> {
     let port = growth.ports.iter().find(|port| port.name == status.name)?;
     let busiest = (0..port.cycles.len()).max_by_key(|worker| port.cycles[*worker]);
@@ -197,7 +216,7 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
         port: port.name.clone(),
         window_ms: growth.nanos / 1_000_000,
         sends_pps: growth.per_second(port.reading.rx_frames),
-        sends_bps: growth.per_second(bits_of(port.reading.rx_bytes, port.reading.rx_frames)),
+        sends_bps: question.sends_bps(),
         dropped_permille: permille(port.reading.dropped(), port.reading.rx_frames),
         policy: port.policy.name().to_owned(),
         entitled: port.entitled,
@@ -219,13 +238,14 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
 }
 
 impl Question<'_> {
-    /// Whether the port had no batch because of a debt.
+    /// Whether the port's cycle bucket is in debt, so that the worker took no batch from the port.
     fn in_debt(&self) -> bool {
         let had_none = self.port.reading.rx_batches == 0;
         self.port.policy.is_metered() && had_none && self.port.debt > 0
     }
 
-    /// Part of the time in which frames waited and the bucket was empty.
+    /// Time in which the port's frames waited while its cycle bucket was empty, in thousandths of
+    /// the time between the two readings.
     fn throttled(&self) -> u64 {
         // The worker adds this time at the next batch.
         if self.in_debt() {
@@ -246,7 +266,7 @@ impl Question<'_> {
         if stalled || self.status.state != "up" {
             return Limit::Attachment;
         }
-        if noticeable(self.drops(&OWN)) {
+        if noticeable(self.drops(&OWN)) || self.at_shaped_rate() || self.at_policed_rate() {
             return Limit::OwnRate;
         }
         if noticeable(self.drops(&[DropReason::LinkLimit])) {
@@ -257,6 +277,9 @@ impl Question<'_> {
         }
         if self.port.reading.held_back > 0 {
             return Limit::Link(String::new());
+        }
+        if let Some(receiver) = self.waited_for() {
+            return Limit::Destination(receiver.name.clone());
         }
         if self.throttled() >= THROTTLED_PERMILLE {
             if self.in_debt() || self.got_its_own() {
@@ -278,17 +301,68 @@ impl Question<'_> {
         Limit::Nothing
     }
 
+    /// True if the port sends at the rate of its shaper and the shaper delayed most of the port's
+    /// frames.
+    fn at_shaped_rate(&self) -> bool {
+        let Some(rate) = self.port.shaped_bps else { return false };
+        permille(self.sends_bps(), rate) >= ENTITLED_PERMILLE && self.delayed() >= FULL_PERMILLE
+    }
+
+    /// True if, after most batches of the port, the next frames had to wait because of the limit
+    /// `police`, or because of the limit `send` of its tenant.
+    fn at_policed_rate(&self) -> bool {
+        let waits = self.waits().1;
+        waits > 0 && permille(waits, self.port.reading.rx_batches) >= FULL_PERMILLE
+    }
+
+    /// Returns the limit for which the port's frames waited most often, and the number of waits.
+    fn waits(&self) -> (&'static str, u64) {
+        let PortReading { police_waits, police_pps_waits, send_waits, .. } = self.port.reading;
+        let waits = [("cir", police_waits), ("pps", police_pps_waits), ("send", send_waits)];
+        waits.into_iter().max_by_key(|(_, times)| *times).unwrap_or_default()
+    }
+
+    /// Returns the receiver whose limit `receive` most often made frames wait, if most of the
+    /// examined port's frames waited for a millisecond or longer.
+    fn waited_for(&self) -> Option<&PortGrowth> {
+        let waited = |parts: &[u64]| {
+            let (at_once, later) = parts.split_at(part_of(Nanos::from_millis(1)));
+            let (at_once, later): (u64, u64) = (at_once.iter().sum(), later.iter().sum());
+            permille(later, at_once + later) >= FULL_PERMILLE
+        };
+        let held =
+            |port: &&PortGrowth| port.reading.receive_waits > 0 && waited(&port.reading.tx_waited);
+        let held = self.growth.ports.iter().filter(held);
+        held.max_by_key(|port| port.reading.receive_waits)
+            .filter(|_| waited(&self.port.reading.waited))
+    }
+
+    fn sends_bps(&self) -> u64 {
+        // A large segment counts as its frames on a wire, as for the limits.
+        let [frames, bytes] = self.port.reading.on_wire();
+        self.growth.per_second(bits_of(bytes, frames))
+    }
+
+    /// Number of frames that the shaper delayed by a microsecond or more, in thousandths of the
+    /// port's frames.
+    fn delayed(&self) -> u64 {
+        let [at_once, later @ ..] = &self.port.reading.shaped;
+        let later: u64 = later.iter().sum();
+        permille(later, at_once + later)
+    }
+
     fn got_its_own(&self) -> bool {
         let used = self.growth.per_second(self.port.cycles.iter().sum());
         permille(used, self.port.entitled) >= ENTITLED_PERMILLE
     }
 
-    /// The link that is the bottleneck, otherwise the link with the highest load.
+    /// Returns the watched link that is the bottleneck. If no link is the bottleneck, returns the
+    /// link with the highest load.
     fn link(&self) -> Option<&LinkStatus> {
         self.growth.links.iter().max_by_key(|link| (link.limited, link.load_permille))
     }
 
-    /// The receiver with the most drops.
+    /// Returns the receiver that dropped the most frames.
     fn receiver(&self) -> Limit {
         let full = |port: &PortGrowth| -> u64 {
             FULL.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
@@ -307,8 +381,9 @@ impl Question<'_> {
         }
     }
 
-    /// The queue of `port` that dropped frames, and the sum of the weights of all queues. The queue
-    /// is the queue of the tenant's code point, otherwise the queue with the most drops.
+    /// Returns the queue of `port` that dropped frames, and the sum of the weights of all queues.
+    /// The function examines the queue that serves the tenant's code point. If no queue serves the
+    /// tenant's code point, the function examines the queue with the most drops.
     fn full_queue(&self, port: &str) -> Option<(&QueueStatus, u64)> {
         let port = self.growth.ports.iter().find(|other| other.name == port)?;
         let own = self.port.dscp;
@@ -320,8 +395,8 @@ impl Question<'_> {
         (queue.drops > 0).then_some((queue, weights))
     }
 
-    /// The limit if frames wait and no bucket of the port holds them back: the core, or other ports
-    /// on it.
+    /// Returns the limit of a port whose frames wait although its cycle bucket is not empty. The
+    /// returned limit is the core or other ports on the core.
     fn on_core(&self) -> Limit {
         let full = self.growth.busy_permille(self.worker) >= CORE_FULL_PERMILLE;
         let stolen = self.growth.stolen_permille(self.worker) >= THROTTLED_PERMILLE;

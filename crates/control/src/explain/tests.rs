@@ -1,11 +1,12 @@
-//! One test per verdict, and tests of the order among verdicts.
+//! Tests each limit of `penstock explain`, and the order of the limits.
 
 use super::*;
 use crate::api::LinkPart;
 
 const HZ: u64 = 2_000_000_000;
 
-/// Two ports on a worker that is full, over one second; `vm` sends full batches.
+/// Returns the growth of the counters in a second in which two ports use all cycles of a worker.
+/// The port `vm` sends only full batches.
 fn full_core() -> Growth {
     let port = |name: &str, cycles: u64| PortGrowth {
         name: name.to_owned(),
@@ -26,6 +27,8 @@ fn full_core() -> Growth {
         queues: Vec::new(),
         debt: 0,
         breach: None,
+        shaped_bps: None,
+        shallow: None,
     };
     Growth {
         nanos: 1_000_000_000,
@@ -41,6 +44,7 @@ fn full_core() -> Growth {
             stalled: false,
         }],
         links: Vec::new(),
+        in_fabric: false,
     }
 }
 
@@ -74,10 +78,66 @@ fn frames_above_its_police_are_its_own_rate() {
     dropped(&mut growth, DropReason::Policed, 250_000);
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::OwnRate);
-    let why = "`police` (policy bps) dropped 25.0 % of its frames";
+    let why = "`police` (policy bps) dropped 25.0 % of the port's frames";
     assert_eq!((answer.why.as_str(), answer.dropped_permille), (why, 250));
+    growth.ports[0].shallow = Some(131_072);
+    assert_eq!(ask(&growth).why, answer.why, "the VM sends no large segments");
+    growth.ports[0].reading.rx_tso = 1;
+    let why = format!(
+        "{}; TCP of this VM backs off: bursts of 64 KiB meet a depth of 131072 bytes",
+        answer.why
+    );
+    let answer = ask(&growth);
+    assert_eq!(answer.why, why);
+    assert!(answer.remedy.starts_with("leave out the burst of `police`"), "{}", answer.remedy);
     dropped(&mut growth, DropReason::Policed, 4_000);
     assert_ne!(ask(&growth).found(), Limit::OwnRate, "0.4 % are noise");
+}
+
+#[test]
+fn frames_that_wait_for_the_rate_of_police_are_its_own_rate() {
+    let mut growth = full_core();
+    growth.ports[0].policy = IngressPolicy::Bps;
+    let reading = &mut growth.ports[0].reading;
+    (reading.rx_frames, reading.rx_bytes) = (1_000, 496_000);
+    (reading.rx_batches, reading.rx_full, reading.police_waits) = (1_000, 0, 900);
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::OwnRate);
+    assert_eq!(
+        answer.why,
+        "the port sends 4.0 Mbit/s, and its frames waited 900 times for the rate `cir` of \
+         `police` (policy bps)"
+    );
+    assert!(answer.remedy.contains("raise `police`"), "{}", answer.remedy);
+    growth.ports[0].reading.police_pps_waits = 950;
+    let answer = ask(&growth);
+    assert!(answer.why.contains("950 times for the rate `pps` of `police`"), "{}", answer.why);
+    growth.ports[0].reading.send_waits = 990;
+    let answer = ask(&growth);
+    assert!(answer.why.contains("990 times for the limit `send` of its tenant"), "{}", answer.why);
+    assert!(answer.remedy.contains("raise `send`"), "{}", answer.remedy);
+    let reading = &mut growth.ports[0].reading;
+    (reading.police_pps_waits, reading.send_waits) = (0, 0);
+    // Short bursts wait now and then, but the rate does not limit the port.
+    growth.ports[0].reading.police_waits = 100;
+    assert_eq!(ask(&growth).found(), Limit::Nothing);
+}
+
+#[test]
+fn frames_that_wait_for_a_receivers_limit_are_the_destination() {
+    let mut growth = full_core();
+    let reading = &mut growth.ports[0].reading;
+    (reading.rx_frames, reading.rx_batches, reading.rx_full) = (1_000, 1_000, 0);
+    reading.waited[part_of(Nanos::from_millis(2))] = 800;
+    reading.waited[0] = 200;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "they may have waited for a link");
+    growth.ports[1].reading.receive_waits = 70;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "frames to that port did not wait");
+    growth.ports[1].reading.tx_waited[part_of(Nanos::from_millis(2))] = 800;
+    let (answer, receiver) = (ask(&growth), growth.ports[1].name.clone());
+    assert_eq!(answer.found(), Limit::Destination(receiver.clone()));
+    let why = format!("waited for the limit `receive` of {receiver}, which held frames back 70 ");
+    assert!(answer.why.contains(&why), "{}", answer.why);
 }
 
 #[test]
@@ -97,8 +157,8 @@ fn its_part_of_a_full_link_is_the_link() {
     assert_eq!(answer.found(), Limit::Link("up".into()));
     assert_eq!(
         answer.why,
-        "the link of up sends 99.0 % of 10.00 Gbit/s; the port is limited to its part of 2.47 \
-         Gbit/s, which dropped 40.0 % of its frames"
+        "the link of up sends 99.0 % of 10.00 Gbit/s; the port's share is 2.47 Gbit/s, and this \
+         limit dropped 40.0 % of the port's frames"
     );
     // Before the handler activates limits, the full ring of the uplink yields the same verdict.
     let mut growth = Growth { links: growth.links, ..full_core() };
@@ -108,7 +168,7 @@ fn its_part_of_a_full_link_is_the_link() {
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Link("up".into()));
     assert!(
-        answer.why.ends_with("its ring was full for 8.0 % of the port's frames"),
+        answer.why.ends_with("the link's ring was full for 8.0 % of the port's frames"),
         "{}",
         answer.why
     );
@@ -120,7 +180,11 @@ fn who_waits_for_its_part_of_a_shared_output_is_told_so() {
     growth.ports[0].reading.held_back = 12;
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Link(String::new()));
-    assert!(answer.why.ends_with("is at the limit; it was not polled 12 times"), "{}", answer.why);
+    assert!(
+        answer.why.ends_with("is at the limit; the worker skipped the port 12 times"),
+        "{}",
+        answer.why
+    );
     dropped(&mut growth, DropReason::QueueFull, 300_000);
     assert!(matches!(ask(&growth).found(), Limit::Destination(_)));
 }
@@ -159,13 +223,13 @@ fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
     assert_eq!(answer.found(), Limit::Entitlement);
     assert_eq!(
         answer.why,
-        "it used 401.4 Mcycles/s and is entitled to 400.0 Mcycles/s; it had frames but no cycles \
-         for 63.4 % of the time"
+        "the port used 401.4 Mcycles/s and is entitled to 400.0 Mcycles/s; it had frames but no \
+         cycles for 63.4 % of the time"
     );
     assert!(answer.remedy.contains("`cycle_weight`"), "{}", answer.remedy);
 }
 
-/// The core of `full_core`, but idle for nine tenths of the time.
+/// Returns the same growth as [`full_core`], but the core is idle for nine tenths of the time.
 fn idle_core() -> Growth {
     let mut growth = full_core();
     growth.workers[0].reading.cycles_charged = 200_000_000;
@@ -203,8 +267,9 @@ fn a_debt_that_outlasts_the_window_is_its_entitlement() {
     assert_eq!((answer.found(), answer.throttled_permille), (Limit::Entitlement, 1_000));
     assert_eq!(
         answer.why,
-        "its last batch left a debt of 5200 cycles; 400 cycles/s pay it off in 13 s, and until \
-         then the port sends nothing"
+        "the port's last batch overdrew its cycle bucket by 5200 cycles; at 400 cycles/s, the \
+         port sends nothing \
+         for 13 s"
     );
     // A port without purchased cycles has no bucket that holds it back.
     growth.ports[0].policy = IngressPolicy::None;
@@ -219,9 +284,9 @@ fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
     growth.ports[0].breach = Some("frames of 64 bytes in the mean, 1024 were declared".into());
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Entitlement);
-    let why = "it sends traffic outside its contract's profile (frames of 64 bytes in the mean, \
-               1024 were declared), and its cycles are reckoned for the declared traffic; it used \
-               401.4 Mcycles/s";
+    let why = "the port sends traffic outside its contract's profile (frames of 64 bytes in the \
+               mean, 1024 were declared), and its cycles are computed for the declared traffic; \
+               the port used 401.4 Mcycles/s";
     assert!(answer.why.starts_with(why), "{}", answer.why);
     let remedy = "make the VM send the traffic that its `contract` declares";
     assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);
@@ -250,8 +315,9 @@ fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     assert_eq!(answer.found(), Limit::Neighbours);
     assert_eq!(
         answer.why,
-        "worker 0 is full, and other ports use 89.9 % of it, most of all noisy with 89.9 %; it \
-         got 200.0 Mcycles/s and is entitled to 400.0 Mcycles/s"
+        "worker 0 is full, and other ports use 89.9 % of the worker's cycles, most of all noisy \
+         with 89.9 %; the \
+         port got 200.0 Mcycles/s and is entitled to 400.0 Mcycles/s"
     );
     let listed: Vec<(&str, u64)> =
         answer.consumers.iter().map(|c| (c.port.as_str(), c.used)).collect();
@@ -276,7 +342,7 @@ fn a_core_that_it_has_to_itself_is_the_core() {
     assert_eq!(answer.found(), Limit::Core);
     assert_eq!(
         answer.why,
-        "worker 0 is 99.5 % busy, 94.9 % of that for this port (1.89 Gcycles/s)"
+        "worker 0 is 99.5 % busy, and this port used 94.9 % of the spent cycles (1.89 Gcycles/s)"
     );
     // The port got more cycles than it purchased, and the core has no more.
     growth.ports[0].cycles = vec![800_000_000];
@@ -309,8 +375,8 @@ fn a_port_whose_batches_are_not_full_sends_less() {
     assert_eq!(answer.found(), Limit::Nothing);
     assert_eq!(
         answer.why,
-        "it sends 1.0 Mframes/s, 832.0 Mbit/s, and has no backlog; it uses 200.0 Mcycles/s and is \
-         entitled to 400.0 Mcycles/s"
+        "the port sends 1.0 Mframes/s, 832.0 Mbit/s, and has no backlog; the port uses 200.0 \
+         Mcycles/s and is entitled to 400.0 Mcycles/s"
     );
 }
 
@@ -321,8 +387,8 @@ fn a_port_that_bought_nothing_is_told_what_it_is_sure_of() {
     growth.ports[0].entitled = 20_000_000;
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Neighbours);
-    let floor = "; it purchased no cycles: 20.0 Mcycles/s are guaranteed, plus a weighted share of \
-                 spare cycles, and it used 200.0 Mcycles/s";
+    let floor = "; the port purchased no cycles: 20.0 Mcycles/s are guaranteed, plus a weighted \
+                 share of spare cycles, and it used 200.0 Mcycles/s";
     assert!(answer.why.ends_with(floor), "{}", answer.why);
 }
 
@@ -356,7 +422,61 @@ fn a_full_queue_of_a_port_is_named_with_its_weight() {
     let full = "was full for 25.0 % of the port's frames";
     // If the tenant has no code point, the queue with the most drops is named.
     assert_eq!(answer.why, format!("queue 1 of up (weight 30 of 36) {full}"));
+    assert!(answer.remedy.contains("`wfq`"), "{}", answer.remedy);
     growth.ports[0].dscp = Some(0);
     let why = ask(&growth).why;
     assert_eq!(why, format!("queue 0 of up (weight 5 of 36) {full}"));
+    // In a fabric, the controller sets weights and code points.
+    growth.in_fabric = true;
+    let remedy = ask(&growth).remedy;
+    assert!(remedy.contains("penstock controller explain") && !remedy.contains("wfq"), "{remedy}");
+}
+
+#[test]
+fn a_port_at_the_rate_of_its_shaper_is_limited_by_its_own_rate() {
+    let mut growth = full_core();
+    let reading = &mut growth.ports[0].reading;
+    (reading.rx_frames, reading.rx_bytes) = (1_000, 496_000);
+    (reading.rx_batches, reading.rx_full) = (1_000, 0);
+    (reading.shaped[0], reading.shaped[40]) = (100, 900);
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "without a shaper");
+    growth.ports[0].shaped_bps = Some(4_000_000);
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::OwnRate);
+    assert_eq!(
+        answer.why,
+        "the port sends 4.0 Mbit/s of its limit `shape.send` 4.0 Mbit/s; the shaper delayed 90.0 % \
+         of the frames"
+    );
+    assert!(answer.remedy.contains("`shape.send`"), "{}", answer.remedy);
+    // The shaper spreads bursts of a slower stream over time, but does not limit the stream's rate.
+    growth.ports[0].shaped_bps = Some(5_000_000);
+    assert_eq!(ask(&growth).found(), Limit::Nothing);
+    // Neither reason for drops is noticeable alone, and the port is below the rate of its shaper.
+    let mut both = growth.clone();
+    dropped(&mut both, DropReason::Policed, 4);
+    dropped(&mut both, DropReason::SendLimit, 3);
+    let answer = ask(&both);
+    assert_eq!(answer.found(), Limit::OwnRate);
+    assert!(answer.why.contains("`police`"), "{}", answer.why);
+    // The shaper is faster than the VM, and delays few frames.
+    growth.ports[0].shaped_bps = Some(4_000_000);
+    let reading = &mut growth.ports[0].reading;
+    (reading.shaped[0], reading.shaped[40]) = (600, 400);
+    assert_eq!(ask(&growth).found(), Limit::Nothing);
+}
+
+#[test]
+fn a_port_without_a_limit_names_the_reason_of_its_drops() {
+    let mut growth = full_core();
+    growth.ports[0].reading.rx_full = 0;
+    assert!(ask(&growth).remedy.contains("inside the VM"));
+    dropped(&mut growth, DropReason::NoDestination, 990_000);
+    dropped(&mut growth, DropReason::Rule, 10_000);
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Nothing);
+    let named = "99.0 % of the port's frames are dropped as `no-destination`: no other port is in \
+                 the";
+    assert!(answer.why.contains(named), "{}", answer.why);
+    assert!(answer.remedy.contains("stats --drops"), "{}", answer.remedy);
 }

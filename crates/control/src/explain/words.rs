@@ -1,14 +1,14 @@
-//! Writes the answer in words: the limit with numbers, and the remedy.
+//! Writes the answer of `penstock explain` as text: the limit with numbers, and the remedy.
 
 use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};
 
-/// Thousandths as text, as in `63.4 %`.
+/// Returns thousandths as a percentage in text, such as `63.4 %`.
 fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
-/// An amount with decimal prefix and unit, rounded down, as in `201.4 Mcycles/s`.
+/// Returns an amount as text with decimal prefix and unit, rounded down, such as `201.4 Mcycles/s`.
 fn amount(value: u64, unit: &str) -> String {
     match value {
         0..10_000 => format!("{value} {unit}"),
@@ -29,7 +29,7 @@ fn bits(value: u64) -> String {
 }
 
 impl Question<'_> {
-    /// Fills in `why` and `remedy`.
+    /// Writes the explanation of `limit` into the fields `why` and `remedy` of the answer.
     pub(super) fn word(&self, answer: &mut Explanation, limit: &Limit) {
         let (why, remedy) = match limit {
             Limit::Attachment => self.attachment(),
@@ -42,15 +42,15 @@ impl Question<'_> {
             Limit::Nothing => self.nothing(answer),
         };
         let (why, remedy) = match &self.port.breach {
-            // The port's cycles were computed for its declared traffic. Other traffic is the first
-            // reason.
+            // The plan computed the port's cycles for its declared traffic. Other traffic is the
+            // first reason.
             Some(breach) if matches!(limit, Limit::Entitlement | Limit::Neighbours) => (
                 format!(
-                    "it sends traffic outside its contract's profile ({breach}), and its cycles \
-                     are reckoned for the declared traffic; {why}"
+                    "the port sends traffic outside its contract's profile ({breach}), and its \
+                     cycles are computed for the declared traffic; {why}"
                 ),
-                "make the VM send the traffic that its `contract` declares, or sell it a contract \
-                 for the traffic that it sends",
+                "make the VM send the traffic that its `contract` declares, or sell the VM a \
+                 contract for its present traffic",
             ),
             _ => (why, remedy),
         };
@@ -61,7 +61,7 @@ impl Question<'_> {
     fn attachment(&self) -> (String, &'static str) {
         if self.growth.workers.get(self.worker).is_some_and(|worker| worker.stalled) {
             let why = format!("worker {} is stalled and gives no heartbeat", self.worker);
-            return (why, "see the daemon's log; restart it");
+            return (why, "see the daemon's log, then restart the daemon");
         }
         let error = &self.status.error;
         let more = if error.is_empty() { String::new() } else { format!(" ({error})") };
@@ -82,27 +82,64 @@ impl Question<'_> {
         let together = self.drops(&[DropReason::SendLimit]);
         if 2 * together > self.drops(&super::OWN) {
             let why =
-                format!("the tenant's `send` rate dropped {} of its frames", percent(together));
+                format!("the tenant's `send` dropped {} of the port's frames", percent(together));
             return (
                 why,
                 "raise `send` of the tenant; in a fabric, raise its guarantee or wait for a queue",
             );
         }
-        let share = percent(self.drops(&[DropReason::Policed]));
-        let why =
-            format!("`police` (policy {}) dropped {share} of its frames", self.port.policy.name());
+        let share = self.drops(&[DropReason::Policed]);
+        let policed = share >= super::NOTICEABLE_PERMILLE;
+        if let Some(rate) = self.port.shaped_bps.filter(|_| !policed && self.at_shaped_rate()) {
+            let why = format!(
+                "the port sends {} of its limit `shape.send` {}; the shaper delayed {} of the \
+                 frames",
+                bits(self.sends_bps()),
+                bits(rate),
+                percent(self.delayed())
+            );
+            return (why, "raise `shape.send` with `penstock port set`, or make the VM send less");
+        }
+        let policy = self.port.policy.name();
+        let why = if policed || !self.at_policed_rate() {
+            let share = percent(share);
+            let why = format!("`police` (policy {policy}) dropped {share} of the port's frames");
+            if let Some(depth) = self.port.shallow.filter(|_| self.port.reading.rx_tso > 0) {
+                let why = format!(
+                    "{why}; TCP of this VM backs off: bursts of 64 KiB meet a depth of {depth} \
+                     bytes"
+                );
+                return (why, "leave out the burst of `police`, so that frames wait");
+            }
+            why
+        } else {
+            let (sends, (rate, times)) = (bits(self.sends_bps()), self.waits());
+            if rate == "send" {
+                let why = format!(
+                    "the port sends {sends}, and its frames waited {times} times for the limit \
+                     `send` of its tenant"
+                );
+                return (why, "raise `send` of the tenant, or make its VMs send less");
+            }
+            format!(
+                "the port sends {sends}, and its frames waited {times} times for the rate `{rate}` \
+                 of `police` (policy {policy})"
+            )
+        };
         (why, "raise `police` with `penstock port set`, or make the VM send less")
     }
 
     fn of_link(&self, port: &str) -> (String, &'static str) {
         if self.port.reading.held_back > 0 && port.is_empty() {
             let why = format!(
-                "its backlog at a shared output is at the limit; it was not polled {} times",
+                "the port's backlog at a shared output is at the limit; the worker skipped \
+                 the port {} times",
                 self.port.reading.held_back
             );
             return (
                 why,
-                "raise `uplink_weight` of its tenant, its `uplink_share`, or `link` of the output",
+                "raise `uplink_weight` of the tenant, `uplink_share` of the port, or `link` of the \
+                 output",
             );
         }
         if let Some((queue, weights)) = self.full_queue(port) {
@@ -113,11 +150,14 @@ impl Question<'_> {
                 queue.weight,
                 percent(self.drops(&super::FULL))
             );
-            return (
-                why,
-                "raise the queue's weight in `wfq`, give its tenant its own queue (`dscp`), or \
-                 raise `link` of the output",
-            );
+            let remedy = if self.growth.in_fabric {
+                "ask the controller for the reason (`penstock controller explain TENANT`), or \
+                 raise `link` of the output"
+            } else {
+                "raise the queue's weight in `wfq`, give the tenant its own queue (`dscp`), or \
+                 raise `link` of the output"
+            };
+            return (why, remedy);
         }
         let link = self.growth.links.iter().find(|link| link.port == port);
         let Some(link) = link else {
@@ -131,18 +171,18 @@ impl Question<'_> {
             let part = bits(part.bps);
             let held = percent(held);
             why.push_str(&format!(
-                "; the port is limited to its part of {part}, which dropped {held} of its frames"
+                "; the port's share is {part}, and this limit dropped {held} of the port's frames"
             ));
         } else {
             let full = percent(self.drops(&[DropReason::RingFull, DropReason::HandoverFull]));
-            why.push_str(&format!("; its ring was full for {full} of the port's frames"));
+            why.push_str(&format!("; the link's ring was full for {full} of the port's frames"));
         }
-        (why, "sell less of the link, or use a faster link; parts follow `contract` and `police`")
+        (why, "sell less of the link, or use a faster link; `contract` or `police` sets the share")
     }
 
     fn destination(&self, port: &str) -> (String, &'static str) {
         let share = percent(self.drops(&super::FULL));
-        let receiver = if port.is_empty() { "a receiver that left" } else { port };
+        let receiver = if port.is_empty() { "a removed receiver" } else { port };
         let above = self.drops(&[DropReason::ReceiveLimit]);
         let together = self.drops(&[DropReason::TenantLimit]);
         if 2 * (above + together) > self.drops(&super::FULL) {
@@ -150,7 +190,17 @@ impl Question<'_> {
             let why = format!(
                 "{receiver} received too much: `receive` of {whose} dropped {share} of the frames"
             );
-            return (why, "raise `receive` of the receiver or its tenant, or send it less");
+            return (why, "raise `receive` of the receiver or its tenant, or send less");
+        }
+        if self.drops(&super::FULL) < super::NOTICEABLE_PERMILLE
+            && let Some(to) = self.waited_for()
+        {
+            let why = format!(
+                "most of the port's frames waited for the limit `receive` of {receiver}, which \
+                 held frames back {} times",
+                to.reading.receive_waits
+            );
+            return (why, "raise `receive` of the receiver or its tenant, or send less");
         }
         let why =
             format!("the ring or queue of {receiver} was full for {share} of the port's frames");
@@ -160,15 +210,16 @@ impl Question<'_> {
     fn entitlement(&self, answer: &Explanation) -> (String, &'static str) {
         let why = if self.in_debt() {
             format!(
-                "its last batch left a debt of {}; {} pay it off in {} s, and until then the port \
-                 sends nothing",
+                "the port's last batch overdrew its cycle bucket by {}; at {}, the port sends \
+                 nothing for {} s",
                 amount(self.port.debt, "cycles"),
                 cycles(answer.entitled),
                 self.port.debt.div_ceil(answer.entitled.max(1))
             )
         } else {
             format!(
-                "it used {} and is entitled to {}; it had frames but no cycles for {} of the time",
+                "the port used {} and is entitled to {}; it had frames but no cycles for {} of the \
+                 time",
                 cycles(answer.used),
                 cycles(answer.entitled),
                 percent(answer.throttled_permille)
@@ -176,9 +227,10 @@ impl Question<'_> {
         };
         let remedy = match answer.policy.as_str() {
             "cycles-strict" => {
-                "sell it more `cycles`, or let it use spare cycles: `ingress_policy` cycles-minmax"
+                "sell the port more `cycles`, or let it use spare cycles: `ingress_policy` \
+                 cycles-minmax"
             }
-            _ => "sell it more `cycles`, or raise its `cycle_weight` for spare cycles",
+            _ => "sell the port more `cycles`, or raise its `cycle_weight` for spare cycles",
         };
         (why, remedy)
     }
@@ -191,31 +243,32 @@ impl Question<'_> {
             format!(", most of all {} with {}", most.port, percent(most.share_permille))
         });
         let mut why = format!(
-            "worker {} is full, and other ports use {} of it{most}",
+            "worker {} is full, and other ports use {} of the worker's cycles{most}",
             self.worker,
             percent(total)
         );
         if self.port.policy.is_metered() {
             let (used, entitled) = (cycles(answer.used), cycles(answer.entitled));
-            why.push_str(&format!("; it got {used} and is entitled to {entitled}"));
+            why.push_str(&format!("; the port got {used} and is entitled to {entitled}"));
             return (
                 why,
-                "give it an earlier `priority`, move it to another `worker`, or sell less of the \
-                 core",
+                "give the port an earlier `priority`, move it to another `worker`, or sell less of \
+                 the core",
             );
         }
         why.push_str(&self.free(answer));
         (why, "set `ingress_policy` = \"cycles-minmax\" and `cycles` for each port")
     }
 
-    /// The text for a port without entitlement beside ports with one.
+    /// Returns the clause that a port without purchased cycles has a guaranteed minimum and a share
+    /// of spare cycles.
     fn free(&self, answer: &Explanation) -> String {
         if self.port.policy.is_metered() || answer.entitled == 0 {
             return String::new();
         }
         format!(
-            "; it purchased no cycles: {} are guaranteed, plus a weighted share of spare cycles, \
-             and it used {}",
+            "; the port purchased no cycles: {} are guaranteed, plus a weighted share of spare \
+             cycles, and it used {}",
             cycles(answer.entitled),
             cycles(answer.used)
         )
@@ -241,7 +294,7 @@ impl Question<'_> {
                 .sum(),
         );
         let why = format!(
-            "worker {} is {} busy, {} of that for this port ({})",
+            "worker {} is {} busy, and this port used {} of the spent cycles ({})",
             self.worker,
             percent(answer.busy_permille),
             percent(permille(answer.used, total)),
@@ -250,14 +303,30 @@ impl Question<'_> {
         (why, "give the port another core with `cores`, `queues` or `worker`")
     }
 
+    /// Returns the most frequent reason for drops of the port's frames, and the part of the frames
+    /// in thousandths. Returns `None` if the dropped part is below [`super::NOTICEABLE_PERMILLE`].
+    fn main_drop(&self) -> Option<(DropReason, u64)> {
+        let share = |reason: &DropReason| self.drops(&[*reason]);
+        let most = *DropReason::ALL.iter().max_by_key(|reason| share(reason))?;
+        Some((most, share(&most))).filter(|(_, share)| *share >= super::NOTICEABLE_PERMILLE)
+    }
+
     fn nothing(&self, answer: &Explanation) -> (String, &'static str) {
         let (rate, sent) = (amount(answer.sends_pps, "frames/s"), bits(answer.sends_bps));
-        let mut why = format!("it sends {rate}, {sent}, and has no backlog");
+        let mut why = format!("the port sends {rate}, {sent}, and has no backlog");
         why.push_str(&self.free(answer));
         if self.port.policy.is_metered() && answer.entitled > 0 {
             let (used, entitled) = (cycles(answer.used), cycles(answer.entitled));
-            why.push_str(&format!("; it uses {used} and is entitled to {entitled}"));
+            why.push_str(&format!("; the port uses {used} and is entitled to {entitled}"));
         }
-        (why, "look inside the VM or at the far end: CPU, TCP windows, application")
+        if let Some((reason, share)) = self.main_drop() {
+            let (name, help) = (reason.name(), reason.help());
+            why.push_str(&format!(
+                "; {} of the port's frames are dropped as `{name}`: {help}",
+                percent(share)
+            ));
+            return (why, "see `penstock stats --drops`, and remove the cause of the drops");
+        }
+        (why, "look for the cause inside the VM or at the far end: CPU, TCP windows, application")
     }
 }

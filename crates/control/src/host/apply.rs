@@ -1,9 +1,15 @@
-//! Replaces one configuration by the next. Only the differences are applied.
+//! Replaces the running configuration by the next configuration, and applies only the differences.
 //!
-//! The order of the steps ensures that no frame meets the policy of another port. First, ports that
-//! are removed or attached again are detached. Then the snapshot is swapped, static addresses are
-//! set, and new ports are attached. A guest with full rings thus finds all static addresses when
-//! its port appears, and its first burst is neither flooded nor refused for flooding.
+//! The host applies a configuration in four steps, in an order that never applies the policy of one
+//! port to frames of another port:
+//! 1. The host detaches removed ports, and ports whose attachment changed.
+//! 2. The host gives the workers the new snapshot.
+//! 3. The host sets the ports' static addresses.
+//! 4. The host attaches new ports.
+//!
+//! The host sets static addresses before it attaches new ports, so all static addresses exist when
+//! a new port begins to pass frames. A burst of frames to a static address is therefore neither
+//! flooded nor dropped by the limit on floods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -25,31 +31,32 @@ use crate::snapshot::{Compiler, StaticAddress};
 pub(super) struct Core {
     pub(super) switch: Box<dyn DataPath>,
     pub(super) shared: Mutex<Shared>,
-    /// Directory where relative paths of the configuration begin.
+    /// Directory in which relative paths of the configuration begin.
     pub(super) dir: PathBuf,
 }
 
-/// Result of a change.
+/// Result of a change of the configuration.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) changes: Vec<String>,
     pub(super) warnings: Vec<String>,
-    /// Ports that could not be attached.
+    /// Names of the ports that could not be attached, each with its error.
     pub(super) failed: Vec<(String, AttachError)>,
 }
 
-/// Takes a lock. If a thread panicked while it held the lock, the next change repairs the state.
+/// Locks a mutex, even if a thread panicked while it held the lock. If the panicked thread left the
+/// state incomplete, the next change of the configuration repairs the state.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The error of a worker that did not carry out a request.
+/// Returns the error for a worker that did not carry out a request.
 pub(super) fn worker_failed(error: WorkerError) -> ApiError {
-    let remedy = "see the daemon's log; restart it if the worker has ended";
+    let remedy = "see the daemon's log; restart the daemon if the worker has ended";
     ApiError::new(ErrorKind::Failed, "worker", error.to_string(), remedy)
 }
 
-/// The ports that a new configuration removes, attaches again or adds.
+/// Names of the ports that a change of the configuration removes, attaches again or adds.
 #[derive(Default)]
 struct PortChanges {
     removed: Vec<String>,
@@ -74,12 +81,13 @@ impl PortChanges {
 }
 
 impl Core {
-    /// Makes `config` the running configuration. If `fresh`, the cost model's file is read again.
+    /// Makes `config` the running configuration. If `fresh` is set, reads the cost model's file
+    /// again.
     ///
     /// # Errors
-    /// More cycles are sold than exist, the rules do not fit a table, or a connected driver would
-    /// lose a negotiated feature. In these cases nothing was changed. The call also fails if a
-    /// worker has ended.
+    /// Returns an error if too many cycles are sold, if the rules do not fit a table, or if a
+    /// connected driver would lose a feature. If the new configuration is refused, the running
+    /// configuration does not change. Returns an error if a worker has ended.
     pub(super) fn apply(
         &self,
         config: HostConfig,
@@ -131,7 +139,8 @@ impl Core {
         Ok(outcome)
     }
 
-    /// Stores the new state. New ports have no link yet.
+    /// Stores the new configuration in the state of the host. When `commit` runs, new ports of the
+    /// configuration are not attached yet.
     fn commit(
         &self,
         config: &Arc<HostConfig>,
@@ -159,7 +168,7 @@ impl Core {
                 continue;
             };
             let home = usize::from(id) % shared.watches.len().max(1);
-            let one = port.is_one_workers().then(|| u16::try_from(home).unwrap_or(0));
+            let one = config.is_one_workers(port).then(|| u16::try_from(home).unwrap_or(0));
             let worker = port.worker.or(one);
             if let Some(live) = shared.ports.get_mut(&port.name) {
                 live.attachment = attachment;
@@ -182,7 +191,8 @@ impl Core {
         shared.compiler = compiler;
     }
 
-    /// Moves attached ports with a changed `worker` to that worker. Frames keep flowing.
+    /// If the key `worker` of an attached port has changed, moves the port to the named worker.
+    /// Frames keep flowing.
     fn place(&self, before: &BTreeMap<String, LivePort>) -> Result<(), WorkerError> {
         let now = lock(&self.shared).ports.clone();
         for (name, port) in now.iter().filter(|(_, port)| port.link.is_some()) {
@@ -193,7 +203,6 @@ impl Core {
         Ok(())
     }
 
-    /// Attaches a port that has no link.
     pub(super) fn attach(&self, name: &str) -> Result<(), AttachError> {
         let Some(port) = lock(&self.shared).ports.get(name).cloned() else { return Ok(()) };
         let attached =
@@ -213,7 +222,7 @@ impl Core {
         }
     }
 
-    /// Detaches a port, if it is attached.
+    /// Detaches a port if the port is attached.
     pub(super) fn detach(&self, name: &str) -> Result<(), WorkerError> {
         let port = {
             let mut shared = lock(&self.shared);
@@ -225,7 +234,8 @@ impl Core {
         }
     }
 
-    /// Updates the static addresses. A port that is attached again has lost its static addresses.
+    /// Updates the static addresses in the workers' MAC tables. If a port was attached again, its
+    /// static addresses were lost and are set again.
     fn pin(
         &self,
         old: &[StaticAddress],
@@ -274,8 +284,9 @@ impl Core {
     }
 }
 
-/// Checks that `new` keeps the features and queue pairs that a connected driver has negotiated. A
-/// running guest cannot give these up, and all connections of the guest would end at once.
+/// Checks that the attachment `new` keeps the features and queue pairs that a connected driver has
+/// negotiated. A running guest cannot give up a negotiated feature: all connections of the guest
+/// would break.
 fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(), ApiError> {
     let Attachment::VhostUser(VhostUser { offloads, queues, .. }) = new else { return Ok(()) };
     let Some(status) = port.link.as_ref().map(|link| link.status()) else { return Ok(()) };
@@ -291,14 +302,20 @@ fn keeps_its_driver(name: &str, port: &LivePort, new: &Attachment) -> Result<(),
     };
     let kept: Vec<&str> = status.features.iter().filter(refused).copied().collect();
     let problem = if !kept.is_empty() {
-        format!("its driver is connected and uses {}, which `offloads` takes away", kept.join(", "))
+        format!(
+            "the VM's driver is connected and uses {}, which the new `offloads` disables",
+            kept.join(", ")
+        )
     } else if status.queues_up > queues.0 {
         let up = status.queues_up;
-        format!("its driver is connected and uses {up} queue pairs, `queues` would be {}", queues.0)
+        format!(
+            "the VM's driver is connected and uses {up} queue pairs, but `queues` would be {}",
+            queues.0
+        )
     } else {
         return Ok(());
     };
-    let remedy = "shut the VM down first: a driver gives these up only when it starts";
+    let remedy = "shut the VM down first: a driver negotiates only when it starts";
     Err(ApiError::new(ErrorKind::Conflict, format!("port {name:?}"), problem, remedy))
 }
 
@@ -308,7 +325,7 @@ fn table_error(config: &HostConfig, rule: usize, problem: &str) -> ApiError {
     ApiError::new(ErrorKind::Invalid, format!("rule {name:?}"), problem, remedy)
 }
 
-/// The differences, in words.
+/// Returns the differences between two configurations as text.
 fn changes(old: &HostConfig, new: &HostConfig, plan: &PortChanges) -> Vec<String> {
     let mut all = Vec::new();
     for (name, differs) in [

@@ -1,11 +1,15 @@
-//! `penstock explain`: the longest wait of a frame of a port's class, and the assumptions of this
-//! bound.
+//! `penstock explain`: computes an upper bound on the wait of a port's frames, and names the
+//! assumptions of this bound.
 //!
-//! The bound comes from [`penstock_qos::latency_bound`]. Its inputs describe the running host: the
-//! workers with the ports' queue pairs, and the ports' entitlements with learned corrections. The
-//! cost of a batch comes from the model for the declared traffic, corrected by the learned error of
-//! full batches. Without a model it comes from the port's frames in the last seconds. A port that
-//! sent no frames gets the highest cost of all ports.
+//! [`penstock_qos::latency_bound`] computes the bound from the state of the running host:
+//! - The latency bound depends on the workers, and on the queue pairs that each worker owns.
+//! - The latency bound depends on the ports' entitlements in cycles, which the cost model's learner
+//!   may have corrected.
+//! - The latency bound depends on the cost of a batch of frames. The cost model computes the cost
+//!   of a batch for the traffic that the contract declares, and the learner corrects this cost. If
+//!   the host has no cost model, the cost of a batch is derived from the port's frames in the last
+//!   seconds. If the port sent no frames in the last seconds, the latency bound uses the highest
+//!   cost of all ports.
 
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::latency_bound::{
@@ -18,12 +22,12 @@ use crate::api::{Explanation, LatencyBound};
 use crate::config::Schedule;
 use crate::explain::Growth;
 
-/// Minimum number of frames from which the cost of a frame is derived.
+/// Number of frames that a port must have sent before the mean cost of the frames is used.
 const FRAMES_MIN: u64 = 100;
-/// Limit on ports without a bucket that are named.
+/// Maximum number of ports without a cycle bucket that the text names.
 const NAMED_MAX: usize = 3;
 
-/// Ports of a worker, and ports that hand frames over to it.
+/// A worker, its ports, and ports of other workers that send frames to this worker's ports.
 struct Population {
     worker: Worker,
     names: Vec<String>,
@@ -31,10 +35,11 @@ struct Population {
 }
 
 impl Core {
-    /// Fills in the bound of the port's class on its worker, or the reason why there is no bound.
+    /// Writes into the answer the bound of the port's latency class on its worker, or the reason
+    /// why there is no bound.
     pub(super) fn bound(&self, answer: &mut Explanation, growth: &Growth) {
         let Some(population) = self.population(answer.worker, growth) else {
-            answer.latency = "no bound: the cycles of a frame are not known; write `file` in \
+            answer.latency = "no bound: the cycles of a frame are not known; set `file` in \
                               [model], or ask while frames flow"
                 .to_owned();
             return;
@@ -119,14 +124,15 @@ impl Core {
     }
 }
 
-/// Cycles of a frame, if enough frames were seen.
+/// Mean number of cycles for a frame of the port; `None` if the port sent fewer than [`FRAMES_MIN`]
+/// frames.
 fn per_frame(port: &crate::explain::PortGrowth) -> Option<f64> {
     let reading = &port.reading;
     (reading.rx_frames >= FRAMES_MIN).then(|| to_f64(reading.cycles) / to_f64(reading.rx_frames))
 }
 
-/// Frames on a wire for each received frame: more than 1 if the port sends segmentation requests
-/// (TSO).
+/// Mean number of frames on the wire for each frame that the port sends. If the port sends large
+/// segments (TSO), the mean number is above 1.
 fn per_taken(port: &crate::explain::PortGrowth) -> f64 {
     let reading = &port.reading;
     if reading.rx_frames == 0 {
@@ -144,8 +150,9 @@ impl Population {
     fn word(&self, answer: &mut Explanation, whose: usize, bound: &Bound, left: Option<&Bound>) {
         let us = |bound: &Bound| bound.wait.0.div_ceil(1_000);
         let mut words = format!(
-            "at most {} us to the end of its batch if the port keeps to its bucket (class {}): \
-             {:.1} us for a batch already begun, {:.1} us for {} rounds of its class",
+            "a frame waits at most {} us to the end of its batch, if the port of class {} keeps to \
+             its bucket: {:.1} us for a batch that has begun, and {:.1} us for {} rounds of the \
+             class",
             us(bound),
             answer.priority,
             self.us(bound.begun.0),
@@ -154,22 +161,22 @@ impl Population {
         );
         if bound.above.0 > 0 {
             words.push_str(&format!(
-                ", {:.1} us for cycles that earlier classes saved, while they use {:.1} % of the \
-                 core",
+                ", {:.1} us for cycles that earlier classes saved, while earlier classes use \
+                 {:.1} % of the core",
                 self.us(bound.above.0),
                 self.us(bound.above_rate.0) / 1e4,
             ));
         }
         match left {
             Some(left) if us(left) > us(bound) => words.push_str(&format!(
-                "; at most {} us if its class and later ones leave purchased cycles to earlier \
-                 classes",
+                "; at most {} us if ports of the frame's class and of later classes leave \
+                 purchased cycles to earlier classes",
                 us(left)
             )),
             Some(_) => {}
-            None => {
-                words.push_str("; no bound if others leave purchased cycles to earlier classes")
-            }
+            None => words.push_str(
+                "; there is no bound if other ports leave purchased cycles to earlier classes",
+            ),
         }
         let free = self.names.iter().zip(&self.members).filter(|(_, m)| m.bucket.is_none());
         let free: Vec<&str> = free.map(|(name, _)| name.as_str()).collect();
@@ -177,7 +184,8 @@ impl Population {
             let named = free[..free.len().min(NAMED_MAX)].join(", ");
             let more = if free.len() > NAMED_MAX { ", ..." } else { "" };
             words.push_str(&format!(
-                "; assumes that ports without a bucket ({named}{more}) use only unsold cycles"
+                "; the bound assumes that ports without a bucket ({named}{more}) use only unsold \
+                 cycles"
             ));
         }
         answer.latency = words;
@@ -198,21 +206,25 @@ impl Population {
         let (who, remedy) = match why {
             Unbounded::Free(at) => {
                 let handed = if self.members[at].elsewhere { ", on another worker" } else { "" };
-                let remedy =
-                    "set its `cycles` and a policy that meters them, or a later `priority`";
+                let remedy = "give the named port `cycles` and a policy that meters cycles, or a \
+                              later `priority`";
                 (format!(" ({}{handed})", self.names[at]), remedy)
             }
-            Unbounded::Full => {
-                (String::new(), "sell less to earlier classes, or give it an earlier `priority`")
-            }
-            Unbounded::Slow => (String::new(), "give it a class with fewer ports, or sell it less"),
+            Unbounded::Full => (
+                String::new(),
+                "sell earlier classes fewer cycles, or give the port an earlier `priority`",
+            ),
+            Unbounded::Slow => (
+                String::new(),
+                "give the port a class with fewer ports, or sell the port fewer cycles",
+            ),
             Unbounded::Absent => (String::new(), "see `penstock port show`"),
         };
         format!("no bound for class {}: {why}{who}; {remedy}", class.get())
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "cycles, shown with a digit")]
+#[expect(clippy::cast_precision_loss, reason = "the number of cycles is rounded for display")]
 fn to_f64(count: u64) -> f64 {
     count as f64
 }

@@ -1,18 +1,19 @@
-//! The interface between the host and the data path. [`super::live`] implements it, and tests use a
-//! fake.
+//! Defines the interface between the host and the data path. The module [`super::live`] implements
+//! this interface to the data path with real workers. Tests implement the interface with a fake
+//! data path.
 
 use core::fmt;
 use std::sync::Arc;
 
-use penstock_dataplane::classify::Snapshot;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
+use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use crate::config::Attachment;
 
-/// The error of a port that could not be attached.
+/// Reason why a port could not be attached, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachError {
     pub(crate) problem: String,
@@ -25,22 +26,22 @@ impl fmt::Display for AttachError {
     }
 }
 
-/// The control side of an attached port.
+/// Control side of an attached port, which the host uses outside of the workers.
 pub(crate) trait Link: Send + Sync {
     fn status(&self) -> AttachStatus;
 
-    /// Whether the attachment is lost, so that the port must be attached again.
+    /// Whether the interface or socket is lost, so that the port must be attached again.
     fn is_gone(&self) -> bool {
         false
     }
 
-    /// Ends the threads that talk to the worker for the port. The host calls this function once,
-    /// before the port is detached.
+    /// Ends the port's threads that send requests to the port's worker. The host calls `close` once
+    /// for each attached port, before it detaches the port.
     fn close(&self) {}
 }
 
-/// The worker of a queue pair. Without a configured worker, queue pairs are spread over all
-/// workers.
+/// Returns the number of the worker that serves a port's queue pair. If no worker is configured,
+/// the queue pairs are distributed over all workers.
 pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usize) -> WorkerId {
     let place = worker.map_or_else(|| id.index() + queue.index(), usize::from);
     WorkerId(u16::try_from(place % workers.max(1)).unwrap_or(0))
@@ -48,7 +49,7 @@ pub(crate) fn home(id: PortId, queue: QueueId, worker: Option<u16>, workers: usi
 
 /// The data path as the host sees it: workers and their ports.
 pub(crate) trait DataPath: Send + Sync {
-    /// Attaches a port. It passes frames as soon as the snapshot contains it.
+    /// Attaches a port. The port passes frames as soon as the workers' snapshot contains the port.
     fn attach(
         &self,
         id: PortId,
@@ -58,10 +59,11 @@ pub(crate) trait DataPath: Send + Sync {
         counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError>;
 
-    /// Detaches a port. After that its counters do not change.
+    /// Detaches a port. After `detach`, the port's counters do not change.
     fn detach(&self, id: PortId, link: Arc<dyn Link>) -> Result<(), WorkerError>;
 
-    /// Moves the queue pairs of an attached port to other workers. Returns how many moved.
+    /// Moves the queue pairs of an attached port to the worker `worker`, or distributes them over
+    /// all workers. Returns how many queue pairs moved.
     fn place(&self, id: PortId, queues: u16, worker: Option<u16>) -> Result<usize, WorkerError>;
     /// The workers that own a port's queue pairs.
     fn owners(&self, id: PortId, queues: u16) -> Vec<u16>;
@@ -78,7 +80,7 @@ pub(crate) trait DataPath: Send + Sync {
         add: bool,
     ) -> Result<(), WorkerError>;
 
-    /// Counters of each worker, and the CPU to which it is pinned.
+    /// Counters of each worker, and the CPU to which the worker is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
     fn uptime(&self) -> Nanos;

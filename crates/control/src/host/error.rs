@@ -6,31 +6,33 @@ use serde::Serialize;
 
 use crate::config::{ConfigError, ConfigErrors};
 
-/// Kind of an error. It determines the exit status or status code of clients.
+/// Kind of an error of a request. The kind of an error determines the exit status or status code of
+/// clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorKind {
-    /// The object does not exist.
+    /// The object that the request names does not exist.
     NotFound,
-    /// The request, or the configuration after it, is invalid.
+    /// The request is invalid, or makes the configuration invalid.
     Invalid,
-    /// The request contradicts the current state: the name is taken, or another program changed the
-    /// file.
+    /// The request contradicts the current state, for example because the name is taken or another
+    /// program changed the file.
     Conflict,
-    /// The request was valid but failed: the interface is in use, the disk is full, the worker does
-    /// not answer. Nothing was changed.
+    /// The request was valid but failed, for example because the interface is in use, the disk is
+    /// full, or a worker does not answer. Nothing was changed.
     Failed,
 }
 
-/// The error of a request. Nothing was changed.
+/// Error of a request to the host's API. Nothing was changed.
 ///
-/// Shown as `port "vm3": there is no such port; see penstock port list`.
+/// The text of an error is, for example, `port "vm3": there is no such port; see penstock port
+/// list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ApiError {
     pub kind: ErrorKind,
-    /// `port "vm3"`.
+    /// Kind and name of the object to which the error applies, as in `port "vm3"`.
     pub object: String,
-    /// The mistake, with value and limit.
+    /// The mistake in the request, with the wrong value and its limit.
     pub problem: String,
     pub remedy: String,
 }
@@ -55,7 +57,8 @@ impl fmt::Display for ApiError {
 impl core::error::Error for ApiError {}
 
 impl From<ConfigErrors> for ApiError {
-    /// The first mistake. The others are appended to its remedy.
+    /// Returns the first mistake of a configuration as the error. The error's remedy lists the
+    /// further mistakes of the configuration.
     fn from(errors: ConfigErrors) -> Self {
         let mut errors = errors.0.into_iter();
         let Some(ConfigError { object, problem, mut remedy, .. }) = errors.next() else {
@@ -69,14 +72,15 @@ impl From<ConfigErrors> for ApiError {
     }
 }
 
-/// Why the daemon cannot start.
+/// Reason why the daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// The configuration has mistakes.
+    /// The configuration file has mistakes.
     #[error("{0}")]
     Config(ConfigErrors),
-    /// The configuration does not fit this machine, or the worker or its first snapshot failed.
+    /// The daemon cannot start: the configuration does not fit this machine, a worker failed, or
+    /// the first snapshot failed.
     #[error("{0}")]
     Api(ApiError),
 }

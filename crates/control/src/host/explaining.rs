@@ -1,10 +1,11 @@
-//! `penstock explain`: collects the data of an answer, and keeps the history of counters.
+//! `penstock explain`: collects the data for an answer, and keeps the history of counters.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use penstock_dataplane::counters::PortCounterSets;
-use penstock_dataplane::schedule::PortQos;
+use penstock_dataplane::snapshot::PortQos;
+use penstock_qos::cost_model::Rate;
 use penstock_units::Nanos;
 
 use super::apply::{Core, lock};
@@ -12,13 +13,14 @@ use super::error::{ApiError, ErrorKind};
 use crate::api::{Explanation, LinkStatus, QueueStatus};
 use crate::explain::history::{History, Moment, PortMoment};
 use crate::explain::{Growth, PortGrowth, WorkerGrowth, explain};
+use crate::plan::shallow_depth;
 
 /// The history of counters, one reading per second.
 #[derive(Debug, Default)]
 pub(super) struct Past(Mutex<History>);
 
 impl Past {
-    /// Keeps a reading if one is due.
+    /// If the last reading in the history is at least a second old, adds a reading of the counters.
     pub(super) fn remember(&self, core: &Core) {
         let now = core.switch.uptime();
         if lock(&self.0).is_due(now) {
@@ -27,10 +29,10 @@ impl Past {
         }
     }
 
-    /// Explains the rate of `port` from the counters of the last `seconds`.
+    /// Explains the rate of `port` from the counters of the last `seconds` seconds.
     ///
     /// # Errors
-    /// The port does not exist, or the daemon has just started.
+    /// Returns an error if the port does not exist, or if the daemon has just started.
     pub(super) fn explain(
         &self,
         core: &Core,
@@ -41,17 +43,19 @@ impl Past {
         let object = format!("port {port:?}");
         let known = core.port_states().into_iter().find(|status| status.name == port);
         let Some(status) = known else {
-            let (problem, remedy) = ("there is no such port", "see `penstock port list`");
+            let (problem, remedy) = ("the port does not exist", "see `penstock port list`");
             return Err(ApiError::new(ErrorKind::NotFound, object, problem, remedy));
         };
         let now = core.moment();
         let before = lock(&self.0).since(now.at, Nanos::from_secs(seconds)).cloned();
         let before = before.filter(|before| now.at > before.at).ok_or_else(|| {
-            let (problem, remedy) = ("the daemon has just started", "ask again in a second");
+            let (problem, remedy) =
+                ("the daemon has just started", "repeat the request after a second");
             ApiError::new(ErrorKind::Failed, object, problem, remedy)
         })?;
         let growth = core.growth(&before, &now, links);
-        let gone = || ApiError::new(ErrorKind::NotFound, "port", "it was removed", "ask again");
+        let gone =
+            || ApiError::new(ErrorKind::NotFound, "port", "the port was removed", "ask again");
         let mut answer = explain(&growth, &status).ok_or_else(gone)?;
         core.profile(&mut answer);
         core.bound(&mut answer, &growth);
@@ -63,13 +67,15 @@ impl Past {
 }
 
 impl Core {
-    /// The part of the contract's profile that the port exceeds.
+    /// Writes into the answer whether the port sends the traffic that its contract declares.
     fn profile(&self, answer: &mut Explanation) {
         let shared = lock(&self.shared);
         let plan = shared.pricing.plan.port(&answer.port);
         let Some(contract) = plan.and_then(|plan| plan.contract.as_ref()) else { return };
+        let unit = if matches!(contract.rate, Rate::Bits(_)) { "bit/s" } else { "" };
         let declared = format!(
-            "frames of {:.0} bytes in the mean, {} flows",
+            "{}{unit}, frames of {:.0} bytes in the mean, flows: {}",
+            contract.rate,
             contract.sizes.mean(),
             contract.flows.name()
         );
@@ -78,22 +84,30 @@ impl Core {
         match learned.as_ref().and_then(|learned| learned.breach.as_ref()) {
             Some(breach) => {
                 answer.inside_profile = Some(false);
-                answer.profile = format!("outside what it declared ({declared}): {breach}");
+                answer.profile =
+                    format!("the traffic differs from the declared traffic ({declared}): {breach}");
             }
             None => {
                 answer.inside_profile = Some(true);
-                answer.profile = format!("inside what it declared: {declared}");
+                answer.profile = format!("as declared: {declared}");
             }
+        }
+        if let Some(delivered) = learned.as_ref().and_then(|learned| learned.delivered) {
+            let percent = delivered * 100.0;
+            let more = format!("; in the last second, {percent:.1} % of the rate were delivered");
+            answer.profile.push_str(&more);
         }
         let error = learned.and_then(|learned| learned.model_error);
         if let Some(error) = error {
             let percent = error * 100.0;
-            let more = format!("; its frames cost {percent:+.1} % of what the model says");
+            let more =
+                format!("; the cost of its frames differs from the model by {percent:+.1} %");
             answer.profile.push_str(&more);
         }
     }
 
-    /// The VM behind the port, and the command that shows its vCPUs.
+    /// Writes into the answer the VM behind the port, and the run directory of the VM's vCPU
+    /// scheduler.
     fn vcpus(&self, answer: &mut Explanation) {
         let shared = lock(&self.shared);
         let port = shared.config.ports.iter().find(|port| port.name == answer.port);
@@ -122,9 +136,9 @@ impl Core {
         Moment { at, ports: sets.into_iter().map(port).collect(), workers }
     }
 
-    /// The growth of all counters between two moments.
+    /// Returns the growth of all counters between two readings.
     fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
-        let (terms, capacity, stalled, dscps) = {
+        let (terms, capacity, stalled, dscps, (shaped, shallow), in_fabric) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;
             let bought = |name: &String| {
@@ -141,7 +155,16 @@ impl Core {
                 now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
-            (terms, capacity, stalled, shared.config.code_points())
+            let ports = shared.config.ports.iter();
+            let shaped: BTreeMap<String, u64> = ports
+                .filter_map(|port| Some((port.name.clone(), port.shape.as_ref()?.send?.0.0)))
+                .collect();
+            let ports = shared.config.ports.iter();
+            let shallow: BTreeMap<String, u32> =
+                ports.filter_map(|port| Some((port.name.clone(), shallow_depth(port)?))).collect();
+            let in_fabric = shared.config.fabric.is_some();
+            let code_points = shared.config.code_points();
+            (terms, capacity, stalled, code_points, (shaped, shallow), in_fabric)
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
@@ -158,6 +181,8 @@ impl Core {
                 queues: grown.queues,
                 debt: moment.reading.debt,
                 breach,
+                shaped_bps: shaped.get(name).copied(),
+                shallow: shallow.get(name).copied(),
             }
         };
         let workers = now.workers.iter().enumerate().map(|(id, reading)| {
@@ -171,6 +196,7 @@ impl Core {
             ports: now.ports.iter().map(port).collect(),
             workers: workers.collect(),
             links,
+            in_fabric,
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Plans of the fabric's controller for this host. [`super::overlay`] combines them with the
-//! configuration.
+//! Carries out the plans that the fabric's controller makes for this host. The module
+//! [`super::overlay`] combines a plan with the configuration.
 
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
@@ -7,23 +7,24 @@ use super::overlay::{FabricTerms, Overlay};
 use super::running::{Host, stopped, warnings};
 use crate::config::{Egress, HostConfig};
 
-/// Result of carrying out a plan.
+/// Result of a plan that the host carried out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricChange {
-    /// Changes, in words; empty if the plan was in force already.
+    /// Changes of the configuration as text; empty if the plan was already in force.
     pub changes: Vec<String>,
-    /// Tenants of the plan that this host does not have.
+    /// Names of the tenants in the controller's plan that this host does not have.
     pub absent: Vec<String>,
 }
 
 impl Host {
-    /// Carries out a plan of the fabric's controller in one change between two batches. The plan
-    /// replaces the previous one and is not saved to the configuration file. The call is
-    /// idempotent.
+    /// Applies a plan of the fabric's controller. Each worker changes to the plan at once, between
+    /// two batches of frames. A new plan replaces the previous plan. Plans and queues from the
+    /// fabric's controller never change the configuration file. If the host has already carried out
+    /// the same plan, nothing changes.
     ///
     /// # Errors
-    /// The host is in no fabric, its uplink does not exist, a number is out of range, or the worker
-    /// has ended. Nothing was changed.
+    /// Returns an error if the host has no `[fabric]`, its uplink does not exist, a number is out
+    /// of range, or the worker has ended. After an error, the previous plan stays in force.
     pub fn set_fabric(&self, terms: &FabricTerms) -> Result<FabricChange, ApiError> {
         let wrong = |problem: String, remedy: &str| {
             ApiError::new(ErrorKind::Invalid, "[fabric]", problem, remedy)
@@ -38,12 +39,12 @@ impl Host {
         };
         let Some(fabric) = &old.fabric else {
             let remedy = "add [fabric] to the configuration and start the daemon again";
-            return Err(wrong("this host is in no fabric".to_owned(), remedy));
+            return Err(wrong("this host is not in a fabric".to_owned(), remedy));
         };
         let uplink = old.ports.iter().find(|port| port.name == fabric.uplink);
         if uplink.is_none_or(|port| port.egress != Egress::Wfq) {
-            let problem = format!("uplink {:?} is not a port with queues any more", fabric.uplink);
-            return Err(wrong(problem, "start the daemon again, or bring the port back"));
+            let problem = format!("uplink {:?} no longer has `wfq` queues", fabric.uplink);
+            return Err(wrong(problem, "restore the port, or restart the daemon"));
         }
         let overlay = Overlay::new(terms)
             .map_err(|problem| wrong(problem, "check the plan that the controller sends"))?;
@@ -57,7 +58,9 @@ impl Host {
         Ok(FabricChange { changes, absent })
     }
 
-    /// Runs `config` instead of `old`. The file stays unchanged. Returns the changes in words.
+    /// Makes `config` the running configuration instead of `old`. Plans and queues from the
+    /// fabric's controller never change the configuration file. Returns the changes of the
+    /// configuration as text.
     pub(super) fn lay(
         &self,
         old: &HostConfig,

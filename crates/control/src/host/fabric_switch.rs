@@ -1,9 +1,9 @@
-//! Queues that a fabric's controller sets on this host as a switch.
+//! Sets the queues that a fabric's controller chooses for a host that is a switch of the fabric.
 //!
-//! The controller's queues are combined with each configuration before it runs, as on a server of
-//! the fabric ([`super::overlay`]). All queues change together between two batches, so no frame
-//! sees a part of a change. A code point whose queue does not change stays in that queue
-//! throughout, with its waiting frames. Queues are read back from the data path.
+//! The host adds the controller's queues to each configuration before the configuration takes
+//! effect ([`super::overlay`]). All queues change together between two batches, so no frame sees a
+//! part of a change. If a code point keeps its queue, waiting frames with this code point stay in
+//! the queue. The data path provides the readings of queues.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,29 +15,31 @@ use super::running::{Host, stopped};
 use crate::api::QueueStatus;
 use crate::config::HostConfig;
 
-/// Weights and map of a port's queues. A value is the whole state, never a difference.
+/// Weights of a port's queues, and the map from code points to queues. Settings from a controller
+/// are complete: they replace all earlier settings of the port's queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PortQueues {
-    /// Weights from queue 0 on, 0 to 10000. 0 means 1, the least weight.
+    /// Weights of the queues, from queue 0 on, 0 to 10000. 0 means 1, the smallest weight.
     pub weights: Vec<u32>,
-    /// The queue of each code point (1 to 63). Other code points are in queue 0.
+    /// Map from DSCP code point, 1 to 63, to queue number. Queue 0 serves frames whose code points
+    /// the map does not contain.
     pub map: BTreeMap<u8, u8>,
 }
 
-/// A port of the switch in the data path.
+/// A port of a host that is a fabric's switch, with the state of its queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwitchPort {
     pub name: String,
-    /// Queues from queue 0 on.
+    /// The port's queues, from queue 0 on.
     pub queues: Vec<QueueStatus>,
 }
 
 impl Host {
-    /// The ports that a controller sets, with the data path's queues. The list is empty if the host
-    /// is no switch of a fabric.
+    /// Returns the ports whose queues a controller sets, with the data path's queues. The returned
+    /// list of ports is empty if the host is not a switch of a fabric.
     ///
     /// # Errors
-    /// The same as for [`Host::stats`].
+    /// Returns an error if a worker has ended.
     pub fn switch_ports(&self) -> Result<Vec<SwitchPort>, ApiError> {
         let config = self.config();
         let Some(switch) = &config.switch else { return Ok(Vec::new()) };
@@ -48,14 +50,16 @@ impl Host {
         Ok(ports.map(|port| SwitchPort { name: port.port, queues: port.queues }).collect())
     }
 
-    /// Sets the queues of the switch's ports in one change between two batches. The new queues
-    /// replace all earlier ones, also on ports that are not named. They are not saved to the
-    /// configuration file. Returns the changes in words; the list is empty if the queues were in
-    /// force already.
+    /// Sets the queues of the switch's ports in one change between two batches. The queues in
+    /// `ports` replace all queues that a controller set earlier. A port gets default queues if it
+    /// is in the configuration but not in the map `ports`. Plans and queues from the fabric's
+    /// controller never change the configuration file. Returns a text about each changed setting of
+    /// the ports' queues. The returned list is empty if the same queues were already in force.
     ///
     /// # Errors
-    /// The host is no switch of a fabric, it has no such port, a number is out of range, or the
-    /// worker has ended. Nothing was changed.
+    /// Returns an error if the host is not a fabric's switch, a port does not exist, a number is
+    /// out of range, or a worker has ended. After an error, the previous queues of the ports stay
+    /// in force.
     pub fn set_switch(
         &self,
         ports: &BTreeMap<String, PortQueues>,
@@ -73,7 +77,7 @@ impl Host {
         };
         let Some(switch) = &old.switch else {
             let remedy = "add [switch] to the configuration and start the daemon again";
-            return Err(wrong("this host is no switch of a fabric".to_owned(), remedy));
+            return Err(wrong("this host is not a switch of a fabric".to_owned(), remedy));
         };
         let mut overlay = Overlay::default();
         for (name, queues) in ports {
@@ -82,7 +86,7 @@ impl Host {
                 .iter()
                 .any(|port| port.name == *name && switch.sets(&port.name, port.egress))
             {
-                let problem = format!("port {name:?} is not a port with queues that may be set");
+                let problem = format!("a controller may not set the queues of port {name:?}");
                 return Err(wrong(problem, "see `ports` of [switch]"));
             }
             let laid = Laid::new(&queues.weights, &queues.map).map_err(|problem| {

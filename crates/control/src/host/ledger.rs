@@ -1,8 +1,9 @@
-//! Use of the network by each tenant, summed over its ports.
+//! Counts the frames and bytes that each tenant exchanges over the network, summed over the
+//! tenant's ports.
 //!
-//! A port's counters disappear with the port, and a port may get another tenant, but a tenant's
-//! sums only grow. For this reason the growth of each port's counters is added to its tenant's sums
-//! at each reading and before each change.
+//! A tenant's sums of frames and bytes must never decrease. However, the counters of a port
+//! disappear with the port, and a port may move to another tenant. At each reading and before each
+//! change of the ports, the ledger adds the growth of each port's counters to the tenant's sums.
 
 use std::collections::BTreeMap;
 
@@ -11,16 +12,16 @@ use penstock_dataplane::counters::PortCounters;
 use super::state::LivePort;
 use crate::config::HostConfig;
 
-/// Traffic over the network. It excludes frames between two VMs of a host.
+/// Traffic of VMs over the network, without frames between two VMs of this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NetworkUse {
-    /// Frames that VMs sent.
+    /// Number of frames that VMs sent over the network.
     pub sent_frames: u64,
-    /// Bytes that VMs sent, without FCS.
+    /// Number of bytes that VMs sent over the network, without FCS.
     pub sent_bytes: u64,
-    /// Frames that VMs received.
+    /// Number of frames that VMs received over the network.
     pub received_frames: u64,
-    /// Bytes that VMs received, without FCS.
+    /// Number of bytes that VMs received over the network, without FCS.
     pub received_bytes: u64,
 }
 
@@ -47,13 +48,14 @@ impl NetworkUse {
 /// Sums by tenant.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// Counters by port at the previous reading.
+    /// Counters of each port at the previous reading, by the port's name.
     seen: BTreeMap<String, NetworkUse>,
     pub(super) by_tenant: BTreeMap<String, NetworkUse>,
 }
 
 impl Ledger {
-    /// Adds the growth since the previous reading.
+    /// Adds the growth of all port counters since the previous reading to the sums of the ports'
+    /// tenants.
     pub(super) fn settle(&mut self, config: &HostConfig, ports: &BTreeMap<String, LivePort>) {
         for port in &config.ports {
             let (Some(tenant), Some(live)) = (&port.tenant, ports.get(&port.name)) else {
@@ -70,7 +72,7 @@ impl Ledger {
         }
     }
 
-    /// Removes ports and tenants that are not in the configuration.
+    /// Deletes the stored counters of ports and tenants that are not in the configuration.
     pub(super) fn keep(&mut self, config: &HostConfig) {
         self.seen.retain(|name, _| config.ports.iter().any(|port| port.name == *name));
         self.by_tenant.retain(|name, _| config.tenants.iter().any(|tenant| tenant.name == *name));

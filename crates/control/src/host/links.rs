@@ -1,9 +1,12 @@
-//! The NIC-bottleneck handler: it reads watched links ten times a second.
+//! Checks ten times a second whether the link of an uplink is the bottleneck. While the link is the
+//! bottleneck, each VM is limited to its part of the link.
 //!
-//! Source: C2QoS §VII. The rules are in [`penstock_qos::bottleneck`]. This module reads the
-//! counters, calls the handler, and sets a flag that workers read before each batch. A change of
-//! the flag needs no snapshot and no request to a worker. The snapshot always contains the parts of
-//! the links ([`crate::snapshot::WatchedLink`]).
+//! Source: C2QoS §VII. The module [`penstock_qos::bottleneck`] contains the rules of the
+//! NIC-bottleneck handler. The host reads the counters of watched links, applies the handler's
+//! rules, and sets a flag for each link. Workers read a link's flag before each batch. Changing a
+//! link's flag needs no snapshot and no request to a worker. The workers' snapshot always contains
+//! the limit on each VM's part of a watched link ([`crate::snapshot::WatchedLink`]). The link's
+//! flag only switches the limits on the VMs' parts of the link on and off.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,20 +20,22 @@ use super::apply::{Core, lock};
 use crate::api::{LinkPart, LinkStatus};
 use crate::snapshot::WatchedLink;
 
-/// A handler for each watched link.
+/// State of each watched link, by the name of the uplink's port.
 #[derive(Debug, Default)]
 pub(super) struct Handlers(Mutex<BTreeMap<String, Handler>>);
 
 #[derive(Debug)]
 struct Handler {
     bottleneck: Bottleneck,
-    /// Time of the last change of the flag.
+    /// Time at which the limits of the link were last switched on or off; `None` if the limits were
+    /// never switched.
     since: Option<Nanos>,
     looked: Nanos,
 }
 
 impl Handlers {
-    /// Reads every watched link. `now` is a monotonic time.
+    /// Reads the counters of every watched link, and switches the link's limits on or off. The
+    /// argument `now` is a monotonic time in nanoseconds.
     pub(super) fn look(&self, core: &Core, now: Nanos) {
         let (links, counters) = {
             let shared = lock(&core.shared);
@@ -56,7 +61,7 @@ impl Handlers {
         }
     }
 
-    /// The state of each watched link.
+    /// Returns the state of each watched link, for clients.
     pub(super) fn status(&self, core: &Core) -> Vec<LinkStatus> {
         let links = lock(&core.shared).compiler.links().clone();
         let handlers = lock(&self.0);
@@ -87,14 +92,14 @@ impl Handler {
                 capacity,
                 load = percent,
                 vms,
-                "the link is the bottleneck: each VM is limited to its part of it"
+                "the link is the bottleneck: each VM is limited to its part of the link"
             ),
             Change::Leave => tracing::info!(
                 port = name,
                 capacity,
                 load = percent,
                 vms,
-                "the link has room again: VMs are no longer limited to their parts"
+                "the link has room again: VMs are no longer limited to their parts of the link"
             ),
         }
     }

@@ -1,11 +1,11 @@
-//! The real data path: worker threads, vhost-user sockets, TAP, packet and AF_XDP interfaces.
+//! Implements the real data path: worker threads, vhost-user sockets, TAP, packet and AF_XDP
+//! interfaces.
 
 use core::hash::{BuildHasher, Hasher};
 use std::hash::RandomState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use penstock_dataplane::classify::Snapshot;
 use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
@@ -15,6 +15,7 @@ use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
 use penstock_dataplane::port::xdp::{self, Xdp, XdpConfig};
 use penstock_dataplane::port::{AttachStatus, PortQueue};
 use penstock_dataplane::schedule::{self, ScheduleKind};
+use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{FdbChunk, WorkerConfig, WorkerError, Workers};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
@@ -25,7 +26,7 @@ use crate::config::{
     ZeroCopy,
 };
 
-/// The data path of this machine.
+/// The real data path of this machine.
 pub(super) struct LiveSwitch {
     workers: Workers,
     cores: Vec<Option<u32>>,
@@ -99,7 +100,7 @@ impl DataPath for LiveSwitch {
         let link: Arc<dyn Link> = match attachment {
             Attachment::VhostUser(_) => {
                 let Some(config) = vhost_config(name, attachment).transpose()? else {
-                    unreachable!("the attachment is of this kind")
+                    unreachable!("the attachment is `vhost-user`")
                 };
                 let (mut vhost, queues) =
                     VhostUser::start(config, id, self.workers.clone()).map_err(refused)?;
@@ -249,7 +250,7 @@ impl Link for Xdp {
     }
 }
 
-/// The reason why an interface with `xdp` uses a packet socket.
+/// Packet socket that an `xdp` port uses if AF_XDP was refused, with the reason of the refusal.
 struct FallBack {
     packet: Packet,
     reason: String,
@@ -259,15 +260,16 @@ impl Link for FallBack {
     fn status(&self) -> AttachStatus {
         let mut status = self.packet.status();
         status.features.insert(0, "packet");
-        status.error = Some(format!("attached as packet, as XDP is refused: {}", self.reason));
+        status.error =
+            Some(format!("attached as packet, because XDP was refused: {}", self.reason));
         status
     }
 }
 
 type Opened = (Arc<dyn Link>, Vec<Box<dyn PortQueue>>);
 
-/// Opens an interface through AF_XDP, or through a packet socket if the kernel refuses AF_XDP. If
-/// the interface does not exist or is in use, both ways fail.
+/// Opens an interface through AF_XDP. If the kernel or the driver refuses AF_XDP, the function
+/// opens a packet socket instead. Returns an error if the interface does not exist or is in use.
 fn open_xdp(name: &str, config: &XdpConfig) -> Result<Opened, AttachError> {
     let reason = match Xdp::open(config) {
         Ok((xdp, queues)) => return Ok((Arc::new(xdp), queues)),
@@ -278,12 +280,15 @@ fn open_xdp(name: &str, config: &XdpConfig) -> Result<Opened, AttachError> {
     let (interface, netns) = (config.interface.clone(), config.netns.clone());
     match Packet::open(&PacketConfig { interface, netns, offloads }) {
         Ok((packet, queues)) => {
-            tracing::warn!(port = name, %reason, "XDP is refused, the port is attached as packet");
+            tracing::warn!(port = name, %reason, "XDP was refused; the port is attached as packet");
             Ok((Arc::new(FallBack { packet, reason: reason.to_string() }), queues))
         }
         Err(error) => {
             let (xdp, packet) = (refused(reason), refused(error));
-            let problem = format!("{}, and as packet: {}", xdp.problem, packet.problem);
+            let problem = format!(
+                "{}; the fallback to a packet port also failed: {}",
+                xdp.problem, packet.problem
+            );
             Err(AttachError { problem, remedy: packet.remedy })
         }
     }
@@ -299,7 +304,8 @@ fn caps(offloads: Offloads) -> OffloadCaps {
     OffloadCaps { csum: offloads.csum, tso4: offloads.tso, tso6: offloads.tso }
 }
 
-/// `None` if the attachment is of another kind.
+/// Converts a vhost-user attachment to the data path's configuration. Returns `None` if the
+/// attachment is not of the type `vhost-user`.
 fn vhost_config(
     name: &str,
     attachment: &Attachment,
@@ -325,11 +331,11 @@ fn vhost_config(
     Some(owner.and_then(|owner| Ok(config(owner, group()?))))
 }
 
-/// The number of a user or group.
+/// Returns the number of the user or group `name`, which the function looks up in `file`.
 fn account(name: &str, file: &str) -> Result<u32, AttachError> {
     config::account(name, Path::new(file)).ok_or_else(|| AttachError {
         problem: format!("{name:?} is not in {file}"),
-        remedy: "write another name, or the number".to_owned(),
+        remedy: "write another name, or the numeric ID".to_owned(),
     })
 }
 

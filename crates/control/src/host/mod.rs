@@ -1,4 +1,4 @@
-//! The running host. [`Host`] is its only interface.
+//! The running host. [`Host`] is the only interface of this module.
 
 mod apply;
 mod bounding;

@@ -1,16 +1,16 @@
-//! Entitlements of ports while the host runs: the plan, and corrections by the learner.
+//! Manages the entitlements of ports while the host runs: the plan, and corrections by the learner.
 //!
-//! Each change is planned first. If the plan does not fit, the change is refused, and the old
-//! configuration keeps running. About once a second the learner reads the ports' counters. Its
-//! corrections reach the workers in a snapshot that differs only in entitlements, so caches stay
-//! valid.
+//! Each change of the configuration is planned before it is applied. If the plan does not fit the
+//! host, the change is refused, and the old configuration keeps running. About once a second, the
+//! learner reads the ports' counters to correct the cost model's results. The learner's corrections
+//! reach the workers in a snapshot that differs only in entitlements, so caches stay valid.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_dataplane::classify::Snapshot;
 use penstock_dataplane::counters::PortReading;
+use penstock_dataplane::snapshot::Snapshot;
 use penstock_qos::cost_model::CostModel;
 use penstock_qos::learner::{Event, LearnConfig, Learner, Observation, PortLearning, Terms};
 use penstock_units::{CyclesPerSecond, Nanos, PortId};
@@ -22,30 +22,32 @@ use crate::config::{self, ConfigErrors, HostConfig};
 use crate::plan::{CapacityPlan, Planner, PortPlan};
 use crate::snapshot::{IdTable, Sold};
 
-/// Interval between two readings of the counters.
+/// Interval between two readings of the ports' counters by the learner.
 const LEARN_EVERY: Nanos = Nanos::from_secs(1);
-/// A port counts as held back if frames waited without cycles for at least one part in this many of
-/// an interval.
+/// A port counts as limited by its cycles if its frames waited for cycles in at least 1/20 of an
+/// interval.
 const THROTTLED_PART: u64 = 20;
 
-/// A plan that fits, with its entitlements.
+/// A capacity plan that fits the host, and the entitlements of its ports.
 #[derive(Debug)]
 pub(super) struct Offer {
     model: Option<(PathBuf, Arc<CostModel>)>,
     plan: Arc<CapacityPlan>,
     learner: Learner,
-    /// Entitlements by port name, with learned corrections.
+    /// Entitlement of each port in cycles per second, including the learner's corrections, by port
+    /// name.
     pub(super) sold: BTreeMap<String, Sold>,
-    /// Warnings that the current plan does not have.
+    /// Warnings about the new plan, without the warnings that the plan in force also has.
     pub(super) warnings: Vec<String>,
 }
 
 impl Core {
-    /// Plans `config`. Reads the model's file again if `fresh` is set or the configuration names
-    /// another file.
+    /// Plans `config`. Reads the cost model's file again if `fresh` is set or the configuration
+    /// names another file.
     ///
     /// # Errors
-    /// The model's file has mistakes, or more is sold than exists: all mistakes at once.
+    /// Returns all mistakes in the cost model's file, or an error if the ports purchase more cycles
+    /// or bandwidth than the host has.
     pub(super) fn offer(
         &self,
         config: &HostConfig,
@@ -88,7 +90,8 @@ impl Core {
         Ok(Offer { model, plan: Arc::new(plan), learner, sold, warnings })
     }
 
-    /// Activates an offer. `snapshot` is the workers' new snapshot.
+    /// Makes the capacity plan of `offer` the plan in force. The argument `snapshot` is the new
+    /// snapshot, which the workers already use.
     pub(super) fn accept(&self, offer: Offer, snapshot: Arc<Snapshot>) {
         let mut shared = lock(&self.shared);
         let seen = shared.pricing.seen.take();
@@ -96,7 +99,7 @@ impl Core {
         shared.pricing = Pricing { model, plan, learner, seen, snapshot };
     }
 
-    /// The learned state of each port that bought cycles, by name.
+    /// Returns the learned state of each port that purchased cycles, by name.
     pub(super) fn learning(&self) -> Vec<(String, PortLearning)> {
         let shared = lock(&self.shared);
         let name = |id: PortId| shared.compiler.ids().port_name(id.0).map(str::to_owned);
@@ -104,11 +107,11 @@ impl Core {
         ports.filter_map(|(id, state)| Some((name(id)?, state))).collect()
     }
 
-    /// Reads the counters if the interval has passed, and corrects entitlements. The caller
-    /// prevents changes meanwhile.
+    /// Reads the ports' counters if [`LEARN_EVERY`] has passed, and corrects the entitlements. The
+    /// caller must prevent changes of the configuration while the function runs.
     ///
     /// # Errors
-    /// The workers have ended.
+    /// Returns an error if a worker has ended.
     pub(super) fn learn(&self, now: Nanos) -> Result<(), ApiError> {
         let step = {
             let mut shared = lock(&self.shared);
@@ -152,7 +155,7 @@ impl Core {
         Ok(())
     }
 
-    /// The directory where relative paths of the configuration begin.
+    /// Returns the directory of the configuration file, in which relative paths begin.
     pub(super) fn dir_of(path: Option<&Path>) -> PathBuf {
         path.and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default()
     }
@@ -170,7 +173,8 @@ fn sold(plan: &CapacityPlan, learner: &Learner) -> BTreeMap<String, Sold> {
     plan.ports.iter().map(of).collect()
 }
 
-/// The activity of a port between two readings; `None` if its counters were reset.
+/// Returns the activity of a port between two readings of its counters; `None` if the counters were
+/// reset.
 fn grown(
     before: &PortReading,
     after: &PortReading,
@@ -194,25 +198,33 @@ fn grown(
 fn tell(event: &Event, name: &dyn Fn(PortId) -> String) {
     match event {
         Event::Left(id, breach) => {
-            tracing::info!("port {}: outside its profile: {breach}", name(*id));
+            tracing::info!(
+                "port {}: sends traffic outside its contract's profile: {breach}",
+                name(*id)
+            );
         }
-        Event::Returned(id) => tracing::info!("port {}: inside its profile again", name(*id)),
+        Event::Returned(id) => {
+            tracing::info!("port {}: sends traffic within its contract's profile again", name(*id))
+        }
         Event::Drift(id, error) => {
             tracing::warn!(
-                "port {}: its frames cost {:+.0} % of what the model says; run penstock calibrate \
-                 when the host is quiet",
+                "port {}: the cost of its frames differs from the model by {:+.0} %; run penstock \
+                 calibrate when the host is quiet",
                 name(*id),
                 error * 100.0
             );
         }
         Event::Settled(id, error) => {
             let percent = error * 100.0;
-            tracing::info!("port {}: the model's error is {percent:+.0} % again", name(*id));
+            tracing::info!(
+                "port {}: the cost of its frames agrees with the model again ({percent:+.0} %)",
+                name(*id)
+            );
         }
         Event::Short(id, cycles) => {
             tracing::warn!(
-                "port {}: it needs {cycles} cycles per second more than it has, and no worker of \
-                 its has them left; move it, or sell less",
+                "port {}: needs {cycles} more cycles per second, and its workers have none left \
+                 to sell; move the port, or sell less",
                 name(*id)
             );
         }

@@ -1,18 +1,21 @@
 //! Combines the plan of the fabric's controller with the host's configuration.
 //!
 //! # Problem
-//! A plan is in force until the next one, also if the configuration file changes. It must not be
-//! written into that file.
+//! A plan of the controller is in force until the next plan arrives, even if the configuration file
+//! changes. A plan of the controller must not change the configuration file.
 //!
 //! # Approach
-//! The plan is stored separately. It sets the code point of each tenant, and weights and map of the
-//! uplink. It is applied to each configuration before the configuration runs, in the same change.
+//! The host stores the plan separately from the configuration file. The plan sets the code point of
+//! each tenant, and the weights and the map of the uplink's queues. The host combines the plan with
+//! each configuration before the configuration runs.
 //!
-//! A tenant that the plan does not name shares queue 0, with code point 0, so that no VM takes
-//! another tenant's queue. Before the first plan all tenants share queue 0. If the plan limits a
-//! tenant's rates, the limits apply unless the configuration has its own. In a shared queue only
-//! limits protect the other tenants. The plan may name a tenant that the host does not have. VMs of
-//! such a tenant may arrive later, and then get the tenant's code point.
+//! - A tenant that the plan does not name shares queue 0, with code point 0. VMs of a tenant
+//!   without its own queue cannot use the queue of another tenant. Before the first plan, all
+//!   tenants share queue 0.
+//! - In the shared queue, only rate limits protect tenants from each other. The plan's rate limits
+//!   apply to each tenant that the configuration does not limit.
+//! - The plan may name a tenant that the host does not have. If VMs of a tenant arrive after the
+//!   plan, their frames get the tenant's code point.
 
 use std::collections::BTreeMap;
 
@@ -25,51 +28,60 @@ use crate::config::{
 
 const WEIGHT_MAX: u32 = 10_000;
 
-/// Determines the depth of a policer: a twentieth of a second at its rate, and at least two
-/// segments of 64 KiB.
+/// A policer's burst is the number of bytes that pass in 1/20 s at the policer's rate. The smallest
+/// burst of a policer is [`BURST_MIN`].
 const BURSTS_PER_SECOND: u64 = 20;
+/// Minimum burst of a policer in bytes: two segments of 64 KiB.
 const BURST_MIN: u32 = 131_072;
 
-/// A plan for a host. It is the whole state, never a difference.
+/// A plan of the fabric's controller for a host. Each plan is complete: it replaces all settings of
+/// the previous plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FabricTerms {
-    /// The code point of each tenant, 0 to 63. With 0 the tenant shares queue 0.
+    /// The code point of each tenant, 0 to 63. A tenant with code point 0 shares queue 0.
     pub code_points: BTreeMap<String, u8>,
-    /// Limits of tenants that share queue 0.
+    /// Rate limits of the tenants that share queue 0.
     pub held: BTreeMap<String, Held>,
-    /// Weights of the uplink's queues from queue 0 on, 0 to 10000. 0 means 1, the least weight.
+    /// Weights of the uplink's queues from queue 0 on, 0 to 10000. 0 means 1, the smallest weight.
     pub weights: Vec<u32>,
-    /// The queue, 0 to 63, of each code point at the uplink. Other code points are in queue 0.
+    /// The queue, 0 to 63, that each code point uses at the uplink. Queue 0 serves frames whose
+    /// code points the map does not contain.
     pub map: BTreeMap<u8, u8>,
 }
 
-/// Limits of a tenant that shares queue 0.
+/// Rate limits of a tenant that shares queue 0 with other tenants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Guaranteed sending rate of all VMs of the tenant on this host together, in bits per second.
     pub send: u64,
-    /// Guaranteed receiving rate of these VMs together, in bits per second.
+    /// Guaranteed receiving rate of all VMs of the tenant on this host together, in bits per
+    /// second.
     pub receive: u64,
-    /// Limit as a part of both guarantees, in thousandths; at least 1000.
+    /// Ratio of the tenant's limits to its guarantees, in thousandths. A `headroom_permille` below
+    /// 1000 counts as 1000.
     pub headroom_permille: u32,
 }
 
-/// A checked plan.
+/// A plan with checked numbers, converted to configuration values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overlay {
     code_points: BTreeMap<String, u8>,
     held: BTreeMap<String, Limits>,
     uplink: Laid,
-    /// Queues of a host that is a switch of a fabric, by port.
+    /// Queues of the ports of a host that is a switch of a fabric, by the port's name.
     pub(super) ports: BTreeMap<String, Laid>,
 }
 
-/// [`Held`] as limits of the data path.
+/// Limits on the rates of a tenant in the shared queue, converted from [`Held`] to configuration
+/// values.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Limit on the tenant's sending rate, in a lane of the uplink in which frames wait.
+    /// Limit on the sending rate of the tenant if the uplink has no free lane. Frames above the
+    /// limit wait in the tenant's lane, which is a separate queue at the uplink
+    /// ([`Wfq::ceilings`]).
     ceiling: BitsPerSecond,
-    /// The same limit without a lane: frames above the limit are dropped.
+    /// Limit on the sending rate of the tenant if the uplink has no free lane. The switch drops
+    /// frames of the tenant above its limit on the sending rate.
     send: EgressPolicer,
     receive: EgressPolicer,
 }
@@ -81,7 +93,7 @@ impl Limits {
             ceiling: BitsPerSecond(penstock_units::BitsPerSecond(permille(held.send, headroom))),
             // TCP reaches about an eighth less than the rate of a policer.
             send: policer(permille(held.send, headroom.max(1_125))),
-            // With many senders, a receiver's rate varies around its part.
+            // With many senders, the rate at a receiver varies around its guarantee.
             receive: policer(permille(held.receive, headroom.max(1_250))),
         }
     }
@@ -99,7 +111,7 @@ impl Overlay {
         Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
     }
 
-    /// Adds the plan to a configuration. If the host is in no fabric, the configuration stays
+    /// Applies the plan to a configuration. If the host is not in a fabric, the configuration stays
     /// unchanged.
     pub(super) fn over(&self, mut config: HostConfig) -> HostConfig {
         if let Some(switch) = &config.switch {
@@ -135,7 +147,7 @@ impl Overlay {
         config
     }
 
-    /// Removes the plan's limits from a configuration that ran with this plan.
+    /// Returns `config` without the limits on tenants that came from the controller's plan.
     pub(super) fn off(&self, mut config: HostConfig) -> HostConfig {
         for tenant in &mut config.tenants {
             if let Some(limits) = self.held.get(&tenant.name) {
@@ -147,13 +159,14 @@ impl Overlay {
     }
 }
 
-/// Thousandths of a rate, clamped to the range of limits.
+/// Returns `permille` thousandths of a rate in bits per second, limited to the range of a policer's
+/// rates.
 fn permille(rate: u64, permille: u32) -> u64 {
     let wide = u128::from(rate) * u128::from(permille) / 1_000;
     u64::try_from(wide).unwrap_or(u64::MAX).clamp(RATE_MIN.0, RATE_MAX.0)
 }
 
-/// A policer with `rate` in bits per second.
+/// Returns a policer with the rate `rate` in bits per second.
 fn policer(rate: u64) -> EgressPolicer {
     let burst = u32::try_from(rate / (8 * BURSTS_PER_SECOND)).unwrap_or(u32::MAX);
     let burst = burst.clamp(BURST_MIN, DEPTH_MAX);
@@ -161,22 +174,24 @@ fn policer(rate: u64) -> EgressPolicer {
     EgressPolicer { rate, burst: Some(burst), ..EgressPolicer::default() }
 }
 
-/// Checked queues of a port.
+/// Weights of a port's queues, and the map from code points to queues, with checked numbers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Laid {
     weights: Vec<Weight>,
     map: BTreeMap<CodePoint, u8>,
-    /// Minimum number of queues.
+    /// Smallest number of queues that includes every queue in `weights` and `map`.
     queues: u8,
 }
 
 impl Laid {
-    /// A number is out of range.
+    /// Checks the weights and the map of a port's queues. Returns an error that names the first
+    /// weight, code point or queue number that is out of range.
     pub(super) fn new(weights: &[u32], map: &BTreeMap<u8, u8>) -> Result<Self, String> {
         let highest = map.values().copied().max().unwrap_or(0);
         let queues = weights.len().max(usize::from(highest) + 1);
         let queues = u8::try_from(queues).ok().filter(|n| usize::from(*n) <= QUEUES_MAX);
-        let queues = queues.ok_or_else(|| format!("more than {QUEUES_MAX} queues are wanted"))?;
+        let queues =
+            queues.ok_or_else(|| format!("more than {QUEUES_MAX} queues are requested"))?;
         let weight = |weight: &u32| match penstock_units::Weight::new((*weight).max(1).into()) {
             Ok(fine) if *weight <= WEIGHT_MAX => Ok(Weight(fine)),
             _ => Err(format!("weight {weight} is above {WEIGHT_MAX}")),
@@ -188,7 +203,8 @@ impl Laid {
         Ok(Self { weights, map, queues })
     }
 
-    /// Sets weights and map of a port. The number of queues does not shrink.
+    /// Sets the weights and the map of a port's queues. The number of the port's queues never
+    /// becomes smaller.
     pub(super) fn over(&self, port: &mut Port) {
         let of = port.wfq.take().unwrap_or_default();
         let (weights, map) = (self.weights.clone(), self.map.clone());

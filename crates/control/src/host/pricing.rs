@@ -1,11 +1,12 @@
-//! The plan in force, and the state of the learner.
+//! The capacity plan with which the host runs, and the state of the learner, which corrects the
+//! plan.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_dataplane::classify::Snapshot;
 use penstock_dataplane::counters::PortReading;
+use penstock_dataplane::snapshot::Snapshot;
 use penstock_qos::cost_model::CostModel;
 use penstock_qos::learner::{LearnConfig, Learner, PortLearning};
 use penstock_units::{Nanos, PortId};
@@ -13,18 +14,18 @@ use penstock_units::{Nanos, PortId};
 use crate::plan::CapacityPlan;
 #[derive(Debug)]
 pub(super) struct Pricing {
-    /// The model's file.
+    /// Path and content of the cost model's file; `None` if the host has no cost model.
     pub(super) model: Option<(PathBuf, Arc<CostModel>)>,
     pub(super) plan: Arc<CapacityPlan>,
     pub(super) learner: Learner,
-    /// Time and counters of the last reading.
+    /// Time and port counters of the learner's last reading.
     pub(super) seen: Option<(Nanos, BTreeMap<PortId, PortReading>)>,
     /// The workers' snapshot.
     pub(super) snapshot: Arc<Snapshot>,
 }
 
 impl Pricing {
-    /// The learned state of a port that bought cycles.
+    /// Returns the learner's state for a port that purchased cycles.
     pub(super) fn learned(&self, port: PortId) -> Option<PortLearning> {
         self.learner.port(port)
     }

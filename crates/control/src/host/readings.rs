@@ -1,4 +1,4 @@
-//! Readings for clients: states, counters, addresses, rules.
+//! Collects readings for clients: states of ports, counters, MAC addresses and rules.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,19 +20,20 @@ use crate::api::{
 use crate::config::{HostConfig, Port, Rule};
 use crate::snapshot::IdTable;
 
-/// Selects MAC addresses. All given fields must match; `None` matches all.
+/// Selects the MAC addresses that match all fields of the filter. A filter field that is `None`
+/// matches all MAC addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FdbFilter {
-    /// Selects addresses in this tenant's networks.
+    /// Selects the MAC addresses in this tenant's networks.
     pub tenant: Option<String>,
-    /// Selects addresses in this VLAN; 0 means untagged.
+    /// Selects the MAC addresses in this VLAN; 0 means untagged.
     pub vlan: Option<u16>,
-    /// Selects addresses behind this port.
+    /// Selects only the MAC addresses behind the port with this name.
     pub port: Option<String>,
 }
 
-/// Number of slots of the MAC table that one request reads. A request stops a worker for some
-/// microseconds.
+/// Number of slots of the MAC table that one request reads. To read this number of slots, a worker
+/// interrupts its work for some microseconds.
 const FDB_CHUNK: usize = 512;
 
 impl Core {
@@ -75,7 +76,7 @@ impl Core {
         config.ports.iter().filter_map(known).collect()
     }
 
-    /// Copies of the configuration and of the ports, for use without the lock.
+    /// Returns copies of the configuration and of the ports, for use without the lock of the state.
     fn ports_now(&self) -> (Arc<HostConfig>, std::collections::BTreeMap<String, LivePort>) {
         let shared = lock(&self.shared);
         (Arc::clone(&shared.config), shared.ports.clone())
@@ -148,7 +149,8 @@ impl Core {
         Ok(flushed)
     }
 
-    /// All counters. For an exact reading the caller prevents changes meanwhile.
+    /// All counters. For an exact reading of counters, the caller must prevent changes of the
+    /// configuration during the call.
     pub(super) fn counters(&self, exact: bool) -> Result<Stats, ApiError> {
         let taken: HashMap<PortId, PortReading> = if exact {
             self.switch.checkpoint().map_err(worker_failed)?.into_iter().collect()
@@ -190,14 +192,14 @@ impl Core {
     }
 }
 
-/// The domains that match a filter's tenant and VLAN.
+/// Returns the numbers of the networks that match a filter's tenant and VLAN.
 fn meant<'a>(
     ids: &'a IdTable,
     filter: &FdbFilter,
 ) -> Result<HashMap<u16, (&'a str, u16)>, ApiError> {
     let missing = |object: String, list: &str| {
         let remedy = format!("see penstock {list} list");
-        ApiError::new(ErrorKind::NotFound, object, "there is no such thing", remedy)
+        ApiError::new(ErrorKind::NotFound, object, "it does not exist", remedy)
     };
     if let Some(tenant) = filter.tenant.as_deref().filter(|name| ids.tenant(name).is_none()) {
         return Err(missing(format!("tenant {tenant:?}"), "tenant"));
@@ -219,7 +221,9 @@ fn meant<'a>(
     }
 }
 
-/// The identities between counters that do not hold, in words.
+/// Returns a sentence for each contradiction between counters. The received frames of a port and
+/// their copies must be equal to the sum of its forwarded, dropped and queued frames. Over all
+/// ports, the number of sent frames must be equal to the number of forwarded frames.
 fn violations(readings: &[(String, PortReading)]) -> Vec<String> {
     let mut all: Vec<String> = readings
         .iter()
@@ -242,7 +246,7 @@ fn violations(readings: &[(String, PortReading)]) -> Vec<String> {
     };
     let (forwarded, sent) = (sum(|r| r.forwarded), sum(|r| r.tx_frames));
     if forwarded != sent {
-        all.push(format!("all ports: forwarded {forwarded} is not tx {sent}"));
+        all.push(format!("all ports: {forwarded} frames forwarded, but {sent} frames sent"));
     }
     all
 }
@@ -359,7 +363,7 @@ mod tests {
             violations(&bad),
             [
                 "port a: rx 10 + replicated 0 - forwarded 7 - drops 2 - queued 0 is 1, not 0",
-                "all ports: forwarded 7 is not tx 6"
+                "all ports: 7 frames forwarded, but 6 frames sent"
             ]
         );
     }

@@ -1,17 +1,24 @@
-//! The running host: the object behind the API.
+//! The running host, which is the object behind the API.
 //!
 //! # Problem
-//! Files, clients and ports change at any moment. The worker must see one consistent state, and a
-//! failed change must change nothing.
+//! The configuration file may change, clients may call, and ports may appear or disappear at any
+//! moment. Each worker must see one consistent state, and a failed change must change nothing.
 //!
 //! # Approach
-//! Every change takes the same steps: edit the configuration's text, read the *whole* result like a
-//! file, compile one snapshot, apply the difference, save. A mistake ends the change before its
-//! first effect. A failed attachment is rolled back.
+//! Every change of the configuration takes these steps:
+//! 1. The host edits the text of the configuration file.
+//! 2. The host reads and checks the whole changed text. If the changed text has a mistake, the host
+//!    keeps the old configuration.
+//! 3. The host compiles the changed configuration to one snapshot for the workers.
+//! 4. The host applies the differences between the old and the new configuration. If a port cannot
+//!    be attached, the change is rolled back.
+//! 5. The host saves the changed configuration to its file.
 //!
-//! There are two locks. One is held for a whole change, so that changes follow each other. The
-//! other lock guards the state of readings. It is never held during a request to the worker or the
-//! kernel, so that readings show a stalled worker.
+//! The host has two locks, `changing` and the lock of `Shared`. A change of the configuration holds
+//! the lock `changing` from start to end, so the host makes only one change at a time. The lock of
+//! `Shared` protects the state that functions read to report counters and settings. No thread holds
+//! the lock of `Shared` during a request to a worker or the kernel, so readings work even if a
+//! worker is stalled.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -42,8 +49,8 @@ use crate::snapshot::Compiler;
 /// Interval between two attempts to attach ports in state `error`.
 const RETRY: Nanos = Nanos::from_secs(1);
 
-/// The running host. All calls block, usually for milliseconds. Dropping this value shuts the host
-/// down.
+/// The running host. All functions of `Host` block, usually for milliseconds. Dropping a `Host`
+/// shuts the host down.
 pub struct Host {
     pub(super) core: Core,
     pub(super) changing: Mutex<Changing>,
@@ -59,13 +66,15 @@ impl core::fmt::Debug for Host {
 }
 
 impl Host {
-    /// Starts the workers and attaches the ports. `config` comes from [`crate::config::load`] of
-    /// `config_path`; the command line may have changed its `[host]`. Without a path, changes last
-    /// until shutdown. A port that cannot be attached is in state `error`, and [`Self::tick`] tries
-    /// it again.
+    /// Starts the workers and attaches the ports. `config` is the content of the file
+    /// `config_path`, as [`crate::config::load`] returned it. Command-line options may override
+    /// keys of `[host]`. If `config_path` is `None`, changes of the configuration are lost at
+    /// shutdown. A port that cannot be attached is in state `error`, and [`Self::tick`] tries to
+    /// attach it again.
     ///
     /// # Errors
-    /// The configuration has mistakes or was changed after it was loaded, or a worker cannot start.
+    /// Returns an error if the configuration has mistakes or was changed after it was loaded, or if
+    /// a worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
         let machine = Machine::here();
         let make = |config: &HostConfig| -> Result<Box<dyn DataPath>, ApiError> {
@@ -92,7 +101,8 @@ impl Host {
         let file = config::parse_on(&text, &file_name(path.as_deref()), &machine)?;
         let file_host = file.host.clone();
         if (HostConfig { host: config.host.clone(), ..file }) != config {
-            let (problem, remedy) = ("it was changed while the daemon started", "start again");
+            let (problem, remedy) =
+                ("the file was changed while the daemon started", "start again");
             let object = format!("file {}", file_name(path.as_deref()));
             return Err(ApiError::new(ErrorKind::Conflict, object, problem, remedy).into());
         }
@@ -142,14 +152,14 @@ impl Host {
         self.core.status(self.path.as_ref().map(|p| p.display().to_string()).unwrap_or_default())
     }
 
-    /// State of each port, in the order of the configuration.
+    /// Returns the state of each port, in the order of the configuration.
     #[must_use]
     pub fn ports(&self) -> Vec<PortStatus> {
         self.core.port_states()
     }
 
-    /// Traffic between each tenant's ports and shared ports since the tenant exists. Tenants that
-    /// never had a port are missing.
+    /// Returns the traffic between each tenant's ports and shared ports since the tenant exists.
+    /// The returned map omits tenants that never had a port.
     #[must_use]
     pub fn network_use(&self) -> BTreeMap<String, NetworkUse> {
         let mut shared = lock(&self.core.shared);
@@ -178,89 +188,95 @@ impl Host {
         self.config().rules.clone()
     }
 
-    /// Each rule with its hits. The rule with the highest priority comes first.
+    /// Returns each rule with its hits, in descending order of priority.
     #[must_use]
     pub fn flows(&self) -> Vec<FlowStatus> {
         self.core.flow_states()
     }
 
-    /// The MAC addresses that match `filter`, ordered by tenant, VLAN and address.
+    /// Returns the MAC addresses that match `filter`, ordered by tenant, VLAN and address.
     ///
     /// # Errors
-    /// The filter names an object that does not exist, or the worker has ended.
+    /// Returns an error if the filter names an object that does not exist, or if the worker has
+    /// ended.
     pub fn fdb(&self, filter: &FdbFilter) -> Result<Vec<FdbEntry>, ApiError> {
         self.core.addresses(filter)
     }
 
-    /// Removes the learned addresses that match `filter`. Returns the number of removed addresses.
+    /// Removes the learned MAC addresses that match `filter`. Returns the number of removed MAC
+    /// addresses.
     ///
     /// # Errors
-    /// The filter names an object that does not exist, or the worker has ended.
+    /// Returns an error if the filter names an object that does not exist, or if the worker has
+    /// ended.
     pub fn fdb_flush(&self, filter: &FdbFilter) -> Result<usize, ApiError> {
         self.core.flush(filter)
     }
 
-    /// All counters. If `exact`, the worker reads them between two batches, and the sums are
-    /// checked.
+    /// Returns all counters. If `exact` is set, each worker reads the counters between two batches,
+    /// and the function checks the sums of the counters.
     ///
     /// # Errors
-    /// The worker has ended. This error occurs only if `exact` is set.
+    /// Returns an error if a worker has ended. Without `exact`, reading the counters involves no
+    /// worker and cannot fail.
     pub fn stats(&self, exact: bool) -> Result<Stats, ApiError> {
-        // A port that is added or removed meanwhile would count twice or not at all.
+        // A port that is added or removed during the reading would count twice or not at all.
         let _no_changes = exact.then(|| lock(&self.changing));
         let mut stats = self.core.counters(exact)?;
         stats.links = self.links.status(&self.core);
         Ok(stats)
     }
 
-    /// Limits VMs to their parts of a link while the link is the bottleneck. Call this function
-    /// every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time. It never waits for a
-    /// change.
+    /// Limits VMs to their parts of a link while this link is the bottleneck. The caller must call
+    /// `watch_links` every [`penstock_qos::bottleneck::INTERVAL`] with a monotonic time. The
+    /// function `watch_links` does not wait for another thread that changes the configuration.
     pub fn watch_links(&self, now: Nanos) {
         self.links.look(&self.core, now);
     }
 
-    /// The capacity plan in force.
+    /// Returns the plan of the cycles and the bandwidth that is in force.
     #[must_use]
     pub fn plan(&self) -> Arc<CapacityPlan> {
         Arc::clone(&lock(&self.core.shared).pricing.plan)
     }
 
-    /// The learned state of each port that bought cycles, by name.
+    /// Returns the learned state of each port that purchased cycles, by name.
     #[must_use]
     pub fn learning(&self) -> Vec<(String, PortLearning)> {
         self.core.learning()
     }
 
-    /// Records a reading for [`Self::explain`]. Call this function at least once a second.
+    /// Adds a reading of the counters to the history that [`Self::explain`] uses. The daemon must
+    /// call `remember`, which adds the reading, at least once a second.
     pub fn remember(&self) {
         self.past.remember(&self.core);
     }
 
-    /// Explains a port's rate from the counters of the last `seconds`, at most 10.
+    /// Explains a port's rate from the counters of the last `seconds` seconds, at most 10.
     ///
     /// # Errors
-    /// The port does not exist, or the daemon has just started.
+    /// Returns an error if the port does not exist, or if the daemon has just started.
     pub fn explain(&self, port: &str, seconds: u64) -> Result<Explanation, ApiError> {
         let links = self.links.status(&self.core);
         self.past.explain(&self.core, links, port, seconds)
     }
 
-    /// Adds a port. If `save` is set, the configuration file is changed too. Otherwise the change
-    /// ends at a restart or reload. `save` has the same meaning in all functions that change the
-    /// host.
+    /// Adds a port. If `save` is set, the change is also written to the configuration file. Without
+    /// `save`, the change lasts until a restart or reload. The argument `save` means the same in
+    /// all functions that change the host's configuration.
     ///
     /// # Errors
-    /// The request is invalid, contradicts the configuration, or failed. Nothing was changed.
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed. After
+    /// an error, the host and its configuration are unchanged.
     pub fn add_port(&self, port: Port, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddPort(&port), save)
     }
 
-    /// Sets keys of a port, as in `("vlan", "300")` or `("trunk", "1,5-9")`. An empty value removes
-    /// the key.
+    /// Sets keys of a port, with pairs such as `("vlan", "300")` or `("trunk", "1,5-9")`. A pair
+    /// with an empty value, such as `("vlan", "")`, removes the key.
     ///
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn set_port(
         &self,
         name: &str,
@@ -270,22 +286,22 @@ impl Host {
         self.change(&Edit::Set(Kind::Port, name, changes), save)
     }
 
-    /// Deletes a port. No rule and no static address may refer to it.
+    /// Deletes a port. Deleting a port fails if a rule or a static address refers to the port.
     ///
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn del_port(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::Delete(Kind::Port, name), save)
     }
 
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn add_tenant(&self, tenant: Tenant, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddTenant(&tenant), save)
     }
 
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn set_tenant(
         &self,
         name: &str,
@@ -295,27 +311,28 @@ impl Host {
         self.change(&Edit::Set(Kind::Tenant, name, changes), save)
     }
 
-    /// Deletes a tenant. No object may refer to it.
+    /// Deletes a tenant. A tenant cannot be deleted while an object refers to the tenant.
     ///
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn del_tenant(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::Delete(Kind::Tenant, name), save)
     }
 
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn add_rule(&self, rule: Rule, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::AddRule(&rule), save)
     }
 
     /// # Errors
-    /// The same as for [`Self::add_port`].
+    /// Returns an error if the request is invalid, contradicts the configuration, or failed.
     pub fn del_rule(&self, name: &str, save: bool) -> Result<ChangeReport, ApiError> {
         self.change(&Edit::Delete(Kind::Rule, name), save)
     }
 
-    /// Makes one change: checks the whole configuration, applies and saves it.
+    /// Makes one change: checks the whole configuration, applies the change, and saves the
+    /// configuration.
     fn change(&self, edit: &Edit<'_>, save: bool) -> Result<ChangeReport, ApiError> {
         let mut changing = lock(&self.changing);
         if changing.stopped {
@@ -339,8 +356,8 @@ impl Host {
             )),
             None => match (&self.path, &file) {
                 (Some(path), Some(text)) => config::save(path, text).err().map(|error| {
-                    let remedy = "make it writable, or change without saving";
-                    let problem = format!("it cannot be written: {error}");
+                    let remedy = "make the file writable, or repeat the change without saving";
+                    let problem = format!("the file cannot be written: {error}");
                     ApiError::new(
                         ErrorKind::Failed,
                         format!("file {}", path.display()),
@@ -363,7 +380,8 @@ impl Host {
         Ok(self.report(outcome))
     }
 
-    /// The file's text after the change; `None` without a file, or if the object was never in it.
+    /// Returns the text of the configuration file after the change. Returns `None` if the host has
+    /// no configuration file, or if this file does not contain the changed object.
     fn edited_file(
         &self,
         edit: &Edit<'_>,
@@ -373,8 +391,8 @@ impl Host {
         let object = format!("file {}", path.display());
         let disk = config::read_file(path)?;
         if Some(&disk) != changing.file_text.as_ref() {
-            let problem = "it was changed by someone else since it was read";
-            let remedy = "reload it first, or change without saving";
+            let problem = "another program changed the file since the daemon read it";
+            let remedy = "reload the file first, or repeat the change without saving";
             return Err(ApiError::new(ErrorKind::Conflict, object, problem, remedy));
         }
         let text = match edit.apply(&disk) {
@@ -386,18 +404,20 @@ impl Host {
             Ok(_) => Ok(Some(text)),
             Err(errors) => {
                 let error = ApiError::from(errors);
-                let problem = format!("it would be wrong: {}: {}", error.object, error.problem);
-                let remedy = "save what this refers to first, or change without saving";
+                let problem =
+                    format!("the file would be invalid: {}: {}", error.object, error.problem);
+                let remedy = "first save the objects that the change needs, or repeat the change \
+                              without saving";
                 Err(ApiError::new(ErrorKind::Invalid, object, problem, remedy))
             }
         }
     }
 
-    /// Reads the configuration file again and applies the differences. If the file has a mistake,
-    /// nothing changes.
+    /// Reads the configuration file again and applies the differences. If the configuration file
+    /// has a mistake, nothing changes.
     ///
     /// # Errors
-    /// All mistakes in the file.
+    /// Returns all mistakes in the configuration file, not only the first mistake.
     pub fn reload(&self) -> Result<ChangeReport, ConfigErrors> {
         let mut changing = lock(&self.changing);
         let name = file_name(self.path.as_deref());
@@ -410,7 +430,7 @@ impl Host {
             return Err(api_failed(stopped()));
         }
         let Some(path) = &self.path else {
-            let problem = "the daemon was started without one".to_owned();
+            let problem = "the daemon was started without a configuration file".to_owned();
             return Err(failed("file".to_owned(), problem, "start it with --config".to_owned()));
         };
         let text = config::read_file(path)?;
@@ -426,20 +446,20 @@ impl Host {
             self.core.apply(config, text.clone().into(), true).map_err(api_failed)?
         };
         outcome.warnings.extend(config::outdated(&text));
-        // A refused file does not become the text of this host.
+        // Only an accepted file becomes the text of this host.
         changing.file_text = Some(text);
         outcome.warnings.extend(restart);
         Ok(self.report(outcome))
     }
 
-    /// The running configuration as TOML, with unsaved changes.
+    /// Returns the running configuration as TOML, with unsaved changes.
     #[must_use]
     pub fn config_toml(&self) -> String {
         lock(&self.core.shared).text.to_string()
     }
 
     /// Checks the workers' heartbeats, attaches ports in state `error` again, and lets the cost
-    /// model learn. Call this function a few times a second with a monotonic time.
+    /// model learn. The caller must call `tick` a few times a second with a monotonic time.
     pub fn tick(&self, now: Nanos) {
         for (id, (reading, _)) in self.core.switch.workers().iter().enumerate() {
             let seen = match lock(&self.core.shared).watches.get_mut(id) {
@@ -454,7 +474,7 @@ impl Host {
                 StallChange::Nothing => {}
             }
         }
-        // A change may wait for the worker. The watchdog must not wait for the change.
+        // A change may wait for a worker. The check of heartbeats must not wait for the change.
         let mut changing = match self.changing.try_lock() {
             Ok(changing) => changing,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -471,7 +491,8 @@ impl Host {
         }
     }
 
-    /// Detaches ports without their interface, so that they are attached again when it returns.
+    /// Detaches each port whose interface no longer exists. The function [`Self::retry`] attaches a
+    /// port again when its interface exists again.
     fn let_go(&self) {
         let gone: Vec<String> = {
             let shared = lock(&self.core.shared);
@@ -481,13 +502,14 @@ impl Host {
         };
         for name in gone {
             match self.core.detach(&name) {
-                Ok(()) => tracing::warn!("port {name}: its interface is gone"),
+                Ok(()) => tracing::warn!("port {name}: its interface no longer exists"),
                 Err(error) => tracing::warn!("port {name}: {error}"),
             }
         }
     }
 
-    /// Tries to attach unattached ports. It logs a success, and a failure with a new reason.
+    /// Tries to attach all ports that are not attached. Logs each attached port, and logs a failure
+    /// only if its reason is new.
     fn retry(&self) {
         self.let_go();
         let broken: Vec<_> = {
@@ -507,10 +529,11 @@ impl Host {
         }
     }
 
-    /// Detaches all ports and stops the workers. Later changes fail. A second call does nothing.
+    /// Detaches all ports and stops the workers. After `shutdown`, changes of the configuration
+    /// fail. Further calls of `shutdown` do nothing.
     ///
     /// # Errors
-    /// A worker had ended before.
+    /// Returns an error if a worker ended before `shutdown` was called.
     pub fn shutdown(&self) -> Result<(), ApiError> {
         let mut changing = lock(&self.changing);
         if core::mem::replace(&mut changing.stopped, true) {
@@ -559,19 +582,19 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
             (ErrorKind::NotFound, format!("see penstock {} list", kind.name()))
         }
         EditError::Taken => {
-            (ErrorKind::Conflict, "choose another, or set the one there is".to_owned())
+            (ErrorKind::Conflict, "choose another name, or change the existing object".to_owned())
         }
-        EditError::Name => (ErrorKind::Invalid, "delete it and add it again".to_owned()),
-        _ => (ErrorKind::Failed, "correct the configuration file and reload it".to_owned()),
+        EditError::Name => (ErrorKind::Invalid, "delete the object and add it again".to_owned()),
+        _ => (ErrorKind::Failed, "correct and reload the configuration file".to_owned()),
     };
     ApiError::new(status, format!("{} {name:?}", kind.name()), error.to_string(), remedy)
 }
 
-/// Limit on objects that an error about a deletion names.
+/// Limit on the number of objects that an error about a deletion names.
 const USERS_MAX: usize = 5;
 
-/// The error of a change with an invalid result. For a deletion it lists the objects that refer to
-/// the deleted object.
+/// Returns the error of a change whose result is an invalid configuration. For a deletion, the
+/// error lists the objects that refer to the deleted object.
 fn change_error(edit: &Edit<'_>, errors: ConfigErrors) -> ApiError {
     let Edit::Delete(kind, name) = edit else { return errors.into() };
     let mut users: Vec<&str> = Vec::new();
@@ -591,11 +614,11 @@ fn change_error(edit: &Edit<'_>, errors: ConfigErrors) -> ApiError {
         }
     };
     let object = format!("{} {name:?}", kind.name());
-    let remedy = "delete them first, or change them";
+    let remedy = "first delete or change the objects that need this object";
     ApiError::new(ErrorKind::Conflict, object, format!("{listed} {need} it"), remedy)
 }
 
-/// Changes in the new file that need a restart.
+/// Returns the changes in the new file that need a restart of the daemon.
 fn needs_restart(changing: &Changing, old: &HostConfig, new: &HostConfig) -> Vec<String> {
     let entries = old.forwarding.fdb_entries != new.forwarding.fdb_entries;
     [

@@ -1,10 +1,11 @@
-//! State of the host, behind a lock that is never held during a request to a worker.
+//! State of the running host, which a lock protects. No thread holds the lock of [`Shared`] during
+//! a request to a worker.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
-use penstock_dataplane::schedule::PortQos;
+use penstock_dataplane::snapshot::PortQos;
 use penstock_units::{Nanos, PortId};
 
 use super::data_path::{AttachError, Link};
@@ -18,37 +19,38 @@ use crate::snapshot::Compiler;
 pub(super) struct LivePort {
     pub(super) id: PortId,
     pub(super) attachment: Attachment,
-    /// Counters of the port. They stay when the port is attached again.
+    /// Counters of the port's frames. The port's counters keep their values if the port is attached
+    /// again.
     pub(super) counters: PortCounterSets,
-    /// The configured worker.
+    /// Number of the configured worker; `None` if the queue pairs are distributed over all workers.
     pub(super) worker: Option<u16>,
-    /// Control side of the attached port; `None` in state `error`.
+    /// Control side of the attached port; `None` if the port is in state `error`.
     pub(super) link: Option<Arc<dyn Link>>,
     pub(super) error: Option<AttachError>,
 }
 
-/// State for readings.
+/// State of the host that functions read to report counters and settings.
 pub(super) struct Shared {
     pub(super) config: Arc<HostConfig>,
-    /// The configuration's text, with unsaved changes.
+    /// Text of the running configuration, with unsaved changes.
     pub(super) text: Arc<str>,
     pub(super) compiler: Compiler,
     pub(super) ports: BTreeMap<String, LivePort>,
     pub(super) generation: u64,
-    /// Hits of rules in former tables, by rule name.
+    /// Hits that were counted in replaced rule tables, by the rule's name.
     pub(super) hits: HashMap<String, u64>,
-    /// Sum of the counters of all deleted ports.
+    /// Sum of the counters of all ports that were deleted.
     pub(super) deleted: Option<PortReading>,
-    /// Watchdogs, one for each worker.
+    /// Watchdogs of the workers, one for each worker.
     pub(super) watches: Vec<Watch>,
     /// Entitlements of ports.
     pub(super) pricing: Pricing,
-    /// Use of the network by tenants.
+    /// Frames and bytes that each tenant exchanges over the network.
     pub(super) network: Ledger,
 }
 
 impl Shared {
-    /// Entitlement and class of a port, with learned corrections.
+    /// Returns the entitlement and latency class of a port, with learned corrections.
     pub(super) fn terms(&self, port: &str) -> PortQos {
         let mut qos = self.compiler.bought(port);
         let id = self.compiler.ids().port(port).map(PortId);
@@ -59,41 +61,43 @@ impl Shared {
     }
 }
 
-/// State for changes. Its lock is held for a whole change.
+/// State of the host that only a change of the configuration uses. A change of the configuration
+/// holds the lock of `Changing` from start to end.
 pub(super) struct Changing {
     pub(super) machine: Machine,
-    /// The file's text at the last reading or writing.
+    /// Text of the configuration file when the host last read or wrote it.
     pub(super) file_text: Option<String>,
-    /// `[host]` of the file. The command line may override it in the running configuration.
+    /// The section `[host]` of the configuration file. Command-line options may override keys of
+    /// `[host]` in the running configuration.
     pub(super) file_host: HostSection,
     /// Time of the next attempt to attach ports in state `error`.
     pub(super) next_retry: Nanos,
     pub(super) stopped: bool,
-    /// The plan of the fabric's controller.
+    /// The plan of the fabric's controller that is in force.
     pub(super) overlay: Overlay,
 }
 
 impl Changing {
-    /// The configuration that runs for the file `parsed`. It contains the controller's plan. Keys
-    /// that need a restart keep the values of `old`.
+    /// Returns the configuration to run for the parsed file `parsed`, with the controller's plan.
+    /// Keys that take effect only at a restart have the values of the old configuration `old`.
     pub(super) fn running(&self, parsed: HostConfig, old: &HostConfig) -> HostConfig {
         let (host, fabric, switch) = (old.host.clone(), old.fabric.clone(), old.switch.clone());
         self.overlay.over(HostConfig { host, fabric, switch, ..parsed })
     }
 }
 
-/// The watchdog of a worker. The worker is stalled if its heartbeat does not change for
+/// Watchdog that detects a stalled worker. A worker is stalled if its heartbeat does not change for
 /// [`Self::LIMIT`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Watch {
-    /// The last heartbeat, and the time when it was first seen.
+    /// The worker's last heartbeat, and the time at which the watchdog first saw this heartbeat.
     last: Option<(u64, Nanos)>,
-    /// Age of the heartbeat at the last check.
+    /// Time since the worker's heartbeat last changed, at the last check.
     pub(super) age: Nanos,
     pub(super) stalled: bool,
 }
 
-/// Result of a check of the heartbeat.
+/// Result of a check of a worker's heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StallChange {
     Nothing,
@@ -104,8 +108,8 @@ pub(super) enum StallChange {
 impl Watch {
     pub(super) const LIMIT: Nanos = Nanos::from_secs(1);
 
-    /// Compares the heartbeat with the last one. Returns [`StallChange::Stalled`] once for each
-    /// stall.
+    /// Compares the worker's heartbeat with its previous heartbeat. Returns
+    /// [`StallChange::Stalled`] only once while a worker stays stalled.
     pub(super) fn look(&mut self, heartbeat: u64, now: Nanos) -> StallChange {
         let since = match self.last {
             Some((last, since)) if last == heartbeat => since,

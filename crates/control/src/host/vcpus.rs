@@ -1,7 +1,9 @@
-//! The bells that notify a VM's vCPU scheduler of frames (`penstock_vcpu::bells`).
+//! Opens the bells that notify a VM's vCPU scheduler of frames (`penstock_vcpu::bells`).
 //!
-//! A port with `vm` rings that VM's bell. A problem with a bell is only a warning: frames are still
-//! delivered, and the VM waits for its turn.
+//! A bell is a notification to the vCPU scheduler. When frames for a port with the key `vm` arrive,
+//! the worker sends a notification for the named VM. A problem with a bell, which notifies a vCPU
+//! scheduler, causes only a warning. The switch still delivers frames, and the VM waits for its
+//! turn on the CPU.
 
 use std::collections::BTreeMap;
 
@@ -9,8 +11,9 @@ use penstock_dataplane::port::vcpu_bells::{VcpuBell, VcpuBells};
 
 use crate::config::HostConfig;
 
-/// The bells of `config`'s ports, by port. Each change opens them again, so that a removed file is
-/// created again. A VM keeps its bell while its name is configured.
+/// Returns the bells of the ports in `config`, by the port's name. Each change of the configuration
+/// opens the file that contains the bells of all VMs, and creates this file if it is missing. A VM
+/// keeps its bell while the VM's name is configured.
 pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap<String, VcpuBell> {
     let mut bells = BTreeMap::new();
     let Some(vcpu) = &config.vcpu else { return bells };
@@ -22,7 +25,7 @@ pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap
     let opened = match VcpuBells::open(&vcpu.run_dir()) {
         Ok(opened) => opened,
         Err(error) => {
-            warnings.push(format!("no vCPU scheduler hears of frames: {error}"));
+            warnings.push(format!("vCPU schedulers receive no frame events: {error}"));
             return bells;
         }
     };
@@ -35,13 +38,17 @@ pub(super) fn bells(config: &HostConfig, warnings: &mut Vec<String>) -> BTreeMap
     bells
 }
 
-/// The warning about changed terms of running VMs. Their scheduler reads its file only at its
-/// start.
+/// Returns a warning if `[vcpu]` or `[[vm]]` has changed. A running vCPU scheduler uses the old
+/// `[vcpu]` and `[[vm]]` until it reads the configuration file again.
 pub(super) fn outdated(old: &HostConfig, new: &HostConfig) -> Option<String> {
-    let changed = old.vms != new.vms || old.vcpu != new.vcpu;
-    (changed && !old.vms.is_empty()).then(|| {
-        "[vcpu] or [[vm]] changed: restart `penstock vcpu run`; it takes over the VMs".to_owned()
-    })
+    let act = if old.vcpu != new.vcpu {
+        "[vcpu] changed: restart `penstock vcpu run`, which takes over the VMs"
+    } else if old.vms != new.vms {
+        "[[vm]] changed: run `penstock vcpu reload`"
+    } else {
+        return None;
+    };
+    (!old.vms.is_empty()).then(|| act.to_owned())
 }
 
 #[cfg(test)]
@@ -57,6 +64,9 @@ mod tests {
         let (none, one) = (of(""), of("[[vm]]\nname = \"web\"\npid = 1\n"));
         let other = of("[[vm]]\nname = \"web\"\npid = 1\nvcpu_weight = 2\n");
         assert_eq!((outdated(&none, &one), outdated(&one, &one)), (None, None));
-        assert!(outdated(&one, &other).unwrap().contains("vcpu run"));
+        assert!(outdated(&one, &other).unwrap().contains("vcpu reload"));
+        let mut moved = one.clone();
+        moved.vcpu.as_mut().unwrap().cpus = vec![6];
+        assert!(outdated(&one, &moved).unwrap().contains("restart `penstock vcpu run`"));
     }
 }

@@ -1,20 +1,21 @@
-//! Warns about policers that are too shallow for large segments (TSO).
+//! Warns about policers whose burst is too small for large segments (TSO).
 //!
-//! A policer drops a segment of 64 KiB whole. If a bucket is smaller than [`segments_depth`], a TCP
-//! stream loses whole windows and waits for its timeout each time. The stream then reaches a
-//! fraction of the rate. `police` handles frames of its own port; `receive` and `send` handle
-//! frames of any port.
+//! A policer drops or passes a TSO segment of up to 64 KiB as a whole. If a policer's token bucket
+//! is smaller than [`segments_depth`], a TCP stream loses whole windows. After each loss, the
+//! stream waits for the retransmission timeout. A TCP stream that loses whole windows reaches only
+//! a fraction of the policer's rate. The key `police` limits only its own port's frames, but a
+//! limit of `receive` or `send` may apply to frames of any port.
 
 use std::fmt::Display;
 
 use penstock_qos::egress_policer::Terms;
-use penstock_qos::policer::{Limit, segments_depth, segments_frames};
+use penstock_qos::policer::{Limit, Spec, segments_depth, segments_frames};
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
 use super::Warning;
 use crate::config::{HostConfig, Port};
 
-/// Adds a warning for each depth that is too small.
+/// Returns a warning for each burst that is too small.
 pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     let mut all = Vec::new();
     let mut warn = |ports: &[&str], texts: [Option<String>; 2]| {
@@ -24,22 +25,23 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     };
     for port in config.ports.iter().filter(|port| sends_segments(port)) {
         let object = format!("port {}: police", port.name);
-        let text = match port.ingress_policer().map(|spec| spec.limit()) {
-            Some(Limit::SingleRate { cir, cbs, ebs }) => {
-                bytes(&object, "cbs", (cir, cbs.saturating_add(ebs)))
-            }
-            Some(Limit::TwoRate { pir, pbs, .. }) => bytes(&object, "pbs", (pir, pbs)),
-            Some(Limit::Packets { rate, burst }) => frames(&object, "burst", (rate, burst)),
-            None => None,
-        };
-        warn(&[&port.name], [text, None]);
+        // A limit for which frames wait loses no segment.
+        for spec in port.ingress_policers().iter().filter(|spec| !spec.waits()) {
+            let text = match (depth(spec), spec.limit()) {
+                (Some((key, limit)), _) => bytes(&object, key, limit),
+                (None, Limit::Packets { rate, burst }) => frames(&object, "burst", (rate, burst)),
+                (None, _) => None,
+            };
+            warn(&[&port.name], [text, None]);
+        }
     }
     if !config.ports.iter().any(sends_segments) {
         return all;
     }
     for port in &config.ports {
         let Some(receive) = &port.receive else { continue };
-        warn(&[&port.name], of_terms(&format!("port {}: receive", port.name), receive.terms()));
+        let terms = receive.terms(config.receive_waits(port));
+        warn(&[&port.name], of_terms(&format!("port {}: receive", port.name), terms));
     }
     for tenant in &config.tenants {
         for (key, terms) in [("receive", tenant.receive_terms()), ("send", tenant.send_terms())] {
@@ -50,14 +52,35 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
     all
 }
 
+/// Returns the depth in bytes of a port's own limit that drops frames, if the depth is too small
+/// for large segments. Returns `None` for a limit in frames per second.
+pub(crate) fn shallow_depth(port: &Port) -> Option<u32> {
+    let limits = port.ingress_policers();
+    let (_, (rate, depth)) = limits.iter().filter(|spec| !spec.waits()).find_map(depth)?;
+    (depth < segments_depth(rate)).then_some(depth)
+}
+
+/// Returns the key, the rate and the depth of the largest bucket of a limit in bits per second.
+fn depth(spec: &Spec) -> Option<(&'static str, (BitsPerSecond, u32))> {
+    match spec.limit() {
+        Limit::SingleRate { cir, cbs, ebs } => Some(("cbs", (cir, cbs.saturating_add(ebs)))),
+        Limit::TwoRate { pir, pbs, .. } => Some(("pbs", (pir, pbs))),
+        Limit::Packets { .. } => None,
+    }
+}
+
 fn of_terms(object: &str, terms: Terms) -> [Option<String>; 2] {
+    if terms.waits {
+        return [None, None];
+    }
     [
         terms.bytes.and_then(|limit| bytes(object, "burst", limit)),
         terms.frames.and_then(|limit| frames(object, "frames", limit)),
     ]
 }
 
-/// Whether the port may send large segments. Policers see such segments before they are cut.
+/// Whether the port may send large segments. Policers see large segments before the segments are
+/// cut into frames.
 fn sends_segments(port: &Port) -> bool {
     port.attachment().is_some_and(|attachment| attachment.offloads().tso)
 }
@@ -80,9 +103,9 @@ fn shallow(
 ) -> Option<String> {
     (depth < least).then(|| {
         format!(
-            "{object}: a burst of {depth} {unit} is too little for TCP with large segments (TSO) \
-             at {rate}: a stream may get a small part of that; leave out `{key}`, write at least \
-             {least}, or set offloads = {{ tso = false }} where the segments come from"
+            "{object}: a burst of {depth} {unit} is too small for TCP with TSO at {rate}, so a \
+             stream may get only a small part of the rate; leave out `{key}`, write at least \
+             {least}, or set offloads = {{ tso = false }} on the sending ports"
         )
     })
 }
@@ -107,10 +130,9 @@ mod tests {
         let told = warned(&tap(shallow));
         assert_eq!(
             told,
-            ["port vm1: police: a burst of 131072 bytes is too little for TCP with large \
-                 segments (TSO) at 1G bit/s: a stream may get a small part of that; leave out \
-                 `cbs`, write at least 12500000, or set offloads = { tso = false } where the \
-                 segments come from"]
+            ["port vm1: police: a burst of 131072 bytes is too small for TCP with TSO at 1G \
+                 bit/s, so a stream may get only a small part of the rate; leave out `cbs`, write \
+                 at least 12500000, or set offloads = { tso = false } on the sending ports"]
         );
         for fits in [
             "ingress_policy = \"bps\"\npolice = { cir = \"1G\" }",
@@ -142,7 +164,7 @@ mod tests {
             let told = warned(&tap(keys));
             assert!(told.len() == 1 && told[0].starts_with(object), "{keys}: {told:?}");
         }
-        let of_tenant = "receive = { rate = \"1G\", burst = 131072 }\nsend = { pps = \"80k\", \
+        let of_tenant = "receive = { rate = \"1G\", burst = 131072 }\nsend = { pps = \"80k\",
                          frames = 256 }\n";
         let told = warned(&format!("{of_tenant}{}", tap("")));
         let objects: Vec<_> = told.iter().map(|text| text.split(": a").next().unwrap()).collect();

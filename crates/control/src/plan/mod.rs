@@ -1,24 +1,30 @@
-//! Plans the cycles that the ports of a host purchased, and checks that the host has them.
+//! Plans the cycles that the ports of a host purchased, and checks that the host has these cycles.
 //!
 //! # Problem
-//! A contract names bits or packets, but a worker meters cycles. A guarantee has a value only if
-//! all guarantees together fit.
+//! A contract names bits or packets, but a worker meters cycles. A host keeps all guarantees only
+//! if their sum does not exceed its cycles.
 //!
 //! # Source
-//! C2QoS §III-D, §IV. The arithmetic is in `penstock_qos` (`cost_model`, `admission`).
+//! The method of the plan is from C2QoS §III-D and §IV. The modules `cost_model` and `admission` of
+//! `penstock_qos` compute the costs and the admission of the plan.
 //!
 //! # Approach
-//! A port's `cycles` takes precedence over its `contract`, which the model turns into cycles. The
-//! cost of a frame includes the rules that apply to the port, and a tag if an uplink carries the
-//! port's access VLAN. The VMs of the model are the tenants' ports, and its I/O cores are the
-//! workers. A plan that does not fit is refused as a whole, with the nearest plan that would fit.
+//! - The cost model converts a port's `contract` to cycles. If the port has the key `cycles`, the
+//!   value of `cycles` is used instead of the converted contract.
+//! - The cost of a frame includes the classification by the rules that apply to the port. The cost
+//!   of a frame also includes adding a VLAN tag if an uplink carries the port's access VLAN.
+//! - Each tenant's port counts as a VM of the cost model, and each worker counts as an I/O core.
+//! - If the purchases exceed the host's cycles or link, the plan is refused as a whole. The error
+//!   of a refused plan names the nearest plan that would fit.
 //!
-//! `penstock host check` prints the plan, and the running host derives its entitlements from it.
+//! The command `penstock host check` prints the plan, and the running host derives its entitlements
+//! from the plan.
 
 mod depths;
 mod text;
 mod warn;
 
+pub(crate) use depths::shallow_depth;
 pub use warn::Warning;
 
 use std::path::Path;
@@ -38,20 +44,20 @@ use crate::config::{self, Action, ConfigError, ConfigErrors, ContractRate, HostC
 use crate::host::data_path::home;
 use crate::snapshot::IdTable;
 
-/// A relative difference of at least this much between `cycles` and `contract` causes a warning.
+/// Fraction by which `cycles` may differ from the cycles of `contract` before the plan warns.
 const DISAGREE: f64 = 0.1;
-/// A relative difference of at least this much between the rates of this machine's counter and the
-/// model's causes a warning.
+/// Relative difference between the rates of this machine's time-stamp counter and the cost model's,
+/// at which the plan warns.
 const TSC_DIFFERS: f64 = 0.01;
 
-/// Source of a port's cycles.
+/// Source of the number of cycles that a port purchased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Basis {
-    /// The port purchased no cycles.
+    /// The port has no purchased cycles.
     None,
     /// The port's `cycles`.
     Cycles,
-    /// The port's `contract`, by the model.
+    /// The cost model computed the port's cycles from `contract`.
     Contract,
 }
 
@@ -67,42 +73,50 @@ impl Basis {
     }
 }
 
-/// A port's part of the plan.
+/// Plan for one port: its purchased cycles, its claim and its costs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PortPlan {
     pub name: String,
     pub id: PortId,
-    /// The port's contract.
+    /// The port's contract, converted to the type that the cost model uses.
     pub contract: Option<Contract>,
-    /// Declared traffic of the port.
+    /// Traffic that the port's contract declares.
     pub profile: Profile,
-    /// Cycles per frame by the model, coefficients included.
+    /// Cost of a frame by the cost model, in cycles. The cost in `cost` includes the cost model's
+    /// factors for the numbers of VMs and workers. `None` means that the host has no cost model.
     pub cost: Option<f64>,
-    /// Spread of the measurements of `cost`, relative to `cost`.
+    /// Uncertainty of `cost` as a fraction of `cost`, from the spread of the model's measurements.
     pub uncertainty: f64,
-    /// Entitled cycles per second.
+    /// Cycles per second to which the port is entitled.
     pub cycles: CyclesPerSecond,
     /// Source of `cycles`.
     pub basis: Basis,
-    /// Rate on the link that the port purchased.
+    /// Bandwidth on the host's link that the port purchased, in bits per second.
     pub bandwidth: BitsPerSecond,
     /// Workers that own the port's queue pairs.
     pub workers: WorkerSet,
-    /// `cycles` as a fraction of one worker's capacity.
+    /// The port's purchased cycles as a fraction of one worker's capacity.
     pub share: f64,
-    /// Expected cost of a batch of the port's frames.
+    /// Expected cost of a batch of the port's frames, as a function of the batch's frames and
+    /// bytes.
     pub price: BatchPrice,
-    /// Minimum of cycles per second for a port under a policy without guarantees, on all its
-    /// workers together. In addition the port has a weighted share of spare cycles. 0 means that no
-    /// other port can delay its turn, or that its policy guarantees `cycles`.
+    /// Guaranteed minimum of cycles per second for a port without metered cycles, on all its
+    /// workers together. A port with a guaranteed minimum (floor) also gets a weighted share of
+    /// spare cycles. The guaranteed minimum (floor) of a port is 0 in each of these cases:
+    /// - The ingress policy of the port guarantees the port's purchased cycles.
+    /// - The key `schedule` of `[worker]` is `round-robin`.
+    /// - None of the ports on the port's workers purchased cycles.
     pub floor: CyclesPerSecond,
-    /// Cost of the port's largest batches: first for a port in the worker's first class, then for
-    /// other classes. `None` without a model.
+    /// Cost of the largest batches of frames that a worker takes from the port. The first value is
+    /// the cost of a batch on a worker that serves no port of an earlier latency class. The second
+    /// value is the cost of a batch on a worker that serves ports of earlier classes, which
+    /// shortens batches of later classes. `None` means that the host has no cost model.
     pub batches: Option<[Batches; 2]>,
 }
 
 impl PortPlan {
-    /// Initial terms of the learner; `None` for a port without purchased cycles.
+    /// Returns the initial values for the learner, which corrects the port's cycles while the host
+    /// runs. Returns `None` if the port purchased no cycles.
     #[must_use]
     pub fn terms(&self) -> Option<Terms> {
         let learns = self.basis == Basis::Contract;
@@ -115,39 +129,39 @@ impl PortPlan {
     }
 }
 
-/// The plan of a configuration.
+/// Plan for the cycles of the workers and for the bandwidth of the link, under a configuration.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CapacityPlan {
-    /// Ports in the order of the configuration.
+    /// Plans of the ports, in the order of the configuration.
     pub ports: Vec<PortPlan>,
-    /// Capacity of each worker.
+    /// Capacity of each worker in cycles per second.
     pub capacity: Vec<CyclesPerSecond>,
-    /// Rate of all uplinks together; `None` if no uplink has a `link`.
+    /// Sum of the rates of all uplinks in bits per second; `None` if no uplink has a `link`.
     pub link: Option<BitsPerSecond>,
-    /// Result of admission for cycles and link.
+    /// Result of admission control: whether the host's cycles and link suffice for all purchases.
     pub admission: Admission,
-    /// Reasons for a refusal; empty if the plan fits.
+    /// Reasons why the plan is refused; empty if the plan fits.
     pub refusals: Vec<ConfigError>,
-    /// Warnings of a plan that fits.
+    /// Warnings about a plan that fits the host.
     pub warnings: Vec<Warning>,
 }
 
 impl CapacityPlan {
-    /// The plan of a port.
+    /// Returns the plan of a port; `None` if the port does not exist.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortPlan> {
         self.ports.iter().find(|port| port.name == name)
     }
 }
 
-/// Input of a plan.
+/// Input of the capacity plan: the configuration, the machine and the cost model.
 #[derive(Clone, Copy, Debug)]
 pub struct Planner<'a> {
     /// The checked configuration.
     pub config: &'a HostConfig,
-    /// The model of `[model] file`.
+    /// The cost model that `file` of `[model]` names.
     pub model: Option<&'a Arc<CostModel>>,
-    /// Numbers of the ports.
+    /// Table of the ports' numbers.
     pub ids: &'a IdTable,
     pub workers: usize,
     /// Rate of this machine's time-stamp counter.
@@ -155,7 +169,7 @@ pub struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// The plan. It must not be carried out if it has [`CapacityPlan::refusals`].
+    /// Computes the plan. The caller must not carry out a plan that has [`CapacityPlan::refusals`].
     #[must_use]
     pub fn plan(&self) -> CapacityPlan {
         let whole = CyclesPerSecond(self.tsc.hz());
@@ -184,8 +198,9 @@ impl Planner<'_> {
         plan
     }
 
-    /// Computes the floors of ports without guarantees, if the schedule is by class and their
-    /// workers have sold cycles. The workers compute the same floors.
+    /// Computes the guaranteed minimum [`PortPlan::floor`] of all ports without metered cycles,
+    /// under the schedule `hbs`. A worker contributes to the guaranteed minimum only if a metered
+    /// port uses this worker. A running worker computes the same guaranteed minimum for its ports.
     fn floors(&self, plan: &mut CapacityPlan) {
         if self.config.worker.schedule != config::Schedule::Hbs {
             return;
@@ -207,7 +222,7 @@ impl Planner<'_> {
         }
     }
 
-    /// The rate of all uplinks with a `link` together.
+    /// Returns the sum of the rates of all uplinks with a `link`, in bits per second.
     fn link(&self) -> Option<BitsPerSecond> {
         let links = self.config.ports.iter().filter_map(|port| port.link);
         links.map(|link| link.0).reduce(|a, b| BitsPerSecond(a.0.saturating_add(b.0)))
@@ -216,8 +231,8 @@ impl Planner<'_> {
     fn look_at_model(&self, each: CyclesPerSecond, plan: &mut CapacityPlan) {
         if each.0 > self.tsc.hz() {
             let text = format!(
-                "[worker]: capacity {each} is more than the core's {} cycles per second, which is \
-                 taken",
+                "[worker]: capacity {each} is more than the core's {} cycles per second; the \
+                 core's cycles are used",
                 self.tsc.hz()
             );
             plan.warn([], text);
@@ -227,7 +242,7 @@ impl Planner<'_> {
         let (theirs, ours) = (to_f64(about.tsc.hz()), to_f64(self.tsc.hz()));
         if (theirs - ours).abs() > TSC_DIFFERS * ours {
             let text = format!(
-                "[model]: it was measured on host {:?} with a counter of {:.2} GHz, this one has \
+                "[model]: measured on host {:?} with a counter of {:.2} GHz, this host has \
                  {:.2} GHz; run penstock calibrate here",
                 about.host,
                 theirs / 1e9,
@@ -291,7 +306,7 @@ impl Planner<'_> {
         entry
     }
 
-    /// The rules that apply to the port's frames.
+    /// Returns the number of rules that apply to the port's frames.
     fn rules(&self, port: &Port) -> u32 {
         let applies = |rule: &&config::Rule| match (&rule.port, &rule.tenant) {
             (Some(name), _) => *name == port.name,
@@ -302,7 +317,8 @@ impl Planner<'_> {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// The actions on the port's frames when they leave the host.
+    /// Returns the changes that the switch makes to the port's frames: adding a VLAN tag, or
+    /// setting a code point.
     fn work(&self, port: &Port) -> Vec<Work> {
         let mut work = Vec::new();
         let uplinks = || self.config.ports.iter().filter(|port| port.tenant.is_none());
@@ -328,17 +344,18 @@ impl Planner<'_> {
 #[derive(Clone, Debug)]
 pub struct Checked {
     pub config: HostConfig,
-    /// The configuration's model.
+    /// The cost model that `file` of `[model]` names; `None` without this key.
     pub model: Option<Arc<CostModel>>,
-    /// The plan, possibly with refusals.
+    /// Capacity plan of the configuration, which may contain refusals.
     pub plan: CapacityPlan,
 }
 
 impl Checked {
-    /// Reads a configuration file and its model, and plans them.
+    /// Reads a configuration file and its cost model, and computes the plan.
     ///
     /// # Errors
-    /// All mistakes of the first file that has any.
+    /// Returns all mistakes of the configuration file, or of the cost model's file if only this
+    /// file has mistakes.
     pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
         let text = config::read_file(path)?;
         let file = path.display().to_string();
@@ -369,7 +386,7 @@ fn is_metered(port: &Port) -> bool {
     matches!(port.ingress_policy, CyclesStrict | CyclesMinmax)
 }
 
-/// A contract in the model's terms.
+/// Converts a configured contract to the form that the cost model uses.
 fn contract_of(contract: &config::Contract) -> Contract {
     Contract {
         rate: match contract.rate {
@@ -384,7 +401,7 @@ fn contract_of(contract: &config::Contract) -> Contract {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "rates, compared and shown with three digits")]
+#[expect(clippy::cast_precision_loss, reason = "rates are compared and shown with three digits")]
 fn to_f64(count: u64) -> f64 {
     count as f64
 }

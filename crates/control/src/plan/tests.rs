@@ -36,8 +36,9 @@ per_byte = 0
 source = "measured"
 "#;
 
-/// A model in which a frame of 64 bytes costs 100 cycles and a frame of 1,064 bytes 200, whatever
-/// the rules. Many flows cost 50 cycles more.
+/// A cost model in which a frame of 64 bytes costs 100 cycles and a frame of 1,064 bytes costs 200
+/// cycles. In this cost model, frames of many flows cost 50 cycles more, and the number of rules
+/// does not matter.
 pub(crate) fn model_toml() -> String {
     let mut text = MODEL.to_owned();
     for (flows, classification) in [("single", 30), ("multiple", 80)] {
@@ -80,7 +81,8 @@ fn texts(plan: &CapacityPlan) -> Vec<&str> {
     plan.warnings.iter().map(|warning| warning.text.as_str()).collect()
 }
 
-/// `vm` purchased cycles in class 3. The warnings depend on `other` and on the schedule.
+/// In this test, the port `vm` purchased cycles and is in latency class 3. Returns the capacity
+/// plan for the port `vm` beside the port `other`, under the schedule `schedule`.
 fn beside_a_buyer(schedule: &str, other: &str) -> CapacityPlan {
     let worker = format!("[worker]\nschedule = \"{schedule}\"\n");
     let class = if schedule == "hbs" { "priority = 3" } else { "" };
@@ -102,14 +104,14 @@ fn a_port_that_no_policy_limits_is_told_where_it_takes_from_those_who_bought() {
     let policed = "priority = 2\ningress_policy = \"pps\"\npolice = { pps = \"1k\" }";
     assert!(texts(&beside_a_buyer("hbs", policed))[0].contains("its class 2 is served before"));
 
-    let told = "port other: no policy limits their cycles, and they share a worker with ports";
+    let told = "port other: without a policy, these ports may take cycles that other ports";
     for (schedule, other) in [("hbs", "priority = 3"), ("round-robin", "")] {
         let plan = beside_a_buyer(schedule, other);
         let [text] = texts(&plan)[..] else { panic!("{schedule}: {:?}", plan.warnings) };
         assert!(text.starts_with(told), "{schedule}: {text}");
     }
-    // There is no warning in four cases: the other port has a later class, it purchased cycles
-    // itself, it runs on another worker, or no port purchased cycles.
+    // There is no warning if the other port has a later class, purchased cycles itself, or runs on
+    // another worker. There is also no warning if no port purchased cycles.
     let bought = "cycles = \"1M\"\ningress_policy = \"cycles-strict\"\npriority = 1";
     for other in ["priority = 4", bought] {
         assert_eq!(texts(&beside_a_buyer("hbs", other)), [""; 0], "{other}");
@@ -130,7 +132,7 @@ fn a_class_that_round_robin_ignores_is_told() {
     assert_eq!(
         texts(&plan),
         ["port a: `priority` 1 has no effect, as `schedule` in [worker] is round-robin; set \
-          schedule = \"hbs\", or remove it"]
+          schedule = \"hbs\", or remove `priority`"]
     );
 }
 
@@ -144,15 +146,15 @@ fn cycles_that_are_too_few_or_missing_are_told() {
     assert_eq!(
         told("ingress_policy = \"cycles-strict\"\ncycles = 400"),
         "port a: `cycles` 400 per second is too little: a full batch costs about 3200, so the \
-         next one waits 8.0 s; write `cycles` with a suffix, as in \"200M\""
+         next batch waits 8.0 s; write `cycles` with a suffix, as in \"200M\""
     );
     assert_eq!(told("ingress_policy = \"cycles-strict\"\ncycles = \"1M\""), "");
     assert_eq!(
         told("ingress_policy = \"cycles-minmax\""),
-        "port a: policy cycles-minmax without `cycles`: it gets only its `cycle_weight` of spare \
-         cycles; write `cycles`"
+        "port a: policy cycles-minmax without `cycles`: the port gets only its `cycle_weight` of \
+         spare cycles; write `cycles`"
     );
-    assert!(told("ingress_policy = \"cycles-strict\"").contains("it can send nothing"));
+    assert!(told("ingress_policy = \"cycles-strict\"").contains("the port can send nothing"));
 }
 
 #[test]
@@ -202,16 +204,18 @@ fn cycles_win_over_a_contract_and_a_difference_is_told() {
     let a = plan.port("a").unwrap();
     assert_eq!((a.cycles, a.basis), (CyclesPerSecond(300_000_000), Basis::Cycles));
     assert!(a.terms().unwrap().contract.is_none(), "nothing is learned of it");
-    let told: Vec<_> = texts(&plan).into_iter().filter(|w| w.contains("is taken")).collect();
+    let told: Vec<_> = texts(&plan).into_iter().filter(|w| w.contains("is used")).collect();
     assert_eq!(
         told,
-        ["port a: `cycles` 300M is +50 % off the 200M that its contract needs by the model; \
-          `cycles` is taken"]
+        ["port a: `cycles` 300M differs by +50 % from the cost model's 200M for the port's \
+          contract; `cycles` is used"]
     );
 }
 
-/// At 2 GHz the floors of two ports together are 2 % of the core. They are less if less is unsold,
-/// but at least a thousandth.
+/// In this test, two ports without purchased cycles share a core of 2 GHz with a port that
+/// purchased cycles. The guaranteed minimums (floors) of the two ports are together 2 % of the
+/// core. If fewer cycles of the core are unsold, the guaranteed minimums are lower, but together at
+/// least 0.1 % of the core.
 #[test]
 fn who_bought_nothing_is_sure_of_a_floor_where_classes_come_first() {
     let floors = |schedule: &str, sold: &str| -> Vec<u64> {
@@ -237,8 +241,8 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let [refusal] = plan.refusals.as_slice() else { panic!("{:?}", plan.refusals) };
     assert_eq!(
         refusal.to_string(),
-        "worker 0: 2.3G cycles per second are sold and 2G are there: 300M too much; sell port a \
-         6.5Mpps instead of 8Mpps, or sell all of them 86.95 % of it"
+        "worker 0: 2.3G cycles per second are sold and 2G are available: 300M too much; sell port \
+         a 6.5Mpps instead of 8Mpps, or reduce each port's purchase to 86.95 %"
             .replace("6.5Mpps", "6500kpps")
     );
     let plan = plan_of(&text, Some(&model()), 2);
@@ -255,7 +259,7 @@ fn more_bandwidth_than_the_link_has_is_refused() {
     assert_eq!(
         refusal.to_string(),
         "uplink: 12G bit/s are sold and the link carries 10G: 2G too much; sell port a 6G instead \
-         of 8G, or sell all of them 83.33 % of it"
+         of 8G, or reduce each port's purchase to 83.33 %"
     );
 }
 
@@ -288,7 +292,7 @@ fn another_machines_model_is_told() {
     let other = Arc::new(CostModel::new(parts).unwrap());
     let plan = plan_of(RED, Some(&other), 1);
     assert!(
-        plan.warnings[0].text.contains("2.50 GHz, this one has 2.00 GHz"),
+        plan.warnings[0].text.contains("2.50 GHz, this host has 2.00 GHz"),
         "{:?}",
         plan.warnings
     );

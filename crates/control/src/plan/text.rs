@@ -1,4 +1,4 @@
-//! Texts of a plan's refusals and warnings.
+//! Writes the texts of a plan's refusals and warnings.
 
 use penstock_qos::admission::{Excess, Remedy};
 use penstock_qos::cost_model::Rate;
@@ -11,15 +11,17 @@ fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
     ConfigError { file: String::new(), line: 0, column: 0, object, problem, remedy }
 }
 
-/// The error of a contract under a policy that needs cycles, if there is no model.
+/// Returns the error for a contract that cannot be converted to cycles because the host has no cost
+/// model.
 pub(super) fn no_model(port: &Port) -> ConfigError {
     let object = format!("port {:?}", port.name);
-    let problem = "its contract cannot become cycles without a cost model".to_owned();
+    let problem = "the contract cannot be converted to cycles without a cost model".to_owned();
     let remedy = "run penstock calibrate and name the file in [model], or write `cycles`";
     refusal(object, problem, remedy.to_owned())
 }
 
-/// Warns if `cycles` differs from the need of the contract.
+/// Warns if the port's `cycles` differ from the cycles that the cost model computes from its
+/// contract.
 pub(super) fn compare(
     port: &Port,
     cycles: CyclesPerSecond,
@@ -31,8 +33,8 @@ pub(super) fn compare(
     let (set, needed) = (to_f64(cycles.0), to_f64(modelled.0));
     if (set - needed).abs() > part * needed {
         let text = format!(
-            "port {}: `cycles` {cycles} is {:+.0} % off the {} that its contract needs by the \
-             model; `cycles` is taken",
+            "port {}: `cycles` {cycles} differs by {:+.0} % from the cost model's {} for the \
+             port's contract; `cycles` is used",
             port.name,
             100.0 * (set / needed - 1.0),
             short(modelled.0)
@@ -45,7 +47,7 @@ pub(super) fn compare(
 pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     if basis != Basis::None && !is_metered(port) {
         let text = format!(
-            "port {}: it bought cycles and its `ingress_policy` is {}: nothing guarantees them; \
+            "port {}: purchased cycles, but its `ingress_policy` is {}, which guarantees none; \
              set \"cycles-strict\" or \"cycles-minmax\"",
             port.name, port.ingress_policy
         );
@@ -53,7 +55,8 @@ pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
     }
 }
 
-/// The refusals of admission. `sellers` are the indices of the claims' ports.
+/// Returns a configuration error for each purchase that admission control refused. The claim at
+/// index `n` of the admission belongs to the port at index `sellers[n]` of the plan.
 pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigError> {
     let mut all = Vec::new();
     if let Some(excess) = &plan.admission.link {
@@ -68,14 +71,14 @@ pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigErro
     }
     for excess in &plan.admission.cycles {
         let problem = format!(
-            "{} cycles per second are sold and {} are there: {} too much",
+            "{} cycles per second are sold and {} are available: {} too much",
             short(excess.sold.0),
             short(excess.there.0),
             short(excess.sold.0 - excess.there.0)
         );
         let mut remedy = remedies(plan, sellers, &excess.remedies, false);
         if remedy.is_empty() {
-            remedy = "add a worker, or sell less".to_owned();
+            remedy = "add a worker, or sell fewer cycles".to_owned();
         }
         all.push(refusal(workers_text(excess), problem, remedy));
     }
@@ -116,13 +119,13 @@ fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: b
             Some(format!("sell port {} {less} instead of {rate}", port.name))
         }
         Remedy::ReduceAll { left_e4 } => {
-            Some(format!("sell all of them {:.2} % of it", f64::from(*left_e4) / 100.0))
+            Some(format!("reduce each port's purchase to {:.2} %", f64::from(*left_e4) / 100.0))
         }
     });
     texts.collect::<Vec<String>>().join(", or ")
 }
 
-/// A part of `value` in ten thousandths, rounded down to three digits.
+/// Returns the part `left_e4` / 10000 of the amount `of`, rounded down to three digits.
 fn down(of: u64, left_e4: u32) -> u64 {
     let left = u128::from(of) * u128::from(left_e4) / 10_000;
     let left = u64::try_from(left).unwrap_or(u64::MAX);
@@ -133,7 +136,7 @@ fn down(of: u64, left_e4: u32) -> u64 {
     left / unit * unit
 }
 
-/// A number with four digits and a suffix, as in `1.234G`.
+/// Returns a number with four digits and a suffix, such as `1.234G`.
 fn short(value: u64) -> String {
     const SUFFIXES: [(&str, f64); 3] = [("G", 1e9), ("M", 1e6), ("k", 1e3)];
     let float = to_f64(value);

@@ -1,7 +1,7 @@
-//! Warnings about a plan that fits.
+//! Finds reasons for warnings about a plan that fits.
 //!
-//! Each warning names its ports. `host check` prints all warnings, a change prints the new ones,
-//! and `explain` prints those of its port.
+//! Each warning about a plan names the ports to which it applies. `host check` prints all warnings,
+//! a change prints new warnings, and `explain` prints the warnings about its port.
 
 use core::fmt;
 use std::path::Path;
@@ -13,20 +13,21 @@ use serde::{Serialize, Serializer};
 use super::{Basis, CapacityPlan, Planner, PortPlan, is_metered, to_f64};
 use crate::config::{self, HostConfig, Port, Priority, Schedule, SocketMode};
 
-/// Assumed cycles of a frame without a model. They are less than any measured cost.
+/// Cost of a frame in cycles that is assumed if the host has no cost model. Every measured cost of
+/// a frame is higher than the assumed cost.
 const FRAME_CYCLES_MIN: f64 = 100.0;
-/// Frames of a full batch.
+/// Number of frames in a full batch.
 const BATCH: f64 = 32.0;
-/// Full batches per second for which a port's cycles should suffice.
+/// Number of full batches per second that a port's cycles should allow at least.
 const BATCHES_MIN: f64 = 10.0;
 
-/// Limit on ports that a warning names.
+/// Limit on the number of ports that a warning names.
 const NAMED_MAX: usize = 4;
 
-/// A warning with its remedy and its ports.
+/// A warning about a plan, with its remedy and the ports to which it applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// Names of the ports; empty if the warning is about no port.
+    /// Names of the ports to which the warning applies; empty if the warning concerns no port.
     pub ports: Vec<String>,
     pub text: String,
 }
@@ -44,20 +45,20 @@ impl Serialize for Warning {
 }
 
 impl CapacityPlan {
-    /// Adds a warning about these ports.
+    /// Adds a warning about the given ports.
     pub(super) fn warn<'a>(&mut self, ports: impl IntoIterator<Item = &'a str>, text: String) {
         let ports = ports.into_iter().map(str::to_owned).collect();
         self.warnings.push(Warning { ports, text });
     }
 
-    /// The warnings about one port.
+    /// Returns the warnings about one port.
     pub fn warnings_of<'a>(&'a self, port: &'a str) -> impl Iterator<Item = &'a Warning> {
         self.warnings.iter().filter(move |warning| warning.ports.iter().any(|name| name == port))
     }
 }
 
 impl Planner<'_> {
-    /// Warns about classes without effect, and about ports that admission does not count.
+    /// Warns about priorities without effect, and about ports without a limit on their cycles.
     pub(super) fn look_at_turns(&self, plan: &mut CapacityPlan) {
         match self.config.worker.schedule {
             Schedule::RoundRobin => self.ignored_classes(plan),
@@ -71,7 +72,7 @@ impl Planner<'_> {
         for port in self.config.ports.iter().filter(asks) {
             let text = format!(
                 "port {}: `priority` {} has no effect, as `schedule` in [worker] is round-robin; \
-                 set schedule = \"hbs\", or remove it",
+                 set schedule = \"hbs\", or remove `priority`",
                 port.name,
                 port.priority.0.get()
             );
@@ -79,7 +80,8 @@ impl Planner<'_> {
         }
     }
 
-    /// Warns about ports without cycles in an earlier class than ports with cycles.
+    /// Warns about ports without a limit on their cycles that are served before ports that
+    /// purchased cycles.
     fn unsold_before_sold(&self, plan: &mut CapacityPlan) {
         for port in self.config.ports.iter().filter(|port| !is_metered(port)) {
             let buyers = self.buyers_beside(port, plan);
@@ -99,14 +101,14 @@ impl Planner<'_> {
         }
     }
 
-    /// Warns about ports without cycles that take turns with ports with cycles on one worker:
-    /// admission does not count their use.
+    /// Warns about ports without a limit on their cycles that share a worker with ports that
+    /// purchased cycles. The plan does not count the cycles of a port without a limit.
     fn uncounted(&self, plan: &mut CapacityPlan) {
         let by_class = self.config.worker.schedule == Schedule::Hbs;
         let beside = |port: &&Port| {
             let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
             match classes.max() {
-                // In a later class the port has spare cycles and a small floor.
+                // A port in a later class gets only spare cycles and a small floor.
                 Some(last) => !is_metered(port) && (!by_class || last == port.priority.0),
                 None => false,
             }
@@ -123,14 +125,14 @@ impl Planner<'_> {
             }
         };
         let text = format!(
-            "{listed}: no policy limits their cycles, and they share a worker with ports that \
-             purchased cycles, so those may get fewer; set `ingress_policy` and `cycles`, or with \
-             schedule = \"hbs\" a later `priority`"
+            "{listed}: without a policy, these ports may take cycles that other ports of the \
+             worker purchased; set `ingress_policy` and `cycles`, or with schedule = \"hbs\" a \
+             later `priority`"
         );
         plan.warn(all, text);
     }
 
-    /// The ports with cycles that share a worker with `port`.
+    /// Returns the ports that purchased cycles and share a worker with `port`.
     fn buyers_beside(&self, port: &Port, plan: &CapacityPlan) -> Vec<&Port> {
         let workers = |name: &str| plan.port(name).map_or(WorkerSet::default(), |p| p.workers);
         let own = workers(&port.name);
@@ -146,7 +148,8 @@ fn shares(some: WorkerSet, others: WorkerSet) -> bool {
     some.iter().any(|worker| others.contains(WorkerSet::one(worker)))
 }
 
-/// Warns about a policy that guarantees cycles, if the port has no cycles or too few.
+/// Warns about a port with a policy that guarantees cycles, if the port purchased no cycles or too
+/// few.
 pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if !is_metered(port) {
         return;
@@ -155,8 +158,8 @@ pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if entry.basis == Basis::None {
         if entry.contract.is_none() {
             let what = match port.ingress_policy {
-                config::IngressPolicy::CyclesStrict => "it can send nothing",
-                _ => "it gets only its `cycle_weight` of spare cycles",
+                config::IngressPolicy::CyclesStrict => "the port can send nothing",
+                _ => "the port gets only its `cycle_weight` of spare cycles",
             };
             let policy = port.ingress_policy;
             let text =
@@ -170,7 +173,7 @@ pub(super) fn too_few(port: &Port, entry: &PortPlan, plan: &mut CapacityPlan) {
     if a_second < BATCHES_MIN {
         let text = format!(
             "port {name}: `cycles` {} per second is too little: a full batch costs about {}, so \
-             the next one waits {:.1} s; write `cycles` with a suffix, as in \"200M\"",
+             the next batch waits {:.1} s; write `cycles` with a suffix, as in \"200M\"",
             entry.cycles,
             CyclesPerSecond(rounded(batch)),
             1.0 / a_second.max(1e-6)
@@ -184,8 +187,8 @@ fn rounded(cycles: f64) -> u64 {
     cycles.round() as u64
 }
 
-/// Warns about accounts and directories that this machine does not have. They may be created before
-/// the daemon starts. Until then ports cannot be attached.
+/// Warns about accounts and directories that this machine does not have. The daemon can attach a
+/// port only after its accounts and directories exist.
 pub(super) fn missing_here(config: &HostConfig, plan: &mut CapacityPlan) {
     for port in &config.ports {
         let Some(config::Attachment::VhostUser(vhost)) = port.attachment() else { continue };

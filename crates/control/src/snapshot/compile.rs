@@ -1,17 +1,18 @@
-//! The compiler: it turns a checked configuration into a snapshot.
+//! Converts a checked configuration to a snapshot for the workers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use core::net::IpAddr;
 
-use penstock_dataplane::classify::{
+use penstock_dataplane::port::vcpu_bells::VcpuBell;
+use penstock_dataplane::queue::ShareTerms;
+use penstock_dataplane::snapshot as data_path;
+use penstock_dataplane::snapshot::PortQos;
+use penstock_dataplane::snapshot::{
     Binding, Domain, DomainMap, PortPolicy, RuleTableError, RuleTables, SlowPathLimit, Snapshot,
     VidSet,
 };
-use penstock_dataplane::port::vcpu_bells::VcpuBell;
-use penstock_dataplane::queue::ShareTerms;
-use penstock_dataplane::schedule::{self, PortQos};
 use penstock_qos::cost_model::BatchPrice;
 use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
@@ -24,23 +25,24 @@ use super::streams::StreamTable;
 use crate::api::{QueueStatus, RtpStatus};
 use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
 
-/// A configured MAC address, with the data path's numbers.
+/// A MAC address from the configuration, with the data path's numbers of its network and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StaticAddress {
-    /// Number of the network.
+    /// Number of the address's network, which is also the number of its forwarding domain.
     pub domain: u16,
     pub mac: MacAddr,
-    /// Number of the port behind which the address is.
+    /// Number of the port behind which the MAC address is.
     pub port: u16,
 }
 
-/// Compiles one configuration after another. To compile without consequences, use a clone.
+/// Compiles configurations to snapshots, and keeps the state that consecutive snapshots share. A
+/// caller that must not change the compiler's state compiles with a clone of the `Compiler`.
 #[derive(Clone, Debug, Default)]
 pub struct Compiler {
     ids: IdTable,
     tables: BTreeMap<Scope, Built>,
-    /// Output sets by number. The list only grows, because the tables that are kept refer to its
-    /// sets.
+    /// All sets of output ports, by the number of the set. No set of output ports is ever removed
+    /// from the list, because older rule tables refer to the sets.
     sets: Vec<Box<[u16]>>,
     statics: Vec<StaticAddress>,
     ingress_policers: IngressPolicers,
@@ -48,31 +50,31 @@ pub struct Compiler {
     receive_policers: ReceivePolicers,
     send_policers: SendPolicers,
     streams: StreamTable,
-    /// Entitlements by port number.
+    /// Entitlement of each port to cycles, by port number.
     bought: Vec<PortQos>,
-    /// Number of workers that count hits; 0 means 1.
+    /// Number of workers, which each count the hits of rules; 0 means 1.
     workers: usize,
-    /// Entitlements by port name.
+    /// Entitlement of each port in cycles per second, by port name.
     sold: BTreeMap<String, Sold>,
-    /// Bells to ring when frames arrive for a port, by the port's name.
+    /// Bells that notify the vCPU scheduler of frames for a port, by the port's name.
     bells: BTreeMap<String, VcpuBell>,
 }
 
-/// A port's entitlement in the plan.
+/// Entitlement of a port in the capacity plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sold {
-    /// Entitled cycles per second.
+    /// Cycles per second to which the port is entitled.
     pub cycles: CyclesPerSecond,
     /// Expected cost of the port's batches.
     pub price: BatchPrice,
 }
 
 impl Compiler {
-    /// The snapshot of `config`, which [`crate::config::parse`] must have checked.
+    /// Returns the snapshot of `config`, which [`crate::config::parse`] must have checked.
     ///
     /// # Errors
-    /// The index of a rule in the configuration, and the reason why its table cannot be built. The
-    /// compiler stays unchanged.
+    /// Returns the index of a rule in the configuration, and the reason why the rule's table cannot
+    /// be built. After an error, the state of the compiler is unchanged.
     pub fn compile(
         &mut self,
         config: &HostConfig,
@@ -119,66 +121,73 @@ impl Compiler {
         Ok(Arc::new(snapshot))
     }
 
-    /// Sets the rates and classes of the last compiled configuration on the queues.
+    /// Sets the rates, limits, weights and code points of `config` on the queues. The argument
+    /// `config` must be the configuration that the compiler compiled last.
     pub(crate) fn pace(&self, config: &HostConfig) {
-        self.queues.pace(config, &self.ids);
+        self.queues.pace(config, &self.ids, &self.receive_policers);
     }
 
-    /// A compiler for `workers` workers. Each counts the hits of rules by itself.
+    /// Returns a compiler for a host with `workers` workers. Each worker counts the hits of rules
+    /// separately.
     #[must_use]
     pub fn for_workers(workers: usize) -> Self {
         Self { workers, ..Self::default() }
     }
 
-    /// Sets the entitlements by port name for the next snapshot. A port that `sold` does not
-    /// contain is entitled to its configured `cycles`.
+    /// Sets the entitlements by port name for the next snapshot. A port that the map `sold` does
+    /// not contain is entitled to its configured `cycles`.
     pub fn sell(&mut self, sold: BTreeMap<String, Sold>) {
         self.sold = sold;
     }
 
-    /// Sets the bells by port name for the next snapshot.
+    /// Sets the bells of the next snapshot, which notify vCPU schedulers of frames, by port name.
     pub fn ring(&mut self, bells: BTreeMap<String, VcpuBell>) {
         self.bells = bells;
     }
 
-    /// The numbers of the last compiled configuration.
+    /// Returns the table of numbers from the last compilation: one number for each port, tenant and
+    /// network.
     #[must_use]
     pub fn ids(&self) -> &IdTable {
         &self.ids
     }
 
-    /// The static addresses of the last compiled configuration, in ascending order.
+    /// Returns the static MAC addresses of the configuration that was compiled last, in ascending
+    /// order.
     #[must_use]
     pub fn statics(&self) -> &[StaticAddress] {
         &self.statics
     }
 
-    /// The port's entitlement and class in the last compiled configuration.
+    /// Returns the port's entitlement and latency class in the configuration that was compiled
+    /// last.
     #[must_use]
     pub fn bought(&self, port: &str) -> PortQos {
         let id = self.ids.port(port).map(usize::from);
         id.and_then(|id| self.bought.get(id)).copied().unwrap_or_default()
     }
 
-    /// The measurements of the port's RTP streams in the last compiled configuration.
+    /// Returns the measurements of the port's RTP streams in the configuration that was compiled
+    /// last.
     #[must_use]
     pub(crate) fn rtp(&self, port: &str) -> Vec<RtpStatus> {
         self.streams.read(port)
     }
 
-    /// The counters of the port's `wfq` queues in the last compiled configuration.
+    /// Returns the counters of the port's `wfq` queues in the configuration that was compiled last.
     #[must_use]
     pub(crate) fn queues(&self, port: &str) -> Vec<QueueStatus> {
         self.queues.read(port)
     }
 
-    /// The watched links of the last compiled configuration, by port.
+    /// Returns the watched links of the last compiled configuration, by the name of the link's
+    /// port.
     #[must_use]
     pub fn links(&self) -> &BTreeMap<String, WatchedLink> {
         &self.ingress_policers.links
     }
 
-    /// Hits of each rule since its table was built, by rule name.
+    /// Returns the hits of each rule since its rule table was built, by the rule's name.
     #[must_use]
     pub fn hits(&self) -> HashMap<String, u64> {
         let mut hits = HashMap::new();
@@ -188,7 +197,7 @@ impl Compiler {
         hits
     }
 
-    /// Hits of each rule in the tables that `next` does not share with this compiler.
+    /// Returns each rule's hits in the rule tables that the compiler `next` replaced.
     #[must_use]
     pub fn hits_left_behind(&self, next: &Self) -> HashMap<String, u64> {
         let mut hits = HashMap::new();
@@ -210,7 +219,7 @@ fn add_hits(built: &Built, hits: &mut HashMap<String, u64>) {
     }
 }
 
-/// The parts of a snapshot.
+/// Configuration, numbers and tables from which a snapshot is built.
 struct World<'a> {
     config: &'a HostConfig,
     ids: &'a IdTable,
@@ -248,7 +257,7 @@ impl World<'_> {
     fn domain(&self, network: Network) -> u16 {
         let tenant = self.config.tenants.get(network.tenant);
         let id = tenant.and_then(|tenant| self.ids.network(&tenant.name, network.vlan));
-        id.unwrap_or(penstock_dataplane::classify::NO_DOMAIN)
+        id.unwrap_or(penstock_dataplane::snapshot::NO_DOMAIN)
     }
 
     fn domains(&self, mut members: BTreeMap<u16, Vec<u16>>) -> Vec<Domain> {
@@ -284,7 +293,7 @@ impl World<'_> {
             None => {
                 let domain = carried.first().map(|network| self.domain(*network));
                 let own = port.vlan.map_or(Vid::UNTAGGED, crate::config::Vlan::vid);
-                let domain = domain.unwrap_or(penstock_dataplane::classify::NO_DOMAIN);
+                let domain = domain.unwrap_or(penstock_dataplane::snapshot::NO_DOMAIN);
                 PortPolicy::access(id, tenant, own, domain)
             }
         };
@@ -300,11 +309,11 @@ impl World<'_> {
         };
         policy.qos = PortQos {
             ingress: match port.ingress_policy {
-                IngressPolicy::None => schedule::IngressPolicy::None,
-                IngressPolicy::Bps => schedule::IngressPolicy::Bps,
-                IngressPolicy::Pps => schedule::IngressPolicy::Pps,
-                IngressPolicy::CyclesStrict => schedule::IngressPolicy::CyclesStrict,
-                IngressPolicy::CyclesMinmax => schedule::IngressPolicy::CyclesMinmax,
+                IngressPolicy::None => data_path::IngressPolicy::None,
+                IngressPolicy::Bps => data_path::IngressPolicy::Bps,
+                IngressPolicy::Pps => data_path::IngressPolicy::Pps,
+                IngressPolicy::CyclesStrict => data_path::IngressPolicy::CyclesStrict,
+                IngressPolicy::CyclesMinmax => data_path::IngressPolicy::CyclesMinmax,
             },
             entitlement: self.entitlement(port),
             weight: port.cycle_weight.0,
@@ -314,8 +323,7 @@ impl World<'_> {
         };
         policy.ingress_policer = self.ingress_policers.of(&port.name);
         policy.egress_policer = self.receive_policers.of(&port.name);
-        policy.tenant_policer =
-            port.tenant.as_ref().and_then(|tenant| self.send_policers.of(tenant));
+        policy.tenant_policer = self.send_policers.of(&port.name);
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);
@@ -364,8 +372,9 @@ impl World<'_> {
         all
     }
 
-    /// The MAC addresses that are bound to ports. No other port may use such an address, and frames
-    /// to it need no flood before its owner has sent a frame.
+    /// Returns the MAC addresses that are bound to ports. Only the port to which an address is
+    /// bound may use the address. Frames to a bound address need no flood, even before the owner of
+    /// the address has sent a frame.
     fn bound(&self) -> Vec<StaticAddress> {
         let mut all = Vec::new();
         for port in self.config.ports.iter().filter(|port| !port.mac.is_empty()) {
@@ -384,8 +393,8 @@ fn vid(vlan: u16) -> Option<Vid> {
     Vid::new(u32::from(vlan)).ok()
 }
 
-/// The source addresses that a port may use. A list of IP addresses binds both families: a port
-/// that is bound to IPv4 addresses only may not use IPv6.
+/// Returns the source addresses that a port may use. A list of IP addresses binds both families: a
+/// port with only IPv4 addresses in its list may not use IPv6.
 fn binding(port: &Port) -> Option<Binding> {
     let macs: Vec<MacAddr> = port.mac.iter().map(|mac| mac.0).collect();
     let (mut v4, mut v6) = (Vec::new(), Vec::new());

@@ -1,18 +1,18 @@
-//! Egress policers: limits on what VMs and tenants may receive, and on what tenants may send by
-//! shared ports.
+//! Builds egress policers: limits on the frames that VMs and tenants receive, and on the frames
+//! that tenants send through shared ports.
 //!
-//! A meter outlives a snapshot. It stays while its terms stay the same. If the terms change, the
-//! new meter keeps the used part of the depth. All ports of a tenant share the tenant's meter, on
-//! all workers.
+//! A meter is kept across snapshots if its limits do not change. If the limits change, each bucket
+//! of the new meter contains at most as many tokens as the old bucket. All ports of a tenant share
+//! the tenant's meter, on all workers together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 
-use crate::config::{HostConfig, Port, Tenant};
+use crate::config::{HostConfig, Port};
 
-/// The policers of the frames that ports receive.
+/// Policers of the frames that ports receive.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReceivePolicers {
     tenants: BTreeMap<String, Arc<Meter>>,
@@ -20,7 +20,8 @@ pub(super) struct ReceivePolicers {
 }
 
 impl ReceivePolicers {
-    /// The policers for `config`. Unchanged ones are taken over.
+    /// Creates the policers of `config`, and reuses the existing policers if their limits did not
+    /// change.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let mut next = Self::default();
         for tenant in &config.tenants {
@@ -75,32 +76,58 @@ fn renewed(old: Option<&Meter>, terms: Terms) -> Meter {
     old.map_or_else(|| Meter::new(terms), |old| old.changed(terms))
 }
 
-/// The policers of the frames that tenants send by shared ports, by tenant.
+/// Policers of the frames that tenants send through shared ports. If frames above the limit wait,
+/// each port has a policer with its part of the limit, and a port above its part uses what the
+/// tenant's other ports leave. If frames above the limit are dropped, all ports share one policer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct SendPolicers(BTreeMap<String, Arc<EgressPolicer>>);
+pub(super) struct SendPolicers {
+    tenants: BTreeMap<String, Arc<Meter>>,
+    ports: BTreeMap<String, Arc<EgressPolicer>>,
+}
 
 impl SendPolicers {
-    /// The policers for `config`. Unchanged ones are taken over.
+    /// Creates the policers of `config`, and reuses the existing policers if their limits did not
+    /// change.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
-        let limited = |tenant: &Tenant| {
-            let terms = tenant.send_terms()?;
-            let policer = match self.0.get(&tenant.name) {
-                Some(old) if *old.vm().terms() == terms => Arc::clone(old),
-                Some(old) => metered(old.vm().changed(terms)),
-                None => metered(Meter::new(terms)),
+        let mut next = Self::default();
+        for tenant in &config.tenants {
+            let Some(terms) = tenant.send_terms() else { continue };
+            let old = self.tenants.get(&tenant.name);
+            let meter = match old.filter(|old| *old.terms() == terms) {
+                Some(old) => Arc::clone(old),
+                None => Arc::new(renewed(old.map(|old| &**old), terms)),
             };
-            Some((tenant.name.clone(), policer))
-        };
-        Self(config.tenants.iter().filter_map(limited).collect())
+            let of_tenant = |port: &&Port| port.tenant.as_ref() == Some(&tenant.name);
+            let ports: Vec<&Port> = config.ports.iter().filter(of_tenant).collect();
+            for (port, part) in ports.iter().zip(tenant.send_parts(&ports)) {
+                let policer = part_of(self.ports.get(&port.name), part, &meter);
+                next.ports.insert(port.name.clone(), policer);
+            }
+            next.tenants.insert(tenant.name.clone(), meter);
+        }
+        next
     }
 
-    pub(super) fn of(&self, tenant: &str) -> Option<Arc<EgressPolicer>> {
-        self.0.get(tenant).cloned()
+    pub(super) fn of(&self, port: &str) -> Option<Arc<EgressPolicer>> {
+        self.ports.get(port).cloned()
     }
 }
 
-fn metered(meter: Meter) -> Arc<EgressPolicer> {
-    Arc::new(EgressPolicer::new(meter, None, Sharing::Strict))
+/// Returns a policer for a port's part of its tenant's limit, and reuses the existing policer `old`
+/// if the limits did not change. A part without rates limits nothing, so only the tenant's limit
+/// applies.
+fn part_of(
+    old: Option<&Arc<EgressPolicer>>,
+    part: Terms,
+    tenant: &Arc<Meter>,
+) -> Arc<EgressPolicer> {
+    let same = old.filter(|old| {
+        *old.vm().terms() == part && old.tenant().is_some_and(|old| Arc::ptr_eq(old, tenant))
+    });
+    same.cloned().unwrap_or_else(|| {
+        let vm = renewed(old.map(|old| old.vm()), part);
+        Arc::new(EgressPolicer::new(vm, Some(Arc::clone(tenant)), Sharing::Borrow))
+    })
 }
 
 #[cfg(test)]
@@ -137,16 +164,27 @@ mod tests {
     }
 
     #[test]
-    fn a_meter_stays_with_its_terms_and_goes_with_them() {
-        let config = |send: &str| {
-            let text = format!("[host]\nname = \"h\"\n[[tenant]]\nname = \"red\"\n{send}\n");
-            parse(&text, "test").unwrap()
+    fn a_send_limit_stays_with_its_terms_and_is_divided_only_if_frames_wait() {
+        let send = |send: &str| {
+            let mut config = config("");
+            config.tenants[0].send = Some(toml_edit::de::from_str(send).unwrap());
+            config
         };
-        let before = SendPolicers::default().next(&config("send = { rate = \"1G\" }"));
-        let same = before.next(&config("uplink_weight = 2\nsend = { rate = \"1G\" }"));
-        assert!(Arc::ptr_eq(&before.of("red").unwrap(), &same.of("red").unwrap()));
-        let other = same.next(&config("send = { rate = \"2G\" }"));
-        assert!(!Arc::ptr_eq(&before.of("red").unwrap(), &other.of("red").unwrap()));
-        assert!(other.next(&config("")).of("red").is_none());
+        let before = SendPolicers::default().next(&send("rate = \"1G\""));
+        let of = |table: &SendPolicers, port: &str| table.of(port).unwrap();
+        let rate = |policer: &EgressPolicer| policer.vm().terms().bytes.map(|(rate, _)| rate.0);
+        assert!(of(&before, "a").waits() && rate(&of(&before, "a")) == Some(500_000_000));
+        assert!(before.of("c").is_none(), "blue has no limit");
+        let mut same = send("rate = \"1G\"");
+        same.tenants[1].send = Some(toml_edit::de::from_str("rate = \"3G\"").unwrap());
+        let same = before.next(&same);
+        assert!(["a", "b"].iter().all(|p| Arc::ptr_eq(&of(&before, p), &of(&same, p))));
+        let other = same.next(&send("rate = \"2G\""));
+        assert!(!Arc::ptr_eq(&of(&before, "a"), &of(&other, "a")));
+        let drops = other.next(&send("rate = \"2G\"\nburst = 9000"));
+        let (a, b) = (of(&drops, "a"), of(&drops, "b"));
+        assert!(!a.waits() && rate(&a).is_none());
+        assert!(Arc::ptr_eq(a.tenant().unwrap(), b.tenant().unwrap()));
+        assert!(drops.next(&config("")).of("a").is_none());
     }
 }

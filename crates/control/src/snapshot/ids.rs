@@ -1,11 +1,12 @@
-//! Numbers for names. A number lasts as long as its name exists.
+//! Assigns numbers to the names of a configuration. A name keeps its number while the name is in
+//! the configuration.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hash;
 
 use crate::config::{HostConfig, Networks};
 
-/// The numbers of ports, tenants, networks and output sets.
+/// The numbers that the data path uses for ports, tenants, networks and output sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IdTable {
     ports: BTreeMap<String, u16>,
@@ -14,9 +15,11 @@ pub struct IdTable {
 }
 
 impl IdTable {
-    /// The table for `config`. Existing names keep their number. A removed name's number is used
-    /// again only if no other number below `limit` is free. A number thus has the same meaning in
-    /// the snapshots before and after a change. Otherwise the table is as small as possible.
+    /// Assigns a number to each port, tenant and network of `config`, and returns the new table.
+    /// Ports, tenants and networks that were in the previous table keep their numbers. The number
+    /// of a removed object is assigned again only if all other numbers below `limit` are in use.
+    /// Ports, tenants and networks that exist before and after a change have the same numbers in
+    /// both snapshots.
     #[must_use]
     pub fn next(&self, config: &HostConfig) -> Self {
         let networks = Networks::new(config.tenants.iter().map(Some));
@@ -43,31 +46,32 @@ impl IdTable {
         self.tenants.get(name).copied()
     }
 
-    /// A network's number, which is also the number of its forwarding domain.
+    /// Number of a network, which is also the number of its forwarding domain.
     #[must_use]
     pub fn network(&self, tenant: &str, vlan: u16) -> Option<u16> {
         self.networks.get(&(tenant.to_owned(), vlan)).copied()
     }
 
-    /// The name of the port with this number.
+    /// Returns the name of the port that has the number `id`.
     #[must_use]
     pub fn port_name(&self, id: u16) -> Option<&str> {
         self.ports.iter().find(|(_, number)| **number == id).map(|(name, _)| name.as_str())
     }
 
-    /// Each network as tenant, VLAN and number.
+    /// Returns tenant, VLAN and number of each network.
     pub fn networks(&self) -> impl Iterator<Item = (&str, u16, u16)> {
         self.networks.iter().map(|((tenant, vlan), id)| (tenant.as_str(), *vlan, *id))
     }
 
-    /// Each port with its number.
+    /// Returns the name and the number of each port, in ascending order of the names.
     pub fn ports(&self) -> impl Iterator<Item = (&str, u16)> {
         self.ports.iter().map(|(name, id)| (name.as_str(), *id))
     }
 }
 
-/// Assigns numbers to `names`. A name keeps its old number. A new name gets the lowest number that
-/// `old` did not use, otherwise the lowest number that is free again.
+/// Assigns numbers to `names`. A name that already has a number in the map `old` keeps this number.
+/// A new name gets the lowest number that `old` does not use. If `old` uses all numbers, the new
+/// name gets the lowest number of a removed name.
 fn assign<K: Ord + Clone + Hash>(
     old: &BTreeMap<K, u16>,
     names: impl Iterator<Item = K>,

@@ -1,9 +1,10 @@
-//! Ingress policers: limits on what ports may send, by `police` and while a link is the bottleneck.
+//! Builds ingress policers: limits on the frames that ports send, from `police`, and from a link
+//! while it is the bottleneck.
 //!
-//! A policer outlives a snapshot. It stays while its numbers stay the same, so that an unrelated
-//! change does not refill its bucket. Each VM's port has a part of each link that is watched and
-//! not shared by `fair-share` or `wfq`. The parts depend on all ports and on the link, so all parts
-//! of a link change together.
+//! The next snapshot keeps a policer if the policer's limits do not change. An unrelated change of
+//! the configuration therefore does not refill the policer's bucket. Each VM's port has a part of
+//! each watched link, unless `fair-share` or `wfq` shares the link. A VM's part of a link depends
+//! on all ports and on the link, so all VMs' parts of a link change together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,22 +17,23 @@ use penstock_units::BitsPerSecond;
 
 use crate::config::{Egress, HostConfig, Port};
 
-/// A watched link.
+/// A link that the daemon watches: the link of a shared port with `link` and `egress = "fifo"`.
 #[derive(Clone, Debug)]
 pub struct WatchedLink {
     pub capacity: BitsPerSecond,
-    /// Whether the link's limits apply. The workers read this flag.
+    /// Whether each VM is currently limited to its part of the link. A worker reads this flag of
+    /// the link before each batch of frames.
     pub active: Arc<AtomicBool>,
-    /// Bytes of frames that the limits dropped, with their size on the link. The workers count
-    /// them.
+    /// Number of bytes in frames that the link's limits dropped, with Ethernet's overhead for each
+    /// frame. The workers count the bytes of dropped frames.
     pub held: Arc<AtomicU64>,
-    /// Each VM's part, by port.
+    /// Policers that limit each VM to its part of the link, by the name of the VM's port.
     parts: BTreeMap<String, Arc<Policer>>,
 }
 
 impl WatchedLink {
-    /// Each VM's part, by port, in bits per second. The rate includes Ethernet's overhead per
-    /// frame.
+    /// Returns each VM's part of the link in bits per second, by the name of the VM's port. The
+    /// parts of the link include Ethernet's overhead for each frame.
     pub fn parts(&self) -> impl Iterator<Item = (&str, BitsPerSecond)> {
         self.parts.iter().filter_map(|(port, policer)| match policer.spec().limit() {
             Limit::SingleRate { cir, .. } => Some((port.as_str(), cir)),
@@ -40,23 +42,26 @@ impl WatchedLink {
     }
 }
 
-/// The ingress policers of a configuration.
+/// The ingress policers of all ports of a configuration.
 #[derive(Clone, Debug, Default)]
 pub(super) struct IngressPolicers {
-    own: BTreeMap<String, Arc<Policer>>,
+    own: BTreeMap<String, Vec<Arc<Policer>>>,
     pub(super) links: BTreeMap<String, WatchedLink>,
 }
 
 impl IngressPolicers {
-    /// The policers for `config`. Unchanged ones are taken over.
+    /// Creates the policers of `config`, and reuses the existing policers if their limits did not
+    /// change.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let own = config.ports.iter().filter_map(|port| {
-            let policer = kept(self.own.get(&port.name), port.ingress_policer()?);
-            Some((port.name.clone(), policer))
+            let old = self.own.get(&port.name).map_or(&[][..], |old| old);
+            let own = |spec: Spec| kept(old.iter().find(|old| *old.spec() == spec), spec);
+            let policers: Vec<_> = port.ingress_policers().into_iter().map(own).collect();
+            (!policers.is_empty()).then(|| (port.name.clone(), policers))
         });
         let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
         let links = config.ports.iter().filter_map(|port| {
-            // An output with `fair-share` or `wfq` needs no limits while its link is full.
+            // An output with `fair-share` or `wfq` needs no limits when its link is full.
             if port.egress != Egress::Fifo || port.tenant.is_some() {
                 return None;
             }
@@ -72,7 +77,7 @@ impl IngressPolicers {
             let (active, held) = (Arc::clone(&link.active), Arc::clone(&link.held));
             Some(LinkLimit { active, held, policer })
         };
-        let own = self.own.get(port).cloned();
+        let own = self.own.get(port).cloned().unwrap_or_default();
         let limits = IngressPolicer { own, links: self.links.values().filter_map(part).collect() };
         (!limits.is_none()).then(|| Arc::new(limits))
     }
@@ -126,7 +131,7 @@ mod tests {
         let parts: Vec<_> = table.links["up"].parts().map(|(p, rate)| (p, rate.0)).collect();
         assert_eq!(parts, [("vm1", 247_500_000), ("vm2", 742_500_000)]);
         assert!(table.of("up").is_none());
-        let limits = |port: &str| table.of(port).map(|l| (l.own.is_some(), l.links.len()));
+        let limits = |port: &str| table.of(port).map(|l| (!l.own.is_empty(), l.links.len()));
         assert_eq!((limits("vm1"), limits("vm2")), (Some((false, 1)), Some((true, 1))));
     }
 
@@ -137,12 +142,12 @@ mod tests {
         let after = before.next(&config);
         let of = |table: &IngressPolicers, port: &str| table.of(port).unwrap();
         let (old, new) = (of(&before, "vm2"), of(&after, "vm2"));
-        assert!(Arc::ptr_eq(old.own.as_ref().unwrap(), new.own.as_ref().unwrap()));
+        assert!(Arc::ptr_eq(&old.own[0], &new.own[0]));
         assert!(Arc::ptr_eq(&old.links[0].policer, &new.links[0].policer));
         let cir = Some(Rate(BitsPerSecond(300_000_000)));
         config.ports[2].police = Some(IngressPolicer { cir, ..IngressPolicer::default() });
         let changed = of(&after.next(&config), "vm2");
-        assert!(!Arc::ptr_eq(new.own.as_ref().unwrap(), changed.own.as_ref().unwrap()));
+        assert!(!Arc::ptr_eq(&new.own[0], &changed.own[0]));
         assert!(
             Arc::ptr_eq(&new.links[0].active, &changed.links[0].active),
             "the link is the same"

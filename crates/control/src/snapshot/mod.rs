@@ -1,12 +1,14 @@
 //! Turns a configuration into the snapshot that the data path uses.
 //!
 //! # Problem
-//! The worker uses numbers, the configuration uses names. A number must not change when something
-//! else changes, or learned addresses and counters would belong to another port.
+//! The workers use numbers for ports and networks, but the configuration uses names. The number of
+//! a port must not change when another object changes. If a port's number changed, its learned
+//! addresses and counters would belong to another port.
 //!
 //! # Approach
-//! [`IdTable`] gives each port, tenant and network a number that lasts as long as its name exists.
-//! [`Compiler`] builds one immutable snapshot and keeps the rule tables whose rules did not change.
+//! [`IdTable`] gives each port, tenant and network a number. A name keeps its number while the name
+//! is in the configuration. [`Compiler`] builds one immutable snapshot and keeps the rule tables
+//! whose rules did not change.
 
 mod compile;
 mod egress_policers;

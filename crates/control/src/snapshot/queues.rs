@@ -1,7 +1,7 @@
-//! Queues of outputs. They outlive a snapshot.
+//! Keeps the queues of output ports, which outlive a snapshot.
 //!
-//! A queue and its frames stay while only rates and weights change. If the size of a queue's memory
-//! changes, the queue is replaced.
+//! If only rates and weights change, a queue and its waiting frames are kept. If the size of a
+//! queue's memory changes, the queue is replaced.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,19 +9,21 @@ use std::sync::Arc;
 use penstock_dataplane::queue::{LaneReading, QueueHome};
 use penstock_units::Weight;
 
+use super::egress_policers::ReceivePolicers;
 use super::ids::IdTable;
 use crate::api::QueueStatus;
 use crate::config::{HostConfig, PORTS_MAX, TENANTS_MAX};
 
-/// The queues of a configuration, by port.
+/// The queues of a configuration, by the name of the port.
 #[derive(Clone, Debug, Default)]
 pub(super) struct QueueTable(BTreeMap<String, Arc<QueueHome>>);
 
 impl QueueTable {
-    /// The queues for `config`. Unchanged ones are taken over.
+    /// Creates the output queues of `config`, and reuses queues of the previous configuration.
+    /// Output queues whose memory size is unchanged are kept with their frames.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let queues = config.ports.iter().filter_map(|port| {
-            let terms = port.queued()?;
+            let terms = config.queued(port)?;
             let old = self.0.get(&port.name);
             let home = old.filter(|old| old.fits(&terms)).cloned().unwrap_or_else(|| {
                 let old = old.map(|old| &**old);
@@ -32,11 +34,12 @@ impl QueueTable {
         Self(queues.collect())
     }
 
-    /// Sets the rates and classes of `config` on these queues.
-    pub(super) fn pace(&self, config: &HostConfig, ids: &IdTable) {
+    /// Sets the rates, limits, weights and code points of `config` on the ports' queues.
+    pub(super) fn pace(&self, config: &HostConfig, ids: &IdTable, limits: &ReceivePolicers) {
         for port in &config.ports {
-            if let (Some(terms), Some(home)) = (port.queued(), self.0.get(&port.name)) {
+            if let (Some(terms), Some(home)) = (config.queued(port), self.0.get(&port.name)) {
                 home.set_pacing(terms.pacing);
+                home.set_limit(limits.of(&port.name).filter(|limit| limit.waits()));
                 let old = home.classes();
                 let classes = port.classes(|tenant| ids.tenant(tenant), &old);
                 if let Some(classes) = classes.filter(|new| **new != *old) {
@@ -46,7 +49,7 @@ impl QueueTable {
         }
     }
 
-    /// Counters of the port's `wfq` queues; empty for other ports.
+    /// Returns the counters of the port's `wfq` queues; empty for other ports.
     pub(super) fn read(&self, port: &str) -> Vec<QueueStatus> {
         let of = |home: &Arc<QueueHome>| Some((Arc::clone(home), home.classes()));
         let Some((home, classes)) = self.0.get(port).and_then(of) else { return Vec::new() };

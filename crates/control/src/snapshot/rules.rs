@@ -1,16 +1,17 @@
-//! Translates the configuration's rules into those of the data path, and builds their tables.
+//! Translates the configuration's rules to rules of the data path, and builds their tables.
 //!
-//! One configured rule becomes as many rules of the data path as its port ranges and address
-//! families need, at most [`EXPANSIONS_MAX`]. All of them have the configured rule's priority. A
-//! rule's number is its index in its table, so the first rule in the file wins if priorities are
-//! equal.
+//! A configured rule expands to as many rules of the data path as its port ranges and address
+//! families need, at most [`EXPANSIONS_MAX`]. The data path's rules have the priority of the
+//! configured rule from which they come. The data path's rules are numbered in the order of the
+//! configured rules in the file. If several matching rules have the same priority, the first of
+//! these rules in the file applies.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use core::net::IpAddr;
 
-use penstock_dataplane::classify::{
+use penstock_dataplane::snapshot::{
     Actions, IpMatch, Match, Rule, RuleTable, RuleTableError, Then,
 };
 
@@ -20,11 +21,11 @@ use crate::config::model::HostConfig;
 use crate::config::rule::{self, Action};
 use crate::config::vlan::Vlan;
 
-/// Limit on the number of rules that one configured rule becomes. A rule may need each of its masks
-/// for IPv4 and for IPv6.
+/// Limit on the number of rules of the data path for a configured rule. The factor 2 is for a rule
+/// that matches IPv4 and IPv6 frames, and needs each mask twice.
 const EXPANSIONS_MAX: usize = 2 * RULE_MASKS_MAX;
 
-/// Scope of a table: one port, one tenant, or all ports.
+/// Scope of a rule table: one port, one tenant, or all ports.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Scope {
     Port(String),
@@ -42,21 +43,22 @@ impl Scope {
     }
 }
 
-/// A table with its source.
+/// A rule table of the data path, and the configured rules from which it was built.
 #[derive(Clone, Debug)]
 pub(super) struct Built {
     pub(super) table: Arc<RuleTable>,
     rules: Vec<Rule>,
     cap: usize,
-    /// Names of the configured rules by number.
+    /// Names of the configured rules, by number.
     pub(super) names: Vec<String>,
 }
 
-/// Numbers of names while rules are translated.
+/// Functions and tables that convert port names to port numbers and output sets.
 pub(super) struct Targets<'a> {
-    /// A port's number.
+    /// Returns a port's number; `None` if the port does not exist.
     pub(super) port: &'a dyn Fn(&str) -> Option<u16>,
-    /// Output sets. New ones are appended.
+    /// All sets of output ports, by the number of the set. The translation of a rule appends a set
+    /// of output ports that `sets` does not contain.
     pub(super) sets: &'a mut Vec<Box<[u16]>>,
 }
 
@@ -87,10 +89,11 @@ impl Targets<'_> {
     }
 }
 
-/// Builds the tables of a configuration. Tables of `old` with the same rules are kept.
+/// Builds the rule tables of a configuration. A rule table of `old` is kept if its rules did not
+/// change.
 ///
 /// # Errors
-/// The index of a rule in the configuration, and the mistake in its table.
+/// Returns the index of a rule in the configuration, and the mistake in the rule's table.
 pub(super) fn tables(
     config: &HostConfig,
     targets: &mut Targets<'_>,
@@ -120,7 +123,8 @@ pub(super) fn tables(
     Ok(built)
 }
 
-/// The rules for which no table can be built: their indices in the configuration, and the reasons.
+/// Returns the rules that cannot be put into a rule table, as pairs of the rule's index in the
+/// configuration and the reason.
 pub(crate) fn check_rules(config: &HostConfig) -> Vec<(usize, String)> {
     let numbers: BTreeMap<&str, u16> =
         config.ports.iter().zip(0..).map(|(port, id)| (port.name.as_str(), id)).collect();
@@ -140,7 +144,8 @@ fn by_scope(config: &HostConfig) -> BTreeMap<Scope, Vec<usize>> {
     scopes
 }
 
-/// The index of the rule that a table's error names, otherwise of the table's last rule.
+/// Returns the index of the configured rule that causes `error`. If the error names no rule,
+/// returns the index of the table's last rule.
 fn culprit(error: &RuleTableError, members: &[usize]) -> usize {
     let place = match error {
         RuleTableError::Match { id, .. } => place_of(*id),
@@ -149,13 +154,14 @@ fn culprit(error: &RuleTableError, members: &[usize]) -> usize {
     members.get(place).copied().unwrap_or(0)
 }
 
-/// The number of a rule in the data path. It combines the index of the configured rule with the
-/// index of the expansion.
+/// Returns the number that the data path uses for a rule, which is `place` times [`EXPANSIONS_MAX`]
+/// plus `expansion`. `place` is the index of the configured rule, and `expansion` is the index
+/// among the data path's rules for the configured rule.
 fn number(place: usize, expansion: usize) -> u32 {
     u32::try_from(place * EXPANSIONS_MAX + expansion).unwrap_or(u32::MAX)
 }
 
-/// The index of the configured rule in a value of [`number`].
+/// Returns the index of the configured rule from a data path rule's number ([`number`]).
 pub(super) fn place_of(id: u32) -> usize {
     usize::try_from(id).unwrap_or(usize::MAX) / EXPANSIONS_MAX
 }
@@ -209,8 +215,8 @@ fn matches(matching: &rule::Match) -> Vec<Match> {
     all
 }
 
-/// The Ethernet types of a match. The data path requires an Ethernet type for fields that only IP
-/// has.
+/// Returns the Ethernet types of a match. The data path requires an Ethernet type for fields that
+/// only IP has.
 fn families(matching: &rule::Match) -> Vec<Option<u16>> {
     let (v4, v6) = (Some(EtherType::IPV4.0), Some(EtherType::IPV6.0));
     let addressed = matching.src.is_some() || matching.dst.is_some();

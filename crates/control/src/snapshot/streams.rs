@@ -1,22 +1,23 @@
-//! Measurements of RTP streams. They outlive a snapshot.
+//! Keeps the measurements of RTP streams, which outlive a snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use penstock_dataplane::egress::rtp::{RtpReading, RtpStreams};
+use penstock_dataplane::rtp::{RtpReading, RtpStreams};
 
 use crate::api::RtpStatus;
 use crate::config::HostConfig;
 
-/// UDP ports with their clock rates, and the measurements.
+/// UDP ports with their clock rates, and the measurements of the RTP streams to these ports.
 type Marked = (Vec<(u16, u32)>, Arc<RtpStreams>);
 
-/// Measured streams by port.
+/// Measurements of RTP streams, by the name of the port to which the streams go.
 #[derive(Clone, Debug, Default)]
 pub(super) struct StreamTable(BTreeMap<String, Marked>);
 
 impl StreamTable {
-    /// The streams for `config`. Unchanged ones are taken over.
+    /// Creates the measurements of the RTP streams of `config`, and reuses existing measurements.
+    /// The measurements of a stream are kept if the stream's keys do not change.
     pub(super) fn next(&self, config: &HostConfig) -> Self {
         let ports = config.ports.iter().filter(|port| !port.rtp.is_empty()).map(|port| {
             let marked = port.measured();
@@ -32,7 +33,7 @@ impl StreamTable {
         self.0.get(port).map(|(_, streams)| Arc::clone(streams))
     }
 
-    /// The measurements at a port.
+    /// Returns the measurements of the RTP streams to a port.
     pub(super) fn read(&self, port: &str) -> Vec<RtpStatus> {
         let status = |r: RtpReading| RtpStatus {
             udp_port: r.udp_port.into(),

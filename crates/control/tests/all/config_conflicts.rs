@@ -1,5 +1,5 @@
-//! Tests of objects that contradict each other. Each mistake causes one clear error with its place
-//! and a remedy.
+//! Tests of configuration objects that contradict each other. Each mistake in a configuration
+//! causes a single clear error with its place and a remedy.
 
 use crate::wrong::{Case, appended};
 
@@ -19,8 +19,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm1.sock"
 tenant = "blue"
 "#,
-        &["3:21: port \"vm3\": socket /run/vm1.sock is already that of port \"vm1\"; give \
-                 each its own socket"],
+        &["3:21: port \"vm3\": socket /run/vm1.sock is already used by port \"vm1\"; choose \
+                 another socket"],
     ),
     (
         r#"[[port]]
@@ -28,8 +28,8 @@ name = "vm3"
 vhost-user.socket = "/run/penstock/host.sock"
 tenant = "blue"
 "#,
-        &["3:21: port \"vm3\": socket /run/penstock/host.sock is already that of [host]; \
-                 give each its own socket"],
+        &["3:21: port \"vm3\": socket /run/penstock/host.sock is already used by [host]; \
+                 choose another socket"],
     ),
     (
         r#"[[port]]
@@ -37,8 +37,8 @@ name = "t"
 tap.interface = "tap1"
 tenant = "blue"
 "#,
-        &["3:17: port \"t\": interface tap1 is already that of port \"tap1\"; give each \
-                 its own interface"],
+        &["3:17: port \"t\": interface tap1 is already used by port \"tap1\"; choose another \
+                 interface"],
     ),
     (
         r#"[[port]]
@@ -55,8 +55,8 @@ name = "t"
 tap.interface = "a b"
 tenant = "blue"
 "#,
-        &["3:17: port \"t\": \"a b\" cannot be an interface's name; leave out / : and \
-                 spaces"],
+        &["3:17: port \"t\": \"a b\" cannot be an interface's name; leave out slashes, \
+                 colons and spaces"],
     ),
     (
         r#"[[port]]
@@ -65,8 +65,8 @@ tap.interface = "t"
 tenant = "blue"
 tap.netns = "a/b"
 "#,
-        &["5:13: port \"t\": this is no network namespace; write a name under /run/netns \
-                 or a path that begins with /"],
+        &["5:13: port \"t\": the value is not a network namespace; write a name under \
+                 /run/netns or a path that begins with /"],
     ),
 ];
 
@@ -83,8 +83,9 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 300
 "#,
-        &["5:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it \
-                 to [[tenant]] red `vlans` or change the port"],
+        &["5:8: port \"vm3\": VLAN 300 is not a VLAN of tenant \"red\" (100-110); add the VLAN \
+           to \
+           `vlans` of [[tenant]] red, or change the port"],
     ),
     (
         r#"[[port]]
@@ -124,7 +125,7 @@ tenant = "red"
 trunk = [100]
 native = 101
 "#,
-        &["6:10: port \"vm3\": native VLAN 101 is not one of the trunk's (100); add 101 \
+        &["6:10: port \"vm3\": native VLAN 101 is not a VLAN of the trunk (100); add 101 \
                  to `trunk`"],
     ),
     (
@@ -135,7 +136,8 @@ tenant = "red"
 vlan = 100
 native = 100
 "#,
-        &["6:10: port \"vm3\": `native` belongs to a trunk port; use `vlan` for an access \
+        &["6:10: port \"vm3\": `native` is only for a port with a `trunk`; use `vlan` for an \
+           access \
                  port, or add `trunk`"],
     ),
     (
@@ -145,8 +147,9 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 trunk = [100, "105-111"]
 "#,
-        &["5:9: port \"vm3\": VLAN 111 is not one of tenant \"red\"'s (100-110); add it \
-                 to [[tenant]] red `vlans` or change the port"],
+        &["5:9: port \"vm3\": VLAN 111 is not a VLAN of tenant \"red\" (100-110); add the VLAN \
+           to \
+           `vlans` of [[tenant]] red, or change the port"],
     ),
     (
         r#"[[port]]
@@ -154,8 +157,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = "green"
 "#,
-        &["4:10: port \"vm3\": there is no tenant \"green\"; add a [[tenant]] of that \
-                 name or correct it"],
+        &["4:10: port \"vm3\": there is no tenant \"green\"; add a [[tenant]] of this name, or \
+           correct the name"],
     ),
     (
         r#"[[port]]
@@ -164,7 +167,7 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "blue"
 vlan = 5
 "#,
-        &["5:8: port \"vm3\": tenant \"blue\" has no VLANs but one untagged network; \
+        &["5:8: port \"vm3\": tenant \"blue\" has one untagged network and no VLANs; \
                  remove the key, or give [[tenant]] blue `vlans`"],
     ),
     (
@@ -173,8 +176,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 trunk = [300]
 "#,
-        &["4:9: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
-                 [[tenant]] what the port carries"],
+        &["4:9: port \"vm3\": no tenant has VLAN 300; set the port's `tenant`, or give a \
+                 [[tenant]] the port's VLANs"],
     ),
     (
         r#"[[port]]
@@ -182,8 +185,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 vlan = 300
 "#,
-        &["4:8: port \"vm3\": no tenant has VLAN 300; name the port's `tenant`, or give a \
-                 [[tenant]] what the port carries"],
+        &["4:8: port \"vm3\": no tenant has VLAN 300; set the port's `tenant`, or give a \
+                 [[tenant]] the port's VLANs"],
     ),
     (
         r#"[[tenant]]
@@ -193,8 +196,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 "#,
         &["3:1: port \"vm3\": the untagged network belongs to tenants \"blue\" and \
-                 \"green\", a shared port cannot tell them apart; give the port a `tenant`, or \
-                 the tenants VLANs of their own"],
+                 \"green\", which a shared port cannot distinguish; give the port a `tenant`, or \
+                 give each tenant its own VLANs"],
     ),
     (
         r#"[[tenant]]
@@ -205,9 +208,8 @@ name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 trunk = ["104-106"]
 "#,
-        &["7:9: port \"vm3\": VLAN 105 belongs to tenants \"red\" and \"green\", a shared \
-                 port cannot tell them apart; give the port a `tenant`, or the tenants VLANs of \
-                 their own"],
+        &["7:9: port \"vm3\": VLAN 105 belongs to tenants \"red\" and \"green\", which a shared \
+           port cannot distinguish; give the port a `tenant`, or give each tenant its own VLANs"],
     ),
 ];
 
@@ -226,7 +228,7 @@ vlan = 100
 mac = ["52:54:00:00:00:01"]
 "#,
         &["6:8: port \"vm3\": MAC 52:54:00:00:00:01 is already bound to port \"vm1\" in \
-                 the same network; bind it to one of them"],
+                 the same network; bind the address only once"],
     ),
     (
         r#"[[port]]
@@ -237,7 +239,7 @@ vlan = 101
 mac = ["52:54:00:00:00:09", "52:54:00:00:00:09"]
 "#,
         &["6:29: port \"vm3\": MAC 52:54:00:00:00:09 is already bound to port \"vm3\" in \
-                 the same network; bind it to one of them"],
+                 the same network; bind the address only once"],
     ),
 ];
 
@@ -268,10 +270,10 @@ port = "vm9"
 actions = ["output:vm8"]
 "#,
         &[
-            "3:8: rule \"r\": there is no port \"vm9\"; add a [[port]] of that name or \
-                 correct it",
-            "4:12: rule \"r\": there is no port \"vm8\"; add a [[port]] of that name or \
-                 correct it",
+            "3:8: rule \"r\": there is no port \"vm9\"; add a [[port]] of this name, or correct \
+             the name",
+            "4:12: rule \"r\": there is no port \"vm8\"; add a [[port]] of this name, or correct \
+             the name",
         ],
     ),
     (
@@ -280,8 +282,8 @@ name = "r"
 tenant = "green"
 actions = ["drop"]
 "#,
-        &["3:10: rule \"r\": there is no tenant \"green\"; add a [[tenant]] of that name \
-                 or correct it"],
+        &["3:10: rule \"r\": there is no tenant \"green\"; add a [[tenant]] of this name, or \
+           correct the name"],
     ),
     (
         r#"[[rule]]
@@ -290,8 +292,8 @@ port = "vm1"
 tenant = "red"
 actions = ["drop"]
 "#,
-        &["4:10: rule \"r\": `port` and `tenant` exclude each other; keep one; neither \
-                 means all ports"],
+        &["4:10: rule \"r\": `port` and `tenant` exclude each other; remove one of the two keys, \
+           or remove both keys to match all ports"],
     ),
     (
         r#"[[rule]]
@@ -310,8 +312,8 @@ actions = ["fly", "set-vlan:9999"]
 name = "r"
 actions = ["drop", "normal"]
 "#,
-        &["3:11: rule \"r\": the actions drop, normal contradict each other; write \
-                 rewrites first, then drop, normal or outputs only"],
+        &["3:11: rule \"r\": the actions drop, normal contradict each other; write the rewriting \
+           actions first, then either drop, normal or outputs"],
     ),
     (
         r#"[[rule]]
@@ -326,7 +328,8 @@ actions = ["set-dscp:46"]
 name = "r"
 actions = ["set-dscp:46", "drop"]
 "#,
-        &[r#"3:11: rule "r": a frame is rewritten and then dropped; write actions = ["drop"]"#],
+        &["3:11: rule \"r\": the rule rewrites and then drops each frame; write actions = \
+                 [\"drop\"]"],
     ),
     (
         r#"[[rule]]
@@ -340,8 +343,8 @@ actions = ["output:vm1", "output:vm1"]
 name = "r"
 actions = ["normal", "set-dscp:1"]
 "#,
-        &["3:11: rule \"r\": the actions normal, set-dscp:1 contradict each other; write \
-                 rewrites first, then drop, normal or outputs only"],
+        &["3:11: rule \"r\": the actions normal, set-dscp:1 contradict each other; write the \
+           rewriting actions first, then either drop, normal or outputs"],
     ),
     (
         r#"[[rule]]
@@ -349,8 +352,8 @@ name = "r"
 port = "vm1"
 actions = ["set-vlan:300", "normal"]
 "#,
-        &["4:12: rule \"r\": VLAN 300 is not one of tenant \"red\"'s; a rule moves frames \
-                 between VLANs of one tenant only"],
+        &["4:12: rule \"r\": VLAN 300 is not a VLAN of tenant \"red\"; a rule can move \
+                 frames only between VLANs of the same tenant"],
     ),
     (
         r#"[[rule]]
@@ -385,7 +388,7 @@ actions = ["drop"]
 match = { src = "10.0.0.0/8", dst = "fe80::/10" }
 "#,
         &["4:37: rule \"r\": `src` 10.0.0.0/8 is ipv4 and `dst` fe80::/10 is ipv6; use one \
-                 family in a rule"],
+                 address family in a rule"],
     ),
     (
         r#"[[rule]]
@@ -401,8 +404,8 @@ name = "r"
 actions = ["drop"]
 match = { ethertype = "arp", proto = "tcp" }
 "#,
-        &["4:38: rule \"r\": `proto` with `ethertype` arp: only IP packets have one; \
-                 remove one of the two"],
+        &["4:38: rule \"r\": `proto` with `ethertype` arp: only IP packets have a `proto`; \
+                 remove one of the two keys"],
     ),
     (
         r#"[[rule]]
@@ -414,7 +417,7 @@ dst_port = "9-3"
 dscp = 64
 "#,
         &[
-            "5:7: rule \"r\": `match.src`: 10.0.0.1/8 has bits set behind its first 8; write \
+            "5:7: rule \"r\": `match.src`: 10.0.0.1/8 has bits set after the first 8; write \
                  10.0.0.0/8",
             "6:12: rule \"r\": `match.dst_port`: port range 9-3 ends before it begins; write \
                  3-9",
@@ -428,7 +431,7 @@ name = "r"
 actions = ["drop"]
 match = { proto = "tcp", src_port = "1-65534", dst_port = "1-65534" }
 "#,
-        &["4:37: rule \"r\": its port ranges become 900 pairs of value and mask, the limit \
+        &["4:37: rule \"r\": port ranges become 900 pairs of value and mask, the limit \
                  is 64; begin and end ranges at multiples of a power of two, or match fewer ports"],
     ),
     (
@@ -470,7 +473,7 @@ match = { ethertype = 0x8100, src_mac = "52:54:00:00:00:01/ff:ff:ff:00:00:00" }
             "4:23: rule \"r\": `match.ethertype`: ethertype 0x8100 is the VLAN tag; match on \
                  `vlan`",
             "4:41: rule \"r\": `match.src_mac`: 52:54:00:00:00:01/ff:ff:ff:00:00:00 sets \
-                 bits outside its mask; set the bits that the mask leaves out to 0",
+                 bits outside its mask; set bits to 0 where the mask is 0",
         ],
     ),
 ];
@@ -486,8 +489,8 @@ const STATIC_ADDRESSES: &[Case] = &[
 mac = "52:54:00:00:00:05"
 port = "vm9"
 "#,
-        &["3:8: fdb 52:54:00:00:00:05: there is no port \"vm9\"; add a [[port]] of that \
-                 name or correct it"],
+        &["3:8: fdb 52:54:00:00:00:05: there is no port \"vm9\"; add a [[port]] of this name, or \
+           correct the name"],
     ),
     (
         r#"[[fdb]]
@@ -495,8 +498,8 @@ mac = "52:54:00:00:00:05"
 port = "vm1"
 vlan = 101
 "#,
-        &["4:8: fdb 52:54:00:00:00:05: port \"vm1\" does not carry VLAN 101 of that \
-                 tenant; choose one with `tenant` and `vlan`, or correct them"],
+        &["4:8: fdb 52:54:00:00:00:05: port \"vm1\" does not carry VLAN 101 of the \
+          address's tenant; choose a network with `tenant` and `vlan`, or correct these keys"],
     ),
     (
         r#"[[fdb]]
@@ -506,8 +509,8 @@ port = "vm1"
 mac = "52:54:00:00:00:05"
 port = "vm1"
 "#,
-        &["5:7: fdb 52:54:00:00:00:05: 52:54:00:00:00:05 is already in this network; keep \
-                 one of the two"],
+        &["5:7: fdb 52:54:00:00:00:05: 52:54:00:00:00:05 is already in this network; remove the \
+           duplicate [[fdb]] entry"],
     ),
     (
         r#"[[fdb]]
@@ -515,8 +518,8 @@ mac = "52:54:00:00:00:05"
 port = "vm1"
 tenant = "green"
 "#,
-        &["4:10: fdb 52:54:00:00:00:05: there is no tenant \"green\"; add a [[tenant]] of \
-                 that name or correct it"],
+        &["4:10: fdb 52:54:00:00:00:05: there is no tenant \"green\"; add a [[tenant]] of this \
+           name, or correct the name"],
     ),
     (
         r#"[[port]]
@@ -527,8 +530,8 @@ trunk = ["100-110"]
 mac = "52:54:00:00:00:05"
 port = "up"
 "#,
-        &["5:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; choose one with \
-                 `tenant` and `vlan`, or correct them"],
+        &["5:1: fdb 52:54:00:00:00:05: port \"up\" carries 11 networks; choose a network with \
+                 `tenant` and `vlan`, or correct these keys"],
     ),
 ];
 
@@ -547,7 +550,7 @@ vlan = 100
 wfq = { weights = [1, 2, 3], map = { 8 = 1 } }
 "#,
         &["6:7: port \"vm3\": `wfq` has no effect with egress = \"fifo\"; set egress = \
-                 \"wfq\", or remove it"],
+                 \"wfq\", or remove `wfq`"],
     ),
     (
         r#"[[tenant]]
@@ -580,7 +583,7 @@ egress = "wfq"
 wfq = { queues = 2, weights = [1, 2, 3], map = { 8 = 2 } }
 "#,
         &[
-            "7:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some, \
+            "7:31: port \"vm3\": 3 weights are too many, there are 2 queues; remove some weights, \
                  or raise `wfq.queues`",
             "7:54: port \"vm3\": DSCP 8 is mapped to queue 2, which does not exist; write a \
                  queue from 0 to 1",
@@ -611,7 +614,7 @@ wfq = { queues = 63, ceilings = { red = "1k", green = "5M" } }
 "#,
         &[
             "7:33: port \"vm3\": 63 queues and 2 tenants with a ceiling are more than 64; \
-                 limit some tenants with `send` of [[tenant]] instead",
+                 remove some ceilings, and limit these tenants with `send` of [[tenant]]",
             "7:41: port \"vm3\": `wfq.ceilings.red` 1000 is out of range; write 8000 to \
                  400000000000",
             "7:55: port \"vm3\": tenant \"green\" does not exist; name a [[tenant]] of this \

@@ -1,5 +1,5 @@
-//! Tests of mistakes in single objects. Each mistake causes one clear error with its place and a
-//! remedy.
+//! Tests of mistakes in single configuration objects. Each mistake in a configuration causes a
+//! single clear error with its place and a remedy.
 
 use crate::wrong::{BASE, Case, appended, errors};
 
@@ -18,28 +18,31 @@ fn an_empty_file_lacks_its_host() {
 fn a_list_must_be_tables() {
     let text = "port = 5\n[host]\nname = \"h\"\n";
     let error = "host.toml:1:8: [[port]]: `port` is not a list of tables but integer; write \
-                 [[port]] above each port";
+                 [[port]] above the keys of each port";
     assert_eq!(errors(text), [error]);
 }
 
-/// A rate alone is not a valid `police`, because it could be a rate of bits or of frames.
+/// Tests the error about a value that must be a table, such as a `police` that is only a rate.
 #[test]
 fn a_value_that_must_be_a_table_is_told_its_form() {
     for (pair, example) in [
-        ("police = \"2G\"", "{ cir = \"2G\" } or { pps = \"600k\" }"),
-        ("contract = \"2G\"", "{ rate = \"2G\", size = 1024 }"),
-        ("slow_path = 5", "{ per_second = 2000 }"),
+        ("police = \"2G\"", "police table such as { cir = \"2G\" } or { pps = \"600k\" }"),
+        ("contract = \"2G\"", "contract table such as { rate = \"2G\", size = 1024 }"),
+        ("slow_path = 5", "slow_path table such as { per_second = 2000 }"),
     ] {
         let text = format!(
             "{BASE}[[port]]\nname = \"t\"\ntap.interface = \"t\"\n\
              tenant = \"blue\"\n{pair}\n"
         );
         let got = errors(&text);
-        let remedy = format!("; write a table such as {example}");
+        let remedy = format!("; write a {example}");
         assert!(got.len() == 1 && got[0].ends_with(&remedy), "{got:?}");
     }
     let got = errors(&format!("{BASE}[[rule]]\nname = \"r\"\nactions = [\"drop\"]\nmatch = 80\n"));
-    assert!(got[0].ends_with("; write a table such as { dst_port = 80 }"), "{got:?}");
+    assert!(
+        got[0].ends_with("; write a table of header fields such as { dst_port = 80 }"),
+        "{got:?}"
+    );
 }
 
 #[test]
@@ -51,8 +54,8 @@ fn the_api_on_a_public_address_must_be_wanted() {
         [
             "host.toml:3:11: [host]: metrics address 0.0.0.0:9753 can be reached from other \
              machines; use 127.0.0.1 or [::1], or set metrics_any = true",
-            "host.toml:4:7: [host]: log directive \"loud\" is not valid; write error, warn, \
-             info, debug or trace, or module=level, with commas between",
+            "host.toml:4:7: [host]: log directive \"loud\" is not valid; write levels (error, \
+             warn, info, debug, trace) or module=level, joined by commas",
             "host.toml:5:13: [host]: directory \"var\" is relative; write an absolute path",
         ]
     );
@@ -76,8 +79,8 @@ fn limits_hold() {
             let prefix = format!("{}.{}.0.0/16", i / 250 + 1, i % 250);
             let port = i * 7 + 1;
             format!(
-                "[[rule]]\nname = \"r{i}\"\nactions = [\"drop\"]\nmatch = {{ src = \"{prefix}\", \
-                 proto = \"tcp\", src_mac = \"00:00:00:00:00:00/00:00:00:00:{:02x}:{:02x}\", \
+                "[[rule]]\nname = \"r{i}\"\nactions = [\"drop\"]\nmatch = {{ src = \"{prefix}\",
+                 proto = \"tcp\", src_mac = \"00:00:00:00:00:00/00:00:00:00:{:02x}:{:02x}\",
                  dst_port = {port} }}\n",
                 i / 256,
                 i % 256
@@ -138,8 +141,8 @@ fn an_unknown_key_does_not_hide_what_is_wrong_with_the_others() {
     assert_eq!(got.len(), 2, "{got:?}");
     assert!(got[0].contains("there is no tenant \"nobody\""), "{got:?}");
     assert!(got[1].contains("unknown key `colour_of_cable`"), "{got:?}");
-    // An error about a misspelt key is reported alone. A key that seems to be missing may be the
-    // misspelt one.
+    // The check reports an error about a misspelt key alone, because a key that seems to be missing
+    // may be the misspelt key.
     let port = "[[port]]\nname = \"vm3\"\nvhost-use.socket = \"/run/vm3.sock\"\n";
     let got = errors(&format!("{BASE}{port}"));
     assert!(got.len() == 1 && got[0].ends_with("did you mean `vhost-user`?"), "{got:?}");
@@ -197,8 +200,8 @@ vlan = 100
 ip = ["10.0.0.1"]
 qinq = true
 "#,
-        &["7:8: port \"vm3\": `qinq` lets frames pass whose addresses nobody reads, so \
-                 `ip` holds none; remove `qinq`, or `ip`; `mac` holds with it"],
+        &["7:8: port \"vm3\": `ip` excludes `qinq`: the switch does not read IP \
+                 headers behind a second tag; remove `qinq` or `ip`; `mac` works with `qinq`"],
     ),
     (
         r#"[[port]]
@@ -208,7 +211,7 @@ tenant = "red"
 vlan = 100
 vhost-user.offloads = 3
 "#,
-        &["6:23: port \"vm3\": `vhost-user.offloads`: no switch; write true, false or { \
+        &["6:23: port \"vm3\": `vhost-user.offloads`: invalid; write true, false or { \
                  csum = true, tso = false }"],
     ),
     (
@@ -220,7 +223,7 @@ vlan = 100
 vhost-user.offloads = { csum = false, tso = true }
 "#,
         &["6:23: port \"vm3\": `tso` without `csum` is impossible: segments are \
-                 checksummed when cut; say csum = true or tso = false"],
+                 checksummed when cut; set csum = true or tso = false"],
     ),
     (
         r#"[[port]]
@@ -272,18 +275,19 @@ rtp = [{ port = 5004 }]
             r#"6:20: port "vm3": `receive.rate` 1k is out of range; write 8k to 400G"#,
             "6:34: port \"vm3\": `receive.burst` 100 is out of range; write 1514 to \
                  536870912",
-            r#"6:48: port "vm3": `receive.frames` needs `pps`; add `pps`, or remove it"#,
-            "6:61: port \"vm3\": `sharing` belongs to the tenant; move it to `receive` of \
-                 the [[tenant]]",
-            "7:25: port \"vm3\": UDP port 5004 is 0 or marked twice; write each of 1 to \
-                 65535 once",
-            "7:25: port \"vm3\": `clock_hz` 0 is out of range; write 1 to 1000000000; 90000 \
-                 for video",
-            "12:11: port \"up2\": `receive` belongs to a tenant's port; remove it; give the \
-                 port a `tenant`, or limit what the tenants' ports receive",
+            "6:48: port \"vm3\": `receive.frames` needs `pps`; add `pps`, or remove \
+             `receive.frames`",
+            "6:61: port \"vm3\": `sharing` is a key of a tenant, not of a port; move `sharing` to \
+                 `receive` of the [[tenant]]",
+            "7:25: port \"vm3\": UDP port 5004 is 0 or listed twice; list each port (1 to \
+                 65535) once",
+            "7:25: port \"vm3\": `clock_hz` 0 is out of range; write a clock rate of 1 to \
+             1000000000 Hz, such as 90000 for video",
+            "12:11: port \"up2\": `receive` is only for a port with a `tenant`; remove `receive`; \
+                 give the port a `tenant`, or limit what the tenants' ports receive",
             r#"12:19: port "up2": `receive.pps` 0 is out of range; write 1 to 1G"#,
-            "13:7: port \"up2\": `rtp` belongs to a tenant's port; mark it at the VM's port \
-                 that receives the stream",
+            "13:7: port \"up2\": `rtp` is only for a port with a `tenant`; list the stream at the \
+                 VM's port that receives it",
         ],
     ),
     (
@@ -313,7 +317,7 @@ shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
             r#"9:18: port "vm3": `shape.send` 100k is out of range; write 256k to 10G"#,
             r#"9:36: port "vm3": `shape.receive` 20G is out of range; write 256k to 10G"#,
             "16:18: port \"vm4\": a large TCP segment would leave in one burst despite \
-                 `shape`; set offloads = { tso = false }, so that the VM segments itself",
+                 `shape`; set offloads = { tso = false }, so that the VM segments its packets",
             r#"16:61: port "vm4": `shape.period_ms` 0 is out of range; write 1 to 1000"#,
         ],
     ),
@@ -328,10 +332,11 @@ police = { pps = "600k" }
 link = "10G"
 "#,
         &[
-            "7:10: port \"vm3\": policy `bps` is given `pps`; write cir = \"...\", or set \
+            "7:10: port \"vm3\": policy `bps` needs `cir`; write cir = \"...\", or set \
                  ingress_policy = \"pps\"",
-            "8:8: port \"vm3\": `link` belongs to a shared port; remove it, or add `queue`; \
-                 a VM's rate is `contract`, `police` or `shape`",
+            "8:8: port \"vm3\": `link` is only for a shared port or a port with `queue`; remove \
+             `link`, or add \
+                 `queue`; a VM's rate is `contract`, `police` or `shape`",
         ],
     ),
     (
@@ -380,7 +385,7 @@ tenant = "red"
 vlan = 100
 ip = ["224.0.0.1"]
 "#,
-        &["6:7: port \"vm3\": 224.0.0.1 is not the address of one station; write a \
+        &["6:7: port \"vm3\": 224.0.0.1 is not a unicast address; write a \
                  unicast address"],
     ),
     (
@@ -391,7 +396,7 @@ tenant = "red"
 vlan = 100
 mac = ["01:00:5e:00:00:01"]
 "#,
-        &["6:8: port \"vm3\": `mac`: 01:00:5e:00:00:01 is not the address of one station; \
+        &["6:8: port \"vm3\": `mac`: 01:00:5e:00:00:01 is not a unicast address; \
                  the first byte must be even and the address not all zero"],
     ),
     (
@@ -457,7 +462,7 @@ tap.mtu = 20
         r#"[[port]]
 name = "x"
 "#,
-        &["2:8: port \"x\": it does not say what it attaches to; add one of `vhost-user`, \
+        &["2:8: port \"x\": the port has no attachment; add one of `vhost-user`, \
                  `tap`, `packet` and `xdp`, as in vhost-user.socket = \
                  \"/run/penstock/vm1.sock\""],
     ),
@@ -467,7 +472,7 @@ type = "dpdk"
 name = "x y"
 "#,
         &[
-            "2:1: port \"x y\": unknown key `type`; write a table of that name: vhost-user, \
+            "2:1: port \"x y\": unknown key `type`; replace `type` by a table vhost-user, \
                  tap, packet or xdp, as in tap.interface = \"tap1\"",
             "3:8: port \"x y\": the name contains ' '; write 1 to 32 characters of a-z A-Z \
                  0-9 . _ -",
@@ -528,10 +533,10 @@ actions = ["output:vm3", "output:nobody"]
 name = "?"
 "#,
         &[
-            "5:8: port \"vm3\": VLAN 300 is not one of tenant \"red\"'s (100-110); add it \
-                 to [[tenant]] red `vlans` or change the port",
-            "9:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of that name or \
-                 correct it",
+            "5:8: port \"vm3\": VLAN 300 is not a VLAN of tenant \"red\" (100-110); add the VLAN \
+             to `vlans` of [[tenant]] red, or change the port",
+            "9:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of this name, or \
+             correct the name",
             "11:8: tenant \"?\": the name contains '?'; write 1 to 32 characters of a-z A-Z \
                  0-9 . _ -",
         ],
@@ -561,7 +566,7 @@ const NAMES: &[Case] = &[
         r#"[[tenant]]
 name = "red"
 "#,
-        &[r#"2:8: tenant "red": the name "red" is used twice; give each its own name"#],
+        &[r#"2:8: tenant "red": the name "red" is used twice; choose another name"#],
     ),
     (
         r#"[[port]]
@@ -570,9 +575,9 @@ vhost-user.socket = "/run/vm1.sock"
 tenant="blue"
 "#,
         &[
-            r#"2:8: port "vm1": the name "vm1" is used twice; give each its own name"#,
-            "3:21: port \"vm1\": socket /run/vm1.sock is already that of port \"vm1\"; give \
-                 each its own socket",
+            r#"2:8: port "vm1": the name "vm1" is used twice; choose another name"#,
+            "3:21: port \"vm1\": socket /run/vm1.sock is already used by port \"vm1\"; choose \
+                 another socket",
         ],
     ),
     (
@@ -672,7 +677,7 @@ tap.interface = "t"
 name = "p"
 tenant = "blue"
 "#,
-        &["2:8: port \"p\": it does not say what it attaches to; add one of `vhost-user`, \
+        &["2:8: port \"p\": the port has no attachment; add one of `vhost-user`, \
                  `tap`, `packet` and `xdp`, as in vhost-user.socket = \
                  \"/run/penstock/vm1.sock\""],
     ),
@@ -681,7 +686,7 @@ tenant = "blue"
 name = "p"
 tenant = "blue"
 "#,
-        &["2:8: port \"p\": it does not say what it attaches to; add one of `vhost-user`, \
+        &["2:8: port \"p\": the port has no attachment; add one of `vhost-user`, \
                  `tap`, `packet` and `xdp`, as in vhost-user.socket = \
                  \"/run/penstock/vm1.sock\""],
     ),
@@ -693,8 +698,8 @@ tenant = "blue"
 vhost-user.mode = "client"
 vhost-user.socket_mode = "0660"
 "#,
-        &["6:26: port \"vm3\": `socket_mode` has no effect, the other side makes the \
-                 socket; remove it, or say mode = \"server\""],
+        &["6:26: port \"vm3\": `socket_mode` has no effect, because the VM's side \
+                 creates the socket; remove the key, or set mode = \"server\""],
     ),
 ];
 

@@ -1,4 +1,5 @@
-//! Tests of `[fabric]`: the keys that it requires, and the keys of other sections that it excludes.
+//! Tests of the section `[fabric]`: the keys that it requires, and the keys of other sections that
+//! it excludes.
 
 use crate::wrong::{BASE, errors};
 
@@ -24,11 +25,11 @@ fn what_the_fabric_gives_nobody_else_gives() {
             "controllers = [\"c\", \"https://c:1\", \"ftp://c:1\"]\nuplink = \"no\"\nname = \"\"\n"
         ),
         [
-            "[fabric]: \"c\" has no host or no port; write both, as in \"10.0.0.1:7000\"",
+            "[fabric]: \"c\" has no host or no port; write host and port, as in \"10.0.0.1:7000\"",
             "[fabric]: \"https://c:1\" is an https address, but `tls` is not set; add `tls`",
             "[fabric]: \"ftp://c:1\" is neither http:// nor https://; write host:port",
             "[fabric]: port \"no\" does not exist; name a [[port]] of this file",
-            "[fabric]: \"\" is not a name of a server; write its name in the topology (1 to 63 \
+            "[fabric]: \"\" is not a name of a server; write the name from the topology (1 to 63 \
             characters, no blanks)",
         ]
     );
@@ -37,8 +38,8 @@ fn what_the_fabric_gives_nobody_else_gives() {
         [
             "[fabric]: 0 controllers; there can be 1 to 16; name the controllers that this host \
              may use",
-            "[fabric]: port \"vm1\" has no `wfq` queues for all tenants; say egress = \
-             \"wfq\" and `link` there, and no `tenant`",
+            "[fabric]: port \"vm1\" has a `tenant`, or its egress is not \"wfq\"; set egress = \
+             \"wfq\" and `link` of the uplink's port, and remove the port's `tenant`",
             "[fabric]: path \"plan\" is relative; write an absolute path",
         ]
     );

@@ -1,10 +1,12 @@
-//! Tests of `[vcpu]` and `[[vm]]`: required keys, and the admission of all deadlines together.
+//! Tests of the tables `[vcpu]` and `[[vm]]`: required keys, and the admission of all deadlines
+//! together.
 
 use penstock_control::config::{Machine, parse_on};
 
 use crate::wrong::BASE;
 
-/// The mistakes in `text` on a machine with twelve CPUs. The places of the mistakes are removed.
+/// Returns the mistakes that `text` has on a machine with twelve CPUs; the file positions are left
+/// out.
 fn told(text: &str) -> Vec<String> {
     let machine = Machine { cores: Some((0..12).collect()) };
     match parse_on(&format!("{BASE}{text}"), "host.toml", &machine) {
@@ -34,7 +36,8 @@ fn a_vm_needs_processors_and_a_port_a_vm() {
     );
     assert_eq!(
         told(&format!("{PORT}[vcpu]\ncpus = [7]\n[[vm]]\nname = \"db\"\npid = 1\n")),
-        ["port \"web0\": VM \"web\" does not exist; add a [[vm]] of this name, or use db"]
+        ["port \"web0\": VM \"web\" does not exist; add a [[vm]] of this name, or name an \
+             existing VM: db"]
     );
 }
 
@@ -50,19 +53,19 @@ fn each_mistake_has_its_place_and_a_remedy() {
     );
     for part in [
         "[vcpu]: `cpus`: 3 is named twice; name each CPU once",
-        "[vcpu]: a worker of the switch polls on CPU 3; remove it",
+        "[vcpu]: a worker of the switch polls on CPU 3; remove the CPU",
         "[vcpu]: `run_dir` is relative; write an absolute path",
         "[vcpu]: `deadlines_max`: 0 percent; write 1 to 100",
-        "vm \"a\": it needs exactly one source of its threads; write one of",
+        "vm \"a\": the VM needs exactly one source of its threads; write one of",
         "vm \"a\": `vcpus`: 65; write 1 to 64",
         "vm \"a\": `vcpu_weight`: 0; write 1 to 10000",
         "vm \"b\": `deadline` is missing; write a deadline, such as",
         "vm \"b\": `io_reserve`: 51 percent; write 0 to 50",
-        "vm \"c\": `runtime` \"4 ms\" is not valid in a period of 3000 us; write 2 us up to",
-        "vm \"d\": `vcpu_mode` driver exists in simulation",
+        "vm \"c\": `runtime` \"4 ms\" is not valid in a period of 3000 us; write 2 us to",
+        "vm \"d\": `vcpu_mode` driver is supported in simulations",
         "vm \"d\": the name \"d\" is used twice",
         "vm \"d\": `deadline` has no effect in this `vcpu_mode`; set `vcpu_mode`",
-        "vm \"d\": `runtime` without `vcpu_mode` reserved; remove it",
+        "vm \"d\": `runtime` without `vcpu_mode` reserved; remove the key",
     ] {
         assert!(got.iter().any(|error| error.starts_with(part)), "{part} in\n{}", got.join("\n"));
     }
@@ -81,12 +84,12 @@ fn deadlines_are_admitted_together() {
     assert_eq!(of("7", 5, 1), Vec::<String>::new());
     let refused = of("7", 7, 1);
     assert_eq!(refused.len(), 1, "{refused:?}");
-    assert!(refused[0].starts_with("vm \"voice0\": no deadline is kept: on processor 7, "));
+    assert!(refused[0].starts_with("vm \"voice0\": deadline refused: on processor 7, "));
     assert!(refused[0].contains("a deadline of 3.5 ms"), "{refused:?}");
     assert_eq!(of("7, 8", 7, 1), Vec::<String>::new(), "there is room on another");
     // Each of the five periodic VMs would fit alone, but together they do not fit.
     assert!(!of("7", 1, 5).is_empty());
-    // Admission counts a VM with its planned number of vCPUs, here nine.
+    // Admission counts the planned number of vCPUs of a VM, here nine.
     let wide = vm("wide", &format!("vcpus = 9\n{voice}"));
     assert!(!told(&format!("[vcpu]\ncpus = [7]\n{wide}")).is_empty());
 }

@@ -1,4 +1,5 @@
-//! Tests of the host with a real worker and real sockets. They need no privileges.
+//! Tests of the host with a real worker and real sockets. The tests of this module need no
+//! privileges.
 
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use penstock_control::config::{self, Port, VhostUser};
 use penstock_control::host::{FdbFilter, Host};
 use penstock_units::Nanos;
 
-/// A directory that is removed after the test.
+/// A directory that is deleted at the end of a test.
 struct TempDir(PathBuf);
 
 impl TempDir {
@@ -61,7 +62,7 @@ fn a_host_runs_changes_and_ends() {
     host.add_port(vm2, true).expect("a new port");
     assert_eq!(host.reload().expect("what was saved is right").changes, Vec::<String>::new());
     let key = ("queues".to_owned(), "2".to_owned());
-    host.set_port("vm1", &[key], false).expect("an attachment anew");
+    host.set_port("vm1", &[key], false).expect("a new attachment");
     assert_eq!(host.ports()[0].queues, 2);
     assert_eq!(host.fdb(&FdbFilter::default()).expect("the addresses").len(), 1);
     let stats = host.stats(true).expect("an exact reading");
@@ -70,7 +71,7 @@ fn a_host_runs_changes_and_ends() {
     assert!(!directory.0.join("vm2.sock").exists(), "a port takes its socket with it");
     assert_eq!(std::fs::read_to_string(&path).expect("the file"), before);
 
-    // A port is refused if its socket cannot be created, and leaves nothing behind.
+    // The host refuses a port if it cannot create the port's socket. Nothing changes.
     let lost = Port {
         tenant: Some("red".into()),
         vlan: "100".parse().ok(),
@@ -153,7 +154,11 @@ fn a_port_rings_its_vms_bell_where_that_can_be_heard() {
     let host = Host::start(config, Some(path.clone())).expect("a worker");
     let set = |to: &str| host.set_port("vm1", &[("vm".to_owned(), to.to_owned())], false);
     let report = set("web").expect("a change");
-    assert!(report.warnings[0].starts_with("no vCPU scheduler hears"), "{:?}", report.warnings);
+    assert!(
+        report.warnings[0].starts_with("vCPU schedulers receive no frame events"),
+        "{:?}",
+        report.warnings
+    );
     let unknown = set("db").expect_err("there is no such VM").to_string();
     assert!(unknown.contains("VM \"db\" does not exist"), "{unknown}");
     of(&run_dir.0, 2);

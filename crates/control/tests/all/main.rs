@@ -1,4 +1,4 @@
-//! Tests of configuration and control from outside the crate.
+//! Tests of the public API of the crate `penstock-control`.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod config_conflicts;

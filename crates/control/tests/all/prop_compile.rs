@@ -1,22 +1,26 @@
-//! Property tests: after any change of any configuration, numbers stay and tenants stay separate.
+//! Property tests of snapshots: after any change of any configuration, objects keep their numbers
+//! and tenants stay separate.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use penstock_control::config::{HostConfig, parse};
 use penstock_control::snapshot::{Compiler, IdTable};
-use penstock_dataplane::classify::Snapshot;
+use penstock_dataplane::snapshot::Snapshot;
 use proptest::prelude::*;
 
-/// A host in a few numbers. [`text`] makes a valid configuration of any value.
+/// Random numbers from which a random host configuration is built. The function [`text`] converts a
+/// `Plan` of random numbers to a valid configuration.
 #[derive(Clone, Debug)]
 struct Plan {
-    /// VLANs of each tenant, from 1 to 12. A tenant without VLANs has an untagged network.
+    /// VLANs of each tenant, with numbers from 1 to 12. A tenant without VLANs has an untagged
+    /// network.
     tenants: Vec<BTreeSet<u16>>,
-    /// Name, tenant (`None`: shared), whether the port is a trunk, and the bits that choose its
-    /// VLANs.
+    /// For each port: a number for its name, its tenant (`None` for a shared port), true for a
+    /// trunk port, and bits that choose VLANs.
     ports: Vec<(u8, Option<u8>, bool, u64)>,
-    /// Scope (a port, a tenant, or all ports) and output.
+    /// For each rule: a number that selects its scope (a port, a tenant, or all ports), and a
+    /// number that selects its output port.
     rules: Vec<(u8, u8)>,
 }
 
@@ -31,7 +35,8 @@ fn plan() -> impl Strategy<Value = Plan> {
     })
 }
 
-/// The members of `set` that the bits of `pick` choose, at least one.
+/// Returns the numbers in `set` that the bits of `pick` select. If no bit selects a number, returns
+/// the first number.
 fn some(set: &BTreeSet<u16>, pick: u64) -> Vec<u16> {
     let picked: Vec<u16> = set.iter().copied().filter(|v| pick >> v & 1 == 1).collect();
     if picked.is_empty() { set.iter().copied().take(1).collect() } else { picked }
@@ -142,7 +147,7 @@ proptest! {
         prop_assert_eq!(&table, compiler.ids());
         prop_assert_eq!(&first.domains, &second.domains);
         for (old, new) in first.ports.iter().flatten().zip(second.ports.iter().flatten()) {
-            let tables = |p: &penstock_dataplane::classify::PortPolicy| {
+            let tables = |p: &penstock_dataplane::snapshot::PortPolicy| {
                 [p.rules.own.clone(), p.rules.tenant.clone(), p.rules.global.clone()]
             };
             for (old, new) in tables(old).iter().flatten().zip(tables(new).iter().flatten()) {

@@ -1,5 +1,5 @@
-//! Tests of the committed files: the code generates and reads them. The schemas refuse as many of
-//! the code's errors as a schema can express.
+//! Tests that the code generates the committed schemas, and reads the committed example files.
+//! Tests that the schemas refuse as many mistakes of configuration files as a schema can express.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::wrong;
 
-/// Whether an editor with the schema marks nothing in a host's file.
+/// Whether the schema of host configurations accepts `text`.
 fn passes_the_schema(text: &str) -> bool {
     passes("host", text)
 }
 
-/// Like [`passes_the_schema`], for another kind of file.
+/// Whether the schema of configuration files of kind `kind` accepts `text`.
 fn passes(kind: &str, text: &str) -> bool {
     let schema = of_kind(kind);
     let file: Value = toml_edit::de::from_str(text).expect("TOML");
@@ -60,8 +60,9 @@ fn the_schemas_are_strict() {
     }
 }
 
-/// The kind of a file, by its tables. `None` means a file of the controller, which has its own
-/// test.
+/// Returns the kind of a configuration file, such as `host`, from the tables that the file
+/// contains. Returns `None` for a file of the controller, because another test covers files of the
+/// controller.
 fn kind(file: &Value) -> Option<&'static str> {
     let has = |table: &str| file.get(table).is_some();
     match () {
@@ -127,8 +128,8 @@ const TAP: &str = "[[port]]\nname = \"x\"\ntap.interface = \"x\"\ntenant = \"blu
 const WIRE: &str = "[[port]]\nname = \"x\"\npacket.interface = \"x\"\nvlan = 100\n";
 const RULE: &str = "[[rule]]\nname = \"x\"\nactions = [\"drop\"]\n";
 
-/// Mistakes that a schema can find, one in each text. The texts of this list go into `[host]`.
-/// [`APPENDED`] pairs the text to append to with the keys that have mistakes.
+/// Lines with a mistake in `[host]` that a schema can find. The test adds each of the lines to the
+/// table `[host]`. Mistakes in other tables are in [`APPENDED`].
 const OF_THE_HOST: [&str; 11] = [
     "socket = \"host.sock\"",
     "state_dir = \"var\"",
@@ -202,8 +203,8 @@ const APPENDED: &[(&str, &[&str])] = &[
             "contract = { rate = \"1G\", flows = \"some\" }",
             "police = \"2G\"",
             "police = { cbs = 1 }",
-            "police = { cir = \"1G\", pps = \"1k\" }",
             "police = { cir = \"1G\", burst = 5 }",
+            "police = { pps = \"1k\", cbs = 5 }",
             "police = { cir = \"1G\", pbs = 50000 }",
             "ingress_policy = \"fast\"",
             "ingress_policy = \"pps\"",
@@ -277,7 +278,7 @@ fn the_schema_refuses_what_it_can_say() {
     assert!(accepted.is_empty(), "accepted by the schema:\n{}", accepted.join("\n"));
 }
 
-/// Text without a mistake is valid for the schema and for the code.
+/// Tests that the schema and the code accept configurations without a mistake.
 #[test]
 fn the_schema_accepts_what_is_right() {
     for right in [
@@ -304,8 +305,8 @@ fn the_schema_accepts_what_is_right() {
 const CPUS: &str = "[vcpu]\ncpus = [1]\n";
 const CLOCK: &str = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\n";
 
-/// A text, lines that may be appended to it, and lines that may not. Each of the latter has one
-/// mistake.
+/// Test case: the start of a file, valid texts to append to the start, and texts to append that
+/// contain a mistake.
 type Cases = (&'static str, &'static [&'static str], &'static [&'static str]);
 const VCPU: &[Cases] = &[
     (
@@ -336,7 +337,8 @@ const VCPU: &[Cases] = &[
     ),
 ];
 
-/// The program's error about a scheduler's file; `None` if the file is valid.
+/// Returns the program's error about a configuration file of the vCPU scheduler; `None` if the file
+/// is valid.
 fn refuses(text: &str) -> Option<String> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]

@@ -1,4 +1,4 @@
-//! Makes connections to controllers.
+//! Opens the connections of an agent to its controllers.
 
 use std::io;
 use std::path::Path;
@@ -20,8 +20,8 @@ use super::{AgentSettings, AgentTls};
 use crate::listen::tls::{chain, lists, roots};
 use crate::wire::describe;
 
-/// Interval of keep-alive pings, and time limit of an answer. The agent notices a vanished
-/// controller within their sum.
+/// Time between two keep-alive pings to the controller. The agent notices a vanished controller
+/// within `PING_EVERY` plus `PING_LIMIT`.
 const PING_EVERY: Duration = Duration::from_secs(4);
 const PING_LIMIT: Duration = Duration::from_secs(4);
 
@@ -53,19 +53,19 @@ pub(super) async fn connect(settings: &AgentSettings, named: &str) -> Result<Cha
         });
         endpoint.connect_with_connector(encrypted).await.map_err(|error| describe(&error))
     };
-    // The connection's time limit does not cover its TLS handshake.
+    // `connect_timeout` does not cover the TLS handshake.
     match tokio::time::timeout(settings.connect_limit, connected).await {
         Ok(channel) => channel,
         Err(_) => Err(format!("no connection within {:?}", settings.connect_limit)),
     }
 }
 
-/// Returns the TLS connector, and the name that the server must have.
+/// Returns the TLS connector, and the DNS name that the controller's certificate must contain.
 async fn client(tls: &AgentTls) -> Result<(TlsConnector, ServerName<'static>), String> {
     let (ca, crl) = (read(&tls.ca).await?, tls.crl.as_deref());
     let (certificate, key) = (read(&tls.certificate).await?, read(&tls.key).await?);
     let of = |path: &Path, problem: String| {
-        format!("{}: {problem}; certificates and keys are PEM files", path.display())
+        format!("{}: {problem}; use PEM files for certificates and keys", path.display())
     };
     let of_tls = |path: &Path, error: TlsError| of(path, describe(&error));
     let revoked = match crl {

@@ -1,20 +1,21 @@
-//! Measures traffic since the previous report.
+//! Measures each tenant's traffic between two reports of the agent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 
-/// Network traffic of a tenant in bytes, since its counters started.
+/// Network traffic of a tenant in bytes, since the start of the tenant's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
-    /// Bytes that the tenant's VMs on this host sent.
+    /// Number of bytes that the tenant's VMs on this host sent.
     pub sent: u64,
-    /// Bytes that the tenant's VMs on this host received.
+    /// Number of bytes that the tenant's VMs on this host received.
     pub received: u64,
 }
 
-/// Counters at the previous report.
+/// Makes a session's traffic reports from the tenants' counters. The field `before` has the
+/// counters at the previous report.
 #[derive(Debug)]
 pub(super) struct UsageMeter {
     number: u64,
@@ -22,16 +23,18 @@ pub(super) struct UsageMeter {
 }
 
 impl UsageMeter {
-    /// Creates the meter of a session. The session's first report counts from `now`.
+    /// Creates the meter of a session. The argument `now` has the tenants' byte counters at the
+    /// start of the session. The first report has the traffic since the start of the session.
     pub(super) fn new(now: BTreeMap<String, Carried>) -> Self {
         Self { number: 0, before: now }
     }
 
-    /// Returns the next report. `after` is the time since the previous report. Returns `None` if
-    /// `after` is too long for a report.
+    /// Returns the next traffic report. `after` is the time since the previous report. Returns
+    /// `None` if the time since the previous report exceeds [`MILLIS_MAX`].
     ///
-    /// If a counter is new or has decreased, it has started at 0. If there are more tenants than a
-    /// report may have, the report contains the tenants with the most traffic.
+    /// If a tenant's counter is new or has decreased, the report contains the counter's whole value
+    /// instead of its growth. If the host has more tenants than a report may contain, the report
+    /// contains the tenants with the most traffic.
     pub(super) fn report(
         &mut self,
         after: Duration,

@@ -1,31 +1,39 @@
-//! A host's agent. It reports the usage of tenants to a controller and applies plans on its switch.
+//! The agent of a host reports the usage of tenants to a controller and applies plans on the host's
+//! switch.
 //!
 //! # Problem
 //!
-//! Controllers come and go. Meanwhile a host must keep the guarantees that tenants bought, and must
-//! not follow a deposed controller.
+//! A host can lose its controller at any time. Without a controller, the host must still keep the
+//! guarantees that tenants bought. The host must not follow a controller that no longer leads.
 //!
 //! # Approach
 //!
-//! The agent calls its known controllers in turn and follows redirections to the leader. Pauses
-//! grow with every round without success. The agent stores the last plan in a file. After a
-//! restart, it applies this plan before it has found a controller. The agent refuses a plan if it
-//! has seen a higher stamp. If no controller accepts reports, the agent sets
-//! [`AgentState::stale_since`] and does not change the switch.
+//! - The agent calls its configured controllers one after the other. The agent follows redirections
+//!   to the leader. After each round of calls without success, the agent waits longer.
+//! - The agent stores the last plan in a file. After a restart, the agent applies the stored plan
+//!   before it has found a controller.
+//! - Every plan has a stamp with a term and a number ([`crate::stamp`]). If the agent has seen a
+//!   later stamp, the agent refuses the plan.
+//! - If no controller accepts reports, the agent sets [`AgentState::stale_since`] and does not
+//!   change the switch.
 //!
 //! # Order
 //!
-//! The agent applies a plan, then stores it, and then acknowledges it. If the host fails between
-//! these steps, it follows the previous plan after the restart, and the controller expects this. If
-//! the agent cannot store a plan, it overwrites the stored plan with the new stamp alone. The new
-//! plan stays in force, [`AgentState::unkept`] shows that it is not stored, and the agent retries.
-//! If the host restarts before the plan is stored, it has no plan, and all tenants share queue 0,
-//! which always exists. The old plan would be wrong, because its code points may belong to other
-//! tenants by then.
+//! The agent applies a plan, then stores it, and then acknowledges it. If the host fails before the
+//! plan is stored, the agent applies the previous plan after the restart. The controller sends a
+//! plan again if it has no acknowledgement of the plan.
+//!
+//! If the agent cannot store a plan, it overwrites the stored plan with only the new stamp. The
+//! switch continues with the new plan, and the agent tries again to store the plan. Until a retry
+//! succeeds, [`AgentState::unkept`] has the plan's stamp. If the host restarts before a retry
+//! succeeds, the host has no plan. Without a plan, all tenants of the host share queue 0, which
+//! always exists. The host must not use the old plan, because the code points in an old plan may
+//! now belong to other tenants.
 //!
 //! # Departures
 //!
-//! QShare §V-D does not specify failures. `docs/reference/controller.md` does.
+//! QShare §V-D does not specify the handling of failed hosts and switches.
+//! `docs/reference/controller.md` specifies how Penstock handles failures.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -58,35 +66,38 @@ use session::{End, Ended};
 /// Number of redirections that the agent follows before it calls its known controllers again.
 const HOPS_MAX: u32 = 3;
 
-/// The switch of this host.
+/// Interface of an agent to the switch of its host.
 ///
-/// A call that takes longer than [`AgentSettings::side_limit`] is dropped and counts as failed.
+/// If a call to the switch takes longer than [`AgentSettings::side_limit`], the agent cancels the
+/// call and counts it as failed.
 #[async_trait]
 pub trait HostSide: Send + Sync + fmt::Debug {
-    /// Bytes that each tenant's VMs on this host sent and received over the network so far.
-    /// Counters only grow, unless the switch restarts. Traffic between VMs of this host does not
-    /// count.
+    /// Returns the bytes that each tenant's VMs on this host sent and received over the network so
+    /// far. The counters only grow, unless the switch restarts. The counters exclude traffic
+    /// between VMs of the host.
     async fn usage(&self) -> Result<BTreeMap<String, Carried>, SideError>;
 
-    /// Applies the whole plan. The result does not depend on earlier plans.
+    /// Applies the whole plan on the switch. The resulting state of the switch does not depend on
+    /// earlier plans.
     async fn apply(&self, plan: &HostPlan) -> Result<(), SideError>;
 }
 
-/// Error of the switch. The text is the problem and the remedy.
+/// Error of a call to the virtual switch of the agent's host. The error's text names the problem
+/// and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct SideError(pub String);
 
-/// The agent of one host.
 #[derive(Debug)]
 pub struct Agent {
     settings: AgentSettings,
     side: Arc<dyn HostSide>,
     saved: Keeper<HostPlan>,
     state: watch::Sender<AgentState>,
-    /// Highest stamp that the agent has seen.
+    /// Highest stamp (term and number of a controller's decision) that the agent has seen.
     has: Stamp,
-    /// The plan from before a restart. This field is set until the agent has applied the plan.
+    /// Plan that was stored before a restart. The value is `None` after the agent has applied the
+    /// stored plan or received another plan.
     pending: Option<HostPlan>,
     retry: Retry,
 }
@@ -95,7 +106,7 @@ impl Agent {
     /// Creates an agent that has not started.
     ///
     /// # Errors
-    /// The settings are invalid.
+    /// Returns an error if the settings are invalid.
     pub fn new(settings: AgentSettings, side: Arc<dyn HostSide>) -> Result<Self, SettingsError> {
         settings.check()?;
         let saved = Keeper::new(Saved::new(&settings.host, &settings.plan_file));
@@ -105,14 +116,14 @@ impl Agent {
         Ok(Self { settings, side, saved, state, has, pending, retry })
     }
 
-    /// Returns a receiver of the agent's state. It is notified of every change.
+    /// Returns a watch channel that is notified of every change of the agent's state.
     #[must_use]
     pub fn state(&self) -> watch::Receiver<AgentState> {
         self.state.subscribe()
     }
 
-    /// Runs until `stop` resolves. If the agent is applying a plan at that time, it first
-    /// completes, stores and acknowledges this plan.
+    /// Runs the agent until the future `stop` resolves. If the agent is applying a plan when `stop`
+    /// resolves, it first completes, stores and acknowledges the plan.
     pub async fn run(mut self, stop: impl Future<Output = ()> + Send) {
         let (tell, mut told) = watch::channel(false);
         let watcher = state::watch_staleness(self.state.clone());
@@ -138,7 +149,8 @@ impl Agent {
         }
     }
 
-    /// Loads and applies the plan from before a restart.
+    /// Loads the plan that was stored before a restart. The agent applies the stored plan before
+    /// its next session.
     #[doc(hidden)]
     pub async fn take_up(&mut self) {
         match self.saved.load().await {
@@ -150,9 +162,9 @@ impl Agent {
             Ok(SavedPlan::Stamp(stamp)) => {
                 self.has = stamp;
                 self.state.send_modify(|state| state.told = stamp);
-                let what = "could not be stored before the restart";
+                let what = "the daemon did not store the plan before the restart";
                 self.problem(format!(
-                    "plan {stamp} {what}; all tenants share queue 0 until a plan arrives"
+                    "plan {stamp}: {what}; all tenants share queue 0 until a plan arrives"
                 ));
             }
             Ok(SavedPlan::Nothing) => {}
@@ -160,14 +172,14 @@ impl Agent {
         }
     }
 
-    /// Applies the plan from before a restart, unless this has succeeded before.
+    /// Applies the plan that was stored before a restart, if the agent has not applied it yet.
     async fn do_pending(&mut self) {
         let Some(plan) = &self.pending else { return };
         match apply(&*self.side, plan, self.settings.side_limit).await {
             Ok(()) => {
                 let stamp = plan.stamp;
                 self.pending = None;
-                tracing::info!(%stamp, "the plan from before the restart is in force");
+                tracing::info!(%stamp, "the plan from before the restart is applied");
                 self.state.send_modify(|state| {
                     state.applied = Some(stamp);
                     state.counts.resumed += 1;
@@ -199,15 +211,18 @@ impl Agent {
                     self.retry.spread()
                 }
                 End::Elsewhere(leader) => {
-                    let known = if leader.is_empty() { "nobody" } else { leader.as_str() };
-                    self.problem(format!("controller {address} does not lead, and named {known}"));
+                    let known = match leader.as_str() {
+                        "" => "and knows no leader".to_owned(),
+                        leader => format!("and reports {leader} as leader"),
+                    };
+                    self.problem(format!("controller {address} does not lead {known}"));
                     (at, hops) = (next, 0);
                     self.retry.next()
                 }
                 End::Problem(problem) => {
                     self.problem(format!("controller {address}: {problem}"));
                     (at, hops) = (next, 0);
-                    // No controller of this round took the session.
+                    // No controller of this round accepted a session.
                     if next == 0 && !served { self.retry.next() } else { self.retry.spread() }
                 }
             };
@@ -218,8 +233,8 @@ impl Agent {
         }
     }
 
-    /// Whether a redirection may be followed. Its address must be valid and as secure as the
-    /// configured ones.
+    /// Returns true if the agent may follow a redirection to the address `leader`. The leader's
+    /// address must be valid and as secure as the configured addresses.
     fn may_follow(&self, leader: &str) -> bool {
         !leader.is_empty() && self.settings.uri(leader).is_ok()
     }
@@ -233,7 +248,7 @@ impl Agent {
     }
 }
 
-/// Waits until the agent must stop.
+/// Waits until the value of `stop` is true.
 async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -1,18 +1,20 @@
-//! Chooses the pauses between attempts.
+//! Chooses the pauses between an agent's attempts to reach a controller.
 //!
 //! # Problem
 //!
-//! Ten thousand agents may lose their controller at the same moment.
+//! Ten thousand agents may lose their controller at one moment. The agents' attempts to reconnect
+//! must not overload the next controller.
 //!
 //! # Approach
 //!
-//! Pauses double from round to round up to a bound. Half of each pause is random, so attempts
-//! spread.
+//! The pauses between two rounds of calls double from round to round, up to a limit. Half of each
+//! pause is random, so that the attempts of many agents spread over time.
 
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
-/// Pauses between rounds.
+/// Pauses of an agent that calls its controllers in rounds. In a round, the agent calls each
+/// controller once.
 #[derive(Debug)]
 pub(super) struct Retry {
     least: Duration,
@@ -21,7 +23,7 @@ pub(super) struct Retry {
     random: u64,
 }
 
-/// Returns a number that differs between processes.
+/// Returns a seed for random pauses, which differs between processes.
 pub(super) fn seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -31,21 +33,22 @@ impl Retry {
         Self { least, most, current: least, random: seed }
     }
 
-    /// Returns the pause after a round without success. It is between half of the current pause and
-    /// the whole current pause.
+    /// Returns the pause after a round of calls without success. The pause is a random part, 50 to
+    /// 100 %, of the current length. After each round, the current length doubles, up to the
+    /// longest pause.
     pub(super) fn next(&mut self) -> Duration {
         let half = self.current / 2;
         self.current = (self.current * 2).min(self.most);
         half + self.part(half)
     }
 
-    /// Returns the pause before the agent calls another controller of the same round, or the
-    /// leader. It is at most the shortest pause.
+    /// Returns the pause before the next call within a round, or before the call of the leader. A
+    /// pause within a round is random, and shorter than the shortest pause between rounds.
     pub(super) fn spread(&mut self) -> Duration {
         self.part(self.least)
     }
 
-    /// Resets the pauses after a successful session.
+    /// Resets the pause to its shortest length after a successful session.
     pub(super) fn reset(&mut self) {
         self.current = self.least;
     }

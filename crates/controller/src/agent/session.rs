@@ -1,4 +1,4 @@
-//! A session with one controller.
+//! Session of an agent with one controller.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,32 +19,32 @@ use crate::wire::v1::controller_message::Message as ToAgent;
 use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 use crate::wire::{AGENT_BYTES_MAX, describe};
 
-/// Number of messages that may wait to be sent.
+/// Number of messages to the controller that may wait in the session's channel.
 const QUEUE: usize = 16;
 /// Shortest and longest report interval that a controller may request, in milliseconds.
 const REPORT_MILLIS: std::ops::RangeInclusive<u64> = 10..=600_000;
 
-/// Why a session ended.
+/// Reason why a session ended.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The agent stops.
     Stopped,
-    /// Another controller leads. The text is that controller's address. The text is empty if the
-    /// address is unknown.
+    /// Another controller leads. The variant has the address of the leading controller, or an empty
+    /// text if the address is unknown.
     Elsewhere(String),
-    /// The session failed for the reason in the text.
+    /// The session failed, and the text of the variant is the reason.
     Problem(String),
 }
 
-/// End of a session.
+/// End of an agent's session with a controller: the reason, and whether the session exchanged a
+/// report or a plan.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) how: End,
-    /// Whether a report was sent or a plan received.
+    /// True if the agent sent a report or received a plan in the session.
     pub(super) served: bool,
 }
 
-/// A plan that the switch is applying.
+/// A future that applies a plan on the switch and returns the plan with the result.
 type Work = Pin<Box<dyn Future<Output = (HostPlan, Result<(), String>)> + Send>>;
 
 /// An accepted session.
@@ -58,7 +58,8 @@ struct Open {
 }
 
 impl Agent {
-    /// Talks to the controller at `address` until one side ends the session.
+    /// Runs a session with the controller at `address` until the agent or the controller ends the
+    /// session.
     pub(super) async fn session(
         &mut self,
         address: &str,
@@ -88,7 +89,7 @@ impl Agent {
         Ended { how, served: open.served }
     }
 
-    /// Opens a session. Returns the session and the time between two reports.
+    /// Opens a session. Returns the session and the time between two traffic reports.
     async fn open(&self, address: &str) -> Result<(Open, Duration), End> {
         let settings = &self.settings;
         let limit = settings.connect_limit;
@@ -115,17 +116,29 @@ impl Agent {
         let welcome = match first {
             Some(ToAgent::Welcome(welcome)) => welcome,
             Some(ToAgent::Elsewhere(elsewhere)) => return Err(End::Elsewhere(elsewhere.leader)),
-            Some(ToAgent::Plan(_)) => return Err(End::Problem("a plan before a welcome".into())),
-            None => return Err(End::Problem("ended before a welcome".to_owned())),
+            Some(ToAgent::Plan(_)) => {
+                return Err(End::Problem(
+                    "the controller sent a plan before its welcome message".into(),
+                ));
+            }
+            None => {
+                return Err(End::Problem(
+                    "the controller ended the session before the welcome message".to_owned(),
+                ));
+            }
         };
         let (epoch, millis) = (welcome.epoch, welcome.report_millis);
         if epoch < self.has.epoch {
-            let problem = format!("its term {epoch} is over: this host has {}", self.has);
+            let problem =
+                format!("the leader's term {epoch} is over; this host has seen stamp {}", self.has);
             return Err(End::Problem(problem));
         }
         if !REPORT_MILLIS.contains(&millis) {
             let (least, most) = (REPORT_MILLIS.start(), REPORT_MILLIS.end());
-            let problem = format!("wants a report every {millis} ms, not {least} to {most}");
+            let problem = format!(
+                "the controller requests a report every {millis} ms; the range is {least} to \
+                 {most} ms"
+            );
             return Err(End::Problem(problem));
         }
         let (meter, measured) = (None, Instant::now());
@@ -153,7 +166,9 @@ impl Agent {
                 message = open.from.message(), if idle => {
                     let message = match message {
                         Ok(Some(message)) => message.message,
-                        Ok(None) => return End::Problem("ended the session".to_owned()),
+                        Ok(None) => {
+                            return End::Problem("the controller ended the session".to_owned());
+                        }
                         Err(status) => return End::Problem(describe_status(&status)),
                     };
                     match message {
@@ -168,7 +183,8 @@ impl Agent {
                         }
                         Some(ToAgent::Elsewhere(other)) => return End::Elsewhere(other.leader),
                         Some(ToAgent::Welcome(_)) | None => {
-                            return End::Problem("sent an unexpected message".to_owned());
+                            let problem = "the controller sent an unexpected message";
+                            return End::Problem(problem.to_owned());
                         }
                     }
                 }
@@ -177,8 +193,8 @@ impl Agent {
         }
     }
 
-    /// Starts to apply a received plan. If the agent refuses the plan, the error is its answer to
-    /// the controller.
+    /// Starts to apply a received plan. If the agent refuses the plan, returns the refusal for the
+    /// controller as `Err`.
     fn told(&mut self, plan: v1::HostPlan, epoch: u64) -> Result<Work, Box<AgentMessage>> {
         let stamp: Stamp = plan.stamp.unwrap_or_default().into();
         let plan = match HostPlan::try_from(plan) {
@@ -192,8 +208,14 @@ impl Agent {
         if stamp < self.has || stamp.epoch < epoch {
             let has = self.has;
             self.state.send_modify(|state| state.counts.refused += 1);
-            self.problem(format!("plan {stamp} is older than {has}; refused"));
-            return Err(Box::new(answer(stamp, "older than what this host has", Some(has))));
+            self.problem(format!(
+                "plan {stamp} is refused, because this host has seen the later stamp {has}"
+            ));
+            return Err(Box::new(answer(
+                stamp,
+                "the plan is older than the last plan that this host accepted",
+                Some(has),
+            )));
         }
         self.has = stamp;
         self.pending = None;
@@ -205,8 +227,8 @@ impl Agent {
         }))
     }
 
-    /// Handles a plan as if a controller of this epoch had sent it, but without a session. Returns
-    /// the answer.
+    /// Applies a plan without a session, as if a controller of epoch `epoch` had sent the plan.
+    /// Returns the agent's answer to the plan.
     #[doc(hidden)]
     pub async fn hear(&mut self, plan: v1::HostPlan, epoch: u64) -> AgentMessage {
         match self.told(plan, epoch) {
@@ -218,7 +240,8 @@ impl Agent {
         }
     }
 
-    /// Stores an applied plan. Returns the answer.
+    /// Stores the plan if the switch has applied it. Returns the answer to the plan, for the
+    /// controller.
     async fn done(&mut self, plan: HostPlan, done: Result<(), String>) -> AgentMessage {
         let stamp = plan.stamp;
         let done = match done {
@@ -251,7 +274,7 @@ impl Agent {
 
     async fn report(&self, open: &mut Open) {
         let missed = || self.state.send_modify(|state| state.counts.missed += 1);
-        // If a report cannot be sent now, the next report includes it.
+        // If no report can be sent now, the next report includes this traffic.
         let Ok(place) = open.out.clone().try_reserve_owned() else { return missed() };
         let Some(now) = self.usage().await else { return missed() };
         let at = Instant::now();
@@ -288,7 +311,7 @@ fn answer(stamp: Stamp, problem: &str, has: Option<Stamp>) -> AgentMessage {
     AgentMessage { message: Some(FromAgent::Applied(applied)) }
 }
 
-/// Returns the controller's message or the transport error.
+/// Returns the controller's error message or the transport error.
 fn describe_status(status: &Status) -> String {
     match std::error::Error::source(status) {
         Some(source) => describe(source),

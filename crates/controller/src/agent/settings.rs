@@ -1,4 +1,4 @@
-//! Settings of an agent.
+//! Defines the settings of an agent, with their defaults and limits.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,60 +7,70 @@ use thiserror::Error;
 
 #[derive(Clone, Debug)]
 pub struct AgentSettings {
-    /// Name of this server in the topology. The server's certificate must contain this name.
+    /// Name of the agent's server in the topology. The agent's certificate must contain the
+    /// server's name.
     pub host: String,
-    /// Controllers as `host:port`, optionally with `https://`. The agent calls them in this order.
+    /// Controllers as `host:port`, optionally with `https://`. The agent calls the controllers in
+    /// the order of the list.
     pub endpoints: Vec<String>,
-    /// Certificates. `None` means neither encryption nor authentication. Use `None` only for tests
-    /// and on a single machine.
+    /// Certificates. `None` means that sessions have neither encryption nor authentication.
+    /// Sessions without certificates are only for tests and for a single machine.
     pub tls: Option<AgentTls>,
-    /// File of the last plan.
+    /// File in which the agent stores the last plan.
     pub plan_file: PathBuf,
-    /// Shortest and longest pause between two rounds, without the random part.
+    /// Shortest and longest pause between two rounds of calls to all controllers. The agent
+    /// shortens each pause by a random part.
     pub pause: (Duration, Duration),
-    /// Time limit of a controller's answer.
+    /// Time limit of a connection attempt, and of the controller's first answer.
     pub connect_limit: Duration,
     /// Time limit of a call to the switch.
     pub side_limit: Duration,
-    /// Time between two reports, until a controller sets another time.
+    /// Time between two traffic reports. A controller may set another report interval for a
+    /// session.
     pub interval: Duration,
 }
 
-/// PEM files. The agent reads them for each connection, so it uses a renewed certificate from the
-/// next connection on.
+/// Paths of the agent's PEM files. The agent reads the files for each connection, so the next
+/// connection uses a renewed certificate.
 #[derive(Clone, Debug)]
 pub struct AgentTls {
-    /// CA of the controllers' certificates.
+    /// PEM file of the CA that signed the controllers' certificates.
     pub ca: PathBuf,
-    /// This host's certificate.
+    /// PEM file of this host's certificate.
     pub certificate: PathBuf,
-    /// Private key of this host's certificate.
+    /// PEM file of the private key of this host's certificate.
     pub key: PathBuf,
-    /// Revocation lists of the controllers' CA.
+    /// PEM file of the revocation lists of the controllers' CA. `None` means that the agent checks
+    /// no revocations.
     pub crl: Option<PathBuf>,
-    /// Name that every controller's certificate has.
+    /// DNS name that the certificate of every controller must contain.
     pub server_name: String,
 }
 
-/// Why settings are invalid.
+/// Reason why the agent's settings are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// A setting is invalid.
     #[error("agent of host {host}: {problem}")]
     Setting {
         host: String,
-        /// The setting's name, what is wrong, and the remedy.
+        /// Name of the agent's invalid setting, with the problem and the remedy.
         problem: String,
     },
-    /// A file cannot be read.
+    /// A file of certificates or keys cannot be read.
     #[error("{path}: {problem}; name a file that the agent can read")]
     File { path: String, problem: String },
 }
 
 impl AgentSettings {
-    /// Returns default settings. Pauses are 0.5 to 10 s. The limits are 3 s for a controller and 5
-    /// s for the switch. The agent sends a report each second.
+    /// Returns the settings of an agent with the defaults in the following table.
+    ///
+    /// | Setting | Default |
+    /// |---|---|
+    /// | pause between two rounds of calls | 0.5 to 10 s |
+    /// | time limit of a connection attempt and of the first answer | 3 s |
+    /// | time limit of a call to the switch | 5 s |
+    /// | time between two traffic reports | 1 s |
     #[must_use]
     pub fn new(host: &str, endpoints: Vec<String>, tls: Option<AgentTls>, plan: &Path) -> Self {
         Self {
@@ -81,10 +91,12 @@ impl AgentSettings {
             Err(SettingsError::Setting { host, problem })
         };
         if self.host.is_empty() || self.host.len() > crate::wire::NAME_BYTES_MAX {
-            return wrong("a name of 1 to 63 bytes is needed; give the topology's".to_owned());
+            return wrong(
+                "the name does not have 1 to 63 bytes; use the name in the topology".to_owned(),
+            );
         }
         if self.endpoints.is_empty() {
-            return wrong("no controller is named; name at least one".to_owned());
+            return wrong("no controller is configured; name at least one".to_owned());
         }
         for endpoint in &self.endpoints {
             if let Err(problem) = self.uri(endpoint) {
@@ -93,7 +105,10 @@ impl AgentSettings {
         }
         let (least, most) = self.pause;
         if least < Duration::from_millis(1) || most < least {
-            return wrong(format!("pauses of {least:?} to {most:?}; the least is 1 ms"));
+            return wrong(format!(
+                "the pauses {least:?} to {most:?} are invalid; use at least 1 ms, and the shorter \
+                 pause first"
+            ));
         }
         for (what, time) in [
             ("for a controller", self.connect_limit),
@@ -117,7 +132,8 @@ impl AgentSettings {
         Ok(())
     }
 
-    /// Returns an address with its scheme. If there are certificates, only `https` is valid.
+    /// Returns a controller's address with its scheme. If the agent has certificates, only `https`
+    /// is valid.
     pub(super) fn uri(&self, named: &str) -> Result<String, String> {
         let wanted = if self.tls.is_some() { "https" } else { "http" };
         let (scheme, address) = named.split_once("://").unwrap_or((wanted, named));

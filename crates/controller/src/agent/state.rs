@@ -1,4 +1,4 @@
-//! State of an agent.
+//! Defines the state of an agent, for operators and metrics.
 
 use std::time::Duration;
 
@@ -7,50 +7,57 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::Stamp;
 
-/// Number of intervals without a report after which a host is stale.
+/// Number of report intervals without contact to a controller after which an agent is stale.
 pub const STALE_AFTER: u32 = 3;
 
-/// Counters since the agent's start.
+/// Counters of an agent since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Sessions accepted by a controller.
+    /// Number of sessions that a controller accepted.
     pub sessions: u64,
-    /// Reports sent to a controller.
+    /// Number of reports that the agent sent to a controller.
     pub reports: u64,
-    /// Reports that could not be made or sent. The next report includes their contents.
+    /// Number of due reports that the agent did not send, for example because the switch did not
+    /// answer.
     pub missed: u64,
-    /// Plans that the switch applied.
+    /// Number of plans that the switch applied.
     pub applied: u64,
-    /// Plans that the switch could not apply.
+    /// Number of plans that the switch could not apply.
     pub failed: u64,
-    /// Plans that the agent refused, because their stamp was older.
+    /// Number of plans that the agent refused because the agent had seen a later stamp (term and
+    /// number of a controller's decision).
     pub refused: u64,
-    /// Plans from before a restart that were applied again. The number is 0 or 1.
+    /// Number of stored plans that the agent applied after its start: 0 or 1.
     pub resumed: u64,
-    /// Problems of any kind. [`AgentState::last_error`] has the last one.
+    /// Number of errors that the agent has recorded. [`AgentState::last_error`] has the last error.
     pub problems: u64,
 }
 
 /// State of an agent, for operators and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AgentState {
-    /// The controller of the agent's session, if there is one.
+    /// Address of the controller with which the agent has a session. `None` if the agent has no
+    /// session.
     pub connected: Option<String>,
-    /// Highest stamp that the agent has seen.
+    /// Highest stamp (term and number of a controller's decision) that the agent has seen.
     pub told: Stamp,
-    /// Stamp of the plan on the switch. `None` if the agent knows of no plan.
+    /// Stamp (term and number) of the plan that the switch applied. `None` if the switch has no
+    /// plan or if the last plan failed.
     pub applied: Option<Stamp>,
-    /// Stamp of a plan that is in force but not stored. After a restart there would be no plan. The
-    /// agent retries to store it.
+    /// Stamp (term and number) of a plan that the switch applied, but that the agent could not
+    /// store in the plan file. The agent tries again to store the plan. If the host restarts before
+    /// a retry succeeds, the host has no plan.
     pub unkept: Option<Stamp>,
-    /// Time at which the agent became stale, if it is stale. An agent is stale if no controller has
-    /// taken a report for [`STALE_AFTER`] intervals. Staleness does not affect traffic.
+    /// Time at which the agent became stale. `None` if the agent is not stale. An agent is stale if
+    /// it had no contact with a controller for [`STALE_AFTER`] report intervals ([`Self::heard`]).
+    /// A stale agent does not affect traffic.
     pub stale_since: Option<Instant>,
-    /// Time of the last report, or of the start of the session or agent, if that is later.
+    /// Latest of three times: when the agent sent its last report, when the session started, and
+    /// when the agent started.
     pub heard: Instant,
-    /// Time between two reports.
+    /// Time between two traffic reports.
     pub interval: Duration,
-    /// The last error and its remedy.
+    /// Text of the agent's last error, with its remedy.
     pub last_error: Option<String>,
     pub counts: Counts,
 }
@@ -70,14 +77,15 @@ impl AgentState {
         }
     }
 
-    /// Records contact with a controller.
+    /// Records that the agent has contact with a controller.
     pub(super) fn hear(&mut self) {
         self.heard = Instant::now();
         self.stale_since = None;
     }
 }
 
-/// Sets `stale_since` when it is due. This future never ends.
+/// Sets `stale_since` whenever the agent becomes stale. The returned future runs until the caller
+/// drops it.
 pub(super) async fn watch_staleness(state: watch::Sender<AgentState>) {
     let mut changes = state.subscribe();
     loop {
@@ -86,7 +94,7 @@ pub(super) async fn watch_staleness(state: watch::Sender<AgentState>) {
             (state.heard + STALE_AFTER * state.interval, state.stale_since.is_some())
         };
         tokio::select! {
-            // This future holds the sender, so the channel cannot be closed.
+            // This future has the sender, so the channel cannot be closed.
             _ = changes.changed() => continue,
             () = sleep_until(due), if !stale => {}
         }

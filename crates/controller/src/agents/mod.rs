@@ -1,18 +1,22 @@
-//! The controller's side of the hosts' agents. It handles sessions, measurements and plans.
+//! The controller's side of its sessions with the hosts' agents. In a session, the controller
+//! receives measurements and sends plans.
 //!
 //! # Problem
 //!
-//! Thousands of agents come and go, and any of them may be faulty, slow or hostile.
+//! The controller must serve thousands of agents, and any agent may be faulty, slow or hostile.
 //!
 //! # Approach
 //!
-//! A session belongs to a host of the topology, and the agent's certificate must name this host.
-//! The session can affect only that host's measurements. Reports are bounded and numbered from 1
-//! without gaps. If an agent breaks a rule, its session ends with a reason. Messages to an agent
-//! wait in a channel of [`QUEUE`] entries. If an agent does not receive them, it counts as gone.
+//! - A session belongs to a host of the topology. The agent's certificate must name this host.
+//! - A session can affect only the measurements of the session's host.
+//! - The controller limits the size and rate of an agent's reports. The reports of a session are
+//!   numbered from 1 without gaps.
+//! - If an agent breaks a rule, the controller sends the reason to the agent and ends the session.
+//! - Messages to an agent wait in a channel of [`QUEUE`] entries. An agent with a full message
+//!   channel counts as disconnected.
 //!
-//! A measurement consists of the bytes over the network between two reports, and the time between
-//! them.
+//! A measurement covers the time between two reports. A measurement consists of a duration, and of
+//! the bytes that each tenant sent and received over the network.
 
 mod registry;
 mod serve;

@@ -1,4 +1,4 @@
-//! The sessions of all agents, and their counters.
+//! Registers the sessions of all agents, and counts events of sessions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,38 +13,39 @@ use crate::fabric_state::Used;
 use crate::hosts::{HostError, HostPlan, Hosts};
 use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
 
-/// Number of messages that may wait for an agent.
+/// Number of messages that may wait in the channel to an agent.
 pub const QUEUE: usize = 16;
 
-/// A violation of a rule by an agent. A violation ends the agent's session.
+/// Rule that an agent broke. The controller ends the session of an agent that breaks a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// The topology has no such server.
+    /// The topology has no server with the agent's name.
     #[error("host {0} is not a server of the topology; correct the agent's name or the topology")]
     UnknownHost(String),
-    /// The certificate belongs to another host.
-    #[error("host {host}: the certificate is for {names}; use the host's own")]
+    /// The agent's certificate belongs to another host.
+    #[error("host {host}: the certificate is for {names}; use the host's own certificate")]
     WrongCertificate {
-        /// Name that the agent claims.
+        /// Host name that the agent claims.
         host: String,
-        /// Names in the agent's certificate.
+        /// DNS names in the agent's certificate.
         names: String,
     },
-    /// A later leader has sent the host a plan.
+    /// The host has already seen the stamp (term and number) of a later leading controller.
     #[error(
-        "host {host}: has decision {has}, later than this controller's {ours}; if no other \
-         controller leads, the store is an older copy: `penstock controller epoch --at-least {}`",
+        "host {host} has decision {has}, later than this controller's {ours}; if no other \
+         controller leads, the store is an older copy; run `penstock controller epoch \
+         --at-least {}`",
         .has.next_epoch()
     )]
     Later {
         host: String,
-        /// Stamp that the host has.
+        /// Highest stamp (term and number of a decision) that the host has seen.
         has: Stamp,
-        /// Stamp of this controller.
+        /// Stamp (term and number) of this controller, which is lower than the host's stamp.
         ours: Stamp,
     },
-    /// The agent sent an unexpected message.
+    /// The agent sent a message that violates the protocol between agent and controller.
     #[error("host {host}: {problem}")]
     Protocol { host: String, problem: String },
 }
@@ -60,21 +61,22 @@ struct Session {
     waiting: Vec<(Stamp, oneshot::Sender<Result<(), HostError>>)>,
 }
 
-/// Counters since the controller started.
+/// Counters of agents' sessions since the controller started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AgentCounts {
     /// Sessions that started.
     pub sessions: u64,
     pub ended: u64,
-    /// Sessions or messages that were refused.
+    /// Number of sessions and messages that the controller refused.
     pub refused: u64,
-    /// Connections that were refused because their certificate had too many connections already.
+    /// Number of connections that the controller refused because the certificate already had its
+    /// maximum number of connections.
     pub crowded: u64,
-    /// Reports that were accepted.
+    /// Number of reports that the controller accepted.
     pub reports: u64,
-    /// Plans that hosts applied.
+    /// Number of plans that hosts applied.
     pub applied: u64,
-    /// Plans that hosts refused or could not apply.
+    /// Number of plans that hosts refused or could not apply.
     pub failed: u64,
 }
 
@@ -83,7 +85,9 @@ struct Inner {
     sessions: HashMap<String, Session>,
     next: u64,
     came: Vec<String>,
-    /// Hosts with later stamps than this controller's, until their next session.
+    /// Hosts that have seen a later stamp (term and number of a decision) than this controller's
+    /// stamp, with the later stamp. The controller removes a host from this map when the host's
+    /// next session starts.
     later: BTreeMap<String, Stamp>,
 }
 
@@ -92,11 +96,11 @@ pub struct Registry {
     known: Box<dyn Known>,
     inner: Mutex<Inner>,
     counts: watch::Sender<AgentCounts>,
-    /// Notified when an agent connects.
+    /// The registry notifies its waiters when an agent connects.
     arrived: tokio::sync::Notify,
 }
 
-/// Decides which hosts may have a session.
+/// Decides whether a host may have a session, by the host's name.
 pub trait Known: Send + Sync + std::fmt::Debug {
     fn is_host(&self, name: &str) -> bool;
 }
@@ -116,7 +120,7 @@ impl Registry {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        // If a statement panics, the contents are still consistent.
+        // The contents stay consistent even if a thread panics while it has the lock.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,10 +128,11 @@ impl Registry {
         self.counts.send_modify(one);
     }
 
-    /// Starts a session. Returns its number and the channel with messages for the agent.
+    /// Starts a session of an agent. Returns the session's number, and the receiver of the channel
+    /// for messages to the agent.
     ///
     /// # Errors
-    /// The host is not known.
+    /// Returns an error if the topology has no server with the agent's name.
     pub fn begin(
         &self,
         host: &str,
@@ -147,7 +152,7 @@ impl Registry {
         inner.later.remove(host);
         let session =
             Session { number, out, has, reports: 0, millis: 0, used, waiting: Vec::new() };
-        // This drops the channel of an earlier session, which ends that session.
+        // The insertion drops the channel of the host's earlier session, which ends that session.
         inner.sessions.insert(host.to_owned(), session);
         inner.came.push(host.to_owned());
         drop(inner);
@@ -164,12 +169,13 @@ impl Registry {
         self.count(|counts| counts.ended += 1);
     }
 
-    /// Ends all sessions, because this controller no longer leads.
+    /// Ends the sessions of all agents. The agents reconnect to this controller or to the leader.
     pub fn end_all(&self) {
         self.inner().sessions.clear();
     }
 
-    /// Notes that a host was refused because its stamp is later than this controller's.
+    /// Records that the controller refused a host because the host has seen a later controller's
+    /// stamp.
     pub(super) fn is_later(&self, host: &str, has: Stamp) {
         self.refused();
         if self.known.is_host(host) {
@@ -177,26 +183,29 @@ impl Registry {
         }
     }
 
-    /// Hosts with later stamps than this controller's.
+    /// Returns each host that has seen a later stamp than the stamp of this controller, with the
+    /// later stamp.
     #[must_use]
     pub fn later(&self) -> BTreeMap<String, Stamp> {
         self.inner().later.clone()
     }
 
-    /// Counts a refusal before a session started.
+    /// Counts a session or message that was refused.
     pub fn refused(&self) {
         self.count(|counts| counts.refused += 1);
     }
 
-    /// Counts a connection beyond the limit of its certificate.
+    /// Counts a connection that was refused because the certificate already had its maximum number
+    /// of connections.
     pub fn crowded(&self) {
         self.count(|counts| counts.crowded += 1);
     }
 
-    /// Handles a report of a session.
+    /// Handles a traffic report that an agent sent in a session.
     ///
     /// # Errors
-    /// The message violates a rule. The session must end.
+    /// Returns an error if the report violates a rule ([`Violation`]). The caller must end the
+    /// session after an error.
     pub fn report(&self, host: &str, number: u64, report: v1::Report) -> Result<(), Violation> {
         let result = self.inner().report(host, number, report);
         self.count(|counts| match result {
@@ -209,7 +218,8 @@ impl Registry {
     /// Handles a host's answer to a plan.
     ///
     /// # Errors
-    /// The message violates a rule. The session must end.
+    /// Returns an error if the host's answer violates a rule ([`Violation`]). The caller must end
+    /// the session after an error.
     pub fn applied(&self, host: &str, number: u64, done: v1::Applied) -> Result<(), Violation> {
         let mut inner = self.inner();
         let Some(session) = inner.sessions.get_mut(host).filter(|s| s.number == number) else {
@@ -229,7 +239,7 @@ impl Registry {
             session.has = session.has.max(stamp);
         }
         let later = has.filter(|has| *has > stamp);
-        // Every plan is complete, so this answer also settles the earlier plans.
+        // A plan replaces all earlier plans, so this answer also counts for the earlier plans.
         let (done, waiting): (Vec<_>, Vec<_>) = std::mem::take(&mut session.waiting)
             .into_iter()
             .partition(|(waits_for, _)| *waits_for <= stamp);
@@ -248,7 +258,7 @@ impl Registry {
         Ok(())
     }
 
-    /// Returns the hosts that have connected since the last call.
+    /// Returns the hosts whose agents have connected since the last call of this function.
     #[must_use]
     pub fn take_arrivals(&self) -> Vec<String> {
         std::mem::take(&mut self.inner().came)
@@ -259,7 +269,8 @@ impl Registry {
         self.arrived.notified().await;
     }
 
-    /// Returns the usage since the last call, for hosts that reported.
+    /// Returns each host's usage since the last call of this function. The returned map omits hosts
+    /// that sent no report since the last call.
     #[must_use]
     pub fn take_usage(&self) -> BTreeMap<String, Vec<Used>> {
         let mut inner = self.inner();
@@ -284,13 +295,13 @@ impl Registry {
         usage
     }
 
-    /// Stamp of the last plan that a host applied. `None` if the host's agent is not connected.
+    /// Returns the stamp (term and number) of the last plan that a host applied. `None` if the
+    /// host's agent is not connected.
     #[must_use]
     pub fn has(&self, host: &str) -> Option<Stamp> {
         self.inner().sessions.get(host).map(|session| session.has)
     }
 
-    /// Returns the number of connected agents.
     #[must_use]
     pub fn connected_count(&self) -> usize {
         self.inner().sessions.len()
@@ -301,7 +312,7 @@ impl Registry {
         *self.counts.borrow()
     }
 
-    /// Returns a receiver of the counters. The receiver is notified of every change.
+    /// Returns a watch channel that delivers every change of the session counters.
     #[must_use]
     pub fn watch_counts(&self) -> watch::Receiver<AgentCounts> {
         self.counts.subscribe()
@@ -309,7 +320,8 @@ impl Registry {
 }
 
 impl Inner {
-    /// Returns whether the report was accepted. A report of a replaced session is not accepted.
+    /// Adds a report to the host's measurements. Returns false if a later session has replaced the
+    /// report's session.
     fn report(&mut self, host: &str, number: u64, report: v1::Report) -> Result<bool, Violation> {
         let Some(session) = self.sessions.get_mut(host).filter(|s| s.number == number) else {
             return Ok(false);
@@ -317,18 +329,18 @@ impl Inner {
         let wrong = |problem: String| Violation::Protocol { host: host.to_owned(), problem };
         if report.number != session.reports + 1 {
             let expected = session.reports + 1;
-            let problem = format!("report {} where {expected} was expected", report.number);
+            let problem = format!("report number {} where {expected} was expected", report.number);
             return Err(wrong(problem));
         }
         let (millis, count) = (report.millis, report.tenants.len());
         if millis == 0 || millis > MILLIS_MAX {
-            return Err(wrong(format!("a report over {millis} ms, the limit is {MILLIS_MAX}")));
+            return Err(wrong(format!("a report covers {millis} ms, the limit is {MILLIS_MAX}")));
         }
         if count > TENANTS_MAX {
             return Err(wrong(format!("a report of {count} tenants, the limit is {TENANTS_MAX}")));
         }
         if report.tenants.iter().any(|t| t.name.is_empty() || t.name.len() > NAME_BYTES_MAX) {
-            return Err(wrong(format!("a tenant's name without 1 to {NAME_BYTES_MAX} bytes")));
+            return Err(wrong(format!("a tenant's name is not 1 to {NAME_BYTES_MAX} bytes long")));
         }
         session.reports = report.number;
         session.millis = session.millis.saturating_add(millis);
@@ -355,13 +367,13 @@ impl Hosts for Registry {
             let message = v1::controller_message::Message::Plan((&plan).into());
             let message = v1::ControllerMessage { message: Some(message) };
             if session.out.try_send(message).is_err() {
-                // The agent no longer receives messages. It gets its plan when it returns.
+                // The agent no longer receives messages. It gets its plan when it reconnects.
                 inner.sessions.remove(host);
                 return Err(HostError::Away(host.to_owned()));
             }
             session.waiting.push((plan.stamp, done));
         }
-        // The sender is gone if the session ended before the host answered.
+        // If the session ends before the host answers, the sender is dropped.
         answer.await.unwrap_or_else(|_| Err(HostError::Away(host.to_owned())))
     }
 
@@ -421,7 +433,11 @@ mod tests {
         let (number, _messages) = registry.begin("a", stamp(0)).unwrap();
         registry.report("a", number, report(1, 10, 0)).unwrap();
         let tell = |report| registry.report("a", number, report).unwrap_err().to_string();
-        assert_eq!(tell(report(1, 10, 0)), "host a: report 1 where 2 was expected", "a replay");
+        assert_eq!(
+            tell(report(1, 10, 0)),
+            "host a: report number 1 where 2 was expected",
+            "a replay"
+        );
         assert!(tell(report(2, 0, 0)).contains("0 ms"));
         let many = vec![v1::TenantUsage { name: "t".into(), ..Default::default() }; 4_097];
         let many = v1::Report { number: 2, millis: 10, tenants: many };
@@ -480,7 +496,7 @@ mod tests {
         drop(messages);
     }
 
-    /// Polls a future once.
+    /// Polls a future once, and returns its result if it is ready.
     fn futures_now<T>(future: impl Future<Output = T>) -> Option<T> {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         let mut future = std::pin::pin!(future);

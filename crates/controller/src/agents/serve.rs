@@ -1,7 +1,7 @@
-//! Serves the port for agents.
+//! Serves agents on the controller's listening port.
 //!
-//! [`crate::listen`] decides which agents are admitted. Sessions end when the controller stops, or
-//! soon after.
+//! [`crate::listen`] decides which agents are admitted. When the controller stops, all sessions end
+//! within `GRACE`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::listen::{Door, Limits, ServeError, ServerTls, incoming};
 use crate::wire::v1::agent_service_server::AgentServiceServer;
 use crate::wire::{AGENT_BYTES_MAX, describe};
 
-/// Time limit for sessions to end when the controller stops.
+/// Time limit for the agents' sessions to end when the controller stops.
 const GRACE: Duration = Duration::from_secs(3);
 
 impl Door for Registry {
@@ -29,10 +29,11 @@ impl Door for Registry {
     }
 }
 
-/// Serves agents until `stop` resolves, and then ends their sessions.
+/// Serves agents until the future `stop` resolves, and then ends the agents' sessions.
 ///
 /// # Errors
-/// Certificates are missing although agents must be authenticated, or the listener cannot be used.
+/// Returns an error if certificates are missing although agents must be authenticated, or if the
+/// listener cannot be used.
 pub async fn serve(
     listener: TcpListener,
     server: AgentServer,
@@ -62,7 +63,7 @@ pub async fn serve(
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, stop);
     let overdue = async {
-        // Open sessions would keep the server running, so it is dropped after `GRACE`.
+        // Open sessions would keep the server running, so the server is dropped after `GRACE`.
         if stops.await.is_err() {
             std::future::pending::<()>().await;
         }

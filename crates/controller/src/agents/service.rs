@@ -1,4 +1,4 @@
-//! The controller's gRPC service for agents.
+//! Implements the controller's gRPC service for agents.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -23,25 +23,26 @@ use crate::wire::v1::{self, AgentMessage, ControllerMessage};
 /// Time limit for an agent's first message.
 const HELLO_LIMIT: Duration = Duration::from_secs(5);
 
-/// Whether this controller leads.
+/// Leadership: whether this controller or another controller leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leading {
-    /// This controller leads, at this stamp or a later one.
+    /// This controller leads, and its decisions have the stamp (term and number) in the variant or
+    /// a later stamp.
     Here(Stamp),
-    /// Another controller leads at this address. The text is empty if the address is unknown.
+    /// Another controller leads. The variant has the address of the leading controller, or an empty
+    /// text if the address is unknown.
     Elsewhere(String),
 }
 
-/// How agents are authenticated.
+/// Method by which the controller authenticates agents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    /// Agents show certificates that name the host.
+    /// The certificate of an agent must contain the host's name.
     Certificate,
-    /// Agents are not authenticated. Use it only for tests and on a single machine.
+    /// Agents are not authenticated, which is only for tests and for a single machine.
     Trusted,
 }
 
-/// The service for agents.
 #[derive(Clone, Debug)]
 pub struct AgentServer {
     registry: Arc<Registry>,
@@ -53,8 +54,8 @@ pub struct AgentServer {
 type Out = Pin<Box<dyn Stream<Item = Result<ControllerMessage, Status>> + Send>>;
 
 impl AgentServer {
-    /// Creates a service that adds sessions to `registry` while `leading` says that this controller
-    /// leads.
+    /// Creates a service that adds sessions to `registry` only while `leading` is
+    /// [`Leading::Here`].
     #[must_use]
     pub fn new(
         registry: Arc<Registry>,
@@ -70,13 +71,12 @@ impl AgentServer {
         &self.registry
     }
 
-    /// How agents are authenticated.
     #[must_use]
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// Checks whether a client may act as this host.
+    /// Checks that one of the names in the client's certificate is the host's name.
     fn check(&self, host: &str, names: Option<&BTreeSet<String>>) -> Result<(), Violation> {
         if self.identity == Identity::Trusted {
             return Ok(());
@@ -144,8 +144,8 @@ impl AgentServer {
         Ok(Box::pin(tokio_stream::once(Ok(welcome)).chain(rest)))
     }
 
-    /// Runs a session. It ends if either side ends it, if the agent violates a rule, or if this
-    /// controller no longer leads.
+    /// Runs a session until either side ends it, the agent violates a rule, or this controller no
+    /// longer leads.
     async fn session(
         &self,
         host: &str,
@@ -207,7 +207,11 @@ impl AgentServer {
             Some(FromAgent::Report(_)) => turn.report(Instant::now()),
             Some(FromAgent::Applied(_)) => turn.answer(),
             Some(FromAgent::Hello(_)) => Err("a second `hello`".to_owned()),
-            None => Err("a message of an unknown kind; use the same version".to_owned()),
+            None => {
+                let problem = "the agent's message has an unknown kind; use the same version of \
+                               Penstock on both sides";
+                Err(problem.to_owned())
+            }
         };
         if let Err(problem) = allowed {
             self.registry.refused();
@@ -220,7 +224,8 @@ impl AgentServer {
         }
     }
 
-    /// A message that is too large or invalid counts as refused. A broken connection does not.
+    /// Counts a message as refused if it is too large or invalid. A broken connection does not
+    /// count as a refused message.
     fn count_malformed(&self, status: &Status) {
         let code = status.code();
         if matches!(code, Code::OutOfRange | Code::Internal | Code::InvalidArgument) {
@@ -229,7 +234,8 @@ impl AgentServer {
     }
 }
 
-/// Waits until this controller no longer leads. Returns the leader's address.
+/// Waits until this controller no longer leads. Returns the leader's address, or an empty text if
+/// the address is unknown.
 async fn elsewhere(leading: &mut watch::Receiver<Leading>) -> String {
     let not_here = leading.wait_for(|leading| matches!(leading, Leading::Elsewhere(_))).await;
     match not_here.as_deref() {

@@ -1,22 +1,22 @@
 //! Limits the rate of an agent's messages.
 //!
-//! A session may send [`BURST`] reports at once, and two reports in each interval after that. A
-//! delayed agent needs no higher rate, because it sends one report for the whole delay. An agent
-//! may answer each plan once.
+//! A session may send [`BURST`] reports at once. After the first [`BURST`] reports, the session may
+//! send two reports in each report interval. An agent that was delayed needs no higher rate,
+//! because its next report covers the whole delay. An agent may answer each plan once.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Number of reports that may arrive at once.
+/// Number of reports that an agent may send at once.
 pub(super) const BURST: u32 = 8;
 
-/// Limits of one session.
+/// Limits of the rate of reports and answers in one session.
 #[derive(Debug)]
 pub(super) struct Turn {
-    /// Time that each report consumes.
+    /// Shortest permitted mean time between two reports, which is half of the report interval.
     each: Duration,
-    /// Time at which all reports so far would have arrived at the permitted rate.
+    /// Theoretical arrival time of the next report, as in the generic cell rate algorithm (GCRA).
     paced: Instant,
     /// Number of plans that the agent has not answered.
     owed: u32,
@@ -27,24 +27,28 @@ impl Turn {
         Self { each: Duration::from_millis(report_millis) / 2, paced: now, owed: 0 }
     }
 
-    /// Fails if the agent sends reports too fast.
+    /// Counts a report of the agent. Returns an error if the agent sends reports too fast.
     pub(super) fn report(&mut self, now: Instant) -> Result<(), String> {
         self.paced = self.paced.max(now) + self.each;
         if self.paced - now > self.each * BURST {
-            let problem = format!("more than {BURST} reports at once, or one in {:?}", self.each);
+            let problem = format!(
+                "the agent sent more than {BURST} reports at once, or more than one per {:?}",
+                self.each
+            );
             return Err(problem);
         }
         Ok(())
     }
 
-    /// Permits one more answer, because a plan was sent.
+    /// Records that the controller sent a plan, so the agent may send one more answer.
     pub(super) fn tell(&mut self) {
         self.owed += 1;
     }
 
-    /// Fails if the agent has answered all plans.
+    /// Counts an answer of the agent. Returns an error if the agent has already answered all plans.
     pub(super) fn answer(&mut self) -> Result<(), String> {
-        self.owed = self.owed.checked_sub(1).ok_or("an answer without a plan")?;
+        self.owed =
+            self.owed.checked_sub(1).ok_or("the agent sent more answers than it received plans")?;
         Ok(())
     }
 }
@@ -73,6 +77,6 @@ mod tests {
         turn.tell();
         turn.tell();
         assert_eq!((turn.answer(), turn.answer()), (Ok(()), Ok(())));
-        assert!(turn.answer().unwrap_err().contains("without a plan"));
+        assert!(turn.answer().unwrap_err().contains("more answers than"));
     }
 }

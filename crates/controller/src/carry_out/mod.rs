@@ -1,18 +1,32 @@
-//! A plan carried out on many switches and hosts, and what happens when one of them does not
-//! follow.
+//! Executes a plan on many switches and hosts, and handles failed switches and hosts.
 //!
-//! **Problem.** A plan has an order ([`penstock_fabric::queue_binding`]), and its steps concern
-//! many elements, of which any may fail in the middle. **Rule.** Steps of one kind that follow each
-//! other go out to all whom they concern at once, each told once; the next kind begins when all
-//! have answered, those named as canaries before the others. If one fails before hosts mark by the
-//! new queues, what was done is taken back in the order that keeps every packet mapped, and the
-//! plan counts as not done. After that point a host that did not answer stays in the shared queue,
-//! which is always there, and is told again. An element that failed is out of date
-//! ([`Crew::out_of_date`]): it is read and mended before anything depends on it ([`Crew::mend`]),
-//! and plans leave it alone till then. An element because of which a plan was taken back is left
-//! out of plans for a pause that doubles each time (`refusal`), so that it stops nobody else.
+//! # Problem
 //!
-//! Source: QShare §V-D leaves the order and failures open; `docs/reference/controller.md` has ours.
+//! The steps of a plan have an order ([`penstock_fabric::queue_binding`]), and a plan concerns many
+//! switches and hosts. Any of these switches and hosts may fail in the middle of the plan.
+//!
+//! # Source
+//!
+//! QShare §V-D specifies neither the order in which a plan's steps are executed nor the handling of
+//! failed switches and hosts. `docs/reference/controller.md` describes the order of the steps and
+//! the handling of failures in Penstock.
+//!
+//! # Approach
+//!
+//! The controller combines successive steps of the same kind, and sends one message to each
+//! concerned switch or host. Canary switches get their message before the other switches and hosts.
+//! The controller starts the next kind of step when all switches and hosts have answered.
+//!
+//! If a switch or host fails before hosts mark frames for the new queues, the controller rolls the
+//! plan back. During the rollback of a plan, every packet stays mapped to a queue. If a host fails
+//! after hosts began to mark frames, the host's tenants stay in the shared queue, which always
+//! exists. The controller sends the plan to the failed host again.
+//!
+//! A switch or host that failed is out of date ([`Crew::out_of_date`]). Plans skip an out-of-date
+//! switch or host until [`Crew::mend`] has read and repaired its state. A switch or host that
+//! caused a rollback is also excluded from plans for a pause that doubles each time (`refusal`).
+//! Because of this pause, a switch or host that refuses its plans does not stop changes of the
+//! others.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -33,32 +47,31 @@ mod refusal;
 
 use refusal::Refusals;
 
-/// Where a port of the tree is on a switch.
+/// Interfaces on a switch that belong to one port of the topology tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// The switch's own name of it. A link of several cables has several.
+    /// Names of the switch's interfaces. A link with several cables has several interfaces.
     pub names: Vec<String>,
 }
 
-/// A switch with its driver.
+/// Driver, ports and role of a switch.
 #[derive(Clone, Debug)]
 pub struct Switch {
-    /// Its driver.
     pub driver: Arc<dyn SwitchDriver>,
-    /// Its ports into the tree.
+    /// The switch's ports in the topology tree, each with its interfaces on the switch.
     pub ports: BTreeMap<Port, Interface>,
-    /// Whether it is tried before the others.
+    /// True if the controller changes this switch before all other switches, as a trial.
     pub canary: bool,
 }
 
-/// What went wrong, with whom.
+/// Switch or host that failed, with the error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// The server or switch.
+    /// Server or switch that failed.
     pub node: NodeId,
-    /// What it said.
     pub problem: String,
-    /// Whether it answered, and said no.
+    /// True if the server or switch answered and refused the change. The value is false if, for
+    /// example, the server or switch did not answer.
     pub refused: bool,
 }
 
@@ -68,32 +81,33 @@ impl fmt::Display for Trouble {
     }
 }
 
-/// What became of a plan.
+/// Result of the execution of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Carried out; these were left behind, in the shared queue or with weights of before.
+    /// The controller executed the plan, except on the listed hosts and switches. Tenants of a
+    /// listed host stay in the shared queue, and a listed switch keeps its old weights.
     Done(Vec<Trouble>),
-    /// Taken back, because of these.
+    /// The plan was rolled back.
     TakenBack {
-        /// Who failed.
+        /// Switches and hosts whose failure caused the rollback.
         why: Vec<Trouble>,
-        /// Who could not be taken back, and is out of date.
+        /// Switches and hosts that are out of date, because their rollback failed.
         stuck: Vec<Trouble>,
     },
 }
 
-/// What all were told last.
+/// Last state that the controller sent to all switches and hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Told {
-    /// By port.
     pub ports: BTreeMap<Port, PortState>,
-    /// The code points that hosts mark with; who is missing is not marked.
+    /// Code points with which hosts mark frames, by tenant. Hosts do not mark the frames of a
+    /// tenant without an entry.
     pub marks: BTreeMap<TenantSlot, u8>,
-    /// What tenants may send without a queue of their own, in thousandths of their guarantees.
+    /// Rate limits of tenants without a queue of their own, in thousandths of their guarantees.
     pub headroom: BTreeMap<TenantSlot, u32>,
 }
 
-/// Switches, hosts, and what they were told.
+/// The switches and hosts of a fabric, with the last state that the controller sent to them.
 #[derive(Debug)]
 pub struct Crew {
     switches: BTreeMap<NodeId, Switch>,
@@ -101,22 +115,23 @@ pub struct Crew {
     told: Told,
     out_of_date: BTreeSet<NodeId>,
     refusals: Refusals,
-    /// How long one element may take for one message.
+    /// Time limit for the answer of a switch or host to one message.
     limit: Duration,
 }
 
-/// Steps that may happen at the same time.
+/// Kind of the steps of a plan. The controller may execute steps of one kind at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// What ports do. One element is told of weights and maps together: by a code point that is
-    /// unmapped no packet is marked any more, by one that is mapped none yet.
+    /// Changes of ports. A switch or host gets weights and maps in one message. The order of maps
+    /// in a message does not matter, because no packet carries a code point that the message maps
+    /// or unmaps.
     Ports,
     Mark,
     Wait,
     ReadBack,
 }
 
-/// By tenant.
+/// Returns each tenant's rate limit in the shared queue, in thousandths of the tenant's guarantee.
 fn headroom(fabric: &Fabric) -> BTreeMap<TenantSlot, u32> {
     fabric.tenants().map(|(_, slot, _)| (slot, fabric.headroom_permille(slot))).collect()
 }
@@ -132,7 +147,8 @@ fn kind(step: &Step) -> Option<Kind> {
 }
 
 impl Crew {
-    /// Nobody was told anything yet.
+    /// Creates a [`Crew`] that has sent no state to switches yet, so all switches are out of date.
+    /// The argument `limit` is the time limit for the answer of a switch or host to one message.
     #[must_use]
     pub fn new(switches: BTreeMap<NodeId, Switch>, hosts: Arc<dyn Hosts>, limit: Duration) -> Self {
         let out_of_date = switches.keys().copied().collect();
@@ -140,40 +156,41 @@ impl Crew {
         Self { switches, hosts, told, out_of_date, refusals, limit }
     }
 
-    /// What all were told last.
+    /// Returns the last state that the controller sent to all switches and hosts.
     #[must_use]
     pub fn told(&self) -> &Told {
         &self.told
     }
 
-    /// The switches.
     #[must_use]
     pub fn switches(&self) -> &BTreeMap<NodeId, Switch> {
         &self.switches
     }
 
-    /// Elements of which it is not certain what they do.
+    /// Returns the switches and hosts whose actual state is uncertain.
     #[must_use]
     pub fn out_of_date(&self) -> &BTreeSet<NodeId> {
         &self.out_of_date
     }
 
-    /// Whether an element can be told something: it did what it was told last, no plan was taken
-    /// back because of it just now, and if it is a host its agent is here. One that fails holds up
-    /// its own tenants and nobody else's.
+    /// Returns true if plans may use the switch or host `node`. Plans may use a switch or host that
+    /// is up to date and has not caused a rollback recently. Plans may use a host only while the
+    /// host's agent is connected. A failed switch or host only delays its own tenants.
     #[must_use]
     pub fn reachable(&self, fabric: &Fabric, node: NodeId) -> bool {
         let left_alone = self.out_of_date.contains(&node) || self.refusals.pause(node);
         !left_alone && self.connected(fabric, node)
     }
 
-    /// Whether there was trouble with an element that is not over.
+    /// Returns true if the switch or host is out of date, or has not applied any plan since it
+    /// refused a plan.
     #[must_use]
     pub fn in_trouble(&self, node: NodeId) -> bool {
         self.out_of_date.contains(&node) || self.refusals.remembers(node)
     }
 
-    /// An interval begins: pauses of elements that refused become shorter.
+    /// Begins an interval. The remaining pause of each switch or host that refused a plan becomes
+    /// one interval shorter.
     pub fn begin_interval(&mut self) {
         self.refusals.begin_interval();
     }
@@ -183,7 +200,8 @@ impl Crew {
         !topology.is_server(node) || self.hosts.connected(&topology.name(node).to_string())
     }
 
-    /// What is to be told is what the binding says. For a start, and after another leader.
+    /// Computes the state that all switches and hosts must have from the binding in `fabric`. A
+    /// controller calls `assume` at its start and when it takes over from another leader.
     pub fn assume(&mut self, fabric: &Fabric) {
         let topology = fabric.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
@@ -197,7 +215,7 @@ impl Crew {
         self.out_of_date = self.switches.keys().copied().collect();
     }
 
-    /// What a host is told.
+    /// Returns the plan that the controller sends to a host.
     #[must_use]
     pub fn host_plan(&self, fabric: &Fabric, server: NodeId, stamp: Stamp) -> HostPlan {
         let topology = fabric.topology();
@@ -222,20 +240,20 @@ impl Crew {
         HostPlan { stamp, tenants, uplinks }
     }
 
-    /// Carries out a plan of `fabric`; on [`Outcome::TakenBack`] the binding that the plan led to
-    /// must be taken back as well.
+    /// Executes a plan of `fabric`. If the result is [`Outcome::TakenBack`], the caller must also
+    /// restore the binding from before the plan.
     pub async fn carry_out(&mut self, fabric: &Fabric, plan: &Plan, stamp: Stamp) -> Outcome {
         let before = self.told.clone();
         let mut touched = BTreeSet::new();
         let mut behind = Vec::new();
-        // Hosts mark by new queues: what came before cannot be taken back any more, nor need it be.
-        // Where nothing but weights changes no packet depends on another element's.
+        // Once hosts mark frames for new queues, earlier steps need no rollback, and none is
+        // possible. If only weights change, no packet depends on another switch or host.
         let mut marking = plan.steps.iter().all(|step| matches!(step, Step::Weigh { .. }));
         for steps in plan.steps.chunk_by(|a, b| kind(a) == kind(b)) {
             let mut concerned = self.take_in(fabric, steps);
             if steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0)) {
                 marking = true;
-                // Hosts that are told of both are told once.
+                // A host that is concerned by both gets one message.
                 concerned.extend(self.take_in_headroom(fabric));
             }
             touched.extend(concerned.iter().copied());
@@ -264,7 +282,8 @@ impl Crew {
         Outcome::Done(behind)
     }
 
-    /// Tells hosts what tenants may send now that share a queue; who could not be told.
+    /// Sends rate limits to the hosts, for tenants that share a queue. Returns the hosts that did
+    /// not apply the rate limits.
     pub async fn tell_headroom(&mut self, fabric: &Fabric, stamp: Stamp) -> Vec<Trouble> {
         let hosts = self.take_in_headroom(fabric);
         let trouble = self.tell(fabric, &hosts, stamp).await;
@@ -272,9 +291,10 @@ impl Crew {
         trouble
     }
 
-    /// These tenants came or moved. Switches get the weights of `steps` now; hosts are told with
-    /// the next [`Self::mend`], and mark nobody by queues of where it was before. Returns the
-    /// switches that could not be told.
+    /// Updates queue weights and plans for tenants that arrived or moved to other servers. The
+    /// function immediately sends the weights of `steps` to the switches. The next call of
+    /// [`Self::mend`] sends the hosts their plans. With the sent plans, hosts mark no frames for
+    /// queues at a tenant's former place. Returns the switches that did not apply the weights.
     pub async fn make_room(
         &mut self,
         fabric: &Fabric,
@@ -297,22 +317,23 @@ impl Crew {
         trouble
     }
 
-    /// What there is for who shares a queue follows from all queues' weights, and changes for
-    /// tenants of whom no step speaks: the hosts to tell.
+    /// Updates the rate limits of tenants in the shared queue, and returns the hosts to notify. The
+    /// rate limits depend on the weights of all queues, so a step of one tenant also changes the
+    /// limits of other tenants.
     fn take_in_headroom(&mut self, fabric: &Fabric) -> BTreeSet<NodeId> {
         let new = headroom(fabric);
         let other = |slot: &TenantSlot| {
             !self.told.marks.contains_key(slot) && self.told.headroom.get(slot) != new.get(slot)
         };
         let hosts = new.keys().filter(|slot| other(slot)).flat_map(|slot| fabric.servers_of(*slot));
-        // Who is out of date is told all that concerns it when it is mended.
+        // A host that is out of date gets its whole plan when it is repaired.
         let hosts = hosts.filter(|node| self.reachable(fabric, *node)).collect();
         self.told.headroom = new;
         hosts
     }
 
-    /// Enters steps in what is to be told; whom they concern. Elements that are out of date are
-    /// left to be mended.
+    /// Applies `steps` to the controller's copy of the state that switches and hosts must have.
+    /// Returns those concerned switches and hosts that are up to date.
     fn take_in(&mut self, fabric: &Fabric, steps: &[Step]) -> BTreeSet<NodeId> {
         let topology = fabric.topology();
         let fixed = fabric.binding().settings().mode == Mode::StaticMap;
@@ -335,7 +356,7 @@ impl Crew {
                     }
                     concerned.extend(fabric.servers_of(*tenant));
                 }
-                // Maps that are set once have all values.
+                // A static map already contains all code points.
                 Step::Unmap { .. } | Step::Map { .. } if fixed => {}
                 Step::Unmap { port, dscp } => {
                     self.told.ports.entry(*port).or_default().map.remove(dscp);
@@ -349,13 +370,13 @@ impl Crew {
                 _ => {}
             }
         }
-        // Who is left alone misses this, and is mended after its pause.
+        // A switch or host in a pause misses the change, and is repaired after the pause.
         self.out_of_date.extend(concerned.iter().filter(|node| self.refusals.pause(**node)));
         concerned.retain(|node| self.reachable(fabric, *node));
         concerned
     }
 
-    /// What a switch should do, in its own names.
+    /// Returns the state that a switch should have, by the switch's interface names.
     fn wanted(&self, switch: &Switch) -> SwitchState {
         let mut state = SwitchState::default();
         for (port, interface) in &switch.ports {
@@ -365,7 +386,8 @@ impl Crew {
         state
     }
 
-    /// Tells elements all that they were to be told: canaries, then the others at once.
+    /// Sends the whole state first to the canary switches, and then to all other switches and hosts
+    /// at once. Returns the switches and hosts that did not apply the state.
     async fn tell(&self, fabric: &Fabric, to: &BTreeSet<NodeId>, stamp: Stamp) -> Vec<Trouble> {
         let canary = |node: &NodeId| self.switches.get(node).is_some_and(|switch| switch.canary);
         let (first, then): (Vec<NodeId>, Vec<NodeId>) = to.iter().partition(|node| canary(node));
@@ -400,7 +422,8 @@ impl Crew {
         tasks.all().await.1
     }
 
-    /// Asks switches what they do, and compares it with what they were told.
+    /// Reads the state of switches and compares the state with the last state that the controller
+    /// sent.
     async fn compare(&self, nodes: &BTreeSet<NodeId>) -> Vec<Trouble> {
         let mut tasks = Tasks::default();
         let limit = self.limit;
@@ -414,7 +437,7 @@ impl Crew {
                         (driver.name(), driver.words(std::slice::from_ref(first)).await);
                     let words = words.unwrap_or_default().join(", ");
                     let problem =
-                        format!("switch {name}: does not do what it was told: {words} is missing");
+                        format!("switch {name}: differs from its plan, and still needs: {words}");
                     Err(Said { problem, refused: true })
                 };
                 within(limit, driver.name(), read).await
@@ -423,8 +446,8 @@ impl Crew {
         tasks.all().await.1
     }
 
-    /// Takes back what was told: queues and maps of before are there again before hosts mark by
-    /// them.
+    /// Rolls a plan back. Switches get their former queues and maps before hosts mark frames for
+    /// these queues.
     async fn take_back(
         &mut self,
         fabric: &Fabric,
@@ -438,15 +461,16 @@ impl Crew {
         let mut stuck = self.tell(fabric, &switches, stamp).await;
         stuck.extend(self.tell(fabric, &hosts, stamp).await);
         self.out_of_date.extend(stuck.iter().map(|t| t.node));
-        // Who failed and then could be taken back is as it should be.
+        // A switch or host that failed is up to date again if its rollback succeeded.
         for node in touched.iter().filter(|node| stuck.iter().all(|t| t.node != **node)) {
             self.out_of_date.remove(node);
         }
         stuck
     }
 
-    /// Reads what the elements that are out of date do, and makes it what it should be; who is
-    /// still out of reach stays so. Returns who was changed, with what, and who could not be.
+    /// Reads and repairs the state of switches and hosts that are out of date. Unreachable switches
+    /// and hosts stay out of date. Returns the repaired switches and hosts with the changes, and
+    /// the failed switches and hosts.
     pub async fn mend(
         &mut self,
         fabric: &Fabric,
@@ -467,7 +491,7 @@ impl Crew {
                 within(limit, driver.name(), mended).await
             });
         }
-        // A host is told all that concerns it in any case.
+        // A host always gets its whole plan.
         let hosts = self.out_of_date.iter().copied();
         let hosts: BTreeSet<NodeId> = hosts
             .filter(|node| !self.switches.contains_key(node) && self.connected(fabric, *node))
@@ -485,7 +509,8 @@ impl Crew {
         (mended, trouble)
     }
 
-    /// Compares what all switches do with what they were told; who differs is out of date.
+    /// Compares the state of all switches with the last state that the controller sent. A switch
+    /// counts as out of date if its state differs from the state that the controller sent.
     pub async fn verify(&mut self) -> Vec<Trouble> {
         let known: BTreeSet<NodeId> = self.switches.keys().copied().collect();
         let trouble = self.compare(&known.difference(&self.out_of_date).copied().collect()).await;
@@ -493,19 +518,21 @@ impl Crew {
         trouble
     }
 
-    /// A host's agent came, or a tenant came to a host: it is told with the next [`Self::mend`].
+    /// Marks a host as out of date, because its agent connected or a tenant arrived. The next call
+    /// of [`Self::mend`] sends the plan to the host.
     pub fn must_tell(&mut self, node: NodeId) {
         self.out_of_date.insert(node);
     }
 
-    /// A host's agent came, or came back: what it refused before says nothing any more.
+    /// Deletes the recorded refusals of a host when the host's agent connects, and marks the host
+    /// as out of date.
     pub fn came(&mut self, node: NodeId) {
         self.refusals.followed(node);
         self.must_tell(node);
     }
 }
 
-/// Why an element did not do what it was told.
+/// Reason why a switch or host failed.
 struct Said {
     problem: String,
     refused: bool,
@@ -524,7 +551,7 @@ impl From<DriverError> for Said {
     }
 }
 
-/// What is asked of several elements at once.
+/// Requests that run for several switches and hosts at once.
 struct Tasks<T> {
     set: JoinSet<Result<T, Said>>,
     nodes: HashMap<tokio::task::Id, NodeId>,
@@ -545,13 +572,14 @@ impl<T: Send + 'static> Tasks<T> {
         self.nodes.insert(self.set.spawn(task).id(), node);
     }
 
-    /// What all answered, by element. A task that panicked is an element that did not follow.
+    /// Waits for the answers of all switches and hosts. If the task for a switch or host panicked,
+    /// the switch or host counts as failed.
     async fn all(mut self) -> (Vec<(NodeId, T)>, Vec<Trouble>) {
         let (mut done, mut trouble) = (Vec::new(), Vec::new());
         while let Some(next) = self.set.join_next_with_id().await {
             let (id, result) = match next {
                 Ok((id, result)) => (id, result),
-                Err(error) => (error.id(), Err(Said::failed(&format!("a fault here: {error}")))),
+                Err(error) => (error.id(), Err(Said::failed(&format!("internal error: {error}")))),
             };
             let Some(node) = self.nodes.get(&id).copied() else { continue };
             match result {

@@ -1,18 +1,27 @@
-//! Elements that did not follow a plan, and how long plans leave them out.
+//! Computes the time for which plans exclude a host or switch that refused a plan.
 //!
-//! **Problem.** What one element refuses, it will most likely refuse again with the next interval;
-//! a plan that has it is taken back each time, and nobody else gets its queues. **Rule.** It is
-//! left out for the rest of this interval, and then for 1, 3, 7, ... intervals, [`PAUSE_MAX`] less
-//! one at most, until it has followed a plan.
+//! # Problem
+//!
+//! If a switch or host refuses a change, it will probably refuse the change again in the next
+//! interval. The controller rolls back each plan that contains a refusing switch or host. Without a
+//! pause, one refusing switch or host would therefore stop new queues on all others.
+//!
+//! # Approach
+//!
+//! After a refusal, plans exclude the switch or host for the rest of the interval. After repeated
+//! refusals, plans exclude the switch or host for 1, 3, 7, ... intervals. Plans exclude a switch or
+//! host for at most [`PAUSE_MAX`] - 1 intervals. When a switch or host applies a plan, its earlier
+//! refusals no longer count.
 
 use std::collections::BTreeMap;
 
 use penstock_fabric::topology::NodeId;
 
-/// Longest time from one try to the next, intervals.
+/// Longest time between two plans that use a refusing switch or host, in intervals.
 const PAUSE_MAX: u64 = 32;
 
-/// Who did not follow. Counts intervals itself: a plan that is taken back does not count as one.
+/// Switches and hosts that refused a plan. [`Refusals`] counts intervals itself, because the
+/// controller's count omits an interval whose plan was rolled back.
 #[derive(Debug, Default)]
 pub(super) struct Refusals {
     interval: u64,
@@ -21,9 +30,10 @@ pub(super) struct Refusals {
 
 #[derive(Debug)]
 struct Refusal {
-    /// Intervals from the last try to the next.
+    /// Number of intervals between the refused plan and the next plan that may use the switch or
+    /// host.
     pause: u64,
-    /// The interval of the next try.
+    /// Number of the interval in which plans may use the switch or host again.
     next: u64,
 }
 
@@ -42,7 +52,7 @@ impl Refusals {
         self.nodes.remove(&node);
     }
 
-    /// Whether it is left alone now.
+    /// Returns true if plans exclude the switch or host `node` in this interval.
     pub(super) fn pause(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_some_and(|refusal| self.interval < refusal.next)
     }

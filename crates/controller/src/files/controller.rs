@@ -1,4 +1,5 @@
-//! Reads a controller's file: `[controller]`, `[store]`, `[binding]`, `[tls]` and `[[switch]]`.
+//! Reads a controller's file with the sections `[controller]`, `[store]`, `[binding]`, `[tls]` and
+//! `[[switch]]`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,68 +20,69 @@ use super::{FabricFile, SwitchFile, switch};
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
 
-/// Limit on connections of agents with the same certificate.
+/// Largest permitted value of the key `connections_per_certificate`.
 const CONNECTIONS_MAX: usize = 1_000;
 
-/// A controller as its file describes it.
+/// Settings of a controller as its file describes them.
 #[derive(Clone, Debug)]
 pub struct ControllerFile {
-    /// Name of the controller.
     pub name: String,
     pub fabric: FabricFile,
-    /// Milliseconds between two decisions.
+    /// Milliseconds between two decisions of the controller.
     pub interval_ms: u64,
-    /// Milliseconds between two reports of an agent.
+    /// Milliseconds between two traffic reports of an agent.
     pub report_ms: u64,
-    /// Deadline of a message to a switch or host, in milliseconds.
+    /// Time limit for the answer of a switch or host, in milliseconds.
     pub answer_ms: u64,
-    /// Intervals between two comparisons of all switches with their plans; 0: never.
+    /// Number of intervals after which the controller again compares all switches with their plans.
+    /// 0 means no comparison.
     pub verify_every: u64,
-    /// Unix socket for operators.
+    /// Unix socket on which the controller serves operators.
     pub socket: PathBuf,
-    /// Address where agents connect.
+    /// Address on which the controller listens for agents. `None` means that no agents can connect.
     pub agents: Option<SocketAddr>,
-    /// Limit on connections of agents with the same certificate.
+    /// Maximum number of connections of agents with the same certificate.
     pub connections_per_certificate: usize,
-    /// URL of this controller, to which other controllers redirect agents while this one leads.
+    /// URL at which agents reach this controller. While this controller leads, other controllers
+    /// redirect agents to this URL.
     pub advertise: String,
-    /// Address of the page and of `/metrics`.
+    /// Address on which the controller serves the web page and `/metrics`. `None` means neither.
     pub page: Option<SocketAddr>,
     pub store: StoreFile,
-    /// Settings of queue binding.
+    /// Settings that decide which tenants get their own queues.
     pub binding: Settings,
-    /// Certificates of agents' connections. `None` means that nothing is encrypted or
-    /// authenticated.
+    /// Certificates for agents' connections. `None` means that connections have no encryption and
+    /// no authentication.
     pub tls: Option<TlsFiles>,
-    /// Drivers by node.
+    /// Driver and address of each switch in the topology.
     pub switches: BTreeMap<NodeId, SwitchFile>,
 }
 
-/// Where the controller keeps its state.
+/// Store in which the controller keeps its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreFile {
-    /// A file of this controller alone.
+    /// A store file that only this controller uses.
     File(PathBuf),
-    /// A cluster of etcd, shared by several controllers.
+    /// An etcd cluster that several controllers share.
     Etcd {
-        /// URLs of the members.
+        /// URLs of the members of the etcd cluster.
         endpoints: Vec<String>,
-        /// Certificates for `https`.
+        /// Certificates for `https` connections to the etcd cluster.
         tls: Option<TlsFiles>,
     },
 }
 
-/// Certificates and a key, PEM.
+/// Paths of the PEM files of certificates and a key.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsFiles {
     /// Certificate of the authority that signs the peers' certificates.
     pub ca: PathBuf,
-    /// Certificate of this controller.
+    /// PEM file of the controller's certificate.
     pub cert: PathBuf,
-    /// Private key of `cert`.
+    /// Private key of the certificate in `cert`.
     pub key: PathBuf,
-    /// Revocation lists of that authority.
+    /// Revocation lists of the authority `ca`.
     pub crl: Option<PathBuf>,
 }
 
@@ -95,50 +97,53 @@ impl TlsFiles {
     }
 }
 
-/// `[controller]`: the controller itself.
+/// `[controller]`: name, addresses and time limits of the controller.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Controller {
-    /// Name of the controller, unique among controllers of a fabric. Default `controller`.
+    /// Name of the controller, unique among the controllers of a fabric. Default `controller`.
     #[serde(default = "one")]
     name: String,
-    /// Path of the datacenter's file. A relative path begins at this file's folder.
+    /// Path of the datacenter's file. A relative path starts at the directory of the controller's
+    /// file.
     topology: PathBuf,
-    /// Milliseconds between two decisions, 100 to 60000. Default 4000.
+    /// Milliseconds between two decisions of the controller, 100 to 60000. Default 4000.
     #[serde(default = "four_seconds")]
     #[schemars(range(min = 100, max = 60_000))]
     interval_ms: u64,
-    /// Milliseconds between two reports of an agent, 50 to `interval_ms`. Default 1000.
+    /// Milliseconds between two traffic reports of an agent, 50 to `interval_ms`. Default 1000.
     #[serde(default = "second")]
     #[schemars(range(min = 50, max = 60_000))]
     report_ms: u64,
-    /// Deadline of a message to a switch or host in milliseconds, 10 to 60000. Default 2000.
+    /// Time limit for the answer of a switch or host, in milliseconds, 10 to 60000. Default 2000.
     #[serde(default = "two_seconds")]
     #[schemars(range(min = 10, max = 60_000))]
     answer_ms: u64,
-    /// Intervals between two comparisons of all switches with their plans; 0: never. Default 5.
+    /// Number of intervals after which the controller again compares all switches with their plans.
+    /// 0 means no comparison. Default 5.
     #[serde(default = "five")]
     verify_every: u64,
-    /// Unix socket for operators. Default `/run/penstock/controller.sock`.
+    /// Unix socket on which the controller serves operators. Default
+    /// `/run/penstock/controller.sock`.
     #[serde(default = "socket")]
     socket: PathBuf,
-    /// Address where agents connect. Default: none.
+    /// Address on which the controller listens for agents. Default: none.
     #[schemars(with = "Option<String>")]
     agents: Option<SocketAddr>,
-    /// Limit on connections of agents with the same certificate, 1 to 1000. Default 4.
+    /// Maximum number of connections of agents with the same certificate, 1 to 1000. Default 4.
     #[serde(default = "four")]
     #[schemars(range(min = 1, max = 1_000))]
     connections_per_certificate: usize,
-    /// URL of this controller, to which other controllers redirect agents while this one leads.
-    /// Default: empty.
+    /// URL at which agents reach this controller. While this controller leads, other controllers
+    /// redirect agents to this URL. Default: empty.
     #[serde(default)]
     advertise: String,
-    /// Address of the page and of `/metrics`. Default: none.
+    /// Address on which the controller serves the web page and `/metrics`. Default: none.
     #[schemars(with = "Option<String>")]
     page: Option<SocketAddr>,
 }
 
-/// The schema of a controller's file.
+/// Returns the JSON Schema of a controller's file.
 pub(super) fn schema() -> String {
     let mut tables = Tables::default();
     let properties = json!({
@@ -166,7 +171,7 @@ pub(super) fn schema() -> String {
         "SwitchTls": { "dependentRequired": { "cert": ["key"], "key": ["cert"] } }
     } });
     let required = ["controller", "store"];
-    tables.file("A controller of a fabric.", properties, &required, rules)
+    tables.file("Configures a controller, its store and its drivers.", properties, &required, rules)
 }
 
 fn one() -> String {
@@ -197,52 +202,52 @@ fn socket() -> PathBuf {
     PathBuf::from("/run/penstock/controller.sock")
 }
 
-/// `[store]`: the store of tenants and decisions.
+/// `[store]`: the store in which the controller keeps tenants and decisions.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StoreTable {
-    /// A file of this controller alone.
+    /// Path of a store file that only this controller uses.
     path: Option<PathBuf>,
-    /// URLs of etcd's members, instead of `path`.
+    /// URLs of the members of an etcd cluster, as an alternative to `path`.
     #[serde(default)]
     endpoints: Vec<String>,
-    /// Certificates for etcd with `https`.
+    /// Certificates for `https` connections to etcd.
     tls: Option<TlsFiles>,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, JsonSchema)]
 enum Map {
-    /// The code point is the queue.
+    /// Each code point has a fixed queue, which is identical on all ports.
     #[default]
     #[serde(rename = "static-map")]
     Static,
-    /// The same queue on all ports of one switch.
+    /// A tenant has one queue number, which is identical on all ports of a switch.
     #[serde(rename = "per-port-map")]
     PerPort,
-    /// Any queue on each port.
+    /// A tenant may have a different queue on each port.
     #[serde(rename = "per-egress-map")]
     PerEgress,
 }
 
-/// `[binding]`: how tenants get queues.
+/// `[binding]`: settings that decide how tenants get their own queues.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct BindingTable {
-    /// Relation between code points and queues. Default `static-map`.
+    /// Rule by which switches map code points to queues. Default `static-map`.
     #[serde(default)]
     map: Map,
-    /// Code points that the controller never uses. Default: none.
+    /// Code points that the controller never gives to tenants. Default: none.
     #[serde(default)]
     reserved_code_points: Vec<u8>,
-    /// Longest time of a packet in the fabric in milliseconds, 0 to 10000. Default 100.
+    /// Longest time that a packet spends in the fabric, in milliseconds, 0 to 10000. Default 100.
     #[serde(default = "hundred")]
     #[schemars(range(max = 10_000))]
     drain_ms: u64,
-    /// Intervals for which a tenant keeps a new queue. Default 2.
+    /// Minimum number of intervals for which a tenant keeps a new queue. Default 2.
     #[serde(default = "two")]
     hold: u64,
-    /// Hysteresis in percent: a tenant takes another tenant's queue only if its score is higher by
-    /// this. Default 10.
+    /// Hysteresis in percent. A tenant takes another tenant's queue only if its score is more than
+    /// `hysteresis_pct` percent higher. Default 10.
     #[serde(default = "ten")]
     hysteresis_pct: u32,
 }
@@ -271,7 +276,8 @@ fn ten() -> u32 {
     10
 }
 
-/// Reads the sections. `fabric` reads the topology's file. Relative paths begin at `folder`.
+/// Reads the sections of a controller's file. The argument `fabric` is a function that reads the
+/// topology's file. Relative paths start at `folder`.
 pub(super) fn read(
     root: &Table,
     folder: &Path,
@@ -390,7 +396,7 @@ fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option
     if table.drain_ms > 10_000 {
         wrong("drain_ms", format!("`drain_ms`: {}", table.drain_ms), "write 0 to 10000");
     }
-    // Of the reserved queues, binding uses only the shared one.
+    // Of the reserved queues, binding uses only the shared queue.
     let queues = u8::try_from(fabric.policy.dedicated() + 1).unwrap_or(u8::MAX);
     Some(Settings {
         queues,

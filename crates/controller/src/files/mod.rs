@@ -1,9 +1,15 @@
-//! The controller's files: a controller, a datacenter and its tenants as TOML. A file with any
-//! mistake is refused as a whole.
+//! Reads the controller's TOML files. The three kinds of files describe a controller, a datacenter
+//! and its tenants. If a file has any mistake, the controller refuses the whole file.
 //!
-//! [`penstock_toml`] checks the syntax and each object's own values. This module checks references
-//! between objects. All mistakes of a step are reported at once, each with line, object, limit and
-//! remedy. Keys are in `docs/reference/controller.md` and `docs/reference/fabric.md`.
+//! The controller checks a file in three steps:
+//!
+//! 1. [`penstock_toml`] checks the TOML syntax of the file.
+//! 2. [`penstock_toml`] checks the values of each object.
+//! 3. The parser of the file's kind checks the references between objects.
+//!
+//! The error lists all mistakes that a step of the check finds, each with line, object, limit and
+//! remedy. If one step of the check finds mistakes, later steps may be skipped.
+//! `docs/reference/controller.md` and `docs/reference/fabric.md` describe the keys of the files.
 
 use std::path::Path;
 
@@ -21,19 +27,19 @@ pub use switch::{DriverFile, LoginFile, PenstockFile, SonicFile, SwitchFile, Swi
 pub use tenants::{Layer, TenantWish};
 pub use topology::FabricFile;
 
-/// The kinds of files that this crate reads. The committed copy of a schema is
-/// `docs/NAME.schema.json`.
+/// Kinds of files that the controller reads, with their JSON Schemas.
+/// `docs/reference/NAME.schema.json` is the committed copy of a schema.
 pub const SCHEMAS: [FileSchema; 3] = [
     ("controller", controller::schema),
     ("fabric", topology::schema),
     ("tenants", tenants::schema),
 ];
 
-/// Reads the text of a datacenter. `file` is the name of the file in errors.
+/// Reads the text of a datacenter's file. `file` is the file name that errors show.
 ///
 /// # Errors
-/// The text has mistakes. The error has all mistakes of the first step that finds any, in the order
-/// of the text.
+/// Returns an error if the text has mistakes. The error lists mistakes in the order of the text.
+/// The error lists only the mistakes of the first step that failed: syntax, values or references.
 pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors> {
     read(text, file, |root, report| {
         unknown_sections(root, &topology::SECTIONS, report);
@@ -41,11 +47,11 @@ pub fn parse_topology(text: &str, file: &str) -> Result<FabricFile, ConfigErrors
     })
 }
 
-/// Reads the text of a datacenter's tenants in their order. A tenant may be near to, or apart from,
-/// earlier tenants of the file and tenants that are `known` already.
+/// Reads the text of a file of tenants, in the order of the file. The table of a tenant may refer
+/// to earlier tenants in the file and to the tenants in the argument `known`.
 ///
 /// # Errors
-/// The same as those of [`parse_topology`].
+/// Returns an error in the same cases as [`parse_topology`].
 pub fn parse_tenants(
     text: &str,
     file: &str,
@@ -58,27 +64,28 @@ pub fn parse_tenants(
     })
 }
 
-/// Reads a datacenter's file.
+/// Reads the file of a datacenter from disk.
 ///
 /// # Errors
-/// The same as those of [`parse_topology`]. A file that cannot be read is a mistake.
+/// Returns an error in the same cases as [`parse_topology`], and if the file cannot be read.
 pub fn load_topology(path: &Path) -> Result<FabricFile, ConfigErrors> {
     parse_topology(&read_file(path)?, &path.display().to_string())
 }
 
-/// Reads a file of tenants.
+/// Reads a file of tenants from disk.
 ///
 /// # Errors
-/// The same as those of [`parse_tenants`]. A file that cannot be read is a mistake.
+/// Returns an error in the same cases as [`parse_tenants`], and if the file cannot be read.
 pub fn load_tenants(path: &Path, topology: &Topology) -> Result<Vec<TenantWish>, ConfigErrors> {
     parse_tenants(&read_file(path)?, &path.display().to_string(), topology, &[])
 }
 
-/// Reads a controller's file and the topology that it names. Relative paths begin at the file's
-/// folder.
+/// Reads a controller's file and the topology that it names. Relative paths start at the directory
+/// of the controller's file.
 ///
 /// # Errors
-/// The same as those of [`parse_topology`]. Mistakes of the topology's file are included.
+/// Returns an error in the same cases as [`parse_topology`], and if the topology's file has
+/// mistakes.
 pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
     let folder = path.parent().map(Path::to_path_buf).unwrap_or_default();
     read(&read_file(path)?, &path.display().to_string(), |root, report| {

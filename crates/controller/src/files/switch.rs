@@ -1,4 +1,5 @@
-//! Reads `[[switch]]`, which has the driver and the address of a switch in the topology.
+//! Reads the tables `[[switch]]`, which contain the driver and the address of each switch in the
+//! topology.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,38 +12,39 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use toml_edit::Table;
 
-/// The driver of a switch.
+/// A `[[switch]]` table whose values are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchFile {
-    /// Driver and address.
     pub driver: DriverFile,
-    /// Whether the switch is changed before others.
+    /// True if the controller changes this switch first, as a trial. After a successful trial, the
+    /// controller changes the other switches.
     pub canary: bool,
-    /// Interfaces by neighbour.
+    /// Names of the interfaces through which the switch reaches each neighbour in the topology.
     pub interfaces: BTreeMap<NodeId, Vec<String>>,
 }
 
-/// A driver and the address of its switch.
+/// A driver and the address of the switch that it configures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DriverFile {
-    /// A switch in memory, for trials.
+    /// A simulated switch in memory, for tests of a configuration.
     Sim,
-    /// Linux, in a network namespace.
+    /// A Linux host in a network namespace, which the controller configures with `tc`.
     LinuxTc {
-        /// Name or path of the namespace. `None` means the controller's own namespace.
+        /// Name or path of the network namespace. `None` means the controller's own namespace.
         netns: Option<String>,
     },
-    /// SONiC, through its redis.
+    /// A SONiC switch, which the controller configures through its redis.
     Sonic(SonicFile),
-    /// A Penstock host.
+    /// A Penstock host that acts as a switch.
     Penstock(PenstockFile),
-    /// OpenConfig's QoS model through gNMI.
+    /// A switch with OpenConfig's QoS model, which the controller configures through gNMI.
     Gnmi {
         /// `host:port`.
         address: String,
-        /// Certificates. `None` means that nothing is encrypted.
+        /// Certificates for the connection to the gNMI target. `None` means that the connection has
+        /// no encryption.
         tls: Option<SwitchTls>,
-        /// Login, for targets that require one.
+        /// User name and password file for the gNMI target. `None` if the target requires no login.
         login: Option<LoginFile>,
     },
 }
@@ -50,98 +52,105 @@ pub enum DriverFile {
 /// A SONiC switch and properties of its image and platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SonicFile {
-    /// `redis://host:port` or `unix:///path`.
+    /// Address of the switch's redis: `redis://host:port` or `unix:///path`.
     pub address: String,
-    /// Traffic classes of the platform. `None` means the driver's default.
+    /// Number of traffic classes of the platform. `None` means the default number of classes of the
+    /// SONiC driver.
     pub classes: Option<u8>,
-    /// Whether entries refer to others as `[TABLE|name]`.
+    /// True if entries of CONFIG_DB refer to other entries as `[TABLE|name]`. False if entries of
+    /// CONFIG_DB refer to other entries by the plain name.
     pub bracketed: bool,
-    /// Whether a tenant may have queue 7.
+    /// True if a tenant may have queue 7, which SONiC uses for its own control packets.
     pub control_queue: bool,
-    /// File with redis's password. White space at its end is removed.
+    /// File with redis's password. The controller ignores white space at the end of the file.
     pub password: Option<PathBuf>,
 }
 
-/// The address of a Penstock host.
+/// Address at which the controller reaches a Penstock host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PenstockFile {
-    /// Socket of the API on this machine.
+    /// Unix socket of the API of a Penstock daemon on the controller's machine.
     Socket(PathBuf),
-    /// A network address, with certificates of both ends.
+    /// Network address of a Penstock daemon, with certificates for both ends of the connection.
     Tcp {
         /// `host:port`.
         address: String,
         /// Certificate of the authority that signs the switch's certificate.
         ca: PathBuf,
-        /// Certificate of this controller.
+        /// PEM file of the controller's certificate.
         cert: PathBuf,
         /// Private key of `cert`.
         key: PathBuf,
-        /// The name in the switch's certificate.
+        /// DNS name in the switch's certificate.
         server_name: String,
     },
 }
 
-/// `tls = { ca = "...", cert = "...", key = "...", server_name = "..." }` of a switch: PEM files.
+/// PEM files for the controller's TLS connection to a switch, as in `tls = { ca = "...", cert =
+/// "...", key = "...", server_name = "..." }`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwitchTls {
     /// Certificate of the authority that signs the switch's certificate.
     pub ca: PathBuf,
-    /// Certificate of this controller. Needs `key`.
+    /// Certificate of the controller. Requires `key`.
     pub cert: Option<PathBuf>,
     /// Private key of `cert`.
     pub key: Option<PathBuf>,
-    /// Name in the switch's certificate. Default: for gnmi the host of `address`, for penstock the
-    /// switch's `name`.
+    /// Name in the switch's certificate. Default for the driver gnmi: the host of `address`.
+    /// Default for the driver penstock: the switch's `name`.
     pub server_name: Option<String>,
 }
 
-/// A user and the file of the password.
+/// User name and password file of a login at a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoginFile {
     pub user: String,
-    /// File with the password. White space at its end is removed.
+    /// File with the password of the login. The controller ignores white space at the end of the
+    /// file.
     pub password: PathBuf,
 }
 
-/// `[[switch]]`: the driver of a switch of the topology.
+/// `[[switch]]`: driver and address of a switch in the topology.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Switch")]
 pub(super) struct SwitchTable {
     /// Name of the switch in the topology.
     name: String,
-    /// Driver of the switch.
+    /// Driver that configures the switch.
     driver: Driver,
-    /// linux-tc: network namespace of the switch, a name or a path. Default: the controller's
-    /// namespace.
+    /// For linux-tc: network namespace of the switch, as a name or a path. The default is the
+    /// network namespace of the controller.
     netns: Option<String>,
-    /// sonic-configdb: `redis://HOST:PORT` or `unix:///PATH`; penstock: `HOST:PORT` or
-    /// `unix:///PATH`; gnmi: `HOST:PORT`.
+    /// Address at which the driver reaches the switch. For sonic-configdb: `redis://HOST:PORT` or
+    /// `unix:///PATH`. For penstock: `HOST:PORT` or `unix:///PATH`. For gnmi: `HOST:PORT`.
     address: Option<String>,
-    /// penstock, gnmi: certificates of both ends.
+    /// For penstock and gnmi: certificates for both ends of the connection.
     tls: Option<SwitchTls>,
-    /// gnmi: the user, with `password_file` and `tls`.
+    /// For gnmi: user name of the login. The key `user` requires `password_file` and `tls`.
     user: Option<String>,
-    /// gnmi, sonic-configdb: file that contains only the password.
+    /// For gnmi and sonic-configdb: file that contains only the password.
     password_file: Option<PathBuf>,
-    /// sonic-configdb: traffic classes of the platform, 2 to 16. Default 8.
+    /// For sonic-configdb: number of traffic classes of the platform, 2 to 16. Default 8.
     #[schemars(range(min = 2, max = 16))]
     classes: Option<u8>,
-    /// sonic-configdb: form of references between entries. Default `plain`.
+    /// For sonic-configdb: form of references between entries of CONFIG_DB. Default `plain`.
     references: Option<References>,
-    /// sonic-configdb: whether a tenant may have queue 7. Default `false`.
+    /// For sonic-configdb: true if a tenant may have queue 7, which SONiC uses for its own control
+    /// packets. Default `false`.
     control_queue: Option<bool>,
-    /// Whether the switch is changed before the others, as a trial. Default `false`.
+    /// True if the controller changes this switch before all other switches, as a trial. Default
+    /// `false`.
     #[serde(default)]
     canary: bool,
-    /// Interfaces of the switch, by neighbour in the topology.
+    /// Names of the interfaces through which the switch reaches each neighbour in the topology.
     #[serde(default)]
     interfaces: BTreeMap<String, Vec<String>>,
 }
 
-/// Rules of the schema: the keys of each driver, and keys that need each other.
+/// Returns the schema's rules about the keys of each driver, and about keys that require other
+/// keys.
 pub(super) fn rules() -> Value {
     let is = |driver: Driver| need(&["driver"], json!({ "driver": { "const": driver.words().0 } }));
     let of_driver = |driver: Driver| {
@@ -180,7 +189,7 @@ pub(super) fn rules() -> Value {
     })
 }
 
-/// Keys that only some drivers have.
+/// Keys of `[[switch]]` that only some drivers have.
 const KEYS: [&str; 8] =
     ["netns", "address", "tls", "user", "password_file", "classes", "references", "control_queue"];
 
@@ -188,29 +197,29 @@ const KEYS: [&str; 8] =
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum References {
-    /// By name.
+    /// References between entries of CONFIG_DB by plain name, for SONiC images since 202106.
     Plain,
-    /// As `[TABLE|name]`, for images before 202106.
+    /// References as `[TABLE|name]`, for SONiC images before 202106.
     Bracketed,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum Driver {
-    /// A switch in memory.
+    /// A simulated switch in memory.
     Sim,
-    /// `tc` and `ip` on Linux.
+    /// Linux, which the controller configures with `tc` and `ip`.
     LinuxTc,
-    /// SONiC's redis.
+    /// A SONiC switch, which the controller configures through its redis.
     SonicConfigdb,
-    /// A Penstock host that is a switch.
+    /// A Penstock host that acts as a switch.
     Penstock,
-    /// OpenConfig's QoS model through gNMI.
+    /// OpenConfig's QoS model, which the controller configures through gNMI.
     Gnmi,
 }
 
 impl Driver {
-    /// Name of the driver in the file, and the driver's own keys.
+    /// Returns the name of the driver in the file, and the keys that only this driver has.
     const fn words(self) -> (&'static str, &'static [&'static str]) {
         match self {
             Self::Sim => ("sim", &[]),
@@ -225,7 +234,7 @@ impl Driver {
     }
 }
 
-/// Reads the drivers of all switches of the topology.
+/// Reads the drivers of all switches in the topology.
 pub(super) fn read(
     root: &Table,
     folder: &Path,
@@ -238,10 +247,10 @@ pub(super) fn read(
         if let Some((node, switch)) = switch(object, folder, topology, report)
             && switches.insert(node, switch).is_some()
         {
-            report.at(object, "name", "this switch has two tables", "remove one");
+            report.at(object, "name", "two [[switch]] tables for one switch", "remove one");
         }
     }
-    // A switch with an invalid table is not missing.
+    // A switch with an invalid table is not reported as missing.
     let named = |node| {
         let name = topology.name(node).to_string();
         objects.iter().any(|object| object.name.as_ref() == Some(&name))
@@ -249,7 +258,7 @@ pub(super) fn read(
     for layer in 1..topology.layers() {
         for node in topology.layer(layer).filter(|node| !named(*node)) {
             let problem = format!("no [[switch]] for `{}` of the topology", topology.name(node));
-            report.file(problem, "add one with `name` and `driver`");
+            report.file(problem, "add a [[switch]] with `name` and `driver`");
         }
     }
     switches
@@ -279,7 +288,7 @@ fn switch(
     Some((node, SwitchFile { driver, canary: table.canary, interfaces }))
 }
 
-/// Reports keys that the driver does not use.
+/// Reports an error for each key that the switch's driver does not use.
 fn foreign_keys(object: &Object<'_, SwitchTable>, table: &SwitchTable, report: &mut Report<'_>) {
     let (driver, own) = table.driver.words();
     let given = [
@@ -294,7 +303,7 @@ fn foreign_keys(object: &Object<'_, SwitchTable>, table: &SwitchTable, report: &
     ];
     for (key, _) in KEYS.iter().zip(given).filter(|(key, given)| *given && !own.contains(key)) {
         let problem = format!("`{key}` is not a key of driver \"{driver}\"");
-        report.at(object, key, problem, "remove it, or write another driver");
+        report.at(object, key, problem, "remove the key, or set another `driver`");
     }
 }
 
@@ -316,7 +325,7 @@ fn sonic(
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<SonicFile> {
-    let remedy = "write the address of its Redis: redis://HOST:PORT or unix:///PATH";
+    let remedy = "write the address of the switch's redis: redis://HOST:PORT or unix:///PATH";
     let address = address(object, table, remedy, report)?;
     if let Some(classes) = table.classes.filter(|classes| !(2..=16).contains(classes)) {
         let problem = format!("`classes`: {classes} traffic classes");
@@ -337,7 +346,7 @@ fn penstock(
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<PenstockFile> {
-    let remedy = "write unix:///PATH of its socket, or HOST:PORT of its `listen`";
+    let remedy = "write unix:///PATH of the daemon's socket, or HOST:PORT of its `listen`";
     let address = address(object, table, remedy, report)?;
     if let Some(path) = address.strip_prefix("unix://") {
         if !path.starts_with('/') {
@@ -354,7 +363,7 @@ fn penstock(
                 object,
                 "tls",
                 "`tls` has no effect on a unix socket",
-                "remove it, or write HOST:PORT",
+                "remove `tls`, or write HOST:PORT",
             );
         }
         return Some(PenstockFile::Socket(PathBuf::from(path)));
@@ -362,7 +371,7 @@ fn penstock(
     host_and_port(object, &address, report);
     let Some(tls) = tls(object, table, folder, report) else {
         let problem = "over the network, the driver \"penstock\" needs certificates";
-        report.at(object, "address", problem, "add `tls`, or write unix:///PATH of its socket");
+        report.at(object, "address", problem, "add `tls`, or write a socket as unix:///PATH");
         return None;
     };
     let (Some(cert), Some(key)) = (tls.cert, tls.key) else {
@@ -380,7 +389,7 @@ fn gnmi(
     folder: &Path,
     report: &mut Report<'_>,
 ) -> Option<DriverFile> {
-    let remedy = "write host and port of its gNMI target, as in \"10.0.0.9:9339\"";
+    let remedy = "write host and port of the gNMI target, as in \"10.0.0.9:9339\"";
     let address = address(object, table, remedy, report)?;
     host_and_port(object, &address, report);
     let tls = tls(object, table, folder, report);
@@ -390,7 +399,7 @@ fn gnmi(
         }
         (None, None) => None,
         (Some(_), None) => {
-            report.at(object, "user", "`user` without `password_file`", "name a file with it");
+            report.at(object, "user", "`user` without `password_file`", "add `password_file`");
             None
         }
         (None, Some(_)) => {
@@ -410,7 +419,7 @@ fn host_and_port(object: &Object<'_, SwitchTable>, address: &str, report: &mut R
     let port = named.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port != 0);
     if port.is_none() || address.contains('/') {
         let problem = format!("{address:?} has no host or no port");
-        report.at(object, "address", problem, "write both, as in \"10.0.0.9:9339\"");
+        report.at(object, "address", problem, "write host and port, as in \"10.0.0.9:9339\"");
     }
 }
 
@@ -449,20 +458,28 @@ fn interfaces(
     for (name, list) in &table.interfaces {
         match near.get(name) {
             Some(far) if !list.is_empty() => drop(interfaces.insert(*far, list.clone())),
-            Some(_) => report.at(object, "interfaces", format!("none to `{name}`"), "name one"),
+            Some(_) => {
+                let problem = format!("the list for `{name}` is empty");
+                report.at(object, "interfaces", problem, "name an interface");
+            }
             None => {
                 let problem = format!("no link to `{name}`");
-                report.at(object, "interfaces", problem, "name neighbours in the topology");
+                report.at(
+                    object,
+                    "interfaces",
+                    problem,
+                    "name only nodes that have a link to the switch",
+                );
             }
         }
     }
     for (name, far) in &near {
-        // In memory any name is allowed.
+        // A switch in memory accepts any name.
         if table.driver == Driver::Sim {
             interfaces.entry(*far).or_insert_with(|| vec![name.clone()]);
         } else if !interfaces.contains_key(far) {
             let problem = format!("no interface to `{name}`");
-            report.at(object, "interfaces", problem, "name it");
+            report.at(object, "interfaces", problem, "name an interface");
         }
     }
     interfaces

@@ -1,4 +1,4 @@
-//! Reads `[[tenant]]`, which has the request of a tenant.
+//! Reads the tables `[[tenant]]`, which contain the requests of tenants.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use toml_edit::Table;
 
 pub(super) const SECTIONS: [&str; 1] = ["tenant"];
 
-/// A kind of fault domain.
+/// Kind of fault domain: server, rack or pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Layer {
@@ -29,24 +29,26 @@ pub enum Layer {
 }
 
 impl Layer {
-    /// The number of the layer: 0, 1, 2.
+    /// Returns the layer's number: 0 for servers, 1 for racks and 2 for pods.
     #[must_use]
     pub const fn number(self) -> usize {
         self as usize
     }
 }
 
-/// A tenant as its file describes it.
+/// Request of a tenant as the file describes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TenantWish {
-    /// Name of the tenant.
     pub name: String,
-    /// The request. [`Affinity::near`] and [`Affinity::apart`] are empty.
+    /// Requested VMs, guarantees and limits on placement. In this request, [`Affinity::near`] and
+    /// [`Affinity::apart`] are empty, because [`TenantWish`] has fields with the same names.
     pub request: Request,
-    /// Earlier tenants and the layer of the fault domain that the tenant shares with them. An index
-    /// counts the known tenants first, then those of this file.
+    /// Earlier tenants with which this tenant must share a fault domain. Each pair contains a
+    /// tenant's index and the layer of the fault domain (0 server, 1 rack, 2 pod). Indices count
+    /// the known tenants first, and then the tenants of the parsed file.
     pub near: Vec<(usize, usize)>,
-    /// Earlier tenants and the layer of the fault domain that the tenant does not share with them.
+    /// Earlier tenants with which this tenant must not share a fault domain. Each pair contains a
+    /// tenant's index and the layer of the fault domain (0 server, 1 rack, 2 pod).
     pub apart: Vec<(usize, usize)>,
 }
 
@@ -56,25 +58,27 @@ pub struct TenantWish {
 struct Tenant {
     /// Unique name.
     name: String,
-    /// Number of VMs, if all have the same guarantee.
+    /// Number of VMs, if all VMs have the same guarantee.
     #[schemars(range(min = 1, max = 1_048_576))]
     vms: Option<u32>,
     /// Guarantee of each VM for sending and receiving, in bits per second.
     rate: Option<BitsPerSecond>,
-    /// Guarantee of each VM for sending, in bits per second. Instead of `rate`, with `recv`.
+    /// Guarantee of each VM for sending, in bits per second. The key `send` requires `recv` and
+    /// excludes `rate`.
     send: Option<BitsPerSecond>,
-    /// Guarantee of each VM for receiving, in bits per second. With `send`.
+    /// Guarantee of each VM for receiving, in bits per second. Requires `send`.
     recv: Option<BitsPerSecond>,
-    /// Classes of VMs, instead of `vms` and `rate`.
+    /// Classes of VMs with different guarantees. The key `class` is an alternative to `vms` and
+    /// `rate`.
     #[serde(default)]
     class: Vec<Class>,
-    /// Limit on VMs on one server. Default: no limit.
+    /// Maximum number of the tenant's VMs on one server. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_server: Option<u32>,
-    /// Limit on VMs in one rack. Default: no limit.
+    /// Maximum number of the tenant's VMs in one rack. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_rack: Option<u32>,
-    /// Limit on VMs in one pod. Default: no limit.
+    /// Maximum number of the tenant's VMs in one pod. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_pod: Option<u32>,
     /// Minimum number of servers with VMs of the tenant. Default 1.
@@ -86,19 +90,22 @@ struct Tenant {
     /// Minimum number of pods with VMs of the tenant. Default 1.
     #[schemars(range(min = 1))]
     least_pods: Option<u32>,
-    /// Servers and switches below which all VMs must be. Default: anywhere.
+    /// Names of the servers and switches to which placement is limited. All VMs of the tenant must
+    /// be on these servers or on servers below these switches. Default: anywhere.
     #[serde(default)]
     within: Vec<String>,
     /// Earlier tenants with which the tenant must share a fault domain.
     #[serde(default)]
     near: Vec<String>,
-    /// Fault domain of `near`. Default `rack`.
+    /// Kind of fault domain (server, rack or pod) that the tenant must share with the tenants in
+    /// `near`. Default `rack`.
     #[serde(default = "rack")]
     near_in: Layer,
     /// Earlier tenants with which the tenant must not share a fault domain.
     #[serde(default)]
     apart: Vec<String>,
-    /// Fault domain of `apart`. Default `server`.
+    /// Kind of fault domain (server, rack or pod) that the tenant must not share with the tenants
+    /// in `apart`. Default `server`.
     #[serde(default)]
     apart_in: Layer,
 }
@@ -107,7 +114,7 @@ fn rack() -> Layer {
     Layer::Rack
 }
 
-/// `[[tenant.class]]`: VMs with the same guarantee.
+/// `[[tenant.class]]`: a class of VMs with the same guarantee.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Class {
@@ -116,13 +123,14 @@ struct Class {
     vms: u32,
     /// Guarantee of each VM for sending and receiving, in bits per second.
     rate: Option<BitsPerSecond>,
-    /// Guarantee of each VM for sending, in bits per second. Instead of `rate`, with `recv`.
+    /// Guarantee of each VM for sending, in bits per second. The key `send` requires `recv` and
+    /// excludes `rate`.
     send: Option<BitsPerSecond>,
-    /// Guarantee of each VM for receiving, in bits per second. With `send`.
+    /// Guarantee of each VM for receiving, in bits per second. Requires `send`.
     recv: Option<BitsPerSecond>,
 }
 
-/// The schema of a file of tenants.
+/// Returns the JSON Schema of a file of tenants.
 pub(super) fn schema() -> String {
     let mut tables = Tables::default();
     let properties = json!({ "tenant": tables.list::<Tenant>() });
@@ -161,7 +169,7 @@ pub(super) fn read(
             && names.get(name).is_some_and(|at| *at >= known.len())
         {
             let problem = format!("the name `{name}` is taken");
-            report.at(object, "name", problem, "give each tenant a name of its own");
+            report.at(object, "name", problem, "give each tenant a unique name");
         }
         wishes.push(wish(object, topology, &names, report));
         names.extend(object.name.clone().map(|name| (name, at)));
@@ -179,8 +187,8 @@ fn wish(
     let hose = hose(object, tenant, report)?;
     let (vms, slots) = (u64::from(hose.vms()), topology.slots_all());
     if vms > slots {
-        let problem = format!("{vms} VMs, and the datacenter has {slots} slots");
-        report.at(object, "vms", problem, "ask for fewer VMs");
+        let problem = format!("{vms} VMs do not fit into the {slots} slots of the datacenter");
+        report.at(object, "vms", problem, "request fewer VMs");
     }
     let spread = spread(object, tenant, topology, &hose, report);
     let within = tenant.within.iter().enumerate().filter_map(|(at, name)| {
@@ -196,8 +204,9 @@ fn wish(
         let found = list.iter().enumerate().filter_map(|(at, name)| {
             let other = names.get(name).copied();
             if other.is_none() {
-                let problem = format!("there is no tenant `{name}` before this one");
-                let remedy = "correct the name, or move that tenant up";
+                let problem = format!("no earlier tenant has the name `{name}`");
+                let remedy =
+                    "correct the name, or move the named tenant before this tenant in the file";
                 report.at(object, &format!("{key}.{at}"), problem, remedy);
             }
             Some((other?, layer.number()))
@@ -218,8 +227,8 @@ fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -
         };
         vec![Class { vms, rate: tenant.rate, send: tenant.send, recv: tenant.recv }]
     } else if tenant.vms.is_some() || tenant.rate.is_some() {
-        let problem = "both `vms` or `rate` and [[tenant.class]]";
-        report.at(object, "class", problem, "write one of the two");
+        let problem = "`vms` and `rate` conflict with [[tenant.class]]";
+        report.at(object, "class", problem, "remove `vms` and `rate`, or [[tenant.class]]");
         return None;
     } else {
         tenant.class.clone()
@@ -230,7 +239,7 @@ fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -
             (Some(rate), None, None) => (rate, rate),
             (None, Some(send), Some(recv)) => (send, recv),
             _ => {
-                let problem = "a guarantee is `rate`, or `send` and `recv`";
+                let problem = "a guarantee needs either `rate`, or both `send` and `recv`";
                 report.at(object, "rate", problem, "write `rate`, or `send` and `recv`");
                 return None;
             }
@@ -277,7 +286,7 @@ fn spread(
         }
         let key = if most_vms.is_some() { most_key } else { least_key };
         if layer >= topology.layers() {
-            report.at(object, key, "the topology has no such layer", "remove the bound");
+            report.at(object, key, "the topology has no layer of this number", "remove the bound");
             continue;
         }
         if most_vms == Some(0) || least_domains == Some(0) {
@@ -285,7 +294,7 @@ fn spread(
         }
         if least_domains.is_some_and(|least| least > hose.vms()) {
             let problem = format!("more fault domains than VMs ({})", hose.vms());
-            report.at(object, least_key, problem, "write at most the number of VMs");
+            report.at(object, least_key, problem, "write at most the tenant's number of VMs");
         }
         spread.push(Spread { layer, most_vms, least_domains });
     }

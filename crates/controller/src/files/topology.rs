@@ -1,5 +1,6 @@
-//! Reads the file of a datacenter. It has `[fabric]`, `[[out]]`, and one of two trees: a regular
-//! tree (`[servers]` and `[[tier]]`) or a listed one (`[[server]]`, `[[switch]]` and `[[link]]`).
+//! Reads the file of a datacenter. A datacenter's file has `[fabric]`, `[[out]]`, and either a
+//! regular tree or a listed tree. A regular tree has `[servers]` and `[[tier]]`. A listed tree has
+//! `[[server]]`, `[[switch]]` and `[[link]]`.
 
 use penstock_fabric::ledger::Service;
 use penstock_fabric::tenant_placement::{Policy, QueueWeight};
@@ -18,43 +19,45 @@ use toml_edit::Table;
 pub(super) const SECTIONS: [&str; 7] =
     ["fabric", "servers", "tier", "server", "switch", "link", "out"];
 
-/// A datacenter as its file describes it.
+/// Topology and placement settings of a datacenter as its file describes them.
 #[derive(Clone, Debug)]
 pub struct FabricFile {
-    /// Name of the datacenter.
     pub name: String,
     pub topology: Topology,
-    /// The regular tree, if the file describes one.
+    /// Regular tree of the datacenter. `None` if the file describes a listed tree.
     pub regular: Option<Regular>,
-    /// Part of each link's rate that is never reserved, in thousandths.
+    /// Part of each link's rate that tenants can never reserve, in thousandths.
     pub headroom_permille: u32,
-    /// Policy of placement: queues and their weight.
+    /// Settings of placement: the number of queues per port, and how much queues count against
+    /// bandwidth.
     pub policy: Policy,
-    /// Nodes that accept no new VMs.
+    /// Nodes that accept no new VMs, and the state of each node: drained or failed.
     pub out: Vec<(NodeId, Service)>,
 }
 
-/// `[fabric]`: the datacenter.
+/// `[fabric]`: name, queues and placement settings of the datacenter.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Fabric {
     /// Name of the datacenter. Default: empty.
     #[serde(default)]
     name: String,
-    /// Part of each link's rate that is never reserved, in percent, 0 to 100. Default 0.
+    /// Part of each link's rate that tenants can never reserve, in percent, 0 to 100. Default 0.
     #[serde(default)]
     #[schemars(range(min = 0, max = 100))]
     headroom_pct: f64,
-    /// Queues of a switch port, 2 to 64. Default 8.
+    /// Number of queues of each switch port, 2 to 64. Default 8.
     #[serde(default = "eight")]
     #[schemars(range(min = 2, max = 64))]
     queues: u8,
-    /// Queues that tenants never get for themselves, including the shared queue: 1 to `queues` - 1.
-    /// Default 1.
+    /// Number of reserved queues of a switch port, which no tenant may own, 1 to `queues` - 1. The
+    /// shared queue is one of the reserved queues. Default 1.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 63))]
     reserved_queues: u8,
-    /// Weight of queues against bandwidth in placement, 0 to 1. Default: by load.
+    /// Weight of the queue cost in the choice of a tenant's servers, 0 to 1; the bandwidth cost has
+    /// the rest. By default, the weight of the queue cost depends on the load of the datacenter's
+    /// links.
     #[schemars(range(min = 0, max = 1))]
     queue_weight: Option<f64>,
 }
@@ -67,29 +70,30 @@ fn one() -> u8 {
     1
 }
 
-/// `[servers]`: the servers of a regular tree.
+/// `[servers]`: properties of all servers of a regular tree.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Servers {
-    /// VMs that each server can have, 1 to 1048576.
+    /// Maximum number of VMs on each server, 1 to 1048576.
     #[schemars(range(min = 1, max = 1_048_576))]
     slots: u32,
 }
 
-/// `[[tier]]`: a layer of a regular tree, the lowest first.
+/// `[[tier]]`: a layer of switches in a regular tree; the first table is the lowest layer.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct TierTable {
-    /// Groups of the tier below (servers, racks, pods) in a group of this tier.
+    /// Number of members of each group in this tier. In the lowest tier, the members of a group are
+    /// servers. In each other tier, the members of a group are groups of the tier below.
     #[schemars(range(min = 1))]
     fan_out: u32,
-    /// Links of each node below into this tier. Default 1.
+    /// Number of links from each server or switch of the layer below to this tier. Default 1.
     #[serde(default = "one_link")]
     #[schemars(range(min = 1))]
     uplinks: u32,
-    /// Bits per second of each such link, in each direction.
+    /// Rate of each link from the layer below to this tier, in bits per second in each direction.
     rate: Option<BitsPerSecond>,
-    /// Ratio of the rate below a node to its rate upwards, instead of `rate`.
+    /// Ratio of a node's total rate downwards to its total rate upwards. Alternative to `rate`.
     oversubscription: Option<f64>,
 }
 
@@ -103,7 +107,7 @@ fn one_link() -> u32 {
 struct Server {
     /// Unique name.
     name: String,
-    /// VMs that the server can have, 1 to 1048576.
+    /// Maximum number of VMs on the server, 1 to 1048576.
     #[schemars(range(min = 1, max = 1_048_576))]
     slots: u32,
 }
@@ -117,38 +121,38 @@ struct SwitchNode {
     name: String,
 }
 
-/// `[[link]]`: a link from a node to one in the layer above.
+/// `[[link]]`: a link between a node and a node in the layer above.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Link {
-    /// The lower node.
+    /// Name of the link's lower node.
     from: String,
-    /// The upper node.
+    /// Name of the link's upper node.
     to: String,
-    /// Bits per second in each direction: the sum of all cables between the nodes.
+    /// Rate of all cables between the nodes together, in bits per second in each direction.
     rate: BitsPerSecond,
 }
 
-/// `[[out]]`: a node that accepts no new VMs.
+/// `[[out]]`: a server or switch that accepts no new VMs.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Out {
-    /// Name of a server or switch.
+    /// Name of the server or switch that accepts no new VMs.
     node: String,
-    /// Why: `drained`, `failed` or another state of the node.
+    /// State of the server or switch: `drained` or `failed`.
     state: State,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 enum State {
-    /// An operator wants to remove it.
+    /// An operator wants to remove the server or switch from service.
     Drained,
-    /// It does not work.
+    /// The server or switch does not work.
     Failed,
 }
 
-/// The schema of a datacenter's file.
+/// Returns the JSON Schema of a datacenter's file.
 pub(super) fn schema() -> String {
     let mut tables = Tables::default();
     let properties = json!({
@@ -172,7 +176,7 @@ pub(super) fn schema() -> String {
             "oneOf": [has(&["rate"]), has(&["oversubscription"])]
         } }
     });
-    tables.file("A datacenter of a fabric.", properties, &["fabric"], rules)
+    tables.file("Describes a datacenter: its topology and queues.", properties, &["fabric"], rules)
 }
 
 pub(super) fn read(root: &Table, report: &mut Report<'_>) -> Option<FabricFile> {
@@ -239,7 +243,7 @@ fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<
     Some(policy)
 }
 
-/// Reports a text of the form `problem; remedy`.
+/// Reports a mistake whose text has the form `problem; remedy`.
 fn said<T>(report: &mut Report<'_>, object: &Object<'_, T>, key: &str, text: &str) {
     let (problem, remedy) = text.split_once("; ").unwrap_or((text, "see docs/reference/fabric.md"));
     report.at(object, key, problem, remedy);
@@ -278,7 +282,7 @@ fn read_regular(root: &Table, report: &mut Report<'_>) -> Option<(Topology, Opti
     }
 }
 
-/// Returns a tier's rate, as written or computed from the over-subscription.
+/// Returns the rate of a tier's links, either as written or computed from the over-subscription.
 fn tier_rate(
     object: &Object<'_, TierTable>,
     tier: &TierTable,
@@ -293,7 +297,7 @@ fn tier_rate(
                 report.at(object, "oversubscription", problem, "write 1 for 1:1, 4 for 4:1");
                 return None;
             }
-            #[expect(clippy::cast_precision_loss, reason = "a rate by a ratio")]
+            #[expect(clippy::cast_precision_loss, reason = "the rate may be rounded")]
             let down = below.rate.0 as f64 * f64::from(below.fan_out);
             let rate = down / (ratio * f64::from(tier.uplinks.max(1)));
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
@@ -371,7 +375,7 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
     None
 }
 
-/// The object of a mistake.
+/// Object of the file that contains a mistake.
 enum MistakePlace {
     Node(usize),
     Link(usize),

@@ -1,22 +1,29 @@
-//! The binding in the store, which consists of the present and earlier queues of tenants.
+//! Stores the current binding and earlier bindings. A binding says which queues each tenant has.
 //!
 //! # Problem
 //!
-//! The binding of ten thousand tenants takes megabytes. This size exceeds the limits of a value and
-//! of a transaction, and most of the binding does not change between intervals. A crash between two
-//! transactions must not leave parts of both bindings.
+//! The binding of ten thousand tenants takes megabytes. A binding of ten thousand tenants exceeds
+//! the store's limits on the size of a value and of a transaction. In most intervals, the queues of
+//! most tenants stay the same. A crash between two transactions must not leave a mix of two
+//! bindings.
 //!
 //! # Approach
 //!
-//! Tenants are distributed over [`SHARDS`] by name. The leader writes a changed shard under a new
-//! key that contains the decision's stamp. Then it writes a single key, the head. The head names
-//! the stamp of each shard, so this write replaces the whole binding atomically. Earlier heads are
-//! kept so that an operator can revert. Shards that no head names are deleted.
+//! - The leader stores a binding in [`SHARDS`] parts, the shards. A hash of the tenant's name
+//!   selects the shard that stores the tenant's queues.
+//! - The leader writes a changed shard under a new key that contains the decision's stamp.
+//! - After the shards, the leader writes a single key, the head, which lists the stamp of each
+//!   shard. The write of the head is atomic, so the store changes from one whole binding to the
+//!   next.
+//! - The store keeps the heads of earlier bindings, so that an operator can revert to an earlier
+//!   binding.
+//! - The leader deletes stored shards that no stored head lists.
 //!
 //! # Cost
 //!
-//! Each pass compares all queues. If `n` tenants changed, the pass writes at most `n` shards. A
-//! pass without changes writes nothing.
+//! In each interval, the leader compares all tenants' queues with the stored queues. If the queues
+//! of `n` tenants changed, the leader writes at most `n` shards. If no tenant's queues changed, the
+//! leader writes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,7 +37,7 @@ use crate::intent::{
 };
 use crate::store::{Store, Write};
 
-/// Reads the binding of a head.
+/// Reads the parts of a binding that the head of the binding lists.
 async fn record_of(store: &dyn Store, head: &BindingHead) -> Result<BindingRecord, LeaderError> {
     let mut all = Vec::new();
     for key in head.keys() {
@@ -46,7 +53,8 @@ async fn record_of(store: &dyn Store, head: &BindingHead) -> Result<BindingRecor
 }
 
 impl Leader {
-    /// Reads the stored state of bindings. Returns the binding in force, if there is one.
+    /// Reads the stored history, the keys of the shards and the current binding. Returns `None` if
+    /// the store has no binding.
     pub(super) async fn load_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
         let mut kept = Kept::default();
         let history = self.store.list(HISTORY).await.map_err(LeaderError::Store)?;
@@ -60,21 +68,22 @@ impl Leader {
         self.stored_binding().await
     }
 
-    /// Reads the binding in force.
+    /// Reads the current binding from the store. Returns `None` if the store has no binding.
     pub(super) async fn stored_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
         let entry = self.store.get(BINDING).await.map_err(LeaderError::Store)?;
         let Some(entry) = entry else { return Ok(None) };
         let head: BindingHead = intent::from_bytes(BINDING, &entry.value)?;
         let record = record_of(&*self.store, &head).await?;
         self.kept.head = Some(head);
-        // The binding must be resumed first, because this topology may have only a part of it.
+        // The contents are uncertain until the fabric resumes the binding, because the topology may
+        // lack a part of the binding.
         self.kept.tenants = None;
         Ok(Some(record))
     }
 
-    /// Stores the binding. If `done` is true, the binding is complete and is added to the history.
-    /// The binding's stamp must be later than the stamp of any stored binding, unless the same
-    /// binding is stored already.
+    /// Stores the current binding. If `done` is true, which means that the leader has executed the
+    /// binding, the function also adds the binding to the history. A binding that differs from the
+    /// stored binding needs a later stamp than any stored binding.
     pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
         let (stamp, binding) = (self.stamp, self.fabric.binding());
         let named = |(slot, bound): (TenantSlot, &Bound)| {
@@ -110,7 +119,7 @@ impl Leader {
             }
         }
         self.kept.present.extend(written);
-        // Until the commit returns, it is uncertain what the store contains.
+        // Until the commit returns, the contents of the store are uncertain.
         self.kept.tenants = None;
         self.commit(writes).await?;
         (self.kept.head, self.kept.tenants) = (Some(head), Some(now));
@@ -118,7 +127,8 @@ impl Leader {
         self.sweep().await
     }
 
-    /// Returns the changed shards as writes, and updates `head` so that it names them.
+    /// Returns a write for each shard (part of the binding) that has changed, and puts the stamps
+    /// of the changed shards into `head`.
     fn shards(
         &self,
         now: &BTreeMap<String, Bound>,
@@ -142,7 +152,8 @@ impl Leader {
         parts.into_iter().map(write).collect()
     }
 
-    /// Deletes shards that no head names. If a deletion fails, the next call repeats it.
+    /// Deletes the stored shards that no head lists. Shards that remain after a failed deletion are
+    /// deleted by the next call.
     async fn sweep(&mut self) -> Result<(), LeaderError> {
         let garbage = self.kept.garbage();
         if garbage.is_empty() {
@@ -152,12 +163,12 @@ impl Leader {
         match self.commit(deletes).await {
             Ok(()) => self.kept.present.retain(|key| garbage.binary_search(key).is_err()),
             Err(LeaderError::Deposed) => return Err(LeaderError::Deposed),
-            Err(error) => tracing::warn!(%error, "parts of old bindings are still stored"),
+            Err(error) => tracing::warn!(%error, "the store still contains parts of old bindings"),
         }
         Ok(())
     }
 
-    /// Returns the last binding in the history that differs from the binding in force.
+    /// Returns the queues of the last binding in the history that differs from the current binding.
     pub(super) async fn binding_before(&self) -> Result<Vec<(TenantSlot, Bound)>, LeaderError> {
         let queues = |record: &BindingRecord| {
             let of = |b: &BoundRecord| (b.tenant.clone(), (b.dscp, b.queues.clone()));

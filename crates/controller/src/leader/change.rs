@@ -1,4 +1,5 @@
-//! Changes to tenants, nodes, the mode and the epoch that operators request from a leader.
+//! Executes the changes that operators request from a leader. Operators can change tenants, the
+//! states of nodes, the controller's mode and the epoch.
 
 use std::collections::BTreeSet;
 
@@ -23,17 +24,18 @@ fn tenant_key(name: &str) -> String {
 }
 
 impl Leader {
-    /// Places a tenant and informs its hosts.
+    /// Places a tenant, and sends new plans to the hosts that run the tenant's VMs.
     ///
     /// # Errors
-    /// The tenant cannot be placed, or the store refused the change. Nothing has changed then.
+    /// Returns an error if the tenant cannot be placed or the store refused the change. After an
+    /// error, no tenant was added.
     pub async fn add(&mut self, spec: TenantSpec) -> Result<TenantRecord, LeaderError> {
         let mut added = self.add_all(vec![spec]).await;
         added.pop().expect("one tenant was added")
     }
 
-    /// Places tenants in this order, and then informs all of their hosts. Stops at the first tenant
-    /// that the store refuses.
+    /// Places tenants in the order of the list, and then informs the hosts of all placed tenants.
+    /// Placement stops if the store fails or another controller leads.
     pub async fn add_all(
         &mut self,
         specs: Vec<TenantSpec>,
@@ -78,10 +80,11 @@ impl Leader {
         Ok(record)
     }
 
-    /// Removes a tenant. Its queues are released in the next interval.
+    /// Removes a tenant. The leader releases the tenant's queues in a later interval.
     ///
     /// # Errors
-    /// There is no such tenant, or the store refused the change. Nothing has changed then.
+    /// Returns an error if no tenant has this name or the store refused the change. After an error,
+    /// no tenant was removed.
     pub async fn remove(&mut self, name: &str) -> Result<(), LeaderError> {
         if self.fabric.slot(name).is_none() {
             return Err(ChangeRefused::Unknown(name.to_owned()).into());
@@ -90,14 +93,15 @@ impl Leader {
         let servers = self.servers(name);
         self.fabric.remove(name)?;
         self.tell_hosts(servers).await;
-        self.tell(Severity::Info, "removed", name, "its slots and rates are free");
+        self.tell(Severity::Info, "removed", name, "the tenant's slots and rates are free");
         Ok(())
     }
 
     /// Adds `more` VMs of a class to a tenant.
     ///
     /// # Errors
-    /// There is no room, or the store refused the change. Nothing has changed then.
+    /// Returns an error if the datacenter has no room or the store refused the change. After an
+    /// error, the tenant is unchanged.
     pub async fn grow(
         &mut self,
         name: &str,
@@ -122,10 +126,12 @@ impl Leader {
         Ok((moved, record))
     }
 
-    /// Changes a node's state. The node's tenants move if there is room elsewhere.
+    /// Sets whether a server or switch is in service, drained or failed. The VMs on a drained or
+    /// failed node move if other servers have room.
     ///
     /// # Errors
-    /// There is no such node, or the store refused the change. Nothing has changed then.
+    /// Returns an error if the topology has no node with this name or the store refused the change.
+    /// After an error, the node's state is unchanged.
     pub async fn set_service(
         &mut self,
         node: &str,
@@ -169,7 +175,7 @@ impl Leader {
     /// Sets the mode of this controller and its successors.
     ///
     /// # Errors
-    /// The store refused the change. Nothing has changed then.
+    /// Returns an error if the store refused the change. After an error, the mode is unchanged.
     pub async fn set_mode(&mut self, mode: Mode) -> Result<(), LeaderError> {
         self.commit(vec![put(MODE.to_owned(), &mode)]).await?;
         if self.mode == Mode::Observe && mode != Mode::Observe {
@@ -184,11 +190,13 @@ impl Leader {
     }
 
     /// Raises the epoch of this controller and its successors to at least `at_least`. Returns the
-    /// epoch in force. Switches get their state again. The caller must make hosts start new
-    /// sessions.
+    /// epoch after the change. After the epoch changes, the leader sends every switch its intended
+    /// state again, with a stamp of the new epoch. After a change of the epoch, the caller must end
+    /// the sessions of the hosts' agents, so that the agents start new sessions.
     ///
     /// # Errors
-    /// The epoch is above [`EPOCH_MAX`], or the store refused the change. Nothing has changed then.
+    /// Returns an error if the epoch is above [`EPOCH_MAX`] or the store refused the change. After
+    /// an error, the epoch is unchanged.
     pub async fn raise_epoch(&mut self, at_least: u64) -> Result<u64, LeaderError> {
         if at_least > EPOCH_MAX {
             return Err(LeaderError::Epoch { asked: at_least, most: EPOCH_MAX });
@@ -196,7 +204,7 @@ impl Leader {
         if at_least <= self.stamp.epoch {
             return Ok(self.stamp.epoch);
         }
-        // The store keeps the difference, so that a successor's epoch is later than this
+        // The store keeps the difference, so that a successor's epoch is higher than this
         // controller's epoch.
         let more = at_least.saturating_sub(self.leadership.created.0);
         self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
@@ -223,10 +231,10 @@ impl Leader {
         Ok(())
     }
 
-    /// Reverts to the binding before the one in force, and changes the mode to hold.
+    /// Restores the previous binding and changes the mode to hold.
     ///
     /// # Errors
-    /// No earlier binding is stored, or the store refused the change.
+    /// Returns an error if the store has no earlier binding or refused the change.
     pub async fn revert(&mut self) -> Result<IntervalReport, LeaderError> {
         let target = self.binding_before().await?;
         self.set_mode(Mode::Hold).await?;
@@ -235,7 +243,10 @@ impl Leader {
         };
         let mut report = IntervalReport::default();
         self.decide(pass, &mut report).await?;
-        let text = format!("the previous queues are restored; mode hold, {} steps", report.steps);
+        let text = format!(
+            "the previous queues are restored in {} steps; the mode is now `hold`",
+            report.steps
+        );
         self.tell(Severity::Warning, "reverted", "", &text);
         Ok(report)
     }
@@ -245,8 +256,8 @@ impl Leader {
         slot.into_iter().flat_map(|slot| self.fabric.servers_of(slot)).collect()
     }
 
-    /// Handles tenants that arrived, grew or moved. Ports reserve bandwidth for them before their
-    /// hosts are informed. Hosts stop marking for queues of an earlier placement.
+    /// Reserves bandwidth on ports for tenants that arrived, grew or moved, and then informs the
+    /// hosts of these tenants. Hosts stop marking frames for the queues of an earlier placement.
     async fn make_room(&mut self, changes: &[Changed], servers: impl IntoIterator<Item = NodeId>) {
         let steps = changes.iter().flat_map(|c| self.fabric.reserve(c.slot, &c.links));
         let steps: Vec<Step> = steps.collect();
@@ -261,7 +272,7 @@ impl Leader {
         self.tell_hosts(servers).await;
     }
 
-    /// Informs the hosts that have changed tenants.
+    /// Sends new plans to hosts on which tenants have changed.
     async fn tell_hosts(&mut self, servers: impl IntoIterator<Item = NodeId>) {
         if self.mode == Mode::Observe {
             return;
@@ -272,14 +283,15 @@ impl Leader {
     }
 }
 
-/// A tenant that arrived, grew or moved.
+/// Tenant that arrived, grew or moved.
 struct Changed {
     slot: TenantSlot,
-    /// The tenant's earlier reservations.
+    /// Bandwidth that the tenant had reserved on links before it grew or moved. Empty for a tenant
+    /// that arrived.
     links: Vec<(LinkId, Need)>,
 }
 
-/// Checks that a name can be used in keys and labels.
+/// Checks that a tenant's name can be used in keys of the store and in labels of metrics.
 fn check_name(name: &str) -> Result<(), ChangeRefused> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > 63 || !name.chars().all(fine) {
@@ -291,14 +303,14 @@ fn check_name(name: &str) -> Result<(), ChangeRefused> {
 }
 
 impl Fabric {
-    /// Returns the nodes that can be reached now.
+    /// Returns the servers and switches that can be reached now.
     pub(super) fn clone_reach(&self, crew: &crate::carry_out::Crew) -> BTreeSet<NodeId> {
         let topology = self.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
         nodes.filter(|node| crew.reachable(self, *node)).collect()
     }
 
-    /// Gives tenants the queues of an earlier binding again.
+    /// Gives tenants the queues of the earlier binding `target`.
     pub(super) fn return_to(
         &mut self,
         target: &[(TenantSlot, super::Bound)],

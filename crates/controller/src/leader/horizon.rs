@@ -2,16 +2,19 @@
 //!
 //! # Problem
 //!
-//! etcd keeps every earlier value of a key until a client compacts it. A binding of 18,000 tenants
-//! writes gigabytes an hour, and etcd refuses writes above its quota.
+//! etcd keeps every earlier value of a key until a client compacts etcd's history. For 18,000
+//! tenants, the leader writes gigabytes of bindings an hour, and etcd refuses writes above its
+//! quota.
 //!
 //! # Approach
 //!
-//! Only the leader compacts. It compacts up to the last revision that it knew one period ago, so
-//! between one and two periods of history are kept. Compaction keeps present values. One of these
-//! values is the leader's key, which every transaction of the leader compares. If a watch was
-//! interrupted for longer than the kept history, the watch gets an error, and the watching client
-//! lists again.
+//! - Only the leader compacts the store's history, at most once per period.
+//! - At the end of a period, the leader compacts up to the last revision before the start of that
+//!   period. After a compaction, the store keeps the changes of one to two periods.
+//! - Compaction does not delete present values, such as the leader's key, which every transaction
+//!   of the leader compares.
+//! - If the leader has compacted changes that an interrupted watch has not delivered, the watch
+//!   gets an error. The client of the watch must then list the keys again.
 
 use std::time::Duration;
 
@@ -19,21 +22,22 @@ use tokio::time::Instant;
 
 use crate::store::Revision;
 
-/// Known revisions of the store.
+/// Last revision of the store now, and last revision at the start of the present period.
 #[derive(Debug, Default)]
 pub(super) struct Horizon {
     last: Revision,
-    /// Start of this period, and the last revision at that time.
+    /// Start of the present compaction period, and last revision of the store before the period.
     mark: Option<(Instant, Revision)>,
 }
 
 impl Horizon {
-    /// Records the revision of a write.
+    /// Records the store's revision after a write.
     pub(super) fn saw(&mut self, revision: Revision) {
         self.last = self.last.max(revision);
     }
 
-    /// Returns the revision to compact up to, if a period has passed and contained a write.
+    /// Returns the revision up to which the store must compact, or `None` if the present compaction
+    /// period has not ended or had no write.
     pub(super) fn due(&mut self, now: Instant, period: Duration) -> Option<Revision> {
         let mark = self.mark;
         if mark.is_some_and(|(began, _)| now.saturating_duration_since(began) < period) {

@@ -1,4 +1,4 @@
-//! The leader's record of the stored bindings. The record shows which parts are no longer needed.
+//! Records which bindings are stored, so that the leader knows which stored parts it may delete.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,33 +9,35 @@ use crate::Stamp;
 use crate::fnv::fnv1a;
 use crate::intent::{BOUND, BindingRecord, BoundRecord, VERSION};
 
-/// Number of parts of a binding. With 10,000 tenants that have queues on 20 ports each, a part is
-/// 80 kB.
+/// Number of parts (shards) of a stored binding. For 10,000 tenants with queues on 20 ports each,
+/// each shard of the binding takes 80 kB.
 pub const SHARDS: usize = 256;
 
-/// A list of the parts of a binding.
+/// Head of a stored binding, which lists the parts (shards) of the binding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingHead {
-    /// Version of the record: [`VERSION`].
+    /// Version of the record, which must be [`VERSION`].
     pub version: u32,
-    /// Stamp of the decision.
+    /// Stamp of the decision that made the binding.
     pub stamp: Stamp,
-    /// Number of passes so far.
+    /// Number of binding passes up to this binding. A pass computes a binding from the tenants'
+    /// scores.
     pub interval: u64,
-    /// Stamp with which each shard was written. `None` for a shard without queues.
+    /// Stamp of the decision that last wrote each shard (part of the binding), or `None` for a
+    /// shard without tenants.
     pub shards: Vec<Option<Stamp>>,
 }
 
-/// The leader's record of the stored bindings.
+/// Heads, shards and queues that the leader has stored.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     pub(super) head: Option<BindingHead>,
-    /// Contents of the head's shards. `None` if the contents are uncertain. The next write then
-    /// includes all shards.
+    /// Queues of each tenant, as stored in the shards of `head`. If `None`, the leader does not
+    /// know the contents of the stored shards, and must write all shards next.
     pub(super) tenants: Option<BTreeMap<String, Bound>>,
-    /// Earlier heads, oldest first.
+    /// Heads (lists of the shards) of earlier bindings, oldest first.
     pub(super) history: Vec<BindingHead>,
-    /// Keys of the stored shards.
+    /// Keys of all shards (parts of bindings) in the store.
     pub(super) present: BTreeSet<String>,
 }
 
@@ -43,8 +45,8 @@ pub(super) fn shard_of(tenant: &str) -> usize {
     usize::try_from(fnv1a(tenant.as_bytes()) % SHARDS as u64).unwrap_or(0)
 }
 
-/// Returns the key of `stamp` below the prefix `below`. Such keys sort in the order of their
-/// stamps.
+/// Returns the key that consists of the prefix `below` and `stamp`. Keys with the same prefix sort
+/// in the order of their stamps.
 pub(super) fn stamped(below: &str, stamp: Stamp) -> String {
     format!("{below}{:020}.{:020}", stamp.epoch, stamp.generation)
 }
@@ -66,7 +68,7 @@ impl BindingHead {
 }
 
 impl Kept {
-    /// Returns the shards that have other contents in the store than in the binding.
+    /// Returns the shards that must be written, because they differ from the binding `now`.
     pub(super) fn dirty(&self, now: &BTreeMap<String, Bound>) -> BTreeSet<usize> {
         let Some(kept) = &self.tenants else { return (0..SHARDS).collect() };
         let gone = kept.keys().filter(|name| !now.contains_key(*name));
@@ -74,7 +76,7 @@ impl Kept {
         gone.chain(changed.map(|(name, _)| name)).map(|name| shard_of(name)).collect()
     }
 
-    /// Returns the stored keys that no head names.
+    /// Returns the keys of stored shards that are in no [`BindingHead`].
     pub(super) fn garbage(&self) -> Vec<String> {
         let named: BTreeSet<String> =
             self.history.iter().chain(&self.head).flat_map(BindingHead::keys).collect();

@@ -1,20 +1,25 @@
-//! The leading controller. The leader takes over the stored state and decides once per interval.
+//! The leading controller takes over the stored state. Once per interval, the leader decides which
+//! tenants have their own queues.
 //!
 //! # Approach
 //!
-//! The leader stores a change before it carries it out. The transaction checks that this controller
-//! still leads. If the store refuses a change, the leader does not carry it out. The leader reports
-//! a tenant as placed when the tenant is stored. If a plan fails, the leader also rolls back the
-//! plan in the store. If a host or switch is unreachable, the leader updates it later, and nothing
-//! else waits for it.
+//! - The leader stores a change before it executes the change. The store's transaction checks that
+//!   this controller still leads.
+//! - If the store refuses a change, the leader does not execute the change.
+//! - The leader reports a tenant as placed when the tenant is stored.
+//! - If a plan fails, the leader rolls the plan back on the switches and hosts and in the store.
+//! - If a host or switch is unreachable, the leader updates it later. The other hosts and switches
+//!   do not wait for an unreachable element.
 //!
 //! # Source
 //!
-//! The interval follows QShare §V and §VI.
+//! The work of an interval follows QShare §V and §VI.
 //!
 //! # Departures
 //!
-//! QShare does not specify takeover, modes and reverting. `docs/reference/controller.md` does.
+//! QShare specifies neither the takeover by a new leader, nor modes, nor how to revert a binding.
+//! `docs/reference/controller.md` specifies how Penstock's controllers take over, change modes and
+//! revert.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -52,37 +57,36 @@ pub use kept::{BindingHead, SHARDS};
 pub use observe::begin_observing;
 pub use report::{IntervalReport, Totals};
 
-/// Number of earlier bindings that are kept so that an operator can revert.
+/// Number of earlier bindings in the store to which an operator can revert.
 pub const HISTORY_MAX: usize = 16;
-/// Maximum number of plans that the leader tries in an interval. Each plan leaves out the hosts and
-/// switches that failed before.
+/// Maximum number of plans that the leader tries in an interval. After a plan fails, the next plan
+/// excludes the hosts and switches that failed.
 const TRIES: usize = 4;
-/// Prefix of the keys of nodes that are out of service.
+/// Prefix of the store's keys for drained and failed nodes.
 pub const OUT: &str = "penstock/out/";
 
-/// Why a leader stops or refuses a request.
+/// Reason why a leader stops or refuses a request.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum LeaderError {
     /// Another controller leads.
-    #[error("another controller leads; ask that one")]
+    #[error("another controller leads; send the request to it")]
     Deposed,
-    /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// A stored record cannot be used.
+    /// The leader cannot use a stored record.
     #[error(transparent)]
     Intent(#[from] IntentError),
-    /// The change was refused.
+    /// The leader refused the requested change.
     #[error(transparent)]
     Refused(#[from] Box<ChangeRefused>),
-    /// The requested epoch is above the limit.
+    /// The epoch that the operator requested is above the limit.
     #[error(
         "epoch {asked}: the limit is {most}; a host with a later epoch is faulty: remove \
          its plan file and restart it"
     )]
     Epoch { asked: u64, most: u64 },
-    /// There is no earlier binding.
+    /// The store has no earlier binding to which the leader can revert.
     #[error("no earlier binding is stored, so a rollback is not possible")]
     NoHistory,
 }
@@ -93,13 +97,13 @@ impl From<ChangeRefused> for LeaderError {
     }
 }
 
-/// Settings of a leader.
+/// Settings of a leader: how often it verifies switches, and how long the store keeps history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Number of intervals between two comparisons of all switches with their intended state. 0
-    /// means never.
+    /// Number of intervals after which the leader again compares all switches with their intended
+    /// state. 0 means no comparison.
     pub verify_every: u64,
-    /// Minimum time for which the store keeps earlier values.
+    /// Minimum time for which the store keeps earlier values of its keys.
     pub history: Duration,
 }
 
@@ -123,23 +127,26 @@ pub struct Leader {
     last: IntervalReport,
     totals: Totals,
     samples: History,
-    /// Rates that each server sent and received in the last interval, in bit/s.
+    /// Rates at which each server's VMs sent and received in the last interval, in bit/s.
     used: BTreeMap<NodeId, (u64, u64)>,
     horizon: Horizon,
-    /// The reported problem of each host or switch that still has one.
+    /// Last reported problem of each host or switch that has an unresolved problem.
     complaints: BTreeMap<NodeId, String>,
-    /// Whether tenants have arrived or moved since hosts got their limits for the shared queue.
+    /// True if tenants have arrived or moved since the leader last sent rate limits for the shared
+    /// queue to the hosts.
     headroom_changed: bool,
 }
 
 impl Leader {
-    /// Takes over. It reads the stored state and makes switches and hosts follow it.
+    /// Makes this controller the leader: reads the stored state, and brings switches and hosts to
+    /// this state.
     ///
     /// If the topology no longer has room for a tenant, the leader reports the tenant and keeps it
     /// in the store.
     ///
     /// # Errors
-    /// The store cannot be read, or contains records that this program does not understand.
+    /// Returns an error if the store cannot be read, or contains records that this version of
+    /// Penstock does not understand.
     pub async fn take_over(
         fabric: Fabric,
         crew: Crew,
@@ -215,7 +222,7 @@ impl Leader {
         if let Some(record) = self.load_binding().await?
             && let Err(problem) = self.fabric.resume(&record)
         {
-            let text = format!("{problem}; all share queue 0 until the next interval");
+            let text = format!("{problem}; all tenants share queue 0 until the next interval");
             self.tell(Severity::Warning, "not-restored", "", &text);
         }
         self.fabric.reserve_all();
@@ -232,7 +239,7 @@ impl Leader {
         &self.crew
     }
 
-    /// Stamp of the decision in force.
+    /// Returns the stamp of the leader's latest decision.
     #[must_use]
     pub const fn stamp(&self) -> Stamp {
         self.stamp
@@ -248,49 +255,51 @@ impl Leader {
         &self.events
     }
 
-    /// Report of the last interval.
+    /// Returns the report of the last interval.
     #[must_use]
     pub fn last(&self) -> &IntervalReport {
         &self.last
     }
 
-    /// Sums over all intervals of this term.
+    /// Returns the sums over all intervals of this leader's term.
     #[must_use]
     pub fn totals(&self) -> &Totals {
         &self.totals
     }
 
-    /// Usage of tenants in the last intervals.
+    /// Returns the usage of each tenant in each of the last intervals.
     #[must_use]
     pub fn samples(&self) -> &History {
         &self.samples
     }
 
-    /// Rates that each server sent and received in the last interval, in bit/s.
+    /// Returns the rates at which each server's VMs sent and received in the last interval, in
+    /// bit/s.
     #[must_use]
     pub fn used(&self) -> &BTreeMap<NodeId, (u64, u64)> {
         &self.used
     }
 
-    /// Notes that a host's agent connected. The host gets its plan with the next interval or
-    /// [`Self::catch_up`].
+    /// Records that a host's agent connected. The host gets its plan in the next interval or with
+    /// the next call of [`Self::catch_up`].
     pub fn host_came(&mut self, host: &str) {
         if let Some(node) = self.fabric.topology().find(host) {
             self.crew.came(node);
         }
     }
 
-    /// Updates the hosts and switches that are out of date, outside of an interval.
+    /// Updates the hosts and switches that are out of date, without waiting for the next interval.
     pub async fn catch_up(&mut self) {
         if self.mode != Mode::Observe && !self.crew.out_of_date().is_empty() {
             self.mend().await;
         }
     }
 
-    /// Decides on an interval with this usage, and carries the decision out.
+    /// Runs one interval: assigns queues according to `usage`, and executes the decision.
     ///
     /// # Errors
-    /// [`LeaderError::Deposed`], or the store cannot be written. In both cases nothing has changed.
+    /// Returns [`LeaderError::Deposed`] if another controller leads, or an error if the store
+    /// cannot be written.
     pub async fn interval(&mut self, usage: &Usage) -> Result<IntervalReport, LeaderError> {
         let began = Instant::now();
         let sum = |of: fn(&Used) -> u64, used: &[Used]| used.iter().map(of).sum::<u64>();
@@ -328,8 +337,9 @@ impl Leader {
         Ok(report)
     }
 
-    /// Decides by `pass`, which gets the reachable nodes. Then stores the decision and carries it
-    /// out. If the decision is rolled back, decides again without the nodes that failed.
+    /// Makes a decision with `pass`, stores the decision and executes it. The argument of `pass`
+    /// contains the servers and switches that can be reached. If the decision is rolled back, the
+    /// leader decides again without the nodes that failed.
     async fn decide(
         &mut self,
         pass: impl Fn(&mut Fabric, &BTreeSet<NodeId>) -> Pass,
@@ -349,7 +359,7 @@ impl Leader {
         Ok(())
     }
 
-    /// Stores the usage of tenants for [`Self::samples`].
+    /// Adds the usage of all tenants in this interval to [`Self::samples`].
     fn sample(&mut self) {
         let Self { fabric, samples, .. } = self;
         let sample = |(name, slot, _)| {
@@ -361,7 +371,8 @@ impl Leader {
         samples.push(now_ms(), fabric.tenants().map(sample));
     }
 
-    /// Stores and carries out a pass. Returns whether it was completed and not rolled back.
+    /// Stores and executes the binding that a pass has computed. Returns false if the binding was
+    /// rolled back.
     async fn follow(
         &mut self,
         before: Binding,
@@ -402,14 +413,15 @@ impl Leader {
                 report.taken_back = true;
                 report.failed += why.len() + stuck.len();
                 for trouble in &mut why {
-                    trouble.problem += "; plans leave it out, and try it again at growing pauses";
+                    trouble.problem += "; new plans exclude this host or switch, after each \
+                                        failure for a longer time";
                 }
                 self.troubles("taken-back", &why);
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
                 // The stored parts of the plan's binding have its stamp, so the old binding needs a
-                // new stamp. The store refuses this write if another controller leads. If only a
-                // host or switch reports another leader, the report may be wrong.
+                // new stamp. The store refuses this write if another controller leads. A host's or
+                // switch's report of another leader is not enough, because the report may be wrong.
                 self.next_stamp();
                 self.put_binding(false).await?;
                 Ok(false)
@@ -421,7 +433,7 @@ impl Leader {
         let (mended, trouble) = self.crew.mend(&self.fabric, self.stamp).await;
         for (node, words) in mended.iter().filter(|(_, words)| !words.is_empty()) {
             let name = self.fabric.topology().name(*node).to_string();
-            let text = format!("brought up to date: {}", shortened(words));
+            let text = format!("the controller brought the node up to date: {}", shortened(words));
             self.tell(Severity::Info, "mended", &name, &text);
         }
         self.troubles("out-of-date", &trouble);
@@ -441,16 +453,17 @@ impl Leader {
                 }
                 let (score, dscp) = (self.fabric.score(*slot), self.fabric.dscp(*slot));
                 let text = if dscp == 0 {
-                    format!("shares queue 0 from now on; score {score}")
+                    format!("the tenant shares queue 0 from now on; score {score}")
                 } else {
-                    format!("has queues of its own, code point {dscp}; score {score}")
+                    format!("the tenant has its own queues, code point {dscp}; score {score}")
                 };
                 self.tell(Severity::Info, kind, &name, &text);
             }
         }
     }
 
-    /// Reports problems. A problem is reported once, and again only after it was resolved.
+    /// Reports problems of hosts and switches as events. The leader reports a problem again only if
+    /// it changes, or if it returns after it was resolved.
     fn troubles(&mut self, kind: &str, troubles: &[Trouble]) {
         for trouble in troubles {
             let told = self.complaints.insert(trouble.node, trouble.problem.clone());
@@ -467,7 +480,7 @@ impl Leader {
     }
 }
 
-/// Joins the first few texts.
+/// Joins the first three texts of `words`, and appends the number of further texts.
 fn shortened(words: &[String]) -> String {
     const SHOWN: usize = 3;
     let mut text = words.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");

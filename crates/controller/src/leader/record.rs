@@ -3,11 +3,11 @@
 use super::{Instant, Leader, LeaderError, OPERATIONS_MAX, StoreError, Transaction, Write};
 use crate::store::limits::TRANSACTION_BYTES_MAX;
 
-/// Bytes in a transaction that are reserved for the check that this controller leads.
+/// Bytes of each transaction that are reserved for the check that this controller still leads.
 const FENCE_BYTES: usize = 4_096;
 
-/// Splits writes, in order, into parts that a store accepts. If there are no writes, returns one
-/// empty part.
+/// Splits writes, in order, into parts that a store accepts. For an empty list of writes, returns
+/// one part without writes.
 fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
     if writes.is_empty() {
         return vec![writes];
@@ -29,8 +29,9 @@ fn parts(writes: Vec<Write>) -> Vec<Vec<Write>> {
 }
 
 impl Leader {
-    /// Commits if this controller still leads. The leadership is checked even if there are no
-    /// writes. Large changes are split in order, and each part is atomic.
+    /// Commits writes if this controller still leads. The store checks the leadership even if the
+    /// list of writes is empty. If the writes exceed a limit of stores, the leader commits the
+    /// writes in several transactions, in order.
     pub(super) async fn commit(&mut self, writes: Vec<Write>) -> Result<(), LeaderError> {
         for writes in parts(writes) {
             let transaction = Transaction { compare: vec![self.leadership.fence()], writes };

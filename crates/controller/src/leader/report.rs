@@ -1,50 +1,50 @@
-//! The report of an interval, and sums over all intervals of a leader's term.
+//! Defines the report of an interval, and the sums over all intervals of a leader's term.
 
 use std::time::Duration;
 
-/// Results of an interval.
+/// Results of one interval of the leader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntervalReport {
     pub interval: u64,
-    /// Hosts that reported usage.
+    /// Number of hosts that reported usage.
     pub hosts_heard: usize,
-    /// Tenants that got queues.
+    /// Number of tenants that got their own queues.
     pub promoted: usize,
-    /// Tenants that lost queues.
+    /// Number of tenants that lost their own queues.
     pub demoted: usize,
-    /// Tenants without a free code point.
+    /// Number of tenants that got no queues because no code point was free.
     pub without_code_point: usize,
-    /// Steps of the plan.
+    /// Number of steps of the plan that executes the decision.
     pub steps: usize,
-    /// Whether the plan was rolled back.
+    /// True if the plan was rolled back.
     pub taken_back: bool,
-    /// Hosts and switches that failed.
+    /// Number of hosts and switches that did not apply their changes.
     pub failed: usize,
-    /// Switches whose state differed from the intended state.
+    /// Number of switches with a state that differed from the intended state.
     pub drifted: usize,
-    /// Time for scoring and binding.
+    /// Time that the leader took to decide which tenants have queues.
     pub decided_in: Duration,
-    /// Time of all steps of the interval.
+    /// Time that the leader took for all work of the interval.
     pub took: Duration,
 }
 
-/// Sums over all intervals of a leader's term.
+/// Sums of the interval reports over all intervals of a leader's term.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     pub intervals: u64,
-    /// Tenants that got queues.
+    /// Number of tenants that got their own queues, over all intervals.
     pub promoted: u64,
-    /// Tenants that lost queues.
+    /// Number of tenants that lost their own queues, over all intervals.
     pub demoted: u64,
-    /// Plans that were rolled back.
+    /// Number of plans that were rolled back.
     pub taken_back: u64,
-    /// Hosts and switches that failed.
+    /// Number of hosts and switches that did not apply their changes, over all intervals.
     pub failed: u64,
-    /// Switches whose state differed from the intended state.
+    /// Number of switches with a state that differed from the intended state, over all intervals.
     pub drifted: u64,
-    /// Time for scoring and binding.
+    /// Time that the leader took to decide which tenants have queues, over all intervals.
     pub decided_in: Duration,
-    /// Time of all steps of the interval.
+    /// Time that the leader took for all work, over all intervals.
     pub took: Duration,
 }
 

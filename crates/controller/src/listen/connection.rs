@@ -1,4 +1,4 @@
-//! An admitted connection.
+//! Defines an admitted connection, which occupies a slot until it is dropped.
 
 use std::fmt;
 use std::io;
@@ -10,16 +10,18 @@ use tonic::transport::server::Connected;
 
 use super::peer::Peer;
 
-/// A stream of bytes.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A connection, its peer, and the places that it occupies.
+/// An admitted connection and its peer. The connection occupies a slot of the port's limit. A
+/// connection with a certificate also occupies a slot of the certificate's limit. Dropping the
+/// connection frees the slots.
 pub struct Connection {
     stream: Box<dyn Stream>,
     peer: Peer,
-    /// Resolves when the connection must end, as if the peer had closed it.
+    /// Future that resolves when the connection must end. After the future has resolved, reads fail
+    /// with `ConnectionAborted`.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
     _places: Box<dyn Send>,
 }
@@ -39,7 +41,7 @@ impl Connection {
         Self { stream: Box::new(stream), peer, end: None, _places: Box::new(places) }
     }
 
-    /// Ends the connection when the future resolves.
+    /// Ends the connection when the future `end` resolves.
     pub(super) fn ending_with(mut self, end: impl Future<Output = ()> + Send + 'static) -> Self {
         self.end = Some(Box::pin(end));
         self

@@ -1,17 +1,17 @@
-//! A listener with a bounded number of connections.
+//! Limits the number of connections of a listener.
 //!
 //! # Problem
 //!
-//! Connections use descriptors, and a process has a limited number of them. If `accept` fails
-//! because there are no descriptors, the listener stays readable. A loop around `accept` would
+//! Connections use file descriptors, and a process has a limited number of descriptors. If `accept`
+//! fails for lack of descriptors, the listener stays readable, so a loop around `accept` would
 //! spin.
 //!
 //! # Approach
 //!
-//! The listener accepts a connection only if there is a free place for it. Other connections wait
-//! in the kernel's queue. The number of places is at most a fraction of the process's descriptors.
-//! The other descriptors stay available for more important uses. After a failed `accept`, the
-//! listener pauses for [`PAUSE`].
+//! The listener has a limited number of slots for connections, and accepts a connection only if a
+//! slot is free. Connections without a free slot wait in the kernel's queue. The slots use only a
+//! fraction of the process's descriptors, so that the process can also open other files. After a
+//! failed `accept`, the listener pauses for [`PAUSE`].
 
 use std::io;
 use std::sync::Arc;
@@ -23,15 +23,16 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// Pause after a failed `accept`.
+/// Pause of the listener after a failed call of `accept`.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time between two log lines about failed `accept` calls.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// A place of a connection. Dropping it frees the place.
+/// Permit that occupies a slot for one connection. Dropping the permit of a connection frees the
+/// connection's slot.
 pub type ConnectionPermit = OwnedSemaphorePermit;
 
-/// A source of connections.
+/// Source of connections, such as a TCP listener.
 pub trait Listener: Send + Sync + 'static {
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
@@ -56,10 +57,10 @@ impl Listener for UnixListener {
     }
 }
 
-/// A listener and the places of its connections.
+/// Listener with a limited number of slots for connections.
 #[derive(Debug)]
 pub struct Gate<L> {
-    /// Name in the log.
+    /// Name of the listener in log lines.
     what: &'static str,
     listener: L,
     places: Arc<Semaphore>,
@@ -68,15 +69,15 @@ pub struct Gate<L> {
 }
 
 impl<L: Listener> Gate<L> {
-    /// Creates a gate. It permits at most `connections` connections at a time, and at most one for
-    /// each `descriptors` descriptors that this process may have.
+    /// Limits `listener` to `connections` open connections. If the process may open D file
+    /// descriptors, the limit is at most D / `descriptors` connections.
     #[must_use]
     pub fn new(what: &'static str, listener: L, connections: usize, descriptors: usize) -> Self {
         let places = connections.min(descriptor_limit() / descriptors.max(1)).max(1);
         Self { what, listener, places: Arc::new(Semaphore::new(places)), told: None }
     }
 
-    /// Returns the next connection, when a place is free.
+    /// Waits until a slot is free, and returns the next connection.
     pub async fn next(&mut self) -> (L::Stream, ConnectionPermit) {
         loop {
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else {
@@ -103,13 +104,13 @@ impl<L: Listener> Gate<L> {
     }
 }
 
-/// Returns the number of descriptors that this process may have.
+/// Returns the number of file descriptors that this process may have.
 fn descriptor_limit() -> usize {
     let limit = getrlimit(Resource::RLIMIT_NOFILE).map_or(1_024, |(soft, _)| soft);
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Raises the soft limit of open descriptors to the hard limit.
+/// Raises the process's soft limit of open file descriptors to the hard limit.
 pub fn open_many() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -125,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener that fails `left` times and then returns connections.
+    /// Test listener that fails `left` times and then returns connections.
     struct Failing {
         left: AtomicUsize,
         calls: Arc<AtomicUsize>,

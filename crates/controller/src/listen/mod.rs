@@ -1,12 +1,13 @@
-//! Admits clients with certificates to a port, within limits.
+//! Accepts connections from clients with certificates, within limits.
 //!
-//! If a client shows no valid certificate within [`Limits::handshake`], the port disconnects and
-//! counts the client. A certificate has a bounded number of connections
-//! ([`Limits::per_certificate`]), so a stolen certificate cannot use all places. The first
-//! connections beyond that number get an error from the service and end within [`TOLD_FOR`]. The
-//! port drops further connections. Every admitted connection has limits on its streams, on message
-//! sizes and on the time without traffic. If a client exceeds a limit, it loses only its own
-//! connection.
+//! - If a client shows no valid certificate within [`Limits::handshake`], the listener disconnects
+//!   and counts the client.
+//! - A certificate may have [`Limits::per_certificate`] connections, so a stolen certificate cannot
+//!   use up all connections. If a certificate exceeds this limit, up to [`Limits::per_certificate`]
+//!   further connections get an error from the service and end within [`TOLD_FOR`]. The listener
+//!   drops all other connections with the same certificate.
+//! - Every accepted connection has limits on the number of streams, on message sizes and on the
+//!   time without traffic. A client that exceeds a limit loses only its own connection.
 
 use std::fmt;
 use std::io;
@@ -34,37 +35,38 @@ use peer::host_of_certificate;
 use places::{Admission, Places};
 pub use tls::{PemFiles, ServerTls};
 
-/// Number of accepted connections that may wait for the service.
+/// Number of admitted connections that may wait for the service.
 const BACKLOG: usize = 64;
-/// Time in which a connection beyond the limit may read its error.
+/// Lifetime of a connection that exceeds its certificate's limit, so that the client can read the
+/// error.
 pub const TOLD_FOR: Duration = Duration::from_secs(2);
 
-/// Limits of one port.
+/// Limits of a listener on its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of connections at a time. Further connections wait until the port accepts
-    /// them.
+    /// Maximum number of connections at a time. Further connections wait until a slot is free.
     pub connections: usize,
-    /// Number of the process's descriptors for each connection.
+    /// With the value N, connections use at most 1/N of the file descriptors that the process may
+    /// have.
     pub descriptors: usize,
-    /// Maximum number of connections with the same certificate. An agent has one connection, and
-    /// two while it reconnects.
+    /// Maximum number of connections with the same certificate. An agent has one connection, or two
+    /// connections while the agent reconnects.
     pub per_certificate: usize,
-    /// Time limit of a TLS handshake.
+    /// Time limit of a client's TLS handshake.
     pub handshake: Duration,
-    /// Maximum number of streams of a connection. An agent has one stream.
+    /// Maximum number of streams of a connection. The connection of an agent has one stream.
     pub streams: u32,
-    /// Time without traffic after which a client is pinged.
+    /// Time without traffic after which the server pings a client.
     pub ping_every: Duration,
-    /// Time limit for the answer to a ping. The port notices a vanished client within the sum of
-    /// both times.
+    /// Time limit for a client's answer to a ping. The server notices a vanished client within the
+    /// sum of `ping_every` and `ping_limit`.
     pub ping_limit: Duration,
 }
 
 impl Default for Limits {
-    /// Returns limits of 20,000 connections, half of the descriptors, and 4 connections for each
-    /// certificate. A handshake may take 5 s. A connection has 4 streams. The port notices a
-    /// vanished client after 8 s.
+    /// By default, the limits are 20,000 connections, half of the process's file descriptors, and 4
+    /// connections for each certificate. By default, a handshake may take 5 s, a connection has 4
+    /// streams, and the server notices a vanished client after 8 s.
     fn default() -> Self {
         let four = Duration::from_secs(4);
         Self {
@@ -79,20 +81,20 @@ impl Default for Limits {
     }
 }
 
-/// Counts clients that are not admitted.
+/// Counts the clients that a listener refuses.
 pub trait Door: Send + Sync + fmt::Debug + 'static {
-    /// A client showed no certificate or an invalid one.
+    /// Counts a client that showed no certificate or an invalid certificate.
     fn refused(&self);
 
-    /// A client has too many connections already.
+    /// Counts a client whose certificate already has too many connections.
     fn crowded(&self);
 }
 
-/// A stream of admitted connections.
+/// Stream of the connections that a listener has accepted.
 pub type Incoming = ReceiverStream<io::Result<Connection>>;
 
-/// Admits connections until the stream is dropped. Handshakes run concurrently. If `tls` is `None`,
-/// clients are not authenticated.
+/// Admits connections until the caller drops the stream. TLS handshakes of several clients run
+/// concurrently. If `tls` is `None`, the listener does not authenticate clients.
 #[must_use]
 pub fn incoming(
     listener: TcpListener,
@@ -122,8 +124,9 @@ pub fn incoming(
     ReceiverStream::new(incoming)
 }
 
-/// Admits connections of a socket that only its owner can open. There are at most `connections`
-/// connections, and at most one for each `descriptors` descriptors that the process may have.
+/// Accepts connections on a Unix socket that only its owner can open. At most `connections`
+/// connections are open at a time. If the process may open D file descriptors, at most D /
+/// `descriptors` connections are open.
 #[must_use]
 pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> Incoming {
     let (out, incoming) = mpsc::channel(1);
@@ -143,7 +146,7 @@ pub fn local(listener: UnixListener, connections: usize, descriptors: usize) -> 
     ReceiverStream::new(incoming)
 }
 
-/// State common to all connections of a port.
+/// State that all connections of a listener share.
 #[derive(Debug)]
 struct Hall {
     tls: Option<ServerTls>,
@@ -153,8 +156,8 @@ struct Hall {
 }
 
 impl Hall {
-    /// Authenticates a connection and finds a place for it. If the connection is not admitted, the
-    /// error says why.
+    /// Authenticates a connection and takes a slot of its certificate. If the listener refuses the
+    /// connection, the error has the reason.
     async fn admit(&self, tcp: TcpStream, place: ConnectionPermit) -> Result<Connection, String> {
         let Some(tls) = &self.tls else {
             return Ok(Connection::new(tcp, Peer::default(), place));
@@ -167,11 +170,11 @@ impl Hall {
         let stream = match tokio::time::timeout(self.limits.handshake, shaken).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => return Err(refused(error.to_string())),
-            Err(_) => return Err(refused("the handshake took too long".to_owned())),
+            Err(_) => return Err(refused("the TLS handshake took too long".to_owned())),
         };
         let shown = stream.get_ref().1.peer_certificates().and_then(|shown| shown.first());
         let Some(certificate) = shown else {
-            return Err(refused("it has shown no certificate".to_owned()));
+            return Err(refused("the client has shown no certificate".to_owned()));
         };
         let names = Some(Arc::new(host_of_certificate(certificate)));
         let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
@@ -182,7 +185,7 @@ impl Hall {
                 let (tls, whose) = (tls.clone(), names.clone());
                 let end = async move {
                     tls.revoked(chain).await;
-                    tracing::warn!(?whose, "connection ended: its certificate is revoked");
+                    tracing::warn!(?whose, "connection ended: the peer's certificate is revoked");
                 };
                 let peer = Peer { names, crowded: None };
                 Ok(Connection::new(stream, peer, (place, held)).ending_with(end))

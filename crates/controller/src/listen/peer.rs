@@ -1,4 +1,4 @@
-//! The identity of a connection's peer.
+//! Identifies the peer of a connection by its certificate.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,32 +6,36 @@ use std::sync::Arc;
 use tonic::Status;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-/// The peer of a connection. Every request on the connection carries it as an extension.
+/// Identity of a connection's peer. The server adds the peer's identity to every request on the
+/// connection, as an extension of the request.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// Names in the peer's certificate, if it showed one.
+    /// Names in the peer's certificate. `None` if the peer showed no certificate.
     pub names: Option<Arc<BTreeSet<String>>>,
-    /// The limit of connections, if this connection exceeds it.
+    /// Maximum number of connections with the peer's certificate, if the connection exceeds the
+    /// maximum.
     pub crowded: Option<usize>,
 }
 
 impl Peer {
-    /// Checks the limit of connections.
+    /// Checks that the connection is within the limit of its certificate.
     ///
     /// # Errors
-    /// The connection exceeds the limit.
+    /// Returns an error if the connection exceeds the limit.
     pub fn admitted(&self) -> Result<(), Status> {
         let Some(limit) = self.crowded else { return Ok(()) };
         let names = self.names.as_deref().into_iter().flatten();
         let names = names.map(String::as_str).collect::<Vec<_>>().join(", ");
         Err(Status::resource_exhausted(format!(
-            "certificate of {names}: it may have {limit} connections at a time, and has them; end \
-             others, give each program its own, or raise `connections_per_certificate`"
+            "certificate of {names}: the certificate has the maximum of {limit} connections; close \
+             some connections, give each program its own certificate, or raise \
+             `connections_per_certificate`"
         )))
     }
 }
 
-/// Returns the names in a certificate (DER), which are its DNS names and its common name.
+/// Returns the DNS names and the common name of a certificate in DER. An invalid certificate has no
+/// names.
 #[must_use]
 pub(super) fn host_of_certificate(der: &[u8]) -> BTreeSet<String> {
     let mut names = BTreeSet::new();

@@ -1,36 +1,39 @@
-//! Counts the places of connections for each certificate.
+//! Limits the number of connections for each certificate.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Fingerprint of the certificate to which a place belongs.
+/// SHA-256 fingerprint of a certificate.
 pub(super) type Key = [u8; 32];
 
-/// Number of places in use, for each certificate.
+/// Number of open connections of each certificate that has open connections.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Places(Arc<Mutex<HashMap<Key, usize>>>);
 
-/// A place in use. Dropping it frees the place.
+/// Slot for one connection with a certificate. Dropping the [`CertificatePlace`] frees the slot.
 #[derive(Debug)]
 pub(super) struct CertificatePlace {
     of: Places,
     key: Key,
 }
 
-/// Result of [`Places::take`].
+/// Result of [`Places::take`] for a new connection.
 #[derive(Debug)]
 pub(super) enum Admission {
-    /// The place is within the limit.
+    /// The connection is within the limit of its certificate.
     Fits(CertificatePlace),
-    /// The place exceeds the limit, and only an error may be sent.
+    /// The connection exceeds the limit of its certificate, so the server answers only with an
+    /// error.
     Crowded(CertificatePlace),
-    /// There is no place at all.
+    /// The certificate already has twice its maximum number of connections. The listener must close
+    /// the connection.
     Full,
 }
 
 impl Places {
-    /// Takes one of `limit` places. If all places are in use, takes one of `limit` further places
-    /// for connections that only get an error.
+    /// Counts a new connection with certificate `key`. The listener admits up to `limit`
+    /// connections with a certificate. Up to `limit` further connections with the same certificate
+    /// only get an error.
     pub(super) fn take(&self, key: Key, limit: usize) -> Admission {
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let count = held.entry(key).or_default();

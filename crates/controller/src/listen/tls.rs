@@ -1,15 +1,15 @@
-//! Certificates of a port. They may change while the port is served.
+//! Loads the certificates of a listener from files, which may change while the program runs.
 //!
-//! A handshake uses the certificates that are in force at that time. If the certificates change, an
-//! admitted connection continues. The connection ends only if a new revocation list contains one of
-//! its certificates. Files are read and validated as a whole. While a file is missing or
-//! incomplete, or the key does not match the certificate, the previous files stay in force.
+//! The listener reads and validates all certificate files together. If a file is missing or
+//! incomplete, or if the key does not match the certificate, the listener keeps the previous
+//! contents. If all files are valid, later handshakes use the new contents. Open connections end
+//! only if a new revocation list contains one of their certificates.
 //!
 //! # Revocation
 //!
-//! If there are lists, every certificate between the peer's and the CA needs a list of its issuer.
-//! Without such a list, the certificate is refused. An expired list stays in force, and the port
-//! logs a warning. Certificates in the list are still refused, and others are still admitted.
+//! If revocation lists are configured, every certificate of a chain needs a list from its issuer.
+//! If a certificate's issuer has no revocation list, the listener refuses the certificate chain. If
+//! a revocation list has expired, the listener logs a warning and continues to use the list.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,10 +32,10 @@ use super::error::ServeError;
 use super::places::Key;
 use crate::wire::describe;
 
-/// Paths of PEM files.
+/// Paths of the PEM files that a listener uses for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PemFiles {
-    /// CA of the clients' certificates.
+    /// CA that signed the clients' certificates.
     pub ca: PathBuf,
     /// Server certificate, with the intermediate certificates up to the CA.
     pub certificate: PathBuf,
@@ -45,28 +45,30 @@ pub struct PemFiles {
     pub crl: Option<PathBuf>,
 }
 
-/// Contents of the files. The first three are CA, certificate and key. The last is the revocation
-/// lists.
+/// Contents of the CA, certificate and key files, and of the file of revocation lists, if one is
+/// configured.
 type Contents = ([Vec<u8>; 3], Option<Vec<u8>>);
 
-/// Configuration of handshakes.
+/// TLS configuration of new handshakes, made from the last valid contents of the PEM files.
 struct InForce {
     config: Arc<ServerConfig>,
     verifier: Arc<dyn ClientCertVerifier>,
-    /// When the first revocation list expires.
+    /// Time at which the first revocation list expires. `None` if no revocation list has an expiry
+    /// time.
     lists_end: Option<SystemTime>,
 }
 
-/// TLS configuration of a port.
+/// TLS configuration of a listener.
 #[derive(Clone)]
 pub struct ServerTls {
     in_force: Arc<watch::Sender<Arc<InForce>>>,
     files: Option<PemFiles>,
-    /// Contents that were tried last, even if they are not valid.
+    /// Possibly invalid contents of the PEM files at the last attempt to load the files.
     tried: Arc<RwLock<Option<Contents>>>,
 }
 
-/// Leaves out the key, because it must not appear in logs.
+/// Formats the files without the contents of the key, because a private key must not appear in
+/// logs.
 impl fmt::Debug for ServerTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerTls").field("files", &self.files).finish_non_exhaustive()
@@ -74,23 +76,23 @@ impl fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Makes a fixed configuration from the contents of PEM files. The files are the CA of the
-    /// clients, the server certificate with its intermediates, and the key of the server
-    /// certificate.
+    /// Makes a TLS configuration from the contents of PEM files. The configuration never changes
+    /// later. The files are the CA of the clients, the server certificate with its intermediates,
+    /// and the server's key.
     ///
     /// # Errors
-    /// One of the files is invalid.
+    /// Returns an error if one of the files is invalid.
     pub fn new(ca: &[u8], certificate: &[u8], key: &[u8]) -> Result<Self, ServeError> {
         let contents = ([ca.to_vec(), certificate.to_vec(), key.to_vec()], None);
         let in_force = Arc::new(watch::Sender::new(Arc::new(make(&contents, None)?)));
         Ok(Self { in_force, files: None, tried: Arc::default() })
     }
 
-    /// Reads a configuration from files. [`Self::watch`] and [`Self::reload`] read them again when
-    /// they change.
+    /// Reads a configuration from PEM files. [`Self::watch`] and [`Self::reload`] read the files
+    /// again and apply changes.
     ///
     /// # Errors
-    /// A file cannot be read or is invalid.
+    /// Returns an error if a file is invalid or cannot be read.
     pub fn open(files: PemFiles) -> Result<Self, ServeError> {
         let contents = read(&files)?;
         let made = make(&contents, files.crl.as_deref())?;
@@ -98,19 +100,22 @@ impl ServerTls {
         Ok(Self { in_force, files: Some(files), tried: Arc::new(RwLock::new(Some(contents))) })
     }
 
-    /// Returns the configuration of the next handshake.
+    /// Returns the TLS configuration for the next handshake.
     #[must_use]
     pub fn current(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.in_force.borrow().config)
     }
 
-    /// Resolves when one of these certificates, the peer's first, is revoked.
+    /// Resolves when a certificate of `chain` is revoked. The first certificate of `chain` is the
+    /// certificate of the peer.
     pub(super) async fn revoked(self, chain: Vec<CertificateDer<'static>>) {
         self.revoked_since(&chain, UnixTime::now()).await;
     }
 
-    /// Checks the certificates as of the time of admission. If a certificate has expired since
-    /// then, rustls would report the expiry and not check the lists.
+    /// Resolves when a certificate of the peer's chain is revoked. The function checks the chain at
+    /// the time `let_in`, at which the chain was valid, and not at the current time. With the
+    /// current time, rustls would report only the expiry of an expired certificate, and not its
+    /// revocation.
     async fn revoked_since(self, chain: &[CertificateDer<'static>], let_in: UnixTime) {
         let mut in_force = self.in_force.subscribe();
         let Some((own, between)) = chain.split_first() else { return };
@@ -125,12 +130,13 @@ impl ServerTls {
         }
     }
 
-    /// Reads the files again, if the configuration has files. Returns true if they had changed and
-    /// are now in force.
+    /// Reads the PEM files again, if the configuration was made from files. Returns true if the
+    /// files have changed and later handshakes use the new contents.
     ///
     /// # Errors
-    /// The files have changed, and one of them cannot be read or is invalid. The previous files
-    /// stay in force. The same contents cause only one error.
+    /// Returns an error if a file cannot be read, or if the contents have changed and are invalid.
+    /// After an error, the listener keeps the previous certificates. If the files are unchanged and
+    /// still invalid, later calls return no error.
     pub fn reload(&self) -> Result<bool, ServeError> {
         let Some(files) = &self.files else { return Ok(false) };
         let contents = read(files)?;
@@ -147,13 +153,14 @@ impl ServerTls {
     /// Calls [`Self::reload`] and logs the result.
     pub fn reload_and_tell(&self) {
         match self.reload() {
-            Ok(true) => tracing::info!(files = ?self.files, "new certificates in force"),
+            Ok(true) => tracing::info!(files = ?self.files, "new certificates are in use"),
             Ok(false) => {}
-            Err(error) => tracing::warn!("the former certificates stay in force: {error}"),
+            Err(error) => tracing::warn!("the previous certificates are still in use: {error}"),
         }
     }
 
-    /// Checks the files at this interval. A check takes a few small reads. This future never ends.
+    /// Reloads the PEM files once per interval `every`, and logs the results. The returned future
+    /// runs until the caller drops it.
     pub async fn watch(self, every: Duration) {
         let mut looks = interval(every);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -165,22 +172,24 @@ impl ServerTls {
             if end.is_some_and(|end| end < now()) && told_end != end {
                 told_end = end;
                 let crl = self.files.as_ref().and_then(|files| files.crl.as_deref());
-                tracing::warn!(?crl, "a revocation list has expired but stays in force; renew it");
+                tracing::warn!(?crl, "a revocation list has expired but is still in use; renew it");
             }
             let tls = self.clone();
             let looked = tokio::task::spawn_blocking(move || tls.reload()).await;
             let was_missing = std::mem::take(&mut missing);
             match looked {
                 Ok(Ok(true)) => {
-                    tracing::info!(files = ?self.files, "new certificates in force")
+                    tracing::info!(files = ?self.files, "new certificates are in use")
                 }
                 Ok(Err(error @ ServeError::Unreadable { .. })) => {
                     missing = true;
                     if !was_missing {
-                        tracing::warn!("the former certificates stay in force: {error}");
+                        tracing::warn!("the previous certificates are still in use: {error}");
                     }
                 }
-                Ok(Err(error)) => tracing::warn!("the former certificates stay in force: {error}"),
+                Ok(Err(error)) => {
+                    tracing::warn!("the previous certificates are still in use: {error}")
+                }
                 Ok(Ok(false)) | Err(_) => {}
             }
         }
@@ -198,12 +207,11 @@ fn read(files: &PemFiles) -> Result<Contents, ServeError> {
     Ok(([one(&files.ca)?, one(&files.certificate)?, one(&files.key)?], crl))
 }
 
-#[expect(clippy::disallowed_methods, reason = "a revocation list says until when it is true")]
+#[expect(clippy::disallowed_methods, reason = "the expiry time of a revocation list is a date")]
 fn now() -> SystemTime {
     SystemTime::now()
 }
 
-/// Parses revocation lists in PEM.
 pub(crate) fn lists(
     path: Option<&Path>,
     pem: &[u8],
@@ -215,12 +223,12 @@ pub(crate) fn lists(
     let lists: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(pem).collect();
     let lists = lists.map_err(|error| wrong(describe(&error)))?;
     if lists.is_empty() {
-        return Err(wrong("there is no list in it".to_owned()));
+        return Err(wrong("the file contains no revocation list".to_owned()));
     }
     Ok(lists)
 }
 
-/// Returns the time at which the first of these lists expires.
+/// Returns the time at which the first of the revocation lists expires.
 fn first_end(lists: &[CertificateRevocationListDer<'_>]) -> Option<SystemTime> {
     let end = |list: &CertificateRevocationListDer<'_>| {
         let (_, list) = CertificateRevocationList::from_der(list).ok()?;
@@ -260,12 +268,12 @@ fn make(contents: &Contents, crl: Option<&Path>) -> Result<InForce, ServeError> 
     Ok(InForce { config: Arc::new(config), verifier, lists_end })
 }
 
-/// Parses certificates in PEM.
+/// Parses a chain of certificates in PEM format.
 pub(crate) fn chain(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, pem::Error> {
     CertificateDer::pem_slice_iter(pem).collect()
 }
 
-/// Parses CA certificates in PEM.
+/// Parses CA certificates in PEM format.
 pub(crate) fn roots(pem: &[u8]) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
     let certificates = chain(pem).map_err(|error| TlsError::General(describe(&error)))?;
@@ -275,7 +283,7 @@ pub(crate) fn roots(pem: &[u8]) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-/// SHA-256 of a certificate.
+/// Returns the SHA-256 fingerprint of a certificate.
 pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Key {
     let mut key = Key::default();
     let suite = ring::cipher_suite::TLS13_AES_128_GCM_SHA256.tls13();
@@ -288,7 +296,7 @@ pub(super) fn fingerprint(certificate: &CertificateDer<'_>) -> Key {
 
 #[cfg(test)]
 #[path = "../../tests/all/common/authority.rs"]
-#[allow(dead_code, reason = "not all of it is used here")]
+#[allow(dead_code, reason = "these tests use only a part of the module")]
 mod authority;
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
-//! The life of a controller. A controller campaigns, leads, and campaigns again.
+//! Runs a controller, which campaigns for leadership, leads until it loses leadership, and
+//! campaigns again.
 //!
-//! A controller renews its lease three times per lease time. If a leader cannot renew its lease,
-//! the leader stops before another controller can lead. The leader then ends all sessions, and the
-//! store refuses its writes. When the controller leads again, it reads all state again.
+//! A controller renews its lease about three times within the duration of the lease. If a leader
+//! cannot renew its lease, it stops before another controller can lead. A former leader ends all
+//! sessions with agents, and the store refuses its writes. When the controller leads again, it
+//! reads all state from the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,28 +27,30 @@ mod operator;
 
 pub use operator::{Operator, ReadTenants};
 
-/// Time of the lease. A leader that is gone keeps its leadership for this time.
+/// Duration of a controller's lease. If a leader fails, no other controller leads before the failed
+/// leader's lease ends.
 pub const LEASE: Duration = Duration::from_secs(10);
-/// Time between two renewals of the lease. This time is about a third of the lease time.
+/// Time between two renewals of the lease, which is about a third of the lease time.
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
-/// A leader stops if no renewal has succeeded for this time. This time is well below the lease
-/// time.
+/// Time without a successful renewal of the lease after which a leader stops. The leader stops well
+/// before its lease ends.
 const GIVE_UP: Duration = Duration::from_secs(7);
-/// Pause before the controller calls the store again.
+/// Pause between the end of leadership or of a campaign and the controller's next campaign.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Parts of a controller.
+/// Settings and components of a [`Controller`].
 pub struct Setup {
-    /// Name of this controller among all controllers.
+    /// Name of this controller, unique among all controllers of the fabric.
     pub name: String,
-    /// Address to which other controllers redirect agents.
+    /// Address to which other controllers redirect agents while this controller leads.
     pub advertise: String,
-    /// Time between two decisions.
+    /// Time between two decisions of the leader.
     pub interval: Duration,
     pub leader: Settings,
     pub store: Arc<dyn Store>,
     pub hosts: Arc<Registry>,
-    /// Makes an empty fabric and the drivers of its switches for each term.
+    /// Function that makes an empty fabric and the drivers of its switches. A controller calls
+    /// `make` when the controller becomes the leader.
     pub make: Box<dyn Fn() -> Result<(Fabric, Crew), String> + Send + Sync>,
 }
 
@@ -71,7 +75,8 @@ impl Controller {
         Arc::new(Self { setup, leader: Mutex::new(None), leading })
     }
 
-    /// Whether this controller leads, and which controller leads if it does not.
+    /// Returns a watch channel that says whether this controller leads, or which other controller
+    /// leads.
     #[must_use]
     pub fn leading(&self) -> watch::Receiver<Leading> {
         self.leading.subscribe()
@@ -82,12 +87,12 @@ impl Controller {
         &self.setup.hosts
     }
 
-    /// Returns the leader's state, if this controller leads.
+    /// Returns the leader's state, or `None` if this controller does not lead.
     pub(crate) async fn leader(&self) -> MutexGuard<'_, Option<Leader>> {
         self.leader.lock().await
     }
 
-    /// Runs until `stop` becomes true.
+    /// Runs the controller until `stop` becomes true.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         loop {
             let lease = tokio::select! {
@@ -111,8 +116,9 @@ impl Controller {
         }
     }
 
-    /// Runs a term, and says whether `stop` ended it. Revokes the lease in any case, so that the
-    /// next candidate does not wait for the lease's end.
+    /// Campaigns and leads until an error occurs or `stop` is true. Returns the result of the
+    /// controller's term, and whether `stop` ended the term. At the end of its term, the controller
+    /// revokes its lease, so that the next candidate need not wait for the lease's end.
     async fn tenure(
         &self,
         lease: LeaseId,
@@ -127,7 +133,8 @@ impl Controller {
         end
     }
 
-    /// Restarts the sessions of hosts under this stamp, so that they get their plans again.
+    /// Ends the sessions of all hosts. New sessions use the stamp `stamp`, and the hosts get their
+    /// plans again.
     pub(crate) fn begin_anew(&self, stamp: Stamp) {
         self.leading.send_replace(Leading::Here(stamp));
         self.setup.hosts.end_all();
@@ -139,7 +146,7 @@ impl Controller {
         *self.leader.lock().await = None;
     }
 
-    /// Campaigns, and leads until leadership ends.
+    /// Campaigns for leadership, and leads until leadership ends.
     async fn term(&self, lease: LeaseId) -> Result<(), LeaderError> {
         let store = &self.setup.store;
         let who = format!("{} {}", self.setup.name, self.setup.advertise);
@@ -167,7 +174,8 @@ impl Controller {
         self.lead(lease, alive).await
     }
 
-    /// Waits for leadership. Meanwhile it renews the lease and updates which controller leads.
+    /// While the controller campaigns, renews the lease and follows changes of the present leader.
+    /// Returns only if the renewal of the lease fails.
     async fn wait_for_turn(&self, lease: LeaseId) -> Result<(), Turn> {
         loop {
             let store = &self.setup.store;
@@ -186,8 +194,8 @@ impl Controller {
         }
     }
 
-    /// Decides once an interval and renews the lease at the same time. If switches do not answer, a
-    /// decision may take long, and the lease must not wait for it.
+    /// Makes a decision once per interval. During a decision, the leader also renews its lease,
+    /// because the decision may take long if switches do not answer.
     async fn lead(&self, lease: LeaseId, alive: Instant) -> Result<(), LeaderError> {
         tokio::select! {
             led = self.decide() => led,
@@ -207,7 +215,8 @@ impl Controller {
         }
     }
 
-    /// Returns why this controller must stop leading.
+    /// Renews the lease until this controller must stop leading. Returns the reason why the
+    /// controller must stop leading.
     async fn stay_alive(&self, lease: LeaseId, mut alive: Instant) -> LeaderError {
         let mut beats = tokio::time::interval(KEEP_ALIVE);
         beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -227,7 +236,7 @@ impl Controller {
         }
     }
 
-    /// Sends plans to hosts that have just connected.
+    /// Sends plans to hosts whose agents have just connected.
     async fn greet(&self) {
         let mut guard = self.leader.lock().await;
         let Some(leader) = guard.as_mut() else { return };
@@ -260,7 +269,9 @@ impl Controller {
         }
     }
 
-    /// Returns a view by its name, as JSON. `None` if there is no such view or tenant.
+    /// Returns the JSON document with the name `what`, such as `status` ([`view`]). For documents
+    /// about one tenant, `name` is the tenant's name. `None` if the document or the tenant does not
+    /// exist.
     pub async fn view(&self, what: &str, name: &str) -> Option<Value> {
         let guard = self.leader.lock().await;
         let hosts = &self.setup.hosts;
@@ -301,18 +312,20 @@ async fn counters(leader: &Leader) -> Value {
     serde_json::json!(all)
 }
 
-/// Waits until `stop` is true or its sender is gone.
+/// Waits until `stop` is true or the sender of `stop` is gone.
 async fn told(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// How the wait for leadership ended.
+/// Result of a campaign: the controller leads, or an error ended the campaign.
 enum Turn {
     Leads(crate::store::Leadership),
     Failed(LeaderError),
 }
 
-/// Returns leadership as an error. A join with an endless future then ends.
+/// Waits for the end of the campaign, and returns [`Turn::Leads`] as an `Err` if the campaign
+/// succeeds. Because of the `Err`, `try_join!` ends and drops the other future, which renews the
+/// lease in an endless loop.
 async fn biased_first(
     campaign: impl Future<Output = Result<crate::store::Leadership, LeaderError>>,
 ) -> Result<crate::store::Leadership, Turn> {

@@ -1,4 +1,4 @@
-//! The operators' API. The API uses gRPC, and its answers are JSON.
+//! Serves the operators' API, which uses gRPC with answers in JSON.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::wire::v1::{
     SetServiceRequest, TenantName, TomlText,
 };
 
-/// Function that reads a tenants file. The error has every mistake, one per line.
+/// Function that reads a file of tenants. The error lists every mistake of the file, one per line.
 pub type ReadTenants =
     Arc<dyn Fn(&str, &Topology, &[String]) -> Result<Vec<TenantSpec>, String> + Send + Sync>;
 
@@ -59,7 +59,8 @@ fn status(error: &LeaderError) -> Status {
 }
 
 impl Operator {
-    /// Creates a service for a controller. `read` reads tenants files.
+    /// Creates the operators' service of a controller. `read` is the function that reads files of
+    /// tenants.
     #[must_use]
     pub fn new(controller: Arc<Controller>, read: ReadTenants) -> Self {
         Self { controller, read }
@@ -70,9 +71,11 @@ impl Operator {
         tokio::sync::MutexGuard::try_map(guard, Option::as_mut).map_err(|_| {
             let elsewhere = match &*self.controller.leading().borrow() {
                 Leading::Elsewhere(address) if !address.is_empty() => address.clone(),
-                _ => "nobody known".to_owned(),
+                _ => "unknown".to_owned(),
             };
-            Status::failed_precondition(format!("this controller does not lead; {elsewhere} does"))
+            Status::failed_precondition(format!(
+                "this controller does not lead; the leader is {elsewhere}"
+            ))
         })
     }
 }
@@ -91,7 +94,7 @@ impl OperatorService for Operator {
                 Err(Status::not_found(ChangeRefused::Unknown(name).to_string()))
             }
             None => Err(Status::not_found(format!(
-                "no view `{what}`; ask for status, topology, tenants, bindings, events, explain, \
+                "no view `{what}`; use status, topology, tenants, bindings, events, explain, \
                  history or switch-counters"
             ))),
         }
@@ -140,7 +143,8 @@ impl OperatorService for Operator {
             "drained" => Service::Drained,
             "failed" => Service::Failed,
             other => {
-                let text = format!("service `{other}`; write `in`, `drained` or `failed`");
+                let text =
+                    format!("service `{other}` is unknown; write `in`, `drained` or `failed`");
                 return Err(Status::invalid_argument(text));
             }
         };
@@ -163,7 +167,8 @@ impl OperatorService for Operator {
             "observe" => Mode::Observe,
             "hold" => Mode::Hold,
             other => {
-                let text = format!("mode `{other}`; write `active`, `observe` or `hold`");
+                let text =
+                    format!("mode `{other}` is unknown; write `active`, `observe` or `hold`");
                 return Err(Status::invalid_argument(text));
             }
         };

@@ -1,28 +1,29 @@
-//! Assignment of traffic classes to code points.
+//! Assigns traffic classes to code points.
 //!
 //! # Problem
 //!
-//! Switches classify in two steps: they map the code point to a traffic class at ingress, and the
-//! class to a queue at egress. The first map belongs to the switch, and the second map belongs to a
-//! port. A binding needs a map from code point to queue on each port.
+//! A controller's decision contains a map from code point to queue for each port. Switches classify
+//! frames in two steps. At ingress, the switch maps the code point to a traffic class, with a
+//! single map for the whole switch. At egress, each port maps the traffic class to a queue, with
+//! its own map.
 //!
 //! # Source
 //!
-//! SONiC has the two maps as `DSCP_TO_TC_MAP` and `TC_TO_QUEUE_MAP`. QShare §VI assumes a single
-//! map.
+//! SONiC calls the two maps `DSCP_TO_TC_MAP` and `TC_TO_QUEUE_MAP`. QShare §VI assumes a single map
+//! from code point to queue.
 //!
 //! # Approach
 //!
-//! Code points with the same queue on every port share a class. Code points with different queues
-//! on any port do not share a class. Code points in queue 0 on every port have class 0. A code
-//! point keeps its class. A new code point gets an unused class if there is one. That class can
-//! then be prepared before any frame uses it.
+//! Two code points share a traffic class if and only if both code points have the same queue on
+//! every port. Code points in queue 0 on every port have class 0. A code point keeps its class if
+//! possible. A new code point gets an unused class if possible, so that the driver can prepare the
+//! class before any frame uses it.
 //!
 //! # Example
 //!
-//! A test has two ports and classes 0 to 7. Code points 8 and 24 are in queue 1 on both ports. Code
-//! point 16 is in queue 2 on the first port and in queue 1 on the second. The test expects class 1
-//! for 8, class 2 for 16 and class 1 for 24.
+//! The unit test of this module has a switch with two ports and classes 0 to 7. In the test, code
+//! points 8 and 24 use queue 1 on both ports, so the code points share class 1. Code point 16 has
+//! class 2, because code point 16 uses queue 2 on one port and queue 1 on the other port.
 //!
 //! # Cost
 //!
@@ -32,11 +33,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::driver::{Capabilities, ONE_STEP, PortState, SwitchState};
 
-/// Completes `wanted` for a switch with classes. A port does not name a code point if the code
-/// point's tenant does not send through the port. If all ports that name a code point use the same
-/// queue, the code point gets that queue on all ports. With queue 0 on the other ports, each set of
-/// ports would need a class of its own. With one queue per switch and tenant, the switch then needs
-/// fewer classes than queues.
+/// Extends the maps in `wanted`, so that the maps need fewer traffic classes. Before the call, a
+/// port's map contains only code points of tenants that send through the port. If a code point has
+/// the same queue on all ports of its tenant, the call maps the code point to this queue on all
+/// other ports too.
+///
+/// Without the extension, a code point is in queue 0 on the ports that its tenant does not use. Two
+/// tenants with the same queue number but different ports then need different traffic classes.
 pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     if can.classes >= ONE_STEP || !can.remap {
         return;
@@ -54,20 +57,22 @@ pub(super) fn complete(can: &Capabilities, wanted: &mut SwitchState) {
     }
 }
 
-/// Number of classes besides 0 that these maps need.
+/// Returns the number of traffic classes besides class 0 that the maps of `ports` need.
 pub(super) fn needed<'a>(ports: impl Iterator<Item = &'a PortState>) -> usize {
     groups(&ports.map(|port| &port.map).collect::<Vec<_>>()).len()
 }
 
-/// The class of each code point except those in class 0, and the queue of each class on each port.
+/// Traffic class of each code point that is not in class 0, and queue of each traffic class on each
+/// port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Assignment {
     pub(super) class: BTreeMap<u8, u8>,
-    /// For each class, its queues in the order of the ports.
+    /// Queue of each class on each port, in the order of the ports.
     pub(super) queues: BTreeMap<u8, Vec<u8>>,
 }
 
-/// Code points of each needed class, by their queues on the ports.
+/// Groups code points by their queues on the ports. Each group of code points needs a traffic
+/// class. Code points in queue 0 on all ports need no class.
 fn groups(wanted: &[&BTreeMap<u8, u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let code_points: BTreeSet<u8> = wanted.iter().flat_map(|map| map.keys().copied()).collect();
     let mut groups: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
@@ -80,11 +85,11 @@ fn groups(wanted: &[&BTreeMap<u8, u8>]) -> BTreeMap<Vec<u8>, Vec<u8>> {
     groups
 }
 
-/// Assigns classes for the maps `wanted`, which are in the order of the ports. `now` is the present
-/// assignment.
+/// Assigns a class to each code point. `wanted` contains the map of each port, in the order of the
+/// ports. The argument `now` contains the present traffic class of each code point.
 ///
 /// # Errors
-/// Returns the number of classes needed besides 0, if the switch has fewer.
+/// If the switch has too few classes, returns the number of needed classes besides class 0.
 pub(super) fn assign(
     now: &BTreeMap<u8, u8>,
     wanted: &[&BTreeMap<u8, u8>],

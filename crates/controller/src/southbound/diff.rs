@@ -1,9 +1,10 @@
-//! Computes the changes from a present to a wanted state.
+//! Computes the changes from the present state of a switch to the wanted state.
 
 use super::driver::{Change, PortState, SwitchState};
 
-/// Returns the changes that turn `is` into `wanted`. Unmaps come before maps, and weights come
-/// last. Ports do not change if `wanted` does not name them or if the switch leaves them out.
+/// Returns the changes from the state `is` to the state `wanted`. The list starts with unmapped
+/// code points, continues with mapped code points, and ends with queue weights. Ports that are
+/// missing in `wanted`, or that are in `is.left_out`, do not change.
 #[must_use]
 pub fn diff(is: &SwitchState, wanted: &SwitchState) -> Vec<Change> {
     let nothing = PortState::default();

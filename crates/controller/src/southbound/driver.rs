@@ -1,4 +1,5 @@
-//! The state of a switch, the changes to it, and the trait that every driver implements.
+//! Defines the state of a switch, the changes to this state, and the trait that every driver
+//! implements.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,40 +11,43 @@ use thiserror::Error;
 
 use crate::Stamp;
 
-/// [`Capabilities::classes`] of a switch without classes: the number of code points.
+/// Value of [`Capabilities::classes`] for a switch on which code points select queues directly: the
+/// number of code points.
 pub const ONE_STEP: u8 = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capabilities {
-    /// Queues of a port, including the shared one.
+    /// Number of queues of each port, including the shared queue.
     pub queues: u8,
-    /// Traffic classes between ingress and egress. The number of classes limits the number of
-    /// distinguishable tenants. [`ONE_STEP`] if code points select queues directly.
+    /// Number of traffic classes between ingress and egress, which limits the number of tenants
+    /// that the switch can distinguish. The number of classes is [`ONE_STEP`] if the switch maps
+    /// code points directly to queues.
     pub classes: u8,
-    /// Smallest and largest weight of a queue.
+    /// Smallest and largest weight that a queue of the switch may have.
     pub weights: (u32, u32),
-    /// Whether the map from code point to queue can change while traffic runs.
+    /// True if the map from code point to queue can change while traffic runs.
     pub remap: bool,
-    /// The map of every port, if it cannot change. Empty if the map can change.
+    /// Fixed map from code point to queue, which applies to every port. The fixed map is empty if
+    /// the controller can change the switch's maps.
     pub fixed_map: BTreeMap<u8, u8>,
-    /// Whether ports of this switch may have different maps.
+    /// True if ports of the switch may have different maps.
     pub map_per_port: bool,
 }
 
-/// State of a sending port.
+/// Weights of a port's queues, and map from code point to queue, for frames that the port sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortState {
-    /// Weight of each queue. Queue 0 is the shared one. A queue of weight 0 only gets the bandwidth
-    /// that other queues do not use. Queues beyond the end have weight 0.
+    /// Weight of each queue of the port. Queue 0 is the shared queue. A queue of weight 0 only gets
+    /// the bandwidth that other queues do not use. Queues beyond the end of the list have weight 0.
     pub weights: Vec<u32>,
-    /// Queue of each mapped code point. Other code points are in queue 0, so a mapping to queue 0
-    /// changes nothing.
+    /// Queue of each mapped code point. Code points without a mapping are in queue 0, so a mapping
+    /// to queue 0 changes nothing.
     pub map: BTreeMap<u8, u8>,
 }
 
 impl PortState {
-    /// Returns the canonical form. It has no zeros at the end of the weights, and no code point
-    /// mapped to queue 0.
+    /// Returns the canonical form of the state, which has no zeros at the end of the weights, and
+    /// no code point mapped to queue 0.
     #[must_use]
     pub fn canonical(mut self) -> Self {
         self.weights.truncate(self.weights.iter().rposition(|w| *w != 0).map_or(0, |at| at + 1));
@@ -52,15 +56,15 @@ impl PortState {
     }
 }
 
-/// The part of a switch's state that a binding sets.
+/// Part of a switch's state that a controller sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchState {
-    /// Stamp of the last complete decision.
+    /// Stamp of the last decision that the switch applied completely.
     pub stamp: Stamp,
-    /// State of each port. The key is the switch's own name of the port.
+    /// State of each port, by the switch's own name of the port.
     pub ports: BTreeMap<String, PortState>,
-    /// Ports that the driver must not change, with the reason. A reason is, for example, another
-    /// configuration on the switch. The driver can change all other ports.
+    /// Ports that the driver must not change, with the reason, such as another configuration on the
+    /// switch. The driver can change every port that is missing in `left_out`.
     #[serde(default)]
     pub left_out: BTreeMap<String, String>,
 }
@@ -71,17 +75,17 @@ pub enum Change {
     /// Sets the weights of a port's queues.
     Weigh {
         port: String,
-        /// Weight of each queue, from 0.
+        /// New weight of each queue, from queue 0 on.
         weights: Vec<u32>,
     },
     /// Maps a code point to a queue on a port.
     Map { port: String, dscp: u8, queue: u8 },
-    /// Removes a code point from a port's map. The code point is then in queue 0.
+    /// Removes a code point from a port's map, so that the code point is in queue 0.
     Unmap { port: String, dscp: u8 },
 }
 
 impl Change {
-    /// Name of the port that changes.
+    /// Returns the name of the port that changes.
     #[must_use]
     pub fn port(&self) -> &str {
         match self {
@@ -94,13 +98,13 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Weigh { port, weights } => {
-                write!(f, "weights of {port}:")?;
+                write!(f, "set weights of {port}:")?;
                 weights.iter().try_for_each(|weight| write!(f, " {weight}"))
             }
             Self::Map { port, dscp, queue } => {
-                write!(f, "code point {dscp} of {port} in queue {queue}")
+                write!(f, "map code point {dscp} to queue {queue} on {port}")
             }
-            Self::Unmap { port, dscp } => write!(f, "code point {dscp} of {port} not mapped"),
+            Self::Unmap { port, dscp } => write!(f, "unmap code point {dscp} on {port}"),
         }
     }
 }
@@ -109,57 +113,58 @@ impl fmt::Display for Change {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueCounters {
     pub port: String,
-    /// Number of the queue, from 0.
+    /// Number of the queue on the port, from 0.
     pub queue: u8,
     pub packets: u64,
     pub bytes: u64,
-    /// Frames dropped because the queue was full.
+    /// Number of frames that the switch dropped because the queue was full.
     pub dropped: u64,
 }
 
-/// A port, as configured for a driver.
+/// Configuration of a switch port for a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortInfo {
     /// The switch's own name of the port.
     pub name: String,
-    /// Line rate of the port.
+    /// Line rate of the port in bit/s.
     pub rate: BitsPerSecond,
 }
 
-/// Why a switch did not apply changes.
+/// Reason why a switch did not apply changes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum DriverError {
-    /// The switch is temporarily unreachable.
+    /// The controller cannot reach the switch now.
     #[error("switch {switch}: cannot be reached: {problem}")]
     Unreachable { switch: String, problem: String },
-    /// The switch refused a change.
+    /// The switch answered and refused a change that the driver requested.
     #[error("switch {switch}: refused {change}: {problem}")]
     Refused {
         switch: String,
         change: String,
-        /// The switch's message.
+        /// Error message with which the switch refused the change.
         problem: String,
     },
-    /// The switch has a later stamp.
+    /// The switch has a later stamp than the request.
     #[error(
-        "switch {switch}: has decision {has}, so {told} is too late; another controller leads, or \
-         the store is an older copy: `penstock controller epoch --at-least {}`", .has.next_epoch()
+        "switch {switch}: has the later decision {has}, so {told} is refused; \
+         another controller leads, or the store is an older copy: \
+         `penstock controller epoch --at-least {}`", .has.next_epoch()
     )]
     Fenced {
         switch: String,
-        /// Stamp of the switch.
+        /// Stamp that is stored on the switch.
         has: Stamp,
         /// Stamp of the refused request.
         told: Stamp,
     },
-    /// The switch's answer is invalid.
+    /// The switch's answer to a request is invalid.
     #[error("switch {switch}: its answer to {what} is not valid: {problem}")]
     Rubbish {
         switch: String,
-        /// The request that the switch answered.
+        /// Description of the request to which the switch sent the invalid answer.
         what: String,
-        /// The problem of the answer.
+        /// Description of the problem in the switch's answer.
         problem: String,
     },
     /// The request exceeds the switch's capabilities.
@@ -167,7 +172,7 @@ pub enum DriverError {
     Beyond {
         switch: String,
         what: String,
-        /// The limit of the switch that the request exceeds.
+        /// Limit of the switch that the request exceeds.
         limit: String,
         remedy: String,
     },
@@ -183,13 +188,12 @@ impl DriverError {
     }
 }
 
-/// A driver of one switch.
 #[async_trait]
 pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
-    /// Name of the switch in the topology.
+    /// Returns the name of the switch in the topology.
     fn name(&self) -> &str;
 
-    /// Kind of the driver: `sim`, `linux-tc`, and so on.
+    /// Kind of the driver, such as `sim` or `linux-tc`.
     fn kind(&self) -> &'static str;
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError>;
@@ -198,15 +202,15 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
     async fn read_back(&self) -> Result<SwitchState, DriverError>;
 
     /// Applies `changes` in order. The switch stores `stamp` after the last change. After an error,
-    /// some changes may be in force. The request is idempotent, so it may be repeated.
+    /// the switch may have applied some of the changes. The request is idempotent, so the caller
+    /// may repeat the request.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
-    /// Returns what [`apply`](Self::apply) would send to the switch now, in the switch's own
-    /// syntax. The method changes nothing. It reads the switch first, because the result depends on
-    /// the switch's state. One line may contain several changes, and one change may need several
-    /// lines.
+    /// Returns the text that [`apply`](Self::apply) would send to the switch now, in the switch's
+    /// own syntax. To compute the text, the driver reads the switch's state but does not change the
+    /// switch. A line of the text may contain several changes, and a change may take several lines.
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError>;
 
-    /// Reads the counters of all queues.
+    /// Reads the counters of all queues of the switch.
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError>;
 }

@@ -1,15 +1,15 @@
-//! The changes that a switch still needs.
+//! Computes the changes that a switch still needs.
 
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchDriver, SwitchState};
 use super::step::{agree, step};
 use super::{classes, diff::diff};
 
-/// Returns the changes that give a switch the state `wanted`. Ports that the switch leaves out do
-/// not change.
+/// Returns the changes that give a switch the state `wanted`, without changing the switch. The
+/// changes do not concern ports in [`SwitchState::left_out`].
 ///
 /// # Errors
-/// The switch does not answer, or it cannot have that state ([`DriverError::Beyond`]). The switch
-/// is not changed.
+/// Returns an error if the switch does not answer, or if it does not support the state
+/// ([`DriverError::Beyond`]).
 pub async fn missing(
     driver: &dyn SwitchDriver,
     wanted: &SwitchState,
@@ -18,7 +18,8 @@ pub async fn missing(
     Ok(diff(&driver.read_back().await?, &wanted))
 }
 
-/// Returns `wanted` as a switch with these capabilities implements it.
+/// Returns the state that a switch with the capabilities `can` should have to implement the
+/// decision `wanted`.
 fn possible(
     switch: &str,
     can: &Capabilities,

@@ -1,4 +1,4 @@
-//! Drivers of switches. All kinds of switches share one trait.
+//! Contains the drivers of all kinds of switches, which implement a common trait.
 //!
 //! # Problem
 //!
@@ -9,13 +9,15 @@
 //! # Approach
 //!
 //! A driver translates [`Change`]s to its switch's syntax and reads back the switch's real state as
-//! a [`SwitchState`]. Changes are computed from two states ([`diff()`]) in the same way for all
-//! drivers. Every change carries a [`Stamp`](crate::Stamp), which is stored on the switch. A switch
-//! refuses older stamps. A driver makes no decisions.
+//! a [`SwitchState`]. The controller computes changes from two states of a switch ([`diff()`]) in
+//! the same way for all drivers. Every change carries a [`Stamp`](crate::Stamp), which the driver
+//! stores on the switch. A switch refuses a change with an older stamp. A driver only executes
+//! decisions of the controller.
 //!
 //! # Source
 //!
-//! The source is QShare §V-D and §VI. `docs/reference/fabric.md` has the facts about switches.
+//! The interface to switches follows QShare §V-D and §VI. `docs/reference/fabric.md` describes the
+//! capabilities and limits of switches.
 
 mod classes;
 mod diff;

@@ -1,13 +1,13 @@
-//! Driver of a Penstock daemon as a switch. The daemon is `penstock host run` with `[switch]` in
-//! its file.
+//! Configures a Penstock daemon that acts as a switch. The daemon is `penstock host run` with the
+//! section `[switch]` in its file.
 //!
-//! Each call sends one request on its own connection. The driver reads the certificates for each
-//! connection, so they may change. The daemon ([`crate::switch`]) compares stamps and applies a
-//! change atomically. This driver therefore needs no lock.
+//! Each call of the driver sends a single request on its own connection. The driver reads the
+//! certificate files for each connection, so the files may change. The daemon ([`crate::switch`])
+//! compares stamps and applies a change atomically, so the driver needs no lock.
 //!
 //! # Source
 //!
-//! `proto/penstock/switch/v1/switch.proto` defines the messages.
+//! `proto/penstock/switch/v1/switch.proto` defines the messages between driver and daemon.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -24,29 +24,30 @@ use crate::switch::wire::v1::switch_service_client::SwitchServiceClient;
 use crate::switch::wire::{SWITCH_BYTES_MAX, v1};
 use crate::wire::describe;
 
-/// Time limit for making a connection, and for an answer.
+/// Time limit for the connection to the daemon, and for an answer of the daemon.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-/// Maximum number of queues of a port.
+/// Maximum number of queues that a port may have.
 const QUEUES_MAX: u8 = 64;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// The daemon's socket on this machine. Only the socket's owner can open it.
+    /// Path of the daemon's Unix socket on the controller's machine. Only the socket's owner can
+    /// open the socket.
     Socket(PathBuf),
-    /// `host:port`, with certificates.
+    /// Network address of the daemon as `host:port`, with certificates.
     Tcp(String, Tls),
 }
 
-/// PEM files. The driver reads them for each connection.
+/// Paths of PEM files, which the driver reads for each connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
-    /// CA of the switch's certificate.
+    /// CA that signed the switch's certificate.
     pub ca: PathBuf,
-    /// This controller's certificate.
+    /// Certificate of the controller.
     pub certificate: PathBuf,
-    /// Private key of this controller's certificate.
+    /// Private key of the controller's certificate.
     pub key: PathBuf,
-    /// Name in the switch's certificate.
+    /// DNS name in the switch's certificate.
     pub server_name: String,
 }
 
@@ -59,11 +60,11 @@ pub struct PenstockSwitch {
 }
 
 impl PenstockSwitch {
-    /// Creates a driver of the daemon at `address`, which uses this many of the daemon's queues.
-    /// The driver does not connect yet.
+    /// Creates a driver of the daemon at `address`. `queues` is the number of queues per port that
+    /// the driver uses. The driver does not connect to the daemon yet.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] if there are fewer than 2 or more than 64 queues.
+    /// Returns [`DriverError::Beyond`] if `queues` is below 2 or above 64.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -123,7 +124,8 @@ impl PenstockSwitch {
             endpoint.connect().await.map_err(|error| describe(&error))
         };
         let connected = tokio::time::timeout(TIME_MAX, connecting).await;
-        let connected = connected.unwrap_or_else(|_| Err(format!("not within {TIME_MAX:?}")));
+        let connected =
+            connected.unwrap_or_else(|_| Err(format!("no connection within {TIME_MAX:?}")));
         let channel = connected.map_err(|problem| {
             let at = match &self.address {
                 Address::Socket(path) => path.display().to_string(),
@@ -220,8 +222,8 @@ impl SwitchDriver for PenstockSwitch {
             return Err(DriverError::Beyond {
                 switch: self.name.clone(),
                 what: format!("port {missing}"),
-                limit: "it has no such port with queues".to_owned(),
-                remedy: "name its ports, each with egress = \"wfq\", in `interfaces`".to_owned(),
+                limit: "the daemon has no such port with queues".to_owned(),
+                remedy: "name ports with egress = \"wfq\" in `interfaces`".to_owned(),
             });
         }
         Ok(all)

@@ -1,4 +1,4 @@
-//! A simulated switch.
+//! Simulates a switch in memory.
 //!
 //! # Problem
 //!
@@ -8,11 +8,11 @@
 //! # Approach
 //!
 //! [`SimSwitch`] keeps a [`SwitchState`] in memory, follows the rules of [`step()`] and fails
-//! according to [`Faults`]. It needs no thread or task.
+//! according to [`Faults`]. A simulated switch needs no thread or task.
 //!
 //! # Cost
 //!
-//! A change of weights takes O(queues). A change of a map takes O(log code points).
+//! A change of weights takes O(queues) time. A change of a map takes O(log code points) time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,24 +26,25 @@ use super::driver::{
 use super::step::{agree, step};
 use crate::Stamp;
 
-/// Faults of a [`SimSwitch`]. They last until the caller sets other faults.
+/// Faults of a [`SimSwitch`], which last until the caller sets other faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
-    /// The switch does not answer.
+    /// True if the switch does not answer.
     pub unreachable: bool,
-    /// The switch applies this many changes of an [`apply`](SwitchDriver::apply) and refuses the
-    /// next one.
+    /// Number of changes that the switch applies in a call of [`apply`](SwitchDriver::apply) before
+    /// the switch refuses a change. If `None`, the switch refuses no change.
     pub refuses_after: Option<usize>,
-    /// The switch reports success and changes nothing. A read-back shows the unchanged state.
+    /// True if the switch reports success but changes nothing, and a read of the switch shows the
+    /// unchanged state.
     pub ignores: bool,
-    /// The switch reports success and changes nothing, but reads back the intended state.
-    /// [`SimSwitch::truth`] shows the real state.
+    /// True if the switch reports success but changes nothing, and a read of the switch shows the
+    /// intended state. [`SimSwitch::truth`] shows the real state.
     pub lies: bool,
-    /// Delay of each answer in tokio's time.
+    /// Delay of each answer of the switch in tokio's time.
     pub slow: Duration,
 }
 
-/// A switch in memory for tests of any size.
+/// Simulated switch in memory, for tests of any size.
 #[derive(Debug)]
 pub struct SimSwitch {
     name: String,
@@ -53,9 +54,9 @@ pub struct SimSwitch {
 
 #[derive(Debug)]
 struct Inner {
-    /// The state that frames would meet.
+    /// Real state of the simulated switch, which a read may hide.
     truth: SwitchState,
-    /// The intended state. It differs from `truth` only with [`Faults::lies`].
+    /// Intended state of the switch, which differs from `truth` only with [`Faults::lies`].
     told: SwitchState,
     faults: Faults,
     counters: Vec<QueueCounters>,
@@ -63,7 +64,7 @@ struct Inner {
 }
 
 impl SimSwitch {
-    /// Creates a switch that has just started and has no faults.
+    /// Creates a simulated switch that has just started and has no faults.
     #[must_use]
     pub fn new(name: &str, can: Capabilities, ports: &[PortInfo]) -> Self {
         let fresh = PortState { weights: vec![], map: can.fixed_map.clone() };
@@ -83,8 +84,8 @@ impl SimSwitch {
         self.inner().faults = faults;
     }
 
-    /// Restarts the switch. It then has no weights, no map and no stamp, and all counters are 0.
-    /// Faults stay.
+    /// Restarts the simulated switch. After a restart, the switch has no weights, no map and no
+    /// stamp, and all counters are 0. Faults stay.
     pub fn restart(&self) {
         let mut inner = self.inner();
         for port in inner.truth.ports.values_mut() {
@@ -95,19 +96,19 @@ impl SimSwitch {
         inner.counters.clear();
     }
 
-    /// Returns the switch's real state, even if it reports another one.
+    /// Returns the switch's real state, even if the switch reports another state.
     #[must_use]
     pub fn truth(&self) -> SwitchState {
         self.inner().truth.clone()
     }
 
-    /// Number of changes that the switch has not refused.
+    /// Returns the number of changes that the switch has not refused.
     #[must_use]
     pub fn applied(&self) -> u64 {
         self.inner().applied
     }
 
-    /// Adds to the counters of a queue.
+    /// Adds packets, bytes and drops to the counters of a queue.
     pub fn count(&self, more: &QueueCounters) {
         let mut inner = self.inner();
         let same = |c: &&mut QueueCounters| c.port == more.port && c.queue == more.queue;
@@ -121,7 +122,7 @@ impl SimSwitch {
         }
     }
 
-    /// Waits for the switch's delay. Fails if the switch is unreachable.
+    /// Waits for the delay of the switch's answer. Returns an error if the switch is unreachable.
     async fn answer(&self) -> Result<(), DriverError> {
         let Faults { slow, .. } = self.inner().faults.clone();
         if !slow.is_zero() {

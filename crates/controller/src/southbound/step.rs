@@ -1,4 +1,4 @@
-//! Applies one change to a state, with the checks common to all drivers.
+//! Applies a change to the state of a switch, with the checks that are common to all drivers.
 
 use super::classes;
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
@@ -6,15 +6,15 @@ use super::driver::{Capabilities, Change, DriverError, PortState, SwitchState};
 /// Largest code point. A code point has six bits (RFC 2474 §3).
 const DSCP_MAX: u8 = 63;
 
-/// Applies `change` to `state` of a switch with these capabilities.
+/// Applies `change` to the state of a switch with the capabilities `can`.
 ///
 /// # Errors
-/// [`DriverError::Beyond`] in the following cases. `state` is then unchanged.
+/// After an error, `state` is unchanged. Returns [`DriverError::Beyond`] in these cases:
 ///
-/// - The port, queue or code point does not exist.
+/// - The port, queue or code point of the change does not exist.
 /// - The code point is 0, which belongs to the shared queue.
-/// - A weight is neither 0 nor in the switch's range.
-/// - The map differs from the fixed map.
+/// - A weight is neither 0 nor in the switch's range of weights.
+/// - The change differs from the switch's fixed map.
 pub fn step(
     switch: &str,
     can: &Capabilities,
@@ -27,16 +27,16 @@ pub fn step(
     };
     let name = change.port();
     if let Some(why) = state.left_out.get(name) {
-        return beyond(format!("port {name}"), why.clone(), "or leave it unchanged");
+        return beyond(format!("port {name}"), why.clone(), "or leave the port unchanged");
     }
     let Some(port) = state.ports.get_mut(name) else {
-        let limit = format!("it was given {} ports", state.ports.len());
+        let limit = format!("the driver configures {} ports, but not this port", state.ports.len());
         return beyond(format!("port {name}"), limit, "name the port in the topology");
     };
     match change {
         Change::Weigh { weights, .. } => {
             if weights.len() > usize::from(can.queues) {
-                let what = format!("{} weights on port {name}", weights.len());
+                let what = format!("a list of {} weights on port {name}", weights.len());
                 return beyond(what, format!("{} queues", can.queues), "use fewer queues");
             }
             let (low, high) = can.weights;
@@ -48,9 +48,9 @@ pub fn step(
             port.weights.clone_from(weights);
         }
         Change::Map { dscp, queue, .. } => {
-            let what = format!("code point {dscp} in queue {queue} of port {name}");
+            let what = format!("mapping code point {dscp} to queue {queue} on port {name}");
             if *dscp == 0 || *dscp > DSCP_MAX {
-                return beyond(what, "code points 1 to 63".to_owned(), "mark with another");
+                return beyond(what, "code points 1 to 63".to_owned(), "use another");
             }
             if *queue >= can.queues {
                 return beyond(
@@ -60,14 +60,15 @@ pub fn step(
                 );
             }
             if !can.remap && can.fixed_map.get(dscp).unwrap_or(&0) != queue {
-                return beyond(what, fixed(can), "bind by the fixed map");
+                return beyond(what, fixed(can), "bind each code point to its queue in this map");
             }
             port.map.insert(*dscp, *queue);
         }
         Change::Unmap { dscp, .. } => {
             if !can.remap && can.fixed_map.get(dscp).is_some_and(|queue| *queue != 0) {
-                let what = format!("taking code point {dscp} from the map of port {name}");
-                return beyond(what, fixed(can), "leave it mapped, and let no host mark with it");
+                let what = format!("removing code point {dscp} from the map of port {name}");
+                let remedy = "keep the code point in the map, but let no host use the code point";
+                return beyond(what, fixed(can), remedy);
             }
             port.map.remove(dscp);
         }
@@ -79,20 +80,20 @@ pub fn step(
 
 fn fixed(can: &Capabilities) -> String {
     let pairs: Vec<String> = can.fixed_map.iter().map(|(d, q)| format!("{d} in {q}")).collect();
-    format!("its map is set once: {}", pairs.join(", "))
+    format!("the switch's DSCP map cannot change: {}", pairs.join(", "))
 }
 
-/// Checks that the ports' maps are compatible.
+/// Checks that the switch can implement the maps of all ports together.
 ///
 /// # Errors
-/// [`DriverError::Beyond`] if the switch has one map for all ports and two maps differ, or if the
-/// maps need more classes than the switch has.
+/// Returns [`DriverError::Beyond`] if two maps differ but the switch has a single map for all
+/// ports. Also returns [`DriverError::Beyond`] if the maps need more classes than the switch has.
 pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<(), DriverError> {
     let needed = classes::needed(state.ports.values());
     if can.remap && needed >= usize::from(can.classes) {
         return Err(DriverError::Beyond {
             switch: switch.to_owned(),
-            what: format!("{needed} traffic classes beside the shared one"),
+            what: format!("the use of {needed} traffic classes besides the shared class"),
             limit: format!("{} classes in all", can.classes),
             remedy: "bind each tenant to the same queue on all ports of the switch".to_owned(),
         });
@@ -102,8 +103,10 @@ pub fn agree(switch: &str, can: &Capabilities, state: &SwitchState) -> Result<()
     match ports.find(|(_, port)| port.map != *map) {
         Some((other, _)) if !can.map_per_port => Err(DriverError::Beyond {
             switch: switch.to_owned(),
-            what: format!("a map on port {other} that differs from that of {first}"),
-            limit: "one map for all ports".to_owned(),
+            what: format!(
+                "a code-point map on port {other} that differs from the map of port {first}"
+            ),
+            limit: "the switch has one map for all ports".to_owned(),
             remedy: "bind each tenant to the same queue on all ports of the switch".to_owned(),
         }),
         _ => Ok(()),

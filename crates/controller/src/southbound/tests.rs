@@ -1,4 +1,4 @@
-//! Tests of the checks before a switch is changed.
+//! Tests the checks that every driver makes before it changes a switch.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,14 @@ fn can(queues: u8, classes: u8) -> Capabilities {
     Capabilities { queues, classes, weights, remap: true, fixed_map, map_per_port: true }
 }
 
-/// Creates a switch with sixteen ports, named by their numbers.
+/// Creates a simulated switch with sixteen ports, whose names are their numbers.
 fn switch(can: Capabilities) -> SimSwitch {
     let port = |n: u8| PortInfo { name: n.to_string(), rate: BitsPerSecond(1_000) };
     SimSwitch::new("leaf1", can, &(0..16).map(port).collect::<Vec<_>>())
 }
 
-/// Returns a state of many tenants. Tenant n has code point n + 1 in one of three queues. It uses
-/// ports n and n + 1 only.
+/// Returns the state of a simulated switch with `all` tenants. Tenant n uses only ports n and
+/// n + 1, and has code point n + 1 in one of three queues.
 fn tenants(all: u8) -> SwitchState {
     let ports = (0..16).map(|port: u8| (port.to_string(), PortState::default()));
     let mut wanted = SwitchState { ports: ports.collect(), ..SwitchState::default() };
@@ -47,7 +47,7 @@ async fn tenants_on_more_sets_of_ports_than_there_are_classes_share_the_classes_
     }
     assert_eq!(truth.ports["0"].map[&12], 3, "a port without it says the same");
 
-    // If a code point leaves the switch, it leaves all ports.
+    // A code point that no tenant uses any more is removed from all ports.
     let fewer = tenants(11);
     let changes = missing(&switch, &fewer).await.expect("answers");
     switch.apply(Stamp::default(), &changes).await.expect("possible");
@@ -77,7 +77,7 @@ async fn a_switch_is_not_told_what_it_cannot_do() {
     assert!(text.contains("3 traffic classes") && text.contains("3 classes in all"), "{text}");
     let fixed = Capabilities { remap: false, fixed_map: [(1, 1)].into(), ..can(4, 8) };
     let text = limit_of(switch(fixed), wanted.clone()).await;
-    assert!(text.contains("its map is set once"), "{text}");
+    assert!(text.contains("map cannot change"), "{text}");
     wanted.ports.get_mut("0").expect("there").weights = vec![101];
     let text = limit_of(switch(can(4, 8)), wanted).await;
     assert!(text.contains("weights from 1 to 100"), "{text}");
@@ -88,9 +88,9 @@ async fn a_simulated_switch_refuses_a_class_too_many() {
     let switch = switch(can(4, 3));
     let map = |port: &str, dscp, queue| Change::Map { port: port.to_owned(), dscp, queue };
     let two = [map("0", 8, 1), map("1", 8, 1), map("0", 16, 2)];
-    switch.apply(Stamp::default(), &two).await.expect("two classes beside the shared one");
+    switch.apply(Stamp::default(), &two).await.expect("two classes besides the shared class");
     let error = switch.apply(Stamp::default(), &[map("1", 16, 1), map("1", 24, 2)]).await;
     let error = error.expect_err("three").to_string();
-    assert!(error.contains("3 traffic classes beside the shared one"), "{error}");
+    assert!(error.contains("3 traffic classes besides the shared class"), "{error}");
     assert!(!switch.truth().ports["1"].map.contains_key(&24), "nothing was done");
 }

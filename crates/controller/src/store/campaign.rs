@@ -1,19 +1,20 @@
-//! Leader election, implemented once for all stores.
+//! Implements the leader election for all kinds of stores.
 //!
 //! # Approach
 //!
-//! Each candidate writes a key below the election's key, under its lease. The candidate with the
-//! oldest key leads. Every other candidate watches the key that was created just before its own.
-//! The end of a leader therefore wakes only one candidate.
+//! Each candidate writes a key below the election's key, and binds the written key to its lease.
+//! The candidate with the oldest key leads. Every other candidate watches the key that was created
+//! just before its own key. When a leader's key disappears, only one candidate is notified.
 //!
 //! # Source
 //!
-//! The method is that of the election in etcd's `client/v3/concurrency`.
+//! The election follows etcd's Go package `client/v3/concurrency`.
 //!
 //! # Departures
 //!
-//! A candidate's key contains a number in addition to the lease's number. If a candidate withdraws
-//! and campaigns again, the withdrawal therefore does not delete the new key.
+//! A candidate's key contains a number in addition to the lease's number. Without the additional
+//! number, a candidate that withdraws and campaigns again with the same lease could delete its new
+//! key.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,19 +24,21 @@ use super::contract::{
     Change, Compare, Entry, Leadership, LeaseId, Revision, Store, StoreError, Transaction, Write,
 };
 
-/// Returns the leader of the election at `key`. The entry's value is the candidate's name.
+/// Returns the leader of the election at `key`. The returned entry of the store has the leader's
+/// name as its value.
 ///
 /// # Errors
-/// The same as those of [`Store::list`].
+/// Returns an error in the same cases as [`Store::list`].
 pub async fn leader(store: &dyn Store, key: &str) -> Result<Option<Entry>, StoreError> {
     let candidates = store.list(&below(key)).await?.entries;
     Ok(candidates.into_iter().min_by_key(|candidate| candidate.created))
 }
 
-/// Implements [`Store::campaign`] for a store with several handles.
+/// Implements [`Store::campaign`] for a store that implements `Clone`.
 ///
-/// The campaign runs as a separate task. If the caller gives up, the task waits for a pending write
-/// and then undoes it. The write therefore cannot arrive after the withdrawal.
+/// The campaign runs as a separate task. If the caller drops the future, the campaign's task waits
+/// for the end of a pending write and then undoes the write. As a result, a candidate's write
+/// cannot arrive after the candidate's withdrawal.
 pub(super) async fn run<S>(
     store: S,
     key: &str,
@@ -96,7 +99,7 @@ where
     let _ = answer.send(result);
 }
 
-/// Waits until there is no earlier candidate.
+/// Waits until no earlier candidate of the election remains.
 async fn wait<S: Store>(
     store: &S,
     prefix: &str,
@@ -116,8 +119,8 @@ async fn wait<S: Store>(
     }
 }
 
-/// Waits until one of the keys is gone, or the watch ends. In both cases the caller must read the
-/// list again.
+/// Waits until a watched key is deleted or the watch ends. When the function returns, the caller
+/// must list the candidates' keys again.
 async fn until_gone(
     changes: &mut mpsc::Receiver<Result<Change, StoreError>>,
     keys: [&str; 2],
@@ -133,7 +136,8 @@ async fn until_gone(
     Ok(())
 }
 
-/// A candidate's key. Dropping it deletes the key, unless the candidate keeps it.
+/// Key of a candidate in the store. Dropping the [`CandidateKey`] deletes the key, unless the
+/// candidate keeps its key.
 struct CandidateKey<S: Store + 'static> {
     store: Option<S>,
     key: String,
@@ -155,7 +159,7 @@ impl<S: Store + 'static> Drop for CandidateKey<S> {
             let withdrawal =
                 Transaction { compare: Vec::new(), writes: vec![Write::Delete(key.clone())] };
             if let Err(error) = store.commit(withdrawal).await {
-                tracing::warn!(%error, %key, "could not withdraw; the key ends with its lease");
+                tracing::warn!(%error, %key, "a candidate's key stays until its lease ends");
             }
         });
     }

@@ -1,4 +1,4 @@
-//! Types and errors of stores, and the trait that every store implements.
+//! Defines the types and errors of stores, and the trait that every store implements.
 
 use std::time::Duration;
 
@@ -6,62 +6,61 @@ use async_trait::async_trait;
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// Number of a change to the store.
+/// Number of a change to the store, which increases with every change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision(pub u64);
 
-/// A key and its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub key: String,
     pub value: Vec<u8>,
     /// Revision of the last change that created the key.
     pub created: Revision,
-    /// Revision of the change that wrote this value.
+    /// Revision of the change that wrote the key's present value.
     pub modified: Revision,
 }
 
-/// All keys below a prefix at one revision.
+/// All keys below a prefix at a single revision of the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listing {
-    /// Revision of the store at the time of reading. A [`Store::watch`] from the next revision
-    /// misses nothing.
+    /// Revision of the store at the time of reading. To get every change after the listing, start a
+    /// [`Store::watch`] at the next revision.
     pub revision: Revision,
-    /// Entries, ordered by key.
+    /// Entries of the listed keys, ordered by key.
     pub entries: Vec<Entry>,
 }
 
-/// A condition of a transaction. As in etcd, an absent key has revision 0 for both creation and
+/// Condition of a transaction. As in etcd, an absent key has revision 0 for creation and
 /// modification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Compare {
-    /// The key does not exist.
+    /// The condition holds if the key does not exist.
     Absent(String),
-    /// The change with this revision wrote the key last.
+    /// The condition holds if the change with the given revision wrote the key last.
     Modified(String, Revision),
-    /// The change with this revision created the key.
+    /// The condition holds if the change with the given revision created the key.
     Created(String, Revision),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Write {
-    /// Sets a key. With a lease, the key is deleted when the lease ends.
+    /// Sets a key. If the write has a lease, the store deletes the key when the lease ends.
     Put { key: String, value: Vec<u8>, lease: Option<LeaseId> },
-    /// Deletes a key.
+    /// Deletes a key, if the key exists.
     Delete(String),
 }
 
 impl Write {
-    /// The key that is written.
+    /// Returns the key that the write sets or deletes.
     #[must_use]
     pub fn key(&self) -> &str {
         let (Self::Put { key, .. } | Self::Delete(key)) = self;
         key
     }
 
-    /// Bytes that this write adds to a transaction.
+    /// Returns the number of bytes that the write adds to a transaction.
     #[must_use]
     pub fn size(&self) -> usize {
         let value = if let Self::Put { value, .. } = self { value.len() } else { 0 };
@@ -69,155 +68,159 @@ impl Write {
     }
 }
 
-/// Writes that happen atomically, if all conditions in `compare` hold.
+/// Writes that the store makes atomically if all conditions in `compare` hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transaction {
-    /// Conditions for the writes.
+    /// Conditions that must hold for the writes.
     pub compare: Vec<Compare>,
     pub writes: Vec<Write>,
 }
 
-/// A lease. Keys under it are deleted when it is not renewed.
+/// Number of a lease. If the client does not renew a lease in time, the store deletes the keys of
+/// the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LeaseId(pub i64);
 
-/// A change seen by a watch.
+/// Change of a key that a watch reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The key has a new value.
+    /// A transaction set the key to a new value.
     Put(Entry),
-    /// The key was deleted.
     Deleted {
         key: String,
-        /// Revision of the deletion.
+        /// Revision of the change that deleted the key.
         revision: Revision,
     },
 }
 
-/// The leadership of a controller. A leader's writes check it.
+/// Leadership of a controller, which every transaction of a leader checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leadership {
-    /// The leader's key.
+    /// Key of the leader in the election.
     pub key: String,
-    /// Revision that created the key. The revision is larger in every later election.
+    /// Revision that created the leader's key. The key of every later leader has a larger revision.
     pub created: Revision,
-    /// Lease of the key. The leadership ends with this lease.
+    /// Lease of the leader's key. The leadership ends with the lease.
     pub lease: LeaseId,
 }
 
 impl Leadership {
-    /// The condition that this leader still leads.
+    /// Returns a transaction condition that holds while the leader leads.
     #[must_use]
     pub fn fence(&self) -> Compare {
         Compare::Created(self.key.clone(), self.created)
     }
 }
 
-/// Why a store failed or refused a request.
+/// Reason why a store failed or refused a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// A condition of a transaction did not hold. Nothing was written.
+    /// A condition of the transaction did not hold. The store wrote nothing.
     #[error("{0} was changed meanwhile, so nothing was written; repeat the request")]
     Conflict(String),
-    /// The requested revisions were compacted.
-    #[error("changes before revision {} are gone; list again and watch from there", .0.0)]
+    /// The store has compacted the requested revisions.
+    #[error("changes before revision {} are gone; list the keys again, and watch from the listed \
+             revision", .0.0)]
     Compacted(Revision),
-    /// No store accepts the transaction in any state. This is an error of the calling program.
+    /// The transaction is invalid for every store, because the calling program has a defect.
     #[error("transaction refused: {0}")]
     Invalid(String),
-    /// The lease has ended.
-    #[error("lease {} has ended; take a new one", .0.0)]
+    #[error("lease {} has ended; request a new lease", .0.0)]
     LeaseEnded(LeaseId),
-    /// A limit is exceeded.
-    #[error("{what} of {size} is above the limit of {most}; {remedy}")]
+    /// The request exceeds a limit of stores.
+    #[error("{what}: {size} is above the limit of {most}; {remedy}")]
     TooLarge {
         what: String,
-        /// Size in the request.
+        /// Size of the refused request.
         size: usize,
-        /// Largest size that a store accepts.
+        /// Maximum size that a store accepts for the refused key, value or transaction.
         most: usize,
-        /// How to stay within the limit.
+        /// Advice on how to keep a request within the limit.
         remedy: &'static str,
     },
-    /// The store is unreachable or refused the request for now. A transaction may have been written
-    /// or may still be written. The caller must read again before it repeats the transaction.
+    /// The store is unreachable or refused the request for now. The store may have written a
+    /// transaction, or may still write it. Before the caller repeats a transaction, the caller must
+    /// read the affected keys again.
     #[error("store {store}: {problem}")]
     Unavailable { store: String, problem: String },
-    /// The stored data cannot be read by this program.
+    /// This version of Penstock cannot read the stored data.
     #[error("store {store}: {problem}; restore a copy or start from an empty store")]
     Damaged { store: String, problem: String },
 }
 
-/// A key-value store with revisions.
+/// Key-value store with revisions, in which the controller keeps its state.
 #[async_trait]
 pub trait Store: Send + Sync + std::fmt::Debug {
-    /// Name of the store in errors: a file, or the addresses of the members.
+    /// Returns the name of the store for errors: a file, or the addresses of the members.
     fn name(&self) -> &str;
 
-    /// Entry of a key, if it exists.
+    /// Returns the entry of a key, or `None` if the key does not exist.
     async fn get(&self, key: &str) -> Result<Option<Entry>, StoreError>;
 
-    /// All keys that begin with `prefix`, at one revision.
+    /// Returns all keys that begin with `prefix`, at a single revision of the store.
     async fn list(&self, prefix: &str) -> Result<Listing, StoreError>;
 
-    /// Writes if all conditions hold. Returns the revision of the change. A transaction changes
-    /// nothing if it has no writes or only deletes absent keys. Its revision is then that of the
-    /// last change.
+    /// Makes the writes of a transaction if all its conditions hold. Returns the revision that the
+    /// transaction created. A transaction changes nothing if it has no writes or only deletes
+    /// absent keys. A transaction that changes nothing returns the revision of the last change.
     ///
-    /// If the future is dropped, the transaction may or may not be written.
+    /// If the caller drops the future, the store may or may not write the transaction.
     ///
     /// # Errors
-    /// - [`StoreError::Conflict`] has the first key whose condition did not hold.
+    /// - [`StoreError::Conflict`]: a condition did not hold. The error contains the key of the
+    ///   first condition that did not hold.
     /// - [`StoreError::LeaseEnded`]: the lease of a write has ended.
-    /// - [`StoreError::TooLarge`] and [`StoreError::Invalid`]: see
-    ///   [`limits::check`](super::limits::check).
+    /// - [`StoreError::TooLarge`] and [`StoreError::Invalid`]:
+    ///   [`limits::check`](super::limits::check) refuses the transaction.
     /// - [`StoreError::Unavailable`]: it is unknown whether the transaction was written.
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
 
-    /// Sends all changes below `prefix` from a revision on, in order and without gaps. Revision 0
-    /// counts as 1. If this is impossible, the channel ends with an error, and the caller must list
-    /// again. The error is [`StoreError::Compacted`] if the changes are gone already. The watch
-    /// ends when the receiver is dropped.
+    /// Sends all changes of keys that begin with `prefix`, from revision `from` on, in order and
+    /// without gaps. A watch from revision 0 starts at revision 1. If the store cannot continue the
+    /// watch, it sends an error and closes the channel. After an error, the caller must list the
+    /// keys again. The error is [`StoreError::Compacted`] if the store has compacted some of the
+    /// changes. The watch ends when the caller drops the receiver.
     async fn watch(
         &self,
         prefix: &str,
         from: Revision,
     ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError>;
 
-    /// Deletes values from before `revision`. Present values stay. Watches from earlier revisions
-    /// fail with [`StoreError::Compacted`]. The method does nothing if the store compacts by
-    /// itself.
+    /// Deletes all values from before `revision` except present values. Watches from earlier
+    /// revisions fail with [`StoreError::Compacted`]. For a store that compacts its history by
+    /// itself, `compact` has no effect.
     ///
     /// # Errors
-    /// The store is unreachable, or has no such revision yet.
+    /// Returns an error if the store is unreachable or has no revision `revision` yet.
     async fn compact(&self, _revision: Revision) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// Makes a lease that ends `ttl` after its last renewal. A store may round up to its resolution
-    /// or shortest lease, but never ends a lease early.
+    /// Makes a lease that ends `ttl` after its last renewal. A store may round `ttl` up to its
+    /// resolution or shortest lease, but never ends a lease early.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError>;
 
-    /// Renews a lease.
+    /// Renews a lease, which then lasts for its whole duration again.
     ///
     /// # Errors
-    /// [`StoreError::LeaseEnded`] if the lease has ended already.
+    /// Returns [`StoreError::LeaseEnded`] if the lease has ended already.
     async fn keep_alive(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// Ends a lease and deletes its keys. A lease that has ended already is no error.
+    /// Ends a lease and deletes the keys of the lease. A lease that has already ended causes no
+    /// error.
     async fn revoke(&self, lease: LeaseId) -> Result<(), StoreError>;
 
-    /// Waits until the candidate `who` leads in the election at `key`. The leadership ends with
-    /// `lease`. Candidates lead in the order of arrival. [`leader`](super::leader) returns the
-    /// present leader.
+    /// Waits until the candidate `who` leads in the election at `key`. The leadership ends when the
+    /// lease `lease` ends. Candidates lead in the order of arrival. [`leader`](super::leader)
+    /// returns the present leader.
     ///
-    /// The caller may drop the future at any time. The candidate then does not become leader. If
-    /// the store is unreachable at that time, the end of the lease withdraws the candidate.
+    /// If the caller drops the future, the candidate does not become leader. If the caller drops
+    /// the future while the store is unreachable, the end of the lease withdraws the candidate.
     ///
     /// # Errors
-    /// [`StoreError::LeaseEnded`] if the lease ends first, and the errors of
-    /// [`commit`](Store::commit).
+    /// Returns [`StoreError::LeaseEnded`] if the lease ends before the candidate leads, and the
+    /// errors of [`commit`](Store::commit).
     async fn campaign(
         &self,
         key: &str,

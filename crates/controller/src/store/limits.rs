@@ -1,30 +1,32 @@
-//! Limits common to all stores. With common limits, an operator can change the kind of store
-//! without new errors.
+//! Defines the limits that are common to all stores. If one kind of store accepts a transaction,
+//! all kinds accept the transaction.
 //!
 //! # Source
 //!
-//! The limits follow etcd's defaults: `--max-txn-ops` 128 and `--max-request-bytes` 1.5 MiB.
+//! The limits of transactions follow etcd's defaults, which are 128 for `--max-txn-ops` and 1.5 MiB
+//! for `--max-request-bytes`.
 
 use std::collections::HashSet;
 
 use super::contract::{Compare, StoreError, Transaction, Write};
 
-/// Longest key in bytes.
+/// Maximum length of a key in bytes.
 pub const KEY_BYTES_MAX: usize = 1_024;
-/// Longest value in bytes.
+/// Maximum length of a value in bytes.
 pub const VALUE_BYTES_MAX: usize = 1_000_000;
-/// Maximum number of conditions in a transaction, and maximum number of writes.
+/// A transaction has at most this number of conditions, and at most this number of writes.
 pub const OPERATIONS_MAX: usize = 128;
-/// Maximum size of a transaction in bytes. The size counts values, written keys and compared keys.
-/// Compared keys count twice, because etcd returns them if a condition fails. The limit is 1.5 MiB
-/// minus the overhead of messages.
+/// Maximum size of a transaction in bytes. The size of a transaction is the sum of the lengths of
+/// its values, written keys and compared keys. Compared keys count twice, because etcd returns the
+/// compared keys if a condition fails. The size limit of a transaction is 1.5 MiB minus the
+/// overhead of messages.
 pub const TRANSACTION_BYTES_MAX: usize = 1_500_000;
 
-/// Checks a transaction against the limits.
+/// Checks a transaction against the limits of stores.
 ///
 /// # Errors
-/// - [`StoreError::TooLarge`]: a limit is exceeded.
-/// - [`StoreError::Invalid`]: a key is empty, or the transaction writes it twice.
+/// - [`StoreError::TooLarge`]: the transaction exceeds a limit.
+/// - [`StoreError::Invalid`]: a key is empty, or the transaction writes a key twice.
 pub fn check(transaction: &Transaction) -> Result<(), StoreError> {
     for (what, size) in [
         ("comparisons of a transaction", transaction.compare.len()),
@@ -42,7 +44,7 @@ pub fn check(transaction: &Transaction) -> Result<(), StoreError> {
         let (Write::Put { key, .. } | Write::Delete(key)) = write;
         total += key_length(key)?;
         if !seen.insert(key) {
-            return Err(StoreError::Invalid(format!("it writes {key} twice; write it once")));
+            return Err(StoreError::Invalid(format!("key {key} is written twice; write it once")));
         }
         if let Write::Put { value, .. } = write {
             let what = format!("the value of {key}");
@@ -55,9 +57,11 @@ pub fn check(transaction: &Transaction) -> Result<(), StoreError> {
 
 fn key_length(key: &str) -> Result<usize, StoreError> {
     if key.is_empty() {
-        return Err(StoreError::Invalid("a key is empty; name it".to_owned()));
+        return Err(StoreError::Invalid(
+            "a key is empty; write a name of at least 1 byte".to_owned(),
+        ));
     }
-    at_most("a key's length", key.len(), KEY_BYTES_MAX, "use a shorter one")?;
+    at_most("a key's length", key.len(), KEY_BYTES_MAX, "use a shorter key")?;
     Ok(key.len())
 }
 
@@ -84,7 +88,7 @@ mod tests {
     fn a_transaction_at_the_limit_is_accepted_and_one_above_is_refused() {
         assert_eq!(of(vec![put("a", VALUE_BYTES_MAX)]), Ok(()));
         let error = of(vec![put("a", VALUE_BYTES_MAX + 1)]).unwrap_err().to_string();
-        assert!(error.contains("the value of a of 1000001"), "{error}");
+        assert!(error.contains("the value of a: 1000001 is above the limit of 1000000"), "{error}");
         let many = |n: usize| (0..n).map(|i| put(&i.to_string(), 1)).collect::<Vec<_>>();
         assert_eq!(of(many(OPERATIONS_MAX)), Ok(()));
         assert!(matches!(of(many(OPERATIONS_MAX + 1)), Err(StoreError::TooLarge { .. })));
@@ -99,6 +103,8 @@ mod tests {
         assert!(matches!(of(vec![put("", 1)]), Err(StoreError::Invalid(_))));
         assert!(matches!(of(vec![put(&"k".repeat(1_025), 1)]), Err(StoreError::TooLarge { .. })));
         let twice = of(vec![put("k", 1), Write::Delete("k".to_owned())]);
-        assert!(matches!(twice, Err(StoreError::Invalid(what)) if what.contains("k twice")));
+        assert!(
+            matches!(twice, Err(StoreError::Invalid(what)) if what.contains("is written twice"))
+        );
     }
 }

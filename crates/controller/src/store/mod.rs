@@ -1,18 +1,22 @@
-//! The store of intent. It has tenants, placements and the term, but no samples.
+//! Stores the controller's intended state: tenants, placements, bindings and the election. The
+//! store does not contain measured usage of tenants.
 //!
 //! # Problem
 //!
-//! When a controller ends, its successor must know the sold tenants and their placements. Of
-//! several controllers one leads, and a deposed leader must not write.
+//! When a controller ends, its successor must know the tenants, their guarantees and their
+//! placements. If a fabric has several controllers, one controller leads, and a former leader must
+//! not write.
 //!
 //! # Approach
 //!
-//! One trait covers any key-value store with revisions. The trait has get, list, transactions with
-//! conditions, watch, leases and elections. A leader's writes check its leadership
-//! ([`Leadership::fence`]), so the store refuses writes of a deposed leader.
+//! The trait [`Store`] is the controller's interface to a key-value store with revisions. The trait
+//! [`Store`] has methods to get, list and watch keys, to commit transactions with conditions, and
+//! for leases and elections. Each write of a leader checks the leadership ([`Leadership::fence`]),
+//! so the store refuses the writes of a former leader.
 //!
-//! A revision counts the store's changes. Each transaction that writes is one change. Keys are text
-//! with `/`. [`limits`] bounds keys, values and transactions in the same way for every store.
+//! The revision of a store counts the store's changes. A transaction that changes a key increases
+//! the revision by one. Keys are paths with `/` as the separator. The limits on keys, values and
+//! transactions in [`limits`] apply to all kinds of stores.
 //!
 //! | Store | Location | Controllers |
 //! |---|---|---|

@@ -1,25 +1,26 @@
-//! A Penstock daemon as a switch of a fabric. It is the peer of the driver
-//! [`penstock`](crate::southbound::penstock).
+//! Lets a Penstock daemon act as a switch of a fabric. The driver
+//! [`penstock`](crate::southbound::penstock) is the controller's side of the protocol.
 //!
 //! # Problem
 //!
-//! A switch must keep its state when controllers are gone. It must refuse a deposed controller,
-//! even if two controllers send changes at the same moment.
+//! A switch must keep its state while no controller is reachable. The switch must refuse a
+//! controller that no longer leads, even if two controllers send changes at the same moment.
 //!
 //! # Approach
 //!
-//! The switch serializes changes. It compares a change's stamp with the last stamp and computes the
-//! change on the previous state. The data path applies the whole change between two batches. The
-//! switch stores the change in a file before it acknowledges the change. After a restart, it
-//! applies the state again before it serves the first controller. Reads return the real state of
-//! the data path.
+//! The switch serializes changes. For each change, the switch compares the stamp with the last
+//! stamp, and applies the change to a copy of the previous state. The data path applies the whole
+//! change between two batches of frames. The switch stores the new state in a file before it
+//! acknowledges the change. After a restart, the switch applies the stored state before it serves
+//! the first controller. Reads return the real state of the data path.
 //!
-//! If the switch cannot store a state, it stores the stamp alone and retries. It keeps the stamp in
-//! memory while the daemon runs.
+//! If the switch cannot store a state, it stores only the stamp, and tries again to store the
+//! state. While the daemon runs, the switch keeps the stamp in memory.
 //!
 //! # Departures
 //!
-//! QShare §V-D does not specify switches. `docs/reference/southbound.md` does.
+//! QShare §V-D does not specify the behaviour of switches. `docs/reference/southbound.md` specifies
+//! the behaviour of Penstock's switch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ pub mod wire;
 pub use service::{SwitchServer, Who, serve};
 pub use side::{PortReading, SwitchSide};
 
-/// Smallest and largest weight of the data path's queues.
+/// Smallest and largest weight that a queue of the data path may have.
 pub const WEIGHTS: (u32, u32) = (1, 10_000);
 
 impl Stamped for SwitchState {
@@ -50,17 +51,17 @@ impl Stamped for SwitchState {
     }
 }
 
-/// Why a change was refused. The switch has not changed its state.
+/// Reason why the switch refused a change. A refused change has no effect on the switch's state.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The switch has a later decision, with this stamp.
+    /// The switch has already applied a decision with a later stamp, which the error contains.
     #[error("the switch has a later decision, {0}")]
     Late(Stamp),
     /// The switch does not support the change.
     #[error("{0}")]
     Beyond(String),
-    /// The data path failed.
+    /// The data path of the switch failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -68,34 +69,36 @@ pub enum Refusal {
 /// State of a switch, for operators and metrics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SwitchStatus {
-    /// Stamp of the last complete decision.
+    /// Stamp of the last decision that the switch applied completely.
     pub stamp: Stamp,
-    /// Whether the decision in force is not stored for a restart.
+    /// True if the state on the switch is not stored, so that a restart would lose it.
     pub unkept: bool,
-    /// Decisions that the switch applied.
+    /// Number of decisions that the switch applied.
     pub applied: u64,
-    /// Changes that the switch refused, because their stamp was older.
+    /// Number of changes that the switch refused because their stamp was older than the switch's
+    /// stamp.
     pub late: u64,
-    /// Changes that failed.
+    /// Number of changes that the switch could not apply.
     pub failed: u64,
-    /// The last error and its remedy.
+    /// Text of the switch's last error, with its remedy.
     pub last_error: Option<String>,
 }
 
-/// The switch that this daemon is.
+/// Penstock daemon in its role as a switch of the fabric.
 #[derive(Debug)]
 pub struct FabricSwitch {
     name: String,
     side: Arc<dyn SwitchSide>,
     keeper: Keeper<SwitchState>,
-    /// The intended state. Its lock is held during a whole change.
+    /// Intended state of the switch, which stays locked while the switch applies a change.
     told: Mutex<SwitchState>,
     status: watch::Sender<SwitchStatus>,
 }
 
 impl FabricSwitch {
-    /// Creates the switch with this name in the topology. `plan` is the file of its last state.
-    /// Call [`Self::take_up`] to apply that state.
+    /// Creates a switch with the name `name` in the topology. `plan` is the path of the file with
+    /// the switch's last state. The function does not apply the state in the file, which
+    /// [`Self::take_up`] applies.
     #[must_use]
     pub fn new(name: &str, plan: &std::path::Path, side: Arc<dyn SwitchSide>) -> Self {
         let keeper = Keeper::new(Saved::new(name, plan));
@@ -103,23 +106,24 @@ impl FabricSwitch {
         Self { name: name.to_owned(), side, keeper, told, status }
     }
 
-    /// Returns the switch's name in the topology.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns a receiver of the switch's state. The receiver is notified of every change.
+    /// Returns a watch channel that is notified of every change of the switch's state.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<SwitchStatus> {
         self.status.subscribe()
     }
 
-    /// Applies the stored state after a restart. Await this call before you serve the switch.
+    /// Applies the state in the plan file to the data path after a restart of the daemon. The
+    /// daemon must await `take_up` before it accepts controllers.
     ///
     /// # Errors
-    /// The data path failed, for example because a port is gone. The switch then knows the stamp
-    /// nevertheless, and a controller detects the missing changes.
+    /// Returns an error if the data path failed, for example because a port is gone. After an
+    /// error, the switch still knows the stamp of its last plan, and a controller detects and sends
+    /// the missing changes.
     pub async fn take_up(&self) -> Result<Option<Stamp>, SideError> {
         let found = match self.keeper.load().await {
             Ok(found) => found,
@@ -134,8 +138,10 @@ impl FabricSwitch {
             SavedPlan::Stamp(stamp) => {
                 told.stamp = stamp;
                 self.status.send_modify(|status| status.stamp = stamp);
-                let what = "could not be stored before the restart";
-                self.problem(format!("decision {stamp} {what}; all share queue 0 until the next"));
+                let what = "the daemon did not store the decision before the restart";
+                self.problem(format!(
+                    "decision {stamp}: {what}; all tenants share queue 0 until the next decision"
+                ));
                 Ok(None)
             }
             SavedPlan::Whole(mut plan) => {
@@ -152,7 +158,8 @@ impl FabricSwitch {
         }
     }
 
-    /// Retries to store a state that was not stored. This future never ends.
+    /// Waits for states that could not be stored, and tries again to store these states. The
+    /// returned future runs until the caller drops it.
     pub async fn make_up(&self) {
         let kept = |stamp| {
             tracing::info!(switch = self.name, %stamp, "the decision is now stored");
@@ -166,7 +173,7 @@ impl FabricSwitch {
         self.status.send_modify(|status| status.last_error = Some(problem));
     }
 
-    /// Returns the capabilities that all ports have in common.
+    /// Returns the capabilities that all ports of the switch have in common.
     fn can(&self, ports: &BTreeMap<String, PortReading>) -> Capabilities {
         let queues = ports.values().map(|port| port.queues).min().unwrap_or(0);
         Capabilities {
@@ -182,28 +189,28 @@ impl FabricSwitch {
     /// Reads the capabilities and the present state from the data path.
     ///
     /// # Errors
-    /// The data path does not answer.
+    /// Returns an error if the data path does not answer.
     pub async fn state(&self) -> Result<(Capabilities, SwitchState), SideError> {
         let told = self.told.lock().await;
         let ports = self.side.read().await?;
         Ok((self.can(&ports), truth(&told, &ports)))
     }
 
-    /// Reads the counters of all queues.
+    /// Reads the counters of all queues from the data path.
     ///
     /// # Errors
-    /// The data path does not answer.
+    /// Returns an error if the data path does not answer.
     pub async fn counters(&self) -> Result<Vec<QueueCounters>, SideError> {
         let ports = self.side.read().await?;
         Ok(ports.into_values().flat_map(|port| port.counters).collect())
     }
 
-    /// Applies changes. With `dry_run`, only returns the changes, in the syntax of the
-    /// configuration.
+    /// Applies changes to the switch. If `dry_run` is true, only returns the changes, in the syntax
+    /// of the daemon's configuration.
     ///
     /// # Errors
-    /// The state has not changed. If the data path has ended, [`Refusal::Failed`] means that the
-    /// state is unknown.
+    /// Returns an error if the switch refuses the changes. Refused changes have no effect. After
+    /// [`Refusal::Failed`], the switch's state is unknown if the data path has ended.
     pub async fn apply(
         &self,
         stamp: Stamp,
@@ -222,7 +229,7 @@ impl FabricSwitch {
         };
         let ports = self.side.read().await.map_err(failed)?;
         let mut target = told.clone();
-        // Ports that are gone cannot be set. All other ports can.
+        // The switch ignores ports that no longer exist.
         target.ports.retain(|name, _| ports.contains_key(name));
         for name in ports.keys() {
             target.ports.entry(name.clone()).or_default();
@@ -252,7 +259,8 @@ impl FabricSwitch {
         Ok(words)
     }
 
-    /// Stores the state in force. If this fails, the state stays in force.
+    /// Stores the new state `target`. If `target` cannot be stored, the switch still uses `target`,
+    /// and [`Self::make_up`] tries again.
     async fn keep(&self, target: SwitchState) {
         if let Ok(Some(problem)) | Err(problem) = self.keeper.keep(target).await {
             self.problem(problem);
@@ -262,8 +270,9 @@ impl FabricSwitch {
     }
 }
 
-/// Returns the present state of the data path. If a queue's intended weight is 0 and its weight in
-/// the data path is 1, the result has weight 0.
+/// Returns the present state of the data path. The data path has no weight 0, and gives weight 1 to
+/// a queue whose intended weight is 0. The returned state has weight 0 for each queue whose
+/// intended weight is 0.
 fn truth(told: &SwitchState, ports: &BTreeMap<String, PortReading>) -> SwitchState {
     let one = |(name, reading): (&String, &PortReading)| {
         let mut state = reading.state.clone();

@@ -1,4 +1,4 @@
-//! The switch's gRPC service, with its access control.
+//! Implements the switch's gRPC service and its access control.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,16 +16,15 @@ use crate::listen::{Door, Limits, Peer, ServeError, ServerTls, incoming};
 use crate::southbound::Change;
 use crate::wire::describe;
 
-/// Clients that may control a switch.
+/// Clients that a switch accepts as controllers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// All clients that can connect. Only the socket's owner can open the socket.
+    /// All clients that can connect to the Unix socket. Only the socket's owner can connect.
     Connected,
-    /// Clients with a certificate that has one of these names.
+    /// Clients with a certificate that contains one of the listed names.
     Named(BTreeSet<String>),
 }
 
-/// The switch's gRPC service.
 #[derive(Clone, Debug)]
 pub struct SwitchServer {
     switch: Arc<FabricSwitch>,
@@ -33,7 +32,7 @@ pub struct SwitchServer {
 }
 
 impl SwitchServer {
-    /// Creates a service of this switch for these clients.
+    /// Creates a service through which the clients `who` control the switch.
     #[must_use]
     pub const fn new(switch: Arc<FabricSwitch>, who: Who) -> Self {
         Self { switch, who }
@@ -60,7 +59,8 @@ impl SwitchServer {
         if meant != self.switch.name() {
             let own = self.switch.name();
             let text = format!(
-                "this is switch {own}, not {meant}; correct its address, or `name` in its [switch]"
+                "this is switch {own}, not {meant}; correct the address of {meant}, or `name` in \
+                 [switch]"
             );
             return Err(Status::not_found(text));
         }
@@ -96,7 +96,7 @@ impl SwitchService for SwitchServer {
         let changes: Result<Vec<Change>, String> =
             changes.into_iter().map(Change::try_from).collect();
         let changes = changes.map_err(Status::invalid_argument)?;
-        // If a controller disconnects, the switch must not have a partial change.
+        // The task completes the change even if the controller disconnects.
         let switch = Arc::clone(&self.switch);
         let done = tokio::spawn(async move { switch.apply(stamp, &changes, dry_run).await });
         match done.await.map_err(|error| Status::internal(error.to_string()))? {
@@ -119,7 +119,8 @@ impl SwitchService for SwitchServer {
     }
 }
 
-/// Logs refused clients but does not count them.
+/// Implementation of [`Door`] that does not count refused clients, because the log contains each
+/// refusal.
 #[derive(Debug)]
 struct Uncounted;
 
@@ -129,10 +130,10 @@ impl Door for Uncounted {
     fn crowded(&self) {}
 }
 
-/// Serves a switch to controllers with certificates until `stop` resolves.
+/// Serves a switch to controllers with certificates until the future `stop` resolves.
 ///
 /// # Errors
-/// The listener cannot be used.
+/// Returns an error if the listener cannot be used.
 pub async fn serve(
     listener: TcpListener,
     server: SwitchServer,

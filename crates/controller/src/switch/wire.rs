@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use crate::Stamp;
 use crate::southbound::{Change, PortState, QueueCounters};
 
-/// Generated from `proto/penstock/switch/v1/switch.proto`.
+/// Code that the build generates from `proto/penstock/switch/v1/switch.proto`.
 #[allow(missing_docs, clippy::pedantic, clippy::nursery, reason = "generated code")]
 pub mod v1 {
     tonic::include_proto!("penstock.switch.v1");
 }
 
-/// Maximum size of a message between a controller and a switch in bytes. This size has room for
-/// 1,024 ports with all code points.
+/// Maximum size of a message between a controller and a switch in bytes. A message of the maximum
+/// size has room for 1,024 ports with all code points.
 pub const SWITCH_BYTES_MAX: usize = 1 << 20;
 
 impl From<Stamp> for v1::Stamp {
@@ -78,7 +78,12 @@ impl TryFrom<v1::Change> for Change {
                 Self::Map { port, dscp, queue: small("queue", queue, 63)? }
             }
             Some(From::Unmap(dscp)) => Self::Unmap { port, dscp: small("code point", dscp, 63)? },
-            None => return Err("a change of an unknown kind; use the same version".to_owned()),
+            None => {
+                return Err(
+                    "a change of an unknown kind; use the same version of Penstock on both sides"
+                        .to_owned(),
+                );
+            }
         })
     }
 }

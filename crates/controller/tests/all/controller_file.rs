@@ -1,4 +1,5 @@
-//! Tests a controller's file: the settings of switches, and the mistakes that are refused.
+//! Tests the settings of switches in a controller's file, and the errors for mistakes in these
+//! settings.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
 const HEAD: &str = "[controller]\ntopology = \"fabric.toml\"\n\n[store]\npath = \"s\"\n\n\
     [[switch]]\nname = \"rack-0\"\ninterfaces = { server-0 = [\"a\"], server-1 = [\"b\"] }\n";
 
-/// A folder that is removed after the test.
+/// Directory that is removed after the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -25,7 +26,8 @@ impl Folder {
         Self(folder)
     }
 
-    /// Reads the file with these keys of its switch. An error has the mistakes without their lines.
+    /// Parses a controller's configuration file with the `[[switch]]` table in `switch`. An error
+    /// contains the mistakes of the file without line numbers.
     fn read(&self, switch: &str) -> Result<ControllerFile, Vec<String>> {
         let file = self.0.join("controller.toml");
         fs::write(&file, format!("{HEAD}{switch}")).unwrap();
@@ -74,10 +76,10 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
     let at = "address = \"10.0.0.9:9339\"\n";
     let told = |what: &str| vec![format!("switch \"rack-0\": {what}")];
     let missing =
-        "`address` is missing; write host and port of its gNMI target, as in \"10.0.0.9:9339\"";
+        "`address` is missing; write host and port of the gNMI target, as in \"10.0.0.9:9339\"";
     assert_eq!(of(""), told(missing));
     for wrong in ["10.0.0.9", ":9339", "https://10.0.0.9:9339", "h:0"] {
-        let what = "has no host or no port; write both, as in \"10.0.0.9:9339\"";
+        let what = "has no host or no port; write host and port, as in \"10.0.0.9:9339\"";
         assert_eq!(of(&format!("address = {wrong:?}\n")), told(&format!("{wrong:?} {what}")));
     }
     assert_eq!(
@@ -90,7 +92,7 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
     );
     assert_eq!(
         of(&format!("{at}tls = {{ ca = \"a\" }}\nuser = \"a\"\n")),
-        told("`user` without `password_file`; name a file with it")
+        told("`user` without `password_file`; add `password_file`")
     );
     assert_eq!(
         of(&format!("{at}tls = {{ ca = \"a\" }}\npassword_file = \"a\"\n")),
@@ -122,8 +124,8 @@ fn a_sonic_switch_is_read_with_what_its_image_is_like() {
     );
     assert_eq!(
         folder.mistakes("driver = \"sim\"\ncontrol_queue = true\n"),
-        ["switch \"rack-0\": `control_queue` is not a key of driver \"sim\"; remove it, or write \
-             another driver"]
+        ["switch \"rack-0\": `control_queue` is not a key of driver \"sim\"; remove the key, or \
+          set another `driver`"]
     );
 }
 
@@ -134,10 +136,10 @@ fn keys_of_another_driver_are_mistakes() {
     assert_eq!(
         folder.mistakes("driver = \"linux-tc\"\naddress = \"x\"\ntls = { ca = \"a\" }\n"),
         [
-            "switch \"rack-0\": `address` is not a key of driver \"linux-tc\"; remove it, or write \
-             another driver",
-            "switch \"rack-0\": `tls` is not a key of driver \"linux-tc\"; remove it, or write \
-             another driver",
+            "switch \"rack-0\": `address` is not a key of driver \"linux-tc\"; remove the key, or \
+             set another `driver`",
+            "switch \"rack-0\": `tls` is not a key of driver \"linux-tc\"; remove the key, or set \
+             another `driver`",
         ]
     );
     assert_eq!(folder.mistakes("driver = \"sim\"\nnetns = \"x\"\n").len(), 1);
@@ -161,7 +163,7 @@ fn a_switch_of_ours_is_on_a_socket_or_behind_certificates() {
     assert_eq!((&*address, cert, &*server_name), ("leaf:7100", folder.0.join("c"), "rack-0"));
     let mistake = |keys: &str| of(keys).map(|_| ()).unwrap_err();
     for (keys, why) in [
-        ("", "write unix:///PATH of its socket, or HOST:PORT"),
+        ("", "write unix:///PATH of the daemon's socket, or HOST:PORT"),
         ("address = \"unix://run/leaf.sock\"\n", "\"run/leaf.sock\" is relative"),
         ("address = \"unix:///a\"\ntls = { ca = \"a\" }\n", "`tls` has no effect on a unix socket"),
         ("address = \"leaf:7100\"\n", "needs certificates; add `tls`"),

@@ -1,5 +1,5 @@
-//! Tests the files of a datacenter and of its tenants: their meaning, and the mistakes that are
-//! refused.
+//! Tests the meaning of a datacenter's file and of a file of tenants, and the errors for mistakes
+//! in these files.
 
 use penstock_controller::files::{parse_tenants, parse_topology};
 use penstock_fabric::ledger::Service;
@@ -14,7 +14,7 @@ const LISTED: &str = "[fabric]\nname = \"lab\"\n\n[[server]]\nname = \"a\"\nslot
     [[link]]\nfrom = \"a\"\nto = \"r\"\nrate = \"1G\"\n\n[[link]]\nfrom = \"b\"\nto = \"r\"\n\
     rate = \"1G\"\n\n[[link]]\nfrom = \"r\"\nto = \"c\"\nrate = \"1G\"\n";
 
-/// Returns the line of the first `text` in a file. Errors name this line.
+/// Returns the number of the first line that contains `text`, counted from 1.
 fn line(file: &str, text: &str) -> usize {
     file.lines().position(|line| line.contains(text)).unwrap() + 1
 }
@@ -35,7 +35,7 @@ fn topology() -> Topology {
 fn a_regular_tree_and_a_listed_one_are_read() {
     let file = parse_topology(REGULAR, "f.toml").unwrap();
     assert_eq!((file.headroom_permille, file.topology.servers()), (125, 8));
-    // A node with 40G below it has 10G upwards at 4:1, and 5G on each of its two links.
+    // A node with 40G below it has 10G upwards at 4:1. Each of its two links has 5G.
     assert_eq!(file.regular.unwrap().tiers[1].rate, BitsPerSecond(5_000_000_000));
     let out = "[[out]]\nnode = \"r\"\nstate = \"failed\"\n";
     let file = parse_topology(&format!("{LISTED}\n{out}"), "f.toml").unwrap();
@@ -61,20 +61,20 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
          rate = \"1G\"\n\n[[link]]\nfrom = \"x\"\nto = \"r\"\nrate = \"2G\"\n"
     );
     let text = refused(&cycle);
-    assert!(text.contains("leads back to it") && text.starts_with("f.toml:"), "{text}");
+    assert!(text.contains("lead back to it") && text.starts_with("f.toml:"), "{text}");
     for (base, from, to, says) in [
-        (LISTED, "rate = \"1G\"", "rate = 0", "carries nothing; give it a rate above 0"),
+        (LISTED, "rate = \"1G\"", "rate = 0", "has rate 0; write a rate above 0"),
         (LISTED, "rate = \"1G\"", "rate = nan", "floating point"),
         (LISTED, "rate = \"1G\"", "rate = \"fast\"", "not a rate"),
-        (LISTED, "name = \"b\"", "name = \"a\"", "the name `a` is taken"),
+        (LISTED, "name = \"b\"", "name = \"a\"", "the name `a` is used twice"),
         (LISTED, "slots = 4", "slots = 0", "`a` has 0 slots"),
-        (LISTED, "to = \"c\"", "to = \"d\"", "no server or switch is called `d`"),
+        (LISTED, "to = \"c\"", "to = \"d\"", "no server or switch is named `d`"),
         (REGULAR, "rate = \"10G\"", "rate = 0", "`rate` is 0"),
         (REGULAR, "oversubscription = 4", "oversubscription = nan", "NaN is not a ratio above 0"),
         (REGULAR, "headroom_pct = 12.5", "headroom_pct = nan", "NaN is out of range"),
         (REGULAR, "headroom_pct = 12.5", "queues = 1", "`queues` 1 is out of range"),
         (REGULAR, "headroom_pct = 12.5", "queue_weight = inf", "the weight of queues is inf"),
-        (REGULAR, "slots = 4", "slots = 0", "0 slots a server"),
+        (REGULAR, "slots = 4", "slots = 0", "0 slots per server"),
         (REGULAR, "fan_out = 2", "fan_out = 0", "`fan_out` is 0"),
         (REGULAR, "uplinks = 2", "uplink = 2", "did you mean `uplinks`?"),
     ] {
@@ -99,12 +99,12 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
     assert_eq!((tenants[0].request.affinity.within.len(), tenants[1].apart.len()), (1, 1));
     for (from, to, says) in [
         ("name = \"blue\"", "name = \"red\"", "the name `red` is taken"),
-        ("vms = 3", "vms = 33", "33 VMs, and the datacenter has 32 slots"),
-        ("vms = 3", "vms = 0", "at least one VM"),
+        ("vms = 3", "vms = 33", "33 VMs do not fit into the 32 slots of the datacenter"),
+        ("vms = 3", "vms = 0", "a class of VMs has 0 VMs; write 1 or more"),
         ("rate = \"10M\"", "rate = nan", "floating point"),
         ("rate = \"10M\"", "rate = 0", "a guarantee of 0 bit/s"),
         ("within = [\"rack-0\"]", "within = [\"rack-9\"]", "has no server or switch `rack-9`"),
-        ("apart = [\"red\"]", "apart = [\"green\"]", "there is no tenant `green` before this one"),
+        ("apart = [\"red\"]", "apart = [\"green\"]", "no earlier tenant has the name `green`"),
         ("vms = 3", "vms = 3\nmost_per_server = 0", "the bound is 0"),
         ("vms = 3", "vms = 3\nleast_racks = 4", "more fault domains than VMs (3)"),
         ("vms = 3", "vms = 3\nmost_per_rak = 1", "did you mean `most_per_rack`?"),

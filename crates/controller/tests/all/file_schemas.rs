@@ -1,5 +1,6 @@
-//! Tests that the committed schemas of the controller's files are those that the code makes. The
-//! schemas must also refuse what the code refuses, as far as a schema can express it.
+//! Tests that the committed schemas of the controller's files equal the schemas that the code
+//! generates. The schemas must also refuse the files that the code refuses, if a schema can express
+//! the rule.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,8 @@ fn the_schemas_are_strict() {
     }
 }
 
-/// Returns the kind of an example, by its tables. `None` for the host's files, which have their own
-/// test.
+/// Returns the kind of an example file according to its TOML tables. Returns `None` for a host's
+/// file, because another test checks hosts' files.
 fn kind(file: &Value) -> Option<&'static str> {
     let has = |table: &str| file.get(table).is_some();
     match () {
@@ -94,7 +95,8 @@ const CONTROLLER: &str = "[store]\npath = \"s\"\n[[switch]]\nname = \"rack-0\"\n
     [controller]\ntopology = \"fabric.toml\"\n";
 const TENANT: &str = "[[tenant]]\nname = \"t\"\n";
 
-/// The kind of a file, its text, valid additions, and additions with one mistake each.
+/// Kind of a configuration file, an example of the file, valid additions to the example, and
+/// additions with one mistake each.
 type Cases = (&'static str, &'static str, &'static [&'static str], &'static [&'static str]);
 const CASES: &[Cases] = &[
     (
@@ -215,8 +217,8 @@ const CASES: &[Cases] = &[
     ),
 ];
 
-/// Returns the errors of the program for a file of this kind, or `None` if it accepts the file.
-/// `folder` has a datacenter, `fabric.toml`.
+/// Returns the controller's errors for a file of a kind, or `None` if the controller accepts the
+/// file. `folder` contains the datacenter's file `fabric.toml`.
 fn refuses(kind: &str, text: &str, folder: &Path) -> Option<String> {
     let errors = match kind {
         "fabric" => parse_topology(text, "f").err(),

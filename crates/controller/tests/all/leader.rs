@@ -1,5 +1,6 @@
-//! Tests a leader with simulated switches and hosts. Decisions are carried out in an order that
-//! keeps every packet mapped, whatever fails. A successor continues from the stored state.
+//! Tests a leader with simulated switches and hosts, some of which fail. At every moment, each port
+//! must map the code points with which hosts mark packets. A successor of the leader must continue
+//! from the stored state.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ async fn queues_follow_use_and_every_packet_stays_mapped() {
         let (mut leader, _) = five(&world, &store(&folder.0).await).await;
         interval(&mut leader, &BUSY).await;
         assert_eq!(has_queue(&world), ["a", "b", "c"]);
-        // A score moves half of the way to the usage in each interval.
+        // In each interval, a score moves half of the way to the usage.
         for _ in 0..6 {
             interval(&mut leader, &[("a", 9), ("b", 0), ("c", 0), ("d", 9), ("e", 8)]).await;
         }
@@ -118,7 +119,7 @@ async fn a_host_that_is_away_keeps_its_tenants_queues_and_is_told_when_it_comes_
     let folder = Folder::new("leader-away");
     let world = World::new(Mode::StaticMap);
     let (mut leader, _) = five(&world, &store(&folder.0).await).await;
-    // While server-3 is away, no tenant with a VM there gets or loses a queue.
+    // While server-3 is unreachable, no tenant with a VM there gets or loses a queue.
     interval(&mut leader, &BUSY).await;
     let before = has_queue(&world);
     world.hosts.away.lock().unwrap().insert("server-3".into());
@@ -272,7 +273,10 @@ async fn a_tenant_without_a_place_is_refused_with_what_would_fit() {
     let world = World::new(Mode::StaticMap);
     let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
     let refused = leader.add(tenant("big", 10, 300)).await.unwrap_err().to_string();
-    assert!(refused.contains("tenant big") && refused.contains("it fits with"), "{refused}");
+    assert!(
+        refused.contains("tenant big") && refused.contains("the tenant fits with"),
+        "{refused}"
+    );
     leader.add(tenant("a", 10, 10)).await.unwrap();
     let twice = leader.add(tenant("a", 10, 10)).await.unwrap_err().to_string();
     assert!(twice.contains("tenant a exists already"), "{twice}");
@@ -374,7 +378,7 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
     world.hosts.fails.lock().unwrap().clear();
     SWITCHES.iter().for_each(|switch| world.fault(switch, Faults::default()));
     (0..10).for_each(|host| leader.host_came(&format!("server-{host}")));
-    // The number of intervals covers the longest pause of an element that refused.
+    // The intervals cover the longest pause for a host or switch that refused.
     for _ in 0..32 {
         interval(&mut leader, &BUSY).await;
     }
@@ -385,7 +389,8 @@ async fn play(mode: Mode, acts: Vec<Act>, folder: &Folder) {
     assert!(leader.crew().out_of_date().is_empty());
 }
 
-/// A host that is away marks by its last plan, also for a tenant that was removed meanwhile.
+/// An unreachable host marks packets by its last plan, so it continues to mark the packets of a
+/// removed tenant.
 #[tokio::test]
 async fn a_removed_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() {
     let folder = Folder::new("leader-removed");
@@ -405,7 +410,8 @@ async fn a_removed_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// The auditor checks every single change of a host or a switch.
+    /// Tests that hosts mark no packet with an unmapped code point, whatever fails. The auditor
+    /// checks the state after every single change of a host or a switch.
     #[test]
     fn whatever_fails_no_packet_meets_an_unmapped_code_point(
         mode in prop_oneof![

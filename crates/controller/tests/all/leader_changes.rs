@@ -1,5 +1,9 @@
-//! Tests tenants that arrive, grow and move, and elements that refuse. No tenant is marked for
-//! another tenant's queue, no port gets its weights late, and a refusal delays no other element.
+//! Tests tenants that arrive, grow and move, and hosts and switches that refuse a change.
+//!
+//! - No host marks a tenant's packets for another tenant's queue.
+//! - When a tenant arrives, ports get their new queue weights before hosts get a plan with the
+//!   tenant.
+//! - If a host or switch refuses a change, no other host or switch waits for the refusing element.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -68,7 +72,10 @@ async fn a_tenant_that_grows_or_moves_shares_queue_0_until_its_new_ports_are_rea
         assert!(!shares_queue_0(&world, "a") && !shares_queue_0(&world, "b"));
         leader.grow("a", 0, 7, true).await.unwrap();
         let grown = leader.events().iter().find(|event| event.kind == "grown").unwrap();
-        assert_eq!(grown.text, "7 more VMs; no other VM moved, its tree has a new root");
+        assert_eq!(
+            grown.text,
+            "7 more VMs; no other VM moved, but the tenant's tree has a new root"
+        );
         assert!(shares_queue_0(&world, "a"), "{mode:?}: {:?}", marks(&world, "a"));
         assert!(!shares_queue_0(&world, "b"), "{mode:?}: it has not moved");
         interval(&mut leader, &[("a", 9), ("b", 9)]).await;
@@ -104,7 +111,7 @@ async fn a_successor_marks_nobody_by_queues_of_where_it_was_before() {
     assert!(!shares_queue_0(&world, "a"));
 }
 
-/// Returns the weights of rack-0's port to each of the tenant's servers, by queue from 0.
+/// Returns the queue weights of rack-0's port to each of the tenant's servers, from queue 0 on.
 fn all_weights(leader: &Leader, world: &World, tenant: &str) -> Vec<(String, Vec<u32>)> {
     let slot = leader.fabric().slot(tenant).unwrap();
     let name = |server| leader.fabric().topology().name(server).to_string();
@@ -193,7 +200,7 @@ async fn an_interval_that_changes_nobodys_queues_writes_nothing() {
     }
     let busy = [("a", 9), ("b", 8), ("c", 7), ("d", 1)];
     interval(&mut leader, &busy).await;
-    // This tenant has no queue. Its removal changes weights but no queues.
+    // Tenant d shares queue 0. Its removal changes weights but no queues.
     leader.remove("d").await.unwrap();
     let before = store.list("").await.unwrap();
     interval(&mut leader, &busy).await;

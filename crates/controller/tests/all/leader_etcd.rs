@@ -1,5 +1,5 @@
-//! Tests that a leader compacts etcd's history but keeps what a successor or a waiting candidate
-//! needs. Without etcd, the test is skipped with a message.
+//! Tests that a leader compacts etcd's history but keeps the values that a successor or a waiting
+//! candidate needs. If etcd is not installed, the test is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,13 @@ use tokio::time::timeout;
 use crate::common::etcd::Cluster;
 use crate::world::{World, tenant, usage};
 
-/// Time limit of a call in these tests.
+/// Time limit of a call to etcd in these tests.
 const LIMIT: Duration = Duration::from_secs(15);
-/// Every interval compacts the history before the previous one.
+/// Settings with which the leader compacts the store's history in every interval, and keeps only
+/// the changes since the previous interval.
 const AT_ONCE: Settings = Settings { verify_every: 0, history: Duration::ZERO };
 
-/// The revision up to which etcd is compacted.
+/// Returns the revision up to which etcd has compacted its history.
 async fn forgotten(store: &dyn Store) -> Option<Revision> {
     let mut watch = store.watch("penstock/", Revision(1)).await.unwrap();
     match timeout(patience(), watch.recv()).await.unwrap() {
@@ -37,7 +38,7 @@ async fn a_leader_has_etcd_forget_and_who_waits_or_follows_goes_on() {
     for name in ["a", "b", "c", "d", "e"] {
         leader.add(tenant(name, 10, 10)).await.unwrap();
     }
-    // A candidate that was already waiting is not disturbed.
+    // The compaction does not disturb a candidate that was already waiting.
     let other = store.lease(Duration::from_secs(60)).await.unwrap();
     let waiting = {
         let store = Arc::clone(&store);
@@ -52,7 +53,7 @@ async fn a_leader_has_etcd_forget_and_who_waits_or_follows_goes_on() {
     let now = store.list("penstock/").await.unwrap();
     let gone = forgotten(&*store).await.expect("a watch from the beginning comes too late");
     assert!(Revision(1) < gone && gone < now.revision, "{gone:?} of {:?}", now.revision);
-    // A second compaction of a revision is no error, but a future revision is one.
+    // A second compaction of a revision is no error. A compaction of a future revision is an error.
     store.compact(gone).await.unwrap();
     let future = Revision(now.revision.0 + 1_000);
     assert!(store.compact(future).await.is_err());

@@ -1,5 +1,5 @@
-//! Tests that a large binding is stored atomically, and that no part of an old binding remains. The
-//! binding is too large for one transaction.
+//! Tests that the leader stores a large binding atomically, and that no part of an old binding
+//! remains. The tested binding is too large for one transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::world::{FakeHosts, Folder, tenant};
 const TENANTS: usize = 900;
 const RATE: u64 = 10_000_000_000;
 
-/// A store that accepts a number of transactions and then fails.
+/// Store that fails after a number of transactions.
 #[derive(Debug)]
 struct Cut {
     inner: Arc<dyn Store>,
@@ -81,7 +81,7 @@ impl Store for Cut {
     }
 }
 
-/// 16 racks of 16 servers, without managed switches.
+/// Returns a fabric of 16 racks of 16 servers, without managed switches.
 fn fabric() -> Fabric {
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(RATE) };
     let topology = Regular { slots: 10, tiers: vec![tier(16), tier(16)] }.build().unwrap();
@@ -106,7 +106,7 @@ async fn lead(store: &Arc<Cut>, who: &str) -> (Leader, LeaseId) {
     (leader.unwrap(), lease)
 }
 
-/// The usage of a tenant depends on its number and the round.
+/// Returns measurements in which each tenant's rates depend on its number and on `round`.
 fn usage(fabric: &Fabric, round: usize) -> Usage {
     let mut usage = Usage::new();
     for (name, slot, _) in fabric.tenants() {
@@ -169,7 +169,7 @@ async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
         assert!(stored == now || stored == would, "half of each after {cut}");
         assert!(done.is_err() || stored == would, "what was done is stored");
         whole.insert(stored == now);
-        // The next leader continues from the stored state and leaves no garbage.
+        // The next leader continues from the stored state and leaves no unused parts.
         let used = usage(leader.fabric(), 100 + cut);
         leader.interval(&used).await.unwrap();
         now = queues(leader.fabric());
@@ -181,7 +181,7 @@ async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
     leader.revert().await.unwrap();
 }
 
-/// Returns the parts that heads name.
+/// Returns the keys of all shards (parts of bindings) that a stored head lists.
 async fn named(store: &Cut) -> BTreeSet<String> {
     let mut heads = store.list(HISTORY).await.unwrap().entries;
     heads.extend(store.get("penstock/binding").await.unwrap());

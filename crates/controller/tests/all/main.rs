@@ -1,4 +1,4 @@
-//! The controller with stores, switches and hosts, tested from outside of the crate.
+//! Tests the controller with stores, switches and hosts through its public interface.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test ends where it fails")]
 
 mod agent;

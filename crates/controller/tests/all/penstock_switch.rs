@@ -1,5 +1,5 @@
-//! Tests the driver `penstock` with the daemon's service, over a unix socket and over mutual TLS.
-//! The data path is in memory.
+//! Tests the driver `penstock` with the daemon's service, over a Unix socket and over mutual TLS.
+//! The data path of the daemon is simulated in memory.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ use tonic::transport::Server;
 use crate::common::authority::Authority;
 use crate::common::dir::Dir;
 
-/// A data path with two ports of eight queues.
+/// Simulated data path with two ports of eight queues.
 #[derive(Debug, Default)]
 struct FakeSide {
     ports: Mutex<BTreeMap<String, PortState>>,
@@ -65,7 +65,7 @@ impl SwitchSide for FakeSide {
     }
 }
 
-/// A served switch. Dropping this value stops the switch.
+/// Switch that serves controllers. Dropping the [`Bed`] stops the switch.
 struct Bed {
     dir: Dir,
     side: Arc<FakeSide>,
@@ -110,7 +110,7 @@ impl Bed {
         Self { dir, side, switch, task }
     }
 
-    /// Restarts the process with the same files.
+    /// Restarts the switch with the files of its previous run.
     async fn restart(mut self) -> Self {
         self.task.abort();
         let dir = std::mem::replace(&mut self.dir, Dir::new());
@@ -176,7 +176,7 @@ async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
     assert_eq!(bed.driver().read_back().await.unwrap(), told);
     let late = bed.driver().apply(stamp(2, 1), &[]).await;
     assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");
-    // A comparison with the data path finds the missing state and repairs it.
+    // The difference between the data path and the intended state restores the missing state.
     bed.side.ports.lock().unwrap().clear();
     let is = bed.driver().read_back().await.unwrap();
     assert_eq!(is.ports["e1"], PortState { weights: vec![0, 1], map: [].into() });

@@ -1,4 +1,4 @@
-//! The contract of stores, tested with each implementation.
+//! Tests that each implementation of [`Store`] keeps the contract of stores.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -126,8 +126,8 @@ async fn a_transaction_writes_all_or_nothing(store: &dyn Store) {
         else {
             unreachable!("no other comparison")
         };
-        // A condition that holds comes before the failing condition, and another failing one comes
-        // after it. The error must name the first failing condition.
+        // The first condition holds. If `compare` fails, the condition after it fails too. The
+        // error must then name the key of `compare`.
         let after = Compare::Absent(key("x"));
         let compare = vec![Compare::Absent(key("z")), compare];
         let compare = if holds { compare } else { [compare, vec![after]].concat() };
@@ -291,7 +291,7 @@ async fn one_leads_then_the_next<S: Store + Clone + 'static>(store: &S) {
         waiting.push(tokio::spawn(async move {
             store.campaign("lead", &format!("number {n}"), lease).await
         }));
-        // The candidate is queued before the next one arrives.
+        // This candidate is queued before the next candidate arrives.
         next(&mut seen).await;
     }
     assert_eq!(leader(store, "lead").await.unwrap().unwrap().value, b"zero");

@@ -1,4 +1,4 @@
-//! Tests a cluster in which members are killed, suspended and restarted, and revisions are
+//! Tests an etcd cluster in which members are killed, suspended and restarted, and revisions are
 //! compacted.
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::common::etcd::{Cluster, MEMBERS, answers};
 
-/// Time limit of a call in these tests.
+/// Returns the time limit of a call to etcd in these tests.
 fn limit() -> Duration {
     scaled(Duration::from_secs(2))
 }
@@ -20,7 +20,8 @@ fn put(key: &str) -> Transaction {
     Transaction { compare: Vec::new(), writes: vec![write] }
 }
 
-/// Writes a key repeatedly while the store is unreachable. Returns the number of failures.
+/// Writes a key repeatedly while the store is unreachable. Returns the number of writes that
+/// failed.
 async fn insist(store: &Etcd, key: &str) -> usize {
     let end = Instant::now() + patience();
     let mut failed = 0;
@@ -33,7 +34,8 @@ async fn insist(store: &Etcd, key: &str) -> usize {
     }
 }
 
-/// Waits until a key is reported. Returns all earlier changes by revision.
+/// Waits until a watch reports a key. Returns all earlier changes that the watch reported, by
+/// revision.
 async fn told_until(
     watch: &mut mpsc::Receiver<Result<Change, StoreError>>,
     last: &str,
@@ -67,7 +69,7 @@ async fn with_its_leader_killed_the_store_goes_on_and_a_watch_misses_nothing() {
         failed += insist(&store, &format!("k/{n:02}")).await;
     }
     insist(&store, "k/last").await;
-    // A write with unknown outcome may have succeeded. It is then reported too, as in etcd.
+    // A write with unknown outcome may have succeeded. The watch then reports it too.
     let told = told_until(&mut watch, "k/last").await;
     assert!(told.is_sorted_by_key(|(_, revision)| *revision), "{told:?}");
     let mut stored: Vec<_> = store.list("k/").await.unwrap().entries;
@@ -146,7 +148,7 @@ async fn a_watch_of_what_was_compacted_ends_and_says_from_where_to_go_on() {
     let gone = store.commit(gone).await.unwrap();
     let last = store.commit(put("c/b")).await.unwrap();
     cluster.compact(gone.0);
-    // At the very revision of the compaction, etcd has forgotten the deletion.
+    // etcd also removes the deletion at the revision of the compaction.
     for from in [Revision(1), first, gone] {
         let mut watch = store.watch("c/", from).await.unwrap();
         let told = timeout(patience(), watch.recv()).await.unwrap();

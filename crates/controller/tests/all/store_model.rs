@@ -1,5 +1,5 @@
-//! Tests the embedded store against a map. After any requests and restarts, the store has the
-//! contents of the map, and a watch reports all changes.
+//! Compares the embedded store with a map as its model. After any requests and restarts, the store
+//! must have the contents of the map, and a watch must report all changes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::common::dir::Dir;
 const KEYS: usize = 6;
 const TTL: Duration = Duration::from_secs(3_600);
 
-/// A step, with numbers that the model interprets.
+/// Step of a test with random requests. A number in a step is the index of a key or of a lease.
 #[derive(Clone, Debug)]
 enum Step {
     Commit { compare: Vec<(usize, Kind)>, writes: BTreeMap<usize, Option<(Vec<u8>, Lease)>> },
@@ -25,8 +25,8 @@ enum Step {
     Reopen,
 }
 
-/// A condition that holds, that has the key's other revision, or that requires the key to be
-/// absent.
+/// Kind of condition on a key. A condition with `ByLast` in its name requires that the store's last
+/// change created or modified the key.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Absent,
@@ -36,7 +36,7 @@ enum Kind {
     ModifiedByLast,
 }
 
-/// No lease, or one of the leases so far.
+/// Index of a lease among all leases that the test has made, or `None` for a key without a lease.
 type Lease = Option<usize>;
 
 fn step() -> impl Strategy<Value = Step> {
@@ -90,7 +90,7 @@ impl Model {
         }
     }
 
-    /// Applies a transaction to the model. Returns the expected answer.
+    /// Applies a transaction to the model. Returns the result that the tested store should return.
     fn commit(&mut self, asked: &Transaction) -> Result<Revision, StoreError> {
         for compare in &asked.compare {
             let (key, holds) = match compare {
@@ -184,7 +184,7 @@ impl Model {
                 self.told(&store).await;
                 drop(store);
                 self.end_leases(|_| true);
-                // A new process knows no lease of the old one.
+                // A new process knows no lease of the old process.
                 self.leases.clear();
                 self.changes.clear();
                 self.opened_at = self.revision;
@@ -194,7 +194,7 @@ impl Model {
         store
     }
 
-    /// Checks that the store equals the model.
+    /// Checks that the store has the contents of the model.
     async fn matches(&self, store: &Embedded) {
         let listing = store.list("").await.unwrap();
         assert_eq!(listing.revision, Revision(self.revision));

@@ -1,4 +1,4 @@
-//! Tests an etcd with TLS that admits only clients with certificates of its CA.
+//! Tests an etcd cluster with TLS that admits only clients with certificates of its CA.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use rcgen::{
 use crate::common::dir::Dir;
 use crate::common::etcd::{Certificates, Cluster, answers};
 
-/// A CA.
+/// CA that signs the certificates of the cluster and its clients.
 struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -26,8 +26,8 @@ impl Authority {
         self.0.pem().into_bytes()
     }
 
-    /// Returns a certificate for 127.0.0.1 and its key in PEM. Members also use their certificate
-    /// as clients.
+    /// Returns a certificate for 127.0.0.1 and the certificate's key in PEM. A member of the
+    /// cluster also uses its certificate as a client.
     fn sign(&self) -> (Vec<u8>, Vec<u8>) {
         let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         params.extended_key_usages =

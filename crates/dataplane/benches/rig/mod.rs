@@ -1,8 +1,8 @@
-//! A guest's two rings and a worker, all in this process: the cost of the data path's own
-//! instructions when every line is in the first-level cache. `penstock-lab bench` measures the cost
-//! of lines that come from another core.
-#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
-#![allow(dead_code, reason = "each benchmark uses its part")]
+//! Test rig with a guest's two rings and a worker in one process. Benchmarks with this rig measure
+//! the instructions of the data path while every cache line is in the first-level cache.
+//! `penstock-lab bench` also measures the transfer of cache lines from another core.
+#![allow(unsafe_code, reason = "the rig plays the guest, which writes rings into shared memory")]
+#![allow(dead_code, reason = "no benchmark uses all functions of the test rig")]
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -12,29 +12,30 @@ use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap};
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
-use penstock_dataplane::classify::{
-    Actions, Domain, Match, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
-};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
 use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
-use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::snapshot::{
+    Actions, Domain, Match, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
+};
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::tsc::{CycleCounter, Stage, Tsc, VirtualCounter, Work};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, Vid, WorkerId};
 
-/// Number of entries of each ring.
+/// Number of descriptors in each ring.
 const SIZE: u16 = 256;
 const STRIDE: u64 = 2048;
 const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x5000;
 const BUFFERS: u64 = 0x1_0000;
 const MEMORY: u64 = BUFFERS + SIZE as u64 * STRIDE;
-/// Offset of a buffer's header. The bytes behind the header are aligned to a line, as in DPDK's
-/// driver.
+/// Offset of a buffer's virtio-net header. The frame after the header is aligned to a cache line,
+/// as in DPDK's driver.
 const HEADER_AT: u64 = 116;
 const HEADER: u64 = 12;
 const WRITE: u16 = 2;
@@ -42,14 +43,14 @@ const WRITE: u16 = 2;
 fn pin(core: usize) {
     let mut cores = nix::sched::CpuSet::new();
     cores.set(core).unwrap();
-    // On a machine with one core the call fails; the run then works but measures nothing useful.
+    // On a machine with one core, the call fails. The run then works, but its result is useless.
     let _ = nix::sched::sched_setaffinity(nix::unistd::Pid::from_raw(0), &cores);
 }
 
 // SAFETY: `share` passes a guest to one thread. WHY: the mapping's pointer is not Send.
 unsafe impl Send for Guest {}
 
-/// A guest with one ring.
+/// Guest memory with one split ring and its buffers.
 pub struct Guest {
     base: *mut u8,
     memory: Arc<GuestMemory>,
@@ -57,7 +58,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest whose buffers hold `frame` (transmit), or are empty (receive).
+    /// Creates a guest whose buffers contain `frame` to transmit. If `frame` is `None`, the buffers
+    /// are empty receive buffers.
     pub fn new(frame: Option<&[u8]>) -> Self {
         let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
         file.set_len(MEMORY).unwrap();
@@ -85,12 +87,12 @@ impl Guest {
                 guest.write(k, *byte);
             }
         }
-        // The driver asks for no interrupts.
+        // The driver requests no interrupts.
         guest.write(AVAILABLE, 1_u16);
         guest
     }
 
-    /// The device's side of the ring.
+    /// Returns the device's side of the guest's ring.
     pub fn ring(&self) -> SplitRing {
         let spec = RingSpec {
             size: u32::from(SIZE),
@@ -107,18 +109,21 @@ impl Guest {
         SplitRing::new(spec, Arc::clone(&self.memory)).unwrap()
     }
 
-    /// The same guest for another thread, which alone uses it from now on.
+    /// Returns a second handle to the guest for another thread. After a call of `share`, only the
+    /// thread with the second handle may use the guest.
     fn share(&self) -> Self {
         Self { base: self.base, memory: Arc::clone(&self.memory), next: self.next }
     }
 
-    /// Makes the next 32 buffers available. In a ring that is used in order only the index changes.
+    /// Makes the guest's next 32 buffers available to the device. Because the device uses the ring
+    /// in order, only the available index changes.
     pub fn offer_batch(&mut self) {
         self.next = self.next.wrapping_add(32);
         self.write(AVAILABLE + 2, self.next);
     }
 
-    /// Writes a UDP source port from `number` into each of the next 32 frames.
+    /// Overwrites the UDP source and destination port of each of the next 32 frames with a number
+    /// that `number` returns.
     pub fn number_flows(&mut self, mut number: impl FnMut() -> u32) {
         for i in 0..32 {
             let i = u64::from(self.next.wrapping_add(i) % SIZE);
@@ -127,8 +132,8 @@ impl Guest {
         }
     }
 
-    /// A driver's loop on its own core: takes returned buffers back, touches every line of the
-    /// frames (writes those to send, reads received ones) and offers the buffers again.
+    /// Runs one step of a driver on its own core: takes back used buffers and offers them again.
+    /// Before the offer, the driver writes or reads every cache line of the buffers' frames.
     fn recycle(&mut self, len: usize, sends: bool) {
         // SAFETY: inside the mapping and aligned. WHY: plays the guest; the device is another
         // thread.
@@ -168,7 +173,7 @@ impl Guest {
     }
 }
 
-/// One ring as a queue pair.
+/// A queue pair that has only one ring, to transmit or to receive.
 struct OneRing {
     rx: Option<SplitRing>,
     tx: Option<SplitRing>,
@@ -217,7 +222,7 @@ impl PortQueue for OneRing {
     }
 }
 
-/// A UDP frame of `len` bytes, without FCS.
+/// Returns a UDP frame of `len` bytes, without FCS.
 pub fn udp(len: usize) -> Vec<u8> {
     let mut f = vec![0x52, 0x54, 0, 0, 0, 0x0b, 0x52, 0x54, 0, 0, 0, 0x0a, 8, 0];
     let total = u16::try_from(len - 14).unwrap().to_be_bytes();
@@ -228,7 +233,8 @@ pub fn udp(len: usize) -> Vec<u8> {
     f
 }
 
-/// A counter that advances only if cycles are metered: 4 us a batch.
+/// Cycle counter that advances by 4 us per batch if cycles are metered. If cycles are not metered,
+/// the benchmark's cycle counter never advances.
 struct Paced(VirtualCounter, bool);
 
 impl CycleCounter for Paced {
@@ -245,8 +251,8 @@ impl CycleCounter for Paced {
     }
 }
 
-/// A worker with a sender on port 0 and a receiver on port 1. A rule sends every IPv4 frame from
-/// port 0 to port 1.
+/// A switch with one worker, a sending guest on port 0 and a receiving guest on port 1. One rule
+/// forwards every IPv4 frame from port 0 to port 1.
 pub struct Switch {
     worker: Worker<Paced>,
     source: Guest,
@@ -256,14 +262,14 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Frames of `len` bytes in `flows` flows that differ in their UDP ports. `ports` says whether
-    /// a rule examines the ports.
+    /// Creates a switch for frames of `len` bytes in `flows` flows that differ in their UDP ports.
+    /// `ports` adds a rule that examines UDP ports.
     pub fn new(len: usize, flows: u32, ports: bool) -> Self {
         Self::scheduled(len, flows, ports, false)
     }
 
-    /// Like [`Self::new`]. With `metered` the worker schedules by class, with a cycle bucket for
-    /// the sender that never empties.
+    /// Like [`Self::new`]. If `metered` is set, the worker schedules by class and the sender has a
+    /// cycle bucket that never empties.
     pub fn scheduled(len: usize, flows: u32, ports: bool, metered: bool) -> Self {
         let (source, sink) = (Guest::new(Some(&udp(len))), Guest::new(None));
         let config = WorkerConfig {
@@ -321,7 +327,8 @@ impl Switch {
         switch
     }
 
-    /// Both guests' work for a batch of 32.
+    /// Makes both guests offer 32 buffers to the switch: 32 frames to send, and room for 32
+    /// received frames.
     pub fn prepare(&mut self) {
         if self.flows > 1 {
             let (flows, flow) = (self.flows, &mut self.flow);
@@ -334,15 +341,16 @@ impl Switch {
         self.sink.offer_batch();
     }
 
-    /// Moves one batch through the worker.
+    /// Moves one batch of 32 frames through the worker.
     #[inline(never)]
     pub fn turn(&mut self) {
         let turn = self.worker.turn();
         assert_eq!(turn, penstock_dataplane::worker::Turn::Busy(BATCH_FRAMES));
     }
 
-    /// Runs both guests on another core, touching every line of their frames, while this core turns
-    /// until `batches` are moved. Returns the cycles per frame of the turns that moved any.
+    /// Runs both guests on another core, where the guests access every cache line of their frames.
+    /// While the guests run, the calling core runs turns until the worker has moved `batches`
+    /// batches. Returns the TSC cycles per frame of the turns that moved frames.
     pub fn across_cores(mut self, len: usize, batches: u32) -> f64 {
         let (mut source, mut sink) = (self.source.share(), self.sink.share());
         let stop = Arc::new(AtomicBool::new(false));
@@ -372,7 +380,7 @@ impl Switch {
         cycles as f64 / f64::from(moved) / BATCH_FRAMES as f64
     }
 
-    /// One batch, including the guests' work.
+    /// Runs one round of the benchmark: the guests offer buffers, and the worker moves one batch.
     pub fn round(&mut self) {
         self.prepare();
         self.turn();

@@ -1,74 +1,81 @@
-//! The exact-match cache: the decision about a flow, found with two cache lines.
+//! The exact-match cache contains decisions about flows. A look-up in the exact-match cache reads
+//! two cache lines.
 //!
 //! # Problem
-//! Most frames belong to a flow that was seen a moment ago. A second look-up in the rules and the
-//! FDB costs several times as much as a look-up in a cache.
+//! Most frames belong to a flow that the switch saw a moment ago. A look-up in the rules and the
+//! FDB costs several times as much as a look-up in the exact-match cache.
 //!
 //! # Source
-//! C2QoS §V (8,192 entries); datapath rules 30 to 32.
+//! C2QoS §V describes a cache of 8,192 entries. The numbered datapath rules 30 to 32
+//! (`docs/internals/datapath-rules.md`) apply to the exact-match cache.
 //!
 //! # Quantities
-//! The cache has 1,024 buckets of 8 ways. A bucket is one word of eight 8-bit signatures. All
-//! buckets together take 8 KiB and stay in the first-level cache. An entry is one line: 32 bytes of
-//! key, then the decision. The upper half of IPv6 keys is in a separate array. The entry of a way
-//! has the way's number, so no index is stored.
+//! The exact-match cache has 1,024 buckets of 8 ways. A bucket is one 64-bit word of eight 8-bit
+//! signatures. All buckets together take 8 KiB and stay in the CPU's first-level cache. An entry is
+//! one cache line with a 32-byte key and the decision. The upper half of IPv6 keys is in a separate
+//! array. A way of a cache bucket and the way's entry have the same index, so the bucket stores no
+//! index.
 //!
 //! # Approach
-//! An entry is valid while its signature is present and the generation of its domain is unchanged.
-//! A new snapshot clears all signatures. A port may replace any way that is free, outdated or idle
-//! for [`IDLE_S`]. Otherwise it replaces one of its own entries. If it holds less than its quota
-//! (its share of the cache), it replaces an entry of a port above quota. No port can thus push
-//! another below its share.
+//! A cache entry is valid while its signature is present and its domain's generation is unchanged.
+//! A new snapshot clears all signatures. A port may replace any entry that is free, outdated or
+//! idle for [`IDLE_S`]. If no entry in a bucket is free, outdated or idle, a port replaces one of
+//! its own entries in the bucket. A port below its quota may also replace an entry of a port above
+//! its quota. The quota of a port is its share of the entries in the exact-match cache. No port can
+//! push another port below its share of the exact-match cache.
 //!
 //! # Cost
-//! A hit reads one word and one line; the line is prefetched one stage earlier. An insertion looks
-//! at eight entries.
+//! A cache hit reads one word and one cache line. Each cache line is prefetched one stage before
+//! the line is read. An insertion examines the eight entries of one bucket.
 //!
 //! # Departures
-//! DPDK's hash table has 16-bit signatures and index words, which cost one more line and some
-//! twenty more instructions per hit. Signatures of eight bits match a wrong entry once in 60 hits.
+//! DPDK's hash table has 16-bit signatures and index words. Longer signatures and index words cost
+//! one more cache line and about twenty more instructions per hit. An 8-bit signature matches a
+//! wrong entry once in 60 hits.
 
 use core::ptr;
 
 use super::fdb::Fdb;
-use super::key::FlowKey;
-use super::signature::{Candidates, WAYS, signature};
-use super::tables::RuleRef;
 use crate::batch::Verdict;
 use crate::drop::DropReason;
+use crate::headers::key::FlowKey;
 use crate::mem::prefetch;
+use crate::snapshot::signature::{Candidates, WAYS, signature};
+use crate::snapshot::tables::RuleRef;
 
-/// Number of entries in the cache.
+/// Number of entries in a worker's exact-match cache.
 pub const CACHE_ENTRIES: usize = 8_192;
 /// Seconds without a hit after which any port may replace an entry.
 pub const IDLE_S: u32 = 10;
 
 const BUCKETS: usize = CACHE_ENTRIES / WAYS;
-/// Value of [`Decision::dscp`] for "leave the DSCP unchanged".
+/// Value of [`Decision::dscp`] that leaves the frame's DSCP unchanged.
 pub(super) const KEEP_DSCP: u8 = 0xff;
 
-/// Decision about the frames of a flow.
+/// A cached decision about the frames of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) verdict: Verdict,
-    /// VLAN of the frame after the rules' edits.
+    /// VLAN ID of the flow's frames after the rules' edits.
     pub(super) vid: u16,
-    /// Domain whose generation the decision depends on; [`super::NO_DOMAIN`] if it depends on none.
+    /// Domain whose change of generation invalidates the decision. `domain` is
+    /// [`crate::snapshot::NO_DOMAIN`] if the decision depends on no domain.
     pub(super) domain: u16,
     pub(super) rule: RuleRef,
-    /// Slot of the source address in the FDB.
+    /// FDB slot of the flow's source address.
     pub(super) fdb_slot: u32,
-    /// DSCP to write, or [`KEEP_DSCP`].
+    /// DSCP to write into the flow's frames, or [`KEEP_DSCP`] to leave the DSCP unchanged.
     pub(super) dscp: u8,
 }
 
 impl Decision {
-    /// A drop that depends only on the flow key and the snapshot.
+    /// Returns a decision to drop a flow's frames that depends only on the flow key and the
+    /// snapshot.
     pub(super) const fn drop(reason: DropReason) -> Self {
         Self {
             verdict: Verdict::Drop(reason),
             vid: 0,
-            domain: super::NO_DOMAIN,
+            domain: crate::snapshot::NO_DOMAIN,
             rule: RuleRef::NONE,
             fdb_slot: u32::MAX,
             dscp: KEEP_DSCP,
@@ -85,13 +92,14 @@ struct Entry {
     seen_s: u32,
 }
 
-/// The exact-match cache; the module's documentation gives its layout.
+/// The exact-match cache of one worker.
 pub(super) struct Cache {
-    /// Signatures of the ways; zero is an empty way.
+    /// One signature (part of the hash) for each entry of the exact-match cache. A signature of 0
+    /// means that the cache entry is empty.
     buckets: Box<[u64; BUCKETS]>,
     entries: Box<[Entry; CACHE_ENTRIES]>,
     upper: Box<[[u64; 4]; CACHE_ENTRIES]>,
-    /// Number of entries by port.
+    /// Number of cache entries of each port, indexed by port number.
     held: Box<[u16; 1 << 16]>,
     quota: u16,
 }
@@ -99,12 +107,12 @@ pub(super) struct Cache {
 fn boxed<T: Copy, const N: usize>(item: T) -> Box<[T; N]> {
     match vec![item; N].into_boxed_slice().try_into() {
         Ok(array) => array,
-        Err(_) => unreachable!("the length is the type's"),
+        Err(_) => unreachable!("the slice has the length of the array"),
     }
 }
 
 #[inline]
-#[expect(clippy::cast_possible_truncation, reason = "masked by the number of buckets")]
+#[expect(clippy::cast_possible_truncation, reason = "the hash is masked by the number of buckets")]
 const fn bucket_of(hash: u64) -> usize {
     hash as usize & (BUCKETS - 1)
 }
@@ -127,7 +135,8 @@ impl Cache {
         }
     }
 
-    /// Removes all entries, and divides the cache among `ports` ports from now on.
+    /// Removes all cache entries. From this call on, each of `ports` ports has an equal share of
+    /// the cache.
     pub(super) fn flush(&mut self, ports: usize) {
         self.buckets.fill(0);
         self.held.fill(0);
@@ -139,7 +148,8 @@ impl Cache {
         prefetch(ptr::from_ref(&self.buckets[bucket_of(hash)]).cast());
     }
 
-    /// Ways whose signature matches. Prefetches the entry of the first one.
+    /// Returns the ways with a signature that matches `hash`, and prefetches the entry of the first
+    /// matching way.
     #[inline]
     pub(super) fn candidates(&self, hash: u64) -> Candidates {
         let found = Candidates::among(self.buckets[bucket_of(hash)], signature(hash));
@@ -149,7 +159,7 @@ impl Cache {
         found
     }
 
-    /// Index of the entry with this key, valid or not.
+    /// Returns the index of the cache entry with `key`, even if the entry is outdated.
     #[inline(always)]
     fn position(&self, mut ways: Candidates, hash: u64, key: &FlowKey) -> Option<usize> {
         while let Some(way) = ways.first() {
@@ -163,8 +173,8 @@ impl Cache {
         None
     }
 
-    /// The decision about `key`, if it is still valid. Once a second it also refreshes the source
-    /// address in the FDB.
+    /// Returns the decision about `key` if the decision is still valid. Once a second, a hit also
+    /// refreshes the flow's source address in the FDB.
     #[inline(always)]
     pub(super) fn find(
         &mut self,
@@ -186,13 +196,15 @@ impl Cache {
         Some(&entry.decision)
     }
 
-    /// Whether an entry with this key exists, valid or not. If one does, the flow is not new.
+    /// Whether the cache has an entry with `key`, valid or not. A flow that already has a cache
+    /// entry skips the filter for new flows.
     #[inline]
     pub(super) fn knows(&self, ways: Candidates, hash: u64, key: &FlowKey) -> bool {
         self.position(ways, hash, key).is_some()
     }
 
-    /// Stores a decision if the port of the key may use a way, and returns whether it did.
+    /// Stores a decision if the key's port may replace an entry. Returns true if the cache stored
+    /// the decision.
     pub(super) fn insert(
         &mut self,
         hash: u64,
@@ -225,7 +237,7 @@ impl Cache {
         true
     }
 
-    /// The entry in the bucket of `hash` that `port` may replace.
+    /// Returns the index of the entry in the bucket of `hash` that `port` may replace.
     fn victim(&self, hash: u64, port: usize, fdb: &Fdb, now_s: u32) -> Option<usize> {
         let first = bucket_of(hash) * WAYS;
         if let Some(way) = Candidates::among(self.buckets[bucket_of(hash)], 0).first() {
@@ -239,7 +251,8 @@ impl Cache {
         if let Some(at) = (first..first + WAYS).find(stale) {
             return Some(at);
         }
-        // Hash bits that select neither bucket nor signature select the first way to try.
+        // The first way to try depends on hash bits that select neither the bucket nor the
+        // signature.
         let turn = (hash >> 32) as usize % WAYS;
         let turned = move |step: usize| first + (turn + step) % WAYS;
         let own = |at: &usize| port_of(&self.entries[*at].key) == port;
@@ -249,13 +262,14 @@ impl Cache {
         own.or(over)
     }
 
-    /// Whether the port holds its share or more. Its next entry then replaces one of its own flows.
+    /// Whether the port has at least its share of cache entries. The next entry of a full port
+    /// replaces one of the port's own entries.
     #[inline]
     pub(super) fn is_full_for(&self, port: u16) -> bool {
         self.held[usize::from(port)] >= self.quota
     }
 
-    /// Number of entries that a port holds.
+    /// Number of entries that a port has in the exact-match cache.
     pub(super) fn held(&self, port: u16) -> u16 {
         self.held[usize::from(port)]
     }
@@ -263,8 +277,8 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
-    use super::super::key::{ETHERTYPE_IPV6, HashSeed, KeyFields};
     use super::*;
+    use crate::headers::key::{ETHERTYPE_IPV6, HashSeed, KeyFields};
 
     struct Fixture {
         cache: Cache,
@@ -317,7 +331,7 @@ mod tests {
         };
         assert!(f.insert(&v6(1), 0, 0));
         assert!(f.has(&v6(1), 0) && !f.has(&v6(2), 0));
-        // The same first half must not match another flow, even with the same hash.
+        // A key with the same first half and the same hash must not match another flow.
         let hash = f.seed.hash(&v6(1));
         let ways = f.cache.candidates(hash);
         assert!(f.cache.find(ways, hash, &v6(2), &mut f.fdb, 0).is_none());
@@ -346,7 +360,7 @@ mod tests {
             f.insert(&key(2, n), 0, 0);
         }
         assert!(kept.iter().all(|k| f.has(k, 0)));
-        // The entries of the flood give way to a third port that holds less than its share.
+        // A third port has less than its share, so it replaces entries of the flooding port.
         let third = (0..256).filter(|&n| f.insert(&key(3, n), 0, 0)).count();
         assert!(third >= 250, "{third}");
         let held: usize = (1..=3).map(|p| usize::from(f.cache.held(p))).sum();

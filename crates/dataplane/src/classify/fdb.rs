@@ -1,57 +1,59 @@
-//! The forwarding database (FDB): the port behind which a MAC address of a domain lives.
+//! The forwarding database (FDB) maps each MAC address of a domain to the port behind which the
+//! address lives.
 //!
 //! # Problem
-//! All tenants share one table, and no tenant may fill it for another or make it slow.
+//! All tenants share one FDB. No tenant may fill other tenants' part of the FDB or slow down
+//! look-ups.
 //!
 //! # Source
-//! IEEE 802.1D learning and ageing.
+//! IEEE 802.1D defines the learning and ageing of MAC addresses.
 //!
 //! # Quantities
-//! A slot is 16 bytes, four to a cache line.
+//! A slot of the FDB has 16 bytes, so a cache line contains four slots.
 //!
 //! # Approach
-//! A keyed hash chooses two candidate lines for a key, and the emptier line takes the entry. Slots
-//! never move, so a slot's number stays valid until its entry is removed. Each domain has a limit
-//! and a *generation*. The generation changes if an earlier answer may no longer be true: an entry
-//! moved, was removed, or was pinned. A new entry does not change it, because the answer "unknown"
-//! is never cached. A flood of new addresses thus leaves cached decisions valid.
+//! A keyed hash chooses two candidate lines for a key, and the emptier line takes the entry. FDB
+//! entries never move between slots, so a slot's number stays valid until its entry is removed.
+//! Each domain has a limit of entries and a *generation*. A domain's generation changes if an
+//! address moved to another port, was removed or was pinned. After a change of a domain's
+//! generation, earlier results of look-ups in the domain may be wrong. A new entry does not change
+//! the generation, because the answer "unknown" is never cached. A flood of new addresses leaves
+//! cached decisions valid.
 //!
 //! # Cost
-//! A look-up reads at most two cache lines. The caller of the ageing function limits how many slots
-//! it examines.
+//! A look-up in the FDB reads at most two cache lines. The caller of [`Fdb::age`] gives the maximum
+//! number of slots that one call examines.
 //!
 //! # Departures
-//! If both lines are full, a new entry is refused even though the table has room elsewhere. At half
-//! load this happened in none of 100,000 cases, so the capacity should be twice the sum of the
-//! domains' limits.
+//! If both candidate lines are full, the FDB refuses a new entry even if other lines have room. At
+//! half load, the FDB refused none of 100,000 entries. The FDB's capacity should therefore be twice
+//! the sum of the domains' limits of entries.
 
 use penstock_units::MacAddr;
 
-use super::key::{HashSeed, MAC_MASK};
+use crate::headers::key::{HashSeed, MAC_MASK};
+use crate::snapshot::AGEING_DEFAULT_S;
 
-/// Default number of slots.
+/// Default number of slots in a worker's FDB.
 pub const FDB_CAPACITY_DEFAULT: usize = 8_192;
-/// Maximum number of slots.
+/// Maximum number of slots in a worker's FDB.
 pub const FDB_CAPACITY_MAX: usize = 131_072;
-/// Minimum number of slots.
+/// Minimum number of slots in a worker's FDB.
 pub const FDB_CAPACITY_MIN: usize = 64;
-/// Default time in seconds after which an entry without frames is removed.
-pub const AGEING_DEFAULT_S: u32 = 300;
-/// Domain number that means "no domain", as for a VLAN that a port does not have.
-pub const NO_DOMAIN: u16 = u16::MAX;
 
 const WAYS: usize = 4;
 const USED: u16 = 1;
 const PINNED: u16 = 2;
-/// Flag of an address that another worker reported and that this worker has not seen since.
+/// Flag of an address that another worker reported. The flag is cleared when this worker receives a
+/// frame from the address.
 const REMOTE: u16 = 4;
-/// Maximum number of pending records for other workers. Addresses above this limit are reported in
-/// the next round of ageing.
+/// Maximum number of learned addresses that wait to be reported to other workers. If the limit is
+/// reached, further learned addresses are reported in the next round of ageing.
 const NEWS_MAX: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Slot {
-    /// Domain in the upper 16 bits, MAC address below.
+    /// Key of an FDB entry: domain number in the upper 16 bits, MAC address in the lower 48 bits.
     key: u64,
     seen_s: u32,
     port: u16,
@@ -62,19 +64,19 @@ struct Slot {
 #[repr(C, align(64))]
 struct Line([Slot; WAYS]);
 
-/// An entry as listings show it.
+/// An FDB entry as the API lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdbRecord {
     pub domain: u16,
     pub mac: MacAddr,
-    /// The port behind which the address lives.
+    /// Number of the port behind which the address lives.
     pub port: u16,
-    /// Time of the last frame from this address, in seconds of the worker's clock.
+    /// Time of the last frame from the address, in seconds of the worker's clock.
     pub seen_s: u32,
     /// Whether the control plane pinned the entry. A pinned entry neither moves nor ages.
     pub pinned: bool,
-    /// Whether another worker reported the address. The time in that worker's own table is more
-    /// precise.
+    /// Whether another worker reported the address. The reporting worker's own FDB has a more
+    /// precise `seen_s`.
     pub remote: bool,
 }
 
@@ -83,52 +85,56 @@ pub struct FdbRecord {
 pub struct News {
     pub domain: u16,
     pub mac: u64,
-    /// The port behind which the address lives.
+    /// Number of the port behind which the address lives.
     pub port: u16,
-    /// Seconds since the last frame from this address. The time is relative, because the workers'
-    /// clocks start at different moments.
+    /// Seconds since the last frame from the address. The time since the last frame is relative,
+    /// because the workers' clocks start at different moments.
     pub age_s: u32,
 }
 
-/// Result of learning an address, with the slot of its entry.
+/// Result of learning a MAC address. The number in a variant of `Learned` is the slot of the
+/// address's FDB entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Learned {
-    /// The entry is new.
+    /// The address was unknown, and the FDB has a new entry for the address.
     New(u32),
-    /// The entry belonged to another port before.
+    /// The address was known behind another port before and has moved to this port.
     Moved(u32),
-    /// The entry existed for this port.
+    /// The FDB already had an entry for the address behind this port.
     Known(u32),
-    /// The address is pinned to another port, so the frame is spoofed.
+    /// The address is pinned to another port, so the frame has a spoofed source address.
     Pinned,
-    /// The domain is at its limit, or both candidate lines are full.
+    /// The FDB cannot store the address: the domain is at its limit, or both candidate lines are
+    /// full.
     Full,
 }
 
-/// Events since the start.
+/// Counts of FDB events since the worker's start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FdbStats {
     pub learned: u64,
     pub moved: u64,
     pub aged: u64,
-    /// Addresses not learned because the domain was at its limit.
+    /// Number of addresses that were not learned because the domain was at its limit.
     pub over_limit: u64,
-    /// Addresses not learned because both candidate lines were full.
+    /// Number of addresses that were not learned because both candidate lines were full.
     pub no_slot: u64,
 }
 
-/// The table of all domains; the module's documentation gives its layout.
+/// The forwarding database of one worker, for all domains.
 pub struct Fdb {
     lines: Box<[Line]>,
     seed: HashSeed,
-    /// One counter for each possible domain number, so that a look-up needs no check.
+    /// One generation counter for each possible domain number, so that a look-up needs no bounds
+    /// check.
     generations: Box<[u32; 1 << 16]>,
     counts: Box<[u32; 1 << 16]>,
     len: usize,
     ageing_s: u32,
     cursor: usize,
     stats: FdbStats,
-    /// Records for the other workers; `None` if there are no others.
+    /// Learned addresses to report to the other workers. `news` is `None` if the switch has no
+    /// other workers.
     news: Option<Vec<News>>,
 }
 
@@ -141,7 +147,7 @@ impl core::fmt::Debug for Fdb {
 fn zeros() -> Box<[u32; 1 << 16]> {
     match vec![0; 1 << 16].into_boxed_slice().try_into() {
         Ok(array) => array,
-        Err(_) => unreachable!("the length is the type's"),
+        Err(_) => unreachable!("the slice has the length of the array"),
     }
 }
 
@@ -162,8 +168,8 @@ const fn slot_number(line: usize, way: usize) -> u32 {
 }
 
 impl Fdb {
-    /// An empty table of at least `capacity` slots. The number of slots is a power of two in
-    /// [`FDB_CAPACITY_MIN`]..=[`FDB_CAPACITY_MAX`].
+    /// Creates an empty FDB of at least `capacity` slots. The number of slots is a power of two
+    /// from [`FDB_CAPACITY_MIN`] to [`FDB_CAPACITY_MAX`].
     #[must_use]
     pub fn new(capacity: usize, seed: HashSeed) -> Self {
         let capacity = capacity.clamp(FDB_CAPACITY_MIN, FDB_CAPACITY_MAX).next_power_of_two();
@@ -180,12 +186,12 @@ impl Fdb {
         }
     }
 
-    /// The two lines that may hold a key. They always differ.
+    /// Returns the two different lines that may contain `key`.
     #[inline]
     fn candidates(&self, key: u64) -> [usize; 2] {
         let hash = self.seed.hash_word(key);
         let mask = self.lines.len() - 1;
-        #[expect(clippy::cast_possible_truncation, reason = "masked by the table's size")]
+        #[expect(clippy::cast_possible_truncation, reason = "a mask limits the hash to the table")]
         let (first, step) = (hash as usize & mask, (hash >> 32) as usize & mask);
         [first, first ^ step.max(1)]
     }
@@ -209,8 +215,8 @@ impl Fdb {
         Some((slot_number(line, way), self.lines[line].0[way].port))
     }
 
-    /// The slot of an address that is known behind `port`, after updating the time of its last
-    /// frame.
+    /// Updates an address's time of the last frame and returns the address's slot. Returns `None`
+    /// if the address is not known behind `port`.
     #[inline]
     pub fn refresh(&mut self, domain: u16, mac: u64, port: u16, now_s: u32) -> Option<u32> {
         let (line, way) = self.position(key_of(domain, mac))?;
@@ -225,7 +231,8 @@ impl Fdb {
         Some(slot_number(line, way))
     }
 
-    /// Number that changes if an earlier answer about `domain` may no longer be true.
+    /// Returns the generation of `domain`, which changes when earlier answers about `domain` may be
+    /// wrong.
     #[inline]
     #[must_use]
     pub fn generation(&self, domain: u16) -> u32 {
@@ -238,7 +245,8 @@ impl Fdb {
         *generation = generation.wrapping_add(1);
     }
 
-    /// Learns that `mac` of `domain` is behind `port`. `limit` is the domain's maximum of entries.
+    /// Learns that `mac` of `domain` is behind `port`. `limit` is the domain's maximum number of
+    /// entries.
     pub fn learn(&mut self, domain: u16, mac: u64, port: u16, now_s: u32, limit: u32) -> Learned {
         let key = key_of(domain, mac);
         if let Some((line, way)) = self.position(key) {
@@ -277,7 +285,7 @@ impl Fdb {
         }
     }
 
-    /// From now on keeps records of learned addresses for [`Self::take_news`].
+    /// Makes the FDB record learned addresses, which [`Self::take_news`] returns.
     pub fn share(&mut self) {
         self.news = Some(Vec::with_capacity(NEWS_MAX));
     }
@@ -290,15 +298,15 @@ impl Fdb {
         }
     }
 
-    /// The next record for the other workers.
+    /// Returns the next learned address to report to the other workers.
     #[inline]
     pub fn take_news(&mut self) -> Option<News> {
         self.news.as_mut()?.pop()
     }
 
-    /// Learns an address that another worker reported. If this worker saw the address's last frame
-    /// later, the entry stays unchanged, because the latest frame is right. `limit` is the domain's
-    /// maximum of entries.
+    /// Learns an address that another worker reported. If this worker received a later frame from
+    /// the address, `hear` leaves the FDB entry unchanged, because the latest frame is right.
+    /// `limit` is the domain's maximum number of entries.
     pub fn hear(&mut self, news: &News, now_s: u32, limit: u32) {
         let News { domain, mac, port, age_s } = *news;
         let seen_s = now_s.saturating_sub(age_s);
@@ -326,7 +334,7 @@ impl Fdb {
         }
     }
 
-    /// Stores a new entry in a free slot or in one whose entry has expired.
+    /// Stores a new FDB entry in a slot that is free or has an expired entry.
     fn place(&mut self, slot: Slot, now_s: u32) -> Option<u32> {
         let lines = self.candidates(slot.key);
         let free = |line: usize| {
@@ -334,7 +342,8 @@ impl Fdb {
             let count = ways.iter().filter(|s| s.flags & USED == 0).count();
             ways.iter().position(|s| s.flags & USED == 0).map(|way| (count, line, way))
         };
-        // The emptier line wins. If both are equal, the first wins, because look-ups try it first.
+        // The emptier line takes the entry. If both are equally full, the first takes it, because
+        // look-ups try that line first.
         let room = match lines.map(free) {
             [Some(a), Some(b)] => Some(if b.0 > a.0 { b } else { a }),
             [a, b] => a.or(b),
@@ -359,7 +368,7 @@ impl Fdb {
             && now_s.wrapping_sub(slot.seen_s) < 1 << 31
     }
 
-    /// Empties a slot. An empty slot stays unchanged.
+    /// Empties a slot of the FDB. Removing an FDB slot that is already empty has no effect.
     fn remove(&mut self, line: usize, way: usize) {
         let slot = core::mem::take(&mut self.lines[line].0[way]);
         if slot.flags & USED != 0 {
@@ -371,8 +380,7 @@ impl Fdb {
         }
     }
 
-    /// Updates the time of the last frame of the address in `slot`, if `slot` still holds that
-    /// address.
+    /// Updates the time of the last frame of address `mac`, if `slot` still contains `mac`.
     #[inline]
     pub fn touch(&mut self, slot: u32, domain: u16, mac: u64, now_s: u32) {
         let (line, way) = (slot as usize / WAYS, slot as usize % WAYS);
@@ -385,8 +393,8 @@ impl Fdb {
         }
     }
 
-    /// Pins an address to a port and overwrites a learned entry for it. The domain's limit does not
-    /// apply. Returns false if there was no slot.
+    /// Pins an address to a port and overwrites a learned entry for the address. The domain's limit
+    /// does not apply to pinned entries. Returns false if no slot was free for the address.
     pub fn pin(&mut self, domain: u16, mac: MacAddr, port: u16, now_s: u32) -> bool {
         let key = key_of(domain, mac.to_u64());
         let slot = Slot { key, seen_s: now_s, port, flags: USED | PINNED };
@@ -400,15 +408,15 @@ impl Fdb {
         self.place(slot, now_s).is_some()
     }
 
-    /// Removes an address and returns whether it was known.
+    /// Removes an address from the FDB and returns whether the address was known.
     pub fn forget(&mut self, domain: u16, mac: MacAddr) -> bool {
         let Some((line, way)) = self.position(key_of(domain, mac.to_u64())) else { return false };
         self.remove(line, way);
         true
     }
 
-    /// Removes every entry, pinned ones included, for which `keep(domain, port)` is false. Returns
-    /// the number of removed entries.
+    /// Removes every learned or pinned entry for which `keep(domain, port)` is false. Returns the
+    /// number of entries that were removed from the FDB.
     pub fn retain(&mut self, mut keep: impl FnMut(u16, u16) -> bool) -> usize {
         let before = self.len;
         for line in 0..self.lines.len() {
@@ -422,8 +430,8 @@ impl Fdb {
         before - self.len
     }
 
-    /// Removes every learned entry for which `which(domain, port)` is true. Pinned entries stay.
-    /// Returns the number of removed entries.
+    /// Removes every learned FDB entry for which `which(domain, port)` is true.
+    /// Returns the number of entries that were removed from the FDB.
     pub fn flush_learned(&mut self, mut which: impl FnMut(u16, u16) -> bool) -> usize {
         let before = self.len;
         for line in 0..self.lines.len() {
@@ -445,13 +453,14 @@ impl Fdb {
         let _ = self.retain(|d, _| d != domain);
     }
 
-    /// Sets the time in seconds after which entries expire; 0 means never.
+    /// Sets the time in seconds after which FDB entries expire. 0 means that entries never expire.
     pub fn set_ageing(&mut self, seconds: u32) {
         self.ageing_s = seconds;
     }
 
-    /// Looks at the next `slots` slots, rounded up to lines, and removes expired entries. Reports
-    /// live entries of this worker to the other workers again, so that they do not expire there.
+    /// Examines the next `slots` slots of the FDB, rounded up to cache lines, and removes expired
+    /// entries. Reports this worker's live entries to the other workers again, so that the entries
+    /// do not expire in the other workers' FDBs.
     pub fn age(&mut self, now_s: u32, slots: usize) {
         for _ in 0..slots.div_ceil(WAYS).min(self.lines.len()) {
             let line = self.cursor;
@@ -470,8 +479,8 @@ impl Fdb {
         }
     }
 
-    /// Appends the entries in up to `max` slots from slot `from` on. Returns the next slot, or
-    /// `None` at the end.
+    /// Appends the FDB entries in up to `max` slots from slot `from` on to `out`. Returns the next
+    /// slot, or `None` at the end of the FDB.
     pub fn entries(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
         let end = from.saturating_add(max).min(self.capacity());
         for at in from..end {
@@ -491,7 +500,7 @@ impl Fdb {
         (end < self.capacity()).then_some(end)
     }
 
-    /// Number of slots.
+    /// Number of slots in the FDB.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.lines.len() * WAYS
@@ -507,7 +516,7 @@ impl Fdb {
         self.len == 0
     }
 
-    /// Number of entries of a domain.
+    /// Number of FDB entries of a domain.
     #[must_use]
     pub fn domain_len(&self, domain: u16) -> u32 {
         self.counts[usize::from(domain)]

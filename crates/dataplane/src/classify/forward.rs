@@ -1,41 +1,43 @@
-//! The full path of a frame whose decision is not in the cache.
+//! The full path decides about a frame if the cache has no decision for the frame.
 //!
-//! The steps are: VLAN admission, the check of the source addresses, reserved groups, rules, and
-//! forwarding by MAC. Forwarding learns the source, looks the destination up, and floods the frame
-//! if the destination is unknown.
+//! The full path's steps are VLAN admission, the check of the source addresses, reserved groups,
+//! rules, and forwarding by MAC. Forwarding learns the frame's source address, looks up the
+//! destination address, and floods the frame if the destination is unknown.
 //!
-//! A frame that would learn or flood takes one token of its port's slow-path meter. Without a token
-//! its source is not learned, but the frame is still forwarded if its destination is known. If the
-//! domain's part of the FDB has no room for a source, frames from this source are not flooded,
-//! because the answers would be flooded too. A decision is cached only if the next frame of the
-//! flow would get the same decision.
+//! A frame that would learn or flood takes one token of its port's slow-path meter. If the meter
+//! has no token, the frame's source is not learned. A frame with an unlearned source is still
+//! forwarded if the frame's destination is known. If the domain's part of the FDB has no room for a
+//! source, frames from this source are not flooded. If the switch flooded frames from an unlearned
+//! source, it would also have to flood the answers to this source. The full path caches a decision
+//! only if the flow's next frame would get the same decision.
 
 use super::cache::{Decision, KEEP_DSCP};
 use super::fdb::{Fdb, Learned};
-use super::key::FlowKey;
-use super::matching::{Actions, Then};
-use super::parse::Headers;
-use super::policy::{PortPolicy, Snapshot};
 use super::port_state::PortState;
 use crate::batch::{HEAD_COPY, Verdict};
 use crate::drop::DropReason;
+use crate::headers::key::FlowKey;
+use crate::headers::parse::Headers;
+use crate::snapshot::matching::{Actions, Then};
+use crate::snapshot::{PortPolicy, Snapshot};
 
-/// Group bit of a MAC address in the low 48 bits.
+/// Group bit of a MAC address that is stored in the low 48 bits.
 const GROUP: u64 = 1 << 40;
 
-/// Whether a bridge must not forward frames to this address: 01:80:c2:00:00:00 to :0f (802.1D).
+/// Whether a bridge must not forward frames to the address: 01:80:c2:00:00:00 to 01:80:c2:00:00:0f
+/// (802.1D).
 #[inline]
 pub(super) const fn is_reserved(mac: u64) -> bool {
     mac >> 4 == 0x0180_c200_0000 >> 4
 }
 
-/// Whether the address is invalid as a source: a group address or zero.
+/// Whether the address cannot be a source address, because the address is a group address or zero.
 #[inline]
 pub(super) const fn is_no_source(mac: u64) -> bool {
     mac & GROUP != 0 || mac == 0
 }
 
-/// Counts of one batch, added to the counters once.
+/// Counts of one batch, which are added to the port's counters once per batch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     pub(super) cache_hits: u64,
@@ -48,24 +50,24 @@ pub(super) struct Tally {
 /// State of a frame's source address in the FDB.
 enum Source {
     Known(u32),
-    /// The port has no token to learn the address.
+    /// The port's slow-path meter has no token to learn the address.
     Unmetered,
-    /// The table has no room for the address.
+    /// The FDB has no room for the address.
     NoRoom,
-    /// The address is pinned to another port.
+    /// The source address is pinned to another port.
     Pinned,
 }
 
-/// Results of the last look-ups, for the source and for the destination. Most frames of a VM have
-/// the same source, and often the same destination. They are valid within one batch, until an
-/// address is learned.
+/// Results of the last FDB look-ups of a source and of a destination address. Most frames of a VM
+/// have the same source, and often the same destination. A look-up result is valid within one
+/// batch, until the FDB learns an address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Recent {
     source: Option<(u16, u64, u32)>,
     destination: Option<(u16, u64, u16)>,
 }
 
-/// Inputs and state of the full path.
+/// Inputs and state of the full path for one batch.
 pub(super) struct Path<'a> {
     pub(super) policy: &'a PortPolicy,
     pub(super) snapshot: &'a Snapshot,
@@ -78,9 +80,9 @@ pub(super) struct Path<'a> {
 }
 
 impl Path<'_> {
-    /// Decides about a frame with these headers and the head `w`. Returns whether the decision may
-    /// be cached. Writes `plan` field by field, because copying a structure that was just built
-    /// waits for its own stores.
+    /// Decides where to forward a frame with parsed headers `h` and first bytes `w`. Returns
+    /// whether the decision may be cached. Writes `plan` field by field, because the CPU stalls if
+    /// it reads back a structure right after the stores.
     #[inline]
     pub(super) fn decide(&mut self, w: &[u8; HEAD_COPY], h: &Headers, plan: &mut Decision) -> bool {
         *plan = Decision::drop(DropReason::Rule);
@@ -93,7 +95,7 @@ impl Path<'_> {
         }
     }
 
-    /// VLAN and domain of the frame, or the drop reason if the port may not send the frame.
+    /// Returns the frame's VLAN and domain, or the drop reason if the port may not send the frame.
     #[inline]
     fn admit(&self, w: &[u8; HEAD_COPY], h: &Headers) -> Result<(u16, u16), DropReason> {
         let network = self.policy.admit(h.key.vid()).ok_or(DropReason::VlanIngress)?;
@@ -136,8 +138,9 @@ impl Path<'_> {
         true
     }
 
-    /// The domain after `set_vlan`: the port's own VLAN with that id, otherwise the tenant's VLAN.
-    /// A rule never moves a frame to any other network.
+    /// Returns a frame's domain after the action `set_vlan`. The port's own VLAN with the new ID
+    /// takes precedence over the tenant's VLAN with this ID. A rule never moves a frame to a
+    /// network outside the port and its tenant.
     fn rewritten_domain(&self, actions: &Actions, domain: u16) -> Option<u16> {
         let Some(vid) = actions.set_vlan else { return Some(domain) };
         self.policy
@@ -145,7 +148,7 @@ impl Path<'_> {
             .or_else(|| self.snapshot.network(self.policy.tenant?, vid.get()))
     }
 
-    /// Forwards by MAC address.
+    /// Decides about a frame by its MAC addresses, and returns whether the decision may be cached.
     #[inline]
     fn normal(&mut self, key: &FlowKey, domain: u16, plan: &mut Decision) -> bool {
         plan.domain = domain;
@@ -175,7 +178,7 @@ impl Path<'_> {
         }
     }
 
-    /// The port behind which an address lives.
+    /// Returns the number of the port behind which a destination address lives.
     #[inline]
     fn destination(&mut self, mac: u64, domain: u16) -> Option<u16> {
         if let Some((d, m, port)) = self.recent.destination
@@ -191,7 +194,8 @@ impl Path<'_> {
         Some(port)
     }
 
-    /// Ensures that the FDB knows the source behind this port.
+    /// Learns the source address `mac` in the FDB if the FDB does not know the address behind this
+    /// port.
     #[inline]
     fn source(&mut self, mac: u64, domain: u16, paid: &mut bool) -> Source {
         if let Some((d, m, slot)) = self.recent.source

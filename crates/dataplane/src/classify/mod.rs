@@ -1,51 +1,46 @@
-//! Classification: decides where each frame of a batch goes.
+//! Classification decides to which ports each frame of a batch goes.
 //!
 //! # Problem
-//! A decision may take some tens of cycles, and no tenant may see, slow or evict another.
+//! A classification decision may take some tens of CPU cycles. No tenant may see another tenant's
+//! frames, slow down another tenant's decisions, or evict another tenant's cache entries.
 //!
 //! # Source
-//! C2QoS §IV (classification is the stage between ingress and egress); datapath rules 2 and 29 to
-//! 33.
+//! In C2QoS §IV, classification is the stage between ingress and egress. The numbered datapath
+//! rules 2 and 29 to 33 (`docs/internals/datapath-rules.md`) apply to classification.
 //!
 //! # Approach
-//! The work is done in stages over the whole batch, so that memory is prefetched one stage before
-//! it is needed:
+//! Classification has four stages. Each stage handles the whole batch, so that a stage can prefetch
+//! memory for the next stage.
 //!
-//! - parse and hash all frames, and prefetch the cache's buckets;
-//! - compare signatures, and prefetch the entries;
-//! - verify the keys and apply the decisions;
-//! - send the frames that missed, one by one, through `forward`.
+//! - Stage 1 parses and hashes all frames, and prefetches the cache's buckets.
+//! - Stage 2 compares signatures, and prefetches the cache entries.
+//! - Stage 3 verifies the keys and applies the cached decisions.
+//! - Stage 4 sends the frames without a cached decision through `forward`, one by one.
 //!
-//! A port that sends every frame to one place skips these stages ([`PortPolicy::is_patch`]). The
-//! cache compares only the key bits on which a decision about the port's frames can depend. Flows
-//! that differ in other bits share an entry. If a frame has the same relevant bits as the frame
-//! before it, it gets the same decision without a cache look-up.
+//! If all frames of a port go to one other port, the frames skip the four stages of classification
+//! ([`PortPolicy::is_patch`]). The cache compares only the key bits on which a decision about the
+//! port's frames can depend. Flows that differ only in key bits outside the mask share a cache
+//! entry. If two consecutive frames have equal relevant bits, the second frame gets the first
+//! frame's decision without a cache look-up.
 //!
 //! # Cost
-//! `benches/classify.rs` measures it. There is no allocation, lock, clock or system call. Every
-//! loop is bounded by a constant, by the limits of the rule table or by the number of a domain's
-//! members.
+//!
+//! The benchmark `benches/classify.rs` measures the cost of classification. Classification makes no
+//! allocation or system call, takes no lock and reads no clock. Every loop in classification is
+//! limited by a constant, by the limits of the rule table or by the number of a domain's members.
 //!
 //! # Code map
-//! In the order a frame meets it: [`mod@parse`] → [`key`] → `cache` → `forward`, which asks
-//! [`policy`], [`binding`], [`rules`] and [`fdb`]. `edit` performs the edits of a rule.
+//!
+//! A frame passes the modules [`parse`](crate::headers::parse), [`key`](crate::headers::key),
+//! `cache` and `forward` in this order. The module `forward` uses [`fdb`] and the
+//! [`snapshot`](crate::snapshot), which contains the ports' policies, bindings and rules. The
+//! module `edit` performs a rule's edits of a frame.
 
-pub mod binding;
 mod cache;
-mod edit;
 pub mod fdb;
 mod forward;
-mod ipv6;
-pub mod key;
-pub mod matching;
-pub mod parse;
-pub mod policy;
+mod hidden;
 mod port_state;
-pub mod rules;
-mod signature;
-mod tables;
-#[cfg(test)]
-mod test_frames;
 #[cfg(test)]
 mod tests;
 
@@ -56,34 +51,26 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::offload::Offload;
 
-pub use binding::Binding;
 pub use cache::CACHE_ENTRIES;
-pub(crate) use edit::{dscp_of, mark};
-pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, NO_DOMAIN, News};
-pub use key::{FlowKey, FlowMask, HashSeed};
-pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
-pub(crate) use parse::is_tag;
-pub use policy::{
-    Domain, DomainMap, OutputSet, PortPolicy, SlowPathLimit, Snapshot, VidSet, VlanPolicy,
-};
-pub use rules::{RuleTable, RuleTableError, SUBTABLES_DEFAULT};
-pub use tables::RuleTables;
+pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, News};
 
+use crate::headers::edit;
+use crate::headers::key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, HashSeed};
+use crate::headers::parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_plain};
+use crate::snapshot::signature::Candidates;
+use crate::snapshot::{Patch, PortPolicy, Snapshot};
 use cache::{Cache, Decision, KEEP_DSCP};
 use forward::{Path, Recent, Tally, is_no_source, is_reserved};
-use key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN};
-use parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_for, parse_plain};
-use policy::Patch;
+use hidden::parse_for;
 use port_state::PortState;
-use signature::Candidates;
 
 #[derive(Clone, Copy, Debug)]
 pub struct ClassifierConfig {
-    /// Number of slots of the FDB; see [`Fdb::new`].
+    /// Number of slots in the FDB. The constructor [`Fdb::new`] limits the number of FDB slots.
     pub fdb_entries: usize,
-    /// A random number, drawn once per boot so that tenants cannot predict the hashes.
+    /// Random seed of the hashes, drawn once per boot so that tenants cannot predict the hashes.
     pub seed: u64,
-    /// Number of port numbers. Port numbers are below this value.
+    /// Upper bound of port numbers: every port number is less than `max_ports`.
     pub max_ports: usize,
 }
 
@@ -98,7 +85,7 @@ pub struct Classifier {
     generation: Option<u64>,
     unlearned: u64,
     attached: usize,
-    /// FDB slots that ageing still has to look at in this second.
+    /// Number of FDB slots that ageing has not yet examined in the present second.
     to_age: usize,
     aged_s: u32,
 }
@@ -109,25 +96,26 @@ impl core::fmt::Debug for Classifier {
     }
 }
 
-/// Results that the stages pass to each other, by frame.
+/// Results that the classification stages pass to each other, indexed by frame.
 struct Scratch {
     headers: [Headers; BATCH_FRAMES],
     hashes: [u64; BATCH_FRAMES],
     ways: [Candidates; BATCH_FRAMES],
 }
 
-/// The frames of a batch as stage 1 divides them.
+/// The frames of a batch, divided by stage 1 into three sets.
 #[derive(Clone, Copy, Debug, Default)]
 struct Parsed {
-    /// Frames that are looked up in the cache.
+    /// Frames that stage 2 looks up in the cache.
     cacheable: FrameSet,
-    /// Frames with the same key as the cacheable frame before them. They get the same decision.
+    /// Frames with the same key as the preceding cacheable frame. A frame with the same key as the
+    /// preceding frame gets the preceding frame's decision.
     followers: FrameSet,
-    /// Frames that are decided one by one.
+    /// Frames that stage 4 decides one by one, without a cache look-up.
     apart: FrameSet,
 }
 
-/// A set of frames of a batch, one bit each.
+/// A set of a batch's frames, with one bit for each frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct FrameSet(u32);
 
@@ -139,7 +127,7 @@ impl FrameSet {
         self.0 |= 1 << (i % BATCH_FRAMES);
     }
 
-    /// The first `n` frames of the batch.
+    /// Returns the set that contains the first `n` frames of a batch.
     #[inline]
     fn first(n: usize) -> Self {
         Self(if n < BATCH_FRAMES { (1 << n) - 1 } else { u32::MAX })
@@ -157,7 +145,7 @@ impl Iterator for FrameSet {
     }
 }
 
-/// Inputs that are the same for all frames of a batch.
+/// Classification inputs that are equal for all frames of a batch.
 struct Turn<'a> {
     policy: &'a PortPolicy,
     snapshot: &'a Snapshot,
@@ -166,7 +154,7 @@ struct Turn<'a> {
 }
 
 impl Classifier {
-    /// A classifier with an empty cache and FDB.
+    /// Creates a classifier with an empty cache and FDB.
     #[must_use]
     pub fn new(config: &ClassifierConfig) -> Self {
         let seed = HashSeed::new(config.seed);
@@ -190,8 +178,8 @@ impl Classifier {
         }
     }
 
-    /// Sets the worker's number, which selects its row of the rules' counters
-    /// ([`RuleTable::build_for`]).
+    /// Sets the worker's number, which selects the worker's row of the rules' counters
+    /// ([`RuleTable::build_for`](crate::snapshot::rules::RuleTable::build_for)).
     #[must_use]
     pub fn for_worker(mut self, worker: usize) -> Self {
         self.worker = worker;
@@ -199,9 +187,8 @@ impl Classifier {
     }
 
     /// Sets `verdict`, `tci` and `hash` of every frame of `batch`, which came from `port`. `now_s`
-    /// and `now_ns` are the same moment on the worker's clock. If the snapshot differs from the
-    /// last one, it is first adopted as by [`Self::on_snapshot`]. Returns the number of frames that
-    /// were not in the cache.
+    /// and `now_ns` are the same moment on the worker's clock. If the snapshot is new, `classify`
+    /// first calls [`Self::on_snapshot`]. Returns the number of frames without a cached decision.
     #[expect(clippy::too_many_arguments, reason = "the worker has these at hand, apart")]
     pub fn classify(
         &mut self,
@@ -249,8 +236,9 @@ impl Classifier {
         rest.0.count_ones() as usize
     }
 
-    /// Level 0: all frames have one output. A frame with a tag, offload metadata, or an address
-    /// that a bridge refuses goes to the other stages.
+    /// Forwards the frames of a patched port to the port's only output, without the stages of
+    /// classification. Returns the frames that need all stages of classification: frames with a
+    /// tag, with offload metadata, or with an address that a bridge refuses.
     fn by_patch(&mut self, batch: &mut Batch, policy: &PortPolicy, patch: Patch) -> FrameSet {
         let mut rest = FrameSet::default();
         let mut frames = 0;
@@ -282,9 +270,11 @@ impl Classifier {
         rest
     }
 
-    /// Stage 1. Frames with unreadable headers get their verdict here.
-    // The stages are separate functions that are not inlined, so that each keeps its values in
-    // registers. When they were inlined together, the compiler spilled most values to the stack.
+    /// Stage 1 parses and hashes a batch's frames. Stage 1 drops frames with headers that it cannot
+    /// parse.
+    // The stages are separate functions that are not inlined, so that each stage keeps its values
+    // in registers. When the stages were inlined together, the compiler spilled most values to the
+    // stack.
     #[inline(never)]
     fn parse_and_hash(
         &mut self,
@@ -295,7 +285,7 @@ impl Classifier {
         let Scratch { headers, hashes, .. } = &mut *self.scratch;
         let (seed, relevant) = (&self.seed, &policy.relevant);
         let mut parsed = Parsed::default();
-        // No key equals this value: its input port has 16 bits, but not all other bits can be ones.
+        // No key equals this value, because no key has ones in all its bits.
         let mut before = [u64::MAX; 4];
         for i in frames {
             let h = &mut headers[i];
@@ -337,7 +327,7 @@ impl Classifier {
         parsed
     }
 
-    /// Stage 2: compares signatures.
+    /// Stage 2 compares the frames' signatures with the cache's buckets.
     #[inline(never)]
     fn compare(&mut self, frames: FrameSet) {
         let Scratch { hashes, ways, .. } = &mut *self.scratch;
@@ -346,8 +336,8 @@ impl Classifier {
         }
     }
 
-    /// Stage 3. Frames in the cache and their followers get their verdict. The other frames are
-    /// returned.
+    /// Stage 3 verifies the frames' keys and sets the verdict of frames with a cached decision and
+    /// of their followers. Returns the frames that still have no verdict.
     #[inline(never)]
     fn verify(
         &mut self,
@@ -359,7 +349,7 @@ impl Classifier {
         let mut missed = FrameSet::default();
         let mut rest = parsed.cacheable;
         while let Some(i) = rest.next() {
-            // The followers of this frame lie before the next frame with a key of its own.
+            // The followers of this frame come before the next frame that is not a follower.
             let before_next = FrameSet::first(rest.0.trailing_zeros() as usize);
             let behind = (u32::MAX << 1) << i;
             let followers = FrameSet(parsed.followers.0 & before_next.0 & behind);
@@ -388,7 +378,7 @@ impl Classifier {
         missed
     }
 
-    /// Stage 4: the full path, in the order of the frames.
+    /// Stage 4 sends the remaining frames through the full path, in the order of the frames.
     #[inline(never)]
     fn decide(&mut self, batch: &mut Batch, turn: &Turn<'_>, tally: &mut Tally, frames: FrameSet) {
         let Scratch { headers, hashes, ways } = &*self.scratch;
@@ -405,7 +395,7 @@ impl Classifier {
         };
         let mut decision = Decision::drop(DropReason::Runt);
         // `of` is the frame for which `decision` was made, if the decision applies to other frames
-        // of the flow. `kept` says whether the cache stored it.
+        // of the flow. `kept` says whether the cache stored the decision.
         let (mut of, mut kept) = (None, false);
         for i in frames {
             let (h, hash) = (&headers[i], hashes[i]);
@@ -431,9 +421,9 @@ impl Classifier {
         }
     }
 
-    /// Adopts a snapshot. Removes all cached decisions, and the addresses of ports and domains that
-    /// no longer exist and of ports that left a domain. Call this function between two batches,
-    /// because it reads the whole FDB.
+    /// Adopts a snapshot and removes all cached decisions. `on_snapshot` also removes FDB entries
+    /// of ports and domains that no longer exist, and of ports that left a domain. The caller must
+    /// adopt a snapshot between two batches, because `on_snapshot` reads the whole FDB.
     pub fn on_snapshot(&mut self, snapshot: &Snapshot) {
         self.generation = Some(snapshot.generation);
         self.attached = snapshot.ports.iter().flatten().count();
@@ -442,7 +432,8 @@ impl Classifier {
         let _ = self.fdb.retain(|domain, port| snapshot.is_member(domain, port));
     }
 
-    /// Removes all state of a port. Must be called when its number is given to another port.
+    /// Removes all of the classifier's state about a port. The caller must call `forget_port` when
+    /// another port gets the port's number.
     pub fn forget_port(&mut self, port: u16) {
         self.fdb.flush_port(port);
         if let Some(state) = self.ports.get_mut(usize::from(port)) {
@@ -455,16 +446,18 @@ impl Classifier {
         self.cache.flush(self.attached);
     }
 
-    /// Removes expired addresses. Each call reads a few lines, and normally a sixteenth of the FDB
-    /// is read per second, so it may be called at every turn.
+    /// Removes expired addresses from the FDB. A worker may call `age` at every turn, because each
+    /// call reads only a few cache lines of the FDB. Ageing normally reads a sixteenth of the FDB
+    /// per second. Returns true for the first call in a second.
     #[inline]
-    pub fn age(&mut self, now_s: u32, snapshot: &Snapshot) {
+    pub fn age(&mut self, now_s: u32, snapshot: &Snapshot) -> bool {
         const SLOTS_A_CALL: usize = 32;
-        if self.aged_s != now_s {
+        let begins = self.aged_s != now_s;
+        if begins {
             self.aged_s = now_s;
             self.fdb.set_ageing(snapshot.fdb_ageing_s);
-            // A round takes up to 16 s, and an entry's lifetime has several rounds. The other
-            // workers learn in each round that an entry is alive.
+            // A round over the FDB takes up to 16 s, which is much less than an entry's lifetime.
+            // In each round the other workers learn which entries are alive.
             let round_s = usize::try_from(snapshot.fdb_ageing_s / 4).unwrap_or(16).clamp(1, 16);
             self.to_age = self.fdb.capacity() / round_s;
         }
@@ -472,6 +465,7 @@ impl Classifier {
             self.fdb.age(now_s, SLOTS_A_CALL);
             self.to_age = self.to_age.saturating_sub(SLOTS_A_CALL);
         }
+        begins
     }
 
     /// Learns an address that another worker reported, if the port is a member of the domain in
@@ -483,21 +477,21 @@ impl Classifier {
         }
     }
 
-    /// Appends the FDB's entries in `max` slots from slot `from` on, and returns the next slot.
-    /// Allocates only if `out` has no room for `max` entries.
+    /// Appends the FDB's entries in `max` slots from slot `from` on to `out`, and returns the next
+    /// slot. Allocates memory only if `out` has no room for `max` entries.
     pub fn fdb_chunk(&self, from: usize, max: usize, out: &mut Vec<FdbRecord>) -> Option<usize> {
         self.fdb.entries(from, max, out)
     }
 
-    /// Removes learned addresses of a port, of a domain, or of a port in a domain. If both
-    /// arguments are `None`, it removes all learned addresses. Pinned addresses stay. Returns the
-    /// number of removed entries.
+    /// Removes learned addresses of a port, of a domain, or of a port in a domain from the FDB.
+    /// Without a port and a domain, `fdb_flush` removes all learned addresses. Pinned addresses
+    /// stay in the FDB. Returns the number of entries that were removed from the FDB.
     pub fn fdb_flush(&mut self, port: Option<u16>, domain: Option<u16>) -> usize {
         self.fdb.flush_learned(|d, p| port.is_none_or(|x| x == p) && domain.is_none_or(|x| x == d))
     }
 
-    /// Pins an address to a port (`add`), or removes it. Returns false if the port is no member of
-    /// the domain or the table has no room.
+    /// Pins an address to a port, or removes the address if `add` is false. Returns false if the
+    /// port is no member of the domain or the FDB has no room.
     pub fn fdb_static(
         &mut self,
         domain: u16,
@@ -522,20 +516,21 @@ impl Classifier {
         &self.fdb
     }
 
-    /// Number of cache entries that a port holds.
+    /// Number of entries that a port has in the exact-match cache.
     #[must_use]
     pub fn cached(&self, port: u16) -> u16 {
         self.cache.held(port)
     }
 
-    /// Frames whose source was not learned, because the port had no token or the FDB had no room.
+    /// Number of frames whose source address was not learned, because the port had no token or the
+    /// FDB had no room.
     #[must_use]
     pub fn unlearned(&self) -> u64 {
         self.unlearned
     }
 }
 
-/// The part of a flow hash that selects an output queue.
+/// Returns the part of a flow hash that selects an output queue.
 #[inline]
 #[expect(clippy::cast_possible_truncation, reason = "takes 32 bits on purpose")]
 const fn flow_hash(hash: u64) -> u32 {

@@ -1,31 +1,34 @@
-//! State that the classifier keeps for a port between batches: its slow-path meter and its filter
-//! for new flows.
+//! State that the classifier keeps for a port between batches: the port's slow-path meter and its
+//! filter for new flows.
 //!
 //! # Source
-//! The meter is the generic cell rate algorithm (ITU-T I.371). Datapath rules 22 and 32.
+//! The slow-path meter is the generic cell rate algorithm (ITU-T I.371). The numbered datapath
+//! rules 22 and 32 (`docs/internals/datapath-rules.md`) require the slow-path meter and the filter
+//! for new flows.
 //!
 //! # Quantities
-//! The meter is one number: the time at which its bucket will be full again. The filter is one
-//! cache line of 512 bits, two bits for each flow. It is cleared after [`FLOWS_BETWEEN_WIPES`]
-//! flows.
+//! The slow-path meter is one number: the time at which the meter's bucket will be full again. The
+//! filter for new flows is one cache line of 512 bits, and each flow sets two bits. The filter is
+//! cleared after [`FLOWS_BETWEEN_WIPES`] flows.
 //!
 //! # Approach
-//! A flow gets a cache entry the second time it is seen. A port with more flows than the filter
-//! holds would never see a flow twice. For this reason one new flow in [`SAMPLE`] also gets an
-//! entry at once. A flow's bits change each time the filter is cleared, so that the same flows do
-//! not collide every time.
+//! A flow gets a cache entry with its second frame. If a port has too many flows for the filter,
+//! the filter is cleared before a flow's second frame comes. Because the filter may be cleared too
+//! early, one new flow in [`SAMPLE`] gets a cache entry at once. A flow's bits change each time the
+//! filter is cleared, so that the same flows do not collide every time.
 
-use super::policy::SlowPathLimit;
+use crate::snapshot::SlowPathLimit;
 
-/// Flows recorded before the filter is cleared: about 23 % of 512 bits are then set.
+/// Number of flows that the filter records before it is cleared. After 67 flows, about 23 % of the
+/// filter's 512 bits are set.
 const FLOWS_BETWEEN_WIPES: u16 = 67;
 
-/// One new flow in this many counts as known, while the port has room in the cache.
+/// One new flow in 8 counts as known while the port has room in the cache.
 const SAMPLE: u16 = 8;
-/// One new flow in this many counts as known, if the port has no room in the cache.
+/// One new flow in 64 counts as known if the port has no room in the cache.
 const SAMPLE_FULL: u16 = 64;
 
-/// The meter and the filter of one port.
+/// The slow-path meter and the filter for new flows of one port.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct PortState {
@@ -37,7 +40,8 @@ pub(super) struct PortState {
 }
 
 impl PortState {
-    /// Takes one frame's token from the slow-path bucket. Returns false if the bucket is empty.
+    /// Takes one frame's token from the slow-path bucket. Returns false if the slow-path bucket is
+    /// empty.
     #[inline]
     pub(super) fn slow_path(&mut self, limit: SlowPathLimit, now_ns: u64) -> bool {
         if limit.per_second == 0 {
@@ -56,8 +60,8 @@ impl PortState {
         fits
     }
 
-    /// Whether a flow with this hash was seen before, or counts as known by sampling. Records the
-    /// flow.
+    /// Whether the filter has recorded a flow with `hash` before, or the flow counts as known by
+    /// sampling. Records the flow in the filter.
     #[inline]
     pub(super) fn seen_before(&mut self, hash: u64, full: bool) -> bool {
         let own = hash.rotate_left(self.wipes);
@@ -81,8 +85,8 @@ impl PortState {
 
 #[cfg(test)]
 mod tests {
-    use super::super::key::HashSeed;
     use super::*;
+    use crate::headers::key::HashSeed;
 
     #[test]
     fn the_meter_gives_the_burst_then_the_rate() {

@@ -1,15 +1,15 @@
-//! Tests of the classifier: tenants are isolated, and the cache gives the same answers as the full
-//! path.
+//! The tests of the classifier check that tenants are isolated, and that the cache gives the same
+//! answers as the full path.
 
 use core::net::Ipv4Addr;
 use std::sync::Arc;
 
 use penstock_units::{MacAddr, Vid};
 
-use super::matching::IpMatch;
-use super::test_frames::*;
 use super::*;
 use crate::counters::PortReading;
+use crate::headers::test_frames::*;
+use crate::snapshot::*;
 
 const ME: [u8; 4] = [10, 0, 0, 1];
 const YOU: [u8; 4] = [10, 0, 0, 2];
@@ -23,7 +23,8 @@ fn mac(m: u64) -> MacAddr {
     MacAddr(m.to_be_bytes()[2..].try_into().unwrap())
 }
 
-/// A classifier without real ports. It records the decision about each frame.
+/// Test bench with a classifier but without real ports, which records the classifier's decision
+/// about each frame.
 struct Bench {
     classifier: Classifier,
     snapshot: Snapshot,
@@ -80,7 +81,8 @@ fn domain(tenant: u16, vid: u16, members: &[u16]) -> Domain {
     Domain { tenant: Some(tenant), vid, members: members.into(), fdb_limit: 64 }
 }
 
-/// Ports 0 and 1 of tenant 1, ports 2 and 3 of tenant 2. Both tenants call their network VLAN 10.
+/// Returns a classifier with ports 0 and 1 of tenant 1 and ports 2 and 3 of tenant 2. Each of the
+/// two tenants has a network with VLAN 10.
 fn two_tenants() -> Bench {
     let port = |id, tenant, domain| PortPolicy::access(id, Some(tenant), vid(10), domain);
     Bench::new(
@@ -108,7 +110,7 @@ fn tenants_with_the_same_vlan_and_addresses_do_not_meet() {
     let hello = udp4(A, BROADCAST, ME, YOU, 1, 2);
     assert_eq!(b.send(0, &hello), Verdict::Flood(0));
     assert_eq!(b.send(2, &hello), Verdict::Flood(1));
-    // Both tenants now have an address `A`, and each one's frames reach its own.
+    // Both tenants now have an address `A`. Each tenant's frames reach its own `A`.
     let answer = udp4(B, A, YOU, ME, 2, 1);
     for _ in 0..4 {
         assert_eq!(b.send(1, &answer), Verdict::Output(0));
@@ -128,7 +130,7 @@ fn a_foreign_tag_is_not_admitted_and_the_own_is() {
     assert_eq!(b.send(0, &tagged(&hello, 0xefff)), Verdict::Drop(DropReason::VlanIngress));
     assert_eq!(b.send(0, &tagged(&hello, 10)), Verdict::Flood(0));
     assert_eq!(b.send(0, &tagged(&hello, 0xa000)), Verdict::Flood(0));
-    // The priority is kept, and the VLAN id becomes that of the port.
+    // The frame's priority is kept, and its VLAN id becomes that of the port.
     assert_eq!(b.batch.frame(0).tci, 0xa00a);
 }
 
@@ -220,7 +222,7 @@ fn many_flows_of_one_port_leave_the_others_in_the_cache() {
     assert_eq!(b.count(0).cache_hits, before + 32);
 }
 
-/// A rule that matches no test frame, but makes decisions depend on the ports.
+/// Returns a rule that matches no test frame, but makes decisions depend on the UDP or TCP ports.
 fn looks_at_ports() -> Rule {
     let ports = Some((1, u16::MAX));
     let tcp = Match { proto: Some(6), src_port: ports, dst_port: ports, ..ipv4() };
@@ -477,7 +479,7 @@ fn a_pinned_address_cannot_be_claimed_from_elsewhere() {
     assert_eq!(b.send(1, &udp4(B, A, YOU, ME, 1, 2)), Verdict::Output(0));
 }
 
-/// `frame` with these bytes between its addresses and its `EtherType`.
+/// Returns `frame` with `bytes` inserted between the MAC addresses and the `EtherType`.
 fn hidden_behind(bytes: &[u8], frame: &[u8]) -> Vec<u8> {
     [&frame[..12], bytes, &frame[12..]].concat()
 }
@@ -533,7 +535,7 @@ fn what_reads_headers_is_not_passed_by_one_that_is_hidden() {
         }
     }
     // Frames without IP pass: spanning tree by LLC, other protocols by SNAP, and a frame that is
-    // too short for either.
+    // too short for LLC and SNAP headers.
     for other in [&[0, 38, 0x42, 0x42, 3][..], &[0, 46, 0xaa, 0xaa, 3, 0, 0, 0xc, 0x20, 0]] {
         let mut frame = [&udp4(A, BROADCAST, ME, YOU, 1, 2)[..12], other].concat();
         frame.resize(60, 0);

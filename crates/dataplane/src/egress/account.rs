@@ -1,24 +1,31 @@
-//! What became of frames, counted at both ends.
+//! Egress counts delivered and dropped frames at their source port and at their destination port.
 //!
-//! **Rule.** Each delivery, a list of frames from one port to another, is counted once, at its
-//! source and at its destination, by the worker that made it. What a tenant's port sends to and
-//! receives from shared ports is counted apart: that is its use of the network, which a fabric's
-//! controller divides (QShare §V-C). **Cost.** Two additions for such a list, one comparison else.
+//! # Approach
+//!
+//! A delivery is a list of frames from one port to another. The worker that makes a delivery counts
+//! the delivery once at each of the two ports. Traffic between a tenant's port and a shared port is
+//! also counted separately, as the tenant's use of the network. The fabric's controller divides the
+//! network by the tenants' use (QShare §V-C).
+//!
+//! # Cost
+//!
+//! Accounting costs two more additions for a delivery to or from a shared port, and one comparison
+//! for other deliveries.
 
 use super::Delivery;
-use crate::classify::PortPolicy;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::snapshot::PortPolicy;
 
-/// Which way frames went, by the two ports: shared ports lead out of the host.
+/// Direction of a delivery, by its source and destination port. Shared ports lead out of the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Between two tenants' ports, or two shared ones.
+    /// The frames go between two ports of tenants, or between two shared ports.
     #[default]
     Within,
-    /// From a tenant's port to a shared one.
+    /// The frames go from a tenant's port to a shared port.
     Out,
-    /// From a shared port to a tenant's.
+    /// The frames go from a shared port to a tenant's port.
     In,
 }
 
@@ -34,7 +41,7 @@ impl Way {
     }
 }
 
-/// Counts a delivery at its source and at its destination.
+/// Counts a delivery at its source port and at its destination port.
 pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
     let o = &d.outcome;
     source.forwarded.add(u64::from(o.frames));

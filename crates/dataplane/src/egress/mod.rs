@@ -1,20 +1,32 @@
-//! Egress: carries out the verdicts of a batch.
+//! Egress sends or drops the frames of a batch according to their verdicts.
 //!
-//! **Problem.** A batch's frames go to several ports; each port wants them in one burst, in order,
-//! in its own form (tagged or not, offloads finished or not). **Rule.** Frames are listed per
-//! output port, in the order they came; then each port gets its list. What does not go is counted
-//! with its reason, at the source and at the destination. Frames go straight to the port, without
-//! a queue of ours (datapath rule 19), unless the output has one (`waiting`, [`crate::queue`]).
-//! **Cost.** O(frames + outputs); no allocation after start.
+//! # Problem
+//!
+//! The frames of one batch may go to several output ports. Each port needs its frames in one burst
+//! and in order. A port also determines whether its frames have a VLAN tag and whether their
+//! offloads are finished.
+//!
+//! # Approach
+//!
+//! Egress lists the frames of each output port in their order of arrival, and then sends each port
+//! its list. If a frame is not sent, egress counts the frame with the reason at the source and at
+//! the destination. Frames go directly to the output port, without a queue in the switch (datapath
+//! rule 19). If a port has an output queue ([`crate::queue`]), frames to the port pass through this
+//! queue.
+//!
+//! # Cost
+//!
+//! Egress of a batch takes O(frames + outputs) time. Egress allocates no memory after the worker's
+//! start.
 
 mod account;
 mod egress_policer;
-pub mod finish;
 mod mark;
-pub mod rtp;
+mod slot;
 mod touched;
 mod waiting;
 
+pub use slot::PortSlot;
 pub use touched::{Mark, Touched};
 
 use std::sync::Arc;
@@ -23,19 +35,20 @@ use penstock_qos::bottleneck::on_link;
 use penstock_units::{PortId, QueueId};
 
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
-use crate::classify::{PortPolicy, Snapshot, is_tag};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::finish;
+use crate::headers::is_tag;
 use crate::ingress_policer::on_wire;
 use crate::offload::OffloadCaps;
 use crate::port::TxOutcome;
-use crate::schedule::Unit;
-use crate::worker::{Handed, Peers, PortSlot};
+use crate::snapshot::{PortPolicy, Snapshot};
+use crate::unit::Unit;
 use account::{Way, account};
 use egress_policer::{receives, sends};
 use waiting::Waiting;
 
-/// The frames of a batch that go to one port.
+/// List of a batch's frames that go to one output port.
 #[derive(Clone, Copy, Debug)]
 struct List {
     len: u8,
@@ -47,8 +60,8 @@ impl List {
 
     #[inline(always)]
     fn push(&mut self, frame: u8) {
-        // A frame is listed once a port, so 32 entries suffice; a duplicate in an output set
-        // could only come from control code, which removes them.
+        // Each frame is listed at most once per port, so 32 entries suffice. Control removes
+        // duplicates from output sets.
         if let Some(place) = self.frames.get_mut(usize::from(self.len)) {
             *place = frame;
             self.len += 1;
@@ -61,7 +74,7 @@ impl List {
     }
 }
 
-/// A whole batch's frames, as a list.
+/// Indices of all frames in a full batch: 0 to 31.
 const ALL: [u8; BATCH_FRAMES] = {
     let mut all = [0; BATCH_FRAMES];
     let mut i = 0;
@@ -74,12 +87,10 @@ const ALL: [u8; BATCH_FRAMES] = {
     all
 };
 
-/// The egress stage of a worker.
+/// State of the egress stage of a worker.
 pub struct Egress {
     lists: Box<[List]>,
     outputs: Vec<u16>,
-    /// Other workers, for ports that are theirs.
-    pub(crate) peers: Peers,
     finisher: Finisher,
     waiting: Waiting,
 }
@@ -90,7 +101,42 @@ impl core::fmt::Debug for Egress {
     }
 }
 
-/// What became of one source's frames at one output.
+/// Result of an attempt to pass a frame to another worker for delivery.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handed {
+    /// The frame is in the ring to another worker.
+    Over,
+    /// The ring to the other worker is full, so the frame is dropped.
+    Full,
+    /// The output port has no queue pair that is ready to deliver.
+    Down,
+    /// No port with the output's number is attached to the switch.
+    NoPort,
+}
+
+/// Interface through which egress hands frames to the other workers of the switch.
+pub trait Others {
+    /// Returns true if the switch has only one worker.
+    fn is_empty(&self) -> bool;
+    /// Hands frame `i` of `batch`, which came from `source`, to a worker that can deliver the frame
+    /// to `output`.
+    fn hand_over(&mut self, batch: &Batch, i: usize, source: PortId, output: u16) -> Handed;
+}
+
+/// Worker state that a delivery uses besides the batch.
+#[expect(missing_debug_implementations, reason = "the fields are references to a worker's state")]
+pub struct Around<'a> {
+    /// Port slots, indexed by port number.
+    pub ports: &'a mut [PortSlot],
+    /// Port counters, indexed by port number. The entry of an unused port number is `None`.
+    pub counters: &'a [Option<Arc<PortCounters>>],
+    pub snapshot: &'a Snapshot,
+    /// Queue pairs whose drivers the worker must notify.
+    pub touched: &'a mut Touched,
+    pub others: &'a mut dyn Others,
+}
+
+/// Result of delivering the frames of one source port to one output port.
 #[derive(Clone, Copy, Debug, Default)]
 struct Delivery {
     outcome: TxOutcome,
@@ -101,44 +147,40 @@ struct Delivery {
     sw_tso: u64,
     handed: u64,
     handover_full: u64,
-    /// Whether the frames came into the host or left it.
+    /// Whether the frames enter the host, leave the host, or do neither.
     way: Way,
-    /// Bytes on the output's link, if that is watched.
+    /// Bytes of the delivered frames on the output's link. 0 if the switch does not
+    /// watch the link.
     link: u64,
-    /// Frames that wait in the output's queue now, and those for which it has no room.
+    /// Number of frames of the delivery that egress put into the output's queue.
     waiting: u64,
+    /// Number of frames that were dropped because the output's queue had no room.
     queue_full: u64,
-    /// Frames above what the output may have, or its tenant.
+    /// Number of frames above the output's receive limit.
     receive_limit: u64,
+    /// Number of frames above the receive limit of the output's tenant.
     tenant_limit: u64,
-    /// Frames above what their sender's tenant may send over the network.
+    /// Number of frames above the network limit of the sender's tenant.
     send_limit: u64,
 }
 
 impl Egress {
-    /// For up to `ports` ports.
+    /// Creates the egress stage for up to `ports` ports.
     #[must_use]
     pub fn new(ports: usize) -> Self {
         Self {
             lists: vec![List::EMPTY; ports].into_boxed_slice(),
             outputs: Vec::with_capacity(ports),
-            peers: Peers::none(ports),
             finisher: Finisher::new(),
             waiting: Waiting::new(ports),
         }
     }
 
-    /// Sends the frames of `batch`, which came from port `source`, where their verdicts say.
-    pub fn deliver(
-        &mut self,
-        batch: &mut Batch,
-        source: PortId,
-        ports: &mut [PortSlot],
-        counters: &[Option<Arc<PortCounters>>],
-        snapshot: &Snapshot,
-        touched: &mut Touched,
-    ) {
+    /// Sends the frames of `batch`, which came from port `source`, to the outputs of their
+    /// verdicts.
+    pub fn deliver(&mut self, batch: &mut Batch, source: PortId, around: &mut Around<'_>) {
         self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
+        let counters = around.counters;
         let Some(own) = counters[source.index()].as_deref() else { return };
         if let Some(output) = common_output(batch) {
             let frames = &ALL[..batch.len()];
@@ -146,20 +188,20 @@ impl Egress {
                 own.drops[DropReason::NoPort as usize].add(frames.len() as u64);
                 return;
             };
-            let delivery = self.send(batch, source, output, frames, ports, snapshot, touched);
+            let delivery = self.send(batch, (source, output), frames, around);
             account(&delivery, own, target.as_deref());
             return;
         }
-        self.list(batch, source, snapshot, own);
+        self.list(batch, source, around.snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
             let list = list.as_slice();
-            let delivery = self.send(batch, source, output, list, ports, snapshot, touched);
+            let delivery = self.send(batch, (source, output), list, around);
             account(&delivery, own, counters[usize::from(output)].as_deref());
         }
     }
 
-    /// Lists every frame at its outputs.
+    /// Adds every frame of the batch to the lists of the frame's outputs.
     fn list(
         &mut self,
         batch: &Batch,
@@ -216,130 +258,133 @@ impl Egress {
         }
     }
 
-    /// Sends the listed frames to one output, in the output's form.
-    #[expect(clippy::too_many_arguments, reason = "one list from one port to another")]
+    /// Sends the listed frames to one output, with or without a VLAN tag as the output expects.
     fn send(
         &mut self,
         batch: &mut Batch,
-        source: PortId,
-        output: u16,
+        (source, output): (PortId, u16),
         frames: &[u8],
-        ports: &mut [PortSlot],
-        snapshot: &Snapshot,
-        touched: &mut Touched,
+        around: &mut Around<'_>,
     ) -> Delivery {
         let mut delivery = Delivery::default();
+        let snapshot = around.snapshot;
         let policy = snapshot.ports.get(usize::from(output)).and_then(Option::as_deref);
-        let slot = &mut ports[usize::from(output)];
         let Some(policy) = policy else {
             delivery.no_port = frames.len() as u64;
             return delivery;
         };
-        if slot.queues.is_empty() {
-            self.elsewhere(batch, source, output, frames, &mut delivery);
+        let sender = snapshot.port(source.0).map(|policy| &**policy);
+        if around.ports[usize::from(output)].queues.is_empty() {
+            self.note_left(source, sender, policy);
+            elsewhere(batch, (source, output), frames, around.others, &mut delivery);
             return delivery;
         }
-        let sender = snapshot.port(source.0).map(|policy| &**policy);
         let keeps_tags = policy.keeps_tags_in(sender);
-        let mut formed = List::EMPTY;
+        let formed;
         let frames = if !keeps_tags && !batch.carries_tags() {
-            // What an access port wants, as nearly all frames are.
+            // Nearly all frames already have the form of an access port.
             frames
         } else {
-            for &i in frames {
-                if form(batch, usize::from(i), policy, keeps_tags) {
-                    formed.push(i);
-                } else {
-                    delivery.vlan += 1;
-                }
-            }
+            formed = form_all(batch, frames, policy, keeps_tags);
+            delivery.vlan += (frames.len() - formed.as_slice().len()) as u64;
             formed.as_slice()
         };
         let passed;
         let frames = match &policy.egress_policer {
             None => frames,
             Some(policer) => {
+                let queued = around.ports[usize::from(output)].output.is_some();
                 let now = self.waiting.now();
-                passed = receives(policer, batch, frames, now, &mut delivery);
-                if passed.len == 0 {
-                    return delivery;
+                match receives(policer, queued, batch, frames, now, &mut delivery) {
+                    None => frames,
+                    Some(List { len: 0, .. }) => return delivery,
+                    Some(list) => {
+                        passed = list;
+                        passed.as_slice()
+                    }
                 }
-                passed.as_slice()
             }
         };
         delivery.way = Way::of(sender, Some(policy));
         let sent;
         let frames = match sender.and_then(|sender| sender.tenant_policer.as_deref()) {
             Some(policer) if delivery.way == Way::Out => {
-                sent = sends(policer, batch, frames, self.waiting.now(), &mut delivery);
-                if sent.len == 0 {
-                    return delivery;
+                self.waiting.left = source.0;
+                match sends(policer, batch, frames, self.waiting.now(), &mut delivery) {
+                    None => frames,
+                    Some(List { len: 0, .. }) => return delivery,
+                    Some(list) => {
+                        sent = list;
+                        sent.as_slice()
+                    }
                 }
-                sent.as_slice()
             }
             _ => frames,
         };
         let dscp = if policy.marks { snapshot.port(source.0).and_then(|p| p.dscp) } else { None };
         let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
-        let wanted = (output, policy);
-        self.pass_on(batch, source, slot, wanted, frames, snapshot, &mut delivery, touched);
+        self.pass_on(batch, (source, output, policy), frames, around, &mut delivery);
         if let Some(former) = former {
             mark::restore(batch, frames, &former);
         }
         delivery
     }
 
-    /// Frames in the output's form go into its queue, or to the port.
+    /// Records that frames of `source` leave the host, if a limit of the sender's tenant may make
+    /// the source wait.
+    fn note_left(&mut self, source: PortId, sender: Option<&PortPolicy>, target: &PortPolicy) {
+        let is_limited = sender.is_some_and(|sender| sender.tenant_policer.is_some());
+        if is_limited && Way::of(sender, Some(target)) == Way::Out {
+            self.waiting.left = source.0;
+        }
+    }
+
+    /// Puts frames into the output's queue, or sends the frames to the port if the output has no
+    /// queue. The frames must already have or lack a VLAN tag, as the output port expects.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "the second half of `send`")]
     fn pass_on(
         &mut self,
         batch: &Batch,
-        source: PortId,
-        slot: &mut PortSlot,
-        (output, policy): (u16, &PortPolicy),
+        (source, output, policy): (PortId, u16, &PortPolicy),
         frames: &[u8],
-        snapshot: &Snapshot,
+        around: &mut Around<'_>,
         delivery: &mut Delivery,
-        touched: &mut Touched,
     ) {
-        if slot
-            .output
-            .as_deref()
-            .is_some_and(|queue| queue.takes_from(snapshot.port(source.0).map(|policy| &**policy)))
-        {
-            self.enqueue(batch, source, slot, output, frames, snapshot, delivery);
+        let slot = &around.ports[usize::from(output)];
+        let from_outside = || around.snapshot.port(source.0).is_none_or(|p| p.tenant.is_none());
+        if slot.output.as_deref().is_some_and(|queue| queue.takes_from(from_outside)) {
+            self.enqueue(batch, (source, output), frames, around, delivery);
             return;
         }
         if let Some(streams) = &policy.rtp {
             streams.measure(batch, frames, self.waiting.now());
         }
         if slot.queues.len() == 1 {
-            self.send_to_queue(batch, slot, (source, output, 0), frames, delivery, touched);
+            self.send_to_queue(batch, (source, output, 0), frames, around, delivery);
         } else {
-            self.spread(batch, source, slot, output, frames, delivery, touched);
+            self.spread(batch, (source, output), frames, around, delivery);
         }
         if policy.watched {
             delivery.link = link_bytes(batch, frames, &delivery.outcome);
         }
     }
 
-    /// Splits the frames over the queue pairs that are ready, each flow to one.
-    #[expect(clippy::too_many_arguments, reason = "as `send`, with the slot")]
+    /// Divides the listed frames among the output's queue pairs that are ready. All frames of a
+    /// flow go to one queue pair.
     fn spread(
         &mut self,
         batch: &Batch,
-        source: PortId,
-        slot: &mut PortSlot,
-        output: u16,
+        (source, output): (PortId, u16),
         frames: &[u8],
+        around: &mut Around<'_>,
         delivery: &mut Delivery,
-        touched: &mut Touched,
     ) {
+        let slot = &around.ports[usize::from(output)];
         let ready = slot.queues.iter().filter(|q| q.tx_ready()).count();
         let mut nth = 0;
         for queue in 0..slot.queues.len() {
-            if ready == 0 || !slot.queues[queue].tx_ready() {
+            let pair = &around.ports[usize::from(output)].queues[queue];
+            if ready == 0 || !pair.tx_ready() {
                 continue;
             }
             let mut mine = List::EMPTY;
@@ -351,45 +396,25 @@ impl Egress {
             nth += 1;
             if mine.len > 0 {
                 let way = (source, output, queue);
-                self.send_to_queue(batch, slot, way, mine.as_slice(), delivery, touched);
+                self.send_to_queue(batch, way, mine.as_slice(), around, delivery);
             }
         }
-        if ready == 0 && self.peers.is_empty() {
+        if ready == 0 && around.others.is_empty() {
             delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
         } else if ready == 0 {
-            self.elsewhere(batch, source, output, frames, delivery);
-        }
-    }
-
-    /// Frames for a port of which no queue pair is ready here: another worker may have one.
-    #[cold]
-    fn elsewhere(
-        &mut self,
-        batch: &Batch,
-        source: PortId,
-        output: u16,
-        frames: &[u8],
-        delivery: &mut Delivery,
-    ) {
-        for &i in frames {
-            match self.peers.hand_over(batch, usize::from(i), source, output) {
-                Handed::Over => delivery.handed += 1,
-                Handed::Full => delivery.handover_full += 1,
-                Handed::Down => delivery.outcome.down += 1,
-                Handed::NoPort => delivery.no_port += 1,
-            }
+            elsewhere(batch, (source, output), frames, around.others, delivery);
         }
     }
 
     fn send_to_queue(
         &mut self,
         batch: &Batch,
-        slot: &mut PortSlot,
         (source, output, queue): (PortId, u16, usize),
         frames: &[u8],
+        around: &mut Around<'_>,
         delivery: &mut Delivery,
-        touched: &mut Touched,
     ) {
+        let slot = &mut around.ports[usize::from(output)];
         let port = &mut slot.queues[queue];
         if !port.tx_ready() {
             delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
@@ -400,8 +425,8 @@ impl Egress {
         if caps == OffloadCaps::ALL || frames.iter().all(as_it_is) {
             merge(&mut delivery.outcome, port.tx_burst(batch, frames));
         } else {
-            // Runs of frames that go as they are, and between them those to be finished: the
-            // order within a flow stays.
+            // Frames that need finishing are handled between runs of frames that do not. So the
+            // order within a flow is kept.
             for run in frames.chunk_by(|a, b| as_it_is(a) && as_it_is(b)) {
                 if as_it_is(&run[0]) {
                     merge(&mut delivery.outcome, port.tx_burst(batch, run));
@@ -415,10 +440,10 @@ impl Egress {
         port.publish();
         let queue_id = QueueId(u16::try_from(queue).unwrap_or(0));
         let unit = Unit { port: PortId(output), queue: queue_id };
-        touched.gave(unit, &mut slot.marked[queue], source, frames.len());
+        around.touched.gave(unit, &mut slot.marked[queue], source, frames.len());
     }
 
-    /// Finishes frame `i` in software and sends what comes of it.
+    /// Finishes the offloads of frame `i` in software and sends the resulting frames.
     #[cold]
     fn finish(
         &mut self,
@@ -433,11 +458,31 @@ impl Egress {
     }
 }
 
-/// Finishes in software what an output or its queue cannot.
+/// Hands the listed frames to other workers, one of which may have a ready queue pair of the output
+/// port.
+#[cold]
+fn elsewhere(
+    batch: &Batch,
+    (source, output): (PortId, u16),
+    frames: &[u8],
+    others: &mut dyn Others,
+    delivery: &mut Delivery,
+) {
+    for &i in frames {
+        match others.hand_over(batch, usize::from(i), source, output) {
+            Handed::Over => delivery.handed += 1,
+            Handed::Full => delivery.handover_full += 1,
+            Handed::Down => delivery.outcome.down += 1,
+            Handed::NoPort => delivery.no_port += 1,
+        }
+    }
+}
+
+/// Computes checksums and segments TCP frames in software for outputs without these offloads.
 struct Finisher {
     scratch: Box<Batch>,
     segmenter: finish::Segmenter,
-    /// Segments that may still be cut in this turn.
+    /// Number of TCP segments that the worker may still cut in this turn.
     cuts_left: usize,
 }
 
@@ -446,7 +491,8 @@ impl Finisher {
         Self { scratch: Batch::new(), segmenter: finish::Segmenter::new(), cuts_left: 0 }
     }
 
-    /// Hands what frame `i` becomes to `sink`, a batch at a time.
+    /// Finishes the offloads of frame `i` and passes the resulting frames to `sink`, one batch at a
+    /// time.
     fn run(
         &mut self,
         batch: &Batch,
@@ -485,7 +531,8 @@ impl Finisher {
     }
 }
 
-/// The port that every frame of the batch goes to, if it is one.
+/// Returns the port to which every frame of the batch goes. Returns `None` if the batch's frames go
+/// to different ports.
 #[inline(always)]
 fn common_output(batch: &Batch) -> Option<u16> {
     let (first, rest) = batch.frames().split_first()?;
@@ -493,8 +540,21 @@ fn common_output(batch: &Batch) -> Option<u16> {
     rest.iter().all(|f| f.verdict == first.verdict).then_some(port)
 }
 
-/// Brings a frame into the output's VLAN form; false if the output does not carry its VLAN, or
-/// would carry it into another: by a tag behind its own, if those are to be kept in.
+/// Gives the listed frames the form that the output port expects ([`form`]). Returns the frames
+/// that the port admits.
+fn form_all(batch: &mut Batch, frames: &[u8], policy: &PortPolicy, keeps_tags: bool) -> List {
+    let mut formed = List::EMPTY;
+    for &i in frames {
+        if form(batch, usize::from(i), policy, keeps_tags) {
+            formed.push(i);
+        }
+    }
+    formed
+}
+
+/// Adds or removes a frame's VLAN tag, as the output requires. Returns false if the output does not
+/// carry the frame's VLAN. Returns false also if a second VLAN tag would move the frame into
+/// another VLAN.
 #[inline(always)]
 fn form(batch: &mut Batch, i: usize, policy: &PortPolicy, keeps_tags: bool) -> bool {
     let frame = batch.frame(i);
@@ -503,15 +563,16 @@ fn form(batch: &mut Batch, i: usize, policy: &PortPolicy, keeps_tags: bool) -> b
             if tagged != frame.tagged {
                 batch.set_tagged(i, tagged);
             }
-            // A look at the head only where no tag of ours goes on a link that has some.
+            // The head is checked only if the frame leaves without a tag on a link that uses tags.
             tagged || !keeps_tags || !begins_with_tag(batch.head(i))
         }
         None => false,
     }
 }
 
-/// Whether a frame without a tag of ours has one behind its addresses. Sent as it is to a trunk or
-/// an uplink, that would become its tag: its sender would pick a VLAN that may be another tenant's.
+/// Whether an untagged frame of a VM has a VLAN tag of the VM after its MAC addresses. On a trunk
+/// or an uplink, a VLAN tag that the VM wrote would select a VLAN that may belong to another
+/// tenant.
 #[inline]
 fn begins_with_tag(head: &[u8]) -> bool {
     let Some(&ethertype) = head.get(12..14).and_then(|bytes| bytes.first_chunk()) else {
@@ -520,7 +581,8 @@ fn begins_with_tag(head: &[u8]) -> bool {
     is_tag(u16::from_be_bytes(ethertype))
 }
 
-/// Whether a flood from `source` may go to `port`: isolated ports do not see each other.
+/// Whether a flooded frame from `source` may go to `port`. Isolated ports cannot send frames to
+/// each other.
 fn may_reach(snapshot: &Snapshot, source: u16, port: u16) -> bool {
     match (snapshot.port(source), snapshot.port(port)) {
         (Some(source), Some(port)) => source.may_reach(port),
@@ -538,8 +600,8 @@ fn merge(into: &mut TxOutcome, o: TxOutcome) {
     into.error += o.error;
 }
 
-/// Bytes that a delivery takes on the output's link. The segments of large frames are those of the
-/// whole list: where a ring was full, a link's load is overestimated.
+/// Returns the bytes that a delivery takes on the output's link. The number of bytes includes the
+/// segments of all listed large frames, so the load is overestimated if a ring was full.
 #[inline(never)]
 fn link_bytes(batch: &Batch, frames: &[u8], outcome: &TxOutcome) -> u64 {
     let mut bytes = on_link(outcome.bytes, outcome.frames.into());

@@ -1,42 +1,58 @@
-//! Queue pairs that a worker wrote to since it last notified drivers, and whose frames these were.
+//! A worker records the queue pairs that it used since the last notification of drivers, and the
+//! ports that pay for the next notifications.
 //!
-//! **Problem.** Drivers are notified after several batches, when the senders' turns are over. A
-//! notification can be a system call that costs more than a batch, so it must be charged to the
-//! ports whose frames made it necessary (C2QoS §III). **Rule.** Each queue pair has one entry with
-//! the frames of each payer since the last notification. **Cost.** A few instructions a batch and
-//! output; nothing is allocated after construction.
+//! # Problem
+//!
+//! The worker notifies drivers after several batches, when the senders' turns are over. A
+//! notification can be a system call that costs more than a batch. For this reason, the ports that
+//! caused a notification must pay for it (C2QoS §III).
+//!
+//! # Approach
+//!
+//! Each notified queue pair has one entry. The entry has the number of delivered frames since the
+//! last notification, for each port that pays.
+//!
+//! # Cost
+//!
+//! Recording a notification's payer takes a few instructions per batch and output, and allocates no
+//! memory after construction.
 
 use penstock_units::PortId;
 
-use crate::schedule::Unit;
+use crate::unit::Unit;
 
-/// Where a queue pair stands in [`Touched`]: 0 if it does not, else its place plus one.
+/// Index of a queue pair in [`Touched`] plus one, or 0 if the queue pair has no entry in
+/// [`Touched`].
 pub type Mark = u16;
 
 const NONE: u16 = u16::MAX;
 
-/// A queue pair, its first payer, and where its other payers are.
+/// Entry for a queue pair to notify, with the first port that pays for the notification and the
+/// index of the second.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     unit: Unit,
     payer: Payer,
+    /// Index in `Touched::others` of the second port that pays for the notification, or [`NONE`].
     others: u16,
 }
 
-/// A port, and how many of its frames were delivered to a queue pair.
+/// A port that pays for a notification, with the number of its frames that the worker delivered to
+/// the notified queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Payer {
     pub port: PortId,
     pub frames: u32,
 }
 
+/// Another port that pays for a queue pair's notification, as an element of a linked list.
 #[derive(Clone, Copy, Debug)]
 struct Other {
     payer: Payer,
     next: u16,
 }
 
-/// See the module's text.
+/// The queue pairs to notify, and the ports that pay for the notifications.
 #[derive(Debug)]
 pub struct Touched {
     entries: Vec<Entry>,
@@ -44,14 +60,15 @@ pub struct Touched {
 }
 
 impl Touched {
-    /// With room for `capacity` queue pairs, and as many payers beside their first ones.
+    /// Allocates room for `capacity` queue pairs, and for `capacity` further ports that pay for
+    /// notifications.
     #[must_use]
     pub fn with_capacity(capacity: usize) -> Self {
         let capacity = capacity.min(usize::from(NONE));
         Self { entries: Vec::with_capacity(capacity), others: Vec::with_capacity(capacity) }
     }
 
-    /// Frames were taken from `unit`.
+    /// Records that the worker took frames from queue pair `unit`.
     #[inline]
     pub fn took(&mut self, unit: Unit, mark: &mut Mark) {
         if *mark == 0 {
@@ -59,7 +76,8 @@ impl Touched {
         }
     }
 
-    /// Frames of `payer` were delivered to `unit`.
+    /// Records that the worker delivered `frames` frames to queue pair `unit`, and that port
+    /// `payer` pays for the notification.
     #[inline]
     pub fn gave(&mut self, unit: Unit, mark: &mut Mark, payer: PortId, frames: usize) {
         let payer = Payer { port: payer, frames: u32::try_from(frames).unwrap_or(u32::MAX) };
@@ -92,7 +110,7 @@ impl Touched {
             }
             at = other.next;
         }
-        // Without room the others pay for this one: there are as many places as queue pairs.
+        // Without room, the other payers pay for this one. There are as many places as queue pairs.
         if self.others.len() < self.others.capacity()
             && let Ok(place) = u16::try_from(self.others.len())
         {
@@ -101,12 +119,13 @@ impl Touched {
         }
     }
 
-    /// The queue pair at a place, while there is one.
+    /// Returns the queue pair to notify at index `place`, or `None` after the last queue pair.
     pub(crate) fn unit(&self, place: usize) -> Option<Unit> {
         self.entries.get(place).map(|entry| entry.unit)
     }
 
-    /// Whose frames were delivered to the queue pair at a place; none if frames were only taken.
+    /// Returns the ports that pay for the notification of the queue pair at index `place`. Returns
+    /// no port if the worker only took frames from the queue pair.
     pub(crate) fn payers(&self, place: usize) -> impl Iterator<Item = Payer> + '_ {
         let entry = self.entries.get(place);
         let mut next = entry.map_or(NONE, |entry| entry.others);
@@ -118,19 +137,18 @@ impl Touched {
         entry.map(|entry| entry.payer).filter(|payer| payer.frames > 0).into_iter().chain(others)
     }
 
-    /// Whose frames were delivered to any of the queue pairs.
+    /// Returns the ports that pay for the notifications of all recorded queue pairs. A port can
+    /// appear several times in the returned list of payers.
     pub(crate) fn all_payers(&self) -> impl Iterator<Item = Payer> + '_ {
         let first = self.entries.iter().map(|entry| entry.payer);
         first.chain(self.others.iter().map(|other| other.payer)).filter(|payer| payer.frames > 0)
     }
 
-    /// Forgets all.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
         self.others.clear();
     }
 
-    /// Whether none is remembered.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

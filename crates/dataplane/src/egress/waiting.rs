@@ -1,37 +1,42 @@
-//! Egress of outputs with a queue: frames go into it, and later out of it to the port.
-
-use std::sync::Arc;
+//! At an output with a queue, egress puts frames into the queue, and later sends the frames from
+//! the queue to the port.
 
 use penstock_qos::delay_scale::part_of;
+use penstock_qos::egress_policer::Policed;
 use penstock_units::{Nanos, PortId, QueueId};
 
-use super::{Delivery, Egress, Touched, Way, account, finish, link_bytes};
+use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_FRAMES, Batch};
-use crate::classify::Snapshot;
 use crate::counters::PortCounters;
+use crate::finish;
 use crate::port::Held;
-use crate::queue::{CELL, FrameStore, Memory, Pacing, Source, Stored};
-use crate::schedule::Unit;
-use crate::worker::PortSlot;
+use crate::queue::{CELL, FrameStore, Memory, Pacing, Refused, Source, Stored};
+use crate::snapshot::Snapshot;
+use crate::unit::Unit;
 
-/// Bytes of a worker's store for each port: a large segment that waits, and one that comes. Only
-/// what is used takes memory.
+/// Bytes of a worker's frame store for each port: room for a large segment that waits and another
+/// that arrives. Only used cells of the store take memory.
 const STORE_OF_PORT: usize = 128 << 10;
-/// And in all.
+/// Minimum and maximum size of a worker's frame store, in bytes.
 const STORE_BYTES: core::ops::RangeInclusive<usize> = 16 << 20..=128 << 20;
 
-/// What a worker's egress knows about queues.
+/// State of a worker's egress for outputs with queues.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    /// The time of this batch.
+    /// Time of the current batch on the worker's clock.
     now: Nanos,
-    /// Outputs that got a frame in this batch.
+    /// Source of the last batch with frames to a shared port to which a limit of the sender's
+    /// tenant may apply, or `u16::MAX`.
+    pub(super) left: u16,
+    /// Outputs that put a frame of the current batch into their queue.
     queued: Vec<u16>,
-    /// Outputs of which the batch's source has too much waiting.
+    /// Output ports at which too many frames of the current batch's source port wait.
     over: Vec<u16>,
-    /// Made when the first frame has to wait.
+    /// The worker's frame store, which contains cells for waiting frames. The frame store takes no
+    /// memory before the first frame waits.
     store: FrameStore,
-    /// By port: how long the last of its frames waited.
+    /// Wait of each port's last frame that left a queue, indexed by port number. The last wait of a
+    /// port is `None` if no frame of the port has left a queue.
     last: Box<[Option<Nanos>]>,
 }
 
@@ -41,17 +46,24 @@ impl Waiting {
         let store = FrameStore::new(bytes / CELL);
         let list = || Vec::with_capacity(ports);
         let (now, queued, over) = (Nanos::ZERO, list(), list());
-        Self { now, queued, over, store, last: vec![None; ports].into_boxed_slice() }
+        Self {
+            now,
+            left: u16::MAX,
+            queued,
+            over,
+            store,
+            last: vec![None; ports].into_boxed_slice(),
+        }
     }
 
-    /// The time of this batch.
+    /// Returns the time of the current batch.
     pub(super) const fn now(&self) -> Nanos {
         self.now
     }
 }
 
 impl Waiting {
-    /// Counts how long frames of a port waited, and how that varied.
+    /// Counts how long frames of a port waited, and how much the waits of successive frames differ.
     fn account(&mut self, port: u16, waits: &[Nanos], counters: &PortCounters) {
         let Some(last) = self.last.get_mut(usize::from(port)) else { return };
         for wait in waits {
@@ -64,54 +76,63 @@ impl Waiting {
 }
 
 impl Egress {
-    /// The time from which on frames of this batch wait.
+    /// Sets the time from which the waits of the current batch's frames are measured.
     #[inline(always)]
     pub(crate) fn set_now(&mut self, now: Nanos) {
         self.waiting.now = now;
     }
 
-    /// Whether a queue got frames since it was last asked for.
+    /// Whether the last batch of `source` had frames to a shared port, so that a limit of the
+    /// sender's tenant may apply. Forgets that the batch had such frames.
+    pub(crate) fn take_left(&mut self, source: PortId) -> bool {
+        let left = self.waiting.left == source.0;
+        if left {
+            self.waiting.left = u16::MAX;
+        }
+        left
+    }
+
+    /// Whether [`Self::next_queued`] or [`Self::next_over`] has more outputs to return.
     #[inline(always)]
     pub(crate) fn has_queued(&self) -> bool {
         !self.waiting.queued.is_empty() || !self.waiting.over.is_empty()
     }
 
-    /// The next output whose queue got frames.
+    /// Returns the next output with new frames in its queue.
     pub(crate) fn next_queued(&mut self) -> Option<PortId> {
         self.waiting.queued.pop().map(PortId)
     }
 
-    /// The next output that has too much of the batch's source waiting.
+    /// Returns the next output at which too many frames of the batch's source wait.
     pub(crate) fn next_over(&mut self) -> Option<PortId> {
         self.waiting.over.pop().map(PortId)
     }
 
-    /// Where frames wait.
+    /// Returns the worker's frame store, in which frames wait for their output.
     pub(crate) fn store(&mut self) -> &mut FrameStore {
         &mut self.waiting.store
     }
 
-    /// Puts the listed frames, which have the output's form, into its queue.
+    /// Puts the listed frames into the output's queue. The frames must already have or lack a VLAN
+    /// tag, as the output port expects.
     #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "as `send`")]
     pub(super) fn enqueue(
         &mut self,
         batch: &Batch,
-        source: PortId,
-        slot: &mut PortSlot,
-        output: u16,
+        (source, output): (PortId, u16),
         frames: &[u8],
-        snapshot: &Snapshot,
+        around: &mut Around<'_>,
         delivery: &mut Delivery,
     ) {
+        let slot = &mut around.ports[usize::from(output)];
         let PortSlot { queues, output: Some(queue), .. } = slot else { return };
         let Some(caps) = queues.iter().find(|queue| queue.tx_ready()).map(|queue| queue.caps())
         else {
             delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
             return;
         };
-        let from = source_of(source, snapshot);
-        // A large segment would leave a shaper all at once.
+        let from = source_of(source, around.snapshot);
+        // A shaper would send a large segment all at once.
         let cuts = matches!(queue.terms().pacing, Pacing::Shaped(_));
         let Waiting { now, store, .. } = &mut self.waiting;
         let memory = &mut Memory::of(store, queues);
@@ -120,7 +141,11 @@ impl Egress {
             .push(memory, part, i, &from, *now)
         {
             Ok(()) => delivery.waiting += 1,
-            Err(_) => delivery.queue_full += 1,
+            Err(refused) => match queue.limited_by().filter(|_| refused == Refused::Full) {
+                None | Some(Policed::Pass) => delivery.queue_full += 1,
+                Some(Policed::AboveVm) => delivery.receive_limit += 1,
+                Some(Policed::AboveTenant) => delivery.tenant_limit += 1,
+            },
         };
         for &i in frames {
             let i = usize::from(i);
@@ -141,19 +166,12 @@ impl Egress {
         }
     }
 
-    /// Sends what left the queue of `port`, all of `batch`, and counts it at its sources.
-    pub(crate) fn depart(
-        &mut self,
-        batch: &Batch,
-        port: PortId,
-        ports: &mut [PortSlot],
-        counters: &[Option<Arc<PortCounters>>],
-        snapshot: &Snapshot,
-        touched: &mut Touched,
-    ) {
+    /// Sends all frames of `batch`, which left the queue of `port`, and counts the frames at their
+    /// source ports.
+    pub(crate) fn depart(&mut self, batch: &Batch, port: PortId, around: &mut Around<'_>) {
         self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
-        let slot = &mut ports[port.index()];
-        let Some(queue) = slot.output.take() else { return };
+        let (counters, snapshot) = (around.counters, around.snapshot);
+        let Some(queue) = around.ports[port.index()].output.take() else { return };
         let policy = snapshot.port(port.0);
         let watched = policy.is_some_and(|policy| policy.watched);
         if let Some(streams) = policy.and_then(|policy| policy.rtp.as_ref()) {
@@ -168,13 +186,13 @@ impl Egress {
             let way = Way::of(from, policy.map(|policy| &**policy));
             let mut delivery = Delivery { way, ..Delivery::default() };
             if run[0].in_port().is_some() {
-                self.send_held(slot, port, run, &mut delivery, touched);
-            } else if slot.queues.len() == 1 {
+                send_held(around, port, run, &mut delivery);
+            } else if around.ports[port.index()].queues.len() == 1 {
                 let way = (PortId(run[0].source), port.0, 0);
-                self.send_to_queue(batch, slot, way, frames, &mut delivery, touched);
+                self.send_to_queue(batch, way, frames, around, &mut delivery);
             } else {
-                let source = PortId(run[0].source);
-                self.spread(batch, source, slot, port.0, frames, &mut delivery, touched);
+                let way = (PortId(run[0].source), port.0);
+                self.spread(batch, way, frames, around, &mut delivery);
             }
             if watched {
                 delivery.link = link_bytes(batch, frames, &delivery.outcome);
@@ -185,45 +203,39 @@ impl Egress {
                 waits.iter().for_each(|wait| target.tx_waited[part_of(*wait)].add(1));
             }
             let source = counters.get(usize::from(run[0].source)).and_then(Option::as_deref);
-            // Of a port that left meanwhile nobody counts.
+            // If the source has left meanwhile, its frames are not counted.
             if let Some(source) = source {
                 source.queued.sub(run.len() as u64);
                 self.waiting.account(run[0].source, waits, source);
                 account(&delivery, source, target);
             }
         }
-        slot.output = Some(queue);
-    }
-
-    /// Sends frames that wait in the port's own memory.
-    fn send_held(
-        &mut self,
-        slot: &mut PortSlot,
-        port: PortId,
-        run: &[Stored],
-        delivery: &mut Delivery,
-        touched: &mut Touched,
-    ) {
-        let PortSlot { queues, marked, .. } = slot;
-        let [pair] = &mut queues[..] else { return };
-        let Some(buffers) = pair.buffers() else { return };
-        let mut held = [Held::default(); BATCH_FRAMES];
-        let frames = run.iter().filter_map(Stored::in_port).take(BATCH_FRAMES);
-        let count = held.iter_mut().zip(frames).map(|(to, frame)| *to = frame).count();
-        let mut outcome = buffers.send(&held[..count]);
-        let taken = (outcome.frames + outcome.down + outcome.error) as usize;
-        for frame in &held[taken.min(count)..count] {
-            buffers.release(*frame);
-            outcome.ring_full += 1;
-        }
-        super::merge(&mut delivery.outcome, outcome);
-        pair.publish();
-        let (unit, source) = (Unit { port, queue: QueueId(0) }, PortId(run[0].source));
-        touched.gave(unit, &mut marked[0], source, run.len());
+        around.ports[port.index()].output = Some(queue);
     }
 }
 
-/// Whose the frames of port `source` are.
+/// Sends a run of frames that wait in the port's own memory.
+fn send_held(around: &mut Around<'_>, port: PortId, run: &[Stored], delivery: &mut Delivery) {
+    let PortSlot { queues, marked, .. } = &mut around.ports[port.index()];
+    let [pair] = &mut queues[..] else { return };
+    let Some(buffers) = pair.buffers() else { return };
+    let mut held = [Held::default(); BATCH_FRAMES];
+    let frames = run.iter().filter_map(Stored::in_port).take(BATCH_FRAMES);
+    let count = held.iter_mut().zip(frames).map(|(to, frame)| *to = frame).count();
+    let mut outcome = buffers.send(&held[..count]);
+    let taken = (outcome.frames + outcome.down + outcome.error) as usize;
+    for frame in &held[taken.min(count)..count] {
+        buffers.release(*frame);
+        outcome.ring_full += 1;
+    }
+    super::merge(&mut delivery.outcome, outcome);
+    pair.publish();
+    let (unit, source) = (Unit { port, queue: QueueId(0) }, PortId(run[0].source));
+    around.touched.gave(unit, &mut marked[0], source, run.len());
+}
+
+/// Returns the description of port `source` for output queues: its number, its tenant and its
+/// weights.
 fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
     let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
     Source {

@@ -1,24 +1,25 @@
-//! The dirty log: the pages of a guest that the switch wrote, for a hypervisor that is migrating
-//! the guest.
+//! The dirty log, in which the switch marks the guest pages that the switch wrote. A hypervisor
+//! that migrates the guest reads the dirty log.
 //!
 //! # Problem
-//! While a VM migrates, the hypervisor copies its pages as they change. It cannot see what a device
-//! writes.
+//! While a VM migrates, the hypervisor copies the VM's pages as they change. The hypervisor cannot
+//! see which pages the device (the switch) writes.
 //!
 //! # Source
-//! The vhost-user specification, "Migration": one bit for each 4 KiB page of guest addresses,
-//! lowest bit first. The back end sets a bit with an atomic OR; the front end takes it with an
-//! atomic exchange.
+//! The vhost-user specification, "Migration", defines one bit for each 4 KiB page of guest
+//! addresses, lowest bit first. The back end sets a bit of the log with an atomic OR. The front end
+//! reads and clears bits of the log with an atomic exchange.
 //!
 //! # Approach
-//! A page is marked *after* it was written. The front end takes the bit before it copies, so a late
-//! mark only causes a second copy, while an early mark would lose the write. A locked instruction
-//! sets the bit even if it seems to be set, because a plain read could pass the writes before it. A
-//! page beyond the log is not marked (CVE-2020-10722).
+//! The switch marks a page *after* it has written the page. The front end clears a page's bit
+//! before it copies the page. If the switch marks a page late, the front end only copies the page a
+//! second time. If the switch marked a page before writing the page, the copy could miss the
+//! switch's write. A locked instruction sets the bit even if the bit seems to be set, because the
+//! processor could execute a plain read before earlier writes. The switch does not mark a page
+//! beyond the log's end (CVE-2020-10722).
 //!
 //! # Cost
-//! Without a log the cost is one check per burst: does the ring have anything to record
-//! (`SplitRing::publish`)?
+//! For a ring without a dirty log, the only cost is one check per burst (`SplitRing::publish`).
 
 use core::sync::atomic::Ordering;
 use std::fs::File;
@@ -29,12 +30,14 @@ use nix::sys::eventfd::EventFd;
 use super::peer_memory::shared_file::SharedFile;
 use super::peer_memory::{MemoryAccount, SharedFileError};
 
-/// Bytes of guest memory that one bit represents, whatever the size of the host's pages.
+/// Bytes of guest memory that one bit of the dirty log represents, independent of the host's page
+/// size.
 pub const LOG_PAGE: u64 = 4096;
-/// Longest accepted log in bytes: that of 8 TiB of guest addresses.
+/// Longest accepted dirty log in bytes. A dirty log of this maximum length covers 8 TiB of guest
+/// addresses.
 pub const LOG_BYTES_MAX: u64 = 256 << 20;
 
-/// A log that the switch shares with the front end.
+/// A dirty log, which the switch shares with the vhost-user front end.
 #[derive(Debug)]
 pub struct DirtyLog {
     bits: SharedFile,
@@ -42,10 +45,11 @@ pub struct DirtyLog {
 }
 
 impl DirtyLog {
-    /// Maps `len` bytes of `file` from `offset` on, and counts them in `account`.
+    /// Maps `len` bytes of `file` from `offset` on, and counts these bytes in `account`.
     ///
     /// # Errors
-    /// `SharedFileError` if the range is not in the file or longer than [`LOG_BYTES_MAX`].
+    /// Returns `SharedFileError` if the range is not in the file, or is longer than
+    /// [`LOG_BYTES_MAX`].
     pub fn map(
         account: &MemoryAccount,
         file: &File,
@@ -56,25 +60,26 @@ impl DirtyLog {
         Ok(Self { bits, len })
     }
 
-    /// Sets the event that is signalled if the log's file turns out to be shorter than the log.
+    /// Sets the eventfd that the switch signals if the dirty log's file turns out to be shorter
+    /// than the log.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.bits.set_alarm(alarm);
     }
 
-    /// Whether the log has a bit for every page below guest address `end`.
+    /// Whether the dirty log has a bit for every page below guest address `end`.
     #[must_use]
     pub const fn covers(&self, end: u64) -> bool {
         end.div_ceil(LOG_PAGE).div_ceil(8) <= self.len
     }
 
-    /// Marks the pages of `len` bytes at guest address `guest`. The bytes must have been written
-    /// before.
+    /// Marks the pages of `len` bytes at guest address `guest` as written. The caller must write
+    /// the pages before it calls `mark`.
     pub fn mark(&self, guest: u64, len: u64) {
         let Some(last) = len.checked_sub(1).and_then(|more| guest.checked_add(more)) else {
             return;
         };
         for page in guest / LOG_PAGE..=last / LOG_PAGE {
-            // The mapping ends at a page border, but the log may end before it.
+            // The mapping ends at a page border, but the log may end inside the last page.
             if page / 8 >= self.len {
                 return;
             }
@@ -85,17 +90,17 @@ impl DirtyLog {
     }
 }
 
-/// Logging of one ring.
+/// Dirty log for one ring of a port.
 #[derive(Clone, Debug)]
 pub struct RingLog {
     pub log: Arc<DirtyLog>,
-    /// Guest address of the used ring for the log (`log_guest_addr`), if the front end wants
-    /// the ring's own writes to be marked too (`VHOST_VRING_F_LOG`).
+    /// Guest address of the used ring for the dirty log (`log_guest_addr`). `None` if the front end
+    /// did not request marks for writes to the ring itself (`VHOST_VRING_F_LOG`).
     pub used: Option<u64>,
 }
 
 impl RingLog {
-    /// Marks `len` bytes of the used ring from `offset` on.
+    /// Marks `len` bytes of the used ring, from byte `offset` on, as written.
     pub fn mark_used(&self, offset: u64, len: u64) {
         if let Some(at) = self.used.and_then(|used| used.checked_add(offset)) {
             self.log.mark(at, len);

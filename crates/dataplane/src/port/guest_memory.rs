@@ -1,16 +1,20 @@
-//! A guest's memory: a few mapped regions, and the only functions that give access to them.
+//! A guest's memory: a few mapped regions. Only this module translates guest addresses to host
+//! addresses in the guest's memory regions.
 //!
 //! # Problem
-//! An attacker may choose every address that a guest passes.
+//! A hostile guest may pass any address and any length to the switch.
 //!
 //! # Approach
-//! Datapath rules 8 to 10 apply. The *whole* range is checked against one region. In CVE-2018-1059
-//! only the start was checked. A region never extends beyond its file. Maps are immutable, and a
-//! map is dropped only after the worker has released it.
+//! The numbered datapath rules 8 to 10 (`docs/internals/datapath-rules.md`) apply to guest
+//! addresses. The *whole* range that a guest passes must lie in one memory region. CVE-2018-1059
+//! was possible because only the start of a guest's address range was checked. A memory region
+//! never extends beyond its file. A [`GuestMemory`] map is immutable, and the map is dropped only
+//! after the worker has released it.
 //!
 //! # Cost
-//! A hit in the region of the last hit costs one subtraction and one comparison.
-#![allow(unsafe_code, reason = "raw pointers into the mapping")]
+//! The translation of an address in the same region as the previous address costs one subtraction
+//! and one comparison.
+#![allow(unsafe_code, reason = "access to mapped guest memory needs raw pointers")]
 
 use std::fs::File;
 use std::sync::Arc;
@@ -20,38 +24,39 @@ use nix::sys::stat::fstat;
 
 use super::peer_memory::{Mapping, MappingError, MemoryAccount, is_memory_file};
 
-/// Maximum number of regions that a driver may set. The protocol's own limit is 32.
+/// Maximum number of memory regions that a driver may set. The vhost-user protocol also limits the
+/// number of memory regions to 32.
 pub const REGIONS_MAX: usize = 32;
 
-/// A region as the driver announced it.
+/// A memory region that the driver announced in a vhost-user message.
 #[derive(Debug)]
 pub struct RegionSpec {
-    /// Guest physical address of the first byte.
+    /// Guest physical address of the region's first byte.
     pub guest: u64,
-    /// Virtual address of the first byte in the driver's process. Ring addresses are such virtual
-    /// addresses.
+    /// Virtual address of the region's first byte in the driver's process. The driver also gives
+    /// the addresses of rings as virtual addresses of its process.
     pub user: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Offset of the region in the file, in bytes.
+    /// Offset in bytes of the region in its file.
     pub offset: u64,
     pub file: File,
 }
 
-/// Reason for which a driver's memory table is refused.
+/// Reason why a driver's memory table is refused.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// The table has more than [`REGIONS_MAX`] regions.
+    /// The driver's memory table has more than [`REGIONS_MAX`] regions.
     #[error("{0} memory regions; at most {REGIONS_MAX} are supported")]
     TooMany(usize),
-    /// A region is empty, wraps around, or overlaps another.
+    /// A memory region is empty, wraps around, or overlaps another region.
     #[error("memory region at guest address {0:#x} is empty, wraps or overlaps another")]
     Shape(u64),
-    /// The file of a region cannot be mapped.
+    /// The switch cannot map the file of a memory region.
     #[error("memory region at guest address {guest:#x}: {source}")]
     Map {
-        /// Guest address of the region.
+        /// Guest address of the memory region.
         guest: u64,
         source: MappingError,
     },
@@ -63,9 +68,10 @@ struct Region {
     user: u64,
     len: u64,
     host: *mut u8,
-    /// Origin of the region: its offset, and the device and inode of its file.
+    /// Origin of the region: the offset in the region's file, and the file's device and inode.
     origin: (u64, u64, u64),
-    /// Keeps `host` mapped. Successive maps share the mappings of unchanged regions.
+    /// Keeps the region's memory mapped at the address `host`. Successive maps of the guest share
+    /// the mappings of unchanged regions.
     mapping: Arc<Mapping>,
 }
 
@@ -76,20 +82,21 @@ pub struct GuestMemory {
 }
 
 // SAFETY: the map is immutable, and it points to shared memory that is accessed only by raw copies.
-// WHY: control threads build maps and workers use them.
+// WHY: control threads build maps, and workers use the maps.
 unsafe impl Send for GuestMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for GuestMemory {}
 
 impl GuestMemory {
-    /// Maps the regions and counts them in `account`. Regions on huge pages are populated here, on
-    /// the control thread, so that the worker never takes their page faults.
+    /// Maps the regions and counts their bytes in `account`. The control thread also populates
+    /// regions on huge pages, so that the worker has no page faults in these regions.
     ///
     /// # Errors
-    /// [`MemoryError`]; no region stays mapped.
+    /// Returns a [`MemoryError`] if a region is refused. If a region is refused, no region stays
+    /// mapped.
     pub fn map(account: &MemoryAccount, specs: Vec<RegionSpec>) -> Result<Self, MemoryError> {
-        // The number is checked before a region is mapped, because each region could be as large as
-        // the limits allow.
+        // The number of regions is checked before the first one is mapped, because each region
+        // could be as large as the limits allow.
         if specs.len() > REGIONS_MAX {
             return Err(MemoryError::TooMany(specs.len()));
         }
@@ -97,29 +104,31 @@ impl GuestMemory {
         Self::of(regions.collect::<Result<Vec<_>, _>>()?)
     }
 
-    /// Whether `spec` is already a region of this map, with the same addresses and the same bytes
-    /// of the same file. QEMU announces a region once for each queue pair.
+    /// Whether the map already has the region `spec`, with the same addresses and the same bytes of
+    /// the same file. QEMU announces each region once for each queue pair.
     ///
     /// # Errors
-    /// [`MemoryError`] if the addresses are those of a region, but the file cannot be examined.
+    /// Returns a [`MemoryError`] if the map has a region with the addresses of `spec`, but the file
+    /// of `spec` cannot be examined.
     pub fn has(&self, spec: &RegionSpec) -> Result<bool, MemoryError> {
         let same = |r: &&Region| (r.guest, r.user, r.len) == (spec.guest, spec.user, spec.len);
         let Some(region) = self.regions.iter().find(same) else { return Ok(false) };
         Ok(region.origin == origin(spec)?)
     }
 
-    /// A copy of this map with one more region.
+    /// Returns a copy of this memory map with the additional region `spec`.
     ///
     /// # Errors
-    /// [`MemoryError`]; this map stays unchanged.
+    /// Returns a [`MemoryError`] if the region is refused. The original memory map stays unchanged.
     pub fn with(&self, account: &MemoryAccount, spec: &RegionSpec) -> Result<Self, MemoryError> {
         let mut regions = self.regions.to_vec();
         regions.push(map_region(account, spec)?);
         Self::of(regions)
     }
 
-    /// A copy of this map without the region that begins at guest address `guest` and driver
-    /// address `user` and has `len` bytes. `None` if there is no such region.
+    /// Returns a copy of this memory map without the region of `len` bytes at guest address `guest`
+    /// and driver address `user`. Returns `None` if the memory map has no region with the three
+    /// given values.
     #[must_use]
     pub fn without(&self, guest: u64, user: u64, len: u64) -> Option<Self> {
         let mut regions = self.regions.to_vec();
@@ -138,20 +147,21 @@ impl GuestMemory {
         Ok(Self { regions: regions.into_boxed_slice() })
     }
 
-    /// Sets the event that is signalled if the file behind a region turns out to be shorter than
-    /// the region.
+    /// Sets the eventfd that the switch signals if the file behind a region turns out to be shorter
+    /// than the region.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.regions.iter().for_each(|region| region.mapping.set_alarm(alarm));
     }
 
-    /// Guest address behind the last region. A dirty log must cover all addresses below it.
+    /// First guest address after the last memory region. A dirty log must cover all guest addresses
+    /// below this address.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.regions.last().map_or(0, |r| r.guest + r.len)
     }
 
-    /// Host address of `len` bytes at guest address `guest`, if all of them lie in one region.
-    /// `hint` is the region of the last hit.
+    /// Host address of `len` bytes at guest address `guest`, if all `len` bytes lie in one region.
+    /// `hint` is the index of the region that contained the previous address.
     #[inline]
     pub(crate) fn translate(&self, guest: u64, len: u32, hint: &mut usize) -> Option<*mut u8> {
         if let Some(region) = self.regions.get(*hint)
@@ -162,7 +172,7 @@ impl GuestMemory {
         self.translate_cold(guest, u64::from(len), hint)
     }
 
-    /// Copy of the region of the last hit, for a loop that keeps the region in registers.
+    /// Addresses of region number `hint`, for a loop that keeps these addresses in registers.
     #[inline(always)]
     pub(crate) fn window(&self, hint: usize) -> Window {
         let empty = Window { guest: 0, len: 0, host: core::ptr::null_mut() };
@@ -173,7 +183,8 @@ impl GuestMemory {
         })
     }
 
-    /// [`Self::translate`] for a loop that holds the window of `hint`.
+    /// Like [`Self::translate`], for a loop that keeps the addresses of region number `hint` in
+    /// registers.
     #[inline(always)]
     pub(crate) fn translate_in(
         &self,
@@ -201,8 +212,8 @@ impl GuestMemory {
         None
     }
 
-    /// Host address of guest address `guest`, and how many of the `len` bytes from there lie in the
-    /// same region. `None` if not even the first byte is mapped.
+    /// Host address of guest address `guest`, and the number of the following `len` bytes that lie
+    /// in the same region. Returns `None` if no memory region contains the guest address `guest`.
     pub(crate) fn translate_part(&self, guest: u64, len: u32) -> Option<(*mut u8, u32)> {
         let region = self.regions.iter().find(|r| guest.wrapping_sub(r.guest) < r.len)?;
         let offset = guest - region.guest;
@@ -210,7 +221,7 @@ impl GuestMemory {
         Some((region.at(guest, u64::from(here))?, here))
     }
 
-    /// Guest address of a host address that a translation returned. The dirty log uses it.
+    /// Returns the guest address of the host address `host`, for the dirty log.
     pub(crate) fn guest_address(&self, host: *const u8) -> Option<u64> {
         self.regions.iter().find_map(|r| {
             let offset = (host as u64).wrapping_sub(r.host as u64);
@@ -218,8 +229,8 @@ impl GuestMemory {
         })
     }
 
-    /// Host address of `len` bytes at the driver's own address `user`, aligned to `align`. Rings
-    /// use it.
+    /// Host address of the `len` bytes of a ring at the driver's virtual address `user`. The host
+    /// address must be a multiple of `align`.
     pub(crate) fn translate_user(&self, user: u64, len: u64, align: u64) -> Option<*mut u8> {
         let region = self.regions.iter().find(|r| user.wrapping_sub(r.user) < r.len)?;
         let at = region.at(region.guest + (user - region.user), len)?;
@@ -227,7 +238,8 @@ impl GuestMemory {
     }
 }
 
-/// A region in the form that translation needs. It is valid as long as its map exists.
+/// Addresses of one memory region of a guest, which translate guest addresses to host addresses.
+/// The addresses in a `Window` are valid as long as the region's [`GuestMemory`] exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Window {
     guest: u64,
@@ -256,7 +268,7 @@ impl Window {
     }
 }
 
-/// Origin of a region: its offset, and the device and inode of its file.
+/// Origin of a region: the offset in the region's file, and the file's device and inode.
 fn origin(spec: &RegionSpec) -> Result<(u64, u64, u64), MemoryError> {
     let failed = |source| MemoryError::Map { guest: spec.guest, source };
     // The file's type is checked first, because any other call could wait for a file system that
@@ -468,7 +480,7 @@ mod tests {
             &MemoryAccount::default(),
             vec![spec(0, 0x2000, 0x1000, file(0x2000))],
         );
-        let source = "0x0: needs 12288 bytes, and the file has 8192";
+        let source = "0x0: the range ends at byte 12288, but the file has 8192 bytes";
         assert!(short.unwrap_err().to_string().ends_with(source));
         let empty = GuestMemory::map(&MemoryAccount::default(), vec![spec(0, 0, 0, file(0x1000))]);
         assert!(matches!(empty, Err(MemoryError::Shape(0))));

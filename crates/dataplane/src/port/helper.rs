@@ -1,29 +1,34 @@
-//! The helper: a process that performs privileged operations for the daemon.
+//! The helper process, which performs privileged operations for the Penstock daemon.
 //!
 //! # Problem
-//! A TAP or a packet socket of another network namespace must be made inside that namespace, and
-//! entering one needs `CAP_SYS_ADMIN`. Giving a socket to another user needs `CAP_CHOWN`. A port
-//! needs these capabilities for two calls only, but a switch process would have them for all its
-//! other work too.
+//! A TAP or a packet socket of another network namespace must be made inside that namespace. A
+//! process needs `CAP_SYS_ADMIN` to enter a namespace, and `CAP_CHOWN` to give a socket to another
+//! user. A port needs `CAP_SYS_ADMIN` and `CAP_CHOWN` for two calls only, but a switch process with
+//! these capabilities would always have them.
 //!
 //! # Approach
-//! `penstock host helper` has the capabilities and does only these two things. The daemon sends it
-//! a request if the daemon's own capabilities do not suffice.
+//! The process `penstock host helper` has `CAP_SYS_ADMIN` and `CAP_CHOWN`. The helper only enters
+//! namespaces and changes the owner of sockets. If the daemon's own capabilities do not suffice,
+//! the daemon sends a request to the helper.
 //!
 //! # Protocol
-//! A connection (`SOCK_SEQPACKET`) carries one request and one answer of one message each. The
-//! answer is an error number (0 for success) with the requested descriptor.
+//! A connection (`SOCK_SEQPACKET`) carries one request and one answer. The request and the answer
+//! are one message each. The helper answers with an error number (0 for success) and the requested
+//! descriptor.
 //!
 //! # Refused requests
-//! The helper answers `EINVAL` to:
+//! The helper answers a forbidden request with the error `EINVAL`.
 //!
-//! - any kind of descriptor except the three of `Kind`;
-//! - a namespace whose name is not a plain file name in `/run/netns`;
-//! - a change of owner to root, of a file that is not a socket in a file system, or of a file that
-//!   does not belong to the requesting user;
-//! - descriptors that the request does not need (the helper closes them).
+//! - The helper refuses a request for a kind of file descriptor other than the variants of `Kind`.
+//! - The helper refuses a request for a namespace with a name that is not a plain file name in
+//!   `/run/netns`.
+//! - The helper refuses a request to make root the owner of a socket.
+//! - The helper refuses a request to change the owner of another user's file, or of a file that is
+//!   not a socket in a file system.
+//! - The helper refuses a request with descriptors that the request does not need, and closes these
+//!   descriptors.
 //!
-//! If the helper has no free descriptors, it waits and continues.
+//! If the helper has no free file descriptors, the helper waits and accepts the connection later.
 #![allow(unsafe_code, reason = "descriptors that came with a message or from a service manager")]
 
 use std::fs::File;
@@ -46,31 +51,35 @@ use nix::unistd::{Gid, Uid, fchownat};
 use super::PortError;
 use super::vnet_socket::in_netns;
 
-/// Path of the helper's listening socket.
+/// Path of the Unix socket on which the helper listens.
 pub const HELPER_SOCKET: &str = "/run/penstock-helper/socket";
 
-/// Longest request: the kind, and a name of at most 255 bytes or two numbers.
+/// Longest request to the helper in bytes. A request is one byte for the kind, followed by a name
+/// of at most 255 bytes or by two numbers.
 const MESSAGE_MAX: usize = 256;
-/// Seconds that either side waits for the other.
+/// Longest time in seconds that the daemon waits for the helper's message, and the helper for the
+/// daemon's message.
 const PATIENCE: i64 = 2;
-/// Kind of the request that changes a socket's owner.
+/// First byte of a request that changes a socket's owner.
 const GIVE: u8 = 4;
-/// Maximum number of descriptors in one message (the kernel's `SCM_MAX_FD`). The receiver has room
-/// for all of them, so that it can close every one.
+/// Maximum number of descriptors in one message (the kernel's `SCM_MAX_FD`). A receiver has room
+/// for `PASSED_MAX` descriptors, so that it receives and closes every unwanted descriptor.
 const PASSED_MAX: usize = 253;
-/// File system type of sockets without a path.
+/// File system type (magic number) of sockets without a path.
 const SOCKFS: i64 = 0x534f_434b;
-/// Milliseconds until the next connection is accepted if no descriptor is free.
+/// Pause in milliseconds before the helper accepts connections again, if no file descriptor was
+/// free.
 const PAUSE_MS: u16 = 100;
-/// Marks an owner or group that stays unchanged; `fchownat` uses the same value.
+/// User or group id that means "unchanged" in a request. The system call `fchownat` also uses
+/// `u32::MAX` for an unchanged user or group id.
 const STAYS: u32 = u32::MAX;
 
-/// A descriptor that belongs to the namespace in which it was made.
+/// Kind of a descriptor that belongs to the network namespace in which the descriptor was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// `/dev/net/tun`.
     Tun = 1,
-    /// A socket for requests about interfaces.
+    /// A socket for `ioctl` requests about network interfaces.
     Inet = 2,
     /// A packet socket that receives no frames until it is bound.
     Packet = 3,
@@ -98,10 +107,10 @@ impl Kind {
         }
     }
 
-    /// Name of the operation in errors, and the remedy.
+    /// Name of the operation and the remedy, for error messages.
     const fn words(self) -> (&'static str, &'static str) {
         match self {
-            Self::Tun => ("open /dev/net/tun", "load the tun module, run as root"),
+            Self::Tun => ("open /dev/net/tun", "load the tun module, and run as root"),
             Self::Inet => ("open a socket", "see the kernel's log"),
             Self::Packet => ("open a packet socket", "run as root or with CAP_NET_RAW"),
         }
@@ -115,8 +124,9 @@ fn open_tun() -> io::Result<OwnedFd> {
     options.open("/dev/net/tun").map(OwnedFd::from)
 }
 
-/// Makes a descriptor in a namespace: a name under `/run/netns` or a path, `None` for the namespace
-/// of the process. Asks the helper if the process lacks the permission.
+/// Makes a descriptor in the network namespace `netns`, which is a name under `/run/netns` or a
+/// path. If `netns` is `None`, the descriptor is made in the namespace of this process. If this
+/// process lacks the permission, the helper makes the descriptor.
 pub(super) fn descriptor(
     netns: Option<&Path>,
     object: &str,
@@ -134,13 +144,14 @@ pub(super) fn descriptor(
     match request(Path::new(HELPER_SOCKET), kind as u8, name.as_bytes(), None) {
         Ok(Some(descriptor)) => Ok(descriptor),
         Ok(None) => Err(refused),
-        // No helper listens, so the first refusal says what is missing.
+        // No helper listens, so the kernel's refusal is the better error.
         Err(e) if is_absent(&e) => Err(refused),
         Err(e) => Err(PortError::system(object, "ask the helper", "see its log", e)),
     }
 }
 
-/// Changes the owner of a socket's inode. Asks the helper if the process lacks the permission.
+/// Changes the owner of a socket's inode. If this process lacks the permission, the helper changes
+/// the owner.
 pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
     let change = change_owner(inode, owner.unwrap_or(STAYS), group.unwrap_or(STAYS));
     let Err(refused) = change else { return Ok(()) };
@@ -155,7 +166,8 @@ pub(super) fn give(inode: &File, owner: Option<u32>, group: Option<u32>) -> io::
     }
 }
 
-/// Whether no helper listens, or this process may not connect to it.
+/// Whether `error` means that no helper listens, or that this process may not connect to the
+/// helper.
 fn is_absent(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, NotFound, PermissionDenied};
     matches!(error.kind(), ConnectionRefused | NotFound | PermissionDenied)
@@ -167,7 +179,7 @@ fn change_owner(inode: &File, owner: u32, group: u32) -> io::Result<()> {
     Ok(fchownat(inode, "", owner, group, AtFlags::AT_EMPTY_PATH)?)
 }
 
-/// Sends a request to the helper at `path` and waits for the answer.
+/// Sends a request to the helper with the socket `path`, and waits for the answer.
 fn request(
     path: &Path,
     kind: u8,
@@ -223,34 +235,35 @@ fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedF
     }
 }
 
-/// Serves requests on the listening socket that the service manager passes (`LISTEN_FDS`). Returns
-/// only on an error.
+/// Serves requests to the helper on the listening socket that the service manager passes
+/// (`LISTEN_FDS`). `serve_activated` returns only if an error occurs.
 ///
 /// # Errors
-/// No such socket was passed, or it failed.
+/// Returns an error if the service manager passed no listening socket, or if the socket failed.
 pub fn serve_activated() -> io::Result<()> {
     let of_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
     if !of_us || std::env::var("LISTEN_FDS").is_ok_and(|count| count != "1") {
-        let why = "one socket of a service manager is needed; start it with \
+        let why = "the helper needs exactly one socket from the service manager; run \
                    `systemctl start penstock-helper.socket`";
         return Err(io::Error::new(io::ErrorKind::NotConnected, why));
     }
-    /// Number of the first passed descriptor, sd_listen_fds(3).
+    /// Number of the first descriptor that a service manager passes, see sd_listen_fds(3).
     const FIRST: i32 = 3;
-    // SAFETY: `LISTEN_PID` says that the descriptor exists for this process, and nothing else owns
-    // it.
-    // WHY: no safe form turns a number into an owned descriptor.
+    // SAFETY: `LISTEN_PID` says that the descriptor was passed to this process, and nothing else
+    // owns the descriptor. WHY: no safe form turns a number into an owned descriptor.
     serve(&unsafe { OwnedFd::from_raw_fd(FIRST) })
 }
 
-/// Serves one request after the other. Each takes some microseconds, at most [`PATIENCE`].
+/// The helper serves requests one after the other. A request takes the helper some microseconds,
+/// and at most [`PATIENCE`].
 fn serve(listener: &OwnedFd) -> io::Result<()> {
     loop {
         let fd = match socket::accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
             Ok(fd) => fd,
             Err(Errno::EINTR | Errno::ECONNABORTED) => continue,
             Err(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM) => {
-                // The connection stays in the listen queue.
+                // No descriptor is free. The connection stays in the listen queue until the next
+                // attempt.
                 let _ = poll(&mut [], PollTimeout::from(PAUSE_MS));
                 continue;
             }
@@ -262,7 +275,7 @@ fn serve(listener: &OwnedFd) -> io::Result<()> {
         let done = answer(&asking);
         let number = done.as_ref().err().map_or(0, |e| e.raw_os_error().unwrap_or(libc::EINVAL));
         let made = done.as_ref().ok().and_then(Option::as_ref);
-        // A client that has gone needs no answer.
+        // Sending fails only if the client is gone, which needs no answer.
         let _ = send(&asking, &number.to_le_bytes(), made.map(AsFd::as_fd));
         if let Err(error) = done {
             tracing::warn!(%error, "a request was refused");
@@ -293,7 +306,8 @@ fn answer(asking: &OwnedFd) -> io::Result<Option<OwnedFd>> {
     }
 }
 
-/// Whether a name can only lead into the directory of namespaces.
+/// Whether `name` is a plain file name. A plain name cannot lead out of the directory of network
+/// namespaces.
 fn is_plain(name: &str) -> bool {
     !name.is_empty() && !name.contains(['/', '\0']) && ![".", ".."].contains(&name)
 }
@@ -303,8 +317,8 @@ fn give_away(inode: &File, text: &[u8], user: u32) -> io::Result<()> {
     let (numbers, &[]) = text.as_chunks::<4>() else { return Err(invalid()) };
     let &[owner, group] = numbers else { return Err(invalid()) };
     let (owner, group) = (u32::from_le_bytes(owner), u32::from_le_bytes(group));
-    // The daemon passes a descriptor that names the socket's inode without opening it. The inode of
-    // an open socket is not a file to which others connect.
+    // The daemon passes a descriptor that names the socket's inode without opening the inode
+    // (`O_PATH`). An open socket's own inode lies in sockfs and has no path.
     let names = fcntl(inode, FcntlArg::F_GETFL)? & libc::O_PATH != 0;
     let in_files = fstatfs(inode)?.filesystem_type().0 != SOCKFS;
     let found = inode.metadata()?;
@@ -322,7 +336,8 @@ mod tests {
     use std::path::PathBuf;
     use std::process::Command;
 
-    /// Starts a helper in a thread, which ends with the process.
+    /// Starts a helper in a thread of the test. The helper's thread ends when the test process
+    /// ends.
     fn helper(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
         let _ = std::fs::remove_file(&path);
@@ -491,14 +506,14 @@ mod tests {
             return;
         }
         let path = helper("netns");
-        /// ioctl that opens the network namespace of a socket.
+        /// Number of the ioctl that opens the network namespace of a socket.
         const SIOCGSKNS: libc::Ioctl = 0x894c;
         let there = std::fs::metadata(Path::new("/run/netns").join(&name)).unwrap();
         for kind in [Kind::Inet, Kind::Packet, Kind::Tun] {
             let got = request(&path, kind as u8, name.as_bytes(), None).unwrap().unwrap();
             if kind == Kind::Tun {
-                // A TUN descriptor has no namespace until it has an interface; the lane `units`
-                // tests that case.
+                // A TUN descriptor has no namespace until it has an interface. The lane `units` of
+                // `scripts/checks.sh` tests that case.
                 continue;
             }
             // SAFETY: the call takes no argument and returns a new descriptor. WHY: no safe form

@@ -1,51 +1,61 @@
-//! The inflight region: a record that a front end keeps in case the back end dies. The region shows
-//! the next back end which chains were taken and not returned.
+//! The inflight region, a file that a vhost-user front end keeps in case the back end dies. From
+//! the inflight region, the next back end learns which chains the last back end took and did not
+//! return.
 //!
 //! # Source
-//! The vhost-user specification, "Inflight I/O tracking": a header and one entry per descriptor for
-//! each queue. The back end makes the file, the front end keeps it, and both map it.
+//! The vhost-user specification, "Inflight I/O tracking", defines a header and one entry per
+//! descriptor for each queue. The back end makes the file, and the front end keeps the file. The
+//! back end and the front end each map the file of the inflight region.
 //!
 //! # What is recorded, and when
 //! A chain is in flight from the moment its head is read from the available ring until the used
-//! index covers it. The switch's rings return chains strictly in the order in which they were made
-//! available, and return a batch before they take the next one. At every instant, the chains in
-//! flight are thus exactly the available entries from the used index on. The used index is one
-//! 16-bit store, and it is the only moment at which chains change owner. If the switch is killed
-//! before this store, no chain of the batch was returned, and the next switch takes all of them
-//! again. If it is killed after the store, all chains were returned, and the next switch takes none
-//! of them.
+//! index covers the chain. The switch's rings return chains strictly in the order in which the
+//! driver made the chains available. The rings return a batch of chains before they take the next
+//! batch. The chains in flight are always exactly the entries of the available ring from the used
+//! index on. The switch writes the used index with one 16-bit store, and this store returns all
+//! chains of the batch to the driver. If the switch is killed before the store, no chain of the
+//! batch was returned, and the next switch takes all chains of the batch again. If the switch is
+//! killed after the store, all chains of the batch were returned, and the next switch takes none of
+//! them.
 //!
-//! For this reason no chain needs its `inflight` mark, and the switch sets no marks. By the
-//! specification, a successor that finds no marks starts at the used index and resubmits nothing,
-//! which is correct. Only `used_idx` is recorded, after the ring's own index. Between the two
-//! stores `used_idx` lags by one batch. The specification provides for this: the successor clears
-//! the marks of the last batch. As there are no marks, it clears nothing.
+//! Because chains return in order, no chain needs its `inflight` mark, and the switch sets no
+//! marks. By the specification, a back end that finds no `inflight` marks starts at the used index
+//! and resubmits nothing. Resubmitting nothing is correct for chains that return in order. In the
+//! inflight region, the switch records only `used_idx`, after the switch has stored the ring's own
+//! used index. Between the stores of the ring's used index and of `used_idx`, `used_idx` is one
+//! batch behind. If `used_idx` is one batch behind the ring's used index, the specification lets
+//! the next back end clear the last batch's `inflight` marks. If Penstock wrote the inflight
+//! region, the next back end finds no `inflight` marks to clear.
 //!
-//! The worker writes the two rings of a frame in a fixed order. A frame is visible at its
-//! destination before its chain is returned. If the switch is killed, a frame may thus be delivered
-//! twice, but no frame is lost after its chain was returned.
+//! For each frame, the worker writes the receiver's ring before the sender's ring. Therefore the
+//! receiver sees a frame before the worker returns the frame's chain to the sender. If the switch
+//! is killed, a frame may be delivered twice, but no frame is lost after the worker returned the
+//! frame's chain.
 //!
 //! # Recovery
-//! A region may come from another program that returned chains out of order and died. In that case
-//! marks are set. The marked heads are resubmitted first, in the order of their counters, and the
-//! ring continues behind them. Meanwhile the whole procedure of the specification is followed,
-//! store by store ([`SplitInflight::begin`], [`SplitInflight::end`]).
+//! If an inflight region has `inflight` marks, another program wrote the region, returned chains
+//! out of order and died. The switch resubmits the marked heads first, in the order of their
+//! counters, and then continues with the available ring. For resubmitted heads, the switch makes
+//! every store that the vhost-user specification prescribes ([`SplitInflight::begin`],
+//! [`SplitInflight::end`]).
 //!
 //! # Trust
-//! The file belongs to the front end and may hold anything. Every head is checked, and marks that
-//! are impossible for the ring are dropped.
+//! The inflight file belongs to the front end and may contain any values. The switch checks every
+//! head in the file and drops marks that are impossible for the ring.
 //!
 //! # Cost
-//! A ring without a region checks once per burst whether it has anything to record. A ring with a
-//! region does one more store.
+//! For a ring without an inflight region, the only cost is one check per burst. A ring with an
+//! inflight region needs one more store per burst.
 //!
 //! # Packed rings
 //! A packed ring has no index in the guest's memory, and a used descriptor overwrites the driver's
-//! description of its buffer. For this reason one word keeps two positions: those of the ring
-//! before and after the burst. The word is written before and after the single store that makes the
-//! burst visible to the driver. The first descriptor of the burst then tells whether that store was
-//! made. Descriptors of the burst that are overwritten before that store are saved first. They are
-//! restored if the store was never made ([`PackedInflight`]).
+//! description of its buffer. For a packed ring, one word of the inflight region therefore contains
+//! two positions: the ring's position before the burst and the position after the burst. The switch
+//! writes the word with both positions before and after the single store that makes the burst
+//! visible to the driver. After a kill, the first descriptor of the burst shows whether the burst
+//! became visible. Before the switch overwrites the other descriptors of the burst, the switch
+//! saves these descriptors. If the burst never became visible, the next switch restores the saved
+//! descriptors ([`PackedInflight`]).
 
 use core::sync::atomic::{Ordering, fence};
 use std::fs::File;
@@ -57,11 +67,12 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use super::peer_memory::shared_file::SharedFile;
 use super::peer_memory::{MemoryAccount, SharedFileError};
 
-/// Version of a queue's layout in the specification.
+/// Version of a queue's layout in the vhost-user specification of the inflight region.
 const VERSION: u16 = 1;
-/// Alignment in bytes of each queue's part.
+/// Alignment in bytes of each queue's part of the inflight region.
 const ALIGN: usize = 64;
-/// Largest accepted region in bytes: 32 queues of 32,768 packed descriptors are 32 MiB.
+/// Largest accepted inflight region in bytes. The region for 32 queues of 32,768 packed descriptors
+/// has 32 MiB.
 const REGION_MAX: u64 = 64 << 20;
 
 // Offsets in bytes of the fields of a queue's header. Split and packed rings share them up to
@@ -76,18 +87,22 @@ const SPLIT_ENTRY: usize = 16;
 const ENTRY_NEXT: usize = 6;
 const ENTRY_COUNTER: usize = 8;
 const PACKED_HEADER: usize = 32;
-/// `used_idx`, `old_used_idx`, their wrap counters and two bytes of padding, as one word.
+/// Offset in bytes of the word with `used_idx`, `old_used_idx`, the two wrap counters and two bytes
+/// of padding.
 const PACKED_STATE: usize = 16;
 const PACKED_ENTRY: usize = 32;
-/// Id, flags and length of a descriptor as the driver wrote it.
+/// Offset in bytes, within a packed queue's entry, of the saved copy of a descriptor's id, flags
+/// and length.
 const PACKED_ENTRY_SAVED: usize = 16;
-/// A bit in the padding that says that this switch wrote the positions. A new region does not have
-/// it.
+/// Bit in the padding of a packed queue's state in the inflight region. The bit `PACKED_KNOWN` is
+/// set if a Penstock switch wrote the ring positions in the inflight region, and clear in a new
+/// region.
 const PACKED_KNOWN: u64 = 1 << 56;
-/// The wrap counter in a position as vhost-user encodes it.
+/// Bit of the wrap counter in a ring position, in vhost-user's encoding.
 const WRAP: u16 = 1 << 15;
 
-/// Kind of the rings that a region describes. Each kind has its own layout.
+/// Kind of the rings that an inflight region describes. Split and packed rings have different
+/// layouts in the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingLayout {
     Split,
@@ -95,7 +110,7 @@ pub enum RingLayout {
 }
 
 impl RingLayout {
-    /// Bytes of one queue's part.
+    /// Bytes of the part of the inflight region for one queue of `size` descriptors.
     const fn stride(self, size: u16) -> usize {
         let n = size as usize;
         match self {
@@ -105,38 +120,38 @@ impl RingLayout {
     }
 }
 
-/// Reason for which a region is refused.
+/// Reason why the switch refuses an inflight region.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InflightError {
-    /// The file cannot be mapped.
+    /// The switch cannot map the file of the inflight region.
     #[error(transparent)]
     File(#[from] SharedFileError),
-    /// The region has fewer bytes than its queues need.
+    /// The inflight region has fewer bytes than its queues need.
     #[error("inflight region: {queues} queues of {size} need {needs} bytes, not {has}")]
     Small {
-        /// Number of queues.
+        /// Number of queues that the inflight region covers.
         queues: u16,
-        /// Number of descriptors in each queue.
+        /// Number of descriptors in each queue of the inflight region.
         size: u16,
-        /// Number of bytes that the queues need.
+        /// Number of bytes that the queues need in the inflight region.
         needs: u64,
-        /// Number of bytes that the front end announced.
+        /// Length in bytes of the inflight region that the front end announced.
         has: u64,
     },
-    /// The layout has an unknown version.
+    /// The inflight region's layout has an unknown version.
     #[error("inflight region: queue {queue} has layout version {version}; only 1 is known")]
     Version {
         queue: u16,
-        /// Version in the queue's header.
+        /// Layout version that the queue's header in the inflight region contains.
         version: u16,
     },
-    /// The file could not be made.
+    /// The switch could not make the file of the inflight region.
     #[error("inflight region: {0}")]
     Make(nix::Error),
 }
 
-/// One mapped region, which holds all queues of a session.
+/// One mapped inflight region, with the records of all queues of a vhost-user session.
 #[derive(Debug)]
 pub struct InflightRegion {
     file: SharedFile,
@@ -146,10 +161,12 @@ pub struct InflightRegion {
 }
 
 impl InflightRegion {
-    /// Makes an empty region for a front end to keep. Returns its file and its length in bytes.
+    /// Makes an empty inflight region for a front end to keep. Returns the region's file and length
+    /// in bytes.
     ///
     /// # Errors
-    /// [`InflightError`] if the region is too long, or the kernel has no memory for it.
+    /// Returns an [`InflightError`] if the region is too long, or if the kernel has no memory for
+    /// the region.
     pub fn make(
         account: &MemoryAccount,
         layout: RingLayout,
@@ -173,12 +190,12 @@ impl InflightRegion {
         Ok((file, len))
     }
 
-    /// Maps a region that a front end passes, and counts it in `account`. The region is the `len`
-    /// bytes of `file` from `offset` on. The last argument is the number of queues and the number
-    /// of descriptors per queue.
+    /// Maps an inflight region that a front end passes, and counts the region's bytes in `account`.
+    /// The region is the `len` bytes of `file` from `offset` on. The last argument of `map`
+    /// contains the number of queues and the number of descriptors per queue.
     ///
     /// # Errors
-    /// [`InflightError`].
+    /// Returns an [`InflightError`] if the region is refused.
     pub fn map(
         account: &MemoryAccount,
         layout: RingLayout,
@@ -199,13 +216,13 @@ impl InflightRegion {
         Ok(region)
     }
 
-    /// Sets the event that is signalled if the region's file turns out to be shorter than the
-    /// region.
+    /// Sets the eventfd that the switch signals if the inflight region's file turns out to be
+    /// shorter than the region.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.file.set_alarm(alarm);
     }
 
-    /// Writes a header into a queue's part that has none.
+    /// Writes a header into a queue's part of the inflight region if that part has no header yet.
     fn adopt(&self, queue: u16) -> Result<(), InflightError> {
         let at = usize::from(queue) * self.layout.stride(self.size);
         match self.load(at + AT_VERSION) {
@@ -222,8 +239,9 @@ impl InflightRegion {
         Ok(())
     }
 
-    /// The part of queue `index` for a split ring of `size` descriptors. `None` if the region has
-    /// no such queue, is smaller than the ring, or is for packed rings.
+    /// Returns the part of the inflight region for queue `index`, a split ring of `size`
+    /// descriptors. Returns `None` if the region has no queue `index`, has fewer than `size`
+    /// descriptors per queue, or is for packed rings.
     #[must_use]
     pub fn split(self: &Arc<Self>, index: u16, size: u16) -> Option<SplitInflight> {
         let fits = self.layout == RingLayout::Split && index < self.queues && size <= self.size;
@@ -231,7 +249,9 @@ impl InflightRegion {
         fits.then(|| SplitInflight { region: Arc::clone(self), at, size })
     }
 
-    /// Like [`Self::split`], for a packed ring.
+    /// Returns the part of the inflight region for queue `index`, a packed ring of `size`
+    /// descriptors. Returns `None` if the region has no queue `index`, has fewer than `size`
+    /// descriptors per queue, or is for split rings.
     #[must_use]
     pub fn packed(self: &Arc<Self>, index: u16, size: u16) -> Option<PackedInflight> {
         let fits = self.layout == RingLayout::Packed && index < self.queues && size <= self.size;
@@ -239,7 +259,7 @@ impl InflightRegion {
         fits.then(|| PackedInflight { region: Arc::clone(self), at, size })
     }
 
-    /// Writes both positions of the packed queue at `at` in one store.
+    /// Writes the positions `used` and `old` of the packed queue at offset `at` with one store.
     fn store_state(&self, at: usize, used: u16, old: u16, known: u64) {
         let index = |position: u16| u64::from(position & !WRAP);
         let wrap = |position: u16| u64::from(position >> 15);
@@ -249,8 +269,8 @@ impl InflightRegion {
         }
     }
 
-    // `map` has checked the length for all offsets. If a word is missing all the same, it reads as
-    // zero and is not written.
+    // `map` has checked the length for all offsets. A word outside of the mapping would read as
+    // zero, and would not be written.
     fn load(&self, at: usize) -> u16 {
         self.file.u16_at(at).map_or(0, |word| word.load(Ordering::Relaxed))
     }
@@ -267,7 +287,7 @@ fn needs(layout: RingLayout, queues: u16, size: u16) -> u64 {
     (usize::from(queues) * layout.stride(size)) as u64
 }
 
-/// One split ring's part of a region.
+/// The part of an inflight region for one split ring.
 #[derive(Debug)]
 pub struct SplitInflight {
     region: Arc<InflightRegion>,
@@ -276,9 +296,10 @@ pub struct SplitInflight {
 }
 
 impl SplitInflight {
-    /// Recovers the state that the last back end left in a ring whose used index is `used` and
-    /// whose available index is `available`. Returns the heads in flight in the order in which they
-    /// were taken. The available ring continues `heads.len()` entries behind `used`.
+    /// Recovers the state that the last back end left in a ring with used index `used` and
+    /// available index `available`. Returns the heads of chains in flight, in the order in which
+    /// the last back end took the chains. After `recover`, the ring continues at available entry
+    /// `used` plus the number of returned heads.
     pub fn recover(&self, used: u16, available: u16) -> Vec<u16> {
         let region = &*self.region;
         let batch = used.wrapping_sub(region.load(self.at + SPLIT_USED));
@@ -291,8 +312,8 @@ impl SplitInflight {
             }
         }
         let mut heads: Vec<u16> = (0..self.size).filter(|&head| self.is_marked(head)).collect();
-        // If more chains are in flight than the driver has outstanding, the marks belong to an
-        // earlier use of the ring, as after a reset of the guest.
+        // If more chains are marked than the driver has outstanding, the marks belong to an earlier
+        // use of the ring. A reset of the guest causes such marks.
         let believable = batch <= self.size
             && heads.len() <= usize::from(available.wrapping_sub(used))
             && available.wrapping_sub(used) <= self.size;
@@ -305,7 +326,8 @@ impl SplitInflight {
         heads
     }
 
-    /// Records the used index after it was stored in the ring. No chain below it is in flight.
+    /// Records the used index in the inflight region, after the ring has stored the used index.
+    /// Chains before the used index were returned, so the next switch does not resubmit them.
     #[inline]
     pub fn note(&self, used: u16) {
         // x86 keeps the order of stores, and the fence makes the compiler keep it. This store must
@@ -314,7 +336,8 @@ impl SplitInflight {
         self.region.store(self.at + SPLIT_USED, used);
     }
 
-    /// Records the marked `heads` as the last batch, before the used index covers them.
+    /// Records the chains `heads`, which are marked as in flight, as the last batch in the inflight
+    /// region. The caller must call this function before the used index covers `heads`.
     pub fn begin(&self, heads: impl Iterator<Item = u16>) {
         let mut last = self.region.load(self.at + SPLIT_LAST_BATCH);
         for head in heads.filter(|&head| head < self.size) {
@@ -325,7 +348,8 @@ impl SplitInflight {
         fence(Ordering::Release);
     }
 
-    /// Clears the marks of `heads`, after the used index covered them.
+    /// Clears the `inflight` marks of the chains `heads`. The caller must call `end` after the used
+    /// index covers `heads`.
     pub fn end(&self, heads: impl Iterator<Item = u16>, used: u16) {
         fence(Ordering::Release);
         heads.for_each(|head| self.unmark(head));
@@ -359,8 +383,8 @@ impl SplitInflight {
     }
 }
 
-/// One packed ring's part of a region. Positions have the encoding of vhost-user: the index, and
-/// the wrap counter in bit 15.
+/// The part of an inflight region for one packed ring. Ring positions have the encoding of
+/// vhost-user: the index in bits 0 to 14, and the wrap counter in bit 15.
 #[derive(Debug)]
 pub struct PackedInflight {
     region: Arc<InflightRegion>,
@@ -369,7 +393,8 @@ pub struct PackedInflight {
 }
 
 impl PackedInflight {
-    /// Positions of the ring before and after its last burst; `None` if no ring has recorded here.
+    /// Positions of the packed ring before and after its last burst. `None` if no ring has recorded
+    /// valid positions in the inflight region.
     #[must_use]
     pub fn positions(&self) -> Option<(u16, u16)> {
         let word = self.region.file.u64_at(self.at + PACKED_STATE)?;
@@ -384,13 +409,13 @@ impl PackedInflight {
         (known && fits).then_some((old, used))
     }
 
-    /// Records that the burst moves the ring from `old` to `used`. Must be called before the burst
-    /// becomes visible.
+    /// Records that the burst moves the ring from position `old` to position `used`. The caller
+    /// must call `begin` before the driver can see the burst.
     pub fn begin(&self, old: u16, used: u16) {
         self.region.store_state(self.at, used, old, PACKED_KNOWN);
     }
 
-    /// Records that the burst is visible to the driver.
+    /// Records that the burst up to position `used` is visible to the driver.
     pub fn end(&self, used: u16) {
         // x86 keeps the order of stores, and the fence makes the compiler keep it. This store must
         // follow the store in the ring.
@@ -398,7 +423,8 @@ impl PackedInflight {
         self.region.store_state(self.at, used, used, PACKED_KNOWN);
     }
 
-    /// Saves the second half of the descriptor at `index`, before it is overwritten.
+    /// Saves the half of the descriptor at `index` that contains length, id and flags. The caller
+    /// must call `save` before the switch overwrites the descriptor.
     pub fn save(&self, index: u16, half: u64) {
         if let Some(word) = self.saved_at(index) {
             // The ring has length, id and flags in this order; the region has id, flags and length.
@@ -406,7 +432,8 @@ impl PackedInflight {
         }
     }
 
-    /// The half that [`Self::save`] stored, in the order of the ring.
+    /// Returns the descriptor half that [`Self::save`] stored for `index`, as a word of a packed
+    /// ring.
     #[must_use]
     pub fn saved(&self, index: u16) -> u64 {
         self.saved_at(index).map_or(0, |word| word.load(Ordering::Relaxed).rotate_left(32))

@@ -2,7 +2,8 @@ use super::*;
 
 const SIZE: u16 = 16;
 
-/// A queue of a new region, and the region itself, into which tests write as another program would.
+/// Makes a new inflight region, and returns one of its queues and the region. Tests write to the
+/// inflight region as another back end would.
 fn queue() -> (SplitInflight, Arc<InflightRegion>) {
     let (file, len) =
         InflightRegion::make(&MemoryAccount::default(), RingLayout::Split, 3, SIZE).unwrap();
@@ -106,14 +107,14 @@ fn heads_in_flight_come_back_in_the_order_of_their_counters() {
         queue.mark(head, counter);
     }
     assert_eq!(queue.recover(0, 4), [15, 9, 0, 3]);
-    // A second call gives the same answer, as after another kill before anything was returned.
+    // A second call gives the same answer: another kill may come before any chain was returned.
     assert_eq!(queue.recover(0, 5), [15, 9, 0, 3]);
 }
 
 #[test]
 fn a_kill_between_any_two_stores_of_a_batch_neither_loses_nor_doubles_a_head() {
-    // Heads 7, 2, 5, 11 are in flight; 5 and 7 are being returned when the kill comes. The stores
-    // are in the order of the specification: `begin`, the ring's index, `end`.
+    // Heads 7, 2, 5 and 11 are in flight. The kill comes while 5 and 7 are being returned. The
+    // stores are in the order of the specification: `begin`, the ring's index, `end`.
     for stores in 0..=7 {
         let (queue, region) = queue();
         region.store(queue.at + SPLIT_USED, 40);
@@ -161,7 +162,7 @@ fn impossible_marks_are_dropped() {
     (0..5).for_each(|head| queue.mark(head, u64::from(head)));
     assert_eq!(queue.recover(0, 4), [0_u16; 0]);
     assert_eq!(queue.marks(), [0_u16; 0]);
-    // The index is unrelated to the ring's, because the guest was reset.
+    // The recorded index is unrelated to the ring's index, because the guest was reset.
     queue.mark(3, 0);
     assert_eq!(queue.recover(1000, 1004), [0_u16; 0]);
     assert_eq!(queue.marks(), [0_u16; 0]);
@@ -218,6 +219,9 @@ fn a_front_end_that_rewrites_the_counters_meanwhile_changes_the_order_at_most() 
             }
         }));
         done.store(true, Ordering::Relaxed);
-        assert!(recovered.is_ok(), "the order of shared words must not be trusted");
+        assert!(
+            recovered.is_ok(),
+            "the recovery must not trust the order of counters in shared memory"
+        );
     });
 }

@@ -1,5 +1,5 @@
-//! A queue pair in the switch's own memory, which simulations and tests attach instead of a VM or
-//! NIC.
+//! A queue pair in the switch's own memory. Simulations and tests attach this queue pair instead of
+//! a VM or NIC.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,18 +9,18 @@ use penstock_units::Cycles;
 use super::{Pending, PortQueue, TxOutcome};
 use crate::batch::Batch;
 use crate::offload::{Offload, OffloadCaps};
-use crate::worker::Doorbell;
+use crate::wake::Doorbell;
 
-/// A frame with its offload metadata.
+/// A frame of a memory queue, with its offload metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryFrame {
-    /// Bytes from the Ethernet header to the payload, without FCS.
+    /// Bytes of the frame, from the Ethernet header to the end of the payload, without FCS.
     pub bytes: Vec<u8>,
     pub offload: Offload,
 }
 
 impl MemoryFrame {
-    /// A frame that needs no offloads.
+    /// Makes a frame from `bytes`, without offload requests.
     #[must_use]
     pub fn plain(bytes: Vec<u8>) -> Self {
         Self { bytes, offload: Offload::NONE }
@@ -33,16 +33,17 @@ struct Rings {
     from_switch: VecDeque<MemoryFrame>,
     capacity: usize,
     up: bool,
-    /// Doorbell and its number. The bell rings if a frame arrives while the queue is at rest.
+    /// Doorbell of the worker, and the memory queue's number at the doorbell. The doorbell rings if
+    /// a frame arrives while the worker does not poll the queue.
     bell: Option<(Arc<Doorbell>, usize)>,
     resting: bool,
 }
 
-/// The VM's side: sends and receives frames.
+/// The VM's side of a memory queue, which sends and receives frames.
 #[derive(Clone, Debug)]
 pub struct MemoryDriver(Arc<Mutex<Rings>>);
 
-/// The switch's side, a [`PortQueue`].
+/// The switch's side of a memory queue, which implements [`PortQueue`].
 #[derive(Debug)]
 pub struct MemoryQueue {
     rings: Arc<Mutex<Rings>>,
@@ -50,7 +51,8 @@ pub struct MemoryQueue {
     largest: usize,
 }
 
-/// Makes a queue pair and its driver. Each direction holds `capacity` frames.
+/// Makes a queue pair in memory, and the driver that uses it. Each direction of the memory queue
+/// has room for `capacity` frames.
 #[must_use]
 pub fn memory_queue(capacity: usize, caps: OffloadCaps) -> (MemoryQueue, MemoryDriver) {
     let rings = Arc::new(Mutex::new(Rings {
@@ -70,7 +72,7 @@ fn lock(rings: &Mutex<Rings>) -> std::sync::MutexGuard<'_, Rings> {
 }
 
 impl MemoryQueue {
-    /// Refuses frames above `bytes`, like a receiver with small buffers.
+    /// Lets the queue refuse frames of more than `bytes` bytes, like a receiver with small buffers.
     #[must_use]
     pub fn with_largest(mut self, bytes: usize) -> Self {
         self.largest = bytes;
@@ -79,7 +81,7 @@ impl MemoryQueue {
 }
 
 impl MemoryDriver {
-    /// Offers a frame to the switch. Returns false if the ring is full.
+    /// Offers a frame to the switch. Returns false if the queue has no room for the frame.
     pub fn send(&self, frame: MemoryFrame) -> bool {
         let mut rings = lock(&self.0);
         let room = rings.to_switch.len() < rings.capacity;
@@ -94,25 +96,25 @@ impl MemoryDriver {
         room
     }
 
-    /// Takes the oldest frame that the switch delivered.
+    /// Takes the oldest frame that the switch delivered. `None` if no frame waits.
     #[must_use]
     pub fn receive(&self) -> Option<MemoryFrame> {
         lock(&self.0).from_switch.pop_front()
     }
 
-    /// Number of frames that the switch has not taken yet.
+    /// Number of sent frames that the switch has not taken yet.
     #[must_use]
     pub fn unsent(&self) -> usize {
         lock(&self.0).to_switch.len()
     }
 
-    /// Lets the switch stop polling the queue while it is empty. When a frame arrives, `doorbell`
-    /// rings with number `bell`.
+    /// Lets the switch stop polling the queue when the queue is empty. When a frame arrives, the
+    /// queue rings `doorbell` and passes the queue's number `bell`.
     pub fn connect_bell(&self, doorbell: Arc<Doorbell>, bell: usize) {
         lock(&self.0).bell = Some((doorbell, bell));
     }
 
-    /// Plugs the driver in or out.
+    /// Connects the driver of the memory queue (`true`), or disconnects the driver (`false`).
     pub fn set_up(&self, up: bool) {
         lock(&self.0).up = up;
     }

@@ -1,10 +1,11 @@
-//! AF_PACKET ports: all frames of an existing interface (a NIC, a veth).
+//! AF_PACKET ports, which send and receive all frames of an existing interface (a NIC, a veth).
 //!
-//! This port type is the fallback if AF_XDP is refused. Each frame needs a system call. A frame has
-//! a virtio-net header, so that the interface's segmentation and checksum offloads are used. The
-//! interface is put into promiscuous mode, and frames that the port sends are not read back. The
-//! kernel removes VLAN tags from received frames; the port inserts them again.
-#![allow(unsafe_code, reason = "AF_PACKET socket options and messages")]
+//! An AF_PACKET port is the fallback if the kernel refuses AF_XDP. An AF_PACKET port needs a system
+//! call for each frame. Each frame has a virtio-net header, so that the port can use the
+//! interface's segmentation and checksum offloads. The port puts the interface into promiscuous
+//! mode. The port does not receive the frames that it sends. The kernel removes VLAN tags from
+//! received frames, and the port inserts the tags again.
+#![allow(unsafe_code, reason = "AF_PACKET socket options and messages have no safe Rust wrapper")]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -24,27 +25,30 @@ const PACKET_VNET_HDR: libc::c_int = 15;
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 const TP_STATUS_VLAN_TPID_VALID: u32 = 1 << 6;
-/// `VIRTIO_NET_HDR_GSO_ECN`: the large segment carries CWR.
+/// Value of the flag `VIRTIO_NET_HDR_GSO_ECN`, which marks a large TCP segment with the TCP flag
+/// CWR.
 const GSO_ECN: u8 = 0x80;
-/// Bytes of the header that AF_PACKET puts in front of a frame.
+/// Bytes of the virtio-net header that AF_PACKET puts in front of a frame.
 const HEADER: usize = 10;
-/// Room in front of a frame for the tag that the kernel removed.
+/// Bytes of room in front of a frame for the VLAN tag that the kernel removed.
 const TAG: usize = 4;
-/// Receive buffer in bytes: some 3 ms at 10 Gbit/s.
+/// Size in bytes of the socket's receive buffer, which has room for the frames of some 3 ms at 10
+/// Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
-/// Send buffer in bytes. It holds frames that the port sent and the kernel has not transmitted yet.
-/// If queues behind the interface (a bridge with `tc`) filled this buffer, the port would drop the
-/// frames of all tenants. Those queues have their own limits, and this buffer is larger than all of
-/// them together.
+/// Size in bytes of the socket's send buffer, for frames that the port sent and the kernel has not
+/// transmitted yet. If frames in queues of the interface (a bridge with `tc`) filled the send
+/// buffer, the port would drop frames of all tenants. The interface's queues have their own limits,
+/// and the send buffer is larger than the sum of these limits.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
 #[derive(Clone, Debug)]
 pub struct PacketConfig {
-    /// Name of an existing interface, at most 15 bytes.
+    /// Name of an existing network interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
+    /// Network namespace of the interface: a name under `/run/netns` or a path. If `netns` is
+    /// `None`, the interface is in the daemon's own namespace.
     pub netns: Option<PathBuf>,
-    /// Offloads that the interface performs.
+    /// Offloads that the network interface performs for frames that the port sends.
     pub offloads: OffloadCaps,
 }
 
@@ -56,10 +60,11 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// Opens the interface and brings it up.
+    /// Opens the network interface and brings the interface up.
     ///
     /// # Errors
-    /// [`PortError`]: the interface or namespace does not exist, or the permission is missing.
+    /// Returns a [`PortError`] if the interface or namespace does not exist, or if the permission
+    /// is missing.
     pub fn open(config: &PacketConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         let netns = config.netns.as_deref();
@@ -104,7 +109,12 @@ fn open_socket(
         Ok(done)
     };
     let index = interface.index().map_err(|e| {
-        PortError::system(name, "find the interface", "create it, or correct `interface`", e)
+        PortError::system(
+            name,
+            "find the interface",
+            "create the interface, or correct `interface`",
+            e,
+        )
     })?;
     let socket = helper::descriptor(netns, name, helper::Kind::Packet)?;
     let set = |level, option, value: libc::c_int| {
@@ -119,7 +129,7 @@ fn open_socket(
     check("ask for offload headers", old, set(libc::SOL_PACKET, PACKET_VNET_HDR, 1))?;
     check("ask for VLAN tags", old, set(libc::SOL_PACKET, PACKET_AUXDATA, 1))?;
     check("ignore own frames", old, set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, 1))?;
-    // Without privilege the kernel limits the size to its own maximum, which suffices.
+    // For an unprivileged process, the kernel limits the size to its own maximum, which suffices.
     if set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER) < 0 {
         let _ = set(libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER);
     }
@@ -127,7 +137,12 @@ fn open_socket(
         let _ = set(libc::SOL_SOCKET, libc::SO_SNDBUF, SEND_BUFFER);
     }
     bind(&socket, index).map_err(|e| {
-        PortError::system(name, "bind to the interface", "check that it exists and is up", e)
+        PortError::system(
+            name,
+            "bind to the interface",
+            "check that the interface exists and is up",
+            e,
+        )
     })?;
     Ok(socket)
 }
@@ -142,7 +157,7 @@ fn bind(socket: &OwnedFd, index: i32) -> std::io::Result<()> {
     membership.mr_ifindex = index;
     membership.mr_type = u16::try_from(libc::PACKET_MR_PROMISC).unwrap_or(1);
     let size = |n: usize| libc::socklen_t::try_from(n).unwrap_or(0);
-    // SAFETY: both calls read a structure of the given size. WHY: nix lacks both.
+    // SAFETY: both calls read a structure of the given size. WHY: nix lacks both calls.
     unsafe {
         let fd = socket.as_raw_fd();
         let at = (&raw const address).cast();
@@ -171,18 +186,18 @@ struct PacketQueue {
 // WHY: `iovec` holds raw pointers, which makes the type !Send.
 unsafe impl Send for PacketQueue {}
 
-/// Buffer for one control message with a `tpacket_auxdata`, aligned as the kernel requires.
+/// Buffer for one socket control message with a `tpacket_auxdata`, aligned as the kernel requires.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Result of `recvmsg` for one frame.
+/// Length and VLAN tag of a frame that one `recvmsg` call received.
 struct Received {
     bytes: usize,
     tag: Option<[u8; TAG]>,
 }
 
 impl PacketQueue {
-    /// Reads one frame to `frame` and its virtio-net header to `header`.
+    /// Reads one frame into `frame`, and the frame's virtio-net header into `header`.
     fn receive(&self, header: &mut [u8; VNET_HDR_LEN], frame: &mut [u8]) -> Option<Received> {
         let mut pieces =
             [piece(header.as_mut_ptr(), HEADER), piece(frame.as_mut_ptr(), frame.len())];
@@ -204,7 +219,7 @@ impl PacketQueue {
     }
 }
 
-/// The VLAN tag that the kernel removed from the frame, if any.
+/// The VLAN tag that the kernel removed from the received frame. `None` if the frame had no tag.
 fn tag_of(message: &libc::msghdr) -> Option<[u8; TAG]> {
     // SAFETY: the kernel filled the control buffer and its length. CMSG_FIRSTHDR checks that a
     // header fits, and cmsg_len says whether the data does. WHY: these are C macros.
@@ -238,14 +253,15 @@ impl PortQueue for PacketQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        // Reads without a usable frame take no room in the batch, so their number has its own
-        // limit.
+        // Reads that return no usable frame take no room in the batch, so the number of such reads
+        // has its own limit.
         while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(TAG + FRAME_MAX) else { break };
             let received = match self.receive(&mut header, &mut space[TAG..]) {
                 Some(received) => received,
-                // The header cannot describe the frame, and the kernel has dropped it.
+                // A virtio-net header cannot describe the frame, so the kernel has dropped the
+                // frame.
                 None if last_error() == libc::EINVAL => Received { bytes: 0, tag: None },
                 None => break,
             };
@@ -255,8 +271,8 @@ impl PortQueue for PacketQueue {
                 continue;
             };
             let mut offload = Offload::from_wire(&header);
-            // This bit is a hint for hardware that would repeat CWR (RFC 3168 §6.1.2). No offload
-            // for it was negotiated, so the frame goes on as an ordinary large segment.
+            // This bit is for hardware that would repeat CWR in each segment (RFC 3168 §6.1.2). No
+            // such offload was negotiated, so the frame continues as an ordinary large segment.
             offload.gso_type &= !GSO_ECN;
             if let Some(tag) = received.tag {
                 space.copy_within(TAG..TAG + 12, 0);
@@ -307,7 +323,8 @@ impl PortQueue for PacketQueue {
 mod tests {
     use super::*;
 
-    /// The tag that [`tag_of`] finds in a `tpacket_auxdata` control message with these fields.
+    /// The result of [`tag_of`] for a `tpacket_auxdata` control message with fields `status`, `tci`
+    /// and `tpid`.
     fn said(status: u32, tci: u16, tpid: u16) -> Option<[u8; TAG]> {
         let mut control = Control([0; 64]);
         // SAFETY: all-zero is a valid `msghdr`; the control buffer has room for one message of 20

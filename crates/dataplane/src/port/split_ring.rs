@@ -1,18 +1,19 @@
 //! The device side of a split virtqueue (virtio 1.2 §2.7).
 //!
 //! # Problem
-//! An attacker may rewrite every word at every moment.
+//! An attacker in the guest may rewrite every word of a split ring at any moment.
 //!
 //! # Approach
-//! Datapath rules 3, 5 to 8 and 12 to 14 apply. Each guest word is read once into private memory,
-//! and only that copy is validated and used. A step count bounds the walk of a chain. A burst
-//! passes through stages, each of which prefetches for the next. Indices are published once per
-//! burst. If a driver breaks a rule too often, or writes impossible indices, its ring is stopped.
-//! It thus harms only its own port.
+//! The numbered datapath rules 3, 5 to 8 and 12 to 14 (`docs/internals/datapath-rules.md`) apply to
+//! split rings. The switch reads each guest word once into private memory, and validates and uses
+//! only the private copy. A step count limits the walk along a descriptor chain. A burst passes
+//! through stages, and each stage prefetches for the next stage. The switch publishes indices once
+//! per burst. If a driver breaks a rule too often, or writes impossible indices, the switch stops
+//! the driver's ring. A driver that breaks rules harms only its own port.
 //!
 //! # Order
-//! Everything completes in order, so `IN_ORDER` may be offered.
-#![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
+//! The switch returns all chains in order, so the switch may offer `IN_ORDER`.
+#![allow(unsafe_code, reason = "guest memory by raw pointer; each block names its invariant")]
 
 mod burst;
 mod give;
@@ -36,10 +37,11 @@ pub use live::RingAddresses;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
-/// Replaces [`AHEAD`] after a burst that ended because the batch was full of bytes.
+/// Replaces the prefetch distance [`AHEAD`] after a burst that ended because the batch had too many
+/// bytes for another frame.
 const FEW_AHEAD: usize = 2;
 
-/// A descriptor, read once from guest memory.
+/// Copy of a split ring's descriptor that was read once from guest memory.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Descriptor {
@@ -49,10 +51,10 @@ struct Descriptor {
     next: u16,
 }
 
-/// Host addresses of descriptor table, available ring and used ring.
+/// Host addresses of the descriptor table, the available ring and the used ring.
 type Parts = (*const Descriptor, *mut u16, *mut u16);
 
-/// The device side of one split ring.
+/// The device side of one split virtqueue, with the switch's indices.
 pub struct SplitRing {
     descriptors: *const Descriptor,
     available: *mut u16,
@@ -71,15 +73,17 @@ pub struct SplitRing {
     bad_chains: u32,
     hint: usize,
     in_order: bool,
-    /// Whether the last burst ended because the batch was full of bytes.
+    /// Whether the last burst ended because the batch had too many bytes for another frame.
     cut_short: bool,
-    /// Number of chains in the last burst taken. `heads` holds their heads.
+    /// Number of chains in the last burst that the switch took. The array `heads` contains the head
+    /// descriptors of the taken chains.
     taken: usize,
     heads: [u16; BATCH_FRAMES],
     burst: Burst,
     call: Call,
     memory: Arc<GuestMemory>,
-    /// Where heads are read: the driver's available ring, or a predecessor's chains before it.
+    /// Address from which the switch reads chain heads: the driver's available ring, or
+    /// `Records::replay` after the crash of a previous switch.
     heads_at: *mut u16,
     replaying: bool,
     recording: bool,
@@ -87,7 +91,7 @@ pub struct SplitRing {
 }
 
 // SAFETY: the pointers lead into `memory`, which lives as long as the ring, and exactly one thread
-// holds the ring at any time. WHY: control threads build rings, and a worker runs them.
+// has the ring at any time. WHY: control threads build rings, and a worker runs them.
 unsafe impl Send for SplitRing {}
 
 impl core::fmt::Debug for SplitRing {
@@ -102,11 +106,11 @@ impl core::fmt::Debug for SplitRing {
 }
 
 impl SplitRing {
-    /// Checks the addresses and continues the ring at the position that the driver's memory
+    /// Checks the ring's addresses, and continues the ring at the position that the driver's memory
     /// records.
     ///
     /// # Errors
-    /// [`RingError`] if the size or an address is invalid.
+    /// Returns a [`RingError`] if the ring's size or an address is invalid.
     pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
         let size = match u16::try_from(spec.size) {
             Ok(size) if size.is_power_of_two() => size,
@@ -145,7 +149,8 @@ impl SplitRing {
             records: Box::default(),
         };
         // If the last switch died after publishing, the front end may have a position that is too
-        // old. The used index in the driver's memory is right, as everything completes in order.
+        // old. The used index in the driver's memory is right, because chains are returned in
+        // order.
         ring.next_used = ring.word(ring.used, 1).load(Ordering::Acquire);
         ring.published = ring.next_used;
         ring.signalled = ring.next_used;
@@ -155,7 +160,8 @@ impl SplitRing {
         Ok(ring)
     }
 
-    /// Host addresses of the ring's parts, each checked over its whole length.
+    /// Host addresses of the ring's three parts. `locate` checks the whole range of the descriptor
+    /// table, the available ring and the used ring.
     fn locate(memory: &GuestMemory, ring: RingAddresses, size: u16) -> Result<Parts, RingError> {
         let n = u64::from(size);
         let at = |what, user, len, align| {
@@ -167,7 +173,7 @@ impl SplitRing {
         Ok((descriptors.cast_const().cast(), available.cast(), used.cast()))
     }
 
-    /// Address of the driver's available entries.
+    /// Host address of the driver's available entries.
     #[inline(always)]
     fn guest_heads(&self) -> *mut u16 {
         self.available.wrapping_add(2)
@@ -179,19 +185,20 @@ impl SplitRing {
         u32::from(self.next_available)
     }
 
-    /// Number of entries.
+    /// Number of entries of the split ring.
     #[must_use]
     pub const fn size(&self) -> u16 {
         self.size
     }
 
-    /// Whether the ring was stopped because the driver broke the rules too often.
+    /// Whether the switch stopped the ring because the driver broke the virtio rules too often.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// A 16-bit word of the available or used ring. Index 0 is `flags`, 1 is `idx`.
+    /// Returns the 16-bit word number `at` of the available or used ring at `base`. Word 0 of an
+    /// available or used ring is `flags`, and word 1 is `idx`.
     #[inline(always)]
     fn word(&self, base: *mut u16, at: usize) -> &AtomicU16 {
         // SAFETY: every caller stays within the bytes that `new` checked: 3 + size words of the
@@ -202,14 +209,15 @@ impl SplitRing {
         unsafe { AtomicU16::from_ptr(base.add(at)) }
     }
 
-    /// Whether the driver has made a chain available that the ring has not examined.
+    /// Whether the driver has made a chain available that the switch has not examined.
     #[inline]
     #[must_use]
     pub fn has_waiting(&self) -> bool {
         !self.stopped && self.word(self.available, 1).load(Ordering::Relaxed) != self.next_available
     }
 
-    /// Number of available chains. Reads the driver's index again if fewer than `want` are known.
+    /// Number of available chains. If the switch knows of fewer than `want` chains, it reads the
+    /// driver's available index again.
     #[inline]
     fn credits(&mut self, want: u16) -> u16 {
         let known = self.available_seen.wrapping_sub(self.next_available);
@@ -219,7 +227,7 @@ impl SplitRing {
         self.available_seen = self.word(self.available, 1).load(Ordering::Acquire);
         let now = self.available_seen.wrapping_sub(self.next_available);
         if now > self.size {
-            self.stop("its available index runs ahead of the ring");
+            self.stop("the driver's available index runs ahead of the ring");
             return 0;
         }
         if self.replaying {
@@ -285,14 +293,14 @@ impl SplitRing {
     fn count_bad_chain(&mut self) {
         self.bad_chains += 1;
         if self.bad_chains >= BAD_CHAINS_MAX {
-            self.stop("it made too many bad chains available");
+            self.stop("the driver made too many bad chains available");
         }
     }
 
-    /// Takes a frame from any valid chain: several descriptors, indirect, or split at region
-    /// borders.
-    // This function is not inlined, because every burst would pay for the stack space of its
-    // pieces.
+    /// Takes a frame from the descriptor chain that starts at `head`. The chain may have several
+    /// descriptors, an indirect table, or buffers that cross borders of memory regions.
+    // This function is not inlined, because otherwise every burst would pay for the stack space of
+    // its pieces.
     #[inline(never)]
     fn take_chain(&mut self, batch: &mut Batch, head: u16) -> Result<(), BadChain> {
         let mut pieces = [Piece::NONE; PIECES_MAX];
@@ -302,8 +310,9 @@ impl SplitRing {
         unsafe { take_pieces(batch, &pieces[..count], self.header) }
     }
 
-    /// Walks a chain into pieces of host memory. `wanted` is the write flag that each descriptor
-    /// must have, and `steps` the number of descriptors that may be examined.
+    /// Walks along a chain and translates the chain's buffers to pieces of host memory. `wanted` is
+    /// the write flag that each descriptor must have. `steps` is the number of descriptors that the
+    /// walk may examine.
     fn walk(
         &mut self,
         head: u16,
@@ -348,7 +357,8 @@ impl SplitRing {
         Ok(Table { at: at.cast(), size, indirect: true })
     }
 
-    /// Returns the chains of the last [`Self::take`] to the driver. Visible after `publish`.
+    /// Returns the chains of the last [`Self::take`] to the driver. The driver sees the returned
+    /// chains after `publish`.
     #[inline]
     pub fn complete_taken(&mut self) {
         let (n, first) = (self.taken.min(BATCH_FRAMES), self.next_used);
@@ -373,7 +383,7 @@ impl SplitRing {
         self.next_used = self.next_used.wrapping_add(1);
     }
 
-    /// Writes the used entry `index`.
+    /// Writes entry number `index` of the used ring.
     #[inline(always)]
     fn write_used(&self, index: u16, id: u16, len: u32) {
         let entry = u64::from(id) | u64::from(len) << 32;
@@ -406,8 +416,8 @@ impl SplitRing {
         }
     }
 
-    /// Interrupts the driver if it enabled interrupts. Called after `publish` and a full fence.
-    /// Returns the number of interrupts, 0 or 1.
+    /// Interrupts the driver if the driver enabled interrupts. The worker calls `notify` after
+    /// `publish` and a full fence. Returns the number of interrupts, 0 or 1.
     #[inline]
     pub fn notify(&mut self) -> u32 {
         if self.signalled == self.published {
@@ -425,9 +435,9 @@ impl SplitRing {
         if wanted { self.call.interrupt() } else { 0 }
     }
 
-    /// Stops polling: asks the driver to kick, then looks again. True if the ring may stay
-    /// unpolled, because the driver kicks for every chain that it makes available from now on
-    /// (virtio 1.2 §2.7.10).
+    /// Prepares the ring for a time without polling: requests kicks from the driver, then looks for
+    /// a chain again. Returns true if the worker need not poll the ring, because the driver kicks
+    /// for every new chain (virtio 1.2 §2.7.10).
     pub fn ask_for_kicks(&mut self) -> bool {
         if self.event_idx {
             let at = 2 + 4 * usize::from(self.size);
@@ -446,7 +456,7 @@ impl SplitRing {
         alone
     }
 
-    /// Resumes polling: asks the driver not to kick.
+    /// Requests that the driver does not kick, because the worker polls the ring again.
     pub fn suppress_kicks(&mut self) {
         if self.event_idx {
             let passed = self.next_available.wrapping_sub(1);

@@ -1,11 +1,11 @@
-//! TAP ports: an interface of the host or of a namespace, with the kernel's network stack behind
-//! it.
+//! TAP ports, which connect the switch to the kernel's network stack of the host or of a namespace.
 //!
-//! Each frame needs a system call. A frame has a virtio-net header, so that checksums and 64 KiB
-//! TCP segments can stay unfinished across the switch. A port may have several queues. If no frames
-//! arrive, polls are spaced out. The port creates the interface if it does not exist; such an
-//! interface lives as long as the port.
-#![allow(unsafe_code, reason = "TUN ioctls and vectored reads")]
+//! A TAP port needs a system call for each frame. Each frame has a virtio-net header, so that
+//! unfinished checksums and 64 KiB TCP segments can pass through the switch. A TAP port may have
+//! several queues. If no frames arrive, the TAP port polls less often. The port creates the TAP
+//! interface if the interface does not exist. An interface that the port created exists as long as
+//! the port.
+#![allow(unsafe_code, reason = "TUN ioctls and vectored reads need raw pointers")]
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -20,7 +20,7 @@ use super::vnet_socket::{
 use super::{AttachState, AttachStatus, Pending, PortError, PortQueue, TxOutcome, helper};
 use crate::batch::{Batch, FRAME_MAX, FRAME_MIN};
 use crate::offload::{Offload, OffloadCaps, VNET_HDR_LEN};
-use crate::worker::QUEUES_MAX;
+use crate::unit::QUEUES_MAX;
 
 const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
@@ -28,15 +28,17 @@ const TUN_F_TSO6: libc::c_uint = 4;
 
 #[derive(Clone, Debug)]
 pub struct TapConfig {
-    /// Name of the interface, at most 15 bytes.
+    /// Name of the TAP interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
+    /// Network namespace of the interface: a name under `/run/netns` or a path. `None` means the
+    /// daemon's own namespace.
     pub netns: Option<PathBuf>,
-    /// Number of queues, 1 to 8.
+    /// Number of queues of the TAP interface, 1 to 8.
     pub queues: u16,
-    /// Offloads that the other side performs, in both directions.
+    /// Offloads that the kernel's network stack performs, in both directions.
     pub offloads: OffloadCaps,
-    /// MTU to set in bytes; `None` keeps the present one.
+    /// MTU in bytes that the port sets at the interface. If `mtu` is `None`, the interface keeps
+    /// its MTU.
     pub mtu: Option<u32>,
 }
 
@@ -49,11 +51,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Creates or opens the interface and brings it up.
+    /// Creates or opens the TAP interface and brings the interface up.
     ///
     /// # Errors
-    /// [`PortError`]: the permission is missing, the interface is in use or not a TAP, or the
-    /// namespace does not exist.
+    /// Returns a [`PortError`] if the permission is missing, if the interface is in use or is not a
+    /// TAP, or if the namespace does not exist.
     pub fn open(config: &TapConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
@@ -123,7 +125,8 @@ fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortErr
     };
     // SAFETY: TUNSETIFF takes an `ifreq`. WHY: ioctl has no safe form.
     let attached = unsafe { libc::ioctl(fd, libc::TUNSETIFF, &request) };
-    let remedy = "run as root; if it is in use, end its user; if it is no TAP, choose another name";
+    let remedy = "run as root; if a program uses the interface, end the program; if the interface \
+                  is not a TAP device, choose another name";
     check("attach to the TAP interface", remedy, attached)?;
     // SAFETY: TUNSETVNETHDRSZ takes an int. WHY: as above.
     check("set the header size", "", unsafe { libc::ioctl(fd, libc::TUNSETVNETHDRSZ, &header) })?;
@@ -134,7 +137,7 @@ fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortErr
     Ok(file)
 }
 
-/// One queue of a TAP.
+/// One queue of a TAP interface.
 struct TapQueue {
     file: File,
     caps: OffloadCaps,
@@ -155,15 +158,15 @@ impl PortQueue for TapQueue {
 
     fn rx_burst(&mut self, batch: &mut Batch) {
         let mut found = false;
-        // Reads without a usable frame take no room in the batch, so their number has its own
-        // limit.
+        // Reads that return no usable frame take no room in the batch, so the number of such reads
+        // has its own limit.
         while batch.has_room() && batch.errors < ERRORS_MAX {
             let mut header = [0; VNET_HDR_LEN];
             let Some(space) = batch.arena_space(FRAME_MAX) else { break };
             let pieces =
                 [piece(header.as_mut_ptr(), VNET_HDR_LEN), piece(space.as_mut_ptr(), FRAME_MAX)];
             // SAFETY: both pieces are writable for their lengths and belong to this call. WHY: the
-            // safe form would need two slices; with `readv` both directions use the same pieces.
+            // safe form would need two slices. With `readv` both directions use the same pieces.
             let n = unsafe { libc::readv(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
             let Ok(n) = usize::try_from(n) else { break };
             found = true;

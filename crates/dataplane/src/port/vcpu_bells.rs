@@ -1,19 +1,24 @@
-//! The switch's end of the bells (`penstock_vcpu::bells`), which tell the vCPU scheduler that
-//! frames arrived for a VM.
+//! The switch's part of the vCPU bells, which are frame counters for the vCPU scheduler
+//! (`penstock_vcpu::bells`). The switch increments a VM's bell (a frame counter) to notify the vCPU
+//! scheduler that frames arrived for the VM.
 //!
 //! # Approach
-//! A bell is a counter in a file that switch and scheduler share. A ring is one addition, made once
-//! per burst of which a driver is notified. The scheduler reads the counters when it polls. When it
-//! sleeps and wants to be woken, it sets a byte beside the counter. The worker that finds the byte
-//! set clears it and sends one datagram. There is thus at most one system call each time the
-//! scheduler goes to sleep, however many frames arrive.
+//! A vCPU bell is a frame counter in a file that switch and vCPU scheduler share. The switch adds
+//! one to a VM's frame counter for each burst for which it notifies the VM's driver. The vCPU
+//! scheduler reads the counters when it polls. Before the scheduler sleeps, it sets a byte beside
+//! the counter of each VM for which the switch should wake it. If a worker finds the wake-up byte
+//! of a VM set, the worker clears the byte and sends one datagram to the scheduler. The switch
+//! makes at most one system call for each sleep of the vCPU scheduler, regardless of the number of
+//! arriving frames.
 //!
 //! # Cost
-//! A burst costs some tens of cycles, a datagram some microseconds.
+//! Adding to a VM's frame counter costs some tens of cycles per burst. A datagram that wakes the
+//! vCPU scheduler costs some microseconds.
 //!
 //! # Trust
-//! The file belongs to the operator (mode 0600). If it is shortened, it reads as zeros
-//! ([`super::peer_memory`]) and wakes no thread.
+//! The file with the vCPU bells belongs to the operator (mode 0600). If a process shortens the file
+//! of vCPU bells, the missing counters read as zeros ([`super::peer_memory`]), and the switch wakes
+//! no thread.
 
 use core::fmt;
 use std::ffi::OsStr;
@@ -34,42 +39,43 @@ use penstock_vcpu::bells::{
 use super::peer_memory::shared_file::SharedFile;
 use super::peer_memory::{MemoryAccount, SharedFileError};
 
-/// Maximum length in bytes of a socket's path (`unix(7)`), without the zero at its end.
+/// Maximum length in bytes of a Unix socket's path (`unix(7)`), without the terminating zero.
 const PATH_MAX: usize = 107;
 
-/// Reason for which the bells cannot be used, or a VM has no bell.
+/// Reason why the switch cannot use the vCPU bells, or why a VM has no vCPU bell.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VcpuBellError {
-    /// The file of bells cannot be opened or prepared.
+    /// The switch cannot open or prepare the file that contains the VMs' vCPU bells.
     #[error("{}: {source}", path.display())]
     File { path: PathBuf, source: io::Error },
-    /// The file cannot be shared.
+    /// The switch cannot map the file of vCPU bells.
     #[error(
-        "{}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs, as /run is", path.display()
+        "{}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs, as /run is \
+         on most hosts", path.display()
     )]
     Shared { path: PathBuf, source: SharedFileError },
-    /// The path leads to a file of another kind.
-    #[error("{}: not a file of bells; remove it", .0.display())]
+    /// The file at the path of the vCPU bells contains other data.
+    #[error("{}: not a file of vCPU doorbells; remove the file", .0.display())]
     Foreign(PathBuf),
-    /// The name is not a valid VM name.
-    #[error("{0:?} is not a name of a bell; use 1 to {NAME_MAX} bytes without NUL")]
+    /// The given name is not a valid name for a VM.
+    #[error("{0:?} is not a valid VM name for a doorbell; use 1 to {NAME_MAX} bytes without NUL")]
     Name(String),
-    /// All bells are assigned.
+    /// All vCPU bells (frame counters) of the host are assigned to VMs.
     #[error(
-        "all {BELLS} bells of {} are given away, none is left for {name:?}; stop switch and \
-         scheduler and remove the file",
+        "all {BELLS} doorbells in {} are assigned, so VM {name:?} gets no doorbell; stop the \
+         switch and the scheduler, then remove the file",
         path.display()
     )]
     Full {
-        /// Path of the file of bells.
+        /// Path of the file with the VMs' vCPU bells.
         path: PathBuf,
-        /// Name of the VM without a bell.
+        /// Name of the VM for which no vCPU bell is free.
         name: String,
     },
 }
 
-/// The bells of all VMs of a host.
+/// The file with the vCPU bells (frame counters for the vCPU scheduler) of all VMs of a host.
 #[derive(Debug)]
 pub struct VcpuBells {
     dir: PathBuf,
@@ -83,15 +89,17 @@ fn wide(at: usize) -> u64 {
 }
 
 impl VcpuBells {
-    /// Opens the file of bells in `dir`, the scheduler's `run_dir`. Creates file and directory if
-    /// they are missing. Bells that the file already has keep their numbers.
+    /// Opens the file of vCPU bells (frame counters) in `dir`, the vCPU scheduler's `run_dir`. If
+    /// the file or the directory is missing, `open` creates it. The vCPU bells that are already in
+    /// the file keep their numbers.
     ///
     /// # Errors
-    /// The directory is not on a tmpfs, or the file is of another kind.
+    /// Returns an error if the directory is not on a tmpfs, or if the file does not contain vCPU
+    /// bells.
     pub fn open(dir: &Path) -> Result<Arc<Self>, VcpuBellError> {
         let path = dir.join(BELLS_FILE);
         let (file, socket) = Self::file(dir, &path)?;
-        // The file belongs to the operator, so it counts for no port.
+        // The file belongs to the operator, so its bytes count for no port.
         let account = MemoryAccount::default();
         let map = SharedFile::map(&account, "bells", &file, 0, wide(FILE_LEN), wide(FILE_LEN));
         let shared = map.map_err(|source| VcpuBellError::Shared { path, source })?;
@@ -103,7 +111,7 @@ impl VcpuBells {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        // With a link, the switch would write into the file that the link names.
+        // If the switch followed a link, it would write into the link's target.
         options.custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC);
         let file = options.open(path).map_err(failed)?;
         let of_bells = Self::prepare(&file).map_err(failed)?;
@@ -115,7 +123,8 @@ impl VcpuBells {
         Ok((file, socket))
     }
 
-    /// Extends the file to its length. Returns false if it is no file of bells.
+    /// Extends `file` to the length of a file of vCPU bells. Returns false if `file` contains other
+    /// data than vCPU bells.
     fn prepare(file: &File) -> io::Result<bool> {
         file.lock()?;
         let length = file.metadata()?.len();
@@ -123,7 +132,8 @@ impl VcpuBells {
         if length >= 8 {
             file.read_exact_at(&mut magic, 0)?;
         }
-        // Zeros are accepted: the creator of the file has not written yet, or died before it could.
+        // Zeros are accepted. In that case the creator of the file has not written yet, or died
+        // before it wrote.
         if length > 0 && ![0, MAGIC].contains(&u64::from_ne_bytes(magic)) {
             return Ok(false);
         }
@@ -135,10 +145,11 @@ impl VcpuBells {
         Ok(true)
     }
 
-    /// The bell of the VM `name`. If the VM has no bell, this call assigns one.
+    /// Returns the frame counter ("bell") of the VM `name`. If the VM has no counter, `claim`
+    /// assigns a free counter to the VM.
     ///
     /// # Errors
-    /// All bells are assigned, or the name is invalid.
+    /// Returns an error if all bells are assigned, or if `name` is invalid.
     pub fn claim(self: &Arc<Self>, name: &str) -> Result<VcpuBell, VcpuBellError> {
         let path = || self.dir.join(BELLS_FILE);
         let line = line_of(name).ok_or_else(|| VcpuBellError::Name(name.to_owned()))?;
@@ -165,7 +176,8 @@ impl VcpuBells {
         })
     }
 
-    /// Socket path of scheduling thread `at`, written into `room` without an allocation.
+    /// Socket path of scheduling thread number `at`. The path is written into `room` without an
+    /// allocation.
     fn socket_of<'a>(&self, at: usize, room: &'a mut [u8; PATH_MAX]) -> Option<&'a Path> {
         let mut left = &mut room[..];
         left.write_all(self.dir.as_os_str().as_bytes()).ok()?;
@@ -175,7 +187,8 @@ impl VcpuBells {
     }
 }
 
-/// The bell of one VM, which the worker rings.
+/// The frame counter of one VM for the vCPU scheduler (the VM's "bell"). A worker increments the
+/// VM's frame counter when frames arrive for the VM.
 #[derive(Clone)]
 pub struct VcpuBell {
     bells: Arc<VcpuBells>,
@@ -185,13 +198,13 @@ pub struct VcpuBell {
 
 impl fmt::Debug for VcpuBell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "bell of {} in {}", self.name, self.bells.dir.display())
+        write!(f, "doorbell of VM {} in {}", self.name, self.bells.dir.display())
     }
 }
 
 impl VcpuBell {
-    /// Reports that frames arrived for the VM. Returns the number of system calls made to wake
-    /// scheduling threads.
+    /// Reports to the vCPU scheduler that frames arrived for the VM. Returns the number of system
+    /// calls that woke scheduling threads.
     #[inline]
     pub fn ring(&self) -> u32 {
         let Some(counter) = self.bells.shared.u64_at(self.bell.counter_at()) else { return 0 };
@@ -207,8 +220,9 @@ impl VcpuBell {
         calls
     }
 
-    /// Wakes the summoned threads. A thread that has ended has no socket, and a thread with a full
-    /// socket is awake.
+    /// Wakes the scheduling threads that requested to be woken, and returns the number of system
+    /// calls. Errors of the wake-up datagram are ignored, because a scheduling thread that has
+    /// ended has no socket, and a thread with a full socket is awake.
     #[cold]
     fn wake(&self, at: usize, taken: u64) -> u32 {
         let mut calls = 0;
@@ -227,7 +241,7 @@ impl VcpuBell {
 mod tests {
     use super::*;
 
-    /// A new directory on a tmpfs.
+    /// Makes a new directory on a tmpfs.
     fn dir(name: &str) -> PathBuf {
         let dir = format!("/dev/shm/penstock-bells-{name}-{}", std::process::id());
         let _ = std::fs::remove_dir_all(&dir);
@@ -279,7 +293,7 @@ mod tests {
         std::fs::create_dir_all(&dir).unwrap();
         let path = dir.join(BELLS_FILE);
         std::fs::write(&path, [1; 64]).unwrap();
-        assert!(VcpuBells::open(&dir).unwrap_err().to_string().contains("remove it"));
+        assert!(VcpuBells::open(&dir).unwrap_err().to_string().contains("remove the file"));
         std::fs::remove_file(&path).unwrap();
         std::fs::write(dir.join("other"), [0; 64]).unwrap();
         std::os::unix::fs::symlink(dir.join("other"), &path).unwrap();

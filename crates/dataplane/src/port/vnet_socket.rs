@@ -1,6 +1,6 @@
-//! Common parts of TAP and AF_PACKET ports: frames by system call, with a virtio-net header in
-//! front.
-#![allow(unsafe_code, reason = "vectored system calls on guest memory")]
+//! Common parts of TAP and AF_PACKET ports. TAP and AF_PACKET ports move each frame by a system
+//! call, with a virtio-net header before the frame.
+#![allow(unsafe_code, reason = "vectored system calls on guest memory need raw pointers")]
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,19 +10,19 @@ use penstock_units::Cycles;
 
 use super::{PortError, TxOutcome, helper};
 use crate::batch::{Batch, CHAIN_MAX, Frame};
-use crate::egress::finish::SEGMENTS_PER_FRAME_MAX;
+use crate::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
 
-/// Spaces out polls that are system calls: each empty poll lengthens the pause before the next
-/// poll.
+/// Limits the number of system calls with which a port polls for frames. Each empty poll lengthens
+/// the pause before the next poll.
 #[derive(Debug, Default)]
 pub(super) struct PollSpacing {
     due: u64,
     gap: u64,
 }
 
-/// The shortest and the longest pause in cycles, about 1 us and 8 us. An idle port thus makes at
-/// most one system call in 8 us.
+/// Shortest pause in cycles between two polls, about 1 us. `GAP_MAX` is the longest pause, about 8
+/// us. An idle port makes at most one polling system call in 8 us.
 const GAP_MIN: u64 = 2_000;
 const GAP_MAX: u64 = 16_000;
 
@@ -32,7 +32,7 @@ impl PollSpacing {
         now.0 >= self.due
     }
 
-    /// Records whether a poll found a frame.
+    /// Records whether the poll at time `now` found a frame.
     #[inline]
     pub(super) fn polled(&mut self, now: Cycles, found: bool) {
         self.gap = if found { 0 } else { (self.gap * 2).clamp(GAP_MIN, GAP_MAX) };
@@ -40,13 +40,15 @@ impl PollSpacing {
     }
 }
 
-/// Maximum number of reads in a burst that yield no usable frame.
+/// Maximum number of reads without a usable frame in one burst.
 pub(super) const ERRORS_MAX: u32 = 32;
 
-/// Maximum number of pieces of a frame: header, head, and a chain that is split at region borders.
+/// Maximum number of pieces of a frame: virtio-net header, head, and a chain with every buffer
+/// split at a border of memory regions.
 const PIECES: usize = 2 + 2 * CHAIN_MAX;
 
-/// A frame as pieces for a vectored system call: virtio-net header, head, rest.
+/// A frame as pieces for a vectored system call: the virtio-net header, the head, and the other
+/// bytes.
 pub(super) struct FramePieces {
     header: [u8; VNET_HDR_LEN],
     pieces: [libc::iovec; PIECES],
@@ -59,7 +61,8 @@ impl FramePieces {
         Self { header: [0; VNET_HDR_LEN], pieces: [none; PIECES], count: 0 }
     }
 
-    /// The pieces of frame `i` behind a header of `header_len` bytes.
+    /// Returns frame `i` as a list of pieces. The first piece is the frame's virtio-net header of
+    /// `header_len` bytes.
     pub(super) fn of(&mut self, batch: &Batch, i: usize, header_len: usize) -> &mut [libc::iovec] {
         self.header = batch.frame(i).offload.to_wire(0);
         let head = batch.head(i);
@@ -78,8 +81,8 @@ pub(super) fn piece(at: *const u8, len: usize) -> libc::iovec {
     libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len }
 }
 
-/// `writev` of `pieces`. The kernel checks every address, so a page that a guest removed yields
-/// `EFAULT` and no signal.
+/// Writes `pieces` to `fd` with `writev`. The kernel checks every address, so a page that a guest
+/// removed causes `EFAULT` instead of a signal.
 pub(super) fn write_vectored(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, i32> {
     let count = libc::c_int::try_from(pieces.len()).map_err(|_| libc::EINVAL)?;
     // SAFETY: `pieces` is a valid array, and the kernel only reads the memory that it names.
@@ -92,15 +95,16 @@ pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Whether a large segment becomes more frames than the switch itself would cut. If the interface
-/// leaves the segmentation to the kernel, the kernel does it inside the worker's system call.
+/// Whether segmentation of the frame would create more segments than the switch allows for one
+/// frame. If the interface cannot segment, the kernel segments the frame inside the worker's system
+/// call.
 pub(super) fn too_many_segments(frame: &Frame) -> bool {
     let o = frame.offload;
     let payload = (frame.len as usize).saturating_sub(usize::from(o.hdr_len));
     o.is_gso() && payload > usize::from(o.gso_size) * SEGMENTS_PER_FRAME_MAX
 }
 
-/// Counts the kernel's answer for one frame.
+/// Counts frame `i` in `out` according to the kernel's answer `sent`.
 pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: Result<usize, i32>) {
     match sent {
         Ok(_) => {
@@ -118,8 +122,8 @@ pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: R
     }
 }
 
-/// Runs `work` inside a network namespace, on a new thread so that the caller's namespace is
-/// unchanged.
+/// Runs `work` inside a network namespace. A new thread executes `work`, so that the caller's
+/// namespace is unchanged.
 pub(super) fn in_netns<T: Send>(
     netns: Option<&Path>,
     object: &str,
@@ -131,7 +135,7 @@ pub(super) fn in_netns<T: Send>(
     } else {
         netns.to_owned()
     };
-    let remedy = "create it with `ip netns add`, or correct `netns`";
+    let remedy = "create the namespace with `ip netns add`, or correct `netns`";
     let file = std::fs::File::open(&path)
         .map_err(|e| PortError::system(path.display().to_string(), "open namespace", remedy, e))?;
     std::thread::scope(|scope| {
@@ -152,7 +156,7 @@ pub(super) fn in_netns<T: Send>(
     })
 }
 
-/// An interface, with a socket in its namespace for requests about it.
+/// A network interface, and a socket in the interface's namespace for requests about the interface.
 #[derive(Debug)]
 pub(super) struct Interface {
     name: String,
@@ -160,7 +164,8 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Opens the socket in a namespace; `None` is the namespace of the calling thread.
+    /// Opens the socket for requests in namespace `netns`. If `netns` is `None`, the socket is
+    /// opened in the namespace of the calling thread.
     pub(super) fn new(name: &str, netns: Option<&Path>) -> Result<Self, PortError> {
         if name.is_empty() || name.len() >= libc::IFNAMSIZ {
             let limit = libc::IFNAMSIZ as u64 - 1;
@@ -205,7 +210,7 @@ impl Interface {
         self.flags().is_ok_and(|flags| flags & up != 0)
     }
 
-    /// Whether the interface is up and has a link.
+    /// Whether the network interface is up and has a link.
     pub(super) fn is_running(&self) -> bool {
         let both = libc::c_short::try_from(libc::IFF_UP | libc::IFF_RUNNING).unwrap_or(0x41);
         self.flags().is_ok_and(|flags| flags & both == both)
@@ -219,8 +224,9 @@ impl Interface {
         Ok(u32::try_from(mtu).unwrap_or(0))
     }
 
-    /// Executes an ethtool command that consists of 32-bit words: the command, then the values it
-    /// sets or returns.
+    /// Executes an ethtool command that consists of 32-bit words. The first word of an ethtool
+    /// command is the command's number, and the other words are values that the command sets or
+    /// returns.
     pub(super) fn ethtool(&self, words: &mut [u32]) -> std::io::Result<()> {
         let mut request = self.request();
         request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();

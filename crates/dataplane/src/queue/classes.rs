@@ -1,14 +1,25 @@
-//! Which of an output's queues a frame waits in, and what each of them counts.
+//! An output with several queues selects the queue in which a frame waits, and counts frames by
+//! queue.
 //!
-//! **Source.** QShare §V-D: queue 0 is shared, another is bound to the tenant whose code point
-//! (DSCP, RFC 2474) is mapped to it; RFC 2475's classifier by behaviour aggregate. **Rule.** The
-//! code point is read from the frame's private head, behind at most one VLAN tag. What is not IP,
-//! and what is not mapped, is queue 0's. Of those that share queue 0 a tenant may be held to a rate
-//! ([`Classes::with_held`]): its frames wait in a lane of their own behind the queues, which sends
-//! no more than that; on the wire they are queue 0's. [`Classes`] are immutable and swapped
-//! between batches.
-//! **Cost.** A look at the head and one at a table; counters are those of one writer, as
-//! [`crate::counters`] says.
+//! # Source
+//!
+//! In QShare §V-D, a tenant's DSCP code point (RFC 2474) is mapped to the tenant's queue. Tenants
+//! without a mapped code point share queue 0. RFC 2475 calls the selection of a queue by code point
+//! a behaviour aggregate classifier.
+//!
+//! # Approach
+//!
+//! The output reads the code point from the switch's private copy of the frame's head, behind at
+//! most one VLAN tag. Frames without IP, and frames with an unmapped code point, wait in queue 0. A
+//! tenant that shares queue 0 may have a rate limit ([`Classes::with_held`]). Frames of a
+//! rate-limited tenant wait in a separate lane, which has a number after the queues' numbers. On
+//! the wire, frames of a rate-limited tenant's lane still belong to queue 0. [`Classes`] are
+//! immutable and are replaced between batches.
+//!
+//! # Cost
+//!
+//! Selecting a queue takes one look at the frame's head and one look at a table. Each queue counter
+//! has one writer ([`crate::counters`]).
 
 use penstock_qos::wfq::QUEUES_MAX;
 use penstock_units::{BitsPerSecond, Weight};
@@ -16,40 +27,43 @@ use penstock_units::{BitsPerSecond, Weight};
 use super::Stored;
 use crate::counters::Counter;
 
-/// Code points.
+/// Number of DSCP code points.
 pub const DSCPS: usize = 64;
 
-/// The queues of an output by weight, and whose frames they hold.
+/// The queues of an output with their weights, and the mapping of frames to these queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Classes {
     queues: u8,
-    /// By code point: the queue.
+    /// Queue of each code point, indexed by DSCP.
     map: [u8; DSCPS],
     weights: [Weight; QUEUES_MAX],
-    /// Who is held, and in which lane behind the queues.
+    /// Number of the lane and rate limit of each rate-limited tenant in queue 0.
     held: Vec<(u8, HeldLane)>,
-    /// By tenant: its lane, 0 for none.
+    /// Lane number of each tenant, indexed by tenant number. A tenant's lane number is 0 if the
+    /// tenant has no lane.
     lanes: Vec<u8>,
 }
 
-/// A tenant of queue 0 that is held to a rate.
+/// A tenant of queue 0 that has a rate limit and a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLane {
-    /// The tenant, as in a port's policy.
+    /// Number of the tenant, as in a port's policy.
     pub tenant: u16,
-    /// Bits a second, FCS included.
+    /// Rate limit in bits per second on the link, including all overhead that Ethernet adds to a
+    /// frame.
     pub rate: BitsPerSecond,
 }
 
 impl Default for Classes {
-    /// The eight queues of a commodity switch, all of weight 1 and nothing mapped.
+    /// Returns the eight queues of a commodity switch, all of weight 1, without mapped code points.
     fn default() -> Self {
         Self::new(8)
     }
 }
 
 impl Classes {
-    /// So many queues, 1 to [`QUEUES_MAX`], of weight 1; every code point is queue 0's.
+    /// Creates classes with `queues` queues of weight 1, clamped to the range from 1 to
+    /// [`QUEUES_MAX`]. All code points are mapped to queue 0.
     #[must_use]
     pub fn new(queues: usize) -> Self {
         let queues = u8::try_from(queues.clamp(1, QUEUES_MAX)).unwrap_or(1);
@@ -57,9 +71,10 @@ impl Classes {
         Self { queues, map: [0; DSCPS], weights, held: Vec::new(), lanes: Vec::new() }
     }
 
-    /// The same with these tenants of queue 0 held to a rate each. Who had a lane in `old` keeps
-    /// it, with the frames in it, and a lane that somebody gave up is taken last. `None`: there are
-    /// not so many lanes.
+    /// Adds a rate limit for each tenant in `held` to the classes. A tenant that has a lane
+    /// (separate queue) in `old` keeps the lane with its waiting frames. A lane that a former
+    /// tenant used is assigned to a new tenant only if no other lane is free. Returns `None` if
+    /// there are not enough lanes.
     #[must_use]
     pub fn with_held(mut self, held: &[HeldLane], old: &Self) -> Option<Self> {
         let first = self.queues;
@@ -89,20 +104,20 @@ impl Classes {
         Some(self)
     }
 
-    /// Who is held, and in which lane.
+    /// Returns the tenants with a rate limit, each with its lane's number.
     pub fn held(&self) -> impl Iterator<Item = (u8, HeldLane)> + '_ {
         self.held.iter().copied()
     }
 
-    /// The lane of a tenant of queue 0, if it is held.
+    /// Returns the number of a tenant's lane. Returns `None` if the tenant has no rate limit.
     #[inline]
     pub(super) fn lane_of(&self, tenant: u16) -> Option<u8> {
         self.lanes.get(usize::from(tenant)).copied().filter(|lane| *lane != 0)
     }
 
-    /// What each queue and lane weighs. Lanes share queue 0's weight by their rates; so that they
-    /// can, all weights are larger by the same factor then. A lane that nobody has is emptied as
-    /// fast as queue 0.
+    /// Returns the weight of each queue and lane. Lanes divide queue 0's weight in proportion to
+    /// their rate limits. To leave room for the division of queue 0's weight among lanes, the
+    /// function multiplies all weights by one factor. An unused lane has the weight of queue 0.
     pub(super) fn shares(&self) -> [Weight; QUEUES_MAX] {
         let largest = self.weights().iter().map(|weight| weight.get()).max().unwrap_or(1);
         let factor = if self.held.is_empty() { 1 } else { (Weight::MAX / largest).clamp(1, 100) };
@@ -119,7 +134,8 @@ impl Classes {
         all
     }
 
-    /// The same with `dscp` in `queue`; a code point or a queue that is not there changes nothing.
+    /// Maps code point `dscp` to `queue`, or changes nothing if the code point or the queue does
+    /// not exist.
     #[must_use]
     pub fn with_mapped(mut self, dscp: u8, queue: u8) -> Self {
         if let Some(place) = self.map.get_mut(usize::from(dscp))
@@ -130,7 +146,7 @@ impl Classes {
         self
     }
 
-    /// The same with a queue's weight; a queue that is not there changes nothing.
+    /// Sets the weight of a queue, or changes nothing if the queue does not exist.
     #[must_use]
     pub fn with_weight(mut self, queue: usize, weight: Weight) -> Self {
         if queue < usize::from(self.queues) {
@@ -139,36 +155,35 @@ impl Classes {
         self
     }
 
-    /// Queues.
+    /// Number of queues of the output, without lanes.
     #[must_use]
     pub const fn queues(&self) -> usize {
         self.queues as usize
     }
 
-    /// The queue of a code point, of which the low six bits count.
+    /// Returns the queue of a code point. Only the low six bits of `dscp` are used.
     #[inline]
     #[must_use]
     pub fn queue_of(&self, dscp: u8) -> u8 {
         self.map[usize::from(dscp) % DSCPS]
     }
 
-    /// The queues' weights.
+    /// Returns the weight of each queue, indexed by queue. Lanes are not included.
     #[must_use]
     pub fn weights(&self) -> &[Weight] {
         &self.weights[..self.queues()]
     }
 }
 
-/// Where a frame belongs among an output's queues.
+/// The queue and code point of a frame at an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class {
-    /// The queue.
+    /// Number of the queue or lane in which the frame waits.
     pub queue: u8,
-    /// The code point.
     pub dscp: u8,
 }
 
-/// One queue's counters.
+/// Counters of one queue or lane, as the worker writes them.
 #[derive(Debug, Default)]
 struct Lane {
     frames: Counter,
@@ -178,22 +193,24 @@ struct Lane {
     backlog_bytes: Counter,
 }
 
-/// What one queue counted: of the frames that came, `frames + drops + backlog_frames`.
+/// Counters of one queue or lane. The sum `frames + drops + backlog_frames` is the number of frames
+/// that arrived at the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneReading {
-    /// Frames that left it for the port.
+    /// Number of frames that left the queue for the port.
     pub frames: u64,
-    /// Bytes of those, without FCS.
+    /// Bytes of the frames that left the queue for the port, without FCS.
     pub bytes: u64,
-    /// Frames for which it had no room, that waited in it too long, or that it had when it went.
+    /// Number of dropped frames: no room in the queue, too long a wait, or removal of the queue.
     pub drops: u64,
-    /// Frames that wait in it now.
+    /// Number of frames that now wait in the queue.
     pub backlog_frames: u64,
-    /// Bytes of those.
+    /// Bytes of the frames that now wait in the queue, without FCS.
     pub backlog_bytes: u64,
 }
 
-/// The counters of an output's queues: written by the worker that has the output, read by anyone.
+/// Counters of an output's queues. The output's worker writes the counters, and any thread may read
+/// the counters.
 #[derive(Debug)]
 pub struct LaneCounters(Box<[Lane]>);
 
@@ -208,11 +225,11 @@ impl LaneCounters {
         &self.0[usize::from(queue) % QUEUES_MAX]
     }
 
-    /// What a queue counted.
+    /// Reads the counters of a queue or lane.
     #[must_use]
     pub fn read(&self, queue: u8) -> LaneReading {
         let lane = self.lane(queue);
-        // Of a reading between two stores, what seems to be fewer than none is none.
+        // A reading between two stores may show a negative backlog. It is reported as zero.
         let gauge = |counter: &Counter| Some(counter.get()).filter(|n| *n < u64::MAX / 2);
         LaneReading {
             frames: lane.frames.get(),
@@ -223,7 +240,7 @@ impl LaneCounters {
         }
     }
 
-    /// A frame waits.
+    /// Counts a frame that joins a queue of the output.
     pub(super) fn came(&self, frame: &Stored) {
         let lane = self.lane(frame.class.queue);
         lane.backlog_frames.add(1);
@@ -237,19 +254,19 @@ impl LaneCounters {
         lane
     }
 
-    /// A frame that waited goes to the port.
+    /// Counts a frame that leaves the queue and goes to the port.
     pub(super) fn went(&self, frame: &Stored) {
         let lane = self.left(frame);
         lane.frames.add(1);
         lane.bytes.add(frame.len.into());
     }
 
-    /// A frame that waited is lost.
+    /// Counts a frame that is dropped after a wait.
     pub(super) fn lost(&self, frame: &Stored) {
         self.left(frame).drops.add(1);
     }
 
-    /// A frame found no room.
+    /// Counts a frame that found no room in `queue`.
     pub(super) fn refused(&self, queue: u8) {
         self.lane(queue).drops.add(1);
     }
@@ -284,7 +301,7 @@ mod tests {
         let first = plain.clone().with_held(&[held(7, 30), held(2, 10)], &plain).unwrap();
         assert_eq!(lanes(&first), [Some(4), None, Some(3)]);
         assert_eq!(shares(&first), [200, 100, 100, 150, 50, 200]);
-        // What waits in lane 3 is tenant 7's still: another is taken first.
+        // Frames of tenant 7 may still wait in lane 3, so another lane is used first.
         let next = plain.clone().with_held(&[held(5, 10), held(2, 10)], &first).unwrap();
         assert_eq!(lanes(&next), [Some(4), Some(5), None]);
         let last = plain.with_held(&[held(9, 1), held(5, 10), held(2, 10)], &next).unwrap();

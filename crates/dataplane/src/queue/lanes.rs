@@ -1,9 +1,15 @@
-//! The line of a `wfq` output: a few queues by weight, a frame's code point says which is its.
+//! An output with order `wfq` divides its rate among several queues by weight. A frame's code point
+//! selects the frame's queue.
 //!
-//! **Rule.** New classes hold at once, and what waits stays where it is. A code point that gets
-//! another queue while frames of it wait in the old one goes on there until none does, so that no
-//! flow is overtaken by its own frames; for [`FOLLOW_MOST`] at most, as a queue that is always full
-//! would never be left.
+//! # Approach
+//!
+//! New classes apply at once, but waiting frames stay in their queue. A code point may move to
+//! another queue while frames with the code point wait. If a code point moves to another queue, new
+//! frames still join the old queue while earlier frames with the code point wait there. As a
+//! result, no frame of a flow overtakes an earlier frame of the flow.
+//!
+//! A moved code point uses its new queue at the latest after [`FOLLOW_MOST`], because a queue under
+//! constant load may never become empty.
 
 use std::sync::Arc;
 
@@ -13,42 +19,46 @@ use penstock_units::{BitsPerSecond, Nanos};
 use super::classes::{Class, DSCPS};
 use super::line::Next;
 use super::{Classes, LaneCounters, QueueTerms, Stored};
-use crate::classify::dscp_of;
+use crate::headers::dscp_of;
 
-/// How long a code point goes on in the queue that it had.
+/// Longest time for which a moved code point stays in its old queue.
 const FOLLOW_MOST: Nanos = Nanos::from_millis(100);
-/// How long frames of who is held wait at most for their time, and bytes that always may.
+/// Longest time for which frames of a rate-limited tenant should wait.
 const HELD_TIME: Nanos = Nanos::from_millis(200);
+/// Number of bytes that may always wait in the lane of a rate-limited tenant.
 const HELD_BYTES: u64 = 65_536;
 
-/// What waits in the lane of who is held: as much as its rate takes in [`HELD_TIME`], so that TCP
-/// fills it and nobody waits for long.
+/// Returns the limits of a rate-limited tenant's lane. The lane has room for the bytes that the
+/// rate sends in [`HELD_TIME`]. A lane with room for [`HELD_TIME`] lets TCP use the whole rate and
+/// still keeps waits short.
 fn held_depth(depth: Depth, rate: BitsPerSecond) -> Depth {
     let wide = u128::from(rate.0) * u128::from(HELD_TIME.0) / 8_000_000_000;
     let bytes = u64::try_from(wide).unwrap_or(u64::MAX).max(HELD_BYTES).min(depth.bytes);
     Depth { bytes, ..depth }
 }
 
-/// Where frames of a code point go.
+/// State of a code point: the queue that its new frames join, and the number of its waiting frames.
 #[derive(Clone, Copy, Debug, Default)]
 struct Point {
     queue: u8,
-    /// Frames of it that wait.
+    /// Number of the code point's frames that wait, in any queue.
     waiting: u32,
 }
 
-/// See the module's text. There are always [`QUEUES_MAX`] queues, so that their number may change
-/// while frames wait; one without frames costs nothing.
+/// All queues and lanes of an output. An output always has [`QUEUES_MAX`] queues and lanes, so the
+/// number of used queues may change while frames wait. Queues without waiting frames take no
+/// processing time.
 #[derive(Debug)]
 pub(super) struct Lanes {
     wfq: Wfq<Stored>,
     classes: Arc<Classes>,
     points: [Point; DSCPS],
-    /// What waits in a queue at most.
+    /// Limits on the frames that wait in each queue. Lanes of rate-limited tenants have limits of
+    /// their own.
     depth: Depth,
-    /// Code points, a bit each, that still go where they went before the last change, and until
-    /// when.
+    /// Bit mask of code points that still use their old queue after the last change of classes.
     following: u64,
+    /// Latest time at which moved code points start to use their new queues.
     until: Nanos,
     pub(super) counters: Arc<LaneCounters>,
 }
@@ -67,7 +77,8 @@ impl Lanes {
         }
     }
 
-    /// The classes from now on; what waits stays where it is.
+    /// Sets the classes of the output. Frames that already wait stay in their queue when the
+    /// classes change.
     pub(super) fn change(&mut self, classes: Arc<Classes>, now: Nanos) {
         if Arc::ptr_eq(&classes, &self.classes) {
             return;
@@ -78,7 +89,7 @@ impl Lanes {
         let mut rates = [None; QUEUES_MAX];
         classes.held().for_each(|(lane, held)| rates[usize::from(lane)] = Some(held.rate));
         for (lane, rate) in rates.into_iter().enumerate() {
-            // One that stays as it is goes on with what it has used.
+            // An unchanged ceiling keeps its used budget.
             self.wfq.set_ceiling(lane, rate);
             let depth = rate.map_or(self.depth, |rate| held_depth(self.depth, rate));
             self.wfq.set_depth(lane, depth);
@@ -88,7 +99,8 @@ impl Lanes {
         self.settle(now);
     }
 
-    /// Lets code points go where they should that may.
+    /// Moves a code point to its new queue if none of its frames waits, and moves all code points
+    /// after time `until`.
     #[cold]
     fn settle(&mut self, now: Nanos) {
         let late = now >= self.until;
@@ -109,7 +121,8 @@ impl Lanes {
         self.wfq.len() as usize
     }
 
-    /// Where a frame of a tenant belongs that begins so and comes at `now`.
+    /// Returns the class of a frame that begins with `head`, belongs to `tenant` and arrives at
+    /// `now`.
     pub(super) fn class_of(&mut self, head: &[u8], tenant: Option<u16>, now: Nanos) -> Class {
         if self.following != 0 {
             self.settle(now);
@@ -120,22 +133,23 @@ impl Lanes {
         Class { queue: lane.unwrap_or(queue), dscp }
     }
 
-    /// When the first of those may go that wait for their time.
+    /// If rate ceilings delay all waiting frames, returns the earliest time at which a ceiling
+    /// permits a frame.
     pub(super) fn wake(&self) -> Option<Nanos> {
         self.wfq.wake()
     }
 
-    /// Whether a frame finds room. Of the memory of all outputs no queue gets more than half of
-    /// what is free, as nobody does.
+    /// Whether a frame of `bytes` bytes finds room in `queue`. No queue gets more than half of the
+    /// free memory of all outputs.
     pub(super) fn has_room(&self, queue: u8, bytes: u32, free: u64) -> bool {
         let (_, waiting) = self.wfq.backlog(queue.into());
         let fits = waiting == 0 || waiting + u64::from(bytes) <= free / 2;
         fits && self.wfq.room(queue.into(), bytes).is_ok()
     }
 
-    /// Takes a frame; false: there is no room.
+    /// Adds a frame to its queue. Returns false if the queue has no room.
     pub(super) fn push(&mut self, frame: Stored, now: Nanos) -> bool {
-        let queued = self.wfq.offer(frame.class.queue.into(), frame, frame.wire, now).is_ok();
+        let queued = self.wfq.offer(frame.class.queue.into(), frame, frame.wire(), now).is_ok();
         if queued {
             self.points[usize::from(frame.class.dscp) % DSCPS].waiting += 1;
             self.counters.came(&frame);
@@ -143,7 +157,8 @@ impl Lanes {
         queued
     }
 
-    /// Takes the next one; `lost` gets those that waited too long.
+    /// Removes and returns the next frame to send. Calls `lost` for each frame that the queue
+    /// removes because the frame waited too long.
     pub(super) fn pop(&mut self, now: Nanos, lost: &mut impl FnMut(Stored)) -> Option<Next> {
         let Self { wfq, points, counters, .. } = self;
         let mut left = |frame: &Stored| {

@@ -1,4 +1,5 @@
-//! Who of those that wait for an output goes next: first come first served, or by shares.
+//! Frames that wait for an output are sent in one of three orders: first come first served, by
+//! shares, or by class.
 
 use std::collections::VecDeque;
 
@@ -10,26 +11,26 @@ use super::lanes::Lanes;
 use super::{Order, QueueTerms, ShareTerms, Stored};
 use crate::batch::{BATCH_BYTES, FRAME_MAX};
 
-/// Whose a frame is.
+/// The sender of a waiting frame.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
-    /// The port it came from.
+    /// Number of the port from which the frame came.
     pub port: u16,
-    /// The tenant's slot; 0: the operator.
+    /// Number of the sender's tenant plus one, or 0 if the operator owns the sending port.
     pub tenant: u16,
-    /// Its weights.
+    /// Weights of the sender's tenant and of the sender's VM.
     pub share: ShareTerms,
 }
 
-/// A frame whose turn it is.
+/// The waiting frame that the output sends next.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Next {
     pub frame: Stored,
-    /// When it came.
+    /// Time at which the frame arrived in the queue.
     pub since: Nanos,
 }
 
-/// See the module's text.
+/// The waiting frames of an output, in the output's [`Order`].
 #[derive(Debug)]
 pub(super) enum Line {
     Fifo(Fifo),
@@ -67,8 +68,17 @@ impl Line {
         }
     }
 
-    /// Which of its queues a frame of `source` belongs to that begins with these bytes; queue 0
-    /// where there is one.
+    /// Returns the bytes of the waiting frames of a [`Order::Fifo`] output, or `None` for the other
+    /// orders, in which the next frame is not always the oldest one.
+    pub(super) const fn fifo_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Fifo(fifo) => Some(fifo.bytes),
+            Self::Fair(_) | Self::Wfq(_) => None,
+        }
+    }
+
+    /// Returns the class of a frame of `source` that begins with `head`. For an output with a
+    /// single queue, the class has queue 0.
     pub(super) fn class_of(&mut self, head: &[u8], source: &Source, now: Nanos) -> Class {
         match self {
             Self::Fifo(_) | Self::Fair(_) => Class::default(),
@@ -76,8 +86,8 @@ impl Line {
         }
     }
 
-    /// Whether a frame of `len` bytes, which takes `wire` bytes on a link, would find room in its
-    /// queue; `free` is what all outputs together have.
+    /// Whether a frame's queue has room for a frame of `len` bytes that takes `wire` bytes on a
+    /// link. `free` is the free memory of all outputs, in bytes.
     pub(super) fn has_room(&self, class: Class, (len, wire): (u32, u32), free: u64) -> bool {
         match self {
             Self::Fifo(fifo) => fifo.has_room(len, free),
@@ -86,7 +96,7 @@ impl Line {
         }
     }
 
-    /// Takes a frame; false: there is no room.
+    /// Adds a frame of `source` to the queue. Returns false if there is no room for the frame.
     pub(super) fn push(&mut self, source: &Source, frame: Stored, now: Nanos) -> bool {
         match self {
             Self::Fifo(fifo) => {
@@ -102,7 +112,8 @@ impl Line {
         }
     }
 
-    /// Takes the next one; `lost` gets those that waited too long.
+    /// Removes and returns the next frame to send. Calls `lost` for each frame that the queue
+    /// removes because the frame waited too long.
     pub(super) fn pop(&mut self, now: Nanos, lost: &mut impl FnMut(Stored)) -> Option<Next> {
         match self {
             Self::Fifo(fifo) => fifo.pop(now, lost),
@@ -114,7 +125,7 @@ impl Line {
         }
     }
 
-    /// When one may be taken, if some wait and none may now.
+    /// If all waiting frames must still wait, returns the time at which the next frame may be sent.
     pub(super) fn wake(&self) -> Option<Nanos> {
         match self {
             Self::Fifo(_) | Self::Fair(_) => None,
@@ -122,17 +133,18 @@ impl Line {
         }
     }
 
-    /// Whether a source has so much waiting that no more should be taken from it; `free` is what
-    /// all queues together have.
+    /// Whether the worker should take no more frames from a source, because too many frames of the
+    /// source wait. `free` is the free memory of all queues, in bytes.
     pub(super) fn is_over(&self, source: u16, free: u64, now: Nanos) -> bool {
         match self {
-            // It drops: nobody waits for another's ring.
+            // These orders drop frames and hold back no sender.
             Self::Fifo(_) | Self::Wfq(_) => false,
             Self::Fair(fair) => fair.is_over(usize::from(source), 1, free, now),
         }
     }
 
-    /// Whether it has so little that more may be: half of that.
+    /// Whether the worker may take frames from `source` again, because at most half of the limit of
+    /// waiting frames is in use.
     pub(super) fn is_under(&self, source: u16, free: u64, now: Nanos) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) => true,
@@ -140,15 +152,16 @@ impl Line {
         }
     }
 
-    /// A port goes; `lost` gets its frames. First come first served keeps them: they are the
-    /// receiver's by now, and so do queues by class.
+    /// Removes a port as a source of frames. With fair shares, calls `lost` for each waiting frame
+    /// of the port. With the orders other than fair shares, the sending port's waiting frames stay
+    /// in the queue, because the frames already belong to the receiver.
     pub(super) fn forget(&mut self, source: u16, lost: impl FnMut(Stored)) {
         if let Self::Fair(fair) = self {
             fair.leave(usize::from(source), lost);
         }
     }
 
-    /// Whose counters these are, if each of its queues has some.
+    /// Returns the queues and lanes of a [`Order::Wfq`] output.
     pub(super) fn lanes(&self) -> Option<&Lanes> {
         match self {
             Self::Wfq(lanes) => Some(lanes),
@@ -156,7 +169,7 @@ impl Line {
         }
     }
 
-    /// The same, to be changed.
+    /// Returns the queues and lanes of a [`Order::Wfq`] output, as a mutable reference.
     pub(super) fn lanes_mut(&mut self) -> Option<&mut Lanes> {
         match self {
             Self::Wfq(lanes) => Some(lanes),
@@ -164,7 +177,7 @@ impl Line {
         }
     }
 
-    /// What was known of the sources' weights may have changed.
+    /// Invalidates the stored weights of the sources, so that the queue reads the weights again.
     pub(super) fn changed(&mut self) {
         if let Self::Fair(fair) = self {
             fair.generation = fair.generation.wrapping_add(1).max(1);
@@ -199,21 +212,23 @@ impl Fifo {
     }
 }
 
-/// By shares.
+/// Waiting frames of an output that tenants and VMs share by weight.
 #[derive(Debug)]
 pub(super) struct Fair {
     share: FairShare<Stored>,
     frames: u32,
     bound: Bound,
-    /// By port: its tenant, and as of which generation its weights are known.
+    /// Tenant of each source port, and value of `generation` when the queue last read the port's
+    /// weights. Generation 0 means that the port is not a member of the fair-share queue.
     members: Box<[(u16, u32)]>,
-    /// By tenant: its ports that are members.
+    /// Number of member ports of each tenant, indexed by tenant.
     ports: Box<[u16]>,
     generation: u32,
 }
 
-/// What a queue takes above its bound: a batch that had been taken when it was reached, which is
-/// longer on a link than in memory where it has to be cut into segments.
+/// Number of bytes that a queue accepts above its byte limit, so that a whole batch fits. A queue
+/// that reaches its byte limit within a batch must still accept the rest of the batch. The factor
+/// of two is needed because the segments of a batch take more bytes on a link than in memory.
 const OVERSHOOT: u64 = 2 * (BATCH_BYTES + FRAME_MAX) as u64;
 
 impl Fair {
@@ -229,8 +244,9 @@ impl Fair {
         }
     }
 
-    /// What [`FairShare`] is told: where frames are held the ring is where they stay, and what was
-    /// taken from there is not lost.
+    /// Returns the limits of the inner [`FairShare`] queue. If the switch makes senders wait
+    /// ([`Excess::Hold`]), excess frames wait in the sender's ring, so the queue must not drop a
+    /// frame taken from the ring.
     fn inner_bound(&self) -> Bound {
         let Bound { bytes, wait, excess } = self.bound;
         match excess {
@@ -244,8 +260,8 @@ impl Fair {
         if self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
             self.join(source);
         }
-        // What is shared is the link's time: short frames cost more of it than their bytes say.
-        self.share.offer(vm, frame, frame.wire, now) == Offer::Queued
+        // The link's time is shared: short frames cost more of it than their bytes suggest.
+        self.share.offer(vm, frame, frame.wire(), now) == Offer::Queued
     }
 
     #[cold]
@@ -253,7 +269,7 @@ impl Fair {
         let (vm, tenant) = (usize::from(source.port), usize::from(source.tenant));
         let Some(&(old, known)) = self.members.get(vm) else { return };
         if known != 0 && old != source.tenant {
-            // Nothing of it waits: a port changes hands by being detached.
+            // No frame of the port waits here: a port must be detached to change its tenant.
             self.leave(vm, |_| {});
         }
         if !self.share.set_tenant(tenant, source.share.tenant) {
@@ -282,9 +298,8 @@ impl Fair {
         }
     }
 
-    /// Whether more than 1/`part` of what may wait of `vm` does. Of what all queues have together
-    /// no VM gets more than half of what is free (Choudhury, Hahne, 1998), so that one that comes
-    /// later finds room.
+    /// Whether more frames of `vm` wait than 1/`part` of the VM's limit. No VM gets more than half
+    /// of the free memory of all queues (Choudhury, Hahne, 1998), so that later VMs find room.
     fn is_over(&self, vm: usize, part: u64, free: u64, now: Nanos) -> bool {
         if self.bound.excess == Excess::Drop {
             return false;

@@ -1,19 +1,22 @@
-//! Where frames that wait for one output are: in the port's own memory, if it has some, so that
-//! they are copied once on their way; else in the worker's store.
+//! Frames that wait for an output need memory. If the output port has its own memory, waiting
+//! frames are stored in the port's memory, so each frame is copied only once. Waiting frames of
+//! other output ports are stored in the worker's frame store.
 
 use super::store::At;
 use super::{CELL, FrameStore, Stored};
 use crate::batch::{Batch, BatchFull};
 use crate::port::{Buffers, PortQueue};
 
-/// See the module's text.
+/// The memory in which one output's frames wait.
 pub(crate) struct Memory<'a> {
     store: &'a mut FrameStore,
     port: Option<&'a mut dyn Buffers>,
 }
 
 impl<'a> Memory<'a> {
-    /// Of a port with these queue pairs. With several of them a frame's is known only when it goes.
+    /// Returns the memory for waiting frames of a port with the queue pairs `queues`. A port with
+    /// several queue pairs uses the store, because the worker selects a frame's queue pair only
+    /// when it sends the frame.
     pub(crate) fn of(store: &'a mut FrameStore, queues: &'a mut [Box<dyn PortQueue>]) -> Self {
         let port = match queues {
             [only] => only.buffers(),
@@ -22,7 +25,8 @@ impl<'a> Memory<'a> {
         Self { store, port }
     }
 
-    /// Whether frames wait in the port's own memory: they have to be finished.
+    /// Whether frames wait in the port's own memory. Checksum and segmentation offloads of a frame
+    /// must be complete before the frame enters the port's memory.
     pub(crate) fn is_the_ports(&self) -> bool {
         self.port.is_some()
     }
@@ -34,7 +38,8 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Copies frame `i` of `batch`, which came from port `source`; `None`: there is no room.
+    /// Copies frame `i` of `batch`, which came from port `source`, into the memory. Returns `None`
+    /// if the memory has no room for the frame.
     pub(super) fn put(&mut self, batch: &Batch, i: usize, source: u16) -> Option<Stored> {
         match &mut self.port {
             Some(port) => Some(Stored::held(port.fill(batch, i)?, source)),
@@ -42,7 +47,8 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Puts a frame into a batch, if it has to be copied from there to the port.
+    /// Adds a frame to a batch if the frame must be copied to the port. A frame in the port's own
+    /// memory is not added to the batch.
     pub(super) fn load(
         &self,
         frame: &Stored,
@@ -55,11 +61,11 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// A frame's memory is free again.
+    /// Frees the memory of a waiting frame.
     pub(super) fn release(&mut self, frame: &Stored) {
         match (frame.at, &mut self.port) {
             (At::Port(held), Some(port)) => port.release(held),
-            // Its port took its memory along.
+            // The port has left with its memory.
             (At::Port(_), None) => {}
             (At::Cells(_), _) => self.store.release(frame),
         }

@@ -1,18 +1,37 @@
-//! Frames that wait for an output.
+//! An output queue contains the frames that wait until an output (such as a port with a rate limit)
+//! may send them.
 //!
-//! **Problem.** An output with a rate of its own (an uplink's link, a VM that bought a bandwidth
-//! towards it) cannot take what comes when it comes: somebody must hold frames and say whose goes
-//! next, and when. **Sources.** FS-VDE §4.1; VM jitter §III-C. **Rule.** An output with an
-//! [`OutputQueue`] gets no frame directly: egress copies it into the port's own memory or the
-//! worker's [`FrameStore`], the queue remembers it in its [`Order`], and a unit of the schedule,
-//! [`OUTPUT`], takes frames out when [`Pacing`] lets them go. What finds no room is dropped before
-//! it is copied; where frames are shared by [`Order::FairShare`], a VM that has too much waiting is
-//! not polled instead. With [`Order::Wfq`] a frame's code point says which of a few queues it waits
-//! in (QShare §V-D). **Cost.** One copy more than without, none where the port has memory;
-//! nothing is allocated in the loop.
+//! # Problem
+//!
+//! An output with a rate limit cannot send each frame at the time of its arrival. Examples of
+//! rate-limited outputs are an uplink's link and a VM with a purchased bandwidth. Frames must wait,
+//! and a queue must decide which frame goes next, and when.
+//!
+//! # Source
+//!
+//! The output queue follows the papers FS-VDE (§4.1) and VM jitter (§III-C). QShare §V-D describes
+//! queues by code point.
+//!
+//! # Approach
+//!
+//! An output with an [`OutputQueue`] receives no frame directly. Egress copies the frame into the
+//! port's own memory or into the worker's [`FrameStore`]. The queue arranges the frames in its
+//! [`Order`]. The worker schedules an output queue like a queue pair ([`crate::unit::OUTPUT`]), and
+//! sends waiting frames when [`Pacing`] permits.
+//!
+//! If an output queue has no room for a frame, the worker drops the frame without copying the
+//! frame. With [`Order::FairShare`], the worker stops polling a VM with too many waiting frames
+//! instead of dropping the VM's frames. With [`Order::Wfq`], a frame's code point selects one of
+//! several queues.
+//!
+//! # Cost
+//!
+//! An output queue costs one additional copy of each frame. The additional copy is not needed if
+//! the port has its own memory. The worker's loop allocates no memory.
 
 mod classes;
 mod lanes;
+mod limit;
 mod line;
 mod memory;
 mod output;
@@ -23,21 +42,11 @@ mod terms;
 pub use classes::{Classes, DSCPS, HeldLane, LaneCounters, LaneReading};
 pub(crate) use line::Source;
 pub(crate) use memory::Memory;
-pub(crate) use output::FCS;
 pub use output::OutputQueue;
+pub(crate) use output::{FCS, Refused};
 pub use pacer::shaper;
 pub use store::{CELL, FrameStore, Stored};
 pub use terms::{Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind, ShareTerms};
-
-use penstock_units::QueueId;
-
-use crate::worker::QUEUES_MAX;
-
-/// The unit of a port's schedule that sends what waits for it: behind its queue pairs.
-#[expect(clippy::cast_possible_truncation, reason = "8")]
-pub const OUTPUT: QueueId = QueueId(QUEUES_MAX as u16);
-/// Units of a port: its queue pairs, and what waits for it.
-pub const UNITS_MAX: usize = QUEUES_MAX + 1;
 
 #[cfg(test)]
 mod tests;

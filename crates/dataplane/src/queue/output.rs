@@ -1,57 +1,73 @@
-//! One output's queue; see the folder's text.
+//! An [`OutputQueue`] combines an order, a pacer and memory into the queue of one output
+//! ([`crate::queue`]).
 
 use penstock_qos::delay::{Histogram, Variation};
+use penstock_qos::egress_policer::{EgressPolicer, Policed};
 use penstock_units::Nanos;
 use std::sync::Arc;
 
 use super::classes::Class;
+use super::limit::OutputLimit;
 use super::line::{Line, Next};
 use super::pacer::Pacer;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
-use crate::classify::PortPolicy;
-use crate::ingress_policer::wire_bytes;
+use crate::drop::DropReason;
+use crate::headers::{is_ect, mark_congestion};
+use crate::ingress_policer::{link_bytes, on_wire};
 
-/// Why a frame may not wait.
+/// Reason why a frame cannot wait in an output queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Too much waits already.
+    /// Too many frames wait in the queue already.
     Full,
-    /// The memory of all queues together is used up.
+    /// The memory that all queues share is full.
     NoMemory,
 }
 
-/// Rates in bit/s count the frame check sequence.
+/// Returns the drop reason of frames above a limit.
+pub(crate) const fn reason(limit: Policed) -> DropReason {
+    match limit {
+        Policed::AboveTenant => DropReason::TenantLimit,
+        Policed::AboveVm | Policed::Pass => DropReason::ReceiveLimit,
+    }
+}
+
+/// Bytes of Ethernet's frame check sequence (FCS). Rates in bit/s include the FCS.
 pub(crate) const FCS: u32 = 4;
 
-/// See the folder's text.
+/// Frames that wait for one output, and the times at which the frames may be sent.
 #[derive(Debug)]
 pub struct OutputQueue {
     terms: QueueTerms,
     line: Line,
     pacer: Pacer,
-    /// The next frame, taken out of the line while it waits for its time: a shaper says that for a
-    /// frame's length, once.
+    /// The limit for which the output's frames wait, if there is one.
+    limit: Option<OutputLimit>,
+    /// The next frame to send, which has already left the queue `line`. A shaper computes the
+    /// frame's time of departure only once, from the frame's length.
     head: Option<Next>,
-    /// Frames of the batch that is being sent.
+    /// Frames of the batch that the output is sending.
     sending: Vec<Stored>,
-    /// How long each of them waited.
+    /// Waiting time of each frame of the batch that the output is sending.
     waits: Vec<Nanos>,
-    /// How long frames waited, and how that varies from one to the next.
+    /// Histogram of the frames' waits.
     delays: Histogram,
+    /// Delay variation: the differences between the waiting times of successive frames.
     variation: Variation,
-    /// The coarse second in which that was last told.
+    /// Time of the last report of delays, in seconds of the worker's coarse clock.
     told: u32,
 }
 
 impl OutputQueue {
-    /// An empty queue for `ports` sources of `tenants` tenants.
+    /// Creates an empty queue for `ports` source ports of `tenants` tenants.
     #[must_use]
     pub fn new(terms: QueueTerms, ports: usize, tenants: usize) -> Self {
         Self {
             terms,
             line: Line::new(&terms, ports, tenants),
             pacer: Pacer::new(terms.pacing),
+            limit: None,
             head: None,
             sending: Vec::with_capacity(BATCH_FRAMES),
             waits: Vec::with_capacity(BATCH_FRAMES),
@@ -61,12 +77,12 @@ impl OutputQueue {
         }
     }
 
-    /// What its queues count, if it has several.
+    /// Returns the counters of the queues by class if the output has several queues.
     pub(super) fn lane_counters(&self) -> Option<Arc<LaneCounters>> {
         self.line.lanes().map(|lanes| Arc::clone(&lanes.counters))
     }
 
-    /// The same queue, which counts there from now on.
+    /// Sets the counters of the queues and lanes of a [`Order::Wfq`] output to `counters`.
     pub(super) fn counting_in(mut self, counters: Arc<LaneCounters>) -> Self {
         if let Some(lanes) = self.line.lanes_mut() {
             lanes.counters = counters;
@@ -74,46 +90,62 @@ impl OutputQueue {
         self
     }
 
-    /// Its terms.
     #[must_use]
     pub const fn terms(&self) -> &QueueTerms {
         &self.terms
     }
 
-    /// Whether frames of this source wait here. Where nothing is paced or shared, only what comes
-    /// from outside does: what another VM sends has had that VM's turn, and its cycles pay.
+    /// Whether frames from a given source wait in the output's queue. A queue without pacing,
+    /// without a limit and without sharing contains only frames from outside the host. At such an
+    /// output, a frame from a local VM is sent at once, and the sending VM is charged for the
+    /// cycles.
     #[inline]
-    pub(crate) fn takes_from(&self, source: Option<&PortPolicy>) -> bool {
-        let from_outside = source.is_none_or(|source| source.tenant.is_none());
-        from_outside || self.terms.order != Order::Fifo || self.terms.pacing != Pacing::None
+    pub(crate) fn takes_from(&self, from_outside: impl FnOnce() -> bool) -> bool {
+        self.terms.order != Order::Fifo
+            || self.terms.pacing != Pacing::None
+            || self.limit.is_some()
+            || from_outside()
     }
 
-    /// Frames that wait.
+    /// Returns the limit that the output's frames wait for. Returns `None` if they wait for no
+    /// limit.
+    pub(crate) fn limited_by(&self) -> Option<Policed> {
+        self.limit.as_ref().and_then(OutputLimit::holder)
+    }
+
+    /// Whether the output sent frames and now begins to wait for its limit.
+    pub(crate) fn begins_to_wait(&self) -> bool {
+        self.limit.as_ref().is_some_and(OutputLimit::begins_to_wait)
+    }
+
+    /// Number of frames that wait for the output.
     #[must_use]
     pub fn len(&self) -> usize {
         self.line.len() + usize::from(self.head.is_some())
     }
 
-    /// Whether no frame waits.
+    /// Whether no frame waits for the output.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.head.is_none() && self.line.is_empty()
     }
 
-    /// Whether that is to be told in this coarse second; once.
+    /// Whether the queue should report its delays in second `second` of the worker's coarse clock.
+    /// In each second, only the first call returns true.
     pub(crate) fn is_due_to_tell(&mut self, second: u32) -> bool {
         core::mem::replace(&mut self.told, second) != second
     }
 
-    /// How long frames waited since this was last cleared, and how that varies.
+    /// Returns the histogram of waits since the last clear, and the differences between the waits
+    /// of successive frames.
     pub(crate) fn delays(&mut self) -> (&mut Histogram, &mut Variation) {
         (&mut self.delays, &mut self.variation)
     }
 
-    /// Frame `i` of `batch` waits from `now` on.
+    /// Adds frame `i` of `batch` to the queue at time `now`.
     ///
     /// # Errors
-    /// When it may not; nothing was copied then.
+    /// Returns [`Refused`] if the frame cannot wait in the queue.
     pub(crate) fn push(
         &mut self,
         memory: &mut Memory<'_>,
@@ -141,15 +173,18 @@ impl OutputQueue {
         (source, class): (&Source, Class),
         now: Nanos,
     ) -> Result<(), Refused> {
-        let wire = wire_bytes(batch, i);
-        if !self.line.has_room(class, (batch.at(i).len, wire), memory.free_bytes()) {
+        let size = on_wire(batch, i);
+        let lens = (batch.at(i).len, link_bytes(size));
+        if !self.line.has_room(class, lens, memory.free_bytes()) {
             return Err(Refused::Full);
         }
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
         let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
-        (frame.class, frame.wire) = (class, wire);
+        (frame.class, frame.size) = (class, size);
+        // A frame in the port's own memory cannot be marked any more.
+        frame.ect = self.limit.is_some() && frame.in_port().is_none() && is_ect(batch.head(i));
         if self.line.push(source, frame, now) {
             return Ok(());
         }
@@ -157,14 +192,24 @@ impl OutputQueue {
         Err(Refused::Full)
     }
 
-    /// When the next frame may go; `None`: none waits. `lost` gets the sources of those that waited
-    /// too long.
+    /// Returns the time at which the output may send the next frame. Returns `None` if no frame
+    /// waits. Calls `lost` with the source of each frame that the queue removes because the frame
+    /// waited too long.
     pub(crate) fn due(
         &mut self,
         memory: &mut Memory<'_>,
         now: Nanos,
         lost: &mut impl FnMut(u16),
     ) -> Option<Nanos> {
+        self.fetch(memory, now, lost);
+        if self.head.is_none() {
+            return self.line.wake();
+        }
+        self.head_due(now).map(|(paced, limited)| paced.max(limited))
+    }
+
+    /// Moves the next frame from the line to [`Self::head`], unless the head has a frame already.
+    fn fetch(&mut self, memory: &mut Memory<'_>, now: Nanos, lost: &mut impl FnMut(u16)) {
         if self.head.is_none() {
             let mut late = |frame: Stored| {
                 memory.release(&frame);
@@ -172,77 +217,120 @@ impl OutputQueue {
             };
             self.head = self.line.pop(now, &mut late);
         }
-        let Some(head) = self.head.as_ref() else { return self.line.wake() };
-        Some(self.pacer.due(head.since, head.frame.len + FCS))
     }
 
-    /// Whether all that waits does so for its queue's ceiling: a frame of another queue need not.
+    /// Returns the times at which the pacer and the limit permit the head to leave. Returns `None`
+    /// if there is no head.
+    fn head_due(&mut self, now: Nanos) -> Option<(Nanos, Nanos)> {
+        let head = self.head.as_ref()?;
+        let paced = self.pacer.due(head.since, head.frame.len + FCS);
+        Some((paced, self.limit.as_mut().map_or(Nanos::ZERO, |limit| limit.due(now))))
+    }
+
+    /// Whether every waiting frame is delayed by the rate ceiling of its queue. A new frame in a
+    /// queue without such a delay may be sent before the waiting frames.
     pub(crate) const fn is_held(&self) -> bool {
         self.head.is_none()
     }
 
-    /// Takes out the frames whose time has come, at most `most`: into the empty `batch` those that
-    /// have to be copied to `output`. They keep their memory until [`Self::sent`].
+    /// Removes up to `most` frames that are due from the output queue. Frames that must be copied
+    /// to `output` are added to the empty `batch`. Each removed frame keeps its memory until the
+    /// caller calls [`Self::sent`]. Calls `lost` with the source of each frame that the queue
+    /// dropped. Returns the number of frames that the queue marked to signal congestion.
     pub(crate) fn load(
         &mut self,
         memory: &mut Memory<'_>,
         batch: &mut Batch,
         (output, most): (u16, usize),
         now: Nanos,
-        lost: &mut impl FnMut(u16),
-    ) {
+        lost: &mut impl FnMut(u16, DropReason),
+    ) -> u64 {
         self.sending.clear();
         self.waits.clear();
-        while self.sending.len() < most
-            && let Some(due) = self.due(memory, now, lost)
-        {
+        let mut marked = 0;
+        if let Some(limit) = &mut self.limit {
+            limit.begin();
+        }
+        while self.sending.len() < most {
+            self.fetch(memory, now, &mut |from| lost(from, DropReason::QueueLate));
+            let Some((paced, limited)) = self.head_due(now) else { break };
             let Some(Next { frame, since }) = self.head else { break };
-            if !self.pacer.goes(due, now, self.sending.is_empty()) {
+            if limited > now || !self.pacer.goes(paced, now, self.sending.is_empty()) {
                 break;
+            }
+            let waited = now.saturating_sub(since);
+            if self.limit.is_some() && waited > self.terms.bound.wait {
+                self.head = None;
+                memory.release(&frame);
+                lost(frame.source, DropReason::QueueLate);
+                continue;
+            }
+            let signals = self.signals(&frame, waited, now);
+            if let Some(limit) = signals.filter(|_| !frame.ect) {
+                self.head = None;
+                memory.release(&frame);
+                lost(frame.source, reason(limit));
+                continue;
             }
             if memory.load(&frame, batch, output).is_err() {
                 break;
             }
             self.head = None;
-            self.pacer.went(now, frame.wire);
+            if signals.is_some() {
+                mark_congestion(batch.head_mut(batch.len() - 1));
+                marked += 1;
+            }
+            self.pacer.went(now, frame.wire());
+            if let Some(limit) = &mut self.limit {
+                limit.went(&frame);
+            }
             if let Some(lanes) = self.line.lanes() {
                 lanes.counters.went(&frame);
             }
-            let waited = now.saturating_sub(since);
             self.delays.record(waited);
             self.variation.record(waited);
             self.sending.push(frame);
             self.waits.push(waited);
         }
+        marked
     }
 
-    /// The frames that were loaded last, in their order.
+    /// Returns the limit whose congestion the frame that leaves the queue is to signal.
+    fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> Option<Policed> {
+        let (limit, behind) = (self.limit.as_mut()?, self.line.fifo_bytes()?);
+        limit.signals(frame, waited, behind, now)
+    }
+
+    /// Returns the frames of the last [`Self::load`], in order.
     pub(crate) fn sending(&self) -> &[Stored] {
         &self.sending
     }
 
-    /// How long each of them waited.
+    /// Returns the wait of each frame of [`Self::sending`].
     pub(crate) fn waits(&self) -> &[Nanos] {
         &self.waits
     }
 
-    /// They are no longer needed. Those in the port's memory are the port's by now.
+    /// Frees the memory of the frames that the output has sent. A frame in the port's own memory
+    /// needs no release, because the port already owns the frame.
     pub(crate) fn sent(&mut self, memory: &mut Memory<'_>) {
         let copied = self.sending.drain(..).filter(|frame| frame.in_port().is_none());
         copied.for_each(|frame| memory.release(&frame));
     }
 
-    /// See [`Line::is_over`].
+    /// Whether too many frames of `source` wait ([`Line::is_over`]).
     pub(crate) fn is_over(&self, source: u16, memory: &Memory<'_>, now: Nanos) -> bool {
         self.line.is_over(source, memory.free_bytes(), now)
     }
 
-    /// See [`Line::is_under`].
+    /// Whether the worker may take frames from `source` again, because few frames of `source` wait
+    /// ([`Line::is_under`]).
     pub(crate) fn is_under(&self, source: u16, memory: &Memory<'_>, now: Nanos) -> bool {
         self.line.is_under(source, memory.free_bytes(), now)
     }
 
-    /// A port goes; `lost` is told of each of its frames that waited.
+    /// Removes a port from the sources of the queue's frames. Calls `lost` with the source of each
+    /// removed frame.
     pub(crate) fn forget(
         &mut self,
         memory: &mut Memory<'_>,
@@ -261,9 +349,11 @@ impl OutputQueue {
         });
     }
 
-    /// Takes out all that waits; `lost` is told of each frame's source.
+    /// Removes all waiting frames from the output queue. Calls `lost` with the source of each
+    /// removed frame.
     pub(crate) fn clear(&mut self, memory: &mut Memory<'_>, now: Nanos, mut lost: impl FnMut(u16)) {
-        // What waits for its time under a ceiling goes too: in the end all have waited too long.
+        // The latest possible time also removes frames that wait for a ceiling: all have waited too
+        // long.
         let now = if self.line.lanes().is_some() { Nanos(u64::MAX) } else { now };
         while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
@@ -276,16 +366,32 @@ impl OutputQueue {
         }
     }
 
-    /// The sources' weights may have changed, and its pacing and classes are these from now on;
-    /// what waits stays where it is. A pacing of another kind takes another queue, and changes
-    /// nothing here.
-    pub(crate) fn change(&mut self, pacing: Pacing, classes: Arc<Classes>, now: Nanos) {
+    /// Rereads the sources' weights and sets the output's pacing, limit and classes. Waiting frames
+    /// keep their places in the queue. If `pacing` is of another kind, the pacing stays unchanged,
+    /// because a change of the kind needs a new queue. Returns true if the frames may now be due at
+    /// another time.
+    pub(crate) fn change(
+        &mut self,
+        pacing: Pacing,
+        limit: Option<Arc<EgressPolicer>>,
+        classes: Arc<Classes>,
+        now: Nanos,
+    ) -> bool {
         self.line.changed();
+        let same = match (&self.limit, &limit) {
+            (Some(old), Some(new)) => old.is(new),
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        if !same {
+            self.limit = limit.map(OutputLimit::new);
+        }
         if let Some(lanes) = self.line.lanes_mut() {
             lanes.change(classes, now);
         }
-        if pacing != self.terms.pacing && self.pacer.change(pacing) {
+        let paced = pacing != self.terms.pacing && self.pacer.change(pacing);
+        if paced {
             self.terms.pacing = pacing;
         }
+        paced || !same
     }
 }

@@ -1,25 +1,29 @@
-//! When what waits for an output may go.
+//! A pacer determines the times at which an output may send its waiting frames.
 
 use penstock_qos::shaper::{RateError, Shaper, Smooth, TokenBucket};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{Pacing, ShapeTerms, ShaperKind};
 
-/// A link takes frames ahead for so long: a turn of the worker costs about that.
+/// Longest time by which the switch may send a frame to a link before the frame is due. The limit
+/// is about the time of one pass of a worker's loop, 10 us.
 const AHEAD: Nanos = Nanos::from_micros(10);
-/// What a worker was late by up to this long it sends at once.
+/// Longest delay of a worker after which the worker sends the delayed frames at once.
 const LATE_MOST: Nanos = Nanos::from_millis(1);
-/// What it was late by for longer it makes good at this many times the link's rate, so that no
-/// burst follows. A worker that shares its core is late by milliseconds, many times a second.
+/// Multiple of the link's rate at which the worker sends delayed frames after a delay above
+/// [`LATE_MOST`], to avoid a burst. A worker that shares its core is late by milliseconds, many
+/// times per second.
 const REPAY_RATE: u64 = 4;
-/// And at most so much of it: what a link missed for longer is lost.
+/// Maximum of the link's missed sending time for which the worker can compensate. If the worker is
+/// late by more than [`OWED_MOST`], the link loses the sending time above the maximum.
 const OWED_MOST: Nanos = Nanos::from_millis(100);
+/// Number of bits per byte multiplied by the nanoseconds per second.
 const BITS_NS: u64 = 8_000_000_000;
 
-/// A shaper for `terms`.
+/// Creates a shaper with the rate and the method in `terms`.
 ///
 /// # Errors
-/// A rate that no shaper can hold.
+/// Returns an error if the shaper does not support the rate.
 pub fn shaper(terms: &ShapeTerms) -> Result<Shaper, RateError> {
     Ok(match terms.kind {
         ShaperKind::TokenBucket(period) => {
@@ -29,21 +33,27 @@ pub fn shaper(terms: &ShapeTerms) -> Result<Shaper, RateError> {
     })
 }
 
-/// See the module's text.
+/// State of an output's pacer, one variant for each kind of [`Pacing`].
 #[derive(Debug)]
 pub(super) enum Pacer {
     None,
     Link {
         rate: BitsPerSecond,
-        /// When the link has sent all that it got.
+        /// Time at which the link will have sent all accepted frames.
         free: Nanos,
-        /// What it did not send while frames waited, when that was more than [`LATE_MOST`].
+        /// Sending time that the link missed because the worker was late while frames waited.
+        /// Delays of the worker up to [`LATE_MOST`] do not count as missed sending time.
         owed: Nanos,
+        /// Rounding error of `free`, in nanoseconds multiplied by the link's rate in bit/s. The
+        /// exact time is later by less than 1 ns. Without the correction of the rounding error, a
+        /// link of 100 Gbit/s would carry 4 % less traffic in small frames.
+        rest: u64,
     },
     Shaped {
         terms: ShapeTerms,
         shaper: Box<Shaper>,
-        /// When the next frame departs, once that was worked out.
+        /// Departure time of the next waiting frame. The departure time is `None` if the shaper has
+        /// not computed the time yet.
         due: Option<Nanos>,
     },
 }
@@ -52,7 +62,9 @@ impl Pacer {
     pub(super) fn new(pacing: Pacing) -> Self {
         match pacing {
             Pacing::None => Self::None,
-            Pacing::Link(rate) => Self::Link { rate, free: Nanos::ZERO, owed: Nanos::ZERO },
+            Pacing::Link(rate) => {
+                Self::Link { rate, free: Nanos::ZERO, owed: Nanos::ZERO, rest: 0 }
+            }
             Pacing::Shaped(terms) => match shaper(&terms) {
                 Ok(shaper) => Self::Shaped { terms, shaper: Box::new(shaper), due: None },
                 Err(_) => Self::None,
@@ -60,8 +72,8 @@ impl Pacer {
         }
     }
 
-    /// Another rate from the next frame on, without a step in what departs. False: this pacer
-    /// cannot become that one.
+    /// Changes the pacer's rate from the next frame on, without a jump in departure times. Returns
+    /// false if the kind of `to` differs from the pacer's kind.
     pub(super) fn change(&mut self, to: Pacing) -> bool {
         match (self, to) {
             (Self::None, Pacing::None) => true,
@@ -77,7 +89,8 @@ impl Pacer {
         }
     }
 
-    /// When the first frame that waits may go, which is `bytes` long and came at `since`.
+    /// Returns the time at which the output may send the first waiting frame. The first waiting
+    /// frame has `bytes` bytes and arrived at time `since`.
     pub(super) fn due(&mut self, since: Nanos, bytes: u32) -> Nanos {
         match self {
             Self::None => Nanos::ZERO,
@@ -88,7 +101,8 @@ impl Pacer {
         }
     }
 
-    /// Whether a frame that is due at `due` goes at `now` with others that do.
+    /// Whether the output may send, at time `now`, a frame that is due at time `due`. If `first` is
+    /// true, the frame is the first frame of a burst.
     pub(super) fn goes(&self, due: Nanos, now: Nanos, first: bool) -> bool {
         match self {
             Self::None => true,
@@ -98,16 +112,18 @@ impl Pacer {
         }
     }
 
-    /// A frame went at `now` that takes `wire` bytes on a link.
+    /// Counts a frame that was sent at time `now` and takes `wire` bytes on a link.
     pub(super) fn went(&mut self, now: Nanos, wire: u32) {
         match self {
             Self::None => {}
-            Self::Link { rate, free, owed } => {
+            Self::Link { rate, free, owed, rest } => {
                 if *free + LATE_MOST < now {
                     *owed = (*owed + now.saturating_sub(*free)).min(OWED_MOST);
                     *free = now;
                 }
-                let time = Nanos((u64::from(wire) * BITS_NS).div_ceil(rate.0.max(1)));
+                let (bits, rate) = (u64::from(wire) * BITS_NS + *rest, rate.0.max(1));
+                let time = Nanos(bits / rate);
+                *rest = bits % rate;
                 let repaid = Nanos(time.0 - time.0 / REPAY_RATE).min(*owed);
                 *owed = owed.saturating_sub(repaid);
                 *free += time.saturating_sub(repaid);
@@ -116,7 +132,8 @@ impl Pacer {
         }
     }
 
-    /// The line was empty: a link that was idle does not send faster for it.
+    /// Records that the queue was empty until time `now`. The pacer does not compensate for the
+    /// idle time of a link, so the link later does not exceed its rate.
     pub(super) fn was_empty(&mut self, now: Nanos) {
         if let Self::Link { free, owed, .. } = self
             && *free < now
@@ -132,9 +149,9 @@ mod tests {
 
     use super::*;
 
-    /// Sends frames of these lengths, over and over, for 2 s at `rate`, by a worker that is late
-    /// by the next of `pauses` each time: the part of the rate that was sent, and the most that
-    /// was sent in 1 ms.
+    /// Sends frames of the lengths `wires`, repeatedly, for 2 s at `rate`. Before each burst, the
+    /// worker is late by the next value in `pauses`. Returns the sent bytes as a fraction of the
+    /// bytes that `rate` permits in 2 s, and the maximum number of bytes sent in 1 ms.
     fn carry(rate: u64, wires: &[u32], pauses: &[u64]) -> (f64, u64) {
         let mut pacer = Pacer::new(Pacing::Link(BitsPerSecond(rate)));
         let (mut now, end) = (Nanos::ZERO, Nanos::from_secs(2));
@@ -166,15 +183,15 @@ mod tests {
     }
 
     proptest! {
-        /// A link with frames waiting carries its rate, whatever their lengths, by a worker that
-        /// is away for a third of the time, some milliseconds each.
+        /// Checks that a backlogged link carries its rate for all frame lengths, even if the worker
+        /// is away for a third of the time.
         #[test]
         fn a_backlogged_link_carries_its_rate(
             rate in prop_oneof![Just(10_000_000_u64), Just(100_000_000), Just(10_000_000_000)],
             wires in proptest::collection::vec(84..9_100_u32, 1..6),
             late in 1_000_000..8_000_000_u64,
         ) {
-            // Away for `late`, then there for twice as long, a look each 20 us.
+            // The worker is away for `late`, then looks every 20 us for twice as long.
             let there = usize::try_from(late * 2 / 20_000).unwrap();
             let mut pauses = vec![20_000; there];
             pauses.push(late);
@@ -184,15 +201,22 @@ mod tests {
     }
 
     #[test]
+    fn a_fast_link_carries_its_rate_in_small_frames() {
+        let mut pacer = Pacer::new(Pacing::Link(BitsPerSecond(100_000_000_000)));
+        (0..1_000).for_each(|_| pacer.went(Nanos::ZERO, 84));
+        assert_eq!(pacer.due(Nanos::ZERO, 0), Nanos(6_720));
+    }
+
+    #[test]
     fn what_was_missed_is_made_good_without_a_burst() {
-        // Away for 20 ms once: in a millisecond no more than that one's, four times over, and what
-        // may go at once.
+        // After an absence of 20 ms, a millisecond carries at most five times its own bytes, plus
+        // the frames that may go at once.
         let mut pauses = vec![20_000; 49_000];
         pauses[100] = 20_000_000;
         let (part, most) = carry(100_000_000, &[1_538], &pauses);
         assert!((0.999..1.001).contains(&part), "{part}");
         assert!(most <= (4 + 1) * 12_500 + 2 * 1_538, "{most} bytes in a millisecond");
-        // Nothing is owed to a link that had nothing to send.
+        // An idle link makes up for nothing.
         let mut pacer = Pacer::new(Pacing::Link(BitsPerSecond(100_000_000)));
         pacer.went(Nanos::from_secs(1), 1_250);
         pacer.was_empty(Nanos::from_secs(2));

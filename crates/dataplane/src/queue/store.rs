@@ -1,26 +1,42 @@
-//! Memory in which frames wait inside the switch.
+//! The frame store is memory in which frames wait inside the switch.
 //!
-//! **Problem.** A frame that waits for an output cannot stay in its sender's memory: the sender
-//! gets its buffers back when the batch is done, and no guest pointer outlives a turn. **Rule.** A
-//! frame is copied once into cells of [`CELL`] bytes, as many as it needs, and sent from there.
-//! Cells are given out last in, first out, so that those in use stay in the cache and memory that
-//! was never needed is never touched. **Cost.** One copy; nothing is allocated after construction.
+//! # Problem
+//!
+//! A waiting frame cannot stay in its sender's memory. The sender gets its buffers back when the
+//! batch is done, so the worker must not keep pointers into guest memory.
+//!
+//! # Approach
+//!
+//! The worker copies a waiting frame once into as many cells of [`CELL`] bytes as the frame needs.
+//! The worker later sends a waiting frame from the frame store's cells. The store reuses the cell
+//! that was freed last, so the used cells stay in the CPU's cache. The store does not touch the
+//! memory of a cell before the cell's first use.
+//!
+//! # Cost
+//!
+//! Each frame that waits in the store is copied once. The store allocates no memory after
+//! construction.
+
+use penstock_qos::policer::Size;
 
 use super::classes::Class;
 use crate::batch::{Batch, BatchFull, FRAME_MAX, HEAD_COPY, Verdict};
+use crate::ingress_policer::link_bytes;
 use crate::offload::Offload;
 use crate::port::Held;
 
-/// Bytes of a cell: a frame of an MTU of 1,500 with its tags, and of 2,000 for tunnels.
+/// Bytes of a cell in the frame store. A cell has room for a frame with its tags at an MTU of
+/// 1,500, or 2,000 for tunnels.
 pub const CELL: usize = 2_048;
 const NIL: u32 = u32::MAX;
 
-/// Where a frame's bytes are.
+/// The place of a waiting frame's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
-    /// In the store, from this cell on.
+    /// The frame's bytes are in the worker's frame store, from the cell with this number on.
     Cells(u32),
-    /// In its output's own memory, finished.
+    /// The frame's bytes are in the output port's own memory, with checksum and segmentation
+    /// offloads complete.
     Port(Held),
 }
 
@@ -30,36 +46,44 @@ impl Default for At {
     }
 }
 
-/// A frame that waits, without its bytes.
+/// Metadata of a waiting frame, without the frame's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
     pub(super) at: At,
-    /// Its length.
+    /// Length of the waiting frame in bytes, without FCS.
     pub len: u32,
-    /// Bytes that it takes on a link, with what Ethernet adds to each frame that comes of it. Its
-    /// queue sets them.
-    pub(super) wire: u32,
-    /// The hash of its flow.
+    /// Size of the frame on a wire, without the overhead of Ethernet: a segmentation request has
+    /// the size of its segments. The output queue sets `size`.
+    pub(super) size: Size,
+    /// Hash of the frame's flow.
     hash: u32,
-    /// Offload metadata.
     pub offload: Offload,
-    /// The VLAN that it belongs to.
+    /// VLAN tag control information (TCI) of the frame.
     tci: u16,
-    /// Whether its bytes carry the tag.
+    /// Whether the frame's bytes contain the VLAN tag.
     tagged: bool,
-    /// Its queue at an output that has several, and its code point.
+    /// Whether a mark in the frame can signal congestion to the sender (ECN, RFC 3168). The output
+    /// queue sets `ect` only if it signals congestion.
+    pub(super) ect: bool,
+    /// The frame's code point, and its queue at an output with several queues.
     pub(super) class: Class,
-    /// The port it came from.
+    /// Number of the port from which the frame came.
     pub source: u16,
 }
 
 impl Stored {
-    /// A frame in its output's own memory.
+    /// Returns the bytes that the frame occupies on a link, including Ethernet's overhead for each
+    /// segment.
+    pub(super) fn wire(&self) -> u32 {
+        link_bytes(self.size)
+    }
+
+    /// Creates the metadata of a frame in the output's own memory.
     pub(super) fn held(held: Held, source: u16) -> Self {
         Self { at: At::Port(held), len: held.len, source, ..Self::default() }
     }
 
-    /// Where it is in its output's own memory, if it is there.
+    /// Returns the frame's place in the output's own memory, or `None` for a frame in the store.
     pub(crate) fn in_port(&self) -> Option<Held> {
         match self.at {
             At::Port(held) => Some(held),
@@ -67,7 +91,7 @@ impl Stored {
         }
     }
 
-    /// The first cell; [`NIL`] of a frame that is not in the store.
+    /// Returns the frame's first cell, or [`NIL`] for a frame outside the store.
     fn first(&self) -> u32 {
         match self.at {
             At::Cells(first) => first,
@@ -76,20 +100,20 @@ impl Stored {
     }
 }
 
-/// See the module's text.
+/// The memory cells of one worker in which frames wait.
 #[derive(Debug)]
 pub struct FrameStore {
     bytes: Box<[u8]>,
-    /// By cell: the next one of its frame, or the next one that is free.
+    /// Successor of each cell: the next cell of the cell's frame, or the next free cell.
     next: Box<[u32]>,
     free: u32,
     free_count: usize,
-    /// Cells from here on were never used.
+    /// Index of the first cell of the frame store that was never used.
     fresh: u32,
 }
 
 impl FrameStore {
-    /// Room for so many cells.
+    /// Creates a frame store of `cells` cells.
     #[must_use]
     pub fn new(cells: usize) -> Self {
         let cells = cells.min(NIL as usize - 1);
@@ -102,13 +126,13 @@ impl FrameStore {
         }
     }
 
-    /// Bytes for which there is room: of frames that fill their cells.
+    /// Returns the number of bytes in free cells.
     #[must_use]
     pub const fn free_bytes(&self) -> u64 {
         (self.free_count * CELL) as u64
     }
 
-    /// Whether every cell is free.
+    /// Whether every cell of the store is free.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.free_count == self.next.len()
@@ -123,7 +147,8 @@ impl FrameStore {
         self.fresh - 1
     }
 
-    /// Copies frame `i` of `batch`, which came from port `source`; `None`: there is no room.
+    /// Copies frame `i` of `batch`, which came from port `source`, into the store. Returns `None`
+    /// if the store has no room.
     pub fn put(&mut self, batch: &Batch, i: usize, source: u16) -> Option<Stored> {
         let frame = batch.frame(i);
         let len = frame.len as usize;
@@ -132,7 +157,7 @@ impl FrameStore {
             return None;
         }
         let mut first = NIL;
-        // From the last cell to the first, so that each knows the one behind it.
+        // Cells are linked from the last to the first, so that each can name the next one.
         for _ in 0..cells {
             let cell = self.take();
             self.next[cell as usize] = first;
@@ -144,7 +169,8 @@ impl FrameStore {
         Some(Stored {
             at,
             len: frame.len,
-            wire: 0,
+            size: Size::default(),
+            ect: false,
             hash,
             offload,
             tci,
@@ -165,7 +191,7 @@ impl FrameStore {
                 let to = &mut self.bytes[cell * CELL + used..][..part];
                 // SAFETY: `each_piece` names readable bytes; `to` is ours and has `part` of them.
                 // WHY: they may lie in guest memory, over which no slice may exist.
-                #[allow(unsafe_code, reason = "reads a piece that may lie in guest memory")]
+                #[allow(unsafe_code, reason = "the copied bytes may lie in guest memory")]
                 unsafe {
                     crate::mem::copy(to.as_mut_ptr(), data, part);
                 }
@@ -175,11 +201,11 @@ impl FrameStore {
         });
     }
 
-    /// Puts a frame at the end of `batch`, with `output` as its verdict. Its bytes stay here until
-    /// [`Self::release`].
+    /// Adds a frame to the end of `batch`, with `output` as its verdict. The frame's bytes stay in
+    /// the store until [`Self::release`].
     ///
     /// # Errors
-    /// When the batch is full.
+    /// Returns [`BatchFull`] if the batch has no room for the frame.
     pub fn load(&self, frame: &Stored, batch: &mut Batch, output: u16) -> Result<(), BatchFull> {
         if !batch.has_room() {
             return Err(BatchFull);
@@ -204,7 +230,7 @@ impl FrameStore {
         Ok(())
     }
 
-    /// A frame's cells are free again.
+    /// Frees the cells of a waiting frame.
     pub fn release(&mut self, frame: &Stored) {
         let cells = (frame.len as usize).div_ceil(CELL).max(1);
         if frame.first() == NIL {
@@ -280,7 +306,8 @@ mod tests {
     }
 
     proptest! {
-        /// Frames come and go in any order; each comes out as it went in, and no cell is lost.
+        /// Stores and releases frames in random order, and checks that each frame stays unchanged
+        /// and no cell is lost.
         #[test]
         fn frames_stay_what_they_were(
             steps in proptest::collection::vec((1..9_000_usize, any::<u8>(), any::<bool>()), 1..60)

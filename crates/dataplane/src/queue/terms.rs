@@ -1,28 +1,32 @@
-//! What stands before an output, by configuration: the part of the snapshot that queues read.
+//! A snapshot contains the configuration of each output queue.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use penstock_qos::egress_policer::EgressPolicer;
 use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use super::{Classes, LaneCounters, OutputQueue};
 
-/// Who of those that wait goes next.
+/// The order in which an output sends its waiting frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
-    /// Who came first. What finds no room is dropped.
+    /// Frames are sent in the order of their arrival. Frames that find no room in the queue are
+    /// dropped.
     #[default]
     Fifo,
-    /// Tenants by weight, then their VMs, then frames (FS-VDE §4.1). Who has too much waiting is
-    /// not polled until there is room.
+    /// Tenants share the output by weight, and a tenant's VMs share the tenant's part by weight
+    /// (FS-VDE §4.1). The worker does not poll a VM with too many waiting frames until there is
+    /// room.
     FairShare,
-    /// A few queues by weight, each first come first served; which is a frame's, its code point
-    /// says ([`Classes`]). What finds no room is dropped.
+    /// Several queues share the output by weight. Within a queue, frames are sent in the order of
+    /// arrival. A frame's code point selects the frame's queue ([`Classes`]). Frames that find no
+    /// room in their queue are dropped.
     Wfq,
 }
 
 impl Order {
-    /// The name in configuration and statistics.
+    /// Returns the order's name in configuration and statistics.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -32,87 +36,92 @@ impl Order {
         }
     }
 
-    /// Whether what waits has had its senders' turn, and is theirs to pay for.
+    /// Whether senders share the output by weight. The senders of a shared output are charged for
+    /// the CPU cycles that the delivery of their frames takes.
     #[must_use]
     pub const fn is_shared(self) -> bool {
         !matches!(self, Self::Fifo)
     }
 }
 
-/// How a rate is kept.
+/// Method by which a shaper limits the rate of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShaperKind {
-    /// Tokens come in portions, so often: the baseline.
+    /// A token bucket gets its tokens in portions, at the given interval. Experiments use the token
+    /// bucket as the baseline.
     TokenBucket(Nanos),
-    /// Frame after frame, within a window of spacings.
+    /// The shaper spaces frames evenly and sends the frames one by one.
     Smooth,
 }
 
-/// A rate, and how it is kept.
+/// A shaper's rate limit and method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShapeTerms {
-    /// Bits of frames per second, frame check sequence and what else a link adds not counted.
+    /// Rate limit in bits per second of frames. The rate includes the FCS but not the other bytes
+    /// that a link adds.
     pub rate: BitsPerSecond,
-    /// How.
     pub kind: ShaperKind,
 }
 
-/// When what waits may go.
+/// The rule for the times at which an output may send its waiting frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
-    /// At once.
+    /// The output sends waiting frames without a rate limit.
     #[default]
     None,
-    /// As fast as a link of this rate carries it, with all that Ethernet adds to a frame.
+    /// Frames are sent at the pace of a link with the given rate. The rate includes all overhead
+    /// that Ethernet adds to a frame.
     Link(BitsPerSecond),
-    /// By a shaper.
+    /// A shaper determines the time at which each frame is sent.
     Shaped(ShapeTerms),
 }
 
-/// What stands before an output.
+/// Configuration of an output queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueTerms {
-    /// Who goes next.
     pub order: Order,
-    /// When.
     pub pacing: Pacing,
-    /// How much may wait: of each VM with [`Order::FairShare`], in each queue with [`Order::Wfq`],
-    /// of all together with [`Order::Fifo`].
+    /// Limits on the bytes of waiting frames and on each frame's wait. The limits on waiting apply
+    /// per VM with [`Order::FairShare`], per queue with [`Order::Wfq`], and for the whole output
+    /// with [`Order::Fifo`].
     pub bound: Bound,
-    /// Frames that wait at most, of all together; with [`Order::Wfq`] no queue has more of them
-    /// than are free.
+    /// Maximum number of waiting frames of the whole output. With [`Order::Wfq`], a queue's frames
+    /// may not exceed the output's remaining room for frames.
     pub frames: u32,
 }
 
-/// A port's part of outputs that are shared by tenant and VM.
+/// Weights of a sending port at outputs that tenants and VMs share by weight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ShareTerms {
-    /// The tenant's weight among tenants.
+    /// Weight of the port's tenant among all tenants.
     pub tenant: Weight,
-    /// The VM's weight among the tenant's.
+    /// Weight of the port's VM among the tenant's VMs.
     pub vm: Weight,
 }
 
-/// Where a queue is while no worker has it. Control makes it, with the queue's memory; the worker
-/// that gets the port takes the queue out, and puts it back when the port leaves.
+/// Place from which a worker takes the queue of an output. The control plane allocates the queue
+/// and its memory. The worker that gets the port takes the queue, and returns the queue when the
+/// port leaves.
 #[derive(Debug)]
 pub struct QueueHome {
     terms: QueueTerms,
     pacing: Mutex<Pacing>,
     classes: Mutex<Arc<Classes>>,
+    limit: Mutex<Option<Arc<EgressPolicer>>>,
     lanes: Option<Arc<LaneCounters>>,
     queue: Mutex<Option<Box<OutputQueue>>>,
 }
 
 impl QueueHome {
-    /// A queue for `ports` sources of `tenants` tenants, empty.
+    /// Creates an empty output queue for `ports` source ports of `tenants` tenants, which a worker
+    /// can take with [`Self::take`].
     #[must_use]
     pub fn new(terms: QueueTerms, ports: usize, tenants: usize) -> Arc<Self> {
         Self::in_place_of(None, terms, ports, tenants)
     }
 
-    /// The same, and its queues of [`Order::Wfq`] go on with the counters of those of `old`, if
-    /// that has such.
+    /// Creates an empty output queue that takes the place of the queue `old`. With [`Order::Wfq`],
+    /// the new queue continues the class counters of `old`, if `old` has class counters.
     #[must_use]
     pub fn in_place_of(
         old: Option<&Self>,
@@ -131,29 +140,42 @@ impl QueueHome {
             terms,
             pacing: Mutex::new(terms.pacing),
             classes: Mutex::default(),
+            limit: Mutex::default(),
             lanes: kept.or(lanes),
             queue: Mutex::new(Some(Box::new(queue))),
         })
     }
 
-    /// The classes of a [`Order::Wfq`] output from the next snapshot on; nothing to others.
+    /// Sets the classes of a [`Order::Wfq`] output from the next snapshot on. A queue with an order
+    /// other than [`Order::Wfq`] ignores classes.
     pub fn set_classes(&self, classes: Arc<Classes>) {
         *self.classes.lock().unwrap_or_else(PoisonError::into_inner) = classes;
     }
 
-    /// The classes in use, or as of the next snapshot.
+    /// Returns the classes that the control plane has set last. The worker uses these classes at
+    /// the latest from the next snapshot of the configuration on.
     #[must_use]
     pub fn classes(&self) -> Arc<Classes> {
         Arc::clone(&self.classes.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What the queues of a [`Order::Wfq`] output counted; `None` of others.
+    /// Sets the limit for which the output's frames wait, from the next snapshot on.
+    pub fn set_limit(&self, limit: Option<Arc<EgressPolicer>>) {
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+    }
+
+    pub(crate) fn limit(&self) -> Option<Arc<EgressPolicer>> {
+        self.limit.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the queue counters of a [`Order::Wfq`] output. Returns `None` if the output's order
+    /// is not [`Order::Wfq`].
     #[must_use]
     pub fn lanes(&self) -> Option<&LaneCounters> {
         self.lanes.as_deref()
     }
 
-    /// Whether this queue can go on under `terms`: only the rate differs.
+    /// Whether the queue can apply `terms` without a new queue, because only the rate differs.
     #[must_use]
     pub fn fits(&self, terms: &QueueTerms) -> bool {
         let kind = |pacing| match pacing {
@@ -165,7 +187,7 @@ impl QueueHome {
         same && kind(terms.pacing) == kind(self.terms.pacing)
     }
 
-    /// The pacing from the next snapshot on.
+    /// Sets the output's pacing from the next snapshot on.
     pub fn set_pacing(&self, pacing: Pacing) {
         *self.pacing.lock().unwrap_or_else(PoisonError::into_inner) = pacing;
     }
@@ -174,18 +196,18 @@ impl QueueHome {
         *self.pacing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its terms.
     #[must_use]
     pub const fn terms(&self) -> &QueueTerms {
         &self.terms
     }
 
-    /// Takes the queue; `None`: another worker has it.
+    /// Gives the output queue to a worker. Returns `None` if a worker has already taken the output
+    /// queue.
     pub fn take(&self) -> Option<Box<OutputQueue>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Puts it back.
+    /// Takes an output queue back from a worker.
     pub fn put(&self, queue: Box<OutputQueue>) {
         *self.queue.lock().unwrap_or_else(PoisonError::into_inner) = Some(queue);
     }

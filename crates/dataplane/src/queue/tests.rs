@@ -1,18 +1,21 @@
-//! Queues over both kinds of memory: order, bounds, and that no frame and no buffer is lost.
+//! These tests check the order of frames in an output queue, and the limits of the queue, with both
+//! kinds of packet memory. The tests also check that no frame and no buffer is lost.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Policed, Sharing, Terms};
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_units::{BitsPerSecond, Cycles, Nanos, Weight};
 use proptest::prelude::*;
 
 use super::*;
 use crate::batch::Batch;
+use crate::drop::DropReason;
 use crate::offload::{Offload, OffloadCaps};
 use crate::port::{Buffers, Held, Pending, PortQueue, TxOutcome};
 
-/// A port with memory of its own for a few frames.
+/// A test port with its own memory for a few frames.
 #[derive(Debug, Default)]
 struct OwnMemory {
     buffers: Vec<Option<Vec<u8>>>,
@@ -89,7 +92,8 @@ fn source(port: u16) -> Source {
     Source { port, tenant, share: ShareTerms::default() }
 }
 
-/// A frame that says where it came from and which one it is, with a code point of its port.
+/// Returns a frame that contains the number of its sending port, a frame number, and the DSCP of
+/// its sending port.
 fn frame(port: u16, number: u32, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len.max(34)];
     bytes[..2].copy_from_slice(&port.to_be_bytes());
@@ -103,7 +107,8 @@ fn dscp_of(port: u16) -> u8 {
     8 * u8::try_from(port).expect("few ports")
 }
 
-/// A queue for each of the ports 1 to 3, and if `held` a lane for port 4, which has none.
+/// Returns a class table in which each of the ports 1 to 3 has its own queue. If `held` is true,
+/// frames of port 4 wait in a lane with a rate limit, and not in a queue of their own.
 fn classes(weights: [u64; 4], held: bool) -> Arc<Classes> {
     let mut classes = Classes::new(4);
     for (queue, weight) in (0_u8..).zip(weights) {
@@ -119,7 +124,8 @@ fn classes(weights: [u64; 4], held: bool) -> Arc<Classes> {
     Arc::new(classes)
 }
 
-/// What happens next: a frame comes, time passes and what may go goes, a source leaves.
+/// A random event of the test: a frame arrives, time passes and due frames are sent, a source port
+/// leaves, or the queue weights change.
 #[derive(Clone, Debug)]
 enum Step {
     Come(u16, usize),
@@ -137,7 +143,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The queue, both memories, and what is known to wait, by source.
+/// Test bench with an output queue, its memory, and the frame numbers that should wait in the queue
+/// for each source.
 struct Bench {
     queue: OutputQueue,
     store: FrameStore,
@@ -153,7 +160,7 @@ impl Bench {
         let memory = OwnMemory { buffers: vec![None; 24], sent: Vec::new() };
         let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
         let (mut queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
-        queue.change(terms.pacing, classes([1; 4], held), Nanos(1));
+        queue.change(terms.pacing, None, classes([1; 4], held), Nanos(1));
         Self { queue, store, port, waits: BTreeMap::new(), now: Nanos(1), number: 0, held }
     }
 
@@ -167,7 +174,8 @@ impl Bench {
         self.number += 1;
     }
 
-    /// Those that waited too long are their source's oldest.
+    /// Removes the oldest frame number of a source from the expected frames, because the queue
+    /// dropped this frame after it waited too long.
     fn forget_oldest(waits: &mut BTreeMap<u16, VecDeque<u32>>, port: u16) {
         waits.get_mut(&port).and_then(VecDeque::pop_front).expect("what is lost had waited");
     }
@@ -177,7 +185,7 @@ impl Bench {
         let mut batch = Batch::new();
         let mut lost: BTreeMap<u16, usize> = BTreeMap::new();
         let memory = &mut Memory::of(&mut self.store, &mut self.port);
-        self.queue.load(memory, &mut batch, (1, 32), self.now, &mut |port| {
+        self.queue.load(memory, &mut batch, (1, 32), self.now, &mut |port, _| {
             *lost.entry(port).or_default() += 1;
         });
         let sending = self.queue.sending().to_vec();
@@ -193,7 +201,7 @@ impl Bench {
                 assert_eq!(bytes[..2], stored.source.to_be_bytes());
                 let number = u32::from_be_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
                 let waits = self.waits.get_mut(&stored.source).expect("it came");
-                // What was before it had waited too long.
+                // Earlier frames of the source had waited too long.
                 let before = waits.iter().position(|other| *other == number).expect("in its turn");
                 waits.drain(..=before);
                 let lost = lost.entry(stored.source).or_default();
@@ -212,14 +220,15 @@ impl Bench {
         self.queue.forget(memory, port, |port| Self::forget_oldest(waits, port));
     }
 
-    /// What queues by class counted of the frames that came; of the others all.
+    /// Returns the number of frames that the queue's class counters counted, or the number of all
+    /// frames if the queue has no class counters.
     fn counted(&self) -> u64 {
         let Some(lanes) = self.queue.lane_counters() else { return self.number.into() };
         let mut all = 0;
         for (queue, port) in (0..5).zip(0..) {
             let lane = lanes.read(queue);
             all += lane.frames + lane.drops + lane.backlog_frames;
-            // Port 4 is not mapped: it waits in queue 0, as port 0 does, or is held.
+            // Port 4 is not mapped. It waits in queue 0, as port 0 does, or in a lane.
             let ports = match queue {
                 0 if !self.held => vec![0, 4],
                 4 if !self.held => vec![],
@@ -258,7 +267,7 @@ proptest! {
                 Step::Leave(port) => bench.leave(port),
                 Step::Weigh(weights) => {
                     let pacing = bench.queue.terms().pacing;
-                    bench.queue.change(pacing, classes(weights, held), bench.now);
+                    bench.queue.change(pacing, None, classes(weights, held), bench.now);
                 }
             }
             prop_assert_eq!(bench.counted(), u64::from(bench.number));
@@ -274,7 +283,8 @@ proptest! {
     }
 }
 
-/// Lets time pass, a frame's time on the link after the other; frames by queue that left.
+/// Advances the time `steps` times by 10 us, and sends at most one frame after each step. Returns
+/// the number of sent frames of each queue.
 fn pass(bench: &mut Bench, steps: usize) -> [u64; 3] {
     let counters = bench.queue.lane_counters().expect("it has queues");
     let left = || [0, 1, 2].map(|queue| counters.read(queue).frames);
@@ -283,7 +293,7 @@ fn pass(bench: &mut Bench, steps: usize) -> [u64; 3] {
         bench.now += Nanos(10_000);
         let mut batch = Batch::new();
         let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
-        bench.queue.load(memory, &mut batch, (1, 1), bench.now, &mut |_| unreachable!());
+        bench.queue.load(memory, &mut batch, (1, 1), bench.now, &mut |_, _| unreachable!());
         bench.queue.sent(memory);
     }
     core::array::from_fn(|queue| left()[queue] - before[queue])
@@ -298,9 +308,9 @@ fn what_waits_stays_where_it_is_and_a_flow_keeps_its_order_when_the_map_changes(
     (0..3).for_each(|_| bench.come(1, 100));
     bench.come(2, 100);
     assert_eq!(backlog(), [0, 3, 1]);
-    // Port 1 to queue 2; ports 2 and 3 to none of their own.
+    // Maps port 1 to queue 2, and ports 2 and 3 to queue 0.
     let map = Classes::new(3).with_mapped(dscp_of(1), 2);
-    bench.queue.change(pacing, Arc::new(map), bench.now);
+    bench.queue.change(pacing, None, Arc::new(map), bench.now);
     for port in [1, 2, 3] {
         bench.come(port, 100);
     }
@@ -310,8 +320,8 @@ fn what_waits_stays_where_it_is_and_a_flow_keeps_its_order_when_the_map_changes(
         bench.come(port, 100);
     }
     assert_eq!(backlog(), [2, 0, 1]);
-    // A queue that is gone sends what it has.
-    bench.queue.change(pacing, Arc::new(Classes::new(1)), bench.now);
+    // A removed queue sends its remaining frames.
+    bench.queue.change(pacing, None, Arc::new(Classes::new(1)), bench.now);
     assert_eq!((backlog(), pass(&mut bench, 100)), ([2, 0, 1], [2, 0, 1]));
 }
 
@@ -321,11 +331,11 @@ fn who_is_never_without_frames_leaves_its_old_queue_too() {
     let (pacing, mut left) = (bench.queue.terms().pacing, [0; 3]);
     (0..3).for_each(|_| bench.come(1, 1_000));
     let map = Classes::new(3).with_mapped(dscp_of(1), 2);
-    bench.queue.change(pacing, Arc::new(map), bench.now);
+    bench.queue.change(pacing, None, Arc::new(map), bench.now);
     let changed = bench.now;
     while left[2] == 0 {
         bench.come(1, 1_000);
-        // A frame takes 82 us: there is always one more.
+        // A frame takes 82 us, so there is always one more.
         let more = pass(&mut bench, 8);
         left = core::array::from_fn(|queue| left[queue] + more[queue]);
     }
@@ -338,7 +348,7 @@ fn a_link_that_was_idle_does_not_send_faster_for_it() {
     let mut bench = Bench::new(terms(Order::Fifo, Excess::Drop), false, false);
     bench.go(50_000_000);
     (0..4).for_each(|_| bench.come(1, 1_226));
-    // 1,250 bytes with what Ethernet adds take 100 us at 100 Mbit/s.
+    // 1,250 bytes, with Ethernet's overhead, take 100 us at 100 Mbit/s.
     let mut left = Vec::new();
     for _ in 0..4 {
         bench.go(50_000);
@@ -349,6 +359,86 @@ fn a_link_that_was_idle_does_not_send_faster_for_it() {
     assert_eq!(left, [3, 2, 2, 1, 1, 0, 0, 0]);
 }
 
+/// Returns a queue in order of arrival whose frames wait for a limit of 8 Mbit/s, which is 1,000
+/// bytes in a millisecond.
+fn limited(bytes: u64) -> Bench {
+    let bound = Bound { bytes, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    let terms = QueueTerms { pacing: Pacing::None, bound, frames: 64, order: Order::Fifo };
+    let mut bench = Bench::new(terms, false, false);
+    bench.store = FrameStore::new(1_000);
+    let rate = Some((BitsPerSecond(8_000_000), 1_000));
+    let meter = Meter::new(Terms { bytes: rate, waits: true, ..Terms::default() });
+    let limit = EgressPolicer::new(meter, None, Sharing::Strict);
+    bench.queue.change(Pacing::None, Some(Arc::new(limit)), Arc::default(), Nanos::ZERO);
+    bench
+}
+
+#[test]
+fn frames_above_a_limit_wait_and_a_full_queue_says_which_limit_holds() {
+    let mut bench = limited(20_000);
+    (0..10).for_each(|_| bench.come(1, 1_000));
+    let mut left = Vec::new();
+    for _ in 0..6 {
+        bench.go(0);
+        left.push(bench.queue.len());
+        bench.go(500_000);
+        left.push(bench.queue.len());
+    }
+    // The bucket has tokens for one frame, and the next one puts it into debt.
+    assert_eq!(left, [8, 8, 8, 7, 7, 7, 7, 6, 6, 6, 6, 5]);
+    assert_eq!(bench.queue.limited_by(), Some(Policed::AboveVm));
+    let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+    let due = bench.queue.due(memory, bench.now, &mut |_| unreachable!());
+    let pause = Nanos::from_micros(50);
+    assert_eq!(due, Some(bench.now + Nanos::from_micros(1_000) + pause), "others may go first");
+    // Without the limit, the frames need not wait.
+    bench.queue.change(Pacing::None, None, Arc::default(), bench.now);
+    bench.go(0);
+    assert!(bench.queue.is_empty());
+}
+
+#[test]
+fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
+    for ecn in [0, 2] {
+        let mut bench = limited(1 << 20);
+        let (mut marked, mut early, mut late) = (0, 0, 0);
+        // Frames arrive twice as fast as they may leave.
+        for step in 0..1_000_u64 {
+            if bench.queue.len() < 40 {
+                let mut bytes = frame(1, 0, 1_000);
+                bytes[15] |= ecn;
+                let mut batch = Batch::new();
+                batch.push(&bytes, Offload::NONE).unwrap();
+                let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+                bench.queue.push(memory, &batch, 0, &source(1), bench.now).unwrap();
+            }
+            bench.now += Nanos::from_micros(500);
+            let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+            let mut out = Batch::new();
+            let mut lost = |_, why| match why {
+                DropReason::ReceiveLimit => early += 1,
+                _ => late += 1,
+            };
+            let now = bench.queue.load(memory, &mut out, (1, 32), bench.now, &mut lost);
+            marked += now;
+            let ce = (0..out.len()).filter(|i| out.head(*i)[15] & 3 == 3).count() as u64;
+            assert_eq!(ce, now, "in step {step}");
+            bench.queue.sent(memory);
+        }
+        // 500 ms: none in the first 100 ms, then 100, 71, 58 ... ms apart.
+        let signals = 3..=7;
+        assert!(late == 0, "{late}");
+        if ecn == 0 {
+            assert!(marked == 0 && signals.contains(&early), "{marked} {early}");
+        } else {
+            assert!(early == 0 && signals.contains(&marked), "{marked} {early}");
+        }
+        let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+        bench.queue.clear(memory, bench.now, |_| {});
+        assert!(bench.store.is_empty(), "every cell is free again");
+    }
+}
+
 #[test]
 fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
     let mut bench = Bench::new(terms(Order::FairShare, Excess::Hold), false, false);
@@ -357,7 +447,7 @@ fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
         let memory = Memory::of(&mut bench.store, &mut bench.port);
         (bench.queue.is_over(3, &memory, now), bench.queue.is_under(3, &memory, now))
     };
-    // 1,000 bytes on a link.
+    // Each frame takes 1,000 bytes on a link.
     (0..10).for_each(|_| bench.come(3, 976));
     assert_eq!(over(&mut bench, Nanos(1)), (false, true), "a half");
     bench.come(3, 976);
@@ -383,7 +473,8 @@ fn who_is_held_has_its_rate_and_holds_up_nobody() {
     assert_eq!(frames(1), 500, "each in its turn");
     let due = 50_000 * 40 / (8 * 1_024);
     assert!((due - 2..=due + 2).contains(&frames(4)), "{} of {due}", frames(4));
-    // It says when it goes on, and another frame does not wait for that.
+    // The queue says when the tenant may send again. A frame of another queue does not wait for
+    // that.
     let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
     let at = bench.queue.due(memory, bench.now, &mut |_| {}).expect("some wait");
     assert!(at > bench.now && bench.queue.is_held());

@@ -1,37 +1,36 @@
-//! Round-robin: every queue pair runs one batch in turn, whatever the batch costs.
+//! In the discipline `round-robin`, every queue pair runs one batch in turn, independent of the
+//! batch's cost.
 //!
-//! It is the baseline for comparison: a polling switch without cycle metering works this way (C2QoS
-//! §II). Units run in the order in which they joined. A decision costs O(1).
+//! Round-robin is the baseline for comparison, because a polling switch without cycle metering
+//! works in this way (C2QoS §II). Units run in the order in which the units joined the schedule. A
+//! scheduling decision takes O(1) time.
 
-use penstock_units::{PortId, Priority};
+use penstock_units::PortId;
 
-use super::{Schedule, Unit};
+use crate::unit::Unit;
 
-/// Units in the order in which they joined.
+/// Units of the schedule, in the order in which the units get their turns.
 #[derive(Debug)]
-pub struct RoundRobin {
+pub(super) struct RoundRobin {
     units: Vec<Unit>,
     next: usize,
 }
 
 impl RoundRobin {
-    #[must_use]
-    pub fn with_capacity(capacity: usize) -> Self {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
         Self { units: Vec::with_capacity(capacity), next: 0 }
     }
-}
 
-impl Schedule for RoundRobin {
-    fn add(&mut self, unit: Unit, _class: Priority) {
+    pub(super) fn add(&mut self, unit: Unit) {
         self.units.push(unit);
     }
 
-    fn remove(&mut self, port: PortId) {
+    pub(super) fn remove(&mut self, port: PortId) {
         self.units.retain(|unit| unit.port != port);
         self.next = 0;
     }
 
-    fn leave(&mut self, unit: Unit) {
+    pub(super) fn leave(&mut self, unit: Unit) {
         let Some(at) = self.units.iter().position(|other| *other == unit) else { return };
         self.units.remove(at);
         // The unit whose turn is next keeps its turn.
@@ -44,7 +43,7 @@ impl Schedule for RoundRobin {
     }
 
     #[inline]
-    fn next(&mut self) -> Option<(Unit, bool)> {
+    pub(super) fn next(&mut self) -> Option<(Unit, bool)> {
         let unit = *self.units.get(self.next)?;
         self.next += 1;
         let wraps = self.next == self.units.len();
@@ -54,12 +53,8 @@ impl Schedule for RoundRobin {
         Some((unit, wraps))
     }
 
-    fn next_held(&mut self) -> Option<Unit> {
-        Schedule::next(self).map(|(unit, _)| unit)
-    }
-
     #[inline]
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.units.len()
     }
 }
@@ -74,7 +69,7 @@ mod tests {
         let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
         let mut rr = RoundRobin::with_capacity(4);
         assert_eq!(rr.next(), None);
-        (1..=3).for_each(|p| rr.add(unit(p), Priority::LAST));
+        (1..=3).for_each(|p| rr.add(unit(p)));
         let seen = |rr: &mut RoundRobin, n: usize| -> Vec<(u16, bool)> {
             (0..n).filter_map(|_| rr.next()).map(|(u, end)| (u.port.0, end)).collect()
         };
@@ -87,14 +82,14 @@ mod tests {
     fn a_temporary_leave_costs_no_other_unit_its_turn() {
         let unit = |port| Unit { port: PortId(port), queue: QueueId(0) };
         let mut rr = RoundRobin::with_capacity(4);
-        (1..=4).for_each(|p| rr.add(unit(p), Priority::LAST));
+        (1..=4).for_each(|p| rr.add(unit(p)));
         let next = |rr: &mut RoundRobin| rr.next().map(|(u, end)| (u.port.0, end));
         assert_eq!((next(&mut rr), next(&mut rr)), (Some((1, false)), Some((2, false))));
         rr.leave(unit(1));
         assert_eq!(next(&mut rr), Some((3, false)), "an earlier one left");
         rr.leave(unit(4));
         assert_eq!(next(&mut rr), Some((2, false)), "the one whose turn it was left");
-        rr.add(unit(4), Priority::LAST);
+        rr.add(unit(4));
         rr.leave(unit(9));
         assert_eq!((next(&mut rr), next(&mut rr)), (Some((3, false)), Some((4, true))));
         (2..=4).for_each(|p| rr.leave(unit(p)));

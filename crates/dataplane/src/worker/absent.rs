@@ -1,5 +1,5 @@
-//! In the place of a queue pair that another worker owns: the numbers of a port's queue pairs are
-//! the same on all workers.
+//! A worker has a placeholder for each queue pair of its ports that another worker owns. The
+//! placeholders ensure that each queue pair of a port has the same number on all workers.
 
 use penstock_units::Cycles;
 
@@ -7,7 +7,8 @@ use crate::batch::Batch;
 use crate::offload::OffloadCaps;
 use crate::port::{Pending, PortQueue, TxOutcome};
 
-/// See the module's text. Boxing it allocates nothing.
+/// Placeholder for a queue pair that another worker owns. A placeholder neither receives nor sends
+/// frames. A `Box` of the type `Absent` needs no heap allocation.
 #[derive(Debug)]
 pub(super) struct Absent;
 

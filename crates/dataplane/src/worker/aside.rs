@@ -1,33 +1,46 @@
-//! Who is not polled although it may have frames: because of what it sent already waits.
+//! A worker stops polling a port ("puts the port aside") as long as the port's frames may not be
+//! sent yet.
 //!
-//! **Problem.** What a VM sends may have to wait: for its part of an uplink (back-pressure), for
-//! its own shaper's time. Its frames wait best where they are, in its ring, which costs no copy and
-//! tells the guest. **Rule.** A port is put aside for a reason; its queue pairs leave the schedule,
-//! and come back when no reason is left. Those at rest stay at rest. **Cost.** Nothing for ports
-//! that are not aside.
+//! # Problem
+//!
+//! A VM's frames may have to wait for the VM's share of an uplink (back-pressure), for the VM's
+//! shaper or for the VM's rate limit. A frame that may not be sent yet should stay in the VM's own
+//! transmit ring. A wait in the ring costs no copy, and the guest sees a full ring.
+//!
+//! # Approach
+//!
+//! If a limit delays a port, the worker records the reason and removes the port's queue pairs from
+//! the schedule (puts the port aside). The port's queue pairs return to the schedule when no reason
+//! remains for which the port must wait. If one of the returning port's queue pairs is at rest
+//! because it had no frames, this queue pair stays at rest.
+//!
+//! # Cost
+//!
+//! A port that is not put aside causes no cost.
 
 use penstock_units::PortId;
 
-use super::{QUEUES_MAX, Worker};
-use crate::schedule::{Schedule, Unit};
-use crate::tsc::CycleCounter;
+use crate::unit::QUEUES_MAX;
+use crate::unit::Unit;
 
-/// Why a port is not polled.
+/// Reason for which the worker does not poll a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Why {
-    /// An output of this worker has too much of it waiting.
+    /// Too many of the port's frames wait at an output queue of this worker.
     Pressed = 1,
-    /// An output of another worker has.
+    /// Too many of the port's frames wait at an output queue of another worker.
     PressedElsewhere = 2,
-    /// Its shaper says when its next frame may depart.
+    /// The next frame of the port is not due yet according to the port's shaper.
     Shaped = 4,
+    /// The port's rate limit is in debt.
+    Policed = 8,
 }
 
-/// See the module's text.
+/// For each port, the reasons for which the worker does not poll the port at present.
 #[derive(Debug)]
 pub(super) struct Aside {
-    /// By port: the reasons, a bit each.
+    /// For each port number, a bit mask of the reasons to put the port aside.
     why: Box<[u8]>,
 }
 
@@ -44,14 +57,16 @@ impl Aside {
         self.why.get(port.index()).is_some_and(|why| why & reason as u8 != 0)
     }
 
-    /// True: it was not aside before.
-    fn put(&mut self, port: PortId, reason: Why) -> bool {
+    /// Records a reason for which the worker must not poll a port. Returns true if no other reason
+    /// was recorded for the port.
+    pub(super) fn put(&mut self, port: PortId, reason: Why) -> bool {
         let Some(why) = self.why.get_mut(port.index()) else { return false };
         core::mem::replace(why, *why | reason as u8) == 0
     }
 
-    /// True: no reason is left.
-    fn take(&mut self, port: PortId, reason: Why) -> bool {
+    /// Removes one of the reasons for which the worker does not poll a port. Returns true if the
+    /// port has no other reason to stay aside.
+    pub(super) fn take(&mut self, port: PortId, reason: Why) -> bool {
         let Some(why) = self.why.get_mut(port.index()) else { return false };
         let before = core::mem::replace(why, *why & !(reason as u8));
         before != 0 && *why == 0
@@ -64,34 +79,8 @@ impl Aside {
     }
 }
 
-impl<C: CycleCounter> Worker<C> {
-    /// A port is not polled until `reason` is over.
-    pub(super) fn put_aside(&mut self, port: PortId, reason: Why) {
-        if !self.aside.put(port, reason) {
-            return;
-        }
-        for unit in units(port) {
-            if self.owns(port, unit.queue) {
-                self.schedule.leave(unit);
-            }
-        }
-    }
-
-    /// A reason is over: a port for which it was the last is polled again.
-    pub(super) fn take_back(&mut self, port: PortId, reason: Why) {
-        if !self.aside.take(port, reason) {
-            return;
-        }
-        let class = self.class(port);
-        for unit in units(port) {
-            if self.owns(port, unit.queue) && !self.resting.is_resting(unit) {
-                self.schedule.add(unit, class);
-            }
-        }
-    }
-}
-
-fn units(port: PortId) -> impl Iterator<Item = Unit> {
+/// Returns a unit for each possible queue pair of a port, whether or not the queue pair exists.
+pub(super) fn units(port: PortId) -> impl Iterator<Item = Unit> {
     #[expect(clippy::cast_possible_truncation, reason = "below 8")]
     (0..QUEUES_MAX).map(move |queue| Unit { port, queue: penstock_units::QueueId(queue as u16) })
 }

@@ -1,37 +1,55 @@
-//! How long frames may have waited in a port's ring before their batch was taken.
+//! The worker estimates how long frames waited in a port's ring before the worker took their batch.
 //!
-//! **Problem.** What a class is worth in service is a delay, and frames lie in guests' rings, where
-//! nobody stamps them. **Rule.** The worker knows since when a ring's next frame can have been
-//! there: since its last look that found the ring empty, or since the end of the last batch. When
-//! it takes a batch, that time is the delay of its first frame at most; of the first frame behind a
-//! full batch it is the wait for its turn. It is added up by port, and the largest of the second
-//! under way and of the one before is kept. A queue pair that was at rest counts from its wake.
-//! **Example.** A ring is found empty at 100 us, others have batches until 160 us, then it has
-//! frames: 60 us. **Cost.** A store for each look that finds nothing; for each batch an addition
-//! and comparisons. No clock is read: the times are those of the turn.
+//! # Problem
+//!
+//! Customers buy a higher class for a shorter delay. Frames wait in the guests' rings, and a ring
+//! does not record the arrival time of a frame.
+//!
+//! # Approach
+//!
+//! For each ring, the worker knows a time before which the next frame cannot have arrived. A ring's
+//! next frame arrived at the earliest at the last check that found the ring empty, or at the last
+//! batch's end. The first frame of a batch can have waited at most since the earliest time at which
+//! the frame can have arrived. After a batch that filled completely, the next frame may already
+//! wait in the ring, so its measured delay begins at the end of this batch. If a queue pair was at
+//! rest, the delay of its first frame is measured from the time of the wake-up.
+//!
+//! The worker adds up the delays of each port. The worker also keeps each port's largest delay of
+//! the current second and of the previous second.
+//!
+//! For example, the worker finds a ring empty at 100 us, serves other queue pairs, and finds frames
+//! in the ring at 160 us. The worker then counts a delay of 60 us, the difference between 160 us
+//! and 100 us.
+//!
+//! # Cost
+//!
+//! The measurement of delays costs one store for each check that finds no frame, and one addition
+//! and some comparisons for each batch. The measurement of delays reads no clock, because the
+//! worker already knows the time of the present turn.
 
 use penstock_units::{Cycles, PortId};
 
-use super::{QUEUES_MAX, Worker};
 use crate::counters::PortCounters;
-use crate::schedule::Unit;
-use crate::tsc::CycleCounter;
+use crate::unit::QUEUES_MAX;
+use crate::unit::Unit;
 
-/// See the module's text.
+/// For each queue pair, the earliest arrival time of its next frame. For each port, the largest
+/// delays.
 #[derive(Debug)]
 pub(super) struct Delays {
-    /// By queue pair: since when its next frame can have been there; 0: not known.
+    /// For each queue pair, the time in cycles before which its next frame cannot have arrived. An
+    /// entry is 0 if the earliest arrival time of the queue pair's next frame is not known.
     since: Box<[u64]>,
     ports: Box<[Largest]>,
 }
 
-/// A port's largest delays, in nanoseconds.
+/// The largest delays of one port in the current second and in the previous second, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Largest {
     second: u32,
-    /// Of that second.
+    /// Largest delay of the port's frames in the current second (number `second`).
     now: u64,
-    /// Of the one before.
+    /// Largest delay of the port's frames in the second before `second`.
     before: u64,
 }
 
@@ -43,7 +61,7 @@ impl Delays {
         }
     }
 
-    /// The next frame of a queue pair comes at `now` or later.
+    /// Records that the next frame of a queue pair cannot have arrived before time `now`.
     #[inline]
     pub(super) fn begin(&mut self, unit: Unit, now: Cycles) {
         let slot = unit.port.index() * QUEUES_MAX + unit.queue.index();
@@ -52,7 +70,9 @@ impl Delays {
         }
     }
 
-    /// How long a frame that is taken at `now` can have waited.
+    /// Returns an upper limit of the time for which the first frame of a batch, received at time
+    /// `now`, waited in the ring. Returns zero if no earliest arrival time is recorded for the
+    /// queue pair.
     #[inline]
     pub(super) fn of(&self, unit: Unit, now: Cycles) -> Cycles {
         let slot = unit.port.index() * QUEUES_MAX + unit.queue.index();
@@ -60,7 +80,8 @@ impl Delays {
         Cycles(since.map_or(0, |since| now.0.saturating_sub(since)))
     }
 
-    /// Counts a delay of `nanos` in the coarse second `second`.
+    /// Records that frames of `port` were delayed by up to `nanos` nanoseconds in second `second`
+    /// of the worker's coarse clock.
     #[inline]
     pub(super) fn count(&mut self, port: PortId, second: u32, nanos: u64, counters: &PortCounters) {
         counters.delay.add(nanos);
@@ -76,18 +97,6 @@ impl Delays {
             (largest.second, largest.now) = (second, nanos);
         }
         counters.delay_max.set(largest.now.max(largest.before));
-    }
-}
-
-impl<C: CycleCounter> Worker<C> {
-    /// A batch is done whose first frame can have `waited` so long before it.
-    #[inline]
-    pub(super) fn count_delay(&mut self, unit: Unit, waited: Cycles) {
-        let (second, nanos) = (self.clock.second(self.account.last()), self.clock.nanos(waited));
-        if let Some(counters) = self.port_counters[unit.port.index()].as_deref() {
-            self.delays.count(unit.port, second, nanos, counters);
-        }
-        self.delays.begin(unit, self.account.last());
     }
 }
 

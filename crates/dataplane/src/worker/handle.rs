@@ -1,4 +1,4 @@
-//! A worker from outside: requests, each answered between two batches.
+//! Other threads send requests to a worker, which the worker answers between two batches.
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,74 +7,75 @@ use std::thread::JoinHandle;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
-use super::{Directory, Doorbell, Reply, Request, Worker};
-use crate::classify::{FdbRecord, Snapshot};
+use super::{Reply, Request, Worker};
+use crate::classify::FdbRecord;
 use crate::counters::{PortCounters, PortReading, WorkerCounters};
+use crate::peers::Directory;
 use crate::port::{ControlMessage, PortQueue};
+use crate::snapshot::Snapshot;
 use crate::tsc::CycleCounter;
+use crate::wake::Doorbell;
 
-/// A worker did not do what it was asked.
+/// Error of a request to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// The thread has ended.
+    /// The worker's thread has ended.
     #[error("worker {0} is not running")]
     Gone(WorkerId),
-    /// The thread could not be started or pinned.
+    /// The worker's thread could not be started or pinned to its CPU.
     #[error("worker {worker}: {call}: {problem}")]
     Start {
-        /// Which worker.
         worker: WorkerId,
-        /// What was being done.
+        /// Name of the start step that failed.
         call: &'static str,
-        /// The kernel's answer.
+        /// Text of the kernel's error.
         problem: String,
     },
-    /// The slot is out of range, taken, or the number of queue pairs is not 1 to 8.
-    #[error("port slot {0} is out of range or taken, or its queue pairs are not 1 to 8")]
+    /// The port number is out of range or taken, or the number of queue pairs is not 1 to 8.
+    #[error("port slot {0} is out of range or taken, or the number of queue pairs is not 1 to 8")]
     Slot(PortId),
-    /// No such queue pair.
+    /// The port has no queue pair with the requested number.
     #[error("port slot {port} has no queue pair {queue}")]
     NoQueue {
-        /// The slot.
+        /// Number of the port in the request.
         port: PortId,
-        /// The queue pair.
         queue: QueueId,
     },
-    /// The MAC table or the domain's part of it is full.
+    /// The worker's MAC table is full, or the domain has reached its limit of addresses.
     #[error("the MAC table of domain {domain} is full; raise fdb_limit or fdb_entries")]
     FdbFull {
-        /// The domain.
+        /// Number of the domain in the snapshot.
         domain: u16,
     },
 }
 
-/// A slice of the MAC table.
+/// One part of a listing of a worker's MAC table.
 #[derive(Clone, Debug, Default)]
 pub struct FdbChunk {
-    /// Its entries.
     pub entries: Vec<FdbRecord>,
-    /// Where the next slice starts; `None` after the last.
+    /// Slot number at which the next part of the MAC table starts, or `None` after the last part.
     pub next: Option<usize>,
-    /// The clock that their `seen_s` is to be read against, in seconds.
+    /// Current time of the worker's coarse clock in seconds. A reader computes the age of an entry
+    /// from this time and the entry's `seen_s`.
     pub now_s: u32,
 }
 
-/// A request and where its answer goes.
+/// A request to a worker, and the channel for the answer.
 #[derive(Debug)]
 pub(super) struct Envelope {
     pub(super) request: Request,
     pub(super) reply: Sender<Reply>,
 }
 
-/// The worker's end of the mailbox.
+/// The worker's end of its mailbox, which receives requests.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     pub(super) requests: Receiver<Envelope>,
     pub(super) posted: Arc<AtomicU32>,
 }
 
-/// A running worker; clones speak to the same one.
+/// Handle of a running worker. A clone of the handle refers to the same worker.
 #[derive(Clone, Debug)]
 pub struct WorkerHandle {
     id: WorkerId,
@@ -88,7 +89,8 @@ pub struct WorkerHandle {
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
-/// Requests that may wait at once; a further one waits for a place.
+/// Maximum number of requests that wait in a worker's mailbox. If the mailbox is full, senders
+/// block until there is room.
 pub(super) const MAILBOX: usize = 64;
 
 impl WorkerHandle {
@@ -112,8 +114,9 @@ impl WorkerHandle {
         *self.thread.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
     }
 
-    /// Waits for the answer: what a request lends the worker must come back before it may be
-    /// freed, so there is no time-out; the watchdog reports a worker that does not answer.
+    /// Sends a request to the worker and waits for the answer. The wait has no timeout, because the
+    /// caller may free the request's memory only after the worker has returned the memory. The
+    /// watchdog reports a worker that does not answer.
     pub(super) fn ask(&self, request: Request) -> Result<Reply, WorkerError> {
         let gone = || WorkerError::Gone(self.id);
         let (reply, answer) = bounded(1);
@@ -125,16 +128,16 @@ impl WorkerHandle {
         }
     }
 
-    /// Which worker this is.
     #[must_use]
     pub const fn id(&self) -> WorkerId {
         self.id
     }
 
-    /// Lets a port take part.
+    /// Attaches a new port with all its queue pairs to this worker.
     ///
     /// # Errors
-    /// [`WorkerError::Slot`], [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Slot`] if the port or its number of queue pairs is invalid, or
+    /// [`WorkerError::Gone`] if the worker has ended.
     pub fn attach_port(
         &self,
         id: PortId,
@@ -147,10 +150,11 @@ impl WorkerHandle {
         }
     }
 
-    /// Takes a port out; frames already delivered stay delivered.
+    /// Detaches a port from the worker and returns the port's queue pairs. Detaching a port does
+    /// not affect frames that the switch has already delivered.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
     pub fn detach_port(&self, id: PortId) -> Result<Vec<Box<dyn PortQueue>>, WorkerError> {
         match self.ask(Request::Detach(id))? {
             Reply::Queues(queues) => Ok(queues),
@@ -158,10 +162,10 @@ impl WorkerHandle {
         }
     }
 
-    /// Puts a snapshot in place; the one before comes back.
+    /// Replaces the worker's snapshot. Returns the worker's previous snapshot.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
     pub fn swap_snapshot(&self, new: Arc<Snapshot>) -> Result<Arc<Snapshot>, WorkerError> {
         match self.ask(Request::Swap(new))? {
             Reply::Snapshot(old) => Ok(old),
@@ -169,10 +173,11 @@ impl WorkerHandle {
         }
     }
 
-    /// Hands a message to a queue pair and returns its answer.
+    /// Passes a message to a queue pair and returns the queue pair's answer.
     ///
     /// # Errors
-    /// [`WorkerError::NoQueue`], [`WorkerError::Gone`]; the message is dropped.
+    /// Returns [`WorkerError::NoQueue`] if the queue pair does not exist, or [`WorkerError::Gone`]
+    /// if the worker has ended. If the request fails, the worker drops the control message.
     pub fn control_queue(
         &self,
         port: PortId,
@@ -185,10 +190,10 @@ impl WorkerHandle {
         }
     }
 
-    /// All ports' counters, read between two batches.
+    /// Reads the counters of all ports of the worker between two batches.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
     pub fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError> {
         match self.ask(Request::Checkpoint(Vec::with_capacity(self.max_ports)))? {
             Reply::Checkpoint(readings) => Ok(readings),
@@ -196,10 +201,11 @@ impl WorkerHandle {
         }
     }
 
-    /// Up to `max` slots of the MAC table from `from_slot` on. Small slices keep the pause short.
+    /// Returns the entries of the worker's MAC table in up to `max` slots, beginning with slot
+    /// `from_slot`. If `max` is small, the request delays the worker only briefly.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
     pub fn fdb_chunk(&self, from_slot: usize, max: usize) -> Result<FdbChunk, WorkerError> {
         match self.ask(Request::FdbChunk(from_slot, max, Vec::with_capacity(max)))? {
             Reply::FdbChunk(entries, next) => {
@@ -209,10 +215,11 @@ impl WorkerHandle {
         }
     }
 
-    /// Forgets learned addresses, of a port, of a domain, or all; returns how many.
+    /// Removes learned addresses of a port, of a domain, of a port in a domain, or all learned
+    /// addresses. Returns the number of addresses that were removed.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
     pub fn fdb_flush(
         &self,
         port: Option<PortId>,
@@ -224,10 +231,11 @@ impl WorkerHandle {
         }
     }
 
-    /// Adds or removes a static address.
+    /// Adds a static address if `add` is true, or removes the address.
     ///
     /// # Errors
-    /// [`WorkerError::FdbFull`], [`WorkerError::Gone`].
+    /// Returns [`WorkerError::FdbFull`] if the MAC table has no room, or [`WorkerError::Gone`] if
+    /// the worker has ended.
     pub fn fdb_static(
         &self,
         domain: u16,
@@ -238,18 +246,19 @@ impl WorkerHandle {
         self.ask(Request::FdbStatic(domain, mac, port, add)).map(|_| ())
     }
 
-    /// The worker's own counters.
+    /// Returns the worker's own counters, without the counters of its ports.
     #[must_use]
     pub fn counters(&self) -> &WorkerCounters {
         &self.counters
     }
 
-    /// Who owns which queue pair.
+    /// Returns the directory that records which worker owns each queue pair.
     pub(super) fn directory(&self) -> &Arc<Directory> {
         &self.directory
     }
 
-    /// Asks for something about a port that is done or not possible.
+    /// Sends a request for which [`Reply::Done`] means success. If the worker gives any other
+    /// answer than [`Reply::Done`], the function returns the error [`WorkerError::Slot`].
     pub(super) fn done(&self, port: PortId, request: Request) -> Result<(), WorkerError> {
         match self.ask(request)? {
             Reply::Done => Ok(()),
@@ -257,22 +266,24 @@ impl WorkerHandle {
         }
     }
 
-    /// What wakes the worker's queue pairs at rest.
+    /// Returns the doorbell that wakes the worker's resting queue pairs.
     #[must_use]
     pub fn doorbell(&self) -> &Doorbell {
         &self.doorbell
     }
 
-    /// The worker's coarse clock, against which the MAC table's `last_seen` is to be read.
+    /// Returns the time of the worker's coarse clock in seconds, which the MAC table uses for
+    /// `seen_s`.
     #[must_use]
     pub fn coarse_now_s(&self) -> u32 {
         self.second.load(Ordering::Relaxed)
     }
 
-    /// Ends the thread and waits for it. Ports must have been detached: theirs is the memory.
+    /// Stops the worker's thread and waits for the thread's end. The caller must detach all ports
+    /// before, because the thread uses the ports' memory.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`] if it had ended before.
+    /// Returns [`WorkerError::Gone`] if the worker's thread had already ended.
     pub fn stop(&self) -> Result<(), WorkerError> {
         self.ask(Request::Stop)?;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

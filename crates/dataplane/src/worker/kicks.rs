@@ -1,46 +1,72 @@
-//! Notifications of drivers, and who pays for them.
+//! The worker notifies drivers in rounds, and charges each notification to the ports that caused
+//! the notification.
 //!
 //! # Problem
 //!
-//! A driver that does not poll is woken through an event file descriptor, and an AF_XDP socket
-//! sends by a system call. Either may cost more than a batch, and happens after the batches.
+//! The worker wakes a driver that does not poll through an event file descriptor, and sends on an
+//! AF_XDP socket by a system call. A wake-up or a send call may cost more than a batch, so the
+//! worker makes these calls after its batches.
 //!
 //! # Source
 //!
-//! C2QoS §III: a VM pays for what it causes.
+//! In the C2QoS paper (§III), a VM pays for all cycles that the VM causes.
 //!
 //! # Approach
 //!
-//! - The ports whose frames were delivered to a queue pair pay for its notification, in parts by
-//!   their numbers of frames.
-//! - A driver's own port pays for the notification that its frames were taken.
-//! - The looks at drivers that want no notification are divided among all senders of the round.
+//! - The senders of the frames delivered to a queue pair pay for the queue pair's notification, in
+//!   proportion to their numbers of frames.
+//! - A driver's own port pays for the notification that the worker took the driver's frames.
+//! - If a driver requested no notification, the check of this driver still costs cycles. All
+//!   senders of the notification round share these cycles.
 //!
 //! # Cost
 //!
-//! One reading of the counter for each notification that was sent, and one for a round with more
-//! than [`FREE_LOOKS`] looks.
+//! Each sent notification costs one reading of the cycle counter. If a notification round checks
+//! more than [`FREE_LOOKS`] drivers, the worker reads the cycle counter once more in this round.
 //!
-//! The first bill of a round also has the cycles since the last batch. They are few, and a sender
-//! of the round had that batch.
+//! The bill for the first notification of a round also contains the few cycles since the end of the
+//! last batch. The port that sent the last batch of the round also pays a part of the round's cost.
 
 use core::sync::atomic::{Ordering, fence};
 
 use penstock_units::PortId;
 
-use super::Worker;
 use super::account::{Books, Payer};
-use crate::schedule::Unit;
+use super::context::Context;
 use crate::tsc::CycleCounter;
+use crate::unit::Unit;
 
-/// Looks of a round whose cost is not worth a reading of the counter. The next bill has them.
+/// Maximum number of batches in a notification round. The round ends earlier if the schedule has
+/// examined all units.
+pub(super) const NOTIFY_EVERY: u32 = 8;
+/// Maximum number of drivers that the worker checks in a notification round without reading the
+/// cycle counter. If the worker did not measure the check of a driver, the cost of the check is
+/// part of the next bill.
 const FREE_LOOKS: usize = 4;
 
-impl<C: CycleCounter> Worker<C> {
-    /// One full fence for all rings touched, then one look at each driver's wish for interrupts
-    /// (datapath rule 14).
+impl<C: CycleCounter> Context<C> {
+    /// Notifies the drivers of all rings used since the last round. If the worker used no ring
+    /// since the last round, the function does nothing.
+    #[inline]
+    pub(super) fn notify(&mut self) {
+        if !self.touched.is_empty() {
+            self.end_round();
+        }
+    }
+
+    /// Ends the notification round, and notifies the drivers of all rings that the round used.
+    #[inline]
+    pub(super) fn end_round(&mut self) {
+        self.until_notify = NOTIFY_EVERY;
+        if !self.touched.is_empty() {
+            self.kick();
+        }
+    }
+
+    /// Makes one full fence for all used rings, and then checks whether each driver requests
+    /// interrupts (datapath rule 14).
     #[inline(never)]
-    pub(super) fn kick(&mut self) {
+    fn kick(&mut self) {
         fence(Ordering::SeqCst);
         let mut place = 0;
         while let Some(unit) = self.touched.unit(place) {
@@ -60,7 +86,7 @@ impl<C: CycleCounter> Worker<C> {
         let Some(queue) = slot.queues.get_mut(pair) else { return };
         let taken = queue.notify_taken();
         if taken > 0 {
-            self.charge(unit.port, 1);
+            self.charge_port(unit.port, 1);
         }
         let Some(queue) = self.ports[port].queues.get_mut(pair) else { return };
         let given = queue.notify();
@@ -69,8 +95,8 @@ impl<C: CycleCounter> Worker<C> {
             let frames = self.touched.payers(place).map(|payer| u64::from(payer.frames)).sum();
             let parts = self.touched.payers(place);
             let parts = parts.map(|payer| (payer.port, u64::from(payer.frames)));
-            let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
             let payer = Payer::Ports { parts, frames };
+            let books = Books { counters: &self.port_counters, peers: &self.peers };
             self.account.settle(self.counter.now(), payer, || None, books);
         }
         if let Some(counters) = &self.port_counters[port]
@@ -80,15 +106,16 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
-    /// Charges all senders of the round for the looks at drivers that wanted no notification.
+    /// Divides the cost of checking drivers that requested no notification among all senders of the
+    /// notification round.
     fn charge_round(&mut self) {
         let all = || self.touched.all_payers().map(|p| (p.port, u64::from(p.frames)));
         let payer = Payer::Ports { parts: all(), frames: all().map(|(_, frames)| frames).sum() };
-        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
+        let books = Books { counters: &self.port_counters, peers: &self.peers };
         self.account.settle(self.counter.now(), payer, || None, books);
     }
 
-    /// Rings the bell of a VM that got frames. Returns the number of signals that this took.
+    /// Notifies the vCPU scheduler of a VM that got frames. Returns the number of sent signals.
     fn ring_bell(&mut self, port: PortId) -> u32 {
         let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
         let Some(bell) = policy.and_then(|policy| policy.bell.as_ref()) else { return 0 };

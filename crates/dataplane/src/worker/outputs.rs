@@ -1,243 +1,262 @@
-//! What waits for outputs, in the worker's loop.
+//! The worker determines which outputs with a queue may send, and which sources these outputs hold
+//! back.
 //!
-//! **Rule.** An output with a queue takes part in the schedule, as [`OUTPUT`], while a frame of it
-//! may go: in the first class where it is shared, since what waits there had its turn already; in
-//! its port's class, and under that port's cycle account, where it is one VM's. Is a frame's time
-//! still to come, the output stands in the worker's [`Wheel`] until then. Frames of a shared
-//! output are charged to whom they came from, in equal parts of their batch.
+//! # Approach
+//!
+//! If an output's queue has a due frame, the output is a unit of the schedule, named [`OUTPUT`]. A
+//! shared output has the highest class, because its frames already had their senders' turns. An
+//! output that belongs to one VM has the class of the VM's port, and may send only if the VM's port
+//! has cycles. If no frame is due yet, the output waits in the [`Roster`]'s timing wheel.
+//!
+//! If too many frames of a source port wait at an output, the output *presses* the source: the
+//! worker holds back the source's next frames. The worker polls a pressed source again when the
+//! output has room for more frames of the source ([`Pressure`]).
 
-use penstock_qos::wheel::Wheel;
+use std::sync::Arc;
+
 use penstock_units::{Nanos, PortId, Priority};
 
-use super::account::{Books, NoParts, OwnBatch, Payer};
+use super::account::OwnBatch;
 use super::aside::Why;
+use super::bill::Bill;
+use super::context::Context;
 use super::pressure::Pressure;
-use super::shaping::Gates;
-use super::{PortSlot, Worker};
+use super::roster::{Event, Roster};
 use crate::batch::BATCH_FRAMES;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::egress::PortSlot;
 use crate::port::PortQueue;
-use crate::queue::{Memory, OUTPUT, OutputQueue, QueueHome};
-use crate::schedule::{Schedule, Unit};
+use crate::queue::{Memory, OutputQueue, QueueHome};
 use crate::tsc::{CycleCounter, Stage, Work};
-use std::sync::Arc;
+use crate::unit::OUTPUT;
+use crate::unit::Unit;
 
-/// Where an output with a queue is.
+/// Whether an output with a queue is in the schedule, and if not, why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stand {
-    /// Nothing waits.
+    /// No frame waits at the output.
     #[default]
     Empty,
-    /// In the schedule.
+    /// The output is in the schedule and may send.
     Ready,
-    /// In the wheel.
+    /// The next frame of the output is not due yet, so the output waits in the timing wheel.
     Waits,
-    /// In the wheel, for the time of a queue with a ceiling: a frame of another may go before.
+    /// A queue of the output reached its rate ceiling, so the output waits in the timing wheel. A
+    /// new frame may be sent earlier if the frame joins another queue.
     Held,
 }
 
-/// An output's queue may be looked at again after so long when its port cannot take a frame.
+/// Time until the worker checks an output again after the output's port could not accept a frame.
 const AGAIN: Nanos = Nanos::from_micros(20);
 
-/// See the module's text.
+/// State of all outputs with queues on one worker.
 #[derive(Debug)]
 pub(super) struct Outputs {
-    /// Times at which outputs (even entries) and shaped ports (odd ones) go on.
-    wheel: Wheel,
     stands: Box<[Stand]>,
-    /// Homes of the queues that are here.
+    /// The [`QueueHome`] of each port's output queue, indexed by port number. An entry is `None` if
+    /// the worker does not have the port's output queue.
     homes: Box<[Option<Arc<QueueHome>>]>,
-    pub(super) gates: Gates,
     pressure: Pressure,
-    /// Ports of which outputs of other workers have too much waiting.
+    /// Ports that this worker does not poll because too many of their frames wait at outputs of
+    /// other workers.
     elsewhere: Vec<PortId>,
-    /// Whose delays were told last.
-    told: usize,
-}
-
-impl Outputs {
-    pub(super) fn new(ports: usize, now: Nanos) -> Self {
-        Self {
-            wheel: Wheel::new(2 * ports, now),
-            stands: vec![Stand::Empty; ports].into_boxed_slice(),
-            homes: vec![None; ports].into_boxed_slice(),
-            gates: Gates::new(ports),
-            pressure: Pressure::new(ports),
-            elsewhere: Vec::with_capacity(ports),
-            told: 0,
-        }
-    }
-
-    /// A port's next frame may be taken at `at`.
-    pub(super) fn gate_until(&mut self, port: PortId, at: Nanos) {
-        self.wheel.arm(2 * port.index() + 1, at);
-    }
-
-    /// A port's next frame need not wait.
-    pub(super) fn gate_open(&mut self, port: PortId) {
-        self.wheel.cancel(2 * port.index() + 1);
-    }
-
-    /// When the first of those that wait goes on.
-    pub(super) fn next_event(&self) -> Option<Nanos> {
-        self.wheel.next_event()
-    }
+    /// Number of the output for which the worker last published frame delays.
+    published: usize,
+    /// Time at which the output that sends at present began its batch.
+    now: Nanos,
 }
 
 const fn unit_of(port: PortId) -> Unit {
     Unit { port, queue: OUTPUT }
 }
 
-impl<C: CycleCounter> Worker<C> {
-    /// Whoever stands in the wheel and whose time has come goes on.
-    #[inline]
-    pub(super) fn pass_time(&mut self) {
-        if !self.outputs.wheel.is_empty() {
-            self.expire();
+impl Outputs {
+    pub fn new(ports: usize) -> Self {
+        Self {
+            stands: vec![Stand::Empty; ports].into_boxed_slice(),
+            homes: vec![None; ports].into_boxed_slice(),
+            pressure: Pressure::new(ports),
+            elsewhere: Vec::with_capacity(ports),
+            published: 0,
+            now: Nanos::ZERO,
         }
     }
 
-    #[inline(never)]
-    fn expire(&mut self) {
-        let now = self.nanos();
-        while let Some((entry, _)) = self.outputs.wheel.expire(now) {
-            let Ok(port) = u16::try_from(entry / 2).map(PortId) else { continue };
-            if entry % 2 == 1 {
-                self.take_back(port, Why::Shaped);
-            } else if matches!(self.outputs.stands[port.index()], Stand::Waits | Stand::Held) {
-                self.make_ready(port);
-            }
+    /// Adds an output to the schedule, because the next frame of the output is due.
+    pub fn wake<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster, port: PortId) {
+        if matches!(self.stands[port.index()], Stand::Waits | Stand::Held) {
+            self.make_ready(ctx, roster, port);
         }
     }
 
-    /// The time of this turn.
-    #[inline]
-    pub(super) fn nanos(&self) -> Nanos {
-        Nanos(self.clock.nanos(self.account.last()))
-    }
-
-    fn make_ready(&mut self, port: PortId) {
-        self.outputs.stands[port.index()] = Stand::Ready;
-        let class = self.output_class(port);
-        self.schedule.add(unit_of(port), class);
-    }
-
-    fn output_class(&self, port: PortId) -> Priority {
-        match self.ports[port.index()].output.as_deref().map(|queue| queue.terms().order) {
+    fn make_ready<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster, port: PortId) {
+        self.stands[port.index()] = Stand::Ready;
+        let class = match ctx.output(port).map(|queue| queue.terms().order) {
             Some(order) if order.is_shared() => Priority::FIRST,
-            _ => self.class(port),
-        }
+            _ => ctx.class(port),
+        };
+        roster.schedule.add(unit_of(port), class);
     }
 
-    /// After a delivery: outputs that got frames take part, and a source that has too much waiting
-    /// is put aside.
+    /// After a delivery, adds the outputs that got frames to the schedule. If too many frames of
+    /// the source wait, the worker stops polling the source.
     #[inline]
-    pub(super) fn heed_outputs(&mut self, source: PortId) {
-        if self.egress.has_queued() {
-            self.follow(source);
+    pub fn heed<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        source: PortId,
+    ) {
+        if ctx.egress.has_queued() {
+            self.follow(ctx, roster, source);
         }
     }
 
     #[inline(never)]
-    fn follow(&mut self, source: PortId) {
-        while let Some(port) = self.egress.next_queued() {
-            if matches!(self.outputs.stands[port.index()], Stand::Empty | Stand::Held) {
-                self.make_ready(port);
+    fn follow<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        source: PortId,
+    ) {
+        while let Some(port) = ctx.egress.next_queued() {
+            if matches!(self.stands[port.index()], Stand::Empty | Stand::Held) {
+                self.make_ready(ctx, roster, port);
             }
         }
-        while let Some(output) = self.egress.next_over() {
-            if self.outputs.pressure.press(output, source) {
-                if let Some(counters) = self.port_counters[source.index()].as_deref() {
+        while let Some(output) = ctx.egress.next_over() {
+            if self.pressure.press(output, source) {
+                if let Some(counters) = ctx.of(source) {
                     counters.held_back.add(1);
                 }
-                let peers = &self.egress.peers;
-                peers.directory().set_pressed(source, peers.id(), true);
+                ctx.peers.directory().set_pressed(source, ctx.peers.id(), true);
             }
-            self.put_aside(source, Why::Pressed);
+            roster.put_aside(ctx, source, Why::Pressed);
         }
     }
 
-    /// A port of which another worker's output has too much waiting is put aside here too.
+    /// Stops polling a port if too many of the port's frames wait at an output of another worker.
     #[inline]
-    pub(super) fn heed_others(&mut self, port: PortId) {
-        let peers = &self.egress.peers;
+    pub fn heed_others<C: CycleCounter>(
+        &mut self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        let peers = &ctx.peers;
         if !peers.is_empty() && peers.directory().is_pressed_elsewhere(port, peers.id()) {
-            self.press_elsewhere(port);
+            self.press_elsewhere(ctx, roster, port);
         }
     }
 
     #[cold]
-    fn press_elsewhere(&mut self, port: PortId) {
-        if !self.aside.is(port, Why::PressedElsewhere) {
-            self.put_aside(port, Why::PressedElsewhere);
-            self.outputs.elsewhere.push(port);
+    fn press_elsewhere<C: CycleCounter>(
+        &mut self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        if !roster.is_aside(port, Why::PressedElsewhere) {
+            roster.put_aside(ctx, port, Why::PressedElsewhere);
+            self.elsewhere.push(port);
         }
     }
 
-    /// Polls those again of which other workers' outputs have room now.
+    /// Polls a port again when no output of another worker holds too many of the port's frames any
+    /// more.
     #[inline]
-    pub(super) fn hear_others(&mut self) {
-        for at in (0..self.outputs.elsewhere.len()).rev() {
-            let port = self.outputs.elsewhere[at];
-            let peers = &self.egress.peers;
+    pub fn hear_others<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster) {
+        for at in (0..self.elsewhere.len()).rev() {
+            let (port, peers) = (self.elsewhere[at], &ctx.peers);
             if !peers.directory().is_pressed_elsewhere(port, peers.id()) {
-                self.outputs.elsewhere.swap_remove(at);
-                self.take_back(port, Why::PressedElsewhere);
+                self.elsewhere.swap_remove(at);
+                roster.take_back(ctx, port, Why::PressedElsewhere);
             }
         }
     }
 
-    /// Tells what waited how long, of each output once a second: of one of them a call, so that
-    /// many outputs make no pause.
+    /// Publishes the frame delays of each output once per second. Each call checks only one output,
+    /// so that a call is short even if the worker has many outputs.
     #[inline]
-    pub(super) fn tell_delays(&mut self, second: u32) {
-        let next = self.outputs.told + 1;
-        self.outputs.told = if next < self.ports.len() { next } else { 0 };
-        let slot = self.ports.get_mut(self.outputs.told);
+    pub fn publish_delays<C: CycleCounter>(&mut self, ctx: &mut Context<C>, second: u32) {
+        let next = self.published + 1;
+        self.published = if next < ctx.ports.len() { next } else { 0 };
+        let slot = ctx.ports.get_mut(self.published);
         let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) else { return };
-        if let Some(counters) = self.port_counters[self.outputs.told].as_deref()
+        if let Some(counters) = ctx.port_counters[self.published].as_deref()
             && queue.is_due_to_tell(second)
         {
             publish_delays(queue, counters);
         }
     }
 
-    /// One batch of what waits for an output; `None`: nothing went.
-    pub(super) fn serve_output(&mut self, port: PortId) -> Option<usize> {
-        if !self.is_shared(port)? && !self.account.buckets().may_run(port) {
-            self.account.buckets_mut().note_throttled();
-            self.schedule.hold(unit_of(port));
+    /// Whether an output may send a batch now. A shared output always may, and another output needs
+    /// cycles of its port. If the output belongs to one VM and the VM's port has no cycles, removes
+    /// the output from the schedule until the next refill.
+    pub fn may_run<C: CycleCounter>(
+        &self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) -> bool {
+        let Some(queue) = ctx.output(port) else { return false };
+        let may = queue.terms().order.is_shared() || ctx.account.buckets().may_run(port);
+        if !may {
+            ctx.account.buckets_mut().note_throttled();
+            roster.schedule.hold(unit_of(port));
+        }
+        may
+    }
+
+    /// Sends one batch of an output's waiting frames. Returns `None` if no frame was sent.
+    pub fn run<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+        lent: bool,
+    ) -> Option<Bill> {
+        let shared = ctx.output(port)?.terms().order.is_shared();
+        self.now = ctx.nanos();
+        let frames = self.depart(ctx, roster, port);
+        if frames == 0 {
+            self.place(ctx, roster, port);
             return None;
         }
-        self.run_output(port, false)
-    }
-
-    fn is_shared(&self, port: PortId) -> Option<bool> {
-        let queue = self.ports[port.index()].output.as_deref()?;
-        Some(queue.terms().order.is_shared())
-    }
-
-    /// The same without a look at its cycles.
-    pub(super) fn run_output(&mut self, port: PortId, lent: bool) -> Option<usize> {
-        let (now, shared) = (self.nanos(), self.is_shared(port)?);
-        let (frames, left) = self.depart(port, (shared, lent), now);
-        if frames > 0 {
-            self.schedule.ran(unit_of(port));
+        if shared {
+            return Some(Bill::Shared { output: port, frames });
         }
+        let (unit, class) = (unit_of(port), ctx.class(port));
+        Some(Bill::Output(OwnBatch { unit, class, frames, more: true, lent }))
+    }
+
+    /// Called after a batch of an output was charged: frees the memory of the sent frames, and
+    /// decides whether the output stays in the schedule. `left` is true if the port that paid for
+    /// the batch still has cycles.
+    pub fn after<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+        left: bool,
+    ) {
+        self.release_sent(ctx, roster, port);
+        roster.schedule.ran(unit_of(port));
         if !left {
-            self.schedule.hold(unit_of(port));
+            roster.schedule.hold(unit_of(port));
         }
-        self.settle_output(port, now);
-        (frames > 0).then_some(frames)
+        self.place(ctx, roster, port);
     }
 
-    /// Whether an output still takes part in the schedule, or when again.
-    fn settle_output(&mut self, port: PortId, now: Nanos) {
-        let counters = &self.port_counters;
-        let PortSlot { output, queues, .. } = &mut self.ports[port.index()];
+    /// If frames wait at an output, adds the output to the schedule or, until its next frame is
+    /// due, to the timing wheel.
+    fn place<C: CycleCounter>(&mut self, ctx: &mut Context<C>, roster: &mut Roster, port: PortId) {
+        let now = self.now;
+        let counters = &ctx.port_counters;
+        let PortSlot { output, queues, .. } = &mut ctx.ports[port.index()];
         let Some(queue) = output.as_deref_mut() else { return };
-        let memory = &mut Memory::of(self.egress.store(), queues);
+        let memory = &mut Memory::of(ctx.egress.store(), queues);
         let due = queue.due(memory, now, &mut |source| {
             count_loss(counters, source, port, DropReason::QueueLate);
         });
@@ -245,118 +264,126 @@ impl<C: CycleCounter> Worker<C> {
         let stand = match due {
             None => Stand::Empty,
             Some(due) if due > now || blocked => {
+                if queue.begins_to_wait()
+                    && let Some(counters) = counters[port.index()].as_deref()
+                {
+                    counters.receive_waits.add(1);
+                }
                 let at = if blocked { due.max(now + AGAIN) } else { due };
-                self.outputs.wheel.arm(2 * port.index(), at);
+                roster.arm(Event::Output(port), at);
                 if held && !blocked { Stand::Held } else { Stand::Waits }
             }
             Some(_) => Stand::Ready,
         };
         if stand != Stand::Ready {
-            self.schedule.leave(unit_of(port));
+            roster.schedule.leave(unit_of(port));
         }
-        self.outputs.stands[port.index()] = stand;
-        self.account.buckets_mut().note_waiting(unit_of(port), stand == Stand::Ready);
+        self.stands[port.index()] = stand;
+        ctx.account.buckets_mut().note_waiting(unit_of(port), stand == Stand::Ready);
     }
 
-    /// Takes out what may go, sends it, and charges it: how many frames, and whether who pays for
-    /// it has cycles left.
-    fn depart(&mut self, port: PortId, (shared, lent): (bool, bool), now: Nanos) -> (usize, bool) {
-        let id = port.index();
-        let PortSlot { output, queues, .. } = &mut self.ports[id];
-        let Some(queue) = output.as_deref_mut() else { return (0, true) };
-        self.batch.clear();
-        let counters = &self.port_counters;
+    /// Sends the due frames of an output's queue. Returns the number of sent frames.
+    fn depart<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) -> usize {
+        let now = self.now;
+        let PortSlot { output, queues, .. } = &mut ctx.ports[port.index()];
+        let Some(queue) = output.as_deref_mut() else { return 0 };
+        ctx.batch.clear();
+        let counters = &ctx.port_counters;
         if queues.iter().all(|queue| !queue.tx_ready()) {
-            queue.clear(&mut Memory::of(self.egress.store(), queues), now, |source| {
+            queue.clear(&mut Memory::of(ctx.egress.store(), queues), now, |source| {
                 count_loss(counters, source, port, DropReason::PortDown);
             });
-            self.release_pressed(port, now);
-            return (0, true);
+            self.release_pressed(ctx, roster, port);
+            return 0;
         }
         let most = room(queues).min(BATCH_FRAMES);
-        self.batch.limit(most);
-        let memory = &mut Memory::of(self.egress.store(), queues);
-        queue.load(memory, &mut self.batch, (port.0, most), now, &mut |source| {
-            count_loss(counters, source, port, DropReason::QueueLate);
+        ctx.batch.limit(most);
+        let memory = &mut Memory::of(ctx.egress.store(), queues);
+        let marked = queue.load(memory, &mut ctx.batch, (port.0, most), now, &mut |source, why| {
+            count_loss(counters, source, port, why);
         });
+        if marked > 0
+            && let Some(counters) = counters[port.index()].as_deref()
+        {
+            counters.tx_marked.add(marked);
+        }
         let frames = queue.sending().len();
         if frames == 0 {
-            return (0, true);
+            return 0;
         }
         let bytes = queue.sending().iter().map(|frame| frame.len as usize).sum();
-        let (batch, ports) = (&mut self.batch, &mut self.ports);
-        let (snapshot, touched) = (&*self.snapshot, &mut self.touched);
-        self.egress.set_now(now);
-        self.egress.depart(batch, port, ports, counters, snapshot, touched);
-        self.counter.spent(Stage::Egress, &Work { port, frames, bytes, misses: 0 });
-        let left = self.charge_departure(port, (shared, lent), frames);
-        self.release_sent(port, now);
-        (frames, left)
+        let (egress, batch, mut around) = ctx.delivery();
+        egress.set_now(now);
+        egress.depart(batch, port, &mut around);
+        ctx.counter.spent(Stage::Egress, &Work { port, frames, bytes, misses: 0 });
+        frames
     }
 
-    /// Charges a batch of `frames` that left a queue: to the ports that sent them if the queue is
-    /// shared, or else to the queue's own port. Returns false if that port has no tokens left.
-    fn charge_departure(
+    /// Frees the memory of sent frames, and releases sources of which only few frames still wait at
+    /// the output.
+    fn release_sent<C: CycleCounter>(
         &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
         port: PortId,
-        (shared, lent): (bool, bool),
-        frames: usize,
-    ) -> bool {
-        let now = self.counter.now();
-        let books = Books { counters: &self.port_counters, peers: &self.egress.peers };
-        if !shared {
-            let (unit, class) = (unit_of(port), self.class(port));
-            let batch = OwnBatch { unit, class, frames, more: true, lent };
-            let payer = Payer::<NoParts>::Unit(batch);
-            return self.account.settle(now, payer, || None, books).left;
-        }
-        let queue = self.ports[port.index()].output.as_deref();
-        let sending = queue.map_or(&[][..], OutputQueue::sending);
-        let runs = sending.chunk_by(|a, b| a.source == b.source);
-        let parts = runs.map(|run| (PortId(run[0].source), run.len() as u64));
-        let payer = Payer::Ports { parts, frames: frames as u64 };
-        self.account.settle(now, payer, || None, books);
-        true
-    }
-
-    /// Gives back the memory of what was sent, and polls those again that have little waiting now.
-    fn release_sent(&mut self, port: PortId, now: Nanos) {
-        let Some(mut queue) = self.ports[port.index()].output.take() else { return };
+    ) {
+        let Some(mut queue) = ctx.ports[port.index()].output.take() else { return };
         for run in queue.sending().chunk_by(|a, b| a.source == b.source) {
-            self.ease(&queue, port, PortId(run[0].source), now);
+            self.ease(ctx, roster, (&queue, port), PortId(run[0].source));
         }
-        queue.sent(&mut Memory::of(self.egress.store(), &mut self.ports[port.index()].queues));
-        self.ports[port.index()].output = Some(queue);
+        queue.sent(&mut Memory::of(ctx.egress.store(), &mut ctx.ports[port.index()].queues));
+        ctx.ports[port.index()].output = Some(queue);
     }
 
-    fn ease(&mut self, queue: &OutputQueue, port: PortId, source: PortId, now: Nanos) {
-        if !self.outputs.pressure.is(port, source) {
+    fn ease<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        (queue, port): (&OutputQueue, PortId),
+        source: PortId,
+    ) {
+        if !self.pressure.is(port, source) {
             return;
         }
-        let memory = Memory::of(self.egress.store(), &mut self.ports[port.index()].queues);
-        if queue.is_under(source.0, &memory, now) && self.outputs.pressure.ease(port, source) {
-            let peers = &self.egress.peers;
-            peers.directory().set_pressed(source, peers.id(), false);
-            self.take_back(source, Why::Pressed);
+        let memory = Memory::of(ctx.egress.store(), &mut ctx.ports[port.index()].queues);
+        if queue.is_under(source.0, &memory, self.now) && self.pressure.ease(port, source) {
+            ctx.peers.directory().set_pressed(source, ctx.peers.id(), false);
+            roster.take_back(ctx, source, Why::Pressed);
         }
     }
 
-    /// Eases all sources that an output pressed which has nothing waiting any more.
-    fn release_pressed(&mut self, port: PortId, now: Nanos) {
-        let Some(queue) = self.ports[port.index()].output.take() else { return };
-        for source in (0..self.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
-            self.ease(&queue, port, source, now);
+    /// Lets the worker poll all sources again that an output held back, because the output's queue
+    /// is empty.
+    fn release_pressed<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        let Some(queue) = ctx.ports[port.index()].output.take() else { return };
+        for source in (0..ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
+            self.ease(ctx, roster, (&queue, port), source);
         }
-        self.ports[port.index()].output = Some(queue);
+        ctx.ports[port.index()].output = Some(queue);
     }
 
-    /// The port's queue is the one that the snapshot names, if there is one.
-    pub(super) fn place_queue(&mut self, port: PortId) {
-        let now = self.nanos();
-        let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
-        let owned = self.ports[port.index()].owned != 0;
-        let wanted = policy.and_then(|policy| policy.queue.clone()).filter(|_| owned);
-        let here = self.outputs.homes[port.index()].clone();
+    /// Gives a port the output queue that the new snapshot contains for the port, or removes the
+    /// port's output queue.
+    pub fn place_queue<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        let now = ctx.nanos();
+        let owned = ctx.ports[port.index()].owned != 0;
+        let wanted = ctx.policy(port).and_then(|policy| policy.queue.clone()).filter(|_| owned);
+        let here = self.homes[port.index()].clone();
         let same = match (&wanted, &here) {
             (Some(wanted), Some(here)) => Arc::ptr_eq(wanted, here),
             (None, None) => return,
@@ -364,76 +391,91 @@ impl<C: CycleCounter> Worker<C> {
         };
         if same {
             if let (Some(queue), Some(home)) =
-                (self.ports[port.index()].output.as_deref_mut(), &wanted)
+                (ctx.ports[port.index()].output.as_deref_mut(), &wanted)
             {
-                queue.change(home.pacing(), home.classes(), now);
+                let changed = queue.change(home.pacing(), home.limit(), home.classes(), now);
+                if changed && matches!(self.stands[port.index()], Stand::Waits | Stand::Held) {
+                    roster.cancel(Event::Output(port));
+                    self.make_ready(ctx, roster, port);
+                }
             }
             return;
         }
-        self.take_queue(port);
+        self.take_queue(ctx, roster, port);
         if let Some(home) = wanted
             && let Some(mut queue) = home.take()
         {
-            queue.change(home.pacing(), home.classes(), now);
-            self.ports[port.index()].output = Some(queue);
-            self.outputs.homes[port.index()] = Some(home);
+            queue.change(home.pacing(), home.limit(), home.classes(), now);
+            ctx.ports[port.index()].output = Some(queue);
+            self.homes[port.index()] = Some(home);
         }
     }
 
-    /// A port's queue goes home, empty.
-    pub(super) fn take_queue(&mut self, port: PortId) {
-        let now = self.nanos();
+    /// Empties a port's output queue and returns the queue to its home.
+    pub fn take_queue<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        self.now = ctx.nanos();
+        let now = self.now;
         let (Some(mut queue), Some(home)) =
-            (self.ports[port.index()].output.take(), self.outputs.homes[port.index()].take())
+            (ctx.ports[port.index()].output.take(), self.homes[port.index()].take())
         else {
             return;
         };
-        let counters = &self.port_counters;
-        let queues = &mut self.ports[port.index()].queues;
-        queue.clear(&mut Memory::of(self.egress.store(), queues), now, |source| {
+        let counters = &ctx.port_counters;
+        let queues = &mut ctx.ports[port.index()].queues;
+        queue.clear(&mut Memory::of(ctx.egress.store(), queues), now, |source| {
             count_loss(counters, source, port, DropReason::QueueGone);
         });
-        match self.outputs.stands[port.index()] {
-            Stand::Ready => self.schedule.leave(unit_of(port)),
-            Stand::Waits | Stand::Held => {
-                self.outputs.wheel.cancel(2 * port.index());
-            }
+        match self.stands[port.index()] {
+            Stand::Ready => roster.schedule.leave(unit_of(port)),
+            Stand::Waits | Stand::Held => roster.cancel(Event::Output(port)),
             Stand::Empty => {}
         }
-        self.outputs.stands[port.index()] = Stand::Empty;
-        self.ports[port.index()].output = Some(queue);
-        self.release_pressed(port, now);
-        if let Some(queue) = self.ports[port.index()].output.take() {
+        self.stands[port.index()] = Stand::Empty;
+        ctx.ports[port.index()].output = Some(queue);
+        self.release_pressed(ctx, roster, port);
+        if let Some(queue) = ctx.ports[port.index()].output.take() {
             home.put(queue);
         }
     }
 
-    /// The last queue pair of a port goes to another worker: its queue goes along, empty. What of
-    /// the port's own frames waits here for others stays and goes in its turn.
-    pub(super) fn leave_outputs(&mut self, port: PortId) {
-        self.take_queue(port);
-        self.outputs.elsewhere.retain(|other| *other != port);
-        self.outputs.wheel.cancel(2 * port.index() + 1);
-        self.outputs.gates.forget(port);
-        self.aside.forget(port);
+    /// Removes a port's output queue from this worker, because the port's last queue pair moves to
+    /// another worker. The output queue moves to the other worker without its waiting frames.
+    /// Frames that the port sent and that wait at other ports' outputs on this worker stay there.
+    pub fn leave<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        self.take_queue(ctx, roster, port);
+        self.elsewhere.retain(|other| *other != port);
     }
 
-    /// A port goes: nothing of it waits anywhere, and nothing for it.
-    pub(super) fn forget_outputs(&mut self, port: PortId) {
-        self.leave_outputs(port);
-        for other in 0..self.ports.len() {
-            let PortSlot { output: Some(queue), queues, .. } = &mut self.ports[other] else {
+    /// Removes a port, and drops frames from the port that wait for other ports.
+    pub fn forget<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        self.leave(ctx, roster, port);
+        for other in 0..ctx.ports.len() {
+            let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[other] else {
                 continue;
             };
             let target = PortId(u16::try_from(other).unwrap_or(u16::MAX));
-            let counters = &self.port_counters;
-            queue.forget(&mut Memory::of(self.egress.store(), queues), port.0, |source| {
+            let counters = &ctx.port_counters;
+            queue.forget(&mut Memory::of(ctx.egress.store(), queues), port.0, |source| {
                 count_loss(counters, source, target, DropReason::QueueGone);
             });
         }
-        self.outputs.pressure.forget(port);
-        let peers = &self.egress.peers;
-        peers.directory().set_pressed(port, peers.id(), false);
+        self.pressure.forget(port);
+        ctx.peers.directory().set_pressed(port, ctx.peers.id(), false);
     }
 }
 
@@ -448,13 +490,14 @@ fn publish_delays(queue: &mut OutputQueue, counters: &PortCounters) {
     variation.clear();
 }
 
-/// Frames that the port can take now.
+/// Returns the number of frames that the port can accept at present.
 fn room(queues: &mut [Box<dyn PortQueue>]) -> usize {
     let ready = queues.iter_mut().filter(|queue| queue.tx_ready());
     ready.map(|queue| queue.tx_room()).max().unwrap_or(1)
 }
 
-/// Counts a frame of `source` that waited for `target` and is lost.
+/// Counts a frame that was dropped while it waited at the output of port `target`. The frame came
+/// from port `source`.
 fn count_loss(
     counters: &[Option<Arc<PortCounters>>],
     source: u16,

@@ -1,21 +1,32 @@
-//! Which outputs of this worker have too much of which source waiting.
+//! The worker records for each of its outputs the sources with too many waiting frames.
 //!
-//! **Problem.** A port that sends to two outputs may press one of them only. If any output's
-//! departure let the port go on, its next batch would find the other one full, and frames that
-//! should have stayed in its ring would be lost. **Rule.** Each output presses a source and eases
-//! it for itself. A source is polled again when no output presses it. **Cost.** One bit an output
-//! and source; a few instructions when an output begins or ceases to press.
+//! # Problem
+//!
+//! A port may send to two outputs, and too many of the port's frames may wait at only one of the
+//! two outputs. The worker must not poll the port again only because one of the two outputs has
+//! sent a frame. If the worker polled a port although one of its outputs is full, the worker would
+//! drop frames that should have stayed in the port's ring.
+//!
+//! # Approach
+//!
+//! Each output records on its own which source ports have too many frames waiting at the output.
+//! The worker polls a source port again only if no output has too many frames of the port any more.
+//!
+//! # Cost
+//!
+//! The record of held-back source ports takes one bit for each pair of output and source port. A
+//! change takes a few instructions.
 
 use penstock_units::PortId;
 
-/// See the module's text.
+/// For each output of a worker, the source ports that have too many frames waiting at the output.
 #[derive(Debug)]
 pub(super) struct Pressure {
-    /// By output: the sources that it presses, a bit each.
+    /// For each output, a bit mask of the source ports with too many frames at the output.
     sources: Box<[u64]>,
-    /// Words of one output.
+    /// Number of 64-bit words in `sources` that belong to one output.
     words: usize,
-    /// By source: how many outputs press it.
+    /// For each source port, the number of outputs at which too many of its frames wait.
     outputs: Box<[u16]>,
 }
 
@@ -33,13 +44,14 @@ impl Pressure {
         (output.index() * self.words + source.index() / 64, 1 << (source.index() % 64))
     }
 
-    /// Whether `output` presses `source`.
+    /// Whether too many frames from port `source` wait at the output of port `output`.
     pub(super) fn is(&self, output: PortId, source: PortId) -> bool {
         let (word, bit) = self.word(output, source);
         self.sources.get(word).is_some_and(|sources| sources & bit != 0)
     }
 
-    /// `output` presses `source` from now on. True: no output did.
+    /// Records that too many frames from port `source` wait at the output of port `output`. Returns
+    /// true if no output had too many frames of `source` before.
     pub(super) fn press(&mut self, output: PortId, source: PortId) -> bool {
         let (word, bit) = self.word(output, source);
         let (Some(sources), Some(outputs)) =
@@ -55,7 +67,8 @@ impl Pressure {
         *outputs == 1
     }
 
-    /// `output` no longer presses `source`. True: no output does any more.
+    /// Records that the output of port `output` no longer has too many frames from port `source`.
+    /// Returns true if no output has too many frames of `source` now.
     pub(super) fn ease(&mut self, output: PortId, source: PortId) -> bool {
         if !self.is(output, source) {
             return false;
@@ -66,7 +79,7 @@ impl Pressure {
         self.outputs[source.index()] == 0
     }
 
-    /// `source` goes: no output presses it.
+    /// Removes all marks of `source` as a source with too many waiting frames, at every output.
     pub(super) fn forget(&mut self, source: PortId) {
         for output in 0..self.outputs.len() {
             let Ok(output) = u16::try_from(output) else { return };

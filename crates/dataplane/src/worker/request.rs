@@ -1,68 +1,73 @@
-//! Requests to a worker, executed between two batches.
+//! A worker executes requests from the control plane between two batches.
 
 use std::sync::Arc;
 
 use penstock_units::{Cycles, MacAddr, PortId, QueueId};
 
 use super::{Arrival, Worker, WorkerError};
-use crate::classify::{FdbRecord, Snapshot};
+use crate::classify::FdbRecord;
 use crate::counters::{PortCounters, PortReading};
 use crate::port::{ControlMessage, PortQueue};
-use crate::schedule::Unit;
+use crate::snapshot::Snapshot;
 use crate::tsc::CycleCounter;
+use crate::unit::Unit;
 
-/// What control may ask of a worker. Whatever the worker lets go of travels back in the reply, so
-/// that nothing is freed in the loop.
+/// A request from the control plane to a worker. The reply returns all memory that the worker no
+/// longer needs, so that the worker's thread frees no memory.
 pub enum Request {
-    /// Attach a port's queue pairs.
+    /// Attaches a port with all its queue pairs to the worker.
     Attach(PortId, Vec<Box<dyn PortQueue>>, Arc<PortCounters>),
-    /// Detach a port.
+    /// Detaches a port from the worker.
     Detach(PortId),
-    /// Put a new snapshot in place.
+    /// Replaces the worker's snapshot.
     Swap(Arc<Snapshot>),
-    /// Hand a message to one queue pair.
+    /// Passes a message to one queue pair.
     Control(PortId, QueueId, ControlMessage),
-    /// Copy all counters between two batches; the vector has room for all ports.
+    /// Copies the counters of all ports between two batches. The vector must have capacity for one
+    /// reading of each port, so that the worker allocates no memory.
     Checkpoint(Vec<(PortId, PortReading)>),
-    /// Copy a slice of the MAC table into the vector: from which slot, at most so many slots.
+    /// Copies part of the worker's MAC table into the vector of the request. The request's
+    /// arguments are the first slot and the maximum number of slots.
     FdbChunk(usize, usize, Vec<FdbRecord>),
-    /// Forget addresses of a port, a domain, both or all.
+    /// Removes learned addresses of a port, of a domain, of a port in a domain, or all learned
+    /// addresses.
     FdbFlush(Option<PortId>, Option<u16>),
-    /// Add (or remove) a static address.
+    /// Adds a static address if the flag is true, or removes the address.
     FdbStatic(u16, MacAddr, PortId, bool),
-    /// Know a port whose queue pairs are elsewhere; the vector has room for them.
+    /// Registers a port without queue pairs. The vector must have capacity for all queue pairs of
+    /// the port, so that the worker allocates no memory.
     Join(PortId, Vec<Box<dyn PortQueue>>, Arc<PortCounters>),
-    /// Own a queue pair of a port that joined.
+    /// Moves a queue pair of a registered port to the worker.
     Adopt(Arrival),
-    /// Let a queue pair go.
+    /// Removes a queue pair from this worker and returns it, so that another worker can adopt the
+    /// queue pair.
     Release(PortId, QueueId),
-    /// Take nothing from the ports until told otherwise.
+    /// After `Hold(true)`, the worker takes no frames from its ports until `Hold(false)`.
     Hold(bool),
-    /// End the thread.
+    /// Ends the worker's thread.
     Stop,
 }
 
-/// A worker's answer.
+/// A worker's answer to a [`Request`].
 pub enum Reply {
-    /// Done.
     Done,
-    /// The queue pairs of a detached port, or those that could not be attached.
+    /// The queue pairs of a detached port, or the queue pairs that the worker could not attach.
     Queues(Vec<Box<dyn PortQueue>>),
-    /// A queue pair let go, or one that could not be adopted.
+    /// The queue pair that the worker released, or that the worker could not adopt.
     Queue(Option<Box<dyn PortQueue>>),
-    /// The snapshot that was in place before.
+    /// The snapshot that the worker used before the new snapshot.
     Snapshot(Arc<Snapshot>),
-    /// The queue's answer.
+    /// The control message that the queue pair returns as its answer.
     Control(ControlMessage),
-    /// There is no such queue: the message back.
+    /// The queue pair of the request does not exist, so the reply returns the control message
+    /// unchanged.
     NoQueue(ControlMessage),
-    /// All counters.
     Checkpoint(Vec<(PortId, PortReading)>),
-    /// A slice of the MAC table and where the next one starts.
+    /// Entries of the MAC table, and the slot number at which the next request should continue.
     FdbChunk(Vec<FdbRecord>, Option<usize>),
-    /// How many addresses were forgotten.
+    /// Number of learned addresses that the worker removed from its MAC table.
     Flushed(usize),
-    /// Not possible, and why.
+    /// Reason for which the worker refused the request.
     Refused(WorkerError),
 }
 
@@ -104,11 +109,12 @@ impl core::fmt::Debug for Reply {
 }
 
 impl<C: CycleCounter> Worker<C> {
-    /// Executes a request. [`Request::Stop`] is the thread's business and answered with `Done`.
+    /// Executes a request. The worker's thread handles [`Request::Hold`] and [`Request::Stop`]
+    /// itself and answers them with [`Reply::Done`].
     pub fn serve(&mut self, request: Request) -> Reply {
         let reply = self.execute(request);
-        self.account.counters().requests.add(1);
-        self.charge_host();
+        self.ctx.counters().requests.add(1);
+        self.ctx.charge_host();
         reply
     }
 
@@ -121,13 +127,13 @@ impl<C: CycleCounter> Worker<C> {
             Request::Detach(port) => Reply::Queues(self.detach(port)),
             Request::Swap(new) => Reply::Snapshot(self.swap_snapshot(new)),
             Request::Control(port, queue, message) => {
-                let owned = self.owns(port, queue);
-                let slot = self.ports.get_mut(port.index()).filter(|_| owned);
+                let owned = self.ctx.owns(port, queue);
+                let slot = self.ctx.ports.get_mut(port.index()).filter(|_| owned);
                 match slot.and_then(|slot| slot.queues.get_mut(queue.index())) {
                     Some(waiting) => {
                         let answer = waiting.control(message);
-                        // Whatever it was, it may have brought frames that nobody kicks for.
-                        self.wake(Unit { port, queue });
+                        // Any message may have brought frames without a kick.
+                        self.roster.wake(&mut self.ctx, Unit { port, queue });
                         self.tell_ready(port, queue);
                         Reply::Control(answer)
                     }
@@ -135,7 +141,7 @@ impl<C: CycleCounter> Worker<C> {
                 }
             }
             Request::Checkpoint(mut readings) => {
-                for (id, counters) in (0_u16..).zip(&self.port_counters) {
+                for (id, counters) in (0_u16..).zip(&self.ctx.port_counters) {
                     if let Some(counters) = counters
                         && readings.len() < readings.capacity()
                     {
@@ -145,14 +151,20 @@ impl<C: CycleCounter> Worker<C> {
                 Reply::Checkpoint(readings)
             }
             Request::FdbChunk(from, max, mut records) => {
-                let next = self.classifier.fdb_chunk(from, max, &mut records);
+                let next = self.input.classifier().fdb_chunk(from, max, &mut records);
                 Reply::FdbChunk(records, next)
             }
             Request::FdbFlush(port, domain) => {
-                Reply::Flushed(self.classifier.fdb_flush(port.map(|p| p.0), domain))
+                Reply::Flushed(self.input.classifier_mut().fdb_flush(port.map(|p| p.0), domain))
             }
             Request::FdbStatic(domain, mac, port, add) => {
-                if self.classifier.fdb_static(domain, mac, port.0, add, &self.snapshot) {
+                if self.input.classifier_mut().fdb_static(
+                    domain,
+                    mac,
+                    port.0,
+                    add,
+                    &self.ctx.snapshot,
+                ) {
                     Reply::Done
                 } else {
                     Reply::Refused(WorkerError::FdbFull { domain })
@@ -167,14 +179,14 @@ impl<C: CycleCounter> Worker<C> {
                 Err(pair) => Reply::Queue(Some(pair)),
             },
             Request::Release(port, queue) => Reply::Queue(self.release(port, queue)),
-            // The thread's business too.
+            // The thread handles these.
             Request::Hold(_) | Request::Stop => Reply::Done,
         }
     }
 
-    /// The counter's value at the end of the last turn.
+    /// Returns the reading of the cycle counter at the end of the last bill.
     #[must_use]
     pub const fn now(&self) -> Cycles {
-        self.account.last()
+        self.ctx.account.last()
     }
 }

@@ -1,56 +1,75 @@
-//! Queue pairs at rest: those that nothing came from for a while are not polled.
+//! The worker does not poll queue pairs without recent frames, which are *at rest*.
 //!
-//! **Problem.** Polling is cheap while the word polled is in the cache. A worker with 1,000 ports
-//! of which four are busy would spend more on the other 996 than on the frames. **Rule** (datapath
-//! rule 14). A queue pair that was found empty for [`IDLE_AFTER`] leaves the schedule: its driver
-//! is asked to kick, then it is looked at once more, so that no frame falls between the two. It
-//! comes back when its [`Doorbell`] rings. One look at one queue pair at rest every [`LOOK_EVERY`]
-//! stands in for a driver that forgets to kick. The last [`AWAKE_MIN`] never rest: polling so few
-//! costs less than a kick, and a small switch behaves as if there were no rest at all. **Cost.**
-//! Awake: one comparison an empty poll. At rest: nothing but the looks, whose number does not grow
-//! with the ports. **Bound.** A driver that kicks waits for its kick; one that does not, for
-//! [`LOOK_EVERY`] times the number of queue pairs at rest.
+//! # Problem
+//!
+//! Polling is cheap while the polled word is in the CPU's cache. A worker with four busy ports out
+//! of 1,000 would spend more time on the 996 idle ports than on frames.
+//!
+//! # Approach (datapath rule 14)
+//!
+//! If no frame came from a queue pair for [`IDLE_AFTER`], the queue pair leaves the schedule. When
+//! the queue pair leaves the schedule, the worker requests kicks from the queue pair's driver.
+//! After the request for kicks, the worker checks the queue pair once more, because a frame may
+//! have arrived before the request. When the driver kicks, the [`Doorbell`] rings and the queue
+//! pair returns to the schedule.
+//!
+//! Every [`LOOK_EVERY`] the worker checks one queue pair at rest, in case its driver forgets to
+//! kick. The last [`AWAKE_MIN`] queue pairs never rest, because polling a few queue pairs costs
+//! less than a kick. In a switch with at most [`AWAKE_MIN`] queue pairs, no queue pair rests.
+//!
+//! A frame in the ring of a queue pair at rest waits until the driver kicks. If the driver does not
+//! kick, the frame waits for at most [`LOOK_EVERY`] times the number of queue pairs at rest.
+//!
+//! # Cost
+//!
+//! An awake queue pair costs one comparison per empty poll. Queue pairs at rest cost only one check
+//! per [`LOOK_EVERY`], independent of the number of ports.
 
 use std::sync::Arc;
 
 use penstock_units::{Cycles, Nanos, PortId, QueueId, TscRate};
 
-use super::{Doorbell, QUEUES_MAX};
-use crate::schedule::Unit;
+use crate::unit::QUEUES_MAX;
+use crate::unit::Unit;
+use crate::wake::Doorbell;
 
-/// Without a frame for so long, a queue pair goes to rest. Long enough that a flow of 1,000
-/// frames per second costs its driver no kick a frame.
+/// Time without a frame after which the worker stops polling a queue pair and waits for a kick
+/// instead. At 1.5 ms, a flow of 1,000 frames per second needs no kick per frame.
 pub const IDLE_AFTER: Nanos = Nanos::from_micros(1_500);
-/// Between two looks at queue pairs at rest: a look costs a cache miss, below 1 % of this.
+/// Time between two checks of queue pairs at rest. A check of a queue pair at rest costs a cache
+/// miss, which takes less than 1 % of this interval.
 pub const LOOK_EVERY: Nanos = Nanos::from_micros(10);
-/// So many queue pairs stay awake whatever comes from them.
+/// Minimum number of queue pairs that a worker always polls, even if they have no frames.
 pub const AWAKE_MIN: usize = 8;
-/// Looks at once after a pause in which several were due.
+/// Maximum number of queue pairs at rest that the worker checks at once after a long pause.
 const LOOKS_MAX: u64 = 8;
 
-/// Not at rest.
+/// Marker for a queue pair that is not at rest.
 const AWAKE: u32 = u32::MAX;
 
-/// The number of a queue pair's bell.
+/// Returns the number of a queue pair's bell in the [`Doorbell`].
 #[inline]
 #[must_use]
 pub const fn bell_of(unit: Unit) -> usize {
     unit.port.index() * QUEUES_MAX + unit.queue.index()
 }
 
-/// Whose bell has number `bell`.
+/// Returns the queue pair with bell number `bell`.
 #[inline]
 pub(super) fn unit_of(bell: usize) -> Option<Unit> {
     let port = PortId(u16::try_from(bell / QUEUES_MAX).ok()?);
     Some(Unit { port, queue: QueueId(u16::try_from(bell % QUEUES_MAX).ok()?) })
 }
 
-/// See the module's text.
+/// The queue pairs that the worker does not poll, and the time of the last frame from each queue
+/// pair.
 #[derive(Debug)]
 pub(super) struct Resting {
-    /// When a frame last came, by bell.
+    /// For each bell number, the time in cycles at which the worker last received a frame from the
+    /// bell's queue pair.
     busy_at: Box<[u64]>,
-    /// The place in `units`, by bell.
+    /// For each bell number, the index of the bell's queue pair in `units`, or [`AWAKE`] if the
+    /// queue pair is not at rest.
     place: Box<[u32]>,
     units: Vec<Unit>,
     cursor: usize,
@@ -79,12 +98,12 @@ impl Resting {
         &self.doorbell
     }
 
-    /// Queue pairs at rest.
+    /// Number of the worker's queue pairs at rest.
     pub(super) fn len(&self) -> usize {
         self.units.len()
     }
 
-    /// A frame came from `unit`, or it is taken for one from which some will.
+    /// Records that a frame arrived from `unit`, or that frames are expected soon.
     #[inline]
     pub(super) fn note_busy(&mut self, unit: Unit, now: Cycles) {
         if let Some(at) = self.busy_at.get_mut(bell_of(unit)) {
@@ -92,7 +111,7 @@ impl Resting {
         }
     }
 
-    /// Whether nothing came from `unit` for long enough.
+    /// Whether `unit` had no frame for longer than [`IDLE_AFTER`].
     #[inline]
     pub(super) fn is_idle(&self, unit: Unit, now: Cycles) -> bool {
         let busy_at = self.busy_at.get(bell_of(unit)).copied().unwrap_or(u64::MAX);
@@ -111,7 +130,7 @@ impl Resting {
         }
     }
 
-    /// Takes `unit` out; false if it was not at rest.
+    /// Removes `unit` from the queue pairs at rest. Returns false if `unit` was not at rest.
     pub(super) fn remove(&mut self, unit: Unit) -> bool {
         let Some(place) = self.place.get_mut(bell_of(unit)) else { return false };
         let at = core::mem::replace(place, AWAKE);
@@ -125,14 +144,14 @@ impl Resting {
         true
     }
 
-    /// Takes a port's queue pairs out.
+    /// Removes all queue pairs of a port from the queue pairs at rest.
     pub(super) fn remove_port(&mut self, port: PortId) {
         for queue in 0..QUEUES_MAX {
             self.remove(Unit { port, queue: QueueId(u16::try_from(queue).unwrap_or(0)) });
         }
     }
 
-    /// How many looks are due.
+    /// Returns how many queue pairs at rest the worker should check now, at most [`LOOKS_MAX`].
     #[inline]
     pub(super) fn looks_due(&mut self, now: Cycles) -> u64 {
         if now.0 < self.next_look || self.units.is_empty() {
@@ -143,7 +162,8 @@ impl Resting {
         (1 + late / self.look_every).min(LOOKS_MAX)
     }
 
-    /// The next to look at.
+    /// Returns the queue pair at rest that the worker should check next, in rotation. Returns
+    /// `None` if no queue pair is at rest.
     pub(super) fn next_look(&mut self) -> Option<Unit> {
         self.cursor = if self.cursor + 1 < self.units.len() { self.cursor + 1 } else { 0 };
         self.units.get(self.cursor).copied()

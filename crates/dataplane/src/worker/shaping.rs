@@ -1,38 +1,131 @@
-//! Shaping of what a port sends: its frames stay in its ring until their time.
+//! Frames of a port with a shaper or a rate limit stay in the port's ring until they are due.
 //!
-//! **Problem.** A shaper delays frames. Copying them to somewhere to wait costs a copy, and takes
-//! from the guest what should tell it that it sends too fast: that its ring is full. **Source.** VM
-//! jitter §II-C, §III-C. **Rule.** After a batch the shaper, asked for a frame of an MTU, says when
-//! the next may depart; until then the port is put aside. The shaper is told each frame when it is
-//! taken; one that is longer departs as early as that one would have, and the next waits for it.
-//! **Bound.** One group of the shaper (one frame below 20 Mbit/s) more than the shaper lets pass.
+//! # Problem
+//!
+//! A shaper delays frames that a port sends. Copying delayed frames into a queue would cost cycles.
+//! With a queue, the guest would not notice that the guest sends too fast, because the guest's ring
+//! would not fill. A rate limit that drops large segments (TSO) of a TCP stream costs the stream
+//! most of its rate.
+//!
+//! # Source
+//!
+//! VM jitter §II-C and §III-C describe the shaping of sent frames.
+//!
+//! # Approach
+//!
+//! After each batch, the worker asks the shaper when the port may send the next frame of one MTU.
+//! Until the computed departure time, the worker does not poll the port. The shaper counts a frame
+//! when the worker receives the frame from the port's ring, and not when the frame leaves. A frame
+//! longer than one MTU departs as early as a frame of one MTU would, and the next frame waits for
+//! the difference.
+//!
+//! A port sends at most one group of frames more than the shaper permits, because the worker
+//! receives the frames in groups. If the shaper's rate is below 20 Mbit/s, a group contains only
+//! one frame.
+//!
+//! A rate limit without a stated depth ([`IngressPolicer::waiting`]) charges each batch to its
+//! bucket. If the bucket of the rate limit is in debt, the worker does not poll the port. Several
+//! workers may poll queue pairs of one port, and each worker may add a batch to the debt of the
+//! port's rate limit. A worker therefore checks the debt again before it polls a port with a rate
+//! limit.
+//!
+//! A limit on the frames that a tenant sends through shared ports is charged at the output, which
+//! may belong to another worker. After a batch with frames to a shared port, the worker does not
+//! poll the sending port while the tenant's limit is in debt. A port that sends only to ports of
+//! its own host never waits for the limit.
+//!
+//! [`IngressPolicer::waiting`]: crate::ingress_policer::IngressPolicer::waiting
 
-use penstock_qos::delay_scale::part_of;
+use std::sync::Arc;
+
+use penstock_qos::egress_policer::EgressPolicer;
+use penstock_qos::policer::{Limit, Policer};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
-use penstock_units::{Cycles, Nanos, PortId};
+use penstock_units::{Nanos, PortId};
 
-use super::Worker;
-use super::aside::Why;
 use crate::batch::{BATCH_FRAMES, Batch};
+use crate::ingress_policer::IngressPolicer;
 use crate::queue::{FCS, ShapeTerms, ShaperKind, shaper};
-use crate::tsc::CycleCounter;
 
-/// A port whose next frame is due within this is not put aside: a turn takes longer.
-const SOON: Nanos = Nanos(1_000);
+/// If a port's next frame is due later than this time from now, the worker puts the port aside. If
+/// the next frame is due earlier, the port stays in the schedule, because a worker's turn takes
+/// longer than 1 us.
+pub(super) const SOON: Nanos = Nanos(1_000);
 
 #[derive(Debug)]
-struct Gate {
+struct Shaping {
     terms: ShapeTerms,
     shaper: Shaper,
-    /// Frames to take at once.
+    /// Maximum number of frames that the worker receives from the shaped port at once.
     group: usize,
 }
 
-/// The shapers of a worker's ports.
+/// Rate limits for which a port's frames wait in the ring.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Limits {
+    /// The port's own limits. Those that drop frames have no gate.
+    pub own: Option<Arc<IngressPolicer>>,
+    /// The limit on the frames that the port's tenant sends through shared ports.
+    pub network: Option<Arc<EgressPolicer>>,
+}
+
+/// Rate limit for which a port's frames wait.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The port's own limit in bits per second.
+    #[default]
+    Bits,
+    /// The port's own limit in frames per second.
+    Frames,
+    /// The limit on the frames that the port's tenant sends through shared ports.
+    Network,
+}
+
+impl Limits {
+    fn own(&self) -> impl Iterator<Item = &Arc<Policer>> {
+        self.own.iter().flat_map(|limits| limits.waiting())
+    }
+
+    fn is_none(&self) -> bool {
+        self.own().next().is_none() && self.network.is_none()
+    }
+
+    /// Whether `other` has all limits of `self`.
+    fn are_in(&self, other: &Self) -> bool {
+        let own = |limit| other.own().any(|other| Arc::ptr_eq(limit, other));
+        let network = |limit| other.network.as_ref().is_some_and(|other| Arc::ptr_eq(limit, other));
+        self.own().all(own) && self.network.iter().all(network)
+    }
+}
+
+/// Limits that make a port's frames wait in the ring: the shaper, and the rate limits that delay
+/// frames instead of dropping them. Only a port with a shaper or with a rate limit for which frames
+/// wait has a gate.
+#[derive(Debug, Default)]
+struct Gate {
+    shaping: Option<Shaping>,
+    limits: Limits,
+    /// Whether the port sent frames to a shared port since its limit [`Limits::network`] was in
+    /// debt, so that the port waits for the limit.
+    leaves: bool,
+}
+
+/// For each port number, the port's shaper and waiting rate limit, or `None` if the port has
+/// neither.
 #[derive(Debug)]
 pub(super) struct Gates(Box<[Option<Gate>]>);
 
-/// Frames to take at once: a group of the shaper, or what its tokens' period brings, but no more.
+/// Limits that [`Gates::set`] removed from a port, so that the port's frames need not wait for
+/// these limits any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Gone {
+    pub shaper: bool,
+    pub policer: bool,
+}
+
+/// Returns the number of frames that the worker takes from a shaped port at once. The number of
+/// frames is at most the shaper's group, and at most the frames that the token bucket permits in
+/// one period.
 fn group_of(terms: &ShapeTerms) -> usize {
     if terms.rate < GROUPS_FROM {
         return 1;
@@ -50,83 +143,118 @@ impl Gates {
         Self((0..ports).map(|_| None).collect())
     }
 
-    /// A port is shaped by these terms from now on, or not at all. True: it is not any more.
-    pub(super) fn set(&mut self, port: PortId, terms: Option<&ShapeTerms>) -> bool {
-        let Some(gate) = self.0.get_mut(port.index()) else { return false };
-        let Some(terms) = terms else { return gate.take().is_some() };
-        match gate {
-            Some(gate) if gate.terms == *terms => {}
-            Some(gate) if gate.terms.kind == terms.kind => {
-                // Bumpless: what was sent so far still counts.
-                if gate.shaper.set_rate(terms.rate).is_ok() {
-                    (gate.terms, gate.group) = (*terms, group_of(terms));
+    /// Sets a port's shaper, and the port's rate limits for which frames wait. If a new rate limit
+    /// replaces an old rate limit, the old limit counts as removed, because its debt does not apply
+    /// to the new limit.
+    pub(super) fn set(&mut self, port: PortId, terms: Option<&ShapeTerms>, limits: Limits) -> Gone {
+        let Some(slot) = self.0.get_mut(port.index()) else { return Gone::default() };
+        let mut gate = slot.take().unwrap_or_default();
+        let policer = !gate.limits.are_in(&limits);
+        let gone = Gone { shaper: gate.set_shaper(terms), policer };
+        gate.limits = limits;
+        *slot = (gate.shaping.is_some() || !gate.limits.is_none()).then_some(gate);
+        gone
+    }
+
+    pub(super) fn forget(&mut self, port: PortId) {
+        self.set(port, None, Limits::default());
+    }
+
+    /// Records whether the batch that the worker took from a port had frames to a shared port. A
+    /// port with such frames waits for its tenant's limit until the limit is out of debt, even if
+    /// later batches have only frames to neighbours.
+    pub(super) fn note_leaves(&mut self, port: PortId, leaves: bool, now: Nanos) {
+        let Some(gate) = &mut self.0[port.index()] else { return };
+        let Some(limit) = &gate.limits.network else { return };
+        gate.leaves = leaves
+            || gate.leaves && {
+                limit.refill(now);
+                limit.wait().is_some()
+            };
+    }
+
+    /// Whether the port has a shaper or a rate limit for which frames wait.
+    #[inline]
+    pub(super) fn is_gated(&self, port: PortId) -> bool {
+        self.0[port.index()].is_some()
+    }
+
+    pub(super) fn is_shaped(&self, port: PortId) -> bool {
+        self.0[port.index()].as_ref().is_some_and(|gate| gate.shaping.is_some())
+    }
+
+    /// Returns the maximum number of frames that the worker may receive from a port at once.
+    #[inline]
+    pub(super) fn limit(&self, port: PortId) -> usize {
+        match &self.0[port.index()] {
+            None => BATCH_FRAMES,
+            Some(gate) => gate.limit(),
+        }
+    }
+
+    /// Returns the time from `now` until the port's rate limits are out of debt, and the limit with
+    /// the longest debt. Returns 0 if no rate limit is in debt.
+    pub(super) fn debt(&self, port: PortId, now: Nanos) -> (Nanos, Holder) {
+        let gate = self.0.get(port.index()).and_then(Option::as_ref);
+        gate.map_or_else(Default::default, |gate| gate.debt(now))
+    }
+
+    /// Charges a received batch to the port's shaper. The first frame of the batch arrived in the
+    /// ring at time `since`. Returns the time from which the worker may receive the port's next
+    /// batch. Returns `None` if the port is not shaped.
+    pub(super) fn pass(
+        &mut self,
+        port: PortId,
+        batch: &Batch,
+        since: Nanos,
+        now: Nanos,
+    ) -> Option<Nanos> {
+        let shaping = self.0.get_mut(port.index())?.as_mut()?.shaping.as_mut()?;
+        for frame in batch.frames() {
+            shaping.shaper.depart(since, frame.len + FCS);
+        }
+        Some(shaping.shaper.clone().depart(now, FRAME))
+    }
+}
+
+impl Gate {
+    /// Sets the rate and the method of the shaper. Returns true if a shaper was removed.
+    fn set_shaper(&mut self, terms: Option<&ShapeTerms>) -> bool {
+        let Some(terms) = terms else { return self.shaping.take().is_some() };
+        match &mut self.shaping {
+            Some(shaping) if shaping.terms == *terms => {}
+            Some(shaping) if shaping.terms.kind == terms.kind => {
+                // Frames sent so far still count, so the rate changes without a step.
+                if shaping.shaper.set_rate(terms.rate).is_ok() {
+                    (shaping.terms, shaping.group) = (*terms, group_of(terms));
                 }
             }
-            _ => {
+            shaping => {
                 let made = shaper(terms).ok();
-                *gate = made.map(|shaper| Gate { terms: *terms, shaper, group: group_of(terms) });
+                let group = group_of(terms);
+                *shaping = made.map(|shaper| Shaping { terms: *terms, shaper, group });
             }
         }
         false
     }
 
-    pub(super) fn forget(&mut self, port: PortId) {
-        self.set(port, None);
+    fn limit(&self) -> usize {
+        let group = self.shaping.as_ref().map_or(BATCH_FRAMES, |shaping| shaping.group);
+        let own = self.limits.own().fold(group, |most, limit| limit.batch(most));
+        self.limits.network.as_ref().map_or(own, |limit| limit.batch(own))
     }
 
-    /// Whether a port is shaped.
-    #[inline]
-    pub(super) fn is_shaped(&self, port: PortId) -> bool {
-        self.0[port.index()].is_some()
-    }
-
-    /// How many frames may be taken at once.
-    #[inline]
-    pub(super) fn limit(&self, port: PortId) -> usize {
-        match &self.0[port.index()] {
-            None => BATCH_FRAMES,
-            Some(gate) => gate.group,
-        }
-    }
-
-    /// A batch was taken whose first frame came at `since`: when the next may be; `None`: the port
-    /// is not shaped.
-    fn pass(&mut self, port: PortId, batch: &Batch, since: Nanos, now: Nanos) -> Option<Nanos> {
-        let gate = self.0.get_mut(port.index())?.as_mut()?;
-        for frame in batch.frames() {
-            gate.shaper.depart(since, frame.len + FCS);
-        }
-        Some(gate.shaper.clone().depart(now, FRAME))
-    }
-}
-
-impl<C: CycleCounter> Worker<C> {
-    /// After a batch of a port whose first frame can have waited so long: puts the port aside until
-    /// the next may go.
-    #[inline]
-    pub(super) fn shape(&mut self, port: PortId, waited: Cycles) {
-        let now = self.nanos();
-        let since = now.saturating_sub(Nanos(self.clock.nanos(waited)));
-        if let Some(counters) = self.port_counters[port.index()].as_deref() {
-            let waited = now.saturating_sub(since);
-            counters.shaped[part_of(waited)].add(self.batch.len() as u64);
-        }
-        if let Some(at) = self.outputs.gates.pass(port, &self.batch, since, now)
-            && at > now + SOON
-        {
-            self.outputs.gate_until(port, at);
-            self.put_aside(port, Why::Shaped);
-        }
-    }
-
-    /// What a port sends is shaped as the snapshot says.
-    pub(super) fn place_gate(&mut self, port: PortId) {
-        let policy = self.snapshot.ports.get(port.index()).and_then(Option::as_deref);
-        let terms = policy.and_then(|policy| policy.shape);
-        if self.outputs.gates.set(port, terms.as_ref()) {
-            self.outputs.gate_open(port);
-            self.take_back(port, Why::Shaped);
-        }
+    fn debt(&self, now: Nanos) -> (Nanos, Holder) {
+        let own = self.limits.own().map(|limit| {
+            limit.refill(now);
+            let frames = matches!(limit.spec().limit(), Limit::Packets { .. });
+            (limit.wait(), if frames { Holder::Frames } else { Holder::Bits })
+        });
+        let network = self.limits.network.iter().filter(|_| self.leaves).map(|limit| {
+            limit.refill(now);
+            (limit.wait().map_or(Nanos(0), |(wait, _)| wait), Holder::Network)
+        });
+        own.chain(network).max_by_key(|(wait, _)| *wait).unwrap_or_default()
     }
 }
 
@@ -134,6 +262,8 @@ impl<C: CycleCounter> Worker<C> {
 mod tests {
     use super::*;
     use crate::offload::Offload;
+    use penstock_qos::egress_policer::{Meter, Sharing, Terms};
+    use penstock_qos::policer::{Size, Spec};
     use penstock_units::BitsPerSecond;
 
     fn terms(rate: u64) -> ShapeTerms {
@@ -150,20 +280,68 @@ mod tests {
     #[test]
     fn a_backlogged_port_keeps_its_rate() {
         let (mut gates, port) = (Gates::new(2), PortId(1));
-        gates.set(port, Some(&terms(2_000_000)));
+        gates.set(port, Some(&terms(2_000_000)), Limits::default());
         let mut batch = Batch::new();
         batch.push(&[0; 1_500], Offload::NONE).unwrap();
         let (mut now, mut sent, mut since) = (Nanos(0), 0_u64, Nanos(0));
         while now < Nanos::from_secs(60) {
             let next = gates.pass(port, &batch, since, now).unwrap();
             sent += 1_500 * 8;
-            // The next frame waits since then.
+            // The next frame has waited since then.
             since = now;
             now = next.max(now + Nanos(2_000));
         }
         #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = sent as f64 / now.0 as f64 * 1e9;
         assert!((1.98e6..=2.02e6).contains(&rate), "{rate}");
-        assert!(gates.set(port, None) && gates.limit(port) == BATCH_FRAMES);
+        assert_eq!(gates.set(port, None, Limits::default()), Gone { shaper: true, policer: false });
+        assert_eq!(gates.limit(port), BATCH_FRAMES);
+    }
+
+    fn own(policer: &Arc<Policer>) -> Limits {
+        let own = IngressPolicer { own: vec![Arc::clone(policer)], links: Vec::new() };
+        Limits { own: Some(Arc::new(own)), network: None }
+    }
+
+    #[test]
+    fn a_port_above_its_limit_waits_until_the_debt_is_paid() {
+        let (mut gates, port) = (Gates::new(2), PortId(1));
+        let spec =
+            Spec::new(Limit::SingleRate { cir: BitsPerSecond(8_000_000), cbs: 2_000, ebs: 0 });
+        let policer = Arc::new(Policer::new(spec.unwrap().waiting()));
+        assert_eq!(gates.set(port, None, own(&policer)), Gone::default());
+        assert!(gates.is_gated(port) && !gates.is_shaped(port));
+        assert_eq!(gates.debt(port, Nanos(0)).0, Nanos(0));
+        policer.charge([Size { bytes: 1_500, frames: 1 }; 2].into_iter());
+        // A byte takes a microsecond.
+        assert_eq!(gates.debt(port, Nanos(0)).0, Nanos::from_micros(1_000));
+        assert_eq!(gates.debt(port, Nanos::from_micros(400)).0, Nanos::from_micros(600));
+        assert_eq!(gates.debt(port, Nanos::from_micros(1_000)).0, Nanos(0));
+        assert_eq!(gates.set(port, None, own(&policer)), Gone::default(), "nothing changed");
+        let other = Arc::new(Policer::new(*policer.spec()));
+        let replaced = Gone { shaper: false, policer: true };
+        assert_eq!(gates.set(port, None, own(&other)), replaced);
+        assert_eq!(gates.set(port, None, Limits::default()), replaced);
+        assert!(!gates.is_gated(port));
+    }
+
+    #[test]
+    fn the_tenants_limit_holds_only_a_port_that_sends_through_shared_ports() {
+        let (mut gates, port) = (Gates::new(2), PortId(1));
+        let rate = Some((BitsPerSecond(8_000_000), 1_000));
+        let meter = Meter::new(Terms { bytes: rate, waits: true, ..Terms::default() });
+        let network = Arc::new(EgressPolicer::new(meter, None, Sharing::Strict));
+        gates.set(port, None, Limits { own: None, network: Some(Arc::clone(&network)) });
+        network.charge_batch([Size { bytes: 1_500, frames: 1 }; 2].into_iter());
+        assert_eq!(gates.debt(port, Nanos(0)).0, Nanos(0), "it sends to neighbours");
+        gates.note_leaves(port, true, Nanos(0));
+        assert_eq!(gates.debt(port, Nanos(0)), (Nanos::from_micros(2_000), Holder::Network));
+        assert_eq!(gates.limit(port), 1, "a millisecond has less than a frame");
+        gates.note_leaves(port, false, Nanos::from_micros(1_000));
+        let left = gates.debt(port, Nanos::from_micros(1_000)).0;
+        assert_eq!(left, Nanos::from_micros(1_000), "a frame to a neighbour does not end the wait");
+        gates.note_leaves(port, false, Nanos::from_micros(2_000));
+        network.charge_batch([Size { bytes: 1_500, frames: 1 }; 2].into_iter());
+        assert_eq!(gates.debt(port, Nanos::from_micros(2_000)).0, Nanos(0));
     }
 }

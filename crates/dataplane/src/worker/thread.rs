@@ -1,4 +1,5 @@
-//! A worker's thread: pinned, polling, with an optional idle back-off.
+//! A worker's thread is pinned to a core and polls. When idle, the thread may sleep if the
+//! configuration permits sleeping.
 
 use core::sync::atomic::Ordering;
 
@@ -9,28 +10,28 @@ use nix::unistd::Pid;
 use penstock_units::Nanos;
 
 use super::handle::{MAILBOX, Mailbox};
-use super::{
-    Interrupter, Peers, Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError,
-    WorkerHandle, stall,
-};
+use super::{Reply, Request, RunQueueWait, Turn, Worker, WorkerConfig, WorkerError, WorkerHandle};
 use crate::confine::{Role, confine};
+use crate::peers::Peers;
 use crate::tsc::Tsc;
+use crate::wake::{Interrupter, stall};
 
-/// Empty turns before an idle worker begins to pause between polls.
+/// Number of empty turns after which an idle worker begins to pause between polls.
 const SPIN_TURNS: u32 = 256;
-/// Pauses between two polls of a pausing worker: some 2.5 us (datapath rule 34: the guests get
-/// faster when an idle worker leaves their cache lines alone).
+/// Number of pause instructions between two polls of a pausing worker. A pause of 64 pause
+/// instructions takes about 2.5 us. Guests are faster if an idle worker does not touch their cache
+/// lines (datapath rule 34).
 const PAUSES: u32 = 64;
 
-/// Starts a worker's thread and waits until it runs on its core.
+/// Starts a worker's thread and waits until the thread runs on its core.
 ///
 /// # Errors
-/// [`WorkerError::Start`]: no such core, or the thread could not be made.
+/// Returns [`WorkerError::Start`] if the core does not exist or the thread cannot be started.
 pub fn spawn(config: WorkerConfig) -> Result<WorkerHandle, WorkerError> {
     spawn_one(config, None)
 }
 
-/// The same, with its ends of what it shares with others.
+/// Starts a worker like [`spawn`], with rings to and from other workers.
 pub(super) fn spawn_one(
     config: WorkerConfig,
     peers: Option<Peers>,
@@ -43,11 +44,12 @@ pub(super) fn spawn_one(
             let _ = ready.send(Err(failed("pin to its core", problem)));
             return;
         }
-        // Held until the thread ends: no call of it waits longer than a few milliseconds.
+        // Exists until the thread ends, so that no system call blocks for longer than the timer's
+        // period.
         let _interrupter = match Interrupter::arm() {
             Ok(interrupter) => interrupter,
             Err(e) => {
-                let _ = ready.send(Err(failed("make its interrupting timer", e.to_string())));
+                let _ = ready.send(Err(failed("create its timer", e.to_string())));
                 return;
             }
         };
@@ -81,18 +83,20 @@ fn pin(core: Option<u32>) -> Result<(), String> {
         .map_err(|e| format!("CPU {core}: {e}"))
 }
 
-/// The kernel's shortest sleep takes longer than this.
+/// Shortest sleep that an idle worker makes. If an idle worker may sleep for less time, the worker
+/// polls instead, because the kernel's shortest sleep takes longer.
 const NAP_LEAST: Nanos = Nanos::from_micros(100);
 
 struct Runner {
     worker: Worker<Tsc>,
     mailbox: Mailbox,
     backoff: Nanos,
-    /// Empty turns before it may give up the core, if the configuration lets it.
+    /// Number of empty turns before the thread may sleep, if the configuration permits sleeping.
     patience: u32,
     served: u32,
     idle: u32,
-    /// Control holds all workers: nothing is taken from the ports.
+    /// Whether the control plane has paused all workers (hold), so that this worker receives no
+    /// frames from its ports.
     held: bool,
 }
 
@@ -104,7 +108,7 @@ impl Runner {
             }
             if self.held {
                 if self.worker.held_turn() == Turn::Idle {
-                    // Whoever is waited for may need this core.
+                    // Another worker, for which control waits, may need this core.
                     std::thread::yield_now();
                 }
                 continue;
@@ -116,8 +120,9 @@ impl Runner {
         }
     }
 
-    /// Serves what is posted, but no more than one mailbox at a time: sessions that always have
-    /// another request must not keep the worker from its frames. True: stop.
+    /// Answers the requests that wait in the mailbox. The number of requests per call is limited to
+    /// the capacity of the mailbox. The limit per call ensures that an endless series of requests
+    /// does not stop the forwarding of frames. Returns true if the thread must stop.
     #[cold]
     fn serve_all(&mut self) -> bool {
         self.mailbox.posted.load(Ordering::Acquire);
@@ -131,7 +136,7 @@ impl Runner {
             stall::leave();
             let reply = self.worker.serve(envelope.request);
             stall::leave();
-            // Whoever asked may have given up; then the reply is dropped here.
+            // If the client has given up, the reply is dropped here.
             let _: Result<(), crossbeam_channel::SendError<Reply>> = envelope.reply.send(reply);
             if stop {
                 return true;
@@ -140,7 +145,8 @@ impl Runner {
         false
     }
 
-    /// After an empty turn: spin, then pause, then sleep if allowed.
+    /// Waits after an empty turn: the thread first spins, then pauses, then sleeps if the
+    /// configuration permits sleeping.
     fn rest(&mut self) {
         self.idle = self.idle.saturating_add(1);
         if self.idle < SPIN_TURNS.min(self.patience) {
@@ -150,7 +156,7 @@ impl Runner {
         if self.idle < self.patience || self.backoff == Nanos::ZERO {
             (0..PAUSES).for_each(|_| core::hint::spin_loop());
         } else {
-            // Frames that wait for their time must not wait for the end of a nap.
+            // A sleep must end before the next waiting frame is due.
             let nap = self.worker.may_sleep(self.backoff);
             if nap < self.backoff.min(NAP_LEAST) {
                 core::hint::spin_loop();
@@ -158,7 +164,7 @@ impl Runner {
                 return;
             }
             self.worker.count_sleep();
-            // Who was polled last has nothing to do with it.
+            // The port polled last is not the cause of this sleep.
             stall::leave();
             let request = TimeSpec::from_duration(core::time::Duration::from_nanos(nap.0));
             let _ =
@@ -171,6 +177,6 @@ impl Runner {
 
 impl Worker<Tsc> {
     fn count_sleep(&self) {
-        self.account.counters().sleeps.add(1);
+        self.ctx.counters().sleeps.add(1);
     }
 }

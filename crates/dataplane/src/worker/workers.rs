@@ -1,11 +1,17 @@
-//! All workers of a switch from outside.
+//! Other threads use [`Workers`] to control all workers of a switch.
 //!
-//! **Rule.** A queue pair has one owner, which the [`Directory`] knows. What concerns all workers
-//! at once (a new snapshot, a port that leaves or moves, an exact reading) is done while they are
-//! *held*: each goes on delivering what others handed over but takes nothing from its ports, until
-//! nothing is on its way any more. So no frame is lost, overtaken, or judged by one snapshot and
-//! delivered by another; frames wait in their senders' rings meanwhile, for as long as a few
-//! messages to the workers take. A worker that is alone is never held.
+//! # Approach
+//!
+//! Each queue pair has one owner, which the [`Directory`] records. Some changes concern all workers
+//! at once, for example a new snapshot, the removal or move of a port, or an exact reading of
+//! counters. During a change that concerns all workers, the control plane *holds* all workers. A
+//! held worker takes no frames from its ports. A held worker still delivers frames from other
+//! workers, until the rings between workers are empty.
+//!
+//! Because workers are held, no frame is lost or overtaken, and no frame is classified by one
+//! snapshot and delivered by another. While the control plane holds the workers, frames wait in the
+//! senders' rings. The hold lasts as long as a few messages to the workers take. If a switch has
+//! only one worker, the control plane need not hold it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
@@ -13,19 +19,19 @@ use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
 use super::membership::Arrival;
 use super::thread::spawn_one;
-use super::{
-    Directory, FdbChunk, Mesh, Positions, QUEUES_MAX, Reply, Request, WorkerConfig, WorkerError,
-    WorkerHandle, bell_of,
-};
-use crate::classify::Snapshot;
+use super::{FdbChunk, Reply, Request, WorkerConfig, WorkerError, WorkerHandle, bell_of};
 use crate::counters::{PortCounterSets, PortReading};
-use crate::port::{ControlMessage, PortQueue};
-use crate::schedule::Unit;
+use crate::peers::{Directory, Mesh, Positions};
+use crate::port::{ControlMessage, PortQueue, QueueOwners, Unreachable};
+use crate::snapshot::Snapshot;
+use crate::unit::QUEUES_MAX;
+use crate::unit::Unit;
 
-/// Places of one worker's part in a listing of all MAC tables; more than a table has slots.
+/// Size of the range of slot numbers that each worker has in a listing of all workers' MAC tables.
+/// A worker's MAC table has at most this number of slots.
 const TABLE: usize = 1 << 20;
 
-/// See the module's text; clones speak of the same workers.
+/// Handle of all workers of a switch. A clone of the handle refers to the same workers.
 #[derive(Clone, Debug)]
 pub struct Workers(Arc<Shared>);
 
@@ -34,21 +40,23 @@ struct Shared {
     handles: Vec<WorkerHandle>,
     directory: Arc<Directory>,
     rings: Vec<Arc<Positions>>,
-    /// Held while workers are.
+    /// Lock that the control plane takes for each hold of the workers and for each attachment of a
+    /// port.
     changes: Mutex<()>,
-    /// Written while a queue pair is between two owners.
+    /// Lock that the control plane takes for writing while it moves a queue pair from one worker to
+    /// another.
     moves: RwLock<()>,
 }
 
 impl From<WorkerHandle> for Workers {
-    /// One that is alone.
+    /// Creates the handle of a switch with only one worker.
     fn from(handle: WorkerHandle) -> Self {
         let directory = Arc::clone(handle.directory());
         Self::new(vec![handle], directory, Vec::new())
     }
 }
 
-/// Workers that take nothing from their ports as long as this lives.
+/// Guard object: workers receive no frames from their ports until the object is dropped.
 struct Held<'a> {
     workers: &'a Shared,
     _changes: MutexGuard<'a, ()>,
@@ -58,7 +66,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         if self.workers.handles.len() > 1 {
             for handle in &self.workers.handles {
-                // A worker that has ended need not go on.
+                // A worker that has ended needs no release.
                 let _ = handle.ask(Request::Hold(false));
             }
         }
@@ -75,10 +83,12 @@ impl Workers {
         Self(Arc::new(Shared { handles, directory, rings, changes, moves }))
     }
 
-    /// Starts one worker for each of `cores`, otherwise as `config` says.
+    /// Starts one worker for each core in `cores`. All other start parameters of the workers come
+    /// from `config`.
     ///
     /// # Errors
-    /// [`WorkerError::Start`]; those already started are ended.
+    /// Returns [`WorkerError::Start`] if a worker cannot be started. If one worker cannot be
+    /// started, the workers that were already started are stopped.
     pub fn spawn(config: &WorkerConfig, cores: &[Option<u32>]) -> Result<Self, WorkerError> {
         let count = u16::try_from(cores.len()).unwrap_or(u16::MAX);
         let Mesh { peers, directory, rings } = Mesh::new(count, config.max_ports);
@@ -96,7 +106,7 @@ impl Workers {
         Ok(Self::new(handles, directory, rings))
     }
 
-    /// Each of them, by number.
+    /// Returns the handles of the workers, indexed by worker number.
     #[must_use]
     pub fn handles(&self) -> &[WorkerHandle] {
         &self.0.handles
@@ -106,13 +116,15 @@ impl Workers {
         self.0.handles.get(id.index()).ok_or(WorkerError::Gone(id))
     }
 
-    /// Who owns a queue pair.
+    /// Returns the owner of a queue pair. Returns `None` if no worker owns the queue pair, or if
+    /// the port or queue pair does not exist.
     #[must_use]
     pub fn owner(&self, port: PortId, queue: QueueId) -> Option<WorkerId> {
         self.0.directory.owner(port, queue)
     }
 
-    /// Waits until no worker takes frames from its ports and none is between two workers.
+    /// Pauses all workers: returns when no worker receives frames from its ports and all rings
+    /// between workers are empty.
     fn hold(&self) -> Result<Held<'_>, WorkerError> {
         let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let held = Held { workers: &self.0, _changes: changes };
@@ -127,18 +139,21 @@ impl Workers {
         Ok(held)
     }
 
-    /// Whether all rings are empty. All ends are read before all beginnings: positions only grow
-    /// and none is ahead of its ring's beginning, so where they are equal nothing was given or
-    /// taken between the two readings.
+    /// Whether no frame is in any of the rings between workers. For each ring, the function reads
+    /// the position up to which frames were taken (`taken`) before the position up to which frames
+    /// were given (`given`). The positions `taken` and `given` of a ring only grow, and `taken`
+    /// never exceeds `given`. If the earlier reading of `taken` equals the later reading of
+    /// `given`, the ring was empty between the two readings.
     fn is_drained(&self) -> bool {
         let taken: Vec<usize> = self.0.rings.iter().map(|ring| ring.taken()).collect();
         self.0.rings.iter().zip(taken).all(|(ring, taken)| ring.given() == taken)
     }
 
-    /// Lets a port take part; `home` says which worker gets which of its queue pairs.
+    /// Attaches a port. `home` selects the worker for each of the port's queue pairs.
     ///
     /// # Errors
-    /// [`WorkerError::Slot`], [`WorkerError::Gone`]; the port is then with no worker.
+    /// Returns [`WorkerError::Slot`] if the port or its number of queue pairs is invalid, or
+    /// [`WorkerError::Gone`] if a worker has ended. If `attach_port` fails, no worker has the port.
     pub fn attach_port(
         &self,
         id: PortId,
@@ -174,10 +189,11 @@ impl Workers {
         Ok(())
     }
 
-    /// Takes a port out; frames already delivered stay delivered.
+    /// Detaches a port from all workers and returns the port's queue pairs. Detaching a port does
+    /// not affect frames that the switch has already delivered.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn detach_port(&self, id: PortId) -> Result<Vec<Box<dyn PortQueue>>, WorkerError> {
         let _held = self.hold()?;
         let mut all = Vec::new();
@@ -187,11 +203,13 @@ impl Workers {
         Ok(all)
     }
 
-    /// Gives a port's queue pairs to the workers that `home` says, while frames flow. Returns how
-    /// many moved. Frames wait in the rings of all ports meanwhile; none is lost or overtaken.
+    /// Moves the queue pairs of a port to other workers: `home` gives the new worker of each queue
+    /// pair. Returns the number of moved queue pairs. While queue pairs move, frames of all ports
+    /// wait in their rings, and no frame is lost or overtaken.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`]; [`WorkerError::NoQueue`] if the port is not attached.
+    /// Returns [`WorkerError::NoQueue`] if the port is not attached, or [`WorkerError::Gone`] if a
+    /// worker has ended.
     pub fn move_port(
         &self,
         id: PortId,
@@ -222,10 +240,12 @@ impl Workers {
         Ok(due.len())
     }
 
-    /// Hands a message to a queue pair, wherever it is, and returns its answer.
+    /// Passes a control message to a queue pair on the worker that owns the queue pair, and returns
+    /// the answer.
     ///
     /// # Errors
-    /// [`WorkerError::NoQueue`], [`WorkerError::Gone`]; the message is dropped.
+    /// Returns [`WorkerError::NoQueue`] if the queue pair does not exist, or [`WorkerError::Gone`]
+    /// if the worker has ended. If the request fails, the worker drops the control message.
     pub fn control_queue(
         &self,
         port: PortId,
@@ -237,26 +257,19 @@ impl Workers {
         self.handle(owner)?.control_queue(port, queue, message)
     }
 
-    /// Rings the bell of a queue pair.
-    pub fn ring(&self, port: PortId, queue: QueueId) {
-        if let Some(handle) = self.owner(port, queue).and_then(|id| self.handle(id).ok()) {
-            handle.doorbell().ring(bell_of(Unit { port, queue }));
-        }
-    }
-
-    /// Puts a snapshot in place everywhere, between the same two batches.
+    /// Replaces the snapshot of all workers while the workers are held.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn swap_snapshot(&self, new: &Arc<Snapshot>) -> Result<(), WorkerError> {
         let _held = self.hold()?;
         self.0.handles.iter().try_for_each(|h| h.swap_snapshot(Arc::clone(new)).map(drop))
     }
 
-    /// All ports' counters, read between two batches, with no frame between two workers.
+    /// Reads the counters of all ports between two batches, while no frame is between two workers.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn checkpoint(&self) -> Result<Vec<(PortId, PortReading)>, WorkerError> {
         let _held = self.hold()?;
         let mut all: Vec<(PortId, PortReading)> = Vec::new();
@@ -271,11 +284,12 @@ impl Workers {
         Ok(all)
     }
 
-    /// A part of the MAC tables: up to `max` slots from place `from` on, of which 0 is the first.
-    /// Each worker's table has what its own ports said; what it only heard of is left out.
+    /// Returns the entries in up to `max` slots of the MAC tables, from slot `from` on. Slot
+    /// numbers start at 0. The returned part of the tables contains only the addresses that each
+    /// worker learned from its own ports.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn fdb_chunk(&self, from: usize, max: usize) -> Result<FdbChunk, WorkerError> {
         let (worker, slot) = (from / TABLE, from % TABLE);
         let handle = self.handle(WorkerId(u16::try_from(worker).unwrap_or(u16::MAX)))?;
@@ -286,16 +300,18 @@ impl Workers {
         Ok(chunk)
     }
 
-    /// Forgets learned addresses, of a port, of a domain, or all; returns how many.
+    /// Removes learned addresses of a port, of a domain, of a port in a domain, or all learned
+    /// addresses. Returns the number of removed addresses of the worker that removed most.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`].
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn fdb_flush(
         &self,
         port: Option<PortId>,
         domain: Option<u16>,
     ) -> Result<usize, WorkerError> {
-        // Held: else one that was forgotten first would learn them again from the others.
+        // Without the hold, a worker that was flushed first could learn the addresses again from
+        // the others.
         let _held = self.hold()?;
         let mut most = 0;
         for handle in &self.0.handles {
@@ -304,10 +320,12 @@ impl Workers {
         Ok(most)
     }
 
-    /// Adds or removes a static address.
+    /// Adds a static address to all workers if `add` is true, or removes the address from all
+    /// workers.
     ///
     /// # Errors
-    /// [`WorkerError::FdbFull`], [`WorkerError::Gone`].
+    /// Returns [`WorkerError::FdbFull`] if a MAC table has no room, or [`WorkerError::Gone`] if a
+    /// worker has ended.
     pub fn fdb_static(
         &self,
         domain: u16,
@@ -318,12 +336,31 @@ impl Workers {
         self.0.handles.iter().try_for_each(|handle| handle.fdb_static(domain, mac, port, add))
     }
 
-    /// Ends all threads and waits for them. Ports must have been detached.
+    /// Stops the threads of all workers and waits for their end. The caller must detach all ports
+    /// before the call.
     ///
     /// # Errors
-    /// [`WorkerError::Gone`] if one had ended before; the others are ended.
+    /// Returns [`WorkerError::Gone`] if a worker's thread had already ended. If one thread had
+    /// already ended, the threads of all other workers are still stopped.
     pub fn stop(&self) -> Result<(), WorkerError> {
         let ended: Vec<_> = self.0.handles.iter().map(WorkerHandle::stop).collect();
         ended.into_iter().collect()
+    }
+}
+
+impl QueueOwners for Workers {
+    fn exchange(
+        &self,
+        port: PortId,
+        queue: QueueId,
+        message: ControlMessage,
+    ) -> Result<ControlMessage, Unreachable> {
+        Ok(self.control_queue(port, queue, message)?)
+    }
+
+    fn ring_bell(&self, port: PortId, queue: QueueId) {
+        if let Some(handle) = self.owner(port, queue).and_then(|id| self.handle(id).ok()) {
+            handle.doorbell().ring(bell_of(Unit { port, queue }));
+        }
     }
 }

@@ -1,19 +1,20 @@
-//! A turn ends even if its frames ask to be cut into thousands of segments (datapath rule 20).
+//! A worker's turn has a limited length even if its frames request segmentation into thousands of
+//! segments (datapath rule 20).
 
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch, Verdict};
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::egress::finish::CUTS_PER_TURN_MAX;
-use penstock_dataplane::egress::{Egress, Touched};
+use penstock_dataplane::egress::{Around, Egress, PortSlot, Touched};
+use penstock_dataplane::finish::CUTS_PER_TURN_MAX;
 use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload, OffloadCaps};
+use penstock_dataplane::peers::Peers;
 use penstock_dataplane::port::memory_queue::memory_queue;
-use penstock_dataplane::worker::PortSlot;
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_units::{PortId, Vid};
 
-/// A TCP/IPv4 frame with 54 bytes of headers and `payload` bytes of payload.
+/// Returns a TCP/IPv4 frame with 54 bytes of headers and `payload` bytes of payload.
 fn frame(payload: usize) -> Vec<u8> {
     let mut bytes = vec![2; 12];
     bytes.extend([8, 0, 0x45, 0]);
@@ -24,8 +25,8 @@ fn frame(payload: usize) -> Vec<u8> {
     bytes
 }
 
-/// Sends `frames` of this payload and segment size to a port without offloads, in one turn. Returns
-/// what the port received and how many frames were refused.
+/// Sends `frames` frames with the given payload and segment size to a port without offloads, in one
+/// turn. Returns the number of frames that the port received, and the number of refused frames.
 fn cut(frames: usize, payload: usize, mss: u16) -> (usize, u64) {
     let offload = Offload {
         flags: F_NEEDS_CSUM,
@@ -49,7 +50,15 @@ fn cut(frames: usize, payload: usize, mss: u16) -> (usize, u64) {
     let domain = Domain { tenant: Some(1), vid: 0, members: [0, 1].into(), fdb_limit: 16 };
     let snapshot = Snapshot::new(1, vec![policy(0), policy(1)], vec![domain], Vec::new(), 300);
     let (mut egress, mut touched) = (Egress::new(2), Touched::with_capacity(4));
-    egress.deliver(&mut batch, PortId(0), &mut slots, &counters, &snapshot, &mut touched);
+    let mut others = Peers::none(2);
+    let mut around = Around {
+        ports: &mut slots,
+        counters: &counters,
+        snapshot: &snapshot,
+        touched: &mut touched,
+        others: &mut others,
+    };
+    egress.deliver(&mut batch, PortId(0), &mut around);
     let mut reading = counters[0].as_ref().unwrap().read();
     reading.rx_frames = frames as u64;
     assert_eq!(reading.unaccounted(), 0);

@@ -1,16 +1,16 @@
-//! Bytes that a tenant writes behind its own VLAN tag never become a tag of an uplink (VLAN
+//! Bytes that a tenant writes after its own VLAN tag never become a tag on an uplink (VLAN
 //! hopping).
 
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{Batch, Verdict};
-use penstock_dataplane::classify::{Domain, DomainMap, PortPolicy, Snapshot, VidSet};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::egress::{Egress, Touched};
+use penstock_dataplane::egress::{Around, Egress, PortSlot, Touched};
 use penstock_dataplane::offload::{Offload, OffloadCaps};
+use penstock_dataplane::peers::Peers;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, memory_queue};
-use penstock_dataplane::worker::PortSlot;
+use penstock_dataplane::snapshot::{Domain, DomainMap, PortPolicy, Snapshot, VidSet};
 use penstock_units::{PortId, Vid};
 
 const UPLINK: u16 = 1;
@@ -19,20 +19,20 @@ fn vid(n: u16) -> Vid {
     Vid::new(u32::from(n)).unwrap()
 }
 
-/// How the uplink carries VLAN 100.
+/// How the uplink of the test carries VLAN 100: tagged or untagged, alone or with other VLANs.
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
-    /// Untagged, beside VLAN 200 of another tenant.
+    /// VLAN 100 is untagged, and the uplink also carries VLAN 200 of another tenant.
     Native,
-    /// Tagged, beside VLAN 200.
+    /// VLAN 100 is tagged, and the uplink also carries VLAN 200.
     Tagged,
-    /// As its only VLAN.
+    /// VLAN 100 is the uplink's only VLAN.
     Access,
-    /// As its only VLAN, with further tags of tenants allowed.
+    /// VLAN 100 is the uplink's only VLAN, and the uplink allows tenants' own tags.
     QinQ,
 }
 
-/// A port of `tenant` in VLAN 100 and an uplink.
+/// Returns a snapshot with a port of `tenant` in VLAN 100 and an uplink.
 fn snapshot(form: Form, tenant: Option<u16>) -> Snapshot {
     let mut allowed = VidSet::default();
     allowed.insert(vid(100));
@@ -57,8 +57,8 @@ fn snapshot(form: Form, tenant: Option<u16>) -> Snapshot {
     Snapshot::new(1, policies, domains, Vec::new(), 300)
 }
 
-/// Sends a frame of VLAN 100 with this EtherType behind its addresses to the uplink. Returns what
-/// the uplink received.
+/// Sends a frame of VLAN 100 with EtherType `ethertype` after its MAC addresses to the uplink.
+/// Returns the frame that the uplink received, or the number of drops.
 fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64> {
     let mut bytes = vec![2; 12];
     bytes.extend(ethertype.to_be_bytes());
@@ -79,7 +79,15 @@ fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64>
     let counters: Vec<_> = (0..2).map(|_| Some(Arc::new(PortCounters::default()))).collect();
     let (mut egress, mut touched) = (Egress::new(2), Touched::with_capacity(4));
     let snapshot = snapshot(form, tenant);
-    egress.deliver(&mut batch, PortId(0), &mut slots, &counters, &snapshot, &mut touched);
+    let mut others = Peers::none(2);
+    let mut around = Around {
+        ports: &mut slots,
+        counters: &counters,
+        snapshot: &snapshot,
+        touched: &mut touched,
+        others: &mut others,
+    };
+    egress.deliver(&mut batch, PortId(0), &mut around);
 
     let mut reading = counters[0].as_ref().unwrap().read();
     reading.rx_frames = 1;
@@ -92,7 +100,7 @@ fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64>
 fn an_inner_tag_does_not_surface_on_a_trunks_native_vlan() {
     for tag in [0x8100_u16, 0x88a8, 0x9100] {
         assert_eq!(sent(Form::Native, Some(1), tag), Err(1), "{tag:#x}");
-        // Behind the VLAN's own tag, the tenant's tag is payload.
+        // After the VLAN's own tag, the tenant's tag is payload.
         let whole = sent(Form::Tagged, Some(1), tag).unwrap();
         assert_eq!(whole[12..18], [0x81, 0, 0, 100, tag.to_be_bytes()[0], tag.to_be_bytes()[1]]);
     }

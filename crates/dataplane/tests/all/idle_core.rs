@@ -1,17 +1,18 @@
-//! Spare cycles: a core does not idle while a port has frames, a port that bought nothing gets
-//! turns all the same, and a pause is charged to no port.
+//! A core does not idle while a port has frames. The test also checks that a port without purchased
+//! cycles gets turns, and that no port pays for a pause.
 
 use std::sync::Arc;
 
 use penstock_dataplane::batch::Batch;
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::{PortCounters, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{
     MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
 };
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
-use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority, TscRate, Vid};
@@ -22,10 +23,11 @@ const HZ: u64 = 1_000_000_000;
 const MS: u64 = HZ / 1_000;
 const INTERVAL: u64 = HZ / 20_000;
 
-/// 100 cycles per frame and stage: 9,600 for a full batch.
+/// Virtual core on which each of the three stages of a batch takes 100 cycles per frame. A full
+/// batch of 32 frames takes 9,600 cycles.
 type Core = common::Core<100>;
 
-/// A queue pair for which only a poll can tell whether frames wait, like a TAP's.
+/// A queue pair for which only a poll shows whether frames wait, like a TAP's queue pair.
 struct Polled(MemoryQueue);
 
 impl PortQueue for Polled {
@@ -70,7 +72,7 @@ impl PortQueue for Polled {
 struct Sender {
     qos: PortQos,
     polled: bool,
-    /// Number of further queue pairs that never receive a frame.
+    /// Number of additional queue pairs of the sending port, which never receive a frame.
     silent: usize,
 }
 
@@ -84,7 +86,7 @@ fn sender(ingress: IngressPolicy, percent: u64, class: u64) -> Sender {
     Sender { qos, polled: false, silent: 0 }
 }
 
-/// A worker, senders, and a receiver behind the last port.
+/// Test bed with a worker, senders, and a receiver behind the last port.
 struct Bed {
     worker: Worker<Core>,
     core: Core,
@@ -143,15 +145,15 @@ impl Bed {
         while self.drivers[port].send(MemoryFrame::plain(frame(port, to))) {}
     }
 
-    /// Lets `cycles` pass while the ports in `busy` always have frames. Returns the growth of the
-    /// worker's counters.
+    /// Runs the worker for `cycles` cycles, and keeps the transmit rings of the ports in `busy`
+    /// full. Returns the increase of the worker's counters during the run.
     fn run(&mut self, cycles: u64, busy: &[usize]) -> WorkerReading {
         let before = self.worker.counters().read();
         let end = self.now() + cycles;
         while self.now() < end {
             busy.iter().for_each(|port| self.fill(*port));
             if self.worker.turn() == Turn::Idle {
-                // Nothing happens outside of the worker meanwhile.
+                // Until then nothing happens outside of the worker.
                 let next = self.worker.next_due().map_or(self.now() + 1_000, |due| due.0);
                 self.core.0.advance_to(Cycles(next.min(end)));
                 self.worker.rested();
@@ -161,7 +163,8 @@ impl Bed {
         self.worker.counters().read().since(&before)
     }
 
-    /// Cycles that each sender spent, in percent of the core, while those in `busy` have frames.
+    /// Runs the worker for `ms` milliseconds with full rings at the senders in `busy`, and returns
+    /// each sender's share of the core's cycles in percent.
     fn shares(&mut self, ms: u64, busy: &[usize]) -> Vec<f64> {
         let spent = |bed: &Self| bed.counters.iter().map(|c| c.cycles.get()).collect::<Vec<_>>();
         let (before, from) = (spent(self), self.now());
@@ -186,8 +189,9 @@ use IngressPolicy::{CyclesMinmax, CyclesStrict};
 
 const BOTH: [ScheduleKind; 2] = [ScheduleKind::Hbs, ScheduleKind::RoundRobin];
 
-/// Sixteen ports have emptied their buckets and all but one stop sending. While fifteen buckets
-/// fill up, which takes milliseconds, the core belongs to the port that still sends.
+/// Sixteen ports have emptied their cycle buckets. Then all ports except one stop sending. While
+/// the buckets of the fifteen idle ports fill, which takes milliseconds, the sending port gets the
+/// whole core.
 #[test]
 fn a_core_never_stands_still_while_a_minmax_port_has_frames() {
     for schedule in BOTH {
@@ -223,12 +227,13 @@ fn a_strict_port_gets_no_spare_cycles() {
     }
 }
 
-/// One port floods in the first class and lives on spare cycles. The other bought nothing and is in
-/// the last class, and only a poll can tell whether it has frames.
+/// One port of the highest class floods the switch and uses spare cycles. Another port in the
+/// lowest class purchased no cycles, and the worker can learn only by polling whether this port has
+/// frames.
 #[test]
 fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
-    // The receiver has a floor too. The flood's bucket begins full, and cycles guaranteed to other
-    // ports use it up, which takes a while if nearly all cycles are sold.
+    // The receiver also has a guarantee. At the start the flood's bucket is full. Emptying it takes
+    // a while if nearly all cycles are sold.
     for (sold, settled, floor) in [(50, 100, 1.0), (90, 100, 1.0), (99, 400, 0.5)] {
         let polled = Sender { polled: true, ..sender(IngressPolicy::None, 0, 8) };
         let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, sold, 1), polled]);
@@ -244,8 +249,8 @@ fn a_port_that_can_only_be_polled_gets_its_floor_beside_a_flood() {
     }
 }
 
-/// A port of the last class has two queue pairs, of which one never has a frame. A look at that one
-/// takes nothing from what is reserved for the other.
+/// A port of the last class has two queue pairs, of which one never has a frame. Polling a queue
+/// pair that never has frames takes no cycles from the guarantee of its port's other queue pair.
 #[test]
 fn a_silent_queue_pair_takes_nothing_from_its_port() {
     for silent in [0, 1, 3] {
@@ -257,7 +262,7 @@ fn a_silent_queue_pair_takes_nothing_from_its_port() {
     }
 }
 
-/// The same port with an entitlement, which is reserved for it too.
+/// A port that the worker must poll gets the cycles that the port purchased.
 #[test]
 fn a_port_that_can_only_be_polled_gets_what_it_bought() {
     let polled = Sender { polled: true, ..sender(CyclesMinmax, 20, 8) };
@@ -267,7 +272,8 @@ fn a_port_that_can_only_be_polled_gets_what_it_bought() {
     assert!((shares[0] - 70.0).abs() < 0.5 && (shares[1] - 30.0).abs() < 0.5, "{shares:?}");
 }
 
-/// A port that bought nothing is not held by the gate, and has no bucket if no port bought cycles.
+/// The check of tokens before a batch does not delay a port without purchased cycles. If no port
+/// bought cycles, a port without purchased cycles has no bucket.
 #[test]
 fn a_port_without_entitlement_is_never_held() {
     let free = sender(IngressPolicy::None, 0, 1);
@@ -282,7 +288,7 @@ fn a_port_without_entitlement_is_never_held() {
     assert_eq!(bed.worker.counters().read().refills, 0);
 }
 
-/// After a nap or a control request, the next batch is charged only its own cost.
+/// After a sleep or a control request, the next batch is charged only its own cost.
 #[test]
 fn a_pause_is_charged_to_no_port() {
     let mut bed = Bed::new(ScheduleKind::Hbs, &[sender(CyclesMinmax, 30, 1)]);

@@ -1,25 +1,26 @@
-//! The cost of a notification is charged to the ports whose frames made it necessary, and not to
-//! the port of the next turn.
+//! If frames make a notification of a driver necessary, the ports of these frames pay for the
+//! notification. The port of the next batch does not pay.
 
 use std::sync::Arc;
 
 use penstock_dataplane::batch::Batch;
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{
     MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
 };
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, PortId, TscRate, Vid, WorkerId};
 
-/// Cost in cycles of any batch on this core. `KICK` is the cost of a notification.
+/// Cycles that each batch costs on the simulated core of these tests. `KICK` is the number of
+/// cycles that each notification of a driver costs.
 const BATCH: u64 = 1_000;
 const KICK: u64 = 70_000;
 
-/// A core on which only a batch's last stage takes time.
+/// Simulated core on which only the last stage of a batch takes cycles.
 #[derive(Clone, Debug, Default)]
 struct Core(VirtualCounter);
 
@@ -35,7 +36,8 @@ impl CycleCounter for Core {
     }
 }
 
-/// A queue pair whose driver wants notifications of received frames, of taken frames, or neither.
+/// A queue pair with a driver that may request a notification of received frames, a notification of
+/// taken frames, both, or none.
 struct Sleeper {
     queue: MemoryQueue,
     clock: VirtualCounter,
@@ -90,8 +92,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Creates three ports. `wants` says for each port's driver whether it wants notifications of
-    /// received frames and of taken frames.
+    /// Creates three ports. For each port, `wants` has two flags: whether the driver requests
+    /// notifications of received frames, and of taken frames.
     fn new(wants: [[bool; 2]; 3]) -> Self {
         let core = Core::default();
         let tsc = TscRate::from_hz(2_000_000_000);
@@ -113,7 +115,7 @@ impl Bed {
         let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
         worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300)));
         let mut bed = Self { worker, drivers, counters };
-        // The switch learns where all ports are.
+        // The switch learns the addresses of all ports.
         for port in 0..3 {
             assert!(bed.send(port, 9, 1));
         }
@@ -135,12 +137,13 @@ impl Bed {
         }
     }
 
-    /// Cycles that each port has been charged.
+    /// Returns the cycles that each port has been charged since the start.
     fn charged(&self) -> [u64; 3] {
         [0, 1, 2].map(|port: usize| self.counters[port].read().cycles)
     }
 
-    /// Cycles that each port is charged for these frames (from, to, number).
+    /// Sends the frames in `frames`: each element has the number of the sending port, the number of
+    /// the receiving port, and the number of frames. Returns the cycles that each port is charged.
     fn cost(&mut self, frames: &[(u8, u8, usize)]) -> [u64; 3] {
         let before = self.charged();
         for &(from, to, count) in frames {

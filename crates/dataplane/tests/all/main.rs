@@ -1,6 +1,6 @@
-//! Tests of the data path from outside the crate. `loom` is separate because it compiles sources of
-//! the crate against another `crate::sync`; `double_fetch` and `sigbus` are separate because they
-//! handle signals of their process.
+//! This test program tests the data path from outside the crate. The test `loom` is a separate
+//! program because it compiles the crate's sources against another `crate::sync`. The tests
+//! `double_fetch` and `sigbus` are separate programs because they handle signals of their process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod common;

@@ -1,16 +1,19 @@
-//! A port that sends to two outputs with queues is held back while one of them has too large a
-//! backlog, whatever the other does. No frame is lost.
+//! A port sends to two outputs with queues. If too many of the port's frames wait at one output,
+//! the worker stops polling the port, even if the other output has no backlog. The test checks that
+//! the switch loses no frame of a held-back port.
 
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{Arrival, Mesh, QUEUES_MAX, Turn, Worker, WorkerConfig};
+use penstock_dataplane::unit::QUEUES_MAX;
+use penstock_dataplane::worker::{Arrival, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, TscRate, Vid, WorkerId};
 
@@ -22,7 +25,7 @@ const FAST: u8 = 1;
 const BOTH: u8 = 2;
 const OTHER: u8 = 3;
 
-/// 50 cycles per frame and stage.
+/// Virtual core on which each stage takes 50 cycles per frame.
 type Core = common::Core<50>;
 
 struct Bed {
@@ -33,8 +36,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// Four ports, assigned to the workers by `home`. The first two have queues for links of 10
-    /// Mbit/s and 1 Gbit/s.
+    /// Creates a test bed with four ports. `home` gives the worker of each port. The first two
+    /// ports have output queues for links of 10 Mbit/s and 1 Gbit/s.
     fn new(workers: u16, home: fn(u8) -> usize) -> Self {
         let mesh = Mesh::new(workers, 4);
         let cores: Vec<_> = (0..workers).map(|_| Core::default()).collect();
@@ -118,7 +121,8 @@ fn frame(from: u8, to: u8) -> MemoryFrame {
     MemoryFrame::plain(bytes)
 }
 
-/// One port floods both outputs in turn, and another keeps the fast one busy.
+/// One port sends alternately to both outputs as fast as it can, and another port fills the fast
+/// output.
 fn flood(bed: &Bed) {
     let driver = &bed.drivers[usize::from(BOTH)];
     while driver.unsent() < 250 {
@@ -135,7 +139,7 @@ fn nothing_is_lost(workers: u16, home: fn(u8) -> usize) {
     assert_eq!(port.drops[DropReason::QueueFull as usize], 0, "{port:?}");
     assert_eq!((port.dropped(), port.unaccounted()), (0, 0), "{port:?}");
     assert!(port.held_back > 10 && port.forwarded > 500, "{port:?}");
-    // The fast link is full all the time: half a second of a gigabit.
+    // The fast link (1 Gbit/s) is full for the whole half second.
     let sent = bed.port(FAST).tx_frames - before;
     assert!(sent > 1_000_000_000 / 2 / 8 / 1_024 * 98 / 100, "{sent}");
 }

@@ -1,15 +1,17 @@
-//! The cache changes no verdict: every sequence of frames gets the same answers from a classifier
-//! with a cache and from one whose cache is cleared before each frame.
+//! The exact-match cache must not change the classifier's decision about a frame. For every
+//! sequence of frames, a classifier with a cache gives the same verdicts as a classifier that
+//! clears its cache before each frame.
 
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{Batch, Verdict};
-use penstock_dataplane::classify::{
-    Actions, Classifier, ClassifierConfig, Domain, DomainMap, Match, PortPolicy, Rule, RuleTable,
-    RuleTables, SlowPathLimit, Snapshot, Then,
-};
+use penstock_dataplane::classify::{Classifier, ClassifierConfig};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::offload::Offload;
+use penstock_dataplane::snapshot::{
+    Actions, Domain, DomainMap, Match, PortPolicy, Rule, RuleTable, RuleTables, SlowPathLimit,
+    Snapshot, Then,
+};
 use penstock_units::Vid;
 use proptest::prelude::*;
 
@@ -17,8 +19,8 @@ fn vid(v: u32) -> Vid {
     Vid::new(v).unwrap()
 }
 
-/// Ports 0 to 2: tenant 1, VLAN 10; port 3: tenant 2, VLAN 10; port 4: a trunk with both networks
-/// and VLAN 20.
+/// Returns a snapshot in which ports 0 to 2 belong to tenant 1 and port 3 belongs to tenant 2, each
+/// in VLAN 10. Port 4 is a trunk with the networks of the two tenants and VLAN 20.
 fn snapshot() -> Snapshot {
     let udp = |port: u16| Match {
         ethertype: Some(0x0800),
@@ -180,7 +182,8 @@ proptest! {
             without.classifier.fdb_mut().age(now_s, 256);
             let got = with.send(s, &snapshot, now_s);
             prop_assert_eq!(&got, &without.send(s, &snapshot, now_s), "{:?}", s);
-            // No frame of tenant 1 goes to the port of tenant 2, nor the reverse.
+            // No frame of tenant 1 goes to the port of tenant 2, and no frame of tenant 2 goes to a
+            // port of tenant 1.
             for (verdict, ..) in got {
                 let foreign = if s.port == 3 { 0..=2 } else { 3..=3 };
                 let strays = matches!(verdict, Verdict::Output(p) if foreign.contains(&p));

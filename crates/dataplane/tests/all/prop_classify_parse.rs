@@ -1,4 +1,5 @@
-//! The parser against an independent one (`etherparse`), on valid and on mutated frames.
+//! The test compares the switch's parser with an independent parser (`etherparse`), on valid and on
+//! mutated frames.
 
 #[path = "oracle/headers.rs"]
 mod oracle;
@@ -99,7 +100,8 @@ proptest! {
         prop_assert_eq!(mine.ok(), theirs(&frame));
     }
 
-    /// The two parsers may differ about a mutated frame only in the listed ways.
+    /// The switch's parser and `etherparse` may differ about a mutated frame only in the listed
+    /// ways.
     #[test]
     fn mutated_frames_are_read_alike_or_refused(
         s in shape(),
@@ -112,12 +114,13 @@ proptest! {
                 *byte = value;
             }
         }
-        // Cut from the end of the datagram, so that lengths are also wrong by one.
+        // The frame is cut at the end of the datagram, so that some lengths are wrong by one.
         frame.truncate((frame.len() - s.padding).saturating_sub(cut).max(14));
         agree(&frame);
     }
 
-    /// Any bytes get an answer without a panic, and with offsets inside the head.
+    /// The parser never panics, whatever bytes a frame contains, and all offsets that it returns
+    /// are inside the frame's head.
     #[test]
     fn any_bytes_get_an_answer(
         bytes in prop::collection::vec(any::<u8>(), 14..200),

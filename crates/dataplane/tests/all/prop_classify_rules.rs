@@ -1,4 +1,4 @@
-//! Tuple-space search gives the same answer as a list that is searched from the top.
+//! The tuple-space search gives the same answer as a search of a rule list from the top.
 
 #[path = "oracle/rules.rs"]
 mod oracle;
@@ -6,12 +6,13 @@ mod oracle;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 use oracle::fits;
-use penstock_dataplane::classify::key::KeyFields;
-use penstock_dataplane::classify::{Actions, FlowKey, IpMatch, Match, Rule, RuleTable, Then};
+use penstock_dataplane::headers::FlowKey;
+use penstock_dataplane::headers::key::KeyFields;
+use penstock_dataplane::snapshot::{Actions, IpMatch, Match, Rule, RuleTable, Then};
 use penstock_units::{MacAddr, Vid};
 use proptest::prelude::*;
 
-/// Keys with few values per field, so that rules and keys often match.
+/// Generates keys with few values per field, so that rules and keys often match.
 fn key() -> impl Strategy<Value = KeyFields> {
     (
         (0_u16..3, 0_u16..3, any::<bool>(), 0_u64..3, 0_u64..3),
@@ -45,7 +46,7 @@ fn mac(n: u64) -> MacAddr {
     MacAddr([b[2], b[3], b[4], b[5], b[6], b[7]])
 }
 
-/// A rule made from some of the fields of a key.
+/// Generates a rule from some of the fields of a key.
 fn rule() -> impl Strategy<Value = (Match, u16)> {
     (
         key(),
@@ -95,7 +96,8 @@ proptest! {
             .iter()
             .zip(1_u32..)
             .map(|(&(matching, priority), id)| {
-                // Some ids run against the order of insertion, so that ties are tested.
+                // Some ids decrease in the order of insertion, so that rules of equal priority are
+                // tested.
                 let id = if id % 2 == 0 { id } else { 1000 - id };
                 Rule { priority, matching, actions: Actions::only(Then::Drop), id }
             })

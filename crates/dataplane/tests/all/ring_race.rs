@@ -1,7 +1,7 @@
-//! A guest rewrites its rings, descriptors, headers and frames while the switch reads them
+//! A guest rewrites its rings, descriptors, headers and frames while the switch reads this memory
 //! (datapath rules 3 to 8). The switch does not crash, accesses no byte outside the guest's
-//! regions, and sends what it classified.
-#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
+//! regions, and sends exactly the headers that it classified.
+#![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use penstock_dataplane::batch::Batch;
-use penstock_dataplane::classify::parse::parse;
+use penstock_dataplane::headers::parse::parse;
 use penstock_dataplane::offload::Offload;
 use penstock_dataplane::port::TxOutcome;
 use penstock_dataplane::port::guest_memory::{GuestMemory, RegionSpec};
@@ -20,21 +20,23 @@ use penstock_dataplane::port::peer_memory::MemoryAccount;
 use penstock_dataplane::port::split_ring::{RingSpec, SplitRing};
 
 const MEMORY: u64 = 1 << 16;
-/// Bytes of the file before and behind the guest's region, which do not belong to the guest.
+/// Number of bytes of the file before and after the guest's region. Bytes outside the region do not
+/// belong to the guest.
 const FENCE: u64 = 1 << 12;
 const FENCE_BYTE: u8 = 0xc5;
-/// Content of the guest's memory where it writes nothing else: a header that requests nothing.
+/// Value of the words of guest memory that the guest does not write: all bits zero, which is a
+/// virtio-net header without offload requests.
 const OWN: u64 = 0;
 const USER: u64 = 0x7000_0000_0000;
 const SIZE: u16 = 64;
 const AVAILABLE: u64 = 0x400;
 const USED: u64 = 0x600;
-/// Number of bursts that must succeed, of those for which the guest had something ready.
+/// Number of bursts with at least one available chain after which the test ends.
 const BURSTS: usize = 6_000;
 /// Number of bursts after which the test gives up if no race happens.
 const TRIES: usize = 20_000_000;
 
-/// A file with the guest's region in its middle, and the guest's view of all of it.
+/// A file that contains the guest's region in the middle, and a mapping of the whole file.
 struct Shared {
     base: *mut u8,
     len: usize,
@@ -77,7 +79,7 @@ impl Shared {
         unsafe { AtomicU64::from_ptr(self.base.add(usize::try_from(at).unwrap()).cast()) }
     }
 
-    /// The word at a guest address, reduced into the region.
+    /// Returns the 64-bit word at a guest address. An address beyond the region wraps around.
     fn word(&self, guest: u64) -> &AtomicU64 {
         self.file_word(FENCE + (guest % MEMORY) / 8 * 8)
     }
@@ -95,8 +97,9 @@ impl Shared {
         outside.into_iter().all(|at| self.file_word(at).load(Ordering::Relaxed) == fence)
     }
 
-    /// Advances a split ring's index, as an honest driver does. The entries below the index are
-    /// random.
+    /// Makes more entries of a split ring available by increasing the available index, as a correct
+    /// driver does. The ring entries between the old and the new available index contain random
+    /// values.
     fn offer(&self, packed: bool, chains: u16) {
         if !packed {
             let index = self.half(AVAILABLE + 2);
@@ -135,8 +138,8 @@ fn next(n: &mut u64) -> u64 {
     *n
 }
 
-/// Rewrites descriptors, heads, headers and frames until stopped. Most of what it writes is nearly
-/// valid, so that the switch gets far.
+/// Rewrites descriptors, heads, headers and frames until `stop` is set. Most of the random values
+/// are nearly valid, so that the switch continues to read the ring instead of refusing it at once.
 fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
     let mut n = seed;
     while !stop.load(Ordering::Relaxed) {
@@ -157,8 +160,8 @@ fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
             let flags = flags[usize::try_from(what >> 12 & 15).unwrap()];
             let chained = (what >> 20) % u64::from(SIZE);
             shared.word(16 * slot).store(address, Ordering::Relaxed);
-            // A packed descriptor has its id where a split one has its flags, and two more flags
-            // say which side owns it.
+            // A packed descriptor has its id where a split descriptor has its flags. Two additional
+            // flags say which side owns it.
             let owner = [0x80, 0x80, 0x8000, 0x8080][usize::try_from(what >> 54 & 3).unwrap()];
             let (low, high) = if packed { (chained, flags | owner) } else { (flags, chained) };
             let rest = (len & 0xffff_ffff) | low << 32 | high << 48;
@@ -172,7 +175,7 @@ fn rewrite(shared: &Shared, packed: bool, stop: &AtomicBool, seed: u64) {
     }
 }
 
-/// The two kinds of rings behind the calls of a worker.
+/// A split or packed ring, with the calls that a worker makes.
 #[expect(clippy::large_enum_variant, reason = "one at a time")]
 enum Ring {
     Split(SplitRing),
@@ -227,7 +230,8 @@ impl Ring {
     }
 }
 
-/// What the classifier saw of a frame is what leaves, whatever the guest does meanwhile.
+/// Checks that the switch sends the headers that the classifier saw, even if the guest changes the
+/// headers. Returns the number of valid frames.
 fn looked_at_is_sent(batch: &mut Batch) -> usize {
     let mut good = 0;
     for i in 0..batch.len() {
@@ -238,7 +242,7 @@ fn looked_at_is_sent(batch: &mut Batch) -> usize {
         let mut sent = Vec::new();
         batch.copy_out(i, &mut sent);
         assert_eq!((sent[..head.len()] == head[..], sent.len()), (true, len as usize));
-        // Parsed again from the sent bytes, the frame gives the same result.
+        // Parsing the sent bytes again gives the same result.
         let mut again = Batch::new();
         let tag = batch.frame(i).tci != 0;
         again.push(&sent, offload).unwrap();
@@ -259,9 +263,14 @@ fn race(packed: bool, seed: u64) {
         let mut ring = Ring::new(&shared, packed);
         let (mut batch, mut out) = (Batch::new(), Batch::new());
         let (mut good, mut burst) = (0, 0);
-        while good < BURSTS {
+        // On a busy machine, the guest's thread may run rarely, so the race goes on until frames
+        // passed in both directions.
+        while good < BURSTS || frames <= 1000 || errors == 0 || delivered <= 100 {
             burst += 1;
-            assert!(burst < TRIES, "{good} bursts in {TRIES}: the guest writes nothing");
+            assert!(
+                burst < TRIES,
+                "{good} bursts in {TRIES}, {frames} frames, {errors} bad, {delivered} given"
+            );
             shared.offer(packed, 16);
             batch.clear();
             batch.errors = 0;
@@ -295,12 +304,11 @@ fn race(packed: bool, seed: u64) {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(shared.fence_is_whole(), "a byte outside of the guest's region was written");
-    // The race took place: frames passed, and bad ones were reported.
-    assert!(frames > 1000 && errors > 0 && delivered > 100, "{frames} {errors} {delivered}");
     eprintln!("{frames} frames, {parsed} parsed, {errors} bad, {delivered} given, {stopped} stops");
 }
 
-/// The kind of double fetch of `csum_start` that DPDK repaired in commit 285e6b8b18.
+/// Rewrites `csum_start` after the switch read the field. DPDK repaired a double fetch of
+/// `csum_start` in commit 285e6b8b18.
 #[test]
 fn what_is_rewritten_after_it_was_read_changes_nothing() {
     const HEADER: u64 = 0x2000;
@@ -324,7 +332,7 @@ fn what_is_rewritten_after_it_was_read_changes_nothing() {
     let mut sent = Vec::new();
     batch.copy_out(0, &mut sent);
     assert_eq!((sent.len(), &sent[..head.len()]), (400, &head[..]));
-    // The head that was taken is returned, whatever the ring says now.
+    // The ring returns the head that it took, although the guest has changed the ring.
     ring.done();
     assert_eq!(shared.half(USED + 2).load(Ordering::Relaxed), 1);
     assert_eq!(shared.half(USED + 4).load(Ordering::Relaxed), 0);

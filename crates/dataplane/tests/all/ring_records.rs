@@ -1,6 +1,7 @@
-//! Records of a split ring: chains in flight for its successor, and written pages for a migration.
-//! The tests also move the ring from one memory map to another.
-#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
+//! A split ring records in-flight chains for the next switch process, and written pages for a live
+//! migration. The tests check a split ring's inflight and dirty-log records, and move the ring
+//! between memory maps.
+#![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -26,7 +27,7 @@ const USED: u64 = 0x2000;
 const BUFFERS: u64 = 0x1_0000;
 const BUFFER: u64 = 0x1000;
 
-/// A guest with one ring, which writes through its memory's file.
+/// A guest with one split ring, which writes to its memory through the memory's file.
 struct Guest {
     file: File,
     memory: Arc<GuestMemory>,
@@ -81,13 +82,14 @@ impl Guest {
         self.write(AVAILABLE + 2, &self.next.to_le_bytes());
     }
 
-    /// Buffer `i` of a page: descriptor `i`, to be sent or received into.
+    /// Offers `len` bytes of buffer `i` to the device in descriptor `i`. `flags` says whether the
+    /// device reads or writes the buffer.
     fn post(&mut self, i: u16, len: u32, flags: u16) {
         self.descriptor(i, BUFFERS + BUFFER * u64::from(i), len, flags, 0);
         self.offer(i);
     }
 
-    /// Sends a frame of 60 bytes, all of them `i`, from buffer `i`.
+    /// Sends a frame from buffer `i` of 60 bytes with value `i`.
     fn send(&mut self, i: u16) {
         let byte = u8::try_from(i).unwrap();
         self.write(BUFFERS + BUFFER * u64::from(i) + 12, &[byte; 60]);
@@ -138,7 +140,7 @@ fn marks(region: &File) -> usize {
     (0..SIZE).filter(marked).count()
 }
 
-/// Takes a batch and returns the first byte of each frame.
+/// Takes a batch from the ring and returns the first byte of each frame.
 fn take(ring: &mut SplitRing) -> Vec<u8> {
     let mut batch = Batch::new();
     ring.take(&mut batch);
@@ -166,7 +168,8 @@ fn a_ring_killed_before_or_after_it_returned_a_batch_is_taken_up_where_it_stood(
     (0..10).for_each(|i| guest.send(i));
     let all: Vec<u8> = (0..10).collect();
     assert_eq!(take(&mut ring), all);
-    // Killed with the batch taken, then with its used entries written: taken again, in order.
+    // The switch is killed after it took the batch, and again after it wrote the used entries. The
+    // batch is taken again, in order.
     ring = successor(&guest);
     assert_eq!(take(&mut ring), all);
     ring.complete_taken();
@@ -175,7 +178,7 @@ fn a_ring_killed_before_or_after_it_returned_a_batch_is_taken_up_where_it_stood(
     assert_eq!(take(&mut ring), all);
     ring.complete_taken();
     ring.publish();
-    // Killed with the batch returned: nothing is taken again.
+    // The switch is killed after it returned the batch. Nothing is taken again.
     ring = successor(&guest);
     assert_eq!(guest.used_heads(), (0..10).collect::<Vec<_>>());
     assert_eq!(take(&mut ring), [0_u8; 0]);
@@ -188,7 +191,7 @@ fn a_ring_killed_before_or_after_it_returned_a_batch_is_taken_up_where_it_stood(
 fn chains_that_another_program_left_in_flight_are_resubmitted_first_in_its_order() {
     let mut guest = Guest::new();
     (0..8).for_each(|i| guest.send(i));
-    // The other program had taken six, returned 1, 4 and 5 out of order, and died.
+    // The other program took six chains, returned 1, 4 and 5 out of order, and died.
     for (entry, head) in [1_u16, 4, 5].into_iter().enumerate() {
         guest.write(USED + 4 + 8 * entry as u64, &head.to_le_bytes());
     }
@@ -227,7 +230,7 @@ fn chains_that_another_program_left_in_flight_are_resubmitted_first_in_its_order
 #[test]
 fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     let mut guest = Guest::new();
-    // Two buffers of 100 bytes were in flight, the first behind the second.
+    // Two buffers of 100 bytes were in flight, and the second comes before the first.
     (0..8).for_each(|i| guest.post(i, 100, WRITE));
     let (file, region) = region();
     mark(&file, 1, 0);
@@ -246,7 +249,7 @@ fn a_frame_larger_than_what_was_left_in_flight_goes_on_into_new_buffers() {
     assert_eq!(guest.used_heads()[6..], [6]);
 }
 
-/// A log of all pages, with the ring's own page if `used`.
+/// Creates a log of all pages. If `used` is true, the dirty log includes the ring's own page.
 fn log(used: bool) -> (File, RingLog) {
     let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(4096).unwrap();
@@ -256,7 +259,8 @@ fn log(used: bool) -> (File, RingLog) {
     (file, RingLog { log, used: used.then_some(USED) })
 }
 
-/// The pages marked since the last call, which clears the marks as a front end does.
+/// Returns the pages that were marked since the last call. Each call clears the marks of the dirty
+/// log, as a front end does.
 fn taken_pages(file: &File) -> Vec<u64> {
     let mut bytes = [0; 4096];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -278,7 +282,8 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(taken_pages(&file), [0_u64; 0], "marked when it is returned, after it was written");
     ring.publish();
     assert_eq!(taken_pages(&file), [2, page(0)]);
-    // A chain over three pages, of which the frame fills two and touches the third's first byte.
+    // A chain over three pages. The frame fills two pages and ends in the first byte of the third
+    // page.
     guest.descriptor(1, BUFFERS + BUFFER, 4096, WRITE | NEXT, 2);
     guest.descriptor(2, BUFFERS + 5 * BUFFER, 4096, WRITE | NEXT, 3);
     guest.descriptor(3, BUFFERS + 7 * BUFFER, 4096, WRITE | NEXT, 4);
@@ -299,7 +304,7 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(give(&mut ring, &[3; 1500]).error, 1);
     ring.publish();
     assert_eq!(taken_pages(&file), [2]);
-    // With the log removed nothing is marked, and the old log is returned.
+    // After the log is removed, nothing is marked. The call returns the old log.
     assert!(ring.set_log(None).is_some());
     guest.post(20, 2048, WRITE);
     assert_eq!(give(&mut ring, &[7; 100]).frames, 1);
@@ -332,7 +337,8 @@ fn a_guest_that_rewrites_returned_chains_cannot_mark_foreign_pages() {
     taken_pages(&file);
     guest.post(0, 2048, WRITE);
     assert_eq!(give(&mut ring, &[7; 100]).frames, 1);
-    // Between the write and the return: another buffer, a loop, a used entry of its own.
+    // Between the write and the return, the driver changes the buffer, builds a loop, and writes a
+    // used entry.
     guest.descriptor(0, u64::MAX - 5, u32::MAX, WRITE | NEXT, 0);
     guest.write(USED + 4, &[0, 0, 0, 0, 255, 255, 255, 255]);
     ring.publish();

@@ -1,17 +1,18 @@
-//! A port whose queue pairs are on two workers: together they spend its entitlement, and a move
-//! keeps its tokens.
+//! The queue pairs of one port are on two workers. The queue pairs together spend the port's
+//! entitlement, and tokens are not lost if a queue pair moves to another worker.
 
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::worker::{
-    Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
-};
+use penstock_dataplane::unit::QUEUES_MAX;
+use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
 use penstock_units::{Cycles, CyclesPerSecond, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::common;
@@ -20,10 +21,11 @@ const HZ: u64 = 1_000_000_000;
 const MS: u64 = HZ / 1_000;
 const SENDER: PortId = PortId(0);
 
-/// 200 cycles per frame and stage.
+/// Virtual core on which each stage takes 200 cycles per frame.
 type Core = common::Core<200>;
 
-/// Two workers; a sender and a receiver with a queue pair on each.
+/// Test bed with two workers, and with a sender and a receiver that have a queue pair on each
+/// worker.
 struct Bed {
     workers: Vec<Worker<Core>>,
     cores: Vec<Core>,
@@ -75,7 +77,7 @@ impl Bed {
         for worker in &mut bed.workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
-        // Both workers know where the receiver is.
+        // Both workers learn the receiver's address.
         assert!(bed.drivers[1][0].send(MemoryFrame::plain(frame(1, 0xff))));
         bed
     }
@@ -84,7 +86,8 @@ impl Bed {
         self.cores.iter().map(|core| core.now().0).min().unwrap()
     }
 
-    /// Lets `cycles` pass; `busy` says on which workers the sender always has frames.
+    /// Lets `cycles` pass. For each worker, `busy` says whether the sender keeps its ring at this
+    /// worker full of frames.
     fn run(&mut self, cycles: u64, busy: [bool; 2]) {
         let end = self.now() + cycles;
         while self.now() < end {
@@ -122,7 +125,7 @@ fn frame(from: u8, to: u8) -> Vec<u8> {
     bytes
 }
 
-/// Cycles that the sender spent, in percent of one core.
+/// Returns the cycles that the sender spent, in percent of one core.
 fn share(bed: &mut Bed, ms: u64, busy: [bool; 2]) -> f64 {
     let before = bed.spent();
     bed.run(ms * MS, busy);

@@ -1,6 +1,7 @@
-//! The device side of split rings against a driver that obeys the specification, and one that does
-//! not (datapath rules 3, 7, 8). Every clause has its test.
-#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
+//! These tests check the device side of split rings. The tests use a driver that obeys the
+//! specification and a driver that violates the specification (datapath rules 3, 7, 8). Every
+//! clause of the split ring's specification has a test.
+#![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
 
 use std::fs::File;
@@ -21,7 +22,8 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 const SIZE: u16 = 64;
 const MEMORY: u64 = 1 << 20;
-/// Guest address of the second region. Each has half the memory, with a hole between them.
+/// Guest address of the second memory region. Each of the two memory regions has half of the
+/// guest's memory, and a hole separates the regions.
 const SECOND: u64 = 1 << 30;
 const USER: u64 = 0x7000_0000_0000;
 const DESCRIPTORS: u64 = 0;
@@ -29,7 +31,7 @@ const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const BUFFERS: u64 = 0x1_0000;
 
-/// A guest with one ring.
+/// A test guest with one split ring.
 struct Guest {
     base: *mut u8,
     memory: Arc<GuestMemory>,
@@ -161,7 +163,7 @@ fn give(ring: &mut SplitRing, frames: &[Vec<u8>]) -> TxOutcome {
     out
 }
 
-/// Offers `frame` as one descriptor.
+/// Offers `frame` to the device as one descriptor.
 fn send_plain(guest: &mut Guest, frame: &[u8]) {
     let i = guest.next % SIZE;
     let at = BUFFERS + 0x1000 * u64::from(i);
@@ -194,13 +196,13 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
     let mut ring = guest.ring();
     let b = BUFFERS;
     guest.fill(b + 12, &frame);
-    // The header apart, the payload in three pieces, one of them empty.
+    // The header is one piece. The payload has three pieces, and one of them is empty.
     guest.descriptor(0, b, 12, NEXT, 1);
     guest.descriptor(1, b + 12, 5, NEXT, 2);
     guest.descriptor(2, b + 17, 0, NEXT, 3);
     guest.descriptor(3, b + 17, 2995, 0, 0);
     guest.offer(0);
-    // The header itself in two pieces.
+    // The header also has two pieces.
     guest.descriptor(4, b, 7, NEXT, 5);
     guest.descriptor(5, b + 7, 3005, 0, 0);
     guest.offer(4);
@@ -217,7 +219,7 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
 
 #[test]
 fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
-    // Here the regions adjoin in guest addresses, in a second guest.
+    // In a second guest, the guest addresses of the regions adjoin.
     let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(MEMORY).unwrap();
     let half = MEMORY / 2;
@@ -246,7 +248,8 @@ fn a_buffer_that_spans_two_regions_is_split_at_the_edge() {
     assert_eq!(taken(&mut ring), (vec![frame], 0));
 }
 
-/// Offers bad chains made by `build`. None may be taken, and all must come back.
+/// Offers the bad chains that the function `build` writes to the ring. The ring must take no frame
+/// from the bad chains, and must return all of these chains.
 fn refuses(name: &str, build: impl Fn(&mut Guest)) {
     let mut guest = Guest::new();
     let mut ring = guest.ring();
@@ -347,7 +350,7 @@ fn rings_in_impossible_places_are_refused() {
     ));
 }
 
-/// Posts writable buffers of the given lengths, one chain each.
+/// Posts one chain with a writable buffer for each length in `lens`.
 fn post(guest: &mut Guest, lens: &[u32]) {
     for len in lens {
         let i = guest.next % SIZE;
@@ -457,7 +460,7 @@ fn a_driver_that_wants_no_interrupt_gets_none() {
             .unwrap();
         let quiet = |guest: &Guest, on: bool| {
             if event_idx {
-                // The used event is far ahead, or the very next entry.
+                // The used event is far ahead, or at the next entry.
                 let next = guest.used_index().wrapping_add(if on { 1000 } else { 0 });
                 guest.write(AVAILABLE + 4 + 2 * u64::from(SIZE), next);
             } else {
@@ -483,14 +486,14 @@ fn a_ring_is_taken_up_where_the_drivers_memory_says() {
     (0..5).for_each(|_| send_plain(&mut guest, &pattern(60)));
     assert_eq!(taken(&mut ring).0.len(), 5);
     send_plain(&mut guest, &pattern(77));
-    // The switch dies. The front end, which never learned of the five frames, says base 0.
+    // The switch dies. The front end did not learn of the five frames, so it reports base 0.
     let mut again = guest.ring();
     assert_eq!(taken(&mut again), (vec![pattern(77)], 0));
     assert_eq!(again.base(), 6);
 }
 
-/// Offers `n` receive buffers. Each is an indirect table of `entries` descriptors, of which all but
-/// the last are empty.
+/// Offers `n` receive buffers. Each receive buffer is an indirect table of `entries` descriptors.
+/// All descriptors of an indirect table except its last descriptor have length 0.
 fn post_crumbs(guest: &mut Guest, n: u16, entries: u16, last: u32) {
     let table = BUFFERS;
     for i in 0..entries {
@@ -536,8 +539,8 @@ fn a_receiver_of_crumbs_costs_its_senders_a_bounded_search_and_is_stopped() {
 
 #[test]
 fn an_indirect_table_is_aligned_where_it_is_read() {
-    // A region whose bytes begin at an odd offset of the file: its guest addresses look aligned,
-    // but the host's are not.
+    // The bytes of a region begin at an odd offset of the file. Its guest addresses look aligned,
+    // but its host addresses are not.
     let mut guest = Guest::new();
     let file = File::from(memfd_create(c"guest", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(MEMORY).unwrap();
@@ -591,7 +594,8 @@ fn a_memory_file_that_shrinks_hurts_only_its_own_ring() {
     let mut ring = SplitRing::new(spec, memory).unwrap();
     let before = penstock_dataplane::port::peer_memory::pages_replaced();
     file.set_len(0).unwrap();
-    // Ring and buffers are gone: all reads yield zeros, and no fault ends the process.
+    // The pages of ring and buffers are missing. All reads return zeros, and no fault ends the
+    // process.
     for _ in 0..100 {
         let _ = taken(&mut ring);
         let _ = give(&mut ring, &[pattern(3000)]);

@@ -1,9 +1,12 @@
-//! The device side of split rings against an independent one (`virtio-queue`): the same writes of a
-//! driver lead to the same frames, the same used ring and the same interrupts.
+//! The test compares the device side of split rings with an independent implementation
+//! (`virtio-queue`). If a driver writes the same ring and memory for the two implementations, the
+//! implementations must return equal frames, used rings and interrupts.
 //!
-//! The test uses valid chains of every shape. For invalid ones the two differ on purpose: the
-//! switch returns the head and counts it, while `virtio-queue` ends the chain at the error. Those
-//! have tests and a model of their own.
+//! The test's driver makes valid chains of every shape, for example chains of several buffers and
+//! indirect tables. The switch and `virtio-queue` deliberately treat invalid chains differently. If
+//! a chain is invalid, the switch returns the head of the chain and counts an error. The crate
+//! `virtio-queue` ends the chain at the invalid descriptor. The differential test does not use
+//! invalid chains, which other tests cover.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -29,12 +32,14 @@ const TABLES: u64 = 0x1000;
 const BUFFERS: u64 = 0x4000;
 const HEADER: usize = 12;
 
-/// A step of the driver, or of the device.
+/// A random step of the test, either of the driver or of the device.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Makes a chain of buffers of these lengths available, in an indirect table or not.
+    /// The driver makes a chain of buffers with the given lengths available. The chain is an
+    /// indirect table if the flag is set.
     Offer(Vec<u16>, bool),
-    /// The device takes and returns a burst; the driver wants an interrupt this many entries ahead.
+    /// The device takes a burst of buffers from the ring and returns them. The driver sets the
+    /// event index so that the device interrupts after the given number of further entries.
     Poll(u16),
 }
 
@@ -46,11 +51,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// One driver's memory, in two copies.
+/// Two equal copies of a driver's memory, one for each implementation.
 struct Twice {
     file: File,
     theirs: GuestMemoryMmap,
-    /// Next descriptor, next available entry, next byte of buffers.
+    /// Positions at which the driver writes next: descriptor number, available entry, and byte
+    /// offset of the buffer.
     next: (u16, u16, u64),
 }
 
@@ -68,7 +74,8 @@ impl Twice {
         self.write(at, &bytes);
     }
 
-    /// Offers a chain. Returns false if there is no room before the next poll.
+    /// Offers a chain in each of the two memories. Returns false if the ring has no room for the
+    /// chain before the device's next poll.
     fn offer(&mut self, lens: &[u16], indirect: bool, seed: u8) -> bool {
         let parts = u16::try_from(lens.len()).unwrap();
         let wanted = if indirect { 1 } else { parts };
@@ -96,7 +103,7 @@ impl Twice {
         true
     }
 
-    /// The used ring's index and entries in both memories.
+    /// Returns the used ring's index and entries in each of the two memories.
     fn used(&self) -> [Vec<u8>; 2] {
         let mut both = [vec![0; 2 + 8 * usize::from(SIZE)], vec![0; 2 + 8 * usize::from(SIZE)]];
         self.file.read_exact_at(&mut both[0], USED + 2).unwrap();
@@ -105,8 +112,8 @@ impl Twice {
     }
 }
 
-/// The frames of all waiting chains of `virtio-queue`, which are returned, and whether to
-/// interrupt.
+/// Takes and returns all waiting chains with the implementation of the crate `virtio-queue`.
+/// Returns the chains' frames, and whether the device must interrupt the driver.
 fn poll_theirs(queue: &mut Queue, memory: &GuestMemoryMmap) -> (Vec<Vec<u8>>, bool) {
     let (mut frames, mut heads) = (Vec::new(), Vec::new());
     while let Some(chain) = queue.pop_descriptor_chain(memory) {

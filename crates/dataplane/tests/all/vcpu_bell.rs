@@ -7,17 +7,17 @@ use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::port::vcpu_bells::VcpuBells;
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::VirtualCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_units::{PortId, Vid};
 use penstock_vcpu::bells::{BELLS_FILE, Bell, SOCKET_PREFIX};
 
-/// Two ports on one worker; the second is the VM's.
+/// Test bed with two ports on one worker. The second port of the test bed belongs to the VM.
 struct Bed {
     worker: Worker<VirtualCounter>,
     drivers: Vec<MemoryDriver>,
@@ -60,7 +60,7 @@ impl Bed {
             frame.resize(60, 0);
             assert!(self.drivers[from].send(MemoryFrame::plain(frame)));
         }
-        // Idle turns are included, because they send notifications.
+        // Idle turns are needed, because the worker sends notifications there.
         let mut idle = 0;
         while idle < 3 {
             idle = if self.worker.turn() == Turn::Idle { idle + 1 } else { 0 };

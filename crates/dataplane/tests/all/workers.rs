@@ -1,23 +1,23 @@
-//! Two workers in one thread, turn by turn: frames between their ports, exchange of learned
-//! addresses, and ports that move.
+//! The tests run two workers turn by turn in one thread. The tests check frames between ports of
+//! different workers, the exchange of learned MAC addresses, and moves of ports between workers.
 
 use std::sync::Arc;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
-use penstock_dataplane::worker::{
-    Arrival, Mesh, QUEUES_MAX, Reply, Request, Turn, Worker, WorkerConfig,
-};
+use penstock_dataplane::unit::QUEUES_MAX;
+use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
 use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
-/// A counter that advances at every turn.
+/// A cycle counter that advances at every turn.
 #[derive(Clone, Debug, Default)]
 struct Ticking(VirtualCounter);
 
@@ -26,8 +26,10 @@ impl CycleCounter for Ticking {
         self.0.now()
     }
 
-    fn spent(&self, _: Stage, _: &Work) {
-        self.0.advance(Cycles(100));
+    fn spent(&self, stage: Stage, _: &Work) {
+        if !matches!(stage, Stage::Look | Stage::Refill) {
+            self.0.advance(Cycles(100));
+        }
     }
 }
 
@@ -40,7 +42,8 @@ struct Bed {
 const RING: usize = 40_000;
 
 impl Bed {
-    /// One entry per port: the worker of each of its queue pairs.
+    /// Creates the workers and ports. `homes` has an entry for each port: the numbers of the
+    /// workers that own the port's queue pairs.
     fn new(homes: &[&[usize]]) -> Self {
         let mesh = Mesh::new(2, 8);
         let worker = |(id, peers)| {
@@ -78,7 +81,8 @@ impl Bed {
         bed
     }
 
-    /// Swaps in a snapshot of all ports, with policies made by `change`.
+    /// Replaces the workers' snapshot by a snapshot of all ports, with policies that `change`
+    /// modifies.
     fn swap(&mut self, change: impl Fn(&mut PortPolicy)) {
         let policy = |id| {
             let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
@@ -110,12 +114,12 @@ impl Bed {
         assert!(self.drivers[port][queue].send(MemoryFrame::plain(frame)));
     }
 
-    /// Runs turns of both workers until neither has anything to do.
+    /// Runs turns of the two workers until the two workers are idle.
     fn settle(&mut self) {
         while (0..2).any(|w| (0..3).any(|_| self.workers[w].turn() != Turn::Idle)) {}
     }
 
-    /// Numbers of the frames that a port received on a queue pair.
+    /// Returns the frame numbers of the frames that a port received on a queue pair.
     fn received(&self, port: usize, queue: usize) -> Vec<u32> {
         core::iter::from_fn(|| self.drivers[port][queue].receive())
             .map(|frame| u32::from_be_bytes(frame.bytes[14..18].try_into().unwrap()))
@@ -146,7 +150,7 @@ fn frame(from: u8, to: u8, n: u32, len: usize) -> Vec<u8> {
 
 const NUMBERS: core::ops::Range<u32> = 0..200;
 
-/// Makes both ports known to all workers.
+/// Makes all workers learn the MAC addresses of `ports`.
 fn introduce(bed: &mut Bed, ports: &[usize]) {
     for &port in ports {
         let mut hello = frame(u8::try_from(port).unwrap(), 0, 0, 60);
@@ -180,7 +184,8 @@ fn frames_cross_workers_in_order_and_are_charged_to_their_sender() {
     bed.check();
 }
 
-/// Checks that port 1 sent one frame in one batch.
+/// Checks that port 1 sent exactly one frame, in one batch, and returns the cycles charged to port
+/// 1.
 fn charged_once(bed: &Bed) -> u64 {
     assert_eq!(bed.reading(1).rx_batches, 1);
     bed.reading(1).cycles
@@ -231,7 +236,7 @@ fn a_port_moves_while_frames_are_on_their_way_and_none_is_lost_or_overtaken() {
             bed.send(1, 0, frame(1, 0, due, 60));
             due += 1;
         }
-        // Some frames are taken and on their way, others wait in the rings. Then both workers are
+        // Some frames are between the workers, and others wait in the rings. Then both workers are
         // held.
         bed.workers.iter_mut().for_each(|worker| _ = worker.turn());
         for _ in 0..40 {

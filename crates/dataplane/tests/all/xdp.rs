@@ -1,5 +1,5 @@
-//! Tests of an AF_XDP port on one end of a veth, with a packet socket on the other. They need root,
-//! and are skipped without it.
+//! These tests check an AF_XDP port on one end of a veth, with a packet socket on the other end.
+//! The tests need root, and are skipped without root.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values, and patterns that wrap")]
 
@@ -15,14 +15,17 @@ use penstock_dataplane::port::{AttachState, Pending, PortQueue, TxOutcome};
 use penstock_testing::patience;
 use penstock_units::Cycles;
 
-/// The sender's address in all frames of these tests. Other frames on the wire are ignored.
+/// The sender's MAC address in all frames of these tests. The tests ignore other frames on the
+/// wire.
 const OURS: [u8; 6] = [2, 0, 0, 0, 0, 0x77];
 
-/// A namespace with a veth in it, `up0` and `up1`. Dropping it removes both.
+/// A network namespace with the two ends of a veth, `up0` and `up1`. Dropping a `Lab` removes the
+/// namespace and the veth.
 struct Lab(String);
 
 impl Lab {
-    /// `None` if namespaces cannot be made; the skip is then recorded.
+    /// Creates the network namespace. If the machine does not allow network namespaces, reports the
+    /// test as skipped and returns `None`.
     fn new(link: &str) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let n = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -40,7 +43,7 @@ impl Lab {
         Some(lab)
     }
 
-    /// Runs `ip` in the namespace.
+    /// Runs the command `ip` in the network namespace.
     fn ip(&self, arguments: &str) -> String {
         let output = Command::new("ip")
             .args(["-n", &self.0])
@@ -66,7 +69,7 @@ impl Lab {
         Xdp::open(&self.config(queues)).unwrap()
     }
 
-    /// The kernel's end of the veth.
+    /// Opens a packet socket on the kernel's end of the veth.
     fn peer(&self) -> (Packet, Box<dyn PortQueue>) {
         let (packet, mut queues) = Packet::open(&PacketConfig {
             interface: "up1".to_owned(),
@@ -92,7 +95,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// An IPv4 frame of `len` bytes whose flow and bytes depend on `n`.
+/// Returns an IPv4 frame of `len` bytes with a flow and bytes that depend on `n`.
 fn frame(n: usize, len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|i| (i * 7 + n * 13) as u8).collect();
     frame[..6].copy_from_slice(&[2, 0, 0, 0, 0, 0x78]);
@@ -113,7 +116,8 @@ fn tagged(n: usize, len: usize) -> Vec<u8> {
     [&plain[..12], &[0x81, 0, 0x20, 0x64], &plain[12..]].concat()
 }
 
-/// A worker's turn of sending: at most a batch.
+/// Sends the frames as one batch, as a worker does in one turn. There may be at most one batch of
+/// frames.
 fn send(queue: &mut dyn PortQueue, frames: &[Vec<u8>]) -> TxOutcome {
     let mut batch = Batch::new();
     for frame in frames {
@@ -127,10 +131,10 @@ fn send(queue: &mut dyn PortQueue, frames: &[Vec<u8>]) -> TxOutcome {
     out
 }
 
-/// A worker's turn of receiving, without frames of other senders.
+/// Receives frames as a worker does in one turn, and ignores frames of other senders.
 fn receive(queue: &mut dyn PortQueue, into: &mut Vec<Vec<u8>>) -> u32 {
     static NOW: AtomicU32 = AtomicU32::new(0);
-    // Later than any spacing of polls.
+    // The time advances by more than the longest pause between polls.
     let now = Cycles(u64::from(NOW.fetch_add(1, Ordering::Relaxed)) * 100_000);
     let mut batch = Batch::new();
     if queue.pending(now) != Pending::No {
@@ -150,7 +154,8 @@ fn receive(queue: &mut dyn PortQueue, into: &mut Vec<Vec<u8>>) -> u32 {
     batch.errors
 }
 
-/// Sends frames in batches and waits for each batch at the other end.
+/// Sends the frames in batches at one end of the veth, and waits until each batch arrives at the
+/// other end.
 fn carry(from: &mut dyn PortQueue, to: &mut dyn PortQueue, frames: &[Vec<u8>]) {
     for batch in frames.chunks(BATCH_FRAMES) {
         let out = send(from, batch);
@@ -179,7 +184,7 @@ fn frames_pass_both_ways_byte_by_byte() {
     let frames: Vec<_> = lens.into_iter().enumerate().map(|(n, len)| frame(n, len)).collect();
     carry(ours, peer.as_mut(), &frames);
     carry(peer.as_mut(), ours, &frames);
-    // A tag stays in the frame in both directions.
+    // Frames keep their VLAN tag in both directions.
     let frames: Vec<_> = (0..32).map(|n| tagged(n, 60 + n * 46)).collect();
     carry(ours, peer.as_mut(), &frames);
     carry(peer.as_mut(), ours, &frames);
@@ -284,7 +289,7 @@ fn a_ring_that_the_kernel_does_not_empty_drops_and_recovers() {
     let mut batch = Batch::new();
     (0..32).for_each(|n| batch.push(&frame(n, 60), Offload::NONE).unwrap());
     let all: Vec<u8> = (0..32).collect();
-    // Without `notify` the kernel never looks; the ring has 2048 entries.
+    // Without `notify` the kernel never reads the ring, which has 2048 entries.
     let mut sent = 0;
     for _ in 0..80 {
         let out = ours.tx_burst(&batch, &all);
@@ -340,7 +345,7 @@ fn an_interface_has_one_owner_and_is_as_before_without_it() {
     let error = Xdp::open(&lab.config(1)).err().unwrap();
     assert!(!error.is_refusal());
     let text = error.to_string();
-    assert!(text.contains("another program is on the interface"), "{text}");
+    assert!(text.contains("another XDP program is attached to the interface"), "{text}");
     drop(first);
     until("the program is off", || !has_program() && !promiscuous());
     // The next owner gets the interface at once.
@@ -393,7 +398,7 @@ fn impossible_configurations_are_refused_with_a_reason() {
     assert!(error.is_refusal() && error.to_string().contains("lower the MTU"), "{error}");
 }
 
-/// One's complement sum of an IPv4 frame's UDP checksum: 0xffff if it is right.
+/// Verifies the UDP checksum of an IPv4 frame: returns 0xffff if the checksum is right.
 fn udp_sum(frame: &[u8]) -> u32 {
     let end = 14 + usize::from(u16::from_be_bytes([frame[16], frame[17]]));
     let (ip, udp) = (&frame[14..34], &frame[34..end]);

@@ -1,32 +1,42 @@
-//! Queue binding decides which tenants have a switch queue of their own.
+//! Decides which tenants have their own switch queues (queue binding).
 //!
 //! # Problem
 //!
-//! A port has eight queues and may carry more tenants. Only tenants that want more than their
-//! guarantee gain from a queue of their own. The set of these tenants changes.
+//! A switch port typically has eight queues, but may carry more tenants. Only tenants with a demand
+//! above their guarantee benefit from their own queue. The set of tenants with a demand above their
+//! guarantee changes over time.
 //!
 //! # Source
 //!
-//! The source is QShare §V-C, Algorithm 2. Hysteresis, the sum over several victims, epochs and the
-//! order of changes are additions (`docs/reference/fabric.md`).
+//! Queue binding follows QShare §V-C, Algorithm 2. Penstock adds the following rules to QShare's
+//! queue binding (`docs/reference/fabric.md`):
+//!
+//! - A tenant takes a queue only if its score exceeds the score of the queue's holder by a
+//!   hysteresis.
+//! - A tenant's score must also exceed the sum of the scores of all tenants that would lose their
+//!   queues.
+//! - Each plan has an epoch and an order of its steps ([`Plan`]).
 //!
 //! # Approach
 //!
-//! Once per interval, tenants are visited by score, highest first. A tenant with queues keeps them.
-//! Another tenant gets a queue on *every* port of its tree: a spare queue, or a queue of a tenant
-//! with a lower score. It may take a queue from a holder only under these conditions:
+//! Once per interval, a binding pass visits all tenants, the highest score first. A tenant that has
+//! queues keeps its queues. A tenant without queues gets one queue on *every* port of its tree, or
+//! no queue at all. On each port, the tenant gets a spare queue or takes the queue of another
+//! tenant (the holder) with a lower score. A tenant may take a queue only under these conditions:
 //!
-//! - The holder has had the queue for [`Settings::hold`] intervals.
-//! - The tenant's score exceeds the holder's by [`Settings::hysteresis_permille`].
-//! - The tenant's score exceeds the sum of the scores of all tenants that lose queues.
+//! - The queue's holder has had the queue for at least [`Settings::hold`] intervals.
+//! - The tenant's score exceeds the score of the queue's holder times
+//!   [`Settings::hysteresis_permille`] thousandths.
+//! - The tenant's score exceeds the sum of the scores of all holders that lose their queues.
 //!
-//! Queues that become free during the pass go to tenants that were already visited, the highest
-//! score first. All other tenants share queue 0.
+//! If queues become free during a binding pass, tenants that the pass already visited get the free
+//! queues, the highest score first. All tenants without their own queues share queue 0.
 //!
 //! # Cost
 //!
-//! For each tenant, the time is proportional to its ports times the queues. For each port with
-//! changed reservations, it is proportional to 100 times the queues.
+//! A binding pass takes O(ports × queues) time for each tenant. A binding pass also computes new
+//! weights for each port with changed reservations. Computing the weights takes O(100 × queues)
+//! time per port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,79 +56,87 @@ pub use weights::{WEIGHT_MAX, Weights, shortfall_ppm, weights};
 
 use plan::Reweigh;
 
-/// Maximum number of queues of a port.
+/// Maximum number of queues of a port, including the shared queue.
 pub const QUEUES_MAX: u8 = 64;
-/// Largest sending limit of a tenant in the shared queue, in thousandths of its guarantee.
+/// Maximum sending limit of a tenant in the shared queue, in thousandths of the tenant's guarantee.
 pub const HEADROOM_MAX: u32 = 100_000;
 
-/// How switches map code points to queues.
+/// Rule by which switches map code points to queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One fixed map holds for all ports. A code point selects the same queue on every port, so a
-    /// tenant has the same queue on its whole tree. Only hosts and weights change.
+    /// All switch ports have the same fixed map from code points to queues. A code point selects
+    /// one queue number on all ports, so a tenant has one queue number on its whole tree. A new
+    /// binding only changes the marks that hosts set and the weights of queues.
     StaticMap,
-    /// Each port has maps in two steps, as in real switches. The code point selects a traffic class
-    /// at the ingress port, and the class selects a queue at the egress port. A tenant has the same
-    /// queue on all ports of a switch. Its queues on different switches may differ.
+    /// Each port has an ingress map and an egress map, as in hardware switches. The ingress port
+    /// maps a code point to a traffic class, and the egress port maps the class to a queue. A
+    /// tenant has one queue number on all ports of a switch. A tenant may have different queue
+    /// numbers on different switches.
     PerPortMap,
     /// Each egress port has a map from code point to queue, as QShare assumes.
     PerEgressMap,
 }
 
-/// Settings of queue binding.
+/// Settings that decide how tenants get their own queues.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Queues of a port including the shared queue, 2 to 64.
+    /// Number of queues of each port including the shared queue, 2 to 64.
     pub queues: u8,
-    /// How switches map code points to queues.
+    /// Rule by which switches map code points to queues.
     pub mode: Mode,
-    /// Usable code points. [`Mode::StaticMap`] uses the first of them, one for each queue.
+    /// Code points that tenants may get. [`Mode::StaticMap`] uses the first code points of the
+    /// palette, one for each dedicated queue.
     pub palette: Palette,
-    /// Score needed to take a queue, in thousandths of the holder's score; above 1000.
+    /// Score that a tenant must exceed to take a queue, in thousandths of the holder's score. The
+    /// score hysteresis must be above 1000 thousandths.
     pub hysteresis_permille: u32,
-    /// Number of intervals for which a new holder keeps its queue.
+    /// Minimum number of intervals for which a tenant keeps a new queue.
     pub hold: u64,
-    /// Longest time that a packet may be in transit.
+    /// Longest time that a packet spends in the network.
     pub drain: Nanos,
 }
 
-/// Why settings are invalid.
+/// Reason why the settings of queue binding are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// There is no dedicated queue, or there are too many queues.
-    #[error("{0} queues a port; write 2 to {QUEUES_MAX}")]
+    /// The number of queues leaves no dedicated queue, or is above [`QUEUES_MAX`].
+    #[error("{0} queues per port; write 2 to {QUEUES_MAX}")]
     Queues(u8),
-    /// There are fewer code points than dedicated queues.
-    #[error("{points} code points for {queues} dedicated queues; reserve fewer code points")]
+    /// The palette has fewer code points than a port has dedicated queues.
+    #[error(
+        "only {points} code points are free for {queues} dedicated queues; reserve fewer code \
+         points"
+    )]
     Palette {
-        /// Number of usable code points.
+        /// Number of code points that tenants may get.
         points: usize,
-        /// Number of dedicated queues. Each needs a code point.
+        /// Number of dedicated queues of a port. Each dedicated queue needs a code point.
         queues: u8,
     },
 }
 
-/// Why a stored binding cannot be resumed.
+/// Reason why a stored binding cannot be resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ResumeError {
-    /// The settings are invalid.
+    /// The settings of queue binding are invalid.
     #[error(transparent)]
     Settings(#[from] SettingsError),
-    /// A tenant's queue does not exist or belongs to another tenant.
-    #[error("tenant {} has queue {queue} of a port that has none such or gave it away", .tenant.0)]
+    /// A stored queue of a tenant does not exist or belongs to another tenant.
+    #[error("tenant {}: stored queue {queue} does not exist, or another tenant has it", .tenant.0)]
     Queue {
-        /// Tenant with a conflicting stored binding.
+        /// Tenant whose stored queue does not exist or belongs to another tenant.
         tenant: TenantSlot,
-        /// Number of the conflicting queue, from 1 in a valid binding.
+        /// Number of the stored queue that does not exist or belongs to another tenant. A valid
+        /// binding has only queue numbers of 1 or more.
         queue: u8,
     },
 }
 
 impl Settings {
-    /// Eight queues, all code points but 0, 10 % hysteresis, two intervals of hold, and a drain
-    /// time of 100 ms.
+    /// Returns settings with eight queues and all code points except 0. The hysteresis is 10 %, a
+    /// tenant keeps a new queue for two intervals, and the drain time is 100 ms.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         let palette = Palette::without(&[]).expect("63 values are left");
@@ -140,74 +158,77 @@ impl Settings {
     }
 }
 
-/// A tenant that may get queues.
+/// Tenant that may get its own queues.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
-    /// Slot of the tenant in [`crate::tenant_placement::Datacenter`].
+    /// Number of the tenant in [`crate::tenant_placement::Datacenter`].
     pub tenant: TenantSlot,
-    /// Score of the tenant; see [`crate::score`].
+    /// Score of the tenant in bit/s ([`crate::score`]).
     pub score: u64,
-    /// The links of the tenant's tree and its reservations on them. A tenant without links needs no
-    /// queue.
+    /// Links that carry the tenant's traffic, with the tenant's reservation on each link. A tenant
+    /// without links needs no queue.
     pub links: &'a [(LinkId, Need)],
-    /// Whether the tenant may get or lose queues. `false` if a host or a switch of its tree cannot
-    /// be reached, because only the tenant's present state is then certain.
+    /// True if the tenant may get or lose queues. `movable` is false if a host or switch that
+    /// carries the tenant's traffic is unreachable, and therefore cannot apply a change of queues.
     pub movable: bool,
 }
 
-/// Result of a pass.
+/// Result of a binding pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pass {
-    /// Number of the pass, from 1.
+    /// Number of the binding pass, from 1.
     pub interval: u64,
-    /// Tenants that had no queues before and have some now.
+    /// Tenants that had no queues of their own before the binding pass, and have queues of their
+    /// own after the pass.
     pub promoted: Vec<TenantSlot>,
-    /// Tenants that had queues before and have none now.
+    /// Tenants that had queues of their own before the binding pass, and have no queues of their
+    /// own after the pass.
     pub demoted: Vec<TenantSlot>,
     /// Tenants that share queue 0 only because no code point is free.
     pub without_code_point: Vec<TenantSlot>,
-    /// Steps to the new binding.
+    /// Steps that change hosts and switches to the new binding.
     pub plan: Plan,
 }
 
 const NOBODY: u32 = u32::MAX;
 
-/// Queues that a tenant may take, and the tenants that would lose them.
+/// Queues that a tenant may take, and the holders that would lose these queues.
 struct Grab {
     queues: Vec<(Port, u8)>,
     victims: BTreeSet<u32>,
 }
 
-/// Reservations and weights of a port, cached for ports that are alike: old and new reservations,
-/// the link's rate, and the weights during and after the change.
+/// Weights of the previous port, for reuse if the next port has equal reservations and an equal
+/// rate.
 struct Known<'a> {
     old: &'a [u64],
     new: &'a [u64],
-    /// Reservations of tenants that are still in queue 0 and will get a queue of their own.
+    /// Sum of the reservations in bit/s of tenants that still use queue 0 but will get their own
+    /// queue.
     guests: u64,
     rate: u64,
     during: Weights,
     after: Weights,
 }
 
-/// The binding of tenants to queues. It persists across intervals.
+/// Queue binding of a fabric: the queues and the code point of each tenant.
 #[derive(Clone, Debug)]
 pub struct Binding {
     settings: Settings,
     interval: u64,
     bound: BTreeMap<TenantSlot, Bound>,
-    /// Holder of each dedicated queue of each port.
+    /// Slot of the tenant that has the queue, for each dedicated queue of each port.
     holders: Vec<u32>,
-    /// Reservation in each queue of each port.
+    /// Sum of the reservations in bit/s, for each queue of each port.
     reserved: Vec<u64>,
     weights: BTreeMap<Port, Weights>,
 }
 
 impl Binding {
-    /// A binding in which no tenant has a queue on any of `links` links.
+    /// Creates a binding in which no tenant has a queue on any of `links` links.
     ///
     /// # Errors
-    /// The settings are invalid.
+    /// Returns an error if the settings are invalid.
     pub fn new(settings: Settings, links: usize) -> Result<Self, SettingsError> {
         settings.check()?;
         let holders = vec![NOBODY; 2 * links * usize::from(settings.dedicated())];
@@ -216,11 +237,13 @@ impl Binding {
         Ok(Self { settings, interval: 0, bound, holders, reserved, weights })
     }
 
-    /// Resumes a stored binding: after `interval` passes, these tenants have these queues. The
-    /// reservations are unknown until the next pass or [`Self::reserve_all`].
+    /// Restores a stored binding: the queues of the tenants in `bound` after `interval` binding
+    /// passes. After [`Self::resume`], the reservations of tenants are unknown until the next
+    /// binding pass or a call of [`Self::reserve_all`].
     ///
     /// # Errors
-    /// The settings are invalid, or a queue does not exist or has another holder.
+    /// Returns an error if the settings are invalid, or if a queue does not exist or has another
+    /// holder.
     pub fn resume(
         settings: Settings,
         links: usize,
@@ -246,59 +269,62 @@ impl Binding {
         Ok(binding)
     }
 
-    /// Number of passes so far.
+    /// Returns the number of binding passes so far.
     #[must_use]
     pub const fn interval(&self) -> u64 {
         self.interval
     }
 
-    /// Settings that the binding was made or resumed with.
+    /// Returns the settings of the binding, which never change.
     #[must_use]
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// A tenant's queues; `None` if it shares queue 0.
+    /// Returns the queues and code point of a tenant. `None` if the tenant shares queue 0.
     #[must_use]
     pub fn of(&self, tenant: TenantSlot) -> Option<&Bound> {
         self.bound.get(&tenant)
     }
 
-    /// Whether a tenant has queues for exactly these links. If not, it has no queues or has moved
-    /// since.
+    /// Returns true if a tenant has queues on exactly the links `links`. Returns false if the
+    /// tenant has no queues, or if the tenant's traffic was moved to other links.
     #[must_use]
     pub fn covers(&self, tenant: TenantSlot, links: &[(LinkId, Need)]) -> bool {
         let bound = self.bound.get(&tenant);
         bound.is_some_and(|b| ports(links).eq(b.queues.iter().map(|(port, _)| *port)))
     }
 
-    /// All tenants with queues, ordered by slot.
+    /// Returns all tenants with their own queues, ordered by slot.
     pub fn bound(&self) -> impl Iterator<Item = (TenantSlot, &Bound)> {
         self.bound.iter().map(|(tenant, bound)| (*tenant, bound))
     }
 
-    /// Holder of a port's queue (from 1). `None` if the queue has no holder.
+    /// Returns the tenant that has queue `queue` (1 or more) of a port. `None` if no tenant has the
+    /// queue.
     #[must_use]
     pub fn holder(&self, port: Port, queue: u8) -> Option<TenantSlot> {
         let holder = *self.holders.get(self.place(index(port), queue))?;
         (holder != NOBODY).then_some(TenantSlot(holder))
     }
 
-    /// Weights of a port; `None` if nothing is reserved there.
+    /// Returns the weights of a port's queues. `None` if no bandwidth is reserved at the port.
     #[must_use]
     pub fn weights(&self, port: Port) -> Option<&Weights> {
         self.weights.get(&port)
     }
 
-    /// Largest guarantee error of any port, in millionths of its link.
+    /// Returns the largest guarantee error of all ports, in millionths of a link's rate
+    /// ([`Weights::error_ppm`]).
     #[must_use]
     pub fn worst_error_ppm(&self) -> u32 {
         self.weights.values().map(|weights| weights.error_ppm).max().unwrap_or(0)
     }
 
-    /// Sending limit of tenants without a queue of their own on these links, in thousandths of
-    /// their guarantee. If all tenants in queue 0 send at this limit, their traffic fits into queue
-    /// 0's weighted share of each link. The result is between 1000 and [`HEADROOM_MAX`].
+    /// Returns the sending limit of a tenant that shares queue 0 on `links`. The sending limit is
+    /// in thousandths of the tenant's guarantee, 1000 to [`HEADROOM_MAX`]. A port permits the
+    /// bandwidth that the weight of queue 0 yields, divided by the reservations in queue 0. The
+    /// tenant's limit is the smallest permitted value of all its ports.
     #[must_use]
     pub fn headroom_permille(&self, topology: &Topology, links: &[(LinkId, Need)]) -> u32 {
         let queues = usize::from(self.settings.queues);
@@ -310,7 +336,7 @@ impl Binding {
             let permille = given.checked_div(all)?.checked_div(reserved.into())?;
             Some(u32::try_from(permille).unwrap_or(HEADROOM_MAX))
         };
-        // If no reservation in queue 0 is known, nothing beyond the guarantee is promised.
+        // If no reservation in queue 0 is known, the limit is the guarantee.
         let least = ports(links).map(|port| of(port).unwrap_or(1_000)).min();
         least.unwrap_or(1_000).clamp(1_000, HEADROOM_MAX)
     }
@@ -319,14 +345,14 @@ impl Binding {
         port * usize::from(self.settings.dedicated()) + usize::from(queue) - 1
     }
 
-    /// Runs one interval. `tenants` lists all placed tenants once, in any order. If a tenant is
-    /// missing or has another tree, it loses its queues.
+    /// Runs one binding pass. `tenants` contains each placed tenant once, in any order. A tenant
+    /// that is missing in `tenants` or has other links than before loses its queues.
     pub fn pass(&mut self, topology: &Topology, tenants: &[Candidate<'_>]) -> Pass {
         self.interval += 1;
         let mut lost = self.drop_strangers(tenants);
         let mut order: Vec<usize> = (0..tenants.len()).collect();
         order.sort_by_key(|at| (core::cmp::Reverse(tenants[*at].score), tenants[*at].tenant));
-        // No score exceeds that of a tenant that cannot be moved.
+        // A tenant that is not movable gets the highest score, so that it keeps its queues.
         let price = |t: &Candidate<'_>| if t.movable { t.score } else { u64::MAX };
         let scores: BTreeMap<u32, u64> = tenants.iter().map(|t| (t.tenant.0, price(t))).collect();
         let mut won = BTreeSet::new();
@@ -350,9 +376,10 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, without_code_point)
     }
 
-    /// Returns to an earlier binding. Tenants get the queues of `target` back, and no other tenant
-    /// has any. If a tenant has another tree now, or if its queue is taken, it shares queue 0. A
-    /// tenant that is not movable keeps its present queues.
+    /// Restores the earlier binding `target`. A tenant gets back the queues that the tenant has in
+    /// `target`, and tenants without queues in `target` lose their queues. A tenant shares queue 0
+    /// if its tree has changed or if its queue has another holder. A tenant that is not movable
+    /// keeps its present queues.
     pub fn return_to(
         &mut self,
         topology: &Topology,
@@ -389,8 +416,9 @@ impl Binding {
         self.finish(topology, tenants, lost, &won, Vec::new())
     }
 
-    /// Gives spare queues to tenants that were visited before these queues became free. A victim
-    /// loses its queues on all its ports, even on ports where no other tenant took them.
+    /// Gives spare queues to tenants that the binding pass visited before the spare queues became
+    /// free. A tenant that loses a queue on one port loses its queues on all ports. Some queues
+    /// that tenants lost during a binding pass may have no new holder.
     fn sweep(
         &mut self,
         topology: &Topology,
@@ -399,7 +427,7 @@ impl Binding {
         won: &mut BTreeSet<TenantSlot>,
     ) {
         for at in order {
-            // With score 0, no tenant can be a victim.
+            // With score 0, the tenant cannot take a queue from a holder.
             let candidate = Candidate { score: 0, ..tenants[*at] };
             if !self.wants(&candidate) {
                 continue;
@@ -416,7 +444,8 @@ impl Binding {
         !has && candidate.movable && !candidate.links.is_empty()
     }
 
-    /// Releases the queues of tenants that left or have other links.
+    /// Removes the queues of tenants that left, and of tenants whose traffic has moved to other
+    /// links.
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
         let links: BTreeMap<TenantSlot, _> = tenants.iter().map(|t| (t.tenant, t.links)).collect();
         let same = |tenant| links.get(&tenant).is_some_and(|links| self.covers(tenant, links));
@@ -425,7 +454,8 @@ impl Binding {
         strangers.into_iter().filter_map(|tenant| self.release(tenant)).collect()
     }
 
-    /// Queues for a tenant on all its ports, and their present holders.
+    /// Chooses queues for a tenant on all its ports. Returns the chosen queues and the tenants that
+    /// would lose these queues.
     fn choose(
         &self,
         topology: &Topology,
@@ -449,8 +479,8 @@ impl Binding {
         (victims.is_empty() || candidate.score > price).then_some(Grab { queues, victims })
     }
 
-    /// Price of a queue on these ports: the sum of the scores of the holders that lose it, and the
-    /// holders' slots.
+    /// Returns the price of queue `queue` on the given ports, and the tenants that would lose the
+    /// queue. The price of a queue is the sum of the scores of the tenants that would lose it.
     fn price(
         &self,
         group: &[Port],
@@ -481,7 +511,8 @@ impl Binding {
         held >= self.settings.hold && u128::from(to) * 1000 > wanted
     }
 
-    /// A tenant's ports, in groups. All ports of a group must have the same queue.
+    /// Divides a tenant's ports into groups of ports that must give the tenant the same queue
+    /// number.
     fn groups(&self, topology: &Topology, candidate: &Candidate<'_>) -> Vec<Vec<Port>> {
         let ports = ports(candidate.links);
         match self.settings.mode {
@@ -497,7 +528,8 @@ impl Binding {
         }
     }
 
-    /// A tenant's queue on each switch, if it has one queue per switch.
+    /// Returns a tenant's queue number on each switch, if the mode gives a tenant one queue number
+    /// per switch.
     fn by_switch(&self, topology: &Topology, tenant: TenantSlot) -> Vec<(NodeId, u8)> {
         let bound = self.bound.get(&tenant).filter(|_| self.settings.mode == Mode::PerPortMap);
         let queues = bound.into_iter().flat_map(|bound| &bound.queues);
@@ -523,8 +555,8 @@ impl Binding {
         Some((tenant, bound))
     }
 
-    /// Assigns code points to tenants with new queues. Returns tenants without a code point. These
-    /// tenants lose their queues.
+    /// Assigns code points to tenants with new queues. Returns the tenants that lose their queues
+    /// because no code point is free.
     fn mark(
         &mut self,
         topology: &Topology,
@@ -589,7 +621,7 @@ impl Binding {
         Pass { interval: self.interval, promoted, demoted, without_code_point, plan }
     }
 
-    /// For each port of these links, the tenant's queue there and its reservation.
+    /// Returns each port of `links` with the tenant's queue and reservation at the port.
     fn parts(
         &self,
         tenant: TenantSlot,
@@ -603,7 +635,8 @@ impl Binding {
         })
     }
 
-    /// Recomputes all reservations and weights without a pass, after [`Self::resume`].
+    /// Recomputes the reservations and weights of all ports. A caller of [`Self::resume`] that uses
+    /// weights before the next binding pass must call [`Self::reserve_all`].
     pub fn reserve_all<'a>(
         &mut self,
         topology: &Topology,
@@ -625,9 +658,10 @@ impl Binding {
         }
     }
 
-    /// Adds the reservations of a tenant with links that changed from `before` to `now`, so that no
-    /// port has to wait for the next pass. The tenant gets no queues, and its old reservations stay
-    /// until the next pass. Returns the steps that set new weights.
+    /// Adds the reservations of a tenant immediately, without a binding pass. `before` has the
+    /// tenant's links before the change, and `now` has the links after the change. The tenant gets
+    /// no queues, and its old reservations stay until the next binding pass. Returns the steps that
+    /// set new weights on ports.
     pub fn reserve(
         &mut self,
         topology: &Topology,
@@ -652,16 +686,17 @@ impl Binding {
         steps
     }
 
-    /// Weights of a port for its present reservations.
+    /// Returns the weights of a port's queues for the port's present reservations.
     fn weigh(&self, topology: &Topology, port: Port) -> Weights {
         let queues = usize::from(self.settings.queues);
         let reserved = &self.reserved[index(port) * queues..][..queues];
         weights(reserved, topology.rate(port.link).0)
     }
 
-    /// Recomputes the reservations of each queue. Returns the ports with changed reservations.
-    /// During the change, queue 0 has the tenants that lost their queues and the tenants that will
-    /// get a queue.
+    /// Recomputes the sum of reservations of each queue. Returns the weights of each port with
+    /// changed reservations, during and after the change of the binding. During a change of the
+    /// binding, queue 0 also carries tenants that have just lost their queues, and tenants that
+    /// will get queues.
     fn reweigh(
         &mut self,
         topology: &Topology,
@@ -670,7 +705,7 @@ impl Binding {
     ) -> Vec<Reweigh> {
         let queues = usize::from(self.settings.queues);
         let mut now = vec![0_u64; self.reserved.len()];
-        // For each port, reservations of tenants that will get a queue.
+        // For each port, the sum of the reservations of tenants that will get a queue.
         let mut guests: BTreeMap<usize, u64> = BTreeMap::new();
         for candidate in tenants {
             for (port, queue, rate) in self.parts(candidate.tenant, candidate.links) {
@@ -712,12 +747,12 @@ impl Binding {
     }
 }
 
-/// Both ends of each link, in the order of [`Port`].
+/// Returns the two ports at the ends of each link, in the order of [`Port`].
 fn ports(links: &[(LinkId, Need)]) -> impl Iterator<Item = Port> + '_ {
     links.iter().flat_map(|(link, _)| [false, true].map(|up| Port { link: *link, up }))
 }
 
-/// The node that sends frames through a port.
+/// Returns the node that sends frames through a port.
 fn sender(topology: &Topology, port: Port) -> NodeId {
     if port.up { topology.child(port.link) } else { topology.parent(port.link) }
 }

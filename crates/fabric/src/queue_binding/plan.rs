@@ -1,27 +1,35 @@
-//! Steps from one binding to the next in which every packet has a mapped code point.
+//! Plans the steps from one binding to the next. At each step of a plan, every switch on a packet's
+//! path maps the packet's code point to a queue.
 //!
 //! # Problem
 //!
-//! Hosts mark packets and switches sort them. They do not change at the same time, and packets are
-//! in transit meanwhile.
+//! Hosts mark packets with code points, and switches map code points to queues. Hosts and switches
+//! do not change their marks and maps at the same time, and packets are in transit during the
+//! change.
 //!
 //! # Source
 //!
-//! QShare §V-D does not define the order of the steps. `docs/reference/fabric.md` defines it.
+//! QShare §V-D does not define the order of the steps. Penstock defines its own order of steps
+//! (`docs/reference/fabric.md`).
 //!
 //! # Approach
 //!
-//! 1. On each changed port, every queue gets the weight of the larger of its old and new guarantee.
-//! 2. Hosts stop marking packets of tenants that lose their queue.
-//! 3. The executor waits until marked packets have left the network.
-//! 4. Switches remove the old values.
-//! 5. Switches add the new values.
-//! 6. The executor reads the new maps back.
-//! 7. Hosts mark packets with the new values.
+//! An executor applies a plan to hosts and switches in the following steps:
+//!
+//! 1. On each changed port, every queue gets a weight for the larger of its old and its new
+//!    guarantee.
+//! 2. Hosts mark packets of tenants that lose their queues with code point 0, which selects the
+//!    shared queue.
+//! 3. The executor waits until packets with the old code points have left the network.
+//! 4. Switches remove the old code points from their maps.
+//! 5. Switches add the new code points to their maps.
+//! 6. The executor reads the maps and compares them with the maps that it wrote.
+//! 7. Hosts mark packets with the new code points.
 //! 8. The executor sets the final weights.
 //!
-//! If a tenant's value changes, it loses its queue and gets a queue in the same plan. Each plan has
-//! an epoch. Executors refuse plans that are older than the last plan they accepted.
+//! If the code point of a tenant changes, the plan first removes the tenant's queues. Later steps
+//! of the same plan give the tenant queues with the new code point. The epoch of a plan is its
+//! number. Executors refuse a plan with a lower number than the last accepted plan.
 
 use penstock_units::Nanos;
 
@@ -29,59 +37,62 @@ use super::weights::Weights;
 use crate::tenant_placement::TenantSlot;
 use crate::topology::LinkId;
 
-/// The sending end of a link, at a switch or a host.
+/// Sending end of a link, at a switch or a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// The link to which the sending end belongs.
+    /// Link to which the sending end belongs.
     pub link: LinkId,
-    /// Whether the sending end is the lower end, which sends up.
+    /// True if the lower end of the link sends, and false if the upper end of the link sends.
     pub up: bool,
 }
 
-/// One step. All hosts and switches complete it before the next step.
+/// Step of a plan, which all hosts and switches complete before the next step starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// Set the weights of a port's queues.
+    /// A port sets the weights of its queues.
     Weigh {
         /// Port that gets new weights.
         port: Port,
         /// New weights of all queues of the port, the shared queue first.
         weights: Weights,
     },
-    /// Hosts mark the tenant's packets with this value; 0 selects the shared queue.
+    /// Hosts mark the tenant's packets with the code point `dscp`.
     Mark {
-        /// Tenant that sends or receives the marked packets.
+        /// Tenant whose VMs send or receive the marked packets.
         tenant: TenantSlot,
-        /// Code point of the packets; 0 selects the shared queue.
+        /// Code point of the packets. Code point 0 selects the shared queue.
         dscp: u8,
     },
-    /// Wait for this time, so that previously marked packets leave the network.
+    /// The executor waits for the given time, in which packets with the old code points leave the
+    /// network.
     Wait(Nanos),
-    /// A port removes a value from its map.
+    /// A port removes a code point from its map of code points to queues.
     Unmap {
-        /// Port that removes the value from its map.
+        /// Port that removes the code point.
         port: Port,
-        /// Code point to remove from the port's map.
+        /// Code point that the port removes from its map.
         dscp: u8,
     },
-    /// A port maps packets with this value to this dedicated queue.
+    /// A port maps packets with a code point to a dedicated queue.
     Map {
-        /// Port that adds the value to its map.
+        /// Port that adds the code point.
         port: Port,
-        /// Code point to add to the port's map.
+        /// Code point that the port adds to its map.
         dscp: u8,
-        /// Dedicated queue for these packets, from 1.
+        /// Number of the dedicated queue for packets with the code point, from 1.
         queue: u8,
     },
-    /// The maps of these ports are read back and compared.
+    /// The executor reads the maps of the listed ports and compares them with the maps that it
+    /// wrote.
     ReadBack(Vec<Port>),
 }
 
-/// The steps from one binding to the next.
+/// Plan of the steps from one binding to the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Number of the plan; later plans have higher numbers. Older plans are refused.
+    /// Epoch: the number of the plan for the change from one binding to the next. Later plans have
+    /// higher numbers, and executors refuse older plans.
     pub epoch: u64,
     /// Steps of the plan, in order.
     pub steps: Vec<Step>,
@@ -92,13 +103,14 @@ pub struct Plan {
 pub struct Bound {
     /// Code point of the tenant's packets.
     pub dscp: u8,
-    /// The tenant's queue on each port of its tree, from 1, in order of ports.
+    /// Number of the tenant's queue on each port of the tenant's tree, 1 or more, in the order of
+    /// [`Port`].
     pub queues: Vec<(Port, u8)>,
-    /// Interval in which the tenant got the queues.
+    /// Number of the binding pass in which the tenant got the queues.
     pub since: u64,
 }
 
-/// Weights of one port during and after a change.
+/// Weights of the queues of one port during and after a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reweigh {
     pub(super) port: Port,
@@ -106,7 +118,8 @@ pub(super) struct Reweigh {
     pub(super) after: Weights,
 }
 
-/// The plan that removes the queues of `lost` tenants and adds the queues of `won` tenants.
+/// Returns the plan that removes the queues of the tenants in `lost` and adds the queues of the
+/// tenants in `won`.
 pub(super) fn plan(
     epoch: u64,
     drain: Nanos,

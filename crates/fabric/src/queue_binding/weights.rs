@@ -1,40 +1,45 @@
-//! Queue weights as whole numbers, as hardware has them.
+//! Computes the weights of queues as whole numbers, because switches support no fractions.
 //!
 //! # Problem
 //!
-//! A queue's share of a link must be at least its reservation. By QShare §V-C, the share is the
-//! reservation in the queue divided by the reservation on the link. Switches take weights from 1 to
-//! 100.
+//! A queue's share of a link must be at least its reservation. In QShare §V-C, weights are
+//! proportional to the reservations in the queues. Switches support weights from 1 to 100.
 //!
 //! # Approach
 //!
-//! The largest queue gets weight s, and the others get ceil(s * g / g_max). The worst shortfall is
-//! max(g / C - w / sum of w). Of all s with the least worst shortfall, the smallest is chosen. The
-//! remaining shortfall is reported as the guarantee error.
+//! Let g be a queue's reservation, w the queue's weight, W the sum of all weights and C the link's
+//! rate. The queue with the largest reservation g_max gets weight s, and any other queue gets the
+//! weight ceil(s * g / g_max). The module tries each value of the weight s from 1 to 100. A queue
+//! needs the fraction g / C of its link, and gets the fraction w / W of its link. The guarantee
+//! error is the maximum of g / C - w / W over all queues. The module chooses the smallest value of
+//! the weight s that has the least guarantee error.
 //!
 //! # Example
 //!
-//! In a test with 500, 300 and 200 of 1,000 Mbit/s, the weights are 5, 3 and 2, and the error is 0.
+//! In a test, a link of 1,000 Mbit/s has three queues with reservations of 500, 300 and 200 Mbit/s.
+//! The queues with reservations of 500, 300 and 200 Mbit/s get the weights 5, 3 and 2, so the
+//! guarantee error is 0.
 
-/// Largest weight of a queue.
+/// Largest weight that a queue may have.
 pub const WEIGHT_MAX: u32 = 100;
 
-/// Weights of a port's queues.
+/// Weights of all queues of a port, and the guarantee error of these weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Weights {
-    /// Weight of each queue, the shared queue first. 1 to [`WEIGHT_MAX`].
+    /// Weight of each queue, 1 to [`WEIGHT_MAX`], the shared queue first.
     pub weights: Vec<u32>,
-    /// Largest difference between a queue's guarantee and its share, in millionths of the link. 0
-    /// if all shares suffice.
+    /// Guarantee error: the largest amount by which the bandwidth of a queue is below its
+    /// reservation, in millionths of the link's rate. The guarantee error is 0 if the bandwidth of
+    /// every queue is at least the queue's reservation.
     pub error_ppm: u32,
 }
 
-/// Weights for the reservations of each queue on a link of `rate`, all in bit/s. A queue without a
-/// reservation gets weight 1.
+/// Computes weights for queues with the reservations `reserved` on a link of rate `rate`, in bit/s.
+/// A queue without a reservation gets weight 1.
 ///
 /// # Cost
 ///
-/// The time is proportional to 100 times the queues.
+/// Computing the weights of a port takes O(100 × queues) time.
 #[must_use]
 pub fn weights(reserved: &[u64], rate: u64) -> Weights {
     let most = reserved.iter().copied().max().unwrap_or(0);
@@ -59,7 +64,8 @@ pub fn weights(reserved: &[u64], rate: u64) -> Weights {
     best.unwrap_or_default()
 }
 
-/// The largest g / C - w / sum of w, at least 0, in millionths, rounded up.
+/// Returns the guarantee error of `weights`, in millionths of the link's rate, rounded up. The
+/// guarantee error is 0 if every queue gets its reservation.
 #[must_use]
 pub fn shortfall_ppm(reserved: &[u64], weights: &[u32], rate: u64) -> u32 {
     let sum: u128 = weights.iter().map(|w| u128::from(*w)).sum();

@@ -1,26 +1,28 @@
-//! Estimated demand of a pair of VMs.
+//! Estimates the demand of a pair of VMs.
 //!
 //! # Problem
 //!
-//! If a guarantee is kept for an idle pair, its siblings cannot use it. If it is taken from a pair
-//! that needs it, the guarantee is broken.
+//! The hypervisor divides a VM's guarantee among pairs, one for each VM with which the VM
+//! communicates. If an idle pair keeps a part of the guarantee, the VM's other pairs cannot use
+//! this part. If a pair of VMs loses a part of the guarantee that the pair needs, the guarantee is
+//! violated.
 //!
 //! # Approach
 //!
-//! An estimate is made once per period. A pair that was limited, by its rate limit or by the
-//! network, may want any rate. A pair that was not limited wanted exactly the rate that it sent.
-//! Its estimate has some slack, so that the pair can grow. The estimate lags by a period. This lag
-//! is a weakness of guarantee partitioning. A queue of the tenant's own avoids this weakness
-//! (QShare §II-B).
+//! The hypervisor estimates a pair's demand once per period. If the rate limit or the network
+//! limited the pair, its demand is unknown and counts as unlimited. The estimated demand of a pair
+//! that was not limited is the rate at which the pair sent, plus some slack for growth. Estimates
+//! of demand are one period late, which is a weakness of guarantee partitioning. Tenants with their
+//! own switch queues need no estimates of demand (QShare §II-B).
 
 use penstock_units::BitsPerSecond;
 
 use super::{Parts, WHOLE, scaled};
 
-/// A demand that no rate satisfies.
+/// Estimate for a pair whose demand is unknown, which counts as unlimited.
 pub const UNLIMITED: BitsPerSecond = BitsPerSecond(u64::MAX);
 
-/// Estimated demand of a pair.
+/// Estimated demand of a pair of VMs, which follows from its measured rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DemandEstimate {
     slack: Parts,
@@ -28,14 +30,15 @@ pub struct DemandEstimate {
 }
 
 impl DemandEstimate {
-    /// An estimate without measurements, so the pair may want any rate. `slack` is the assumed
-    /// demand beyond the rate that the pair sent, in parts per million of that rate.
+    /// Creates an estimate without measurements, which is [`UNLIMITED`]. `slack` is the assumed
+    /// demand beyond the sent rate, in parts per million of the sent rate.
     #[must_use]
     pub const fn new(slack: Parts) -> Self {
         Self { slack, want: UNLIMITED }
     }
 
-    /// Records a period in which the pair sent `rate`. `held_back` is true if the pair was limited.
+    /// Records a period in which the pair sent at `rate`. `held_back` is true if the rate limit or
+    /// the network limited the pair.
     pub fn measured(&mut self, rate: BitsPerSecond, held_back: bool) {
         self.want = if held_back {
             UNLIMITED
@@ -45,7 +48,7 @@ impl DemandEstimate {
         };
     }
 
-    /// The estimated demand. [`UNLIMITED`] if it is unknown.
+    /// Returns the estimated demand of the pair, or [`UNLIMITED`] if the demand is unknown.
     #[must_use]
     pub const fn want(&self) -> BitsPerSecond {
         self.want

@@ -1,56 +1,65 @@
-//! A pair's rate: its guarantee, plus spare bandwidth.
+//! Computes the rate of a pair of VMs, which is the pair's guarantee plus spare bandwidth.
 //!
 //! # Problem
 //!
-//! A hypervisor does not know how much bandwidth is spare on a pair's links. It finds out by
-//! sending more until frames are lost or marked, and by then it has taken bandwidth from others.
+//! A hypervisor does not know how much bandwidth is spare on a pair's links. The hypervisor can
+//! only increase the pair's rate until frames are lost or marked. At the first loss or mark, the
+//! pair has already taken bandwidth from other pairs.
 //!
 //! # Source
 //!
-//! ElasticSwitch's rate allocation sets R = max(B, rate of a weighted TCP), with hold-increase and
-//! rate-caution.
+//! ElasticSwitch's rate allocation sets the rate R to max(B, rate of a weighted TCP), where B is
+//! the guarantee. Penstock also uses ElasticSwitch's precautions hold-increase and rate-caution.
 //!
 //! # Quantities
 //!
-//! - R is [`PairRate::rate`].
-//! - B is the pair's guarantee ([`super::partition::pair`]).
-//! - w = B / 100 Mbit/s is its weight.
-//! - p is the fraction of the period's frames that was lost or marked.
-//! - The goal is the rate at the last loss or mark.
+//! - R is the pair's rate, [`PairRate::rate`].
+//! - B is the guarantee of the pair ([`super::partition::pair`]).
+//! - The pair's weight w is B / 100 Mbit/s.
+//! - p is the fraction of a period's frames that was lost or marked.
+//! - The goal is the value of the rate R at the last loss or mark.
 //!
 //! # Approach
 //!
-//! Once per period the rate changes by these rules, with R limited to the interface's rate:
+//! `gain`, `cut`, `hold` and `step` are settings ([`RateSettings`]). Once per period, the rate R
+//! changes by these rules, but never exceeds the interface's rate:
 //!
-//! - If p > 0, `goal = R; R = max(B, R (1 - cut p'))`. Here p' is min(1, gain × p) for losses, and
-//!   the moving average of p for marks. Then R does not grow for `hold / w`.
-//! - If p = 0 and the hold is over, R grows by w times `step`. With caution, this growth is divided
-//!   by R / B. Below the goal, R grows by an eighth of the distance to the goal, if that is more.
+//! - If frames were lost or marked (p > 0), `goal = R; R = max(B, R (1 - cut p'))`. If p is the
+//!   lost fraction of frames, p' is min(1, gain × p). If p is the marked fraction of frames, p' is
+//!   the moving average of p. After a reduction, R does not grow for the time `hold / w`.
+//! - If no frame was lost or marked (p = 0) and the time `hold / w` is over, the rate R grows by w
+//!   times `step`. If [`RateSettings::caution`] is set, the growth of the rate R is divided by R /
+//!   B. If R is below the goal, the rate R grows by at least an eighth of the distance to the goal.
 //!
-//! The return to the goal is not weighted. Otherwise pairs with small weights would still be
-//! returning when the next marks arrive, and their goals would sink each time. Shares would then be
-//! proportional to the squares of the guarantees.
+//! If R grows by an eighth of the distance to the goal, the growth does not depend on the pair's
+//! weight w. If growth towards the goal depended on w, a pair with a small weight would not reach
+//! its goal before the next mark. If a pair does not reach its goal, the goal falls with each mark.
+//! If goals fell with each mark, the rates of pairs would be proportional to the squares of the
+//! pairs' guarantees.
 //!
 //! # Example
 //!
-//! In a test, B is 100 Mbit/s, R is 200, all frames are lost and the cut is a quarter. R becomes
-//! 150 and the goal 200. The next period without loss adds 50 / 8, which gives 156.25.
+//! In a test, the guarantee B is 100 Mbit/s, the rate R is 200 Mbit/s and `cut` is a quarter. After
+//! a period of the test in which all frames are lost, the rate R is 150 Mbit/s and the goal is 200
+//! Mbit/s. In the next period without loss, R grows by an eighth of the missing 50 Mbit/s to 156.25
+//! Mbit/s.
 //!
 //! # Bounds
 //!
-//! Two properties are tested. B <= R <= the interface's rate for any signals. Pairs of one queue
-//! with the same signals reach rates proportional to B.
+//! For any signals, the rate R is at least the guarantee B and at most the interface's rate. Pairs
+//! in one queue whose frames are lost or marked equally often reach rates proportional to their
+//! guarantees.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{Parts, RateSettings, WHOLE, scaled};
 
-/// A receiver's report about a period.
+/// Fraction of a pair's frames in a period that was lost or marked, as reported by the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// Fraction of the pair's frames that was lost.
+    /// Fraction of the pair's frames that was lost in the period.
     Lost(Parts),
-    /// Fraction of the pair's frames that arrived with a congestion mark.
+    /// Fraction of the pair's frames in the period that arrived with a congestion mark.
     Marked(Parts),
 }
 
@@ -62,7 +71,7 @@ impl Signal {
     }
 }
 
-/// Rate state of a pair.
+/// Rate of a pair of VMs, and the state on which changes of the rate depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairRate {
     guarantee: BitsPerSecond,
@@ -72,37 +81,40 @@ pub struct PairRate {
     held_until: Nanos,
 }
 
-/// Smallest guarantee for computing weights, so that a pair with a tiny guarantee still moves.
+/// Smallest guarantee from which a pair's weight is computed. A pair with a smaller guarantee gets
+/// the weight of the smallest guarantee, so that its rate still grows.
 const WEIGHT_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
 impl PairRate {
-    /// A new pair, which starts at its guarantee.
+    /// Creates the rate of a new pair, which starts at the pair's guarantee.
     #[must_use]
     pub fn new(guarantee: BitsPerSecond, settings: &RateSettings) -> Self {
         let rate = guarantee.min(settings.most);
         Self { guarantee: rate, rate, goal: rate, marked: 0, held_until: Nanos(0) }
     }
 
-    /// Rate at which the pair may send now.
+    /// Returns the rate at which the pair may send now.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// The pair's guarantee, at most the interface's rate.
+    /// Returns the pair's guarantee, which is at most the interface's rate.
     #[must_use]
     pub const fn guarantee(&self) -> BitsPerSecond {
         self.guarantee
     }
 
-    /// Changes the guarantee. The rate rises at least to the new guarantee.
+    /// Changes the pair's guarantee. If the rate is below the new guarantee, the rate rises to the
+    /// guarantee.
     pub fn set_guarantee(&mut self, guarantee: BitsPerSecond, settings: &RateSettings) {
         self.guarantee = guarantee.min(settings.most);
         self.rate = self.rate.max(self.guarantee);
         self.goal = self.goal.max(self.rate);
     }
 
-    /// Ends a period. Returns the new rate.
+    /// Changes the pair's rate at the end of a period, by the rules of the module's documentation,
+    /// and returns the new rate.
     pub fn period_ends(
         &mut self,
         now: Nanos,
@@ -110,8 +122,7 @@ impl PairRate {
         settings: &RateSettings,
     ) -> BitsPerSecond {
         let share = signal.share().min(WHOLE);
-        // In this average, a new value has a weight of a quarter, so that a mark counts for some
-        // periods.
+        // A new value has a weight of a quarter, so that a mark has an effect for some periods.
         self.marked = self.marked - self.marked / 4 + share / 4;
         if share > 0 {
             self.cut(now, signal, settings);
@@ -172,7 +183,7 @@ mod tests {
         let at = |ms| Nanos::from_millis(ms);
         let lost = pair.period_ends(at(50), Signal::Lost(WHOLE), &settings);
         assert_eq!(lost, BitsPerSecond(150 * MBIT));
-        // The hold of a pair of weight 1 ends with the next period.
+        // For a pair of weight 1, the hold ends with the next period.
         let back = pair.period_ends(at(100), Signal::Lost(0), &settings);
         assert_eq!(back, BitsPerSecond(156_250_000));
     }
@@ -183,7 +194,7 @@ mod tests {
         let mut pair = PairRate::new(BitsPerSecond(10 * MBIT), &settings);
         pair.period_ends(Nanos(0), Signal::Lost(1000), &settings);
         assert_eq!(pair.rate(), BitsPerSecond(10 * MBIT), "never below the guarantee");
-        // The hold is 50 ms x 100 / 10.
+        // The guarantee is 10 Mbit/s, so the hold is 50 ms x 100 / 10.
         for ms in (50..500).step_by(50) {
             pair.period_ends(Nanos::from_millis(ms), Signal::Lost(0), &settings);
             assert_eq!(pair.rate(), BitsPerSecond(10 * MBIT), "held at {ms} ms");

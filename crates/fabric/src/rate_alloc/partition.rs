@@ -1,50 +1,55 @@
-//! Guarantee partitioning: a VM's hose guarantee divided among its pairs.
+//! Divides a VM's hose guarantee among the pairs to which the VM belongs (guarantee partitioning).
 //!
 //! # Problem
 //!
-//! A hose limits the sum that a VM may send to all others, and the sum that it may receive. Rate
-//! limits apply to pairs.
+//! A hose guarantees a VM one rate to all other VMs together, and one rate from all other VMs
+//! together. Hypervisors, however, limit the rate of each pair of VMs.
 //!
 //! # Source
 //!
-//! The source is ElasticSwitch's guarantee partitioning. For departures see [`super`].
+//! The division of a guarantee among pairs follows ElasticSwitch's guarantee partitioning.
+//! [`super`] lists the departures from ElasticSwitch.
 //!
 //! # Approach
 //!
-//! Each side of a pair divides its VM's guarantee on its own. The sender divides its sending rate,
-//! and the receiver its receiving rate. The pair's guarantee is the smaller of both parts
-//! ([`pair`]). There are two ways to divide:
+//! The sender of a pair divides its guaranteed sending rate among its pairs, and the receiver
+//! divides its guaranteed receiving rate. The pair's guarantee is the smaller of the sender's and
+//! the receiver's part ([`pair`]). A VM can divide its guarantee in two ways:
 //!
-//! - [`equal`] gives the same part to each active pair.
-//! - [`fill`] divides by water-filling. No pair gets more than it wants before all pairs have what
-//!   they want. A pair wants the minimum of its estimated demand and the other side's report. The
-//!   rest is divided equally, so that a pair with growing demand finds bandwidth.
+//! - [`equal`] gives an equal part to each active pair.
+//! - [`fill`] divides a VM's guarantee among the VM's active pairs by water-filling. A pair's
+//!   demand is the minimum of its estimated demand and the demand that the other VM of the pair
+//!   reports. No pair gets more than its demand before all demands are met. If all demands are met,
+//!   the remaining guarantee is divided equally among the pairs. Because each pair gets an equal
+//!   part of the remaining guarantee, a pair with growing demand gets bandwidth at once.
 //!
 //! # Example
 //!
-//! In a test, three pairs share 100 Mbit/s and want 10, 60 and unlimited. They get 10, 45 and 45.
+//! In a test, three pairs with demands of 10, 60 and unlimited Mbit/s share 100 Mbit/s. Guarantee
+//! partitioning gives 10, 45 and 45 Mbit/s to the three pairs.
 //!
 //! # Bounds
 //!
-//! Two properties are tested. The parts never exceed the guarantee in sum. A pair gets at least the
-//! smaller of an equal part and what it wants.
+//! The sum of the parts of all pairs never exceeds the VM's guarantee. A pair gets at least the
+//! smaller of its demand and an equal part of the guarantee.
 //!
 //! # Cost
 //!
-//! Each period takes one sort of the VM's active pairs.
+//! In each period, the hypervisor sorts the VM's active pairs once.
 
 use penstock_units::BitsPerSecond;
 
-/// An equal part of `hose` for each of `pairs` pairs, rounded down. The whole `hose` if there are
-/// no pairs.
+/// Returns the part of each pair if the rate `hose` is divided equally among `pairs` pairs, rounded
+/// down. Returns all of `hose` if the VM has no pairs.
 #[must_use]
 pub fn equal(hose: BitsPerSecond, pairs: usize) -> BitsPerSecond {
     BitsPerSecond(hose.0 / u64::try_from(pairs.max(1)).unwrap_or(u64::MAX))
 }
 
-/// Divides `hose` among pairs that want `wants`. `parts` gets the results in the same order.
+/// Divides the rate `hose` by water-filling among pairs with the demands `wants`. Stores the part
+/// of each pair in `parts`, in the order of `wants`.
 ///
-/// Parts are rounded down, so up to one bit/s per pair may remain undivided.
+/// The pairs' parts are rounded down, so up to one bit/s per pair may remain undivided.
 pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPerSecond>) {
     parts.clear();
     parts.resize(wants.len(), BitsPerSecond(0));
@@ -64,7 +69,8 @@ pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPe
     }
 }
 
-/// Guarantee of a pair: the smaller of the parts that its two sides assign.
+/// Returns the guarantee of a pair: the smaller of the parts that the sender and the receiver
+/// assign to the pair.
 #[must_use]
 pub fn pair(sender: BitsPerSecond, receiver: BitsPerSecond) -> BitsPerSecond {
     sender.min(receiver)

@@ -1,45 +1,49 @@
-//! A pair's rate by weight, without a guarantee, as in Seawall.
+//! Computes the rate of a pair of VMs by weight and without a guarantee, as in Seawall.
 //!
 //! # Problem
 //!
-//! Even if no guarantee is sold, a tunnel from a VM must not gain by opening more flows.
+//! Even without guarantees, a VM must not get more bandwidth by opening more flows. A *tunnel*
+//! consists of all flows between two VMs.
 //!
 //! # Source
 //!
-//! Seawall (NSDI 2011) has a rate per tunnel and cuts it by the fraction of lost frames. The rate
-//! grows by weight along a curve that is flat around the rate at the last loss.
+//! Seawall (NSDI 2011) limits the rate of each tunnel, and reduces the rate according to the
+//! fraction of lost frames. A tunnel's rate grows along a curve that is flat around the rate at the
+//! last loss. Tunnels with a larger weight grow faster.
 //!
 //! # Approach
 //!
-//! r is [`SeawallRate::rate`], p is the fraction of the period's frames that was lost, and the goal
-//! is r at the last loss. Weights are 1 or more. Once per period:
+//! Let r be the tunnel's rate, [`SeawallRate::rate`]. The goal is the value of the rate r at the
+//! last loss. The value p is the lost fraction of a period's frames, and p' is min(1, gain × p).
+//! `gain`, `cut` and `step` are settings ([`RateSettings`]). Once per period, the tunnel's rate r
+//! changes by these rules:
 //!
-//! - If p > 0, `goal = r; r = r (1 - cut p')`, at least [`RATE_MIN`].
-//! - If p = 0 and r is below the goal, r grows by weight times step, or by an eighth of the
-//!   distance to the goal if that is more.
-//! - If p = 0 and r is at or above the goal, r grows by weight times step plus its distance above
-//!   the goal.
+//! - If frames were lost (p > 0), `goal = r; r = r (1 - cut p')`, at least [`RATE_MIN`].
+//! - If no frame was lost (p = 0) and r is below the goal, r grows by weight times `step`, but at
+//!   least by an eighth of the distance to the goal.
+//! - If no frame was lost (p = 0) and r is at or above the goal, r grows by weight times `step`
+//!   plus its distance above the goal.
 //!
-//! Growth is therefore slow around the goal and fast far from it.
+//! A rate grows slowly around its goal, and fast far from its goal.
 //!
 //! # Bounds
 //!
-//! Two properties are tested. [`RATE_MIN`] <= r <= the interface's rate. Tunnels of one queue with
-//! the same signals reach rates proportional to their weights.
+//! For any signals, the rate r is at least [`RATE_MIN`] and at most the interface's rate. Tunnels
+//! of one queue with equal signals reach rates proportional to their weights.
 //!
 //! # Departures
 //!
-//! The curve consists of two parts instead of a cubic function. It has the same shape and needs
-//! only integers.
+//! The growth curve of a tunnel's rate consists of two parts instead of a cubic function. The two
+//! parts of the growth curve have the shape of a cubic function, but need only integers.
 
 use penstock_units::{BitsPerSecond, Weight};
 
 use super::{Parts, RateSettings, WHOLE, scaled};
 
-/// Lowest rate of a tunnel.
+/// Lowest rate of a tunnel, in bits per second.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
-/// Rate state of a tunnel.
+/// Rate of a tunnel, and the state on which changes of the rate depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeawallRate {
     weight: Weight,
@@ -48,7 +52,7 @@ pub struct SeawallRate {
 }
 
 impl SeawallRate {
-    /// A new tunnel, which starts at [`RATE_MIN`] times its weight.
+    /// Creates the rate of a new tunnel, which starts at [`RATE_MIN`] times the tunnel's weight.
     #[must_use]
     pub fn new(weight: Weight, settings: &RateSettings) -> Self {
         let rate = RATE_MIN.0.saturating_mul(u64::from(weight.get()));
@@ -56,14 +60,15 @@ impl SeawallRate {
         Self { weight, rate, goal: rate }
     }
 
-    /// Rate at which the tunnel may send now.
+    /// Returns the rate at which the tunnel may send now.
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// Ends a period in which the fraction `lost` of the tunnel's frames was lost. Returns the new
-    /// rate.
+    /// Changes the tunnel's rate at the end of a period, by the rules of the module's
+    /// documentation, and returns the new rate. `lost` is the fraction of the tunnel's frames that
+    /// was lost.
     pub fn period_ends(&mut self, lost: Parts, settings: &RateSettings) -> BitsPerSecond {
         let step = settings.step.0.saturating_mul(u64::from(self.weight.get()));
         let rate = if lost > 0 {

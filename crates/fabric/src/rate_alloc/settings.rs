@@ -1,70 +1,74 @@
-//! Periods, steps and margins of rate allocation.
+//! Defines the periods, steps and margins of rate allocation.
 //!
-//! How fast a pair should take and return spare bandwidth depends on the other traffic in its
-//! queue. Three sets of values are known to work, each for one purpose: [`RateSettings::cautious`],
-//! [`RateSettings::shared_queue`] and [`RateSettings::low_priority`]. The simulator also tries
-//! values around these sets.
+//! The right speed at which a pair takes and returns spare bandwidth depends on the other traffic
+//! in its queue. The functions [`RateSettings::cautious`], [`RateSettings::shared_queue`] and
+//! [`RateSettings::low_priority`] return settings for three kinds of traffic.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{Parts, WHOLE};
 
-/// How rates of pairs change.
+/// Settings that determine how the rate of a pair changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateSettings {
     /// Time between two changes of a pair's rate, 1 ms to 1 s.
     pub period: Nanos,
-    /// Growth per period of a pair with a guarantee of [`Self::WEIGHT_ONE`].
+    /// Growth of the rate per period in bit/s, for a pair with a guarantee of [`Self::WEIGHT_ONE`].
     pub step: BitsPerSecond,
-    /// Fraction of its rate that a pair gives up if all its frames are lost or marked.
+    /// Fraction by which a pair's rate is reduced if all its frames are lost or marked, at most 1.
     pub cut: Parts,
-    /// Factor on the fraction of lost frames. The fraction of marked frames has no factor.
+    /// Factor by which the fraction of lost frames is multiplied before the reduction. The fraction
+    /// of marked frames is not multiplied by `loss_gain`.
     pub loss_gain: u32,
-    /// Time after a loss or mark in which a pair with a guarantee of [`Self::WEIGHT_ONE`] does not
-    /// grow. The time is inversely proportional to the pair's guarantee.
+    /// Time after a loss or mark in which the rate of a pair with a guarantee of
+    /// [`Self::WEIGHT_ONE`] does not grow. For other guarantees, the time without growth is
+    /// inversely proportional to the guarantee.
     pub hold: Nanos,
-    /// Longest time without growth.
+    /// Maximum time after a loss or mark in which the rate does not grow, for pairs with small
+    /// guarantees.
     pub hold_max: Nanos,
-    /// Whether a pair grows more slowly the further it is above its guarantee.
+    /// True if the growth of a rate slows down as the rate rises above the guarantee.
     pub caution: bool,
     /// Fraction of a VM's guarantee that is not divided among pairs, so that guarantees alone never
     /// fill a link.
     pub head_room: Parts,
-    /// Highest rate of a pair, which is the rate of its interface.
+    /// Highest rate of a pair in bit/s, which is the rate of the host's interface.
     pub most: BitsPerSecond,
 }
 
-/// Why settings are invalid.
+/// Reason why the settings of rate allocation are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SettingsError {
-    /// The period is outside its range.
+    /// The time between two changes of a pair's rate is below 1 ms or above 1 s.
     #[error("period of {} ns is out of range; write 1 ms to 1 s", .0.0)]
     Period(Nanos),
-    /// The step is 0, so no pair would grow.
-    #[error("step is 0, so no pair would grow; write at least 1 bit/s")]
+    /// The setting `step` is 0, so no rate would ever grow.
+    #[error("step is 0, so no rate would grow; write at least 1 bit/s")]
     Step,
-    /// A fraction is too large.
-    #[error("{name} of {parts} parts per million is more than {most}; write less")]
+    /// A setting that is a fraction exceeds its largest permitted value.
+    #[error("{name} of {parts} parts per million is too large; write at most {most}")]
     Parts {
-        /// Name of the setting.
+        /// Name of the setting that is too large.
         name: &'static str,
-        /// Value of the setting.
+        /// Value, in parts per million, of the setting that is too large.
         parts: Parts,
-        /// Largest permitted value of the setting.
+        /// Largest permitted value, in parts per million, of the setting that is too large.
         most: Parts,
     },
-    /// The highest rate is 0.
-    #[error("the highest rate is 0; write the interface's")]
+    /// The setting `most` (the highest rate of a pair) is 0.
+    #[error("the highest rate is 0; write the rate of the interface")]
     Most,
 }
 
 impl RateSettings {
-    /// The guarantee at which a pair's weight is 1.
+    /// Guarantee at which a pair's weight is 1, in bit/s.
     pub const WEIGHT_ONE: BitsPerSecond = BitsPerSecond(100_000_000);
 
-    /// Settings for a queue that the pairs of all tenants share. A tenth of each guarantee stays
-    /// free. Pairs pause after marks, and they grow more slowly the more they have.
+    /// Returns settings for a queue that the pairs of all tenants share. A tenth of each VM's
+    /// guarantee is not divided among the VM's pairs. After a loss or mark, the rate of a pair with
+    /// a guarantee of 100 Mbit/s does not grow for 50 ms. The growth of a pair's rate slows down as
+    /// the rate rises above the pair's guarantee.
     #[must_use]
     pub const fn cautious(most: BitsPerSecond) -> Self {
         Self {
@@ -80,8 +84,9 @@ impl RateSettings {
         }
     }
 
-    /// Settings for a shared queue that weighted fair queuing separates from tenants with queues of
-    /// their own. The queue can take bandwidth only from itself, so its pairs need not be slow.
+    /// Returns settings for the shared queue of a port on which other tenants have their own
+    /// weighted queues. Pairs in the shared queue can take bandwidth only from other pairs in the
+    /// queue, so their rates may grow fast.
     #[must_use]
     pub const fn shared_queue(most: BitsPerSecond) -> Self {
         Self {
@@ -94,17 +99,18 @@ impl RateSettings {
         }
     }
 
-    /// Settings for traffic above the guarantee that has the lower of two strict priorities. This
-    /// traffic cannot take guaranteed bandwidth.
+    /// Returns settings for a network with two strict priorities, in which traffic above the
+    /// guarantee has the lower priority. Traffic of the lower priority cannot take guaranteed
+    /// bandwidth.
     #[must_use]
     pub const fn low_priority(most: BitsPerSecond) -> Self {
         Self { step: BitsPerSecond(100_000_000), ..Self::shared_queue(most) }
     }
 
-    /// Returns the settings if they are valid.
+    /// Checks the settings, and returns them if they are valid.
     ///
     /// # Errors
-    /// A value is out of its range.
+    /// Returns an error if `period`, `step`, `most`, `cut` or `head_room` is out of its range.
     pub fn checked(self) -> Result<Self, SettingsError> {
         if self.period < Nanos::from_millis(1) || self.period > Nanos::from_secs(1) {
             return Err(SettingsError::Period(self.period));
@@ -115,7 +121,7 @@ impl RateSettings {
         if self.most.0 == 0 {
             return Err(SettingsError::Most);
         }
-        // A pair that gives up all of its rate, or keeps its whole guarantee free, has no rate.
+        // A cut of more than the whole rate, or a headroom of more than half, is invalid.
         let bounds = [("cut", self.cut, WHOLE), ("head_room", self.head_room, WHOLE / 2)];
         match bounds.into_iter().find(|(_, parts, most)| parts > most) {
             Some((name, parts, most)) => Err(SettingsError::Parts { name, parts, most }),

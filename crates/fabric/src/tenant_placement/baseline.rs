@@ -1,16 +1,17 @@
-//! Random placement, for comparison.
+//! Places the VMs of a tenant at random, as a baseline for comparison.
 
 use super::mixed::{Base, in_tree};
 use super::{Checked, Datacenter, Placement, Request};
 use crate::topology::NodeId;
 
-/// Number of random placements that are tried before a request is given up.
+/// Number of random placements that are tried for one request.
 const TRIES: u32 = 16;
 
 impl Datacenter {
-    /// Places each VM on a random server with a free slot, in a random tree of the lowest layer
-    /// with a tree over all these servers. `below(n)` draws from 0 to n - 1. Returns `None` if 16
-    /// attempts found too little bandwidth.
+    /// Places each VM on a random server with a free slot. The root of the tree is a random node of
+    /// the lowest layer in which a node has paths down to all chosen servers. `below(n)` must
+    /// return a random number from 0 to n - 1. Returns `None` if 16 attempts to place the VMs
+    /// failed.
     pub fn find_random(
         &self,
         request: &Request,

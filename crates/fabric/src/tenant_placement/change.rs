@@ -1,7 +1,9 @@
-//! Growing tenants and emptying nodes.
+//! Changes placed tenants: adds VMs, and moves VMs and traffic away from a node.
 //!
-//! VMs stay on their servers if possible. Otherwise the tenant keeps its tree. If neither is
-//! possible, the tenant is placed again. A change that fails leaves everything as it was.
+//! VMs stay on their servers if possible. If the VMs do not fit with the present root of the
+//! tenant's tree, the search tries other roots. If the VMs cannot stay on their servers with any
+//! root, all VMs of the tenant are placed again. A change of a placed tenant that fails has no
+//! effect.
 
 use core::fmt;
 
@@ -16,11 +18,11 @@ use crate::topology::NodeId;
 /// Effect of a change on a tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved {
-    /// Only VMs that had to move were moved, and the tree is the same.
+    /// Only VMs that had to move were moved, and the tenant's tree has the same root.
     InPlace,
-    /// Only VMs that had to move were moved, but the tree has another root.
+    /// Only VMs that had to move were moved, but the tenant's tree has another root.
     Rerouted,
-    /// The tenant was placed again.
+    /// The tenant was placed again as a whole.
     Anew,
 }
 
@@ -28,18 +30,18 @@ impl fmt::Display for Moved {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::InPlace => "no other VM moved",
-            Self::Rerouted => "no other VM moved, its tree has a new root",
-            Self::Anew => "its VMs were placed again and may have moved",
+            Self::Rerouted => "no other VM moved, but the tenant's tree has a new root",
+            Self::Anew => "the tenant's VMs were placed again and may have moved",
         })
     }
 }
 
-/// Result for a tenant that had to move.
+/// Result of [`Datacenter::evacuate`] for a tenant that had to move.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Move {
-    /// Slot of the tenant.
+    /// Slot of the tenant that had to move.
     pub tenant: TenantSlot,
-    /// How the tenant moved, or why it stays.
+    /// How the tenant was moved, or why the tenant was not moved.
     pub outcome: Result<Moved, Refusal>,
 }
 
@@ -47,31 +49,32 @@ pub struct Move {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ChangeError {
-    /// There is no such tenant or class of VMs.
-    #[error("tenant {} has no kind {class} of VMs; name one that it has", .tenant.0)]
+    /// The tenant or the class of VMs does not exist.
+    #[error("tenant {} has no class {class} of VMs; name an existing class", .tenant.0)]
     Unknown {
-        /// Slot given by the caller.
+        /// Tenant slot that the caller passed to [`Datacenter::grow`].
         tenant: TenantSlot,
-        /// Index of the class given by the caller.
+        /// Class index that the caller passed to [`Datacenter::grow`].
         class: usize,
     },
-    /// The larger hose is invalid.
+    /// The tenant's hose with the additional VMs is invalid.
     #[error(transparent)]
     Hose(#[from] HoseError),
-    /// The larger request is invalid in this datacenter.
+    /// The tenant's request with the additional VMs is invalid in the datacenter.
     #[error(transparent)]
     Request(#[from] RequestError),
-    /// The datacenter has no room.
+    /// The datacenter has too few slots or too little bandwidth for the additional VMs.
     #[error(transparent)]
     Refused(Refusal),
 }
 
 impl Datacenter {
-    /// Adds `more` VMs of one class to a tenant. `may_move` permits placing the tenant again if its
-    /// VMs cannot stay.
+    /// Adds `more` VMs of one class to a tenant. If `may_move` is true, the tenant may be placed
+    /// again if its VMs cannot stay.
     ///
     /// # Errors
-    /// Returns the reason for which the tenant cannot grow. It then keeps its VMs.
+    /// Returns a [`ChangeError`] with the reason if the VMs cannot be added. After an error, the
+    /// tenant is unchanged.
     pub fn grow(
         &mut self,
         slot: TenantSlot,
@@ -88,7 +91,8 @@ impl Datacenter {
         self.change(slot, request, may_move).map_err(ChangeError::Refused)
     }
 
-    /// Takes a node out of service and moves the tenants that use it.
+    /// Takes a node out of service and moves the tenants that use the node. Returns a result for
+    /// each tenant that used the node.
     pub fn evacuate(&mut self, node: NodeId, service: Service) -> Vec<Move> {
         self.set_service(node, service);
         let topology = self.topology();
@@ -108,8 +112,8 @@ impl Datacenter {
             .collect()
     }
 
-    /// Replaces a tenant's request and placement. The new placement is as close as possible to the
-    /// old one.
+    /// Replaces a tenant's request and placement. The new placement differs as little as possible
+    /// from the old placement.
     fn change(
         &mut self,
         slot: TenantSlot,
@@ -124,7 +128,9 @@ impl Datacenter {
         });
         let outcome = match found {
             Some((placement, moved)) => {
-                self.ledger.take(&placement.entry).expect("what was found has room");
+                self.ledger
+                    .take(&placement.entry)
+                    .expect("the servers and links have room for the placement");
                 self.tenants[slot.index()] = Some(super::Tenant { request, placement });
                 return Ok(moved);
             }
@@ -135,7 +141,8 @@ impl Datacenter {
         Err(outcome)
     }
 
-    /// A placement in which all VMs on servers in service stay.
+    /// Finds a placement in which no VM moves away from a server in service. Returns `None` if no
+    /// placement is possible without moving a VM away from a server in service.
     fn beside(&self, old: &Placement, request: &Request) -> Option<(Placement, Moved)> {
         let checked = Checked::new(self, request).ok()?;
         let wish = checked.wish(request);

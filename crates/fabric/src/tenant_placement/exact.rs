@@ -1,84 +1,96 @@
-//! The least bandwidth that a tenant with equal guarantees needs, for each tree of a layer.
+//! Computes the allocation with the least bandwidth for a tenant with equal guarantees, in each
+//! tree of a layer.
 //!
 //! # Problem
 //!
-//! QShare §IV-B requires the optimal allocation in every candidate tree. Trees of a layer share
-//! most of their nodes. Results that depend on a node alone must therefore be computed once per
-//! node and not once per tree.
+//! QShare §IV-B requires the optimal allocation in every candidate tree. The trees of a layer have
+//! most of their nodes in common. The module computes the possible allocations below a node only
+//! once, and not once for each tree that contains the node.
 //!
 //! # Source
 //!
-//! The source is QShare Algorithm 1, `get_optimal_allocation`. By Rost, Fuerst, Schmid, CCR 2015, a
-//! single virtual cluster can be embedded optimally in polynomial time.
+//! The module implements `get_optimal_allocation` of QShare's Algorithm 1. Rost, Fuerst, Schmid,
+//! CCR 2015, show that a single virtual cluster can be embedded optimally in polynomial time.
 //!
 //! # Quantities
 //!
-//! There are N VMs of rate B. Link l has free bandwidth for a(l) VMs, at most N, and m(l) VMs are
-//! below it. The link needs min(m, N - m) * B.
+//! - N is the number of VMs, and B is the guaranteed rate of each VM.
+//! - a(l) is the number of VMs for which link l has free bandwidth, at most N.
+//! - m(l) is the number of the tenant's VMs below link l. A link with m of the tenant's N VMs below
+//!   it needs the bandwidth min(m, N - m) * B, where B is each VM's guarantee.
 //!
 //! # Approach
 //!
-//! A link has room if m <= a or N - m <= a. The smaller of a link's two sides counts. The *centre*
-//! is the node for which, on every link, the smaller side is the side away from the centre. At most
-//! a(l) VMs may be below a link that does not lead to the centre. At most a(l) VMs may be above a
-//! link that does. For a given centre, the cost of a VM is its distance, and all limits are on
-//! nested sets. It is therefore optimal to take as many VMs as possible nearest to the centre.
+//! A tenant with m(l) of its N VMs below link l fits on the link if m(l) or N - m(l) is at most
+//! a(l), the number of VMs for which link l has free bandwidth. The *centre* of an allocation is
+//! the node that is on the side with more VMs of every link. If link l has free bandwidth for a(l)
+//! VMs, at most a(l) VMs may be on the side of link l that is away from the centre. The cost of a
+//! VM is the number of links between the VM's server and the centre. The optimal allocation places
+//! as many VMs as possible nearest to the centre.
 //!
-//! A node's *front* has an entry for each useful centre below the node. The entry has the number of
-//! VMs that the node then holds and the load of the links below it. An entry is dropped if another
-//! one has more VMs at a lower cost. A centre with at most half of the VMs is never useful, because
-//! the node above it is at least as good a centre.
+//! A node's *front* is a list of ways to place VMs below the node, one for each useful centre at or
+//! below the node. Each entry of a node's front states a number of VMs that can be placed below the
+//! node, and the cost. An entry is removed from a node's front if another entry of the front has at
+//! least as many VMs at no higher cost. A node with at most half of the VMs below it is never a
+//! useful centre, because its parent has no higher cost as centre.
 //!
 //! # Example
 //!
-//! In a test, N is 6, two servers have 5 and 4 slots, and both links have room for 1 VM. m = 5 is
-//! possible, because only one VM is on the other side. The cost is 2.
+//! A test places N = 6 VMs on two servers that have 5 and 4 slots. Each server's link has free
+//! bandwidth for 1 VM. The first server can have five VMs, because a link needs bandwidth only for
+//! the side with fewer VMs. The sixth VM is two links from the centre (the first server), so the
+//! placement's cost is 2.
 //!
 //! # Departures
 //!
-//! The printed algorithm always takes the server with the most usable slots in the whole tree next.
-//! In trees with several layers of switches, this spreads VMs over several racks even if one rack
-//! has room for all. See `departures.md`.
+//! The algorithm as printed in the paper always chooses the server with the most usable slots in
+//! the whole tree. In trees with several layers of switches, the printed algorithm uses several
+//! racks even if one rack suffices (`docs/internals/departures.md`).
 //!
 //! # Cost
 //!
-//! Time is proportional to the links of the visited layers, three per server in a fat-tree. This is
-//! O(V), whereas the paper's bound is O(V^(5/3)). Memory is 8 bytes per node and 24 per way.
+//! The time of a search is proportional to the number of links of the visited layers. A fat-tree
+//! has three links per server, so a search takes O(V) time for V nodes. QShare's bound for the time
+//! of a search is O(V^(5/3)). The algorithm takes 8 bytes of memory per node and 24 bytes per entry
+//! of a front.
 
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
 
-/// Value of `via` without a link: the centre is the node itself.
+/// Value of the field [`Way::via`] if the node of the front is itself the centre of the allocation.
 const HERE: u32 = u32::MAX;
 
-/// A way to have `vms` VMs below a node.
+/// An entry of a node's front: a way to place `vms` VMs below the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Way {
     vms: u32,
-    /// Load of the links below the node, in VMs.
+    /// Cost: the sum of the distances of all VMs to the centre, in links.
     carried: u64,
-    /// The link down towards the centre, and the index of the way of its lower end.
+    /// Link from the node to the child that leads to the centre of the allocation. The field `next`
+    /// is the index in `ways` of the entry of the child's front that this entry contains.
     via: u32,
     next: u32,
 }
 
-/// The request that is being placed.
+/// Limits on the VMs and servers of the request that is being placed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask<'a> {
     pub(super) vms: u32,
-    /// Rate of each VM in bit/s, above 0. If it is 0, only slots count.
+    /// Guaranteed rate of each VM in bit/s. If the rate is 0, only slots count.
     pub(super) rate: u64,
-    /// Maximum number of VMs in a node of each layer; see `Request::caps`.
+    /// For each layer, the maximum number of the tenant's VMs below one node (`Request::caps`).
     pub(super) caps: &'a [u32],
-    /// Whether each server may be used. `None` allows all servers.
+    /// For each server, whether the request may use the server. `None` means that the request may
+    /// use all servers.
     pub(super) allowed: Option<&'a [bool]>,
 }
 
 impl Ask<'_> {
-    /// Number of VMs, up to `vms`, for which a link has free bandwidth.
+    /// Returns the number of VMs for which a link has free bandwidth, at most `vms`.
     fn share(&self, ledger: &Ledger, link: u32, vms: u32) -> u32 {
         let free = ledger.available_both(link);
-        // Most links have room for all VMs, and the division would dominate the cost.
+        // Most links suffice for all VMs. The division, which would dominate the cost, is avoided
+        // for them.
         if u128::from(free) >= u128::from(self.rate) * u128::from(vms) {
             return vms;
         }
@@ -86,41 +98,46 @@ impl Ask<'_> {
     }
 }
 
-/// Results per node for one request. The memory is reused.
+/// Survey of a datacenter: how many VMs of one request fit below each node and link, and at which
+/// cost. Later requests reuse the memory of the survey.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Survey {
-    /// Maximum number of VMs below each node if the centre is the node or is not below it.
+    /// For each node, the maximum number of VMs below the node if the allocation's centre is not
+    /// below the node.
     plain: Vec<u32>,
-    /// Maximum number of VMs below each link, if the link does not lead to the centre.
+    /// For each link, the maximum number of VMs below the link if the centre is not below the link.
     shares: Vec<u32>,
-    /// Range of each node's front in `ways`.
+    /// For each node, the range of indices in `ways` with the node's front, which lists possible
+    /// placements below the node.
     fronts: Vec<(u32, u32)>,
     ways: Vec<Way>,
 }
 
-/// An allocation in one tree.
+/// An allocation of a tenant's VMs in one tree.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Laid {
-    /// Servers and their numbers of VMs.
+    /// Pairs of a server and the number of VMs on the server.
     pub(super) servers: Vec<(u32, u32)>,
-    /// Links and the numbers of VMs below them.
+    /// Links of the tenant, each with the number of VMs below the link.
     pub(super) links: Vec<(u32, u32)>,
-    /// Candidate children: the room below, the tenants on the link, and the link.
+    /// For each child of a node with room for VMs: maximum number of VMs below the child, number of
+    /// tenants on the child's link, and the link.
     choice: Vec<(u32, u32, u32)>,
 }
 
 /// Order in which a node's children are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Order {
-    /// Children are filled by best fit. If none fits, the child with the most room is first. Ties
-    /// go to the fewest tenants on the link, then to the lowest number.
+    /// Best fit: the smallest child with room for all VMs comes first. If no child has room for all
+    /// VMs, the largest child comes first. If several children are equally good, the child with the
+    /// fewest tenants on its link is first, then the child with the lowest number.
     Room,
-    /// Children are filled by number: first fit.
+    /// First fit: children are filled in the order of their numbers.
     Number,
 }
 
 impl Survey {
-    /// Evaluates the servers.
+    /// Computes how many VMs fit on each server.
     pub(super) fn servers(&mut self, ledger: &Ledger, ask: &Ask<'_>) {
         let topology = ledger.topology();
         self.plain.resize(topology.nodes(), 0);
@@ -144,7 +161,8 @@ impl Survey {
         crate::topology::number(self.ways.len())
     }
 
-    /// Evaluates a layer of switches. The layers below must be evaluated already.
+    /// Computes how many VMs fit below each switch of a layer. The caller must call
+    /// [`Self::switches`] for the lower layers first.
     pub(super) fn switches(&mut self, ledger: &Ledger, ask: &Ask<'_>, layer: usize) {
         let topology = ledger.topology();
         let (all, cap) = (ask.vms, ask.caps[layer]);
@@ -183,8 +201,9 @@ impl Survey {
         }
     }
 
-    /// Adds a way to the front that begins at `start`, unless another way is at least as good in
-    /// both respects. Removes ways that the new one dominates.
+    /// Adds the entry `way` to the front that begins at index `start` of `ways`, unless an entry of
+    /// the front has at least as many VMs at no higher cost. Removes the entries of the front that
+    /// are no better than the new entry.
     fn keep(&mut self, start: u32, way: Way) {
         let front = &self.ways[start as usize..];
         if front.iter().any(|w| w.vms >= way.vms && w.carried <= way.carried) {
@@ -202,27 +221,29 @@ impl Survey {
         self.ways.push(way);
     }
 
-    /// Maximum number of VMs that the tree of `root` can hold.
+    /// Maximum number of VMs that fit in the tree of `root`.
     pub(super) fn most(&self, root: NodeId) -> u32 {
         let (from, until) = self.fronts[root.index()];
         let front = &self.ways[from as usize..until as usize];
         front.iter().map(|way| way.vms).max().unwrap_or(self.plain[root.index()])
     }
 
-    /// Maximum number of VMs below a link's lower end, if the centre is elsewhere and the link is
-    /// unlimited.
+    /// Returns the maximum number of VMs below `child` if the uplink of `child` is unlimited and
+    /// the allocation's centre is not below `child`.
     pub(super) fn below(&self, child: NodeId) -> u32 {
         self.plain[child.index()]
     }
 
-    /// The cheapest way to have all VMs in the tree of `root`.
+    /// Returns the cheapest way to place all VMs in the tree of `root`, or `None` if the VMs do not
+    /// fit.
     fn best(&self, root: NodeId, all: u32) -> Option<Way> {
         let (from, until) = self.fronts[root.index()];
         let front = self.ways[from as usize..until as usize].iter();
         front.filter(|way| way.vms == all).min_by_key(|way| way.carried).copied()
     }
 
-    /// Lays out all VMs in the tree of `root` at the least cost; `None` if they do not fit.
+    /// Places all VMs in the tree of `root` at the least cost. Returns `None` if the VMs do not fit
+    /// in the tree.
     pub(super) fn lay(
         &self,
         ledger: &Ledger,
@@ -248,8 +269,8 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// Puts `vms` below a node on the path to the centre. The centre's side is filled first, then
-    /// the others.
+    /// Places `vms` VMs below a node on the path to the centre. The VMs are placed first below the
+    /// child that leads to the allocation's centre.
     fn toward_centre(&mut self, node: NodeId, way: Way, vms: u32) {
         if way.via == HERE {
             self.fill(node, vms, None);
@@ -262,7 +283,8 @@ impl Layout<'_> {
         self.fill(node, vms - nearer, Some(way.via));
     }
 
-    /// Puts `vms` below a node, using its links except `except`. None of them leads to the centre.
+    /// Places `vms` VMs below a node through its downlinks, except through the link `except`. No
+    /// downlink of the node except the link `except` leads to the allocation's centre.
     fn fill(&mut self, node: NodeId, mut vms: u32, except: Option<u32>) {
         if vms == 0 {
             return;
@@ -294,9 +316,10 @@ impl Layout<'_> {
         self.laid.choice.truncate(base);
     }
 
-    /// Swaps the best child from `at` on to `at`. The best child takes all of `vms` and has the
-    /// least room to spare, because this keeps large rooms intact. If no child takes all, the child
-    /// with the most room is best. Ties go to the fewest tenants on the link.
+    /// Finds the best child of a node in `choice`, from index `at` on, and swaps the best child to
+    /// index `at`. The best child is the smallest child with room for all `vms` VMs, which keeps
+    /// large children free. If no child has room for all VMs, the largest child is best. If several
+    /// children are equally good, the child with the fewest tenants on its link is first.
     fn bring_best_to(&mut self, at: usize, vms: u32) {
         let key = |(share, tenants, link): (u32, u32, u32)| match share.checked_sub(vms) {
             Some(beyond) => (false, beyond, tenants, link),
@@ -344,7 +367,8 @@ mod tests {
         let found = laid(&ledger, 6, 1).unwrap();
         assert_eq!(found.servers, [(0, 5), (1, 1)]);
         assert_eq!(found.links, [(0, 5), (1, 1)]);
-        // With seven VMs, two would be on the other side of a link that has room for one.
+        // With seven VMs, the smaller side of a link would have two VMs, but the link has bandwidth
+        // for one.
         assert_eq!(laid(&ledger, 7, 1), None);
     }
 

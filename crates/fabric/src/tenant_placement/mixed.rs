@@ -1,23 +1,30 @@
-//! Places tenants with VMs that have different guarantees, and adds VMs to existing tenants.
+//! Places tenants whose VMs have different guarantees, and adds VMs to existing tenants.
 //!
 //! # Problem
 //!
-//! With rates g, a link needs min(sum below, sum elsewhere) in each direction. This need no longer
-//! depends on counts alone, and packing VMs of several sizes is hard.
+//! A link separates the VMs below the link from the VMs beyond the link. In each direction, a link
+//! needs the smaller of two sums: the sending rates on one side of the link, and the receiving
+//! rates on the other side. If VMs have different rates, the number of VMs does not determine the
+//! need, and an optimal placement is hard to find.
 //!
 //! # Approach
 //!
-//! The largest VMs are placed first, on the servers with the most room. The VMs below each link may
-//! send and receive no more than its free bandwidth. This bound exceeds a link's need. Therefore
-//! links on the path to one server, the centre, can be exempt from the bound. The first attempt
-//! exempts no link, and later attempts exempt more, up to all. The true need of each link is
-//! checked once all VMs are placed, because the need is not monotone during placement
-//! (`control-notes`, "heterogeneous hose").
+//! 1. VMs are placed on servers that already have VMs of the tenant, then on the servers with the
+//!    most slots. On each server, VMs with the largest rates are placed first.
+//! 2. The rates of all VMs below a link must not exceed the link's free bandwidth in total. A bound
+//!    on the rates of all VMs below a link is stricter than the true need of the link. The bound on
+//!    rates may exclude valid placements on the links from the tree's root to the *centre*, which
+//!    is the server that is filled first.
+//! 3. The first attempt to fill the tree applies the bound on rates to all links. Each later
+//!    attempt to fill the tree applies the bound on rates to one link less of the path from the
+//!    root to the centre. The last attempt applies the bound on rates to no link of this path.
+//! 4. When all VMs are placed, the true need of each link is checked. The true need of a link
+//!    cannot be checked earlier, because the need can fall when VMs are added.
 //!
 //! # Cost
 //!
-//! For each tree, the time is proportional to VM classes times servers times layers. This is slower
-//! than [`super::exact`].
+//! A search takes time proportional to VM classes × servers × layers for each tree, which is more
+//! than in [`super::exact`].
 
 use std::collections::BTreeMap;
 
@@ -35,10 +42,11 @@ pub(super) fn largest(hose: &Hose) -> u64 {
     hose.classes().iter().map(|class| class.send.max(class.recv).0).max().unwrap_or(0)
 }
 
-/// VMs of each class that are already on each server.
+/// For each server, the number of the tenant's VMs of each class that are already placed there.
 pub(super) type Base = BTreeMap<NodeId, Vec<u32>>;
 
-/// The placement with the counts of `laid`, largest VMs first.
+/// Assigns VMs of the request's classes to servers, with the number of VMs per server that `laid`
+/// states. VMs with the largest rates are assigned first.
 pub(super) fn of_laid(
     ledger: &Ledger,
     policy: &Policy,
@@ -65,7 +73,7 @@ pub(super) fn of_laid(
     finish(ledger, policy, request, root, shares, links)
 }
 
-/// Indices of the VM classes, the largest VMs first.
+/// Indices of the request's VM classes, in descending order of the classes' guaranteed rates.
 fn by_size(hose: &Hose) -> Vec<usize> {
     let mut order: Vec<usize> = (0..hose.classes().len()).collect();
     let size = |class: &usize| {
@@ -76,7 +84,8 @@ fn by_size(hose: &Hose) -> Vec<usize> {
     order
 }
 
-/// Need of every link in the tree of `root`, without links that need nothing.
+/// Returns the bandwidth that each link in the tree of `root` needs, without links that need no
+/// bandwidth.
 fn needs(ledger: &Ledger, hose: &Hose, root: NodeId, shares: &[VmShare]) -> Vec<(LinkId, Need)> {
     let mut below: BTreeMap<LinkId, Vec<u32>> = BTreeMap::new();
     for share in shares {
@@ -89,7 +98,8 @@ fn needs(ledger: &Ledger, hose: &Hose, root: NodeId, shares: &[VmShare]) -> Vec<
     needs.filter(|(_, need)| !need.is_zero()).collect()
 }
 
-/// The best tree of a layer.
+/// Finds the placement with the least cost in any tree of a layer. Returns `None` if no tree has
+/// room.
 pub(super) fn in_layer(
     ledger: &Ledger,
     policy: &Policy,
@@ -109,8 +119,9 @@ pub(super) fn in_layer(
     best
 }
 
-/// Places all VMs of the request in the tree of `root`. The VMs of `base` stay on their servers.
-/// The resources of `base` must not be in the ledger.
+/// Places all VMs of the request in the tree of `root`. VMs that `base` already places stay on
+/// their servers. The ledger must not contain the reservations of the VMs that `base` already
+/// places.
 pub(super) fn in_tree(
     ledger: &Ledger,
     policy: &Policy,
@@ -130,21 +141,23 @@ pub(super) fn in_tree(
     })
 }
 
-/// A tree to be filled.
+/// A tree in which the VMs of a request are to be placed.
 struct Tree<'a> {
     ledger: &'a Ledger,
     wish: &'a Wish<'a>,
     root_layer: usize,
     base: &'a Base,
-    /// Servers with their slots and their links up to the root, in the order in which they are
-    /// filled.
+    /// Servers of the tree in the order of filling, each with its slots and its links up to the
+    /// root.
     servers: Vec<(NodeId, u32, Vec<LinkId>)>,
-    /// Links of the first server, the lowest first. They are the path to the centre.
+    /// Links from the centre, which is the first server, up to the root, starting with the lowest
+    /// link.
     to_centre: Vec<LinkId>,
 }
 
 impl<'a> Tree<'a> {
-    /// Prepares a tree. `None` if it has too few slots or does not contain all of `base`.
+    /// Prepares a tree. Returns `None` if the tree has too few slots, or does not contain all
+    /// servers that already have VMs of the tenant.
     fn new(ledger: &'a Ledger, wish: &'a Wish<'a>, root: NodeId, base: &'a Base) -> Option<Self> {
         let topology = ledger.topology();
         let mut servers = Vec::new();
@@ -175,19 +188,19 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// State while a tree is filled.
+/// State of one attempt to fill a tree.
 struct Filling<'a> {
     tree: &'a Tree<'a>,
-    /// Bandwidth in which the VMs below a link may still send and receive. Exempt links to the
-    /// centre have no entry.
+    /// For each link, the maximum sum of the rates of VMs that may still be added below the link.
+    /// The map `free` has no entry for links that are exempt from the bound on the VMs' rates.
     free: BTreeMap<LinkId, Need>,
-    /// Number of VMs below each link, for the bounds of fault domains.
+    /// Number of VMs below each link, to enforce the maximum number of VMs per fault domain.
     below: BTreeMap<LinkId, u32>,
 }
 
 impl<'a> Filling<'a> {
-    /// Applies the bound to the lowest `kept` links on the path to the centre, as to all other
-    /// links. The rest of the path is exempt.
+    /// Starts an attempt. The bound on the VMs' rates applies only to the lowest `kept` links of
+    /// the path from the centre to the root.
     fn new(tree: &'a Tree<'a>, kept: usize) -> Self {
         let mut free = BTreeMap::new();
         let links = tree.servers.iter().flat_map(|(_, _, path)| path.iter().copied());
@@ -230,8 +243,8 @@ impl<'a> Filling<'a> {
         left.iter().all(|left| *left == 0).then_some(shares)
     }
 
-    /// Maximum number of VMs of a class for which the links of a path and the fault domains still
-    /// have room.
+    /// Returns the maximum number of VMs of a class that the links of `path` and the bounds on
+    /// fault domains still permit.
     fn room(&self, class: usize, path: &[LinkId]) -> u32 {
         let wish = self.tree.wish;
         let kind = wish.request.hose.classes()[class];
@@ -259,7 +272,7 @@ impl<'a> Filling<'a> {
         for link in path {
             *self.below.entry(*link).or_default() += vms;
             if let Some(free) = self.free.get_mut(link) {
-                // Existing VMs may exceed this bound, which is stricter than the true need.
+                // Existing VMs may exceed this bound, because it is stricter than the true need.
                 let less = |free: u64, rate: u64| free.saturating_sub(rate * u64::from(vms));
                 free.up.0 = less(free.up.0, kind.send.0);
                 free.down.0 = less(free.down.0, kind.recv.0);

@@ -1,26 +1,28 @@
-//! Tenant placement decides on which servers a tenant's VMs run.
+//! Tenant placement: decides on which servers a tenant's VMs run.
 //!
 //! # Problem
 //!
-//! A tenant needs slots. It also needs, on every link of one tree, the bandwidth that its
-//! guarantees may use. Ports should carry few tenants, because a port has few queues.
+//! A tenant needs slots on servers, and bandwidth for its guarantees on every link of one tree.
+//! Ports should carry few tenants, because a port has few queues.
 //!
 //! # Source
 //!
-//! The source is QShare §IV, Algorithm 1. `docs/reference/fabric.md` lists the parameters that the
-//! paper leaves open.
+//! Tenant placement follows QShare §IV, Algorithm 1. `docs/reference/fabric.md` lists the
+//! parameters that the paper does not specify.
 //!
 //! # Approach
 //!
-//! The search goes from the servers up and uses the first layer with a tree that has room. Of this
-//! layer's trees, it chooses the one with the least cost; ties go to the first. In a tree, VMs are
-//! laid out so that the least bandwidth is reserved (`exact`). A refusal states the binding
-//! constraint and the nearest requests that would fit ([`Refusal`]).
+//! The search visits the layers from the servers up, and stops at the first layer with a tree that
+//! has room. Of all trees in the lowest layer with room, the search chooses the tree with the least
+//! cost. If several trees have the least cost, the search chooses the first of these trees. In a
+//! tree, VMs are placed so that the least bandwidth is reserved (`exact`). A refusal states the
+//! constraint that excludes the request, and similar requests that would fit ([`Refusal`]).
 //!
 //! # Invariants
 //!
-//! `tests/` checks three properties. Reservations never exceed the limit of any link. Removing all
-//! tenants restores the empty ledger exactly. If one tenant can be placed at all, it is placed.
+//! Reservations never exceed the limit of any link. After all tenants are removed, the ledger is
+//! exactly empty. A tenant that fits into an empty datacenter is placed. The tests in `tests/`
+//! check the invariants of tenant placement.
 
 use thiserror::Error;
 
@@ -45,36 +47,37 @@ pub use request::{Affinity, Request, RequestError, Spread, TenantSlot};
 
 use search::{Search, Wish};
 
-/// A tenant that has a placement.
+/// A tenant of the datacenter that has been placed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tenant {
-    /// The request that the tenant was placed for.
+    /// The request for which the tenant was placed.
     pub request: Request,
-    /// Servers and links that the tenant holds.
+    /// Servers and links that are reserved for the tenant.
     pub placement: Placement,
 }
 
 /// Error: the ledger has no room for a placement that was computed earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the placement does not fit the present books; search for one again")]
+#[error("the placement no longer fits; search for another placement")]
 pub struct Stale(#[source] LedgerError);
 
-/// A datacenter: its topology, ledger and tenants.
+/// State of a datacenter: its topology, its ledger and its tenants.
 #[derive(Clone, Debug)]
 pub struct Datacenter {
     ledger: Ledger,
     policy: Policy,
     tenants: Vec<Option<Tenant>>,
-    /// Unused slots of `tenants`, the lowest last.
+    /// Indices of the empty slots in `tenants`, in descending order.
     vacant: Vec<u32>,
     search: Search,
 }
 
 impl Datacenter {
-    /// An empty datacenter. `headroom_permille` of each link is never reserved.
+    /// Creates a datacenter without tenants. `headroom_permille` thousandths of each link's rate
+    /// are never reserved.
     ///
     /// # Errors
-    /// The policy is invalid.
+    /// Returns an error if the policy is invalid.
     pub fn new(
         topology: Topology,
         headroom_permille: u32,
@@ -104,41 +107,44 @@ impl Datacenter {
         &self.policy
     }
 
-    /// The tenant in a slot. `None` if the slot is empty.
+    /// Returns the tenant in a slot, or `None` if the slot is empty.
     #[must_use]
     pub fn tenant(&self, slot: TenantSlot) -> Option<&Tenant> {
         self.tenants.get(slot.index())?.as_ref()
     }
 
-    /// All tenants in order of their slots.
+    /// Returns all tenants in ascending order of their slot numbers.
     pub fn tenants(&self) -> impl Iterator<Item = (TenantSlot, &Tenant)> {
         let slots = (0_u32..).map(TenantSlot).zip(&self.tenants);
         slots.filter_map(|(slot, tenant)| Some((slot, tenant.as_ref()?)))
     }
 
-    /// Changes a node's state without moving tenants. [`Self::evacuate`] moves them too.
+    /// Changes a node's service state without moving tenants. [`Self::evacuate`] also moves the
+    /// tenants that use the node.
     pub fn set_service(&mut self, node: NodeId, service: Service) {
         self.ledger.set_service(node, service);
     }
 
-    /// Finds a placement for a request. `None` if there is none or the request is invalid.
+    /// Finds a placement for a request. Returns `None` if no placement is possible or the request
+    /// is invalid.
     pub fn find(&mut self, request: &Request) -> Option<Placement> {
         let checked = Checked::new(self, request).ok()?;
         self.search.run(&self.ledger, &self.policy, &checked.wish(request))
     }
 
-    /// Places a tenant. `None` on failure. [`Self::place`] takes longer then but returns the
-    /// reason.
+    /// Places a tenant. Returns `None` if the tenant cannot be placed. If the tenant cannot be
+    /// placed, [`Self::place`] also returns the reason, but takes longer.
     pub fn try_place(&mut self, request: &Request) -> Option<TenantSlot> {
         let placement = self.find(request)?;
         let placed = self.place_at(request.clone(), placement);
-        Some(placed.expect("what was found has room"))
+        Some(placed.expect("the servers and links have room for the placement"))
     }
 
-    /// Places a tenant.
+    /// Places a tenant, and returns the tenant's slot.
     ///
     /// # Errors
-    /// The tenant cannot be placed. The refusal has the reason and the requests that would fit.
+    /// Returns an error if the tenant cannot be placed. The [`Refusal`] has the reason and the
+    /// requests that would fit.
     pub fn place(&mut self, request: &Request) -> Result<TenantSlot, Refusal> {
         match self.try_place(request) {
             Some(slot) => Ok(slot),
@@ -146,10 +152,10 @@ impl Datacenter {
         }
     }
 
-    /// Adds a tenant with a placement that was computed earlier, or by other code.
+    /// Adds a tenant with a given placement, for example from [`Self::find`].
     ///
     /// # Errors
-    /// The ledger has no room for the placement.
+    /// Returns an error if the ledger has no room for the placement.
     pub fn place_at(
         &mut self,
         request: Request,
@@ -177,8 +183,8 @@ impl Datacenter {
         Some(tenant)
     }
 
-    /// Removes a tenant and frees its resources but not its slot, because some record still refers
-    /// to the slot. The slot is not reused until [`Self::free`].
+    /// Removes a tenant and frees its resources, but keeps its slot reserved until [`Self::free`].
+    /// A tenant is retired if other data still refers to the tenant's slot.
     pub fn retire(&mut self, slot: TenantSlot) -> Option<Tenant> {
         let tenant = self.tenants.get_mut(slot.index())?.take()?;
         self.ledger.give_back(&tenant.placement.entry);
@@ -188,7 +194,7 @@ impl Datacenter {
     /// Frees the slot of a retired tenant.
     pub fn free(&mut self, slot: TenantSlot) {
         let retired = self.tenants.get(slot.index()).is_some_and(Option::is_none);
-        // The lowest slot is reused first, so that a replay gives the same slots.
+        // The lowest slot is reused first, so that the same calls give the same slots.
         let at = self.vacant.partition_point(|vacant| *vacant > slot.0);
         if retired && self.vacant.get(at) != Some(&slot.0) {
             self.vacant.insert(at, slot.0);
@@ -196,7 +202,7 @@ impl Datacenter {
     }
 }
 
-/// A valid request with the data derived from it.
+/// Data derived from a valid request: bounds per layer, and the permitted servers.
 #[derive(Debug)]
 struct Checked {
     caps: Vec<u32>,
@@ -215,7 +221,8 @@ impl Checked {
     }
 }
 
-/// Whether VMs may be on each server. `None` allows all servers.
+/// Returns for each server whether VMs may be placed on the server, or `None` if all servers are
+/// permitted.
 fn allowed(
     datacenter: &Datacenter,
     affinity: &Affinity,
@@ -248,7 +255,7 @@ fn allowed(
     Ok(Some(mask))
 }
 
-/// The fault domains of a layer in which a tenant has VMs.
+/// Returns the fault domains of a layer that contain VMs of a tenant.
 fn domains(
     datacenter: &Datacenter,
     slot: TenantSlot,

@@ -1,4 +1,4 @@
-//! A tenant's placement and its cost.
+//! Describes a tenant's placement, and computes the placement's cost.
 
 use penstock_units::BitsPerSecond;
 
@@ -9,60 +9,65 @@ use crate::hose::Need;
 use crate::ledger::{Entry, Ledger};
 use crate::topology::{LinkId, NodeId};
 
-/// VMs of one class on one server.
+/// The VMs of one class that a placement has on one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmShare {
-    /// Server that has the VMs, in layer 0.
+    /// Server on which the VMs run: the number of a node in layer 0 of the topology.
     pub server: NodeId,
-    /// Index of the class in the hose.
+    /// Index of the VMs' class in the tenant's hose.
     pub class: u32,
-    /// Number of VMs, at least 1.
+    /// Number of VMs of the class on the server, at least 1.
     pub vms: u32,
 }
 
 /// Cost of a placement (QShare §IV-B).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cost {
-    /// c_b in bit/s. This is the sum over all links of the tree of the larger of a link's two
-    /// reservations.
+    /// Bandwidth cost c_b in bit/s: the sum of the tenant's reservations over all links of the
+    /// tree. For each link, the larger reservation of the link's two directions counts.
     pub bandwidth: u128,
-    /// c_q: the maximum number of tenants on any link of the tenant's tree, including the tenant
-    /// itself. 0 without links.
+    /// Queue cost c_q: the maximum number of tenants on any link of the tenant's tree, including
+    /// the tenant itself. The queue cost is 0 if the tenant has no links.
     pub queue: u32,
-    /// Number of the tenant's links with more tenants than dedicated queues.
+    /// Number of the tenant's links that carry more tenants than a port has dedicated queues.
     pub overfull: u32,
-    /// Weighted sum of queue and bandwidth cost: a * c_q / Q + (1 - a) * c_b / (N * B * depth).
+    /// Weighted sum `a * c_q / Q + (1 - a) * c_b / (N * B * depth)` of the queue cost c_q and the
+    /// bandwidth cost c_b. The factor a is the weight of the queue cost c_q, and Q is the number of
+    /// queues of a port. N * B is the sum of the guarantees of the tenant's N VMs. The depth is the
+    /// number of layers of links in the tree, at least 1.
     pub weighed: f64,
 }
 
 /// A tenant's tree, VMs and reservations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// Root of the tenant's tree. The root is a server if all VMs are on this server.
+    /// Root of the tenant's tree. If all VMs are on one server, the root is this server.
     pub root: NodeId,
-    /// VMs of the tenant, ordered by server and class.
+    /// Placed VMs of the tenant, ordered by server and class.
     pub shares: Vec<VmShare>,
-    /// Slots of the tenant, and its bandwidth on the links of its tree.
+    /// Slots that the tenant reserves, and the bandwidth that the tenant reserves on the links of
+    /// its tree.
     pub entry: Entry,
-    /// Cost of the placement when the tenant was placed.
+    /// Cost of the placement at the time when the tenant was placed.
     pub cost: Cost,
 }
 
 impl Placement {
-    /// Number of VMs on a server, of all classes.
+    /// Number of the tenant's VMs on a server, over all classes.
     #[must_use]
     pub fn vms_on(&self, server: NodeId) -> u32 {
         self.shares.iter().filter(|share| share.server == server).map(|share| share.vms).sum()
     }
 
-    /// Whether the placement uses any link.
+    /// Whether the placement has bandwidth reserved on any link.
     #[must_use]
     pub fn has_network(&self) -> bool {
         !self.entry.links.is_empty()
     }
 }
 
-/// The placement of a tenant with equal guarantees, from its layout in the tree of `root`.
+/// Creates the placement of a tenant with equal guarantees from an allocation in the tree of
+/// `root`.
 pub(super) fn of_laid(
     ledger: &Ledger,
     policy: &Policy,
@@ -72,7 +77,7 @@ pub(super) fn of_laid(
 ) -> Placement {
     let mut shares = Vec::new();
     for (server, vms) in &laid.servers {
-        // All classes have the same guarantees, so VMs are assigned in order.
+        // All classes have the same guarantees, so the order of assignment does not matter.
         deal(request, NodeId(*server), *vms, &mut shares);
     }
     let links = laid.links.iter().filter_map(|(link, below)| {
@@ -84,7 +89,7 @@ pub(super) fn of_laid(
     finish(ledger, policy, request, root, shares, links.collect())
 }
 
-/// Assigns the next VMs of the request to a server, class by class.
+/// Assigns the next `vms` VMs of the request to a server, class by class.
 fn deal(request: &Request, server: NodeId, mut vms: u32, shares: &mut Vec<VmShare>) {
     for (class, kind) in (0_u32..).zip(request.hose.classes()) {
         let dealt: u32 = shares.iter().filter(|s| s.class == class).map(|s| s.vms).sum();
@@ -96,7 +101,7 @@ fn deal(request: &Request, server: NodeId, mut vms: u32, shares: &mut Vec<VmShar
     }
 }
 
-/// Completes a placement and computes its cost.
+/// Builds a placement from its VMs and links, and computes the cost.
 pub(super) fn finish(
     ledger: &Ledger,
     policy: &Policy,
@@ -120,14 +125,15 @@ pub(super) fn finish(
     Placement { root, shares, entry: Entry { slots, links }, cost }
 }
 
-/// Weights for the costs of one request, for the ledger's present state.
+/// Weights of the costs for one request and the present state of the ledger.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
     dedicated: u32,
     queues: f64,
-    /// Weight of c_q. The weight of c_b is 1 - a.
+    /// Weight of the queue cost c_q, 0 to 1. The weight of the bandwidth cost c_b is 1 minus the
+    /// weight of the queue cost c_q.
     a: f64,
-    /// N * B in bit/s.
+    /// Sum of the tenant's guarantees (N * B) in bit/s.
     total: f64,
 }
 
@@ -137,13 +143,13 @@ impl Scale {
             QueueWeight::Fixed(a) => a,
             QueueWeight::ByLoad => (1.0 - ledger.scarcest_share()).clamp(0.2, 0.9),
         };
-        #[expect(clippy::cast_precision_loss, reason = "a cost to be compared")]
+        #[expect(clippy::cast_precision_loss, reason = "a rounded cost is exact enough")]
         let total = request.hose.total().larger().0 as f64;
         Self { dedicated: policy.dedicated(), queues: f64::from(policy.queues), a, total }
     }
 
-    /// Cost of links in a tree with its root in layer `depth`. Each link comes with the larger
-    /// direction of its need.
+    /// Cost of a placement in a tree with its root in layer `depth`. Each entry of `links` is a
+    /// link and the larger of its two needs in bit/s.
     pub(super) fn cost(
         &self,
         ledger: &Ledger,
@@ -157,7 +163,7 @@ impl Scale {
             queue = queue.max(tenants);
             overfull += u32::from(tenants > self.dedicated);
         }
-        #[expect(clippy::cast_precision_loss, reason = "a cost to be compared")]
+        #[expect(clippy::cast_precision_loss, reason = "a rounded cost is exact enough")]
         let share = bandwidth as f64 / (self.total * depth.max(1) as f64);
         let weighed = self.a * f64::from(queue) / self.queues + (1.0 - self.a) * share;
         Cost { bandwidth, queue, overfull, weighed }

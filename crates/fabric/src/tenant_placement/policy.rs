@@ -1,37 +1,41 @@
-//! Settings that decide in which tree a tenant is placed.
+//! Defines the settings that determine in which tree a tenant is placed.
 
 use thiserror::Error;
 
-/// Weight of c_q relative to c_b. By QShare §IV-B it is larger if the datacenter is lightly loaded.
+/// Weight of the queue cost c_q relative to the bandwidth cost c_b, from 0 to 1 ([`super::Cost`]).
+/// By QShare §IV-B, the weight of the queue cost is larger in a lightly loaded datacenter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QueueWeight {
-    /// The weight is 1 minus the reserved fraction of the scarcest layer, clamped to 0.2 and 0.9.
+    /// The weight of the queue cost is 1 minus the reserved fraction of the most reserved layer,
+    /// but at least 0.2 and at most 0.9.
     ByLoad,
-    /// The weight is a constant from 0 to 1. The stress test of QShare §VII-C uses 0.9.
+    /// The weight of the queue cost is a constant from 0 to 1. The stress test of QShare §VII-C
+    /// uses a weight of 0.9.
     Fixed(f64),
 }
 
-/// Which tree of a layer is chosen.
+/// Method of choosing one of the trees of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The tree of least cost is chosen (QShare Algorithm 1).
     Balanced,
-    /// The first tree that fits is chosen and filled from the left. This is greedy as in Oktopus
-    /// and serves for comparison.
+    /// The first tree with room for the tenant is chosen, and the children of its nodes are filled
+    /// in order. The first-fit choice is the greedy choice of Oktopus, and serves as a baseline for
+    /// comparison.
     FirstFit,
 }
 
-/// Settings of placement.
+/// Settings that decide where tenants are placed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Policy {
-    /// Queues of a switch port, 2 or more.
+    /// Number of queues of a switch port, 2 or more.
     pub queues: u32,
-    /// Queues of a port that no tenant may own: the shared queue and queues for other purposes. At
-    /// least 1.
+    /// Number of queues of a port that no tenant may own, at least 1. The queues that no tenant may
+    /// own are the shared queue and the queues for other purposes.
     pub reserved_queues: u32,
     /// Weight of the queue cost.
     pub queue_weight: QueueWeight,
-    /// Which tree of a layer is chosen.
+    /// Method of choosing one of the trees of a layer.
     pub choice: Choice,
 }
 
@@ -39,21 +43,22 @@ pub struct Policy {
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// There is no shared or no dedicated queue.
+    /// A port has no shared queue, or no queue that tenants may own.
     #[error("{reserved} of {queues} queues are reserved; keep at least 1 shared and 1 for tenants")]
     Queues {
-        /// Queues of a port.
+        /// Number of queues of a port.
         queues: u32,
-        /// Reserved queues of a port.
+        /// Number of queues of a port that no tenant may own.
         reserved: u32,
     },
-    /// The weight is outside 0 to 1.
+    /// The weight of the queue cost is not from 0 to 1.
     #[error("the weight of queues is {0}; write 0 to 1")]
     Weight(f64),
 }
 
 impl Default for Policy {
-    /// Eight queues per port, one of them shared, and a weight by load.
+    /// Returns a policy with eight queues per port, of which one queue is shared. The weight of the
+    /// queue cost depends on the load, and the tree of least cost is chosen.
     fn default() -> Self {
         let queue_weight = QueueWeight::ByLoad;
         Self { queues: 8, reserved_queues: 1, queue_weight, choice: Choice::Balanced }
@@ -61,16 +66,17 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Queues of a port that tenants may own.
+    /// Number of queues of a port that tenants may own.
     #[must_use]
     pub const fn dedicated(&self) -> u32 {
         self.queues.saturating_sub(self.reserved_queues)
     }
 
-    /// Validates the policy.
+    /// Checks the policy's numbers of queues and the weight of the queue cost.
     ///
     /// # Errors
-    /// There is no dedicated or no shared queue, or the weight is not from 0 to 1.
+    /// Returns an error if no queue is shared, if tenants may own no queue, or if the weight is not
+    /// from 0 to 1.
     pub fn check(&self) -> Result<(), PolicyError> {
         if self.reserved_queues == 0 || self.dedicated() == 0 {
             let (queues, reserved) = (self.queues, self.reserved_queues);

@@ -1,8 +1,11 @@
 //! Explains why a request cannot be placed, and which requests would fit.
 //!
-//! Constraints are dropped one by one, bandwidth first, until the request fits. The constraint that
-//! was dropped last is the binding constraint. Offers are found by bisection, and each offer has
-//! been tried.
+//! The check of a refused request starts with slots only, and adds the affinity, the bounds on
+//! fault domains and the bandwidth, in this order. The first constraint that makes the request
+//! unplaceable is the reason of the refusal.
+//!
+//! Requests that would fit are found by bisection. A search for a placement has verified each
+//! proposed request.
 
 use core::fmt;
 
@@ -14,71 +17,72 @@ use super::{Checked, Datacenter, mixed};
 use crate::hose::{Hose, Need, VmClass};
 use crate::topology::{LinkId, NodeId, Topology};
 
-/// Reasons for a refusal, and alternatives.
+/// Result for a request that cannot be placed: the reason, and similar requests that would fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Refusal {
-    /// The constraint without which the request would fit.
+    /// The constraint that excludes the request.
     pub reason: Reason,
-    /// Requests that would fit now.
+    /// Variants of the refused request that would fit now.
     pub fits: Vec<Offer>,
 }
 
-/// The constraint without which a refused request would fit.
+/// The constraint that prevents the placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reason {
-    /// The request is invalid in this datacenter.
+    /// The request is invalid in the datacenter.
     Request(RequestError),
     /// Servers in service have too few free slots.
     Slots {
-        /// VMs that fit into one tree if only slots count.
+        /// Maximum number of VMs that fit into one tree if only slots count.
         fit: u32,
-        /// VMs that the request has.
+        /// Number of VMs that the request wants to place.
         wanted: u32,
     },
-    /// Affinity leaves too few servers.
+    /// The servers that the affinity permits have too few free slots.
     Affinity {
-        /// VMs that fit on the permitted servers.
+        /// Maximum number of VMs that fit on the permitted servers of one tree.
         fit: u32,
-        /// VMs that the request has.
+        /// Number of VMs that the request wants to place.
         wanted: u32,
     },
-    /// Bounds on VMs per fault domain leave too little room.
+    /// The bounds on VMs per fault domain permit too few VMs.
     Spread {
-        /// VMs that fit under these bounds.
+        /// Maximum number of VMs that fit into one tree under the bounds on VMs per fault domain.
         fit: u32,
-        /// VMs that the request has.
+        /// Number of VMs that the request wants to place.
         wanted: u32,
     },
-    /// A link has too little bandwidth. Of several such links, this is the link that excludes the
-    /// most VMs.
+    /// A link has too little bandwidth. If several links have too little bandwidth, the link that
+    /// excludes the most VMs is reported.
     Link {
-        /// The binding link.
+        /// The link with too little bandwidth.
         link: LinkId,
-        /// Name of the link's lower end.
+        /// Name of the node at the link's lower end.
         child: String,
-        /// Name of the link's upper end.
+        /// Name of the node at the link's upper end.
         parent: String,
-        /// Reservation on the link, in the larger direction.
+        /// Reserved bandwidth of the link, in the direction with the larger reservation.
         reserved: BitsPerSecond,
-        /// Largest possible reservation on the link.
+        /// Largest permitted sum of the reservations on the link, in each direction.
         limit: BitsPerSecond,
-        /// Number of VMs for which there are slots below the link.
+        /// Number of VMs for which nodes below the link have slots.
         slots: u32,
-        /// Number of VMs for which the link has bandwidth.
+        /// Number of VMs for which the link has free bandwidth.
         room: u32,
     },
 }
 
-/// A variant of the refused request that would fit now. It differs from the request in one respect.
+/// Variant of a refused request that would fit now. A variant differs from the request in the
+/// number of VMs or in the rates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Offer {
-    /// The request with this number of VMs.
+    /// The request would fit if it had the given number of VMs.
     Vms(u32),
-    /// The request with this rate for each VM.
+    /// The request would fit if each VM had the given guaranteed rate.
     Rate(BitsPerSecond),
-    /// The request with all rates multiplied by this number of thousandths.
+    /// The request would fit if all rates were multiplied by the given number of thousandths.
     RatesPermille(u32),
 }
 
@@ -86,12 +90,12 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.reason)?;
         for (at, offer) in self.fits.iter().enumerate() {
-            let before = if at == 0 { "; it fits with" } else { " or with" };
+            let before = if at == 0 { "; the tenant fits with" } else { " or with" };
             match offer {
                 Offer::Vms(vms) => write!(f, "{before} {vms} VMs")?,
                 Offer::Rate(rate) => write!(f, "{before} {rate}bit/s a VM")?,
                 Offer::RatesPermille(rates) => {
-                    write!(f, "{before} all rates at {}.{} %", rates / 10, rates % 10)?;
+                    write!(f, "{before} {}.{} % of all rates", rates / 10, rates % 10)?;
                 }
             }
         }
@@ -104,18 +108,29 @@ impl fmt::Display for Reason {
         match self {
             Self::Request(error) => error.fmt(f),
             Self::Slots { fit, wanted } => {
-                write!(f, "{wanted} VMs, and free slots for {fit} in one tree")
+                write!(
+                    f,
+                    "the tenant needs {wanted} slots, but one tree has at most {fit} free slots"
+                )
             }
             Self::Affinity { fit, wanted } => {
-                write!(f, "{wanted} VMs, and slots for {fit} where its affinity lets them be")
+                write!(
+                    f,
+                    "the tenant needs {wanted} slots, but the affinity permits at most {fit} slots \
+                     in one tree"
+                )
             }
             Self::Spread { fit, wanted } => {
-                write!(f, "{wanted} VMs, and slots for {fit} under its bounds on fault domains")
+                write!(
+                    f,
+                    "the tenant needs {wanted} slots, but the bounds on fault domains permit only \
+                     {fit} slots"
+                )
             }
             Self::Link { child, parent, reserved, limit, slots, room, .. } => write!(
                 f,
-                "link {child} - {parent}: {reserved} of {limit}bit/s reserved; slots for {slots} \
-                 VMs below it, rate for {room}"
+                "link {child} - {parent}: {reserved} of {limit}bit/s reserved; {slots} free \
+                 slots below the link, and free bandwidth for {room} VMs"
             ),
         }
     }
@@ -157,7 +172,8 @@ impl Datacenter {
         self.tightest(&ask, root)
     }
 
-    /// Maximum number of VMs that any tree can hold, and the root of the first such tree.
+    /// Returns the maximum number of VMs that fit in any tree, and the root of the first tree with
+    /// the maximum.
     fn most(&mut self, ask: &Ask<'_>) -> (u32, NodeId) {
         let survey = &mut self.search.survey;
         survey.servers(&self.ledger, ask);
@@ -174,8 +190,8 @@ impl Datacenter {
         best
     }
 
-    /// The link below `root` that excludes the most VMs. If there is no such link, the first uplink
-    /// of the root.
+    /// Reports the link below `root`, or the uplink of `root`, that excludes the most VMs. If
+    /// several links exclude equally many VMs, the link with the lowest number is reported.
     fn tightest(&self, ask: &Ask<'_>, root: NodeId) -> Reason {
         let topology = self.topology();
         let lost = |link: LinkId| {
@@ -189,7 +205,7 @@ impl Datacenter {
             (slots.saturating_sub(room), core::cmp::Reverse(*link))
         });
         let Some(link) = worst else {
-            // This is a server without links that has too few slots.
+            // `root` is a server without links and has too few slots.
             return Reason::Slots { fit: self.search.survey.most(root), wanted: ask.vms };
         };
         let (slots, room) = lost(link);
@@ -201,7 +217,8 @@ impl Datacenter {
         Reason::Link { link, child, parent, reserved, limit, slots, room }
     }
 
-    /// The nearest requests that fit.
+    /// Finds variants of the request that fit: with the most possible VMs, and with the highest
+    /// possible rates.
     fn offers(&mut self, request: &Request) -> Vec<Offer> {
         let mut offers = Vec::new();
         let hose = &request.hose;
@@ -236,7 +253,8 @@ fn room(ask: &Ask<'_>, free: Need) -> u32 {
     u32::try_from(room).unwrap_or(u32::MAX).min(ask.vms)
 }
 
-/// The hose with other rates.
+/// Returns a hose in which the function `rate` has converted each guaranteed rate, or `None` if the
+/// new hose is invalid.
 fn scaled(hose: &Hose, rate: impl Fn(u64) -> u64) -> Option<Hose> {
     let class = |class: &VmClass| VmClass {
         vms: class.vms,
@@ -246,7 +264,8 @@ fn scaled(hose: &Hose, rate: impl Fn(u64) -> u64) -> Option<Hose> {
     Hose::new(hose.classes().iter().map(class).collect()).ok()
 }
 
-/// The largest number from 1 to `most` that fits, found by bisection; `None` if 1 does not fit.
+/// Finds the largest number from 1 to `most` for which `fits` returns true, by bisection. Returns
+/// `None` if `most` is 0 or `fits(1)` is false.
 fn largest(most: u64, mut fits: impl FnMut(u64) -> bool) -> Option<u64> {
     if most == 0 || !fits(1) {
         return None;

@@ -1,105 +1,113 @@
-//! A tenant's request: VMs, guarantees and constraints on their servers.
+//! Defines a tenant's request: its VMs, their guarantees, and the constraints on their servers.
 
 use thiserror::Error;
 
 use crate::hose::Hose;
 use crate::topology::{NodeId, Topology};
 
-/// Index of a tenant in the datacenter's table. It is reused after the tenant is gone.
+/// Index of a tenant in the datacenter's table of tenants. After a tenant is removed, another
+/// tenant may get the removed tenant's index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantSlot(pub u32);
 
 impl TenantSlot {
-    /// The slot as an index into a table.
+    /// Returns the tenant's slot as an index into a table of all tenants.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Bound on the VMs that one failure may affect. A fault domain of layer i is everything below one
-/// node of layer i in the tenant's tree: 0 is a server, 1 a rack, 2 a pod.
+/// Maximum number of a tenant's VMs that one failure of a node may affect. A fault domain of layer
+/// i consists of a node of layer i in the tenant's tree and all nodes below it. A domain of layer 0
+/// is a server, a domain of layer 1 is a rack, and a domain of layer 2 is a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spread {
-    /// Layer of the fault domain.
+    /// Layer of the fault domains: 0 means servers, 1 means racks.
     pub layer: usize,
-    /// Maximum number of VMs of the tenant in one domain, at least 1.
+    /// Maximum number of VMs of the tenant in one fault domain, at least 1, or `None` for no
+    /// maximum.
     pub most_vms: Option<u32>,
-    /// Minimum number of domains, at least 1. A uniform bound enforces this number. With d domains
-    /// and N VMs, no domain holds more than (N - 1) / (d - 1), rounded down. This is the largest
-    /// bound that forces d.
+    /// Minimum number d of fault domains in which a tenant has VMs, at least 1. To enforce the
+    /// minimum number d of fault domains, each domain gets at most (N - 1) / (d - 1) of the
+    /// tenant's N VMs, rounded down. If more VMs were permitted per fault domain, all N VMs could
+    /// be in fewer than d fault domains.
     pub least_domains: Option<u32>,
 }
 
-/// Constraints on the servers of a tenant's VMs.
+/// Constraints on the servers on which a tenant's VMs may run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Affinity {
-    /// The VMs must be below one of these nodes. Empty allows all nodes.
+    /// Each VM must be on or below one of the listed nodes. If the list of nodes is empty, all
+    /// servers are permitted.
     pub within: Vec<NodeId>,
-    /// The VMs must be in fault domains of the given layer in which these tenants have VMs.
+    /// Affinity to other tenants, each with a layer. Each VM must share a fault domain of the
+    /// listed layer with a VM of the listed tenant.
     pub near: Vec<(TenantSlot, usize)>,
-    /// The VMs must not be in fault domains of the given layer in which these tenants have VMs.
+    /// Anti-affinity to other tenants, each with a layer. No VM may share a fault domain of the
+    /// listed layer with a VM of the listed tenant.
     pub apart: Vec<(TenantSlot, usize)>,
 }
 
-/// A complete placement request of a tenant.
+/// Placement request of a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// VMs and their guarantees.
+    /// The VMs to be placed and their guarantees.
     pub hose: Hose,
-    /// Bounds on fault domains.
+    /// Bounds on the number of VMs per fault domain, and on the number of fault domains.
     pub spread: Vec<Spread>,
-    /// Constraints on the servers of the VMs.
+    /// Constraints on the servers on which the VMs may run.
     pub affinity: Affinity,
 }
 
-/// Why a request is invalid in this datacenter.
+/// Why a request is invalid in a datacenter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RequestError {
-    /// The layer of a fault domain does not exist.
-    #[error("there is no layer {layer}; fault domains are of layers 0 to {highest}")]
+    /// The datacenter does not have the layer of a requested fault domain.
+    #[error("there is no layer {layer} of fault domains; write 0 to {highest}")]
     NoLayer {
-        /// Layer of the request.
+        /// Layer of fault domains that the request names.
         layer: usize,
-        /// Highest layer of the datacenter.
+        /// Highest layer that the datacenter has.
         highest: usize,
     },
-    /// A bound is 0.
-    #[error("a bound of 0 VMs or 0 fault domains; write 1 or more")]
+    /// A bound of the request is 0, or the bounds permit 0 VMs per fault domain.
+    #[error("a bound permits 0 VMs or 0 fault domains; write 1 or more")]
     ZeroBound,
-    /// There are fewer VMs than requested fault domains.
-    #[error("{domains} fault domains for {vms} VMs; ask for at most as many as there are VMs")]
+    /// The request has fewer VMs than requested fault domains.
+    #[error("{domains} fault domains for {vms} VMs; request at most {vms} fault domains")]
     MoreDomainsThanVms {
         /// Number of fault domains that the request requires.
         domains: u32,
-        /// Number of VMs in the request.
+        /// Number of VMs that the request has.
         vms: u32,
     },
-    /// The node does not exist.
-    #[error("there is no node {}; name one of the topology", .0.0)]
+    /// The datacenter does not have a node that the affinity names.
+    #[error("there is no node {}; name a node of the topology", .0.0)]
     NoNode(NodeId),
-    /// The tenant does not exist.
-    #[error("there is no tenant {}; name one that is placed", .0.0)]
+    /// The datacenter does not have a tenant that the affinity names.
+    #[error("there is no tenant {}; name a placed tenant", .0.0)]
     NoTenant(TenantSlot),
 }
 
 impl Request {
-    /// A request without constraints on servers.
+    /// Creates a request without constraints on servers.
     #[must_use]
     pub fn new(hose: Hose) -> Self {
         Self { hose, spread: Vec::new(), affinity: Affinity::default() }
     }
 
-    /// Adds a bound of `vms` VMs per server.
+    /// Adds the constraint that a server gets at most `vms` VMs of the tenant.
     #[must_use]
     pub fn most_per_server(mut self, vms: u32) -> Self {
         self.spread.push(Spread { layer: 0, most_vms: Some(vms), least_domains: None });
         self
     }
 
-    /// Maximum number of VMs in a node of each layer. In each layer from the root of its tree up, a
-    /// tenant has all VMs in one domain. A bound therefore also holds for the layers below it.
+    /// Returns, for each layer, the maximum number of VMs below one node. A bound of a layer also
+    /// applies to the lower layers. The root of a tree has all VMs below it, so the root's layer
+    /// must permit all VMs.
     pub(super) fn caps(&self, topology: &Topology) -> Result<Vec<u32>, RequestError> {
         let (vms, highest) = (self.hose.vms(), topology.layers() - 1);
         let mut caps = vec![vms; topology.layers()];

@@ -1,4 +1,5 @@
-//! Algorithm 1 finds the lowest layer with a tree that has room, and the best tree of this layer.
+//! Implements QShare's Algorithm 1: finds the lowest layer with a tree that has room, and the best
+//! tree of that layer.
 
 use super::exact::{Ask, Laid, Order, Survey};
 use super::mixed;
@@ -8,7 +9,7 @@ use super::request::Request;
 use crate::ledger::Ledger;
 use crate::topology::{LinkId, NodeId};
 
-/// Working memory of a search. It is reused by later searches.
+/// Working memory that searches for a placement reuse.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Search {
     pub(super) survey: Survey,
@@ -16,7 +17,7 @@ pub(super) struct Search {
     best: Laid,
 }
 
-/// A request with the data derived from it.
+/// A request, with the maximum number of VMs per node and the permitted servers derived from it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wish<'a> {
     pub(super) request: &'a Request,
@@ -25,7 +26,7 @@ pub(super) struct Wish<'a> {
 }
 
 impl Search {
-    /// Finds the placement of a request.
+    /// Finds a placement for a request. Returns `None` if no placement is possible.
     pub(super) fn run(
         &mut self,
         ledger: &Ledger,
@@ -36,8 +37,8 @@ impl Search {
         let uniform = request.hose.uniform();
         let ask = Ask {
             vms: request.hose.vms(),
-            // With several rates, it is sufficient but not necessary to treat all VMs as having the
-            // largest rate.
+            // If rates differ, this first attempt assumes the largest rate for all VMs. A placement
+            // found this way is valid, but others may be missed.
             rate: uniform.map_or_else(|| mixed::largest(&request.hose), |rate| rate.0),
             caps: wish.caps,
             allowed: wish.allowed,
@@ -62,7 +63,7 @@ impl Search {
         None
     }
 
-    /// Finds the best tree of a layer. `best` then has the layout in this tree.
+    /// Finds the best tree of a layer, and stores the allocation of this tree in `self.best`.
     fn best_of(
         &mut self,
         ledger: &Ledger,
@@ -93,7 +94,8 @@ impl Search {
                 best = Some((root, found));
                 core::mem::swap(&mut self.best, &mut self.laid);
             }
-            // All trees of single servers have no cost, and first fit stops at the first tree.
+            // A tree with only one server has no cost, so the first such tree is best. First fit
+            // also stops at the first tree.
             if layer == 0 || policy.choice == Choice::FirstFit {
                 break;
             }
@@ -102,8 +104,8 @@ impl Search {
     }
 }
 
-/// Whether `a` is better than `than`: by the number of overfull links, then by weighted cost. Ties
-/// keep the earlier tree.
+/// Whether cost `a` is less than cost `than`. Placements are compared by the number of overfull
+/// links first, then by the weighted cost.
 pub(super) fn is_better(a: &Cost, than: &Cost) -> bool {
     (a.overfull, a.weighed) < (than.overfull, than.weighed)
 }

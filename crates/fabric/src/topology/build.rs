@@ -2,12 +2,12 @@
 
 use super::{Names, Topology, number};
 
-/// Nodes ordered by layer, and links between them in any order.
+/// Parts of a topology: nodes ordered by layer, and links between the nodes in any order.
 #[derive(Debug)]
 pub(super) struct Parts {
-    /// Number of nodes in each layer, servers first.
+    /// Number of nodes in each layer, starting with the servers.
     pub(super) layers: Vec<u32>,
-    /// Slots of each server.
+    /// Number of slots of each server.
     pub(super) slots: Vec<u32>,
     /// Child, parent and rate in bit/s of each link.
     pub(super) links: Vec<(u32, u32, u64)>,
@@ -42,8 +42,9 @@ pub(super) fn build(mut parts: Parts) -> Topology {
     Topology { layer_end, slots, child, parent, rate, first_down, first_up, up, names }
 }
 
-/// For each node, the index where its links begin if links are sorted by `of`. One more entry marks
-/// the end.
+/// Returns, for each node, the index of the node's first link in a list of links that is sorted by
+/// node. The element `of[i]` is the index of the node to which link i belongs. The last entry of
+/// the returned list is the number of links.
 fn starts(nodes: usize, of: &[u32]) -> Vec<u32> {
     let mut starts = vec![0_u32; nodes + 1];
     for node in of {

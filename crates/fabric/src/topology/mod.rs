@@ -1,33 +1,34 @@
-//! Multi-rooted trees: servers, switches in layers above them, and links between adjacent layers.
+//! Defines multi-rooted trees: servers, layers of switches above the servers, and links between
+//! adjacent layers.
 //!
 //! # Problem
 //!
-//! A tenant's traffic stays inside one tree, so that the load of the tree's links is known (QShare
-//! §II-A). A datacenter has several trees over the same servers. The description must fit into
-//! memory for a hundred thousand servers.
+//! A tenant's traffic stays in one tree, so that the load of each link is known (QShare §II-A).
+//! Several trees of a datacenter may have the same servers and different switches. A topology of a
+//! hundred thousand servers must fit into memory.
 //!
 //! # Source
 //!
-//! The definition of a tree is in QShare §IV-A: "a layer-i TR option is a tree rooted at layer i;
-//! its leaves are all servers reachable from the root using only downward paths". Fat-trees are in
-//! Al-Fares et al., SIGCOMM 2008.
+//! QShare §IV-A calls a tree a tenant routing (TR) option: "a layer-i TR option is a tree rooted at
+//! layer i; its leaves are all servers reachable from the root using only downward paths". Al-Fares
+//! et al., SIGCOMM 2008, describe fat-trees.
 //!
 //! # Quantities
 //!
-//! Layer 0 has the servers, layer 1 has the switches above them, and so on. A link connects a
-//! *child* to a *parent* one layer above. Its rate is in bits per second *in each direction*. A
-//! *slot* is room for one VM.
+//! Layer 0 has the servers, layer 1 has the switches above the servers, and so on. A link connects
+//! a *child* to a *parent* one layer above. A link's rate is in bits per second *in each
+//! direction*. A *slot* is room for one VM.
 //!
 //! # Approach
 //!
-//! If any node is taken as a root, there is exactly one path down to each server below it. [`spec`]
-//! refuses topologies that violate this rule. Nodes are numbered by layer and links by parent, so a
+//! A node has exactly one path down to each server below it. [`spec`] refuses topologies in which a
+//! node has several paths down to a server. Nodes are numbered by layer, and links by parent, so a
 //! node's downlinks are adjacent in memory.
 //!
 //! # Cost
 //!
-//! A topology takes 32 bytes per link and 16 per node. A fat-tree of k = 74 (101,306 servers) takes
-//! 11 MB.
+//! A topology takes 32 bytes of memory per link and 16 bytes per node. A fat-tree of k = 74
+//! (101,306 servers) takes 11 MB.
 
 use core::fmt;
 use core::ops::Range;
@@ -41,23 +42,23 @@ pub mod spec;
 pub use regular::{Regular, RegularError, Tier};
 pub use spec::{LinkSpec, NodeSpec, SpecError, TopologySpec};
 
-/// Maximum number of layers of switches.
+/// Maximum number of layers of switches in a topology.
 pub const TIERS_MAX: usize = 8;
-/// Maximum number of nodes, and maximum number of links.
+/// Maximum number of nodes, and also maximum number of links, in a topology.
 pub const ELEMENTS_MAX: usize = 1 << 26;
 /// Maximum number of slots of a server.
 pub const SLOTS_MAX: u32 = 1 << 20;
 
-/// A server or a switch. Servers have the lowest numbers.
+/// Number of a server or a switch. Servers have lower numbers than switches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
-/// A link between a node and one in the layer above.
+/// Number of a link between a node and a node in the layer above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
 impl NodeId {
-    /// The number as an index into a table.
+    /// Returns the node's number as an index into a table of all nodes.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -65,53 +66,58 @@ impl NodeId {
 }
 
 impl LinkId {
-    /// The number as an index into a table.
+    /// Returns the link's number as an index into a table of all links.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Converts an index to the number of an element.
+/// Converts an index into a table of nodes or links to a node or link number.
 ///
 /// # Panics
-/// Panics if the index does not fit into 32 bits. [`ELEMENTS_MAX`] keeps all indices of a topology
-/// below this limit.
+/// Panics if the index of a node or link does not fit into 32 bits. [`ELEMENTS_MAX`] keeps all
+/// indices of a topology below 2^32.
 pub(crate) fn number(index: usize) -> u32 {
     u32::try_from(index).expect("a topology has fewer than 2^26 elements")
 }
 
-/// A validated multi-rooted tree. It is immutable; [`crate::ledger`] has the reservations.
+/// A validated multi-rooted tree, which never changes. Reservations on the tree's nodes and links
+/// are in [`crate::ledger`].
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// End of each layer's range of node numbers.
+    /// For each layer, the end of its range of node numbers.
     layer_end: Vec<u32>,
-    /// Slots of each server.
+    /// Number of slots of each server.
     slots: Vec<u32>,
-    /// Lower end of each link.
+    /// For each link, the number of the node at the lower end. The field `parent` has the number of
+    /// the node at the upper end of each link.
     child: Vec<u32>,
     parent: Vec<u32>,
     rate: Vec<u64>,
-    /// First downlink of each node. One more entry marks the end.
+    /// For each node, the number of the first downlink, and as the last entry the number of links.
     first_down: Vec<u32>,
-    /// Index in `up` where each node's uplinks begin. One more entry marks the end.
+    /// For each node, the index in `up` at which the node's uplinks begin, and as the last entry
+    /// the length of `up`.
     first_up: Vec<u32>,
     up: Vec<u32>,
     names: Names,
 }
 
-/// Names of all nodes, generated or given.
+/// Names of all nodes of a topology.
 #[derive(Clone, Debug)]
 pub(crate) enum Names {
-    /// Names are generated from the layer and the position in the layer.
+    /// A node's name is generated from its layer and its position in the layer.
     Numbered,
-    /// Names are given by node. The second list has the nodes ordered by name.
+    /// The description of the topology has the nodes' names. The first field has the names in the
+    /// order of the nodes' numbers. The second field has the nodes' numbers in the order of the
+    /// names.
     Given(Vec<Box<str>>, Vec<u32>),
 }
 
 impl Names {
-    /// Names by node. The names are indexed, because a controller with ten thousand nodes looks up
-    /// each of them once per interval.
+    /// Builds an index of the given names. A controller with ten thousand nodes looks up the name
+    /// of each node once per interval.
     pub(crate) fn given(names: Vec<Box<str>>) -> Self {
         let mut order: Vec<u32> = (0..names.len()).map(number).collect();
         order.sort_by(|a, b| names[*a as usize].cmp(&names[*b as usize]));
@@ -119,20 +125,20 @@ impl Names {
     }
 }
 
-/// Generated names by layer, for a tree with three tiers of switches.
+/// Prefixes of generated names by layer, for a tree with three tiers of switches.
 const KINDS: [&str; 4] = ["server", "rack", "pod-switch", "core"];
 
 impl Topology {
-    /// Number of layers, including servers.
+    /// Number of layers, including the layer of servers.
     #[must_use]
     pub fn layers(&self) -> usize {
         self.layer_end.len()
     }
 
-    /// The nodes of a layer.
+    /// Returns the nodes of a layer in ascending order.
     ///
     /// # Panics
-    /// Panics if there is no such layer.
+    /// Panics if the topology does not have the layer.
     pub fn layer(&self, layer: usize) -> impl DoubleEndedIterator<Item = NodeId> + Clone + use<> {
         self.layer_range(layer).map(NodeId)
     }
@@ -142,37 +148,37 @@ impl Topology {
         start..self.layer_end[layer]
     }
 
-    /// The layer of a node.
+    /// Returns the layer of a node, 0 for a server.
     #[must_use]
     pub fn layer_of(&self, node: NodeId) -> usize {
         self.layer_end.partition_point(|end| *end <= node.0)
     }
 
-    /// Number of servers. They are the nodes with the lowest numbers.
+    /// Number of servers. Every node number below the number of servers belongs to a server.
     #[must_use]
     pub fn servers(&self) -> usize {
         self.slots.len()
     }
 
-    /// Number of servers and switches.
+    /// Number of servers and switches in the topology.
     #[must_use]
     pub fn nodes(&self) -> usize {
         self.first_down.len() - 1
     }
 
-    /// Number of links.
+    /// Number of links in the topology.
     #[must_use]
     pub fn links(&self) -> usize {
         self.child.len()
     }
 
-    /// Whether a node is a server, i.e. in layer 0.
+    /// Whether a node is a server, which means that it is in layer 0.
     #[must_use]
     pub fn is_server(&self, node: NodeId) -> bool {
         node.index() < self.slots.len()
     }
 
-    /// Slots of a server. 0 for a switch.
+    /// Number of slots of a server. 0 if the node is a switch.
     #[must_use]
     pub fn slots(&self, node: NodeId) -> u32 {
         self.slots.get(node.index()).copied().unwrap_or(0)
@@ -184,13 +190,13 @@ impl Topology {
         self.slots.iter().map(|slots| u64::from(*slots)).sum()
     }
 
-    /// Lower end of a link.
+    /// Returns the node at the lower end of a link.
     #[must_use]
     pub fn child(&self, link: LinkId) -> NodeId {
         NodeId(self.child[link.index()])
     }
 
-    /// Upper end of a link.
+    /// Returns the node at the upper end of a link.
     #[must_use]
     pub fn parent(&self, link: LinkId) -> NodeId {
         NodeId(self.parent[link.index()])
@@ -202,13 +208,13 @@ impl Topology {
         BitsPerSecond(self.rate[link.index()])
     }
 
-    /// Layer of a link, from 1. It is the layer of the link's upper end.
+    /// Layer of a link, from 1. The layer of a link is the layer of the link's upper end.
     #[must_use]
     pub fn link_layer(&self, link: LinkId) -> usize {
         self.layer_of(self.parent(link))
     }
 
-    /// Downlinks of a node. A server has none.
+    /// Returns the downlinks of a node. A server has no downlinks.
     pub fn down(&self, node: NodeId) -> impl DoubleEndedIterator<Item = LinkId> + Clone + use<> {
         self.down_range(node).map(LinkId)
     }
@@ -217,17 +223,18 @@ impl Topology {
         self.first_down[node.index()]..self.first_down[node.index() + 1]
     }
 
-    /// Uplinks of a node. Nodes of the highest layer have none.
+    /// Returns the uplinks of a node. Nodes of the highest layer have no uplinks.
     pub fn up(&self, node: NodeId) -> impl Iterator<Item = LinkId> + Clone + '_ {
         let range = self.first_up[node.index()] as usize..self.first_up[node.index() + 1] as usize;
         self.up[range].iter().map(|link| LinkId(*link))
     }
 
-    /// Downlink rate of a switch divided by its uplink rate: 4 means 4:1. `None` for servers and
-    /// for the highest layer.
+    /// Returns the sum of the downlink rates of a switch divided by the sum of its uplink rates,
+    /// for example 4 for an oversubscription of 4:1. `None` if the node is a server or in the
+    /// highest layer.
     #[must_use]
     pub fn oversubscription(&self, node: NodeId) -> Option<f64> {
-        #[expect(clippy::cast_precision_loss, reason = "a ratio to be shown")]
+        #[expect(clippy::cast_precision_loss, reason = "a ratio for display")]
         let sum = |links: &mut dyn Iterator<Item = LinkId>| -> f64 {
             links.map(|link| self.rate(link).0 as f64).sum()
         };
@@ -235,13 +242,13 @@ impl Topology {
         (up > 0.0 && !self.is_server(node)).then(|| sum(&mut self.down(node)) / up)
     }
 
-    /// Name of a node.
+    /// Returns the name of a node, which can be displayed without an allocation.
     #[must_use]
     pub fn name(&self, node: NodeId) -> NodeName<'_> {
         NodeName { topology: self, node }
     }
 
-    /// The node with a name. `None` if no node has it.
+    /// Returns the node with the given name. `None` if no node has the name.
     #[must_use]
     pub fn find(&self, name: &str) -> Option<NodeId> {
         match &self.names {
@@ -266,7 +273,7 @@ impl Topology {
         if layer + 1 == self.layers() { KINDS[3].to_owned() } else { format!("layer{layer}") }
     }
 
-    /// All nodes reachable from `root` downwards, starting with `root`.
+    /// Returns all nodes that are reachable from `root` downwards, starting with `root` itself.
     #[must_use]
     pub fn cone(&self, root: NodeId) -> Vec<NodeId> {
         let mut cone = vec![root];
@@ -278,14 +285,15 @@ impl Topology {
         cone
     }
 
-    /// Links from `node` up to `root`, the lowest first. `None` if `node` is not below `root`.
+    /// Returns the links from `node` up to `root`, starting with the lowest link. `None` if `node`
+    /// is not below `root`.
     #[must_use]
     pub fn path_up(&self, node: NodeId, root: NodeId) -> Option<Vec<LinkId>> {
         if node == root {
             return Some(Vec::new());
         }
         self.up(node).find_map(|link| {
-            // Only links to layers up to the root's can lead to the root.
+            // A parent above the root's layer cannot lead to the root.
             let parent = self.parent(link);
             if parent.0 > root.0 {
                 return None;

@@ -1,4 +1,5 @@
-//! Regular trees, in which all nodes of a layer are alike. Fat-trees are regular.
+//! Builds regular trees. In a regular tree, all nodes of a layer have the same number of links.
+//! Fat-trees are regular.
 //!
 //! # Problem
 //!
@@ -6,22 +7,38 @@
 //!
 //! # Source
 //!
-//! Al-Fares et al., SIGCOMM 2008, describe the fat-tree. QShare §VII-C uses k = 16, oversubscribed
-//! "by disabling certain links and switches".
+//! Al-Fares et al., SIGCOMM 2008, describe the fat-tree. QShare §VII-C uses a fat-tree with k = 16,
+//! which is oversubscribed "by disabling certain links and switches".
 //!
 //! # Approach
 //!
-//! A *group* of layer i consists of `fan_out` groups of layer i - 1 and the switches above these
-//! groups. A group of layer 0 is a server. If a group below has R roots with u uplinks each, the
-//! group has R·u switches. Switch (j, x) has a link to root j of each group below, so every switch
-//! has one path down to each server below it. A fat-tree of k has fan-outs k/2, k/2, k and uplinks
-//! 1, k/2, k/2.
+//! - A *group* of layer 0 is a server.
+//! - A group of layer i consists of `fan_out` groups of layer i - 1 and the switches above these
+//!   groups.
+//! - The *roots* of a group are the group's highest switches. A group of layer 0 is a server, which
+//!   is the root of the group.
+//! - If each group of layer i - 1 has R roots with u uplinks each, a group of layer i has R·u
+//!   roots.
+//! - Each root of a group of layer i has one link to each of its groups of layer i - 1. The first
+//!   root of each group of layer i - 1 is linked to the first u roots of the group of layer i. The
+//!   second root of each group of layer i - 1 is linked to the next u roots, and so on. Every root
+//!   has exactly one path down to each server.
+//!
+//! A fat-tree of k-port switches has three tiers. From the servers up, the fan-outs of a fat-tree's
+//! tiers are k/2, k/2 and k, and the numbers of uplinks are 1, k/2 and k/2.
 //!
 //! # Example
 //!
-//! In a test, fan-outs 8, 8, 16, uplinks 1, 1, 1 and rates 10G, 40G, 40G give 1,024 servers. A rack
-//! has 80G down and 40G up. A pod's single switch has 320G down and 40G up. Both ratios together
-//! are 16:1.
+//! A test builds a tree of 8 × 8 × 16 = 1,024 servers with three tiers:
+//!
+//! | Tier | Fan-out | Uplinks of each root below | Rate of the links below | Gbit/s down : up |
+//! |---|---|---|---|---|
+//! | rack | fan-out 8 | 1 uplink | links of 10 Gbit/s | oversubscription 80:40 = 2:1 |
+//! | pod switch | fan-out 8 | 1 uplink | links of 40 Gbit/s | oversubscription 320:40 = 8:1 |
+//! | core | fan-out 16 | 1 uplink | links of 40 Gbit/s | a core switch has no uplinks |
+//!
+//! The oversubscription of the tree with 1,024 servers is the product of 2:1 (racks) and 8:1
+//! (pods), which is 16:1.
 
 use penstock_units::BitsPerSecond;
 use thiserror::Error;
@@ -29,23 +46,24 @@ use thiserror::Error;
 use super::build::{Parts, build};
 use super::{ELEMENTS_MAX, Names, SLOTS_MAX, TIERS_MAX, Topology};
 
-/// A layer of switches and the links below it.
+/// Tier of a regular tree: a layer of switches and the links below the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tier {
-    /// Groups of the layer below in a group of this layer, at least 1.
+    /// Number of groups of the next lower layer that form a group of the tier, at least 1.
     pub fan_out: u32,
-    /// Uplinks of each node below into this layer, at least 1.
+    /// Number of links from each root of a group of the next lower layer up to the tier, at least
+    /// 1.
     pub uplinks: u32,
-    /// Rate of each of these links in each direction, above 0.
+    /// Rate of each link below the tier, in each direction, above 0.
     pub rate: BitsPerSecond,
 }
 
-/// A regular tree, described by its tiers.
+/// Description of a regular tree by its tiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regular {
-    /// Slots of each server, at least 1.
+    /// Number of slots of each server, at least 1.
     pub slots: u32,
-    /// Tiers from the servers up, at least one.
+    /// Tiers of switches from the servers up, at least one.
     pub tiers: Vec<Tier>,
 }
 
@@ -53,36 +71,42 @@ pub struct Regular {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RegularError {
-    /// There is no tier, or there are too many.
-    #[error("{0} tiers: a tree has 1 to {TIERS_MAX}")]
+    /// The number of tiers in the description of the tree is 0 or too large.
+    #[error("{0} tiers; write 1 to {TIERS_MAX}")]
     Tiers(usize),
-    /// Servers have no slots or too many.
-    #[error("{0} slots a server: 1 to {SLOTS_MAX} are possible")]
+    /// The number of slots per server is 0 or too large.
+    #[error("{0} slots per server; write 1 to {SLOTS_MAX}")]
     Slots(u32),
-    /// A value of a tier is 0.
+    /// A number in the description of a tier is 0.
     #[error("tier {tier}: `{what}` is 0; write 1 or more")]
     Zero {
-        /// Number of the tier from 1, lowest first.
+        /// Number of the tier that has a field with the value 0. The lowest tier has number 1.
         tier: usize,
-        /// Name of the value.
+        /// Name of the field that is 0, such as `fan_out`.
         what: &'static str,
     },
-    /// There are too many nodes or links.
-    #[error("the tree has more than {ELEMENTS_MAX} nodes or links; take a smaller one")]
+    /// The tree has too many nodes or links.
+    #[error("the tree has more than {ELEMENTS_MAX} nodes or links; describe a smaller tree")]
     Size,
-    /// k of a fat-tree is odd or 0.
-    #[error("a fat-tree's k is even and at least 2, and not {0}")]
+    /// The parameter k of a fat-tree is odd or 0.
+    #[error("k of a fat-tree is {0}; write an even number of at least 2")]
     OddK(u32),
 }
 
 impl Regular {
-    /// A fat-tree of k-port switches with `slots` slots per server. The rates are the rate of
-    /// server links and the rate of all other links. `agg` is the number of aggregation switches
-    /// per pod, and `core` is the number of uplinks of each. With k/2 and k/2 the tree is full.
-    /// Smaller numbers give oversubscription as in QShare §VII-C.
+    /// Describes a fat-tree of k-port switches.
+    ///
+    /// - `slots` is the number of slots per server.
+    /// - `server` is the rate of the links between servers and switches. `switch` is the rate of
+    ///   the links between switches.
+    /// - `agg` is the number of aggregation switches per pod.
+    /// - `core` is the number of uplinks of each aggregation switch.
+    ///
+    /// If `agg` and `core` are k/2, the fat-tree has full bisection bandwidth. Smaller values of
+    /// `agg` and `core` give oversubscription, as in QShare §VII-C.
     ///
     /// # Errors
-    /// k is odd or 0, or `agg` or `core` is 0.
+    /// Returns an error if k is odd or 0, or if `agg` or `core` is 0.
     pub fn fat_tree(
         k: u32,
         slots: u32,
@@ -101,7 +125,7 @@ impl Regular {
         tree.check().map(|()| tree)
     }
 
-    /// Validates the tree.
+    /// Checks that the description of the tree is valid.
     ///
     /// # Errors
     /// Returns an error if a value is 0 or the tree is too large; see [`RegularError`].
@@ -130,8 +154,8 @@ impl Regular {
         fits.then_some(()).ok_or(RegularError::Size)
     }
 
-    /// Number of groups in each layer, and number of roots of each group. `None` if the numbers are
-    /// far too large.
+    /// Returns, for each layer, the number of groups and the number of roots of each group. Returns
+    /// `None` if a number exceeds [`ELEMENTS_MAX`].
     fn counts(&self) -> Option<Vec<(u64, u64)>> {
         let most = ELEMENTS_MAX as u64;
         let within = |n: Option<u64>| n.filter(|n| *n <= most);
@@ -151,10 +175,11 @@ impl Regular {
         Some(counts)
     }
 
-    /// Builds the topology.
+    /// Builds the topology that the tiers describe.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::check`].
+    /// Returns a [`RegularError`] if [`Self::check`] finds that the description of the tree is
+    /// invalid.
     pub fn build(&self) -> Result<Topology, RegularError> {
         self.check()?;
         let counts: Vec<(u32, u32)> = self

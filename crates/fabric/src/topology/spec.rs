@@ -1,8 +1,10 @@
-//! A topology described node by node and link by link, and its validation.
+//! Validates the description of a topology, which lists all nodes and links, and builds the
+//! topology.
 //!
-//! A description is accepted or refused as a whole. A refusal has all errors of the description. A
-//! node's layer is one above its highest child. A link must connect adjacent layers. Every switch
-//! must have exactly one path down to each server below it, so that a tenant's tree is a tree.
+//! The description of a topology is accepted or refused as a whole. The checks stop at the first
+//! kind of error, and return all errors of this kind. The layer of a switch is one above the layer
+//! of the switch's highest child. A link must connect adjacent layers. Every switch must have
+//! exactly one path down to each server below the switch.
 
 use std::collections::HashMap;
 
@@ -12,148 +14,151 @@ use thiserror::Error;
 use super::build::{Parts, build};
 use super::{ELEMENTS_MAX, Names, SLOTS_MAX, TIERS_MAX, Topology, number};
 
-/// Description of a server or a switch.
+/// Description of a node of the topology, which is a server or a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
-    /// Name, unique among servers and switches.
+    /// Name of the node, unique among servers and switches.
     pub name: String,
-    /// Slots of a server; `None` for a switch.
+    /// Number of slots of a server, or `None` for a switch.
     pub slots: Option<u32>,
 }
 
-/// Description of a link. Several cables between two nodes are one link with the sum of their
-/// rates.
+/// Description of a link between two nodes. Several cables between two nodes are one link with the
+/// sum of the cables' rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Name of the lower end.
+    /// Name of the node at the link's lower end.
     pub child: String,
-    /// Name of the upper end.
+    /// Name of the node at the link's upper end.
     pub parent: String,
-    /// Rate in each direction, above 0.
+    /// Rate of the link in each direction, above 0.
     pub rate: BitsPerSecond,
 }
 
-/// Description of a datacenter.
+/// Description of all servers, switches and links of a datacenter.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TopologySpec {
-    /// Servers and switches in any order.
+    /// Servers and switches of the datacenter in any order.
     pub nodes: Vec<NodeSpec>,
-    /// Links in any order.
+    /// Links of the datacenter in any order.
     pub links: Vec<LinkSpec>,
 }
 
-/// An error in a description. `at` is an index into [`TopologySpec::nodes`] or
-/// [`TopologySpec::links`].
+/// An error in the description of a topology. The field `at` is an index into
+/// [`TopologySpec::nodes`] or [`TopologySpec::links`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// There is no server.
+    /// The description has no server.
     #[error("there is no server; describe at least one")]
     NoServer,
-    /// There are too many nodes or links.
-    #[error("more than {ELEMENTS_MAX} nodes or links; describe fewer")]
+    /// The description has too many nodes or links.
+    #[error("more than {ELEMENTS_MAX} nodes or links; describe a smaller topology")]
     Size,
-    /// Two nodes have the same name.
-    #[error("the name `{name}` is taken; give each server and switch a name of its own")]
+    /// Two nodes of the description have the same name.
+    #[error("the name `{name}` is used twice; give each server and switch a unique name")]
     DuplicateName {
-        /// Index of the second node.
+        /// Index in [`TopologySpec::nodes`] of the second node with the duplicate name.
         at: usize,
-        /// Name that both nodes have.
+        /// Name that two nodes of the description share.
         name: String,
     },
-    /// A server has no slots or too many.
+    /// A server has no slots or too many slots.
     #[error("`{name}` has {slots} slots; write 1 to {SLOTS_MAX}")]
     Slots {
-        /// Index of the server.
+        /// Index of the server in [`TopologySpec::nodes`].
         at: usize,
-        /// Name of the server.
+        /// Name of the server with the invalid number of slots.
         name: String,
-        /// Number of slots in the description.
+        /// Number of slots of the server in the description.
         slots: u32,
     },
-    /// A link refers to a node that does not exist.
-    #[error("no server or switch is called `{name}`; correct the name or describe it")]
+    /// A link refers to a node that the description does not have.
+    #[error("no server or switch is named `{name}`; correct the name or describe the node")]
     Unknown {
-        /// Index of the link.
+        /// Index of the link in [`TopologySpec::links`].
         at: usize,
-        /// Name that no node has.
+        /// Name to which the link refers, but that no node has.
         name: String,
     },
-    /// A link has rate 0.
-    #[error("the link from `{child}` to `{parent}` carries nothing; give it a rate above 0")]
+    /// A link of the description has rate 0.
+    #[error("the link from `{child}` to `{parent}` has rate 0; write a rate above 0")]
     ZeroRate {
-        /// Index of the link.
+        /// Index of the link in [`TopologySpec::links`].
         at: usize,
-        /// Name of its lower end.
+        /// Name of the node at the link's lower end.
         child: String,
-        /// Name of its upper end.
+        /// Name of the node at the link's upper end.
         parent: String,
     },
-    /// Two links connect the same nodes.
-    #[error("a second link from `{child}` to `{parent}`; write one link of their sum")]
+    /// Two links of the description connect the same nodes.
+    #[error("two links from `{child}` to `{parent}`; write one link with the sum of their rates")]
     DuplicateLink {
-        /// Index of the second link.
+        /// Index of the second link in [`TopologySpec::links`].
         at: usize,
-        /// Name of its lower end.
+        /// Name of the node at the link's lower end.
         child: String,
-        /// Name of its upper end.
+        /// Name of the node at the link's upper end.
         parent: String,
     },
-    /// The upper end of a link is a server.
-    #[error("`{parent}` is a server and has nothing below it; name a switch as the upper end")]
+    /// The upper end of a link is a server instead of a switch.
+    #[error("the upper end `{parent}` of a link is a server; name a switch")]
     AboveServer {
-        /// Index of the link.
+        /// Index of the link in [`TopologySpec::links`].
         at: usize,
-        /// Name of its upper end.
+        /// Name of the node at the link's upper end.
         parent: String,
     },
-    /// A path up leads back to its start.
-    #[error("going up from `{name}` leads back to it; a link's upper end is nearer to the core")]
+    /// Links form a cycle, because a path up from a node leads back to the node.
+    #[error(
+        "the uplinks of `{name}` lead back to it; as the upper end of a link, write the node \
+         nearer to the core"
+    )]
     Cycle {
-        /// Index of a link in the cycle.
+        /// Index of a link of the cycle in [`TopologySpec::links`].
         at: usize,
-        /// Name of its lower end.
+        /// Name of the node at the link's lower end.
         name: String,
     },
-    /// A link skips a layer.
+    /// A link connects two layers that are not adjacent.
     #[error(
-        "the link from `{child}` (layer {low}) to `{parent}` (layer {high}) jumps over a layer; \
-         join neighbouring layers"
+        "the link from `{child}` (layer {low}) to `{parent}` (layer {high}) skips a layer; \
+         connect adjacent layers"
     )]
     Jump {
-        /// Index of the link.
+        /// Index of the link in [`TopologySpec::links`].
         at: usize,
-        /// Name of its lower end.
+        /// Name of the node at the link's lower end.
         child: String,
-        /// Layer of its lower end.
+        /// Layer of the node at the link's lower end.
         low: usize,
-        /// Name of its upper end.
+        /// Name of the node at the link's upper end.
         parent: String,
-        /// Layer of its upper end.
+        /// Layer of the node at the link's upper end.
         high: usize,
     },
-    /// A switch has nothing below it.
-    #[error("`{name}` has no server below it; join it to one or leave it out")]
+    /// A switch of the description has no downlinks to other nodes.
+    #[error("`{name}` has no server below it; add a link down to a server, or remove the switch")]
     Childless {
-        /// Index of the switch.
+        /// Index of the switch in [`TopologySpec::nodes`].
         at: usize,
-        /// Name of the switch.
+        /// Name of the switch without downlinks.
         name: String,
     },
-    /// There are two paths down from a switch to a node.
+    /// A switch has two paths down to one node.
     #[error(
-        "from `{root}` there are two ways down to `{to}`, so what lies below it is no tree; \
-         each switch has one way down to each server"
+        "two paths lead down from `{root}` to `{to}`; \
+         remove links until each switch has one path down to each server"
     )]
     TwoWays {
-        /// Index of the switch.
+        /// Index of the switch in [`TopologySpec::nodes`].
         at: usize,
-        /// Name of the switch.
+        /// Name of the switch that has two paths down to one node.
         root: String,
-        /// Name of the node that is reached twice.
+        /// Name of the node to which the switch has two paths.
         to: String,
     },
-    /// There are too many layers of switches.
+    /// The number of layers of switches in the description is too large.
     #[error("{0} layers of switches; at most {TIERS_MAX} are possible")]
     Layers(usize),
 }
@@ -162,8 +167,8 @@ impl TopologySpec {
     /// Validates the description and builds the topology.
     ///
     /// # Errors
-    /// Returns all errors of the first kind found. Errors of single nodes and links come before
-    /// errors of the whole.
+    /// Returns all errors that the first failing check finds. Single nodes and links are checked
+    /// before the whole topology.
     pub fn build(&self) -> Result<Topology, Vec<SpecError>> {
         if self.nodes.len() > ELEMENTS_MAX || self.links.len() > ELEMENTS_MAX {
             return Err(vec![SpecError::Size]);
@@ -176,7 +181,7 @@ impl TopologySpec {
         if errors.is_empty() { Ok(topology) } else { Err(errors) }
     }
 
-    /// Indices in `nodes` of each link's lower and upper end.
+    /// Returns, for each link, the indices of the link's lower and upper end in `nodes`.
     fn ends(&self) -> Result<Vec<(usize, usize)>, Vec<SpecError>> {
         let mut errors = Vec::new();
         let mut names = HashMap::new();
@@ -215,7 +220,8 @@ impl TopologySpec {
         if errors.is_empty() { Ok(ends) } else { Err(errors) }
     }
 
-    /// Layer of each node: one above its highest child.
+    /// Returns the layer of each node. A node without children is in layer 0. A node with children
+    /// is one layer above its highest child.
     fn layers(&self, ends: &[(usize, usize)]) -> Result<Vec<usize>, Vec<SpecError>> {
         let mut layers = vec![0; self.nodes.len()];
         let mut waiting = vec![0_u32; self.nodes.len()];
@@ -241,8 +247,9 @@ impl TopologySpec {
         if highest > TIERS_MAX { Err(vec![SpecError::Layers(highest)]) } else { Ok(layers) }
     }
 
-    /// Finds a link of a cycle. If a walk starts at a waiting node and goes down to waiting nodes
-    /// only, it reaches some node a second time. The last link of the walk is then part of a cycle.
+    /// Finds a link of a cycle. A node has no layer if the node's element in `waiting` is above 0.
+    /// The search follows downlinks between nodes without a layer until a node is reached a second
+    /// time. The last downlink that the search follows is part of a cycle.
     fn circle(&self, ends: &[(usize, usize)], waiting: &[u32]) -> Option<usize> {
         let mut below = vec![None; self.nodes.len()];
         for (at, (child, parent)) in ends.iter().enumerate().rev() {
@@ -296,8 +303,9 @@ impl TopologySpec {
         build(Parts { layers: (0..=highest).map(count).collect(), slots, links, names })
     }
 
-    /// Switches with two paths down to some node. Only the lowest layer with such switches is
-    /// reported, because higher layers would repeat the errors.
+    /// Returns an error for each switch that has two paths down to one node, in the lowest layer
+    /// with errors. Errors of higher layers are not reported, because they would repeat the errors
+    /// of the lowest layer.
     fn two_ways(&self, topology: &Topology) -> Vec<SpecError> {
         let mut seen = vec![u32::MAX; topology.nodes()];
         let mut errors = Vec::new();
@@ -374,10 +382,10 @@ mod tests {
         let [SpecError::Cycle { at, .. }] = errors[..] else { panic!("{errors:?}") };
         assert!([3, 5, 6].contains(&at), "link {at} is on the circle");
         let jump = spec(&["a", "b"], &["r", "c"], &[("a", "r"), ("r", "c"), ("b", "c")]);
-        assert!(refused(&jump).contains("`b` (layer 0) to `c` (layer 2) jumps"));
+        assert!(refused(&jump).contains("`b` (layer 0) to `c` (layer 2) skips"));
         let links = [("a", "r1"), ("a", "r2"), ("r1", "c"), ("r2", "c")];
         let two = spec(&["a"], &["r1", "r2", "c"], &links);
-        assert!(refused(&two).contains("from `c` there are two ways down to `a`"));
+        assert!(refused(&two).contains("two paths lead down from `c` to `a`"));
     }
 
     #[test]
@@ -387,16 +395,15 @@ mod tests {
         wrong.nodes[2].slots = Some(0);
         wrong.links[4].rate = BitsPerSecond(0);
         let text = refused(&wrong);
-        for says in ["the name `a` is taken", "`c` has 0 slots", "called `b`", "`r2` to `core`"] {
+        for says in ["the name `a` is used twice", "`c` has 0 slots", "named `b`", "`r2` to `core`"]
+        {
             assert!(text.contains(says), "{says}: {text}");
         }
         let mut wrong = two_racks();
         wrong.links.push(wrong.links[0].clone());
         wrong.links[1].parent = "c".to_owned();
         let text = refused(&wrong);
-        assert!(
-            text.contains("a second link from `a` to `r1`") && text.contains("`c` is a server")
-        );
+        assert!(text.contains("two links from `a` to `r1`") && text.contains("upper end `c`"));
         let lonely = spec(&["a"], &["r", "x"], &[("a", "r")]);
         assert!(refused(&lonely).contains("`x` has no server below it"));
         assert!(refused(&spec(&[], &["r"], &[])).contains("there is no server"));

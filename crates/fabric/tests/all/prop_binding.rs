@@ -1,4 +1,4 @@
-//! Invariants of binding from interval to interval, and at every step of a plan.
+//! Tests the invariants of queue binding after each interval and at every step of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,14 +15,14 @@ use proptest::sample::Index;
 
 use crate::common;
 
-/// Hosts and switches that carry out plans, with packets still in transit.
+/// Model of hosts and switches that apply plans while packets are in transit.
 #[derive(Default)]
 struct Fabric {
     epoch: u64,
     maps: BTreeMap<(Port, u8), u8>,
     weights: BTreeMap<Port, Weights>,
     marks: BTreeMap<TenantSlot, u8>,
-    /// Values that a tenant's packets in transit may still have.
+    /// Code points of each tenant's packets in transit.
     flying: BTreeMap<TenantSlot, BTreeSet<u8>>,
 }
 
@@ -36,7 +36,8 @@ impl Fabric {
     ) {
         assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
         self.epoch = plan.epoch;
-        // Weights come first. Until they are set, tenants placed since the last plan do not count.
+        // A plan sets weights first. Before that, tenants that were placed since the last plan do
+        // not count.
         let mut weighed = false;
         for step in &plan.steps {
             weighed |= !matches!(step, Step::Weigh { .. });
@@ -72,8 +73,8 @@ impl Fabric {
         }
     }
 
-    /// Checks that queue 0 of each port has at least the sum of the reservations of unmarked
-    /// tenants.
+    /// Checks that the share of queue 0 on each port is at least the sum of the reservations of the
+    /// tenants in queue 0.
     fn check_shared(&self, reserved: &Reserved) {
         for (port, weights) in &self.weights {
             let shares = |t: &TenantSlot| self.marks.get(t).is_none_or(|dscp| *dscp == SHARED);
@@ -89,7 +90,7 @@ impl Fabric {
         }
     }
 
-    /// Checks that every packet in transit has a queue, and that no two tenants are in the same
+    /// Checks that every packet in transit has a queue, and that two tenants are never in one
     /// dedicated queue.
     fn check(&self, ports: &BTreeMap<TenantSlot, Vec<Port>>) {
         let mut inside: BTreeMap<(Port, u8), TenantSlot> = BTreeMap::new();
@@ -106,7 +107,7 @@ impl Fabric {
     }
 }
 
-/// Reservations on each port, and its rate.
+/// Rate of each port, and the tenants' reservations on the port.
 struct Reserved {
     needs: BTreeMap<Port, Vec<(TenantSlot, u64)>>,
     rates: BTreeMap<Port, u64>,
@@ -150,7 +151,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn settings() -> impl Strategy<Value = Settings> {
     let mode = prop_oneof![Just(Mode::StaticMap), Just(Mode::PerPortMap), Just(Mode::PerEgressMap)];
     (mode, 2_u8..=5, 0_u64..=2, 0_u8..=4).prop_map(|(mode, queues, hold, spare)| {
-        // There are few values, so that they run out if the mode permits this.
+        // There are few code points, so that none may be left if the mode permits this.
         let least = if mode == Mode::StaticMap { queues - 1 } else { 2 };
         let palette = Palette::new((1..=least + spare).map(|value| 3 * value).collect()).unwrap();
         Settings { queues, hold, palette, ..Settings::new(mode) }
@@ -171,7 +172,7 @@ fn ports_of(candidates: &[Candidate<'_>]) -> BTreeMap<TenantSlot, Vec<Port>> {
     candidates.iter().map(|c| (c.tenant, ports(c))).collect()
 }
 
-/// Checks the invariants between two intervals.
+/// Checks the invariants of queue binding between two intervals.
 fn audit(binding: &Binding, datacenter: &Datacenter, candidates: &[Candidate<'_>]) {
     let settings = binding.settings();
     let ports = ports_of(candidates);
@@ -234,7 +235,8 @@ proptest! {
                     let tenants = candidates(&datacenter, scores);
                     let topology = datacenter.topology();
                     let pass = binding.pass(topology, &tenants);
-                    // Packets of a tenant that left are still sent to its previous ports.
+                    // Packets of a tenant that left are still in transit through its previous
+                    // ports.
                     let now = ports_of(&tenants);
                     let lost: BTreeSet<_> = pass.plan.steps.iter().filter_map(|step| match step {
                         Step::Mark { tenant, dscp: SHARED } => Some(*tenant),
@@ -260,14 +262,16 @@ proptest! {
     }
 }
 
-/// Checks that the two lists of a pass match the binding's state.
+/// Checks that tenants that a binding pass promoted have queues. Also checks that tenants that a
+/// binding pass demoted or left without a code point have no queues.
 fn check_pass(binding: &Binding, pass: &Pass) {
     assert!(pass.promoted.iter().all(|tenant| binding.of(*tenant).is_some()));
     assert!(pass.demoted.iter().all(|tenant| binding.of(*tenant).is_none()));
     assert!(pass.without_code_point.iter().all(|tenant| binding.of(*tenant).is_none()));
 }
 
-/// Tenants of two VMs, one on each of two servers. All tenants meet on both links.
+/// Creates a datacenter with two servers and `tenants` tenants. Each tenant has a VM on each
+/// server, so all tenants share the two links of the datacenter.
 fn meeting(tenants: u32) -> Datacenter {
     let tier = Tier { fan_out: 2, uplinks: 1, rate: BitsPerSecond(1000) };
     let tree = Regular { slots: 100, tiers: vec![tier] };
@@ -300,7 +304,7 @@ fn a_queue_is_taken_only_by_a_clearly_higher_score_and_after_its_hold() {
 
 #[test]
 fn a_tenant_whose_victims_score_more_in_sum_takes_nothing() {
-    // Tenant 2 meets tenant 0 on one rack and tenant 1 on the other.
+    // Tenant 2 shares one rack with tenant 0 and the other rack with tenant 1.
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1000) };
     let tree = Regular { slots: 2, tiers: vec![tier(2), tier(2)] };
     let mut datacenter = common::datacenter(&tree, 0, Policy::default());
@@ -385,11 +389,11 @@ fn a_binding_resumes_where_another_stopped() {
     let error = Binding::resume(settings, links, 1, twice).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "tenant 9 has queue 1 of a port that has none such or gave it away"
+        "tenant 9: stored queue 1 does not exist, or another tenant has it"
     );
 }
 
-/// Links of a tenant, for [`Binding::reserve`].
+/// Returns the links of a tenant with the tenant's reservations, for [`Binding::reserve`].
 fn links_of(datacenter: &Datacenter, tenant: TenantSlot) -> Vec<(LinkId, Need)> {
     datacenter.tenant(tenant).unwrap().placement.entry.links.clone()
 }
@@ -442,7 +446,8 @@ fn a_retired_slot_is_not_reused_before_it_is_free() {
     assert_eq!(datacenter.place(&request).unwrap(), TenantSlot(4));
 }
 
-/// Two racks of eight servers. Tenants of two to five VMs come, go and change their scores.
+/// In a datacenter with two racks of eight servers, tenants of two to five VMs arrive, leave and
+/// change their scores.
 #[test]
 fn a_switch_has_each_code_point_in_one_queue_and_so_no_more_classes_than_queues() {
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(1_000_000) };

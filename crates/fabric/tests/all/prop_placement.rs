@@ -1,4 +1,4 @@
-//! Invariants of placement under any sequence of requests.
+//! Tests the invariants of placement under any sequence of requests.
 
 use penstock_fabric::ledger::{Entry, Service};
 use penstock_fabric::tenant_placement::{
@@ -102,7 +102,7 @@ fn run(datacenter: &mut Datacenter, act: &Act) {
     }
 }
 
-/// All visible state: placements, reservations and refusals.
+/// Returns all visible state of a datacenter: the placements and reservations of all tenants.
 fn picture(datacenter: &Datacenter) -> Vec<(TenantSlot, NodeId, Entry)> {
     let tenants = datacenter.tenants();
     tenants.map(|(slot, t)| (slot, t.placement.root, t.placement.entry.clone())).collect()

@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use crate::common;
 
-/// The least bandwidth of any allocation in the tree of `root`. `None` if there is no allocation.
+/// Returns the least bandwidth that any allocation in the tree of `root` needs, or `None` if no
+/// allocation is possible.
 fn optimum(datacenter: &Datacenter, request: &Request, root: NodeId) -> Option<u128> {
     let topology = datacenter.topology();
     let cone = topology.cone(root);
@@ -38,7 +39,8 @@ fn optimum(datacenter: &Datacenter, request: &Request, root: NodeId) -> Option<u
     best
 }
 
-/// Every way to put `left` VMs on the servers from `at` on.
+/// Calls a function for every way to place `left` VMs on the servers with an index of at least
+/// `at`.
 fn every(
     datacenter: &Datacenter,
     servers: &[NodeId],
@@ -68,7 +70,7 @@ proptest! {
         request in common::uniform(10),
     ) {
         let queue_weight = QueueWeight::Fixed(0.0);
-        // There are more queues than tenants, so bandwidth alone decides.
+        // There are more queues than tenants, so only bandwidth determines the cost.
         let policy = Policy { queues: 64, queue_weight, ..Policy::default() };
         let mut datacenter = common::datacenter(&tree, 0, policy);
         for other in &others {

@@ -1,5 +1,5 @@
-//! Invariants of rate allocation for any measurements and signals: guarantees, bounds and steady
-//! states.
+//! Tests the invariants of rate allocation for any measurements and signals: guarantees, bounds and
+//! steady states.
 
 use penstock_fabric::rate_alloc::seawall::RATE_MIN;
 use penstock_fabric::rate_alloc::{
@@ -39,7 +39,8 @@ fn settings() -> impl Strategy<Value = RateSettings> {
     })
 }
 
-/// Fraction of the frames of `offered` that a link of `capacity` loses.
+/// Fraction of frames, in parts per million, that a link of `capacity` loses at a load of
+/// `offered`.
 fn lost(offered: u64, capacity: u64) -> u32 {
     let above = u128::from(offered.saturating_sub(capacity));
     u32::try_from(above * 1_000_000 / u128::from(offered.max(1))).unwrap()
@@ -56,7 +57,7 @@ proptest! {
         let sum: u64 = parts.iter().map(|part| part.0).sum();
         prop_assert!(sum <= hose.0);
         let pairs = u64::try_from(wants.len()).unwrap();
-        // Two roundings each lose less than 1 bit/s per pair.
+        // Results are rounded down twice, by less than 1 bit/s per pair each time.
         prop_assert!(wants.is_empty() || sum + 2 * pairs >= hose.0, "{sum} of {}", hose.0);
         let equal = partition::equal(hose, wants.len());
         for (part, want) in parts.iter().zip(&wants) {

@@ -1,4 +1,4 @@
-//! Checks that a tenant cannot gain by lying about its needs.
+//! Checks that a tenant cannot raise its score by declaring a false guarantee.
 
 use penstock_fabric::hose::{Hose, VmClass};
 use penstock_fabric::score::{HostUsage, payment, score, usage_factor};
@@ -44,7 +44,7 @@ proptest! {
         let less = hose(vms, &less.collect::<Vec<_>>());
         prop_assert!(score(&less, &hosts) <= score(&honest, &hosts));
         prop_assert!(score(&honest, &hosts) <= payment(&honest));
-        // If the honest guarantee is not fully used, a larger one gains nothing.
+        // If the honest guarantee is not fully used, a larger guarantee does not raise the score.
         if score(&honest, &hosts) < payment(&honest) {
             let more = rates.iter().zip(&parts).map(|(r, p)| (r.0 + p.0 * 1_000_000, r.1 + p.1));
             let more = hose(vms, &more.collect::<Vec<_>>());

@@ -1,14 +1,19 @@
-//! The guard: it removes everything that a measurement created.
+//! Implements the guard, a process that removes everything that a measurement created.
 //!
 //! # Problem
-//! A measurement starts daemons, reserves hugepages, and makes directories and namespaces. A
-//! signal, an error or `kill -9` must leave none of these objects behind.
+//! A measurement starts daemons, reserves hugepages, and creates directories and network
+//! namespaces. The measurement must leave none of its objects behind, even after a signal, an error
+//! or `kill -9`.
 //!
 //! # Approach
-//! The measurement reports each object to a second process, the *guard*, over a pipe, before or
-//! directly after it creates the object. The guard waits for the end of the pipe, whatever the
-//! cause, and removes all objects in reverse order. There is only one way of removal, so every run
-//! tests it. Processes are identified by id *and* start time, so a reused id is not killed.
+//! A measurement starts a second process (the guard process), which cleans up after the
+//! measurement. Each object that the guard process must remove, for example a directory or a
+//! process, is called a *ward*. The measurement reports each object to the guard process over a
+//! pipe, directly before or after it creates the object. When the pipe closes, for whatever reason,
+//! the guard process removes all reported objects in reverse order. The guard process also removes
+//! the objects after a successful run, so every run tests the removal. The guard process identifies
+//! a process by its id *and* its start time, so it does not kill another process that reuses the
+//! id.
 
 use std::fmt;
 use std::io::{BufRead, Write as _};
@@ -27,35 +32,39 @@ use tokio::sync::oneshot;
 
 use crate::clock;
 
-/// Path of the running program, which works even after its file was replaced.
+/// Path of the running program. `/proc/self/exe` refers to the running program even if the
+/// program's file was replaced.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
-/// Command by which a program that measures runs as its own guard, which calls [`watch`].
+/// Name of the subcommand with which a measurement starts its own program a second time, as the
+/// guard process. The subcommand `guard` calls [`watch`].
 pub const VERB: &str = "guard";
-/// File that sets the number of 2 MiB pages.
+/// Kernel setting with the number of 2 MiB hugepages.
 pub(super) const HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// File with the weight of this session's processes relative to other sessions.
+/// File with the nice value of this process's autogroup. An autogroup contains all processes of a
+/// session (`sched(7)`).
 const AUTOGROUP: &str = "/proc/self/autogroup";
-/// Time that a process may take to end by itself.
+/// Time that a process has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(5);
-/// Time between two checks of a process that is ending.
+/// Time between two checks of whether a process has ended.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// An object that the guard removes.
+/// An object (for example a process, a directory or a namespace) that the guard process removes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ward {
     Process {
-        /// Id of the process.
+        /// Process id of the process that the guard process ends.
         pid: i32,
-        /// Start time in clock ticks since boot.
+        /// Start time of the process in clock ticks since boot.
         start: u64,
     },
-    /// A directory with its content.
+    /// A directory, which the guard process removes with its content.
     Directory(PathBuf),
-    /// A namespace that `ip netns` knows.
+    /// Name of a network namespace of `ip netns`.
     Netns(String),
-    /// Number of 2 MiB pages that were added.
+    /// Number of 2 MiB hugepages that the measurement added.
     Hugepages(u64),
-    /// Previous weight of the session.
+    /// Nice value to which the guard process restores the autogroup: the nice value before the
+    /// measurement.
     Autogroup(i32),
 }
 
@@ -85,29 +94,29 @@ impl FromStr for Ward {
             "netns" => Self::Netns(rest.to_owned()),
             "hugepages" => Self::Hugepages(rest.parse()?),
             "autogroup" => Self::Autogroup(rest.parse()?),
-            other => bail!("nothing is called {other}"),
+            other => bail!("unknown kind of object to remove: `{other}`"),
         })
     }
 }
 
-/// Kills all processes in a namespace of this measurement. Servers leave processes behind that are
-/// no longer children of the measurement.
+/// Kills all processes in a network namespace of the measurement. Servers may leave processes
+/// behind that are no longer children of the measurement.
 pub fn end_inside(netns: &str) {
     let Ok(told) = Command::new("ip").args(["netns", "pids", netns]).output() else { return };
     for pid in String::from_utf8_lossy(&told.stdout).lines().filter_map(|pid| pid.parse().ok()) {
-        // A process that has ended meanwhile needs no signal.
+        // If the process has ended meanwhile, the signal fails, which does no harm.
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
     }
 }
 
 impl Ward {
-    /// The ward for a running process.
+    /// Makes an object for the guard process from a running process, which the guard process ends.
     ///
     /// # Errors
-    /// No process has this id.
+    /// Returns an error if no process has the id `pid`.
     pub fn process(pid: u32) -> anyhow::Result<Self> {
         let pid = i32::try_from(pid)?;
-        let start = start_of(pid).with_context(|| format!("process {pid} is gone already"))?;
+        let start = start_of(pid).with_context(|| format!("process {pid} has already ended"))?;
         Ok(Self::Process { pid, start })
     }
 
@@ -135,10 +144,11 @@ impl Ward {
     }
 }
 
-/// Start time of a process in clock ticks since boot; `None` if it does not exist or is a zombie.
+/// Returns the start time of a process in clock ticks since boot; `None` if the process does not
+/// exist or is a zombie.
 fn start_of(pid: i32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name is in parentheses and may contain anything.
+    // The name is in parentheses and may contain any character.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
     if fields.next() == Some("Z") {
         return None;
@@ -164,23 +174,25 @@ fn end_process(pid: i32, start: u64) -> anyhow::Result<()> {
     let id = Pid::from_raw(pid);
     // The process may end between the check and the signal, which does no harm.
     let _ = kill(id, Signal::SIGTERM);
-    // A stopped process receives its signals when it continues.
+    // A stopped process handles SIGTERM only after it continues.
     let _ = kill(id, Signal::SIGCONT);
     if gone(GRACE) {
         return Ok(());
     }
     let _ = kill(id, Signal::SIGKILL);
-    anyhow::ensure!(gone(GRACE), "process {pid} does not end");
+    anyhow::ensure!(gone(GRACE), "process {pid} did not end after SIGKILL");
     Ok(())
 }
 
-/// The main function of the guard: reads wards until the pipe ends, then removes them.
+/// Runs the guard process. The function reads the objects to remove from a pipe until the pipe
+/// ends, and then removes the objects.
 ///
 /// # Errors
-/// An object could not be removed. The others are removed all the same.
+/// If an object cannot be removed, returns an error after all other objects were removed. The guard
+/// process still removes all other objects.
 pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     let mut known = Vec::new();
-    // A broken pipe counts as closed.
+    // A read error counts as the end of the pipe.
     for line in wards.lines().map_while(Result::ok) {
         match line.parse::<Ward>() {
             Ok(ward) => known.push(ward),
@@ -190,27 +202,28 @@ pub fn watch(wards: impl BufRead) -> anyhow::Result<()> {
     let mut failed = 0;
     for ward in known.iter().rev() {
         if let Err(error) = ward.take_down() {
-            eprintln!("guard: {ward}: not taken down: {error:#}");
+            eprintln!("the guard process cannot remove {ward}: {error:#}");
             failed += 1;
         }
     }
-    anyhow::ensure!(failed == 0, "{failed} things were left behind");
+    anyhow::ensure!(failed == 0, "{failed} objects could not be removed");
     Ok(())
 }
 
-/// The measurement's end of the pipe to the guard.
+/// Handle of the guard process: the measuring process's end of the pipe to the guard process.
 #[derive(Debug, Clone)]
 pub struct Guard(Arc<Mutex<Option<Child>>>);
 
 impl Guard {
-    /// Starts the guard: this program with the command [`VERB`].
+    /// Starts the guard process, which is a second process of this program with the subcommand
+    /// [`VERB`].
     ///
     /// # Errors
-    /// The process cannot be started.
+    /// Returns an error if the guard's process cannot be started.
     pub fn start() -> anyhow::Result<Self> {
         let child = Command::new(THIS_PROGRAM)
             .arg(VERB)
-            // Ctrl-C at the terminal is for the measurement; the guard cleans up after it.
+            // In its own process group, the guard survives Ctrl-C at the terminal and can clean up.
             .process_group(0)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -219,17 +232,19 @@ impl Guard {
         Ok(Self(Arc::new(Mutex::new(Some(child)))))
     }
 
-    /// Makes the guard remove `ward` at the end.
+    /// Makes the guard process remove `ward` when the measurement ends.
     ///
     /// # Errors
-    /// The guard is gone. The caller must then not continue.
+    /// Returns an error if the guard process has ended. After an error the caller must stop the
+    /// measurement, because no process would remove `ward`.
     pub fn take(&self, ward: &Ward) -> anyhow::Result<()> {
         let mut child = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let pipe = child.as_mut().and_then(|c| c.stdin.as_mut()).context("the guard is gone")?;
-        writeln!(pipe, "{ward}").context("telling the guard")
+        writeln!(pipe, "{ward}").context("notifying the guard")
     }
 
-    /// Removes everything and waits until it is done. Later calls do nothing.
+    /// Makes the guard process remove all objects of the measurement, and waits until it has
+    /// finished. A second call of `finish` has no effect.
     pub fn finish(&self) {
         let child = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(mut child) = child else { return };
@@ -239,8 +254,9 @@ impl Guard {
     }
 }
 
-/// Sets the weight of this session, and thus of all measured processes, relative to other sessions.
-/// The guard restores the old weight. Without the permission, returns false and changes nothing.
+/// Sets the nice value of this process's autogroup, which also contains all measured processes. The
+/// guard process restores the old nice value. Returns false without any change if the kernel does
+/// not support autogroups or does not permit the new nice value.
 pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     // The format is "/autogroup-123 nice 0".
     let Ok(text) = std::fs::read_to_string(AUTOGROUP) else { return Ok(false) };
@@ -251,11 +267,13 @@ pub(super) fn weigh_session(guard: &Guard, nice: i32) -> anyhow::Result<bool> {
     Ok(std::fs::write(AUTOGROUP, nice.to_string()).is_ok())
 }
 
-/// Runs `work` under a new guard. When this function returns, the guard has removed everything. If
-/// a signal ends the work, the exit status is 128 plus the signal's number.
+/// Starts a guard process and runs `work`. When this function returns, the guard process has
+/// removed all objects that `work` created. If a signal ended `work`, the exit status is 128 plus
+/// the signal's number.
 ///
 /// # Errors
-/// The outer error says that the guard cannot be started. The inner error comes from `work`.
+/// The outer result is an error if the guard process cannot be started. The inner result is the
+/// result of `work`.
 pub fn guarded(
     name: &'static str,
     work: impl FnOnce(&Guard) -> anyhow::Result<ExitCode> + Send + 'static,
@@ -271,7 +289,8 @@ pub fn guarded(
     outcome
 }
 
-/// Result of the work, or 128 plus the signal's number.
+/// Runs `work` in a thread. Returns the result of `work`, or 128 plus the signal's number if a
+/// signal arrives first.
 async fn until_end(
     name: &'static str,
     work: impl FnOnce() -> anyhow::Result<ExitCode> + Send + 'static,
@@ -279,8 +298,8 @@ async fn until_end(
     let mut interrupt = signal(SignalKind::interrupt()).context("signals cannot be handled")?;
     let mut terminate = signal(SignalKind::terminate()).context("signals cannot be handled")?;
     let (done, ended) = oneshot::channel();
-    // The work has its own thread, because it polls. If a signal comes first, the thread dies with
-    // the process.
+    // The work needs its own thread, because it polls. If a signal comes first, the thread ends
+    // with the process.
     std::thread::Builder::new()
         .name(name.to_owned())
         .spawn(move || done.send(work()))
@@ -320,7 +339,7 @@ mod tests {
         let stop = Pid::from_raw(i32::try_from(mine.id()).unwrap());
         kill(stop, Signal::SIGSTOP).unwrap();
         let ward = Ward::process(mine.id()).unwrap();
-        // The same id with another start time is a different process.
+        // A ward with the same id but another start time names a different process.
         let stranger = Ward::Process { pid: i32::try_from(other.id()).unwrap(), start: 1 };
         let told = format!("directory {}\n{stranger}\n{ward}\n", dir.display());
         watch(told.as_bytes()).unwrap();

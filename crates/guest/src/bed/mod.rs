@@ -1,10 +1,10 @@
-//! The environment of a measurement: its directory, cores and pages. The guard removes it at the
-//! end.
+//! Prepares the environment of a measurement: a directory, CPU cores and hugepages. At the end, the
+//! guard process removes the directory and the added hugepages.
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`guard`] | removes everything, whatever ends a measurement |
-//! | [`process`] | daemons under the guard, and commands with an answer |
+//! | [`guard`] | a process that removes all objects of a measurement at its end |
+//! | [`process`] | daemons that the guard ends, and commands with output |
 
 pub mod guard;
 pub mod process;
@@ -21,15 +21,14 @@ pub use guard::{Guard, Ward};
 use guard::{HUGEPAGES, weigh_session};
 use process::ask;
 
-/// Nice value of all measured processes, and weight of their session.
+/// Nice value of all measured processes and of their autogroup (`sched(7)`).
 const NICE: i32 = -20;
 
-/// File by which the kernel compacts free memory.
+/// Kernel file that triggers compaction of memory when it is written.
 const COMPACT: &str = "/proc/sys/vm/compact_memory";
-/// Number of attempts to get hugepages.
 const HUGEPAGE_TRIES: u32 = 4;
 
-/// Settings that all measurements have.
+/// Options that all measurements have.
 #[derive(Debug, Clone, clap::Args)]
 pub struct BedArgs {
     /// CPU of the switch's worker. Default: the last CPU that this process may use
@@ -41,12 +40,12 @@ pub struct BedArgs {
     /// Longest sleep of an idle Penstock worker, in microseconds; 0: it always polls, as OVS does
     #[arg(long, value_name = "US", default_value_t = 0)]
     pub idle_backoff_us: u32,
-    /// Keep the scheduling priority of the measured processes. Default: raise it if allowed
+    /// Keep the scheduling priority of the measured processes. Default: raise the priority if the
+    /// kernel allows
     #[arg(long)]
     pub no_nice: bool,
 }
 
-/// The environment of one measurement.
 #[derive(Debug)]
 pub struct Bed {
     guard: Guard,
@@ -59,25 +58,26 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// Makes the directory and selects the cores.
+    /// Creates the directory of the measurement, and selects the cores of the worker and the
+    /// generator.
     pub fn new(args: &BedArgs, guard: Guard) -> anyhow::Result<Self> {
         let allowed = allowed_cores()?;
         let (Some(first), Some(last)) = (allowed.first(), allowed.last()) else {
-            bail!("no CPU is allowed to this process");
+            bail!("this process is not allowed on any CPU; change its affinity");
         };
         let worker_core = args.worker_core.unwrap_or(*last);
         let generator_core = args.generator_core.unwrap_or(*first);
         for core in [worker_core, generator_core] {
             ensure!(
                 allowed.contains(&core),
-                "core {core} is not allowed to this process, those are {allowed:?}; name another \
-                 or change its affinity"
+                "core {core} is not allowed; name one of {allowed:?}, or change the affinity of \
+                 this process"
             );
         }
         if worker_core == generator_core {
             eprintln!(
-                "switch and generator share core {worker_core}: the numbers say how the kernel \
-                 divides it, not how fast the switch is"
+                "switch and generator share core {worker_core}: the figures show how the kernel \
+                 divides the core, not the switch's speed"
             );
         }
         let dir = std::env::temp_dir().join(format!("penstock-bench-{}", std::process::id()));
@@ -89,13 +89,15 @@ impl Bed {
         Ok(Self { guard, dir, worker_core, generator_core, idle_backoff_us, weighed, tsc_hz })
     }
 
-    /// The guard that removes the environment.
+    /// Returns the handle of the guard process, through which further objects can be registered for
+    /// removal.
     #[must_use]
     pub fn guard(&self) -> &Guard {
         &self.guard
     }
 
-    /// The directory, which is removed at the end.
+    /// Directory of the measurement. The guard process removes the directory at the end of the
+    /// measurement.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -109,6 +111,15 @@ impl Bed {
     #[must_use]
     pub fn generator_core(&self) -> u32 {
         self.generator_core
+    }
+
+    /// Returns cores for `count` workers. The first core is [`Bed::worker_core`]. The generator's
+    /// core is used only for the last worker, and only if no other allowed core is free.
+    ///
+    /// # Errors
+    /// Returns an error if this process may use fewer than `count` cores.
+    pub fn worker_cores(&self, count: usize) -> anyhow::Result<Vec<u32>> {
+        order_cores(&allowed_cores()?, self.worker_core, self.generator_core, count)
     }
 
     /// Longest sleep of an idle worker, in microseconds.
@@ -129,7 +140,8 @@ impl Bed {
         self.tsc_hz
     }
 
-    /// Ensures that `pages` pages of 2 MiB are free. Added pages are removed at the end.
+    /// Ensures that `pages` hugepages of 2 MiB are free. The guard process removes added hugepages
+    /// at the end of the measurement.
     pub fn need_hugepages(&self, pages: u64) -> anyhow::Result<()> {
         let missing = pages.saturating_sub(free_hugepages()?);
         if missing == 0 {
@@ -149,19 +161,19 @@ impl Bed {
             if free >= pages {
                 break;
             }
-            // Memory is fragmented: compact it and request the pages again. Without the permission
-            // the present number counts.
+            // Memory is fragmented. Compact it, and request the pages again. Without permission to
+            // compact, the next attempt may fail as well.
             let _ = std::fs::write(COMPACT, "1");
         }
         ensure!(
             free >= pages,
-            "{pages} free 2 MiB hugepages are needed and {free} could be had; free memory, or \
+            "{pages} free 2 MiB hugepages are needed, but only {free} are free; free memory, or \
              reserve them at boot"
         );
         Ok(())
     }
 
-    /// The machine and the settings, for the report.
+    /// Describes the machine and the settings of the measurement, for the report.
     #[must_use]
     pub fn describe(&self) -> Map<String, Value> {
         let mut map = Map::new();
@@ -179,7 +191,7 @@ impl Bed {
         map
     }
 
-    /// Runs `work` in a thread that is pinned to the generator's core.
+    /// Runs `work` in a new thread that is pinned to the CPU core of the traffic generator.
     pub fn on_generator_core<T: Send>(
         &self,
         work: impl FnOnce() -> anyhow::Result<T> + Send,
@@ -195,7 +207,29 @@ impl Bed {
     }
 }
 
-/// The cores that this process may use.
+/// Returns the first `count` cores of a list. The list begins with the core `worker`, continues
+/// with the other allowed cores in descending order, and ends with the core `generator`.
+fn order_cores(
+    allowed: &[u32],
+    worker: u32,
+    generator: u32,
+    count: usize,
+) -> anyhow::Result<Vec<u32>> {
+    let others = allowed.iter().rev().copied().filter(|core| ![worker, generator].contains(core));
+    let mut cores: Vec<u32> = std::iter::once(worker).chain(others).collect();
+    if generator != worker {
+        cores.push(generator);
+    }
+    ensure!(
+        count <= cores.len(),
+        "{count} workers: each worker has a core of its own, and this process may use {} \
+         ({allowed:?}); ask for fewer workers or change the affinity",
+        cores.len()
+    );
+    cores.truncate(count);
+    Ok(cores)
+}
+
 fn allowed_cores() -> anyhow::Result<Vec<u32>> {
     let set = sched_getaffinity(Pid::from_raw(0)).context("reading the affinity")?;
     let cores = (0..CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false));
@@ -209,7 +243,9 @@ fn pin(core: u32) -> anyhow::Result<()> {
         .with_context(|| format!("pinning to core {core}"))
 }
 
-/// Raises the priority of this thread, its children and the session, as far as permitted.
+/// Raises the scheduling priority of this thread and of the autogroup. Child processes inherit the
+/// priority of the thread. Returns false if the kernel refused to change the priority of the thread
+/// or of the autogroup.
 fn weigh(guard: &Guard) -> anyhow::Result<bool> {
     let me = nix::unistd::gettid().to_string();
     let niced = ask(Command::new("renice").args(["-n", &NICE.to_string(), "-p", &me])).is_ok();
@@ -225,4 +261,21 @@ fn free_hugepages() -> anyhow::Result<u64> {
 #[expect(clippy::cast_precision_loss, reason = "a frequency")]
 fn tsc_hz() -> f64 {
     penstock_dataplane::tsc::calibrate().hz() as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_take_the_generators_core_last() {
+        assert_eq!(order_cores(&[0, 1, 2, 3], 3, 0, 3).unwrap(), [3, 2, 1]);
+        assert_eq!(order_cores(&[0, 1, 2, 3], 3, 0, 4).unwrap(), [3, 2, 1, 0]);
+        assert_eq!(order_cores(&[0, 1], 1, 0, 2).unwrap(), [1, 0]);
+        let error = order_cores(&[0, 1], 1, 0, 3).unwrap_err().to_string();
+        assert!(error.contains("this process may use 2 ([0, 1])"), "{error}");
+        // Worker and generator may share the only core.
+        assert_eq!(order_cores(&[5], 5, 5, 1).unwrap(), [5]);
+        assert!(order_cores(&[5], 5, 5, 2).is_err());
+    }
 }

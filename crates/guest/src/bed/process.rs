@@ -1,4 +1,4 @@
-//! Programs that a measurement runs: daemons under the guard, and commands with an answer.
+//! Runs programs of a measurement: daemons that the guard process ends, and commands with output.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -14,13 +14,14 @@ use nix::unistd::Pid;
 use super::guard::{Guard, Ward};
 use crate::clock;
 
-/// Time between two checks for an awaited event.
+/// Time between two checks while a function of this module waits for an event.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Runs a command to its end and returns its output.
+/// Runs a command, waits for the command's end, and returns its standard output.
 ///
 /// # Errors
-/// The command cannot be run or fails. The error contains the command's message.
+/// Returns an error if the command cannot be started or fails. The error contains the command's
+/// output.
 pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
@@ -32,19 +33,19 @@ pub fn ask(command: &mut Command) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The message of a program that failed: its standard error and its standard output. A program with
-/// JSON output prints its reason in the answer.
+/// Returns the standard error and the standard output of a failed program. A program with JSON
+/// output prints the reason of the failure on standard output.
 fn said(output: &Output) -> String {
     let texts = [&output.stderr, &output.stdout].map(|text| String::from_utf8_lossy(text));
     let texts = texts.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
     let said = texts.collect::<Vec<_>>().join("\n");
-    if said.is_empty() { "it said nothing".to_owned() } else { said }
+    if said.is_empty() { "no output".to_owned() } else { said }
 }
 
-/// Calls `found` repeatedly until it returns a value.
+/// Calls the function `found` repeatedly until `found` returns `Some`.
 ///
 /// # Errors
-/// `limit` has passed, or `found` fails.
+/// Returns an error if `found` fails, or if `found` returned no value within the time `limit`.
 pub fn await_some<T>(
     what: &str,
     limit: Duration,
@@ -56,16 +57,19 @@ pub fn await_some<T>(
             return Ok(it);
         }
         if since.elapsed() >= limit {
-            bail!("{what}: not there after {} s", limit.as_secs());
+            bail!("{what}: not ready after {} s", limit.as_secs());
         }
         clock::wait_readable(None, LOOK);
     }
 }
 
-/// Calls `tried` until it succeeds. An outer error of `tried` ends the attempts.
+/// Calls the function `tried` repeatedly until an attempt succeeds. If `tried` returns
+/// `Ok(Err(error))`, the attempt failed and the function calls `tried` again. If `tried` returns an
+/// outer error, the function stops and returns this error.
 ///
 /// # Errors
-/// `limit` has passed (with the last reason), or `tried` fails.
+/// Returns an error if `limit` has passed or `tried` returns an outer error. If `limit` has passed,
+/// the error contains the error of the last attempt.
 pub fn await_ok<T>(
     what: &str,
     limit: Duration,
@@ -92,10 +96,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon with its output in `log`.
+    /// Starts a daemon, and writes the daemon's output to the file `log`.
     ///
     /// # Errors
-    /// The daemon cannot be started, or the guard is gone.
+    /// Returns an error if the daemon cannot be started or the guard process has ended.
     pub fn start(command: &mut Command, log: PathBuf, guard: &Guard) -> anyhow::Result<Self> {
         let program = command.get_program().to_string_lossy().into_owned();
         let out = File::create(&log).with_context(|| format!("making {}", log.display()))?;
@@ -107,27 +111,27 @@ impl Daemon {
             .stderr(err)
             .spawn()
             .with_context(|| format!("starting {program}"))?;
-        // If the guard cannot be notified, the daemon is dropped, which ends it.
+        // If the guard cannot be notified, `daemon` is dropped, and the program ends.
         let mut daemon = Self { child, log };
         match Ward::process(daemon.child.id()) {
             Ok(ward) => guard.take(&ward)?,
-            // A process that has already ended needs no guard; a later check reports it.
+            // A process that has already ended needs no guard. A later check reports its end.
             Err(_) if daemon.child.try_wait().context("waiting for a child")?.is_some() => {}
             Err(error) => return Err(error),
         }
         Ok(daemon)
     }
 
-    /// Process id of the daemon.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Fails if the daemon has ended. The error contains the end of the daemon's log.
+    /// Checks that the daemon is still running.
     ///
     /// # Errors
-    /// The daemon has ended.
+    /// Returns an error if the daemon has ended. The error contains the last lines of the daemon's
+    /// log.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait().context("waiting for a child")? {
             bail!("ended by itself ({status}):\n{}", self.last_words());
@@ -135,7 +139,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// The last lines of the daemon's log.
+    /// The last twelve lines of the daemon's log.
     #[must_use]
     pub fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
@@ -144,10 +148,10 @@ impl Daemon {
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
-    /// Waits for a file that the daemon creates, such as a socket.
+    /// Waits until a file of the daemon exists, such as its socket.
     ///
     /// # Errors
-    /// The daemon has ended, or `limit` has passed.
+    /// Returns an error if the daemon has ended or `limit` has passed.
     pub fn await_file(&mut self, file: &Path, limit: Duration) -> anyhow::Result<()> {
         await_some(&file.display().to_string(), limit, || {
             self.check()?;
@@ -155,19 +159,19 @@ impl Daemon {
         })
     }
 
-    /// Sends the daemon a signal.
+    /// Sends a signal to the daemon.
     ///
     /// # Errors
-    /// The signal cannot be sent.
+    /// Returns an error if the signal cannot be sent.
     pub fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         let pid = Pid::from_raw(i32::try_from(self.child.id())?);
         kill(pid, signal).with_context(|| format!("sending {signal} to process {pid}"))
     }
 
-    /// Waits until the daemon has ended.
+    /// Waits until the daemon's process has ended, and returns its exit status.
     ///
     /// # Errors
-    /// `limit` has passed.
+    /// Returns an error if the daemon still runs after `limit`.
     pub fn await_end(&mut self, limit: Duration) -> anyhow::Result<std::process::ExitStatus> {
         let child = &mut self.child;
         await_some("end of a process", limit, || Ok(child.try_wait()?))
@@ -176,7 +180,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // If this fails, the guard ends the daemon later.
+        // If the signal fails, the guard ends the daemon later.
         let _ = self.signal(Signal::SIGTERM);
         let _ = self.signal(Signal::SIGCONT);
         if self.await_end(Duration::from_secs(5)).is_err() {
@@ -186,16 +190,16 @@ impl Drop for Daemon {
     }
 }
 
-/// Reads how long one thread was runnable but not running.
+/// Clock that counts the time in which one thread is runnable but does not run.
 #[derive(Debug)]
 pub struct ThreadClock(File);
 
 impl ThreadClock {
-    /// Finds the thread of process `pid` whose name begins with `prefix`, and waits for it if
-    /// necessary.
+    /// Waits until process `pid` has a thread with a name that begins with `prefix`, and opens that
+    /// thread's clock.
     ///
     /// # Errors
-    /// No such thread exists after ten seconds.
+    /// Returns an error if the process has no thread with the prefix after ten seconds.
     pub fn find(pid: u32, prefix: &str) -> anyhow::Result<Self> {
         let tasks = PathBuf::from(format!("/proc/{pid}/task"));
         let what = format!("thread {prefix} of process {pid}");
@@ -212,7 +216,8 @@ impl ThreadClock {
         })
     }
 
-    /// Nanoseconds on the run queue since the thread's start; 0 if the kernel does not count them.
+    /// Nanoseconds in which the thread was runnable but did not run, since the thread's start. 0 if
+    /// the kernel does not count this time.
     #[must_use]
     pub fn waited_ns(&self) -> u64 {
         let mut text = [0; 96];
@@ -233,19 +238,19 @@ mod tests {
         assert!(text.contains("no good") && text.contains('3'), "{text}");
         assert_eq!(ask(Command::new("echo").arg("hello")).unwrap(), "hello\n");
         assert!(ask(&mut Command::new("/nonexistent/program")).is_err());
-        // A program with JSON output prints its reason in the answer.
+        // A program with JSON output prints the reason on standard output.
         let answer = "echo '{\"refused\": \"no room\"}'; exit 1";
         let text = ask(Command::new("sh").args(["-c", answer])).unwrap_err().to_string();
         assert!(text.contains("no room"), "{text}");
         let text = ask(&mut Command::new("false")).unwrap_err().to_string();
-        assert!(text.ends_with("it said nothing"), "{text}");
+        assert!(text.ends_with("no output"), "{text}");
     }
 
     #[test]
     fn repeated_attempts_report_the_last_reason() {
         let no = || Ok(ask(Command::new("sh").args(["-c", "echo not yet >&2; exit 1"])));
         let text = await_ok("a program", Duration::ZERO, no).unwrap_err().to_string();
-        assert!(text.contains("a program: not there") && text.contains("not yet"), "{text}");
+        assert!(text.contains("a program: not ready") && text.contains("not yet"), "{text}");
         let mut left = 3;
         let third = await_ok("a number", Duration::from_secs(10), || {
             left -= 1;

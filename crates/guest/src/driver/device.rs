@@ -1,4 +1,4 @@
-//! One virtio-net device from the guest's side.
+//! Implements a virtio-net device, seen from the guest.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -23,71 +23,77 @@ use super::virtqueue::Virtqueue;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SocketMode {
-    /// The switch listens, and the driver connects.
+    /// The switch listens on the vhost-user socket, and the driver connects.
     #[default]
     Client,
-    /// The driver listens, and the switch connects.
+    /// The driver listens on the vhost-user socket, and the switch connects.
     Server,
 }
 
-/// Order in which free transmit slots are taken.
+/// Order in which a queue reuses free transmit slots.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SlotOrder {
-    /// The slot that was free for longest is taken. Descriptors then never change. Generators use
-    /// this order.
+    /// First in, first out: the queue reuses the slot that has been free for the longest time. With
+    /// the FIFO order, each descriptor keeps its slot and need not be rewritten. Traffic generators
+    /// use the FIFO order.
     #[default]
     Fifo,
-    /// The slot that was used last is taken, because it is still in the cache. This order suits
-    /// large slots.
+    /// The queue reuses the slot that was freed last, because that slot is still in the cache. The
+    /// LIFO order suits large slots.
     Lifo,
 }
 
-/// Parameters of a device.
 #[derive(Debug, Clone)]
 pub struct DriverConfig {
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
     pub mode: SocketMode,
-    /// Features to accept if the switch offers them. If RING_PACKED is among them, it is required.
+    /// Features that the driver accepts if the switch offers them. If RING_PACKED is among the
+    /// wanted features, it is also required.
     pub wanted: Features,
-    /// Features without which attaching fails. VERSION_1 is always one of them.
+    /// Features without which attaching fails. VERSION_1 is always required.
     pub required: Features,
     /// Number of queue pairs, at least 1.
     pub queue_pairs: u16,
-    /// Descriptors of each ring: a power of two up to [`MAX_RING_SIZE`].
+    /// Number of descriptors of each ring, which is a power of two up to [`MAX_RING_SIZE`].
     pub ring_size: u16,
-    /// Bytes of a transmit slot, header included.
+    /// Size of a transmit slot in bytes, including the header.
     pub tx_slot_bytes: usize,
-    /// Transmit slots of a queue; `None` means as many as descriptors.
+    /// Number of transmit slots of a queue; `None` means one slot for each descriptor.
     pub tx_slots: Option<u16>,
     pub slot_order: SlotOrder,
-    /// Bytes of a receive buffer, header included.
+    /// Size of a receive buffer in bytes, including the header.
     pub rx_buffer_bytes: usize,
-    /// Number of memory regions over which the windows are distributed.
+    /// Number of guest memory regions (1 to 8) that hold the rings and buffers.
     pub regions: usize,
-    /// Whether to try 2 MiB pages.
+    /// Whether the driver tries to get 2 MiB pages for its memory before 4 KiB pages.
     pub hugepages: bool,
-    /// Whether to reconnect as a hypervisor does, i.e. without the guest's knowledge. The rings
-    /// stay unchanged, and the new switch gets the inflight region that the first switch made. If
-    /// false, the driver itself resubmits the frames and buffers that the old switch had not
-    /// returned.
+    /// Whether the device reconnects as a hypervisor does, without the guest's knowledge. If
+    /// `inflight` is true, the rings stay unchanged, and the new switch receives the inflight
+    /// region that the first switch made. The inflight region is shared memory that lists the
+    /// buffers that a switch has not returned. If `inflight` is false, the driver sends and posts
+    /// again all frames and buffers that the old switch had not returned.
     pub inflight: bool,
-    /// Whether to reconnect as QEMU's network device does after it lost its switch. The rings stay
-    /// unchanged, and the driver reports the start of the ring as the position of packed rings.
+    /// Whether the device reconnects as QEMU's network device does after it lost its switch. If
+    /// `says_start` is true, the rings stay unchanged, and the driver wrongly tells the new switch
+    /// that a packed ring is at its start.
     pub says_start: bool,
-    /// Bytes of additional guest memory for hostile tests ([`VirtioNet::scratch`]).
+    /// Size in bytes of additional guest memory for tests with a hostile guest
+    /// ([`VirtioNet::scratch`]).
     pub scratch_bytes: usize,
-    /// Time to wait for the switch.
+    /// Maximum time that the driver waits until the switch is reachable.
     pub wait: Duration,
 }
 
 impl DriverConfig {
-    /// Default bytes of a slot or buffer: 2 KiB and a cache line. At a stride of 2 KiB the first
-    /// lines of all buffers would compete for two sets of a 32 KiB cache.
+    /// Default size of a slot or buffer in bytes: 2 KiB and a cache line. If buffers were exactly 2
+    /// KiB apart, the first cache lines of all buffers would share two sets of a 32 KiB first-level
+    /// cache.
     pub const BUFFER_BYTES: usize = 2048 + 64;
 
-    /// A client on `socket` with one pair of 256-descriptor rings, slots and buffers of
-    /// [`BUFFER_BYTES`](Self::BUFFER_BYTES), and [`Features::BASIC`] wanted.
+    /// Creates the configuration of a client on `socket`. The configuration has one queue pair with
+    /// rings of 256 descriptors, and the wanted features [`Features::BASIC`]. Slots and buffers
+    /// have [`BUFFER_BYTES`](Self::BUFFER_BYTES) bytes.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
@@ -138,7 +144,8 @@ impl DriverConfig {
     }
 
     fn required(&self) -> Features {
-        // The rings are laid out before the negotiation, so a wanted format is also required.
+        // The driver lays out the rings before the negotiation, so a wanted ring format is also
+        // required.
         let packed = if self.packed() { Features::RING_PACKED } else { Features::NONE };
         self.required | Features::VERSION_1 | packed
     }
@@ -148,29 +155,31 @@ impl DriverConfig {
     }
 }
 
-/// One receive and one transmit queue.
 #[derive(Debug)]
 pub struct QueuePair {
-    /// Queue from the switch to the driver.
+    /// Receive queue, from the switch to the driver.
     pub rx: RxQueue,
-    /// Queue from the driver to the switch.
+    /// Transmit queue, from the driver to the switch.
     pub tx: TxQueue,
 }
 
-/// Result of a reconnection for frames and buffers that the old switch had not returned.
+/// Numbers of frames sent again, of buffers posted again, and of frames dropped after a
+/// reconnection to the switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Resubmitted {
-    /// Transmit frames that were resubmitted. No frame is lost. If the old switch had forwarded a
-    /// frame but not returned it, the frame arrives twice.
+    /// Number of frames that the driver sent again after the reconnection, because the old switch
+    /// had not returned the buffers of the frames. If the old switch forwarded a frame but did not
+    /// return the frame's buffer, the receiver gets the frame twice.
     pub tx_frames: u64,
-    /// Receive buffers that were resubmitted.
+    /// Number of receive buffers that the driver posted again.
     pub rx_buffers: u64,
-    /// Frames that the old switch had delivered and the driver had not read. They are dropped. To
-    /// avoid such drops, receive until no frame waits before reconnecting.
+    /// Number of received frames that were lost in the reconnection, because the driver had not
+    /// read the frames from the receive ring before. To avoid drops, receive all waiting frames
+    /// before you reconnect.
     pub rx_dropped: u64,
 }
 
-/// A virtio-net device that is driven over vhost-user.
+/// A virtio-net device that is connected to a switch over vhost-user.
 #[derive(Debug)]
 pub struct VirtioNet {
     config: DriverConfig,
@@ -184,22 +193,22 @@ pub struct VirtioNet {
 }
 
 impl VirtioNet {
-    /// Waits for the switch, negotiates, and enables all rings with receive buffers posted.
+    /// Waits for the switch, negotiates features, posts receive buffers and enables all rings.
     ///
     /// # Errors
-    /// The configuration is out of range, the switch does not appear within [`DriverConfig::wait`],
-    /// or the switch refuses a request.
+    /// Returns an error if the configuration is out of range, the switch does not appear within
+    /// [`DriverConfig::wait`], or the switch refuses a request.
     pub fn connect(config: DriverConfig) -> Result<Self, DriverError> {
         let mut device = Self::prepare(config)?;
         device.reconnect()?;
         Ok(device)
     }
 
-    /// Prepares everything but the session: memory, rings and, in server mode, the listening
-    /// socket.
+    /// Prepares memory, rings and, in server mode, the listening socket, but does not connect.
     ///
     /// # Errors
-    /// The configuration is out of range, or memory or the socket is not available.
+    /// Returns an error if the configuration is out of range, or if memory or the socket is not
+    /// available.
     pub fn prepare(config: DriverConfig) -> Result<Self, DriverError> {
         config.check()?;
         let [desc, avail, used] = ring_bytes(config.ring_size);
@@ -235,24 +244,26 @@ impl VirtioNet {
         Ok(Self { config, door, session, features, inflight, pairs, scratch, memory })
     }
 
-    /// Waits for the switch and attaches. The switch may have restarted since the last session.
-    /// Memory, rings and frames stay. The device starts at the used index. The driver resubmits
-    /// frames and buffers that the device had not returned. With [`DriverConfig::inflight`], the
-    /// switch itself takes these frames and buffers again.
+    /// Waits for the switch and attaches to it. The switch may have restarted since the last
+    /// session. The device keeps its memory, its rings and the frames in the rings. Without an
+    /// inflight region, the device continues at the used index, and the driver offers again all
+    /// frames and buffers that the old device had not returned. With [`DriverConfig::inflight`],
+    /// the switch itself resumes the frames and buffers that were not returned.
     ///
     /// # Errors
-    /// The errors of [`connect`](Self::connect). It is also an error if a restarted switch offers
-    /// less than before.
+    /// Returns the errors of [`connect`](Self::connect), and an error if a restarted switch offers
+    /// fewer features than before.
     pub fn reconnect(&mut self) -> Result<Resubmitted, DriverError> {
         self.session = None;
         let stream = self.door.stream(self.config.wait)?;
         self.attach(stream)
     }
 
-    /// Attempts to attach once without waiting; `None` if the switch is not there.
+    /// Tries once to reconnect to the switch, without waiting for the switch. Returns `None` if the
+    /// switch is not reachable.
     ///
     /// # Errors
-    /// The switch is there and refuses a request.
+    /// Returns an error if the switch is reachable and refuses a request.
     pub fn try_reconnect(&mut self) -> Result<Option<Resubmitted>, DriverError> {
         self.session = None;
         match self.door.try_stream() {
@@ -262,8 +273,7 @@ impl VirtioNet {
     }
 
     fn attach(&mut self, stream: UnixStream) -> Result<Resubmitted, DriverError> {
-        // Frames in flight, and the users of the device, rely on the features that were agreed
-        // first.
+        // Frames in flight and users of the device rely on the features of the first session.
         let (wanted, required) = if self.features == Features::NONE {
             (self.config.wanted(), self.config.required())
         } else {
@@ -305,8 +315,8 @@ impl VirtioNet {
             session.enable(ring, true)?;
         }
         for pair in &mut self.pairs {
-            // The switch does not poll for frames that were published before it attached, so they
-            // need a kick.
+            // The switch does not see frames that were published before it attached, so it needs a
+            // kick.
             pair.rx.kick_now();
             pair.tx.kick_now();
         }
@@ -315,7 +325,9 @@ impl VirtioNet {
         Ok(moved)
     }
 
-    /// Switches logging on or off, by a feature bit and each ring's addresses.
+    /// Enables or disables the switch's log of writes. Makes the switch log, or not log, the guest
+    /// memory pages that it writes. Sends the feature bit VHOST_F_LOG_ALL and the log addresses of
+    /// the rings.
     pub(super) fn set_logging(&mut self, on: bool) -> Result<(), DriverError> {
         let session = self.session.as_ref().ok_or(DriverError::NotConnected)?;
         let log = if on { Features::LOG_ALL } else { Features::NONE };
@@ -332,13 +344,12 @@ impl VirtioNet {
         Ok(())
     }
 
-    /// The negotiated features; none before the first session.
+    /// Returns the negotiated features. The set of features is empty before the first session.
     #[must_use]
     pub fn features(&self) -> Features {
         self.features
     }
 
-    /// The configuration with which the device was made.
     #[must_use]
     pub fn config(&self) -> &DriverConfig {
         &self.config
@@ -349,31 +360,31 @@ impl VirtioNet {
         self.pairs.len()
     }
 
-    /// The queue pair with this index.
+    /// Returns the queue pair with the number `index`.
     ///
     /// # Panics
-    /// If `index` is not below [`queue_pairs`](Self::queue_pairs).
+    /// Panics if `index` is not below [`queue_pairs`](Self::queue_pairs).
     pub fn pair(&mut self, index: usize) -> &mut QueuePair {
         &mut self.pairs[index]
     }
 
-    /// The transmit queue of pair 0.
+    /// Returns the transmit queue of queue pair 0.
     pub fn tx(&mut self) -> &mut TxQueue {
         &mut self.pairs[0].tx
     }
 
-    /// The receive queue of pair 0.
+    /// Returns the receive queue of queue pair 0.
     pub fn rx(&mut self) -> &mut RxQueue {
         &mut self.pairs[0].rx
     }
 
-    /// All queue pairs, to be used one by one.
+    /// Returns all queue pairs, so that a caller can use each pair in a separate thread.
     pub fn pairs_mut(&mut self) -> &mut [QueuePair] {
         &mut self.pairs
     }
 
-    /// Whether the switch still holds its end. Makes a system call, so do not call it in every turn
-    /// of a loop.
+    /// Whether the switch is still connected. This function makes a system call, so do not call it
+    /// in every turn of a loop.
     pub fn is_connected(&mut self) -> bool {
         if self.session.as_ref().is_some_and(|s| !s.is_alive()) {
             self.session = None;
@@ -381,38 +392,41 @@ impl VirtioNet {
         self.session.is_some()
     }
 
-    /// The session's socket, for epoll; `None` while not connected.
+    /// Returns the session's socket, for epoll; `None` if the device is not connected.
     #[must_use]
     pub fn socket(&self) -> Option<&UnixStream> {
         self.session.as_ref().map(Session::stream)
     }
 
-    /// Ends the session. Memory and rings stay for [`reconnect`](Self::reconnect).
+    /// Ends the session with the switch, but keeps memory and rings for
+    /// [`reconnect`](Self::reconnect).
     pub fn close(&mut self) {
         self.session = None;
     }
 
-    /// Stops or starts one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...).
+    /// Makes the switch start or stop one ring. Ring 0 is the receive ring of pair 0, ring 1 is the
+    /// transmit ring of pair 0, and so on.
     ///
     /// # Errors
-    /// There is no session, or the switch refuses.
+    /// Returns an error if the device has no session, or if the switch refuses the request.
     pub fn enable_ring(&mut self, ring: usize, on: bool) -> Result<(), DriverError> {
         self.session.as_mut().ok_or(DriverError::NotConnected)?.enable(ring, on)
     }
 
-    /// The protocol's front end, for messages that a well-behaved driver would not send.
+    /// Returns the front end of the vhost-user protocol, for messages that a well-behaved driver
+    /// would not send.
     ///
     /// # Errors
-    /// There is no session.
+    /// Returns an error if the device has no session.
     pub fn frontend(&mut self) -> Result<&mut Frontend, DriverError> {
         Ok(self.session.as_mut().ok_or(DriverError::NotConnected)?.frontend())
     }
 
-    /// Raw access to one ring (0 is pair 0 receive, 1 is pair 0 transmit, ...), for a hostile
-    /// guest.
+    /// Returns raw access to one ring, for a hostile guest. Ring 0 is the receive ring of pair 0,
+    /// ring 1 is the transmit ring of pair 0, and so on.
     ///
     /// # Panics
-    /// If there is no such ring.
+    /// Panics if the device has no ring with the number `ring`.
     pub fn raw(&mut self, ring: usize) -> RawQueue<'_> {
         let pair = &mut self.pairs[ring / 2];
         if ring.is_multiple_of(2) {
@@ -422,7 +436,7 @@ impl VirtioNet {
         }
     }
 
-    /// The additional memory of [`DriverConfig::scratch_bytes`].
+    /// Returns the additional guest memory; `None` if [`DriverConfig::scratch_bytes`] is 0.
     pub fn scratch(&mut self) -> Option<&mut Window> {
         self.scratch.as_mut()
     }
@@ -433,11 +447,12 @@ impl VirtioNet {
     }
 }
 
-/// Position and wrap counter of a fresh packed ring.
+/// Ring base of a new packed ring: position 0 with wrap counter 1 (bit 15).
 const PACKED_START: u16 = 1 << 15;
 
-/// Restarts the rings where the old device stopped. All used entries must have been popped. Returns
-/// the bases of the receive and the transmit ring.
+/// Drops the received frames that the driver has not read, and restarts both rings of a queue pair
+/// where the old device stopped. Returns the ring bases of the receive ring and of the transmit
+/// ring.
 fn restart(pair: &mut QueuePair, moved: &mut Resubmitted) -> (u16, u16) {
     moved.rx_dropped += pair.rx.drop_waiting();
     pair.tx.reclaim(|_| ());

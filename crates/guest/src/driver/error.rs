@@ -1,11 +1,11 @@
-//! Errors between a driver and the switch.
+//! Defines the errors of the virtio-net driver.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::features::Features;
 
-/// Reason for which a device was not attached or a frame was not queued.
+/// Reason for which a device was not connected to the switch, or a frame was not queued.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriverError {
@@ -13,31 +13,30 @@ pub enum DriverError {
     #[error("ring size {size} is not a power of two between 2 and {max}")]
     RingSize {
         size: u16,
-        /// Maximum allowed size, in descriptors.
+        /// Maximum allowed ring size, in descriptors.
         max: u16,
     },
     /// A configuration value is out of range.
     #[error("{what} is {value}, the range is {low}..={high}")]
     Range {
-        /// Name of the setting.
         what: &'static str,
         value: usize,
-        /// Minimum allowed value.
+        /// Smallest value that the setting `what` may have.
         low: usize,
-        /// Maximum allowed value.
+        /// Largest value that the setting `what` may have.
         high: usize,
     },
-    /// The switch's socket did not appear in time.
+    /// The switch did not connect or accept a connection in time.
     #[error("no peer on {socket} within {waited_ms} ms")]
     NoPeer {
         /// Path of the vhost-user socket.
         socket: PathBuf,
-        /// Milliseconds of waiting.
+        /// Time that the driver waited, in milliseconds.
         waited_ms: u128,
     },
     #[error("{what}")]
     Os {
-        /// The operation that failed.
+        /// Operation of the driver that failed.
         what: &'static str,
         #[source]
         source: io::Error,
@@ -45,7 +44,7 @@ pub enum DriverError {
     /// The switch refused or aborted a vhost-user message.
     #[error("vhost-user message {message} failed")]
     Protocol {
-        /// Name of the message.
+        /// Name of the vhost-user message.
         message: &'static str,
         #[source]
         source: vhost::Error,
@@ -53,16 +52,16 @@ pub enum DriverError {
     /// The switch does not offer required features.
     #[error("the switch does not offer {missing}")]
     Missing {
-        /// The required features that were not offered.
+        /// Required features that the switch did not offer.
         missing: Features,
     },
-    /// The switch has fewer queue pairs than wanted.
+    /// The switch supports fewer queue pairs than the configuration wants.
     #[error("the switch has {offered} queue pairs, and the guest wants {wanted}")]
     QueuePairs { offered: u64, wanted: u16 },
-    /// A frame does not fit its slot.
+    /// A frame is larger than a transmit slot.
     #[error("a frame of {frame} bytes does not fit a slot of {slot} bytes")]
     FrameTooLong {
-        /// Bytes of frame and header.
+        /// Size of the frame in bytes, including the header.
         frame: usize,
         slot: usize,
     },
@@ -70,11 +69,11 @@ pub enum DriverError {
     #[error("the ring has {free} free descriptors, {needed} are needed")]
     RingFull {
         free: usize,
-        /// Descriptors that the frame needs.
+        /// Number of descriptors that the frame needs.
         needed: usize,
     },
-    /// The operation needs a session, and there is none.
-    #[error("not connected to the switch")]
+    /// The operation needs a connection to the switch, but the device has none.
+    #[error("the driver is not connected to the switch")]
     NotConnected,
 }
 

@@ -1,7 +1,8 @@
-//! Memory that a driver announces and then removes. No real guest does this, but every front end
-//! can.
+//! Provides memory files that a driver announces to the switch and then shortens or punches holes
+//! into, as a hostile front end can. No honest guest damages its memory, but every front end can.
 //!
-//! The driver itself does not map the memory, so its changes to the file affect only the switch.
+//! The driver does not map the memory itself, so its changes to the memory file affect only the
+//! switch.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,7 +13,8 @@ use vhost::VhostUserMemoryRegionInfo;
 
 use super::error::DriverError;
 
-/// The file behind one region.
+/// A memory file that the driver announces to the switch as a memory region, and can then shorten
+/// or punch holes into.
 #[derive(Debug)]
 pub struct FaultyMemory {
     file: File,
@@ -20,27 +22,27 @@ pub struct FaultyMemory {
 }
 
 impl FaultyMemory {
-    /// A new memory file of `len` bytes.
+    /// Creates a memory file of `len` bytes.
     ///
     /// # Errors
-    /// The kernel has no memory or no descriptor.
+    /// Returns an error if the kernel has no free memory or descriptor.
     pub fn new(len: u64) -> Result<Self, DriverError> {
         let file = memfd_create(c"faulty", MFdFlags::MFD_CLOEXEC)
             .map_err(DriverError::errno("making a memory file"))?;
         Self::of(File::from(file), len)
     }
 
-    /// Uses an existing file, whose length becomes `len` bytes.
+    /// Uses an existing file as memory, and sets the file's length to `len` bytes.
     ///
     /// # Errors
-    /// The length of the file cannot be changed.
+    /// Returns an error if the length of the file cannot be changed.
     pub fn of(file: File, len: u64) -> Result<Self, DriverError> {
         file.set_len(len).map_err(DriverError::os("setting the length of a memory file"))?;
         Ok(Self { file, len })
     }
 
-    /// The region of all bytes from `offset` on, at guest address `guest` and at twice that address
-    /// in the driver's own addresses.
+    /// Describes the memory region from `offset` to the end of the file. The region has the guest
+    /// address `guest`. Its user address (vhost-user) is twice the guest address.
     #[must_use]
     pub fn region(&self, guest: u64, offset: u64) -> VhostUserMemoryRegionInfo {
         VhostUserMemoryRegionInfo {
@@ -52,24 +54,26 @@ impl FaultyMemory {
         }
     }
 
-    /// The file's descriptor, for a log or an inflight region.
+    /// Returns the descriptor of the memory file, for a log or an inflight region.
     #[must_use]
     pub fn descriptor(&self) -> i32 {
         self.file.as_raw_fd()
     }
 
-    /// Shortens the file to `len` bytes. Mapped pages beyond them are gone.
+    /// Shortens the file to `len` bytes. After the call, an access to mapped pages beyond `len`
+    /// fails.
     ///
     /// # Errors
-    /// The file refuses.
+    /// Returns an error if the kernel refuses to shorten the file.
     pub fn shrink(&self, len: u64) -> Result<(), DriverError> {
         self.file.set_len(len).map_err(DriverError::os("shortening a memory file"))
     }
 
-    /// Punches a hole of `len` bytes from `from` on. The bytes then read as zeros.
+    /// Punches a hole of `len` bytes into the file at offset `from`. After the call, the bytes of
+    /// the hole read as zeros.
     ///
     /// # Errors
-    /// The file refuses.
+    /// Returns an error if the kernel refuses to punch the hole.
     pub fn punch(&self, from: u64, len: u64) -> Result<(), DriverError> {
         let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);

@@ -1,4 +1,4 @@
-//! Virtio-net feature bits by name (virtio 1.2 §5.1.3 and §6).
+//! Names the feature bits of virtio-net (virtio 1.2 §5.1.3 and §6).
 
 use std::fmt;
 use std::ops::{BitAnd, BitOr, Not};
@@ -6,7 +6,7 @@ use std::ops::{BitAnd, BitOr, Not};
 /// A set of virtio feature bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Features(
-    /// The bits in virtio's numbering.
+    /// Bits of the set, with the bit numbers of virtio.
     pub u64,
 );
 
@@ -26,28 +26,28 @@ impl Features {
     pub const HOST_TSO6: Self = Self(1 << 12);
     /// A received frame may span several buffers.
     pub const MRG_RXBUF: Self = Self(1 << 15);
-    /// The driver can announce itself after a migration.
+    /// The driver can announce its guest to the network after a migration.
     pub const GUEST_ANNOUNCE: Self = Self(1 << 21);
     /// The device may have more than one queue pair.
     pub const MQ: Self = Self(1 << 22);
-    /// A bit of vhost: the device logs its writes.
+    /// A feature of vhost: the device logs its writes.
     pub const LOG_ALL: Self = Self(1 << 26);
     /// A frame may have any descriptor layout (legacy devices).
     pub const ANY_LAYOUT: Self = Self(1 << 27);
     /// Descriptors may refer to indirect tables.
     pub const INDIRECT_DESC: Self = Self(1 << 28);
-    /// Notifications use thresholds instead of flags.
+    /// Notifications use event indices instead of flags.
     pub const EVENT_IDX: Self = Self(1 << 29);
-    /// A bit of vhost-user: protocol features can be negotiated.
+    /// A feature of vhost-user: protocol features can be negotiated.
     pub const PROTOCOL: Self = Self(1 << 30);
     /// The device conforms to virtio 1.0 or later.
     pub const VERSION_1: Self = Self(1 << 32);
     /// The device has packed rings.
     pub const RING_PACKED: Self = Self(1 << 34);
-    /// Buffers are used in the order they were made available.
+    /// The device uses buffers in the order in which they were made available.
     pub const IN_ORDER: Self = Self(1 << 35);
 
-    /// Checksum and TCP segmentation in both directions.
+    /// Offloads of checksums and of TCP segmentation in both directions.
     pub const OFFLOADS: Self = Self(
         Self::CSUM.0
             | Self::GUEST_CSUM.0
@@ -56,7 +56,7 @@ impl Features {
             | Self::HOST_TSO4.0
             | Self::HOST_TSO6.0,
     );
-    /// The features of a polling guest without offloads.
+    /// Features that a polling guest without offloads uses.
     pub const BASIC: Self = Self(
         Self::VERSION_1.0
             | Self::MRG_RXBUF.0
@@ -65,19 +65,20 @@ impl Features {
             | Self::IN_ORDER.0,
     );
 
-    /// Whether every bit of `other` is in this set.
+    /// Whether this set contains every feature of `other`.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The bits of this set that are not in `other`.
+    /// Returns the features of this set that are not in `other`.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// The feature with this name from the specification, in lower case with `-` or `_`.
+    /// Returns the feature with the given name of the virtio specification. The case of letters in
+    /// `name` does not matter, and `-` means `_`; `None` if the name is unknown.
     #[must_use]
     pub fn by_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_lowercase().replace('-', "_");

@@ -1,37 +1,41 @@
-//! The 12-byte header in front of every frame in a ring (virtio 1.2 §5.1.6).
+//! Encodes and parses the 12-byte header in front of every frame in a ring (virtio 1.2 §5.1.6).
 
-/// Bytes of the header with VERSION_1 or MRG_RXBUF, the only form that this driver supports.
+/// Length in bytes of the header with VERSION_1 or MRG_RXBUF. The driver supports only the header
+/// of this length.
 pub const VNET_HDR_LEN: usize = 12;
 
 /// `struct virtio_net_hdr_mrg_rxbuf` in host byte order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct VnetHdr {
-    /// Bit 0 means that a checksum must be completed; bit 1 means that checksums were verified.
+    /// Flag bits of the virtio-net header: bit 0 asks the receiver to complete a checksum. If bit 1
+    /// of the flags is set, the frame's checksums have been verified.
     pub flags: u8,
-    /// 0 none, 1 TCP/IPv4, 4 TCP/IPv6; bit 7 is ECN.
+    /// Kind of segmentation: 0 means none, 1 means TCP/IPv4, and 4 means TCP/IPv6. Bit 7 of
+    /// `gso_type` is set if the TCP connection uses ECN.
     pub gso_type: u8,
-    /// Bytes of headers in front of the payload; only a hint.
+    /// Length in bytes of the headers in front of the payload. The header length is only a hint to
+    /// the receiver of the frame.
     pub hdr_len: u16,
-    /// Payload bytes of each segment.
+    /// Payload of each segment in bytes.
     pub gso_size: u16,
-    /// Offset of the checksummed part in the frame, in bytes.
+    /// Offset in bytes of the checksummed part from the start of the frame.
     pub csum_start: u16,
-    /// Offset of the checksum from `csum_start`, in bytes.
+    /// Offset in bytes of the checksum field from `csum_start`.
     pub csum_offset: u16,
-    /// Number of buffers that the frame spans (reception with MRG_RXBUF).
+    /// Number of receive buffers that the frame spans, with MRG_RXBUF.
     pub num_buffers: u16,
 }
 
 impl VnetHdr {
-    /// Flag: the receiver of the frame has to complete a checksum.
+    /// Flag bit: the receiver of the frame has to complete a checksum.
     pub const NEEDS_CSUM: u8 = 1;
-    /// Flag: checksums were verified.
+    /// Flag bit: the device has verified the checksums of the frame.
     pub const DATA_VALID: u8 = 2;
     pub const GSO_NONE: u8 = 0;
     pub const GSO_TCPV4: u8 = 1;
     pub const GSO_TCPV6: u8 = 4;
 
-    /// Reads the header from the start of `bytes`; `None` if `bytes` is too short.
+    /// Parses the header at the start of `bytes`; `None` if `bytes` is too short.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let b: &[u8; VNET_HDR_LEN] = bytes.first_chunk()?;
@@ -47,7 +51,7 @@ impl VnetHdr {
         })
     }
 
-    /// The header in the byte order of guest memory.
+    /// Returns the header as little-endian bytes for guest memory.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; VNET_HDR_LEN] {
         let mut b = [0; VNET_HDR_LEN];
@@ -61,7 +65,7 @@ impl VnetHdr {
         b
     }
 
-    /// Whether the receiver of the frame has to segment it.
+    /// Whether the receiver of the frame has to divide the frame into segments.
     #[must_use]
     pub const fn is_gso(&self) -> bool {
         self.gso_type & 0x7f != Self::GSO_NONE

@@ -1,7 +1,8 @@
-//! Requests of a hypervisor to a switch while its guest runs: a log of written pages, and memory
-//! that is added and removed.
+//! Makes requests that a hypervisor sends to a switch while a guest runs: to log written pages, and
+//! to add or remove memory.
 //!
-//! Source: the vhost-user specification, "Migration" and "Memory slots".
+//! The requests are defined in the vhost-user specification, in the chapters "Migration" and
+//! "Memory slots".
 
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
@@ -13,18 +14,19 @@ use super::device::VirtioNet;
 use super::error::DriverError;
 use super::memory::{GuestMemory, RegionInfo, Window};
 
-/// Bytes of guest memory that one bit of the log represents.
+/// Amount of guest memory that one bit of the log represents, in bytes.
 const PAGE: u64 = 4096;
 
-/// The log of pages that the switch wrote.
+/// Log of the guest memory pages that the switch wrote.
 #[derive(Debug)]
 pub struct DirtyPages {
     bits: Window,
 }
 
 impl DirtyPages {
-    /// Guest addresses of the pages marked since the last call. Each mark is taken atomically, as
-    /// in a migration, so that later writes mark the page again.
+    /// Returns the guest addresses of the pages that were marked since the last call, and clears
+    /// the marks. Each mark in the log is cleared atomically: if the switch writes the page later,
+    /// the page is marked again.
     pub fn take(&self) -> Vec<u64> {
         let mut pages = Vec::new();
         for at in (0..self.bits.len()).step_by(8) {
@@ -53,10 +55,11 @@ pub(super) fn region_info(r: &RegionInfo<'_>) -> VhostUserMemoryRegionInfo {
 }
 
 impl VirtioNet {
-    /// Makes the switch log its writes, as a hypervisor does when a migration begins.
+    /// Makes the switch log its writes, as a hypervisor does at the start of a migration.
     ///
     /// # Errors
-    /// There is no session, the switch cannot log, or the switch refuses the log.
+    /// Returns an error if the device has no session, or if the switch cannot log or refuses the
+    /// log.
     pub fn log_writes(&mut self) -> Result<DirtyPages, DriverError> {
         let end = self.memory().ranges().iter().map(|r| r.0 + r.1 as u64).max().unwrap_or(0);
         let bytes = usize::try_from((end / PAGE).div_ceil(64) * 8).unwrap_or(usize::MAX);
@@ -75,16 +78,17 @@ impl VirtioNet {
         Ok(DirtyPages { bits })
     }
 
-    /// Ends the logging. Earlier marks stay.
+    /// Makes the switch stop logging. The pages that the switch has marked so far stay marked in
+    /// the log.
     ///
     /// # Errors
-    /// There is no session, or the switch refuses.
+    /// Returns an error if the device has no session, or if the switch refuses the request.
     pub fn stop_logging(&mut self) -> Result<(), DriverError> {
         self.set_logging(false)
     }
 
-    /// The guest address ranges (first address, bytes) that the switch may write: used rings,
-    /// packed rings and receive buffers.
+    /// Returns the ranges of guest memory that the switch may write: used rings, packed rings and
+    /// receive buffers. A range has its first guest address and its length in bytes.
     #[must_use]
     pub fn written_by_switch(&mut self) -> Vec<(u64, usize)> {
         let range = |window: &Window| (window.guest(0), window.len());
@@ -92,7 +96,7 @@ impl VirtioNet {
             let mut written = vec![range(pair.rx.buffers())];
             for ring in [&mut pair.rx.ring, &mut pair.tx.ring] {
                 written.push(range(ring.used_window()));
-                // In a packed ring, used descriptors replace available ones.
+                // In a packed ring, the switch overwrites available descriptors with used ones.
                 written.extend(ring.is_packed().then(|| range(ring.desc_window())));
             }
             written
@@ -100,18 +104,18 @@ impl VirtioNet {
         parts.collect()
     }
 
-    /// Maximum number of memory regions of the switch.
+    /// Maximum number of memory regions that the switch supports.
     ///
     /// # Errors
-    /// There is no session, or the switch does not report the number.
+    /// Returns an error if the device has no session, or if the switch does not report the number.
     pub fn memory_slots(&mut self) -> Result<u64, DriverError> {
         self.frontend()?.get_max_mem_slots().map_err(DriverError::protocol("GET_MAX_MEM_SLOTS"))
     }
 
-    /// Adds a region for the switch.
+    /// Announces additional memory to the switch.
     ///
     /// # Errors
-    /// There is no session, or the switch refuses the region.
+    /// Returns an error if the device has no session, or if the switch refuses the region.
     pub fn add_memory(&mut self, memory: &GuestMemory) -> Result<(), DriverError> {
         for r in memory.regions() {
             self.frontend()?
@@ -121,10 +125,11 @@ impl VirtioNet {
         Ok(())
     }
 
-    /// Removes a region from the switch.
+    /// Makes the switch unmap additional memory.
     ///
     /// # Errors
-    /// There is no session, or the switch refuses: it has no such region, or a ring is in it.
+    /// Returns an error if the device has no session, or if the switch refuses. The switch refuses
+    /// to remove a memory region that it does not have or that contains a ring.
     pub fn remove_memory(&mut self, memory: &GuestMemory) -> Result<(), DriverError> {
         for r in memory.regions() {
             self.frontend()?

@@ -1,19 +1,21 @@
-//! Guest memory: sealed memfds, mapped here and passed to the switch.
+//! Implements guest memory with sealed memfds that the driver maps and passes to the switch.
 //!
 //! # Problem
-//! Rings and buffers lie in memory that another process reads and writes at any time. The rest of
-//! the driver should need no raw pointer to use it.
+//! Rings and buffers are in memory that another process may read and write at any time. The other
+//! modules of the driver should not need raw pointers to use guest memory.
 //!
 //! # Approach
-//! The windows that a device needs are known before it attaches. They are distributed over the
-//! regions in turn, each page-aligned, and each [`Window`] checks every access against its bounds.
-//! Ring words are atomics. Buffers are slices, because only the driver accesses an unpublished
-//! transmit slot or a receive buffer that the device has returned.
+//! A [`Window`] is a part of guest memory. The windows that a device needs are known before the
+//! device attaches. Windows are page-aligned and distributed round-robin over the memory regions.
+//! Each [`Window`] checks every access against its bounds.  Descriptors and indices are read and
+//! written as atomics. Buffers are slices, because the driver accesses a buffer only while the
+//! device does not own it.
 //!
 //! # Departures
-//! A switch that breaks virtio's ownership rule may change bytes under such a slice. The bytes are
-//! plain `u8`, and no length or index comes from a second read of them. The peers are programs
-//! under test on this machine, not tenants.
+//! A switch that breaks virtio's ownership rule may change the bytes of a buffer that the driver
+//! accesses as a slice. The bytes of guest memory are plain `u8`, and the driver never reads a
+//! length or an index twice. The driver is for tests and benchmarks: its peers are programs under
+//! test on the same machine, not other tenants.
 #![allow(unsafe_code, reason = "maps memory that is shared with the switch")]
 
 use std::num::NonZeroUsize;
@@ -29,12 +31,11 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use super::error::DriverError;
 
 const PAGE: usize = 4096;
-/// Number of the first spare region. It is above the numbers of all regions that a device has from
-/// its start.
+/// Number of the first additional memory region. A device's initial regions have smaller numbers.
 const SPARE_FROM: usize = 64;
 const HUGE_PAGE: usize = 2 << 20;
 
-/// One mapped memfd: a contiguous range of guest addresses.
+/// A memory region: a mapped memfd that is a contiguous range of guest addresses.
 #[derive(Debug)]
 struct Region {
     fd: OwnedFd,
@@ -43,7 +44,6 @@ struct Region {
     guest: u64,
 }
 
-/// All memory of one guest.
 #[derive(Debug)]
 pub struct GuestMemory {
     regions: Vec<Region>,
@@ -51,7 +51,7 @@ pub struct GuestMemory {
 
 // SAFETY: the mapping belongs to no thread. Every access uses `Window` or `read`/`write`, whose
 // pointers stay valid until `GuestMemory` is dropped.
-// WHY: tests drive the queues of one device from different threads, and a lock is no option.
+// WHY: tests drive the queues of one device from different threads, and a lock would be too slow.
 unsafe impl Send for GuestMemory {}
 // SAFETY: as above; shared access is only by atomics and bounded byte copies.
 // WHY: as above.
@@ -68,7 +68,7 @@ impl Drop for GuestMemory {
     }
 }
 
-/// Description of one region for the switch.
+/// Description of a memory region for the switch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RegionInfo<'a> {
     pub fd: BorrowedFd<'a>,
@@ -78,12 +78,12 @@ pub(crate) struct RegionInfo<'a> {
 }
 
 impl GuestMemory {
-    /// Maps `regions` memfds that hold one window of each of `sizes` bytes, distributed over the
-    /// regions in turn. With `hugepages`, 2 MiB pages are tried first and 4 KiB pages are the
-    /// fallback.
+    /// Maps `regions` memfds, and creates a window for each size in `sizes` (in bytes). The windows
+    /// are distributed round-robin over the regions. With `hugepages`, this function tries 2 MiB
+    /// pages first, and then 4 KiB pages.
     ///
     /// # Errors
-    /// Memory is not available.
+    /// Returns an error if memory is not available.
     pub fn with_windows(
         sizes: &[usize],
         regions: usize,
@@ -110,11 +110,12 @@ impl GuestMemory {
         Ok((memory, windows))
     }
 
-    /// Makes an additional region of `bytes` bytes, for a guest whose memory grows. Each number
-    /// `nth` has its own guest address. Also returns a window over all of it.
+    /// Creates an additional memory region of `bytes` bytes, for a guest that gets more memory.
+    /// `nth` counts the additional regions of a guest, and determines the region's guest address.
+    /// Returns the new guest memory and a window that covers the whole memory region.
     ///
     /// # Errors
-    /// Memory is not available.
+    /// Returns an error if memory is not available.
     pub fn spare(nth: u16, bytes: usize) -> Result<(Arc<Self>, Window), DriverError> {
         let region = Region::map_as(SPARE_FROM + usize::from(nth), bytes, false)?;
         let memory = Arc::new(Self { regions: vec![region] });
@@ -131,23 +132,26 @@ impl GuestMemory {
         })
     }
 
-    /// The files of the regions, for a driver that changes them arbitrarily.
+    /// Returns the files of the memory regions, for tests that damage the files.
     pub fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.regions.iter().map(|region| region.fd.as_fd())
     }
 
-    /// Inode of the first region's file.
+    /// Returns the inode number of the first memory region's file, by which a test finds the
+    /// mapping.
     ///
     /// # Errors
-    /// There is no region, or its file cannot be examined.
+    /// Returns an error if the guest has no memory region, or if the first region's file cannot be
+    /// examined.
     pub fn inode(&self) -> Result<u64, DriverError> {
         let region = self.regions.first().ok_or(DriverError::NotConnected)?;
         let stat = nix::sys::stat::fstat(&region.fd)
-            .map_err(DriverError::errno("asking for the inode of guest memory"))?;
+            .map_err(DriverError::errno("reading the inode number of guest memory"))?;
         Ok(stat.st_ino)
     }
 
-    /// The guest address ranges: (first address, bytes).
+    /// Returns the guest address range of each memory region. A range has its first address and its
+    /// length in bytes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(u64, usize)> {
         self.regions.iter().map(|r| (r.guest, r.len)).collect()
@@ -163,7 +167,8 @@ impl GuestMemory {
         })
     }
 
-    /// Copies `bytes` to a guest address. Returns false and writes nothing outside of guest memory.
+    /// Copies `bytes` to a guest address. Returns false, and writes nothing, if the address range
+    /// is not in guest memory.
     #[must_use]
     pub fn write(&self, guest: u64, bytes: &[u8]) -> bool {
         let Some(to) = self.find(guest, bytes.len()) else { return false };
@@ -174,7 +179,8 @@ impl GuestMemory {
         true
     }
 
-    /// Copies from a guest address. Returns false and reads nothing outside of guest memory.
+    /// Copies from a guest address to `bytes`. Returns false, and reads nothing, if the address
+    /// range is not in guest memory.
     #[must_use]
     pub fn read(&self, guest: u64, bytes: &mut [u8]) -> bool {
         let Some(from) = self.find(guest, bytes.len()) else { return false };
@@ -208,7 +214,7 @@ impl Region {
             high: 1 << 40,
         })?;
         nix::unistd::ftruncate(&fd, size).map_err(DriverError::errno("sizing guest memory"))?;
-        // A file that cannot shrink cannot cause a fault in the switch.
+        // If the file cannot shrink, an access by the switch cannot fault.
         fcntl(&fd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK))
             .map_err(DriverError::errno("sealing guest memory"))?;
         let bytes = NonZeroUsize::new(len).ok_or(DriverError::Range {
@@ -230,7 +236,7 @@ impl Region {
             )
         }
         .map_err(DriverError::errno("mapping guest memory"))?;
-        // Guest addresses differ from host addresses, and regions do not adjoin.
+        // Guest addresses differ from host addresses, and there are gaps between regions.
         let guest = (index as u64 + 1) << 32;
         Ok(Self { fd, base: base.cast(), len, guest })
     }
@@ -253,7 +259,7 @@ unsafe impl Send for Window {}
 impl Window {
     fn new(memory: &Arc<GuestMemory>, region: usize, offset: usize, len: usize) -> Self {
         let r = &memory.regions[region];
-        assert!(offset + len <= r.len, "windows are laid out inside their region");
+        assert!(offset + len <= r.len, "a window must be inside its memory region");
         // SAFETY: the assertion ensures that offset is inside the mapping.
         // WHY: the window keeps a pointer, so that an access costs one comparison.
         let base = unsafe { r.base.add(offset) };
@@ -266,19 +272,20 @@ impl Window {
         }
     }
 
-    /// The guest address of byte `offset`.
+    /// Guest address of byte `offset`.
     #[must_use]
     pub fn guest(&self, offset: usize) -> u64 {
         self.guest + offset as u64
     }
 
-    /// The address in this process, which vhost-user calls a ring's user address.
+    /// Address of the window in this process. Vhost-user calls an address in this process the user
+    /// address.
     #[must_use]
     pub fn host(&self) -> u64 {
         self.host
     }
 
-    /// Length in bytes.
+    /// Length of the window in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -289,7 +296,7 @@ impl Window {
         self.len == 0
     }
 
-    /// The memory to which the window belongs.
+    /// Returns the guest memory to which the window belongs.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.memory
@@ -304,7 +311,7 @@ impl Window {
         unsafe { self.base.as_ptr().add(offset).cast() }
     }
 
-    /// The 16-bit word at `offset`.
+    /// Returns the 16-bit word at `offset` in the window.
     #[inline]
     #[must_use]
     pub fn u16_at(&self, offset: usize) -> &AtomicU16 {
@@ -313,7 +320,7 @@ impl Window {
         unsafe { AtomicU16::from_ptr(self.at(offset)) }
     }
 
-    /// The 32-bit word at `offset`.
+    /// Returns the 32-bit word at `offset` in the window.
     #[inline]
     #[must_use]
     pub fn u32_at(&self, offset: usize) -> &AtomicU32 {
@@ -322,7 +329,7 @@ impl Window {
         unsafe { AtomicU32::from_ptr(self.at(offset)) }
     }
 
-    /// The 64-bit word at `offset`.
+    /// Returns the 64-bit word at `offset` in the window.
     #[inline]
     #[must_use]
     pub fn u64_at(&self, offset: usize) -> &AtomicU64 {
@@ -331,7 +338,8 @@ impl Window {
         unsafe { AtomicU64::from_ptr(self.at(offset)) }
     }
 
-    /// Bytes that the device does not own at the moment.
+    /// Returns the `len` bytes at `offset` in the window. The device must not own the returned
+    /// bytes at the moment of the call.
     #[inline]
     #[must_use]
     pub fn bytes(&self, offset: usize, len: usize) -> &[u8] {
@@ -341,7 +349,7 @@ impl Window {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(offset), len) }
     }
 
-    /// Mutable form of [`Self::bytes`].
+    /// Like [`Self::bytes`], but returns a mutable slice.
     #[inline]
     #[must_use]
     pub fn bytes_mut(&mut self, offset: usize, len: usize) -> &mut [u8] {
@@ -351,7 +359,8 @@ impl Window {
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(offset), len) }
     }
 
-    /// Prefetches the line at `offset`. Outside of the window it does nothing.
+    /// Prefetches the cache line at `offset` in the window. This function does nothing if `offset`
+    /// is outside of the window.
     #[inline]
     pub fn prefetch(&self, offset: usize) {
         if offset < self.len {
@@ -365,15 +374,15 @@ impl Window {
         }
     }
 
-    /// Like [`prefetch`](Self::prefetch), for a line that will be written. The line arrives in
-    /// exclusive state.
+    /// Like [`prefetch`](Self::prefetch), but requests the cache line in exclusive state, for
+    /// writing.
     #[inline]
     pub fn prefetch_write(&self, offset: usize) {
         if offset < self.len {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a prefetch of a mapped address has no architectural effect.
-            // WHY: stores to lines of the other core would wait for them one by one, and the
-            // intrinsic compiles to a read prefetch on the baseline target.
+            // WHY: stores to lines of the other core would wait for each line. The intrinsic
+            // compiles to a read prefetch on the baseline target.
             unsafe {
                 std::arch::asm!(
                     "prefetchw [{}]",

@@ -1,31 +1,35 @@
-//! The driver side of a vhost-user virtio-net device, which plays the VM.
+//! Drives a virtio-net device over vhost-user. The driver behaves like the virtio-net driver of a
+//! VM, for tests and benchmarks.
 //!
 //! # Problem
-//! Tests, benchmarks and endpoints need a guest that is cheaper than QEMU. It must be able to
-//! choose every feature bit and ring size, and to be hostile on purpose.
+//! Tests, benchmarks and endpoints need a guest that costs less than QEMU. A test must be able to
+//! select every feature bit and ring size, and to violate virtio deliberately.
 //!
 //! # Source
-//! Virtio 1.2 §2.7 and §2.8 (split and packed virtqueues), §5.1 (network device); the vhost-user
-//! protocol as implemented by the front end of the `vhost` crate.
+//! Virtio 1.2 §2.7 and §2.8 define split and packed virtqueues, and §5.1 defines the network
+//! device. The front end of the `vhost` crate implements the vhost-user protocol.
 //!
 //! # Quantities
-//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A slot is one transmit buffer, and a
-//! buffer is one receive buffer. Sizes are in bytes and include the header.
+//! Ring sizes are powers of two up to [`MAX_RING_SIZE`]. A *slot* is a transmit buffer, and a
+//! *buffer* is a receive buffer. The sizes of slots and buffers are in bytes and include the
+//! header.
 //!
 //! # Approach
-//! A [`VirtioNet`] is one device: guest memory, queue pairs and the session with the switch. Each
-//! [`TxQueue`] and [`RxQueue`] is used by one thread. The session may end and be made again
-//! ([`VirtioNet::reconnect`]) while memory and rings stay. [`Features::RING_PACKED`] selects the
-//! ring format; `ring.rs` (split) and `packed.rs` have the differences.
+//! A [`VirtioNet`] is a device with its guest memory, its queue pairs and its session with the
+//! switch. Only one thread may use a [`TxQueue`] or an [`RxQueue`] at a time. After a session has
+//! ended, [`VirtioNet::reconnect`] starts a new session with the same memory and rings.
+//! [`Features::RING_PACKED`] selects the ring format. `ring.rs` implements split rings, and
+//! `packed.rs` implements packed rings.
 //!
 //! # Cost
-//! Nothing is allocated after `connect`. In the steady state with in-order completion, neither the
-//! descriptor table nor the available ring of a split queue changes, so their lines stay shared. A
-//! packed ring's descriptors change with every use.
+//! The driver allocates no memory after `connect`. In the steady state with in-order completion,
+//! the descriptor table and the available entries of a split ring do not change. The caches of the
+//! driver's core and of the switch's core can keep the descriptor table and the available entries,
+//! because these do not change. The descriptors of a packed ring change with every use.
 //!
 //! # Departures
-//! There is no control queue and no configuration space, because a data-path test over vhost-user
-//! needs neither.
+//! The device has no control queue and no configuration space, because a data-path test over
+//! vhost-user needs neither.
 
 mod device;
 mod error;

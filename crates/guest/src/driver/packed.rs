@@ -1,22 +1,27 @@
-//! A packed virtqueue seen from the driver.
+//! Implements a packed virtqueue, seen from the driver.
 //!
 //! # Source
-//! Virtio 1.2 §2.8; §2.8.9 (in order), §2.8.14 (event suppression).
+//! Virtio 1.2 §2.8 defines packed virtqueues, §2.8.9 in-order use, and §2.8.14 event suppression.
 //!
 //! # Quantities
-//! `avail_idx`, `used_seen` and `last_used` are free-running 16-bit counts of chains: those made
-//! available, those seen to be used, and those popped. Positions in the ring count descriptors.
+//! The driver counts chains with three 16-bit numbers, which wrap around. `avail_idx` counts
+//! available chains, `used_seen` counts used chains that the driver has seen, and `last_used`
+//! counts popped chains. Positions in the ring count descriptors.
 //!
 //! # Approach
-//! [`PackedRing::publish`] writes the head of the chain that was added first. All other descriptors
-//! are written immediately, and a device that reads in order sees no descriptor before the head.
-//! Used descriptors are read once, when they are seen, into a private list. With in-order use, a
-//! used descriptor that skips chains returns these chains too. The skipped chains count as
-//! completely filled. If a used descriptor names no known chain, the position of the next one is
-//! unknown, so the ring is not read any further.
+//! [`PackedRing::add`] writes all descriptors except the head of the first chain since the last
+//! publication. [`PackedRing::publish`] writes the head of the first added chain, which makes all
+//! added chains available. The device reads descriptors in ring order, so it sees the other
+//! descriptors only after the head of the first chain. The driver reads each used descriptor once,
+//! into a private list. If IN_ORDER is negotiated, one used descriptor may return several chains:
+//! its own chain and all earlier chains. If a used descriptor skips a chain, the driver assumes
+//! that the device filled all buffers of the skipped chain. If a used descriptor names an unknown
+//! chain, the driver stops reading the ring, because it cannot know the position of the next used
+//! descriptor.
 //!
 //! # Example
-//! In a ring of 8, the position after 10 descriptors is 2, with wrap counter 0.
+//! For example, after 10 descriptors in a ring of 8 descriptors, the position is index 2, and the
+//! wrap counter has changed from 1 to 0.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
@@ -59,25 +64,27 @@ impl RingPosition {
         if self.wrap { AVAIL | USED } else { 0 }
     }
 
-    /// Number of the position within the two rounds after which everything repeats.
+    /// Returns the ring position as a number from 0 to twice the ring size minus 1. Positions with
+    /// wrap counters repeat after two rounds.
     fn of_two_rounds(self, size: u16) -> u16 {
         self.index + if self.wrap { 0 } else { size }
     }
 }
 
-/// The driver's record of a chain, by its id.
+/// The driver's record of a chain of descriptors.
 #[derive(Debug, Clone, Default)]
 struct Chain {
     parts: Vec<(u64, u32)>,
     flags: u16,
     bytes: u32,
-    /// `avail_idx` when the chain was made available.
+    /// Value of `avail_idx` at the time when the chain was made available.
     stamp: u16,
-    /// Whether the chain was returned and not yet freed.
+    /// Whether the device has returned the chain. The value is false again when the driver reuses
+    /// the chain.
     used: bool,
 }
 
-/// The driver's end of one packed ring.
+/// The driver's end of a packed ring.
 #[derive(Debug)]
 pub(crate) struct PackedRing {
     size: u16,
@@ -88,7 +95,8 @@ pub(crate) struct PackedRing {
     chains: Vec<Chain>,
     free_ids: VecDeque<u16>,
     free: u16,
-    /// Ids in the order in which they were made available, indexed by chain count.
+    /// IDs of the available chains, in the order in which the driver made the chains available. The
+    /// entry for a chain is at the number of earlier available chains, modulo the ring size.
     order: Vec<u16>,
     ready: Vec<Used>,
     avail: RingPosition,
@@ -96,20 +104,21 @@ pub(crate) struct PackedRing {
     avail_idx: u16,
     used_seen: u16,
     last_used: u16,
-    /// The first unpublished descriptor: its position and its second word.
+    /// Position in the ring of the first unpublished descriptor, and the descriptor's second 64-bit
+    /// word.
     first: Option<(RingPosition, u64)>,
     event_idx: bool,
     in_order: bool,
     suppressed: bool,
     broken: bool,
-    /// Used descriptors that name no known chain.
+    /// Number of used descriptors that name no known chain.
     pub bad_used: u64,
-    /// Used descriptors that name another chain than the next one in order.
+    /// Number of used descriptors that name a chain out of order.
     pub disorder: u64,
 }
 
 impl PackedRing {
-    /// A ring over three zeroed windows. Interrupts are initially suppressed.
+    /// Creates a packed ring in three zeroed windows. Interrupts are initially suppressed.
     pub fn new(size: u16, ring: Window, driver_event: Window, device_event: Window) -> Self {
         assert!(size.is_power_of_two() && (2..=MAX_RING_SIZE).contains(&size));
         let n = usize::from(size);
@@ -144,7 +153,7 @@ impl PackedRing {
         ring
     }
 
-    /// Adopts the negotiated features.
+    /// Sets which negotiated features the ring uses.
     pub fn set_features(&mut self, event_idx: bool, in_order: bool) {
         self.event_idx = event_idx;
         self.in_order = in_order;
@@ -158,12 +167,12 @@ impl PackedRing {
         usize::from(self.free)
     }
 
-    /// Number of chains that were made available and not popped.
+    /// Number of chains that the driver has made available to the device and has not yet popped.
     pub fn outstanding(&self) -> u16 {
         self.avail_idx.wrapping_sub(self.last_used)
     }
 
-    /// Host addresses of the ring and of the driver's and the device's event area.
+    /// Host addresses of the ring, the driver's event area and the device's event area.
     pub fn addresses(&self) -> [u64; 3] {
         [self.ring.host(), self.driver_event.host(), self.device_event.host()]
     }
@@ -180,8 +189,9 @@ impl PackedRing {
         &mut self.device_event
     }
 
-    /// Adds a chain of `parts` (address, bytes), which becomes visible with
-    /// [`publish`](Self::publish). `None` if there are too few descriptors.
+    /// Adds a chain of `parts` (address, bytes), and returns the chain's id. The device sees the
+    /// chain after [`publish`](Self::publish). Returns `None` if the ring has too few free
+    /// descriptors.
     pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
         if parts.is_empty() || parts.len() > usize::from(self.free) {
             return None;
@@ -197,7 +207,8 @@ impl PackedRing {
         Some(id)
     }
 
-    /// Makes a chain available again that was returned but not freed.
+    /// Makes a popped chain available again, with the same descriptors. The caller must not have
+    /// freed the chain.
     pub fn repost(&mut self, id: u16) {
         self.make_available(id);
     }
@@ -223,12 +234,13 @@ impl PackedRing {
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Makes all added chains visible to the device. Returns true if the device requests a kick.
+    /// Returns true if the device requests a kick. Returns true if the device wants a kick.
     pub fn publish(&mut self) -> bool {
         let Some((from, word)) = self.first.take() else { return false };
         let at = usize::from(from.index) * Descriptor::LEN;
         self.ring.u64_at(at + 8).store(word, Ordering::Release);
-        // Virtio §2.8.21.3: available chains must be visible before the device's request is read.
+        // Virtio §2.8.21.3: available chains must be visible before the driver reads whether the
+        // device requests a kick.
         fence(Ordering::SeqCst);
         let wish = self.device_event.u32_at(0).load(Ordering::Relaxed);
         let [a, b, c, d] = wish.to_le_bytes();
@@ -243,7 +255,8 @@ impl PackedRing {
         }
     }
 
-    /// Whether the descriptor at `event` is among those from `from` to the last one added.
+    /// Whether the device's event position `event` is one of the descriptors from `from` up to the
+    /// last added descriptor.
     fn published_since(&self, event: RingPosition, from: RingPosition) -> bool {
         let rounds = 2 * self.size;
         let number = |place: RingPosition| place.of_two_rounds(self.size) % rounds;
@@ -251,8 +264,7 @@ impl PackedRing {
         (1..=distance(from)).contains(&distance(event))
     }
 
-    /// Number of chains that the device has returned and that were not popped. Reads the ring
-    /// again.
+    /// Reads the ring. Returns the number of returned chains that the driver has not yet popped.
     pub fn used_waiting(&mut self) -> u16 {
         while self.used_seen != self.avail_idx && !self.broken {
             let at = usize::from(self.used.index) * Descriptor::LEN + 8;
@@ -268,7 +280,7 @@ impl PackedRing {
         self.used_seen.wrapping_sub(self.last_used)
     }
 
-    /// Adds a used descriptor to the private list.
+    /// Adds a used descriptor to the driver's private list.
     fn see(&mut self, used: Used) {
         let known = self.chains.get(usize::from(used.head));
         if !known.is_some_and(|chain| !chain.parts.is_empty() && !chain.used) {
@@ -276,8 +288,8 @@ impl PackedRing {
             self.broken = true;
             return;
         }
-        // With in-order use, the chains before this one were used too, without their own used
-        // descriptors.
+        // With in-order use, the device has also used all chains before this one, without writing
+        // their used descriptors.
         while self.in_order && self.used_seen != self.avail_idx {
             let id = self.order[usize::from(self.used_seen & self.mask)];
             if id == used.head {
@@ -302,12 +314,15 @@ impl PackedRing {
         self.used_seen = self.used_seen.wrapping_add(1);
     }
 
-    /// The chain `ahead` positions behind the next one to pop. `used_waiting` must have seen it.
+    /// Returns the used chain that is `ahead` positions after the next chain to pop. If `ahead` is
+    /// 0, returns the next used chain to pop. The caller must first learn from `used_waiting` that
+    /// the device has returned enough chains.
     pub fn peek_used(&self, ahead: u16) -> Used {
         self.ready[usize::from(self.last_used.wrapping_add(ahead) & self.mask)]
     }
 
-    /// Pops a chain that `used_waiting` has seen.
+    /// Pops the next used chain that `used_waiting` has seen. Returns `None` if the driver knows of
+    /// no further used chain.
     pub fn pop_entry(&mut self) -> Option<Used> {
         if self.last_used == self.used_seen {
             return None;
@@ -317,7 +332,8 @@ impl PackedRing {
         Some(used)
     }
 
-    /// Pops the id of the next returned chain, reading the ring again if none is known.
+    /// Pops the next used chain, and returns the buffer ID of the chain. If the driver has popped
+    /// all used chains that it knows, it reads the ring for further used chains.
     pub fn pop_head(&mut self) -> Option<u16> {
         if self.last_used == self.used_seen && self.used_waiting() == 0 {
             return None;
@@ -338,14 +354,15 @@ impl PackedRing {
         self.driver_event.u32_at(0).store(wish, Ordering::Relaxed);
     }
 
-    /// Asks the device not to interrupt.
+    /// Tells the device that the driver wants no interrupts.
     pub fn suppress(&mut self) {
         self.suppressed = true;
         self.wish(self.used, DISABLE);
     }
 
-    /// Asks the device to interrupt at the next chain that it returns. Returns false if a chain has
-    /// been returned meanwhile. In that case poll again instead of sleeping.
+    /// Requests an interrupt at the next chain that the device returns. Returns false if the device
+    /// has already returned a chain. If the function returns false, the caller must poll the ring
+    /// again, because the device may have returned the chain without an interrupt.
     pub fn arm(&mut self) -> bool {
         self.suppressed = false;
         self.wish(self.used, if self.event_idx { DESC } else { ENABLE });
@@ -353,10 +370,11 @@ impl PackedRing {
         self.used_waiting() == 0
     }
 
-    /// Prepares the ring for a new device. All chains that the old device has not returned are made
-    /// available again, in their old order, from the used position on. Returns the ring base (the
-    /// position with its wrap counter in bit 15) and the number of resubmitted chains. Used chains
-    /// must have been popped before.
+    /// Prepares the ring for a new device after a reconnection. Before the call, the caller must
+    /// pop all used chains. All chains that the old device has not returned become available again,
+    /// in their old order. The first chain that becomes available again begins at the ring base,
+    /// which is the position of the old device's next used descriptor. Returns the ring base (with
+    /// the wrap counter in bit 15) and the number of chains that became available again.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.used.word();
         let with_device = |id: &u16| {
@@ -375,7 +393,7 @@ impl PackedRing {
         for id in &ids {
             self.make_available(*id);
         }
-        // The descriptors from here to the ring's old position are no longer available.
+        // The descriptors from here to the ring's old position must not look available.
         let mut stale = self.avail;
         while stale != old {
             let at = usize::from(stale.index) * Descriptor::LEN + 8;
@@ -387,7 +405,7 @@ impl PackedRing {
             let at = usize::from(place.index) * Descriptor::LEN + 8;
             self.ring.u64_at(at).store(word, Ordering::Release);
         }
-        // If the old device died while it suppressed kicks, this request must be cleared.
+        // The old device may have died while it suppressed kicks. Clear its request.
         self.device_event.u32_at(0).store(0, Ordering::Relaxed);
         if self.suppressed {
             self.suppress();
@@ -395,8 +413,9 @@ impl PackedRing {
         (base, self.avail_idx.wrapping_sub(self.last_used))
     }
 
-    /// The ring base for a device that continues the ring unchanged: the position behind the last
-    /// visible used descriptor.
+    /// Returns the position (ring base) from which a new device must continue if the driver leaves
+    /// the ring unchanged. The ring base is the ring position after the last used descriptor that
+    /// the driver can see.
     pub fn resume(&mut self) -> u16 {
         self.used_waiting();
         self.used.word()

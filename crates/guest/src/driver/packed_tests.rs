@@ -1,4 +1,4 @@
-//! Tests of the ring logic against a device that the test plays in the same memory.
+//! Tests packed rings. A test acts as the device in the same memory as the driver.
 
 use super::*;
 use crate::driver::memory::GuestMemory;
@@ -12,7 +12,8 @@ fn ring(size: u16) -> PackedRing {
     PackedRing::new(size, desc, driver, device)
 }
 
-/// The device's side: the chains it has taken (id and descriptors), and its position.
+/// The device's side of a ring: its positions, and the chains that the device has taken. For each
+/// taken chain, `taken` contains the buffer ID and the number of descriptors.
 struct Device {
     next: RingPosition,
     used: RingPosition,
@@ -40,7 +41,7 @@ impl Device {
             let word = Self::word(ring, self.next).to_le_bytes();
             let flags = u16::from_le_bytes([word[6], word[7]]);
             if flags & (AVAIL | USED) != self.next.available() {
-                assert_eq!(span, 0, "a chain was shown in part");
+                assert_eq!(span, 0, "the device sees only a part of a descriptor chain");
                 return ids;
             }
             span += 1;
@@ -54,7 +55,8 @@ impl Device {
         }
     }
 
-    /// Returns a taken chain. With in-order use, the same descriptor returns all chains before it.
+    /// Returns a taken chain to the driver. With in-order use, the chain's used descriptor also
+    /// returns all earlier chains.
     fn give(&mut self, ring: &PackedRing, id: u16, len: u32, in_order: bool) {
         let at = self.taken.iter().position(|(taken, _)| *taken == id).unwrap();
         let from = if in_order { 0 } else { at };
@@ -80,8 +82,8 @@ fn chains_go_round_without_one_being_lost() {
             let shapes: [usize; 3] = [1, 1 + round as usize % 3, 2];
             let ids: Vec<u16> =
                 shapes.iter().map(|n| ring.add(&vec![(64, 7); *n], 0).unwrap()).collect();
-            assert!(device.take(&ring).is_empty(), "shown before it was published");
-            assert!(ring.publish(), "a device that says nothing wants to be kicked");
+            assert!(device.take(&ring).is_empty(), "the device sees an unpublished chain");
+            assert!(ring.publish(), "the device did not suppress kicks");
             assert_eq!(device.take(&ring), ids);
             if in_order {
                 device.give(&ring, ids[1], 5, true);
@@ -139,17 +141,16 @@ fn kicks_follow_the_devices_wish() {
     };
     wish(&ring, 0, DISABLE);
     assert!(!send(&mut ring, 1));
-    // A position has no effect if it was not negotiated.
+    // Without EVENT_IDX, the position has no effect.
     wish(&ring, 0, DESC);
     assert!(send(&mut ring, 1));
     ring.set_features(true, false);
-    // The ring is at position 2, and the device requests a kick at the fourth descriptor.
+    // The ring is at position 2, and the device requests a kick at position 3.
     wish(&ring, WRAP | 3, DESC);
     assert!(!send(&mut ring, 1));
     assert!(send(&mut ring, 2));
     assert!(!send(&mut ring, 2));
-    // The ring is at position 7, and the device requests a kick at the first descriptor of the next
-    // round.
+    // The ring is at position 7, and the device requests a kick at position 0 of the next round.
     wish(&ring, 0, DESC);
     assert!(send(&mut ring, 2));
     assert!(!ring.publish(), "nothing new");
@@ -200,7 +201,7 @@ fn a_new_device_finds_what_the_old_one_kept() {
             (0..4).map(|k| ring.add(&[(16 * k, 1), (round, 2)], 0).unwrap()).collect();
         ring.publish();
         device.take(&ring);
-        // The device returns the second chain and dies, which leaves a hole in the middle.
+        // The device returns the second chain and dies. So a chain is missing in the middle.
         device.give(&ring, ids[1], 9, false);
         assert_eq!(ring.pop_head(), Some(ids[1]));
         ring.free(ids[1]);
@@ -230,7 +231,7 @@ fn a_full_ring_restarts_whole() {
         assert_eq!(ring.pop_head(), Some(*id));
         ring.repost(*id);
     }
-    // Three chains are reposted but not published.
+    // Three chains have been reposted, but not published.
     let (base, again) = ring.restart();
     assert_eq!((base, again), (WRAP | 3, 8));
     let mut device = Device::at(base);

@@ -1,7 +1,7 @@
-//! Raw access to one ring, for the writes of a hostile guest.
+//! Provides raw access to a ring, for a hostile guest.
 //!
-//! Raw access does not update the driver's own view of the ring. After raw writes only raw access
-//! is meaningful for that ring, until the device is created again.
+//! Raw access does not update the driver's own view of the ring. After raw writes to a ring, use
+//! only raw access for the ring until the device is created again.
 
 use std::sync::atomic::Ordering;
 
@@ -11,7 +11,7 @@ use super::memory::{GuestMemory, Window};
 use super::ring::Descriptor;
 use super::virtqueue::Virtqueue;
 
-/// Access to one ring without any checks.
+/// Access to a ring without plausibility checks.
 #[derive(Debug)]
 pub struct RawQueue<'a> {
     ring: &'a mut Virtqueue,
@@ -24,7 +24,7 @@ impl<'a> RawQueue<'a> {
         Self { ring, kick, memory }
     }
 
-    /// Number of descriptors.
+    /// Number of descriptors of the ring.
     #[must_use]
     pub fn size(&self) -> u16 {
         self.ring.size()
@@ -42,12 +42,12 @@ impl<'a> RawQueue<'a> {
         self.ring.avail_window().u16_at(at).store(head, Ordering::Relaxed);
     }
 
-    /// Publishes any available index.
+    /// Publishes an arbitrary available index.
     pub fn write_avail_idx(&mut self, index: u16) {
         self.ring.avail_window().u16_at(2).store(index, Ordering::Release);
     }
 
-    /// The available index in memory.
+    /// Reads the available index from guest memory.
     pub fn avail_idx(&mut self) -> u16 {
         self.ring.avail_window().u16_at(2).load(Ordering::Acquire)
     }
@@ -57,56 +57,59 @@ impl<'a> RawQueue<'a> {
         self.ring.avail_window().u16_at(0).store(flags, Ordering::Relaxed);
     }
 
-    /// Writes the driver's notification threshold.
+    /// Writes the driver's event index (`used_event`): the device interrupts when its used index
+    /// passes this index.
     pub fn write_used_event(&mut self, index: u16) {
         let at = 4 + 2 * usize::from(self.size());
         self.ring.avail_window().u16_at(at).store(index, Ordering::Relaxed);
     }
 
-    /// The used index in memory.
+    /// Reads the used index from guest memory.
     pub fn used_idx(&mut self) -> u16 {
         self.ring.used_window().u16_at(2).load(Ordering::Acquire)
     }
 
-    /// Entry `index` (modulo the size) of the used ring: (head, length).
+    /// Reads entry `index` (modulo the size) of the used ring. A used entry consists of the head of
+    /// a chain and the number of bytes that the device wrote.
     pub fn used(&mut self, index: u16) -> (u32, u32) {
         let at = 4 + 8 * usize::from(index % self.size());
         let used = self.ring.used_window();
         (used.u32_at(at).load(Ordering::Relaxed), used.u32_at(at + 4).load(Ordering::Relaxed))
     }
 
-    /// Overwrites the used index, which only the device may do.
+    /// Overwrites the used index, although only the device may write it.
     pub fn write_used_idx(&mut self, index: u16) {
         self.ring.used_window().u16_at(2).store(index, Ordering::Release);
     }
 
-    /// Writes a table of descriptors at a guest address. Returns false outside of guest memory.
+    /// Writes a table of descriptors at a guest address. Returns false if a part of the table would
+    /// be outside of guest memory.
     #[must_use]
     pub fn write_table(&mut self, guest: u64, table: &[Descriptor]) -> bool {
         let bytes: Vec<u8> = table.iter().flat_map(Descriptor::to_bytes).collect();
         self.memory.write(guest, &bytes)
     }
 
-    /// Writes bytes at a guest address. Returns false outside of guest memory.
+    /// Writes bytes at a guest address. Returns false if a part of the bytes would be outside of
+    /// guest memory.
     #[must_use]
     pub fn write_memory(&mut self, guest: u64, bytes: &[u8]) -> bool {
         self.memory.write(guest, bytes)
     }
 
-    /// The used ring, or a packed ring's device event area.
+    /// Window with the used ring, or with the device event area of a packed ring.
     pub fn used_window(&mut self) -> &mut Window {
         self.ring.used_window()
     }
 
-    /// The descriptor table, or the packed ring.
+    /// Window with the descriptor table, or with the packed ring.
     pub fn desc_window(&mut self) -> &mut Window {
         self.ring.desc_window()
     }
 
-    /// Kicks the device.
+    /// Kicks the device, even if the device wants no kick.
     pub fn kick(&self) {
-        // The write fails only if the counter is at its maximum. In that case a kick is already
-        // pending.
+        // The write fails only if the counter is at its maximum. Then a kick is already pending.
         let _ = self.kick.write(1);
     }
 }

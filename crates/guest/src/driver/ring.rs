@@ -1,30 +1,34 @@
-//! A split virtqueue seen from the driver.
+//! Implements a split virtqueue, seen from the driver.
 //!
 //! # Source
-//! Virtio 1.2 §2.7, §2.7.7 and §2.7.10 (notification suppression), §2.7.8 (in order).
+//! Virtio 1.2 §2.7 defines split virtqueues, §2.7.7 and §2.7.10 notification suppression, and
+//! §2.7.8 in-order use.
 //!
 //! # Quantities
-//! `avail_idx` and `last_used` are free-running 16-bit counters; `size` is in descriptors.
+//! `avail_idx` and `last_used` are free-running 16-bit counters. `size` is the number of
+//! descriptors of a ring.
 //!
 //! # Approach
-//! Descriptors are taken from and returned to the end of a queue. With in-order completion,
-//! descriptors are thus used in ring order, as IN_ORDER requires. The driver keeps a private copy
-//! of each descriptor and available entry, and does not write an equal value again. In the steady
-//! state only `avail.idx` and the buffers change, and the other lines stay shared.
+//! The driver keeps the free descriptors in a queue. The driver takes descriptors from the front of
+//! the queue and returns them to the end. If the device returns chains in order, the driver
+//! therefore uses the descriptors in ring order, as the feature IN_ORDER requires. The driver keeps
+//! a private copy of each descriptor and available entry, and writes only values that differ from
+//! the private copy. In the steady state, only `avail.idx` and the buffers change. The caches of
+//! the driver's and the switch's core can keep all other lines of the ring.
 //!
 //! # Example
-//! With threshold 9, a kick is due if the index moves from 8 to 10, but not if it moves from 10 to
+//! With event index 9, a kick is due if the available index moves from 8 to 10, but not from 10 to
 //! 12 (`need_event_follows_the_specification`).
 //!
 //! # Cost
-//! Each publication costs one fence.
+//! Each publication of chains costs one memory fence.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
 use super::memory::Window;
 
-/// The largest ring that this driver makes.
+/// Largest ring size of this driver, in descriptors.
 pub const MAX_RING_SIZE: u16 = 1024;
 
 const FLAG_NEXT: u16 = 1;
@@ -32,30 +36,32 @@ const FLAG_WRITE: u16 = 2;
 const FLAG_INDIRECT: u16 = 4;
 const NO_NOTIFY: u16 = 1;
 
-/// One split-ring descriptor.
+/// A descriptor of a split ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Descriptor {
     /// Guest address of the buffer.
     pub addr: u64,
-    /// Bytes of the buffer.
+    /// Length of the buffer in bytes.
     pub len: u32,
-    /// Virtio flags: 1 next, 2 device writes, 4 indirect.
+    /// Virtio flags of the descriptor: 1 means next, 2 means that the device writes, and 4 means
+    /// indirect.
     pub flags: u16,
-    /// Index of the next descriptor, valid with flag 1.
+    /// The field `next` is valid only if bit 0 of `flags` (`VIRTQ_DESC_F_NEXT`) is set. `next` is
+    /// valid only if `flags` contains 1 (next).
     pub next: u16,
 }
 
 impl Descriptor {
-    /// Bytes of a descriptor in guest memory.
+    /// Size of a descriptor in guest memory, in bytes.
     pub const LEN: usize = 16;
-    /// Flag: `next` is valid.
+    /// Flag bit: the field `next` is valid.
     pub const NEXT: u16 = FLAG_NEXT;
-    /// Flag: the device writes the buffer.
+    /// Flag bit: the device writes the buffer.
     pub const WRITE: u16 = FLAG_WRITE;
-    /// Flag: the buffer is a table of descriptors.
+    /// Flag bit: the buffer is a table of descriptors.
     pub const INDIRECT: u16 = FLAG_INDIRECT;
 
-    /// The descriptor in the form of guest memory.
+    /// Encodes the descriptor as bytes for a split ring in guest memory.
     #[must_use]
     pub fn to_bytes(&self) -> [u8; Self::LEN] {
         let mut b = [0; Self::LEN];
@@ -66,8 +72,8 @@ impl Descriptor {
         b
     }
 
-    /// The descriptor in the form of a packed ring or its tables, where `next` is an id in front of
-    /// the flags.
+    /// Encodes the descriptor as bytes for a packed ring or its indirect tables. In the packed
+    /// format, the field `next` contains the buffer ID and stands before the flags.
     #[must_use]
     pub fn to_packed_bytes(&self) -> [u8; Self::LEN] {
         let mut b = self.to_bytes();
@@ -76,43 +82,48 @@ impl Descriptor {
         b
     }
 
-    /// The two words of a descriptor.
+    /// Encodes the descriptor as two 64-bit words.
     fn words(&self) -> (u64, u64) {
         let second = u64::from(self.len) | u64::from(self.flags) << 32 | u64::from(self.next) << 48;
         (self.addr, second)
     }
 }
 
-/// Bytes of descriptor table, available ring and used ring for `size` descriptors.
+/// Returns the sizes in bytes of the descriptor table, the available ring and the used ring for
+/// `size` descriptors.
 pub(crate) fn ring_bytes(size: u16) -> [usize; 3] {
     let n = usize::from(size);
     [n * Descriptor::LEN, 6 + 2 * n, 6 + 8 * n]
 }
 
-/// Whether moving an index from `old` to `new` passes the threshold `event` (§2.7.10).
+/// Whether an index that moves from `old` to `new` passes the event index `event` (virtio 1.2
+/// §2.7.10).
 pub(crate) fn need_event(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
 
-/// A chain that the device has returned.
+/// A used chain, which the device has returned to the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Used {
     pub head: u16,
     pub len: u32,
 }
 
-/// The driver's record of one descriptor.
+/// The driver's private copy of a descriptor, with the state of the chain that the descriptor
+/// begins.
 #[derive(Debug, Clone, Copy)]
 struct Shadow {
     desc: Descriptor,
     written: bool,
-    /// For heads: number of descriptors in the chain; 0 while the driver owns it.
+    /// If the descriptor is a head: the number of descriptors in its chain, or 0 if the chain is
+    /// free.
     chain: u16,
-    /// For heads: `avail_idx` when the chain was made available.
+    /// If the descriptor is the head of a chain, the value of `avail_idx` when the driver made this
+    /// chain available.
     stamp: u16,
 }
 
-/// The driver's end of one split ring.
+/// The driver's end of a split ring.
 #[derive(Debug)]
 pub(crate) struct SplitRing {
     size: u16,
@@ -131,14 +142,14 @@ pub(crate) struct SplitRing {
     in_order: bool,
     suppressed: bool,
     used_event: u16,
-    /// Used entries that name no known chain.
+    /// Number of used entries that name no known chain.
     pub bad_used: u64,
-    /// Used entries that name another chain than the chain made available at their position.
+    /// Number of used entries in which the device returned a chain before an earlier chain.
     pub disorder: u64,
 }
 
 impl SplitRing {
-    /// A ring over three zeroed windows. Interrupts are initially suppressed.
+    /// Creates a split ring in three zeroed windows. Interrupts are initially suppressed.
     pub fn new(size: u16, desc: Window, avail: Window, used: Window) -> Self {
         assert!(size.is_power_of_two() && (2..=MAX_RING_SIZE).contains(&size));
         let blank = Shadow { desc: Descriptor::default(), written: false, chain: 0, stamp: 0 };
@@ -166,7 +177,7 @@ impl SplitRing {
         ring
     }
 
-    /// Adopts the negotiated features.
+    /// Sets which negotiated features the ring uses.
     pub fn set_features(&mut self, event_idx: bool, in_order: bool) {
         self.event_idx = event_idx;
         self.in_order = in_order;
@@ -183,12 +194,12 @@ impl SplitRing {
         self.free.len()
     }
 
-    /// Number of chains that were made available and not seen to be used.
+    /// Number of chains that the driver has made available and not yet popped.
     pub fn outstanding(&self) -> u16 {
         self.avail_idx.wrapping_sub(self.last_used)
     }
 
-    /// Host addresses of descriptor table, available ring and used ring.
+    /// Host addresses of the descriptor table, the available ring and the used ring.
     pub fn addresses(&self) -> [u64; 3] {
         [self.desc.host(), self.avail.host(), self.used.host()]
     }
@@ -219,8 +230,9 @@ impl SplitRing {
         self.desc.u64_at(at + 8).store(second, Ordering::Relaxed);
     }
 
-    /// Makes a chain of `parts` (address, bytes) available; `None` if there are too few
-    /// descriptors. Nothing is visible to the device before [`publish`](Self::publish).
+    /// Adds a chain of buffers and returns the number of the chain's head. Each element of `parts`
+    /// is a guest address and a length in bytes. The device sees the chain after
+    /// [`publish`](Self::publish). Returns `None` if the ring has too few free descriptors.
     #[inline]
     pub fn add(&mut self, parts: &[(u64, u32)], flags: u16) -> Option<u16> {
         if parts.is_empty() || parts.len() > self.free.len() {
@@ -240,7 +252,7 @@ impl SplitRing {
         Some(head)
     }
 
-    /// Makes a chain available again that was returned but not freed.
+    /// Makes a chain that was popped but not freed available again.
     #[inline]
     pub fn repost(&mut self, head: u16) {
         self.make_available(head);
@@ -257,7 +269,7 @@ impl SplitRing {
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Makes all added chains visible to the device. Returns true if the device requests a kick.
+    /// Makes all added chains visible to the device. Returns true if the device wants a kick.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (new, old) = (self.avail_idx, self.published);
@@ -266,7 +278,8 @@ impl SplitRing {
         }
         self.avail.u16_at(2).store(new, Ordering::Release);
         self.published = new;
-        // Virtio §2.7.13.4.1: the index must be visible before the suppression word is read.
+        // Virtio §2.7.13.4.1: the index must be visible before the driver reads whether the device
+        // suppresses kicks.
         fence(Ordering::SeqCst);
         if self.event_idx {
             let event = self.used.u16_at(4 + 8 * usize::from(self.size)).load(Ordering::Relaxed);
@@ -276,8 +289,8 @@ impl SplitRing {
         }
     }
 
-    /// Number of chains that the device has returned and that were not popped. Reads the device's
-    /// index again.
+    /// Reads the used index, which the device writes. Returns the number of chains that the device
+    /// has returned and the driver has not yet popped.
     #[inline]
     pub fn used_waiting(&mut self) -> u16 {
         self.keep_suppressed();
@@ -285,7 +298,9 @@ impl SplitRing {
         self.used_seen.wrapping_sub(self.last_used)
     }
 
-    /// The entry `ahead` positions behind the next one to pop. `used_waiting` must have seen it.
+    /// Returns the used entry that is `ahead` positions after the next entry to pop. If `ahead` is
+    /// 0, returns the next used entry to pop. The caller must first learn from `used_waiting` that
+    /// the device has written enough used entries.
     #[inline]
     pub fn peek_used(&self, ahead: u16) -> Used {
         let position = self.last_used.wrapping_add(ahead);
@@ -300,8 +315,8 @@ impl SplitRing {
         Used { head, len }
     }
 
-    /// Pops the next returned chain, skipping entries that name no known chain. The chain stays
-    /// allocated until [`free`](Self::free).
+    /// Pops the next used chain. Used entries that name no known chain are skipped. The descriptors
+    /// of the popped chain stay allocated until the caller calls [`free`](Self::free).
     pub fn pop_used(&mut self) -> Option<Used> {
         loop {
             if self.last_used == self.used_seen && self.used_waiting() == 0 {
@@ -313,7 +328,8 @@ impl SplitRing {
         }
     }
 
-    /// Pops exactly one entry that `used_waiting` has seen; `None` if it names no known chain.
+    /// Pops exactly one used entry that `used_waiting` has seen. Returns `None` if the used entry
+    /// contains the number of a chain that the driver has not offered.
     #[inline]
     pub fn pop_entry(&mut self) -> Option<Used> {
         let used = self.peek_used(0);
@@ -327,7 +343,8 @@ impl SplitRing {
         None
     }
 
-    /// Pops the next chain of an in-order ring without reading the used entry.
+    /// Pops the next used chain, and returns the chain's head. If IN_ORDER is negotiated, the
+    /// function computes the head from the order of the chains and does not read the used entry.
     #[inline]
     pub fn pop_head(&mut self) -> Option<u16> {
         if !self.in_order {
@@ -356,15 +373,17 @@ impl SplitRing {
         }
     }
 
-    /// Asks the device not to interrupt.
+    /// Tells the device that the driver wants no interrupts.
     pub fn suppress(&mut self) {
         self.suppressed = true;
         self.avail.u16_at(0).store(NO_NOTIFY, Ordering::Relaxed);
         self.write_used_event(self.last_used.wrapping_sub(1));
     }
 
-    /// With thresholds, interrupts are suppressed by a threshold that never fires. The threshold
-    /// must be moved before the index wraps around to it.
+    /// With EVENT_IDX, the device interrupts when the used index passes the driver's event index.
+    /// To suppress interrupts, the driver sets an event index that the device's used index has
+    /// already passed. Moves the driver's event index forward, so that the used index cannot wrap
+    /// around and reach the event index.
     fn keep_suppressed(&mut self) {
         if self.suppressed && self.last_used.wrapping_sub(self.used_event) > 0x3fff {
             self.write_used_event(self.last_used.wrapping_sub(1));
@@ -379,8 +398,9 @@ impl SplitRing {
         }
     }
 
-    /// Asks the device to interrupt at the next chain that it returns. Returns false if a chain has
-    /// been returned meanwhile. In that case poll again instead of sleeping.
+    /// Requests an interrupt at the next chain that the device returns. Returns false if the device
+    /// has already returned a chain. If the result is false, the caller must poll again instead of
+    /// sleeping.
     pub fn arm(&mut self) -> bool {
         self.suppressed = false;
         self.avail.u16_at(0).store(0, Ordering::Relaxed);
@@ -389,9 +409,10 @@ impl SplitRing {
         self.used_waiting() == 0
     }
 
-    /// Prepares the ring for a new device. All chains that the old device has not returned are made
-    /// available again, in their old order. Returns the ring base (the device's first index) and
-    /// the number of resubmitted chains. Used chains must have been popped before.
+    /// Prepares the ring for a new device after a reconnection. Call this function only after all
+    /// used chains were popped. All chains that the old device has not returned become available
+    /// again, in their old order. Returns the ring base (the index at which the new device starts)
+    /// and the number of chains that became available again.
     pub fn restart(&mut self) -> (u16, u16) {
         let base = self.last_used;
         let mut heads: Vec<u16> =
@@ -405,7 +426,7 @@ impl SplitRing {
         }
         self.avail.u16_at(2).store(self.avail_idx, Ordering::Release);
         self.published = self.avail_idx;
-        // If the old device died while it suppressed kicks, this request must be cleared.
+        // The old device may have died while it suppressed kicks. Clear its request.
         self.used.u16_at(0).store(0, Ordering::Relaxed);
         let event = 4 + 8 * usize::from(self.size);
         self.used.u16_at(event).store(base, Ordering::Relaxed);
@@ -415,8 +436,9 @@ impl SplitRing {
         (base, self.avail_idx.wrapping_sub(base))
     }
 
-    /// The ring base for a device that continues the ring unchanged without the driver's knowledge,
-    /// as a hypervisor reads it from the used ring.
+    /// Returns the ring base for a device that continues the unchanged ring, which is the used
+    /// index in memory. A hypervisor also reads the used index from memory, and need not involve
+    /// the guest's driver.
     pub fn resume(&self) -> u16 {
         self.used.u16_at(2).load(Ordering::Acquire)
     }

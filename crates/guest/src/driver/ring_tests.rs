@@ -1,4 +1,4 @@
-//! Tests of the ring logic against a device that the test plays in the same memory.
+//! Tests split rings. A test acts as the device in the same memory as the driver.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -13,7 +13,7 @@ fn ring(size: u16) -> SplitRing {
     SplitRing::new(size, desc, avail, used)
 }
 
-/// The device's side: reads available heads and returns them in any order.
+/// The device's side of a ring, which reads available heads and returns them in any order.
 #[derive(Default)]
 struct Device {
     next: u16,
@@ -91,8 +91,8 @@ fn steady_state_writes_neither_descriptors_nor_available_entries() {
         }
     };
     turn(&mut ring);
-    // The test overwrites the entries. A driver without a private copy would write them again in
-    // the second turn.
+    // The test overwrites the descriptors. A driver without private copies would write them again
+    // in the second turn.
     for at in 0..4 {
         ring.desc.u64_at(16 * at).store(0xdead, Relaxed);
     }
@@ -154,7 +154,7 @@ fn suppressed_threshold_never_fires_and_an_armed_one_does() {
     let head = device.take(&ring)[0];
     device.give(&ring, head, 0);
     assert!(need_event(ring.used_event(), device.used, old));
-    assert!(!ring.arm(), "a chain is waiting: do not sleep");
+    assert!(!ring.arm(), "a used chain waits, so the driver must poll again");
 }
 
 #[test]
@@ -183,8 +183,8 @@ fn restart_resubmits_what_is_outstanding_in_its_old_order() {
     }
     ring.publish();
     let heads = device.take(&ring);
-    // The device returns chains 1 and 3 out of order. Chains 0, 2 and 4 are outstanding when it
-    // dies.
+    // The device returns chains 1 and 3 out of order, and dies. Chains 0, 2 and 4 are still
+    // outstanding.
     device.give(&ring, heads[1], 0);
     device.give(&ring, heads[3], 0);
     while let Some(used) = ring.pop_used() {

@@ -1,9 +1,10 @@
-//! The receive queue: posts buffers to the device, lends frames to a callback, and reposts the
-//! buffers.
+//! Implements the receive queue, which posts buffers to the device, passes frames to a callback,
+//! and reposts the buffers.
 //!
-//! The device has all buffers except those of the frame being read. A frame that spans several
-//! buffers (MRG_RXBUF) is delivered when all of them have been returned. Interrupts are suppressed
-//! while polling; [`RxQueue::arm`] requests an interrupt and checks the ring again.
+//! The device owns all receive buffers except the buffers of the frame that the callback reads. A
+//! frame may span several buffers (MRG_RXBUF). A frame is delivered when the device has returned
+//! all buffers of the frame. Interrupts are suppressed while the driver polls. [`RxQueue::arm`]
+//! requests an interrupt and checks the ring again.
 
 use nix::sys::eventfd::EventFd;
 
@@ -12,48 +13,50 @@ use super::memory::Window;
 use super::ring::Descriptor;
 use super::virtqueue::Virtqueue;
 
-/// Maximum number of buffers of one frame. A frame with more buffers is dropped and counted as bad.
+/// Maximum number of buffers of one frame. A received frame that spans more than [`MAX_SEGMENTS`]
+/// receive buffers is dropped and counted as bad.
 pub const MAX_SEGMENTS: usize = 64;
 
-/// Bytes of a cache line.
+/// Size of a cache line in bytes.
 const LINE: usize = 64;
-/// Number of first bytes of a frame that are prefetched as its head. These bytes hold a whole small
-/// frame, or the headers of a larger frame.
+/// Number of bytes at the start of a received frame that the driver prefetches first (two cache
+/// lines). The prefetched head contains a whole small frame, or the headers of a larger frame.
 const HEAD_BYTES: usize = 2 * LINE;
-/// Number of frames by which heads are prefetched ahead.
+/// Number of frames between the frame being read and the frame whose head is prefetched.
 const HEAD_AHEAD: u16 = 8;
-/// Number of frames by which bodies are prefetched ahead.
+/// Number of frames between the frame being read and the frame whose body is prefetched.
 const BODY_AHEAD: u16 = 2;
 
-/// A received frame, in place.
+/// A received frame, which is still in its receive buffers.
 #[derive(Debug)]
 pub struct RxFrame<'a> {
-    /// The header that the device wrote.
+    /// Virtio header that the device wrote in front of the frame.
     pub hdr: VnetHdr,
     buffers: &'a [&'a [u8]],
     len: usize,
 }
 
 impl<'a> RxFrame<'a> {
-    /// The buffers as the device filled them. The first begins with the 12 bytes of header.
+    /// Returns the receive buffers as the device filled them. The first receive buffer begins with
+    /// the 12-byte virtio-net header.
     #[must_use]
     pub fn buffers(&self) -> &'a [&'a [u8]] {
         self.buffers
     }
 
-    /// The frame's own bytes, segment by segment, without the header.
+    /// Returns the frame's bytes in each receive buffer, without the header.
     pub fn segments(&self) -> impl Iterator<Item = &'a [u8]> {
         let skip = |(i, b): (usize, &&'a [u8])| if i == 0 { &b[VNET_HDR_LEN..] } else { *b };
         self.buffers.iter().enumerate().map(skip)
     }
 
-    /// The frame's bytes in the first buffer.
+    /// Returns the frame's bytes in the first receive buffer, without the header.
     #[must_use]
     pub fn first(&self) -> &'a [u8] {
         &self.buffers[0][VNET_HDR_LEN..]
     }
 
-    /// Bytes of the frame without the header.
+    /// Length of the frame in bytes, without the header.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -64,34 +67,32 @@ impl<'a> RxFrame<'a> {
         self.len == 0
     }
 
-    /// Appends the frame to `to`.
+    /// Appends the frame's bytes to `to`, without the header.
     pub fn append_to(&self, to: &mut Vec<u8>) {
         self.segments().for_each(|s| to.extend_from_slice(s));
     }
 }
 
-/// Counters of a receive queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RxCounters {
-    /// Delivered frames.
+    /// Number of frames that the receive queue passed to callbacks.
     pub frames: u64,
-    /// Bytes of the delivered frames, without header.
+    /// Number of bytes of the delivered frames, without headers.
     pub bytes: u64,
-    /// Frames that spanned more than one buffer.
+    /// Number of frames that spanned more than one receive buffer.
     pub merged: u64,
-    /// Frames with an impossible length or buffer count.
+    /// Number of frames with an impossible length or number of buffers.
     pub bad: u64,
-    /// Kicks written.
+    /// Number of kicks that the driver sent to the device.
     pub kicks: u64,
-    /// Used entries that named no known buffer.
+    /// Number of used entries with an id that matches no posted receive buffer.
     pub bad_used: u64,
-    /// Used entries that do not follow the order in which the buffers were made available, because
-    /// a buffer was lost or duplicated. With IN_ORDER, such entries are not counted, because the
-    /// heads of entries are not read.
+    /// Number of used entries that the device returned in a different order than the driver made
+    /// the buffers available. With IN_ORDER, entries out of order are not counted, because the
+    /// driver does not read the heads of used entries.
     pub disorder: u64,
 }
 
-/// The driver's receive queue.
 #[derive(Debug)]
 pub struct RxQueue {
     pub(crate) ring: Virtqueue,
@@ -120,7 +121,7 @@ impl RxQueue {
         let len = u32::try_from(buffer_bytes).unwrap_or(u32::MAX);
         for i in 0..queue.ring.size() {
             let addr = queue.buffers.guest(usize::from(i) * buffer_bytes);
-            // A fresh ring has exactly one descriptor for each buffer, in this order.
+            // A new ring has exactly one descriptor for each buffer, in this order.
             queue.ring.add(&[(addr, len)], Descriptor::WRITE);
         }
         queue
@@ -134,25 +135,26 @@ impl RxQueue {
         self.mergeable = mergeable;
     }
 
-    /// Sets whether more than the headers of a frame will be read, so that bodies are prefetched.
+    /// Sets whether callbacks read more than the headers of frames. If callbacks read bodies,
+    /// `recv` also prefetches the bodies of frames.
     pub fn set_reads_bodies(&mut self, reads: bool) {
         self.reads_bodies = reads;
     }
 
-    /// Bytes of one buffer, header included.
+    /// Size of a receive buffer in bytes, including the header.
     #[must_use]
     pub fn buffer_len(&self) -> usize {
         self.buffer_bytes
     }
 
-    /// Buffers that the device has returned and the driver has not read.
+    /// Number of buffers that the device has returned and the driver has not read.
     pub fn waiting(&mut self) -> usize {
         usize::from(self.ring.used_waiting())
     }
 
-    /// Delivers up to `max` frames to `each` and reposts their buffers. Returns the number of
-    /// frames. Before the function returns, the device sees the reposted buffers and is kicked if
-    /// it requested a kick.
+    /// Passes up to `max` frames to `each`, and reposts the frames' buffers. Returns the number of
+    /// frames that were read. Publishes the reposted buffers, and kicks the device if the device
+    /// wants a kick.
     #[inline]
     pub fn recv(&mut self, max: usize, mut each: impl FnMut(&RxFrame<'_>)) -> usize {
         let waiting = self.ring.used_waiting();
@@ -162,9 +164,9 @@ impl RxQueue {
             self.prefetch(first, 0..HEAD_BYTES);
         }
         while left > 0 && frames < max {
-            // Lines of later frames are in transit while this frame is read. Heads are prefetched
-            // early, because each is a single line. Bodies are prefetched late, because they are
-            // many lines.
+            // Prefetched lines of later frames arrive while this frame is read. Heads are
+            // prefetched early, because they are short. Bodies are prefetched late, because they
+            // have many lines.
             if left > HEAD_AHEAD {
                 self.prefetch(HEAD_AHEAD, 0..HEAD_BYTES);
             }
@@ -184,7 +186,7 @@ impl RxQueue {
         frames
     }
 
-    /// Prefetches the bytes `range` of the buffer that is `ahead` positions away.
+    /// Prefetches the bytes `range` of the buffer that is `ahead` positions after the next buffer.
     #[inline]
     fn prefetch(&self, ahead: u16, range: std::ops::Range<usize>) {
         let used = self.ring.peek_used(ahead);
@@ -195,8 +197,8 @@ impl RxQueue {
         }
     }
 
-    /// Delivers the next frame. Returns the number of its buffers, 0 if its last buffers have not
-    /// been returned yet.
+    /// Calls `each` with the next received frame. Returns the number of the frame's buffers, or 0
+    /// if the device has not yet returned all buffers of the frame.
     #[inline]
     fn deliver(&mut self, waiting: u16, each: &mut impl FnMut(&RxFrame<'_>)) -> u16 {
         let first = self.ring.peek_used(0);
@@ -265,8 +267,8 @@ impl RxQueue {
         }
     }
 
-    /// Drops the waiting frames, including those whose last buffers never came. Returns their
-    /// number.
+    /// Drops all waiting frames, including a frame with missing buffers. Returns the number of
+    /// dropped frames.
     pub(crate) fn drop_waiting(&mut self) -> u64 {
         let mut frames = self.recv(usize::MAX, |_| ()) as u64;
         let rest = self.ring.used_waiting();
@@ -277,7 +279,7 @@ impl RxQueue {
         frames
     }
 
-    /// Makes all reposted buffers visible to the device, and kicks the device if it requests a
+    /// Makes all reposted buffers visible to the device, and kicks the device if the device wants a
     /// kick.
     pub fn publish(&mut self) {
         if self.ring.publish() {
@@ -285,40 +287,40 @@ impl RxQueue {
         }
     }
 
-    /// Kicks the device even if it requests no kick.
+    /// Kicks the device, even if the device wants no kick.
     pub fn kick_now(&mut self) {
-        // The write fails only if the counter is at its maximum. In that case a kick is already
-        // pending.
+        // The write fails only if the counter is at its maximum. Then a kick is already pending.
         let _ = self.kick.write(1);
         self.counters.kicks += 1;
     }
 
-    /// Requests an interrupt at the next frame. Returns false if a frame already waits. In that
-    /// case poll again.
+    /// Requests an interrupt at the next frame. Returns false if a received frame already waits in
+    /// the ring, so that the caller must poll again.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Ends the request for interrupts. A pending interrupt stays readable until [`clear_call`].
+    /// Tells the device that the driver wants no more interrupts. A pending interrupt keeps the
+    /// file descriptor readable until a call of [`clear_call`].
     ///
     /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
     }
 
-    /// Clears a pending interrupt. Needed for level-triggered waiting.
+    /// Clears a pending interrupt. A level-triggered wait for the next interrupt returns at once if
+    /// the pending interrupt is not cleared.
     pub fn clear_call(&self) {
         // The read fails if no interrupt is pending, which is the desired state.
         let _ = self.call.read();
     }
 
-    /// The descriptor that becomes readable when the device interrupts.
+    /// Returns the file descriptor that becomes readable when the device interrupts.
     #[must_use]
     pub fn call_fd(&self) -> &EventFd {
         &self.call
     }
 
-    /// The present counters.
     #[must_use]
     pub fn counters(&self) -> RxCounters {
         let (bad_used, disorder) = (self.ring.bad_used(), self.ring.disorder());

@@ -1,12 +1,12 @@
-//! The vhost-user session: reaches the switch, negotiates, and passes memory and rings.
+//! Implements the vhost-user session, which connects to the switch, negotiates features, and passes
+//! memory and rings.
 //!
-//! A client connects to the switch's socket; a server listens, and the switch connects. Every wait
-//! is bounded. Requests ask for an acknowledgement if the switch supports it, so that a refusal
-//! causes an error instead of a port without traffic.
-#![allow(
-    unsafe_code,
-    reason = "the protocol crate's event type is only made from a raw descriptor"
-)]
+//! In client mode, the driver connects to the switch's socket. In server mode, the driver listens
+//! and the switch connects. Every wait for the switch has a time limit. If the switch supports
+//! acknowledgements, every request asks for an acknowledgement. With acknowledgements, the caller
+//! gets an error if the switch refuses a request. Without an acknowledgement, the port would
+//! silently carry no traffic.
+#![allow(unsafe_code, reason = "the crate vhost makes its event type only from a raw descriptor")]
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -31,12 +31,12 @@ use super::live::region_info;
 use super::memory::GuestMemory;
 use crate::clock;
 
-/// Time that one request may stay unanswered.
+/// Maximum time to wait for the switch's answer to a request.
 const REPLY_LIMIT: Duration = Duration::from_secs(3);
 /// Time between two attempts to reach a socket that does not exist yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
-/// The source of sessions.
+/// Connects to the switch, or accepts the switch's connections.
 #[derive(Debug)]
 pub(crate) struct Door {
     socket: PathBuf,
@@ -48,7 +48,7 @@ impl Door {
         let listener = match config.mode {
             SocketMode::Client => None,
             SocketMode::Server => {
-                // A socket left by a dead process would make bind fail forever.
+                // The socket file of a dead process would make `bind` fail forever.
                 match std::fs::remove_file(&config.socket) {
                     Err(e) if e.kind() != io::ErrorKind::NotFound => {
                         return Err(DriverError::os("removing a stale socket")(e));
@@ -66,7 +66,8 @@ impl Door {
         Ok(Self { socket: config.socket.clone(), listener })
     }
 
-    /// Attempts once; `None` if the switch is not there.
+    /// Attempts once to connect to the switch or to accept its connection. Returns `None` if the
+    /// switch is not reachable.
     pub fn try_stream(&self) -> Option<UnixStream> {
         match &self.listener {
             None => UnixStream::connect(&self.socket).ok(),
@@ -74,7 +75,8 @@ impl Door {
         }
     }
 
-    /// Attempts repeatedly until `limit` has passed.
+    /// Attempts repeatedly to connect to the switch or to accept its connection. Returns an error
+    /// if no connection exists after the time `limit`.
     pub fn stream(&self, limit: Duration) -> Result<UnixStream, DriverError> {
         let start = clock::now();
         loop {
@@ -97,24 +99,25 @@ impl Door {
 impl Drop for Door {
     fn drop(&mut self) {
         if self.listener.is_some() {
-            // If this fails, the next listener removes the socket.
+            // If this fails, the next listener removes the socket file.
             let _ = std::fs::remove_file(&self.socket);
         }
     }
 }
 
-/// One ring as it is announced to the switch.
+/// Settings of a virtqueue that the driver sends to the switch.
 #[derive(Debug)]
 pub(crate) struct RingInfo<'a> {
     pub size: u16,
     pub base: u16,
-    /// Descriptor table, available ring, used ring (addresses of this process).
+    /// Addresses of the descriptor table, the available ring and the used ring in this process.
     pub addresses: [u64; 3],
     pub kick: &'a EventFd,
     pub call: &'a EventFd,
 }
 
-/// An inflight region, which the switch makes, the driver keeps, and the switch's successor gets.
+/// An inflight region (vhost-user), which the switch creates and the driver keeps. The driver
+/// passes the inflight region to the next switch.
 pub(crate) struct Inflight {
     region: VhostUserInflight,
     file: File,
@@ -126,7 +129,7 @@ impl std::fmt::Debug for Inflight {
     }
 }
 
-/// A live connection with the switch.
+/// A vhost-user connection with the switch.
 pub(crate) struct Session {
     stream: UnixStream,
     frontend: Frontend,
@@ -143,8 +146,8 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Negotiates features. Accepts `wanted` features as far as offered. Returns an error if a
-    /// `required` feature is missing.
+    /// Negotiates features. The driver accepts the `wanted` features that the switch offers.
+    /// Returns an error if the switch does not offer a `required` feature.
     pub fn negotiate(
         stream: UnixStream,
         wanted: Features,
@@ -202,7 +205,7 @@ impl Session {
         &self.stream
     }
 
-    /// Makes the switch create an inflight region, which the driver keeps.
+    /// Asks the switch to create an inflight region, and returns the region.
     pub fn get_inflight(&mut self, queues: u16, size: u16) -> Result<Inflight, DriverError> {
         let wanted = VhostUserInflight::new(0, 0, queues, size);
         let (region, file) = self
@@ -237,8 +240,8 @@ impl Session {
             .map_err(DriverError::protocol("SET_VRING_KICK"))
     }
 
-    /// Passes the addresses of a ring. If a `log` address is given, the switch must log writes to
-    /// the used ring.
+    /// Passes the addresses of a ring to the switch. With a `log` address, the switch must log its
+    /// writes to the used ring.
     pub fn set_addresses(
         &self,
         index: usize,
@@ -260,7 +263,9 @@ impl Session {
             .map_err(DriverError::protocol("SET_VRING_ADDR"))
     }
 
-    /// Acknowledges features again. Only a feature that does not concern rings may differ.
+    /// Sends the acknowledged features to the switch a second time. When the driver acknowledges
+    /// features again, only features that do not concern rings may differ from the negotiated
+    /// features.
     pub fn set_features(&self, features: Features) -> Result<(), DriverError> {
         self.frontend.set_features(features.0).map_err(DriverError::protocol("SET_FEATURES"))
     }
@@ -269,7 +274,7 @@ impl Session {
         self.frontend.set_vring_enable(index, on).map_err(DriverError::protocol("SET_VRING_ENABLE"))
     }
 
-    /// Whether the switch still holds its end of the socket. Makes one system call.
+    /// Whether the switch is still connected. Each call of `is_alive` makes one system call.
     pub fn is_alive(&self) -> bool {
         let mut byte = [0];
         match recv(self.stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT)
@@ -281,11 +286,12 @@ impl Session {
     }
 }
 
-/// Requests the features and waits [`REPLY_LIMIT`] for them. A switch may accept a connection and
-/// serve it later, because it keeps the port of a faulty peer stopped for some time. `vhost` would
-/// wait without limit, because it repeats a read that timed out.
+/// Requests the switch's features, and waits at most [`REPLY_LIMIT`] for the answer. The time limit
+/// for the answer is necessary, because a switch stops the port of a faulty peer for some time.
+/// While the port is stopped, the switch accepts connections but does not answer. The crate `vhost`
+/// would wait without limit, because it repeats a read that timed out.
 fn await_answer(mut stream: &UnixStream) -> Result<(), DriverError> {
-    // The message's number, the protocol's version, and no body. The answer has a body of 8 bytes.
+    // Message number, protocol version, and length 0 of the body. The answer has a body of 8 bytes.
     let request = [1_u32, 1, 0].map(u32::to_ne_bytes);
     let mut answer = [0; 20];
     stream
@@ -294,8 +300,10 @@ fn await_answer(mut stream: &UnixStream) -> Result<(), DriverError> {
         .map_err(DriverError::os("waiting for the switch's answer to GET_FEATURES"))
 }
 
-/// Requests the number of queue pairs on a separate front end. `vhost` interprets the answer as the
-/// number of *rings*, while switches (and the specification's own network example) answer in pairs.
+/// Checks that the switch supports `wanted` queue pairs. The number of queue pairs is requested
+/// through a second `Frontend` object, because the crate `vhost` interprets the answer as a number
+/// of *rings*. Switches answer with a number of queue pairs, as in the network example of the
+/// vhost-user specification.
 fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError> {
     let ours = stream.try_clone().map_err(DriverError::os("duplicating the socket"))?;
     let mut probe = Frontend::from_stream(ours, 2);
@@ -318,8 +326,9 @@ fn check_queue_pairs(stream: &UnixStream, wanted: u16) -> Result<(), DriverError
     Ok(())
 }
 
-/// A duplicate of an event in the protocol crate's own type. No crate of the workspace exports the
-/// type, so only type inference can name it.
+/// Duplicates an event descriptor, and converts the duplicate to the type that the crate `vhost`
+/// expects. The function is generic over the descriptor type, because no crate of this workspace
+/// exports the type that `vhost` expects.
 fn event<T: FromRawFd>(ours: &EventFd) -> Result<T, DriverError> {
     let duplicate = ours
         .as_fd()

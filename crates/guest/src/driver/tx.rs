@@ -1,9 +1,10 @@
-//! The transmit queue: slots of guest memory, filled in place.
+//! Implements the transmit queue. Callers write frames directly into slots of guest memory.
 //!
-//! A slot is a header followed by a frame. [`TxQueue::take`] lends a free slot, and the caller
-//! fills the slot through [`TxQueue::slot_mut`]. A `push` gives the slot to the ring, and
-//! [`TxQueue::reclaim`] takes it back when the device has used it. No call blocks and no frame is
-//! dropped: if the ring is full, `take` returns `None`.
+//! A slot contains a header and a frame. [`TxQueue::take`] returns a free slot, and the caller
+//! fills the slot through [`TxQueue::slot_mut`]. The `push` functions add the slot to the ring.
+//! When the device has used a transmit slot, [`TxQueue::reclaim`] frees the slot. If the queue has
+//! no free slot or descriptor, [`TxQueue::take`] returns `None`, so no call blocks and no frame is
+//! dropped.
 
 use std::collections::VecDeque;
 
@@ -24,37 +25,36 @@ const MAX_PARTS: usize = 16;
 pub struct Slot(pub(crate) u16);
 
 impl Slot {
-    /// The slot's number, from 0. The number identifies prepared contents.
+    /// Returns the slot's number, from 0. The function [`TxQueue::prepare`] takes the number of a
+    /// slot.
     #[must_use]
     pub fn index(self) -> usize {
         usize::from(self.0)
     }
 }
 
-/// The running number of a pushed frame, from 0.
+/// Sequence number of a pushed frame, from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameId(pub u64);
 
-/// Counters of a transmit queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TxCounters {
-    /// Pushed frames.
+    /// Number of frames that were pushed.
     pub frames: u64,
-    /// Bytes of the pushed frames, without header.
+    /// Number of bytes of the pushed frames, without headers.
     pub bytes: u64,
-    /// Frames that the device has used.
+    /// Number of pushed frames that the device has used.
     pub completed: u64,
-    /// Kicks written.
+    /// Number of kicks that the driver sent to the device.
     pub kicks: u64,
-    /// Used entries that named no known frame.
+    /// Number of used entries with an id that matches no outstanding frame.
     pub bad_used: u64,
-    /// Used entries that do not follow the order in which the frames were made available, because a
-    /// frame was lost or duplicated. With IN_ORDER they are not counted, because the heads of
-    /// entries are not read.
+    /// Number of used entries that the device returned in a different order than the driver made
+    /// the frames available. With IN_ORDER, entries out of order are not counted, because the
+    /// driver does not read the heads of used entries.
     pub disorder: u64,
 }
 
-/// The driver's transmit queue.
 #[derive(Debug)]
 pub struct TxQueue {
     pub(crate) ring: Virtqueue,
@@ -70,7 +70,7 @@ pub struct TxQueue {
     counters: TxCounters,
 }
 
-/// Bytes of the indirect tables of `slots` slots.
+/// Returns the size in bytes of the indirect tables for `slots` slots.
 pub(crate) fn table_bytes(slots: usize) -> usize {
     slots * MAX_PARTS * Descriptor::LEN
 }
@@ -101,31 +101,31 @@ impl TxQueue {
         }
     }
 
-    /// Slots that can be taken and pushed in one descriptor right now.
+    /// Number of slots that can be taken and pushed now, if each frame needs one descriptor.
     #[must_use]
     pub fn free_slots(&self) -> usize {
         self.free.len().min(self.ring.free_descriptors())
     }
 
-    /// Number of all slots.
+    /// Number of slots of the queue, free or not.
     #[must_use]
     pub fn slot_count(&self) -> usize {
         self.slots.len() / self.slot_bytes
     }
 
-    /// Bytes of a slot, header included.
+    /// Size of a slot in bytes, including the header.
     #[must_use]
     pub fn slot_len(&self) -> usize {
         self.slot_bytes
     }
 
-    /// Frames pushed and not reclaimed.
+    /// Number of frames that were pushed and have not been reclaimed.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         usize::from(self.ring.outstanding())
     }
 
-    /// Takes a free slot, if there is one.
+    /// Takes a free transmit slot. Returns `None` if the queue has no free slot or descriptor.
     pub fn take(&mut self) -> Option<Slot> {
         if self.ring.free_descriptors() == 0 {
             return None;
@@ -137,7 +137,8 @@ impl TxQueue {
         .map(Slot)
     }
 
-    /// Prefetches for writing the lines of the slot that will be taken after `ahead` others.
+    /// Prefetches, for writing, the cache lines of the slot that will be taken after `ahead` other
+    /// slots.
     #[inline]
     pub fn prefetch(&self, ahead: usize, frame_len: usize) {
         let slot = match self.order {
@@ -153,7 +154,7 @@ impl TxQueue {
         }
     }
 
-    /// Returns an unused slot.
+    /// Puts a slot back that was taken but not pushed.
     pub fn give_back(&mut self, slot: Slot) {
         match self.order {
             SlotOrder::Fifo => self.free.push_front(slot.0),
@@ -161,20 +162,23 @@ impl TxQueue {
         }
     }
 
-    /// The slot's bytes: 12 bytes of header, then the frame.
+    /// Returns the slot's bytes, which are a 12-byte header and a frame.
     pub fn slot_mut(&mut self, slot: Slot) -> &mut [u8] {
         self.slots.bytes_mut(slot.index() * self.slot_bytes, self.slot_bytes)
     }
 
-    /// The bytes of any slot by number, to prepare contents before the first frame.
+    /// Returns the bytes of slot number `index`, so that a caller can prepare the contents before
+    /// the first frame.
     pub fn prepare(&mut self, index: usize) -> &mut [u8] {
         self.slots.bytes_mut(index * self.slot_bytes, self.slot_bytes)
     }
 
-    /// Adds the slot to the ring as one descriptor, with `hdr` in front of `frame_len` bytes.
+    /// Writes `hdr` in front of the frame of `frame_len` bytes, and adds the slot to the ring as
+    /// one descriptor.
     ///
     /// # Errors
-    /// The frame does not fit the slot, or the ring is full. The slot stays taken.
+    /// Returns an error if the frame does not fit into the slot, or if the ring is full. After an
+    /// error, the transmit slot remains allocated to the caller.
     pub fn push(
         &mut self,
         slot: Slot,
@@ -186,10 +190,11 @@ impl TxQueue {
         self.push_prepared(slot, frame_len)
     }
 
-    /// Like [`push`](Self::push), with the header already in the slot.
+    /// Adds the slot to the ring like [`push`](Self::push), but expects that the virtio header is
+    /// already in the slot.
     ///
     /// # Errors
-    /// As for [`push`](Self::push).
+    /// Returns an error for the same reasons as [`push`](Self::push).
     #[inline]
     pub fn push_prepared(&mut self, slot: Slot, frame_len: usize) -> Result<FrameId, DriverError> {
         let total = self.check(frame_len)?;
@@ -197,11 +202,11 @@ impl TxQueue {
         self.add(slot, &[(addr, total)], 0, frame_len)
     }
 
-    /// Adds the slot as a chain: the header in its own descriptor, the frame in `parts` (1..=15)
-    /// more of about equal length.
+    /// Adds the slot to the ring as a chain. The slot's chain has one descriptor for the header,
+    /// and `parts` (1 to 15) descriptors of about equal length for the frame.
     ///
     /// # Errors
-    /// As for [`push`](Self::push).
+    /// Returns an error for the same reasons as [`push`](Self::push).
     pub fn push_chain(
         &mut self,
         slot: Slot,
@@ -213,10 +218,11 @@ impl TxQueue {
         self.add(slot, &chain[..used], 0, frame_len)
     }
 
-    /// Adds the slot through an indirect table of header and `parts` (1..=15) descriptors.
+    /// Adds the slot to the ring through an indirect table. The indirect table has one descriptor
+    /// for the header, and `parts` (1 to 15) descriptors for the frame.
     ///
     /// # Errors
-    /// As for [`push`](Self::push).
+    /// Returns an error for the same reasons as [`push`](Self::push).
     pub fn push_indirect(
         &mut self,
         slot: Slot,
@@ -304,8 +310,8 @@ impl TxQueue {
         Ok(FrameId(id))
     }
 
-    /// Makes all pushed frames visible to the device. Kicks the device if it requests a kick.
-    /// Returns whether the device was kicked.
+    /// Makes all pushed frames visible to the device. If the device wants a kick, this function
+    /// kicks the device and returns true.
     pub fn publish(&mut self) -> bool {
         let kick = self.ring.publish();
         if kick {
@@ -314,21 +320,21 @@ impl TxQueue {
         kick
     }
 
-    /// Makes all pushed frames visible without a kick, like a driver that violates the
-    /// specification.
+    /// Makes all pushed frames visible to the device without a kick, like a driver that violates
+    /// the specification.
     pub fn publish_silently(&mut self) {
         let _ = self.ring.publish();
     }
 
-    /// Kicks the device even if it requests no kick.
+    /// Kicks the device, even if the device wants no kick.
     pub fn kick_now(&mut self) {
-        // The write fails only if the counter is at its maximum. In that case a kick is already
-        // pending.
+        // The write fails only if the counter is at its maximum. Then a kick is already pending.
         let _ = self.kick.write(1);
         self.counters.kicks += 1;
     }
 
-    /// Takes back the slots of used frames and reports their ids. Returns their number.
+    /// Frees the slots of the frames that the device has used, and passes the ids of these frames
+    /// to `done`. Returns the number of freed slots.
     #[inline]
     pub fn reclaim(&mut self, mut done: impl FnMut(FrameId)) -> usize {
         let mut count = 0;
@@ -343,31 +349,33 @@ impl TxQueue {
         count
     }
 
-    /// Requests an interrupt at the next used frame. Returns false if a frame is already used.
+    /// Requests an interrupt when the device uses a frame. Returns false if the device has already
+    /// used a frame.
     pub fn arm(&mut self) -> bool {
         self.ring.arm()
     }
 
-    /// Ends the request for interrupts. A pending interrupt stays readable until [`clear_call`].
+    /// Tells the device that the driver wants no more interrupts. A pending interrupt stays
+    /// readable until [`clear_call`].
     ///
     /// [`clear_call`]: Self::clear_call
     pub fn disarm(&mut self) {
         self.ring.suppress();
     }
 
-    /// Clears a pending interrupt. Needed for level-triggered waiting.
+    /// Clears a pending interrupt. A level-triggered wait for the next interrupt returns at once if
+    /// the pending interrupt is not cleared.
     pub fn clear_call(&self) {
         // The read fails if no interrupt is pending, which is the desired state.
         let _ = self.call.read();
     }
 
-    /// The descriptor that becomes readable when the device interrupts.
+    /// Returns the file descriptor that becomes readable when the device interrupts.
     #[must_use]
     pub fn call_fd(&self) -> &EventFd {
         &self.call
     }
 
-    /// The present counters.
     #[must_use]
     pub fn counters(&self) -> TxCounters {
         let (bad_used, disorder) = (self.ring.bad_used(), self.ring.disorder());

@@ -1,17 +1,18 @@
-//! A ring of either format, as the two queue types use it.
+//! Wraps split and packed rings in one type, for transmit and receive queues.
 
 use super::memory::Window;
 use super::packed::PackedRing;
 use super::ring::{SplitRing, Used};
 
-/// A split or packed ring. Its methods call those of the ring.
+/// A split or packed virtqueue. The methods of `Virtqueue` forward to the methods of the same names
+/// in [`SplitRing`] or [`PackedRing`].
 #[derive(Debug)]
 pub(crate) enum Virtqueue {
     Split(SplitRing),
     Packed(PackedRing),
 }
 
-/// Makes the same call on either kind of ring.
+/// Forwards a method call to the split or packed ring of a [`Virtqueue`].
 macro_rules! either {
     ($queue:expr, $ring:ident => $call:expr) => {
         match $queue {
@@ -22,7 +23,8 @@ macro_rules! either {
 }
 
 impl Virtqueue {
-    /// A ring over three zeroed windows, each large enough for either format.
+    /// Creates a ring in three memory windows that contain only zeros. Each memory window must be
+    /// large enough for its part of a split ring and of a packed ring.
     pub fn new(packed: bool, size: u16, parts: [Window; 3]) -> Self {
         let [first, second, third] = parts;
         if packed {

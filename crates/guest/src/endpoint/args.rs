@@ -1,4 +1,4 @@
-//! The command line of `penstock endpoint`.
+//! Parses the command line of `penstock endpoint`.
 
 use std::str::FromStr;
 
@@ -6,7 +6,8 @@ use super::spec::{EndpointSpec, NicSpec};
 use crate::driver::SocketMode;
 use crate::keys::{KeyError, Keys};
 
-/// Gives network namespaces a NIC on a vhost-user port, kernel stack and offloads included.
+/// Connects network namespaces to vhost-user ports. Programs in the namespaces use the kernel's
+/// network stack and offloads.
 #[derive(Debug, Clone, clap::Args)]
 pub struct EndpointArgs {
     /// Add a NIC: `socket=PATH[,netns=NAME][,mode=client|server][,mac=MAC][,ip=ADDR/LEN]`
@@ -22,13 +23,13 @@ pub struct EndpointArgs {
     /// Microseconds to poll without a frame before sleeping
     #[arg(long, value_name = "US", default_value_t = 20)]
     pub spin_us: u64,
-    /// CPU to run on. Default: any
+    /// CPU to which the endpoint is pinned. Default: any
     #[arg(long, value_name = "CPU")]
     pub core: Option<usize>,
 }
 
 impl EndpointArgs {
-    /// The process that the arguments describe.
+    /// Converts the arguments to the endpoint's parameters.
     #[must_use]
     pub fn spec(&self) -> EndpointSpec {
         EndpointSpec {
@@ -41,7 +42,7 @@ impl EndpointArgs {
     }
 }
 
-/// `on` or `off`.
+/// Value of a command-line option that is either `on` or `off`.
 struct OnOff(bool);
 
 impl FromStr for OnOff {
@@ -56,7 +57,7 @@ impl FromStr for OnOff {
     }
 }
 
-/// An interface address with its prefix length, checked.
+/// A validated interface address with its prefix length.
 struct Prefix(String);
 
 impl FromStr for Prefix {

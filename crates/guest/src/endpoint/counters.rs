@@ -1,46 +1,46 @@
-//! Counters of an endpoint.
+//! Defines the counters that an endpoint reports.
 
 use serde::Serialize;
 
 /// Counters of one NIC since its start.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NicReport {
-    /// Namespace and interface.
+    /// Namespace and interface of the NIC.
     pub name: String,
-    /// Whether the switch is connected.
+    /// Whether the NIC is connected to the switch.
     pub attached: bool,
-    /// How often the switch came back after going away.
+    /// Number of times that the NIC reconnected to the switch.
     pub reconnects: u64,
-    /// Frames from the namespace to the switch.
+    /// Number of frames that the NIC passed from the namespace to the switch.
     pub tx_frames: u64,
-    /// Bytes of these frames.
+    /// Number of bytes that the NIC passed from the namespace to the switch.
     pub tx_bytes: u64,
-    /// Number of these frames that will be segmented later (TSO).
+    /// Number of frames from the namespace to the switch that still need segmentation (TSO).
     pub tx_tso_frames: u64,
-    /// How often the ring was full while a frame waited in the TAP.
+    /// Number of times that the ring was full while a frame waited in the TAP.
     pub tx_ring_full: u64,
-    /// Frames that were resubmitted after the switch came back.
+    /// Number of frames that were sent again after a reconnection.
     pub tx_resubmitted: u64,
-    /// Frames from the switch to the namespace.
+    /// Number of frames that the NIC passed from the switch to the namespace.
     pub rx_frames: u64,
-    /// Bytes of these frames.
+    /// Number of bytes that the NIC passed from the switch to the namespace.
     pub rx_bytes: u64,
-    /// Number of these frames that will be segmented later (TSO).
+    /// Number of frames from the switch to the namespace that still need segmentation (TSO).
     pub rx_tso_frames: u64,
-    /// Frames that the TAP refused.
+    /// Number of frames that the TAP did not accept.
     pub rx_refused: u64,
-    /// Frames with invalid ring entries.
+    /// Number of received frames with invalid ring entries.
     pub rx_bad: u64,
-    /// Negotiated features.
+    /// Names of the features that the NIC and the switch negotiated.
     pub features: String,
 }
 
 /// Counters of all NICs at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct EndpointReport {
-    /// Seconds since the start.
+    /// Time of the counters, in seconds since the endpoint's start.
     pub at_secs: f64,
-    /// How often the loop went to sleep.
+    /// Number of times that the endpoint's loop went to sleep.
     pub sleeps: u64,
     pub nics: Vec<NicReport>,
 }

@@ -1,4 +1,4 @@
-//! Namespaces and interface settings, by `ip` of iproute2.
+//! Creates network namespaces and configures interfaces, with `ip` from iproute2.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use super::spec::NicSpec;
 
-/// The file with which `ip netns` keeps a namespace alive.
+/// Returns the path of the file with which `ip netns` keeps a namespace alive.
 #[must_use]
 pub fn path(name: &str) -> PathBuf {
     PathBuf::from("/run/netns").join(name)
@@ -26,12 +26,13 @@ fn ip(netns: Option<&str>, args: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A namespace made by this process. It is removed when this value is dropped.
+/// A network namespace that this process created. The namespace is removed when the value is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct OwnNetns(String);
 
 impl OwnNetns {
-    /// Makes the namespace; `None` if it already exists.
+    /// Creates the namespace. Returns `None` if the namespace already exists.
     pub fn create(name: &str) -> anyhow::Result<Option<Self>> {
         if path(name).exists() {
             return Ok(None);
@@ -51,7 +52,7 @@ impl Drop for OwnNetns {
     }
 }
 
-/// Sets the interface's address, MTU and IP address, and brings it up.
+/// Sets the MAC address, MTU and IP address of the NIC's interface, and enables the interface.
 pub(crate) fn configure(nic: &NicSpec) -> anyhow::Result<()> {
     let netns = nic.netns.as_deref();
     let name = nic.interface.as_str();

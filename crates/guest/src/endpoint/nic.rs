@@ -1,4 +1,4 @@
-//! One NIC: TAP queues connected to the queue pairs of a device.
+//! Implements a NIC, which connects the queues of a TAP to the queue pairs of a virtio-net device.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -16,23 +16,25 @@ use crate::driver::{
     VnetHdr,
 };
 
-/// Frames moved in one direction before the next NIC has its turn.
+/// Maximum number of frames that a queue moves in each direction in one turn of the endpoint's
+/// loop.
 const BURST: usize = 32;
-/// Bytes for header, Ethernet and the largest IP packet, in whole cache lines.
+/// Size in bytes of a slot for the virtio header, the Ethernet header and the largest IP packet, in
+/// whole cache lines.
 const BIG_SLOT: usize = (VNET_HDR_LEN + 18 + 65_535).next_multiple_of(64);
-/// Bytes of a receive buffer if frames may span several.
+/// Size in bytes of a receive buffer if a frame may span several buffers.
 const MERGED_BUFFER: usize = 16 << 10;
 const FIRST_BACK_OFF: Duration = Duration::from_millis(20);
 const MAX_BACK_OFF: Duration = Duration::from_millis(500);
 
-/// A TAP in a namespace and the device to which it is connected.
+/// A TAP in a namespace, and the virtio-net device to which it is connected.
 #[derive(Debug)]
 pub(crate) struct Nic {
     spec: NicSpec,
     pub device: VirtioNet,
     pub taps: Vec<OwnedFd>,
-    /// Whether each TAP queue may have a frame. An edge of epoll sets the flag, and EAGAIN clears
-    /// it.
+    /// Whether each TAP queue may have a frame to read, in the order of the queues. An epoll event
+    /// sets the flag of a queue, and EAGAIN clears the flag.
     pub readable: Vec<bool>,
     pub attached: bool,
     ever_attached: bool,
@@ -42,7 +44,8 @@ pub(crate) struct Nic {
 }
 
 impl Nic {
-    /// Opens the TAP and lays out guest memory. The switch need not run yet.
+    /// Opens and configures the TAP, and prepares the virtio-net device. A NIC can be created while
+    /// the switch is not running.
     pub fn new(spec: &NicSpec) -> anyhow::Result<Self> {
         let name = spec.name();
         let place = spec.netns.as_deref().map(netns::path);
@@ -72,17 +75,19 @@ impl Nic {
         self.ever_attached
     }
 
-    /// Time of the next attempt to attach; `None` while attached.
+    /// Time of the next attempt to attach to the switch, in nanoseconds since the start; `None`
+    /// while the NIC is attached.
     pub fn next_try_ns(&self) -> Option<u64> {
         (!self.attached).then_some(self.next_try_ns)
     }
 
-    /// Checks whether the switch is still there. Returns true if it has just gone.
+    /// Checks whether the switch is still connected. Returns true if the switch has disconnected
+    /// since the last check.
     pub fn check_gone(&mut self, now_ns: u64) -> bool {
         if !self.attached || self.device.is_connected() {
             return false;
         }
-        // Frames that the old switch had delivered still go to the namespace.
+        // The namespace still receives frames that the old switch had delivered.
         while self.ring_to_tap() > 0 {}
         self.attached = false;
         self.back_off = FIRST_BACK_OFF;
@@ -91,7 +96,8 @@ impl Nic {
         true
     }
 
-    /// Attaches if an attempt is due. Returns true if it succeeded.
+    /// Attaches to the switch if an attempt is due. Returns true if the call attached the NIC to
+    /// the switch.
     pub fn try_attach(&mut self, now_ns: u64) -> anyhow::Result<bool> {
         if self.attached || now_ns < self.next_try_ns {
             return Ok(false);
@@ -122,7 +128,8 @@ impl Nic {
         Ok(true)
     }
 
-    /// Moves one burst in each direction on every queue. Returns the number of frames.
+    /// Moves one burst of frames in each direction on every queue. Returns the number of moved
+    /// frames.
     pub fn turn(&mut self) -> usize {
         if !self.attached {
             return 0;
@@ -150,7 +157,8 @@ impl Nic {
         moved
     }
 
-    /// Asks for interrupts. Returns false if a frame or a slot became available meanwhile.
+    /// Requests interrupts from the switch. Returns false if a received frame or a free transmit
+    /// slot is already available.
     pub fn arm(&mut self) -> bool {
         if !self.attached {
             return true;
@@ -158,7 +166,7 @@ impl Nic {
         let mut quiet = true;
         for (pair, readable) in self.device.pairs_mut().iter_mut().zip(&self.readable) {
             quiet &= pair.rx.arm();
-            // If a TAP is still readable, it was not read because the ring is full.
+            // If a TAP is still readable, it was not read, because the ring is full.
             if *readable {
                 quiet &= pair.tx.arm();
             }
@@ -208,13 +216,14 @@ fn config(spec: &NicSpec) -> DriverConfig {
     if spec.packed {
         config.wanted = config.wanted | Features::RING_PACKED;
     }
-    // The slot used last is still in the cache. If 256 big slots were used in turn, none of them
-    // would still be in the cache.
+    // The slot that was used last is still in the cache. If the driver used all 256 big slots in
+    // turn, none would be.
     config.slot_order = SlotOrder::Lifo;
     config
 }
 
-/// Reads up to a burst of frames from the TAP into slots.
+/// Reads at most one burst of frames from the TAP into transmit slots. Returns the number of
+/// frames.
 fn read_burst(
     pair: &mut QueuePair,
     tap: &OwnedFd,
@@ -244,7 +253,7 @@ fn read_burst(
                 break;
             }
         };
-        // The TAP may declare a checksum verified, which a driver must not.
+        // The TAP may mark a checksum as verified, but a driver must not.
         bytes[0] &= VnetHdr::NEEDS_CSUM;
         let tso = bytes[1] != VnetHdr::GSO_NONE;
         if tx.push_prepared(slot, len).is_err() {
@@ -262,7 +271,7 @@ fn read_burst(
     moved
 }
 
-/// Writes one frame to the TAP from its receive buffers.
+/// Writes a frame from its receive buffers to the TAP.
 fn write_frame(frame: &RxFrame<'_>, tap: &OwnedFd, counters: &mut NicReport) {
     let mut parts = [IoSlice::new(&[]); MAX_SEGMENTS];
     for (part, buffer) in parts.iter_mut().zip(frame.buffers()) {

@@ -1,4 +1,4 @@
-//! The endpoint's loop.
+//! Runs the endpoint's loop, which moves the frames of all NICs.
 
 use std::io::Write as _;
 use std::time::Instant;
@@ -16,15 +16,14 @@ use super::nic::Nic;
 use super::spec::EndpointSpec;
 use crate::clock;
 
-/// Reason for which an endpoint ended.
 pub type EndpointError = anyhow::Error;
 
-/// Nanoseconds between two checks of sockets and timers by a busy loop.
+/// Time between two checks of sockets and timers, in nanoseconds.
 const WATCH_NS: u64 = 10_000_000;
-/// Longest sleep in nanoseconds, which bounds the cost of a lost epoll edge.
+/// Longest sleep of the endpoint's loop, in nanoseconds. The longest sleep bounds the delay that a
+/// lost epoll event causes.
 const LONGEST_SLEEP_NS: u64 = 1_000_000_000;
 
-/// Subject of an epoll event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
     Signal,
@@ -55,13 +54,15 @@ impl Source {
 }
 
 impl EndpointSpec {
-    /// Serves the NICs until SIGTERM or SIGINT. Prints `ready` when all have been attached once.
-    /// Passes the counters to `each` at the requested interval and at the end.
+    /// Serves the NICs until SIGTERM or SIGINT. Prints `ready` when every NIC has been attached to
+    /// its switch once. Passes the counters to `each` at the configured interval and at the end.
     ///
     /// # Errors
-    /// A TAP, a namespace or a socket is not available. A missing switch is no error.
+    /// Returns an error if a TAP, a namespace or a socket is not available. A switch that does not
+    /// run yet is not an error.
     pub fn run(&self, mut each: impl FnMut(&EndpointReport)) -> Result<(), EndpointError> {
-        // The signals are blocked before any thread is made, so that no other thread takes them.
+        // The signals are blocked before the first thread starts, so that no other thread receives
+        // them.
         let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         mask.thread_block().context("blocking signals")?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)
@@ -81,7 +82,7 @@ impl EndpointSpec {
         let nics = self.nics.iter().map(Nic::new).collect::<anyhow::Result<Vec<_>>>()?;
         let mut server = Server::new(self, nics, signals)?;
         server.serve(&mut each)
-        // The NICs are dropped before the namespaces that contain them.
+        // `server` is dropped before `own`, so NICs are removed before their namespaces.
     }
 }
 
@@ -147,7 +148,7 @@ impl<'a> Server<'a> {
                 self.look(0)?;
             } else {
                 self.sleep(now, next_report)?;
-                // After a wake-up the loop spins, and examines the cause at once.
+                // After a wake-up, the loop spins for a while.
                 last_moved = self.now_ns();
                 next_watch = next_watch.min(last_moved + WATCH_NS);
             }
@@ -156,7 +157,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Attaches detached NICs and detects switches that have gone.
+    /// Attaches detached NICs to their switches, and detects switches that have disconnected.
     fn watch(&mut self, now: u64) -> anyhow::Result<()> {
         use std::os::fd::AsFd;
         for nic in &mut self.nics {
@@ -164,7 +165,7 @@ impl<'a> Server<'a> {
             if nic.try_attach(now)?
                 && let Some(socket) = nic.device.socket()
             {
-                // The old socket left epoll when it was closed.
+                // Closing the old socket removed it from epoll.
                 let flags = EpollFlags::EPOLLRDHUP | EpollFlags::EPOLLET;
                 self.epoll
                     .add(socket.as_fd(), EpollEvent::new(flags, Source::Socket.token()))
@@ -179,7 +180,8 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Arms all interrupts, checks the rings again, and waits for the first event.
+    /// Arms all interrupts and checks the rings again. If the rings are empty, this function waits
+    /// for the first event.
     fn sleep(&mut self, now: u64, next_report: Option<u64>) -> anyhow::Result<()> {
         let armed = self.nics.iter_mut().all(Nic::arm);
         if armed {
@@ -193,7 +195,7 @@ impl<'a> Server<'a> {
         Ok(())
     }
 
-    /// Handles events, waiting up to `millis` milliseconds.
+    /// Waits up to `millis` milliseconds for events, and handles the events.
     fn look(&mut self, millis: u64) -> anyhow::Result<()> {
         let mut events = [EpollEvent::empty(); 64];
         let timeout = EpollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX));
@@ -215,7 +217,7 @@ impl<'a> Server<'a> {
                         nic.check_gone(now);
                     }
                 }
-                // An edge needs no read, because the loop polls all rings anyway.
+                // The event needs no read, because the loop polls all rings anyway.
                 Source::Call => {}
                 Source::Tap { nic, queue } => self.nics[nic].readable[queue] = true,
             }

@@ -1,40 +1,42 @@
-//! Parameters of an endpoint process, as plain data.
+//! Defines the parameters of an endpoint process.
 
 use std::path::PathBuf;
 
 use crate::driver::SocketMode;
 use crate::mac::Mac;
 
-/// One NIC: a TAP in a namespace behind a vhost-user port.
+/// Parameters of a NIC: a TAP in a network namespace behind a vhost-user port.
 #[derive(Debug, Clone)]
 pub struct NicSpec {
-    /// Name of the namespace under `/run/netns`; `None` is the namespace of the process.
+    /// Name of the network namespace under `/run/netns`; `None` means the namespace of the endpoint
+    /// process.
     pub netns: Option<String>,
     /// Name of the TAP inside the namespace.
     pub interface: String,
     /// Path of the vhost-user socket.
     pub socket: PathBuf,
     pub mode: SocketMode,
-    /// MAC address of the interface; `None` leaves the kernel's choice.
+    /// MAC address of the interface. With `None`, the kernel chooses the MAC address.
     pub mac: Option<Mac>,
-    /// IP address with prefix length, such as `10.0.0.1/24`; `None` for none.
+    /// IP address with prefix length, such as `10.0.0.1/24`; `None` means no address.
     pub ip: Option<String>,
     /// Largest IP packet without segmentation, in bytes.
     pub mtu: u16,
-    /// Whether checksum and TSO are offered to the stack, as far as the switch supports them.
+    /// Whether the namespace's network stack may use the checksum and TSO offloads that the switch
+    /// supports.
     pub offloads: bool,
-    /// Number of queue pairs.
+    /// Number of queue pairs of the NIC.
     pub queues: u16,
-    /// Descriptors of each ring.
+    /// Number of descriptors of each ring.
     pub ring_size: u16,
-    /// Whether frames may span several receive buffers.
+    /// Whether a frame may span several receive buffers.
     pub mergeable: bool,
-    /// Whether the rings are packed. The switch must offer this.
+    /// Whether the rings are packed. If `packed` is true, the switch must support packed rings.
     pub packed: bool,
 }
 
 impl NicSpec {
-    /// The name used in reports: namespace and interface.
+    /// Returns the NIC's name in reports, which consists of the namespace and the interface.
     #[must_use]
     pub fn name(&self) -> String {
         match &self.netns {
@@ -44,16 +46,16 @@ impl NicSpec {
     }
 }
 
-/// All NICs of one process.
+/// Parameters of an endpoint process: its NICs and its settings.
 #[derive(Debug, Clone)]
 pub struct EndpointSpec {
     pub nics: Vec<NicSpec>,
-    /// Whether missing namespaces are made, and removed at the end.
+    /// Whether the endpoint creates missing namespaces, and removes them at the end.
     pub create_netns: bool,
-    /// Seconds between reports; `None` for none.
+    /// Seconds between two reports of the counters; `None` means no reports.
     pub stats_interval_secs: Option<f64>,
-    /// Microseconds of polling without a frame before the loop sleeps.
+    /// Time for which the loop polls without a frame before it sleeps, in microseconds.
     pub spin_us: u64,
-    /// The core to which the loop is pinned; `None` leaves it to the kernel.
+    /// CPU core to which the endpoint's loop is pinned. With `None`, the kernel chooses the CPU.
     pub core: Option<usize>,
 }

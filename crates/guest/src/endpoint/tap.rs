@@ -1,7 +1,8 @@
-//! TAP devices with virtio headers.
+//! Opens TAP devices whose frames have virtio headers.
 //!
-//! Sources: `Documentation/networking/tuntap.rst`, `include/uapi/linux/if_tun.h`.
-#![allow(unsafe_code, reason = "the TAP's settings are ioctls")]
+//! The sources are `Documentation/networking/tuntap.rst` and `include/uapi/linux/if_tun.h` of
+//! Linux.
+#![allow(unsafe_code, reason = "ioctls for TAP settings have no safe Rust wrapper")]
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,9 +34,9 @@ struct IfReq {
     rest: [u8; 22],
 }
 
-/// Opens `queues` queues of the TAP `name` inside a namespace, given by its file. `None` is the
-/// namespace of the process. A new thread enters the namespace, so the caller's namespace is
-/// unchanged.
+/// Opens `queues` queues of the TAP `name` in a network namespace. `netns` is the namespace's file,
+/// or `None` for the namespace of the process. The function enters the namespace in a new thread,
+/// so that the caller's thread stays in its own namespace.
 pub(crate) fn open(netns: Option<PathBuf>, name: &str, queues: u16) -> io::Result<Vec<OwnedFd>> {
     let name = name.to_owned();
     let opening = move || {
@@ -67,8 +68,8 @@ fn open_queue(name: &str, multi_queue: bool) -> io::Result<OwnedFd> {
     let fd = OwnedFd::from(file);
     let header = libc::c_int::try_from(VNET_HDR_LEN).unwrap_or(12);
     let little_endian: libc::c_int = 1;
-    // SAFETY: each request gets a pointer to a live value of the type the kernel expects, which it
-    // reads (and for TUNSETIFF writes) only within its size.
+    // SAFETY: each request gets a pointer to a live value of the type that the kernel expects. The
+    // kernel reads (and for TUNSETIFF writes) only this value.
     // WHY: no safe interface to these settings exists.
     unsafe {
         check(libc::ioctl(fd.as_raw_fd(), TUNSETIFF, &raw mut request))?;
@@ -79,8 +80,8 @@ fn open_queue(name: &str, multi_queue: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Lets the namespace's stack leave checksum and segmentation to the switch, as far as the switch
-/// accepts them.
+/// Allows the namespace's network stack to leave checksums and segmentation to the switch,
+/// according to `features`.
 pub(crate) fn set_offloads(tap: &OwnedFd, features: Features) -> io::Result<()> {
     let mut flags = 0;
     if features.contains(Features::CSUM) {

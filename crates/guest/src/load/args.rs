@@ -1,8 +1,8 @@
-//! The command line of `penstock-lab load`.
+//! Parses the command line of `penstock-lab load`.
 
 use std::str::FromStr;
 
-use super::spec::{LoadSpec, Phase, Rate, SizeMix, VmSpec};
+use super::spec::{Destination, LoadSpec, Phase, Rate, SizeMix, VmSpec};
 use crate::driver::{Features, SocketMode};
 use crate::keys::{KeyError, Keys};
 
@@ -11,22 +11,24 @@ use crate::keys::{KeyError, Keys};
 pub struct LoadArgs {
     /// Add a VM: `name=a,socket=PATH,mac=MAC,ip=IP[,mode=client|server][,to=NAME]`
     /// `[,size=64|imix|64:7+1518:1][,rate=0|100k|1Gbit|stop][,flows=N][,vlan=N][,ring=256][,sink]`
-    /// `[,features=event_idx+offloads][,without=in_order]`
+    /// `[,interrupts]`
+    /// `[,features=event_idx+offloads][,without=in_order]`. `rate` is frames per second (`100k`) or
+    /// bits per second (`1Gbit`); 0 sends as many frames as possible
     #[arg(long = "vm", required = true)]
     pub vms: Vec<VmSpec>,
     /// Change a VM's traffic during the run: `NAME@SECONDS:rate=...,size=...,flows=...`
     #[arg(long = "at")]
     pub at: Vec<PhaseArg>,
-    /// Seconds to send and count
+    /// Seconds for which the VMs send and frames are counted
     #[arg(long, default_value_t = 5.0)]
     pub secs: f64,
-    /// Seconds to send before counting
+    /// Seconds for which the VMs send before counting starts
     #[arg(long, default_value_t = 0.0)]
     pub warmup: f64,
-    /// Seconds between reports; 0: no reports
+    /// Seconds between two reports, 0 for no reports
     #[arg(long, default_value_t = 1.0)]
     pub interval: f64,
-    /// CPU to run on. Default: any
+    /// CPU to which the loop is pinned. Default: any
     #[arg(long)]
     pub core: Option<usize>,
     /// Write and verify every byte of every frame
@@ -38,7 +40,7 @@ pub struct LoadArgs {
     /// Maximum number of frames that a VM sends in a turn
     #[arg(long, default_value_t = 32)]
     pub burst: usize,
-    /// Seconds to wait for the switch
+    /// Seconds to wait until the switch is reachable
     #[arg(long, default_value_t = 5.0)]
     pub wait: f64,
     /// Print JSON lines instead of text
@@ -46,22 +48,22 @@ pub struct LoadArgs {
     pub json: bool,
 }
 
-/// Reason for which the command line is refused.
+/// Reason why the command line of a load run is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// A key=value list has a missing, unknown or wrong key.
+    /// A `key=value` list has a missing, unknown or wrong key.
     #[error(transparent)]
     Keys(#[from] KeyError),
-    /// A change contains no time.
-    #[error("--at `{0}`: not a change; write one such as a@2.5:rate=100k")]
+    /// A change of a VM's traffic has no time, or its time is not a number.
+    #[error("--at `{0}`: not a change of traffic; write a change such as a@2.5:rate=100k")]
     Phase(String),
-    /// A change names an unknown VM.
+    /// A change of traffic names an unknown VM.
     #[error("--at: there is no VM `{0}`; name one of --vm")]
     NoSuchVm(String),
 }
 
-/// A change and the name of its VM.
+/// A change of a VM's traffic, with the name of the VM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseArg {
     vm: String,
@@ -69,10 +71,10 @@ pub struct PhaseArg {
 }
 
 impl LoadArgs {
-    /// The run that the arguments describe.
+    /// Converts the arguments to the parameters of a load run.
     ///
     /// # Errors
-    /// A change names a VM that does not exist.
+    /// Returns an error if a change of traffic names a VM that does not exist.
     pub fn spec(&self) -> Result<LoadSpec, SpecError> {
         let mut vms = self.vms.clone();
         for change in &self.at {
@@ -101,15 +103,16 @@ impl FromStr for VmSpec {
     type Err = SpecError;
 
     fn from_str(text: &str) -> Result<Self, SpecError> {
-        let mut keys = Keys::parse(text, &["sink"])?;
+        let mut keys = Keys::parse(text, &["sink", "interrupts"])?;
         let name: String = keys.required("name")?;
         let socket: String = keys.required("socket")?;
         let mut vm = Self::new(&name, socket, keys.required("mac")?, keys.required("ip")?);
-        vm.to = keys.optional("to")?;
+        vm.to = keys.optional("to")?.map(Destination::Vm);
         let sink = keys.flag("sink");
         if sink && vm.to.is_some() {
             return Err(KeyError::Conflict { text: text.to_owned(), a: "sink", b: "to" }.into());
         }
+        vm.interrupts = keys.flag("interrupts");
         vm.mode = keys.optional("mode")?.unwrap_or(SocketMode::Client);
         vm.sizes = keys.optional("size")?.unwrap_or(vm.sizes);
         vm.rate = keys.optional("rate")?.unwrap_or(vm.rate);
@@ -147,7 +150,7 @@ impl FromStr for PhaseArg {
     }
 }
 
-/// Feature names joined by `+`.
+/// List of feature names that are joined by `+`.
 #[derive(Debug)]
 pub(crate) struct FeatureList(pub Features);
 
@@ -169,7 +172,7 @@ impl FromStr for SocketMode {
         match text {
             "client" => Ok(Self::Client),
             "server" => Ok(Self::Server),
-            _ => Err("client or server is meant".to_owned()),
+            _ => Err("write `client` or `server`".to_owned()),
         }
     }
 }
@@ -177,8 +180,8 @@ impl FromStr for SocketMode {
 impl FromStr for Rate {
     type Err = String;
 
-    /// Parses a rate. `0` sends as fast as possible, `stop` sends nothing, `100k` is frames per
-    /// second, and `1.5Gbit` is bits per second.
+    /// Parses a rate. `0` means as fast as possible, `stop` means no frames, `100k` means frames
+    /// per second, and `1.5Gbit` means bits per second.
     fn from_str(text: &str) -> Result<Self, String> {
         if text == "stop" {
             return Ok(Self::Stop);
@@ -197,7 +200,9 @@ impl FromStr for Rate {
             Ok(0.0) => Ok(Self::Max),
             Ok(n) if n > 0.0 && n.is_finite() && bits => Ok(Self::Bits(n * factor)),
             Ok(n) if n > 0.0 && n.is_finite() => Ok(Self::Frames(n * factor)),
-            _ => Err("a rate such as 0, 100k, 1.5M (frames/s), 1Gbit or stop is meant".to_owned()),
+            _ => {
+                Err("a rate such as 0, 100k, 1.5M (frames/s), 1Gbit or stop is expected".to_owned())
+            }
         }
     }
 }
@@ -209,12 +214,12 @@ impl FromStr for SizeMix {
         if text == "imix" {
             return Ok(Self::imix());
         }
-        let bad = || "a size such as 64, imix or 64:7+1518:1 is meant".to_owned();
+        let bad = || "a size such as 64, imix or 64:7+1518:1 is expected".to_owned();
         let entry = |part: &str| {
             let (size, weight) = part.split_once(':').unwrap_or((part, "1"));
             let size = size.parse().map_err(|_| bad())?;
             if !super::spec::SIZES.contains(&size) {
-                return Err("sizes are 64..=9018, FCS included".to_owned());
+                return Err("a frame size is 64 to 9018 bytes, FCS included".to_owned());
             }
             let weight: u16 = weight.parse().map_err(|_| bad())?;
             if weight == 0 { Err("weights begin at 1".to_owned()) } else { Ok((size, weight)) }
@@ -237,7 +242,10 @@ mod tests {
     fn a_whole_vm_is_read() {
         let text = format!("{A},to=b,size=64:7+1518:1,flows=1000,rate=1.5Gbit,vlan=7,ring=1024");
         let vm: VmSpec = text.parse().unwrap();
-        assert_eq!((vm.to.as_deref(), vm.flows, vm.vlan), (Some("b"), 1000, Some(7)));
+        assert_eq!(
+            (vm.to.as_ref().and_then(Destination::vm), vm.flows, vm.vlan),
+            (Some("b"), 1000, Some(7))
+        );
         assert_eq!(vm.rate, Rate::Bits(1.5e9));
         assert_eq!(vm.sizes, SizeMix(vec![(64, 7), (1518, 1)]));
         assert_eq!("0".parse(), Ok(Rate::Max));
@@ -248,12 +256,19 @@ mod tests {
     fn errors_name_the_key_and_the_remedy() {
         assert_eq!(error("name=a"), "`name=a`: socket is missing");
         assert!(
-            error(&format!("{A},size=20")).ends_with("size=20: sizes are 64..=9018, FCS included")
+            error(&format!("{A},size=20"))
+                .ends_with("size=20: a frame size is 64 to 9018 bytes, FCS included")
         );
         assert!(error(&format!("{A},rate=fast")).contains("rate=fast: a rate such as"));
-        assert!(error(&format!("{A},colour=red")).ends_with("no key is called colour"));
+        assert!(error(&format!("{A},colour=red")).ends_with("unknown key colour"));
         assert!(error(&format!("{A},sink,to=b")).ends_with("sink and to exclude each other"));
-        assert!(error(&A.replace("52:54", "zz:54")).contains("is no MAC address"));
+        assert!(error(&A.replace("52:54", "zz:54")).contains("is not a MAC address"));
+    }
+
+    #[test]
+    fn a_vm_requests_interrupts_only_if_told_to() {
+        let interrupts = |more: &str| format!("{A}{more}").parse::<VmSpec>().unwrap().interrupts;
+        assert!(interrupts(",interrupts") && !interrupts(""));
     }
 
     #[test]

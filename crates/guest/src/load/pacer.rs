@@ -1,8 +1,9 @@
-//! Computes how many frames are due.
+//! Decides when a VM may send its next frame.
 
 use super::spec::Rate;
 
-/// Turns a rate into credit as time passes.
+/// Paces the frames of a VM. The pacer earns credit at a rate in frames or bits per second. A frame
+/// is due if the credit covers the frame's cost, which is 1 frame or the frame's number of bits.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     rate: Rate,
@@ -10,8 +11,9 @@ pub(crate) struct Pacer {
     last_ns: u64,
 }
 
-/// Longest stall, in seconds, for which credit is kept. After a longer stall, the generator catches
-/// up only this time, so that it hardly exceeds its rate.
+/// Maximum sending credit of a VM, expressed as seconds of the VM's configured rate. After a longer
+/// stall of the loop, a VM sends at most its maximum credit at once, and exceeds its rate only
+/// briefly.
 const KEEP_SECS: f64 = 0.002;
 
 impl Pacer {
@@ -24,14 +26,15 @@ impl Pacer {
         self.credit = 0.0;
     }
 
-    /// Discards all credit. Time counts from `now_ns` on.
+    /// Discards all credit. The pacer earns new credit from the time `now_ns` on.
     pub fn restart(&mut self, now_ns: u64) {
         self.credit = 0.0;
         self.last_ns = now_ns;
     }
 
-    /// Adds the credit for the time since the last call.
-    #[expect(clippy::cast_precision_loss, reason = "a turn is far below 2^52 ns")]
+    /// Adds credit for the time since the last call. The credit is limited to the larger of two
+    /// values: the rate times [`KEEP_SECS`], or a burst of `burst` frames.
+    #[expect(clippy::cast_precision_loss, reason = "a turn takes far less than 2^52 ns")]
     pub fn advance(&mut self, now_ns: u64, burst: usize) {
         let secs = now_ns.saturating_sub(self.last_ns) as f64 * 1e-9;
         self.last_ns = now_ns;
@@ -43,13 +46,13 @@ impl Pacer {
         self.credit = (self.credit + per_sec * secs).min((per_sec * KEEP_SECS).max(least));
     }
 
-    /// Whether a frame of `size` bytes (FCS included) is due.
+    /// Whether a frame of `size` bytes, including the FCS, may be sent now.
     #[inline]
     pub fn due(&self, size: u16) -> bool {
         self.cost(size).is_some_and(|cost| self.credit >= cost)
     }
 
-    /// Takes the credit of a frame that was due.
+    /// Subtracts the cost of a frame that was due.
     #[inline]
     pub fn pay(&mut self, size: u16) {
         self.credit -= self.cost(size).unwrap_or(0.0);

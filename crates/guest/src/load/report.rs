@@ -1,4 +1,4 @@
-//! Results of a run, as plain data and as text.
+//! Defines the results of a load run, and formats them as text.
 
 use std::fmt;
 
@@ -8,65 +8,64 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmReport {
     pub name: String,
-    /// Frames put into the ring.
+    /// Number of frames that the VM put into the ring.
     pub tx_frames: u64,
     pub tx_frames_per_sec: f64,
-    /// Bits a second, FCS included.
+    /// Sending rate of the VM in bits per second, including the FCS.
     pub tx_bits_per_sec: f64,
-    /// Turns in which the ring was full although frames were due.
+    /// Number of turns in which a frame was due but the ring was full.
     pub tx_ring_full: u64,
-    /// Received frames of the generator.
+    /// Number of received frames that the generator sent.
     pub rx_frames: u64,
-    /// Bytes of these frames in the ring (without FCS).
+    /// Number of bytes of the received frames from the generator, in the ring (without FCS).
     pub rx_bytes: u64,
     pub rx_frames_per_sec: f64,
-    /// Bits a second, FCS included.
+    /// Receiving rate of the VM in bits per second, including the FCS.
     pub rx_bits_per_sec: f64,
-    /// Frames with wrong bytes or wrong ring entries.
+    /// Number of received frames with wrong bytes or wrong ring entries.
     pub rx_bad: u64,
-    /// Other frames, such as ARP.
+    /// Number of received frames that the generator did not send, such as ARP.
     pub rx_other: u64,
-    /// Number of missing sequence numbers.
+    /// Number of sequence numbers that did not arrive.
     pub rx_lost: u64,
-    /// Frames that came after a frame with a higher number.
+    /// Number of frames that arrived after a frame with a higher sequence number.
     pub rx_reordered: u64,
-    /// How often the switch went away and came back.
+    /// Number of times that the VM reconnected to the switch.
     pub reconnects: u64,
-    /// Negotiated features.
+    /// Names of the features that the VM and the switch negotiated.
     pub features: String,
 }
 
 /// Results of all VMs over one interval.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct IntervalReport {
-    /// End of the interval, in seconds from the start of counting.
+    /// End of the interval, in seconds since counting started.
     pub at_secs: f64,
-    /// Percent of its time that the loop spent in turns that moved a frame.
+    /// Percentage of its time that the generator's loop spent in turns that moved a frame.
     pub busy_percent: f64,
-    /// Percent of the time for which the loop waited for its core.
+    /// Percentage of the time in which the loop was runnable but waited for its CPU core.
     pub run_queue_wait_percent: f64,
     pub vms: Vec<VmReport>,
 }
 
-/// Results of the whole run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Seconds of counting.
+    /// Time for which frames were counted, in seconds.
     pub secs: f64,
-    /// Whether every byte was written and verified.
+    /// Whether the run wrote and verified every byte of every frame.
     pub touch: bool,
-    /// As in [`IntervalReport`], but for the whole run. If the value is near 100, the generator may
-    /// be the bottleneck.
+    /// Percentage of its time that the generator's loop spent in turns that moved a frame. If this
+    /// percentage of the loop's time is near 100, the generator may be the bottleneck.
     pub busy_percent: f64,
-    /// As in [`IntervalReport`].
+    /// Percentage of the time in which the loop was runnable but waited for its CPU core.
     pub run_queue_wait_percent: f64,
-    /// Number of turns of the loop.
+    /// Number of turns of the generator's loop.
     pub turns: u64,
     pub vms: Vec<VmReport>,
 }
 
 impl LoadReport {
-    /// The results of the VM `name`.
+    /// Returns the results of the VM `name`; `None` if the run has no VM with that name.
     #[must_use]
     pub fn vm(&self, name: &str) -> Option<&VmReport> {
         self.vms.iter().find(|vm| vm.name == name)
@@ -97,7 +96,7 @@ impl fmt::Display for IntervalReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{:7.2} s  busy {:.0} %  waited for its core {:.1} %",
+            "{:7.2} s  busy {:.0} %  waited for a core {:.1} %",
             self.at_secs, self.busy_percent, self.run_queue_wait_percent
         )?;
         vms(f, &self.vms)
@@ -108,7 +107,7 @@ impl fmt::Display for LoadReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "total {:.2} s  touch {}  busy {:.1} %  waited for its core {:.2} %",
+            "total {:.2} s  touch {}  busy {:.1} %  waited for a core {:.2} %",
             self.secs, self.touch, self.busy_percent, self.run_queue_wait_percent
         )?;
         vms(f, &self.vms)

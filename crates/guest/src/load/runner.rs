@@ -1,4 +1,4 @@
-//! The generator's loop.
+//! Runs the load generator's loop.
 
 use std::time::{Duration, Instant};
 
@@ -6,61 +6,57 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::report::{IntervalReport, LoadReport, VmReport};
-use super::spec::{LoadSpec, SIZES};
+use super::spec::{Destination, LoadSpec, SIZES};
 use super::vm::{LoadVm, VmCounters};
 use crate::clock;
 use crate::driver::DriverError;
 
-/// Reason for which a run did not happen or was aborted.
+/// Reason why a load run did not start, or was aborted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A VM's device failed.
+    /// The virtio-net device of a VM failed.
     #[error("vm {vm}")]
     Vm {
-        /// Name of the VM.
+        /// Name of the VM with the failed device.
         vm: String,
         #[source]
         source: DriverError,
     },
-    /// A VM's destination is an unknown VM.
-    #[error("vm {vm} sends to `{to}`, which is no vm of this run")]
+    /// The destination of a VM's frames is an unknown VM.
+    #[error("vm {vm} sends to `{to}`, which is not a vm of this run")]
     NoSuchVm {
-        /// Name of the sender.
         vm: String,
-        /// The unknown name.
+        /// Name of the destination, which is not a VM of the run.
         to: String,
     },
-    /// The size is outside the range of a frame.
+    /// A frame size is outside the allowed range.
     #[error("vm {vm}: size {size} is not within 64..=9018")]
-    Size {
-        /// Name of the sender.
-        vm: String,
-        size: u16,
-    },
-    /// The loop could not be pinned.
+    Size { vm: String, size: u16 },
+    /// The generator's loop could not be pinned to its CPU core.
     #[error("pinning the loop to core {core}")]
     Pin {
         core: usize,
         #[source]
         source: nix::errno::Errno,
     },
-    /// The loop's thread died.
+    /// The thread of the generator's loop panicked.
     #[error("the generator's thread panicked")]
     Panicked,
 }
 
-/// Nanoseconds between two checks of the sockets.
+/// Time between two checks of whether the switch is connected, in nanoseconds.
 const WATCH_NS: u64 = 20_000_000;
-/// Time to wait for frames in transit at the end.
+/// Time without an arriving frame after which the loop stops receiving at the end of a run.
 const DRAIN: Duration = Duration::from_millis(100);
 
 impl LoadSpec {
-    /// Attaches all VMs, sends for the requested time, and reports. The loop runs in its own
-    /// thread, so that the caller's affinity is unchanged.
+    /// Attaches all VMs to the switch, sends for the requested time, and reports the results. The
+    /// generator's loop runs in its own thread, so that the caller's CPU affinity is unchanged.
     ///
     /// # Errors
-    /// The specification contradicts itself, a VM cannot attach, or a device fails.
+    /// Returns an error if the specification contradicts itself, a VM cannot attach, or a device
+    /// fails.
     pub fn run(&self, each: impl FnMut(&IntervalReport) + Send) -> Result<LoadReport, LoadError> {
         self.check()?;
         std::thread::scope(|scope| {
@@ -71,10 +67,10 @@ impl LoadSpec {
 
     fn check(&self) -> Result<(), LoadError> {
         for vm in &self.vms {
-            if let Some(to) = &vm.to
-                && !self.vms.iter().any(|v| v.name == *to)
+            if let Some(to) = vm.to.as_ref().and_then(Destination::vm)
+                && !self.vms.iter().any(|v| v.name == to)
             {
-                return Err(LoadError::NoSuchVm { vm: vm.name.clone(), to: to.clone() });
+                return Err(LoadError::NoSuchVm { vm: vm.name.clone(), to: to.to_owned() });
             }
             let mixes = vm.phases.iter().filter_map(|p| p.sizes.as_ref()).chain([&vm.sizes]);
             for (size, _) in mixes.flat_map(|m| &m.0) {
@@ -137,7 +133,8 @@ impl<'a> Run<'a> {
         let end_ns = warm_ns + secs_ns(self.spec.secs);
         let interval_ns = self.spec.interval_secs.map(secs_ns).filter(|ns| *ns > 0);
         let (mut first, mut last) = (self.mark(), self.mark());
-        // Without a warm-up, counting starts before the first frame and not after the first turn.
+        // Without a warm-up, counting starts before the first frame. With one, it starts after a
+        // turn.
         let mut warm = warm_ns == 0;
         let mut now = self.now_ns();
         let mut next_watch = now + WATCH_NS;
@@ -170,7 +167,8 @@ impl<'a> Run<'a> {
         let sent = self.mark();
         self.drain();
         let mut total = self.mark();
-        // Rates use the time of sending. Later arrivals only settle losses.
+        // Rates use only the time of sending. Frames that arrive later reduce the count of lost
+        // frames.
         total.at_ns = sent.at_ns;
         total.busy_ns = sent.busy_ns;
         total.wait_ns = sent.wait_ns;
@@ -204,7 +202,8 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Receives until no frame has come for a while.
+    /// Receives frames until no frame has arrived for [`DRAIN`]. Receiving stops at the latest one
+    /// hour after the start of the run.
     fn drain(&mut self) {
         let mut quiet = clock::now();
         while quiet.elapsed() < DRAIN && self.start.elapsed() < Duration::from_secs(3600) {
@@ -252,7 +251,7 @@ fn vm_report(vm: &LoadVm, a: &VmCounters, b: &VmCounters, secs: f64) -> VmReport
         rx_bits_per_sec: bits(rx_frames, rx_bytes),
         rx_bad: b.sink.bad - a.sink.bad,
         rx_other: b.sink.other - a.sink.other,
-        // A late frame may have reduced the count below its value at the interval's start.
+        // Late frames may have reduced the count below its value at the interval's start.
         rx_lost: b.sink.lost.saturating_sub(a.sink.lost),
         rx_reordered: b.sink.reordered - a.sink.reordered,
         reconnects: b.reconnects - a.reconnects,
@@ -260,7 +259,7 @@ fn vm_report(vm: &LoadVm, a: &VmCounters, b: &VmCounters, secs: f64) -> VmReport
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
+#[expect(clippy::cast_precision_loss, reason = "frame and byte counts of a run are far below 2^52")]
 fn per_sec(count: u64, secs: f64) -> f64 {
     count as f64 / secs
 }
@@ -273,8 +272,8 @@ fn ns_secs(ns: u64) -> f64 {
     Duration::from_nanos(ns).as_secs_f64()
 }
 
-/// Time for which this thread was runnable but not running since its start, in nanoseconds; 0 if
-/// the kernel does not count it.
+/// Nanoseconds in which this thread was runnable but did not run, since the thread's start. 0 if
+/// the kernel does not count this time.
 #[must_use]
 pub fn run_queue_wait_ns() -> u64 {
     std::fs::read_to_string("/proc/thread-self/schedstat")

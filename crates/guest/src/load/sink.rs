@@ -1,9 +1,9 @@
-//! Counts received frames: frames, bytes, bad frames, gaps and late frames.
+//! Counts received frames, bytes, bad frames, gaps and late frames.
 
 use super::frame::{Seen, inspect, time_sent};
 use crate::driver::RxFrame;
 
-/// The sequence numbers of one sender that one sink has seen.
+/// A sink's record of the sequence numbers of one sender.
 #[derive(Debug, Clone, Default)]
 struct Track {
     next: u64,
@@ -12,25 +12,28 @@ struct Track {
     arrived: Arrived,
 }
 
-/// Received frames of one sender.
+/// Frames that a sink received from one sender.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Arrived {
     pub frames: u64,
-    /// Bytes of these frames, without FCS.
+    /// Number of bytes of the frames from the sender, without FCS.
     pub bytes: u64,
 }
 
-/// Transit times of stamped frames, kept until they are read.
+/// Transit times of stamped frames, in TSC cycles. The sink stores transit times until a call of
+/// [`Sink::drain_times`].
 #[derive(Debug, Default)]
 struct Times {
-    /// Whether each sender stamps its frames, by number.
+    /// Whether each sender stamps its frames. The vector has one element for each sender, indexed
+    /// by the sender's number.
     stamped: Vec<bool>,
     now: u64,
     since: u64,
     taken: Vec<(u16, u64)>,
 }
 
-/// Maximum number of kept times. Later times are discarded.
+/// Maximum number of stored transit times. If the sink already stores the maximum number of transit
+/// times, it discards new transit times.
 const TIMES: usize = 1 << 16;
 
 impl Times {
@@ -61,7 +64,8 @@ impl Track {
         }
     }
 
-    /// The sequence number with these low 16 bits that is nearest to the expected number.
+    /// Extends the low 16 bits of a sequence number to 64 bits. Of all numbers with these low bits,
+    /// the function returns the number nearest to the expected sequence number.
     #[inline]
     fn extend(&self, id: u16) -> u64 {
         let [.., high, low] = self.next.to_be_bytes();
@@ -70,24 +74,24 @@ impl Track {
     }
 }
 
-/// Counters of one VM's reception.
+/// Counters of the frames that one VM received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SinkCounters {
-    /// Frames of known senders.
+    /// Number of received frames of known senders.
     pub frames: u64,
-    /// Bytes of these frames, without FCS.
+    /// Number of bytes of the frames from known senders, without FCS.
     pub bytes: u64,
-    /// Frames whose content differs from the sent content.
+    /// Number of received frames that differ from the sent frame or come from an unknown sender.
     pub bad: u64,
-    /// Frames of other senders.
+    /// Number of received frames that the generator did not send.
     pub other: u64,
-    /// Sequence numbers that did not arrive.
+    /// Number of sequence numbers that did not arrive.
     pub lost: u64,
-    /// Frames that came after a frame with a higher number.
+    /// Number of frames that arrived after a frame with a higher sequence number.
     pub reordered: u64,
 }
 
-/// Receiving side of one VM.
+/// Receiving side of one VM of the generator.
 #[derive(Debug)]
 pub(crate) struct Sink {
     touch: bool,
@@ -100,14 +104,16 @@ pub(crate) struct Sink {
 }
 
 impl Sink {
-    /// A sink that knows the senders' addresses, in the order of their numbers.
+    /// Creates a sink. `senders` has the MAC addresses of the senders. The position of a sender in
+    /// `senders` is the sender's number.
     pub fn new(senders: Vec<[u8; 6]>, touch: bool) -> Self {
         let tracks = vec![Track::default(); senders.len()];
         let counters = SinkCounters::default();
         Self { touch, senders, last: 0, tracks, times: None, joined: Vec::new(), counters }
     }
 
-    /// Sets which senders stamp their frames, by number.
+    /// Sets which senders stamp their frames. The vector has one element for each sender, indexed
+    /// by the sender's number.
     pub fn expect_times(&mut self, stamped: Vec<bool>) {
         if stamped.contains(&true) {
             let taken = Vec::with_capacity(TIMES);
@@ -115,7 +121,7 @@ impl Sink {
         }
     }
 
-    /// Sets the arrival time of the next frames, in cycles of the time-stamp counter.
+    /// Sets the arrival time of the frames that are counted next, in TSC cycles.
     #[inline]
     pub fn look(&mut self, cycles: u64) {
         if let Some(times) = &mut self.times {
@@ -123,19 +129,20 @@ impl Sink {
         }
     }
 
-    /// Received frames of each sender, in the order of their numbers.
+    /// Returns the received frames of each sender, in the order of the senders' numbers.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived> + '_ {
         self.tracks.iter().map(|track| track.arrived)
     }
 
-    /// Passes on the times recorded since the last call.
+    /// Passes the stored transit times (sender's number, cycles) to `each`, and removes these
+    /// times.
     pub fn drain_times(&mut self, mut each: impl FnMut(usize, u64)) {
         let taken = self.times.iter_mut().flat_map(|times| times.taken.drain(..));
         taken.for_each(|(sender, cycles)| each(usize::from(sender), cycles));
     }
 
-    /// Ignores the times of frames that were sent before `cycles`, because these frames were held
-    /// up.
+    /// Stops recording the transit times of frames that were sent before TSC value `cycles`. The
+    /// function excludes the frames that a stall of the generator itself delayed.
     pub fn forget_times_before(&mut self, cycles: u64) {
         if let Some(times) = &mut self.times {
             times.since = cycles;

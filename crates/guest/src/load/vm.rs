@@ -1,6 +1,5 @@
-//! One VM of the generator: its device, its sender and its sink.
+//! Implements a VM of the load generator, which consists of a device, a sender and a sink.
 
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
@@ -10,26 +9,26 @@ use super::pacer::Pacer;
 use super::sink::{Arrived, Sink, SinkCounters};
 use super::spec::{LoadSpec, Phase, VmSpec};
 use crate::driver::{DriverConfig, DriverError, VNET_HDR_LEN, VirtioNet, VnetHdr};
-use crate::mac::Mac;
 
-/// Number of slots by which lines are prefetched ahead, because the switch's core has read them
-/// last.
+/// Number of slots between the current slot and the prefetched slot. The prefetch fetches cache
+/// lines from the cache of the switch's core.
 const SLOTS_AHEAD: usize = 8;
-/// Number of bytes that are written in an untouched frame.
+/// Number of bytes at the start of a frame that are written without `touch`.
 const HEADERS: usize = 46;
 
-/// Counters at one moment. Reports are differences of two such readings.
+/// Counters of the frames that one VM of the load generator sent and received. A report has the
+/// differences between two readings of the VM's counters.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct VmCounters {
-    /// Frames put into the ring.
+    /// Number of frames that the VM put into the ring.
     pub tx_frames: u64,
-    /// Bytes of these frames, without FCS.
+    /// Number of bytes that the VM put into the ring, without FCS.
     pub tx_bytes: u64,
-    /// Turns that found the ring full.
+    /// Number of turns in which a frame was due but the ring was full.
     pub tx_ring_full: u64,
-    /// Counters of reception.
+    /// Counters of the frames that the VM received.
     pub sink: SinkCounters,
-    /// How often the switch came back.
+    /// Number of times that the VM reconnected to the switch.
     pub reconnects: u64,
 }
 
@@ -37,12 +36,10 @@ pub struct VmCounters {
 struct Sender {
     maker: FrameMaker,
     pacer: Pacer,
-    to: (Mac, Ipv4Addr),
     phases: std::vec::IntoIter<Phase>,
     next: Option<Phase>,
 }
 
-/// One VM of a run.
 #[derive(Debug)]
 pub struct LoadVm {
     spec: VmSpec,
@@ -53,7 +50,7 @@ pub struct LoadVm {
 }
 
 impl LoadVm {
-    /// Attaches the VM; `number` is its index in `spec.vms`.
+    /// Attaches the VM with index `number` in `spec.vms` to the switch.
     pub fn connect(spec: &LoadSpec, number: usize) -> Result<Self, DriverError> {
         let vm = spec.vms[number].clone();
         let mut config = DriverConfig::new(&vm.socket);
@@ -64,15 +61,13 @@ impl LoadVm {
         let slot = (vm.largest_frame() + VNET_HDR_LEN).next_multiple_of(64);
         config.tx_slot_bytes = slot.max(DriverConfig::BUFFER_BYTES);
         let mut device = VirtioNet::connect(config)?;
-        let to = vm.to.as_ref().and_then(|to| spec.vms.iter().find(|v| v.name == *to));
+        let targets = VmSpec::targets(number, &spec.vms);
         let number = u16::try_from(number).unwrap_or(u16::MAX);
-        let sender = to.map(|to| {
-            let to = (to.mac, to.ip);
+        let sender = (!targets.is_empty()).then(|| {
             let mut phases = vm.phases.clone().into_iter();
             Sender {
-                maker: FrameMaker::new(&vm, to, number, spec.touch),
+                maker: FrameMaker::new(&vm, &targets, number, spec.touch),
                 pacer: Pacer::new(vm.rate, 0),
-                to,
                 next: phases.next(),
                 phases,
             }
@@ -88,10 +83,13 @@ impl LoadVm {
         if !spec.touch {
             sink.expect_times(spec.vms.iter().map(|v| v.stamped).collect());
         }
+        if vm.interrupts {
+            device.rx().arm();
+        }
         Ok(Self { spec: vm, device, sender, sink, counters: VmCounters::default() })
     }
 
-    /// Sends one gratuitous ARP, so that the switch learns where the VM is.
+    /// Sends a gratuitous ARP request, so that the switch learns the VM's port.
     pub fn announce(&mut self) -> Result<(), DriverError> {
         let frame = announcement(&self.spec);
         let tx = self.device.tx();
@@ -99,14 +97,15 @@ impl LoadVm {
         if let Some(slot) = tx.take() {
             tx.slot_mut(slot)[VNET_HDR_LEN..VNET_HDR_LEN + frame.len()].copy_from_slice(&frame);
             tx.push(slot, &VnetHdr::default(), frame.len())?;
-            // The prepared body of this slot is restored before the slot is used without `touch`.
+            // `wait_sent` restores the prepared body of this slot.
             tx.publish();
             self.wait_sent();
         }
         Ok(())
     }
 
-    /// Waits a bounded time until the announcement is sent, and restores the prepared bodies.
+    /// Waits up to 200 ms until the switch has read the gratuitous ARP request, and then restores
+    /// the prepared bodies of the transmit slots.
     fn wait_sent(&mut self) {
         let start = crate::clock::now();
         let tx = self.device.tx();
@@ -120,7 +119,8 @@ impl LoadVm {
         }
     }
 
-    /// Changes the VM's traffic at once. A change has no effect on a VM that only receives.
+    /// Changes the VM's traffic immediately. A change of traffic does not affect a VM that only
+    /// receives.
     pub fn change(&mut self, phase: &Phase) {
         if let Some(sender) = &mut self.sender {
             sender.apply(&self.spec, phase);
@@ -134,20 +134,20 @@ impl LoadVm {
         }
     }
 
-    /// Frames that were sent and that the switch has not returned. Reads the ring again.
+    /// Reads the used entries of the transmit ring. Returns the number of frames that the switch
+    /// has not returned.
     pub fn outstanding(&mut self) -> usize {
         let tx = self.device.tx();
         tx.reclaim(|_| ());
         tx.outstanding()
     }
 
-    /// One turn: sends a burst and receives a burst. Returns the number of frames.
+    /// Sends a burst and receives a burst. Returns the number of sent and received frames together.
     pub fn turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         Ok(self.send_turn(now_ns, burst)? + self.receive())
     }
 
-    /// The sending part of a turn; received frames stay in the ring. Returns the number of sent
-    /// frames.
+    /// Sends a burst of frames without receiving frames. Returns the number of sent frames.
     pub fn send_turn(&mut self, now_ns: u64, burst: usize) -> Result<usize, DriverError> {
         match &mut self.sender {
             None => Ok(0),
@@ -160,26 +160,30 @@ impl LoadVm {
         self.receive_up_to(64)
     }
 
-    /// Receives at most `most` of the frames that have arrived.
+    /// Receives the frames that have arrived, at most `most` frames.
     pub fn receive_up_to(&mut self, most: usize) -> usize {
         let sink = &mut self.sink;
         sink.look(Tsc.now().0);
-        self.device.rx().recv(most, |frame| sink.see(frame))
+        let rx = self.device.rx();
+        let received = rx.recv(most, |frame| sink.see(frame));
+        if received > 0 && self.spec.interrupts {
+            rx.arm();
+        }
+        received
     }
 
-    /// Received frames of each VM of the run, in the order of their numbers.
+    /// Returns the frames received from each VM of the run, in the order of the VMs' numbers.
     pub fn arrived(&self) -> impl Iterator<Item = Arrived> + '_ {
         self.sink.arrived()
     }
 
-    /// Transit times in cycles of stamped frames since the last call, with the numbers of their
-    /// senders.
+    /// Calls `each` for every transit time of a stamped frame that was recorded since the last
+    /// call. A transit time consists of the sender's number and a duration in TSC cycles.
     pub fn drain_times(&mut self, each: impl FnMut(usize, u64)) {
         self.sink.drain_times(each);
     }
 
-    /// Ignores from now on the times of frames that were sent before `cycles` of the time-stamp
-    /// counter.
+    /// Stops recording the transit times of frames that were sent before TSC value `cycles`.
     pub fn forget_times_before(&mut self, cycles: u64) {
         self.sink.forget_times_before(cycles);
     }
@@ -223,7 +227,7 @@ impl LoadVm {
         Ok(sent)
     }
 
-    /// Detects that the switch went away, and tries once to reconnect.
+    /// If the switch has disconnected, tries once to reconnect.
     pub fn keep_connected(&mut self) -> Result<(), DriverError> {
         if self.device.is_connected() {
             return Ok(());
@@ -235,8 +239,8 @@ impl LoadVm {
                 self.announce()
             }
             Ok(None) => Ok(()),
-            // If the switch died during the handshake, the VM tries again later. If it lacks
-            // features, a retry would not help.
+            // If the switch died during the handshake, the VM tries again later. If the switch
+            // lacks features, a retry would not help.
             Err(DriverError::Protocol { .. } | DriverError::Os { .. }) => Ok(()),
             Err(other) => Err(other),
         }
@@ -246,12 +250,11 @@ impl LoadVm {
         &self.spec.name
     }
 
-    /// The negotiated features.
+    /// Returns the names of the features that the VM and the switch negotiated.
     pub fn features(&self) -> String {
         self.device.features().to_string()
     }
 
-    /// The present counters.
     pub fn counters(&mut self) -> VmCounters {
         let mut sink = self.sink.counters();
         let rx = self.device.rx().counters();
@@ -266,7 +269,7 @@ impl Sender {
             self.pacer.set_rate(rate);
         }
         if let Some(sizes) = &phase.sizes {
-            self.maker.set_sizes(vm, self.to, sizes);
+            self.maker.set_sizes(vm, sizes);
         }
         if let Some(flows) = phase.flows {
             self.maker.set_flows(flows);
@@ -274,7 +277,7 @@ impl Sender {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a run is far below 2^52 ns")]
+#[expect(clippy::cast_precision_loss, reason = "a run takes far less than 2^52 ns")]
 fn ns_f64(ns: u64) -> f64 {
     ns as f64
 }

@@ -1,9 +1,11 @@
-//! Two VMs behind a Penstock switch, and the cost of the switch's stages.
+//! Two VMs behind a Penstock switch, and the cycles that each stage of the switch spends on a
+//! frame.
 
 use serde_json::{Map, Value};
 
 use crate::rig::fleet::Fleet;
-use crate::rig::pair::{Link, PairWindow};
+use crate::rig::link::Link;
+use crate::rig::pair::SettledWindow;
 use crate::rig::penstock::{Offloads, Penstock};
 use crate::rig::stats::Spread;
 use crate::rig::stats::to_f64;
@@ -12,22 +14,23 @@ use penstock_guest::bed::guard::Guard;
 use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::load::{Rate, SizeMix};
 
-/// Seconds of load before counting starts.
+/// Seconds for which the load runs before the measurement starts.
 const WARM_UP_SECS: f64 = 0.2;
 
-/// Rates and costs, measured over a time window.
+/// Rates and costs of the switch's worker in one time window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Stages {
-    /// Frames per second that the worker took.
+    /// Frames per second that the switch's worker received.
     pub frames_per_sec: f64,
-    /// Cycles per second that the worker spent on turns that moved frames.
+    /// Cycles per second that the switch's worker spent in turns of its loop that moved frames.
     pub busy_per_sec: f64,
-    /// Cycles of a frame in ingress, classification and egress, from the sampled batches.
+    /// Cycles per frame in ingress, classification and egress. The worker measures the cycles of
+    /// the stages only in a sample of its batches.
     pub of_frame: [f64; 3],
 }
 
 impl Stages {
-    fn of(sample: &Sample<PairWindow>) -> Self {
+    fn of(sample: &Sample<SettledWindow>) -> Self {
         let note = |name: &str| {
             let note = sample.worker.notes.iter().find(|n| n.0 == name);
             note.map_or(f64::NAN, |n| n.1)
@@ -41,7 +44,8 @@ impl Stages {
     }
 }
 
-/// A sender and a receiver with our switch between them, on their own cores.
+/// A sending and a receiving VM with Penstock between them. The worker and the VMs have different
+/// cores.
 #[derive(Debug)]
 pub(crate) struct LivePair {
     bed: Bed,
@@ -57,14 +61,15 @@ impl LivePair {
         Ok(Self { bed, switch })
     }
 
-    /// The machine and the settings.
+    /// Returns a description of the machine and the settings for the `platform` of the report.
     pub fn describe(&self) -> Map<String, Value> {
         let mut platform = self.bed.describe();
         self.switch.describe(&mut platform);
         platform
     }
 
-    /// The median of each number over `runs` windows of `secs`.
+    /// Measures `runs` windows of `secs` seconds. Returns the median of each field of [`Stages`]
+    /// over the windows.
     pub fn median(
         &mut self,
         sizes: &SizeMix,
@@ -84,7 +89,11 @@ impl LivePair {
                 |fleet| send(fleet, WARM_UP_SECS).map(drop),
                 |fleet| send(fleet, secs),
             )?;
-            anyhow::ensure!(sample.window.bad == 0, "{} frames came damaged", sample.window.bad);
+            anyhow::ensure!(
+                sample.window.bad == 0,
+                "{} received frames have wrong bytes",
+                sample.window.bad
+            );
             all.push(Stages::of(&sample));
         }
         let median = |of: &dyn Fn(&Stages) -> f64| {

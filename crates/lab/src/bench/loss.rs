@@ -2,20 +2,34 @@
 //!
 //! # Approach
 //!
-//! The clock determines when a frame is due. The generator reads the clock in every turn. A due
-//! frame is lost if the ring refuses it, or if it does not arrive. Lost frames are not sent again.
+//! Each frame has a fixed time at which the generator sends it. The generator's loop polls the
+//! clock and sends the frames whose time has come. A frame is lost if the ring is full at the
+//! frame's time, or if the frame does not arrive. The generator does not send lost frames again.
 //!
-//! The soak is divided into intervals. An interval is *marked* if no switch could have avoided its
-//! losses. In such an interval the worker or the generator waited for its core for longer than half
-//! a ring lasts. An interval is also marked if the generator was away from its loop for that long.
-//! The intervals next to a marked one are marked too: a wait is accounted when it ends, and a loss
-//! is seen when the next frame arrives. The benchmark does not see time that a hypervisor takes
-//! from the worker alone, so it does not mark such intervals. A timer tick may take 50 us under a
-//! hypervisor. Therefore rings have 1,024 descriptors here by default.
+//! # Soak
+//!
+//! A soak sends at a fixed rate for a long time and counts the lost frames. The test machine itself
+//! may also cause losses, for example if it takes the core from the worker. The benchmark counts
+//! the losses and the disturbances of a soak in short intervals. An interval is *marked* if the
+//! machine may have caused its losses, for one of three reasons:
+//!
+//! - The worker or the load generator waited too long for its CPU core during the interval.
+//! - One turn of the generator's loop took too long in the interval.
+//! - In the previous or the next interval, a wait for a CPU core or a turn of the generator's loop
+//!   took too long. The kernel accounts a wait only when the wait ends, and a loss is visible only
+//!   when the next frame arrives.
+//!
+//! A wait or a turn takes too long if it is longer than the time in which the offered load fills
+//! half a ring.
+//!
+//! If a hypervisor takes the core from the worker alone, the benchmark cannot see the delay and
+//! does not mark the interval. A timer tick may take 50 us under a hypervisor. Rings have 1,024
+//! descriptors by default in `bench loss`, so that a ring can hold the frames that arrive during a
+//! timer tick.
 //!
 //! # Source
 //!
-//! RFC 2544 §26.1, §26.3; [`super::mlr`].
+//! The benchmark follows RFC 2544 §26.1 and §26.3, and the search in [`super::mlr`].
 
 use std::time::Duration;
 
@@ -25,8 +39,9 @@ use super::args::{LossArgs, Sizes};
 use super::mlr::{Search, Trial, search};
 use super::report::{Bar, Ratio, Report, Row};
 use crate::rig::Rig;
+use crate::rig::link::Link;
 use crate::rig::ovs::{self, OvsDpdk};
-use crate::rig::pair::{Link, Paced};
+use crate::rig::pair::Paced;
 use crate::rig::penstock::Penstock;
 use crate::rig::stats::Spread;
 use crate::rig::stats::to_f64;
@@ -35,20 +50,20 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
-/// Length of an interval of the soak.
+/// Length of the intervals into which a soak is divided.
 const INTERVAL: Duration = Duration::from_millis(10);
-/// Seconds of the measurement of the maximum, and of the warm-up before it.
+/// Seconds for which the maximum rate is measured, after a warm-up of the same length.
 const MAX_SECS: f64 = 1.0;
-/// Maximum number of trials at one rate. A trial is repeated if it has losses and the worker or the
-/// generator waited for a core.
+/// Maximum number of trials that the search runs at one rate. A trial is repeated if its losses
+/// exceed the goal and the worker or the generator waited for a core.
 const AGAIN: usize = 3;
-/// Relative width at which the search for a rate ends.
+/// The search for a rate ends when its bounds differ by at most `WIDTH` times the upper bound.
 const WIDTH: f64 = 0.005;
-/// The goals: loss ratio and name.
+/// Goals of the search: each has a permitted loss ratio and a name for the report.
 const GOALS: [(f64, &str); 2] = [(0.0, "ndr"), (0.005, "pdr-0.5%")];
-/// Largest permitted percentage of marked intervals.
+/// Largest percentage of a soak's intervals that may be marked as disturbed by the machine.
 const MARKED_MOST: f64 = 1.0;
-/// Limit on marked or lossy intervals that are listed one by one.
+/// Maximum number of marked or lossy intervals that the report lists one by one.
 const LISTED: usize = 1000;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -66,19 +81,22 @@ struct Soak {
     marked: u64,
     lost: u64,
     lost_unmarked: u64,
-    /// Intervals that are marked or have losses, each with whether it is marked.
+    /// Intervals that are marked or have losses. The flag is true if the machine may have caused
+    /// the losses of the interval.
     listed: Vec<(Interval, bool)>,
 }
 
-/// Distinguishes marked intervals from others.
+/// Marks the intervals of a soak in which the machine may have caused losses.
 #[derive(Debug)]
 struct Marker {
-    /// Longest time, in nanoseconds, for which worker or generator may be away.
+    /// Limit in nanoseconds for a wait or a turn of the loop, above which an interval is marked.
     limit_ns: u64,
-    /// Whether worker or generator was away in the interval before the pending one.
+    /// Whether the last judged interval had a wait for a core or a turn of the loop above
+    /// `limit_ns`.
     before: bool,
-    /// The pending interval, and whether worker or generator was away in it. The interval is judged
-    /// when the next one is known.
+    /// The most recent interval, and whether a wait for a core or a turn of the loop in the
+    /// interval exceeded `limit_ns`. An interval is judged only when the next interval has ended,
+    /// because disturbances of the next interval also count.
     waiting: Option<(Interval, bool)>,
     last: Paced,
     last_worker_ns: u64,
@@ -91,7 +109,8 @@ impl Marker {
         Self { limit_ns, before: false, waiting: None, last, last_worker_ns: worker_ns, soak }
     }
 
-    /// Records the counters at the end of an interval, and judges the interval before it.
+    /// Records the counters at the end of an interval, and decides whether the previous interval is
+    /// marked.
     fn see(&mut self, at_secs: f64, now: Paced, worker_ns: u64) {
         let interval = Interval {
             at_secs,
@@ -108,7 +127,8 @@ impl Marker {
         self.waiting = Some((interval, own));
     }
 
-    /// Judges the pending interval. `after`: whether worker or generator was away in the next one.
+    /// Decides whether the most recent interval is marked as disturbed by the machine. `after` says
+    /// whether a wait or a turn of the loop exceeded the limit in the next interval.
     fn judge(&mut self, after: bool) {
         let Some((interval, own)) = self.waiting.take() else { return };
         let marked = own || self.before || after;
@@ -132,7 +152,8 @@ impl Marker {
 
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails. A missed bar is no error.
+/// Returns an error if a switch cannot be started, or if it fails later. A ratio that misses its
+/// required value is not an error.
 pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     if args.peer.is_some() {
         ovs::check()?;
@@ -161,7 +182,8 @@ pub fn run(args: &LossArgs, guard: &Guard) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Measures the maximum of one switch, searches its rates, and runs the soak.
+/// Measures the maximum rate of one switch, searches its highest rates for the goals, and runs the
+/// soak.
 fn one_switch(
     bed: &Bed,
     switch: &mut Rig,
@@ -231,13 +253,14 @@ fn one_switch(
     Ok(())
 }
 
-/// Time in which `rate` frames per second fill half a ring, in nanoseconds.
+/// Returns the time in which `rate` frames per second fill half a ring, in nanoseconds.
 fn limit_ns(ring: u16, rate: f64) -> u64 {
     let secs = f64::from(ring) / 2.0 / rate.max(1.0);
     penstock_guest::clock::nanos(Duration::try_from_secs_f64(secs).unwrap_or(INTERVAL))
 }
 
-/// Runs a trial, and repeats it while the machine may have caused its losses.
+/// Runs a trial, and repeats the trial if the machine may have caused its losses. At most [`AGAIN`]
+/// trials run in total.
 fn quiet_trial(
     bed: &Bed,
     switch: &mut Rig,
@@ -291,7 +314,7 @@ fn soak(bed: &Bed, switch: &mut Rig, rate: f64, secs: f64, limit_ns: u64) -> any
             }
             Ok(())
         })?;
-        // The last interval includes the frames that were under way at the last reading.
+        // The last interval includes the frames that were in flight at the last reading.
         marker.see(secs, last, switch.waited_ns());
         Ok(marker)
     })?;
@@ -320,7 +343,7 @@ fn add_soak(report: &mut Report, mut row: Row, rate: f64, soak: &Soak) {
         })
     });
     row.detail.insert("marked_or_lossy".into(), listed.collect());
-    // This bar is only for our switch. The peer's losses are not judged.
+    // Only Penstock has this bar.
     if row.subject == "penstock" {
         let lost = to_f64(soak.lost_unmarked);
         report.ratios.push(Ratio::of(&row, "absolute", "lost_frames", lost, Bar::AtMost(0.0)));
@@ -350,7 +373,7 @@ mod tests {
         // Neither worker nor generator was away, in this interval or in the next.
         marker.see(0.05, paced(3, 4, 5_000, 0), 50_500);
         marker.see(0.06, paced(3, 4, 5_000, 0), 50_500);
-        // The generator was away, as its gap shows.
+        // The generator was away: its gap is above the limit.
         marker.see(0.07, paced(9, 4, 30_000, 0), 50_500);
         let soak = marker.finish();
         assert_eq!((soak.intervals, soak.marked), (7, 5));

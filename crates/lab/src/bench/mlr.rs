@@ -1,42 +1,47 @@
-//! Multiple-loss-ratio search: the highest rate with a loss of at most a goal, for several goals.
+//! Multiple-loss-ratio search: finds the highest rate at which the loss ratio is at most a goal,
+//! for several goals.
 //!
 //! # Source
 //!
-//! RFC 2544 §26.1 (throughput), and the IETF's MLRsearch (draft-ietf-bmwg-mlrsearch): short trials
-//! first, bounds shared between goals, and long trials only at the end.
+//! The search measures throughput as in RFC 2544 §26.1. The search follows the IETF's MLRsearch
+//! (draft-ietf-bmwg-mlrsearch): short trials come first, goals share bounds, and long trials come
+//! only at the end.
 //!
 //! # Quantities
 //!
-//! - `lower`: the highest rate known to meet the goal.
-//! - `upper`: the lowest rate known not to meet the goal, or the maximum.
-//! - `width`: the search ends when `(upper - lower) / upper` is at most this value.
+//! - `lower`: the highest rate at which a trial met the loss goal, or 0 before the first such
+//!   trial.
+//! - `upper`: the lowest rate at which a trial missed the loss goal, or the maximum rate.
+//! - `width`: the search ends when `(upper - lower) / upper` is at most `width`.
 //!
 //! # Approach
 //!
-//! The search bisects between the bounds with short trials until they are within `width`. Then it
-//! confirms `lower` with trials that add up to `confirm_secs`, because losses come in rare big
-//! bursts that a short trial misses. If a trial at `lower` does not meet the goal, `lower` becomes
-//! the new `upper`. The search continues below, with a step that doubles and with long trials only.
+//! The search bisects between `lower` and `upper` with short trials until their relative distance
+//! is at most `width`. Trials that add up to `confirm_secs` confirm `lower`, because a short trial
+//! misses rare bursts of losses. If a trial at `lower` does not meet the goal, `lower` becomes the
+//! new `upper`. After the failed trial, the search tries lower rates with a step that doubles, and
+//! runs only long trials.
 //!
 //! # End
 //!
-//! If losses do not depend on the rate (a machine that takes the core away now and then), no rate
-//! is ever confirmed. A search that has used up `limit_secs` of trials ends. It returns the highest
-//! rate that met the goal in every trial at that rate, and says that the rate is not confirmed.
+//! If losses do not depend on the rate, no rate is ever confirmed. For example, a machine that
+//! sometimes preempts the worker causes losses at any rate. The search ends after `limit_secs`
+//! seconds of trials. If the search confirms no rate, it returns the highest rate at which every
+//! trial met the goal, marked as not confirmed.
 //!
 //! # Departures
 //!
-//! A failed trial of the final length is not weighed against those that passed: one failure is
-//! enough. Trials are not repeated to find a conditional throughput.
+//! The search rejects a rate after one failed trial of the final length, even if many trials met
+//! the goal. Unlike MLRsearch, the search computes no conditional throughput.
 
 use crate::rig::stats::to_f64;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Trial {
     pub offered: u64,
-    /// Frames that did not arrive, including those that the ring refused.
+    /// Number of frames that did not arrive, including frames that a full ring refused.
     pub lost: u64,
-    /// Seconds of the trial, including its repetitions.
+    /// Total length of the trial with its repetitions, in seconds.
     pub secs: f64,
 }
 
@@ -46,41 +51,44 @@ impl Trial {
     }
 }
 
-/// Settings of a search.
+/// Settings of a search for the highest rate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Search {
-    /// The highest possible rate, in frames per second.
+    /// The highest rate that the search tries, in frames per second.
     pub max: f64,
-    /// Relative width of the result.
+    /// The search ends when the relative distance between its bounds is at most this fraction.
     pub width: f64,
-    /// Seconds of a trial before confirmation.
+    /// Length of one trial in seconds, before the search confirms a rate.
     pub short_secs: f64,
-    /// Seconds of all trials that confirm the result.
+    /// Total length in seconds of the trials that confirm a rate.
     pub confirm_secs: f64,
-    /// Seconds of one confirming trial.
+    /// Length in seconds of one trial that confirms a rate.
     pub long_secs: f64,
-    /// Seconds of trials after which the search ends without confirmation.
+    /// Total seconds of trials after which the search ends, even if the rate is not confirmed.
     pub limit_secs: f64,
 }
 
-/// Result of a search.
+/// Result of a search for the highest rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Found {
-    /// The rate, in frames per second. 0: not even the lowest rate met the goal.
+    /// The highest rate found, in frames per second. If no rate met the goal, the reported rate is
+    /// 0.
     pub rate: f64,
     pub trials: u32,
-    /// Whether the rate was confirmed. If not, the search ran out of time.
+    /// Whether trials confirmed the rate. The flag `confirmed` is `false` if the time ran out, or
+    /// if no rate met the goal of the search.
     pub confirmed: bool,
 }
 
-/// Below this share of the maximum, the search gives up.
+/// The search ends if its rate falls below this fraction of the maximum rate.
 const LOWEST: f64 = 1e-3;
 
 /// Searches for the highest rate with a loss ratio of at most `goal`.
 ///
 /// # Errors
 ///
-/// Returns the errors of `trial`, which gets a rate and a duration in seconds.
+/// Returns an error if `trial` fails. `trial` receives a rate in frames per second and a duration
+/// in seconds.
 pub(crate) fn search(
     settings: &Search,
     goal: f64,
@@ -112,7 +120,8 @@ pub(crate) fn search(
             None => return Ok(search.found(lower, false)),
             Some(false) => {}
         }
-        // The new lower bound may not meet the goal. If it does not, go down until a rate does.
+        // The new lower bound may miss the goal. In that case it decreases until a rate meets the
+        // goal.
         secs = settings.long_secs;
         loop {
             upper = lower;
@@ -129,13 +138,12 @@ pub(crate) fn search(
     Ok(search.found(0.0, false))
 }
 
-/// A search that is under way.
 struct Running<'a, T> {
     settings: &'a Search,
     goal: f64,
     trial: T,
     trials: u32,
-    /// Seconds of trials so far.
+    /// Total length of the trials so far, in seconds.
     secs: f64,
 }
 
@@ -147,8 +155,8 @@ impl<T: FnMut(f64, f64) -> anyhow::Result<Trial>> Running<'_, T> {
         Ok(trial.ratio() <= self.goal)
     }
 
-    /// Whether `rate` meets the goal in long trials. `None`: the rate met the goal until the time
-    /// limit.
+    /// Returns whether `rate` meets the goal in long trials. Returns `None` if the time limit came
+    /// before the end of the trials.
     fn confirms(&mut self, rate: f64) -> anyhow::Result<Option<bool>> {
         let mut confirmed = 0.0;
         while confirmed < self.settings.confirm_secs {
@@ -190,7 +198,7 @@ mod tests {
         count.round() as u64
     }
 
-    /// A switch that forwards up to `capacity` and drops the rest.
+    /// Simulates a switch that forwards at most `capacity` frames per second and drops the rest.
     fn switch(capacity: f64) -> impl FnMut(f64, f64) -> anyhow::Result<Trial> {
         move |rate, secs| {
             let offered = rate * secs;
@@ -216,7 +224,7 @@ mod tests {
     fn the_maximum_itself_may_be_the_answer() {
         let found = search(&SETTINGS, 0.0, switch(11e6)).unwrap();
         assert!((found.rate - 10e6).abs() < 1.0);
-        // The first trial, and those that confirm it.
+        // One trial of the search and seven that confirm its rate.
         assert_eq!(found.trials, 1 + 7);
     }
 
@@ -242,7 +250,8 @@ mod tests {
         assert!(found.rate.abs() < 1e-9 && !found.confirmed && found.trials < 100, "{found:?}");
     }
 
-    /// A machine that takes the core away every ten seconds, whatever the rate.
+    /// The simulated machine takes the core from the worker every ten seconds, at any rate of
+    /// frames.
     #[test]
     fn losses_that_do_not_depend_on_the_rate_end_the_search_in_time() {
         let mut at = 0.0;

@@ -2,11 +2,12 @@
 //!
 //! # Format
 //!
-//! `rows` and `ratios` have the same keys in every benchmark, so that one program can read them
-//! all. A value that a benchmark does not have is `null`. `min`, `max` and `median` are values of
-//! `metric`. If that metric has a key of its own in the row, the median is there as well. The
-//! `detail` of a row has the values that explain it (busy shares, stages, waits, the generator's
-//! part).
+//! `rows` and `ratios` have the same keys in every benchmark. One program can read the reports of
+//! all benchmarks, because all reports have the same keys. A value that a benchmark does not
+//! measure is `null`. `min`, `max` and `median` are values of the quantity that `metric` names. If
+//! a row has a key with the metric's name, the value of this key is also the median. `detail` has
+//! values that explain the row: busy shares, cycles by stage, waits for a core, and the generator's
+//! share.
 
 use std::fmt::{self, Write as _};
 
@@ -15,37 +16,37 @@ use serde_json::{Map, Value};
 
 use crate::rig::stats::Spread;
 
-/// One case of one switch.
+/// Result of one benchmark case with one switch.
 #[derive(Debug, Clone, Serialize)]
 pub struct Row {
-    /// Name of the case, such as its configuration.
+    /// Name of the benchmark case, such as `l3`.
     pub case: String,
-    /// Frame size in bytes, FCS included, or `imix`. `null` if frames have no single size.
+    /// Frame size in bytes, FCS included, or `imix`. The field is `null` if the benchmark sends
+    /// frames of several sizes.
     pub size: Value,
     pub flows: u32,
-    /// The switch that was measured.
+    /// Name of the measured switch.
     pub subject: String,
-    /// Frames that arrived, in millions per second.
+    /// Received frames, in millions per second.
     pub mpps: Option<f64>,
-    /// Bits of the frames that arrived, FCS included, in thousand millions per second.
+    /// Received bits, FCS included, in Gbit/s.
     pub gbps: Option<f64>,
-    /// Cycles of the worker's turns that moved frames, divided by the frames.
+    /// Cycles of the worker's turns that moved frames, divided by the number of frames.
     pub cycles_per_packet: Option<f64>,
     pub runs: usize,
-    /// The smallest run.
     pub min: f64,
-    /// The largest run.
     pub max: f64,
-    /// The quantity of `min`, `max` and `median`.
+    /// Name of the measured quantity. `min`, `max` and `median` are values of the quantity that
+    /// `metric` names.
     pub metric: &'static str,
-    /// The median run.
+    /// Median of the metric's values in all runs.
     pub median: f64,
-    /// Medians of the values that explain the row.
+    /// Medians of values that explain the result, by name, such as waits for a core.
     pub detail: Map<String, Value>,
 }
 
 impl Row {
-    /// A row about `metric` without details.
+    /// Creates a report row for `metric`, with an empty `detail`.
     pub(crate) fn new(
         case: &str,
         size: Value,
@@ -71,46 +72,50 @@ impl Row {
         }
     }
 
-    /// Adds a number to the detail.
+    /// Adds a named number to the row's `detail`.
     pub(crate) fn note(&mut self, name: &str, value: f64) {
         self.detail.insert(name.to_owned(), round(value).into());
     }
 }
 
-/// A comparison of two switches, and whether it keeps its bar. `case`, `size` and `flows` are those
-/// of the [`Row`].
+/// A comparison of two switches, or of one switch with a fixed value. `case`, `size` and `flows`
+/// have the same meaning as in [`Row`].
 #[derive(Debug, Clone, Serialize)]
 pub struct Ratio {
     pub case: String,
     pub size: Value,
     pub flows: u32,
-    /// Name of the switch or variant with which Penstock is compared.
+    /// Name of the switch or variant with which Penstock is compared, or `absolute` for a fixed
+    /// value.
     pub peer: String,
-    /// The compared quantity, and the direction of the ratio.
+    /// Name of the compared quantity. Each benchmark defines which switch's value is the numerator
+    /// of the ratio.
     pub metric: &'static str,
-    /// The ratio, or the value itself if the bar is absolute.
+    /// Ratio of the two switches' values. If `peer` is `absolute`, the value is Penstock's own
+    /// value instead of a ratio.
     pub ratio: f64,
-    /// The promised value. `null` if there is none.
+    /// Required value of the ratio. `null` if the ratio has no required value.
     pub bar: Option<f64>,
-    /// Whether the bar holds. `null` without a bar.
+    /// Whether the ratio meets its required value. `null` if the ratio has no required value.
     pub holds: Option<bool>,
 }
 
-/// The limit of a ratio.
+/// The value that a ratio of two switches must reach or must not exceed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Bar {
-    /// The ratio must be at least this.
+    /// The ratio of the two switches' values must be at least this value.
     AtLeast(f64),
-    /// The ratio must be at most this.
+    /// The ratio of two switches must be at most this value.
     AtMost(f64),
-    /// Nothing was promised.
+    /// The report shows the ratio of the two switches, but the ratio has no required value.
     None,
 }
 
 impl Ratio {
-    /// The comparison for the case of `row`, judged by `bar`.
+    /// Creates a comparison of two switches, with the case, frame size and flows of `row`. The
+    /// comparison holds if the ratio of the switches' values meets the requirement `bar`.
     pub(crate) fn of(row: &Row, peer: &str, metric: &'static str, ratio: f64, bar: Bar) -> Self {
-        // The unrounded ratio is judged.
+        // The bar applies to the unrounded ratio.
         let (bar, holds) = match bar {
             Bar::AtLeast(bar) => (Some(bar), Some(ratio >= bar)),
             Bar::AtMost(bar) => (Some(bar), Some(ratio <= bar)),
@@ -121,33 +126,33 @@ impl Ratio {
     }
 }
 
-/// The whole report of a benchmark.
+/// The report of a benchmark, which is printed as JSON or text.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
-    /// Name of the benchmark.
+    /// Name of the benchmark, such as `v2v`.
     pub bench: &'static str,
-    /// The machine, the programs and the settings.
+    /// Description of the machine, the programs and the settings.
     pub platform: Map<String, Value>,
-    /// Measurements of the cases.
+    /// Measurements, one row for each case, switch and metric.
     pub rows: Vec<Row>,
-    /// The comparisons of the rows.
+    /// Comparisons of two switches' rows, or of one row with a fixed value.
     pub ratios: Vec<Ratio>,
 }
 
 impl Report {
-    /// Whether every bar holds.
+    /// Whether every ratio meets its required value.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.ratios.iter().all(|ratio| ratio.holds != Some(false))
     }
 }
 
-/// Rounds to four digits after the point. More is noise.
+/// Rounds `value` to four decimal places, because further digits are noise.
 pub(crate) fn round(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-fn plain(value: &Value) -> String {
+pub(super) fn plain(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
         Value::Null => "-".to_owned(),
@@ -194,20 +199,23 @@ impl fmt::Display for Report {
                 number(row.cycles_per_packet, 1),
             )?;
         }
-        for r in &self.ratios {
-            let verdict = match (r.bar, r.holds) {
-                (Some(bar), Some(true)) => format!("bar {bar}: holds"),
-                (Some(bar), Some(false)) => format!("bar {bar}: MISSED"),
-                _ => "no bar".to_owned(),
-            };
-            let (size, flows) = (plain(&r.size), r.flows);
-            writeln!(
-                f,
-                "ratio {} {size} B {flows} flows, {} against {}: {:.2} ({verdict})",
-                r.case, r.metric, r.peer, r.ratio
-            )?;
-        }
-        Ok(())
+        self.ratios.iter().try_for_each(|ratio| writeln!(f, "{ratio}"))
+    }
+}
+
+impl fmt::Display for Ratio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = match (self.bar, self.holds) {
+            (Some(bar), Some(true)) => format!("bar {bar}: holds"),
+            (Some(bar), Some(false)) => format!("bar {bar}: MISSED"),
+            _ => "no bar".to_owned(),
+        };
+        let (case, size, flows) = (&self.case, plain(&self.size), self.flows);
+        let (metric, peer, ratio) = (self.metric, &self.peer, self.ratio);
+        write!(
+            f,
+            "ratio {case} {size} B {flows} flows, {metric} against {peer}: {ratio:.2} ({verdict})"
+        )
     }
 }
 

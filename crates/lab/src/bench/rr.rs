@@ -1,19 +1,21 @@
-//! `penstock-lab bench rr`: one frame at a time, and how long each takes.
+//! `penstock-lab bench rr`: latency of single frames.
 //!
 //! # Approach
 //!
 //! The generator gives the switch one frame, reads the time-stamp counter, and polls the other VM
-//! until the frame is there. The measured time is one way through the switch, and both time stamps
-//! come from one core. The next frame follows at once. Both workers poll without pause, unless
-//! `--idle-backoff-us` sets a pause for Penstock's worker.
+//! until the frame arrives. The measured time is the one-way time through the switch. The time
+//! stamps of sending and receiving come from the same core. After a frame has arrived, the
+//! generator sends the next frame immediately. The worker of each switch polls without pause,
+//! unless `--idle-backoff-us` sets a pause for Penstock's worker.
 
 use std::time::Duration;
 
 use super::args::{RrArgs, Sizes};
 use super::report::{Bar, Ratio, Report, Row};
 use crate::rig::fleet::Fleet;
+use crate::rig::link::Link;
 use crate::rig::ovs::{self, OvsDpdk, Tso};
-use crate::rig::pair::{Latencies, Link};
+use crate::rig::pair::Latencies;
 use crate::rig::penstock::{Offloads, Penstock};
 use crate::rig::stats::to_f64;
 use crate::rig::stats::{Spread, paired_ratio};
@@ -23,9 +25,10 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
-/// Seconds before counting starts.
+/// Seconds for which the load runs before the measurement starts.
 const WARM_UP_SECS: f64 = 0.1;
-/// The reported percentiles of a distribution, their names, and whether they have a bar.
+/// Reported percentiles: the percentage, the name of the metric, and whether its ratio has a
+/// required value.
 const PERCENTILES: [(f64, &str, bool); 3] = [
     (50.0, "latency_p50_ns", true),
     (99.0, "latency_p99_ns", true),
@@ -44,7 +47,8 @@ impl Timed for Latencies {
 
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails. A missed bar is no error.
+/// Returns an error if a switch cannot be started, or if it fails later. A ratio that misses its
+/// required value is not an error.
 pub fn run(args: &RrArgs, guard: &Guard) -> anyhow::Result<Report> {
     if args.peer.is_some() {
         ovs::check()?;

@@ -1,12 +1,13 @@
-//! `penstock-lab bench tcp`: iperf3 between two network namespaces. Their NICs are virtio devices
-//! on the switch's vhost-user ports.
+//! `penstock-lab bench tcp`: iperf3 between two network namespaces. The NICs of the namespaces are
+//! virtio devices on the switch's vhost-user ports.
 //!
 //! # Approach
 //!
-//! `penstock endpoint` serves both NICs. It and iperf3 have the generator's core, and the worker
-//! has its own. All switches exist at once, with endpoints of their own, but all except one are
-//! stopped. The switches take turns, one run each. OVS takes part twice: with its defaults and with
-//! `userspace-tso-enable`, because without that setting no endpoint gets an offload.
+//! `penstock endpoint` serves the NICs of both namespaces. `penstock-lab` and iperf3 run on the
+//! generator's core; the worker has a different core. All switches are started at the beginning,
+//! each with its own endpoints. The switches run one after the other, and all other switches are
+//! paused during the run of one switch. The benchmark measures OVS twice: with OVS's defaults and
+//! with `userspace-tso-enable`. Without `userspace-tso-enable`, OVS offers no offload to endpoints.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -27,10 +28,11 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Guard, Ward};
 use penstock_guest::bed::process::{Daemon, ask, await_some};
 
-/// Time limit until TCP passes. OVS tries to connect once a second, and ARP must find each NIC.
+/// Time limit for the first TCP connection. The limit is long, because OVS tries to connect only
+/// once a second, and ARP must resolve the address of each NIC.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
-/// A switch with two namespaces behind its ports.
+/// A switch under test that connects two network namespaces.
 #[derive(Debug)]
 struct Linked {
     // Fields are dropped in this order, so the programs behind the switch end before the switch.
@@ -41,7 +43,7 @@ struct Linked {
     namespaces: [String; 2],
 }
 
-/// One run of one switch.
+/// Results of one iperf3 run through one switch.
 #[derive(Debug, Clone)]
 struct Sample {
     secs: f64,
@@ -69,7 +71,7 @@ impl Linked {
     fn new(bed: &Bed, number: usize, subject: impl Switch + 'static) -> anyhow::Result<Self> {
         let mut subject: Box<dyn Switch> = Box::new(subject);
         let dir = bed.dir().join(format!("endpoints-{number}"));
-        std::fs::create_dir(&dir).context("making a directory")?;
+        std::fs::create_dir(&dir).context("creating the directory of an endpoint")?;
         let name = |side| format!("pb{}-{number}{side}", std::process::id());
         let namespaces = [name("a"), name("b")];
         for netns in &namespaces {
@@ -80,7 +82,8 @@ impl Linked {
         Ok(Self { server: None, endpoint: None, subject, dir, namespaces })
     }
 
-    /// Puts namespaces behind the ports and waits until TCP passes. The switch must be running.
+    /// Connects the namespaces to the switch's ports and waits for a TCP connection. The switch
+    /// must be running before the call.
     fn link(&mut self, bed: &Bed, offloads: OnOff) -> anyhow::Result<()> {
         self.unlink();
         let core = bed.generator_core().to_string();
@@ -122,7 +125,7 @@ impl Linked {
         self.endpoint = None;
     }
 
-    /// A command in one of the namespaces, on the generator's core.
+    /// Returns a command that runs in namespace `side` (0 or 1) on the generator's core.
     fn inside(&self, bed: &Bed, side: usize) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", self.namespaces[side]));
@@ -130,7 +133,8 @@ impl Linked {
         command
     }
 
-    /// One run of iperf3. Returns seconds, bytes that arrived, and retransmits.
+    /// Runs iperf3 once. Returns iperf3's duration in seconds, received bytes and number of
+    /// retransmits.
     fn transfer(
         &self,
         bed: &Bed,
@@ -146,7 +150,7 @@ impl Linked {
 
     fn sample(&mut self, bed: &Bed, streams: u32, secs: u32) -> anyhow::Result<Sample> {
         self.subject.resume()?;
-        // The switch was stopped until now, and TCP needs time to find its rate again.
+        // The switch was paused until now, so TCP must find its rate again.
         self.transfer(bed, VM_B, streams, 1)?;
         self.subject.mark()?;
         let (secs, bytes, retransmits) = self.transfer(bed, VM_B, streams, secs)?;
@@ -156,7 +160,8 @@ impl Linked {
     }
 }
 
-/// Seconds, bytes and retransmits from iperf3's JSON.
+/// Returns the duration in seconds, the received bytes and the number of retransmits from iperf3's
+/// JSON.
 fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
     let report: Value = serde_json::from_str(json).context("reading iperf3's answer")?;
     if let Some(error) = report["error"].as_str() {
@@ -165,14 +170,15 @@ fn received(json: &str) -> anyhow::Result<(f64, u64, f64)> {
     let sum = &report["end"]["sum_received"];
     let secs = sum["seconds"].as_f64().context("iperf3 reports no seconds")?;
     let bytes = sum["bytes"].as_u64().context("iperf3 reports no bytes")?;
-    ensure!(secs > 0.0, "iperf3 took no time");
+    ensure!(secs > 0.0, "iperf3 reports a duration of 0 seconds");
     let retransmits = report["end"]["sum_sent"]["retransmits"].as_f64().unwrap_or(0.0);
     Ok((secs, bytes, retransmits))
 }
 
 /// # Errors
 ///
-/// Fails if a switch or an endpoint cannot be started or fails. A missed bar is no error.
+/// Returns an error if a switch or an endpoint cannot be started, or if it fails later. A ratio
+/// that misses its required value is not an error.
 pub fn run(args: &TcpArgs, guard: &Guard) -> anyhow::Result<Report> {
     ensure!(
         nix::unistd::geteuid().is_root(),
@@ -279,8 +285,8 @@ fn add_rows(
     report.rows.append(&mut rows);
 }
 
-/// The bars of two ratios: Penstock's rate divided by the peer's, and Penstock's cycles per byte
-/// divided by the peer's.
+/// Returns the required values of two ratios, Penstock's value divided by the peer's: rate, and
+/// cycles per byte.
 fn bars(offloads: OnOff, streams: u32, peer: &str) -> (Bar, Bar) {
     match (offloads, streams, peer) {
         (OnOff::On, 1, "ovs-dpdk") => (Bar::AtLeast(3.0), Bar::None),

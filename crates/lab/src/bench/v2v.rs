@@ -1,18 +1,20 @@
-//! `penstock-lab bench v2v`: frames from one VM to another through one worker, one way.
+//! `penstock-lab bench v2v`: one VM sends frames to another VM through one worker.
 //!
 //! # Approach
 //!
-//! Runs of Penstock and of the peer alternate (A B A B), with the same load on the same kind of
-//! sockets. Cycles per frame are the cycles of the worker's turns that moved frames, divided by the
-//! frames that they moved. Both counters are read while no frame is under way.
+//! Runs with Penstock and runs with the switch under comparison alternate (A B A B). Both switches
+//! get the same load on the same kind of sockets. The cycles per frame are the cycles of the
+//! worker's turns that moved frames, divided by the number of frames. The counters of cycles and
+//! frames are read while no frame is in flight.
 
 use anyhow::ensure;
 
 use super::args::{Sizes, V2vArgs};
 use super::report::{Bar, Ratio, Report, Row};
 use crate::rig::fleet::Fleet;
+use crate::rig::link::Link;
 use crate::rig::ovs::{self, OvsDpdk};
-use crate::rig::pair::{Link, PairWindow};
+use crate::rig::pair::SettledWindow;
 use crate::rig::penstock::{Offloads, Penstock, Qos};
 use crate::rig::stats::to_f64;
 use crate::rig::stats::{Spread, paired_ratio};
@@ -22,17 +24,17 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
 use penstock_guest::load::Rate;
 
-/// Seconds of load before counting starts, so that caches and tables are warm.
+/// Seconds for which the load runs before the measurement, so that caches and tables are warm.
 const WARM_UP_SECS: f64 = 0.2;
-/// If the worker is busy for this percentage of a window, it is the bottleneck.
+/// A worker that is busy for at least this percentage of a window is the bottleneck.
 const SATURATED_PERCENT: f64 = 95.0;
-/// Name of the variant without metering and classes. Penstock with both is compared with this
-/// variant.
+/// Name of the Penstock variant without metering and classes, which is the baseline of
+/// `--against-plain`.
 const PLAIN: &str = "penstock-plain";
-/// Name of the variant with an output queue in the order of arrival. Penstock with shares is
-/// compared with this variant.
+/// Name of the Penstock variant with a `fifo` output queue, which is the baseline of `--shared`.
 const FIFO: &str = "penstock-fifo";
-/// The frequency at which the absolute bar is stated.
+/// Frequency in Hz to which cycles are scaled before they are compared with a fixed number of
+/// cycles.
 const BAR_HZ: f64 = 2.0e9;
 
 #[derive(Debug, Clone)]
@@ -41,12 +43,12 @@ struct Load {
     sizes: Sizes,
     flows: u32,
     rate: Rate,
-    /// Whether frames leave the switch and come back.
+    /// Whether frames leave the switch through one uplink and return through another.
     outside: bool,
 }
 
-/// A window of a case.
-type Sample = rig::Sample<PairWindow>;
+/// Result of one switch in one measured window of a case.
+type Sample = rig::Sample<SettledWindow>;
 
 fn mpps(sample: &Sample) -> f64 {
     to_f64(sample.window.rx_frames) / sample.window.secs / 1e6
@@ -57,7 +59,7 @@ fn gbps(sample: &Sample) -> f64 {
     to_f64(bytes) * 8.0 / sample.window.secs / 1e9
 }
 
-/// One window of one switch.
+/// Measures one switch in a window of `secs` seconds.
 fn sample(bed: &Bed, switch: &mut Rig, load: &Load, secs: f64) -> anyhow::Result<Sample> {
     let run = |fleet: &mut Fleet, secs| {
         fleet.send(&load.sizes.mix, load.flows, load.rate);
@@ -72,7 +74,8 @@ fn sample(bed: &Bed, switch: &mut Rig, load: &Load, secs: f64) -> anyhow::Result
 
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails. A missed bar is no error.
+/// Returns an error if a switch cannot be started, or if it fails later. A ratio that misses its
+/// required value is not an error.
 pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     if args.peer.is_some() {
         ovs::check()?;
@@ -115,7 +118,8 @@ pub fn run(args: &V2vArgs, guard: &Guard) -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// The requested cases. The number of flows makes no difference to a simple match.
+/// Returns the loads that the command line of `bench v2v` requests. The case `simple-match` is
+/// measured with one flow only, because more flows would not change its result.
 fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
     let rate = match &args.offered {
         None => Rate::Max,
@@ -135,7 +139,8 @@ fn loads(args: &V2vArgs) -> anyhow::Result<Vec<Load>> {
     Ok(loads)
 }
 
-/// Runs the switches in turns (A B A B). Returns the runs of each switch, in order.
+/// Runs the switches in turns (A B A B). Returns the results of each switch, in the order of its
+/// runs.
 fn pairs(
     bed: &Bed,
     switches: &mut [Rig],
@@ -185,7 +190,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
         if let Some(ratio) = paired_ratio(&cycles(1), &cycles(0)) {
             report.ratios.push(Ratio::of(ours, &theirs.subject, "cycles_per_packet", ratio, bar));
         }
-        // If the generator is the bottleneck, the rates are the generator's, and no bar applies.
+        // If the generator is the bottleneck, the rates are its rates, and no bar applies.
         let saturated = ours.detail.get("worker_busy_percent").and_then(serde_json::Value::as_f64);
         let judged = saturated.is_some_and(|busy| busy >= SATURATED_PERCENT);
         let bar = if judged { bar } else { Bar::None };
@@ -195,7 +200,7 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
         }
         let hz = samples[0].first().map_or(BAR_HZ, |s| s.tsc_hz);
         let short = (load.case, load.sizes.name.as_str()) == (Case::L3, "64");
-        // The absolute bar is for the plain path, without a queue or an interface on the way.
+        // The absolute bar applies only without an output queue and without uplinks.
         if short && load.flows == 1 && !load.outside && theirs.subject != FIFO {
             let scaled = ours.median * BAR_HZ / hz;
             let metric = "cycles_per_packet_at_2_ghz";
@@ -205,7 +210,8 @@ fn add_rows(report: &mut Report, load: &Load, switches: &[Rig], samples: &[Vec<S
     report.rows.append(&mut rows);
 }
 
-/// Bar for the ratio of Penstock's rate with metering and classes to its rate without them.
+/// Returns the required ratio of Penstock's rate with metering and classes to its rate without
+/// metering and classes.
 fn plain_bar(load: &Load) -> Bar {
     match load.sizes.name.as_str() {
         "64" => Bar::AtLeast(0.97),
@@ -214,7 +220,8 @@ fn plain_bar(load: &Load) -> Bar {
     }
 }
 
-/// Bar for the ratio of the peer's cycles to Penstock's cycles.
+/// Returns the required ratio of the other switch's cycles per frame to Penstock's cycles per
+/// frame.
 fn relative_bar(load: &Load) -> Bar {
     let full = load.rate == Rate::Max && !load.outside;
     match (load.case, load.sizes.name.as_str(), load.flows) {
@@ -245,8 +252,8 @@ fn row(load: &Load, subject: &str, samples: &[Sample]) -> Option<Row> {
     note("worker_busy_percent", &Sample::worker_busy_percent);
     note("worker_wait_percent", &Sample::worker_wait_percent);
     note("generator_wait_percent", &Sample::generator_wait_percent);
-    // If this value is 100 under full load, the generator is the bottleneck: each of its turns
-    // moved something.
+    // If this value is 100 under full load, the generator is the bottleneck: each turn of its loop
+    // moved frames.
     note("generator_busy_percent", &|s| 100.0 * (1.0 - s.window.idle_secs / s.window.secs));
     note("lost_percent", &|s| 100.0 * to_f64(s.window.lost()) / to_f64(s.window.tx_frames.max(1)));
     for (i, (name, _)) in samples[0].worker.notes.iter().enumerate() {
@@ -265,14 +272,14 @@ mod tests {
     }
 
     fn sample(busy_cycles: u64) -> Sample {
-        let window = PairWindow {
+        let window = SettledWindow {
             secs: 1.0,
             tx_frames: 1_000_000,
             rx_frames: 990_000,
             rx_bytes: 990_000 * 60,
             idle_secs: 0.6,
             waited_ns: 5_000_000,
-            ..PairWindow::default()
+            ..SettledWindow::default()
         };
         let notes = vec![("cycles_egress", 7.0)];
         let worker = WorkerReading { frames: 1_000_000, busy_cycles, waited_ns: 1, notes };

@@ -1,52 +1,53 @@
-//! Parameters of a simulated figure that were fitted to its outcome.
+//! Parameters of a simulated figure that were fitted to the figure's outcome.
 //!
 //! # Problem
 //!
-//! A paper may leave a number open. If the number is chosen so that the figure comes out as
-//! printed, the match is no evidence.
+//! A simulation may need a number that the paper does not print. If a number is chosen so that the
+//! simulated results match the paper, the match is no evidence.
 //!
 //! # Approach
 //!
-//! Each such number is a [`Parameter`] of its figure. The result's `platform` lists the numbers as
-//! `calibrated`. Tables, pictures, the report and `docs/internals/figures.md` call the figure
-//! "calibrated". The figure also shows the results of other readings of the paper, without a band.
+//! Each number that was fitted to the results is a [`Parameter`] of its figure. The entry
+//! `calibrated` of the result's `platform` lists the fitted numbers. Tables, pictures, the report
+//! and `docs/internals/figures.md` call a figure with fitted numbers "calibrated". A calibrated
+//! figure also shows results for other interpretations of the paper, but no claim judges these
+//! results.
 
 use serde::{Deserialize, Serialize};
 
 use super::outcome::{Outcome, Record};
 
-/// Name of the platform entry.
+/// Name of the entry in `platform` that lists the fitted numbers.
 const ENTRY: &str = "calibrated";
 
-/// A number that was fitted to an outcome.
+/// A number of the simulation that was fitted to an outcome of the paper.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameter {
-    /// Description of the number, with its value.
+    /// Number of the simulation that was fitted to a result of the paper, described with its value.
     pub parameter: String,
-    /// Outcome to which the number was fitted.
+    /// Published result to which the number was fitted.
     pub fitted_to: String,
-    /// Other readings of the paper that the figure shows.
+    /// Other interpretations of the paper whose results the figure also shows, for comparison.
     pub beside: String,
 }
 
 impl Parameter {
-    /// Creates a parameter from `[parameter, fitted_to, beside]`, in the order of the fields.
+    /// Creates a parameter from an array of its fields `parameter`, `fitted_to` and `beside`.
     #[must_use]
     pub fn new([parameter, fitted_to, beside]: [&str; 3]) -> Self {
         let [parameter, fitted_to, beside] = [parameter, fitted_to, beside].map(str::to_owned);
         Self { parameter, fitted_to, beside }
     }
 
-    /// The parameter as one line of text.
     #[must_use]
     pub fn told(&self) -> String {
         let Self { parameter, fitted_to, beside } = self;
-        format!("calibrated: {parameter}; fitted to {fitted_to}; beside it: {beside}")
+        format!("calibrated: {parameter}; fitted to {fitted_to}; for comparison: {beside}")
     }
 }
 
 impl Outcome {
-    /// Records that a number was fitted to this outcome.
+    /// Records that a number of the simulation was fitted to the outcome.
     pub fn calibrated(&mut self, parameter: [&str; 3]) {
         let mut all = of(&self.platform);
         all.push(Parameter::new(parameter));
@@ -56,7 +57,7 @@ impl Outcome {
 }
 
 impl Record {
-    /// The numbers that were fitted to this outcome.
+    /// Returns the numbers of the simulation that were fitted to the outcome.
     #[must_use]
     pub fn calibrated(&self) -> Vec<Parameter> {
         of(&self.platform)

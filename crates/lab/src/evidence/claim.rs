@@ -1,34 +1,34 @@
-//! Claims: the statement of a figure, the published value, and the band of valid values.
+//! A claim consists of a statement about a figure, the published value, and the band of valid
+//! values.
 //!
 //! # Approach
 //!
-//! A claim holds if its measured value is a number and lies in the band. The band includes its
-//! ends, except with [`Claim::above`] and [`Claim::below`]. A claim that was not measured does not
-//! hold. A claim without a band is only shown: it neither holds nor is missed. The figure's author
-//! sets the band, and the measurement does not influence it.
+//! A claim holds if its measured value lies in the band. The band includes its ends, except with
+//! [`Claim::above`] and [`Claim::below`]. A claim that was not measured does not hold. A claim
+//! without a band is shown for information, and neither holds nor is missed. The figure's author
+//! sets the band, and the measurement does not influence the band.
 
 use serde::{Deserialize, Serialize};
 
-/// A statement about an outcome.
+/// A statement about the results of a run, with the band in which the statement holds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     /// Name of the claim, unique within its experiment.
     pub id: String,
-    /// The claim as a sentence.
     pub statement: String,
-    /// Published value, if there is one.
+    /// Value that the paper prints. `None` if the paper prints no value.
     pub published: Option<f64>,
-    /// Value of this run. `None` if it was not measured.
+    /// Value that this run measured. `None` if the run measured no value.
     pub measured: Option<f64>,
     /// Unit of all values of the claim.
     pub unit: String,
-    /// Lowest value that holds. `None` if there is no lower limit.
+    /// Lowest value with which the claim holds. `None` if the claim has no lower limit.
     pub low: Option<f64>,
-    /// Highest value that holds. `None` if there is no upper limit.
+    /// Highest value with which the claim holds. `None` if the claim has no upper limit.
     pub high: Option<f64>,
-    /// Whether the claim holds. `None` if it has no band.
+    /// Whether the claim holds. `None` if the claim has no band.
     pub holds: Option<bool>,
-    /// Whether the band excludes its ends.
+    /// Whether the claim's band excludes its two end values.
     #[serde(skip)]
     open: bool,
 }
@@ -50,7 +50,8 @@ impl Claim {
         }
     }
 
-    /// A claim that is true or false. The value is 1 or 0, and 1 holds.
+    /// Creates a claim that is either true or false. The claim's measured value is 1 if `is_so` is
+    /// true, and otherwise 0. The claim holds if the measured value is 1.
     #[must_use]
     pub fn truth(id: &str, statement: impl Into<String>, is_so: bool) -> Self {
         let measured = if is_so { 1.0 } else { 0.0 };
@@ -63,42 +64,42 @@ impl Claim {
         self
     }
 
-    /// The claim holds from `low` to `high`.
+    /// The claim holds if its measured value is from `low` to `high`.
     #[must_use]
     pub fn within(mut self, low: f64, high: f64) -> Self {
         (self.low, self.high) = (Some(low), Some(high));
         self.judged()
     }
 
-    /// The claim holds if the value is at least `low`.
+    /// The claim holds if its measured value is at least `low`.
     #[must_use]
     pub fn at_least(mut self, low: f64) -> Self {
         self.low = Some(low);
         self.judged()
     }
 
-    /// The claim holds if the value is above `low`.
+    /// The claim holds if its measured value is above `low`.
     #[must_use]
     pub fn above(mut self, low: f64) -> Self {
         (self.low, self.open) = (Some(low), true);
         self.judged()
     }
 
-    /// The claim holds if the value is at most `high`.
+    /// The claim holds if its measured value is at most `high`.
     #[must_use]
     pub fn at_most(mut self, high: f64) -> Self {
         self.high = Some(high);
         self.judged()
     }
 
-    /// The claim holds if the value is below `high`.
+    /// The claim holds if its measured value is below `high`.
     #[must_use]
     pub fn below(mut self, high: f64) -> Self {
         (self.high, self.open) = (Some(high), true);
         self.judged()
     }
 
-    /// Sets the measured value. A value that is no number counts as not measured.
+    /// Sets the claim's measured value. NaN and infinite values count as not measured.
     #[must_use]
     pub fn measured(mut self, value: f64) -> Self {
         self.measured = Some(value).filter(|v| v.is_finite());
@@ -111,13 +112,13 @@ impl Claim {
         self
     }
 
-    /// Whether the claim has a band and does not hold.
+    /// Returns true if the claim has a band but does not hold.
     #[must_use]
     pub fn is_missed(&self) -> bool {
         self.holds == Some(false)
     }
 
-    /// Whether `value` lies in the band.
+    /// Returns true if `value` lies in the claim's band.
     #[must_use]
     pub fn covers(&self, value: f64) -> bool {
         let above = |low| if self.open { value > low } else { value >= low };
@@ -131,7 +132,8 @@ impl Claim {
     }
 }
 
-/// A band as text. `open` excludes its ends.
+/// Returns the band from `low` to `high` as text. The flag `open` is true if the claim's band
+/// excludes its two end values.
 pub(crate) fn band(low: Option<f64>, high: Option<f64>, open: bool) -> String {
     match (low, high) {
         (Some(low), Some(high)) if (low - high).abs() < f64::EPSILON => number(low),
@@ -165,7 +167,7 @@ pub fn number(value: f64) -> String {
     }
 }
 
-/// Formats like [`number`], with a dash for `None`.
+/// Formats a value like [`number`], and `None` as a dash.
 #[must_use]
 pub fn number_or_dash(value: Option<f64>) -> String {
     value.map_or_else(|| "-".to_owned(), number)

@@ -1,4 +1,4 @@
-//! Experiments, and the context of their runs.
+//! An experiment, and the settings of its runs.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,15 +16,15 @@ use crate::bench::Peer;
 use penstock_guest::bed::{BedArgs, Guard};
 use penstock_guest::clock;
 
-/// Where an experiment happens.
+/// Whether an experiment is simulated or live.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// The production worker on virtual time, at the paper's scale.
+    /// Runs the production worker in virtual time, at the paper's scale.
     Sim,
-    /// This machine: real ports and real programs.
+    /// Runs on this machine, with real ports and real programs.
     Live,
 }
 
@@ -37,29 +37,31 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Runs an experiment in one mode.
+/// A function that runs an experiment in one mode.
 pub type Run = fn(&Context<'_>) -> anyhow::Result<Outcome>;
 
 /// A published figure or table that the lab reproduces.
 ///
-/// The picture depends only on the record, so it shows what the JSON contains.
+/// The picture is drawn only from the record in the JSON file, so picture and file show the same
+/// data.
 #[derive(Debug, Clone, Copy)]
 pub struct Experiment {
     /// Name of the experiment on the command line.
     pub name: &'static str,
-    /// Name of the paper, and the place in it.
+    /// Name of the paper, and the section or figure that the experiment reproduces.
     pub source: &'static str,
-    /// Description in one line.
+    /// Description of the experiment in one line.
     pub about: &'static str,
     /// Runs the simulation. `None` if the experiment cannot be simulated.
     pub sim: Option<Run>,
-    /// Runs on this machine. `None` if the experiment has no live run.
+    /// Runs the experiment on this machine. `None` if the experiment has no live run.
     pub live: Option<Run>,
     pub picture: fn(&Record) -> Picture,
 }
 
 impl Experiment {
-    /// The function that runs the experiment in `mode`. `None` if the experiment lacks the mode.
+    /// Returns the function that runs the experiment as a simulation or live, according to `mode`.
+    /// Returns `None` if the experiment lacks this mode.
     #[must_use]
     pub fn run_of(&self, mode: Mode) -> Option<Run> {
         match mode {
@@ -68,7 +70,8 @@ impl Experiment {
         }
     }
 
-    /// The picture of a record. Its title says if numbers were fitted to the outcome.
+    /// Draws the picture of a record. The picture's title ends with "(calibrated)" if numbers were
+    /// fitted to the outcome.
     #[must_use]
     pub fn drawn(&self, record: &Record) -> Picture {
         let picture = (self.picture)(record);
@@ -81,19 +84,19 @@ impl Experiment {
     }
 }
 
-/// Settings of live runs.
+/// Settings that apply only to live runs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct LiveArgs {
-    /// Seconds of one measurement. Default: the experiment's own
+    /// Length of one measurement in seconds. The default depends on the experiment
     #[arg(long, value_name = "SECS", value_parser = crate::bench::seconds)]
     pub secs: Option<f64>,
-    /// Number of measurements of each case (1 to 1000). Default: the experiment's own
+    /// Number of measurements of each case (1 to 1000). The default depends on the experiment
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub runs: Option<u32>,
-    /// Also measure this switch, if the experiment can; needs root
+    /// Also measure the named switch, if the experiment supports it. Needs root
     #[arg(long)]
     pub peer: Option<Peer>,
-    /// Cores and priorities.
+    /// Cores and scheduling priorities of a live run.
     #[command(flatten)]
     pub bed: BedArgs,
 }
@@ -102,20 +105,21 @@ pub struct LiveArgs {
 pub struct Context<'a> {
     pub experiment: &'static str,
     pub mode: Mode,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers in the run.
     pub seed: u64,
-    /// Settings of live runs.
+    /// Settings that apply only to live runs.
     pub live: &'a LiveArgs,
-    /// Directory for results that do not fit into JSON, picture and CSV.
+    /// Directory for additional result files. `None` if the run writes no additional files.
     pub out: Option<&'a Path>,
-    /// Fraction to which phases of simulated figures are shortened. See [`Self::scaled`].
+    /// Length of a simulated phase in this run, as a fraction of the phase's full length (1: not
+    /// shortened). See [`Self::scaled`].
     pub part: f64,
     guard: Option<&'a Guard>,
     started: Instant,
     said: Cell<Option<Instant>>,
 }
 
-/// Runs shorter than this do not report their progress.
+/// Length of the first part of a run, in which the run reports no progress.
 const SILENT_FOR: Duration = Duration::from_secs(2);
 
 impl<'a> Context<'a> {
@@ -133,15 +137,16 @@ impl<'a> Context<'a> {
         Self { experiment, mode, seed, live, out, part: 1.0, guard, started, said }
     }
 
-    /// Shortens the phases to `part` of their full length.
+    /// Shortens the simulated phases to the fraction `part` of their full length.
     #[must_use]
     pub fn with_part(mut self, part: f64) -> Self {
         self.part = part;
         self
     }
 
-    /// Length of a phase in this run, if its full length is `full`. Only repetitions and waiting
-    /// times are shortened. Warm-ups are not, and neither are intervals that the figure varies.
+    /// Returns the length of a phase in this run, given its full length. Figures call `scaled` only
+    /// for the lengths of repetitions and waits. Warm-ups, and intervals that the figure varies,
+    /// always keep their full length.
     #[must_use]
     pub fn scaled(&self, full: Nanos) -> Nanos {
         #[expect(clippy::cast_precision_loss, reason = "far below 2^52 ns")]
@@ -157,17 +162,18 @@ impl<'a> Context<'a> {
         (from * self.part, until * self.part)
     }
 
-    /// The guard that removes everything that a live run creates.
+    /// Returns the guard, which removes everything that a live run creates.
     ///
     /// # Errors
-    /// The run was started without a guard.
+    /// Returns an error if the run was started without a guard.
     pub fn guard(&self) -> anyhow::Result<&'a Guard> {
-        self.guard.context("a live run needs its guard: start it by `penstock-lab run`")
+        self.guard.context("a live run needs a guard; start it with `penstock-lab run`")
     }
 
-    /// Reports progress on standard error: `done` (0 to 1) and the current step. Short runs report
-    /// nothing. Long runs report at most every half second on a terminal, and otherwise every 5
-    /// seconds.
+    /// Reports the run's progress on standard error. `done` is the completed fraction of the run (0
+    /// to 1), and `at` names the run's current step. A run reports no progress in its first 2
+    /// seconds. After the first 2 seconds, a run reports its progress at most every 0.5 s on a
+    /// terminal, and otherwise at most every 5 s.
     pub fn progress(&self, done: f64, at: impl fmt::Display) {
         let now = clock::now();
         let terminal = std::io::stderr().is_terminal();
@@ -179,7 +185,7 @@ impl<'a> Context<'a> {
         self.said.set(Some(now));
         let percent = 100.0 * done.clamp(0.0, 1.0);
         let line = format!("{} ({}) {percent:3.0} %  {at}", self.experiment, self.mode);
-        // A run still has a result if its progress cannot be written.
+        // Errors are ignored, because the result does not depend on the progress line.
         let _ = if terminal {
             write!(std::io::stderr(), "\r\x1b[2K{line}")
         } else {

@@ -1,13 +1,14 @@
-//! Figures and the results of their runs, simulated or live: claims, series, records, pictures.
+//! Experiments and the results of their runs: claims, series, records and pictures.
 //!
-//! Figures and live runs both build on this module. It does not depend on them.
+//! Figures and live runs use the module `evidence`. The module `evidence` does not depend on
+//! figures or live runs.
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`experiment`] | a figure, and the settings that its runs receive |
+//! | [`experiment`] | a figure, and the settings of its runs |
 //! | [`outcome`], [`claim`], [`series`] | results of a run, claims and their bands, curves |
 //! | [`calibrated`] | numbers that were fitted to an outcome |
-//! | [`picture`], [`stats`] | SVG; percentiles, distributions, fits |
+//! | [`picture`], [`stats`] | pictures as SVG; percentiles, distributions and line fits |
 
 pub mod calibrated;
 pub mod claim;

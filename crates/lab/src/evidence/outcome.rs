@@ -7,24 +7,24 @@ use super::claim::Claim;
 use super::experiment::{Experiment, Mode};
 use super::series::Series;
 
-/// Results of a run.
+/// Results of a run of an experiment.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Outcome {
-    /// Curves, for the picture and for other tools.
+    /// Measured curves, which the experiment's picture shows and other tools can read.
     pub series: Vec<Series>,
-    /// Claims about the results.
+    /// Claims about the results of the run.
     pub claims: Vec<Claim>,
-    /// The machine, real or simulated, and the settings.
+    /// Description of the real or simulated machine, and of the run's settings.
     pub platform: Map<String, Value>,
 }
 
-/// Name of the switch with which live runs are compared.
+/// Name of Open vSwitch with DPDK, with which live runs compare Penstock.
 pub const OVS_DPDK: &str = "ovs-dpdk";
-/// Name of the platform entry with the values of peers.
+/// Name of the entry in `platform` that has the values of other switches.
 const BESIDE: &str = "beside";
-/// Name of the platform entry with the events of each run.
+/// Name of the entry in `platform` that has the events of each run.
 const EVENTS: &str = "events";
-/// Name of the platform entry with the story.
+/// Name of the entry in `platform` that has the summary from [`Outcome::tell`].
 const STORY: &str = "story";
 
 impl Outcome {
@@ -33,7 +33,7 @@ impl Outcome {
         Self::default()
     }
 
-    /// Adds a series of points.
+    /// Adds a series of points (x, y). The text `unit` names the unit of the points' y values.
     pub fn series(&mut self, name: &str, unit: &str, points: impl IntoIterator<Item = (f64, f64)>) {
         let (x, y) = points.into_iter().unzip();
         self.series.push(Series { name: name.to_owned(), unit: unit.to_owned(), x, y });
@@ -43,13 +43,13 @@ impl Outcome {
         self.claims.push(claim);
     }
 
-    /// Adds an entry to the platform.
+    /// Adds an entry to `platform`, the description of the machine and the settings.
     pub fn note(&mut self, name: &str, value: impl Into<Value>) {
         self.platform.insert(name.to_owned(), value.into());
     }
 
-    /// Records that `what` happened at `at` in the run called `run`. `at` has the unit of the run's
-    /// series over time.
+    /// Records that the event `what` happened at the time `at` in the run called `run`. The time
+    /// `at` has the unit of the run's time axis.
     pub fn event(&mut self, run: &str, at: f64, what: &str) {
         let runs = self.platform.entry(EVENTS).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(runs) = runs
@@ -59,12 +59,14 @@ impl Outcome {
         }
     }
 
-    /// Records the story: sentences of one line each, which are shown after the run.
+    /// Records a summary of the run, one sentence in each string. The lab prints the summary after
+    /// the run.
     pub fn tell(&mut self, story: &[String]) {
         self.note(STORY, story.to_vec());
     }
 
-    /// Records `peer`'s ([`OVS_DPDK`]) value for `claim`, measured in the same run.
+    /// Records the value of another switch for the claim with the ID `claim`, measured in the same
+    /// run. The string `peer` names the other switch, such as [`OVS_DPDK`].
     pub fn beside(&mut self, peer: &str, claim: &str, value: f64) {
         let peers = self.platform.entry(BESIDE).or_insert_with(|| Value::Object(Map::new()));
         if let Value::Object(peers) = peers {
@@ -76,14 +78,15 @@ impl Outcome {
     }
 }
 
-/// An outcome with its origin. The lab writes each result as this JSON object.
+/// The results of a run, with the run's experiment, mode and seed. The lab writes each record as a
+/// JSON object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     pub experiment: String,
-    /// Name of the paper, and the place in it.
+    /// Name of the paper, and the section or figure that the experiment reproduces.
     pub source: String,
     pub mode: Mode,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers in the run.
     pub seed: u64,
     pub platform: Map<String, Value>,
     pub series: Vec<Series>,
@@ -91,7 +94,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Creates the record of an experiment's outcome.
+    /// Creates the record of one run of `experiment`.
     #[must_use]
     pub fn new(experiment: &Experiment, mode: Mode, seed: u64, outcome: Outcome) -> Self {
         let Outcome { series, claims, platform } = outcome;
@@ -106,7 +109,7 @@ impl Record {
         }
     }
 
-    /// Whether the record has claims and misses none.
+    /// Returns whether the record has claims and misses none of them.
     #[must_use]
     pub fn holds(&self) -> bool {
         !self.claims.is_empty() && !self.claims.iter().any(Claim::is_missed)
@@ -117,7 +120,8 @@ impl Record {
         self.series.iter().find(|series| series.name == name)
     }
 
-    /// Series with names that begin with `prefix`. Each comes with the rest of its name.
+    /// Returns the series whose names begin with `prefix`, as pairs of the name without `prefix`
+    /// and the series.
     pub fn series_of<'a>(
         &'a self,
         prefix: &'a str,
@@ -130,7 +134,7 @@ impl Record {
         self.claims.iter().find(|claim| claim.id == id)
     }
 
-    /// Events of the run called `run`: (time, description).
+    /// Returns the events of the run called `run`, as pairs of time and description.
     #[must_use]
     pub fn events(&self, run: &str) -> Vec<(f64, String)> {
         let all = self.platform.get(EVENTS).and_then(|runs| runs.get(run)?.as_array());
@@ -138,14 +142,15 @@ impl Record {
         all.into_iter().flatten().filter_map(one).collect()
     }
 
-    /// The story, one sentence a line. Empty if there is none.
+    /// Returns the summary from [`Outcome::tell`], one sentence per line. If the run has no
+    /// summary, the returned text is empty.
     #[must_use]
     pub fn story(&self) -> String {
         let lines = self.platform.get(STORY).and_then(Value::as_array).into_iter().flatten();
         lines.filter_map(Value::as_str).map(|line| format!("{line}\n")).collect()
     }
 
-    /// `peer`'s value for `claim`.
+    /// Returns the value of the switch `peer` for the claim with the ID `claim`.
     #[must_use]
     pub fn beside(&self, peer: &str, claim: &str) -> Option<f64> {
         self.platform.get(BESIDE)?.get(peer)?.get(claim)?.as_f64()

@@ -1,21 +1,22 @@
-//! Curves, and their text as CSV.
+//! A [`Series`] is a measured curve, which the lab also writes as CSV.
 
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// Values over another quantity, such as bandwidth over time.
+/// A curve. A curve has values `y` that depend on another quantity `x`, such as bandwidth over
+/// time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Series {
     /// Name of the series, unique within its experiment.
     pub name: String,
     /// Unit of `y`.
     pub unit: String,
-    /// The quantity on the x-axis, such as seconds, bytes or number of VMs. The experiment's
-    /// picture names it.
+    /// Values of the quantity on the x-axis, such as seconds, bytes or number of VMs. The
+    /// experiment's picture names the quantity on the x-axis.
     #[serde(deserialize_with = "numbers")]
     pub x: Vec<f64>,
-    /// The values. A value that was not measured is NaN, and `null` in JSON.
+    /// The values. A value that was not measured is NaN in a series and `null` in JSON.
     #[serde(deserialize_with = "numbers")]
     pub y: Vec<f64>,
 }
@@ -25,7 +26,7 @@ fn numbers<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
     Ok(numbers.into_iter().map(|n| n.unwrap_or(f64::NAN)).collect())
 }
 
-/// The series as CSV, with one line for each value.
+/// Returns all series as CSV, with one line for each value.
 #[must_use]
 pub fn csv(all: &[Series]) -> String {
     let mut text = String::from("series,unit,x,y\n");
@@ -42,7 +43,7 @@ pub fn csv(all: &[Series]) -> String {
     text
 }
 
-/// Quotes a field as in RFC 4180, §2.
+/// Quotes a field of the CSV text as RFC 4180, §2, requires.
 fn field(text: &str) -> String {
     if text.contains([',', '"', '\n', '\r']) {
         format!("\"{}\"", text.replace('"', "\"\""))

@@ -1,14 +1,15 @@
-//! Statistics of a set of values.
+//! Medians, percentiles, distributions and line fits of a set of values.
 
 use penstock_units::Nanos;
 
-/// The cumulative distribution of `values`: (value, percentage of values that are not above it).
+/// Returns the cumulative distribution of `values`, as pairs of a value and the percentage of
+/// values up to this value.
 #[must_use]
 pub fn distribution(values: &[f64]) -> Vec<(f64, f64)> {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
     sorted.sort_by(f64::total_cmp);
     let all = count(sorted.len());
-    // A picture cannot show more than two thousand steps.
+    // Limits the number of points to about 2000. A picture cannot show more.
     let stride = (sorted.len() / 2000).max(1);
     let last = sorted.len().saturating_sub(1);
     let kept = |i: usize| i.is_multiple_of(stride) || i == last;
@@ -16,14 +17,15 @@ pub fn distribution(values: &[f64]) -> Vec<(f64, f64)> {
     sorted.into_iter().enumerate().filter(|(i, _)| kept(*i)).map(step).collect()
 }
 
-/// Minimum, lower quartile, median, upper quartile and maximum of `values`. NaN if there are none.
+/// Returns minimum, lower quartile, median, upper quartile and maximum of `values`. All five
+/// numbers are NaN if `values` is empty.
 #[must_use]
 pub fn five_numbers(values: &[f64]) -> [f64; 5] {
     [0.0, 25.0, 50.0, 75.0, 100.0].map(|p| percentile(values, p))
 }
 
-/// The value that `percent` of `values` do not exceed, with linear interpolation. NaN if there are
-/// no values.
+/// Returns the percentile `percent` (0 to 100) of `values`, with linear interpolation. The
+/// percentile is NaN if `values` is empty.
 #[must_use]
 pub fn percentile(values: &[f64], percent: f64) -> f64 {
     let mut sorted: Vec<f64> = values.iter().copied().filter(|v| v.is_finite()).collect();
@@ -36,10 +38,10 @@ pub fn percentile(values: &[f64], percent: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * at.fract()
 }
 
-/// A straight line through points, by least squares.
+/// A straight line that was fitted to points by least squares.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fit {
-    /// Increase of `y` for each 1 of `x`.
+    /// Increase of `y` if `x` increases by 1.
     pub slope: f64,
     /// Value of `y` at `x` = 0.
     pub intercept: f64,
@@ -47,7 +49,8 @@ pub struct Fit {
     pub r2: f64,
 }
 
-/// Fits a line to `points`. All fields are NaN if the points define no line.
+/// Fits a line to `points`. If the points define no line, all fields of the returned [`Fit`] are
+/// NaN.
 #[must_use]
 pub fn fit(points: &[(f64, f64)]) -> Fit {
     let n = count(points.len());
@@ -61,13 +64,11 @@ pub fn fit(points: &[(f64, f64)]) -> Fit {
     Fit { slope, intercept: y_mean - slope * x_mean, r2: xy * xy / (xx * yy) }
 }
 
-/// Converts a count to a float.
 #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^52")]
 pub(crate) fn count(n: usize) -> f64 {
     n as f64
 }
 
-/// Converts nanoseconds to milliseconds.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 pub(crate) fn ms(time: Nanos) -> f64 {
     time.0 as f64 / 1e6

@@ -1,43 +1,56 @@
-//! C2QoS, Fig. 1: limits in bits or in frames a second miss changes in a frame's cost.
+//! C2QoS, Fig. 1: limits in bits or frames per second ignore that the cost of a frame changes.
 //!
 //! # Problem
 //!
-//! VM1 changes its traffic within its limit, and VM2 loses bandwidth.
+//! VM1 changes its traffic and stays within its limit. VM2 loses bandwidth although VM1 stays
+//! within its limit.
 //!
 //! # Source
 //!
-//! C2QoS §II-B: two VMs share one I/O core. Each run has 10 s before an event and 10 s after it.
+//! C2QoS §II-B: two VMs share one I/O core. Each run of Fig. 1 lasts 20 s, with an event in the
+//! middle.
 //!
-//! - `bps`: the VMs bought 2 and 8 Gbit/s and send 512 B frames; then VM1 sends 64 B frames.
-//! - `pps`: the VMs bought 0.6 and 2.4 M frames/s and send one flow; then VM1 sends many flows.
+//! - In the runs named `bps`, the VMs bought 2 and 8 Gbit/s and send 512 B frames. In the middle of
+//!   a run (the size event), VM1 changes to 64 B frames.
+//! - In the runs named `pps`, the VMs bought 0.6 and 2.4 M frames/s and send one flow. In the
+//!   middle of a run (the flow event), VM1 changes to many flows.
 //!
 //! # Approach
 //!
-//! The paper says that the VMs "behave well" and that "their bandwidths are precisely limited". So
-//! both VMs send at the rates that they bought, evenly paced. After the size event VM1 still offers
-//! its 2 Gbit/s ("in order to achieve the same throughput"). The paper cannot mean senders at their
-//! maximum. A frame that a limiter drops has already cost its ingress, so VM2 would never have had
-//! its 8 Gbit/s.
+//! The C2QoS paper says that the VMs "behave well" and that "their bandwidths are precisely
+//! limited". In the simulation, each VM sends at exactly the rate that it bought, evenly paced.
+//! After the size event VM1 still sends its 2 Gbit/s ("in order to achieve the same throughput").
+//! The C2QoS paper's senders cannot have sent at their maximum. If both VMs send at their maximum,
+//! the switch spends ingress cycles even on frames that the limiter drops, and VM2 never reaches 8
+//! Gbit/s.
 //!
-//! 2 + 8 Gbit/s fill the link. These rates therefore include preambles and gaps, as on the link.
-//! The figure shows bandwidths of frames alone.
+//! The sold 2 and 8 Gbit/s together fill the link of 10 Gbit/s. The sold rates of 2 and 8 Gbit/s
+//! include preambles and inter-frame gaps. The figure shows bandwidths without preambles and
+//! inter-frame gaps.
 //!
-//! With C2QoS, both VMs have their purchase in cycles (strict, one class). The cost model has
-//! errors and learns; the events are the same.
+//! In the runs with C2QoS, each VM's purchase is converted to cycles, with strict limits and one
+//! class. The cost model has errors at first and corrects these errors by learning. In the runs
+//! with C2QoS, VM1 changes its traffic as in the runs with `bps` and `pps`.
 //!
 //! # Frame size of (c) and (d)
 //!
-//! The paper does not print this size. 3.0 M frames/s of 64 B leave a tenth of our core idle. That
-//! is more than VM1's look-ups take, so no VM would lose anything. The paper's VM2 loses at once,
-//! so its core was sold out. [`SOLD_OUT`] is the largest size at which a core with the costs of
-//! [`super::paper_platform`] forwards the sold rates (99.5 % of the core). At that size VM2 loses
-//! the cycles of all look-ups, and no others.
+//! The C2QoS paper does not print the frame size of panels (c) and (d) of Fig. 1. Frames of 64 B at
+//! 3.0 M frames/s leave a tenth of the simulated core idle. With 64 B frames, the additional
+//! look-ups for VM1's flows would fit into the core's idle cycles, and no VM would lose bandwidth.
+//! The C2QoS paper's VM2 loses bandwidth immediately, so the VMs had bought all cycles of the
+//! paper's core. [`SOLD_OUT`] is the largest size at which a core with the costs of
+//! [`super::paper_platform`] forwards the sold rates. Frames of [`SOLD_OUT`] bytes take 99.5 % of
+//! the core at the sold rates. At the frame size [`SOLD_OUT`], VM2 loses exactly the cycles of
+//! VM1's additional look-ups.
 //!
 //! # Calibration
 //!
-//! That size and the factor 2.67 of [`super::paper_platform`] were fitted to VM2's loss in (c). The
-//! record also shows (c) with a factor of 1.67, with 64 B frames, and with both
-//! (`pps_victim_delta_pct_…`). These claims have no band. Panel (a) depends on neither number.
+//! The frame size and the factor 2.67 of [`super::paper_platform`] were fitted to VM2's loss in
+//! panel (c) of Fig. 1. The record also has three variants of panel (c) of Fig. 1
+//! (`pps_victim_delta_pct_…`): a factor of 1.67, 64 B frames, and the combination of factor and
+//! frames. A claim about a variant of panel (c) of Fig. 1 has no band, and is shown only for
+//! information. Panel (a) of Fig. 1 is independent of the fitted frame size and of the fitted
+//! factor for look-ups.
 
 use penstock_sim::testbed::Traffic;
 use penstock_units::Nanos;
@@ -52,18 +65,18 @@ use crate::live;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig1",
     source: "C2QoS §II-B, Fig. 1",
-    about: "a VM hurts its neighbour within its limit in bits or frames a second",
+    about: "a VM within its limit in bits or frames per second slows its neighbour",
     sim: Some(sim),
     live: Some(live::fig1),
     picture,
 };
 
-/// Bytes of a frame in (c) and (d).
+/// Size of a frame in panels (c) and (d) of Fig. 1, in bytes.
 const SOLD_OUT: u16 = 228;
-/// Time from the start of the figure to VM1's change.
+/// Time from the start of the figure until VM1 changes its traffic.
 const EVENT: Nanos = Nanos::from_secs(10);
 
-/// Returns the change of VM2's frame rate in per cent.
+/// Runs a scenario. Returns the change of VM2's frame rate at the event, in percent.
 fn run(
     ctx: &Context<'_>,
     scenario: Scenario<'_>,
@@ -86,7 +99,8 @@ fn pace(sold: &Sold) -> penstock_sim::testbed::Pace {
     penstock_sim::testbed::Pace::FramesPerSecond(sold.frames())
 }
 
-/// Share of a link's bits that belong to frames if each frame has `size` bytes.
+/// Returns the share of a link's bits that belong to frames of `size` bytes. Each frame has 20
+/// bytes of preamble and inter-frame gap.
 fn payload(size: u16) -> f64 {
     f64::from(size) / (f64::from(size) + 20.0)
 }
@@ -97,7 +111,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("size_of_pps", SOLD_OUT);
     outcome.calibrated([
         "228 bytes a frame in (c)",
-        "what VM2 loses in (c): the largest size that leaves the core sold out",
+        "VM2's loss in (c): the largest size that the core can forward at the sold rates",
         "64 bytes, pps_victim_delta_pct_64b",
     ]);
     let [parameter, fitted_to] = paper::TOLD;
@@ -124,15 +138,30 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         delta.push(run(ctx, scenario, traffic.clone(), (&mut outcome, name))?);
     }
     let claims = [
-        ("bps_victim_delta_pct", "bps: VM2 loses when VM1 sends 64 B", Some(-20.0), (-30.0, -10.0)),
+        (
+            "bps_victim_delta_pct",
+            "bps: VM2's change when VM1 sends 64 B",
+            Some(-20.0),
+            (-30.0, -10.0),
+        ),
         (
             "pps_victim_delta_pct",
-            "pps: VM2 loses when VM1 sends many flows",
+            "pps: VM2's change when VM1 sends many flows",
             Some(-16.0),
             (-25.0, -8.0),
         ),
-        ("c2qos_size_event_victim_delta_pct", "cycles: VM1 sends 64 B", None, (-1.0, 1.0)),
-        ("c2qos_flow_event_victim_delta_pct", "cycles: VM1 sends many flows", None, (-1.0, 1.0)),
+        (
+            "c2qos_size_event_victim_delta_pct",
+            "cycles: VM2's change when VM1 sends 64 B",
+            None,
+            (-1.0, 1.0),
+        ),
+        (
+            "c2qos_flow_event_victim_delta_pct",
+            "cycles: VM2's change when VM1 sends many flows",
+            None,
+            (-1.0, 1.0),
+        ),
     ];
     for ((id, what, published, (low, high)), delta) in claims.into_iter().zip(delta) {
         let claim = Claim::new(id, what, "%").within(low, high).measured(delta);
@@ -142,13 +171,15 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// VM1's traffic before and after it sends many flows.
+/// Returns VM1's traffic before and after the flow event.
 fn flow_event(size: u16, sold: &[Sold; 2]) -> (Traffic, Traffic) {
     let single = Traffic::paced(size.into(), sold[0].frames());
     (single.clone(), single.with_many_flows())
 }
 
-/// Runs (c) with the size and the factor that were not chosen.
+/// Runs panel (c) of Fig. 1 with combinations of frame size and look-up factor other than the
+/// fitted combination. Claims about combinations of frame size and factor that were not fitted have
+/// no band.
 fn other_readings(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (as_read, factor) = (paper::CLASSIFICATION_MULTIPLE, paper::CLASSIFICATION_IF_A_FACTOR);
     for (done, (name, id, size, many_flows)) in (4_u32..).zip([
@@ -172,7 +203,7 @@ fn picture(record: &Record) -> Picture {
     if record.mode == Mode::Live {
         return live::picture(record, "time, s (rates); number of the case (shares)");
     }
-    let mut picture = Picture::new("C2QoS, Fig. 1: VM1 changes what it sends at 10 s");
+    let mut picture = Picture::new("C2QoS, Fig. 1: VM1 changes its traffic at 10 s");
     for name in ["bps", "pps", "pps 1.67", "c2qos size event", "c2qos flow event"] {
         picture = picture
             .panel(testbed::panel(record, name, "bandwidth", "Gbit/s"))

@@ -1,43 +1,48 @@
-//! C2QoS, Fig. 10: four VMs, of which three turn noisy.
+//! C2QoS, Fig. 10: three of four VMs become noisy.
 //!
 //! # Problem
 //!
-//! VM1 keeps to its profile while its neighbours change to 64 B frames.
+//! VM1 sends the declared frame size while its neighbours change to 64 B frames. VM1 must keep its
+//! bandwidth and latency.
 //!
 //! # Source
 //!
-//! C2QoS §VI-A: one I/O core, with the VMs on node 1 (factor 1.4 × 1.14). The VMs bought 4, 4, 1
-//! and 1 Gbit/s in 1024 B frames of one flow: 36, 36, 9 and 9 % of the core. There are three phases
-//! of 10 s, and all VMs that send do so at their maximum:
+//! C2QoS §VI-A: one I/O core, and four VMs on NUMA node 1. The C2QoS paper's factors multiply the
+//! costs of a frame by 1.4 (memory on another node) and by 1.14 (four VMs). The VMs bought 4, 4, 1
+//! and 1 Gbit/s in 1024 B frames of one flow: 36, 36, 9 and 9 % of the core. A run has three phases
+//! of 10 s. In each phase the active VMs send at their maximum:
 //!
-//! 1. VM1 and VM3 send 1024 B.
-//! 2. VM2 and VM4 also send, 64 B.
-//! 3. VM3 changes to 64 B too.
+//! 1. VM1 and VM3 send 1024 B frames.
+//! 2. VM2 and VM4 start to send 64 B frames.
+//! 3. VM3 also changes from 1024 B to 64 B frames.
 //!
 //! # Approach
 //!
-//! "At the maximum" is a ring that is always full. Under `bps`, the switch takes frames above the
-//! limit from the ring, pays for their ingress, and drops them. That is why VM3, which has a low
-//! limit, costs as much as VM2. It is also why VM1 gains when VM3's frames shrink (the text's
-//! "interesting thing"). From the costs of [`super::paper_platform`] it follows that VM2 and VM4
-//! take 20 % of the core each, as printed.
+//! A VM that sends at its maximum keeps its ring full. Under the policy `bps`, the switch removes
+//! all frames from a VM's ring, including the frames that exceed the VM's bit rate limit. The
+//! switch spends ingress cycles on the frames that exceed the limit, and drops these frames. VM3
+//! costs as many cycles as VM2, although VM3's limit is lower than VM2's limit. VM1 gains bandwidth
+//! when VM3's frames become smaller, because dropped frames cost cycles too (the C2QoS paper's
+//! "interesting thing"). With the costs of [`super::paper_platform`], VM2 and VM4 take 20 % of the
+//! core each, as the C2QoS paper prints.
 //!
 //! # Latency
 //!
-//! Fig. 10 (g) runs `qperf` beside VM1's own traffic in the 20 s in which the other VMs are noisy.
-//! VM1 sends [`OWN`] of its purchase, so that it stays within its purchase with the probe. A VM
-//! without traffic of its own would never wait more than one round of three batches. That is far
-//! from the printed "more than 1 ms". Under `bps`, VM1 waits in its own ring, which fills because
-//! the core gives VM1 less than it bought.
+//! In Fig. 10 (g), VM1 runs `qperf` beside its normal traffic during the 20 s in which the other
+//! VMs are noisy. VM1 sends the share [`OWN`] of its purchase, so that traffic and probe together
+//! stay within the purchase. A VM with only the probe would never wait longer than one round of
+//! three batches. A round of three batches takes far less time than the latency of "more than 1 ms"
+//! that the C2QoS paper prints. Under `bps`, VM1's frames wait in VM1's ring. VM1's ring fills
+//! under `bps`, because VM1 gets fewer cycles than it bought.
 //!
-//! "Native" is VM1 alone on the switch. The added latency is compared by the means of the two
-//! phases. Cycles are strict: if all VMs had idle cycles, VM3 would fill the *link* in the first
-//! phase. This figure does not cover the latency of a full link.
+//! In the run "native", VM1 is alone on the switch. The latency of a policy is the mean over phases
+//! 2 and 3. Under the policy `cycles` the limits are strict. If the VMs shared idle cycles, VM3
+//! would fill the *link* in the first phase. The figure does not cover the latency of a full link.
 //!
 //! # Departures
 //!
-//! Under `cycles-minmax` the first phase's cycles are worth 11.1 Gbit/s on a link of 10. The
-//! paper's TCP senders stayed at 6.3 and 2.1 Gbit/s.
+//! Under `cycles-minmax` the cycles of the first phase would pay for 11.1 Gbit/s, which is more
+//! than the link of 10 Gbit/s. The C2QoS paper's TCP senders stayed at 6.3 and 2.1 Gbit/s.
 
 use penstock_sim::testbed::{Probe, Traffic};
 use penstock_units::Nanos;
@@ -52,17 +57,17 @@ use crate::live;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig10",
     source: "C2QoS §VI-A, Fig. 10",
-    about: "bandwidth and latency of a VM whose neighbours turn noisy",
+    about: "bandwidth and latency of a VM with noisy neighbours",
     sim: Some(sim),
     live: Some(live::fig10),
     picture,
 };
 
-/// Share of its purchase that VM1 sends beside the probe.
+/// Share of VM1's purchase that VM1 sends in addition to the probe.
 const OWN: f64 = 0.97;
 const PHASE: Nanos = Nanos::from_secs(10);
 
-/// Start of a phase. Phases count from 0.
+/// Returns the time at which the phase `phase` begins. Phases are numbered from 0.
 fn start(ctx: &Context<'_>, phase: u64) -> Nanos {
     WARM_UP + Nanos(phase * ctx.scaled(PHASE).0)
 }
@@ -109,35 +114,43 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
     let [bps, strict, minmax] = vm1 else { return };
     outcome.claim(
-        Claim::new("bps_vm1_phase2_delta_pct", "bps: VM1 loses when VM2 and VM4 send 64 B", "%")
+        Claim::new("bps_vm1_phase2_delta_pct", "bps: VM1's change when VM2 and VM4 send 64 B", "%")
             .published(-12.0)
             .within(-25.0, -5.0)
             .measured(delta_pct(bps[0], bps[1])),
     );
-    // The share furthest from 4 is reported.
+    // The value furthest from 4 Gbit/s is reported.
     let off = |gbps: &f64| (gbps - 4.0).abs();
     let worst = strict.iter().copied().max_by(|a, b| off(a).total_cmp(&off(b)));
     outcome.claim(
-        Claim::new("strict_vm1_gbps", "cycles-strict: VM1 in each phase (worst)", "Gbit/s")
+        Claim::new("strict_vm1_gbps", "cycles-strict: VM1's rate in the worst phase", "Gbit/s")
             .published(4.0)
             .within(3.96, 4.04)
             .measured(worst.unwrap_or(f64::NAN)),
     );
     outcome.claim(
-        Claim::new("minmax_vm1_gbps_min", "cycles-minmax: VM1's least phase", "Gbit/s")
-            .published(4.0)
-            .at_least(3.96)
-            .measured(minmax.iter().copied().fold(f64::INFINITY, f64::min)),
+        Claim::new(
+            "minmax_vm1_gbps_min",
+            "cycles-minmax: VM1's lowest rate of all phases",
+            "Gbit/s",
+        )
+        .published(4.0)
+        .at_least(3.96)
+        .measured(minmax.iter().copied().fold(f64::INFINITY, f64::min)),
     );
     outcome.claim(
-        Claim::new("minmax_vm1_gbps_phase1", "cycles-minmax: VM1 while two VMs sleep", "Gbit/s")
-            .published(6.3)
-            .at_least(6.0)
-            .measured(minmax[0]),
+        Claim::new(
+            "minmax_vm1_gbps_phase1",
+            "cycles-minmax: VM1's rate while two VMs sleep",
+            "Gbit/s",
+        )
+        .published(6.3)
+        .at_least(6.0)
+        .measured(minmax[0]),
     );
 }
 
-/// VM1's mean latency while the other VMs are noisy, in microseconds.
+/// Returns VM1's mean latency while the other VMs are noisy, in microseconds.
 fn latency(
     ctx: &Context<'_>,
     sold: &[Sold],
@@ -172,7 +185,7 @@ fn latency_claims(outcome: &mut Outcome, latency: &[f64]) {
     outcome.claim(
         Claim::new(
             "added_latency_left_pct_cycles_only",
-            "of what bps adds to VM1's latency, what cycles alone leave",
+            "share of bps's added latency that remains with cycles alone",
             "%",
         )
         .at_most(60.0)
@@ -181,21 +194,21 @@ fn latency_claims(outcome: &mut Outcome, latency: &[f64]) {
     outcome.claim(
         Claim::new(
             "added_latency_left_pct_hbs",
-            "of what bps adds to VM1's latency, what cycles and HBS leave",
+            "share of bps's added latency that remains with cycles and HBS",
             "%",
         )
         .at_most(5.0)
         .measured(left(hbs)),
     );
-    outcome.claim(Claim::new("native_latency_us", "VM1 alone", "us").measured(native));
-    outcome.claim(Claim::new("bps_latency_us", "VM1 under bps", "us").measured(bps));
+    outcome.claim(Claim::new("native_latency_us", "latency of VM1 alone", "us").measured(native));
+    outcome.claim(Claim::new("bps_latency_us", "latency of VM1 under bps", "us").measured(bps));
 }
 
 fn picture(record: &Record) -> Picture {
     if record.mode == Mode::Live {
         return live::picture(record, "time, s (rates); number of the case (shares)");
     }
-    let mut picture = Picture::new("C2QoS, Fig. 10: three of four VMs turn noisy");
+    let mut picture = Picture::new("C2QoS, Fig. 10: three of four VMs become noisy");
     for policy in [Policy::Rates, Policy::StrictHbs, Policy::MinMaxHbs] {
         picture = picture
             .panel(testbed::panel(record, policy.name(), "bandwidth", "Gbit/s"))

@@ -1,46 +1,57 @@
-//! C2QoS, Fig. 11: how exactly VMs get their purchases, and the effect of classes.
+//! C2QoS, Fig. 11: deviation of VMs' rates from their purchases, and the effect of classes.
 //!
 //! # Problem
 //!
-//! Cycles are only as good as the model that sells them.
+//! A cost model converts purchases to cycles. If the cost model is wrong, VMs get more or less
+//! bandwidth than they bought.
 //!
 //! # Source
 //!
 //! C2QoS §VI-B:
 //!
-//! - (a) sizes mixed around the declared mean: deviations of -2 to 3 %.
-//! - (b) 1 to 16 VMs on every node: -2 to 4 % on one I/O core, -3 to 6 % on two.
-//! - (c) latency of 16 VMs in 4 classes that all send.
+//! - In Fig. 11 (a), each VM sends a mix of frame sizes around the frame size that it declared. The
+//!   VMs' rates deviate from their purchases by -2 to 3 %.
+//! - (b) There are 1 to 16 VMs on all NUMA nodes. The VMs' rates deviate by -2 to 4 % on one I/O
+//!   core, and by -3 to 6 % on two I/O cores.
+//! - (c) The C2QoS paper shows the latency of 16 VMs in 4 classes while all VMs send.
 //!
 //! # Approach: deviations
 //!
-//! In (a) and (b) all VMs send at their maximum, so their throughput shows the worth of their
-//! strict entitlements.
+//! In panels (a) and (b) of Fig. 11 all VMs send at their maximum. The VMs' entitlements are
+//! strict, so a VM's throughput shows the rate that its entitlement pays for.
 //!
-//! (a) Four VMs declared 512 B. They send 512 B, 448 and 576, 256 and 768, 64 and 960. (b) Each VM
-//! has its own size, 64 to 1024 B. Together the VMs bought 90 % of the cores.
+//! In panel (a) of Fig. 11, four VMs declared 512 B frames. The first VM sends 512 B frames. The
+//! other VMs send pairs of frame sizes: 448 and 576, 256 and 768, 64 and 960 B. In panel (b) of
+//! Fig. 11, the VMs have different frame sizes, from 64 to 1024 B. In panels (a) and (b) of Fig.
+//! 11, the VMs together bought 90 % of the cores.
 //!
-//! "Before learning" means the first 100 ms, with the entitlements that the model sold. The model's
-//! cells are up to 10 % wrong. "After" means [`LENGTH`] from the end of the warm-up. The claim is
-//! the deviation furthest from 0 among all VMs and deployments.
+//! "Before learning" means the first 100 ms, with the initial entitlements of the model. Each
+//! number in the initial cost model is up to 10 % wrong. The term "after learning" means the time
+//! [`LENGTH`] that follows the warm-up. Each claim is about the deviation furthest from 0 among all
+//! VMs and deployments.
 //!
 //! # Approach: latency
 //!
-//! (c) 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in 512 B frames. Each VM
-//! sends 92 to 97 % of its purchase in bursts of a batch, with its own period. Small frames enter
-//! the rings at random times and are timed from there to the link. They count as part of the VM's
-//! traffic. While the model learns, before the measurement, all VMs send at their maximum. A VM
-//! that sends more than it bought waits for cycles in a full ring, whatever its class. The figure
-//! does not show that case.
+//! In panel (c) of Fig. 11, 16 VMs, four in each of the classes 1 to 4, bought 90 % of the core in
+//! 512 B frames. Each VM sends 92 to 97 % of its purchase in bursts of one batch. The time between
+//! two bursts differs by VM. Small probe frames enter the rings at random times. The figure
+//! measures the time of the probe frames from the ring to the link. Probe frames count as part of
+//! the VM's traffic. Before the measurement, while the cost model learns, all VMs send at their
+//! maximum. If a VM sends more than it bought, its frames wait for cycles in a full ring, whatever
+//! the VM's class. The figure does not show the latency of a VM that sends more than it bought.
 //!
-//! (d) The VMs send the same load in bursts nearly as large as a bucket lets pass at once. This is
-//! the worst load for others that a VM may send within its purchase.
+//! In panel (d) of Fig. 11, the VMs send the load of panel (c) in bursts that are nearly as large
+//! as a VM's cycle bucket permits. Among all loads within a VM's purchase, the bursts of panel (d)
+//! of Fig. 11 delay the other VMs most.
 //!
-//! `classes_over_bound` compares p99.9 of (c) and (d) with the bound that `penstock explain`
-//! computes. The figure and the command use the same function, with the seller's model. Only (d)
-//! shows how tight the bound is: in (c) the bound allows for bursts six times as large as those
-//! sent. The measurement includes the link; the bound does not. The uplink is in the last class. It
-//! has no bucket, so in a higher class it would leave the classes below it without a bound.
+//! `classes_over_bound` compares the 99.9th percentiles of panels (c) and (d) of Fig. 11 with the
+//! latency bound that `penstock explain` computes. The figure and `penstock explain` use the same
+//! function, with the seller's cost model. Only panel (d) of Fig. 11 shows how tight the latency
+//! bound is. In panel (c) of Fig. 11, the latency bound allows for bursts six times as large as the
+//! bursts that the VMs send. The measured latency includes the time on the link, but the computed
+//! bound does not include it. The uplink has no bucket, so the uplink may use any number of cycles.
+//! The uplink is in the last class, because an uplink in a higher class could delay the lower
+//! classes without limit.
 
 use penstock_sim::testbed::{Pace, Traffic};
 use penstock_units::Nanos;
@@ -56,29 +67,29 @@ use crate::live;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig11",
     source: "C2QoS §VI-B, Fig. 11",
-    about: "deviation from what was bought, and latency by class",
+    about: "deviation of rates from purchases, and latency by class",
     sim: Some(sim),
     live: Some(live::fig11),
     picture,
 };
 
-/// Length of one measurement.
+/// Time over which the VMs' rates after learning are measured.
 const LENGTH: Nanos = Nanos::from_secs(2);
-/// Share of the cores that is sold.
+/// Share of the cores' cycles that is sold to VMs.
 const SOLD: f64 = 0.9;
 const SIZES: [u16; 5] = [64, 128, 256, 512, 1024];
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 const CLASSES: u8 = 4;
 
-/// Frames a second that a share of a core pays for.
+/// Returns the frames per second that the share `share` of a core pays for.
 fn worth(share: f64, size: u16, factor: f64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a frequency")]
     let hz = paper::HZ as f64;
     share * hz / (paper::cost(size.into(), Flows::Single).total() * factor)
 }
 
-/// Deviations of all VMs in per cent: with the entitlements that the model sold, and after
-/// learning.
+/// Returns two deviations of each VM's rate in percent: with the model's initial entitlements, and
+/// after learning.
 fn deviations(ctx: &Context<'_>, host: &mut Host, sold: &[Sold]) -> Vec<(f64, f64)> {
     let frames =
         |host: &Host| -> Vec<u64> { host.read().iter().map(|vm| vm.carried.frames).collect() };
@@ -98,7 +109,7 @@ fn deviations(ctx: &Context<'_>, host: &mut Host, sold: &[Sold]) -> Vec<(f64, f6
     before.into_iter().zip(after).collect()
 }
 
-/// Runs panel (a) and returns each VM's deviations.
+/// Runs panel (a) of Fig. 11 and returns the deviations of each VM's rate in percent.
 fn mixed(ctx: &Context<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
     let factor = paper::vms_factor(4, Placement::OneNode);
     let sold: Vec<Sold> = (0..4)
@@ -113,12 +124,12 @@ fn mixed(ctx: &Context<'_>) -> anyhow::Result<Vec<(f64, f64)>> {
     Ok(deviations(ctx, &mut host, &sold))
 }
 
-/// Runs panel (b) and returns each VM's deviations.
+/// Runs panel (b) of Fig. 11 and returns the deviations of each VM's rate in percent.
 fn deployed(ctx: &Context<'_>, vms: usize, cores: u16) -> anyhow::Result<Vec<(f64, f64)>> {
     let count = u32::try_from(vms)?;
     let placement = Placement::SeveralNodes;
     let factor = paper::vms_factor(count, placement) * paper::cores_factor(cores.into());
-    // VMs are dealt to the cores in turn, so a core may have none.
+    // VMs are assigned to the cores in turn. A core may have no VM.
     let on_core = count.div_ceil(cores.into());
     let sold = (0..vms).map(|vm| {
         let size = SIZES[vm % SIZES.len()];
@@ -134,7 +145,7 @@ fn deployed(ctx: &Context<'_>, vms: usize, cores: u16) -> anyhow::Result<Vec<(f6
     Ok(deviations(ctx, &mut host, &sold))
 }
 
-/// Returns the value furthest from 0.
+/// Returns the value with the largest magnitude, or NaN if `values` is empty.
 fn worst(values: impl Iterator<Item = f64>) -> f64 {
     values.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(f64::NAN)
 }
@@ -159,36 +170,45 @@ fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     }
     let everything = || groups.iter().flat_map(|group| &group.1);
     outcome.claim(
-        Claim::new("deviation_before_learning_pct", "worst of all, as the model sold it", "%")
-            .measured(worst(everything().map(|d| d.0))),
+        Claim::new(
+            "deviation_before_learning_pct",
+            "largest deviation from a purchase, before learning",
+            "%",
+        )
+        .measured(worst(everything().map(|d| d.0))),
     );
     outcome.claim(
-        Claim::new("deviation_pct", "worst of all, after learning", "%")
+        Claim::new("deviation_pct", "largest deviation from a purchase, after learning", "%")
             .within(-1.0, 1.0)
             .measured(worst(everything().map(|d| d.1))),
     );
     let published = [3.0, 4.0, 6.0];
     for ((name, all), published) in groups.iter().zip(published) {
         outcome.claim(
-            Claim::new(&format!("deviation_pct_{name}"), "the same, here", "%")
-                .published(published)
-                .within(-1.0, 1.0)
-                .measured(worst(all.iter().map(|d| d.1))),
+            Claim::new(
+                &format!("deviation_pct_{name}"),
+                "largest deviation in this group, after learning",
+                "%",
+            )
+            .published(published)
+            .within(-1.0, 1.0)
+            .measured(worst(all.iter().map(|d| d.1))),
         );
     }
     Ok(())
 }
 
-/// Bursts that VMs send while their latency is measured.
+/// Size of the bursts that VMs send while their latency is measured.
 #[derive(Clone, Copy)]
 enum Bursts {
-    /// Panel (c): bursts of a batch.
+    /// A burst has the frames of one batch, as in panel (c) of Fig. 11.
     OfABatch,
-    /// Panel (d): bursts nearly as large as a bucket's burst.
+    /// Each burst of a VM is nearly as large as the VM's cycle bucket permits, as in panel (d) of
+    /// Fig. 11.
     OfABucket,
 }
 
-/// Latencies and bounds of (c) or (d) by class, in microseconds.
+/// Latencies and latency bounds of panel (c) or (d) of Fig. 11 by class, in microseconds.
 struct Found {
     us: Vec<Vec<f64>>,
     bounds: Vec<f64>,
@@ -199,21 +219,20 @@ impl Found {
         self.us.iter().map(|us| percentile(us, percent)).collect()
     }
 
-    /// Ratio of the bound to p99.9, by class.
+    /// Returns the latency bound of each class, divided by the 99.9th percentile of its latencies.
     fn over(&self) -> Vec<f64> {
         self.bounds.iter().zip(self.p(99.9)).map(|(bound, p999)| bound / p999).collect()
     }
 }
 
-/// Small frames a second that are timed for each VM.
+/// Probe frames per second of each VM.
 const SAMPLES: u64 = 3_000;
-/// Time at which VMs stop sending at their maximum: some refills before the warm-up ends.
+/// Time at which VMs stop sending at their maximum: 500 ms before the warm-up ends.
 const GREEDY_UNTIL: Nanos = Nanos(WARM_UP.0 - 500_000_000);
-/// Share of a bucket's burst that (d) sends. The rest is a margin, because batches cost up to 5 %
-/// more than the mean.
+/// Size of a burst in panel (d) of Fig. 11, as a share of the burst that the bucket permits. The
+/// burst is smaller than the bucket permits, because a batch may cost up to 5 % more than the mean.
 const OF_BURST: f64 = 0.95;
 
-/// Measures the latencies of panel (c) or (d).
 fn latencies(ctx: &Context<'_>, bursts: Bursts) -> anyhow::Result<Found> {
     let vms = 4 * usize::from(CLASSES);
     let factor = paper::vms_factor(16, Placement::OneNode);
@@ -275,24 +294,32 @@ fn classes(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
             let class: u8 = class;
             outcome.series(&format!("{prefix}class {class}"), "share", distribution(us));
             let name = format!("{id}class{class}_p99.9_us");
-            outcome.claim(Claim::new(&name, "ring to link", "us").measured(p999));
+            outcome.claim(
+                Claim::new(&name, "99.9th percentile of the latency from ring to link", "us")
+                    .measured(p999),
+            );
             let name = format!("{id}class{class}_bound_us");
-            outcome
-                .claim(Claim::new(&name, "the bound, ring to end of batch", "us").measured(*bound));
+            outcome.claim(
+                Claim::new(&name, "latency bound from ring to end of batch", "us").measured(*bound),
+            );
         }
     }
     let p99 = found.p(99.0);
     let ratio = p99.windows(2).map(|pair| pair[1] / pair[0]).fold(f64::INFINITY, f64::min);
     outcome.claim(
-        Claim::new("class_p99_ratio_min", "p99 of a class over that of the one before it", "ratio")
-            .at_least(1.2)
-            .measured(ratio),
+        Claim::new(
+            "class_p99_ratio_min",
+            "lowest ratio of a class's p99 to the previous class's p99",
+            "ratio",
+        )
+        .at_least(1.2)
+        .measured(ratio),
     );
     let over = || found.over().into_iter().chain(deep.over());
-    // NaN counts as over the bound, too.
+    // NaN also counts as above the bound.
     let broken = over().filter(|ratio| ratio.is_nan() || *ratio < 1.0).count();
     outcome.claim(
-        Claim::new("classes_over_bound", "classes whose p99.9 is above the bound", "classes")
+        Claim::new("classes_over_bound", "classes with a p99.9 above their bound", "classes")
             .at_most(0.0)
             .measured(testbed::float(broken as u64)),
     );
@@ -300,15 +327,19 @@ fn classes(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     outcome.claim(
         Claim::new(
             "bound_over_p999_max",
-            "bound over p99.9, the largest of all classes; bursts as large as buckets allow",
+            "largest ratio of bound to p99.9; bursts as large as buckets permit",
             "ratio",
         )
         .at_most(5.0)
         .measured(most(&deep)),
     );
     outcome.claim(
-        Claim::new("bound_over_p999_max_batches", "the same; bursts of a batch", "ratio")
-            .measured(most(&found)),
+        Claim::new(
+            "bound_over_p999_max_batches",
+            "largest ratio of bound to p99.9; bursts of one batch",
+            "ratio",
+        )
+        .measured(most(&found)),
     );
     Ok(())
 }

@@ -2,61 +2,77 @@
 //!
 //! # Problem
 //!
-//! A web server's frames are small and belong to many flows, so they are expensive.
+//! A web server sends small frames of many flows. Small frames of many flows cost many cycles per
+//! byte and slow other VMs.
 //!
 //! # Source
 //!
-//! C2QoS §VI-C: two VMs that bought 4 Gbit/s run FTP. Two VMs that bought 1 Gbit/s run nginx, which
-//! is under pressure (wrk) from 30 to 70 s. The paper prints that FTP loses 11 % under `bps` and
-//! that responses take twice as long as alone. Cycles remove half of that added latency; cycles
-//! with HBS remove more than 80 %.
+//! C2QoS §VI-C: two VMs that bought 4 Gbit/s each run FTP. Two VMs that bought 1 Gbit/s each run
+//! nginx. The tool wrk loads nginx from 30 to 70 s. Under `bps`, the C2QoS paper reports that FTP
+//! loses 11 % and that responses take twice as long as without FTP. Limits in cycles remove half of
+//! the latency that FTP adds. Limits in cycles with HBS remove more than 80 % of the latency that
+//! FTP adds.
 //!
 //! # Approach
 //!
-//! FTP fills its ring with 1024 B frames. Each web server has two loads, and all of its frames
+//! The FTP VMs keep their rings full of 1024 B frames. Each web server has two kinds of load:
+//! requests for small objects, and waves of larger objects. The frames of small and larger objects
 //! belong to many flows:
 //!
-//! - Small objects: [`REQUESTS`] requests a second in bursts of four (exponential gaps). The server
-//!   answers each request with one frame of 128 B.
-//! - Larger objects: for [`WAVE`] of every [`EVERY`], as many 384 B frames as the core takes.
+//! - Small objects: each web server gets [`REQUESTS`] requests a second in bursts of four, with
+//!   exponentially distributed gaps between the bursts. The web server answers each request with
+//!   one frame of 128 B.
+//! - Larger objects: the web servers send waves of 384 B frames, at a higher rate than the core can
+//!   forward. A wave of larger objects lasts [`WAVE`], and a new wave begins every [`EVERY`].
 //!
-//! Cycles are sold for 1024 B as in §VI-A: strict for FTP ("strictly guarantees"), min-max for the
-//! web servers. The web servers are in class 1. The VMs are on three nodes, none of them the core's
-//! (1.07 × 1.4).
+//! The VMs bought cycles for frames of 1024 B, as in §VI-A. The limits are strict for FTP
+//! ("strictly guarantees"). The limits of the web servers are min-max, so the web servers may also
+//! use idle cycles. The web servers are in class 1. The VMs are on three NUMA nodes; the core is on
+//! another node. The C2QoS paper's factors multiply the costs of a frame by 1.07 (four VMs on
+//! several nodes) and by 1.4 (memory on another node).
 //!
 //! # Why both loads
 //!
-//! FTP can lose only while round-robin gives it less than it bought. That happens while the web
-//! servers take more than the rest of the core. At such a time FTP's gate is open at each of its
-//! turns, and cycles alone change nobody's latency. Cycles only remove the time in which FTP would
-//! get *more* than it bought. That time is when the web servers have little to send. The two losses
-//! thus occur at different moments, and a load with one kind of moment shows only one of them.
+//! FTP loses bandwidth only while round-robin gives FTP less than it bought. FTP gets less than it
+//! bought while the web servers use more cycles than the core has beyond FTP's purchases. While FTP
+//! gets less than it bought, FTP's bucket always has tokens, so limits in cycles do not change the
+//! latency. Limits in cycles reduce the latency only while the FTP servers would get *more* cycles
+//! than they bought. FTP would get more than it bought while the web servers have little to send.
+//! FTP's loss and the effect of limits in cycles occur at different times, so the figure needs two
+//! kinds of load.
 //!
-//! Waves make FTP lose. Response times are those of requests for small objects. The added latency
-//! is that of the *median* response, because most responses come between waves. The 99th percentile
-//! comes from the waves and is in the series.
+//! Waves of larger objects make FTP lose bandwidth. Requests for small objects measure the response
+//! times. The claims are about the *median* response time, because most responses arrive between
+//! waves of larger objects. The waves of larger objects determine the 99th percentile of the
+//! response time, which the record also has.
 //!
 //! # Calibration
 //!
-//! The paper does not print the waves (their length, frequency and frames) or the requests. They
-//! were chosen so that FTP loses as much as the paper prints. So was the factor 2.67 of
-//! [`super::paper_platform`]. The record also shows, without bands, the same load without waves
-//! (`_no_waves`) and with a factor of 1.67 (`_factor_1_67`).
+//! The C2QoS paper does not print the length of a wave of larger objects, the frames in a wave, or
+//! the rate of requests. The length of the waves of larger objects and the request rate were chosen
+//! so that FTP loses as much as the C2QoS paper prints. The factor 2.67 for the look-ups of many
+//! flows ([`super::paper_platform`]) was also fitted to results of the C2QoS paper. For comparison
+//! and without bands, the record has results without waves of larger objects (`_no_waves`) and with
+//! a factor of 1.67 (`_factor_1_67`).
 //!
 //! # What does not hold
 //!
-//! Cycles alone leave some 70 % of the added latency, not 60 or less. Of the 66 us, a fifth is time
-//! on the link: FTP's 8 Gbit/s are ahead of the response there, however the core is scheduled.
-//! After each wave FTP also catches up on its missed bits, and its gate stays open all the while.
-//! Without classes this switch cannot remove more than that.
+//! With limits in cycles alone, some 70 % of the latency that FTP adds remains, but the claim
+//! permits at most 60 %. FTP still adds 66 us to the latency of responses. A fifth of the
+//! latency that FTP still adds is time on the link. On the link, 8 Gbit/s of FTP frames are ahead
+//! of the responses, whatever the schedule of the core. After each wave of larger objects, FTP also
+//! sends the bits that it could not send during the wave. FTP's bucket has tokens while FTP catches
+//! up after a wave of larger objects. Without priority classes, Penstock cannot remove more of the
+//! latency that FTP adds.
 //!
 //! # Departures
 //!
-//! Clients acknowledge every second large frame. FTP's acknowledgements are omitted, because no VM
-//! bought cycles for them. The figure runs 5 s without and 10 s with pressure instead of 30 and 40,
-//! because nothing changes within them.
+//! In reality, clients acknowledge every second large frame. The simulation omits FTP's
+//! acknowledgements, because no VM bought cycles for them. The web servers are idle for 5 s instead
+//! of 30 s, and loaded for 10 s instead of 40 s. The load is constant while the web servers are
+//! loaded.
 
-use penstock_dataplane::schedule::IngressPolicy;
+use penstock_dataplane::snapshot::IngressPolicy;
 use penstock_sim::testbed::{Pace, Requests, Traffic};
 use penstock_units::Nanos;
 
@@ -75,23 +91,25 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Requests a second to each web server.
+/// Requests per second to each web server.
 const REQUESTS: f64 = 20_000.0;
-/// Length of a wave of larger objects, and the period of waves.
+/// Length of a wave of larger objects, and time between the starts of two waves.
 const WAVE: Nanos = Nanos::from_micros(8_000);
 const EVERY: Nanos = Nanos::from_millis(50);
-/// Time without pressure, and time with it.
+/// Length of the part of a run with idle web servers. [`PRESSURE`] is the length of the part with
+/// loaded web servers.
 const CALM: Nanos = Nanos::from_secs(5);
 const PRESSURE: Nanos = Nanos::from_secs(10);
 
-/// One reading of the numbers that the paper does not print.
+/// A choice of those load parameters that the C2QoS paper does not print.
 #[derive(Clone, Copy)]
 struct Reading {
-    /// The reading's name in series, and the suffix of its claims.
+    /// Text in the names of series that identifies the choice of load parameters. The field
+    /// `suffix` is the corresponding text at the end of the names of claims.
     name: &'static str,
     suffix: &'static str,
     waves: bool,
-    /// Cycles to classify a frame of many flows, as in [`Scenario`].
+    /// Cycles to classify a frame of many flows. See [`Scenario`].
     many_flows: f64,
 }
 
@@ -109,10 +127,11 @@ const OTHERS: [Reading; 2] = [
 
 const POLICIES: [Policy; 4] = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
 
-/// Results of one run.
+/// Results of one run: the change of FTP's bandwidth in percent, and the web servers' response
+/// times.
 struct Found {
     ftp_delta_pct: f64,
-    /// Response times in microseconds.
+    /// Response times of the web servers in microseconds.
     us: Vec<f64>,
 }
 
@@ -193,7 +212,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     testbed::describe(&mut outcome);
     outcome.calibrated([
         "waves of 8 ms in every 50 ms, 400,000 frames/s of 384 B, and 20,000 requests/s",
-        "what FTP loses under bps and the latency that cycles leave",
+        "FTP's loss under bps, and the added latency with cycles",
         "no waves, claims with _no_waves",
     ]);
     let [parameter, fitted_to] = paper::TOLD;
@@ -215,29 +234,36 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Median response time in microseconds.
+/// Returns the median response time in microseconds.
 fn median(found: &Found) -> f64 {
     percentile(&found.us, 50.0)
 }
 
-/// Share of the latency added by `bps` over `native` that `found` still has, in per cent.
+/// Returns the median latency that `found` adds to `native`, in percent of the median latency that
+/// `bps` adds to `native`.
 fn left([native, bps, found]: [&Found; 3]) -> f64 {
     100.0 * (median(found) - median(native)) / (median(bps) - median(native))
 }
 
-/// Adds the claims of another reading, without bands.
+/// Adds the claims for a load with other parameters than the main load. Claims about loads with
+/// other parameters have no bands.
 fn show(outcome: &mut Outcome, reading: Reading, found: &[Found]) -> anyhow::Result<()> {
     let [native, bps, cycles, hbs] = found else { anyhow::bail!("four runs") };
     let Reading { name, suffix, .. } = reading;
     for (id, what, published, value) in [
-        ("bps_ftp_delta_pct", "FTP loses under bps", -11.0, bps.ftp_delta_pct),
+        ("bps_ftp_delta_pct", "FTP's change under bps", -11.0, bps.ftp_delta_pct),
         (
             "added_latency_left_pct_cycles_only",
-            "what cycles alone leave",
+            "added latency that remains with cycles alone",
             50.0,
             left([native, bps, cycles]),
         ),
-        ("added_latency_left_pct_hbs", "what both leave", 20.0, left([native, bps, hbs])),
+        (
+            "added_latency_left_pct_hbs",
+            "added latency that remains with cycles and HBS",
+            20.0,
+            left([native, bps, hbs]),
+        ),
     ] {
         let claim =
             Claim::new(&format!("{id}{suffix}"), format!("another reading,{name}: {what}"), "%");
@@ -249,25 +275,33 @@ fn show(outcome: &mut Outcome, reading: Reading, found: &[Found]) -> anyhow::Res
 fn claims(outcome: &mut Outcome, found: &[Found]) -> anyhow::Result<()> {
     let [native, bps, cycles, hbs] = found else { anyhow::bail!("four runs") };
     outcome.claim(
-        Claim::new("bps_ftp_delta_pct", "bps: FTP loses under pressure", "%")
+        Claim::new("bps_ftp_delta_pct", "bps: FTP's change when the web servers are loaded", "%")
             .published(-11.0)
             .within(-20.0, -5.0)
             .measured(bps.ftp_delta_pct),
     );
     outcome.claim(
-        Claim::new("c2tb_ftp_delta_pct", "cycles: FTP keeps what it bought", "%")
-            .published(0.0)
-            .within(-1.0, 1.0)
-            .measured(cycles.ftp_delta_pct),
+        Claim::new(
+            "c2tb_ftp_delta_pct",
+            "cycles: FTP's change when the web servers are loaded",
+            "%",
+        )
+        .published(0.0)
+        .within(-1.0, 1.0)
+        .measured(cycles.ftp_delta_pct),
     );
     outcome.claim(
-        Claim::new("c2qos_ftp_delta_pct", "cycles and HBS: the same", "%")
-            .measured(hbs.ftp_delta_pct),
+        Claim::new(
+            "c2qos_ftp_delta_pct",
+            "cycles and HBS: FTP's change when the web servers are loaded",
+            "%",
+        )
+        .measured(hbs.ftp_delta_pct),
     );
     outcome.claim(
         Claim::new(
             "added_latency_left_pct_cycles_only",
-            "of what bps adds to the median response, what cycles alone leave",
+            "share of bps's added median latency that remains with cycles alone",
             "%",
         )
         .published(50.0)
@@ -277,7 +311,7 @@ fn claims(outcome: &mut Outcome, found: &[Found]) -> anyhow::Result<()> {
     outcome.claim(
         Claim::new(
             "added_latency_left_pct_hbs",
-            "of what bps adds to the median response, what cycles and HBS leave",
+            "share of bps's added median latency that remains with cycles and HBS",
             "%",
         )
         .published(20.0)
@@ -298,7 +332,7 @@ fn picture(record: &Record) -> Picture {
     if record.mode == Mode::Live {
         return live::picture(record, "time, s (rates); percentile (responses)");
     }
-    let mut picture = Picture::new("C2QoS, Fig. 12: web servers under pressure from 5 s on");
+    let mut picture = Picture::new("C2QoS, Fig. 12: web servers are loaded from 5 s on");
     for policy in &POLICIES[1..] {
         picture = picture.panel(testbed::panel(record, policy.name(), "bandwidth", "Gbit/s"));
     }

@@ -1,26 +1,28 @@
-//! C2QoS, Fig. 13: the link is the bottleneck, and the bottleneck handler reacts.
+//! C2QoS, Fig. 13: the link becomes the bottleneck, and the bottleneck handler reacts.
 //!
 //! # Problem
 //!
-//! Cycle buckets divide the core. If a VM's frames get cheaper than its profile, its cycles are
-//! worth more bits, and it may fill the link.
+//! Cycle buckets divide the core, not the link. If a VM's frames become cheaper than declared, its
+//! cycles pay for more bits, and the VM may fill the link.
 //!
 //! # Source
 //!
-//! C2QoS §VII: VM1 bought 2 Gbit/s of 128 B, VM2 bought 6 Gbit/s of 1024 B, one flow each. At 15 s
-//! VM1 changes to 1500 B. The run takes 30 s.
+//! C2QoS §VII: VM1 bought 2 Gbit/s in frames of 128 B, and VM2 bought 6 Gbit/s in frames of 1024 B.
+//! Each VM sends one flow. At 15 s VM1 changes to frames of 1500 B. A run of Fig. 13 lasts 30 s.
 //!
 //! # Approach
 //!
-//! Both VMs send at their maximum, limited by their strict entitlements. The handler is the
-//! production one ([`penstock_qos::bottleneck`]). As in the daemon, it runs every [`INTERVAL`],
-//! with the limits into which it divides the link. `recovery_s` is the time from the event to the
-//! last interval in which VM2 was more than 2 % off.
+//! Both VMs send at their maximum, limited by their strict entitlements. The figure uses the
+//! daemon's bottleneck handler ([`penstock_qos::bottleneck`]). The bottleneck handler observes the
+//! link every [`INTERVAL`]. If the link is full, the bottleneck handler limits each VM to its part
+//! of the link's rate. VM2 has recovered when in all later intervals its rate differs by at most 2
+//! % from its mean rate before the event. `recovery_s` is the time from the event until VM2 has
+//! recovered.
 //!
 //! # Departures
 //!
-//! After the event VM1's cycles are worth 12.8 Gbit/s, so VM2 loses more here than the paper's 8 %.
-//! The paper's VM1 stopped at about 4.5 Gbit/s; the paper does not name the limit.
+//! At 15 s, VM1's cycles begin to pay for 12.8 Gbit/s, so VM2 loses more than the C2QoS paper's 8
+//! %. The C2QoS paper's VM1 did not exceed about 4.5 Gbit/s, and the paper does not say why.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +42,7 @@ use crate::live;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig13",
     source: "C2QoS §VII, Fig. 13",
-    about: "the link becomes the bottleneck; limits in bits per second assist",
+    about: "the link becomes the bottleneck; limits in bits per second divide it",
     sim: Some(sim),
     live: Some(live::fig13),
     picture,
@@ -49,7 +51,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
 const EVENT: Nanos = Nanos::from_secs(15);
 
-/// The daemon's part: it watches the link and switches limits on and off.
+/// Bottleneck handler of the simulated host. The bottleneck handler observes the link, and switches
+/// the VMs' bandwidth limits on and off.
 struct Handler {
     state: Bottleneck,
     active: Arc<AtomicBool>,
@@ -63,8 +66,10 @@ impl Handler {
             let spec = Spec::new(Limit::SingleRate { cir, cbs, ebs: 0 })?.per_frame(FRAME_OVERHEAD);
             let (active, policer) = (Arc::clone(&active), Arc::new(Policer::new(spec)));
             let part = LinkLimit { active, held: Arc::default(), policer };
-            host.bed
-                .set_limits(vm, Some(Arc::new(IngressPolicer { own: None, links: vec![part] })));
+            host.bed.set_limits(
+                vm,
+                Some(Arc::new(IngressPolicer { own: Vec::new(), links: vec![part] })),
+            );
         }
         Ok(Self { state: Bottleneck::new(LINK), active })
     }
@@ -99,12 +104,14 @@ fn run(ctx: &Context<'_>, handler: bool, outcome: &mut Outcome) -> anyhow::Resul
     Ok(record)
 }
 
-/// Time at which VM1 changes to 1500 B frames, at the end of an interval.
+/// Returns the time at which VM1 changes to 1500 B frames. The event's time is rounded down to the
+/// end of an interval of the bottleneck handler.
 fn event(ctx: &Context<'_>) -> Nanos {
     Nanos(ctx.scaled(EVENT).0 / INTERVAL.0 * INTERVAL.0)
 }
 
-/// Seconds from the event to the end of the last interval in which VM2 was more than 2 % off.
+/// Returns the seconds from the event until VM2 has recovered. Recovery ends with the last interval
+/// in which VM2's rate differed by more than 2 % from its earlier rate `before`.
 fn recovery(ctx: &Context<'_>, record: &testbed::Record, before: f64) -> f64 {
     let intervals = event(ctx).0 / INTERVAL.0;
     let at = |interval: u64| testbed::float(interval * INTERVAL.0) / 1e9;
@@ -125,19 +132,23 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let before = |record: &testbed::Record| record.gbps(1, (0.0, event));
     let after = |record: &testbed::Record| record.gbps(1, (event + 1.0, 2.0 * event));
     outcome.claim(
-        Claim::new("without_handler_victim_delta_pct", "VM2 loses when VM1 sends 1500 B", "%")
+        Claim::new("without_handler_victim_delta_pct", "VM2's change when VM1 sends 1500 B", "%")
             .published(-8.0)
             .at_most(-4.0)
             .measured(delta_pct(before(&without), after(&without))),
     );
     outcome.claim(
-        Claim::new("with_handler_victim_delta_pct", "the same with the handler, after 1 s", "%")
-            .published(0.0)
-            .within(-2.0, 2.0)
-            .measured(delta_pct(before(&with), after(&with))),
+        Claim::new(
+            "with_handler_victim_delta_pct",
+            "VM2's change with the handler, from 1 s after the event",
+            "%",
+        )
+        .published(0.0)
+        .within(-2.0, 2.0)
+        .measured(delta_pct(before(&with), after(&with))),
     );
     outcome.claim(
-        Claim::new("recovery_s", "from the event until VM2 has its rate again", "s")
+        Claim::new("recovery_s", "time from the event until VM2's rate is restored", "s")
             .published(2.0)
             .at_most(1.0)
             .measured(recovery(ctx, &with, before(&with))),

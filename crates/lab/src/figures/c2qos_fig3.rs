@@ -2,25 +2,26 @@
 //!
 //! # Problem
 //!
-//! A polling switch takes a batch from each VM in turn, so every VM waits for all others.
+//! A polling switch takes a batch from one VM after the other, so every VM waits for all other VMs.
 //!
 //! # Source
 //!
-//! C2QoS §II-C: 1 to 16 VMs on one I/O core, with `qperf tcp_lat` in each. The latency is 26 to 27
-//! us for one VM, and hundreds of times that for 16.
+//! C2QoS §II-C: 1 to 16 VMs on one I/O core, with `qperf tcp_lat` in each VM. The C2QoS paper's
+//! latency is 26 to 27 us with one VM, and hundreds of times as long with 16 VMs.
 //!
 //! # Approach
 //!
-//! `qperf` keeps one small frame outstanding. 16 of them take 1 % of the core and make no VM wait,
-//! so the printed latency needs neighbours that send. Each VM therefore measures in its turn, and
-//! all others meanwhile send 384 B frames at their maximum. This follows the paper: "each VM will
-//! suffer the additional latency caused by n - 1 batches". With larger frames one sender alone
-//! would fill the link (10G), and this figure does not cover the link's queue. `qperf` reports half
+//! `qperf` has one small frame in flight. The `qperf` frames of 16 VMs take 1 % of the core and
+//! delay no VM, so the printed latency requires neighbours that send. Only one VM at a time
+//! measures its latency. While one VM measures, all other VMs send 384 B frames at their maximum.
+//! Neighbours that send match the C2QoS paper's explanation of the latency: "each VM will suffer
+//! the additional latency caused by n - 1 batches". With larger frames, one sender alone would fill
+//! the link of 10 Gbit/s. The figure does not cover the queue of the link. `qperf` reports half of
 //! a round trip.
 //!
-//! With C2QoS, the policy is cycles (min-max, equal parts of 90 % of the core) and HBS. The VM that
-//! measures is in class 1, and the others are in class 2. The replies come through the uplink's
-//! port, which is in class 1.
+//! With C2QoS, the VMs have limits in cycles (min-max, equal parts of 90 % of the core) and HBS
+//! schedules the VMs. The VM that measures the latency has class 1, and all other VMs have class 2.
+//! Replies arrive through the uplink's port, which is in class 1.
 
 use penstock_sim::testbed::{Probe, Timed, Traffic};
 use penstock_units::{Nanos, Priority};
@@ -36,7 +37,7 @@ use crate::live;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig3",
     source: "C2QoS §II-C, Fig. 3",
-    about: "latency of 1 to 16 VMs that are polled in turn, and by class",
+    about: "latency of 1 to 16 VMs, with round-robin and in the first class",
     sim: Some(sim),
     live: Some(live::fig3),
     picture,
@@ -44,12 +45,12 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 const SIZE: u16 = 384;
-/// Time for which each VM measures. Before its turn the VM is quiet for [`QUIET`], while its ring
-/// drains.
+/// Time for which each VM measures its latency. Before the measurement, the VM sends nothing for
+/// [`QUIET`], so that its ring becomes empty.
 const TURN: Nanos = Nanos::from_millis(50);
 const QUIET: Nanos = Nanos::from_millis(10);
 
-/// Latencies of all VMs together, in microseconds.
+/// Returns the latencies that the VMs measured, in microseconds.
 fn run(ctx: &Context<'_>, vms: usize, policy: Policy) -> anyhow::Result<Vec<f64>> {
     let count = u32::try_from(vms)?;
     let cost = paper::cost(SIZE.into(), Flows::Single).total();
@@ -106,19 +107,34 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     }
     let [rr, c2qos] = &ratios[..] else { anyhow::bail!("two runs") };
     outcome.claim(
-        Claim::new("rr_latency_16_over_1", "round-robin: mean latency of 16 VMs over 1", "ratio")
-            .at_least(5.0)
-            .measured(rr[4] / rr[0]),
+        Claim::new(
+            "rr_latency_16_over_1",
+            "round-robin: mean latency with 16 VMs divided by that with 1",
+            "ratio",
+        )
+        .at_least(5.0)
+        .measured(rr[4] / rr[0]),
     );
     let grows = rr.windows(2).all(|pair| pair[1] > pair[0]);
-    outcome.claim(Claim::truth("rr_latency_monotone", "it grows with every doubling", grows));
+    outcome.claim(Claim::truth(
+        "rr_latency_monotone",
+        "round-robin: latency grows with every doubling of VMs",
+        grows,
+    ));
     outcome.claim(
-        Claim::new("c2qos_top_class_16_over_1", "the same for a VM in class 1 with C2QoS", "ratio")
-            .at_most(1.5)
-            .measured(c2qos[4] / c2qos[0]),
+        Claim::new(
+            "c2qos_top_class_16_over_1",
+            "C2QoS: class 1's latency with 16 VMs divided by that with 1",
+            "ratio",
+        )
+        .at_most(1.5)
+        .measured(c2qos[4] / c2qos[0]),
     );
-    outcome
-        .claim(Claim::new("rr_latency_1_us", "one VM alone", "us").published(26.5).measured(rr[0]));
+    outcome.claim(
+        Claim::new("rr_latency_1_us", "round-robin: mean latency with 1 VM", "us")
+            .published(26.5)
+            .measured(rr[0]),
+    );
     Ok(outcome)
 }
 

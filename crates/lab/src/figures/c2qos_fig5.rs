@@ -2,51 +2,57 @@
 //!
 //! # Problem
 //!
-//! Operators sell bandwidth, but the switch spends cycles. The cycles must follow from the
-//! bandwidth.
+//! Operators sell bandwidth, but the switch spends cycles. A cost model must convert bandwidth to
+//! cycles.
 //!
 //! # Source
 //!
-//! C2QoS §III-B: one VM, one I/O core. One of rate, size and flows varies, and the other two stay
-//! fixed (1500 B, one flow, 10^5 frames/s). The paper prints three relations, which this figure
-//! compares:
+//! C2QoS §III-B measures one VM on one I/O core. Each panel of Fig. 5 varies one of three
+//! quantities: rate, frame size or number of flows. In Fig. 5, the quantities that a panel does not
+//! vary stay at 10^5 frames/s, 1500 B or one flow. The figure checks three relations that the C2QoS
+//! paper prints:
 //!
-//! - Cycles are proportional to the rate.
-//! - Ingress of 1500 B costs more than twice that of 64 B.
-//! - Classification of many flows costs 1.67 times more than of one.
+//! - The cycles are proportional to the frame rate.
+//! - Ingress of a 1500 B frame costs more than twice as much as ingress of a 64 B frame.
+//! - Classification of many flows costs 1.67 times more than classification of one flow.
 //!
 //! # Approach: simulation
 //!
-//! In `sim` the production worker runs in the testbed, and one VM sends at a pace. The numbers come
-//! from the worker's counters ([`super::paper_counters`]):
+//! In `sim` the production worker runs in the simulated testbed, and one VM sends at a fixed rate.
+//! The figure's numbers come from the worker's counters ([`super::paper_counters`]):
 //!
-//! - (a) the cycles charged, from 10^5 frames/s to the capacity of the link;
-//! - (b), (c) the stages, as sampled from every 64th batch.
+//! - Panel (a) shows the charged cycles, from 10^5 frames/s to the capacity of the link.
+//! - Panels (b) and (c) show the cycles of each stage, sampled in every 64th batch.
 //!
-//! The same counters are compared with every number that the paper states
-//! ([`super::paper_platform::statements`]). A straight line through ingress by size gives the
-//! cycles of ingress per frame and per byte.
+//! The figure compares the worker's counters with every number that the C2QoS paper states
+//! ([`super::paper_platform::statements`]). A line fit of ingress cycles over frame sizes gives the
+//! ingress cycles per frame and per byte.
 //!
-//! The true cost of a frame in the simulation is the table of [`super::paper_platform`] with noise.
-//! So the result says two things: the worker charges, samples and tells flows apart correctly, and
-//! the table agrees with the paper. It says nothing about the paper's machine that the paper does
-//! not say. The table's cell for many flows is calibrated. The result of the cell's other reading
-//! is `classification_multiple_over_single_factor_1_67`.
+//! The true cost of a simulated frame comes from the cost table in [`super::paper_platform`], with
+//! noise. The figure shows whether the worker charges cycles, samples stages and distinguishes
+//! flows correctly. The figure also shows that the simulation's cost table agrees with the C2QoS
+//! paper. The figure says nothing about other properties of the C2QoS paper's machine. The cost of
+//! many flows in the cost table was fitted to a result of the C2QoS paper, so the figure is marked
+//! as calibrated. The claim `classification_multiple_over_single_factor_1_67` shows the result if
+//! the C2QoS paper's words "1.67 times more" mean a factor of 1.67.
 //!
 //! # Approach: live
 //!
-//! In `live` the same quantities are measured on this machine, between two VMs of the load
-//! generator behind vhost-user ports. The numbers are the worker's own counters: cycles of turns
-//! that moved frames, and stages from every 64th batch. The paced rate varies from a fifth of the
-//! rate that one core forwards to nearly that rate. Sizes and flows vary at full rate, so that
-//! batches are full. Their results are drawn as if at 10^5 frames/s. Many flows are 100,000, of
-//! which the cache holds 8,192.
+//! In `live` the figure measures the cost on this machine, between two VMs of the load generator
+//! behind vhost-user ports. The live numbers come from the worker's counters: cycles of turns that
+//! moved frames, and stages from every 64th batch. In panel (a) of Fig. 5 the rate varies from 20
+//! to 80 % of the maximum rate of one core. In panels (b) and (c) of Fig. 5 the VM sends at its
+//! maximum, so that batches are full. The picture scales the results of panels (b) and (c) of Fig.
+//! 5 to 10^5 frames/s. The term "many flows" means 100,000 flows, of which the exact-match cache
+//! holds 8,192.
 //!
 //! # Departures
 //!
-//! Our switch copies a frame's body once, straight into the receiver's memory, in egress; ingress
-//! copies its head. So a frame's size matters in egress and hardly in ingress. In the paper's
-//! switch it is the other way round. The claim is still the published one.
+//! In Penstock, ingress copies only the start of a frame. Penstock's egress copies the rest of the
+//! frame directly into the receiver's memory. In Penstock, a frame's size affects the cost of
+//! egress, and hardly the cost of ingress. In the C2QoS paper's switch, a frame's size affects only
+//! ingress. The figure still checks the C2QoS paper's claim that ingress of larger frames costs
+//! more cycles.
 
 use penstock_units::Nanos;
 
@@ -68,14 +74,14 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const STAGES: [&str; 3] = ["ingress", "classification", "egress"];
-/// Frames a second of panels (b) and (c).
+/// Sending rate in panels (b) and (c) of Fig. 5, in frames per second.
 const RATE: f64 = paper::RATE;
-/// Measurement times of one load: for the stages, which come from one batch in 64, and for all
-/// batches.
+/// Length of a measurement of the cycles in each stage, which the worker samples in every 64th
+/// batch. [`CHARGED_FOR`] is the length of a measurement with counters that cover all batches.
 const STAGES_FOR: Nanos = Nanos::from_secs(2);
 const CHARGED_FOR: Nanos = Nanos::from_millis(500);
 
-/// Adds a series for each stage: cycles a second in millions.
+/// Adds a series for each stage, in millions of cycles per second.
 fn add(outcome: &mut Outcome, panel: &str, rows: &[(f64, [f64; 3])]) {
     for (i, stage) in STAGES.iter().enumerate() {
         let values = rows.iter().map(|(x, cycles)| (*x, cycles[i] / 1e6));
@@ -88,7 +94,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     testbed::describe(&mut outcome);
     let mut rates = Vec::new();
     let mut charged = Vec::new();
-    // The link does not carry more frames of 1500 B.
+    // The link carries at most 8 × 10^5 frames/s of 1500 B.
     for rate in (1..=8).map(|n| f64::from(n) * RATE) {
         ctx.progress(0.05 * rate / RATE, "rates");
         let here = count(ctx, &Load::alone(1500, Flows::Single, rate), CHARGED_FOR)?;
@@ -113,7 +119,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.claim(linearity(fit(&charged).r2));
     let ingress: Vec<_> = sizes.iter().map(|(size, stages)| (*size, stages[0] / RATE)).collect();
     let line = fit(&ingress);
-    let what = "ingress by the counters: a straight line over a frame's bytes";
+    let what = "ingress cycles by the counters, from a line fit over frame sizes";
     outcome.claim(Claim::new("ingress_cycles_a_frame", what, "cycles").measured(line.intercept));
     outcome.claim(Claim::new("ingress_cycles_a_byte", what, "cycles").measured(line.slope));
     ctx.progress(0.7, "what the paper states");
@@ -124,7 +130,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Adds the counters' values for the case that "1.67 times more" means the factor.
+/// Adds the result for the interpretation that "1.67 times more" in the C2QoS paper means a factor
+/// of 1.67.
 fn other_reading(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let id = "classification_multiple_over_single_factor_1_67";
     let [parameter, fitted_to] = paper::TOLD;
@@ -139,13 +146,14 @@ fn other_reading(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Cycles a second of each stage.
+/// Returns the cycles per second that each stage takes at `rate` frames per second.
 fn a_second(frame: &Frame, rate: f64) -> [f64; 3] {
     let Stages { ingress, classification, egress } = frame.stages;
     [ingress, classification, egress].map(|cycles| cycles * rate)
 }
 
-/// Returns the worker's counts under a load for which the paper has a statement.
+/// Runs a load for which the C2QoS paper has a statement. Returns the cost in cycles of a frame of
+/// the load.
 fn stated_load(ctx: &Context<'_>, stated: &paper::Stated) -> anyhow::Result<Frame> {
     let &(size, flows, host, rate) = stated;
     let load = Load::alone(size, flows, rate);
@@ -171,7 +179,7 @@ fn claim_of(statement: &paper::Statement) -> Claim {
     }
 }
 
-/// Shares of the full rate at which the live run sends.
+/// Sending rates of the live run, as shares of the maximum rate.
 const SHARES: [f64; 7] = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
 const MANY_FLOWS: u32 = 100_000;
 
@@ -219,7 +227,7 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 fn linearity(r2: f64) -> Claim {
-    let what = "cycles a second lie on a straight line over frames a second (R^2)";
+    let what = "R^2 of a line fit of cycles per second over frames per second";
     Claim::new("pps_linearity_r2", what, "R^2").at_least(0.98).measured(r2)
 }
 
@@ -228,7 +236,7 @@ fn claims(outcome: &mut Outcome, r2: f64, ingress: f64, classification: f64) {
     outcome.claim(
         Claim::new(
             "ingress_1500_over_64",
-            "ingress of 1500 B costs more than of 64 B; the paper's more than twice",
+            "ingress cycles of 1500 B divided by those of 64 B",
             "ratio",
         )
         .published(2.0)
@@ -238,7 +246,7 @@ fn claims(outcome: &mut Outcome, r2: f64, ingress: f64, classification: f64) {
     outcome.claim(
         Claim::new(
             "classification_multiple_over_single",
-            "classification of many flows costs more than of one",
+            "classification cycles of many flows divided by those of one",
             "ratio",
         )
         .published(1.67)
@@ -267,7 +275,7 @@ fn picture(record: &Record) -> Picture {
     };
     let sizes = Axis::named("bytes of a frame", paper::SIZES.map(|s| s.to_string()));
     let flows = Axis::named("flows", ["one", "many"]);
-    Picture::new(format!("C2QoS, Fig. 5: what a frame costs ({})", record.mode))
+    Picture::new(format!("C2QoS, Fig. 5: cost of a frame ({})", record.mode))
         .panel(rates)
         .panel(bars("(b) by size: 100,000 frames/s, one flow", sizes, "b"))
         .panel(bars("(c) by flows: 100,000 frames/s, 1500 B", flows, "c"))

@@ -1,44 +1,49 @@
-//! C2QoS, Fig. 6: the cost that deployment adds to a frame.
+//! C2QoS, Fig. 6: effect of the deployment on the cost of a frame.
 //!
 //! # Problem
 //!
-//! The same frame costs more on a fuller host.
+//! A frame costs more cycles on a host with more VMs, more I/O cores or remote memory.
 //!
 //! # Source
 //!
-//! C2QoS §III-C varies three things: VMs' memory on another NUMA node (a), the number of VMs on one
-//! or several nodes (b), and two I/O cores (c). The factors are multiplied: C = C_single × R_1 ×
-//! R_2 × R_3. The paper prints 1.4 for another node, 1.14 and 1.07 for four VMs, 1.47 for two
-//! cores, and the product of an example. This figure compares these numbers.
+//! C2QoS §III-C varies the NUMA node of the VMs' memory (a), the number of VMs (b), and the number
+//! of I/O cores (c). In §III-C (b), the VMs' memory is on one node or on several nodes. The C2QoS
+//! paper multiplies three factors, so that the cost is C = C_single × R_1 × R_2 × R_3. The C2QoS
+//! paper prints these factors: 1.4 for memory on another node, 1.14 and 1.07 for four VMs, and 1.47
+//! for two cores. The C2QoS paper also prints the product of the factors for an example. The figure
+//! compares the worker's costs with the factors that the C2QoS paper prints.
 //!
 //! # Approach
 //!
-//! In `sim` the production worker runs in the testbed: 1 to 16 VMs, one or two workers, and all VMs
-//! at a pace. A factor is the cycles charged for a frame, divided by the cycles charged with one VM
-//! alone ([`super::paper_counters`]). The simulated core's costs are multiplied by the paper's
-//! factors ([`super::paper_platform`]). If the same factors come out again, each port is charged
-//! its own batches and nothing else. Two workers that hand each other tokens and frames are tested
-//! in the same way.
+//! In `sim` one or two production workers run in the simulated testbed, and 1 to 16 VMs send at a
+//! fixed rate. A factor is the number of charged cycles of a frame, divided by the charged cycles
+//! of a frame with one VM alone ([`super::paper_counters`]). The costs of the simulated core are
+//! multiplied by the C2QoS paper's factors ([`super::paper_platform`]). If the ports' counters
+//! reproduce the C2QoS paper's factors, the worker charges each port for exactly that port's
+//! batches. In the runs with two workers, the workers exchange tokens and frames. Runs with two
+//! workers also test the exchange of tokens and frames between the workers.
 //!
-//! Between 1 and 4 VMs the factor is linear. Beyond 4 the paper says only that the factor grows
-//! much below 8 and stays constant from 10 on. The curve's end is drawn from that statement, and no
-//! claim uses it.
+//! The factor for the number of VMs is linear between 1 and 4 VMs. Above 4 VMs, the C2QoS paper
+//! says only that the cost factor grows quickly up to 8 VMs and is constant from 10 VMs on. Above 4
+//! VMs, the figure's curve follows the C2QoS paper's text. No claim uses the curve above 4 VMs.
 //!
-//! In `live` the figure measures the factor of more VMs on this machine with its spread
-//! (`crate::live::many`).
+//! In `live` the figure measures how the cost of a frame grows with the number of VMs on this
+//! machine (`crate::live::many`). The result of the live run includes the spread of several runs.
 //!
 //! # Calibration
 //!
-//! The factors are the figure's outcome and also the simulated core's input. So the claims test the
-//! worker's accounting and say nothing about the paper's machine. One more number tests the cause
-//! that the paper gives, "mainly due to the increase of C_ingress". If another node made ingress
-//! alone more expensive, so that 1500 B cost 1.4 times as much, 64 B would cost less than that
-//! (`remote_node_64_if_ingress_alone`).
+//! The cost factors are the figure's outcome and also the input of the simulated core. The claims
+//! about the factors test the worker's accounting, and say nothing about the C2QoS paper's machine.
+//! `remote_node_64_if_ingress_alone` tests the cause that the C2QoS paper gives for the cost of
+//! remote memory: "mainly due to the increase of C_ingress". The test assumes that memory on
+//! another node increases only the cost of ingress, so that a 1500 B frame costs 1.4 times as much.
+//! If only ingress costs more, the factor of a 64 B frame is below 1.4.
 //!
 //! # Departures
 //!
-//! A machine of one NUMA node has no (a). A machine of two cores has no (c), because worker and
-//! generator need one core each. The record's platform says so.
+//! On a machine with one NUMA node, panel (a) of Fig. 6 is not measured. On a machine with two
+//! cores, panel (c) of Fig. 6 is not measured, because worker and generator need one core each. If
+//! the machine cannot measure a panel, the `platform` of the record mentions the missing panel.
 
 use penstock_units::Nanos;
 
@@ -51,19 +56,20 @@ use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture,
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig6",
     source: "C2QoS §III-C, Fig. 6",
-    about: "what NUMA nodes, more VMs and a second I/O core add to a frame's cost",
+    about: "effect of NUMA nodes, more VMs and a second I/O core on a frame's cost",
     sim: Some(sim),
     live: Some(crate::live::fig6),
     picture,
 };
 
-/// Highest number of VMs.
+/// Highest number of VMs in the figure.
 const VMS: usize = 16;
-/// Frames a second of each VM (1500 B, one flow), and the length of a measurement.
+/// Sending rate of each VM in frames per second (1500 B, one flow). [`LENGTH`] is the length of a
+/// measurement.
 const RATE: f64 = 2e4;
 const LENGTH: Nanos = Nanos::from_millis(500);
 
-/// Cycles charged for a frame of `vms` VMs on `cores` cores.
+/// Returns the number of cycles charged for a frame, with `vms` VMs on `cores` I/O cores.
 fn charged(
     ctx: &Context<'_>,
     vms: usize,
@@ -86,7 +92,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let here = (Placement::OneNode, false);
     let alone = charged(ctx, 1, 1, here)?;
     let remote = charged(ctx, 1, 1, (Placement::OneNode, true))? / alone;
-    // The three other nodes are alike.
+    // All three remote nodes have the same factor.
     let nodes = (0..4).map(|n| (f64::from(n), if n == 0 { 1.0 } else { remote }));
     outcome.series("a node", "ratio", nodes);
     let mut of_four = Vec::new();
@@ -110,23 +116,24 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         let (low, high) = (published - 0.005, published + 0.005);
         Claim::new(id, what, "ratio").published(published).within(low, high).measured(found)
     };
-    let what = "4 VMs on node 1 and two I/O cores: the factors multiplied out (§III-C)";
+    let what = "4 VMs on node 1 and two I/O cores: product of the factors (§III-C)";
     for claim in [
-        exact("remote_node", "VMs' memory on another NUMA node", 1.4, remote),
-        exact("vms_4_one_node", "four VMs on one node", 1.14, one),
-        exact("vms_4_several_nodes", "four VMs on several nodes", 1.07, several),
-        exact("two_cores", "two I/O cores", 1.47, one_of_two / one),
+        exact("remote_node", "factor of VMs' memory on another NUMA node", 1.4, remote),
+        exact("vms_4_one_node", "factor of four VMs on one node", 1.14, one),
+        exact("vms_4_several_nodes", "factor of four VMs on several nodes", 1.07, several),
+        exact("two_cores", "factor of two I/O cores", 1.47, one_of_two / one),
         exact("example_product", what, 1.4 * 1.14 * 1.47, product),
     ] {
         outcome.claim(claim);
     }
-    let what = "another reading: 64 B, if another node makes only ingress dearer";
+    let what = "another reading: factor of 64 B if only ingress costs more on another node";
     let claim = Claim::new("remote_node_64_if_ingress_alone", what, "ratio").published(1.4);
     outcome.claim(claim.measured(if_ingress_alone()));
     Ok(outcome)
 }
 
-/// Factor of 64 B on another node if ingress alone makes 1500 B cost 1.4 times as much.
+/// Returns the factor of a 64 B frame with memory on another node, if only ingress costs more. The
+/// estimate assumes that a 1500 B frame costs 1.4 times as much with memory on another node.
 fn if_ingress_alone() -> f64 {
     let [small, large] = [64, 1500].map(|size| paper::cost(size, Flows::Single));
     let ingress = (paper::REMOTE_NODE * large.total() - large.total()) / large.ingress;

@@ -2,38 +2,47 @@
 //!
 //! # Problem
 //!
-//! A switch that spends its core on decisions has sold cycles that it does not have.
+//! Cycles that a switch spends on metering and scheduling cannot be sold to VMs.
 //!
 //! # Source
 //!
-//! C2QoS §VI-D, §V. Reading the counter takes 0.018 % of the I/O core. At 28 VMs, tokens and queues
-//! take 2.08 % of another core that wakes every 50 us. A longer interval costs less and is less
-//! accurate. In Penstock all of it runs on the I/O core, between two batches.
+//! C2QoS §VI-D, §V. In the C2QoS paper, reading the cycle counter takes 0.018 % of the I/O core.
+//! With 28 VMs, the management of tokens and queues takes 2.08 % of another core, which wakes every
+//! 50 us. If the core wakes less often, the management costs fewer cycles and is less accurate. In
+//! Penstock all metering and scheduling runs on the I/O core, between batches.
 //!
 //! # Approach: cost
 //!
-//! The cost is always measured on this machine, with the buckets and the schedule of the data path
-//! ([`super::core_loop`]). It consists of a decision, a charge, and refills, whose frequency
-//! depends on the interval. The TSC times each turn, and the read's own cost is subtracted. Between
-//! two turns 48 KiB are copied through 8 MiB. This has the same effect on the caches as a batch of
-//! 32 × 1518 B. The cost is the weighted sum of the median turn with a refill and the median turn
-//! without one. The weights are the frequencies of these turns.
+//! Both modes measure the cost of metering and scheduling on this machine, with the buckets and the
+//! schedule of the data path ([`super::core_loop`]). For each batch, the core loop decides which VM
+//! is next and charges this VM. In some turns the core loop also refills the buckets. The refill
+//! interval determines how often the buckets are refilled.
 //!
-//! The cost is shown as a share of a batch of 32 × 1518 B. In `sim` such a batch has the paper's
-//! cost for that many VMs ([`super::paper_platform`]). In `live` the batch has the cost of such
-//! frames on this machine, measured between two VMs of the load generator in the same run.
+//! The time-stamp counter (TSC) measures the cycles of each turn. The figure subtracts the cost of
+//! reading the TSC from each measurement. Between two turns the figure copies 48 KiB within a
+//! memory area of 8 MiB. The copy of 48 KiB affects the CPU caches like a batch of 32 × 1518 B. The
+//! figure takes the median of turns with a refill and the median of turns without a refill. The
+//! cost of metering and scheduling is the mean of the two medians, weighted by the frequencies of
+//! turns with and without a refill.
+//!
+//! The figure shows the cost of metering and scheduling as a share of the cost of a batch of 32 ×
+//! 1518 B. In `sim` the cost of a batch is the C2QoS paper's cost with 28 VMs
+//! ([`super::paper_platform`]). In `live` the cost of a batch is measured on this machine, between
+//! two VMs of the load generator.
 //!
 //! # Approach: accuracy
 //!
-//! The accuracy comes from the simulation alone. 28 VMs are all backlogged. Together they bought
-//! 95 % of the core, and each is limited to its purchase. The figure reports how much a VM's cycles
-//! differ over windows of 10 ms, and how long it waits between two batches.
+//! Only the simulation measures accuracy. The core has 28 VMs, and all VMs are backlogged. Together
+//! the 28 VMs bought 95 % of the core, and each VM is limited to its purchase. The figure reports
+//! the deviation of a VM's cycles in windows of 10 ms and of 1 s, and its waits between two
+//! batches.
 //!
 //! # Comparison
 //!
-//! `overhead_pct_28` with 28 VMs, all busy, is compared with 0.5 %. `overhead_pct_1000_configured`
-//! adds 972 silent VMs and must be within 10 % of `overhead_pct_28`. The cost of reading the
-//! counter once a batch is separate, because every kind of metering pays it.
+//! `overhead_pct_28` is the cost with 28 busy VMs and must be below 0.5 %.
+//! `overhead_pct_1000_configured` is the cost with 28 busy and 972 silent VMs, and must be within
+//! 10 % of `overhead_pct_28`. The cost of reading the TSC once per batch is reported separately,
+//! because every kind of metering has this cost.
 
 use std::hint::black_box;
 
@@ -52,7 +61,7 @@ use penstock_guest::load::{Rate, SizeMix};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-overhead",
     source: "C2QoS §VI-D",
-    about: "what decisions, charges and refills cost, and what a longer interval saves and loses",
+    about: "cost of decisions, charges and refills; effect of a longer interval",
     sim: Some(sim),
     live: Some(live),
     picture,
@@ -63,10 +72,11 @@ const CONFIGURED: u32 = 1000;
 const REFILL_US: u64 = 50;
 const INTERVALS_US: [u64; 7] = [10, 20, 50, 100, 200, 500, 1000];
 const VMS: [u32; 7] = [1, 4, 16, 28, 256, 1024, 4096];
-/// Number of batches in one timing, and number of timings. The median of the timings counts.
+/// Number of batches in one measurement. The measured cost is the median of [`ROUNDS`]
+/// measurements.
 const BATCHES: u32 = 4_000;
 const ROUNDS: u32 = 9;
-/// Frames of a batch and their size in bytes.
+/// Number of frames in a batch. [`SIZE`] is the size of a frame in bytes.
 const FRAMES: f64 = 32.0;
 const SIZE: u16 = 1518;
 
@@ -93,7 +103,8 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Measures a batch's metering and scheduling on this machine, as a share of `batch` cycles.
+/// Measures the cost of metering and scheduling on this machine, relative to a batch that costs
+/// `batch` cycles.
 fn measure(ctx: &Context<'_>, outcome: &mut Outcome, batch: f64) -> anyhow::Result<()> {
     let mut timer = Timer::new(batch);
     outcome.note("batch_cycles", batch);
@@ -131,11 +142,12 @@ fn measure(ctx: &Context<'_>, outcome: &mut Outcome, batch: f64) -> anyhow::Resu
 }
 
 fn claims(outcome: &mut Outcome, busy: f64, configured: f64) {
-    let what = "decisions, charges and refills of 28 busy VMs, of a batch of 32 x 1518 B";
-    // Published: 0.018 % of this core and 2.08 % of another.
+    let what =
+        "decisions, charges and refills with 28 busy VMs, as a share of a batch of 32 x 1518 B";
+    // The published value is the sum of 0.018 % of the I/O core and 2.08 % of another core.
     outcome
         .claim(Claim::new("overhead_pct_28", what, "%").published(2.098).below(0.5).measured(busy));
-    let what = "the same with 972 silent VMs beside them: within 10 % of it";
+    let what = "the same with 972 more silent VMs; must be within 10 % of overhead_pct_28";
     outcome.claim(
         Claim::new("overhead_pct_1000_configured", what, "%")
             .within(0.9 * busy, 1.1 * busy)
@@ -143,16 +155,16 @@ fn claims(outcome: &mut Outcome, busy: f64, configured: f64) {
     );
 }
 
-/// Times turns of a core loop.
+/// Measures the cycles of the turns of a [`CoreLoop`].
 struct Timer {
     batch: u64,
-    /// Cycles of reading the counter.
+    /// Cycles that one read of the time-stamp counter takes.
     read: f64,
     frames: Vec<u8>,
     at: usize,
 }
 
-/// Bytes of a batch, and of the memory that batches go through.
+/// Size of a batch in bytes. [`MEMORY`] is the size of the memory area for copies.
 const BATCH_BYTES: usize = 48 << 10;
 const MEMORY: usize = 8 << 20;
 
@@ -169,7 +181,8 @@ impl Timer {
         Self { batch, read: percentile(&reads, 50.0), frames: vec![1; MEMORY], at: 0 }
     }
 
-    /// Copies as much as a batch of frames does, to load the caches as frames do.
+    /// Copies as many bytes as a batch of frames has, so that the CPU caches change as if frames
+    /// had passed.
     fn copy_a_batch(&mut self) {
         let from = self.at;
         self.at = (self.at + 2 * BATCH_BYTES) % (MEMORY - 2 * BATCH_BYTES);
@@ -177,7 +190,8 @@ impl Timer {
         black_box(&mut self.frames);
     }
 
-    /// Cycles a batch with `busy` of `vms` VMs backlogged.
+    /// Returns the cost of metering and scheduling per batch in cycles, if `busy` of `vms` VMs are
+    /// backlogged.
     fn cycles(&mut self, busy: u32, vms: u32, interval_us: u64) -> anyhow::Result<f64> {
         let core = TscRate::from_hz(paper::HZ);
         let sold = CyclesPerSecond(paper::HZ * 9 / 10 / u64::from(vms));
@@ -189,12 +203,12 @@ impl Timer {
             switch.add(&bought, vm < u64::from(busy));
         }
         let batch = self.batch;
-        // Silent buckets fill up first, as in a switch that has run for a while.
+        // The buckets of silent VMs fill up first, as in a switch that has run for a while.
         while switch.now() < paper::HZ / 5 {
             switch.turn(|_| batch);
         }
-        // Turns with a refill and without one are timed apart. The median of each excludes turns
-        // that other programs on this machine delay.
+        // Turns with and without a refill have separate medians. The medians exclude turns that
+        // other programs on this machine delay.
         let mut took = [Vec::new(), Vec::new()];
         for _ in 0..BATCHES {
             self.copy_a_batch();
@@ -214,8 +228,8 @@ impl Timer {
     }
 }
 
-/// Adds the deviation from the purchase in windows of 10 ms, by refill interval, and the time that
-/// a VM waits between two of its batches.
+/// Adds two series by refill interval: deviations from the purchase, and waits between two batches
+/// of a VM.
 fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let (mut deviations, mut seconds, mut waits) = (Vec::new(), Vec::new(), Vec::new());
     for interval in INTERVALS_US {
@@ -276,7 +290,7 @@ fn accuracy_at(seed: u64, interval_us: u64) -> anyhow::Result<Accuracy> {
             });
         }
         let now = charged(&switch);
-        // The first tenth of a second is for settling.
+        // The first 0.1 s does not count.
         if n > 10 {
             let due = cycles(sold) / 100.0;
             windows

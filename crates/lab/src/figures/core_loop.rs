@@ -1,21 +1,24 @@
-//! One I/O core with C2TB and HBS on it. Batches cost cycles and move no frames.
+//! One simulated I/O core with the token buckets (C2TB) and the schedule (HBS) of C2QoS. Batches on
+//! the simulated core cost cycles but move no frames.
 //!
 //! # Problem
 //!
-//! Buckets hand out cycles to batches, and cost cycles for each batch. Real frames would give the
-//! same answer, but slower.
+//! The figure `c2qos-overhead` measures the cost and the accuracy of the cycle buckets. A
+//! measurement of the cycle buckets with real frames would be slower and have the same result.
 //!
 //! # Approach
 //!
-//! Buckets and schedule are those of the data path ([`penstock_qos`]), called in the worker's
-//! order:
+//! The loop uses the buckets and the schedule of the data path ([`penstock_qos`]). In each turn,
+//! the loop takes the same three steps as a worker of the data path:
 //!
-//! 1. Refill if the interval has passed, and release the VMs that have tokens again.
-//! 2. Pick a VM and run its batch.
-//! 3. Charge the VM, and hold it if it is in debt.
+//! 1. If the refill interval has passed, refill the buckets and release the VMs that have tokens
+//!    again.
+//! 2. Pick a VM and run a batch of the VM.
+//! 3. Charge the VM. If the balance of the VM's bucket is negative, remove the VM from the schedule
+//!    until the bucket has tokens.
 //!
-//! Time is the core's cycles and advances by the cost of batches. If no VM may run, the core waits
-//! for the next refill.
+//! The unit of time is a cycle of the core. Each batch advances the time by the batch's cost. If no
+//! VM may run, the core waits for the next refill.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms, default_depth};
 use penstock_qos::hbs::{BatchScheduler, RELEASE_MOST, Readiness};
@@ -48,7 +51,8 @@ struct Vm {
 }
 
 impl CoreLoop {
-    /// Creates a core of which `capacity` may be spent, refilled every `refill_us` microseconds.
+    /// Creates a core with up to `vms` VMs. The VMs' buckets share `capacity` and are refilled
+    /// every `refill_us` microseconds.
     pub fn new(core: TscRate, capacity: CyclesPerSecond, refill_us: u64, vms: usize) -> Self {
         Self {
             core,
@@ -62,7 +66,7 @@ impl CoreLoop {
         }
     }
 
-    /// Adds a VM in the next slot.
+    /// Adds a VM in the next free slot of the core.
     pub fn add(&mut self, bought: &Bought, awake: bool) {
         let slot = self.vms.len();
         let depth = default_depth(bought.entitlement, self.core);
@@ -72,8 +76,9 @@ impl CoreLoop {
         self.wake(slot, awake);
     }
 
-    /// Sets whether frames wait at `slot` from now on. A sleeping slot is not in the schedule. The
-    /// worker does the same with queue pairs that send nothing.
+    /// Sets whether the VM in `slot` has frames to send. A VM without frames is not in the
+    /// schedule. A worker of the data path likewise removes queue pairs without frames from its
+    /// schedule.
     pub fn wake(&mut self, slot: usize, awake: bool) {
         if awake {
             self.schedule.add(slot, self.vms[slot].class);
@@ -83,7 +88,7 @@ impl CoreLoop {
         }
     }
 
-    /// Cycles since the start.
+    /// Returns the number of cycles since the start of the simulation.
     pub fn now(&self) -> u64 {
         self.now
     }
@@ -92,12 +97,13 @@ impl CoreLoop {
         self.refills
     }
 
-    /// Cycles charged to `slot` so far.
+    /// Returns the number of cycles charged to the VM in `slot` so far.
     pub fn charged(&self, slot: usize) -> u64 {
         self.vms[slot].charged
     }
 
-    /// Runs one turn of the worker. A batch of `slot` costs `cost(slot)` cycles.
+    /// Runs one turn of the loop, with at most one batch. A batch of the VM in slot `slot` costs
+    /// `cost(slot)` cycles.
     #[inline]
     pub fn turn(&mut self, mut cost: impl FnMut(usize) -> u64) {
         if self.now - self.refilled >= self.interval {

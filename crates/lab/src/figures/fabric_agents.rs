@@ -1,43 +1,49 @@
-//! One controller and ten thousand hosts.
+//! This figure runs one fabric controller with more than ten thousand hosts.
 //!
 //! # Problem
 //!
-//! Once an interval a controller takes in the measurements of all hosts and decides which tenants
-//! have queues. Then it stores the decision and notifies the affected hosts. If that takes longer
-//! than the interval, queues follow load too late.
+//! In each interval the controller collects the measurements of all hosts and decides which tenants
+//! have queues. After each decision, the controller stores the decision and notifies the affected
+//! hosts. If the controller's work takes longer than an interval, queues follow the load too late.
 //!
 //! # Source
 //!
-//! QShare §V-D: an interval of seconds. The paper measures nothing beyond 1,024 servers.
+//! QShare §V-D: an interval lasts some seconds. The QShare paper measures nothing beyond 1,024
+//! servers.
 //!
 //! # Approach
 //!
-//! The figure measures this machine, so it is only live. It has these parts:
+//! The figure measures times on this machine, so it has only a live mode. The real controller runs
+//! with a simulated fabric:
 //!
-//! - A fat-tree of k = 36 with all of its links: 11,664 servers and 1,620 switches.
-//! - 18,000 tenants, placed before the run. They have 49 VMs on average of 10 to 100 Mbit/s, and at
-//!   most 17 on a server. A leader that takes over finds them in the store.
-//! - The service's own registry, leader and store. Switches and agents are in the same process and
-//!   answer at once (`fabric_bed` describes their load).
+//! - A fat-tree of k = 36 with all of its links has 11,664 servers and 1,620 switches.
+//! - 18,000 tenants are placed before the run. A tenant has 49 VMs on average, of 10 to 100 Mbit/s
+//!   each, and at most 17 VMs on one server. The controller's leader reads the tenants from the
+//!   store.
+//! - The registry of agents, the leader and the store are parts of the real controller. Switches
+//!   and agents are in the same process and answer immediately (`fabric_bed` describes their load).
 //!
-//! CPU affinity limits all of it to one processor, threads of the store included. An interval is
-//! timed from the last report until all elements have applied their plans. It includes 100 ms of
-//! draining if queues change hands. The first interval is cold: no tenant has queues, and every
-//! host gets a plan.
+//! CPU affinity limits all threads, including the store's threads, to one processor. The duration
+//! of an interval is the time from the last report until all switches and hosts have applied their
+//! plans. When a queue moves to another tenant, the interval's duration includes 100 ms in which
+//! the queue drains. At the start of the first interval no tenant has a queue, and every host gets
+//! a plan. The first interval is called *cold*.
 //!
-//! Then the agents of 1,000 hosts leave. As many real host agents connect over gRPC on loopback,
-//! without encryption, from threads outside that processor. They report once a second. Five
-//! intervals of two seconds are closed with these and the remaining agents.
+//! In a later part of the run, 1,000 real host agents replace the simulated agents of 1,000 hosts.
+//! The real agents connect over gRPC on loopback, without encryption, from threads on other
+//! processors. Each real agent reports once a second. Five more intervals with real and simulated
+//! agents follow, two seconds apart.
 //!
 //! # Comparison
 //!
-//! - Each interval, the cold one too, is closed within a second and takes less than a second of the
-//!   one core.
-//! - The process, switches and agents included, uses less than 2 GiB.
-//! - In each interval at least 95 % of the hosts are heard, over gRPC as well.
-//! - No session is lost, and no plan fails.
-//! - At least 1 % of the tenants change queues in the median interval, so that intervals are not
-//!   idle.
+//! - Each interval, including the cold interval, takes less than a second, and less than a second
+//!   of CPU time.
+//! - The process, including switches and agents, uses less than 2 GiB of memory.
+//! - In each interval at least 95 % of all hosts report, and at least 95 % of the hosts with real
+//!   agents.
+//! - In the whole run, no agent loses its session, and no plan fails.
+//! - In the median interval, at least 1 % of the tenants get or lose queues. If fewer tenants
+//!   changed their queues, the controller would be nearly idle in the intervals.
 
 use std::path::Path;
 use std::time::Duration;
@@ -60,7 +66,7 @@ use penstock_guest::clock;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "fabric-agents",
     source: "QShare §V-D",
-    about: "what an interval takes with 10,000 hosts, and 1,000 sessions over gRPC",
+    about: "duration of an interval with 11,664 hosts, 1,000 of them over gRPC",
     sim: None,
     live: Some(live),
     picture,
@@ -68,8 +74,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 const FULL: Size = Size {
     k: 36,
-    // With 5,000 or 10,000 tenants, all tenants that want queues have them, and no queue changes
-    // hands.
+    // With 5,000 or with 10,000 tenants, all tenants that want queues have them, and no queue
+    // changes its tenant.
     tenants: 18_000,
     intervals: 20,
     over_grpc: Wanted {
@@ -87,7 +93,7 @@ struct Size {
     over_grpc: Wanted,
 }
 
-/// Measurements of one interval.
+/// Measurements of one interval of the controller.
 #[derive(Debug)]
 struct Closed {
     reports_s: f64,
@@ -98,11 +104,11 @@ struct Closed {
     heard_percent: f64,
 }
 
-/// Results of a run.
+/// Results of a run with simulated and real agents.
 struct Found {
     agents: usize,
     took_over_s: f64,
-    /// The cold interval is the first.
+    /// Measurements by interval. At the start of the first (cold) interval, no tenant has a queue.
     intervals: Vec<Closed>,
     over_grpc: Sessions,
 }
@@ -117,14 +123,20 @@ fn live(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     report(&mut outcome, &found.intervals);
     report_sessions(&mut outcome, &found.over_grpc);
     outcome.claim(
-        Claim::new("memory_gib", "controller, switches and agents in one process", "GiB")
-            .below(2.0)
-            .measured(memory_gib()?),
+        Claim::new(
+            "memory_gib",
+            "peak memory of controller, switches and agents in one process",
+            "GiB",
+        )
+        .below(2.0)
+        .measured(memory_gib()?),
     );
     Ok(outcome)
 }
 
-/// Binds the calling thread and the threads that it starts to one processor until dropped.
+/// Binds the calling thread to one processor until the value is dropped. Threads that the bound
+/// thread starts inherit the binding. The struct contains the CPU affinity mask that the thread had
+/// before the binding.
 struct OneCore(CpuSet);
 
 impl OneCore {
@@ -156,7 +168,7 @@ fn measure(size: &Size, seed: u64, progress: impl Fn(f64, &str)) -> anyhow::Resu
     let here = Builder::new_current_thread().enable_all().build()?;
     let found = here.block_on(run(size, seed, &folder, away.handle(), progress));
     drop((here, one_core));
-    // If this fails, the files remain in the machine's folder for temporary files.
+    // Errors are ignored. The files then remain in the directory for temporary files.
     let _ = std::fs::remove_dir_all(&folder);
     found
 }
@@ -189,7 +201,10 @@ async fn interval(bed: &mut Bed, rng: &mut Rng) -> anyhow::Result<Closed> {
     let (reported, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)?);
     let (done, _) = bed.close(&std::collections::BTreeSet::new()).await?;
     let (end, cpu) = (clock::now(), cpu_seconds(UsageWho::RUSAGE_SELF)? - cpu);
-    anyhow::ensure!(done.failed == 0 && !done.taken_back, "a plan was not carried out: {done:?}");
+    anyhow::ensure!(
+        done.failed == 0 && !done.taken_back,
+        "an interval failed: a switch or host did not apply its plan: {done:?}"
+    );
     Ok(Closed {
         reports_s: (reported - begin).as_secs_f64(),
         closed_s: (end - reported).as_secs_f64(),
@@ -200,7 +215,7 @@ async fn interval(bed: &mut Bed, rng: &mut Rng) -> anyhow::Result<Closed> {
     })
 }
 
-/// Seconds of CPU time, user and kernel mode, of a thread or of this process.
+/// Returns the CPU time of this thread or process in seconds, in user and kernel mode.
 fn cpu_seconds(who: UsageWho) -> anyhow::Result<f64> {
     let used = getrusage(who)?;
     let seconds = |time: TimeVal| {
@@ -231,20 +246,28 @@ fn report(outcome: &mut Outcome, all: &[Closed]) {
     let cpu: fn(&Closed) -> f64 = |one| one.cpu_s;
     second(
         "cold_interval_s",
-        "the first interval, in which each host gets its state",
+        "duration of the first interval, in which each host gets its state",
         cold.closed_s,
     );
-    second("cold_interval_cpu_s", "CPU time of the whole process in it", cold.cpu_s);
-    second("interval_s", "an interval with 11,664 hosts, closed (median of 20)", at(50.0, closed));
-    second("interval_worst_s", "the longest of 20", at(100.0, closed));
-    second("interval_cpu_worst_s", "CPU time of the process, dearest of 20", at(100.0, cpu));
+    second("cold_interval_cpu_s", "CPU time of the process in the first interval", cold.cpu_s);
+    second(
+        "interval_s",
+        "duration of an interval with 11,664 hosts (median of 20)",
+        at(50.0, closed),
+    );
+    second("interval_worst_s", "duration of an interval (longest of 20)", at(100.0, closed));
+    second(
+        "interval_cpu_worst_s",
+        "CPU time of the process in an interval (highest of 20)",
+        at(100.0, cpu),
+    );
     outcome.claim(
         Claim::new("changed", "tenants that got or lost queues in an interval (median)", "")
             .at_least(0.01 * count(FULL.tenants))
             .measured(at(50.0, |one| one.changed)),
     );
     outcome.claim(
-        Claim::new("heard", "hosts whose report is in an interval, fewest", "%")
+        Claim::new("heard", "hosts with a report in an interval (lowest)", "%")
             .at_least(95.0)
             .measured(all.iter().map(|one| one.heard_percent).fold(100.0, f64::min)),
     );
@@ -261,27 +284,31 @@ fn report_sessions(outcome: &mut Outcome, found: &Sessions) {
     outcome.series("sessions_closed_s", "s", (1..).map(count).zip(closed.iter().copied()));
     outcome.series("sessions_cpu_s", "s", (1..).map(count).zip(cpu.iter().copied()));
     outcome.claim(
-        Claim::new("sessions_interval_worst_s", "with 1,000 over gRPC, the longest of 5", "s")
-            .below(1.0)
-            .measured(most(&closed)),
+        Claim::new(
+            "sessions_interval_worst_s",
+            "duration with 1,000 agents over gRPC (longest of 5)",
+            "s",
+        )
+        .below(1.0)
+        .measured(most(&closed)),
     );
     outcome.claim(
-        Claim::new("sessions_done", "agents over gRPC that have done a plan of this leader", "")
+        Claim::new("sessions_done", "agents over gRPC that have applied a plan of this leader", "")
             .at_least(count(FULL.over_grpc.sessions))
             .measured(count(found.plans_done)),
     );
     outcome.claim(
-        Claim::new("sessions_lost", "sessions that were lost, and plans that failed", "")
+        Claim::new("sessions_lost", "lost sessions and failed plans over gRPC", "")
             .at_most(0.0)
             .measured(count(found.lost + found.failed)),
     );
     outcome.claim(
-        Claim::new("sessions_all_heard", "all hosts whose report is in an interval, fewest", "%")
+        Claim::new("sessions_all_heard", "all hosts with a report in an interval (lowest)", "%")
             .at_least(95.0)
             .measured(fewest(&series(|one| one.2))),
     );
     outcome.claim(
-        Claim::new("sessions_heard", "those over gRPC, fewest", "%")
+        Claim::new("sessions_heard", "hosts over gRPC with a report in an interval (lowest)", "%")
             .at_least(95.0)
             .measured(fewest(&series(|one| one.3))),
     );
@@ -297,7 +324,7 @@ fn picture(record: &Record) -> Picture {
     let times = line(times, "CPU time", "cpu_s");
     let times = line(times, "decided", "decided_s");
     let times = line(times, "reports taken in", "reports_s");
-    let changes = Panel::new("(b) what changed", Axis::linear("interval"), Axis::linear("tenants"));
+    let changes = Panel::new("(b) changes", Axis::linear("interval"), Axis::linear("tenants"));
     let changes = line(changes, "got or lost queues", "changed");
     Picture::new("one controller, 11,664 hosts").panel(times).panel(changes)
 }

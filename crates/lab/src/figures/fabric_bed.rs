@@ -1,18 +1,18 @@
-//! A fabric of simulated switches and hosts' agents, with the controller's own leader.
+//! A fabric of simulated switches and host agents, with the leader of the real controller.
 //!
 //! # Approach
 //!
-//! Switches are [`SimSwitch`]es. An agent is a session in the controller's registry. The session
-//! reports and answers as a connected agent does. Registry, leader and store are not simulated;
-//! they are the service's own. An agent with a real connection may take the place of a simulated
-//! one ([`Bed::leave_to_others`]).
+//! Switches are [`SimSwitch`]es. A simulated agent is a session in the controller's registry. A
+//! simulated agent reports and answers like a connected agent. The registry of agents, the leader
+//! and the store are parts of the real controller. Agents with real connections can replace
+//! simulated agents ([`Bed::leave_to_others`]).
 //!
 //! # Load
 //!
-//! A tenant is active or idle. Before each interval one tenant in [`TURNS`] changes its state. In
-//! each interval every host reports a random amount for each of its active tenants. The amount is
-//! at most twice the guarantee of the tenant's VMs on that host. Hosts report nothing about idle
-//! tenants.
+//! A tenant is active or idle. Before each interval, a tenant changes between active and idle with
+//! a probability of 1 in [`TURNS`]. In each interval every host reports a random number of sent
+//! bytes for each of its active tenants. The reported traffic is at most twice the guarantee of the
+//! tenant's VMs on that host. Hosts report nothing about idle tenants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -45,11 +45,11 @@ use penstock_guest::clock;
 const CAP: u32 = 17;
 const MEAN_VMS: f64 = 49.0;
 const RATES_MBPS: [u64; 4] = [10, 20, 50, 100];
-/// One tenant in this many changes between active and idle before an interval.
+/// Before an interval, a tenant changes between active and idle with a probability of 1 in `TURNS`.
 const TURNS: u64 = 10;
-/// Tenants stored in one transaction.
+/// Number of tenants that one transaction writes to the store.
 const BATCH: usize = 100;
-/// Time limit of a switch or host for one message.
+/// Time limit for the answer of a switch or host to one message.
 const LIMIT: Duration = Duration::from_secs(5);
 
 pub(super) struct Bed {
@@ -59,18 +59,18 @@ pub(super) struct Bed {
     tenants: Vec<String>,
     idle: BTreeSet<String>,
     reports: u64,
-    /// Time in which the leader read the store and configured the switches accordingly.
+    /// Time that the leader needed to read the store and to configure the switches.
     pub(super) took_over: Duration,
 }
 
-/// A server with its agent in this process.
+/// A server with a simulated agent.
 struct Host {
     name: String,
     session: u64,
     tenants: Guaranteed,
 }
 
-/// Tenants on a server, each with the guaranteed sending rate of its VMs there, in bit/s.
+/// Tenants on a server, each with the guaranteed sending rate of its VMs on this server, in bit/s.
 pub(super) type Guaranteed = Vec<(String, u64)>;
 
 fn fabric(k: u32) -> anyhow::Result<Fabric> {
@@ -91,7 +91,8 @@ fn tenant(number: usize, rng: &mut Rng) -> anyhow::Result<TenantSpec> {
     })
 }
 
-/// Places and stores the tenants that this controller finds when it takes over.
+/// Places the tenants and writes them to the store. A controller reads the tenants from the store
+/// when it becomes the leader.
 async fn stored(k: u32, tenants: usize, store: &Embedded, rng: &mut Rng) -> anyhow::Result<()> {
     let mut fabric = fabric(k)?;
     let mut writes = Vec::new();
@@ -136,7 +137,8 @@ fn switches(fabric: &Fabric) -> BTreeMap<penstock_fabric::topology::NodeId, Swit
 }
 
 impl Bed {
-    /// Builds a fat-tree of `k` with `tenants` tenants. The agents of all servers are connected.
+    /// Builds a fat-tree of `k`-port switches with `tenants` tenants, and connects the agents of
+    /// all servers.
     pub(super) async fn new(
         k: u32,
         tenants: usize,
@@ -191,25 +193,26 @@ impl Bed {
         Ok(())
     }
 
-    /// Notifies the leader of new sessions. The next interval sends their hosts the state.
+    /// Notifies the leader of hosts with a new session. The leader sends its state to hosts with a
+    /// new session in the next interval.
     pub(super) fn welcome(&mut self) {
         for host in self.registry.take_arrivals() {
             self.leader.host_came(&host);
         }
     }
 
-    /// The registry with the sessions of all agents.
+    /// Returns the registry with the sessions of all agents.
     pub(super) fn registry(&self) -> &Arc<Registry> {
         &self.registry
     }
 
-    /// Stops the reports of the first `count` servers, which other agents take over.
+    /// Stops the simulated agents of the first `count` servers, so that other agents can replace
+    /// them. Returns the names and tenants of the servers whose simulated agents stopped.
     pub(super) fn leave_to_others(&mut self, count: usize) -> Vec<(String, Guaranteed)> {
         let left = self.hosts.drain(..count.min(self.hosts.len()));
         left.map(|host| (host.name, host.tenants)).collect()
     }
 
-    /// Number of connected agents.
     pub(super) fn agents_count(&self) -> usize {
         self.registry.connected_count()
     }
@@ -237,7 +240,9 @@ impl Bed {
         Ok(())
     }
 
-    /// Closes an interval as the service does. Also returns how many hosts of `asked` were heard.
+    /// Closes an interval. The function collects the hosts' reports and passes the reports to the
+    /// controller's leader. The second returned value is the number of hosts in `asked` that have
+    /// reported.
     pub(super) async fn close(
         &mut self,
         asked: &BTreeSet<String>,

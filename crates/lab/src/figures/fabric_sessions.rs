@@ -1,9 +1,10 @@
-//! Real host agents, over gRPC, in the registry of a [`Bed`].
+//! Real host agents that connect to the registry of a [`Bed`] over gRPC.
 //!
 //! # Approach
 //!
-//! The controller, its port and the agents without connections share the caller's runtime. The
-//! agents with connections run on `away`, as if on other machines.
+//! The controller, its gRPC server and the simulated agents use the caller's runtime. The real
+//! agents use a separate Tokio runtime, with the handle `away`. The real agents' runtime `away`
+//! runs on other processors than the controller, as if the agents were on other machines.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
@@ -13,7 +14,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use async_trait::async_trait;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use penstock_controller::Stamp;
 use penstock_controller::agent::{Agent, AgentSettings, Carried, HostSide, SideError};
 use penstock_controller::agents::{AgentServer, Identity, Leading, Limits, Registry, serve};
@@ -27,43 +27,51 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use super::fabric_bed::{Bed, Guaranteed};
 use crate::evidence::stats::count;
+use crate::rig::allow_descriptors;
 use penstock_guest::clock;
 
-/// Time limit until all agents are connected, and until all have ended.
+/// Time limit until all agents are connected, and time limit until a stopped agent has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// File descriptors that each session needs if its agent and the controller share this process, and
-/// descriptors for everything else.
+/// Number of file descriptors that a session needs if agent and controller are in one process. The
+/// second number of the pair is the number of file descriptors that the rest of the process needs.
 const DESCRIPTORS: (u64, u64) = (3, 256);
 
-/// Number of agents that connect, and the length of the run.
+/// Number of agents, their report interval, and length of the run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) sessions: usize,
     /// Time between two reports of an agent.
     pub(super) report: Duration,
-    /// Time between two intervals.
+    /// Time between the ends of two control intervals.
     pub(super) every: Duration,
     pub(super) intervals: usize,
 }
 
-/// Results of the run.
+/// Results of the run with real agents.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
-    /// Seconds until all agents were connected.
+    /// Time until all agents were connected, in seconds.
     pub(super) all_there_s: f64,
-    /// Seconds of the interval that sends all of the agents their state.
+    /// Duration of the first interval with all agents, in seconds. In the first interval with all
+    /// agents, the controller sends its state to each agent.
     pub(super) told_s: f64,
-    /// For each further interval: its seconds, the CPU seconds of the controller's thread, and two
-    /// percentages of hosts heard. The first is of all hosts, the second of those over gRPC.
+    /// Duration, CPU time and report percentages of each interval after the first, in the order of
+    /// this list:
+    ///
+    /// - the duration of the interval in seconds;
+    /// - the CPU time of the controller's thread in seconds;
+    /// - the percentage of all hosts that reported in the interval;
+    /// - the percentage of the hosts with real agents that reported in the interval.
     pub(super) intervals: Vec<(f64, f64, f64, f64)>,
-    /// Elements that did not apply their plan.
+    /// Number of switches and hosts that failed to apply their plan.
     pub(super) failed: usize,
-    /// Sessions that began and ended again.
+    /// Number of sessions that ended and had to be opened again.
     pub(super) lost: usize,
     pub(super) plans_done: usize,
 }
 
-/// A switch whose tenants have sent half of their guarantees since `begin`.
+/// The agent's interface to a simulated virtual switch. Each tenant on the simulated switch has
+/// sent at half of its guarantee since `begin`.
 #[derive(Debug)]
 struct Side {
     begin: std::time::Instant,
@@ -88,13 +96,10 @@ impl HostSide for Side {
 
 fn descriptors(sessions: usize) -> anyhow::Result<()> {
     let (each, others) = DESCRIPTORS;
-    let wanted = u64::try_from(sessions)? * each + others;
-    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    anyhow::ensure!(wanted <= hard, "{wanted} descriptors are needed and {hard} allowed; raise it");
-    Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard)?)
+    allow_descriptors(u64::try_from(sessions)? * each + others)
 }
 
-/// Creates agents of `hosts` that connect to `endpoint`.
+/// Starts agents for `hosts` that connect to `endpoint`.
 fn agents(
     hosts: Vec<(String, Guaranteed)>,
     endpoint: &str,
@@ -118,7 +123,8 @@ fn agents(
     Ok(tasks)
 }
 
-/// Replaces some of the bed's agents with agents over gRPC, and closes intervals with both kinds.
+/// Replaces some simulated agents with real agents over gRPC, and closes intervals with real and
+/// simulated agents.
 pub(super) async fn sessions(
     bed: &mut Bed,
     wanted: Wanted,
@@ -162,7 +168,7 @@ pub(super) async fn sessions(
     Ok(found)
 }
 
-/// Number of `hosts` that have applied a plan of this leader.
+/// Returns the number of `hosts` that have applied a plan of the leader with the epoch `epoch`.
 fn done_by(registry: &Registry, hosts: &BTreeSet<String>, epoch: u64) -> usize {
     let done = |host: &&String| {
         registry.has(host).is_some_and(|has| has.epoch == epoch && has.generation > 0)
@@ -188,7 +194,7 @@ async fn follow(
         let (begin, before) = (clock::now(), cpu()?);
         let (done, heard) = bed.close(asked).await?;
         let (took, cpu) = ((clock::now() - begin).as_secs_f64(), cpu()? - before);
-        anyhow::ensure!(!done.taken_back, "a plan was taken back: {done:?}");
+        anyhow::ensure!(!done.taken_back, "an interval failed: its plan was rolled back: {done:?}");
         found.failed += done.failed;
         if number == 0 {
             found.told_s = took;

@@ -1,4 +1,4 @@
-//! Files of results: JSON, a picture, and the series as CSV.
+//! Writes the results of experiments to files, as JSON, a picture, and the series as CSV.
 
 use std::path::{Path, PathBuf};
 
@@ -9,20 +9,21 @@ use super::seeds::Summary;
 use crate::evidence::series::csv;
 use crate::evidence::{Experiment, Record};
 
-/// A file of results: one record, or several with their summaries.
+/// The content of a JSON result file: one record, or several records with their summaries.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Results {
     One(Box<Record>),
     Many {
         runs: Vec<Record>,
-        /// Summaries of the claims, by experiment and mode.
+        /// Summaries of the claims, one for each experiment and mode.
         summaries: Vec<Summary>,
     },
 }
 
 impl Results {
-    /// Collects the results of `groups`. A group holds the runs of one experiment and mode.
+    /// Creates the content of a result file from `groups`. A group holds the runs of one experiment
+    /// and mode.
     #[must_use]
     pub fn of(groups: &[Vec<Record>]) -> Self {
         if let [group] = groups
@@ -45,21 +46,21 @@ impl Results {
     /// Returns the results as JSON text that ends with a newline.
     ///
     /// # Errors
-    /// If the results cannot be serialized, which is a fault of the program.
+    /// Returns an error if the results cannot be serialized, which would be a bug.
     pub fn json(&self) -> anyhow::Result<String> {
         Ok(serde_json::to_string_pretty(self).context("writing the results")? + "\n")
     }
 }
 
-/// Writes the runs of one experiment and mode into `dir` and returns the files. NAME-MODE.json has
-/// all runs. The other files are about the first run: its picture, its series as CSV and, if there
-/// is one, its story as text.
+/// Writes the runs of one experiment and mode into `dir` and returns the paths of the files. The
+/// result file `NAME-MODE.json` contains the records of all runs. The other files have the picture
+/// of the first run, its series as CSV, and its summary as text if the run has a summary.
 ///
 /// # Errors
-/// If the directory or a file cannot be written.
+/// Returns an error if the directory or a file cannot be written.
 pub fn write(dir: &Path, experiment: &Experiment, runs: &[Record]) -> anyhow::Result<Vec<PathBuf>> {
     let Some(first) = runs.first() else { return Ok(Vec::new()) };
-    std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
     let name = format!("{}-{}", first.experiment, first.mode);
     let texts = [
         ("json", Results::of(&[runs.to_vec()]).json()?),

@@ -1,28 +1,29 @@
-//! FS-VDE, Fig. 4: three clients of weights 5, 3 and 1 with seven, four and one flows.
+//! FS-VDE, Fig. 4: three clients with weights 5, 3 and 1, and with seven, four and one flows.
 //!
 //! # Problem
 //!
-//! A first-come, first-served link is divided among flows, so a client with more flows gets more of
-//! it.
+//! A first-come, first-served link divides its bandwidth among flows, so a client with more flows
+//! gets more.
 //!
 //! # Source
 //!
-//! FS-VDE §4.1, Fig. 4: c1, c2 and c3 own three, two and one VMs. "In the legacy VDE ... c1 gets
-//! about a half of the bandwidth, c2 gets a third and c3 gets only a twelfth"; "the VTRR scheduler
-//! makes schedule (c1, c2, c3, c1, c2, c1, c2, c1, c1)".
+//! FS-VDE §4.1, Fig. 4: the clients c1, c2 and c3 own three, two and one VMs. The FS-VDE paper says
+//! about "the legacy VDE": "c1 gets about a half of the bandwidth, c2 gets a third and c3 gets only
+//! a twelfth". The FS-VDE paper also says: "the VTRR scheduler makes schedule (c1, c2, c3, c1, c2,
+//! c1, c2, c1, c1)".
 //!
 //! # Approach
 //!
-//! Two things are compared with the paper:
+//! The figure compares two results with the FS-VDE paper:
 //!
-//! - The schedule as printed, by turns of exactly one frame each ([`penstock_qos::vtrr`]).
-//! - Shares of a link of 1 Gbit/s ([`super::fsvde_link`]): 7/12, 4/12, 1/12 by flows, and 5/9, 3/9,
-//!   1/9 by weight.
+//! - [`penstock_qos::vtrr`] must produce the printed schedule, in which each turn is one frame.
+//! - The clients must get 7/12, 4/12 and 1/12 of a link of 1 Gbit/s by flows, and 5/9, 3/9 and 1/9
+//!   by weight ([`super::fsvde_link`]).
 //!
 //! # Departures
 //!
-//! The paper does not print how the flows are spread over the VMs. Here c1's VMs have 3, 2 and 2
-//! flows, c2's have 2 and 2, and c3's has 1.
+//! The FS-VDE paper does not print the number of flows of each VM. In the simulation, c1's VMs have
+//! 3, 2 and 2 flows, c2's VMs have 2 and 2 flows, and c3's VM has 1 flow.
 
 use penstock_qos::discipline::Discipline;
 use penstock_qos::vtrr::Vtrr;
@@ -45,11 +46,13 @@ const CLIENTS: [Client; 3] = [
     Client { weight: 3, flows: &[2, 2] },
     Client { weight: 1, flows: &[1] },
 ];
-/// The printed schedule. Clients count from 0.
+/// The client that sends in each turn of the schedule that the FS-VDE paper prints. Clients are
+/// numbered from 0.
 const SCHEDULE: [usize; 9] = [0, 1, 2, 0, 1, 0, 1, 0, 0];
 const RATE: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const SECS: u64 = 10;
-/// Shares of the clients by flows and by weight.
+/// Shares of the clients if the link is divided by flows. [`FAIR`] has the clients' shares if the
+/// link is divided by the clients' weights.
 const LEGACY: [f64; 3] = [7.0 / 12.0, 4.0 / 12.0, 1.0 / 12.0];
 const FAIR: [f64; 3] = [5.0 / 9.0, 3.0 / 9.0, 1.0 / 9.0];
 const BAND: f64 = 0.002;
@@ -62,7 +65,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let at = (0_u32..).map(f64::from).zip(schedule.iter().map(|client| number(client + 1)));
     outcome.series("schedule", "client", at);
     let same = schedule.chunks(SCHEDULE.len()).all(|cycle| cycle == SCHEDULE);
-    let what = "turns go c1 c2 c3 c1 c2 c1 c2 c1 c1, cycle after cycle";
+    let what = "every cycle of turns is c1 c2 c3 c1 c2 c1 c2 c1 c1";
     outcome.claim(Claim::truth("schedule", what, same));
     for (egress, name, due) in [(Egress::Fifo, "legacy", LEGACY), (Egress::FairShare, "fair", FAIR)]
     {
@@ -83,7 +86,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Returns the clients of three cycles of turns.
+/// Returns the client of each turn in three repetitions of the schedule.
 fn schedule() -> anyhow::Result<Vec<usize>> {
     let mut vtrr = Vtrr::new(CLIENTS.len());
     for (slot, client) in CLIENTS.iter().enumerate() {
@@ -115,7 +118,7 @@ fn picture(record: &Record) -> Picture {
     };
     let turns = record.series("schedule").map(points).into_iter().flatten();
     let schedule = Panel::new("(c) schedule", Axis::linear("turn"), Axis::linear("client").to(3.5))
-        .points("who has it", turns);
+        .points("client of the turn", turns);
     Picture::new("FS-VDE, Fig. 4: weights 5, 3, 1; seven, four, one flows")
         .panel(bars("(a) first come, first served", "legacy", LEGACY))
         .panel(bars("(b) fair-share", "fair", FAIR))

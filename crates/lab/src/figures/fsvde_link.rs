@@ -1,23 +1,27 @@
-//! One link that clients' flows share in FS-VDE's figures: first come, first served, or by
-//! `fair-share`.
+//! The simulated link of FS-VDE's figures. Flows of several clients share the link, either first
+//! come, first served, or by `fair-share`.
 //!
 //! # Problem
 //!
-//! FS-VDE compares the clients' shares of an undivided link with their shares under its schedule.
+//! FS-VDE compares two shares of each client: on a first-come, first-served link, and under
+//! FS-VDE's own schedule.
 //!
 //! # Approach
 //!
-//! Flows behave as TCP does between hosts of one network without loss. Each flow has a window of
-//! [`WINDOW`] frames under way. When a frame has arrived, the next one comes [`BACK`] later, plus a
-//! random part by the seed. First come, first served thus gives each *flow* the same rate (max-min
-//! among flows, FS-VDE §1). The paper says this of the legacy switch.
+//! Flows behave like TCP between hosts of one network without loss. Each flow has a window of
+//! [`WINDOW`] frames in flight. When a frame has left the link, the next frame of its flow arrives
+//! after a random time from [`BACK`] to twice [`BACK`]. A first-come, first-served link gives each
+//! *flow* the same rate (max-min among flows, FS-VDE §1). The FS-VDE paper also says that the
+//! legacy switch gives each flow the same rate.
 //!
-//! `fair-share` is [`penstock_qos::fair_share`] with its default bound. A frame that it holds waits
-//! in its VM's ring until a frame of that VM has left.
+//! `fair-share` is [`penstock_qos::fair_share`] with the default limits of a VM's queue (256 KiB
+//! and 10 ms). A frame that `fair-share` does not accept waits in its VM's ring until an earlier
+//! frame of the VM has left.
 //!
 //! # Cost
 //!
-//! A frame occupies the link for its bytes divided by the link's rate. Nothing else takes time.
+//! A frame occupies the link for the frame's bytes divided by the link's rate. Queueing and
+//! scheduling take no simulated time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -26,26 +30,27 @@ use penstock_qos::fair_share::{Bound, Capacity, FairShare, Offer};
 use penstock_sim::Rng;
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
-/// Frames of a flow that are under way.
+/// Number of frames of a flow that are in flight.
 pub(super) const WINDOW: u32 = 44;
-/// Bytes of a frame: an MTU and Ethernet's header.
+/// Size of a frame in bytes: an MTU of 1500 and the Ethernet header.
 pub(super) const FRAME: u32 = 1_514;
-/// Shortest time from a frame's departure to the next frame of its flow. The longest is twice that.
+/// Shortest time from a frame's departure to the arrival of the next frame of its flow. The longest
+/// time from a departure to the next arrival of the flow is twice [`BACK`].
 pub(super) const BACK: Nanos = Nanos::from_micros(200);
 
-/// A client: its weight, and the number of flows of each of its VMs.
+/// A client with its weight, and with the number of flows of each of its VMs.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Client {
     pub weight: u64,
     pub flows: &'static [usize],
 }
 
-/// Discipline that divides the link.
+/// Queue discipline that divides the link among flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Egress {
-    /// First come, first served, as in the legacy switch.
+    /// The link serves frames first come, first served, as in the legacy switch.
     Fifo,
-    /// The schedule of FS-VDE.
+    /// The link serves frames by the `fair-share` schedule, as in FS-VDE.
     FairShare,
 }
 
@@ -58,35 +63,35 @@ impl Egress {
     }
 }
 
-/// Client and VM that a flow belongs to.
+/// Clients and VMs are numbered from 0.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Flow {
     pub client: usize,
     pub vm: usize,
 }
 
-/// Bytes that each flow sent after the first second, which is not counted.
+/// Bytes that each flow sent, without the bytes of the first second.
 #[derive(Debug)]
 pub(super) struct Sent {
     pub flows: Vec<Flow>,
     pub bytes: Vec<u64>,
-    /// Seconds in which the bytes were sent.
+    /// Length of the measurement in which the link sent `bytes`, in seconds.
     pub secs: f64,
 }
 
 impl Sent {
-    /// Rate of one flow in Mbit/s.
+    /// Returns the rate of the flow `flow` in Mbit/s.
     pub fn mbps(&self, flow: usize) -> f64 {
         megabits(self.bytes[flow]) / self.secs
     }
 
-    /// Rate of one client in Mbit/s.
+    /// Returns the rate of all flows of the client `client` in Mbit/s.
     pub fn client_mbps(&self, client: usize) -> f64 {
         let of = |flow: &usize| self.flows[*flow].client == client;
         (0..self.flows.len()).filter(of).map(|flow| self.mbps(flow)).sum()
     }
 
-    /// Rate of all flows together in Mbit/s.
+    /// Returns the rate of all flows together in Mbit/s.
     pub fn all_mbps(&self) -> f64 {
         (0..self.flows.len()).map(|flow| self.mbps(flow)).sum()
     }
@@ -97,7 +102,8 @@ fn megabits(bytes: u64) -> f64 {
     bytes as f64 * 8.0 / 1e6
 }
 
-/// Frames that wait for the link, in the order of the discipline.
+/// Frames that wait for the link. The queue discipline determines the order in which the link sends
+/// the frames.
 enum Line {
     Fifo(VecDeque<u32>),
     Fair { fair: Box<FairShare<u32>>, rings: Vec<VecDeque<u32>> },
@@ -121,7 +127,7 @@ impl Line {
         Ok(Self::Fair { fair: Box::new(fair), rings: vec![VecDeque::new(); vms] })
     }
 
-    /// Adds a frame of `flow` that comes from its VM.
+    /// Adds a frame of the flow `flow`, which the VM `vm` sends.
     fn come(&mut self, flow: u32, vm: usize, now: Nanos) {
         match self {
             Self::Fifo(queue) => queue.push_back(flow),
@@ -132,7 +138,8 @@ impl Line {
         }
     }
 
-    /// Takes frames out of a VM's ring until `fair` accepts no more.
+    /// Moves frames from a VM's ring to the `fair-share` queue `fair` until the queue accepts no
+    /// more frames.
     fn take(fair: &mut FairShare<u32>, ring: &mut VecDeque<u32>, vm: usize, now: Nanos) {
         while let Some(flow) = ring.front() {
             if fair.offer(vm, *flow, FRAME, now) != Offer::Queued {
@@ -154,10 +161,11 @@ impl Line {
     }
 }
 
-/// Runs the link for `secs` after a second that is not counted.
+/// Runs the link for `1 + secs` seconds. The link's results do not include the first simulated
+/// second.
 ///
 /// # Errors
-/// If a weight is out of range.
+/// Returns an error if a client's weight is out of range.
 pub(super) fn run(
     clients: &[Client],
     egress: Egress,
@@ -202,7 +210,7 @@ pub(super) fn run(
     Ok(Sent { flows, bytes, secs })
 }
 
-/// Lists all flows, client by client.
+/// Returns the flows of all clients, in the order of the clients.
 fn flows(clients: &[Client]) -> Vec<Flow> {
     let mut flows = Vec::new();
     let mut vm = 0;

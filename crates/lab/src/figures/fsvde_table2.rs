@@ -2,25 +2,31 @@
 //!
 //! # Problem
 //!
-//! c1 has one flow from one VM, and c2 has four flows from two VMs. By weight c2 should get twice
-//! c1's rate.
+//! Client c1 has one flow from one VM, and client c2 has four flows from two VMs. By weight c2
+//! should get twice c1's rate.
 //!
 //! # Source
 //!
-//! FS-VDE §5, Tables I and II. The table prints MB/s and the text Mbps; the sums only fit Mbps.
+//! The source is FS-VDE §5, Tables I and II. The FS-VDE paper's unit is MB/s in the table and Mbps
+//! in the text. The rates and the sums that the FS-VDE paper prints agree only if the unit is
+//! Mbit/s.
 //!
 //! # Approach
 //!
-//! - `fifo_ratio_c2_over_c1`: the paper's TCP had 3.28. Equal flows give 4 ([`super::fsvde_link`]).
-//! - `fair_ratio_c2_over_c1`: published as 2.01.
-//! - The least share of its due that a client got: published as 99.4 %.
+//! - `fifo_ratio_c2_over_c1` is c2's rate divided by c1's rate if the link is first come, first
+//!   served. In the FS-VDE paper, the ratio of c2's rate to c1's rate is 3.28 for TCP flows. Flows
+//!   with equal rates give a ratio of 4 ([`super::fsvde_link`]).
+//! - `fair_ratio_c2_over_c1` is c2's rate divided by c1's rate if the link uses `fair-share`. With
+//!   FS-VDE's schedule, the paper prints a ratio of 2.01.
+//! - `share_of_due_pct_min` is the lowest ratio of a client's rate to the client's share by weight.
+//!   The lowest ratio of a client's rate to its share is 99.4 % in the FS-VDE paper.
 //!
-//! The link's rate is the total rate of the legacy switch, 582.4 Mbit/s.
+//! The simulated link has the total rate of the FS-VDE paper's legacy switch, 582.4 Mbit/s.
 //!
 //! # Departures
 //!
-//! The paper's scheduling cost 5 % of throughput. A simulation cannot show that cost; the live
-//! figure does (`throughput_vs_fifo_pct`).
+//! The FS-VDE paper's scheduling cost 5 % of throughput. A simulation cannot show the cost of
+//! scheduling. The live figure shows the cost of scheduling as `throughput_vs_fifo_pct`.
 
 use penstock_units::BitsPerSecond;
 
@@ -30,18 +36,18 @@ use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture,
 pub const EXPERIMENT: Experiment = Experiment {
     name: "fsvde-table2",
     source: "FS-VDE §5, Tables I and II",
-    about: "one flow of one client beside four of another that is due twice as much",
+    about: "one client with one flow, and another with four flows and twice the weight",
     sim: Some(sim),
     live: Some(crate::live::table2),
     picture,
 };
 
-/// Table I: c1 has f1; c2 has f2 and f3 on one VM, and f4 and f5 on the other.
+/// Clients of Table I: c1 has flow f1; c2 has f2 and f3 on one VM, and f4 and f5 on another VM.
 const CLIENTS: [Client; 2] =
     [Client { weight: 1, flows: &[1] }, Client { weight: 2, flows: &[2, 2] }];
 const RATE: BitsPerSecond = BitsPerSecond(582_400_000);
 const SECS: u64 = 10;
-/// Table II, Mbit/s by flow.
+/// Rate of each flow in Table II, in Mbit/s.
 const VDE: [f64; 5] = [136.0, 110.4, 116.0, 116.0, 104.0];
 const FS_VDE: [f64; 5] = [183.2, 107.2, 93.6, 75.3, 93.6];
 
@@ -58,13 +64,17 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let (fifo, fair) = (run(Egress::Fifo)?, run(Egress::FairShare)?);
     let ratio = |sent: &Sent| sent.client_mbps(1) / sent.client_mbps(0);
     outcome.claim(
-        Claim::new("fifo_ratio_c2_over_c1", "c2's rate over c1's, first come, first served", "")
-            .published(3.28)
-            .at_least(3.0)
-            .measured(ratio(&fifo)),
+        Claim::new(
+            "fifo_ratio_c2_over_c1",
+            "c2's rate divided by c1's, first come, first served",
+            "",
+        )
+        .published(3.28)
+        .at_least(3.0)
+        .measured(ratio(&fifo)),
     );
     outcome.claim(
-        Claim::new("fair_ratio_c2_over_c1", "c2's rate over c1's under fair-share", "")
+        Claim::new("fair_ratio_c2_over_c1", "c2's rate divided by c1's under fair-share", "")
             .published(2.01)
             .within(1.998, 2.002)
             .measured(ratio(&fair)),
@@ -74,12 +84,16 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     };
     let least = [(0, 1.0), (1, 2.0)].map(part).into_iter().fold(f64::INFINITY, f64::min);
     outcome.claim(
-        Claim::new("share_of_due_pct_min", "the least part that a client got of its due", "%")
-            .published(99.4)
-            .at_least(99.9)
-            .measured(least),
+        Claim::new(
+            "share_of_due_pct_min",
+            "lowest ratio of a client's rate to its share by weight",
+            "%",
+        )
+        .published(99.4)
+        .at_least(99.9)
+        .measured(least),
     );
-    let what = "fair-share's rate in all, of fifo's";
+    let what = "total rate of fair-share, as a share of fifo's";
     let of_fifo = 100.0 * fair.all_mbps() / fifo.all_mbps();
     outcome.claim(Claim::new("throughput_vs_fifo_pct", what, "%").measured(of_fifo));
     Ok(outcome)

@@ -11,7 +11,7 @@ struct Cli {
     args: RunArgs,
 }
 
-/// Asserts that every claim with a band holds with each of these seeds.
+/// Asserts that every claim with a band holds with each seed in `seeds`.
 pub(super) fn assert_holds(name: &'static str, sim: Run, seeds: &[u64]) {
     let args = Cli::parse_from(["run", name]).args;
     for seed in seeds {

@@ -1,28 +1,32 @@
-//! VM jitter, Fig. 10: the smooth shaper's window reaches its rate and stays there.
+//! VM jitter, Fig. 10: the window of the smooth shaper reaches the rate limit and stays there.
 //!
 //! # Problem
 //!
-//! Spacing frames within a window limits the rate only if the window is at that rate.
+//! The smooth shaper keeps the spacing of frames within a window. The spacing window enforces the
+//! configured rate only if the window matches the rate limit.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 10: the window slides by itself during the experiments of Figs. 8 and 9.
+//! VM jitter §V-B, Fig. 10: the window adapts by itself during the experiments of Figs. 8 and 9.
 //!
 //! # Approach
 //!
-//! `settle_intervals` measures how soon the window settles. A VM that always has frames (64 to
-//! 1,514 bytes, by the seed) has a limit of 2 Mbit/s. In one run the first window is four times too
-//! slow, and in the other four times too fast. The value counts the intervals of 1 s until all
-//! later intervals are settled. A settled interval has a rate within 2 % of the limit and a window
-//! that contains the limit. The worse of both runs counts.
+//! `settle_intervals` measures how soon the spacing window of the smooth shaper settles. A VM that
+//! always has frames, of random sizes from 64 to 1,514 bytes, has a limit of 2 Mbit/s. In one run
+//! the initial window is four times too slow, and in another run the initial window is four times
+//! too fast. `settle_intervals` is the number of 1 s intervals after which all later intervals are
+//! settled. An interval is settled if its rate is within 2 % of the limit and the shaper's window
+//! contains the limit's frame spacing. The claim uses the run that takes longer to settle.
 //!
 //! `spacing_outside_window` counts departures after the first 10 s that are earlier or later than
-//! the window allows. It covers the two runs above, and runs at 256 kbit/s, 8 Mbit/s and (in
-//! groups) 200 Mbit/s. Departure times are those that the shaper assigns. The wheel adds up to 2 us
+//! the window allows. `spacing_outside_window` covers runs at 256 kbit/s, 2 Mbit/s, 8 Mbit/s and
+//! 200 Mbit/s. At 200 Mbit/s frames depart in groups. The figure uses the departure times that the
+//! shaper assigns. In the data path, the timing wheel delays a departure by up to 2 us more
 //! ([`penstock_qos::wheel`]).
 //!
-//! The figure also shows the window over time under Fig. 8's stream. The live run,
-//! `live/spacing.rs`, shows departures instead of the window.
+//! The figure also shows how the shaper's window changes over time under the RTP stream of Fig. 8.
+//! The live run in `live/spacing.rs` shows the departure times of frames instead of the shaper's
+//! window.
 
 use penstock_qos::shaper::{INTERVAL, Shaper, Smooth, Window};
 use penstock_sim::Rng;
@@ -38,23 +42,23 @@ use crate::jitter::stream::{FRAME, stream};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig10",
     source: "VM jitter §V-B, Fig. 10",
-    about: "the smoothing window moves to its rate and stays there",
+    about: "the window of the smooth shaper reaches the rate limit and stays there",
     sim: Some(sim),
     live: Some(crate::live::jitter_fig10),
     picture,
 };
 
-/// Length of a run, and of its start that does not count as steady state, in seconds.
+/// Length of a run in seconds. The steady state begins after [`SETTLED`] seconds.
 const SECS: u64 = 20;
 const SETTLED: u64 = 10;
 const RATES: [u64; 4] = [256_000, RATE.0, 8_000_000, 200_000_000];
 /// Largest relative deviation of a settled interval's rate from the limit.
 const NEAR: f64 = 0.02;
 
-/// One second of a VM that always has frames.
+/// Measured rate and window of the shaper in one second of a run.
 #[derive(Clone, Copy)]
 struct Interval {
-    /// Measured rate divided by the limit.
+    /// Measured rate divided by the rate limit.
     rate: f64,
     window: Window,
 }
@@ -95,15 +99,15 @@ fn backlogged(rate: u64, off: f64, seed: u64) -> anyhow::Result<Backlogged> {
     }
 }
 
-/// Rate of `bytes` a second, divided by `rate`.
+/// Returns `bytes` per second as a multiple of `rate`, which is in bits per second.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn over(bytes: u64, rate: u64) -> f64 {
     bytes as f64 * 8.0 / rate as f64
 }
 
-/// Number of intervals until all later intervals are settled.
+/// Returns the number of intervals up to and including the last interval that is not settled.
 fn settle(run: &Backlogged, rate: u64) -> usize {
-    // Nanoseconds per byte.
+    // Nanoseconds per byte at the rate limit.
     let due = over(1, rate) * 1e9;
     let settled =
         |i: &Interval| (i.rate - 1.0).abs() <= NEAR && i.window.low <= due && due <= i.window.high;
@@ -137,18 +141,18 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         }
     }
     outcome.note("spacings", spacings);
-    let what = "intervals from a window four times off until rate and window stay right";
+    let what = "intervals until rate and window stay settled, from a window four times off";
     #[expect(clippy::cast_precision_loss, reason = "small")]
     let (slowest, outside) = (slowest as f64, outside as f64);
     outcome.claim(Claim::new("settle_intervals", what, "").at_most(6.0).measured(slowest));
-    let what = "spacings outside of the window in steady state";
+    let what = "spacings outside the window in steady state";
     outcome
         .claim(Claim::new("spacing_outside_window", what, "").within(0.0, 0.0).measured(outside));
     add_window(&mut outcome, "rtp", &under_rtp(ctx.seed)?);
     Ok(outcome)
 }
 
-/// The window after each second of Fig. 8's stream.
+/// Returns the window after each second of Fig. 8's stream.
 fn under_rtp(seed: u64) -> anyhow::Result<Vec<(f64, Window)>> {
     let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(RATE)?, 256 * 1024));
     for (due, sent) in stream(seed) {
@@ -178,7 +182,7 @@ fn picture(record: &Record) -> Picture {
                 panel = panel.series(format!("window, {end} end"), series);
             }
         }
-        // Live runs record spacings.
+        // Only live runs record spacings.
         if let Some(series) = record.series(&format!("{name} spacing")) {
             panel = panel.points("departures", points(series));
         }

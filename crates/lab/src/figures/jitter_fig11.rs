@@ -6,21 +6,23 @@
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 11: Netperf sends TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s. Each
-//! limit has three runs of 60 s. This figure adds limits of 200 Mbit/s and 2 Gbit/s.
+//! In VM jitter §V-B, Fig. 11, Netperf sends TCP and UDP at limits of 4, 8, 16 and 32 Mbit/s. The
+//! VM jitter paper has three runs of 60 s for each limit. The simulation adds limits of 200 Mbit/s
+//! and 2 Gbit/s.
 //!
 //! # Approach
 //!
-//! UDP sends frames of 1,514 bytes and keeps the queue of 128 KiB full.
+//! The UDP sender sends frames of 1,514 bytes and keeps the shaper's queue of 128 KiB full.
 //!
-//! TCP begins with slow start from ten segments. A loss halves the window, and the window then
-//! grows by one segment a round trip. A segment is lost if the queue (256 KiB, or 20 ms of the
-//! rate) has no room for it. An acknowledgement arrives 0.2 ms after the departure, varied by the
-//! seed. Segments have 1,514 bytes. From 200 Mbit/s on they hold eight times 1,448 bytes and
-//! headers (TSO).
+//! The TCP sender begins with slow start from ten segments. A loss halves the TCP window. After a
+//! loss the window grows by one segment per round trip. A segment is lost if the shaper's queue is
+//! full. The TCP sender's queue holds 256 KiB, or as many bytes as the rate limit passes in 20 ms
+//! if that is more. An acknowledgement arrives at a random time 0.2 to 0.25 ms after the segment's
+//! departure. At limits below 200 Mbit/s, a TCP segment has 1,514 bytes. At limits of 200 Mbit/s
+//! and more, a segment has eight times 1,448 bytes and one header, as with TSO.
 //!
-//! The figure compares the limit with the frame bytes that depart within 60 s of the first
-//! departure. The worst of all runs counts.
+//! The figure compares the limit with the rate of frame bytes in the 60 s after the first
+//! departure. The claim uses the run with the largest deviation of the rate from the limit.
 
 use penstock_sim::Rng;
 use penstock_units::{BitsPerSecond, Nanos};
@@ -47,7 +49,7 @@ const SEGMENT: u32 = 8 * 1_448 + 66;
 const LARGE_FROM: u64 = 200_000_000;
 const ROUND_TRIP: u64 = 200_000;
 
-/// Bytes that a UDP stream sends in 60 s.
+/// Returns the number of bytes that a UDP stream sends in 60 s.
 fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let mut vm = ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, 128 * 1024);
     // The first frame arrives within 10 ms.
@@ -66,12 +68,12 @@ fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// A TCP sender. Its window is in segments.
+/// A TCP sender. The sender's window is a number of segments.
 struct Tcp {
     window: f64,
     threshold: f64,
     in_flight: u32,
-    /// The sender has already reacted to losses before this time.
+    /// Time until which further losses do not halve the TCP window again.
     recovered: Nanos,
 }
 
@@ -91,7 +93,7 @@ impl Tcp {
     }
 }
 
-/// Bytes that a TCP stream sends in 60 s.
+/// Returns the number of bytes that a TCP stream sends in 60 s.
 fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let room = (rate / 8 / 50).max(256 * 1024);
     let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, room));
@@ -110,7 +112,9 @@ fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
         let until = acks.front().copied().unwrap_or(Nanos(u64::MAX));
         let Some(at) = run.step(until, &mut happened) else {
             // Nothing happens before the next acknowledgement.
-            let Some(ack) = acks.pop_front() else { anyhow::bail!("the stream stands still") };
+            let Some(ack) = acks.pop_front() else {
+                anyhow::bail!("the TCP stream has no frame and no acknowledgement in flight")
+            };
             now = ack;
             tcp.acknowledged();
             continue;
@@ -134,7 +138,8 @@ fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     }
 }
 
-/// Returns the bytes that arrive in a run, given the rate and the seed.
+/// Simulates a stream with a rate limit in bit/s and a seed. Returns the number of bytes that leave
+/// the shaper.
 type Stream = fn(u64, u64) -> anyhow::Result<u64>;
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
@@ -161,7 +166,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         outcome.series(name, "% of the limit", got);
         outcome.series(&format!("{name} error"), "%", errors);
     }
-    let what = "furthest that a run's rate was from its limit";
+    let what = "largest deviation of a run's rate from its limit";
     outcome.claim(Claim::new("rate_error_pct_max", what, "%").at_most(1.0).measured(worst));
     Ok(outcome)
 }
@@ -170,7 +175,8 @@ fn over_runs() -> f64 {
     f64::from(u32::try_from(RUNS).unwrap_or(1))
 }
 
-/// Bytes of a run, divided by the bytes that `rate` allows in a run.
+/// Returns the number of bytes of a run, divided by the number of bytes that `rate` allows in a
+/// run.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
 fn over(bytes: u64, rate: u64) -> f64 {
     bytes as f64 * 8.0 / (rate * SECS) as f64
@@ -184,10 +190,10 @@ fn picture(record: &Record) -> Picture {
         .bars("TCP", series("tcp"))
         .bars("UDP", series("udp"))
         .published("the limit", 100.0);
-    let error = Panel::new("(b) furthest from the limit", axis(), Axis::linear("%").to(1.2))
+    let error = Panel::new("(b) largest deviation", axis(), Axis::linear("%").to(1.2))
         .bars("TCP", series("tcp error"))
         .bars("UDP", series("udp error"))
-        .published("what is claimed", 1.0);
+        .published("highest that holds", 1.0);
     Picture::new("VM jitter, Fig. 11: the mean rate under smoothing").panel(rate).panel(error)
 }
 

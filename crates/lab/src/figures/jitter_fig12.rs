@@ -2,24 +2,29 @@
 //!
 //! # Problem
 //!
-//! Deadlines determine when a VM runs. They must not change how much processor time it receives.
+//! Deadlines determine when a VM runs. Deadlines must not change how much processor time a VM
+//! receives.
 //!
 //! # Source
 //!
-//! VM jitter §V-C, Fig. 12: three compute-bound VMs of the same weight share one processor. Two
-//! more start one after the other. Then the first and the second stop.
+//! VM jitter §V-C, Fig. 12: three compute-bound VMs with the same weight share one processor. Later
+//! in the run a fourth VM starts, and then a fifth VM. Near the end of a run VM 1 stops, and later
+//! VM 2 stops.
 //!
 //! # Approach
 //!
-//! Each phase lasts 60 s. Penstock's scheduler runs twice. In the first run no VM has a deadline.
-//! In the second run the third VM has a periodic deadline of 5 ms. The fourth VM has an aperiodic
-//! deadline of 8 ms, and receives a ping every 10 ms. Xen's scheduler is shown for comparison.
+//! Each phase lasts 60 s. There are two runs with Penstock's scheduler. In the first run no VM has
+//! a deadline. In the second run VM 3 has a periodic deadline of 5 ms. VM 4 has an aperiodic
+//! deadline of 8 ms in the second run, and receives a ping every 10 ms. A run with Xen's scheduler
+//! is shown for comparison.
 //!
-//! In each phase, the figure compares each VM's share of the processor with the share that is due.
-//! The largest error of all counts, in percent of the processor.
+//! In each phase, the error of a VM is the difference between the VM's share of the processor and
+//! an equal share. The claim uses the largest error of all VMs and phases, in percent of the
+//! processor.
 //!
-//! The same error over windows of ten epochs is shown without a band. Ten slices cannot be divided
-//! by three, so a VM may be a slice ahead or behind at either end.
+//! The figure shows the error of a VM's share over windows of ten epochs without a band. Ten epochs
+//! are ten time slices, and three VMs cannot share ten slices equally. At the end of a window, a VM
+//! may be ahead of or behind its share by one slice.
 
 use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
 use penstock_units::Nanos;
@@ -41,24 +46,27 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const PHASE: Nanos = Nanos::from_secs(60);
-/// Length of a window: ten epochs.
+/// Length of a window, which is ten epochs of the scheduler.
 const WINDOW: Nanos = Nanos::from_millis(300);
-/// VMs that run in each phase. The first VM has the number 0.
+/// VMs that run in each phase. VMs are numbered from 0.
 const PHASES: [&[usize]; 5] =
     [&[0, 1, 2], &[0, 1, 2, 3], &[0, 1, 2, 3, 4], &[1, 2, 3, 4], &[2, 3, 4]];
 const VMS: usize = 5;
 
-/// Results of a run, in percent of the processor.
+/// Shares and errors of the VMs in a run, in percent of the processor.
 #[derive(Default)]
 struct Found {
-    /// For each VM: the time in seconds, and the VM's share in windows of ten epochs.
+    /// For each VM, a list of pairs: the time in seconds, and the VM's processor share in a window
+    /// of ten epochs.
     parts: [Vec<(f64, f64)>; VMS],
-    /// Largest error over phases, and over windows.
+    /// Largest error of a VM's share in a phase. `window_error_max` is the largest error of a VM's
+    /// share in a window of ten epochs.
     error_max: f64,
     window_error_max: f64,
 }
 
-/// Contract of a VM in a run with deadlines.
+/// Returns the contract of the VM with the number `vm`. If `real_time` is true, VMs 2 and 3
+/// (numbered from 0) have deadlines.
 fn contract(vm: usize, real_time: bool) -> anyhow::Result<Contract> {
     let weight = weight(1)?;
     Ok(match vm {
@@ -139,15 +147,14 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
             let points = parts.iter().copied().step_by(10);
             outcome.series(&format!("{name}: VM {}", vm + 1), "% of the processor", points);
         }
-        let what = format!("{name}: the furthest that a VM's part of a phase was from its due");
+        let what = format!("{name}: largest error of a VM's share in a phase");
         let claim = Claim::new(&format!("share_error_pct_{name}"), what, "% of the processor");
         outcome.claim(claim.measured(found.error_max));
-        let what = format!("{name}: the same over any ten epochs");
+        let what = format!("{name}: largest error of a VM's share in ten epochs");
         let claim = Claim::new(&format!("window_error_pct_{name}"), what, "% of the processor");
         outcome.claim(claim.measured(found.window_error_max));
     }
-    let what =
-        "the furthest that a VM's part of a phase was from its due, with and without deadlines";
+    let what = "largest error of a VM's share in a phase, with and without deadlines";
     let worst = runs[0].1.error_max.max(runs[1].1.error_max);
     let claim = Claim::new("share_error_pct_max", what, "% of the processor").at_most(1.0);
     outcome.claim(claim.measured(worst));
@@ -166,10 +173,10 @@ fn picture(record: &Record) -> Picture {
         }
         panel
     };
-    Picture::new("VM jitter, Fig. 12: shares as VMs start and stop; parts of 0.3 s")
+    Picture::new("VM jitter, Fig. 12: shares as VMs start and stop; windows of 0.3 s")
         .panel(panel("(a) no deadlines", "by_credit: "))
         .panel(panel("(b) VM 3 within 5 ms, VM 4 within 8 ms", "with_deadlines: "))
-        .panel(panel("(c) Xen's", "credit1: "))
+        .panel(panel("(c) Xen's credit scheduler", "credit1: "))
 }
 
 #[cfg(test)]

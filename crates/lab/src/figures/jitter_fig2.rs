@@ -2,22 +2,24 @@
 //!
 //! # Problem
 //!
-//! A VM may have all the processor time that it needs and still send in bursts. This happens if the
-//! time comes too late.
+//! A VM may get all the processor time that it needs and still send in bursts. A VM sends in bursts
+//! if it gets processor time too late.
 //!
 //! # Source
 //!
 //! VM jitter §II-A, Fig. 2: a VM alone on a processor sends RTP and uses about 60 % of the
-//! processor. Each time it yields the processor, it is activated again after 1, 10, 20 or 40 ms.
+//! processor. Each time the VM yields, the scheduler activates it again after 1, 10, 20 or 40 ms.
 //!
 //! # Approach
 //!
-//! The VM is the one in `vcpu_bed`. As in the paper's test, its own timers do not wake it. Xen's
-//! credit scheduler runs it.
+//! The figure uses the streaming VM of the module `vcpu_bed`. As in the VM jitter paper, the VM's
+//! timers do not wake the VM. The scheduler in Fig. 2 is Xen's credit scheduler.
 //!
-//! The figure compares RFC 3550's J as the packets leave the machine, as a mean over 60 s. J grows
-//! with the wait, and at 40 ms it is at least five times as great as at 1 ms. The paper prints no
-//! values. The figure's requirements define the band.
+//! The figure measures the interarrival jitter J of RFC 3550 where packets leave the machine. The
+//! figure compares the mean of J over 60 s for the four activation delays. The mean jitter J (RFC
+//! 3550) must be greater if the VM is activated after a longer delay. With an activation delay of
+//! 40 ms, the mean jitter J must be at least five times as great as with 1 ms. The VM jitter paper
+//! prints no values of J, so the bands are the figure's own requirements.
 
 use penstock_sim::vcpu::Idle;
 use penstock_units::Nanos;
@@ -35,7 +37,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Delays until the VM is activated again, in ms.
+/// Delays until the scheduler activates the VM again, in ms.
 const WAITS: [u32; 4] = [1, 10, 20, 40];
 const LOAD_PCT: u64 = 60;
 const SPAN: Nanos = Nanos::from_secs(60);
@@ -63,10 +65,10 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         means.push(found.mean());
     }
     outcome.series("mean", "ms", WAITS.map(f64::from).into_iter().zip(means.iter().copied()));
-    let what = "the longer it waits, the greater is the mean of J";
+    let what = "the mean of J grows with the delay of the activation";
     let monotone = means.windows(2).all(|pair| pair[0] < pair[1]);
     outcome.claim(Claim::truth("jitter_grows_with_the_wait", what, monotone));
-    let what = "mean of J, activated after 40 ms over after 1 ms";
+    let what = "mean of J at 40 ms divided by that at 1 ms";
     let ratio = means[WAITS.len() - 1] / means[0];
     outcome.claim(Claim::new("jitter_40_over_1", what, "").at_least(5.0).measured(ratio));
     Ok(outcome)

@@ -2,38 +2,42 @@
 //!
 //! # Problem
 //!
-//! A VM that streams and encodes uses less than its share. It still sends late, because it receives
-//! its share at the wrong moments.
+//! A VM that streams and encodes needs less than its share of the processor. A VM that streams and
+//! encodes sends late, because it gets its processor share at the wrong times.
 //!
 //! # Source
 //!
 //! VM jitter §V-A, Fig. 6: a streaming VM needs about 55 % of a processor and has a share of 60 %.
-//! One and then two compute-bound VMs divide the other 40 %. The schedulers are Xen's credit
-//! scheduler, and the paper's with deadlines of 3, 5 and 8 ms.
+//! One or two compute-bound VMs share the other 40 % of the processor. The VM jitter paper compares
+//! Xen's credit scheduler with its own scheduler, with deadlines of 3, 5 and 8 ms.
 //!
 //! # Approach
 //!
-//! Weights are 6 and 4, or 6, 2 and 2. With Penstock's scheduler, the VM yields the processor when
-//! it is idle, and only its deadline wakes it. The paper calls this self-initiated I/O (§II-A,
-//! §III-A). It is the worst case.
+//! The VMs' weights are 6 and 4, or 6, 2 and 2. With Penstock's scheduler, the streaming VM yields
+//! the processor when it is idle, and only its deadline wakes it. In the VM jitter paper, a VM that
+//! sends without an external event does "self-initiated I/O" (§II-A, §III-A). Self-initiated I/O is
+//! the worst case for Penstock's scheduler.
 //!
-//! Under Xen's scheduler the VM's own timers wake it. This is Xen's best case, because the VM is
-//! boosted while it has credits left. The figure also shows Penstock's scheduler with timers.
+//! With Xen's scheduler, the VM's timers wake the VM. Timers are the best case for Xen, because Xen
+//! boosts the priority of a VM that wakes while it has credits. The figure also shows Penstock's
+//! scheduler with timers that wake the VM.
 //!
 //! The figure compares the greatest delay variation between two consecutive packets (RFC 3393) over
-//! 60 s. A deadline bounds this value.
+//! 60 s. A VM's deadline bounds the delay variation between two consecutive packets.
 //!
-//! RFC 3550's J is shown without a band, because it averages over sixteen differences. With a
-//! packet each 5.5 ms, a pause of 60 ms adds two times 60 ms to a sum of perhaps hundreds of
-//! differences. The mean of J thus stays below 11 ms, however long VMs pause. The paper does not
-//! say which of Wireshark's numbers it draws. The figure's requirements define the bands.
+//! The interarrival jitter J of RFC 3550 is shown without a band, because J averages over sixteen
+//! differences. With one packet per 5.5 ms, a pause of 60 ms adds only two large differences to
+//! hundreds of small differences. The mean of the interarrival jitter J stays below 11 ms, however
+//! long VMs pause. The VM jitter paper does not say which numbers of Wireshark it draws, so the
+//! bands are the figure's own requirements.
 //!
 //! # Departures
 //!
-//! J is not the same alone and beside compute-bound VMs. Alone, the VM pauses only when it is idle.
-//! Beside compute-bound VMs it also pauses while it encodes, between two slices. Neither pause is
-//! longer than D, but there are more of them. With D = 3 ms and seed 1, the mean of J is 0.42 ms
-//! alone and 0.67 ms beside one or two compute-bound VMs.
+//! The jitter J differs between a VM alone and a VM beside compute-bound VMs. A streaming VM alone
+//! pauses only when it is idle. Beside compute-bound VMs, a streaming VM also pauses between two
+//! slices while it encodes. No pause of the streaming VM is longer than the VM's deadline, but the
+//! pauses are more frequent beside compute-bound VMs. With a deadline of 3 ms and seed 1, the mean
+//! of J (RFC 3550) is 0.42 ms alone and 0.67 ms beside compute-bound VMs.
 
 use penstock_sim::vcpu::{GuestSpec, Idle};
 use penstock_units::Nanos;
@@ -47,7 +51,7 @@ use crate::evidence::{
 pub const EXPERIMENT: Experiment = Experiment {
     name: "jitter-fig6",
     source: "VM jitter §V-A, Fig. 6",
-    about: "an RTP stream beside hogs, by credit and with deadlines",
+    about: "an RTP stream beside compute-bound VMs, by credit and with deadlines",
     sim: Some(sim),
     live: Some(crate::live::jitter_fig6),
     picture,
@@ -56,7 +60,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 const LOAD_PCT: u64 = 55;
 const SPAN: Nanos = Nanos::from_secs(60);
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
-/// Weights of the compute-bound VMs. The streaming VM has weight 6.
+/// Weights of the compute-bound VMs in each run. The streaming VM has weight 6.
 const NEIGHBOURS: [&[u64]; 3] = [&[], &[4], &[2, 2]];
 
 fn stream(
@@ -90,7 +94,8 @@ fn show(outcome: &mut Outcome, id: &str, name: &str, found: &Stream) {
     }
 }
 
-/// How far the greatest value is above the least, in percent. 0 if all values are 0.
+/// Returns the percentage by which the greatest value exceeds the least value. The function returns
+/// 0 if all values are 0.
 fn spread_pct(values: &[f64]) -> f64 {
     let most = values.iter().copied().fold(0.0, f64::max);
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -106,7 +111,7 @@ fn xen(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
         steps.push((f64::from(count), found.variation_max));
     }
     outcome.series("variation credit1", "ms", steps.clone());
-    let what = "greatest delay variation under Xen's credit scheduler, beside two hogs";
+    let what = "greatest delay variation with Xen's credit scheduler, beside two busy VMs";
     let claim = Claim::new("credit1_jitter_ms", what, "ms").at_least(10.0);
     outcome.claim(claim.measured(steps[NEIGHBOURS.len() - 1].1));
     Ok(())
@@ -137,13 +142,13 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         let claim = Claim::new(&format!("jitter_ms_d{deadline}"), what, "ms");
         let worst = most.iter().copied().fold(0.0, f64::max);
         outcome.claim(claim.at_most(f64::from(deadline) + 0.5).measured(worst));
-        let what = format!("the same of a VM whose timers wake it, {deadline} ms");
+        let what = format!("greatest delay variation with timers and a deadline of {deadline} ms");
         let claim = Claim::new(&format!("jitter_ms_d{deadline}_timers"), what, "ms");
         outcome.claim(claim.measured(timers));
     }
-    let what = "with no, one and two hogs beside, greatest delay variations are apart";
+    let what = "difference of the greatest delay variation beside 0, 1 and 2 busy VMs";
     outcome.claim(Claim::new("neighbours_apart_pct", what, "%").at_most(10.0).measured(apart));
-    let what = "with no, one and two hogs beside, means of J are apart";
+    let what = "difference of the mean of J beside 0, 1 and 2 busy VMs";
     outcome.claim(Claim::new("neighbours_apart_pct_mean_j", what, "%").measured(apart_j));
     Ok(outcome)
 }

@@ -2,24 +2,27 @@
 //!
 //! # Problem
 //!
-//! If a request arrives while its VM waits in the run queue, Xen does not boost the VM. The VM
-//! answers only when its turn comes.
+//! If a request arrives while its VM waits in the run queue, Xen does not boost the VM. A VM that
+//! Xen does not boost answers only at its next turn.
 //!
 //! # Source
 //!
-//! VM jitter §V-A, Fig. 7: ping every 0.1 s to a compute-bound VM beside one, three and five
-//! others. Under Xen's credit scheduler the answer takes as long as 150 ms, which is five slices.
-//! The paper's scheduler has deadlines of 3, 5 and 8 ms.
+//! VM jitter §V-A, Fig. 7: a compute-bound VM receives a ping every 0.1 s, beside one, three and
+//! five other compute-bound VMs. With Xen's credit scheduler the answer takes up to 150 ms, which
+//! is five slices. With the VM jitter paper's scheduler the pinged VM has a deadline of 3, 5 or 8
+//! ms.
 //!
 //! # Approach
 //!
-//! Weights are equal. Pings are sent up to 1 ms late by the seed, for 60 s. The seed also draws
-//! twenty sets in addition to the paper's. A drawn set has two to six VMs, and some of them have
-//! deadlines of 3, 5 or 8 ms. All VMs with deadlines are pinged. Only sets that pass admission
-//! control count.
+//! All VMs have equal weights, and a run takes 60 s. Each ping has a random delay of up to 1 ms. In
+//! addition to the VM jitter paper's cases, the figure tests twenty random sets of VMs. A set has
+//! two to six VMs, and some VMs have deadlines of 3, 5 or 8 ms. All VMs with deadlines receive
+//! pings. The figure counts only the sets of VMs that pass admission control.
 //!
-//! The figure compares the greatest time from a ping's arrival at the machine to its answer's
-//! departure. This time may exceed D by at most 0.5 ms: one poll, including the answer.
+//! The figure compares the longest answer time, from a ping's arrival at the machine to the
+//! departure of the answer. The answer time may exceed the deadline by at most 0.5 ms, which is the
+//! time between two polls of the scheduler. The tolerance of 0.5 ms must also cover the processor
+//! time that the VM needs for an answer.
 
 use penstock_sim::Rng;
 use penstock_sim::vcpu::{Frame, GuestId, GuestSpec};
@@ -46,11 +49,11 @@ const EVERY: Nanos = Nanos::from_millis(100);
 const LATE: u64 = 1_000_000;
 const NEIGHBOURS: [u32; 3] = [5, 3, 1];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
-/// Number of sets that the seed draws.
+/// Number of random sets of VMs that are drawn.
 const SETS: u64 = 20;
 
-/// Answer times of each VM in ms. The first VMs have the given `deadlines`. The other VMs have no
-/// deadline and receive no ping.
+/// Returns the answer times of each pinged VM, in ms. One VM is pinged for each entry of
+/// `deadlines`. In addition, `hogs` compute-bound VMs without a deadline run and receive no ping.
 fn pinged(
     ctx: &Context<'_>,
     mut bed: Bed,
@@ -75,7 +78,7 @@ fn pinged(
             due += EVERY;
         }
     }
-    // Leaves time to answer the last ping.
+    // The VM needs time to answer the last ping.
     bed.run_until(span + Nanos::from_secs(1));
     let answers = |guest: &GuestId| {
         let of = |sent: &penstock_sim::vcpu::Sent| match sent.frame {
@@ -91,7 +94,7 @@ fn most(times: &[f64]) -> f64 {
     times.iter().copied().fold(0.0, f64::max)
 }
 
-/// Records one VM's answer times.
+/// Adds the answer times of one VM as a series, in ms.
 fn enter(outcome: &mut Outcome, name: &str, times: &[f64]) {
     let numbered = (0_u32..).map(f64::from).zip(times.iter().copied());
     outcome.series(name, "ms", numbered);
@@ -101,7 +104,7 @@ fn xen(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     for count in NEIGHBOURS {
         let found = pinged(ctx, credit1(ctx.seed), &[None], u64::from(count))?;
         enter(outcome, &format!("credit1, {count} neighbours"), &found[0]);
-        let what = format!("longest answer under Xen's credit scheduler, {count} hogs beside");
+        let what = format!("longest answer with Xen's credit scheduler, beside {count} busy VMs");
         let mut claim = Claim::new(&format!("credit1_max_ms_{count}_neighbours"), what, "ms");
         if count == 5 {
             claim = claim.published(150.0).within(100.0, 160.0);
@@ -111,8 +114,9 @@ fn xen(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Largest time by which an answer in a drawn set exceeds its VM's deadline, and the number of
-/// admitted sets.
+/// Returns the largest excess of an answer time over the VM's deadline in the random sets of VMs,
+/// in ms. The second returned value is the number of random sets of VMs that passed admission
+/// control.
 fn drawn(ctx: &Context<'_>) -> anyhow::Result<(f64, u32)> {
     let mut rng = Rng::new(ctx.seed).fork(12);
     let (mut over, mut sets) = (f64::NEG_INFINITY, 0);
@@ -147,7 +151,10 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         let mut worst: f64 = 0.0;
         for count in NEIGHBOURS {
             let vms = u64::from(count) + 1;
-            anyhow::ensure!(are_admitted(&[deadline], vms), "{deadline_ms} ms is refused");
+            anyhow::ensure!(
+                are_admitted(&[deadline], vms),
+                "admission control refuses a deadline of {deadline_ms} ms"
+            );
             let bed = double_queue(ctx.seed);
             let found = pinged(ctx, bed, &[Some(deadline)], u64::from(count))?;
             let name = format!("D = {deadline_ms} ms, {count} neighbours");
@@ -155,13 +162,13 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
             worst = worst.max(most(&found[0]));
         }
         let what =
-            format!("longest answer with a deadline of {deadline_ms} ms, 1 to 5 hogs beside");
+            format!("longest answer with a deadline of {deadline_ms} ms, beside 1 to 5 busy VMs");
         let claim = Claim::new(&format!("max_ms_d{deadline_ms}"), what, "ms");
         outcome.claim(claim.at_most(f64::from(deadline_ms) + 0.5).measured(worst));
     }
     let (over, sets) = drawn(ctx)?;
     outcome.note("sets_admitted", sets);
-    let what = "the furthest that an answer was above its deadline, in sets drawn by the seed";
+    let what = "longest time by which an answer exceeds its deadline, in drawn sets";
     outcome.claim(Claim::new("over_deadline_ms_max", what, "ms").at_most(0.5).measured(over));
     Ok(outcome)
 }

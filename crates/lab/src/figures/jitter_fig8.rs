@@ -2,22 +2,24 @@
 //!
 //! # Problem
 //!
-//! A video's packets leave a VM evenly, and reach its viewers in bursts.
+//! A VM sends the packets of a video evenly, but the packets reach the viewers in bursts.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 8: VLC streams a video by RTP from a VM limited to 2 Mbit/s, "consistent
-//! with the output rate of the video". The paper compares Xen's credit every 50 ms with smoothing.
-//! Wireshark decodes the stream.
+//! In VM jitter §V-B, Fig. 8, VLC streams a video by RTP from a VM. The VM is limited to 2 Mbit/s,
+//! "consistent with the output rate of the video". The VM jitter paper compares Xen's rate limit,
+//! which adds credit every 50 ms, with smoothing. Wireshark decodes the stream.
 //!
 //! # Approach
 //!
-//! The stream is [`crate::jitter::stream`]'s. Frames, not payload, count against the limit.
+//! [`crate::jitter::stream`] defines the RTP stream. The rate limit counts the bytes of frames, not
+//! the bytes of payload.
 //!
-//! The figure compares RFC 3550's J, as a mean over the received stream of 60 s
-//! ([`penstock_qos::delay::Jitter`]). The value is the token bucket's J divided by smoothing's. The
-//! paper prints no values. The figure's requirements define the band. In the live run,
-//! `live/rtp.rs`, the same packets are due at the same times.
+//! The figure compares the interarrival jitter J of RFC 3550, as the mean over the received stream
+//! of 60 s ([`penstock_qos::delay::Jitter`]). The claim's value is the mean jitter J with the token
+//! bucket, divided by the mean jitter J with smoothing. The VM jitter paper prints no values of the
+//! jitter J, so the band is the figure's own requirement. The live run, `live/rtp.rs`, sends the
+//! packets of the simulated stream at the simulated times.
 
 use penstock_units::Nanos;
 
@@ -35,7 +37,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     picture,
 };
 
-/// Queue size in bytes.
+/// Size of the shaper's queue in bytes.
 const ROOM: u64 = 256 * 1024;
 
 fn receive(kind: Kind, seed: u64) -> anyhow::Result<Received> {

@@ -2,28 +2,31 @@
 //!
 //! # Problem
 //!
-//! With a token bucket, an answer begins at once or up to 50 ms later. The delay depends on when in
-//! the refill period the answer is ready.
+//! With a token bucket, an answer begins immediately or up to 50 ms later. The delay of an answer
+//! depends on when, within the bucket's refill period, the answer is ready.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 9: ApacheBench sends 2,000 requests for a file of 8 KB in "about 70
-//! seconds", which is 2 Mbit/s. The waiting time is 0 to 50 ms with Xen's credit every 50 ms.
+//! In VM jitter §V-B, Fig. 9, ApacheBench sends 2,000 requests for a file of 8 KB in "about 70
+//! seconds", which is 2 Mbit/s. With Xen's rate limit, which adds credit every 50 ms, a request
+//! waits 0 to 50 ms.
 //!
 //! # Approach
 //!
-//! Connections follow one another, as is ApacheBench's default. The network takes 0.1 ms each way.
-//! These frames pass the shaper:
+//! Only one connection is open at a time, which is ApacheBench's default. The network delay is 0.1
+//! ms in each direction. Three kinds of frames pass the shaper:
 //!
-//! * the answer to the SYN (74 bytes),
-//! * the file with 270 bytes of header, in five frames of 1,514 bytes and one of the rest,
-//! * the FIN (66 bytes).
+//! * a frame of 74 bytes with the server's answer to the TCP SYN;
+//! * the requested file and its HTTP header of 270 bytes, in five frames of 1,514 bytes and one
+//!   smaller frame;
+//! * a frame of 66 bytes with the TCP FIN.
 //!
-//! The server takes 0.3 to 0.8 ms to answer, by the seed. *Waiting* is defined as in ApacheBench:
-//! from the request's last byte to the answer's first.
+//! The server takes a random time of 0.3 to 0.8 ms to answer. As in ApacheBench, the waiting time
+//! of a request is the time from the request's last byte to the answer's first byte.
 //!
-//! The figure compares the standard deviation of the waiting time: the token bucket's divided by
-//! smoothing's. The paper prints no values. The figure's requirements define the band.
+//! The claim compares the standard deviation of the waiting time: with the token bucket, divided by
+//! the deviation with smoothing. The VM jitter paper prints no standard deviations, so the band is
+//! the figure's own requirement.
 
 use penstock_sim::Rng;
 use penstock_units::Nanos;
@@ -45,15 +48,17 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// One-way delay of the network.
 const WAY: Nanos = Nanos::from_micros(100);
-/// Payload of a full segment, and size of its headers with Ethernet's.
+/// Payload of a full TCP segment in bytes. [`HEADERS`] is the size of the segment's headers
+/// including Ethernet.
 const PAYLOAD: u32 = 1_448;
 const HEADERS: u32 = 66;
-/// Bytes of the file and its HTTP header.
+/// Size of the requested file and its HTTP header, in bytes.
 const ANSWER: u32 = 8_192 + 270;
 const SYN: u32 = 74;
 const ROOM: u64 = 256 * 1024;
 
-/// Tags of frames.
+/// Tag of the simulated frame that answers the TCP SYN. [`FIRST`] and [`MORE`] are the tags of an
+/// answer's first and further frames, and [`LAST`] is the tag of the FIN.
 const OPENED: u64 = 0;
 const FIRST: u64 = 1;
 const MORE: u64 = 2;
@@ -79,7 +84,7 @@ fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
                 LAST => {
                     end = arrives;
                     if waiting.len() < REQUESTS {
-                        // The next connection's SYN arrives.
+                        // This is the answer to the SYN of the next connection.
                         run.at(arrives + WAY, SYN, OPENED);
                     }
                 }
@@ -90,7 +95,7 @@ fn exchange(kind: Kind, seed: u64) -> anyhow::Result<Waited> {
     Ok(Waited { waiting, secs: ms(end) / 1e3 })
 }
 
-/// The VM sends all frames of the answer at once.
+/// Schedules the arrival of all frames of an answer, and of the FIN, for the time `at`.
 fn answer(run: &mut Run, at: Nanos) {
     let mut left = ANSWER;
     let mut tag = FIRST;

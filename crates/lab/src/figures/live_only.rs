@@ -1,9 +1,10 @@
-//! Figures that are measured on this machine and not simulated; see [`crate::live`].
+//! Figures that have only a live run. The module [`crate::live`] implements the live runs of these
+//! figures.
 
 use crate::evidence::{Context, Experiment, Outcome, Picture, Record};
 use crate::live;
 
-/// Creates an experiment without a simulation.
+/// Creates an experiment that has only a live run.
 const fn live(
     name: &'static str,
     source: &'static str,
@@ -14,7 +15,8 @@ const fn live(
     Experiment { name, source, about, sim: None, live: Some(run), picture }
 }
 
-/// Measurements that `make demo` shows. The demo runs only by name and is not a part of `all`.
+/// Experiment that `make demo` runs. The experiment name `all` of `penstock-lab run` does not
+/// include the demo.
 pub const DEMO: Experiment = live(
     "demo",
     "C2QoS §II-B, Fig. 1",
@@ -23,34 +25,36 @@ pub const DEMO: Experiment = live(
     live::demo_picture,
 );
 
-/// Wake-up latency of real vCPU threads, with bands.
+/// Measures the wake-up latency of real vCPU threads.
 pub const VCPU_WAKEUP: Experiment = live(
     "vcpu-wakeup",
     "VM jitter §V-A",
-    "event to first instruction of a vCPU that computes, on KVM",
+    "latency from an event to the first instruction of a busy vCPU, on KVM",
     live::vcpu_wakeup,
     live::vcpu_wakeup_picture,
 );
 
-/// Wake-up latency with several deadlines at once, and with sixteen VMs.
+/// Measures the wake-up latency of VMs with different deadlines, and of sixteen VMs.
 pub const VCPU_WAKEUP_MANY: Experiment = live(
     "vcpu-wakeup-many",
     "VM jitter §V-A",
-    "the same with several deadlines at once, and with sixteen VMs",
+    "wake-up latency with several deadlines at once, and with sixteen VMs",
     live::vcpu_wakeup_many,
     live::vcpu_wakeup_many_picture,
 );
 
-/// One cell of the wake-up figures for ten minutes. It runs only by name, not as a part of `all`.
+/// Measures one case of the wake-up figures for ten minutes. The experiment name `all` of
+/// `penstock-lab run` does not include the run of ten minutes.
 pub const VCPU_WAKEUP_LONG: Experiment = live(
     "vcpu-wakeup-long",
     "VM jitter §V-A",
-    "one cell of vcpu-wakeup for ten minutes",
+    "one case of vcpu-wakeup, for ten minutes",
     live::vcpu_wakeup_long,
     live::vcpu_wakeup_picture,
 );
 
-/// Measurements that `make fabric-demo` shows. This demo also runs only by name.
+/// Experiment that `make fabric-demo` runs. The experiment name `all` of `penstock-lab run` does
+/// not include the fabric demo.
 pub const FABRIC_DEMO: Experiment = live(
     "fabric-demo",
     "QShare §VII-A",

@@ -1,36 +1,41 @@
-//! The list of claims that are known as missed, and the check of a run against it.
+//! The list of claims that are known as missed, and the comparison of a run with this list.
 //!
 //! # Problem
 //!
-//! A claim that does not hold must stay visible for years. It must not hide the next claim that
-//! breaks, and it must not become worse unseen. When the claim holds one day, the text that says
-//! otherwise has become untrue.
+//! A missed claim must stay visible, possibly for years. A missed claim must not hide other claims
+//! that are missed later, and must not become worse unnoticed. If a missed claim holds again,
+//! somebody must remove the claim from the list.
 //!
 //! # Format
 //!
-//! The list is a table in a Markdown file, so that the reason is where people read it. The table
-//! comes under a heading that contains "missed". Each row names:
+//! The list of missed claims is a table in a Markdown file, so that people read the reasons. The
+//! table is under a heading that contains "missed". The table of missed claims has these columns:
 //!
-//! - an experiment, a mode and one claim; a claim has one row;
-//! - the seeds: `all`, or a list such as `3, 7-9`;
-//! - the worst figure found and a tolerance, as numbers in the claim's unit, with or without the
-//!   unit (a figure that is `not measured` has no tolerance);
-//! - the reason.
+//! - Columns 1 to 3 name the experiment, the mode and one claim. The table has at most one row for
+//!   each claim.
+//! - Column 4 lists the seeds for which the claim is missed, either `all` or a list such as `3,
+//!   7-9`.
+//! - Columns 5 and 6 have the worst value found and a tolerance, in the claim's unit. If the value
+//!   of a claim could not be measured, columns 5 and 6 contain `not measured` and `-`.
+//! - The last column has the reason why the claim is missed.
 //!
-//! Other tables and text of the file are ignored.
+//! The parser ignores the rest of the Markdown file.
 //!
 //! # Rules
 //!
-//! A run fails for a claim that
+//! A run fails if one of these conditions is true for a claim:
 //!
-//! - is missed and not listed for its seed;
-//! - is listed, and missed by more than figure and tolerance allow;
-//! - is listed with a figure and not measured, or listed as not measured and measured;
-//! - is listed, and holds in a simulated run;
-//! - is listed with a figure that would hold, has no band, or does not exist.
+//! - The claim is missed, but the list of missed claims does not name the claim for the run's seed.
+//! - The claim is listed, but its measured value is worse than the listed value by more than the
+//!   tolerance.
+//! - Either the list of missed claims or the run has a value for the claim, but not both.
+//! - The list of missed claims names the claim, but the claim holds in a simulated run of full
+//!   length.
+//! - The list of missed claims names a claim that has no band, does not exist, or would hold with
+//!   the listed value.
 //!
-//! A live claim that is missed on a disturbed machine may hold on a calm one. If it does, the run
-//! reports it and does not fail.
+//! A live claim may be missed on a busy machine and hold on an idle machine. If a live claim in the
+//! list of missed claims holds, the run reports the claim and does not fail.
 //!
 //! # Example
 //!
@@ -50,16 +55,16 @@ use anyhow::Context as _;
 use super::registry::find;
 use crate::evidence::{Claim, Mode, Record};
 
-/// Word in the heading of the list.
+/// Word that the Markdown heading above the list of missed claims must contain.
 const HEADING: &str = "missed";
-/// Cells of a row: experiment, mode, claim, seeds, found, tolerance, why.
+/// Number of cells in a row: experiment, mode, claim, seeds, found, tolerance, why.
 const CELLS: usize = 7;
-/// Text of the cell if the figure could not be measured.
+/// Text in the table column `Found` if the claim's value could not be measured.
 const NOT_MEASURED: &str = "not measured";
-/// Highest tolerance, as a share of its figure.
+/// Highest permitted tolerance of a missed claim, as a share of the claim's listed value.
 const TOLERANCE_MAX: f64 = 0.5;
 
-/// A claim that is known as missed.
+/// A row of the list of missed claims.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
     experiment: String,
@@ -69,7 +74,7 @@ pub struct Entry {
     found: Option<Figure>,
 }
 
-/// The worst figure found, and by how much another figure may be worse.
+/// The worst value found for a claim, and the tolerance by which a new value may be worse.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Figure {
     value: f64,
@@ -81,7 +86,7 @@ impl Figure {
         if value == NOT_MEASURED {
             anyhow::ensure!(
                 matches!(tolerance, "" | "-"),
-                "what was not measured has no tolerance"
+                "a value that was not measured has no tolerance; write `-`"
             );
             return Ok(None);
         }
@@ -90,17 +95,17 @@ impl Figure {
             let has_digits = unit.contains(|c: char| c.is_ascii_digit());
             let number: Option<f64> = number.parse().ok();
             let number = number.filter(|number| number.is_finite() && !has_digits);
-            number.with_context(|| format!("`{cell}` is no figure such as `69.5 %`"))
+            number.with_context(|| format!("`{cell}` is not a number such as `69.5 %`"))
         };
         let (value, tolerance) = (number(value)?, number(tolerance)?);
         anyhow::ensure!(
             (0.0..=TOLERANCE_MAX * value.abs()).contains(&tolerance),
-            "a tolerance of {tolerance} is no part from 0 to {TOLERANCE_MAX} of {value}"
+            "tolerance {tolerance} is not between 0 and {TOLERANCE_MAX} times {value}"
         );
         Ok(Some(Self { value, tolerance }))
     }
 
-    /// Returns whether the missed `claim` is missed by more than this figure and its tolerance.
+    /// Returns whether `measured` is worse than the listed value by more than the tolerance.
     fn is_exceeded(self, claim: &Claim, measured: f64) -> bool {
         let Self { value, tolerance } = self;
         match (claim.low, claim.high) {
@@ -110,7 +115,7 @@ impl Figure {
     }
 }
 
-/// Seeds for which a claim is listed.
+/// Seeds for which the list names a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Seeds {
     All,
@@ -138,30 +143,31 @@ impl Seeds {
     }
 }
 
-/// All rows of the list.
+/// All rows of the list of missed claims.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Missed(Vec<Entry>);
 
-/// Result of comparing a claim with the list.
+/// Result of comparing a claim with the list of missed claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The claim is missed and listed.
+    /// The claim is missed and is in the list of missed claims.
     Expected,
-    /// The claim is missed and not listed.
+    /// The claim is missed and is not in the list of missed claims.
     Unlisted,
-    /// The claim is listed, and missed by more than the list allows.
+    /// The claim is listed, but its measured value is worse than the listed value by more than the
+    /// tolerance.
     Worse,
-    /// The claim is listed with a figure and was not measured, or the other way round.
+    /// Either the list of missed claims or the run has a value for the claim, but not both.
     OtherwiseMeasured,
-    /// The claim is listed with a figure that would hold.
+    /// The claim is missed, but the value in the list of missed claims is in the claim's band.
     FigureHolds,
-    /// The claim is listed and holds.
+    /// The claim is in the list of missed claims, but holds in a simulated run.
     Holds,
-    /// The claim is listed and holds in a live run.
+    /// The claim is in the list of missed claims, but holds in a live run.
     HoldsHere,
-    /// The claim is listed and has no band.
+    /// The claim is in the list of missed claims, but has no band.
     Shown,
-    /// The list names a claim that does not exist.
+    /// The list of missed claims names a claim that does not exist.
     Unknown,
 }
 
@@ -175,7 +181,7 @@ pub struct Remark {
 }
 
 impl Remark {
-    /// Returns whether the run fails because of this remark.
+    /// Returns whether the verdict on the claim makes the run fail.
     #[must_use]
     pub fn is_failure(&self) -> bool {
         !matches!(self.verdict, Verdict::Expected | Verdict::HoldsHere)
@@ -187,34 +193,37 @@ impl fmt::Display for Remark {
         let Self { experiment, claim, seed, verdict } = self;
         let what = match verdict {
             Verdict::Expected => "missed, as listed",
-            Verdict::Unlisted => "missed, and not on the list",
-            Verdict::Worse => "missed by more than the list says: look into it",
-            Verdict::OtherwiseMeasured => "measured, or not, unlike on the list: correct the list",
-            Verdict::FigureHolds => "on the list with a figure that would hold: correct the list",
-            Verdict::Holds => "on the list, and holds: take it off",
-            Verdict::HoldsHere => "on the list, and holds in this run",
-            Verdict::Shown => "on the list, and has no band: take it off",
-            Verdict::Unknown => "on the list, and no claim of that name",
+            Verdict::Unlisted => "missed, but not on the list",
+            Verdict::Worse => "missed by more than the list permits: find the cause",
+            Verdict::OtherwiseMeasured => {
+                "measured but listed as not measured, or the reverse: correct the list"
+            }
+            Verdict::FigureHolds => "on the list with a value that would hold: correct the list",
+            Verdict::Holds => "on the list, but holds: remove it from the list",
+            Verdict::HoldsHere => "on the list, but holds in this run",
+            Verdict::Shown => "on the list, but has no band: remove it from the list",
+            Verdict::Unknown => "on the list, but no claim has this name: correct the list",
         };
         write!(f, "{experiment} {claim} (seed {seed}): {what}")
     }
 }
 
 impl Missed {
-    /// Reads the list from a file.
+    /// Reads the list of missed claims from a Markdown file.
     ///
     /// # Errors
-    /// If the file cannot be read, has no such list, or a row of it is wrong.
+    /// Returns an error if the file cannot be read, has no list, or has a wrong row.
     pub fn read(file: &Path) -> anyhow::Result<Self> {
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("reading {}", file.display()))?;
         Self::parse(&text).with_context(|| file.display().to_string())
     }
 
-    /// Parses the list from a file's text.
+    /// Parses the list of missed claims from a Markdown text.
     ///
     /// # Errors
-    /// The same as for [`Self::read`]. The error names the line.
+    /// Returns an error if the text has no list, or an error with the number of the line that has a
+    /// wrong row.
     pub fn parse(text: &str) -> anyhow::Result<Self> {
         let (mut inside, mut found, mut entries) = (false, false, Vec::new());
         for (number, line) in (1..).zip(text.lines()) {
@@ -225,7 +234,10 @@ impl Missed {
             if inside && let Some(row) = cells(line) {
                 let entry = Entry::parse(&row).with_context(|| format!("line {number}"))?;
                 let is_new = entries.iter().all(|other: &Entry| !other.is_of_claim_of(&entry));
-                anyhow::ensure!(is_new, "line {number}: listed a second time");
+                anyhow::ensure!(
+                    is_new,
+                    "line {number}: the claim is listed a second time; keep one row"
+                );
                 entries.push(entry);
             }
         }
@@ -233,8 +245,9 @@ impl Missed {
         Ok(Self(entries))
     }
 
-    /// Compares `records` with the list. If `short`, the runs were shorter than the figures, so a
-    /// listed claim that holds gives no remark.
+    /// Compares `records` with the list of missed claims. If `short` is true, the runs had
+    /// shortened phases. A claim in the list of missed claims that holds in a short run is not
+    /// reported.
     #[must_use]
     pub fn judge(&self, records: &[Record], short: bool) -> Vec<Remark> {
         let mut remarks = Vec::new();
@@ -276,16 +289,16 @@ impl Missed {
 impl Entry {
     fn parse(row: &[&str]) -> anyhow::Result<Self> {
         let &[experiment, mode, claim, seeds, found, tolerance, why] = row else {
-            anyhow::bail!("{} cells where {CELLS} are wanted", row.len());
+            anyhow::bail!("the row has {} cells instead of {CELLS}", row.len());
         };
         let mode = match mode {
             "sim" => Mode::Sim,
             "live" => Mode::Live,
-            other => anyhow::bail!("`{other}` is no mode; there are sim, live"),
+            other => anyhow::bail!("`{other}` is not a mode; use sim or live"),
         };
         let seeds = Seeds::parse(seeds)
-            .with_context(|| format!("`{seeds}` are no seeds such as `all` or `3, 7-9`"))?;
-        anyhow::ensure!(!why.is_empty(), "no reason is given");
+            .with_context(|| format!("`{seeds}` are not seeds such as `all` or `3, 7-9`"))?;
+        anyhow::ensure!(!why.is_empty(), "the last cell is empty; write the reason");
         let experiment = find(experiment.trim_matches('`'))?.name.to_owned();
         let claim = claim.trim_matches('`');
         let in_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -302,7 +315,7 @@ impl Entry {
         claim(self) == claim(other)
     }
 
-    /// Returns the verdict on the missed `claim`.
+    /// Returns the verdict on `claim`, which is missed and is in the list of missed claims.
     fn judge(&self, claim: &Claim) -> Verdict {
         match (self.found, claim.measured) {
             (Some(found), _) if claim.covers(found.value) => Verdict::FigureHolds,
@@ -313,7 +326,8 @@ impl Entry {
     }
 }
 
-/// Returns the cells of a table's row. `None` for the head, the line below it, and other lines.
+/// Returns the cells of a table row. Returns `None` for the table's head, for the line below the
+/// head, and for text outside tables.
 fn cells(line: &str) -> Option<Vec<&str>> {
     let row = line.trim().strip_prefix('|')?.strip_suffix('|')?;
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -335,7 +349,7 @@ mod tests {
         Missed::parse(&format!("{HEAD}{rows}\n## After\n\n| x |\n"))
     }
 
-    /// Claim `a` holds if it is at most 1.
+    /// Creates a record with the claim `a`, which holds if its value is at most 1.
     fn record(seed: u64, a: f64) -> Record {
         Record {
             experiment: "c2qos-fig12".to_owned(),
@@ -379,7 +393,7 @@ mod tests {
         assert_eq!(verdicts(ROW, &[low.clone()], false), [Verdict::Expected]);
         low.claims[0] = low.claims[0].clone().measured(1.49);
         assert_eq!(verdicts(ROW, &[low.clone()], false), [Verdict::Worse]);
-        // This checks the lower end of a band, and a listed figure that would now hold.
+        // This checks the lower end of a band, and a listed value that would hold.
         low.claims = vec![Claim::new("a", "A.", "%").within(-1.0, 1.0).measured(-1.1)];
         assert_eq!(verdicts(&ROW.replace("2 %", "-2"), &[low.clone()], false), [Verdict::Expected]);
         low.claims = vec![Claim::new("a", "A.", "%").at_most(2.0).measured(2.1)];
@@ -424,7 +438,8 @@ mod tests {
         assert_eq!(verdicts("", &[shown], false), []);
     }
 
-    /// Compares the repository's own list with README's statement about it.
+    /// Checks that the README states the number of claims in the repository's list of missed
+    /// claims.
     #[test]
     fn the_readme_counts_the_claims_that_are_listed() {
         let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
@@ -443,17 +458,17 @@ mod tests {
         let error = |rows: &str| format!("{:#}", list(rows).unwrap_err());
         for (from, to, says) in [
             ("c2qos-fig12", "c2qos-fig99", "no experiment is called"),
-            ("sim", "dream", "`dream` is no mode"),
-            ("3, 7-9", "9-7", "`9-7` are no seeds"),
+            ("sim", "dream", "`dream` is not a mode"),
+            ("3, 7-9", "9-7", "`9-7` are not seeds"),
             ("`a`", "`a`, `b`", "not the name of one claim"),
             ("`a`", "", "not the name of one claim"),
-            ("because", "", "no reason"),
+            ("because", "", "write the reason"),
             ("| 2 % ", "", "6 cells"),
-            ("2 %", "2 to 3 %", "no figure such as"),
-            ("2 %", "some", "no figure such as"),
-            ("0.5 %", "", "no figure such as"),
-            ("0.5 %", "1.1 %", "no part from 0 to 0.5 of 2"),
-            ("0.5 %", "-0.1 %", "no part from 0 to 0.5 of 2"),
+            ("2 %", "2 to 3 %", "not a number such as"),
+            ("2 %", "some", "not a number such as"),
+            ("0.5 %", "", "not a number such as"),
+            ("0.5 %", "1.1 %", "not between 0 and 0.5 times 2"),
+            ("0.5 %", "-0.1 %", "not between 0 and 0.5 times 2"),
             ("2 % |", "not measured |", "has no tolerance"),
         ] {
             let error = error(&ROW.replace(from, to));
@@ -462,7 +477,7 @@ mod tests {
         let other_seeds = ROW.replace("3, 7-9", "5");
         for second in [ROW, &other_seeds] {
             let error = error(&format!("{ROW}\n{second}"));
-            assert!(error.contains("line 12: listed a second time"), "{error}");
+            assert!(error.contains("line 12: the claim is listed a second time"), "{error}");
         }
         assert!(Missed::parse("# Figures\n").is_err());
     }

@@ -1,27 +1,30 @@
-//! Published figures and tables, replayed: simulated at the paper's scale, and live.
+//! Reproduces published figures and tables, in simulation at the paper's scale and live on this
+//! machine.
 //!
 //! # Problem
 //!
-//! A promise about bandwidth and latency has a value only if others can repeat the measurement.
+//! A promise about bandwidth and latency is useful only if others can repeat the measurement.
 //!
 //! # Approach
 //!
-//! Each figure has one module. The module says what the paper did, what is compared, and where its
-//! numbers come from. A run yields an [`Outcome`](crate::evidence::Outcome); the picture shows only
-//! its record. The bands come from the figure's requirements. A claim that does not hold is shown
-//! as such, and the exit status reports it.
+//! Each figure has one Rust module. The text of a figure's module describes the paper's experiment,
+//! the comparison, and the source of each number. A run of a figure returns an
+//! [`Outcome`](crate::evidence::Outcome). The lab stores the outcome as a record with its
+//! experiment, mode and seed, and draws the picture only from this record. The bands of claims are
+//! requirements and do not depend on measurements. The output marks missed claims, and missed
+//! claims change the exit status.
 //!
 //! # How to write a figure
 //!
-//! Write a module with `pub const EXPERIMENT: Experiment` and add it to [`EXPERIMENTS`]. The
+//! Write a module with a public constant `EXPERIMENT`, and add the constant to [`EXPERIMENTS`]. The
 //! functions for `sim` and `live` get a [`Context`](crate::evidence::Context) (seed, progress,
-//! settings) and fill an `Outcome`:
+//! settings) and return an `Outcome`:
 //!
 //! ```ignore
 //! pub const EXPERIMENT: Experiment = Experiment {
 //!     name: "c2qos-fig7",
 //!     source: "C2QoS, Fig. 7",
-//!     about: "idle cycles are handed out by weight",
+//!     about: "unused cycles are divided by weight",
 //!     sim: Some(sim),
 //!     live: None,
 //!     picture,
@@ -32,7 +35,7 @@
 //!     outcome.note("hz", 2.2e9);
 //!     outcome.series("vm1", "Gcycles/s", [(0.0, 0.36)]);
 //!     outcome.claim(
-//!         Claim::new("vm1_max_gcps", "VM1's most", "Gcycles/s")
+//!         Claim::new("vm1_max_gcps", "VM1's cycles", "Gcycles/s")
 //!             .published(0.36)
 //!             .within(0.359, 0.361)
 //!             .measured(0.36),
@@ -52,14 +55,14 @@
 //! | Module | Content |
 //! |---|---|
 //! | `registry` | all figures by name |
-//! | [`run`], [`files`], [`seeds`] | command line, result files, runs with many seeds |
-//! | [`missed`] | list of claims that are known as missed |
-//! | [`report`], [`plot`] | all results on one page; runs of the load generator over time |
-//! | [`paper_platform`] | cost of a frame on the platform of the C2QoS paper |
-//! | [`paper_testbed`], [`paper_counters`] | testbed of that paper, and worker's counters in it |
-//! | `qshare_core`, `qshare_fct` | networks and traffic of QShare's Figs. 4 and 5 |
-//! | `vcpu_bed` | processors, driver domain and guests of VM jitter's Figs. 2, 6, 7 and 12 |
-//! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures |
+//! | [`run`], [`files`], [`seeds`] | the commands `run`, `list`; result files; several seeds |
+//! | [`missed`] | list of the claims that are known as missed |
+//! | [`report`], [`plot`] | the commands `report` and `plot` of `penstock-lab` |
+//! | [`paper_platform`] | cost of a frame in the C2QoS paper |
+//! | [`paper_testbed`], [`paper_counters`] | C2QoS's testbed, simulated; costs by counters |
+//! | `qshare_core`, `qshare_fct` | networks and traffic of Figs. 4 and 5 of QShare |
+//! | `vcpu_bed` | processor and guests of Figs. 2, 6, 7 and 12 of VM jitter |
+//! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures of each paper |
 
 pub mod files;
 pub mod missed;
@@ -71,6 +74,7 @@ pub mod report;
 pub mod run;
 pub mod seeds;
 
+mod c2qos_bill;
 mod c2qos_fig1;
 mod c2qos_fig10;
 mod c2qos_fig11;
@@ -98,6 +102,7 @@ mod jitter_fig6;
 mod jitter_fig7;
 mod jitter_fig8;
 mod jitter_fig9;
+mod limits;
 mod live_only;
 mod qshare_core;
 mod qshare_datacenter;

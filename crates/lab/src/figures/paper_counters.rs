@@ -1,20 +1,22 @@
-//! Cost of a frame in the testbed, by the worker's own counters.
+//! Cost of a frame in the simulated testbed, measured by the worker's counters.
 //!
 //! # Problem
 //!
-//! A cost table that is read back says nothing about the worker. The worker's *counters* decide
-//! what is sold and charged. The worker might charge a batch to the wrong port, sample stages with
-//! a bias, or take hits for misses. No table would show such an error.
+//! A figure that only prints its cost table says nothing about the worker. On a real host, the
+//! worker's *counters* determine the cycles that are sold and charged. The worker might charge a
+//! batch to the wrong port, sample stages with a bias, or count hits of the flow cache as misses. A
+//! comparison with the cost table alone would not show an error of the worker's accounting.
 //!
 //! # Approach
 //!
-//! VMs send at a pace through the production worker. A frame's cost is the growth of the ports'
-//! counters: `cycles` of all batches, and the three stages of every 64th. The true costs with their
-//! noise are in the simulated core, out of the worker's sight.
+//! VMs send at a fixed rate through the production worker. A frame's cost is the increase of the
+//! ports' counters, divided by the number of frames. The counter `cycles` covers all batches, and
+//! the worker samples the three stages in every 64th batch. Only the simulated core knows the true
+//! costs and their noise.
 //!
 //! # Cost
 //!
-//! A frame takes some 0.3 us of this machine.
+//! The simulation of a frame takes some 0.3 us of processor time.
 
 use penstock_sim::testbed::{Traffic, VmReading};
 use penstock_units::Nanos;
@@ -23,34 +25,35 @@ use super::paper_platform::{self as paper, Flows, Frame, Placement, Stages};
 use super::paper_testbed::{self as testbed, Policy, Scenario, mpps};
 use crate::evidence::Context;
 
-/// Time before counters are read. By then addresses are learned and flows are in the cache.
+/// Time for which the load runs before the first reading of the worker's counters. Before the first
+/// reading, the switch learns the addresses, and its flow cache fills.
 const SETTLE: Nanos = Nanos::from_millis(10);
 
-/// Traffic that VMs send, and the host that they are on.
+/// Traffic of the VMs, and deployment of the VMs on their host.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Size of a frame in bytes.
+    /// Size of the frames that the VMs send, in bytes.
     pub size: u16,
-    /// One flow, or more than the cache holds.
+    /// Whether a VM sends one flow, or more flows than the flow cache holds.
     pub flows: Flows,
-    /// Frames a second of each VM that sends.
+    /// Sending rate of each VM that sends, in frames per second.
     pub rate: f64,
-    /// Number of VMs on the host.
+    /// Number of all VMs on the host, including silent VMs.
     pub vms: usize,
-    /// Number of VMs that send.
+    /// Number of VMs that send frames.
     pub senders: usize,
-    /// Number of I/O cores.
+    /// Number of I/O cores of the host.
     pub cores: u16,
-    /// Whether the VMs' memory is on one node or on several.
+    /// Whether the VMs' memory is on one NUMA node or on several NUMA nodes.
     pub placement: Placement,
-    /// Whether the memory is on another node than the core.
+    /// Whether the VMs' memory is on another NUMA node than the I/O core.
     pub remote: bool,
     /// Cycles to classify a frame of many flows, as in [`Scenario`].
     pub many_flows: f64,
 }
 
 impl Load {
-    /// One VM alone on the host.
+    /// Creates the load of one VM alone on the host.
     pub const fn alone(size: u16, flows: Flows, rate: f64) -> Self {
         let placement = Placement::OneNode;
         let many_flows = paper::CLASSIFICATION_MULTIPLE;
@@ -58,25 +61,25 @@ impl Load {
         Self { size, flows, rate, vms, senders, cores, placement, remote, many_flows }
     }
 
-    /// Makes the sender one of `vms` VMs. The others are silent.
+    /// Sets the number of VMs on the host. VMs beyond the senders of the load send no frames.
     pub const fn of(self, vms: usize) -> Self {
         Self { vms, ..self }
     }
 
-    /// Puts the VMs' memory on another node than the core's.
+    /// Places the VMs' memory on another NUMA node than the I/O core.
     pub const fn remote(self) -> Self {
         Self { remote: true, ..self }
     }
 }
 
-/// Totals of the counters of all senders.
+/// Rates and costs, computed from the counters of all senders.
 #[derive(Clone, Copy, Debug)]
 pub struct Counted {
-    /// Frames a second of all senders together.
+    /// Frames per second of all senders together.
     pub rate: f64,
-    /// Cycles a second that were charged.
+    /// Charged cycles per second of all senders together.
     pub cycles: f64,
-    /// Cycles of one frame: the charged total, and the sampled stages.
+    /// Cost of one frame in cycles, as the charged total and as the sampled costs of the stages.
     pub frame: Frame,
 }
 

@@ -2,131 +2,141 @@
 //!
 //! # Problem
 //!
-//! Figures that are simulated at the paper's scale need the cycles of its switch (OVS-DPDK 2.9 on
-//! one core of 2.2 GHz). The paper prints no table, only a few numbers.
+//! Figures that are simulated at the paper's scale need the cycles per frame of the paper's switch
+//! (OVS-DPDK 2.9 on one core of 2.2 GHz). The C2QoS paper prints only a few costs in cycles per
+//! frame.
 //!
 //! # Source
 //!
-//! C2QoS §III, §V and §VI-A. Of §II-C only the limits that fitted the core are used. The losses are
-//! not used, because the figures are compared with them.
+//! The sources of the costs are C2QoS §III, §V and §VI-A. From C2QoS §II, the cost table uses only
+//! the loads that one core can forward. The cost table does not use the losses that §II prints,
+//! because the simulated figures are compared with these losses.
 //!
 //! # Approach
 //!
-//! Every cell but one follows from stated numbers. If the numbers leave a range, the cell follows
-//! from the middle of that range.
+//! The cost table in this module has the cycles that a frame costs in each stage of the switch.
+//! Except for one number, every cost in the table follows from numbers that the C2QoS paper prints.
+//! If the printed numbers permit a range of costs, the table has the middle of the range.
 //!
 //! # Quantities
 //!
-//! The unit is cycles of one frame, with one VM, one I/O core, and memory on the core's own node.
-//! `s` is the bytes of a frame as the paper names them ("1024 byte").
+//! All costs are in cycles per frame, for one VM, one I/O core, and memory on the core's NUMA node.
+//! C(s) is the total cost of a frame of s bytes, as the C2QoS paper names sizes ("1024 byte").
 //!
 //! | Cell | Value | Follows from |
 //! |---|---|---|
-//! | C(1024), one flow | 1016 | (1) |
-//! | C(64), one flow | 632 | (2) |
-//! | per byte | 0.4, ingress only | (3) |
-//! | ingress(64) | 383 | (4) |
-//! | classification, one flow | 171 | (5) |
-//! | classification, many flows | 457 | (6) |
-//! | egress | 79 | (5) |
-//! | × memory on another node | 1.4 | §III-C |
-//! | × 4 VMs | 1.14 on one node, 1.07 on several | §III-C; between and beyond: [`vms_factor`] |
-//! | × 2 I/O cores | 1.47 | §III-C |
+//! | total cost C(1024) of a frame of one flow, in cycles | 1016 | note 1 |
+//! | total cost C(64) of a frame of one flow, in cycles | 632 | note 2 |
+//! | cost of ingress per byte, in cycles | 0.4 | note 3 |
+//! | cost of ingress of a 64 B frame, in cycles | 383 | note 4 |
+//! | cost of classification of a frame of one flow, in cycles | 171 | note 5 |
+//! | cost of classification of a frame of many flows, in cycles | 457 | note 6 |
+//! | cost of egress of a frame, in cycles | 79 | note 5 |
+//! | cost factor of memory on another NUMA node | 1.4 | §III-C |
+//! | cost factor of 4 VMs | 1.14 on one node, 1.07 on several | §III-C, see [`vms_factor`] |
+//! | cost factor of 2 I/O cores | 1.47 | §III-C |
 //!
-//! 1. 4 Gbit/s of 1024 B, 4 VMs on node 1, cost 0.792 G cycles/s (§VI-A): 1622 a frame. Divided by
-//!    1.4 × 1.14 (§III-C) it is 1016.
-//! 2. The cell is the middle of 565 and 701. It is at least 565, because two VMs with 64 B take 20
-//!    % of the core each (§VI-A), in no more batches than VM1. VM1 has at most the 488,281 frames/s
-//!    that it bought. It is at most 701, because the 3.0 M frames/s of Fig. 1 (c) fit the core, and
-//!    no frame is shorter.
-//! 3. (C(1024) - C(64)) / 960. Only ingress copies bytes (§III-B).
-//! 4. Ingress of 1500 B is "more than twice" that of 64 B (§III-B). The cell is the middle of 2 to
-//!    3 times.
-//! 5. Classification and egress together are the other 250. The paper does not print their parts.
-//!    We measured OVS-DPDK 3.1 beside our switch. There, looking up one flow is 27 % of a 64 B
-//!    frame: 343 cycles, against 250 with rules that need no look-up. So classification is 27 % of
-//!    C(64). Egress, which writes descriptors and copies nothing, is the rest.
-//! 6. "1.67 times more than that in the best case" (§III-B); see below.
+//! 1. Frames of 1024 B at 4 Gbit/s, with 4 VMs on node 1, cost 0.792 G cycles/s (§VI-A). A 1024 B
+//!    frame costs 1622 cycles, or 1016 cycles after division by 1.4 × 1.14 (§III-C).
+//! 2. The cost C(64) of a 64 B frame is the middle of 565 and 701 cycles. The lower end of the
+//!    range for C(64) follows from §VI-A: two VMs that send 64 B frames take 20 % of the core each.
+//!    Each VM with 64 B frames gets no more batches than VM1, and VM1 sends at most the 488,281
+//!    frames/s that it bought. The upper end of the range for C(64) follows from Fig. 1 (c), where
+//!    the core can forward 3.0 M frames/s of at least 64 B.
+//! 3. The cost per byte is (C(1024) - C(64)) / 960, because only ingress copies bytes (§III-B).
+//! 4. Ingress of 1500 B costs "more than twice" as much as ingress of 64 B (§III-B). The cost table
+//!    assumes that ingress of 1500 B costs 2.5 times as much as ingress of 64 B (the middle of 2
+//!    and 3).
+//! 5. Of the cost C(64) of a 64 B frame, classification and egress together take 250 cycles. The
+//!    C2QoS paper does not print the costs of classification and egress separately. In our
+//!    measurement of OVS-DPDK 3.1, a 64 B frame took 343 cycles with one flow, and 250 cycles with
+//!    rules that need no look-up. In the measurement, the look-up took 27 % of OVS-DPDK's cycles,
+//!    so the cost table assumes that classification is 27 % of C(64). Egress takes the remaining 79
+//!    cycles of C(64): it writes descriptors and copies no payload.
+//! 6. Classification of many flows costs "1.67 times more than that in the best case" (§III-B).
 //!
 //! # Meaning of "1.67 times more"
 //!
-//! Where the paper prints a coefficient beside this phrase (1.14, 1.47), the phrase means the
-//! factor. In plain English it means 2.67 times. The paper prints no coefficient beside the 1.67.
+//! For other costs, the C2QoS paper prints "times more" next to a coefficient (1.14, 1.47), and
+//! means a multiplication by the coefficient. In plain English, "1.67 times more" means a factor of
+//! 2.67. The C2QoS paper prints no coefficient for the cost of many flows.
 //!
-//! With a factor of 1.67, VM1's 0.6 M frames/s of many flows take at most 0.4 M frames' worth of
-//! look-up from VM2's 2.4 M. Even if look-up were half of all cycles, VM2 would lose 8 %, but Fig.
-//! 1 (c) has 16. So the table uses 2.67 ([`CLASSIFICATION_MULTIPLE`]).
+//! With a factor of 1.67 for look-ups of many flows, VM1's 0.6 M frames/s would need cycles for 0.4
+//! M more single-flow look-ups per second. VM2, which sends 2.4 M frames/s, loses the cycles that
+//! VM1 needs in addition. Even if look-ups took half of all cycles, a factor of 1.67 would cost VM2
+//! only 8 %, but Fig. 1 (c) shows 16 %. The table uses the factor 2.67 for classification of many
+//! flows ([`CLASSIFICATION_MULTIPLE`]).
 //!
-//! This cell alone was chosen by an outcome, so figures with many flows are calibrated ([`TOLD`]).
-//! They also show the result of the other reading's cell, [`CLASSIFICATION_IF_A_FACTOR`]. §III-B
-//! itself says that the ratio depends on the rules.
+//! Only the cost of many flows was fitted to an outcome, so figures with many flows are calibrated
+//! ([`TOLD`]). Figures with many flows also show the results with a factor of 1.67,
+//! [`CLASSIFICATION_IF_A_FACTOR`]. According to §III-B, the cost ratio of many flows to one flow
+//! depends on the classification rules.
 //!
 //! # Checks
 //!
-//! The table is checked against numbers that it does not use:
+//! The cost table also agrees with printed numbers that were not used to derive the table:
 //!
-//! - 64 B at 512 Mbit/s cost more than 1518 B at 2.4 Gbit/s (§II-A).
-//! - 2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a)).
-//! - 1 Gbit/s costs 0.198 G cycles/s (§VI-A).
-//! - A batch that takes 41,000 tokens from a VM (§IV-B) is one of 32 frames of a common size.
+//! - Frames of 64 B at 512 Mbit/s cost more cycles than frames of 1518 B at 2.4 Gbit/s (§II-A).
+//! - One core can forward 2 + 8 Gbit/s of 512 B frames (Fig. 1 (a)).
+//! - Frames of 1024 B at 1 Gbit/s cost 0.198 G cycles/s (§VI-A).
+//! - A batch that takes 41,000 tokens from a VM (§IV-B) can be 32 frames of a common size.
 //!
-//! [`statements`] computes all of them from any costs. A test takes the costs from the table.
-//! `c2qos-fig5` takes them from the worker's counters ([`super::paper_counters`]).
+//! [`statements`] compares given costs with the printed numbers. A test compares the costs of the
+//! table with the printed numbers. `c2qos-fig5` compares the costs from the worker's counters
+//! ([`super::paper_counters`]).
 //!
 //! # Departures
 //!
-//! The paper does not state the cycles that a batch costs regardless of its number of frames. The
-//! cells are those of full batches.
-//!
-//! # Cost
-//!
-//! The computation takes negligible time.
+//! The C2QoS paper does not print the fixed cost of a batch, so the costs in the table are valid
+//! for full batches.
 
-/// Cycles a second of the paper's core (Intel Xeon E5-4603 v2).
+/// Cycles per second of the C2QoS paper's core (Intel Xeon E5-4603 v2).
 pub const HZ: u64 = 2_200_000_000;
-/// The sizes of §III-D, in bytes.
+/// Frame sizes of §III-D, in bytes.
 pub const SIZES: [u32; 6] = [64, 128, 256, 512, 1024, 1500];
 
-/// Ingress: cycles a frame.
+/// Cost of ingress in cycles per frame, in addition to the cost per byte.
 pub const INGRESS_FRAME: f64 = 357.0;
-/// Ingress: cycles a byte.
+/// Additional cost of ingress in cycles per byte.
 pub const INGRESS_BYTE: f64 = 0.4;
-/// Classification: cycles a frame of one flow.
+/// Cost of classification in cycles per frame, with one flow.
 pub const CLASSIFICATION_SINGLE: f64 = 171.0;
-/// Classification: cycles a frame of many flows, 2.67 times those of one flow.
+/// Cost of classification in cycles per frame, with many flows: 2.67 times the cost with one flow.
 pub const CLASSIFICATION_MULTIPLE: f64 = 457.0;
-/// Classification: cycles a frame of many flows if "1.67 times more" is the factor.
+/// Cost of classification in cycles per frame, with many flows, if "1.67 times more" means a factor
+/// of 1.67.
 pub const CLASSIFICATION_IF_A_FACTOR: f64 = 286.0;
-/// Note of a figure with many flows: the calibrated parameter, and the result it was fitted to.
-/// Each figure adds the other reading that it shows.
+/// The calibrated parameter of figures with many flows, and the result of the C2QoS paper to which
+/// the parameter was fitted. A figure with many flows adds the names of the other interpretations
+/// that the figure shows.
 pub const TOLD: [&str; 2] =
-    ["look-ups of many flows cost 2.67 times one flow's", "what VM2 loses in Fig. 1 (c)"];
-/// Egress: cycles a frame.
+    ["look-ups of many flows cost 2.67 times those of one flow", "VM2's loss in Fig. 1 (c)"];
+/// Cost of egress in cycles per frame.
 pub const EGRESS_FRAME: f64 = 79.0;
 
-/// Factor of all stages if memory is on another NUMA node than the I/O core.
+/// Factor of all costs if the VMs' memory is on another NUMA node than the I/O core.
 pub const REMOTE_NODE: f64 = 1.4;
-/// Factor of all stages with two I/O cores instead of one.
+/// Factor of all costs with two I/O cores instead of one.
 pub const TWO_CORES: f64 = 1.47;
 
-/// How many flows a VM sends.
+/// Whether a VM sends few or many flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flows {
-    /// One, or so few that the exact-match cache holds them.
+    /// One flow, or so few flows that they fit into the exact-match cache.
     Single,
-    /// More than the cache holds.
+    /// The VM sends more flows than the exact-match cache holds.
     Multiple,
 }
 
-/// Where the VMs' memory is.
+/// Whether the VMs' memory is on one NUMA node or on several NUMA nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
     OneNode,
-    /// The VMs are dealt out over the nodes.
+    /// The VMs are distributed over all NUMA nodes.
     SeveralNodes,
 }
 
-/// Cycles of one frame by stage.
+/// Cycles per frame in each stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stages {
     pub ingress: f64,
@@ -135,34 +145,35 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// C = C_ingress + C_classification + C_egress (Eq. 1).
+    /// Returns the total cost C = C_ingress + C_classification + C_egress (Eq. 1 of the C2QoS
+    /// paper).
     #[must_use]
     pub fn total(self) -> f64 {
         self.ingress + self.classification + self.egress
     }
 }
 
-/// Cost of a frame on some host.
+/// Cost of a frame in cycles.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Frame {
-    /// Cycles of all stages together.
+    /// Cycles of a frame in all stages together.
     pub total: f64,
     pub stages: Stages,
 }
 
-/// A deployment for which the paper states a frame's cost.
+/// A deployment for which the C2QoS paper prints the cost of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Host {
-    /// One VM, with memory on the core's node.
+    /// One VM, with memory on the I/O core's NUMA node.
     Alone,
-    /// Two VMs, with memory on the core's node (§II-B).
+    /// Two VMs, with memory on the I/O core's NUMA node (§II-B).
     TwoVms,
-    /// Four VMs on node 1 (§VI-A).
+    /// Four VMs on NUMA node 1 (§VI-A).
     Section6a,
 }
 
 impl Host {
-    /// Factor by which all costs are multiplied.
+    /// Returns the factor by which a deployment multiplies all costs of a frame.
     #[must_use]
     pub fn factor(self) -> f64 {
         match self {
@@ -173,10 +184,11 @@ impl Host {
     }
 }
 
-/// A stated load: bytes of a frame, flows, host, and frames a second.
+/// A load for which the C2QoS paper prints a number: bytes per frame, flows, host, and frames per
+/// second.
 pub type Stated = (u16, Flows, Host, f64);
 
-/// Cost of a frame of a stated load, by the table.
+/// Returns the cost of a frame of the load, according to the cost table.
 #[must_use]
 pub fn by_table(&(size, flows, host, _): &Stated) -> Frame {
     let Stages { ingress, classification, egress } = cost(size.into(), flows);
@@ -186,13 +198,14 @@ pub fn by_table(&(size, flows, host, _): &Stated) -> Frame {
     Frame { total: stages.total(), stages }
 }
 
-/// Cycles of a frame of `size` bytes by the table.
+/// Returns the cost of a frame of `size` bytes in cycles, according to the cost table.
 #[must_use]
 pub fn cost(size: u32, flows: Flows) -> Stages {
     cost_if(size, flows, CLASSIFICATION_MULTIPLE)
 }
 
-/// Cycles of a frame if classification costs `many_flows` for many flows.
+/// Returns the cost of a frame in cycles, if classification of many flows costs `many_flows`
+/// cycles.
 #[must_use]
 pub fn cost_if(size: u32, flows: Flows, many_flows: f64) -> Stages {
     let classification = match flows {
@@ -203,9 +216,10 @@ pub fn cost_if(size: u32, flows: Flows, many_flows: f64) -> Stages {
     Stages { ingress, classification, egress: EGRESS_FRAME }
 }
 
-/// The factor of `vms` VMs. The paper states the factors of 1 and 4 VMs, and says that the factor
-/// grows much below 8 VMs and stays constant from 10 on. So the factor is linear through the stated
-/// numbers up to 8, has half the slope up to 10, and is then constant.
+/// Returns the cost factor of `vms` VMs. The C2QoS paper prints the factors of 1 and 4 VMs.
+/// According to the C2QoS paper, the factor for the number of VMs grows quickly up to 8 VMs and is
+/// constant from 10 VMs on. The factor is linear up to 8 VMs, through the printed factors of 1 and
+/// 4 VMs. Above 8 VMs the factor has half the slope up to 10 VMs, and is constant for more VMs.
 #[must_use]
 pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
     let slope = match placement {
@@ -217,39 +231,43 @@ pub fn vms_factor(vms: u32, placement: Placement) -> f64 {
     1.0 + slope * (f64::from(steep) + 0.5 * f64::from(flat))
 }
 
-/// The factor of one or two I/O cores. The paper says nothing about more.
+/// Returns the cost factor of `cores` I/O cores. The C2QoS paper says nothing about more than two
+/// cores, so more cores get the factor of two cores.
 #[must_use]
 pub fn cores_factor(cores: u32) -> f64 {
     if cores > 1 { TWO_CORES } else { 1.0 }
 }
 
-/// Frames a second of `bits_per_second` in frames of `size` bytes.
+/// Returns the frame rate of `bits_per_second` in frames of `size` bytes, in frames per second.
 #[must_use]
 pub fn frames_per_second(bits_per_second: f64, size: u32) -> f64 {
     bits_per_second / (8.0 * f64::from(size))
 }
 
-/// The factor of §VI-A: four VMs on node 1, one I/O core.
+/// Returns the cost factor of §VI-A: four VMs on node 1, and one I/O core.
 #[must_use]
 pub fn section_6a_factor() -> f64 {
     REMOTE_NODE * vms_factor(4, Placement::OneNode)
 }
 
-/// A statement of the paper, the value that costs give for it, and the band in which the two agree.
+/// A statement of the C2QoS paper, the value according to given costs, and the band of values that
+/// agree with the paper.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Statement {
-    /// Name of the claim.
+    /// Name of the claim that checks the statement.
     pub id: &'static str,
-    /// What the paper states, and where.
+    /// Text of the C2QoS paper's statement, with the section.
     pub what: &'static str,
-    /// The printed number, if one is printed.
+    /// The number that the C2QoS paper prints. `None` if the C2QoS paper prints no number.
     pub published: Option<f64>,
-    /// The number that the costs give.
+    /// Value of the statement's quantity according to the given cost function.
     pub found: f64,
     pub unit: &'static str,
-    /// The lowest value that agrees.
+    /// Lowest value that agrees with the C2QoS paper. `None` if the C2QoS paper's statement sets no
+    /// lower limit.
     pub low: Option<f64>,
-    /// The highest value that agrees.
+    /// Highest value that agrees with the C2QoS paper. `None` if the C2QoS paper's statement sets
+    /// no upper limit.
     pub high: Option<f64>,
 }
 
@@ -271,18 +289,17 @@ impl Statement {
     }
 }
 
-/// The core's cycles a second, for arithmetic.
 #[expect(clippy::cast_precision_loss, reason = "a frequency")]
 const HZ_F64: f64 = HZ as f64;
 
-/// Frames a second of §III's measurements.
+/// Sending rate of the C2QoS paper's measurements in §III, in frames per second.
 pub const RATE: f64 = 1e5;
 
-/// Returns all numbers of the paper that costs can be compared with. `cost` returns the cost of a
-/// frame of a load.
+/// Returns the C2QoS paper's statements about costs, with the values according to `cost`. The
+/// caller's function `cost` returns the cost of a frame of a given load.
 ///
 /// # Errors
-/// If `cost` fails.
+/// Returns an error if the function `cost` fails.
 pub fn statements<E>(
     mut cost: impl FnMut(&Stated) -> Result<Frame, E>,
 ) -> Result<Vec<Statement>, E> {
@@ -291,7 +308,7 @@ pub fn statements<E>(
     Ok(all)
 }
 
-/// Statements from which cells follow. They repeat the derivation in the other direction.
+/// Returns the C2QoS paper's statements that were used to derive the cost table.
 fn what_it_was_made_from<E>(
     cost: &mut impl FnMut(&Stated) -> Result<Frame, E>,
 ) -> Result<Vec<Statement>, E> {
@@ -302,7 +319,7 @@ fn what_it_was_made_from<E>(
     let short = cost(&(64, Flows::Single, Host::Alone, RATE))?.stages;
     let long = cost(&(1500, Flows::Single, Host::Alone, RATE))?.stages;
     let many = cost(&(64, Flows::Multiple, Host::Alone, RATE))?.stages;
-    let what = "4 Gbit/s of 1024 B, one flow, 4 VMs on node 1 (§VI-A)";
+    let what = "cost of 4 Gbit/s of 1024 B, one flow, 4 VMs on node 1 (§VI-A)";
     let sold = Statement::new("cycles_4g_1024_gcps", what, "Gcycles/s", gcps);
     let what = "64 B frames, as many as VM1 may send, take at least 20 % of the core (§VI-A)";
     let flood = Statement::new("fig10_64b_core_share", what, "of the core", floods);
@@ -323,7 +340,7 @@ fn what_it_was_made_from<E>(
     ])
 }
 
-/// Statements from which no cell follows.
+/// Returns the C2QoS paper's statements that were not used to derive the cost table.
 fn what_it_was_not_made_from<E>(
     cost: &mut impl FnMut(&Stated) -> Result<Frame, E>,
 ) -> Result<Vec<Statement>, E> {
@@ -335,7 +352,7 @@ fn what_it_was_not_made_from<E>(
     let google =
         frames_per_second(512e6, 64) * alone(64)? / (frames_per_second(2.4e9, 1518) * alone(1518)?);
     let batch = 41_000.0 / (32.0 * alone(1024)?);
-    let what = "1 Gbit/s of 1024 B, one flow, 4 VMs on node 1 (§VI-A)";
+    let what = "cost of 1 Gbit/s of 1024 B, one flow, 4 VMs on node 1 (§VI-A)";
     let sold = Statement::new("cycles_1g_1024_gcps", what, "Gcycles/s", gcps);
     let what = "2 + 8 Gbit/s of 512 B fit one core (Fig. 1 (a))";
     let bps = Statement::new("fig1_bps_core_share", what, "of the core", fig1);

@@ -1,44 +1,49 @@
-//! The C2QoS paper's testbed, simulated: its VMs, their purchases, and the policies.
+//! Simulates the testbed of the C2QoS paper, with its VMs, their purchases, and the policies.
 //!
 //! # Problem
 //!
 //! The paper's figures share one testbed: a host and a second server. On the host, OVS-DPDK has one
-//! core of 2.2 GHz and a 10G uplink.
+//! core of 2.2 GHz and an uplink of 10 Gbit/s.
 //!
 //! # Source
 //!
-//! C2QoS §II-B (platform), §III-D and §IV (how cycles are sold).
+//! The sources are C2QoS §II-B (platform), and §III-D and §IV (sale of cycles).
 //!
 //! # Approach
 //!
-//! The simulated core spends the costs of [`super::paper_platform`] with noise. The seller of
-//! cycles has a [`CostModel`] of its own, as if it had measured that core. Each cell and each
-//! factor (VMs, I/O cores, memory on another node) has its own error of up to ±[`MODEL_ERROR`],
-//! drawn by the seed. The seller has measured the factor of VMs for the same numbers of VMs as
-//! `penstock calibrate` (`MEASURED_VMS`), and interpolates linearly between them. The errors
-//! multiply, so an entitlement may be wrong by a third.
+//! The simulated core has the costs of [`super::paper_platform`], with noise. The seller of cycles
+//! has a separate [`CostModel`], which imitates measurements of the simulated core. Each cost and
+//! each factor (VMs, I/O cores, memory on another node) has its own random error of up to
+//! ±[`MODEL_ERROR`]. `penstock calibrate` measures the cost factor of a host with 1, 2, 4, 8 or 16
+//! VMs (`MEASURED_VMS`). For other numbers of VMs, the seller interpolates the cost factor
+//! linearly. The errors of the seller's costs and factors multiply, so an entitlement may be wrong
+//! by a third.
 //!
-//! The daemon's [`Learner`] corrects these errors: every [`LEARN_EVERY`] it reads the counters of
-//! each port, as in service. Figures begin after a warm-up of [`WARM_UP`], in which the VMs send
-//! their traffic of the first phase. The warm-up has some tens of steps of learning. A VM's first
-//! step is its largest.
+//! The daemon's [`Learner`] corrects the errors of the cost model. The learner reads the counters
+//! of each port every [`LEARN_EVERY`], as on a real host. Figures begin after a warm-up of
+//! [`WARM_UP`], in which the VMs send the traffic of the first phase. A warm-up has some tens of
+//! learning steps. The first learning step changes a VM's entitlement most.
 //!
 //! # Sold out
 //!
-//! An operator does not sell more cycles than there are (§IV). If the model's error makes a
-//! purchase that fits look too large, all entitlements are reduced in proportion.
+//! An operator does not sell more cycles than the core has (§IV). Because of the model's errors,
+//! the entitlements of a core may exceed the core's cycles. If the entitlements exceed the core's
+//! cycles, the seller reduces all entitlements of the core in proportion.
 //!
 //! # Noise
 //!
-//! The cost of each batch is off by up to ±[`BATCH_NOISE`] (triangular, with a mean of zero). The
-//! paper says nothing about noise, because its cells are means.
+//! The cost of each batch has an error of up to ±[`BATCH_NOISE`] (triangular distribution with a
+//! mean of zero). The paper prints only mean costs, and nothing about noise.
 //!
 //! # Departures
 //!
-//! - Kicks, send calls, scheduling decisions and refills of the cycle buckets cost the simulated
-//!   core nothing. `c2qos-overhead` measures decisions and refills.
-//! - Frames are UDP. A figure in which TCP would change a sender's behaviour says so.
-//! - A rate limit (`bps`) counts frames with their FCS, as the paper's sizes do.
+//! - The paper's VMs poll, so there are no kicks and send calls. The number of cycles for a refill
+//!   of the cycle buckets is an assumption ([`OVERHEADS`]). The published costs were measured on a
+//!   switch that polls its ports, so the published costs include the check of empty ports. The
+//!   simulation adds no further cost for the check of an empty port.
+//! - All simulated traffic is UDP. If TCP would change a sender's behaviour, the module text of the
+//!   figure says so.
+//! - A rate limit (`bps`) counts frames with their FCS. The paper's sizes also include the FCS.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,7 +51,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use penstock_dataplane::counters::PortReading;
 use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
-use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
+use penstock_dataplane::schedule::{Readiness, ScheduleKind};
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::admission::WorkerSet;
 use penstock_qos::cost_model::{
@@ -58,7 +64,7 @@ use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
 use penstock_sim::testbed::{Link, Setup, Testbed, Timed, VmId, VmReading};
-use penstock_sim::{Costs, NOT_CHARGED, StageCost};
+use penstock_sim::{Costs, Overheads, StageCost};
 use penstock_units::{
     BitsPerSecond, Cycles, CyclesPerSecond, Nanos, PacketsPerSecond, PortId, Priority, TscRate,
     Weight,
@@ -67,46 +73,52 @@ use penstock_units::{
 use super::paper_platform::{self as paper, Placement};
 use crate::evidence::{Axis, Outcome, Panel};
 
-/// Largest error of a cell or factor of the model, as a share of its true value.
+/// Largest error of a cost or cost factor in the seller's model, as a share of the true value.
 pub const MODEL_ERROR: f64 = 0.1;
-/// Numbers of VMs for which the seller has measured a factor, as `penstock calibrate` does.
+/// Numbers of VMs on a host for which `penstock calibrate` measures the cost factor.
 const MEASURED_VMS: [u32; 5] = [1, 2, 4, 8, 16];
 /// Largest error of a batch's cost, as a share of the cost.
 pub const BATCH_NOISE: f64 = 0.05;
-/// Factor of one VM, against which the other factors are measured.
+/// Cost factor of a host with one VM, which is exactly 1. The cost factor of a host with more VMs
+/// is relative to one VM.
 const ONE: Coefficient = Coefficient { factor: Spread::exact(1.0), source: Source::Measured };
-/// Time between two steps of learning.
+/// Time between two learning steps of the cost model.
 pub const LEARN_EVERY: Nanos = Nanos::from_millis(100);
-/// Time before a figure begins.
+/// Simulated time of the warm-up, before a figure's measurements begin.
 pub const WARM_UP: Nanos = Nanos::from_secs(3);
 /// Time between two refills of the cycle buckets (C2QoS §V).
 pub const REFILL: Nanos = Nanos::from_micros(50);
-/// Frames in a VM's ring (virtio's default).
+/// Cycles that the worker spends outside batches. The check of an empty port costs nothing, because
+/// the published costs of frames already include it.
+pub const OVERHEADS: Overheads = Overheads { look: Cycles::ZERO, ..Overheads::ASSUMED };
+/// Number of descriptors in a VM's ring (virtio's default).
 pub const RING: usize = 256;
 /// Time that a probe spends on each side of the switch. `qperf tcp_lat` reports half of a round
-/// trip, 26 to 27 us for one VM alone (§II-C). The switch takes 0.6 us of the round trip; the rest
-/// is divided evenly.
+/// trip, which is 26 to 27 us for one VM alone (§II-C). Of a round trip, the switch takes 0.6 us,
+/// and the server and the guest each take half of the remaining time.
 pub const PROBE_OUTSIDE: Nanos = Nanos(26_000);
 
-/// Policy that enforces what was sold.
+/// Policy that enforces the purchases, and schedule of the VMs' batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// No limits; round-robin.
+    /// VMs have no limits, and the schedule is round-robin.
     None,
-    /// Rates in bits or frames a second, as bought (srTCM); round-robin.
+    /// VMs have limits in bits or frames per second, as bought (srTCM), and the schedule is
+    /// round-robin.
     Rates,
-    /// Cycles, strict; round-robin.
+    /// VMs have strict limits in cycles, and the schedule is round-robin.
     Strict,
-    /// Cycles, strict; batches by class.
+    /// VMs have strict limits in cycles, and the schedule is HBS (batches by class).
     StrictHbs,
-    /// Cycles, with idle cycles shared by weight; round-robin.
+    /// VMs have limits in cycles and share idle cycles by weight. The schedule is round-robin.
     MinMax,
-    /// Cycles, with idle cycles shared by weight; batches by class.
+    /// VMs have limits in cycles and share idle cycles by weight. The schedule is HBS (batches by
+    /// class).
     MinMaxHbs,
 }
 
 impl Policy {
-    /// Name of the policy in series.
+    /// Returns the policy's name, which is part of the names of the figure's series.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "native",
@@ -136,31 +148,32 @@ impl Policy {
     }
 }
 
-/// The purchase of a VM.
+/// The purchase of a VM, with its weight and class.
 #[derive(Clone, Debug)]
 pub struct Sold {
-    /// Rate, frame sizes and flows.
+    /// Rate, frame sizes and number of flows that the VM bought.
     pub contract: Contract,
-    /// Weight of the VM's share of idle cycles.
+    /// Weight with which the VM shares idle cycles.
     pub weight: u64,
     pub class: u8,
 }
 
-/// A purchase of `gbps` Gbit/s in frames of `size` bytes, one flow.
+/// Creates a purchase of `gbps` Gbit/s in frames of `size` bytes, with one flow.
 pub fn gbps(gbps: f64, size: u16) -> anyhow::Result<Sold> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 400 G")]
     let rate = Rate::Bits(BitsPerSecond((gbps * 1e9).round() as u64));
     sold(rate, SizeMix::fixed(size)?)
 }
 
-/// A purchase of `mpps` M frames/s of `size` bytes, one flow.
+/// Creates a purchase of `mpps` million frames/s of `size` bytes, with one flow.
 pub fn mpps(mpps: f64, size: u16) -> anyhow::Result<Sold> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 1 G")]
     let rate = Rate::Packets(PacketsPerSecond((mpps * 1e6).round() as u64));
     sold(rate, SizeMix::fixed(size)?)
 }
 
-/// A purchase of `rate` in a mix of sizes, one flow, in the last class. Its weight is its rate.
+/// Creates a purchase of `rate` in a mix of frame sizes, with one flow, in class 8. The purchase's
+/// weight is the rate in Gbit/s, rounded up.
 pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
     let contract = Contract { rate, sizes, flows: Flows::Single };
     let weight = contract.bandwidth().0.div_ceil(1_000_000_000);
@@ -168,40 +181,40 @@ pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
 }
 
 impl Sold {
-    /// The same purchase in another class.
     pub fn in_class(mut self, class: u8) -> Self {
         self.class = class;
         self
     }
 
-    /// Frames a second that the purchase allows.
+    /// Returns the frames per second that the purchase permits.
     pub fn frames(&self) -> f64 {
         self.contract.frames_per_second()
     }
 }
 
-/// A host with its VMs.
+/// A simulated host with its VMs and their purchases.
 #[derive(Clone, Debug)]
 pub struct Scenario<'a> {
-    /// Seed of all random numbers.
+    /// Seed of all random numbers in the scenario.
     pub seed: u64,
     pub vms: &'a [Sold],
     pub policy: Policy,
-    /// Number of I/O cores. VMs are assigned to the cores in turn.
+    /// Number of I/O cores of the host. The VMs are assigned to the I/O cores in turn.
     pub cores: u16,
-    /// Whether the VMs' memory is on one node or on several.
+    /// Whether the VMs' memory is on one NUMA node or on several NUMA nodes.
     pub placement: Placement,
-    /// Whether the memory is on another node than the core.
+    /// Whether the VMs' memory is on another NUMA node than the I/O core.
     pub remote: bool,
     pub learns: bool,
-    /// The uplink's class. The uplink has no bucket.
+    /// Class of the uplink's port, which has no bucket.
     pub uplink_class: u8,
-    /// Cycles to classify a frame of many flows. The paper leaves two readings.
+    /// Cycles to classify a frame of many flows. The paper's text permits two values of the
+    /// classification cost.
     pub many_flows: f64,
 }
 
 impl<'a> Scenario<'a> {
-    /// VMs on the node of the one I/O core.
+    /// Creates a scenario with one I/O core, and with the VMs' memory on the core's NUMA node.
     pub const fn new(seed: u64, vms: &'a [Sold], policy: Policy) -> Self {
         let placement = Placement::OneNode;
         let (remote, learns, uplink_class) = (false, true, 1);
@@ -209,7 +222,7 @@ impl<'a> Scenario<'a> {
         Self { seed, vms, policy, cores: 1, placement, remote, learns, uplink_class, many_flows }
     }
 
-    /// Puts the VMs on a node that is not the core's, as in §VI-A.
+    /// Places the VMs' memory on another NUMA node than the I/O core, as in §VI-A of the paper.
     pub const fn remote(mut self) -> Self {
         self.remote = true;
         self
@@ -223,14 +236,16 @@ impl<'a> Scenario<'a> {
         }
     }
 
-    /// True factor of all costs of the simulated core. The seller does not know it.
+    /// Returns the true factor of all costs of the simulated core. The seller of cycles does not
+    /// know the true factor.
     fn true_factor(&self) -> f64 {
         let Deployment { vms, cores, .. } = self.deployment();
         let node = if self.remote { paper::REMOTE_NODE } else { 1.0 };
         paper::vms_factor(vms, self.placement) * paper::cores_factor(cores) * node
     }
 
-    /// The seller's factors: of VMs, of I/O cores, of memory on another node.
+    /// Returns the seller's cost factors for numbers of VMs, for two I/O cores, and for memory on
+    /// another NUMA node.
     fn sellers_factors(&self) -> (BTreeMap<u32, Coefficient>, Coefficient, Coefficient) {
         let mut rng = Rng::new(self.seed).fork(0x6661_6374_6f72);
         let mut measured = |truth: f64| Coefficient {
@@ -247,7 +262,7 @@ impl<'a> Scenario<'a> {
         (vms.into(), cores, remote)
     }
 
-    /// The seller's model, with its errors.
+    /// Returns the seller's cost model, with random errors.
     fn model(&self) -> anyhow::Result<CostModel> {
         let mut rng = Rng::new(self.seed).fork(0x006d_6f64_656c);
         let mut cell = |flows, size: u32| -> anyhow::Result<(CellKey, Cell)> {
@@ -299,7 +314,7 @@ impl<'a> Scenario<'a> {
         CostModel::new(parts).context("the paper's cost table as a model")
     }
 
-    /// Settings of the testbed. VMs are added later.
+    /// Returns the settings of the testbed, without VMs.
     pub fn setup(&self) -> anyhow::Result<Setup> {
         Ok(Setup {
             core: TscRate::from_hz(paper::HZ),
@@ -321,6 +336,7 @@ impl<'a> Scenario<'a> {
                 factor: self.true_factor(),
                 noise: BATCH_NOISE,
                 idle: Cycles(200),
+                overheads: OVERHEADS,
             },
             link: Link { rate: BitsPerSecond(10_000_000_000), ring: 2048 },
             uplink: PortQos { priority: priority(self.uplink_class)?, ..PortQos::default() },
@@ -341,7 +357,7 @@ fn priority(class: u8) -> anyhow::Result<Priority> {
     Ok(Priority::new(class.into())?)
 }
 
-/// A running host with its VMs, its cost model and its learner.
+/// A running simulated host with its VMs, cost model and learner.
 #[derive(Debug)]
 pub struct Host {
     pub bed: Testbed,
@@ -349,13 +365,13 @@ pub struct Host {
     learner: Option<Learner>,
     model: CostModel,
     at: Deployment,
-    /// Profiles that the VMs declared.
+    /// Traffic profile that each VM declared.
     profiles: Vec<Profile>,
     schedule: ScheduleKind,
     uplink: Priority,
     last: Vec<PortReading>,
     now: Nanos,
-    /// Entitlements that the model sold to the VMs before the model learned.
+    /// The VMs' entitlements before learning.
     pub bases: Vec<CyclesPerSecond>,
 }
 
@@ -423,17 +439,17 @@ impl Host {
         Ok(Self { bed, vms, learner, model, at, profiles, schedule, uplink, last, now, bases })
     }
 
-    /// Current terms of a VM's bucket.
+    /// Returns the current settings of a VM's cycle bucket.
     pub fn terms(&self, vm: VmId) -> penstock_qos::c2tb::Terms {
         bucket_terms(&self.bed.qos(vm), 1, TscRate::from_hz(paper::HZ), None)
     }
 
-    /// Longest wait of a frame of `class`, computed from the seller's model, as `penstock explain`
-    /// reports it. The host must have one core, and its uplink must send no more than the unsold
-    /// part.
+    /// Returns the longest wait of a frame of class `class`, computed from the seller's cost model.
+    /// The command `penstock explain` computes the longest wait of a class in the same way. The
+    /// host must have one I/O core, and the host's uplink must not use cycles that are sold to VMs.
     ///
     /// # Errors
-    /// If there is no bound.
+    /// Returns an error if the wait of the class has no bound.
     pub fn bound(&self, class: u8) -> anyhow::Result<Bound> {
         let core = TscRate::from_hz(paper::HZ);
         let by_class = self.schedule == ScheduleKind::Hbs;
@@ -468,12 +484,11 @@ impl Host {
         Ok(bound)
     }
 
-    /// The seller's model of a frame's cost.
     pub const fn model(&self) -> &CostModel {
         &self.model
     }
 
-    /// Advances the time to `end`, with a step of learning every [`LEARN_EVERY`].
+    /// Advances the simulated time to `end`, with a learning step every [`LEARN_EVERY`].
     pub fn run_until(&mut self, end: Nanos) {
         while self.now < end {
             let next = Nanos((self.now.0 / LEARN_EVERY.0 + 1) * LEARN_EVERY.0);
@@ -493,7 +508,7 @@ impl Host {
             let before = std::mem::replace(last, now);
             let cycles = now.cycles - before.cycles;
             let due = u128::from(self.bed.qos(*vm).entitlement.0) * u128::from(LEARN_EVERY.0);
-            // The VM spent nearly all cycles that its bucket received.
+            // Whether the VM spent at least 98 % of the cycles that its bucket received.
             let throttled = u128::from(cycles) * 1_000_000_000 >= due / 100 * 98;
             seen.push((
                 vm.port(),
@@ -517,18 +532,19 @@ impl Host {
         self.bed.set_all_qos(&changes);
     }
 
-    /// Readings of all VMs so far.
+    /// Returns the current counters of all VMs.
     pub fn read(&self) -> Vec<VmReading> {
         self.vms.iter().map(|vm| self.bed.vm(*vm)).collect()
     }
 
-    /// Runs from the end of the warm-up for `length`, and reads every `step`. The first reading is
-    /// that of the start.
+    /// Simulates the warm-up and, after the warm-up, the time `length`. Reads the VMs' counters at
+    /// the end of the warm-up and after every `step`.
     pub fn record(&mut self, length: Nanos, step: Nanos) -> Record {
         self.record_with(length, step, |_, _| ())
     }
 
-    /// Like [`Self::record`], and calls `look` with the time of each reading but the first.
+    /// Records the same values as [`Self::record`], and also calls `look` with the simulated time
+    /// after each step.
     pub fn record_with(
         &mut self,
         length: Nanos,
@@ -554,17 +570,16 @@ fn limit(rate: Rate) -> anyhow::Result<Arc<IngressPolicer>> {
     };
     let spec = Spec::new(limit)?.per_frame(4);
     let own = Some(Arc::new(Policer::new(spec)));
-    Ok(Arc::new(IngressPolicer { own, links: Vec::<LinkLimit>::new() }))
+    Ok(Arc::new(IngressPolicer { own: own.into_iter().collect(), links: Vec::<LinkLimit>::new() }))
 }
 
-/// Readings of all VMs at equal intervals.
+/// Counters of all VMs at equal intervals.
 #[derive(Clone, Debug)]
 pub struct Record {
     step: Nanos,
     readings: Vec<Vec<VmReading>>,
 }
 
-/// Converts a count to a floating-point number.
 #[expect(clippy::cast_precision_loss, reason = "counts of seconds")]
 pub fn float(n: u64) -> f64 {
     n as f64
@@ -588,24 +603,25 @@ impl Record {
         float(grown) / (self.secs() * float((to - from) as u64))
     }
 
-    /// Gbit/s of a VM over the link, between two times in seconds.
+    /// Returns the rate of a VM on the link in Gbit/s, between two times in seconds.
     pub fn gbps(&self, vm: usize, span: (f64, f64)) -> f64 {
         self.mean(span, |r| r.carried.bytes, vm) * 8.0 / 1e9
     }
 
-    /// M frames/s of a VM over the link, between two times in seconds.
+    /// Returns the rate of a VM on the link in million frames/s, between two times in seconds.
     pub fn mpps(&self, vm: usize, span: (f64, f64)) -> f64 {
         self.mean(span, |r| r.carried.frames, vm) / 1e6
     }
 
-    /// Share of a core that a VM's batches took, between two times in seconds.
+    /// Returns the share of a core that a VM's batches took, between two times in seconds.
     pub fn core_share(&self, vm: usize, span: (f64, f64)) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "a frequency")]
         let hz = paper::HZ as f64;
         self.mean(span, |r| r.port.cycles, vm) / hz
     }
 
-    /// Adds bandwidth and share of the core of each VM over time.
+    /// Adds two series over time for each VM: its bandwidth and its share of the core. The names of
+    /// the added series begin with `prefix`.
     pub fn add_to(&self, outcome: &mut Outcome, prefix: &str) {
         let vms = self.readings.first().map_or(0, Vec::len);
         let spans = |of: &dyn Fn((f64, f64)) -> f64| -> Vec<(f64, f64)> {
@@ -625,24 +641,24 @@ impl Record {
     }
 }
 
-/// Change from `before` to `after` in per cent.
+/// Returns the change from `before` to `after` in percent.
 pub fn delta_pct(before: f64, after: f64) -> f64 {
     100.0 * (after / before - 1.0)
 }
 
-/// Latencies in microseconds of the probes that were sent between two times. As in `qperf`, a
-/// latency is half a round trip and includes the time outside of the switch.
+/// Returns the latencies of probes sent between two times, in microseconds. A latency is half of a
+/// round trip, as in `qperf`, and includes the time outside the switch.
 pub fn latencies(trips: &[Timed], (from, until): (Nanos, Nanos)) -> Vec<f64> {
     let here = trips.iter().filter(|trip| trip.at >= from && trip.at < until);
     here.map(|trip| float(trip.took.0 + PROBE_OUTSIDE.0) / 2_000.0).collect()
 }
 
-/// Mean of `values`. NaN if there are none.
+/// Returns the mean of `values`, or NaN if `values` is empty.
 pub fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / float(values.len() as u64)
 }
 
-/// Panel of one quantity over time for all VMs of a run.
+/// Creates a panel that shows one quantity over time, for all VMs of a run.
 pub fn panel(
     record: &crate::evidence::outcome::Record,
     run: &str,
@@ -658,14 +674,15 @@ pub fn panel(
     panel
 }
 
-/// Adds the notes that all simulated figures of the paper share about their platform.
+/// Adds notes about the platform that all simulated figures of the paper share.
 pub fn describe(outcome: &mut Outcome) {
     outcome.note("core_hz", paper::HZ);
     outcome.note("link_gbps", 10);
     outcome.note("ring_frames", RING);
     outcome.note("model_error", MODEL_ERROR);
     outcome.note("batch_noise", BATCH_NOISE);
-    outcome.note("not_charged", NOT_CHARGED.join(", "));
+    outcome.note("cycles_per_refill", OVERHEADS.refill.0);
+    outcome.note("not_charged", "kicks, send calls, checks of empty ports");
     outcome.note("warm_up_secs", WARM_UP.0 / 1_000_000_000);
 }
 
@@ -673,7 +690,7 @@ pub fn describe(outcome: &mut Outcome) {
 mod tests {
     use super::*;
 
-    /// The true costs depend on the scenario alone, not on the seller's errors.
+    /// The test checks that the true costs depend only on the scenario, not on the seller's errors.
     #[test]
     fn the_sellers_factors_are_wrong_and_the_true_ones_do_not_follow_them() {
         let vms: Vec<Sold> = (0..4).map(|_| gbps(1.0, 1024).unwrap()).collect();
@@ -709,7 +726,8 @@ mod tests {
     fn a_simulated_figure_says_what_its_core_does_for_nothing() {
         let mut outcome = Outcome::new();
         describe(&mut outcome);
+        assert_eq!(outcome.platform["cycles_per_refill"], 400);
         let said = outcome.platform["not_charged"].as_str().unwrap();
-        assert_eq!(said, "kicks, send calls, scheduling decisions, refills of cycle buckets");
+        assert_eq!(said, "kicks, send calls, checks of empty ports");
     }
 }

@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //!
-//! A VM's bandwidth counts the frames that the VM received from its sender. An experiment's results
-//! can also be drawn, if the names of its series have the form "run: VM". The moments that the
-//! caller names divide a run into phases. The table has each VM's mean bandwidth in each phase, and
-//! the difference between the first and the last phase.
+//! A VM's bandwidth is the rate of the frames that the VM received. The command can also draw the
+//! results of an experiment, if the names of the series have the form "run: vm". Events divide a
+//! run into phases. The command prints a table with each VM's mean bandwidth in each phase, and the
+//! change from the first to the last phase.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -17,26 +17,26 @@ use crate::evidence::stats::count;
 use crate::evidence::{Axis, Panel, Picture, points};
 use penstock_guest::load::IntervalReport;
 
-/// Draws runs of `lab load --json` over time, side by side.
+/// Arguments of `penstock-lab plot`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct PlotArgs {
-    /// Run to draw: its title, and a file with the output of `penstock-lab load --json` or an
-    /// experiment's results
+    /// Title of a run, and a file with the run's results. The file comes from `penstock-lab load
+    /// --json` or from an experiment
     #[arg(required = true, value_name = "TITLE=FILE")]
     pub runs: Vec<Named<PathBuf>>,
     /// Mark an event of every run, such as `10=flood begins`
     #[arg(long = "event", value_name = "SECONDS=WHAT")]
     pub events: Vec<Event>,
-    /// VMs to draw, in this order. Default: all that received frames
+    /// VMs to draw, in the given order. Default: all VMs that received frames
     #[arg(long, value_delimiter = ',', value_name = "VM")]
     pub vms: Vec<String>,
-    /// Draw the rate that a VM purchased, in Gbit/s, as a level
+    /// Draw the rate that a VM purchased, in Gbit/s, as a horizontal line
     #[arg(long, value_name = "VM=GBITS")]
     pub bought: Vec<Named<f64>>,
     /// Title of the picture
     #[arg(long, default_value = "Bandwidth over time")]
     pub title: String,
-    /// Write the picture to a file
+    /// Write the picture to an SVG file
     #[arg(long, value_name = "FILE.svg")]
     pub out: Option<PathBuf>,
 }
@@ -59,7 +59,7 @@ impl<T: FromStr> FromStr for Named<T> {
     }
 }
 
-/// An event at a moment of the run.
+/// An event of a run, such as the start of a flood. The field `at` is the event's time in seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
     at: f64,
@@ -77,10 +77,10 @@ impl FromStr for Event {
     }
 }
 
-/// Bandwidth of one VM over a run: (seconds, Gbit/s).
+/// Bandwidth of one VM over a run, as pairs of seconds and Gbit/s.
 type Curve = Vec<(f64, f64)>;
 
-/// The curves of one run, by VM.
+/// The bandwidth curves of one run, one curve for each VM.
 #[derive(Debug)]
 struct Run {
     title: String,
@@ -88,10 +88,10 @@ struct Run {
     events: Vec<Event>,
 }
 
-/// Draws the picture and returns the table.
+/// Draws the picture and returns the table of mean bandwidths.
 ///
 /// # Errors
-/// A file cannot be read or written, or contains no interval.
+/// Returns an error if a file cannot be read or written, or contains no interval.
 pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
     let mut runs = Vec::new();
     for Named { name, value: file } in &args.runs {
@@ -104,7 +104,7 @@ pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
         let curves = curves(&text, &args.vms);
         ensure!(
             !curves.is_empty(),
-            "{}: no VM received anything; was it `lab load --json --interval`?",
+            "{}: no VM received frames; write the file with `penstock-lab load --json --interval`",
             file.display()
         );
         runs.push(Run { title: name.clone(), curves, events: Vec::new() });
@@ -119,7 +119,8 @@ pub fn run(args: &PlotArgs) -> anyhow::Result<String> {
     Ok(table(&runs))
 }
 
-/// Runs from an experiment's results: the series named "run: VM", and the events of each run.
+/// Returns the runs in an experiment's results. The names of the experiment's series must have the
+/// form "run: vm".
 fn of_results(results: Results) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for record in results.into_records() {
@@ -165,7 +166,7 @@ fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
     let highest = all().map(|p| p.1).fold(0.0, f64::max);
     let mut picture = Picture::new(args.title.clone());
     for run in runs {
-        // All panels have the same height, so that they are easy to compare.
+        // All panels have the same y axis, so that they are easy to compare.
         let y = Axis::linear("bandwidth, Gbit/s").to(highest * 1.1);
         let mut panel = Panel::new(run.title.clone(), Axis::linear("time, s"), y);
         for (vm, curve) in &run.curves {
@@ -182,7 +183,7 @@ fn picture(args: &PlotArgs, runs: &[Run]) -> Picture {
     picture
 }
 
-/// Phases as (from, to). The interval in which a change happens belongs to no phase.
+/// Returns the phases between events, as pairs of start and end in seconds.
 fn phases(events: &[Event]) -> Vec<(f64, f64)> {
     let mut cuts: Vec<f64> = events.iter().map(|e| e.at).collect();
     cuts.sort_by(f64::total_cmp);
@@ -191,10 +192,12 @@ fn phases(events: &[Event]) -> Vec<(f64, f64)> {
     starts.zip(ends).collect()
 }
 
-/// Mean of the reports well within a phase. `None` if there is none.
+/// Returns the mean of the reports that are entirely within a phase. Returns `None` if no report is
+/// entirely within the phase.
 fn mean(curve: &Curve, (from, to): (f64, f64)) -> Option<f64> {
     let step = curve.get(1).map_or(0.0, |second| second.0 - curve[0].0);
-    // A report covers the time before it. The first report after a change may be mixed.
+    // A report covers the time before it. The first report after an event may belong to both
+    // phases.
     let within = |at: f64| at > from + step * 1.5 && at <= to + step * 0.1;
     let of_phase = curve.iter().filter(|p| within(p.0) && p.1.is_finite());
     let values: Vec<f64> = of_phase.map(|p| p.1).collect();
@@ -234,7 +237,7 @@ fn table(runs: &[Run]) -> String {
     text
 }
 
-/// Draws the curve in at most `columns` characters, on a scale from 0 to `highest`.
+/// Draws the curve as text of at most `columns` characters, on a scale from 0 to `highest`.
 fn sparkline(curve: &Curve, highest: f64, columns: usize) -> String {
     const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let stride = curve.len().div_ceil(columns).max(1);

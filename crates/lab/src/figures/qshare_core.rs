@@ -1,61 +1,67 @@
-//! Ten tenants on one core link: the worlds of QShare's Fig. 4.
+//! Ten tenants that share one core link between two racks, for QShare's Fig. 4.
 //!
 //! # Source
 //!
-//! §VII-A1 lasts ten seconds. Five tenants have sufficient demand all the time. Five others become
-//! active at some moment, the last at about 8 s.
+//! The test in QShare §VII-A1 (predictable demand) lasts ten seconds. Five tenants have sufficient
+//! demand all the time. Five other tenants become active at different times, and the last tenant
+//! becomes active at about 8 s.
 //!
-//! §VII-A2 lasts one minute. Every client requests flows from randomly selected servers, with sizes
-//! of the enterprise trace. After each flow the client continues or sleeps up to 1 s, with equal
-//! chance.
+//! The test in QShare §VII-A2 (unpredictable demand) lasts one minute. Every client requests flows
+//! from randomly selected servers, with flow sizes from the enterprise trace. After each flow the
+//! client continues or sleeps up to 1 s, with equal probability.
 //!
 //! # Departures
 //!
-//! In either world the first [`WARM_UP`] does not count.
+//! The warm-up of each run, of length [`WARM_UP`], does not count.
 //!
-//! *Predictable*: every VM has [`STEADY`] connections to servers in the other rack. Each connection
-//! sends one flow after the other.
+//! With predictable demand, every VM has [`STEADY`] connections to servers in the other rack. Each
+//! connection sends one flow after the other.
 //!
-//! *Unpredictable*: the number of connections a VM has determines whether the core can be full at
-//! all. A connection that sleeps 0.25 s per flow of 157 KB uses at most 5 Mbit/s. A VM has
-//! [`CONNECTIONS`] of them, to servers on other hosts, so plain TCP fills the core. Any unused
-//! capacity is therefore due to queue binding. The figure also shows fewer and more connections.
+//! With unpredictable demand, the number of connections per VM determines whether the demand can
+//! fill the core link. A connection that sleeps 0.25 s per flow of 157 KB uses at most 5 Mbit/s. A
+//! VM has [`CONNECTIONS`] connections to servers on other hosts, so plain TCP fills the core link.
+//! If QShare does not fill the core link but plain TCP does, the reason is QShare's assignment of
+//! queues. The figure of QShare's core link also shows runs with fewer and with more connections
+//! per VM.
 
 use penstock_sim::fabric::{Connection, FlowSim, Record, Spec, System, TenantSpec};
 use penstock_units::Nanos;
 
 use crate::qshare::{self as bed, Workload};
 
-/// Warm-up time: two intervals of 4 s.
+/// Length of the warm-up, which is two intervals of 4 s.
 pub const WARM_UP: Nanos = Nanos::from_secs(8);
-/// Connections of a VM with sufficient demand.
+/// Number of connections of each VM with predictable demand.
 pub const STEADY: usize = 4;
-/// Connections of a VM that alternates between active and asleep at random.
+/// Number of connections of each VM with unpredictable demand.
 pub const CONNECTIONS: usize = 12;
 
-/// The demand of one of the two worlds.
+/// Bandwidth that the ten tenants try to use on the core link.
 #[derive(Debug, Clone, Copy)]
 pub enum Demand {
-    /// Demand is sufficient from these moments on, in seconds after the warm-up.
+    /// Predictable demand. For each tenant, the array has the time at which sufficient demand
+    /// begins, in seconds after the warm-up. A negative time means the start of the simulation.
     From([f64; 10]),
-    /// A VM has this many connections. Each of them is active or asleep at random.
+    /// Unpredictable demand. Each VM has the given number of connections, which are active or
+    /// asleep at random.
     Random(usize),
 }
 
-/// Traffic over the core in a run.
+/// Traffic of all tenants on the core link in one simulated run.
 #[derive(Debug, Clone)]
 pub struct Core {
-    /// Record of the run, including the warm-up.
+    /// The simulator's record of the run, including the warm-up.
     pub record: Record,
     pub tenants: usize,
-    /// Number of rate cuts, and number of times that rates settled.
+    /// Two counts: reductions of rates that exceeded a link's capacity, and computations of rates
+    /// by the simulator.
     pub cuts: (u64, u64),
 }
 
-/// Runs a world for `time` after the warm-up.
+/// Runs the simulation through the warm-up and for `time` after the warm-up.
 ///
 /// # Errors
-/// The world or the system cannot be simulated.
+/// Returns an error if the demand or the system cannot be simulated.
 pub fn run(
     demand: Demand,
     seed: u64,
@@ -104,7 +110,8 @@ fn connect(spec: &mut Spec, demand: Demand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The time `seconds` after the warm-up. A negative value means the start of the simulation.
+/// Returns the time `seconds` after the warm-up. A negative value of `seconds` means the start of
+/// the simulation.
 fn from(seconds: f64) -> Nanos {
     if seconds < 0.0 {
         return Nanos(0);
@@ -115,21 +122,25 @@ fn from(seconds: f64) -> Nanos {
 }
 
 impl Core {
-    /// Rate of the tenant over the core, as a mean of both directions: (seconds, Mbit/s).
+    /// Returns a tenant's rate on the core link over time, as pairs of seconds and Mbit/s. The rate
+    /// is the mean of both directions of the core link.
     #[must_use]
     pub fn tenant_mbps(&self, tenant: usize) -> Vec<(f64, f64)> {
         self.of(|bits, _| (bits[2 * tenant] + bits[2 * tenant + 1]) / self.sample_secs() / 2e6)
     }
 
-    /// Use of the core, as a mean of both directions: (seconds, percent).
+    /// Returns the use of the core link over time, as pairs of seconds and percent. The returned
+    /// use is the mean of both directions of the core link.
     #[must_use]
     pub fn utilisation_pct(&self) -> Vec<(f64, f64)> {
         let capacity = 2.0 * 1e9 * self.sample_secs();
         self.of(|bits, _| 100.0 * bits.iter().sum::<f64>() / capacity)
     }
 
-    /// Lowest ratio of a tenant's rate to its entitlement, over tenants and directions. Ratios are
-    /// rounded to a millionth, because sums of rates are not more exact.
+    /// Returns pairs of seconds and ratio: the lowest ratio of a tenant's rate to the rate to which
+    /// the tenant is entitled. At each time, the function takes the lowest ratio of all tenants in
+    /// both directions of the link. Ratios are rounded to a millionth, because sums of rates are
+    /// not more exact.
     #[must_use]
     pub fn least_of_entitled(&self) -> Vec<(f64, f64)> {
         self.of(|bits, entitled| {

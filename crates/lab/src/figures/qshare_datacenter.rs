@@ -1,27 +1,30 @@
-//! QShare's large datacenter (§VII-C): its tree, its tenants, and the load of its links.
+//! The large datacenter of QShare §VII-C, with its topology, tenants and links.
 //!
 //! # Source
 //!
-//! §VII-C defines:
+//! QShare §VII-C defines the simulated datacenter as follows:
 //!
-//! * a fat-tree with k = 16 and 1,024 servers of 100 slots;
-//! * 10 Gbit/s to a server, and 40 Gbit/s between switches;
-//! * over-subscriptions of 1:1, 4:1 and 16:1, by leaving out links and switches;
-//! * exponential tenant sizes with mean 49, and 10, 50, 100, 200 or 300 Mbit/s a VM;
-//! * tenants that arrive until "network resources or computation resources are fully reserved";
-//! * more weight for c_q.
+//! * The topology is a fat-tree with k = 16, and 1,024 servers with 100 slots each.
+//! * Links to servers have 10 Gbit/s, and links between switches have 40 Gbit/s.
+//! * The removal of links and switches gives over-subscriptions of 1:1, 4:1 and 16:1.
+//! * Numbers of VMs per tenant are from an exponential distribution with mean 49. The guarantee of
+//!   a VM is 10, 50, 100, 200 or 300 Mbit/s.
+//! * Tenants arrive until "network resources or computation resources are fully reserved".
+//! * The choice of a placement gives a higher weight to the queue cost c_q.
 //!
 //! # Departures
 //!
-//! The paper leaves these points open:
+//! The paper does not print some parameters of the datacenter, for which the simulation uses these
+//! values:
 //!
-//! * Which links and switches are left out. For 1:1 a pod keeps two switches with eight uplinks
-//!   each. For 4:1 it keeps one switch with four uplinks, and for 16:1 one switch with one uplink.
-//! * Rounding. Sizes are rounded and at least 1. All VMs of a tenant have the same rate.
-//! * Full reservation. All slots are taken, or 100 tenants in a row were refused. After that the
-//!   counts hardly change.
-//! * The weight of c_q, which is 0.9 here.
-//! * Queues. A port has eight, and one of them is shared.
+//! * With an over-subscription of 1:1, a pod keeps two aggregation switches with eight uplinks
+//!   each. With an over-subscription of 4:1, a pod keeps one aggregation switch with four uplinks.
+//!   With an over-subscription of 16:1, a pod keeps one aggregation switch with one uplink.
+//! * A tenant's number of VMs is rounded and at least 1. All VMs of a tenant have the same rate.
+//! * The datacenter is fully reserved if all slots are taken, or if 100 tenants in a row were
+//!   refused. Tenants that arrive after 100 refusals in a row hardly change the results.
+//! * The weight of the queue cost c_q is 0.9.
+//! * A port has eight queues, of which one queue is shared.
 
 use penstock_fabric::hose::Hose;
 use penstock_fabric::tenant_placement::{
@@ -31,7 +34,7 @@ use penstock_fabric::topology::{LinkId, Regular};
 use penstock_sim::Rng;
 use penstock_units::BitsPerSecond;
 
-/// The datacenter is fully reserved after this many refusals in a row.
+/// Number of refused tenants in a row after which the datacenter counts as fully reserved.
 const REFUSALS: u32 = 100;
 const MEAN_VMS: f64 = 49.0;
 const RATES_MBPS: [u64; 5] = [10, 50, 100, 200, 300];
@@ -39,12 +42,12 @@ const SLOTS: u32 = 100;
 const SERVER: BitsPerSecond = BitsPerSecond(10_000_000_000);
 const SWITCH: BitsPerSecond = BitsPerSecond(40_000_000_000);
 
-/// An over-subscription of the tree.
+/// A fat-tree with a given over-subscription.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
-    /// Servers' rate divided by the rate at the core.
+    /// Over-subscription: total rate of the servers' links, divided by the total rate at the core.
     pub(super) ratio: u32,
-    /// Number of switches in a pod, and of uplinks of each switch.
+    /// Number of aggregation switches in a pod, and number of uplinks of each aggregation switch.
     pod: (u32, u32),
 }
 
@@ -54,12 +57,14 @@ pub(super) const SETTINGS: [Setting; 3] = [
     Setting { ratio: 16, pod: (1, 1) },
 ];
 
-/// The tree of k-port switches.
+/// Returns a fat-tree of `k`-port switches. `pod` has the number of aggregation switches in a pod,
+/// and the number of uplinks of each.
 pub(super) fn tree(k: u32, pod: (u32, u32)) -> anyhow::Result<Regular> {
     Ok(Regular::fat_tree(k, SLOTS, (SERVER, SWITCH), pod)?)
 }
 
-/// Draws the next tenant. `most` limits the tenant's VMs on one server.
+/// Draws the next tenant at random. `most` is the maximum number of the tenant's VMs on one server,
+/// `None` for no limit.
 pub(super) fn request(rng: &mut Rng, most: Option<u32>) -> anyhow::Result<Request> {
     let vms = (-MEAN_VMS * (1.0 - rng.unit()).ln()).round().max(1.0);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2,000")]
@@ -73,7 +78,7 @@ pub(super) fn request(rng: &mut Rng, most: Option<u32>) -> anyhow::Result<Reques
     })
 }
 
-/// Fills the datacenter until it is fully reserved.
+/// Adds random tenants to the datacenter until it is fully reserved.
 pub(super) fn fully_reserved(
     setting: Setting,
     most: Option<u32>,
@@ -92,22 +97,21 @@ pub(super) fn fully_reserved(
     Ok(datacenter)
 }
 
-/// Number of tenants on each link (N_L).
+/// Returns the number of tenants on each link (N_L).
 pub(super) fn tenants_by_link(datacenter: &Datacenter) -> Vec<u32> {
     links(datacenter).map(|link| datacenter.ledger().tenants(link)).collect()
 }
 
-/// All links of the datacenter.
 pub(super) fn links(datacenter: &Datacenter) -> impl Iterator<Item = LinkId> + use<> {
     (0..u32::try_from(datacenter.topology().links()).unwrap_or(u32::MAX)).map(LinkId)
 }
 
-/// Tenants that use links, by slot.
+/// Returns the tenants with traffic on links. Tenants on a single server use no links.
 pub(super) fn networked(datacenter: &Datacenter) -> Vec<(TenantSlot, &Tenant)> {
     datacenter.tenants().filter(|(_, tenant)| tenant.placement.has_network()).collect()
 }
 
-/// Percentage of the items for which `is_so` is true.
+/// Returns the percentage of the items in `all` for which `is_so` is true.
 pub(super) fn percent<T>(all: &[T], is_so: impl Fn(&T) -> bool) -> f64 {
     let so = all.iter().filter(|one| is_so(one)).count();
     crate::evidence::stats::count(so) * 100.0 / crate::evidence::stats::count(all.len()).max(1.0)

@@ -1,30 +1,34 @@
-//! A tenant's shuffle beside other tenants that use all they can get: QShare §VII-B.
+//! The shuffle traffic of one tenant beside other tenants, for Fig. 5 of QShare.
 //!
 //! # Source
 //!
-//! A tenant T has ten VMs, five in each of two racks, and 94 Mbit/s over the core. Every VM is a
-//! client that requests flows from all others. It requests the next flow when the previous one is
-//! complete. The load is the other tenants' guarantee, divided by the core's capacity. A trace
-//! defines the sizes.
+//! QShare §VII-B: a tenant T has ten VMs, five in each of two racks, and a guarantee of 94 Mbit/s
+//! on the core link. Every VM is a client that requests flows from all other VMs. A client requests
+//! the next flow when the previous flow is complete. The *load* of a run is the total guarantee of
+//! all tenants except T, divided by the capacity of the core link. A trace defines the sizes of
+//! flows.
 //!
 //! # Departures
 //!
-//! The paper leaves these points open:
+//! The paper does not print some details of the traffic, for which the simulation makes these
+//! choices:
 //!
-//! * Each of T's VMs is on a server of its own.
-//! * A client requests flows from its servers in rounds, in an order that is drawn for each round.
-//!   It sends a request [`bed::LATENCY`] after the previous flow.
-//! * A client requests a fixed number of flows. All systems therefore transfer the same bytes for a
-//!   seed.
-//! * The others are six tenants placed like T. They divide the load equally and send exactly their
-//!   guarantee, from every VM to its counterpart in the other rack.
-//! * There are six, so that every tenant has a queue. Fig. 4 covers more tenants than queues.
+//! * No two VMs of tenant T are on the same server.
+//! * A client requests flows from its servers in rounds. The order of the servers is random in each
+//!   round. A client sends a request [`bed::LATENCY`] after the end of the previous flow.
+//! * A client requests a fixed number of flows. With the same random seed, all simulated systems
+//!   transfer the same bytes.
+//! * Six other tenants have VMs on the same servers as tenant T. The six other tenants have equal
+//!   parts of the load. Every VM of the six other tenants sends exactly its guarantee to its
+//!   counterpart in the other rack.
+//! * With six other tenants, every tenant can have a queue. Fig. 4 covers the case of more tenants
+//!   than queues.
 //!
 //! # Approach
 //!
-//! A run yields two values. The first value is the time from request to last bit, over all of T's
-//! flows. The second value is the lowest rate of any other tenant in a tenth of a second, divided
-//! by its guarantee.
+//! The completion time that a run yields is the mean time of the flows of tenant T, from the
+//! request to the last bit. A run also yields the lowest rate of a tenant other than T in any 0.1
+//! s, divided by the tenant's guarantee.
 
 use std::sync::Arc;
 
@@ -33,27 +37,27 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::qshare::{self as bed, GBIT, GUARANTEE, RACK};
 
-/// Number of tenants beside T.
+/// Number of tenants that share the core link with tenant T.
 const OTHERS: u64 = 6;
-/// After this time T's demand, the rates and the queues are stable.
+/// Time after which the demand of tenant T, the rates and the queues are stable.
 const WARM_UP: Nanos = Nanos::from_secs(9);
-/// Limit of a run's length.
+/// Maximum simulated time of a run.
 const LONGEST: Nanos = Nanos::from_secs(100_000);
 
-/// A load, and the flows of T's clients.
+/// Parameters of a run: the load of all tenants except T, and the flows of tenant T's clients.
 #[derive(Debug, Clone)]
 pub struct Shuffle {
-    /// Guarantee of all other tenants, in percent of the core.
+    /// Total guarantee of the other tenants, in percent of the core link's rate.
     pub load_pct: u64,
-    /// Number of flows that each client requests.
+    /// Number of flows that each client of tenant T requests.
     pub flows: u64,
-    /// Distribution of the flow sizes.
+    /// Distribution of the sizes of tenant T's flows.
     pub sizes: Arc<SizeTable>,
     pub seed: u64,
 }
 
 impl Shuffle {
-    /// Tenant T, and then the other tenants.
+    /// Returns all tenants, with tenant T first.
     #[must_use]
     pub fn tenants(&self) -> Vec<TenantSpec> {
         let place = || (0..2 * RACK).collect::<Vec<_>>();
@@ -98,10 +102,10 @@ impl Shuffle {
         spec
     }
 
-    /// Runs the shuffle under `system`, and returns the results of T and the others.
+    /// Simulates the shuffle traffic with the system `system`.
     ///
     /// # Errors
-    /// Some flows were not completed.
+    /// Returns an error if some flows were not completed within the maximum simulated time.
     pub fn run(&self, system: System) -> anyhow::Result<Had> {
         let mut sim = FlowSim::new(self.spec(), system)?;
         let all = 2 * RACK * usize::try_from(self.flows)?;
@@ -114,7 +118,7 @@ impl Shuffle {
             sim.run_until(sim.now() + Nanos::from_secs(1));
         }
         let (found, record) = (measured(&sim), sim.record());
-        anyhow::ensure!(found.len() >= all, "{} of {all} flows", found.len());
+        anyhow::ensure!(found.len() >= all, "only {} of {all} flows were completed", found.len());
         let mean_secs = found.iter().sum::<f64>() / count(all);
         let late = record.samples.iter().filter(|sample| sample.at > WARM_UP);
         // The first two entries of a sample are T's, one for each direction.
@@ -125,16 +129,17 @@ impl Shuffle {
     }
 }
 
-/// Result of a run.
+/// Results of a simulated run with the shuffle traffic of tenant T.
 #[derive(Debug, Clone, Copy)]
 pub struct Had {
-    /// Mean of T's flow completion times, in seconds.
+    /// Mean completion time of tenant T's flows, in seconds.
     pub mean_secs: f64,
-    /// Lowest rate of any other tenant in a sample, divided by its sending rate (its guarantee).
+    /// Lowest ratio of rate to guarantee that a tenant other than T had in any sample of 0.1 s.
     pub others: f64,
 }
 
-/// Bits that one of the other tenants sends over the core in a sample, one way.
+/// Returns the number of bits that tenant `other` sends in one direction of the core link during a
+/// sample of 0.1 s.
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
 fn paced_bits(other: &TenantSpec) -> f64 {
     (other.hose.0 * bed::SAMPLE.0 / 1_000_000_000) as f64 * count(RACK)

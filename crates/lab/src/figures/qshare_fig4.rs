@@ -1,29 +1,34 @@
-//! QShare, Fig. 4: guarantees and a full core, with predictable and unpredictable demand.
+//! QShare, Fig. 4: guarantees and use of the core link, with predictable and unpredictable demand.
 //!
 //! # Problem
 //!
-//! A port has eight queues, one of them shared, and there are ten tenants. A tenant without a queue
-//! must keep its guarantee. The core must not have unused capacity that some tenant wants.
+//! Ten tenants use a port with eight queues, of which one queue is shared. Tenants in the shared
+//! queue must keep their guarantees. The core link must not have unused capacity while a tenant has
+//! demand.
 //!
 //! # Source
 //!
-//! QShare §VII-A, Fig. 4 (a) to (c). [`super::qshare_core`] and [`crate::qshare`] define what the
-//! paper leaves open.
+//! The source is QShare §VII-A, Fig. 4 (a) to (c). [`super::qshare_core`] and [`crate::qshare`]
+//! define the details that the paper does not print.
 //!
 //! # Approach
 //!
-//! (a) Demand lasts, and rate allocation is off as in the paper.
-//! `min_rate_over_min_guarantee_demand` is a minimum over samples of 0.1 s, tenants and directions.
-//! It divides a tenant's rate by the rate of its flows in an empty network under its hose guarantee
-//! alone. In the hose model, that rate is min(guarantee, demand). `core_utilisation_pct` is the
-//! minimum of any sample.
+//! In panel (a), demand is predictable, and rate allocation is off as in the paper.
+//! `min_rate_over_min_guarantee_demand` is the lowest ratio of a tenant's rate to min(guarantee,
+//! demand). `min_rate_over_min_guarantee_demand` covers all samples of 0.1 s, all tenants and both
+//! directions of the core link. min(guarantee, demand) is the rate that the tenant's flows reach in
+//! a simulation without other tenants. In a simulation without other tenants, only the guarantees
+//! of the VMs limit a tenant's flows (hose model). `core_utilisation_pct` is the lowest use of the
+//! core link in any sample.
 //!
-//! (b), (c) Demand is random, and intervals last 1 to 10 s. Rate allocation in the shared queue is
-//! off, then on. `utilisation_pct_off_min` and `utilisation_pct_on_min` are the lowest means of any
-//! interval. The paper has "over 91 %".
+//! In panels (b) and (c) of the figure, demand is unpredictable, and the controller assigns queues
+//! every 1 to 10 s. Rate allocation in the shared queue is off or on. `utilisation_pct_off_min` is
+//! the lowest mean use of the core link in a run without rate allocation. `utilisation_pct_on_min`
+//! is the lowest mean use in a run with rate allocation. The paper prints that more than 91 % of
+//! the core link is used.
 //!
-//! For comparison the figure shows plain TCP, which has no guarantees, and other numbers of
-//! connections a VM. With too few connections nothing fills the core.
+//! For comparison, the figure shows plain TCP, which has no guarantees, and other numbers of
+//! connections per VM. If the VMs have too few connections, no system can fill the core link.
 
 use penstock_sim::Rng;
 use penstock_sim::fabric::{System, TenantSpec};
@@ -36,22 +41,24 @@ use crate::qshare as bed;
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-fig4",
     source: "QShare §VII-A, Fig. 4",
-    about: "ten tenants, seven queues, one core link: guarantees held, and the core full",
+    about: "guarantees and use of the core with ten tenants and seven queues",
     sim: Some(sim),
     live: Some(crate::live::qshare_fig4),
     picture,
 };
 
-/// The paper's interval, and the intervals of (c), in seconds.
+/// The paper's control interval in seconds. Panel (c) shows the use of the core link for all
+/// control intervals in [`INTERVALS`].
 const INTERVAL: u64 = 4;
 const INTERVALS: [u64; 6] = [1, 2, 4, 6, 8, 10];
-/// Connections a VM that are shown for comparison with [`CONNECTIONS`].
+/// Other numbers of connections per VM, shown for comparison with [`CONNECTIONS`].
 const FEWER_AND_MORE: [usize; 3] = [4, 8, 16];
-/// Lengths of (a) and (b), in seconds.
+/// Simulated time in seconds of the runs for panel (a). The runs for panels (b) and (c) simulate
+/// [`B_SECS`] seconds.
 const A_SECS: u64 = 10;
 const B_SECS: u64 = 60;
 
-/// A run of the unpredictable world.
+/// System and settings of a run with unpredictable demand.
 #[derive(Clone, Copy, PartialEq)]
 enum Case {
     Bound { interval: u64, shared: bool, connections: usize },
@@ -93,8 +100,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
     outcome.note("connections_a_vm", CONNECTIONS);
     outcome.calibrated([
-        "12 connections a VM when demand is at random",
-        "the printed use of the core: with them plain TCP fills it",
+        "12 connections per VM when demand is random",
+        "the printed use of the core: plain TCP fills it with 12",
         "4, 8 and 16, claims utilisation_pct_on_of_N",
     ]);
     predictable(ctx, &mut outcome)?;
@@ -111,7 +118,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Part (a) of the figure.
+/// Runs panel (a) and adds its series and claims.
 fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let mut rng = Rng::new(ctx.seed).fork(4);
     // T1 to T5 start at once, T6 and T8 to T10 between 2 and 6 s, and T7 at 8 s.
@@ -127,7 +134,7 @@ fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
         outcome.series(&name, "Mbit/s", run.tenant_mbps(tenant));
     }
     let (ratio, used) = (run.least_of_entitled(), run.utilisation_pct());
-    let statement = "the least that a tenant had in 0.1 s over min(guarantee, demand)";
+    let statement = "lowest rate of a tenant in 0.1 s, divided by min(guarantee, demand)";
     outcome.claim(
         Claim::new("min_rate_over_min_guarantee_demand", statement, "")
             .published(1.0)
@@ -135,7 +142,7 @@ fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
             .measured(least(&ratio)),
     );
     outcome.claim(
-        Claim::new("core_utilisation_pct", "how full the core was in the worst 0.1 s", "%")
+        Claim::new("core_utilisation_pct", "lowest use of the core in 0.1 s", "%")
             .published(100.0)
             .at_least(99.5)
             .measured(least(&used)),
@@ -145,7 +152,7 @@ fn predictable(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Parts (b) and (c) of the figure.
+/// Adds the series and claims of panels (b) and (c).
 fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
     let of = |case: Case| cases.iter().position(|c| *c == case).map(|at| &runs[at]);
     let used = |case: Case| of(case).map_or(f64::NAN, |run| mean(&run.utilisation_pct()));
@@ -156,7 +163,8 @@ fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
         }
         let by = INTERVALS.map(|i| (number(i), used(bound(i, shared, CONNECTIONS))));
         outcome.series(&format!("c: {name}"), "%", by);
-        let statement = format!("lowest use of the core, rate allocation {name}, 1 to 10 s");
+        let statement =
+            format!("lowest use of the core, rate allocation {name}, intervals of 1 to 10 s");
         outcome.claim(
             Claim::new(&format!("utilisation_pct_{name}_min"), statement, "%")
                 .published(91.0)
@@ -166,7 +174,7 @@ fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
     }
     let tcp = used(Case::Tcp { connections: CONNECTIONS });
     outcome.series("c: plain TCP", "%", INTERVALS.map(|i| (number(i), tcp)));
-    let statement = "plain TCP, without guarantees: what demand fills";
+    let statement = "use of the core with plain TCP, which has no guarantees";
     outcome.claim(Claim::new("utilisation_pct_plain_tcp", statement, "%").measured(tcp));
     let numbers = [FEWER_AND_MORE[0], FEWER_AND_MORE[1], CONNECTIONS, FEWER_AND_MORE[2]];
     let by = |case: &dyn Fn(usize) -> Case| numbers.map(|n| (count(n), used(case(n))));
@@ -174,7 +182,8 @@ fn unpredictable(outcome: &mut Outcome, cases: &[Case], runs: &[Core]) {
     let on = by(&|n| bound(INTERVAL, true, n));
     for (connections, (_, used)) in numbers.into_iter().zip(on) {
         if connections != CONNECTIONS {
-            let what = format!("another reading, {connections} connections a VM: use of the core");
+            let what =
+                format!("another reading, {connections} connections per VM: use of the core");
             let id = format!("utilisation_pct_on_of_{connections}");
             outcome.claim(Claim::new(&id, what, "%").published(91.0).measured(used));
         }
@@ -205,7 +214,7 @@ fn number(n: u64) -> f64 {
 }
 
 fn picture(record: &Record) -> Picture {
-    // Live links are slower.
+    // Live links are slower, so the guarantees differ.
     let guarantee = record.platform.get("guarantee_mbps").and_then(serde_json::Value::as_f64);
     let live = guarantee.is_some();
     let series = |name: &str| record.series(name).map(points).into_iter().flatten();
@@ -238,5 +247,5 @@ fn picture(record: &Record) -> Picture {
         .panel(rates)
         .panel(at_random)
         .panel(by("(c) by interval", Axis::linear("interval, s"), "c"))
-        .panel(by("(d) by demand", Axis::linear("connections a VM"), "d"))
+        .panel(by("(d) by demand", Axis::linear("connections per VM"), "d"))
 }

@@ -1,42 +1,47 @@
-//! QShare, Fig. 5: completion times of a tenant's flows, by the load of the other tenants.
+//! QShare, Fig. 5: completion times of a tenant's flows, by load of the other tenants.
 //!
 //! # Problem
 //!
-//! ElasticSwitch divides a guarantee among pairs of VMs and probes upwards from there. A flow may
-//! be over before its rate reaches the due rate.
+//! ElasticSwitch divides a guarantee among pairs of VMs, and increases the rate of a pair step by
+//! step. A short flow may end before its pair of VMs reaches the highest possible rate.
 //!
 //! # Source
 //!
-//! QShare §VII-B, Fig. 5: ElasticSwitch's completion times are up to twice QShare's. The ratio is
-//! higher at light loads. Static reservation is partly outside the plot. The trace is the
-//! enterprise trace, and results for data mining are "similar". [`super::qshare_fct`] defines the
-//! world.
+//! In QShare §VII-B, Fig. 5, ElasticSwitch's completion times are up to twice as long as QShare's,
+//! with the highest ratio at light loads. With static reservation, some completion times are
+//! outside the plot in the paper. The paper's flow sizes are from the enterprise trace, and the
+//! paper calls results for data mining "similar". The module [`super::qshare_fct`] defines the
+//! tenants and their traffic.
 //!
 //! # Approach
 //!
-//! The figure compares the mean completion time of T's flows, which are the same under all systems.
-//! It divides QShare's mean by ElasticSwitch's. One claim is about the lightest load, and the other
-//! about the load with the highest ratio.
+//! The figure compares the mean completion times of the flows of tenant T. All systems transfer the
+//! same flows. A claim's value is QShare's mean completion time divided by ElasticSwitch's mean
+//! completion time. Two claims compare completion times: one at the lightest load, and one at the
+//! load with the highest ratio.
 //!
-//! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass that
-//! module's check. A peer's best setting is one setting for all loads and workloads, because an
-//! operator sets it once. A setting counts if it leaves the other tenants at least [`OTHERS_MIN`]
-//! of their guarantee. This must hold in every tenth of a second, at every load and with both
-//! workloads. Of these settings, the best one has the lowest geometric mean of its times over all
-//! loads and workloads.
+//! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass the
+//! check of `peers`. The best setting of a system is the same for all loads and workloads, because
+//! an operator configures a system only once. A setting of a system is valid if all tenants except
+//! T get at least the fraction [`OTHERS_MIN`] of their guarantee in every 0.1 s. A valid setting
+//! meets the condition about guarantees at every load and with both workloads. The best setting is
+//! the valid setting with the lowest geometric mean of the completion times over all loads and
+//! workloads.
 //!
-//! The figure also shows static reservation and plain TCP. (TCP leaves the others 87 % at a load of
-//! 90 %.) It also shows the best setting of each single load and workload (`elasticswitch_oracle`).
-//! No operator could choose that setting in advance.
+//! The figure also shows the completion times with static reservation and with plain TCP. With
+//! plain TCP at a load of 90 %, the other tenants get only 87 % of their guarantee.
+//! `elasticswitch_oracle` uses the best setting of each load and workload. No operator can know the
+//! best setting of each load and workload in advance.
 //!
 //! # Departures
 //!
-//! This world simplifies two things in ElasticSwitch's favour. The share of lost frames is known
-//! exactly after a period, however few frames there were. TCP finds its rate under a limit at once.
+//! The simulation has two simplifications in favour of ElasticSwitch. After each period,
+//! ElasticSwitch knows the share of lost frames exactly, even if there were few frames. TCP flows
+//! reach a new rate limit immediately.
 //!
-//! Two parts of the sweep are also shown. `elasticswitch_50ms` are the settings with a period of 50
-//! ms. `elasticswitch_forgetful` are the settings that do not keep the limits of idle pairs for 10
-//! s.
+//! The figure also shows ElasticSwitch's results with two subsets of its settings.
+//! `elasticswitch_50ms` uses only settings with a period of 50 ms. `elasticswitch_forgetful` uses
+//! only settings that forget the limits of idle pairs, instead of keeping them for 10 s.
 
 use penstock_sim::fabric::peers::{candidates, check};
 use penstock_sim::fabric::{PairLimits, System};
@@ -49,22 +54,24 @@ use crate::qshare::{self as bed, Workload};
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-fig5",
     source: "QShare §VII-B, Fig. 5",
-    about: "flow completion times of one tenant beside others, under five systems",
+    about: "flow completion times of one tenant beside others, with five systems",
     sim: Some(sim),
     live: Some(crate::live::qshare_fig5),
     picture,
 };
 
-/// Guarantee of the other tenants, in percent of the core. T adds 9.4 %, so the sum stays below 100
-/// %.
+/// Total guarantees of the other tenants, in percent of the core link's rate. The guarantee of
+/// tenant T adds 9.4 %, so the sum of all guarantees is below 100 %.
 const LOADS: [u64; 5] = [10, 30, 50, 70, 90];
 const INTERVAL: Nanos = Nanos::from_secs(4);
-/// Part of the other tenants' guarantee that a setting must leave to them in order to count.
+/// A setting of ElasticSwitch or Trinity is valid if all tenants except T get at least this
+/// fraction of their guarantee.
 const OTHERS_MIN: f64 = 0.99;
-/// Period of the settings that count for the claims `_50ms`.
+/// Shortest control period of the ElasticSwitch settings in the claims whose names end with
+/// `_50ms`.
 const SLOW: Nanos = Nanos::from_millis(50);
 
-/// Number of flows of each of T's ten clients.
+/// Returns the number of flows that each of tenant T's ten clients requests.
 const fn flows(workload: Workload) -> u64 {
     match workload {
         Workload::Enterprise => 300,
@@ -72,7 +79,7 @@ const fn flows(workload: Workload) -> u64 {
     }
 }
 
-/// Settings that passed their check.
+/// Settings of ElasticSwitch and Trinity that passed the check of `penstock_sim::fabric::peers`.
 struct Peers {
     elastic: Vec<PairLimits>,
     trinity: Vec<PairLimits>,
@@ -83,11 +90,12 @@ fn passing(system: impl Fn(PairLimits) -> System + Sync) -> anyhow::Result<Vec<P
     let held = bed::parallel(&all, |limits| Ok(check(|| system(*limits))?.holds()))?;
     let passed = all.into_iter().zip(held).filter(|(_, held)| *held);
     let passed: Vec<_> = passed.map(|(limits, _)| limits).collect();
-    anyhow::ensure!(!passed.is_empty(), "no setting holds guarantees");
+    anyhow::ensure!(!passed.is_empty(), "no setting of the system passes the check of guarantees");
     Ok(passed)
 }
 
-/// Mean completion times at a load, in seconds.
+/// Mean completion time with each system at one load, in seconds. The completion time with a system
+/// is NaN if no setting of the system is valid.
 #[derive(Clone, Copy)]
 struct Times {
     ours: f64,
@@ -116,7 +124,7 @@ fn all_runs(peers: &Peers) -> Vec<Run> {
     runs
 }
 
-/// Result of each of `runs`.
+/// Runs the shuffle with each system in `runs`. Returns the results in the order of `runs`.
 fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
     bed::parallel(runs, |run| {
         let system = match run {
@@ -130,7 +138,8 @@ fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
     })
 }
 
-/// Index of the best setting that keeps the guarantees everywhere, among the runs that count.
+/// Returns the index of the best valid setting among the runs for which `counts` is true. `had` has
+/// one list for each load and workload, and each list has the results of `runs` in their order.
 fn best_setting(runs: &[Run], had: &[Vec<Had>], counts: impl Fn(&Run) -> bool) -> Option<usize> {
     let holds = |at: &usize| had.iter().all(|point| point[*at].others >= OTHERS_MIN);
     let over_all = |at: &usize| had.iter().map(|point| point[*at].mean_secs.ln()).sum::<f64>();
@@ -138,7 +147,7 @@ fn best_setting(runs: &[Run], had: &[Vec<Had>], counts: impl Fn(&Run) -> bool) -
     counting.filter(holds).min_by(|a, b| over_all(a).total_cmp(&over_all(b)))
 }
 
-/// Times that count at each load and workload.
+/// Returns the completion times with the best settings, for each load and workload.
 fn chosen(runs: &[Run], had: &[Vec<Had>]) -> Vec<Times> {
     let is_elastic = |run: &Run| matches!(run, Run::Elastic(_));
     let slow = |run: &Run| matches!(run, Run::Elastic(limits) if limits.rates.period >= SLOW);
@@ -148,7 +157,7 @@ fn chosen(runs: &[Run], had: &[Vec<Had>]) -> Vec<Times> {
     let elastic_forgetful = best_setting(runs, had, forgets);
     let trinity = best_setting(runs, had, |run| matches!(run, Run::Trinity(_)));
     let times = |point: &Vec<Had>| {
-        // Without a valid setting, the time is NaN.
+        // If no setting is valid, the time is NaN.
         let of = |at: Option<usize>| at.map_or(f64::NAN, |at| point[at].mean_secs);
         let there =
             runs.iter().zip(point).filter(|(run, had)| is_elastic(run) && had.others >= OTHERS_MIN);
@@ -179,7 +188,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut had = Vec::new();
     for (at, workload) in workloads.into_iter().enumerate() {
         let sizes = workload.sizes()?;
-        // With fewer flows, a few elephants would determine the mean.
+        // With fewer flows, a few very long flows would determine the mean.
         let flows = ctx.scaled(Nanos(flows(workload))).0.max(40);
         outcome.note(&format!("flows_{}", key(workload)), 10 * flows);
         for (done, load_pct) in LOADS.into_iter().enumerate() {
@@ -218,26 +227,34 @@ fn told(outcome: &mut Outcome, workload: Workload, found: &[Times]) {
     let oracle = ratios(&|t| t.ours / t.elastic_oracle);
     let slow = ratios(&|t| t.ours / t.elastic_slow);
     let forget = ratios(&|t| t.ours / t.elastic_forgetful);
-    let statement = format!("{name}: QShare's mean over ElasticSwitch's best, lightest load");
+    let statement = format!("{name}: QShare's mean divided by ElasticSwitch's best, lightest load");
     let lightest = Claim::new(&id("elasticswitch"), statement, "").published(0.5).at_most(0.5);
     outcome.claim(lightest.measured(elastic[0]));
-    let statement = format!("{name}: the same, at the load where it is highest");
+    let statement = format!("{name}: the same ratio, at the load with the highest ratio");
     let all = Claim::new(&(id("elasticswitch") + "_max"), statement, "").at_most(1.0);
     outcome.claim(all.measured(highest(&elastic)));
     for (what, statement, value) in [
-        ("elasticswitch_oracle", "ElasticSwitch's best of that very load", oracle[0]),
-        ("elasticswitch_oracle_max", "the same, where it is highest", highest(&oracle)),
-        ("elasticswitch_50ms", "ElasticSwitch's best of a period of 50 ms, lightest load", slow[0]),
+        ("elasticswitch_oracle", "ElasticSwitch's best for the lightest load alone", oracle[0]),
+        (
+            "elasticswitch_oracle_max",
+            "ElasticSwitch's best for each load alone, highest ratio",
+            highest(&oracle),
+        ),
+        (
+            "elasticswitch_50ms",
+            "ElasticSwitch's best with a period of 50 ms, lightest load",
+            slow[0],
+        ),
         (
             "elasticswitch_forgetful",
-            "ElasticSwitch's best without memory, lightest load",
+            "ElasticSwitch's best that forgets idle pairs, lightest load",
             forget[0],
         ),
         ("trinity", "Trinity's best, lightest load", ratios(&|t| t.ours / t.trinity)[0]),
         ("static", "static reservation's, lightest load", ratios(&|t| t.ours / t.fixed)[0]),
         ("tcp", "plain TCP's, lightest load", ratios(&|t| t.ours / t.tcp)[0]),
     ] {
-        let statement = format!("{name}: QShare's mean over {statement}");
+        let statement = format!("{name}: QShare's mean divided by {statement}");
         outcome.claim(Claim::new(&id(what), statement, "").measured(value));
     }
 }
@@ -276,12 +293,12 @@ fn picture(record: &Record) -> Picture {
         .panel(panel("data mining", Workload::DataMining))
 }
 
-/// Number of completed flows over time, and the use of the core.
+/// Draws the distribution of completion times, and the use of the core link over time.
 fn live_picture(record: &Record) -> Picture {
     let series = |name: &str| record.series(name).map(points).into_iter().flatten();
-    let mut times = Panel::new("flows, live", Axis::log("time, ms"), Axis::linear("over, %"));
+    let mut times = Panel::new("flows, live", Axis::log("time, ms"), Axis::linear("completed, %"));
     let used = Axis::linear("use, %").to(105.0);
-    let mut core = Panel::new("the core", Axis::linear("time, s"), used);
+    let mut core = Panel::new("use of the core", Axis::linear("time, s"), used);
     for (name, title) in
         [("ours", "QShare"), ("static", "static reservation"), ("tcp", "one queue, held")]
     {

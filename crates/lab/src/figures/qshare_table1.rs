@@ -1,40 +1,43 @@
-//! QShare, Table I: how scarce queues are in a fully reserved datacenter.
+//! QShare, Table I: scarcity of queues in a fully reserved datacenter.
 //!
 //! # Problem
 //!
-//! A port has eight queues and any number of tenants.
+//! A port has only eight queues, but any number of tenants may use it.
 //!
 //! # Source
 //!
-//! QShare §VII-C1, Table I, for 1:1, 4:1 and 16:1:
+//! QShare §VII-C1, Table I, prints these results for over-subscriptions of 1:1, 4:1 and 16:1:
 //!
-//! * 96.7, 95.1 and 92.1 % of the ports serve fewer than nine tenants, and the others at most
-//!   twelve;
-//! * 67 % of the tenants are never contended;
-//! * about 90 % have a queue of their own in any interval;
-//! * 64 code points are enough.
+//! * 96.7, 95.1 and 92.1 % of the ports serve fewer than nine tenants, and each other port serves
+//!   at most twelve tenants.
+//! * About 67 % of the tenants are never contended.
+//! * About 90 % of the tenants have a dedicated queue in any interval.
+//! * The tenants with queues need at most 64 code points.
 //!
 //! # Approach
 //!
-//! The datacenter is that of [`super::qshare_datacenter`]. A link's two ports have the same
+//! [`super::qshare_datacenter`] defines the datacenter. The two ports of a link serve the same
 //! tenants, so the figure counts links. A tenant is never contended if each of its links has fewer
-//! than eight tenants. A tenant without links is never contended either.
+//! than eight tenants, or if the tenant uses no links.
 //!
-//! In an interval all tenants have something to send: a part of their guarantee that is uniform
-//! from 0 to 1. [`penstock_fabric::queue_binding`] assigns queues. Each port has a map of its own,
-//! as in the paper. The other two kinds of map are also shown.
+//! In each interval every tenant uses a share of its guarantee that is uniform from 0 to 1.
+//! [`penstock_fabric::queue_binding`] assigns queues. As in the paper, each egress port has its own
+//! map from code points to queues. The experiment also gives results with one map of code points
+//! per port, and with a static map.
 //!
-//! `tenants_with_queue_pct` is the lowest share of five intervals, among tenants with links only.
-//! Tenants without links need no queue, and the share would be higher with them.
+//! `tenants_with_queue_pct` is the lowest percentage of tenants with a dedicated queue in five
+//! intervals. The percentage of tenants with a queue covers only tenants that use links. Tenants
+//! that use no links need no queue, and would increase the percentage of tenants with a queue.
 //!
-//! As in the paper, each interval assigns new code points to all tenants that have a queue.
+//! As in the paper, all tenants with a dedicated queue get new code points in each interval.
 //!
 //! # Departures
 //!
-//! The paper's printed algorithm would put nine of ten tenants on one server each (`no bound`).
-//! Then there would be no contention. At most 17 VMs of a tenant may therefore be on one server.
-//! The paper does not state this bound. It is calibrated, because it was chosen by the table. The
-//! results without the bound are also shown (`*_nocap`).
+//! The placement algorithm that the paper prints would place nine of ten tenants entirely on one
+//! server. Tenants on one server do not compete for links, so the simulation places at most 17 VMs
+//! of a tenant on one server. The paper does not print a bound on a tenant's VMs per server. The
+//! bound of 17 VMs per server is calibrated, because it was fitted to Table I. The record also has
+//! results without a bound on a tenant's VMs per server (`*_nocap`).
 
 use penstock_fabric::dscp::{Palette, User, colour, used};
 use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
@@ -52,20 +55,24 @@ use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture,
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-table1",
     source: "QShare §VII-C1, Table I",
-    about: "how many tenants a port of a fully reserved datacenter serves, and who has a queue",
+    about: "tenants of a port and tenants with a queue in a fully reserved datacenter",
     sim: Some(sim),
     live: None,
     picture,
 };
 
-/// Limit of a tenant's VMs on one server.
+/// Maximum number of a tenant's VMs on one server.
 const CAP: u32 = 17;
-/// [`CAP`] in words. The claims use this bound. Fig. 6's claims use another.
-const AT_MOST: &str = "at most 17 VMs of a tenant a server (Fig. 6: 60)";
-/// Printed values in %: ports with fewer than nine tenants, tenants never contended, tenants with a
-/// queue.
+/// Text about the bound [`CAP`] on a tenant's VMs per server, for the claims of Table I. The claims
+/// of QShare's Fig. 6 allow 60 VMs of a tenant on one server.
+const AT_MOST: &str = "at most 17 VMs of a tenant per server (Fig. 6: 60)";
+/// Percentages that Table I prints, for over-subscriptions of 1:1, 4:1 and 16:1. Each row has three
+/// percentages: ports with fewer than nine tenants, tenants that are never contended, and tenants
+/// with a queue.
 const PRINTED: [[f64; 3]; 3] = [[96.7, 66.7, 90.4], [95.1, 67.2, 90.1], [92.1, 66.7, 90.6]];
-/// How far the part of uncrowded ports may be below the printed part. A larger part is no fault.
+/// Percentage points by which the measured share of ports with fewer than nine tenants may be below
+/// the share that Table I prints. The claim has no upper limit for the share of ports with fewer
+/// than nine tenants.
 const BAND: f64 = 3.0;
 const INTERVALS: usize = 5;
 const MODES: [(Mode, &str); 3] = [
@@ -74,7 +81,8 @@ const MODES: [(Mode, &str); 3] = [
     (Mode::StaticMap, "static"),
 ];
 
-/// A row of the table.
+/// Measured results for one row of QShare's Table I. All values are percentages, except
+/// `code_points`.
 struct Row {
     below_9: f64,
     to_12: f64,
@@ -82,7 +90,9 @@ struct Row {
     never: f64,
     no_network: f64,
     slots: f64,
-    /// For each mode: the share of all tenants, and of those with links.
+    /// For each mode in [`MODES`]: the percentage of all tenants that have a queue, and the
+    /// percentage of tenants with links that have a queue. The percentage of all tenants counts a
+    /// tenant that uses no links as a tenant with a queue.
     with_queue: [(f64, f64); 3],
     code_points: usize,
 }
@@ -93,7 +103,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.calibrated([
         "at most 17 VMs of a tenant on a server",
         "the printed table: ports with fewer than nine tenants, tenants never contended",
-        "no bound, claims with _nocap; Fig. 6 has 60",
+        "no bound, claims with _nocap; 60 in Fig. 6",
     ]);
     for (cap, name) in [(Some(CAP), "cap17"), (None, "nocap")] {
         let mut rows = Vec::new();
@@ -142,8 +152,8 @@ fn row(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<Row> {
     })
 }
 
-/// Lowest part of tenants that have a queue or need none in any interval, and the most code points.
-/// The part is given for all tenants, and for those with links.
+/// Simulates the assignment of queues in five intervals. Returns the lowest percentages of tenants
+/// with a queue, as in [`Row::with_queue`], and the highest number of code points.
 fn intervals(
     datacenter: &Datacenter,
     mode: Mode,
@@ -156,7 +166,7 @@ fn intervals(
         let tenants: Vec<Candidate<'_>> = datacenter
             .tenants()
             .map(|(tenant, t)| {
-                // A random number of millionths of the tenant's payment.
+                // The tenant's payment, multiplied by a random factor from 0 to 1.
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
                 Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
             })
@@ -172,7 +182,8 @@ fn intervals(
     Ok((least, points))
 }
 
-/// Number of code points that the tenants with a queue need, if assigned greedily.
+/// Returns the number of code points that the tenants with a queue need, if code points are
+/// assigned greedily.
 fn code_points(datacenter: &Datacenter, binding: &Binding) -> anyhow::Result<usize> {
     let trees: Vec<Vec<LinkId>> = binding
         .bound()
@@ -229,25 +240,30 @@ fn claims(outcome: &mut Outcome, rows: &[(f64, Row)]) {
     );
     let most = rows.iter().map(|(_, row)| row.code_points).max().unwrap_or(usize::MAX);
     outcome.claim(
-        Claim::new("code_points", format!("code points for all, in every tree, {AT_MOST}"), "")
-            .published(64.0)
-            .at_most(63.0)
-            .measured(count(most)),
+        Claim::new(
+            "code_points",
+            format!("code points for all tenants with a queue, in every tree, {AT_MOST}"),
+            "",
+        )
+        .published(64.0)
+        .at_most(63.0)
+        .measured(count(most)),
     );
 }
 
-/// Adds the claims without a bound on a tenant's VMs a server. They have no bands.
+/// Adds the claims about placements without a bound on a tenant's VMs per server. Claims about
+/// placements without a bound have no required range.
 fn other_reading(outcome: &mut Outcome, rows: &[(f64, Row)]) {
     let last = PRINTED.len() - 1;
     let with_queue = rows.iter().map(|(_, row)| row.with_queue[0].1).fold(100.0, f64::min);
     let most = rows.iter().map(|(_, row)| row.code_points).max().unwrap_or(usize::MAX);
     let below_9 = rows[last].1.below_9;
     for (id, what, unit, published, value) in [
-        ("ports_below_9_pct", "ports with fewer than nine", "%", PRINTED[last][0], below_9),
+        ("ports_below_9_pct", "ports with fewer than nine tenants", "%", PRINTED[last][0], below_9),
         ("tenants_with_queue_pct", "tenants with a queue", "%", 90.0, with_queue),
         ("code_points", "code points", "", 64.0, count(most)),
     ] {
-        let what = format!("another reading, any number of a tenant's VMs a server: {what}");
+        let what = format!("another reading, any number of a tenant's VMs per server: {what}");
         let claim = Claim::new(&format!("{id}_nocap"), what, unit);
         outcome.claim(claim.published(published).measured(value));
     }
@@ -255,9 +271,9 @@ fn other_reading(outcome: &mut Outcome, rows: &[(f64, Row)]) {
 
 fn picture(record: &Record) -> Picture {
     let panel = |title: &str, what: &str, printed: Option<usize>| {
-        let x = Axis::log("servers' rate over the core's").from(0.8).to(20.0);
+        let x = Axis::log("over-subscription").from(0.8).to(20.0);
         let mut panel = Panel::new(title, x, Axis::linear("%").from(0.0).to(100.0));
-        for (name, label) in [("cap17", "at most 17 VMs a server"), ("nocap", "no bound")] {
+        for (name, label) in [("cap17", "at most 17 VMs per server"), ("nocap", "no bound")] {
             let of = record.series(&format!("{name}_{what}")).map(points).into_iter().flatten();
             panel = panel.line(label, of);
         }
@@ -265,7 +281,7 @@ fn picture(record: &Record) -> Picture {
             Some(at) => {
                 let ratios = SETTINGS.iter().map(|setting| f64::from(setting.ratio));
                 let printed = ratios.zip(PRINTED).map(|(ratio, row)| (ratio, row[at]));
-                panel.published_points("the paper's", printed)
+                panel.published_points("published", printed)
             }
             None => panel,
         }
@@ -291,7 +307,8 @@ mod tests {
         assert_holds("qshare-table1", sim, &[2]);
     }
 
-    /// Seed 8 has more ports with few tenants than the paper prints.
+    /// With seed 8, the share of ports with fewer than nine tenants is higher than in the paper's
+    /// Table I.
     #[test]
     fn fewer_crowded_ports_than_printed_are_no_miss_and_each_claim_says_its_bound() {
         let mut outcome = Outcome::new();

@@ -1,10 +1,12 @@
-//! All figures by name. An entry combines a figure's simulation, live run and picture.
+//! The list of all figures. Each entry has the name, the simulation, the live run and the picture
+//! of a figure.
 
 use super::{
-    c2qos_fig1, c2qos_fig3, c2qos_fig5, c2qos_fig6, c2qos_fig7, c2qos_fig10, c2qos_fig11,
-    c2qos_fig12, c2qos_fig13, c2qos_overhead, fabric_agents, fsvde_fig4, fsvde_table2, jitter_fig2,
-    jitter_fig6, jitter_fig7, jitter_fig8, jitter_fig9, jitter_fig10, jitter_fig11, jitter_fig12,
-    live_only, qshare_fig4, qshare_fig5, qshare_fig6, qshare_scale, qshare_table1,
+    c2qos_bill, c2qos_fig1, c2qos_fig3, c2qos_fig5, c2qos_fig6, c2qos_fig7, c2qos_fig10,
+    c2qos_fig11, c2qos_fig12, c2qos_fig13, c2qos_overhead, fabric_agents, fsvde_fig4, fsvde_table2,
+    jitter_fig2, jitter_fig6, jitter_fig7, jitter_fig8, jitter_fig9, jitter_fig10, jitter_fig11,
+    jitter_fig12, limits, live_only, qshare_fig4, qshare_fig5, qshare_fig6, qshare_scale,
+    qshare_table1,
 };
 use crate::evidence::Experiment;
 
@@ -20,6 +22,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     c2qos_fig12::EXPERIMENT,
     c2qos_fig13::EXPERIMENT,
     c2qos_overhead::EXPERIMENT,
+    c2qos_bill::EXPERIMENT,
+    limits::EXPERIMENT,
     fsvde_fig4::EXPERIMENT,
     fsvde_table2::EXPERIMENT,
     jitter_fig2::EXPERIMENT,
@@ -40,18 +44,18 @@ pub const EXPERIMENTS: &[Experiment] = &[
     live_only::VCPU_WAKEUP_MANY,
 ];
 
-/// Demos and long runs. The name `all` does not include them.
+/// Demos and long runs, which the name `all` does not include.
 const STORIES: [&Experiment; 3] =
     [&live_only::DEMO, &live_only::FABRIC_DEMO, &live_only::VCPU_WAKEUP_LONG];
 
-/// Returns the experiment or demo with this name.
+/// Returns the experiment or demo with the name `name`.
 ///
 /// # Errors
-/// No experiment has this name. The error lists the names.
+/// Returns an error that lists the names of all experiments if no experiment has the name `name`.
 pub fn find(name: &str) -> anyhow::Result<&'static Experiment> {
     EXPERIMENTS.iter().chain(STORIES).find(|e| e.name == name).ok_or_else(|| {
         let names: Vec<_> = EXPERIMENTS.iter().map(|e| e.name).collect();
-        anyhow::anyhow!("no experiment is called `{name}`; there are {}", names.join(", "))
+        anyhow::anyhow!("no experiment is called `{name}`; use one of {}", names.join(", "))
     })
 }
 

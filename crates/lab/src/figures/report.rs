@@ -1,11 +1,11 @@
-//! `penstock-lab report`: all results of a directory on one page.
+//! `penstock-lab report` writes one HTML page with all results in a directory.
 //!
 //! # Approach
 //!
-//! The page is one HTML file that needs no other file. It contains the pictures, drawn from the
-//! records, and it fetches no script, font or link. Each figure has one table. Its columns are the
-//! published values, the values of the simulation and of this machine, OVS-DPDK's if measured, the
-//! band, and whether the claim holds.
+//! The report is one HTML file. The report contains the pictures, drawn from the records, and loads
+//! no scripts, fonts or other files. Each figure in the report has one table. The columns of the
+//! table are the published value, the simulated value, the live value, the band, and whether the
+//! claim holds. A further column has the live value of OVS-DPDK if OVS-DPDK was measured.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,40 +21,41 @@ use crate::evidence::picture::{self, escaped};
 use crate::evidence::stats;
 use crate::evidence::{Mode, OVS_DPDK, Record};
 
-/// Makes one page of all results in a directory.
+/// Arguments of `penstock-lab report`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct ReportArgs {
     /// Directory with the results of `penstock-lab run --out`
     #[arg(default_value = ".", value_name = "RESULTS")]
     pub results: PathBuf,
-    /// Directory to write report.html into. Default: the directory of the results
+    /// Directory for report.html. Default: the directory of the results
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
 
-/// Results by experiment and mode.
+/// Records of runs, by experiment and mode.
 type Found = BTreeMap<(String, Mode), Vec<Record>>;
 
-/// Writes the page and returns its path.
+/// Writes the HTML report and returns its path.
 ///
 /// # Errors
-/// There are no results, or a file cannot be read or written.
+/// Returns an error if the directory has no results, or if a file cannot be read or written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<PathBuf> {
     let found = read(&args.results)?;
     anyhow::ensure!(
         !found.is_empty(),
-        "{}: no results; `penstock-lab run all --out {}` makes some",
+        "{}: no results; create them with `penstock-lab run all --out {}`",
         args.results.display(),
         args.results.display()
     );
     let dir = args.out.as_ref().unwrap_or(&args.results);
-    std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+    std::fs::create_dir_all(dir).with_context(|| format!("creating {}", dir.display()))?;
     let file = dir.join("report.html");
     std::fs::write(&file, page(&found)).with_context(|| format!("writing {}", file.display()))?;
     Ok(file)
 }
 
-/// Reads all results in `dir`. It reports and skips other JSON files.
+/// Reads all result files in `dir`. If a JSON file is not a result or is from a short run, the
+/// function skips the file with a message on standard error.
 fn read(dir: &Path) -> anyhow::Result<Found> {
     let entries = std::fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))?;
     let mut files: Vec<_> = entries.filter_map(Result::ok).map(|e| e.path()).collect();
@@ -64,12 +65,12 @@ fn read(dir: &Path) -> anyhow::Result<Found> {
         let text = std::fs::read_to_string(file);
         let text = text.with_context(|| format!("reading {}", file.display()))?;
         let Ok(results) = serde_json::from_str::<Results>(&text) else {
-            eprintln!("penstock-lab: {}: not a result of an experiment, skipped", file.display());
+            eprintln!("penstock-lab: {}: skipped, not a result of an experiment", file.display());
             continue;
         };
         for record in results.into_records() {
             if record.platform.contains_key(SHORT) {
-                eprintln!("penstock-lab: {}: a short run, skipped", file.display());
+                eprintln!("penstock-lab: {}: skipped, a short run", file.display());
                 continue;
             }
             found.entry((record.experiment.clone(), record.mode)).or_default().push(record);
@@ -78,7 +79,8 @@ fn read(dir: &Path) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// Names in the order of the registry, and then the names that the registry does not have.
+/// Returns the names of the experiments in the order of the registry. Names that are not in the
+/// registry are at the end of the list.
 fn names(found: &Found) -> Vec<String> {
     let known = EXPERIMENTS.iter().map(|e| e.name);
     let has = |name: &str| found.keys().any(|key| key.0 == name);
@@ -100,11 +102,11 @@ fn page(found: &Found) -> String {
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <title>Penstock: figures</title>\n<style>{PAGE_STYLE}{}</style></head><body>\n\
          <h1>Penstock: published figures, simulated and live</h1>\n\
-         <p>Simulated: the production worker on virtual time at the paper's scale. Live: real \
-         ports on the machine named below each figure. A claim holds when what was measured \
-         lies in its band; with several seeds, for each of them. One without a band is \
-         shown. A figure is calibrated if a number in it was fitted to its outcome. \
-         Published values are dashed lines and hollow diamonds.</p>\n\
+         <p>Simulated: the production worker in virtual time at the paper's scale. Live: real \
+         ports on the machine named below each figure. A claim holds if the measured value lies \
+         in its band for every seed. A claim without a band is only shown. A figure is \
+         calibrated if one of its numbers was fitted to its outcome. Published values are dashed \
+         lines and hollow diamonds.</p>\n\
          <table><thead><tr><th>Figure</th><th>What it shows</th><th>Simulated</th>\
          <th>Live</th></tr></thead><tbody>\n{rows}</tbody></table>\n{sections}</body></html>\n",
         picture::style()
@@ -228,7 +230,7 @@ fn table(sim: &[Record], live: &[Record]) -> String {
     html + "</tbody></table>\n"
 }
 
-/// The band as text. Both bands if simulation and machine have different ones.
+/// Returns a claim's band as text, or both bands if simulation and live run have different bands.
 fn bands(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
     let band = |c: &ClaimSummary| c.band.clone();
     match (sim.map(band), live.map(band)) {
@@ -256,7 +258,8 @@ fn verdict(sim: Option<&ClaimSummary>, live: Option<&ClaimSummary>) -> String {
     format!("<td class=\"{}\">{}</td>", class(&judged), parts.join(", "))
 }
 
-/// CSS class of a cell. `judged` says for each claim with a band whether it holds.
+/// Returns the CSS class of a cell. `judged` says for each claim with a band whether the claim
+/// holds.
 fn class(judged: &[bool]) -> &'static str {
     match judged {
         [] => "none",

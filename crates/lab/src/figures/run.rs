@@ -1,4 +1,4 @@
-//! `penstock-lab run` and `penstock-lab list`.
+//! `penstock-lab run` runs figures and judges their claims. `penstock-lab list` lists the figures.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -14,20 +14,22 @@ use crate::evidence::claim::number_or_dash;
 use crate::evidence::{Context, Experiment, LiveArgs, Mode, Record};
 use penstock_guest::bed::Guard;
 
-/// Exit status if an experiment could not run. Status 1 means that a claim does not hold.
+/// Exit status if an experiment failed to run. Exit status 1 means that an experiment's claim does
+/// not hold.
 const FAILED: u8 = 2;
-/// Name of the platform entry with the part to which a run's phases are shortened.
+/// Name of the entry in `platform` that marks a short run. In `platform`, the entry has the
+/// fraction to which the phases are shortened.
 pub const SHORT: &str = "phases_part";
-/// Name that selects every experiment of the mode.
+/// Name that selects all experiments that have the mode.
 const ALL: &str = "all";
 
-/// Runs experiments and says which of their claims hold.
+/// Arguments of `penstock-lab run`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct RunArgs {
-    /// Experiments, as `penstock-lab list` names them, or `all`
+    /// Names of experiments (see `penstock-lab list`), or `all`
     #[arg(required = true, value_name = "NAME")]
     pub names: Vec<String>,
-    /// Run simulated at the paper's scale (`sim`), or on this machine (`live`)
+    /// Simulate at the paper's scale (`sim`), or measure on this machine (`live`)
     #[arg(long, value_enum, default_value_t = Mode::Sim)]
     pub mode: Mode,
     /// Seed of the random numbers
@@ -36,8 +38,8 @@ pub struct RunArgs {
     /// Run once for each seed of a range, such as 1-20 (10000 seeds at most)
     #[arg(long, value_name = "A-B")]
     pub seeds: Option<SeedRange>,
-    /// Shorten the phases of simulated figures to this part (0.1 to 1). The result is a quick look,
-    /// not the figure
+    /// Simulate only this fraction of each phase of a figure (0.1 to 1), for a quick check. The
+    /// results of a shortened run are not valid for the figure
     #[arg(
         long,
         value_name = "PART",
@@ -46,37 +48,36 @@ pub struct RunArgs {
         conflicts_with = "out"
     )]
     pub vary: f64,
-    /// Markdown file that lists the claims known as missed, such as docs/internals/figures.md. Exit
-    /// status 1 if another claim is missed, if one is missed by more, or if a listed one holds in
-    /// simulation
+    /// Compare the results with a list of claims known as missed, such as
+    /// docs/internals/figures.md. The exit status is 1 if the results differ from the list
     #[arg(long, value_name = "FILE")]
     pub missed: Option<PathBuf>,
-    /// Write the results as JSON to a file; `-`: to standard output, without the table
+    /// Write the results as JSON to a file. With `-`, write JSON to standard output and no table
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Write NAME-MODE.json, .svg, .csv and, for a demo, .txt into a directory
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Settings of live runs.
+    /// Settings that apply only to live runs.
     #[command(flatten)]
     pub live: LiveArgs,
 }
 
-/// A range of seeds. Both ends are included.
+/// A range of seeds, which includes the first and the last seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SeedRange {
     first: u64,
     last: u64,
 }
 
-/// Limit on the number of seeds.
+/// Maximum number of seeds in a range (option `--seeds`).
 const SEEDS_MAX: u64 = 10_000;
 
 impl FromStr for SeedRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}`: write 1 to {SEEDS_MAX} seeds, such as 1-20");
+        let wrong = || format!("`{text}` is not a range of 1 to {SEEDS_MAX} seeds, such as 1-20");
         let (first, last) = text.split_once('-').ok_or_else(wrong)?;
         let first: u64 = first.trim().parse().map_err(|_| wrong())?;
         let last: u64 = last.trim().parse().map_err(|_| wrong())?;
@@ -87,17 +88,18 @@ impl FromStr for SeedRange {
     }
 }
 
-/// Lowest part of a figure's phases. Some phases begin with a second that does not count.
+/// Lowest fraction to which the phases of a figure can be shortened. With a lower fraction, phases
+/// that begin with a second that does not count would be too short.
 const PART_MIN: f64 = 0.1;
 
 fn part(text: &str) -> Result<f64, String> {
     let part: Option<f64> = text.parse().ok();
     let part = part.filter(|part| (PART_MIN..=1.0).contains(part));
-    part.ok_or_else(|| format!("`{text}`: write a number from {PART_MIN} to 1"))
+    part.ok_or_else(|| format!("`{text}` is not a number from {PART_MIN} to 1"))
 }
 
 impl RunArgs {
-    /// The selected experiments, without duplicates.
+    /// Returns the selected experiments, without duplicates.
     fn experiments(&self) -> anyhow::Result<Vec<&'static Experiment>> {
         let mut chosen: Vec<&'static Experiment> = Vec::new();
         let mut add = |experiment: &'static Experiment| {
@@ -113,7 +115,7 @@ impl RunArgs {
             let experiment = find(name)?;
             anyhow::ensure!(
                 experiment.run_of(self.mode).is_some(),
-                "{name} cannot be run in mode {}; it has {}",
+                "{name}: no mode `{}`; use --mode {}",
                 self.mode,
                 modes(experiment)
             );
@@ -129,27 +131,29 @@ impl RunArgs {
         }
     }
 
-    /// Whether phases are shorter than the figures' phases.
+    /// Returns true if the run shortens the phases of figures.
     fn is_short(&self) -> bool {
         self.vary < 1.0
     }
 
-    /// Whether standard output contains only JSON.
+    /// Returns true if standard output must contain only JSON.
     fn json_only(&self) -> bool {
         self.json.as_deref() == Some(Path::new("-"))
     }
 }
 
-/// Runs the selected experiments. Returns 1 if a claim does not hold, 2 if a run failed, and 0
-/// otherwise. With `missed`, it returns 1 if the list is wrong about a claim.
+/// Runs the selected experiments. Returns exit status 2 if a run failed, 1 if a claim does not
+/// hold, and otherwise 0. With `--missed`, exit status 1 means that the missed claims differ from
+/// the list.
 ///
 /// # Errors
-/// No run could start, or a result cannot be written.
+/// Returns an error if an argument is invalid, the list cannot be read, or a result cannot be
+/// written.
 pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
     let experiments = args.experiments()?;
     anyhow::ensure!(
         !args.is_short() || args.mode == Mode::Sim,
-        "only simulated figures have phases to shorten; live ones take --secs and --runs"
+        "--vary: only for simulated figures; use --secs and --runs for live runs"
     );
     let missed = args.missed.as_deref().map(Missed::read).transpose()?;
     let (mut groups, mut failed) = (Vec::new(), false);
@@ -189,12 +193,13 @@ pub fn run(args: &RunArgs, guard: Option<&Guard>) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Whether the missed claims are exactly the listed ones. Prints the result or the differences.
+/// Returns true if the results agree with the list of missed claims. Prints a remark about each
+/// claim that is in the list or does not hold.
 fn as_listed(list: &Missed, groups: &[Vec<Record>], args: &RunArgs) -> bool {
     let mut right = true;
     for remark in groups.iter().flat_map(|group| list.judge(group, args.is_short())) {
         right &= !remark.is_failure();
-        // Standard output may contain JSON.
+        // Remarks are on standard error, because standard output may contain JSON.
         eprintln!("penstock-lab: {remark}");
     }
     right && groups.iter().flatten().all(|record| !record.claims.is_empty())
@@ -206,7 +211,7 @@ fn once(
     args: &RunArgs,
     guard: Option<&Guard>,
 ) -> anyhow::Result<Record> {
-    let run = experiment.run_of(args.mode).context("it does not have this mode")?;
+    let run = experiment.run_of(args.mode).context("the experiment does not have this mode")?;
     let out = args.out.as_deref();
     let context = Context::new(experiment.name, (args.mode, seed), &args.live, out, guard);
     let mut outcome = run(&context.with_part(args.vary))?;
@@ -229,7 +234,7 @@ fn write_json(args: &RunArgs, groups: &[Vec<Record>]) -> anyhow::Result<()> {
     std::fs::write(file, text).with_context(|| format!("writing {}", file.display()))
 }
 
-/// The claims of an experiment as text.
+/// Returns the claims of an experiment as a text table.
 fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
     let seeds = match summary.seeds[..] {
         [seed] => format!("seed {seed}"),
@@ -255,7 +260,7 @@ fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
         ]);
     }
     let short = if part < 1.0 {
-        format!(", SHORT, phases x {part}: not the figure")
+        format!(", SHORT, phases x {part}: not valid for the figure")
     } else {
         String::new()
     };
@@ -272,13 +277,12 @@ fn table(experiment: &Experiment, summary: &Summary, part: f64) -> String {
     text
 }
 
-/// The seeds as text.
 fn joined(seeds: &[u64]) -> String {
     let seeds: Vec<_> = seeds.iter().map(ToString::to_string).collect();
     seeds.join(" ")
 }
 
-/// Pads the columns of rows to equal widths. The last column is not padded.
+/// Pads the cells of each column except the last column to equal width.
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|r| r[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();
@@ -297,10 +301,10 @@ fn modes(experiment: &Experiment) -> String {
     modes.join(", ")
 }
 
-/// The list of experiments, as a table or as JSON.
+/// Returns the list of experiments, as a table or as JSON.
 ///
 /// # Errors
-/// The JSON cannot be written. This is a fault of the program.
+/// Returns an error if the list cannot be serialized, which would be a bug.
 pub fn list(json: bool) -> anyhow::Result<String> {
     if json {
         let list: Vec<_> = EXPERIMENTS
@@ -348,7 +352,7 @@ mod tests {
         };
         let summary = Summary::of(&[record(1, 0.0), record(5, 2.0), record(9, 3.0)]).unwrap();
         let short = table(&EXPERIMENTS[0], &summary, 0.1);
-        assert!(short.lines().next().unwrap().contains("SHORT, phases x 0.1: not the figure"));
+        assert!(short.lines().next().unwrap().contains("SHORT, phases x 0.1: not valid"));
         let full = table(&EXPERIMENTS[0], &summary, 1.0);
         assert!(!full.contains("SHORT") && full.contains("1 of 3, not 5 9"), "{full}");
     }
@@ -377,7 +381,10 @@ mod tests {
             text.contains("calibrated: a size of 228 bytes; fitted to a loss of 16 %"),
             "{text}"
         );
-        assert!(text.contains("a factor of 2.67; fitted to the same; beside it: 1.67"), "{text}");
+        assert!(
+            text.contains("a factor of 2.67; fitted to the same; for comparison: 1.67"),
+            "{text}"
+        );
         let json = serde_json::to_value(&record).unwrap();
         assert_eq!(json["platform"]["calibrated"][1]["parameter"], "a factor of 2.67");
     }

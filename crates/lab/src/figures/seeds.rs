@@ -1,4 +1,4 @@
-//! A run with several seeds: the record of each seed, and a summary of each claim over all seeds.
+//! Summarizes runs with several seeds. Each claim has one summary over all seeds.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,23 +14,22 @@ pub struct ClaimSummary {
     pub statement: String,
     pub published: Option<f64>,
     pub unit: String,
-    /// Low end of the band, as in [`Claim`].
+    /// Lowest value in the claim's band, as in [`Claim`].
     pub low: Option<f64>,
-    /// High end of the band, as in [`Claim`].
+    /// Highest value in the claim's band, as in [`Claim`].
     pub high: Option<f64>,
     pub band: String,
-    /// Smallest measured value. `None` if nothing was measured.
+    /// Smallest measured value of the claim. `None` if no run measured the claim.
     pub min: Option<f64>,
     pub median: Option<f64>,
     pub max: Option<f64>,
-    /// Number of seeds with which the claim holds. 0 if it has no band.
+    /// Number of seeds with which the claim holds, 0 if the claim has no band.
     pub held: usize,
-    /// Number of all seeds.
     pub of: usize,
     /// Seeds with which the claim does not hold.
     #[serde(default)]
     pub missed: Vec<u64>,
-    /// Whether the claim holds with all seeds. `None` if it has no band.
+    /// Whether the claim holds with all seeds. `None` if the claim has no band.
     pub holds: Option<bool>,
 }
 
@@ -40,14 +39,16 @@ pub struct Summary {
     pub experiment: String,
     pub mode: Mode,
     pub seeds: Vec<u64>,
-    /// Numbers that were fitted to the outcome.
+    /// Parameters of the simulation that were fitted so that the experiment's results match the
+    /// paper.
     #[serde(default)]
     pub calibrated: Vec<Parameter>,
     pub claims: Vec<ClaimSummary>,
 }
 
 impl Summary {
-    /// The summary of `records`, all of one experiment and mode. `None` if there are no records.
+    /// Summarizes `records`, which must be of one experiment and mode. Returns `None` if `records`
+    /// is empty.
     #[must_use]
     pub fn of(records: &[Record]) -> Option<Self> {
         let first = records.first()?;
@@ -95,7 +96,8 @@ impl ClaimSummary {
         }
     }
 
-    /// The measured values as text: the median and the range.
+    /// Returns the claim's measured values as text: the median, and the range if there are several
+    /// seeds.
     #[must_use]
     pub fn measured(&self) -> String {
         match (self.min, self.median, self.max) {

@@ -1,17 +1,17 @@
-//! One VM behind a shaper, and the sources that send through it: RTP, a web server, UDP and TCP.
+//! Simulates one VM behind a shaper. The VM's traffic is RTP, HTTP, UDP or TCP.
 //!
 //! # Problem
 //!
-//! Figs. 8 to 11 of the jitter paper show one VM at a rate limit. They compare smoothing with a
-//! token bucket that is refilled every 50 ms.
+//! Figs. 8 to 11 of the VM jitter paper show one VM with a rate limit. Figs. 8 to 11 compare
+//! smoothing with a token bucket that is refilled every 50 ms.
 //!
 //! # Approach
 //!
-//! The shaper and the wheel are those of the data path ([`penstock_qos::shaper`],
-//! [`penstock_qos::wheel`]). A frame receives a departure time when it becomes the first frame of
-//! its VM. It departs when the wheel fires, which is up to a slot later. The queue in front of the
-//! shaper has a limit in bytes. A departure takes no time, because the link is far faster than the
-//! limit.
+//! The simulation uses the shaper and the timing wheel of the data path ([`penstock_qos::shaper`],
+//! [`penstock_qos::wheel`]). A frame receives a departure time when it becomes the first frame in
+//! its VM's queue. The frame departs when the timing wheel fires, at most one slot of the wheel (2
+//! us) after the departure time. The queue in front of the shaper has a limit in bytes. A departure
+//! takes no time, because the link is much faster than the limit.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -20,7 +20,7 @@ use penstock_qos::shaper::Shaper;
 use penstock_qos::wheel::Wheel;
 use penstock_units::Nanos;
 
-/// A frame that waits or has departed. Only its sender uses `tag`.
+/// A frame that waits for departure or has departed. `tag` has a meaning only for the sender.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     pub arrived: Nanos,
@@ -28,7 +28,7 @@ pub(super) struct Frame {
     pub tag: u64,
 }
 
-/// A VM's queue, shaper and timing wheel.
+/// A VM with its queue, shaper and timing wheel.
 #[derive(Debug)]
 pub(super) struct ShapedVm {
     shaper: Shaper,
@@ -40,18 +40,18 @@ pub(super) struct ShapedVm {
 }
 
 impl ShapedVm {
-    /// Creates a VM with `room` bytes of queue.
+    /// Creates a VM with a queue of `room` bytes.
     pub fn new(shaper: Shaper, room: u64) -> Self {
         let wheel = Wheel::new(1, Nanos(0));
         Self { shaper, wheel, queue: VecDeque::new(), queued: 0, room, dropped: 0 }
     }
 
-    /// Whether the queue has room for `bytes` more.
+    /// Returns true if the queue has room for `bytes` more bytes.
     pub fn has_room(&self, bytes: u32) -> bool {
         self.queued + u64::from(bytes) <= self.room
     }
 
-    /// Adds a frame to the queue. Returns false if the frame was dropped.
+    /// Adds a frame to the queue. Returns false if the queue had no room and the frame was dropped.
     pub fn come(&mut self, now: Nanos, bytes: u32, tag: u64) -> bool {
         if !self.has_room(bytes) {
             self.dropped += 1;
@@ -66,12 +66,12 @@ impl ShapedVm {
         true
     }
 
-    /// Time of the next departure. `None` if no frame waits.
+    /// Returns the time of the next departure. Returns `None` if no frame waits.
     pub fn next_event(&self) -> Option<Nanos> {
         self.wheel.next_event()
     }
 
-    /// Calls `gone` for each frame that departs at `now`.
+    /// Calls `gone` for each frame that departs at the time `now`.
     pub fn depart(&mut self, now: Nanos, mut gone: impl FnMut(Frame)) {
         if self.wheel.expire(now).is_none() {
             return;
@@ -93,10 +93,11 @@ impl ShapedVm {
     }
 }
 
-/// Runs a VM with its sources. A source sees each departure and schedules more frames.
+/// A simulation of a VM and its traffic. The caller of [`Run::step`] gets each departing frame, and
+/// can schedule more frames.
 pub(super) struct Run {
     pub vm: ShapedVm,
-    /// Frames that will arrive: (time, tag, bytes).
+    /// Frames that will arrive at the queue, as (time, tag, bytes).
     coming: BinaryHeap<Reverse<(u64, u64, u32)>>,
 }
 
@@ -105,13 +106,13 @@ impl Run {
         Self { vm, coming: BinaryHeap::new() }
     }
 
-    /// Schedules the arrival of a frame.
+    /// Schedules the arrival of a frame at the time `when`.
     pub fn at(&mut self, when: Nanos, bytes: u32, tag: u64) {
         self.coming.push(Reverse((when.0, tag, bytes)));
     }
 
-    /// Runs the next event, at or before `until`, and fills `happened`. `None` if there is no
-    /// event.
+    /// Runs the next event up to `until`, writes the event's results to `happened`, and returns the
+    /// event's time. Returns `None` if there is no event up to `until`.
     pub fn step(&mut self, until: Nanos, happened: &mut Vec<Happened>) -> Option<Nanos> {
         happened.clear();
         let comes = self.coming.peek().map(|Reverse((at, ..))| Nanos(*at));
@@ -134,7 +135,7 @@ impl Run {
     }
 }
 
-/// Fate of a frame.
+/// Whether a frame departed or was dropped.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Happened {
     Departed(Frame),

@@ -1,21 +1,23 @@
-//! The processor that the VMs of the VM jitter paper share.
+//! The simulated processor that the VMs in Figs. 2, 6, 7 and 12 of the VM jitter paper share.
 //!
 //! # Source
 //!
-//! VM jitter §V: each test has its VMs on one physical processor. The driver domain is on another
-//! processor (§III-B).
+//! VM jitter §V: in each test, all VMs are on one physical processor. The driver domain is on
+//! another processor (§III-B).
 //!
 //! # Departures
 //!
-//! The scheduler has only the shared processor. In Xen, processors that pinned VMs cannot use still
-//! earn credits for those VMs. All VMs would then stay UNDER, and weights would have no effect, so
-//! the baseline would be unfair.
+//! The scheduler manages only the shared processor. In Xen, other processors also earn credits for
+//! VMs that are pinned to the shared processor. With the credits of other processors, all VMs would
+//! always have credits (Xen's state UNDER), and weights would have no effect. A baseline in which
+//! weights have no effect would be unfair.
 //!
-//! The path through the driver domain is left out. It takes a constant time of some tens of
-//! microseconds. A guest needs 50 us to send or answer. This is an assumption, and the time is
-//! small beside all values measured here. A switch between vCPUs costs nothing.
+//! The simulation omits the path through the driver domain, which takes a constant time of some
+//! tens of microseconds. A guest needs 50 us to send or answer. The time of 50 us for sending or
+//! answering is an assumption, and is small compared with all measured values. In the simulation, a
+//! switch between vCPUs takes no time.
 //!
-//! Each VM starts at a moment within the first 30 ms, by the seed.
+//! Each VM starts at a random time within the first 30 ms.
 
 use penstock_qos::delay::{Jitter, Variation};
 use penstock_sim::Rng;
@@ -31,18 +33,18 @@ use crate::jitter::stream::{CLOCK, stream};
 
 const SHARED: CpuId = CpuId(0);
 const CPUS: u16 = 1;
-/// Processor time that a guest needs for one packet.
+/// Processor time that a guest needs to send or answer one packet.
 const PACKET: Nanos = Nanos::from_micros(50);
 
-/// The processor and its VMs, under either scheduler.
+/// The shared processor and its VMs, with Xen's or Penstock's scheduler.
 pub(super) type Bed = Machine<Box<dyn VcpuScheduler>>;
 
-/// A bed with Xen's credit scheduler.
+/// Creates a simulated processor with Xen's credit scheduler.
 pub(super) fn credit1(seed: u64) -> Bed {
     bed(Box::new(Credit1::new(CPUS)), seed)
 }
 
-/// A bed with Penstock's scheduler.
+/// Creates a simulated processor with Penstock's scheduler.
 pub(super) fn double_queue(seed: u64) -> Bed {
     bed(Box::new(DoubleQueue::new(CPUS)), seed)
 }
@@ -63,17 +65,20 @@ pub(super) fn start(
     contract: &Contract,
     spec: GuestSpec,
 ) -> anyhow::Result<GuestId> {
-    bed.start(contract, SHARED, spec).ok_or_else(|| anyhow::anyhow!("{contract:?} does not fit"))
+    bed.start(contract, SHARED, spec)
+        .ok_or_else(|| anyhow::anyhow!("the processor cannot admit the VM {contract:?}"))
 }
 
-/// Whether the shared processor admits these deadlines, each with one of `vms` equal shares.
+/// Returns true if admission control accepts VMs with the deadlines `deadlines`, if each of `vms`
+/// VMs has an equal share.
 pub(super) fn are_admitted(deadlines: &[Nanos], vms: u64) -> bool {
     let claim = |deadline: &Nanos| Claim { deadline: *deadline, share_ppm: WHOLE_PPM / vms };
     let claims: Vec<Claim> = deadlines.iter().map(claim).collect();
     admit(&claims, false, Limits::default()).is_ok()
 }
 
-/// Contract of a VM with this deadline. Without a deadline, the VM is scheduled by credit.
+/// Returns the contract of a VM with the deadline `deadline`. If `deadline` is `None`, the VM has
+/// no deadline and gets processor time only by its weight.
 pub(super) fn terms(mode: Mode, deadline: Option<Nanos>, weight: Weight) -> Contract {
     match deadline {
         Some(deadline) => Contract::real_time(mode, deadline, weight),
@@ -81,12 +86,14 @@ pub(super) fn terms(mode: Mode, deadline: Option<Nanos>, weight: Weight) -> Cont
     }
 }
 
-/// Length of the group of pictures that an encoder processes at a time. Open in the paper.
+/// Length of the video that an encoder processes in one batch. The paper does not print the length
+/// of a batch.
 const BATCH: Nanos = Nanos::from_millis(500);
 
-/// The streaming VM of Figs. 2 and 6. Its encoder uses `load_pct` of a processor, and the seed
-/// varies each batch by up to a tenth. A separate thread, which the encoder does not delay, sends
-/// the packets of [`crate::jitter::stream`].
+/// Creates the streaming VM of Figs. 2 and 6 of VM jitter. The VM's encoder uses `load_pct` percent
+/// of a processor. The encoder's work for each batch varies at random by up to 10 %. A separate
+/// thread of the VM, which the encoder does not delay, sends the packets of
+/// [`crate::jitter::stream`].
 pub(super) fn streaming(seed: u64, span: Nanos, load_pct: u64, idle: Idle) -> GuestSpec {
     let due = |(due, _): (Nanos, Nanos)| due;
     let packets = stream(seed).into_iter().map(due);
@@ -96,17 +103,17 @@ pub(super) fn streaming(seed: u64, span: Nanos, load_pct: u64, idle: Idle) -> Gu
     GuestSpec { background, stream: (packets, PACKET), answer: PACKET, idle }
 }
 
-/// A guest's stream as it left the machine.
+/// Jitter of a guest's stream at the point where the packets leave the machine.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Stream {
-    /// RFC 3550's J after each packet: (seconds, ms).
+    /// Interarrival jitter J of RFC 3550 after each packet, as pairs of seconds and ms.
     jitter: Vec<(f64, f64)>,
     /// Greatest difference between the delays of two consecutive packets (RFC 3393), in ms.
     pub variation_max: f64,
 }
 
 impl Stream {
-    /// All packets that `guest` sent.
+    /// Computes the jitter of all packets of the stream that the guest `guest` sent.
     pub fn of(bed: &Bed, guest: GuestId) -> Self {
         let mut j = Jitter::new(CLOCK);
         let mut variation = Variation::new();
@@ -123,17 +130,17 @@ impl Stream {
         found
     }
 
-    /// Mean of J, in ms.
+    /// Returns the mean of the interarrival jitter J, in ms.
     pub fn mean(&self) -> f64 {
         self.jitter.iter().map(|point| point.1).sum::<f64>() / count(self.jitter.len())
     }
 
-    /// Greatest J, in ms.
+    /// Returns the greatest interarrival jitter J, in ms.
     pub fn max(&self) -> f64 {
         self.jitter.iter().map(|point| point.1).fold(0.0, f64::max)
     }
 
-    /// Every eighth value of J, because a picture cannot show more.
+    /// Returns every eighth value of J, because a picture cannot show more values.
     pub fn thinned(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         self.jitter.iter().copied().step_by(8)
     }

@@ -1,9 +1,9 @@
-//! Shapers, loads and claims that simulated and live figures of VM jitter share.
+//! Shapers, loads and claims that the simulated and the live figures of VM jitter share.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Figs. 8 to 10. The shapers and the load are the same in both modes, so a
-//! figure's claims are the same whether it is simulated or live.
+//! The source is VM jitter §V-B, Figs. 8 to 10. Simulation and live run use the same shapers, loads
+//! and claims.
 
 pub(crate) mod requests;
 pub(crate) mod shaper;

@@ -1,10 +1,11 @@
-//! The requests of Fig. 9, simulated and live: their number, their waiting times and the claims.
+//! Number, waiting times and claims of the HTTP requests in the simulated and live Fig. 9 of VM
+//! jitter.
 
 use super::shaper::Kind;
 use crate::evidence::stats::{count, distribution, percentile};
 use crate::evidence::{Claim, Outcome};
 
-/// Number of requests in a run.
+/// Number of HTTP requests in a run.
 pub(crate) const REQUESTS: usize = 2_000;
 
 /// Waiting time of each request in milliseconds, and duration of the run in seconds.
@@ -18,8 +19,9 @@ pub(crate) fn deviation(values: &[f64]) -> f64 {
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count(values.len())).sqrt()
 }
 
-/// Adds the series and claims of both shapers' requests, in [`Kind::BOTH`]'s order. The bands apply
-/// to the ratio of the `deviations` (standard deviations of the waiting time).
+/// Adds the series and claims for the requests of both shapers, in the order of [`Kind::BOTH`].
+/// `deviations` has the standard deviations of the waiting times. Only the claim about the ratio of
+/// the two standard deviations has a required range.
 pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f64; 2]) {
     for ((kind, waited), std) in Kind::BOTH.into_iter().zip(both).zip(deviations) {
         let name = kind.name();
@@ -36,11 +38,11 @@ pub(crate) fn conclude(outcome: &mut Outcome, both: &[Waited; 2], deviations: [f
             let claim = Claim::new(&format!("{id}_{what}"), format!("{name}: {text}"), "ms");
             outcome.claim(claim.measured(value));
         }
-        let what = format!("{name}: all requests");
+        let what = format!("{name}: duration of all requests");
         let secs = Claim::new(&format!("{id}_secs"), what, "s").published(70.0);
         outcome.claim(secs.measured(waited.secs));
     }
-    let what = "standard deviation of the waiting time, token bucket over smooth";
+    let what = "standard deviation of the waiting time, token bucket divided by smooth";
     outcome.claim(
         Claim::new("std_token_bucket_over_smooth", what, "")
             .at_least(5.0)

@@ -1,12 +1,12 @@
-//! The two shapers that VM jitter compares, and the rate limit of its Figs. 8 to 10.
+//! The two shapers that VM jitter compares, and the rate limit of Figs. 8 to 10.
 
 use penstock_qos::shaper::{PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
 use penstock_units::BitsPerSecond;
 
-/// Rate limit of Figs. 8 to 10.
+/// Rate limit in Figs. 8 to 10 of VM jitter.
 pub(crate) const RATE: BitsPerSecond = BitsPerSecond(2_000_000);
 
-/// One of the two shapers.
+/// One of the two shapers that VM jitter compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A token bucket that is refilled every 50 ms, as in Xen.
@@ -25,10 +25,10 @@ impl Kind {
         }
     }
 
-    /// Creates a shaper of this kind.
+    /// Creates a shaper of this kind with the rate limit `rate`.
     ///
     /// # Errors
-    /// The rate is out of range.
+    /// Returns an error if the rate is out of range.
     pub fn shaper(self, rate: BitsPerSecond) -> anyhow::Result<Shaper> {
         Ok(match self {
             Self::TokenBucket => Shaper::TokenBucket(TokenBucket::new(rate, PERIOD_OF_XEN)?),

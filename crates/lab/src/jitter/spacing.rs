@@ -1,9 +1,12 @@
-//! The windows of Fig. 10, simulated and live: their initial error, and their unit in series.
+//! Wrong initial windows of the smooth shaper, and the spacing of frames in ms, for the simulated
+//! and live Fig. 10 of VM jitter.
 
-/// Factors by which the window is wrong at first, and their names in series.
+/// Initial errors of the shaper's window. Each entry has a factor by which the spacing of frames is
+/// wrong, and the name of the factor in series.
 pub(crate) const OFF: [(f64, &str); 2] = [(4.0, "4 x too slow"), (0.25, "4 x too fast")];
 
-/// Milliseconds between frames of 1,500 bytes.
+/// Returns the spacing of frames of 1,500 bytes in milliseconds, at `ns_a_byte` nanoseconds per
+/// byte.
 pub(crate) fn frame_ms(ns_a_byte: f64) -> f64 {
     ns_a_byte * 1_500.0 / 1e6
 }

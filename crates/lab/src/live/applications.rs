@@ -1,23 +1,33 @@
-//! C2QoS Fig. 12, live: FTP servers and web servers behind one worker core.
+//! Live experiment for C2QoS Fig. 12, with FTP servers and web servers behind one worker core.
 //!
 //! # Problem
 //!
-//! Two FTP servers (vsftpd, four parts each) send as fast as their data is taken. Two web servers
-//! (nginx, one part each) are under pressure (wrk) for a while, which means many small frames.
+//! Two FTP servers (vsftpd) and two web servers (nginx) share a worker. The four servers bought the
+//! worker's capacity in the ratio 4 : 4 : 1 : 1. The FTP servers send as fast as their clients
+//! receive. For a while, wrk sends many requests to the web servers, which causes many small
+//! frames.
 //!
 //! # Source
 //!
-//! C2QoS §VI-C and Fig. 12.
+//! The experiment replays C2QoS §VI-C and Fig. 12.
 //!
 //! # Approach
 //!
-//! Namespaces and their programs have one core, see [`super::stage`]. The worker is capped to an
-//! 80th of its own core, for every policy alike. Clients of all servers are behind one port, which
-//! stands in for an uplink. A calibration with FTP alone and unlimited determines the sale: 90 % of
-//! the bits, or of the cycles, that FTP had. The clients' port (acknowledgements, requests) is
-//! never limited under `bps`. Under a policy in cycles, this port buys the cycles that it was
-//! measured to need, and is served first. *Native* means the web servers without FTP and without
-//! limits.
+//! All namespaces and their programs share one core ([`super::stage`]). The switch's worker has
+//! another core, and may spend an 80th of the core's cycles under every policy. The clients of all
+//! servers are behind one port, which represents an uplink. First, a calibration measures FTP
+//! alone, without limits. After the calibration, the servers buy 90 % of the bits per second, or of
+//! the cycles, that the calibration measured.
+//!
+//! The experiment has four runs with different limits:
+//! - In the *Native* run, only the web servers run, and no server has a limit.
+//! - *Bps* is a run in which each FTP or web server has a limit in bits per second. The clients'
+//!   port, which sends acknowledgements and requests, has no limit.
+//! - *Cycles* is a run in which each FTP or web server has a limit in cycles. The clients' port
+//!   buys the fraction of the cycles that it used in the calibration.
+//! - In the run *Cycles with classes* (`cycles-hbs`), servers have limits in cycles, and ports also
+//!   have latency classes. The web servers and the clients' port are in the first class, and the
+//!   FTP servers are in the third class.
 //!
 //! # Departures
 //!
@@ -25,7 +35,7 @@
 //!
 //! # Cost
 //!
-//! A run takes about a minute.
+//! A run of the experiment takes about a minute.
 
 use std::time::Duration;
 
@@ -39,32 +49,33 @@ use crate::rig::plan::{Bound, Plan, Policy, Vm};
 use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
-/// The worker's part of its core.
+/// Fraction of the core's cycles that the switch's worker may spend.
 const CORE_PART: f64 = 1.0 / 80.0;
-/// Part of the measured capacity that is sold.
+/// Fraction of the measured capacity that all ports together buy.
 const SOLD: f64 = 0.9;
-/// Parts of an FTP server, of a web server, and of all four.
+/// Ratio of purchases: an FTP server buys 4 parts, a web server buys 1 part, and all four servers
+/// buy 10 parts.
 const PARTS: [f64; 3] = [4.0, 1.0, 10.0];
-/// Time between two readings.
+/// Time between two readings of the switch's counters.
 const STEP: Duration = Duration::from_millis(250);
-/// Connections of each wrk.
+/// Number of connections that each wrk opens, as an argument of wrk.
 const CONNECTIONS: &str = "4";
 const FTP: [&str; 2] = ["ftp1", "ftp2"];
 const WEB: [&str; 2] = ["web1", "web2"];
-/// The clients' port.
 const NET: &str = "net";
 
-/// Measurements of FTP alone.
+/// Result of the calibration, in which only the FTP servers send.
 #[derive(Debug, Clone, Copy)]
 struct Sale {
     capacity: f64,
-    /// Bits per second of both FTP servers.
+    /// Rate of both FTP servers together, in bits per second.
     ftp_bps: f64,
-    /// FTP's share of the cycles. The rest is the clients'.
+    /// Fraction of the worker's used cycles that it spent on frames of the FTP servers. The frames
+    /// of the clients' port took the rest of the worker's used cycles.
     ftp_share: f64,
 }
 
-/// A way to run the switch.
+/// The ingress policy of a run. `Free` means that no port has a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Free,
@@ -94,8 +105,8 @@ impl Way {
             }
             Self::Cycles | Self::C2qos => {
                 let cycles = SOLD * sale.capacity * cycles_part(name, sale.ftp_share);
-                // FTP uses all bandwidth that it gets. It is limited to its purchase, as in the
-                // paper.
+                // FTP would use all spare cycles. So it is strictly limited to its purchase, as in
+                // the paper.
                 let ftp = FTP.contains(&name);
                 let policy = if ftp { Policy::Strict } else { Policy::Minmax };
                 let priority = match self {
@@ -114,31 +125,33 @@ impl Way {
     }
 }
 
-/// A server's part of the purchase of all servers.
+/// Returns the purchase of a server, as a fraction of the purchases of all four servers.
 fn part(name: &str) -> f64 {
     if FTP.contains(&name) { PARTS[0] / PARTS[2] } else { PARTS[1] / PARTS[2] }
 }
 
-/// A port's part of all cycles that were sold.
+/// Returns the purchase of a port in cycles, as a fraction of the cycles that all ports buy.
 fn cycles_part(name: &str, ftp_share: f64) -> f64 {
     if name == NET { 1.0 - ftp_share } else { ftp_share * part(name) }
 }
 
-/// Result of a run of one way.
+/// Rates of the FTP servers and response times of the web servers in a run under one policy.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// FTP's rate without pressure and under it, in bits per second.
+    /// Rate of the FTP servers in bits per second, without and with load on the web servers.
     ftp_bps: [f64; 2],
-    /// The 50th and 99th percentile of response times, in microseconds.
+    /// 50th and 99th percentile of web response times, in microseconds.
     us: [f64; 2],
-    /// Requests per second.
+    /// Total number of requests per second that the two web servers answer.
     requests: f64,
     ftp_over_time: Vec<(f64, f64)>,
 }
 
+/// Runs the live experiment of C2QoS Fig. 12.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("vsftpd", "vsftpd"), ("nginx", "nginx-light"), ("wrk", "wrk"), ("curl", "curl")]
@@ -181,14 +194,14 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Measures FTP alone, without limits.
+/// Runs the calibration: only the FTP servers send, without limits.
 fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0 };
     let mut stage = Stage::start(bed, "sale", &Way::Free.plan(free))?;
     serve(bed, &mut stage)?;
     download(bed, &mut stage)?;
     let readings = stage.watch(secs, STEP)?;
-    // TCP finds its rate in the first half.
+    // The first half does not count, because TCP needs time to find its rate.
     let late = &readings[readings.len() / 2..];
     let cycles = |port: &str| match late {
         [first, .., last] => last.per_second(first, port, "cycles"),
@@ -199,7 +212,8 @@ fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + cycles(NET)) })
 }
 
-/// Runs one way: FTP alone, then FTP with the web servers under pressure. *Native* has no FTP.
+/// Runs one policy: first FTP alone, then FTP with load on the web servers. A *Native* run has no
+/// FTP downloads.
 fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
     let mut stage = Stage::start(bed, way.name(), &way.plan(sale))?;
     serve(bed, &mut stage)?;
@@ -240,7 +254,7 @@ fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
     Ok(found)
 }
 
-/// Starts all servers and waits until they answer.
+/// Starts all FTP and web servers and waits until they answer.
 fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     let dir = stage.dir().to_owned();
     let files = dir.join("files");
@@ -285,7 +299,7 @@ pub(super) fn web_configuration(dir: &str, files: &str, name: &str) -> String {
     )
 }
 
-/// Starts a download from each FTP server. Each download outlasts the run.
+/// Starts a download from each FTP server. Each download takes longer than the run.
 fn download(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     for number in 0..FTP.len() {
         let url = format!("ftp://{}/big", Plan::ip(number));
@@ -294,8 +308,8 @@ fn download(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The 50th and 99th percentile in microseconds, and the requests per second, from the output of
-/// wrk.
+/// Parses wrk's output. Returns the 50th and 99th percentile in microseconds, and the requests per
+/// second.
 fn response_times(said: &str) -> Option<([f64; 2], f64)> {
     let after = |label: &str| {
         let line = said.lines().find_map(|line| line.trim_start().strip_prefix(label))?;
@@ -317,20 +331,36 @@ fn conclude(outcome: &mut Outcome, all: &[Found]) {
     let left =
         |found: &Found, i: usize| 100.0 * (found.us[i] - native.us[i]) / (bps.us[i] - native.us[i]);
     let claims = [
-        ("bps_ftp_delta_pct", "FTP under the web servers' pressure, `bps`.", delta(bps)),
-        ("c2tb_ftp_delta_pct", "The same, cycles and classes.", delta(c2qos)),
-        ("c2tb_only_ftp_delta_pct", "The same, cycles only.", delta(cycles)),
+        (
+            "bps_ftp_delta_pct",
+            "Change of FTP's rate under load on the web servers, `bps`.",
+            delta(bps),
+        ),
+        (
+            "c2tb_ftp_delta_pct",
+            "Change of FTP's rate under load on the web servers, cycles and classes.",
+            delta(c2qos),
+        ),
+        (
+            "c2tb_only_ftp_delta_pct",
+            "Change of FTP's rate under load on the web servers, cycles only.",
+            delta(cycles),
+        ),
         (
             "added_latency_left_cycles_pct",
-            "Of the median response time that `bps` adds to native, left with cycles only.",
+            "Added median response time with cycles only, in percent of what `bps` adds.",
             left(cycles, 0),
         ),
         (
             "added_latency_left_pct",
-            "Of the median response time that `bps` adds to native, left with cycles and classes.",
+            "Added median response time with cycles and classes, in percent of what `bps` adds.",
             left(c2qos, 0),
         ),
-        ("added_p99_left_pct", "The same of the 99th percentile.", left(c2qos, 1)),
+        (
+            "added_p99_left_pct",
+            "Added p99 response time with cycles and classes, in percent of what `bps` adds.",
+            left(c2qos, 1),
+        ),
     ];
     for (id, statement, value) in claims {
         outcome.claim(Claim::new(id, statement, "%").measured(value));

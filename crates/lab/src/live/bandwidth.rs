@@ -1,28 +1,34 @@
-//! C2QoS Fig. 10, live: four VMs with real programs, bandwidth by iperf3, latency by qperf.
+//! Live experiment for C2QoS Fig. 10: bandwidth (iperf3) and latency (qperf) of four VMs with real
+//! programs.
 //!
 //! # Problem
 //!
-//! VM1 to VM4 bought 4, 4, 1 and 1 parts for 1024-byte frames. First VM1 and VM3 send TCP in such
-//! frames. Then VM2 and VM4 send 64-byte frames (UDP) as well. Then VM3 changes to 64-byte frames
-//! too.
+//! VM1 to VM4 bought the worker's capacity in the ratio 4 : 4 : 1 : 1, for frames of 1024 bytes.
+//! Each run of the experiment has three phases:
+//! - In the first phase, VM1 and VM3 send TCP in frames of 1024 bytes.
+//! - In the second phase, VM2 and VM4 also send UDP in frames of 64 bytes.
+//! - In the third phase, VM3 sends UDP in frames of 64 bytes instead of TCP.
 //!
 //! # Source
 //!
-//! C2QoS §VI-A and Fig. 10.
+//! The experiment replays C2QoS §VI-A and Fig. 10.
 //!
 //! # Approach
 //!
-//! As in [`super::applications`], the VMs are namespaces and all servers have one port. The worker
-//! is capped to a 25th of its core, for every policy alike. The sale is calibrated within the run
-//! ([`super::bracket`]). Before and after the neighbours' turns VM1 and VM3 send TCP alone. The
-//! cost of a bit of this TCP shows how many bits the sold cycles are worth. Under `bps` the limits
-//! are set from this cost each time. A noisy VM offers 40,000 frames per second. VM1's latency is
-//! that of qperf's `tcp_lat`, alone in its VM. *Native* means without neighbours, on the same
-//! switch. The latency that a policy adds is compared with the latency that `bps` adds.
+//! As in [`super::applications`], each VM is a namespace, and all servers are behind one port. The
+//! worker may spend an 80th of its core under every policy. Calibrations alternate with
+//! measurements ([`super::bracket`]). In a calibration, only VM1 and VM3 send, over TCP. The
+//! calibration shows how many cycles a bit costs, and therefore which bit rate each purchase of
+//! cycles is worth. Under the policy `bps`, each calibration sets new bit rate limits for the VMs.
+//! A VM that sends 64-byte frames offers 40,000 frames per second to the switch.
+//!
+//! VM1's latency is the result of qperf's `tcp_lat`. While qperf runs, no other program runs in
+//! VM1. *Native* latency is measured under the same policy while the other VMs send nothing. The
+//! latency that a policy adds is compared with the latency that `bps` adds.
 //!
 //! # Cost
 //!
-//! A run takes about two minutes.
+//! A run of the experiment takes five to eight minutes.
 
 use std::time::Duration;
 
@@ -35,40 +41,48 @@ use super::stage::{Reading, Stage, mean_bps};
 use crate::evidence::{Claim, Context, Outcome};
 use crate::rig::plan::{Bound, Plan, Policy, Vm};
 use crate::rig::platform;
-use crate::rig::stats::middle;
+use crate::rig::stats::{middle, to_f64};
 use penstock_guest::bed::Bed;
 
-/// The worker's part of its core.
-const CORE_PART: f64 = 1.0 / 25.0;
-/// Part of the measured capacity that is sold.
+/// Fraction of its core's cycles that the worker may spend.
+const CORE_PART: f64 = 1.0 / 80.0;
+/// Fraction of the measured capacity that all ports together buy.
 const SOLD: f64 = 0.9;
-/// Time between two readings.
+/// Time between two readings of the switch's counters.
 const STEP: Duration = Duration::from_millis(250);
-/// The VMs, and the fraction that each bought.
+/// The four VMs, and the fraction of the sold capacity that each VM bought.
 const VMS: [(&str, f64); 4] = [("vm1", 0.4), ("vm2", 0.4), ("vm3", 0.1), ("vm4", 0.1)];
-/// The servers' port, and its index in the plan.
+/// VM1's ring counts as never empty in a step if at least this fraction of the batches left frames
+/// in the ring.
+const FULL: f64 = 0.95;
+/// Minimum number of steps in which VM1's ring was never empty. The claim about VM1's rate fails if
+/// fewer steps were measured.
+const STEPS_MIN: usize = 20;
+/// Name of the switch port behind which all servers run.
 const NET: &str = "net";
 const NET_PLACE: usize = 4;
-/// TCP segments that make frames of 1024 bytes: without Ethernet and FCS, IP, and TCP with time
-/// stamps.
+/// Maximum TCP segment size in bytes for frames of 1024 bytes. A frame also has 58 bytes of headers
+/// and FCS.
 const SEGMENT: &str = "966";
-/// UDP payload of a 64-byte frame, and bits per second of 40,000 such frames.
+/// UDP payload in bytes of a 64-byte frame, and bits per second of 40,000 such payloads.
 const SMALL: [&str; 2] = ["18", "5760000"];
 
-/// Measurements of VM1 and VM3.
+/// Result of a calibration, in which VM1 and VM3 send TCP, and the other VMs send nothing.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sale {
     /// Cycles per second that the worker may spend.
     capacity: f64,
-    /// Bits per second of both VMs together, if they have all the cycles.
+    /// Rate of VM1 and VM3 together in bits per second, if the VMs and the servers use all cycles
+    /// of the worker.
     bps: f64,
-    /// The VMs' share of the cycles. The rest is the servers'.
+    /// Fraction of the worker's used cycles that it spent on frames of VM1 and VM3. The frames of
+    /// the iperf3 servers took the rest of the worker's used cycles.
     share: f64,
 }
 
 impl Sale {
-    /// Calculates the sale from the bits that both VMs sent between readings. The VMs may have sent
-    /// fewer bits than they could.
+    /// Calculates the result of a calibration from the counters of bits and cycles in `readings`.
+    /// The bit rate is extrapolated to a worker that uses all its cycles.
     fn of(capacity: f64, readings: &[Reading]) -> anyhow::Result<Self> {
         let [first, .., last] = readings else { anyhow::bail!("no reading was made") };
         let cycles = |port: &str| last.per_second(first, port, "cycles");
@@ -78,13 +92,13 @@ impl Sale {
         Ok(Self { capacity, bps: sent * capacity / all, share: senders / all })
     }
 
-    /// The purchase of a VM with this fraction, in bits per second.
+    /// Returns the rate in bits per second that a purchase of the fraction `part` is worth.
     fn bits(&self, part: f64) -> f64 {
         SOLD * self.bps * part
     }
 }
 
-/// A way to run the switch.
+/// The ingress policy of a run. `Free` means that no port has a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Free,
@@ -143,24 +157,49 @@ impl Way {
     }
 }
 
-/// Result of one way.
+/// Rates and latencies under one policy.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// VM1's rate in percent of its purchase, in each phase. The values are the medians of the
-    /// judged windows.
+    /// VM1's rate in each phase, in percent of its purchase. The rate in a phase is the median of
+    /// all judged windows.
     vm1_pct: [f64; 3],
-    /// Every VM's bits over time, in the last judged window.
+    /// Every VM's rate over time in the last judged window.
     curves: Curves,
-    /// Microseconds of `tcp_lat`: native, and with neighbours.
+    /// VM1's rates in percent of its purchase, in the second and in the third phase. Each list has
+    /// one rate of VM1 for each step in which VM1's ring was never empty.
+    full_pct: [Vec<f64>; 2],
+    /// Latency of VM1 from `tcp_lat` in microseconds: while the other VMs send nothing, and while
+    /// they send.
     us: [f64; 2],
 }
 
-/// Points of every VM's bits over time.
+/// VM1's rate between two readings of the counters.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    bps: f64,
+    /// Whether VM1's ring counts as never empty in the step: at least the fraction [`FULL`] of the
+    /// batches left frames in the ring.
+    full: bool,
+}
+
+impl Step {
+    fn between(pair: &[Reading]) -> Self {
+        let [before, now] = pair else { return Self { bps: 0.0, full: false } };
+        let grown = |name| now.per_second(before, "vm1", name);
+        let batches = grown("rx_batches");
+        let full = batches > 0.0 && grown("rx_full") >= FULL * batches;
+        Self { bps: now.bps(before, "vm1"), full }
+    }
+}
+
+/// Each VM's rate over time, as points of seconds and Mbit/s.
 type Curves = [Vec<(f64, f64)>; 4];
 
+/// Runs the live experiment of C2QoS Fig. 10.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     needs("qperf", "qperf")?;
@@ -186,6 +225,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
             way.name(),
             json!({
                 "vm1_percent_of_bought": found.vm1_pct,
+                "vm1_percent_of_bought_in_full_steps": found.full_pct,
                 "native_us": found.us[0],
                 "beside_neighbours_us": found.us[1],
             }),
@@ -196,16 +236,18 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for claim in tally.claims() {
         outcome.claim(claim);
     }
-    outcome.note("windows", tally.told("bit/s of VM1 and VM3, had they the whole worker"));
+    outcome.note("windows", tally.told("bit/s of VM1 and VM3 with the whole worker"));
     Ok(outcome)
 }
 
-/// Port number at the server for a VM's traffic.
+/// Returns the port number of the iperf3 server for `vm`: a UDP port if `small`, or else a TCP
+/// port.
 fn port(vm: &str, small: bool) -> String {
     format!("52{}{}", u8::from(small), &vm[2..])
 }
 
-/// An iperf3 client in `vm`, with frames of 1024 or 64 bytes. The client outlasts the run.
+/// Starts an iperf3 client in `vm` that sends frames of 64 bytes if `small`, or else of 1024 bytes.
+/// The client runs longer than the experiment.
 fn send(bed: &Bed, stage: &mut Stage, vm: &str, small: bool) -> anyhow::Result<()> {
     let server = Plan::ip(NET_PLACE).to_string();
     let port = port(vm, small);
@@ -216,9 +258,10 @@ fn send(bed: &Bed, stage: &mut Stage, vm: &str, small: bool) -> anyhow::Result<(
     stage.start_program(bed, vm, "iperf3", &words).map(drop)
 }
 
-/// Starts the servers and waits until they answer.
+/// Starts the iperf3 servers and waits until they answer.
 fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
-    // An iperf3 serves one client at a time, so each VM has one for its TCP and one for its UDP.
+    // An iperf3 server serves one client at a time, so each VM needs a server for TCP and one for
+    // UDP.
     for (vm, _) in VMS {
         for port in [port(vm, false), port(vm, true)] {
             stage.start_program(bed, NET, "iperf3", &["-s", "-p", &port])?;
@@ -228,7 +271,7 @@ fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     stage.await_tcp("vm1", NET_PLACE, 19765)
 }
 
-/// Measures VM1 and VM3, which send frames of 1024 bytes without limits.
+/// Runs a calibration, in which VM1 and VM3 send frames of 1024 bytes, without limits.
 fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
     let free = Sale { capacity, ..Sale::default() };
     let mut stage = Stage::start(bed, Way::Free.name(), &Way::Free.plan(free))?;
@@ -261,11 +304,14 @@ fn under(
         let of = |judged: &Judged<Calm, Noisy>| percent_of_bought(way, judged)[nth];
         *pct = middle(&judged.iter().map(of).collect::<Vec<_>>());
     }
+    for (nth, pct) in found.full_pct.iter_mut().enumerate() {
+        *pct = judged.iter().flat_map(|judged| full_steps(way, judged, nth)).collect();
+    }
     if let Some(last) = judged.into_iter().last() {
         found.curves = last.found.curves;
     }
-    // All neighbours send small frames, as in the last phase. VM1 does not, because its latency
-    // probe would wait for its own frames.
+    // All neighbours send small frames, as in the third phase. VM1 sends nothing else, because its
+    // latency probe would wait behind those frames.
     stage.end_programs(small);
     stage.end_programs(vm1..vm1 + 1);
     for vm in ["vm2", "vm3", "vm4"] {
@@ -275,7 +321,7 @@ fn under(
     Ok(found)
 }
 
-/// Result of VM1 and VM3 alone, in large frames.
+/// Result of the first phase, which is the calibration with frames of 1024 bytes from VM1 and VM3.
 #[derive(Debug, Clone)]
 struct Calm {
     sale: Sale,
@@ -283,17 +329,20 @@ struct Calm {
     readings: Vec<Reading>,
 }
 
-/// Result after the neighbours changed to small frames.
+/// Measurements of the second and third phase of a run, in which VMs also send 64-byte frames.
 #[derive(Debug, Clone)]
 struct Noisy {
-    /// VM1's bits per second with VM2 and VM4, and with VM3 as well.
+    /// VM1's rate in bits per second, in the second and in the third phase.
     vm1_bps: [f64; 2],
+    /// Readings of VM1's rate during the second and during the third phase.
+    vm1_steps: [Vec<Step>; 2],
     curves: Curves,
-    /// Share of the time for which the worker waited for its core.
+    /// Fraction of the time for which the worker waited for its core.
     waited: f64,
 }
 
-/// The three phases in turn. The first is the calibration.
+/// Runs the experiment's three phases repeatedly: the calibration, and two phases in which VMs also
+/// send 64-byte frames.
 #[derive(Debug)]
 struct Phases<'a> {
     bed: &'a Bed,
@@ -301,12 +350,13 @@ struct Phases<'a> {
     way: Way,
     capacity: f64,
     secs: f64,
-    /// Programs that end before the next calibration.
+    /// Program numbers of the iperf3 clients in VM2, VM3 and VM4. The iperf3 clients end before the
+    /// next calibration.
     small: std::ops::Range<usize>,
 }
 
 impl Phases<'_> {
-    /// Waits a third of the time for the rates to settle, and measures for the rest.
+    /// Waits for `secs / 3` seconds so that the rates settle, and then measures for `secs` seconds.
     fn watch(&mut self) -> anyhow::Result<Vec<Reading>> {
         let settle = self.stage.watch(self.secs / 3.0, STEP)?;
         let mut readings = self.stage.watch(self.secs, STEP)?;
@@ -346,10 +396,11 @@ impl Turns for Phases<'_> {
         send(self.bed, self.stage, "vm3", true)?;
         let third = self.watch()?;
         self.small = self.small.start..self.stage.programs();
-        let waited = crate::rig::stats::to_f64(self.stage.waited_ns() - waited) / 1e9;
+        let waited = to_f64(self.stage.waited_ns() - waited) / 1e9;
         let vm1_bps = [mean_bps(&second, "vm1"), mean_bps(&third, "vm1")];
         let waited = waited / since.elapsed().as_secs_f64();
-        Ok(Noisy { vm1_bps, curves: curves([&by.readings, &second, &third]), waited })
+        let vm1_steps = [&second, &third].map(|all| all.windows(2).map(Step::between).collect());
+        Ok(Noisy { vm1_bps, vm1_steps, curves: curves([&by.readings, &second, &third]), waited })
     }
 
     fn speed(of: &Calm) -> f64 {
@@ -361,17 +412,29 @@ impl Turns for Phases<'_> {
     }
 }
 
-/// VM1's rate in percent of its purchase, in each phase.
-fn percent_of_bought(way: Way, judged: &Judged<Calm, Noisy>) -> [f64; 3] {
+/// Returns VM1's purchase in bits per second.
+fn bought(way: Way, judged: &Judged<Calm, Noisy>) -> f64 {
     let [before, after] = [&judged.before, &judged.after].map(|calm| calm.sale.bits(VMS[0].1));
-    // Bits were sold by the calibration before the window. The worth of cycles changes with the
-    // machine, so the mean of both calibrations counts.
-    let bought = if way == Way::Bps { before } else { f64::midpoint(before, after) };
-    let [second, third] = judged.found.vm1_bps;
-    [judged.before.vm1_bps, second, third].map(|bps| 100.0 * bps / bought)
+    // `bps` sells bits according to the calibration before the window. Other policies sell cycles.
+    // Their worth in bits changes with the machine, so the mean of both calibrations counts.
+    if way == Way::Bps { before } else { f64::midpoint(before, after) }
 }
 
-/// Joins the readings of the phases.
+/// Returns VM1's rate in percent of its purchase, for each of the three phases.
+fn percent_of_bought(way: Way, judged: &Judged<Calm, Noisy>) -> [f64; 3] {
+    let [second, third] = judged.found.vm1_bps;
+    [judged.before.vm1_bps, second, third].map(|bps| 100.0 * bps / bought(way, judged))
+}
+
+/// Returns VM1's rates in percent of its purchase, for the steps in which its ring was never empty.
+/// The argument `phase` is 0 for the second phase of a run, and 1 for the third.
+fn full_steps(way: Way, judged: &Judged<Calm, Noisy>, phase: usize) -> impl Iterator<Item = f64> {
+    let bought = bought(way, judged);
+    let full = judged.found.vm1_steps[phase].iter().filter(|step| step.full);
+    full.map(move |step| 100.0 * step.bps / bought)
+}
+
+/// Joins the readings of the three phases into one curve for each VM.
 fn curves(phases: [&[Reading]; 3]) -> Curves {
     let mut curves = Curves::default();
     for ((vm, _), curve) in VMS.iter().zip(&mut curves) {
@@ -384,7 +447,7 @@ fn curves(phases: [&[Reading]; 3]) -> Curves {
     curves
 }
 
-/// VM1's latency, measured by qperf.
+/// Measures VM1's latency with qperf, in microseconds.
 fn latency(bed: &Bed, stage: &mut Stage, secs: f64) -> anyhow::Result<f64> {
     let server = Plan::ip(NET_PLACE).to_string();
     let time = format!("{:.0}", secs.max(1.0));
@@ -412,28 +475,56 @@ fn latency_us(said: &str) -> Option<f64> {
 fn conclude(outcome: &mut Outcome, all: &[Found]) {
     let [bps, strict, minmax, c2qos] = all else { return };
     let delta = |found: &Found| 100.0 * (found.vm1_pct[1] / found.vm1_pct[0] - 1.0);
-    let least =
-        |found: &Found| found.vm1_pct.iter().copied().fold(f64::INFINITY, super::noisy::nan_min);
+    let least = |pct: &[f64]| pct.iter().copied().fold(f64::INFINITY, super::noisy::nan_min);
     let left = |found: &Found| 100.0 * (found.us[1] - found.us[0]) / (bps.us[1] - bps.us[0]);
     let claims = [
-        ("bps_vm1_phase2_delta_pct", "VM1 when VM2 and VM4 begin, `bps`.", delta(bps)),
-        ("strict_vm1_phase2_delta_pct", "The same, cycles only, strict.", delta(strict)),
-        ("bps_vm1_min_pct", "VM1's least of what it bought, `bps`.", least(bps)),
-        ("strict_vm1_min_pct", "The same, strict.", least(strict)),
-        ("minmax_vm1_min_pct", "The same, with what others leave.", least(c2qos)),
+        (
+            "bps_vm1_phase2_delta_pct",
+            "Change of VM1's rate when VM2 and VM4 begin, under `bps`.",
+            delta(bps),
+        ),
+        (
+            "strict_vm1_phase2_delta_pct",
+            "Change of VM1's rate when VM2 and VM4 begin, under strict cycles.",
+            delta(strict),
+        ),
+        (
+            "bps_vm1_min_pct",
+            "The least part of its purchase that VM1 gets, under `bps`.",
+            least(&bps.vm1_pct),
+        ),
         (
             "added_latency_left_cycles_pct",
-            "Of the latency that `bps` adds, left with cycles only.",
+            "Added latency with cycles only, in percent of what `bps` adds.",
             left(minmax),
         ),
         (
             "added_latency_left_pct",
-            "Of the latency that `bps` adds, left with cycles and classes.",
+            "Added latency with cycles and classes, in percent of what `bps` adds.",
             left(c2qos),
         ),
     ];
     for (id, statement, value) in claims {
         outcome.claim(Claim::new(id, statement, "%").measured(value));
+    }
+    for (name, how, found, low) in [
+        ("strict", "under strict cycles", strict, 97.0),
+        ("minmax", "with spare cycles and classes", c2qos, 99.0),
+    ] {
+        let steps: usize = found.full_pct.iter().map(Vec::len).sum();
+        let enough = steps >= STEPS_MIN;
+        let phases = found.full_pct.each_ref().map(|pct| middle(pct));
+        let pct = if enough { least(&phases) } else { f64::NAN };
+        let statement = format!(
+            "The least part of its purchase that VM1 gets beside noisy neighbours, {how}; medians \
+             of at least {STEPS_MIN} steps in which {:.0} % of its batches were full.",
+            100.0 * FULL
+        );
+        let id = format!("{name}_vm1_min_pct");
+        outcome.claim(Claim::new(&id, statement, "%").at_least(low).measured(pct));
+        let id = format!("{name}_vm1_full_steps");
+        let statement = "Steps of 250 ms in which VM1's ring hardly ever became empty.";
+        outcome.claim(Claim::new(&id, statement, "steps").measured(to_f64(steps as u64)));
     }
 }
 

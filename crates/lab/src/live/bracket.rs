@@ -1,33 +1,43 @@
-//! A window between two calibrations: figures on a machine whose speed changes.
+//! Short measurements between calibrations, for machines with a speed that may change.
 //!
 //! # Problem
 //!
-//! On a shared host, the cost of a frame may become three times as high from one second to the
-//! next. A calibration before a run is then wrong in the run, and so is a sale based on it. A
-//! victim that has its whole purchase seems to have lost half of it.
+//! On a shared host, the cost of a frame may triple from one second to the next. If the cost of a
+//! frame changes, a calibration before the run is wrong during the run. Purchases that are computed
+//! from a wrong calibration are wrong, too. With a wrong calibration, a VM that receives its whole
+//! purchase may seem to receive only half of the purchase.
 //!
 //! # Approach
 //!
-//! Short windows alternate with calibrations: calibrate, measure, calibrate (A B A). A window is
-//! judged by the two calibrations around it if three conditions hold. Both found the same speed
-//! within a few percent. Neither the worker nor the generator waited for its core. The generator
-//! was not the bottleneck. Otherwise the window is repeated, at most a few times as often as wanted
-//! ([`Rule`]). The second calibration of a window is the first of the next.
+//! Short windows alternate with calibrations: calibrate, measure, calibrate (A B A). A measured
+//! window counts as judged if three conditions hold:
+//!
+//! - The calibrations before and after the window found the same speed of the machine within a few
+//!   percent.
+//! - Neither the switch's worker nor the traffic generator waited for its core.
+//! - The traffic generator was not the bottleneck of the measurement.
+//!
+//! A window is repeated if the speed changed, a thread waited for its core, or the generator was
+//! too slow. [`Rule`] limits the number of repetitions. The calibration after a window is also the
+//! calibration before the next window.
 //!
 //! # Report
 //!
-//! Each figure reports how many windows were judged, how many were repeated and why, and how many
-//! are missing. A missing window is not measured, and no claim on it holds.
+//! Each figure reports the numbers of judged, repeated and missing windows, and the reasons for
+//! repetitions. If all windows of a case are missing, claims about that case do not hold.
 //!
 //! # Example
 //!
-//! Calibrations of 5.0, 5.1, 2.1, 2.0 M frames/s surround three windows. The first and the third
-//! are judged, by 5.05 and 2.05. The second is not, because the machine changed during it.
+//! Four calibrations find 5.0, 5.1, 2.1 and 2.0 M frames/s, with one window after each of the first
+//! three calibrations. The first window is judged with the mean speed of 5.05 M frames/s, and the
+//! third window with 2.05 M frames/s. The second window is repeated, because the machine's speed
+//! changed from 5.1 to 2.1 M frames/s during the window.
 //!
 //! # Limits
 //!
-//! A machine that changes and changes back within one window is not noticed. Therefore windows are
-//! short, and a case's value is the median of several.
+//! The calibrations do not show a change of the machine's speed that begins and ends within one
+//! window. Short windows make an unnoticed change of speed unlikely, and a case's value is the
+//! median of several windows.
 
 use serde_json::{Value, json};
 
@@ -36,40 +46,43 @@ use crate::rig::fleet::{Offer, Window};
 use crate::rig::stats::middle;
 use penstock_guest::load::Rate;
 
-/// Conditions under which a window is judged.
+/// Conditions under which a measured window is judged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rule {
-    /// Largest relative difference of two calibrations that agree: the larger one over the smaller,
-    /// minus 1.
+    /// Two calibrations agree if their speeds differ by at most this fraction of the smaller speed.
     pub agree: f64,
-    /// Largest number of windows taken for each wanted window.
+    /// Maximum number of attempts for each requested window.
     pub tries: u32,
-    /// Whether a window is judged although worker or generator waited for a core, or the generator
-    /// could not send what was due.
+    /// Whether a window is judged even if the worker or the generator waited for its core, or the
+    /// generator could not send all due frames.
     pub rough: bool,
 }
 
-/// Rule for the lab's own load. Its calibrations scatter by one percent.
+/// Rule for windows with the lab's own traffic generator. Calibrations with the lab's generator
+/// scatter by one percent.
 pub(crate) const LOAD: Rule = Rule { agree: 0.04, tries: 6, rough: false };
-/// Rule for real programs. TCP is slow to settle, and its rates scatter.
+/// Rule for windows with real programs. The rule for programs tolerates larger differences between
+/// calibrations, because TCP settles slowly and its rates scatter.
 pub(crate) const PROGRAMS: Rule = Rule { agree: 0.08, tries: 3, rough: false };
 
-/// Largest share of a window for which worker or generator may wait for its core.
+/// Largest fraction of a window for which the worker or the generator may wait for its core.
 pub(crate) const WAITED: f64 = 0.03;
-/// A sender was held up if it published less than this part of the frames that were due.
+/// A sender with a fixed rate fell behind if it published less than this fraction of its due
+/// frames.
 const PUBLISHED: f64 = 0.97;
-/// The switch held up a sender of the highest rate if the ring was full in at least this share of
-/// the turns. For a paced sender, this share is multiplied by the missing part of the due frames.
+/// If a sender's ring was full in at least this fraction of the turns, the switch was the
+/// bottleneck, not the sender. For a sender with a fixed rate, the required fraction of turns is
+/// `RING_FULL` times the fraction of due frames that the sender did not publish.
 const RING_FULL: f64 = 0.5;
 
-/// The reason why a window was repeated.
+/// Reason for which a measured window is repeated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Doubt {
-    /// The calibrations around the window differ.
+    /// The calibrations before and after the window found different speeds.
     SpeedChanged,
-    /// Worker or generator did not have its core.
+    /// The worker or the generator waited for its core.
     WaitedForCore,
-    /// The generator could not send what was due.
+    /// The generator could not send all due frames.
     GeneratorShort,
 }
 
@@ -93,32 +106,35 @@ impl Doubt {
     }
 }
 
-/// Calibrations and windows that alternate.
+/// An experiment with two steps, calibration and window, which the function [`judge`] runs
+/// alternately.
 pub(crate) trait Turns {
-    /// Result of a calibration.
+    /// Result of a calibration, which includes the measured speed.
     type Speed: Clone;
-    /// Result of a window.
     type Found;
     fn calibrate(&mut self) -> anyhow::Result<Self::Speed>;
-    /// Measures a window, using the calibration right before it.
+    /// Measures a window. `by` is the result of the calibration immediately before the window.
     fn measure(&mut self, by: &Self::Speed) -> anyhow::Result<Self::Found>;
-    /// The number in which two calibrations must agree.
+    /// Returns the speed that a calibration found. The speeds of the two calibrations around a
+    /// window must agree.
     fn speed(of: &Self::Speed) -> f64;
-    /// The reason why a calibration is unreliable on its own. `None` if it is reliable.
+    /// Returns the reason why a calibration is unreliable, apart from its speed. Returns `None` if
+    /// the calibration is reliable.
     fn doubt_speed(_: &Self::Speed) -> Option<Doubt> {
         None
     }
-    /// The reason why a window is unreliable on its own. `None` if it is reliable.
+    /// Returns the reason why a window is unreliable, apart from its calibrations. Returns `None`
+    /// if the window is reliable.
     fn doubt(found: &Self::Found) -> Option<Doubt>;
 }
 
-/// A judged window, and the calibrations around it.
+/// A judged window, and the calibrations before and after the window.
 #[derive(Debug, Clone)]
 pub(crate) struct Judged<S, F> {
-    /// The calibration right before.
+    /// Result of the calibration immediately before the window.
     pub before: S,
     pub found: F,
-    /// The calibration right after.
+    /// Result of the calibration immediately after the window.
     pub after: S,
 }
 
@@ -136,12 +152,13 @@ impl Tally {
         self.repeated.iter().sum()
     }
 
-    /// Removes `windows` from the windows that were given up, because they are tried once more.
+    /// Subtracts `windows` from the number of missing windows, because the run measures these
+    /// windows once more.
     pub fn try_again(&mut self, windows: u32) {
         self.missing = self.missing.saturating_sub(windows);
     }
 
-    /// Gives up `windows` of the wanted windows.
+    /// Adds `windows` to the number of requested windows that yielded no result.
     pub fn give_up(&mut self, windows: u32) {
         self.missing += windows;
     }
@@ -150,7 +167,7 @@ impl Tally {
         self.judged
     }
 
-    /// Why windows were repeated: for each reason a clause with the count.
+    /// Returns a clause for each reason of repetitions, with the number of repetitions.
     pub fn clauses(&self) -> Vec<String> {
         let all = Doubt::ALL.into_iter().zip(self.repeated).filter(|(_, count)| *count > 0);
         let times = |count| if count == 1 { "once".to_owned() } else { format!("{count} times") };
@@ -164,27 +181,24 @@ impl Tally {
         self.speeds.extend(&other.speeds);
     }
 
-    /// Claims that are shown beside the claims of a figure. They have no band, so they promise
-    /// nothing.
+    /// Returns the counts of windows as claims, in addition to the figure's own claims. The claims
+    /// about the counts of windows have no required range.
     pub fn claims(&self) -> [Claim; 3] {
         [
             ("windows_judged", "Windows judged by the calibrations around them.", self.judged),
             (
                 "windows_repeated",
-                "Windows taken again: the machine changed during them, or the generator or a \
-                 wait for a core was in the way.",
+                "Windows measured again: the machine's speed changed, the generator was too \
+                 slow, or a core was busy.",
                 self.repeated(),
             ),
-            (
-                "windows_not_had",
-                "Windows given up after that; what they were to show is not measured.",
-                self.missing,
-            ),
+            ("windows_not_had", "Windows given up; their results are not measured.", self.missing),
         ]
         .map(|(id, what, count)| Claim::new(id, what, "windows").measured(f64::from(count)))
     }
 
-    /// The report for the outcome. `unit` is the unit of the speed.
+    /// Returns the numbers of judged and repeated windows and the reasons for repetitions, as JSON
+    /// for the experiment's record. `unit` is the unit of the speed.
     pub fn told(&self, unit: &str) -> Value {
         let mut why = serde_json::Map::new();
         for (doubt, count) in Doubt::ALL.into_iter().zip(self.repeated) {
@@ -210,7 +224,8 @@ impl Rule {
     }
 }
 
-/// The reason why a calibration is unreliable: its own doubt, or a speed of 0 or NaN.
+/// Returns the reason why a calibration is unreliable: the reason that [`Turns::doubt_speed`]
+/// gives, or a speed of 0, NaN or infinity.
 fn doubt_speed<T: Turns>(of: &T::Speed, rule: Rule) -> Option<Doubt> {
     let speed = T::speed(of);
     let none = !speed.is_finite() || speed <= 0.0;
@@ -218,7 +233,7 @@ fn doubt_speed<T: Turns>(of: &T::Speed, rule: Rule) -> Option<Doubt> {
     said.or(none.then_some(Doubt::SpeedChanged))
 }
 
-/// Takes windows until `wanted` are judged.
+/// Measures windows until `wanted` windows are judged, or until `rule` allows no further attempt.
 pub(crate) fn judge<T: Turns>(
     turns: &mut T,
     (wanted, rule): (u32, Rule),
@@ -233,7 +248,7 @@ pub(crate) fn judge<T: Turns>(
             break;
         }
         if let Some(doubt) = doubt_speed::<T>(&before, rule) {
-            // This calibration cannot be the basis of a sale.
+            // Purchases cannot be based on this calibration.
             tally.repeated[doubt as usize] += 1;
             before = turns.calibrate()?;
             tally.speeds.push(T::speed(&before));
@@ -261,7 +276,8 @@ pub(crate) fn judge<T: Turns>(
     Ok(judged)
 }
 
-/// The reason why a window is unreliable. `offers` has the window's offers by name.
+/// Returns the reason why a window is unreliable. `offers` lists the senders' names with their
+/// loads.
 pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt> {
     if window.wait() > WAITED {
         return Some(Doubt::WaitedForCore);
@@ -276,7 +292,8 @@ pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt
             Rate::Frames(due) => due,
             Rate::Bits(due) => due / (f64::from(offer.size) * 8.0),
         };
-        // If a ring empties a tenth more slowly than it is filled, it is full a tenth of the time.
+        // If the switch empties a ring a tenth more slowly than it is filled, the ring is full a
+        // tenth of the time.
         let missing = 1.0 - sent.offered_pps / due.max(1.0);
         missing > 1.0 - PUBLISHED && sent.full < RING_FULL * missing
     };
@@ -288,7 +305,8 @@ mod tests {
     use super::*;
     use crate::rig::fleet::Sent;
 
-    /// A simulated machine with given speeds. A window finds the speed before it.
+    /// A simulated machine whose calibrations find the given speeds in turn. A window's result is
+    /// the speed of the calibration before the window.
     struct Machine {
         speeds: std::collections::VecDeque<f64>,
         doubtful: Vec<f64>,

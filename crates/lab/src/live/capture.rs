@@ -1,16 +1,17 @@
-//! Frames that arrive in a VM's namespace, and their times, from a capture by tcpdump.
+//! Captures of frames and their times in a VM's namespace, made by tcpdump.
 //!
 //! # Source
 //!
-//! The format is that of `pcap-savefile(5)`. A header of 24 bytes begins with a magic number. For
-//! nanoseconds it is a1b23c4d, in the byte order of the writer. Each frame has seconds,
-//! nanoseconds, captured length and true length, of four bytes each, and then the captured bytes.
+//! The format of a capture file is in `pcap-savefile(5)`. A file header of 24 bytes begins with a
+//! magic number: a1b23c4d, in the writer's byte order, if times have nanoseconds. A capture record
+//! begins with four fields of four bytes: seconds, nanoseconds, captured length and true length of
+//! a frame. In a capture record, the captured bytes of the frame follow the header fields.
 //!
 //! # Approach
 //!
-//! Times are the kernel's, taken when the frame reaches the namespace's stack. At that moment the
-//! frame has passed the switch, the ring and the endpoint's write. No program in the namespace has
-//! seen it yet. A capture that missed frames is an error.
+//! The kernel gives a frame its time stamp when the frame reaches the namespace's stack. A frame
+//! with a time stamp has passed the switch, the ring and the endpoint, but no program in the
+//! namespace has seen it. If tcpdump missed frames, the capture is an error.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,27 +22,27 @@ use penstock_units::Nanos;
 use super::stage::Stage;
 use penstock_guest::bed::Bed;
 
-/// Magic number for nanoseconds, in the byte order of x86 and ARM.
+/// Magic number of a capture file with times in nanoseconds, in the byte order of x86 and ARM.
 const MAGIC: u32 = 0xa1b2_3c4d;
 const FILE_HEADER: usize = 24;
 const FRAME_HEADER: usize = 16;
-/// Bytes of a frame that are kept: all headers.
+/// Number of bytes that tcpdump captures of each frame. The captured bytes contain all headers.
 const KEPT: &str = "128";
-/// Longest time until tcpdump listens.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Captured {
-    /// Time since 1970.
+    /// Time of the frame since 1970-01-01 00:00 UTC.
     pub at: Nanos,
-    /// Length of the whole frame, without FCS.
+    /// Length in bytes of the whole frame, without FCS.
     pub bytes: u32,
-    /// The frame's first bytes.
+    /// First bytes of the frame, at most [`KEPT`].
     pub head: Vec<u8>,
 }
 
 impl Captured {
-    /// The IPv4 protocol, the captured payload, and the length of the whole payload.
+    /// Returns the IPv4 protocol, the captured bytes after the IPv4 header, and the length of the
+    /// whole payload. Returns `None` if the frame is not IPv4 or is too short.
     pub fn ipv4(&self) -> Option<(u8, &[u8], usize)> {
         let packet = self.head.get(14..)?;
         if self.head.get(12..14)? != [8, 0] {
@@ -60,13 +61,13 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Captures the frames to and from the namespace of `vm` that match `filter`, which has
-    /// tcpdump's syntax.
+    /// Starts a capture in the namespace of `vm`. `filter` selects frames in tcpdump's syntax.
     pub fn start(bed: &Bed, stage: &mut Stage, vm: &str, filter: &str) -> anyhow::Result<Self> {
         let file = stage.dir().join(format!("capture-{}.pcap", stage.programs()));
         let to = file.display().to_string();
         let words = ["-i", "eth0", "-n", "-p", "-Z", "root", "-s", KEPT, "-B", "16384"];
-        // In immediate mode tcpdump reads each frame at once, so the end of tcpdump loses no frame.
+        // In immediate mode, tcpdump reads each frame at once. So no frame is lost when tcpdump
+        // ends.
         let file_words = ["--immediate-mode", "--time-stamp-precision=nano", "-w", &to, filter];
         let words = [&words[..], &file_words].concat();
         let program = stage.start_program(bed, vm, "tcpdump", &words)?;
@@ -74,7 +75,7 @@ impl Capture {
         Ok(Self { program, file })
     }
 
-    /// Ends the capture. Returns the file and the captured frames.
+    /// Ends the capture. Returns the path of the capture file, and the captured frames.
     pub fn end(self, stage: &mut Stage) -> anyhow::Result<(PathBuf, Vec<Captured>)> {
         stage.end_programs(self.program..self.program + 1);
         let said = stage.said(self.program)?;
@@ -86,7 +87,7 @@ impl Capture {
     }
 }
 
-/// The frames in a file. `None` if it is not a complete capture.
+/// Parses the frames in a capture file. Returns `None` if the file is not a complete capture.
 fn read(file: &[u8]) -> Option<Vec<Captured>> {
     let word =
         |bytes: &[u8], at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));

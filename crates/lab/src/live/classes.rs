@@ -1,39 +1,46 @@
-//! C2QoS Fig. 3 and Fig. 11 (c), live: how long a frame waits on a core that is full.
+//! Live experiments for C2QoS Fig. 3 and Fig. 11 (c): the latency of a frame on a fully loaded
+//! core.
 //!
 //! # Problem
 //!
-//! Under `round-robin` every VM waits for every other VM's batch, whatever it bought. With classes
-//! (`hbs`) and cycles (`cycles-minmax`), a VM within its purchase waits for two things: the current
-//! batch, and the batches before its own.
+//! Under `round-robin`, every VM waits for every other VM's batch, even if the VM bought many
+//! cycles. Under classes (`hbs`) and cycles (`cycles-minmax`), a VM within its purchase waits only
+//! for the current batch and for batches before its own.
 //!
 //! # Source
 //!
-//! C2QoS §II-C and Fig. 3; §IV-B and Fig. 11 (c).
+//! The experiments replay Fig. 3 (§II-C) and Fig. 11 (c) (§IV-B) of C2QoS.
 //!
 //! # Approach for Fig. 11
 //!
-//! There are 16 senders, four in each of four classes. They are sold 8 : 4 : 2 : 1 of the core,
-//! together 90 %. The four of the first class and one of each other class are measured. They send
-//! stamped 512-byte frames at 55 % of their purchase. The other nine flood with 1518-byte frames,
-//! so that the core is full. A VM that sends more than it bought waits behind its own frames, in
-//! any class. So latency is measured only of VMs that send less. *Uncontended* is the first class
-//! alone, under the same load of its own. A *worst batch* is 32 frames of 1518 bytes at the
-//! measured cost.
+//! There are 16 senders, four in each of four classes. The senders of classes 1 to 4 buy in the
+//! ratio 8 : 4 : 2 : 1, together 90 % of the core. Seven senders are measured: the four senders of
+//! the first class, and one sender of each other class. The measured senders send stamped 512-byte
+//! frames at 55 % of their purchase. The other nine senders flood with 1518-byte frames, so that
+//! the core is fully loaded. In any class, the frames of a VM that sends more than it bought wait
+//! behind earlier frames of the VM. For this reason, the experiment measures only VMs that send
+//! less than they bought.
+//!
+//! The *uncontended* latency is measured while only the VMs of the first class send, with the load
+//! of the measured windows. A *worst batch* is the time that the worker needs for 32 frames of 1518
+//! bytes, calculated from the measured cost.
 //!
 //! Each window on a full core lies between two calibrations ([`super::bracket`]). A calibration
-//! measures the cost of a small and a large frame. It also measures the first class alone, at the
-//! load that is 55 % by this cost. So compared values are from the same second. Windows in which
-//! the machine changed are reported and not counted.
+//! measures the cost of a small and a large frame. From the measured cost of frames, the
+//! calibration computes the load that is 55 % of a sender's purchase. The calibration measures the
+//! latency of the first class alone, at the computed load. As a result, the latency of the first
+//! class alone and its latency under full load are measured in the same second. Windows in which
+//! the machine's speed changed are reported, but do not count.
 //!
 //! # Approach for Fig. 3
 //!
-//! One VM sends 20,000 frames of 512 bytes per second. The others flood with 1518-byte frames.
-//! There are 1, 4, 8, 16 VMs in all.
+//! One VM sends 20,000 frames of 512 bytes per second. All other VMs flood with 1518-byte frames.
+//! There are 1, 4, 8 or 16 VMs in total.
 //!
 //! # Cost
 //!
-//! A run takes about 20 windows of 0.5 s, each with a calibration of the same length, on a quiet
-//! machine.
+//! On a quiet machine, a run measures about 20 windows of 0.5 s, each with a calibration of about
+//! the same length.
 
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -47,28 +54,28 @@ use crate::rig::{Capacity, Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// Classes, and senders in each.
+/// Number of latency classes in Fig. 11.
 const CLASSES: u8 = 4;
 const IN_CLASS: u8 = 4;
-/// Frame size of the measured VMs, and of those that flood.
+/// Frame size of the measured VMs, in bytes.
 const PROBE: u16 = 512;
 const BULK: u16 = 1518;
-/// Part of the core that is sold.
+/// Fraction of the core's cycles that the senders buy.
 const SOLD: f64 = 0.9;
 /// Offered rate of the measured VMs, as a fraction of their purchase.
 const OFFERED: f64 = 0.55;
-/// Frames of a batch.
+/// Number of frames in a full batch.
 const BATCH: f64 = 32.0;
-/// The window in which a frame's cost is measured.
+/// Warm-up and length of a measurement of a frame's cost.
 const COST: Span = Span { warm: 0.02, secs: 0.08, parts: 2 };
-/// Seconds of load before counting starts.
+/// Seconds for which the load runs before the measurement starts.
 const WARM_SECS: f64 = 0.1;
-/// Fig. 3: frames per second of the measured VM.
+/// Frames per second that the measured VM sends in Fig. 3.
 const PROBE_PPS: f64 = 20_000.0;
-/// Fig. 3: VMs in all.
+/// Total number of VMs in each case of C2QoS Fig. 3.
 const VMS: [u8; 4] = [1, 4, 8, 16];
 
-/// Purchase of one VM of a class, as a fraction of the core.
+/// Returns the purchase of one VM of a class, as a fraction of the core's cycles.
 fn part(class: u8) -> f64 {
     let parts = |class: u8| f64::from(1_u8 << (CLASSES - class));
     let all: f64 = (1..=CLASSES).map(parts).sum::<f64>() * f64::from(IN_CLASS);
@@ -79,7 +86,8 @@ fn name(class: u8, number: u8) -> String {
     format!("class{class}-vm{number}")
 }
 
-/// Whether the VM stays within its purchase, and is measured.
+/// Returns whether the experiment measures the latency of a VM. A measured VM sends less than it
+/// bought.
 fn is_measured(class: u8, number: u8) -> bool {
     class == 1 || number == 1
 }
@@ -88,7 +96,7 @@ fn senders() -> impl Iterator<Item = (u8, u8)> {
     (1..=CLASSES).flat_map(|class| (1..=IN_CLASS).map(move |number| (class, number)))
 }
 
-/// 16 senders, and a sink for each class.
+/// Returns a plan with 16 senders, and one receiving VM for each class.
 fn plan(schedule: &str, bound: impl Fn(u8) -> Bound) -> Plan {
     let mut vms: Vec<Vm> = senders()
         .map(|(class, number)| {
@@ -114,7 +122,8 @@ fn free(schedule: &str) -> Plan {
     plan(schedule, |_| Bound::default())
 }
 
-/// The subjects: Penstock with and without classes, and the peer.
+/// The three switches under test, which are Penstock with classes, Penstock without classes, and
+/// OVS-DPDK.
 #[derive(Debug)]
 struct Subjects {
     bed: Bed,
@@ -163,7 +172,7 @@ fn worst_batch_us(bulk: Capacity, tsc_hz: f64) -> f64 {
     BATCH * bulk.cycles / tsc_hz * 1e6
 }
 
-/// Cost of a small and of a large frame, without limits.
+/// Measures the cost of a small and of a large frame on a switch without limits.
 fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
     let mut cost = |size| {
         let greedy = Offer { size, flows: 1, rate: Rate::Max };
@@ -173,12 +182,13 @@ fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
     Ok((cost(PROBE)?, cost(BULK)?))
 }
 
-/// Result of a calibration.
+/// Result of a calibration: the costs of frames, and the latency of the first class while no other
+/// class sends.
 #[derive(Debug, Clone)]
 struct Alone {
     probe: Capacity,
     bulk: Capacity,
-    /// Window of the first class alone.
+    /// Window in which only the first class sends.
     window: Window,
     doubt: Option<Doubt>,
 }
@@ -187,7 +197,7 @@ struct Alone {
 #[derive(Debug)]
 struct Rounds<'a> {
     subjects: &'a mut Subjects,
-    /// Index of the subject.
+    /// Index of the measured switch in [`SUBJECTS`].
     nth: usize,
     secs: f64,
 }
@@ -214,7 +224,8 @@ impl Turns for Rounds<'_> {
         let rig = [Some(c2qos), Some(in_turn), peer.as_mut()].into_iter().nth(self.nth).flatten();
         let rig = rig.context("no such subject")?;
         let window = rig.awake(|rig| rig.once(bed, &all, span))?;
-        // The core must be full. It does not matter which VM fills it, so one flooding VM suffices.
+        // The core must be fully loaded by any VM. So the window is fine if one flooding VM always
+        // found its ring full.
         let fullest = |a: &&(String, Offer), b: &&(String, Offer)| {
             let full = |name: &str| window.sender(name).map_or(0.0, |sent| sent.full);
             full(&a.0).total_cmp(&full(&b.0))
@@ -238,7 +249,7 @@ impl Turns for Rounds<'_> {
     }
 }
 
-/// A window under offers by name.
+/// Lets the VMs in `offers` send for `secs` seconds, and returns the measurements.
 fn window(
     bed: &Bed,
     rig: &mut Rig,
@@ -248,10 +259,10 @@ fn window(
     rig.awake(|rig| rig.window(bed, offers, secs))
 }
 
-/// The subjects in the order of their turns.
+/// Names of the switches under test, in the order in which they are measured.
 const SUBJECTS: [&str; 3] = ["c2qos", "round-robin", OVS_DPDK];
 
-/// The percentiles that are reported.
+/// Percentiles of the latency that the experiment reports.
 const PERCENTILES: [f64; 3] = [50.0, 99.0, 99.9];
 
 fn told(times: &Times, tsc_hz: f64) -> Value {
@@ -274,7 +285,7 @@ fn what_else(window: &Window) -> Value {
     })
 }
 
-/// Offers of all 16 senders, or only of the first class.
+/// Returns the loads of all 16 senders if `all`, or else the loads of the first class only.
 fn offers(bed: &Bed, probe: Capacity, all: bool) -> Vec<(String, Offer)> {
     let offer = |(class, number)| {
         let rate = if is_measured(class, number) {
@@ -288,10 +299,11 @@ fn offers(bed: &Bed, probe: Capacity, all: bool) -> Vec<(String, Offer)> {
     senders().filter(|(class, _)| all || *class == 1).map(offer).collect()
 }
 
-/// The medians over the runs of one subject.
+/// Latencies through one switch in all runs.
 #[derive(Debug, Clone, Default)]
 struct Found {
-    /// By class, then by percentile.
+    /// Latencies in microseconds: `us[class][percentile]` is a vector with one latency for each
+    /// run.
     us: Vec<[Vec<f64>; 3]>,
 }
 
@@ -313,12 +325,13 @@ impl Found {
     }
 }
 
-/// Results of one subject in the judged windows.
+/// Latencies through one switch in the judged windows.
 #[derive(Debug, Clone, Default)]
 struct Seen {
-    /// Results of the first class alone, around those windows.
+    /// Latencies of the first class while no other class sends, before and after the judged
+    /// windows.
     alone: Found,
-    /// Results on a full core.
+    /// Latencies of the measured senders while the worker's core is fully loaded.
     full: Found,
     worst_batch_us: Vec<f64>,
 }
@@ -336,17 +349,18 @@ impl Seen {
         Ok(seen)
     }
 
-    /// Microseconds that a full core adds to the first class's p99.
+    /// Returns the microseconds that a fully loaded core adds to the 99th percentile of the first
+    /// class's latency.
     fn added_us(&self) -> f64 {
         self.full.us(1, 1) - self.alone.us(1, 1)
     }
 }
 
-/// Runs Fig. 11 (c).
+/// Runs the live experiment of C2QoS Fig. 11 (c).
 ///
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails.
+/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, wanted) = (context.live.secs.unwrap_or(0.5), context.live.runs.unwrap_or(5));
     let mut subjects = Subjects::start(context)?;
@@ -403,9 +417,9 @@ fn note(outcome: &mut Outcome, name: &str, window: &Window, hz: f64) -> anyhow::
     Ok(())
 }
 
-/// The worst case of each class in microseconds, as `penstock explain` prints it. Call this
-/// function just after a window: without a cost model, `explain` uses the cost of frames in the
-/// last seconds.
+/// Runs `penstock explain` and returns the latency bound of each class, in microseconds. Call this
+/// function just after a window, because `explain` without a cost model uses the cost of recent
+/// frames.
 fn bounds(subjects: &mut Subjects) -> anyhow::Result<Vec<f64>> {
     subjects.c2qos.awake(|rig| {
         let of = |class| {
@@ -447,7 +461,7 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
     outcome.claim(
         Claim::new(
             "added_latency_left_pct",
-            "Of the latency (p99) that round-robin adds to the first class, this is left.",
+            "Latency (p99) added to the first class, in percent of what round-robin adds.",
             "%",
         )
         .at_most(5.0)
@@ -455,8 +469,12 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
     );
     let ratios = (1..CLASSES).map(|class| c2qos.us(class + 1, 1) / c2qos.us(class, 1));
     outcome.claim(
-        Claim::new("class_p99_ratio_min", "p99 of a class over that of the class before.", "x")
-            .measured(ratios.fold(f64::INFINITY, super::noisy::nan_min)),
+        Claim::new(
+            "class_p99_ratio_min",
+            "p99 of a class over p99 of the class before, the least of all classes.",
+            "x",
+        )
+        .measured(ratios.fold(f64::INFINITY, super::noisy::nan_min)),
     );
     let over = (1..=CLASSES).zip(bounds).map(|(class, bound)| c2qos.us(class, 2) / bound);
     outcome.claim(
@@ -475,21 +493,21 @@ fn conclude_fig11(outcome: &mut Outcome, seen: &[Seen], bounds: &[f64]) {
     );
 }
 
-/// Replaces a negative time by zero. NaN stays.
+/// Returns `value`, or 0 if the value is negative. Returns NaN if the value is NaN.
 fn not_below_0(value: f64) -> f64 {
     if value < 0.0 { 0.0 } else { value }
 }
 
-/// The larger value, or NaN if one of them is NaN.
+/// Returns the larger of two values, or NaN if one of the values is NaN.
 fn nan_max(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.max(b) }
 }
 
-/// Runs Fig. 3.
+/// Runs the live experiment of C2QoS Fig. 3.
 ///
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails.
+/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (secs, runs) = (context.live.secs.unwrap_or(0.6), context.live.runs.unwrap_or(3));
     let mut subjects = Subjects::start(context)?;
@@ -497,14 +515,14 @@ pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
     subjects.describe(&mut outcome);
     let tsc_hz = subjects.bed.tsc_hz();
     let all: Vec<(u8, u8)> = senders().collect();
-    // By subject, then by number of VMs.
+    // Results by subject, and then by number of VMs.
     let mut found = vec![vec![Found::default(); VMS.len()]; 3];
     for run in 0..runs {
         context.progress(f64::from(run) / f64::from(runs), format!("run {}", run + 1));
         for (at, vms) in VMS.into_iter().enumerate() {
             let offers: Vec<_> = all
                 .iter()
-                // The other VMs of the first class stay silent as long as there are lower classes.
+                // The other VMs of the first class send only if all VMs of lower classes send.
                 .filter(|(class, number)| *class > 1 || *number == 1)
                 .chain(all.iter().filter(|(class, number)| *class == 1 && *number > 1))
                 .take(usize::from(vms))
@@ -547,10 +565,25 @@ fn conclude_fig3(outcome: &mut Outcome, found: &[Vec<Found>], with_peer: bool) {
         |found: &[Found], percentile| found[3].us(1, percentile) / found[0].us(1, percentile);
     let monotone = found[1].windows(2).all(|pair| pair[1].us(1, 0) >= pair[0].us(1, 0));
     let claims = [
-        ("rr_latency_16_over_1", "In turn: median latency beside 15 others over that alone.", 1, 0),
-        ("c2qos_top_class_16_over_1", "In the first class: the same.", 0, 0),
-        ("rr_p99_16_over_1", "In turn: the same of p99.", 1, 1),
-        ("c2qos_top_class_p99_16_over_1", "In the first class: the same of p99.", 0, 1),
+        (
+            "rr_latency_16_over_1",
+            "Round-robin: median latency beside 15 other VMs over that alone.",
+            1,
+            0,
+        ),
+        (
+            "c2qos_top_class_16_over_1",
+            "First class: median latency beside 15 other VMs over that alone.",
+            0,
+            0,
+        ),
+        ("rr_p99_16_over_1", "Round-robin: p99 latency beside 15 other VMs over that alone.", 1, 1),
+        (
+            "c2qos_top_class_p99_16_over_1",
+            "First class: p99 latency beside 15 other VMs over that alone.",
+            0,
+            1,
+        ),
     ];
     for (id, statement, subject, percentile) in claims {
         let value = growth(&found[subject], percentile);
@@ -561,12 +594,13 @@ fn conclude_fig3(outcome: &mut Outcome, found: &[Vec<Found>], with_peer: bool) {
     }
     outcome.claim(Claim::truth(
         "rr_growth_is_monotone",
-        "In turn, latency grows with every further VM.",
+        "Under round-robin, latency grows with every further VM.",
         monotone,
     ));
 }
 
-/// The bound of a VM's class in the output of `penstock explain VM --json`, in microseconds.
+/// Reads the latency bound of a VM's class, in microseconds, from the output of `penstock explain
+/// VM --json`.
 fn explained_bound_us(answer: &str) -> Option<f64> {
     fn find(of: &serde_json::Value) -> Option<f64> {
         let units = [("bound_ns", 1e-3), ("bound_us", 1.0), ("bound_ms", 1e3), ("bound_s", 1e6)];

@@ -1,37 +1,39 @@
-//! The story that `make demo` tells: a victim and a noisy neighbour, twice.
+//! The run of `make demo`: a victim and a noisy neighbour, with two kinds of limits.
 //!
 //! # Problem
 //!
-//! Two VMs buy the switch's core. The *victim* buys four fifths of the sold part, and both behave.
-//! Then the neighbour floods: it sends 64-byte frames of 100,000 flows, as fast as its ring takes
-//! them.
+//! Two VMs buy the cycles of the switch's core. The *victim* buys four fifths of the sold capacity.
+//! At first, both VMs send the traffic that they declared. Later the neighbour floods: it sends
+//! 64-byte frames in 100,000 flows, as fast as its ring accepts frames.
 //!
 //! # Source
 //!
-//! C2QoS §II-B and Fig. 1. The VMs and their purchases are those of [`super::noisy`].
+//! The demo follows C2QoS §II-B and Fig. 1. The VMs and their purchases are the same as in
+//! [`super::noisy`].
 //!
 //! # Approach
 //!
-//! The same load runs under `bps` policing with round-robin, and under cycle buckets with batch
-//! scheduling. These two runs are the demo's two *lives*. The question is whether the victim keeps
-//! its purchase.
+//! The same load runs twice: under `bps` policing with round-robin, and under cycle buckets with
+//! batch scheduling. Each of the two runs of the demo shows whether the victim keeps its purchase.
 //!
-//! As in [`super::noisy`], each window lies between two short calibrations, which judge it. A
-//! window is repeated if the machine changed meanwhile. The picture shows the judged windows in a
-//! row, and the victim's purchase at each moment. C2QoS sold the victim cycles. These cycles are
+//! As in [`super::noisy`], each window lies between two short calibrations. If the calibrations
+//! around a window differ, the machine's speed changed, and the window is repeated. The picture
+//! shows the judged windows one after the other, and the victim's purchase in bits per second at
+//! each moment. The purchase in bits per second varies, because C2QoS sells cycles, and a cycle is
 //! worth more bits while the machine is fast.
 //!
 //! # A disturbed machine
 //!
-//! A window that fails is repeated with twice the length, in which a short disturbance weighs less.
-//! If there are still too few windows, the life is repeated with the worker capped to half as much.
-//! The worker can then spend its cap although it loses its core now and then. Long windows then
-//! count even if they were disturbed, and their numbers are *rough*. [`super::demo_story`] makes
-//! sentences of the results.
+//! A disturbed window is repeated. If two consecutive windows yield no result, later windows are
+//! twice as long. A short disturbance matters less in a long window. If there are still too few
+//! judged windows, the run is repeated with half of the worker's capacity. A worker with half of
+//! its capacity can reach its limit although it sometimes loses its core. If a run was repeated
+//! with half of the worker's capacity, disturbed windows also count, and the results are *rough*.
+//! The module [`super::demo_story`] turns the results into sentences.
 //!
 //! # Cost
 //!
-//! A run takes under a minute on a quiet machine, and four minutes at most.
+//! A run of the demo takes under a minute on a quiet machine, and four minutes at most.
 
 use serde_json::json;
 
@@ -43,43 +45,46 @@ use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
-/// Seconds of a window, and the number of windows before and after the flood begins.
+/// Length of a measured window in seconds.
 const SECS: f64 = 0.5;
 const WINDOWS: u32 = 6;
-/// Number of windows in a row, after which the run decides whether to go on.
+/// Number of windows that a run measures before it checks whether any window yielded a result.
 const ROW: u32 = 2;
-/// Ways to run a life. The second is used if the first yields too few windows.
+/// Two sets of parameters for a run of the demo. If a run with the first set yields too few
+/// windows, the run is repeated with the second set of parameters.
 const WAYS: [Way; 2] = [
     Way { core_part: noisy::CORE_PART, lengths: &[1.0, 2.0], rule: RULE },
     Way { core_part: noisy::CORE_PART / 2.0, lengths: &[4.0], rule: ROUGH },
 ];
 const RULE: Rule = Rule { agree: 0.04, tries: 3, rough: false };
-/// Lets calibrations differ as much as they do on a machine that others also use.
+/// Rule for a disturbed machine: the speeds of two calibrations may differ by up to 100 %.
 const ROUGH: Rule = Rule { agree: 1.0, tries: 2, rough: true };
-/// The two lives of our switch: name of the subject, and its title in the picture.
+/// Names of the demo's two runs, and the runs' titles in the picture.
 const LIVES: [(&str, &str); 2] = [("bps", "bps policing"), ("c2qos", "C2QoS")];
 const VMS: [(&str, &str); 2] = [("victim", "victim"), ("noisy1", "neighbour")];
 const BOUGHT: &str = "bought by the victim";
-/// The label in the legend. In both lives, the victim's purchase is a part of the core's capacity,
-/// which calibrations find.
+/// Label of the victim's purchase in the legend. In both runs of the demo, the purchase is a fixed
+/// fraction of the calibrated capacity, so the purchase follows the core's speed.
 const BOUGHT_LABEL: &str = "bought by the victim (moves with the core's speed)";
 const TIME: &str = "seconds of measurement (what lies between is cut out)";
-/// The event in each life.
+/// Label of the moment at which the neighbour begins to flood, in each run of the demo.
 const FLOODS: &str = "the neighbour floods";
 
-/// How a life is run.
+/// Parameters of a run of the demo, for a quiet or a disturbed machine.
 #[derive(Debug, Clone, Copy)]
 struct Way {
-    /// Part of its core that the worker may spend.
+    /// Fraction of its core's cycles that the worker may spend.
     core_part: f64,
-    /// Lengths of windows, as multiples of the normal length.
+    /// Lengths of windows to try in turn, as multiples of the normal length.
     lengths: &'static [f64],
     rule: Rule,
 }
 
+/// Runs the demo with both kinds of limits, and prints the three sentences that sum up the results.
+///
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails.
+/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let windows = (context.live.secs.unwrap_or(SECS), context.live.runs.unwrap_or(WINDOWS));
@@ -107,27 +112,28 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Repeats one life of our switch until there is enough to tell.
+/// Runs the demo with one kind of limits. If a run with the first parameters in [`WAYS`] yields too
+/// few windows, the function repeats the run with the second parameters.
 fn live(
     (context, bed): (&Context<'_>, &Bed),
     (name, title): (&'static str, &str),
     (windows, done): ((f64, u32), f64),
     conditions: &mut Conditions,
 ) -> anyhow::Result<Life> {
-    eprintln!("{title}: both behave; then the neighbour floods 64 B frames of 100,000 flows");
+    eprintln!("{title}: both VMs keep to their contracts; then one floods with 64 B frames");
     let enough = ENOUGH.min(usize::try_from(windows.1)?);
-    // If load and switch share a core, no window is undisturbed.
+    // If load and switch share a core, every window is disturbed.
     let ways = if conditions.one_core { &WAYS[1..] } else { &WAYS[..] };
     let mut life = Life::default();
     for (nth, way) in ways.iter().enumerate() {
         if nth > 0 {
             conditions.tally.try_again(u32::MAX);
-            eprintln!("{title}: disturbed; once more with half of the load and longer windows");
+            eprintln!("{title}: disturbed; repeating it with half of the load and longer windows");
         }
         let mut subject = noisy::ours(bed, name, (1, way.core_part))?;
         let told = (context, title, done);
         let lived = once((told, bed), &mut subject, way, windows)?;
-        // A stopped daemon cannot exit.
+        // A paused daemon cannot exit.
         subject.rig.switch.resume()?;
         conditions.tally.add(&subject.tally);
         conditions.waits.append(&mut subject.waits);
@@ -141,8 +147,8 @@ fn live(
     Ok(life)
 }
 
-/// Runs one life: first both VMs behave, then the neighbour floods. The flood runs only if the
-/// first part yields a window.
+/// Runs the demo once with one kind of limits: first both VMs send as declared, later the neighbour
+/// floods. The neighbour does not flood if the first part of the run yields no judged window.
 fn once(
     ((context, title, done), bed): ((&Context<'_>, &str, f64), &Bed),
     subject: &mut noisy::Subject,
@@ -156,7 +162,7 @@ fn once(
         context.progress(done + at, title);
         let judged = adapted(way.lengths, wanted, |length, row| {
             let judged = subject.windows(bed, case, (secs * length, row), way.rule)?;
-            // These windows are given up only if all lengths have been tried.
+            // The tally counts a window as given up only after all lengths have been tried.
             subject.tally.try_again(row - u32::try_from(judged.len())?.min(row));
             Ok(judged.into_iter().map(|window| (secs * length, window)).collect())
         })?;
@@ -169,8 +175,9 @@ fn once(
     Ok(life)
 }
 
-/// Takes `wanted` windows in rows, and turns to the next length as soon as a row yields none.
-/// `take` gets a length and a number, and returns the judged windows.
+/// Measures `wanted` windows in rows of [`ROW`] windows. If no window of a row is judged, the
+/// function continues with the next length in `lengths`. `take` receives the length and the number
+/// of windows, measures them, and returns the judged windows.
 fn adapted<T>(
     lengths: &[f64],
     wanted: u32,
@@ -193,12 +200,12 @@ fn adapted<T>(
     Ok(judged)
 }
 
-/// Results of one life, and its curves.
+/// Results of one run of the demo, and the curves for the demo's picture.
 #[derive(Debug, Default)]
 struct Life {
     seen: Seen,
     core_part: f64,
-    /// Seconds drawn so far, and the second at which the flood begins.
+    /// Seconds of measurement that the curves cover so far.
     drawn: f64,
     flood_begins: Option<f64>,
     vms: [Vec<(f64, f64)>; 2],
@@ -211,7 +218,8 @@ impl Life {
         Self { seen, core_part: way.core_part, ..Self::default() }
     }
 
-    /// Adds windows with their lengths. All of them lie in the flood, or all before it.
+    /// Adds judged windows, each with its length in seconds. `flood` says whether the neighbour
+    /// flooded in the windows.
     fn add(
         &mut self,
         subject: &noisy::Subject,
@@ -243,7 +251,7 @@ impl Life {
         Ok(())
     }
 
-    /// Adds the curves, and returns the results of the life.
+    /// Adds the curves of a run of the demo to `outcome`, and returns the results of the run.
     fn draw(self, outcome: &mut Outcome, title: &str) -> Seen {
         let finite = |points: Vec<(f64, f64)>| points.into_iter().filter(|p| p.1.is_finite());
         for ((_, vm), curve) in VMS.iter().zip(self.vms) {
@@ -257,7 +265,7 @@ impl Life {
     }
 }
 
-/// Adds a claim about the part of its purchase that the victim kept in one life.
+/// Adds a claim about the percentage of its purchase that the victim kept in one run of the demo.
 fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     let seen = &life.seen;
     outcome.note(&format!("worker_capacity_of_core_{name}"), life.core_part);
@@ -267,7 +275,7 @@ fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     let Some(kept) = seen.kept() else { return };
     let what = "of what it bought, the victim keeps while its neighbour floods";
     let claim = Claim::new(&format!("{name}_victim_kept_pct"), what, "%").measured(kept);
-    // The effect of policing in bits on the victim is shown, but nothing is promised about it.
+    // Policing in bits promises the victim nothing, so its claim has no limit.
     let promised = if name == "c2qos" { seen.least_kept() } else { None };
     outcome.claim(match promised {
         Some(least) => claim.at_least(least),
@@ -275,7 +283,7 @@ fn conclude(outcome: &mut Outcome, name: &str, life: &Life) {
     });
 }
 
-/// Draws both lives side by side.
+/// Draws the two runs of the demo side by side.
 pub(crate) fn picture(record: &Record) -> Picture {
     let highest = record.series.iter().flat_map(|s| s.y.iter().copied()).fold(0.0, f64::max);
     let mut picture = Picture::new("A victim and a noisy neighbour on one switch core");
@@ -306,8 +314,9 @@ mod tests {
     use crate::evidence::series::csv;
     use crate::evidence::{Experiment, Mode};
 
-    /// Returns the requests for windows if the first `disturbed` windows are disturbed, and how
-    /// many windows were judged. A row is tried three times.
+    /// Simulates a machine whose first `disturbed` windows are disturbed. The simulated machine
+    /// tries each window up to three times. Returns the length and number of windows in each call
+    /// of `take`, and the number of judged windows.
     fn asked(disturbed: u32, lengths: &[f64], wanted: u32) -> (Vec<(f64, u32)>, usize) {
         let (mut left, mut asked) = (disturbed, Vec::new());
         let judged = adapted(lengths, wanted, |length, row| {
@@ -328,8 +337,7 @@ mod tests {
     fn a_row_without_a_window_makes_the_next_ones_longer() {
         let (asked_for, judged) = asked(8, &[1.0, 2.0], 3);
         assert_eq!((asked_for, judged), (vec![(1.0, 2), (2.0, 2), (2.0, 1)], 3));
-        // The first windows are disturbed, but each row yields a window. There is no reason for
-        // longer ones.
+        // The first windows are disturbed, but each row yields a window. So the windows stay short.
         assert_eq!(asked(5, &[1.0, 2.0], 2), (vec![(1.0, 2), (1.0, 1)], 2));
     }
 
@@ -339,8 +347,8 @@ mod tests {
         assert!(asked(0, &[], 6).0.is_empty() && asked(0, &[1.0], 0).0.is_empty());
     }
 
-    /// A run's record in which the victim kept `kept` percent in each of `windows` windows of the
-    /// flood.
+    /// Returns the record of a run with `windows` windows in the flood. In each window, the victim
+    /// kept `kept` percent of its purchase.
     fn record(windows: usize, kept: f64, rough: bool) -> Record {
         let mut outcome = Outcome::default();
         for names in LIVES {

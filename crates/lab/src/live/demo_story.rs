@@ -1,58 +1,62 @@
-//! The text that `make demo` prints at its end. This module makes three sentences from windows, and
-//! reads no clock.
+//! The three sentences that `make demo` prints at its end. The module `demo_story` only formats
+//! measurements, and reads no clock.
 //!
 //! # Problem
 //!
-//! A stranger runs the demo on a machine that we do not know. The stranger should read in numbers
-//! what happened and what disturbed it. Exit status 1 must mean that the switch failed, and nothing
-//! else.
+//! A user may run the demo on any machine. The printed text must give the results in numbers, and
+//! name the causes of disturbed measurements. The demo must exit with status 1 only if the switch
+//! broke its promise.
 //!
 //! # Approach
 //!
-//! Any set of measurements makes a story of three lines: one for each way of limiting, and one for
-//! the machine. A value that is not a number is never printed.
+//! The demo prints three lines for any measurements: one line for each limiting method, and one
+//! line about the machine. The printed lines never contain NaN or infinity.
 //!
 //! # When the switch failed
 //!
-//! C2QoS promises the victim its whole purchase. The switch broke this promise if the victim kept
-//! less than [`PROMISE_PCT`], minus the part that disturbances explain. Disturbances are the
-//! difference of the calibrations around a window, the time waited for a core, and the time that
-//! the hypervisor took. Undisturbed windows decide this, if there are [`ENOUGH`] of them. Other
-//! windows are reported as rough and are never a failure.
+//! C2QoS promises the victim its whole purchase. The switch broke its promise if the victim kept
+//! less than [`PROMISE_PCT`] percent of its purchase, minus the percentage that disturbances
+//! explain. Three disturbances count: different calibrations before and after a window, waits for a
+//! core, and time that the hypervisor took. The demo can report a broken promise only if there are
+//! at least [`ENOUGH`] undisturbed windows. Results from disturbed windows are reported as rough,
+//! and never count as a failure.
 
 use super::bracket::Tally;
 use super::machine::Machine;
 use crate::rig::stats::middle;
 
-/// The least number of windows from which a median is meaningful.
+/// Minimum number of windows for a meaningful median.
 pub(super) const ENOUGH: usize = 3;
 /// Percentage of its purchase that the victim must keep under C2QoS.
 pub(super) const PROMISE_PCT: f64 = 99.0;
-/// No victim keeps a higher percentage. A value above this is not printed as a number.
+/// Largest credible percentage of its purchase that the victim keeps. If the victim keeps a larger
+/// percentage of its purchase, the text says "more than 200 %".
 const MOST_PCT: f64 = 200.0;
-/// Upper limit of every rate in Gbit/s and of every percentage.
+/// Largest plausible value of a rate in Gbit/s, and of a percentage.
 const MOST_OF_ALL: f64 = 1e5;
-/// A core's waiting time above this percentage is mentioned.
+/// The text mentions waits for a core only if they took at least this percentage of the time.
 const WAITED_PCT: f64 = 1.0;
 
-/// Above this percentage of waiting time, the numbers do not mean much.
+/// The demo's text calls the machine too busy if the switch or the load generator waited for a core
+/// for at least this percentage of the time.
 const HOPELESS_PCT: f64 = 30.0;
 
-/// Results of the victim in one life.
+/// Results of the victim in one run of the demo.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
-    /// The victim's bandwidth in each window in which all behaved, in Gbit/s.
+    /// The victim's bandwidth in each window before the flood, in Gbit/s.
     pub before: Vec<f64>,
-    /// For each window of the flood: the victim's bandwidth, the percentage of its purchase that it
-    /// kept, and the possible error of this percentage.
+    /// Results of each window of the flood: the victim's bandwidth in Gbit/s, the percentage of its
+    /// purchase that it kept, and the percentage's possible error.
     pub flood: Vec<[f64; 3]>,
-    /// Whether windows count although they were disturbed.
+    /// Whether the results also include disturbed windows.
     pub rough: bool,
-    /// Percentage of the time that the hypervisor took.
+    /// Percentage of the time for which the hypervisor took a core away.
     pub stolen_pct: f64,
 }
 
-/// Median of the values that a measurement can have. Other values are ignored.
+/// Returns the median of the values from 0 to [`MOST_OF_ALL`], or `None` if no value is in this
+/// range.
 fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
     let possible = |value: &f64| (0.0..=MOST_OF_ALL).contains(value);
     let numbers: Vec<f64> = values.into_iter().filter(possible).collect();
@@ -60,39 +64,41 @@ fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
 }
 
 impl Seen {
-    /// Whether there are `enough` windows before the flood, and `enough` in it.
+    /// Returns whether there are at least `enough` windows before the flood, and at least `enough`
+    /// windows in the flood.
     pub fn is_enough(&self, enough: usize) -> bool {
         let before = self.before.iter().filter(|gbps| gbps.is_finite());
         let flood = self.flood.iter().filter(|window| window[1].is_finite());
         before.count().min(flood.count()) >= enough
     }
 
-    /// Percentage of its purchase that the victim kept in the flood.
+    /// Returns the percentage of its purchase that the victim kept in the flood.
     pub fn kept(&self) -> Option<f64> {
         median(self.flood.iter().map(|window| window[1]))
     }
 
-    /// Possible error of [`Self::kept`], in percent.
+    /// Returns the possible error of [`Self::kept`], in percentage points.
     pub fn unsure(&self) -> f64 {
         let own = median(self.flood.iter().map(|window| window[2])).unwrap_or(MOST_PCT);
         let stolen = if self.stolen_pct.is_finite() { self.stolen_pct } else { 0.0 };
         (own.max(0.0) + stolen.max(0.0)).min(PROMISE_PCT)
     }
 
-    /// The least percentage that keeps C2QoS's promise. `None` if these windows are too few or
-    /// rough.
+    /// Returns the lowest percentage of its purchase with which the victim's promise is kept.
+    /// Returns `None` if fewer than [`ENOUGH`] windows are judged, or if the results also include
+    /// disturbed windows.
     pub fn least_kept(&self) -> Option<f64> {
         let judged = !self.rough && self.is_enough(ENOUGH);
         judged.then(|| ((PROMISE_PCT - self.unsure()) * 10.0).floor() / 10.0)
     }
 
-    /// Whether the switch broke its promise.
+    /// Returns whether the switch broke its promise to the victim.
     pub fn failed(&self) -> bool {
         matches!((self.least_kept(), self.kept()), (Some(least), Some(kept)) if kept < least)
     }
 
-    /// The sentence about the victim. `promised` says whether this life promises the victim its
-    /// purchase.
+    /// Returns the sentence about the victim. `promised` says whether the limiting method promises
+    /// the victim its purchase.
     fn sentence(&self, limits: &str, promised: bool) -> String {
         let Some(kept) = self.kept() else {
             return format!("Under {limits} the victim could not be measured.");
@@ -105,8 +111,8 @@ impl Seen {
         } else {
             format!("kept {about}{kept:.0} % of what it bought")
         };
-        // The purchase follows from the two medians that are printed, so that the numbers of the
-        // sentence agree. A median of the windows' purchases need not agree with them.
+        // The purchase is calculated from the two printed medians, so that the numbers in the
+        // sentence agree. The median of the windows' purchases may differ.
         let got = median(self.flood.iter().map(|window| window[0]));
         let rates = match got.map(|got| (got, 100.0 * got / kept)) {
             Some((got, due)) if due.is_finite() => {
@@ -126,7 +132,7 @@ impl Seen {
     }
 }
 
-/// Gbit/s with the significant digits.
+/// Formats a rate in Gbit/s with two decimals, or with three decimals below 0.1 Gbit/s.
 fn gbps(value: f64) -> String {
     if value < 0.1 { format!("{value:.3}") } else { format!("{value:.2}") }
 }
@@ -134,19 +140,20 @@ fn gbps(value: f64) -> String {
 /// State of the machine during the whole run.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Conditions {
-    /// Judged and repeated windows, with the reasons.
+    /// Counts of judged and repeated windows, with the reasons for repetitions.
     pub tally: Tally,
-    /// Shares of each window's time for which switch and load waited for a core.
+    /// For each window: the fractions of its time for which the switch and the load waited for a
+    /// core.
     pub waits: Vec<[f64; 2]>,
-    /// Activity of other programs.
+    /// Time that other programs, the hypervisor and the CPU limit took from the cores.
     pub machine: Machine,
-    /// Whether switch and load share one core.
+    /// Whether the switch and the load share one core.
     pub one_core: bool,
 }
 
 impl Conditions {
-    /// The sentence about the machine. `rough` says that some windows count although they were
-    /// disturbed.
+    /// Returns a sentence that says how quiet the machine was during the measurements. `rough` says
+    /// that some numbers are rough or missing.
     fn sentence(&self, rough: bool) -> String {
         let repeated = self.tally.repeated();
         if !rough && repeated == 0 && !self.one_core {
@@ -196,7 +203,6 @@ impl Conditions {
     }
 }
 
-/// The three lines.
 pub(super) fn story(bps: &Seen, c2qos: &Seen, conditions: &Conditions) -> [String; 3] {
     let measured = |seen: &Seen| seen.kept().is_some();
     let rough = [bps, c2qos].into_iter().any(|seen| seen.rough || !measured(seen));
@@ -217,7 +223,7 @@ mod tests {
         Seen { before: vec![before; 6], flood: vec![[flood, kept, 1.0]; 6], ..Seen::default() }
     }
 
-    /// The windows of a simulated machine, each with its doubt.
+    /// Windows of a simulated machine. A window with a reason for doubt is measured again.
     struct Windows(Vec<Option<Doubt>>);
 
     impl Turns for Windows {
@@ -265,7 +271,8 @@ mod tests {
         assert!(!c2qos.failed());
     }
 
-    /// On a busy machine the windows' purchases differ by more than what the victim lost.
+    /// The sentence about the victim must state a loss and two rates that agree. The purchase
+    /// differs from window to window on a busy machine.
     #[test]
     fn the_numbers_of_a_sentence_agree() {
         let flood = vec![[2.84, 91.0, 5.0], [2.2, 78.0, 5.0], [3.1, 111.0, 5.0]];
@@ -345,7 +352,7 @@ mod tests {
         assert!(!Seen::default().failed());
     }
 
-    /// A random value of any kind that a division can produce.
+    /// Returns a random number for tests, which may be NaN or infinite.
     fn anything(rng: &mut Rng) -> f64 {
         let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -1.0, 1e300, 1e-300, f64::MIN];
         match rng.below(3) {

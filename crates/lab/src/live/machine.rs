@@ -1,36 +1,39 @@
-//! Other activity of the machine during a measurement.
+//! CPU time that other programs and the hypervisor took on the machine during a measurement.
 //!
 //! # Problem
 //!
-//! A disturbed window says that something else had the core, but not which program.
+//! A disturbed measurement does not show which other program used the core, or whether the
+//! hypervisor took the core.
 //!
 //! # Source
 //!
-//! The kernel's counts:
+//! The lab reads the kernel's counters of CPU time from three files:
 //!
-//! - `/proc/stat`: the time that each core spent, and the part that the hypervisor took.
-//! - `/proc/PID/stat`: the time that each program computed.
-//! - `cpu.stat` of our control group: the time for which its limit stopped us.
+//! - `/proc/stat` has each core's busy time, and the time that the hypervisor took from the core.
+//! - `/proc/PID/stat` has the CPU time that each program used.
+//! - `cpu.stat` of the lab's control group has the time for which the group's CPU limit stopped the
+//!   lab.
 //!
 //! # Approach
 //!
-//! The result is the difference of two readings. The difference between the time that the cores
-//! spent and the time that our own programs spent belongs to others. So programs that come and go
-//! between two readings count as well.
+//! The measured activity is the difference between two readings of the kernel's counters. The time
+//! of other programs is the cores' busy time minus the CPU time of the lab's own programs. The
+//! cores' busy time also covers programs that start and end between the two readings of the
+//! counters.
 //!
 //! # Limits
 //!
-//! A container may hide other programs. Then only the core's own counts are available.
+//! A container may hide other programs. In a container that hides other programs, only the counters
+//! of the cores are available.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-/// Clock ticks of a second in `/proc`: a constant of Linux (`USER_HZ`).
+/// Clock ticks per second in `/proc`: a constant of Linux (`USER_HZ`).
 const TICKS: f64 = 100.0;
-/// Percentages below this value are not mentioned.
+/// The report mentions an activity only if it took at least this percentage of the time.
 const LEAST_PCT: f64 = 2.0;
 
-/// The texts that a reading is made of.
 #[derive(Debug, Clone, Copy, Default)]
 struct Texts<'a> {
     uptime: &'a str,
@@ -39,10 +42,10 @@ struct Texts<'a> {
     programs: &'a [String],
 }
 
-/// Identifies a program by id and start, because an id may be reused.
+/// Identity of a program: its process id and its start time, because the kernel reuses process ids.
 type Who = (i32, u64);
 
-/// A program's name, whether it is ours, and the seconds that it computed.
+/// A program's name, whether the lab started the program, and its CPU time in seconds.
 #[derive(Debug, Clone, PartialEq)]
 struct Program {
     name: String,
@@ -50,7 +53,8 @@ struct Program {
     secs: f64,
 }
 
-/// The kernel's counts at one moment, in seconds.
+/// The kernel's time counters at one moment, in seconds. Four kinds of time are counted: the cores'
+/// busy time, time of the hypervisor, pauses by the CPU limit, and each program's CPU time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Reading {
     at: f64,
@@ -62,7 +66,8 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Reads the kernel's counts for `cores`. A count that the kernel does not report is 0.
+    /// Reads the kernel's counters of time for the cores in `cores`. A counter that the kernel does
+    /// not report is 0.
     pub fn take(cores: &[u32]) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -79,7 +84,8 @@ impl Reading {
         Self::of(texts, cores, i32::try_from(std::process::id()).unwrap_or(0))
     }
 
-    /// The process `me` and its children count as ours.
+    /// Parses the texts of `/proc` and `cpu.stat`. The process `me` and its children count as the
+    /// lab's own programs.
     fn of(texts: Texts<'_>, cores: &[u32], me: i32) -> Self {
         let number = |text: &str| text.parse::<f64>().ok().filter(|n| n.is_finite());
         let mut reading = Self::default();
@@ -94,8 +100,8 @@ impl Reading {
             if core.is_none_or(|core| !distinct.contains(&core)) {
                 continue;
             }
-            // The columns are user nice system idle iowait irq softirq steal. Guests are within
-            // user and nice.
+            // The columns are user, nice, system, idle, iowait, irq, softirq and steal. The later
+            // columns for guests are parts of user and nice.
             let ticks: Vec<f64> = words.map(|word| number(word).unwrap_or(0.0)).collect();
             let of = |nth: usize| ticks.get(nth).copied().unwrap_or(0.0) / TICKS;
             reading.spent += [0, 1, 2, 5, 6].into_iter().map(of).sum::<f64>();
@@ -106,13 +112,13 @@ impl Reading {
             let line = texts.cpu_stat.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|n| number(n.trim())).unwrap_or(0.0)
         };
-        // Control groups of version 2 count microseconds, those of version 1 nanoseconds.
+        // Control groups of version 2 count microseconds. Version 1 counts nanoseconds.
         reading.throttled = of("throttled_usec ") / 1e6 + of("throttled_time ") / 1e9;
         reading.programs = texts.programs.iter().filter_map(|text| program(text, me)).collect();
         reading
     }
 
-    /// Activity from this reading until `now`.
+    /// Returns the activity of the machine between this reading and the later reading `now`.
     pub fn until(&self, now: &Self) -> Machine {
         let secs = now.at - self.at;
         if secs <= 0.0 {
@@ -134,7 +140,8 @@ impl Reading {
                 busiest = Some((program.name.clone(), grown));
             }
         }
-        // Time that a child of ours computed before this reading does not count.
+        // If our child ended, our own count includes its whole time. Its time before the first
+        // reading does not count.
         let ended =
             self.programs.iter().filter(|(who, of)| of.ours && !now.programs.contains_key(*who));
         ours -= ended.map(|(_, program)| program.secs).sum::<f64>();
@@ -150,7 +157,8 @@ impl Reading {
     }
 }
 
-/// The file with the counts of our control group's CPU limit, according to `/proc/self/cgroup`.
+/// Returns the path of `cpu.stat` in the lab's control group. `groups` is the text of
+/// `/proc/self/cgroup`.
 fn cpu_stat_file(groups: &str) -> String {
     let of = |line: &str| {
         let (controllers, path) = line.split_once(':')?.1.split_once(':')?;
@@ -163,12 +171,12 @@ fn cpu_stat_file(groups: &str) -> String {
             _ => None,
         }
     };
-    // The limit belongs to the CPU controller. If version 1 has this controller, version 1 comes
-    // first.
+    // The limit belongs to the CPU controller. If that controller is under version 1, its file is
+    // taken.
     groups.lines().filter_map(of).min().map(|(_, file)| file).unwrap_or_default()
 }
 
-/// Parses a line of `/proc/PID/stat`.
+/// Parses a line of `/proc/PID/stat`. `me` is the lab's process id.
 fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     // The name, in parentheses, may hold any character.
     let (head, tail) = text.rsplit_once(')')?;
@@ -178,38 +186,43 @@ fn program(text: &str, me: i32) -> Option<(Who, Program)> {
     let number = |nth: usize| fields.get(nth).and_then(|word| word.parse::<u64>().ok());
     let parent = fields.get(1).and_then(|word| word.parse::<i32>().ok());
     let own = number(11)?.saturating_add(number(12)?);
-    // The counts of ended children that we waited for are in our own count.
+    // Our own count includes the time of our ended children.
     let ended = if pid == me { number(13)?.saturating_add(number(14)?) } else { 0 };
     let ticks = u32::try_from(own.saturating_add(ended)).ok()?;
-    // Only characters that a terminal and a picture can show.
+    // Keep only characters that terminals and pictures can show.
     let name = name.chars().filter(|c| c.is_ascii_graphic() && *c != '"' && *c != '\\').collect();
     let ours = pid == me || parent == Some(me);
     Some(((pid, number(19)?), Program { name, ours, secs: f64::from(ticks) / TICKS }))
 }
 
-/// Other activity of the machine, in percent.
+/// Time that other programs, the kernel, the hypervisor and the CPU limit took from the lab's cores
+/// between two readings.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Machine {
     /// Percentage of the cores' time that other programs and the kernel used.
     pub others_pct: f64,
-    /// Percentage of the cores' time used by other programs that still ran at the end.
+    /// Percentage of the cores' time that other programs used. Only programs that still ran at the
+    /// end of the measurement count.
     pub programs_pct: f64,
-    /// The other program that computed most, on any core, and its percentage of one core.
+    /// Name of the other program that used most CPU time, on any core, and the program's percentage
+    /// of one core.
     pub busiest: Option<(String, f64)>,
     /// Percentage of the cores' time that the hypervisor gave to other machines.
     pub stolen_pct: f64,
-    /// Percentage of the time for which the control group's limit stopped us.
+    /// Percentage of the time for which the control group's CPU limit stopped the lab.
     pub throttled_pct: f64,
 }
 
 impl Machine {
-    /// Percentage of the cores' time that others certainly had. A kernel that forwards frames does
-    /// not count as one of the others.
+    /// Returns the percentage of the time that other programs, the hypervisor and the CPU limit
+    /// certainly took. The returned percentage excludes time that the kernel spent on frames, and
+    /// programs that ended before the second reading of the counters.
     pub fn taken_pct(&self) -> f64 {
         self.programs_pct + self.stolen_pct + self.throttled_pct
     }
 
-    /// The notable activity, each as a clause with a subject.
+    /// Returns a clause for each kind of activity that took at least [`LEAST_PCT`] percent of the
+    /// time.
     pub fn clauses(&self) -> Vec<String> {
         let mut clauses = Vec::new();
         let worth = |pct: f64| (LEAST_PCT..=100.0).contains(&pct);
@@ -249,8 +262,8 @@ mod tests {
         Reading::of(Texts { uptime, stat, cpu_stat, programs: &programs }, &[1, 0, 1], ME)
     }
 
-    /// `/proc/PID/stat` of a program that computed `ticks` ticks. Its ended children computed
-    /// `ended`.
+    /// Returns the text of `/proc/PID/stat` for a program that used `ticks` ticks of CPU time. The
+    /// program's ended children used `ended` ticks.
     fn line(pid: i32, name: &str, parent: i32, [ticks, ended]: [u64; 2]) -> String {
         format!(
             "{pid} ({name}) R {parent} 0 0 0 0 0 0 0 0 0 {ticks} 0 {ended} 0 20 0 1 0 {} 0",
@@ -266,7 +279,7 @@ mod tests {
                  cpu1 {spent} 0 0 9 9 0 0 {steal} 0 0\ncpu2 77777 0 0 0 0 0 0 5000 0 0\n"
             )
         };
-        // The second daemon replaces the first, which computed 100 ticks more before it ended.
+        // Daemon 9 replaces daemon 10, which computed 100 ticks more before it ended.
         let before = [
             line(ME, "penstock", 1, [50, 0]),
             line(8, "rustc) R", 1, [10, 900]),
@@ -291,7 +304,7 @@ mod tests {
             &after.each_ref().map(String::as_str),
         );
         let machine = then.until(&now);
-        // 12 s of 20 s of two cores were spent, 7 of them by our programs.
+        // In 10 s, the two cores were busy for 12 s, 7 s of them in our programs.
         assert_eq!(
             machine.clauses(),
             [

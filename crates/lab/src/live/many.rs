@@ -1,27 +1,29 @@
-//! C2QoS Fig. 6 (b), live: the cost that more VMs add to a frame.
+//! Live experiment for C2QoS Fig. 6 (b): the cost of a frame grows with the number of VMs.
 //!
 //! # Problem
 //!
-//! More rings compete for the caches, so each frame costs more.
+//! If more VMs send, more rings compete for the CPU caches, so each frame costs more cycles.
 //!
 //! # Source
 //!
-//! C2QoS §III-C.
+//! The experiment replays C2QoS §III-C.
 //!
 //! # Approach
 //!
-//! Sixteen VMs are attached to our switch, without limits and served in turn. Of these, 1, 2, 4, 8
-//! and 16 send 512-byte frames as fast as their rings take them. The sinks are the same throughout.
-//! A frame's cost is the cycles of the worker's turns that moved frames, divided by these frames.
-//! It is compared with the cost for one VM, measured right before it. The record holds the median,
-//! least and greatest of several runs.
+//! Sixteen VMs are attached to a Penstock switch, without limits, under round-robin. In each case
+//! 1, 2, 4, 8 or 16 VMs send 512-byte frames as fast as their rings accept frames. The VMs that
+//! receive are the same in all cases. The cost per frame is the cycles of the worker's turns that
+//! moved frames, divided by the number of frames. The figure compares the cost of a frame with
+//! several VMs to the cost with one VM, which was measured just before. The record contains the
+//! median, the lowest and the highest cost of all runs.
 //!
 //! # Departures
 //!
-//! Part (a), memory on another NUMA node, cannot be measured on one node. Part (c), a second I/O
-//! core, cannot be measured on two cores, because the generator needs one. The record says how many
-//! nodes and cores there were. The generator plays all VMs in one loop, so its own cache misses
-//! grow as well. They are on the other core and are not counted.
+//! Part (a), memory on another NUMA node, cannot be measured on a machine with one node. Part (c),
+//! a second I/O core, cannot be measured on two cores, because the generator needs one of the
+//! cores. The experiment's record contains the machine's number of NUMA nodes. The traffic
+//! generator plays all VMs in one loop, so its cache misses also increase with the number of VMs.
+//! Cache misses on the generator's core do not count.
 
 use crate::evidence::{Claim, Context, Outcome};
 use crate::rig::fleet::Offer;
@@ -39,9 +41,11 @@ fn name(vm: usize) -> String {
     format!("vm{}", vm + 1)
 }
 
+/// Runs the live experiment of C2QoS Fig. 6 (b).
+///
 /// # Errors
 ///
-/// Fails if the switch cannot be started or fails.
+/// Returns an error if the switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let (secs, runs) = (context.live.secs.unwrap_or(0.4), context.live.runs.unwrap_or(5));
@@ -70,7 +74,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
             alone.push(one);
         }
     }
-    // A stopped daemon cannot exit.
+    // A paused daemon cannot exit.
     rig.switch.resume()?;
     outcome.note("cycles_per_frame_1_vm", middle(&alone));
     let least = |all: &Vec<f64>| all.iter().copied().fold(f64::INFINITY, f64::min);
@@ -101,7 +105,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Number of NUMA nodes that this machine reports.
+/// Returns the number of NUMA nodes that the machine reports, at least 1.
 fn numa_nodes() -> usize {
     let entries = std::fs::read_dir("/sys/devices/system/node").into_iter().flatten();
     let is_node = |name: &str| {

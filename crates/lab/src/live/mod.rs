@@ -1,31 +1,32 @@
-//! Live runs of figures: our switch, OVS-DPDK and real load on this machine.
+//! Live experiments for published figures, with Penstock, OVS-DPDK and real load on one machine.
 //!
 //! # Problem
 //!
-//! Real rings, caches and neighbours may contradict a simulation.
+//! A simulation may be wrong about real rings, caches and neighbours.
 //!
 //! # Approach
 //!
-//! One process starts the switches and plays all VMs from one loop on one core. It stops the
-//! switches by turns, and a guard removes everything. A figure takes at most three minutes. Each
-//! number is reported with the conditions that would make it wrong: waits for a core, or rings that
-//! were never full.
+//! One process starts the switches and plays all VMs from one loop on one core. While the process
+//! measures one switch, it pauses the other switches. At the end of a run, a guard removes
+//! everything that the run created. With each number, the report states possible distortions: waits
+//! for a core, or rings that were never full.
 //!
 //! | Module | Content |
 //! |---|---|
 //! | `bracket` | windows between two calibrations, repeated if the machine changed |
-//! | `uplink` | Fig. 13: the link is full |
-//! | `stage` | namespaces with real programs behind our switch |
-//! | `many` | Fig. 6: more VMs |
-//! | `noisy` | Fig. 1: a victim and aggressors |
-//! | `demo`, `demo_story` | the story that `make demo` tells, and its sentences |
-//! | `machine` | other activity of the machine meanwhile |
-//! | `needs` | whether a program is installed |
-//! | `classes` | Fig. 3 and Fig. 11: latency on a full core |
-//! | `bandwidth` | Fig. 10: iperf3 and qperf |
-//! | `applications` | Fig. 12: FTP servers and web servers |
+//! | `uplink` | C2QoS Fig. 13: the uplink is full |
+//! | `stage` | namespaces with real programs behind a Penstock switch |
+//! | `many` | C2QoS Fig. 6: cost of a frame with more VMs |
+//! | `noisy` | C2QoS Fig. 1: a victim and aggressors |
+//! | `demo`, `demo_story` | the run of `make demo`, and the sentences that it prints |
+//! | `bill` | C2QoS: a test that each VM pays for the cycles that it causes |
+//! | `machine` | CPU time of other programs and the hypervisor during a measurement |
+//! | `needs` | checks that programs are installed |
+//! | `classes` | C2QoS Fig. 3 and Fig. 11: latency on a full core |
+//! | `bandwidth` | C2QoS Fig. 10: iperf3 and qperf |
+//! | `applications` | C2QoS Fig. 12: FTP servers and web servers |
 //! | `shares` | FS-VDE, Table II: five flows of two clients |
-//! | `shaped` | the stage of VM jitter's figures: a shaped VM |
+//! | `shaped` | two namespaces for VM jitter's figures: a shaped VM and the network |
 //! | `capture` | frames that arrive in a namespace, and their times |
 //! | `rtp` | VM jitter, Fig. 8: an RTP stream |
 //! | `requests` | VM jitter, Fig. 9: ApacheBench |
@@ -37,12 +38,14 @@
 
 mod applications;
 mod bandwidth;
+mod bill;
 mod bracket;
 mod capture;
 mod classes;
 mod demo;
 mod demo_story;
 mod fabric;
+mod limits;
 mod machine;
 mod many;
 mod needs;
@@ -61,12 +64,14 @@ mod vde;
 
 pub(crate) use applications::run as fig12;
 pub(crate) use bandwidth::run as fig10;
+pub(crate) use bill::run as bill;
 pub(crate) use classes::{fig3, fig11};
 pub(crate) use demo::{picture as demo_picture, run as demo};
 pub(crate) use fabric::{
     fig4 as qshare_fig4, fig5 as qshare_fig5, story as fabric_demo,
     story_picture as fabric_demo_picture,
 };
+pub(crate) use limits::{both_claim, run as limits, udp_claim};
 pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
 pub(crate) use picture::by_unit as picture;

@@ -1,47 +1,59 @@
-//! C2QoS Fig. 1, live: a victim and aggressors on one worker core.
+//! Live experiment for C2QoS Fig. 1: a victim and aggressors on one worker core.
 //!
 //! # Problem
 //!
-//! Two VMs buy 1 : 4 of the core's measured capacity for their declared traffic (512 bytes, one
-//! flow), together 90 %. The VM with four fifths, the *victim*, sends 5 % more than it bought. The
-//! other part belongs to one VM, or to three VMs that share it. These *aggressors* turn noisy: they
-//! send 64-byte frames, 100,000 flows, or both. They send at the bit rate they bought (with many
-//! flows: the frame rate), or as fast as their rings take frames.
+//! VMs together buy 90 % of the core's measured capacity. All VMs declare frames of 512 bytes in
+//! one flow. The *victim* buys four fifths of the sold capacity, and sends 5 % more than it bought.
+//! The other fifth of the sold capacity belongs to one *aggressor*, or to three aggressors
+//! together. In each measured case, the aggressors change their traffic: to 64-byte frames, to
+//! 100,000 flows, or to both. The aggressors send as fast as their rings accept frames, or 5 % more
+//! than they bought. An aggressor with small frames exceeds its purchase by 5 % in bits per second,
+//! and other aggressors by 5 % in frames per second.
 //!
 //! # Source
 //!
-//! C2QoS §II-B and Fig. 1. For comparison: `ingress_policing_rate` of OVS-DPDK.
+//! The experiment replays C2QoS §II-B and Fig. 1, and also measures OVS-DPDK with
+//! `ingress_policing_rate`.
 //!
 //! # Approach
 //!
-//! Each window lies between two calibrations ([`super::bracket`]). In a calibration both VMs send
-//! their declared traffic as fast as it is taken, without limits in bits. Then the victim sends
-//! alone. Together the VMs bought 90 % of the result, 1 : 4.
+//! Each window lies between two calibrations ([`super::bracket`]). In a calibration, the victim and
+//! one aggressor send their declared traffic as fast as the switch accepts frames. During a
+//! calibration, no VM has a limit in bits. In the second part of a calibration, the victim sends
+//! alone. The purchases of all VMs add up to 90 % of the rate that the victim and the aggressor
+//! reached in the calibration.
 //!
-//! - C2QoS sells this purchase once, in cycles: the same part of the worker's capacity, whatever a
-//!   frame costs at the moment. The equivalent in frames is the mean of the surrounding
-//!   calibrations.
-//! - `bps` and the peer sell the purchase in bits. Their limits are set after each calibration,
-//!   according to its result.
+//! - Under C2QoS, a purchase is a fixed fraction of the worker's cycles during the whole run. To
+//!   convert a purchase to frames, the run takes the mean of the two calibrations around a window.
+//! - Under `bps` and on OVS-DPDK, a purchase is a bit rate. Each calibration sets new limits in
+//!   bits per second.
 //!
-//! The victim must keep the smaller of two rates: its rate alone, and its purchase.
+//! The victim must keep its purchase. If the victim reaches less than its purchase while it sends
+//! alone, it must keep the rate that it reaches alone.
 //!
-//! Each switch has its own calibrated capacity, so each switch is compared with its own promise.
-//! Three subjects take turns: ours under `cycles-minmax` and `hbs`, ours under `bps` and
-//! `round-robin`, and the peer. Our switch does not know the aggressors' traffic. All VMs are in
-//! one latency class and have the weights 1 : 4.
+//! Each switch has its own calibration, so the promise to the victim is different on each switch.
+//! The experiment measures three switches (*subjects*) in turn:
+//! - The first switch is Penstock with the policy `cycles-minmax` and the schedule `hbs`.
+//! - The second switch is Penstock with the policy `bps` and the schedule `round-robin`.
+//! - The third switch is OVS-DPDK, which is called the *peer*.
+//!
+//! Penstock does not know the aggressors' traffic in advance. All VMs are in one latency class. The
+//! victim's weight for spare cycles is 40. The weight of a single aggressor is 10, and the weight
+//! of each of three aggressors is 3.
 //!
 //! # The generator
 //!
-//! The generator plays all VMs from one core and must be faster than the switch that it drives. Our
-//! worker may spend [`CORE_PART`] of its core, under either policy. The peer costs more per frame
-//! and cannot be capped. The rings show whether the generator was faster. A window is not judged if
-//! a frame was due, was not published and the ring had room in most turns.
+//! The generator plays all VMs from one core and must be faster than the switch. Under both
+//! policies, Penstock's worker may therefore spend only the fraction [`CORE_PART`] of its core.
+//! OVS-DPDK may use its whole core, but needs more cycles per frame than Penstock. The rings show
+//! whether the generator was fast enough. The generator was too slow if, in most turns, a due frame
+//! was not published although the ring had room. A window in which the generator was too slow is
+//! not judged.
 //!
 //! # Cost
 //!
-//! A run takes about 130 windows of 0.25 s, each with a calibration of the same length, on a quiet
-//! machine.
+//! On a quiet machine, a run measures about 130 windows of 0.25 s, each with a calibration of about
+//! the same length.
 
 use serde_json::json;
 
@@ -55,30 +67,30 @@ use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// The declared frame size.
+/// Frame size that all VMs declare, in bytes.
 const SIZE: u16 = 512;
-/// Part of its core that our worker may spend.
+/// Fraction of its core's cycles that Penstock's worker may spend.
 pub(super) const CORE_PART: f64 = 0.5;
-/// Part of the calibrated capacity that is sold.
+/// Fraction of the calibrated rate that all VMs together buy.
 const SOLD: f64 = 0.9;
-/// The victim's part of the sale.
+/// The victim's purchase, as a fraction of all purchases.
 const VICTIM: f64 = 0.8;
-/// Offered rate of a well-behaved VM, as a multiple of its purchase.
+/// Rate that a VM with its declared traffic offers, as a multiple of its purchase.
 const OVER: f64 = 1.05;
-/// Flows of an aggressor that sends many.
+/// Number of flows that an aggressor sends if the event increases its flows.
 const MANY: u32 = 100_000;
-/// Numbers of aggressors.
+/// Numbers of aggressors in the two halves of a run.
 const CROWDS: [usize; 2] = [1, 3];
-/// The largest number of aggressors.
 const MOST: usize = 3;
-/// Seconds of load before counting starts, in a calibration and in a window.
+/// Seconds for which the load runs before counting starts: in a calibration, and in a window.
 const WARM_SECS: [f64; 2] = [0.03, 0.08];
-/// Seconds of a calibration: both VMs as fast as they can, and the victim alone.
+/// Seconds of the two parts of a calibration: with both VMs at full speed, and with the victim
+/// alone.
 const CALIBRATION_SECS: [f64; 2] = [0.15, 0.08];
-/// How many times longer a calibration takes if disturbed windows count.
+/// Factor by which calibrations are longer if disturbed windows count.
 const ROUGH_LONGER: f64 = 4.0;
 
-/// Change of the aggressors' traffic.
+/// Change of the aggressors' traffic: smaller frames, more flows, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     Size,
@@ -86,7 +98,8 @@ pub(super) enum Event {
     Both,
 }
 
-/// One case that is measured on each subject.
+/// A measured case: the number of aggressors, the change of their traffic, and whether the
+/// aggressors send without a rate limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
     pub crowd: usize,
@@ -113,7 +126,7 @@ impl Case {
         format!("{} x {event}, {load}", self.crowd)
     }
 
-    /// The offer of each aggressor that bought `pps` frames of the declared size.
+    /// Returns the load of an aggressor that bought `pps` frames per second of the declared size.
     pub fn offer(self, pps: f64) -> Offer {
         let small = self.event != Event::Flows;
         let size = if small { 64 } else { SIZE };
@@ -124,7 +137,8 @@ impl Case {
     }
 }
 
-/// Bytes of a frame in the ring.
+/// Returns the number of bytes in the ring for a frame of `size` bytes. A frame in the ring is 4
+/// bytes shorter, because it has no FCS.
 fn bytes(size: u16) -> f64 {
     f64::from(size) - 4.0
 }
@@ -134,26 +148,28 @@ fn gbps(pps: f64) -> f64 {
     pps * bytes(SIZE) * 8.0 / 1e9
 }
 
-/// Subjects in the order of their turns.
+/// Names of the measured switches, in the order of their measurements.
 const SUBJECTS: [&str; 3] = ["c2qos", "bps", OVS_DPDK];
 
-/// Result of a calibration.
+/// Result of a calibration: the rates that VMs with declared traffic reached.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
-    /// Frames per second of both VMs: declared traffic, as fast as it was taken.
+    /// Frames per second that the victim and one aggressor reached together, with declared traffic
+    /// at full speed.
     pps: f64,
-    /// Frames per second of the victim alone, which sent 5 % more than it would have bought.
+    /// Frames per second that the victim reached alone. The victim offered 5 % more than its
+    /// purchase.
     solo_pps: f64,
     doubt: Option<Doubt>,
 }
 
 impl Speed {
-    /// The victim's purchase, in frames per second.
+    /// Returns the victim's purchase, in frames per second.
     fn victim_pps(&self) -> f64 {
         VICTIM * SOLD * self.pps
     }
 
-    /// The purchase of all aggressors together, in frames per second.
+    /// Returns the purchase of all aggressors together, in frames per second.
     fn noisy_pps(&self) -> f64 {
         (1.0 - VICTIM) * SOLD * self.pps
     }
@@ -166,7 +182,7 @@ fn noisy(i: usize) -> String {
 fn plan(schedule: &str, crowd: usize, bound: impl Fn(f64, u16) -> Bound) -> Plan {
     let mut vms = vec![Vm::sender("victim", "s2", bound(VICTIM, 40))];
     for i in 0..MOST {
-        // A VM that takes no part in this crowd has bought a little, and sends nothing.
+        // An unused aggressor buys a tiny part and sends nothing.
         let share = if i < crowd { (1.0 - VICTIM) / crowd_f64(crowd) } else { 1e-4 };
         let weight = if i < crowd { u16::try_from(10 / crowd).unwrap_or(1) } else { 1 };
         vms.push(Vm::sender(noisy(i), "s1", bound(share, weight)));
@@ -183,34 +199,34 @@ pub(super) fn well_behaved(pps: f64) -> Offer {
     Offer { size: SIZE, flows: 1, rate: Rate::Frames(OVER * pps) }
 }
 
-/// A subject that is ready for measurement.
+/// A running switch that is measured, with its VMs. [`SUBJECTS`] lists the names of the measured
+/// switches.
 #[derive(Debug)]
 pub(super) struct Subject {
     name: &'static str,
     pub rig: Rig,
     crowd: usize,
     pub tally: Tally,
-    /// Shares of each window's time for which the worker and the generator waited for a core.
-    /// Includes windows that were not judged.
+    /// For each window: the fractions of its time for which the worker and the generator waited for
+    /// a core. The list of waits also includes windows that were not judged.
     pub waits: Vec<[f64; 2]>,
 }
 
 impl Subject {
-    /// Whether the subject sells bits rather than cycles.
+    /// Returns whether purchases are bit rates, and not cycles.
     fn sells_bits(&self) -> bool {
         self.name != SUBJECTS[0]
     }
 
-    /// Converts frames per second to the limit of the subject's policer, in bits per second.
+    /// Converts frames per second to a limit of the switch's policer, in bits per second.
     fn bits(&self, pps: f64) -> f64 {
-        // The peer's policer counts a frame without its 14 bytes of Ethernet header and without
-        // FCS.
+        // The peer's policer counts neither the 14 bytes of Ethernet header nor the FCS.
         let counted = if self.name == OVS_DPDK { bytes(SIZE) - 14.0 } else { f64::from(SIZE) };
         pps * counted * 8.0
     }
 
-    /// Sets limits in bits according to the calibration `by`. `None` removes the limits, for a
-    /// calibration.
+    /// Sets limits in bits according to the calibration `by`. If `by` is `None`, the function
+    /// removes the limits. If purchases are cycles and not bit rates, the function does nothing.
     fn limit(&mut self, by: Option<&Speed>) -> anyhow::Result<()> {
         if !self.sells_bits() {
             return Ok(());
@@ -220,39 +236,40 @@ impl Subject {
         (0..self.crowd).try_for_each(|i| self.rig.switch.limit(&noisy(i), each))
     }
 
-    /// The victim's purchase, according to the calibrations around a window.
+    /// Returns the victim's purchase in frames per second, according to the calibrations around a
+    /// window.
     fn bought_pps(&self, judged: &Window) -> f64 {
         let (before, after) = (judged.before.victim_pps(), judged.after.victim_pps());
         if self.sells_bits() { before } else { f64::midpoint(before, after) }
     }
 
-    /// The victim's rate, in percent of the rate that it must keep.
+    /// Returns the victim's rate, in percent of the rate that the victim must keep.
     pub fn kept(&self, judged: &Window) -> anyhow::Result<f64> {
         let solo = f64::midpoint(judged.before.solo_pps, judged.after.solo_pps);
         let due = self.bought_pps(judged).min(solo);
         Ok(100.0 * judged.found.window.sender("victim")?.pps / due)
     }
 
-    /// Possible error of a window's result, in percent, due to the difference between its
-    /// calibrations and to waits for a core.
+    /// Returns the possible error of a window's result, in percent. A window's result can be wrong
+    /// because the calibrations around the window differ, or because a thread waited for a core.
     pub fn unsure(&self, judged: &Window) -> f64 {
         let speeds = [judged.before.pps, judged.after.pps];
         let (low, high) = (speeds[0].min(speeds[1]), speeds[0].max(speeds[1]));
         100.0 * (high / low - 1.0 + judged.found.window.wait())
     }
 
-    /// The victim's purchase in Gbit/s, counted in the same way as its throughput.
+    /// Returns the victim's purchase in Gbit/s, counted in the same way as the victim's throughput.
     pub fn bought_gbps(&self, judged: &Window) -> f64 {
         gbps(self.bought_pps(judged))
     }
 
-    /// The victim's throughput in Gbit/s.
+    /// Returns the victim's throughput in Gbit/s.
     pub fn victim_gbps(&self, judged: &Window) -> anyhow::Result<f64> {
         Ok(gbps(judged.found.window.sender("victim")?.pps))
     }
 
-    /// Takes windows of `secs` until `wanted` are judged or the rule gives up. If `case` is `None`,
-    /// all VMs behave.
+    /// Measures windows of `secs` seconds until `wanted` windows are judged, or until the rule
+    /// allows no further attempt. If `case` is `None`, all VMs send their declared traffic.
     pub fn windows(
         &mut self,
         bed: &Bed,
@@ -271,24 +288,23 @@ impl Subject {
     }
 }
 
-/// A judged window.
 pub(super) type Window = Judged<Speed, Seen>;
 
-/// A window's result, and the offers in it.
+/// Measurements of a window, and the traffic that each VM offered in the window.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub window: fleet::Window,
     offers: Vec<(String, Offer)>,
 }
 
-/// One case on one subject.
+/// Measures one case on one switch.
 #[derive(Debug)]
 struct Bout<'a> {
     bed: &'a Bed,
     subject: &'a mut Subject,
     case: Option<Case>,
     secs: f64,
-    /// How many times longer than usual its calibrations take.
+    /// Factor by which calibrations are longer than [`CALIBRATION_SECS`].
     longer: f64,
 }
 
@@ -327,7 +343,7 @@ impl Turns for Bout<'_> {
     }
 
     fn speed(of: &Speed) -> f64 {
-        // A victim that got nothing through alone has nothing to keep.
+        // If no frame of the victim alone passed, the calibration is useless.
         if of.solo_pps > 0.0 { of.pps } else { 0.0 }
     }
 
@@ -340,8 +356,8 @@ impl Turns for Bout<'_> {
     }
 }
 
-/// Our switch for this number of aggressors, its worker capped to `core_part` of its core. `name`
-/// is `c2qos` or `bps`.
+/// Starts Penstock for `crowd` aggressors. The worker may spend the fraction `core_part` of its
+/// core. The argument `name` is the switch's name in [`SUBJECTS`], `c2qos` or `bps`.
 pub(super) fn ours(
     bed: &Bed,
     name: &'static str,
@@ -369,24 +385,28 @@ fn peer(bed: &Bed) -> anyhow::Result<Subject> {
     Ok(Subject { name: OVS_DPDK, rig, crowd: 1, tally, waits })
 }
 
-/// Result of one case on one subject in one window.
+/// Result of one case on one switch in one window.
 #[derive(Debug, Clone)]
 struct Found {
     subject: &'static str,
     case: Case,
-    /// The victim's rate, in percent of the rate that it must keep.
+    /// The victim's rate, in percent of the rate that the victim must keep.
     kept: f64,
-    /// Change of the victim's rate in percent, compared with all VMs behaving.
+    /// Change of the victim's rate in percent, compared with its rate while all VMs send their
+    /// declared traffic.
     delta: f64,
-    /// Share of turns in which flooding VMs found their rings full.
+    /// Lowest fraction of the turns in which an aggressor found its ring full, among all
+    /// aggressors.
     full: f64,
-    /// Share of the time waited for a core, as in [`fleet::Window`].
+    /// Fraction of the window's time spent waiting for a core, as in [`fleet::Window`].
     wait: f64,
 }
 
+/// Runs the live experiment of C2QoS Fig. 1.
+///
 /// # Errors
 ///
-/// Fails if a switch cannot be started or fails.
+/// Returns an error if a switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let with_peer = context.live.peer.is_some();
     if with_peer {
@@ -411,7 +431,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         }
         let draw = (nth == 0).then_some(&mut outcome);
         all_cases((context, nth), &bed, &mut subjects, windows, &mut found, draw)?;
-        // A stopped daemon cannot exit.
+        // A paused daemon cannot exit.
         for (mut subject, tally) in subjects.into_iter().zip(&mut tallies) {
             tally.add(&std::mem::take(&mut subject.tally));
             subject.rig.switch.resume()?;
@@ -426,7 +446,8 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Measures all cases of one crowd, each on all subjects in turn. `draw` adds the curves.
+/// Measures all cases that have the same number of aggressors, each case on all switches. If `draw`
+/// is set, the function adds the curves of the windows to `draw`.
 fn all_cases(
     (context, nth): (&Context<'_>, usize),
     bed: &Bed,
@@ -475,7 +496,8 @@ fn of_window(subject: &Subject, case: Case, normal: f64, judged: &Window) -> any
     })
 }
 
-/// Joins the windows before and after the size event, as if there were no time between them.
+/// Draws the windows before and after the aggressors change to 64-byte frames as one curve, without
+/// a gap.
 fn curves(
     outcome: &mut Outcome,
     subject: &Subject,
@@ -501,7 +523,7 @@ fn curves(
     Ok(())
 }
 
-/// Reports how many windows were judged, how many were repeated, and why.
+/// Reports the numbers of judged and repeated windows, with the reasons for repetitions.
 fn tell(outcome: &mut Outcome, tallies: &[Tally], with_peer: bool) {
     for (subject, tally) in SUBJECTS.into_iter().zip(tallies) {
         if subject != OVS_DPDK || with_peer {
@@ -516,7 +538,7 @@ fn tell(outcome: &mut Outcome, tallies: &[Tally], with_peer: bool) {
     }
 }
 
-/// The median over the runs of one case on one subject.
+/// Returns the median of `what` over all windows of one case on one switch.
 fn of(found: &[Found], subject: &str, case: Case, what: fn(&Found) -> f64) -> f64 {
     let one = found.iter().filter(|f| f.subject == subject && f.case == case);
     middle(&one.map(what).collect::<Vec<_>>())
@@ -546,25 +568,30 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
     let change = |subject: &str, crowd, event, flood| {
         of(found, subject, Case { crowd, event, flood }, |f| f.delta)
     };
-    let kept = "Over all cases the victim keeps of min(what it can do alone, what it bought).";
+    let kept =
+        "The least part that the victim keeps of its purchase, or of its rate alone if smaller.";
     outcome.claim(
         Claim::new("c2qos_victim_kept_pct", kept, "%").at_least(99.0).measured(worst("c2qos")),
     );
     let shown = [
-        ("bps_victim_kept_pct", "The same under our own `bps`.", worst("bps")),
+        (
+            "bps_victim_kept_pct",
+            "The least part that the victim keeps under our own `bps`.",
+            worst("bps"),
+        ),
         (
             "bps_victim_delta_pct",
-            "One VM turns to 64-byte frames at its bit rate: the victim's rate under `bps`.",
+            "The victim's change under `bps` if one VM turns to 64-byte frames at its bit rate.",
             change("bps", 1, Event::Size, false),
         ),
         (
             "c2qos_size_event_victim_delta_pct",
-            "The same under C2QoS.",
+            "The victim's change under C2QoS if one VM turns to 64-byte frames at its bit rate.",
             change("c2qos", 1, Event::Size, false),
         ),
         (
             "c2qos_flow_event_victim_delta_pct",
-            "One VM turns to 100,000 flows at its frame rate, under C2QoS.",
+            "The victim's change under C2QoS if one VM turns to 100,000 flows at its frame rate.",
             change("c2qos", 1, Event::Flows, false),
         ),
     ];
@@ -580,11 +607,12 @@ fn conclude(outcome: &mut Outcome, found: &[Found], with_peer: bool) -> anyhow::
         let flows = change(OVS_DPDK, 1, Event::Flows, false);
         outcome.beside(OVS_DPDK, "c2qos_flow_event_victim_delta_pct", flows);
     }
-    anyhow::ensure!(!found.is_empty(), "nothing was measured");
+    anyhow::ensure!(!found.is_empty(), "no window was judged; run it again on a quieter machine");
     Ok(())
 }
 
-/// The smaller value, or NaN if one of them is NaN. A case that was not measured did not hold.
+/// Returns the smaller value, or NaN if one of the values is NaN. A claim with the value NaN fails,
+/// for example because a case was not measured.
 pub(super) fn nan_min(a: f64, b: f64) -> f64 {
     if a.is_nan() || b.is_nan() { f64::NAN } else { a.min(b) }
 }

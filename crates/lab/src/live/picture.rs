@@ -1,8 +1,9 @@
-//! Pictures of live runs: one panel for each unit, with all series of that unit as lines.
+//! Pictures of live runs. A picture has a panel for each unit, with all series of the unit as
+//! lines.
 
 use crate::evidence::{Axis, Panel, Picture, Record};
 
-/// The picture of a live record. `over` names the x axis of its series.
+/// Draws the record of a live run. `over` is the label of the x axis.
 pub(crate) fn by_unit(record: &Record, over: &str) -> Picture {
     let mut units: Vec<&str> = Vec::new();
     for series in &record.series {
@@ -12,7 +13,7 @@ pub(crate) fn by_unit(record: &Record, over: &str) -> Picture {
     }
     let mut picture = Picture::new(format!("{}, live", record.source));
     for unit in units {
-        // Latencies of two policies differ by powers of ten.
+        // Two policies' latencies may differ by powers of ten.
         let y = if unit == "us" { Axis::log(unit) } else { Axis::linear(unit) };
         let mut panel = Panel::new(unit, Axis::linear(over), y);
         for series in record.series.iter().filter(|series| series.unit == unit) {

@@ -1,38 +1,42 @@
-//! VM jitter, Fig. 11, live: the throughput of a shaped VM, by TCP and by UDP.
+//! Live experiment for VM jitter's Fig. 11: the throughput of a shaped VM with TCP and with UDP.
 //!
 //! # Problem
 //!
-//! A shaper must give the configured rate, whatever the traffic. A rate that smooths well but is
-//! 5 % off cannot be sold.
+//! A shaper must deliver the configured rate for any traffic. A provider cannot sell a rate that is
+//! 5 % off, even if the shaper smooths well.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 11: netperf at 4, 8, 16 and 32 Mbit/s, TCP and UDP. This figure adds the
-//! rates 200 Mbit/s and 2 Gbit/s.
+//! VM jitter §V-B, Fig. 11, measures netperf at 4, 8, 16 and 32 Mbit/s with TCP and UDP. The live
+//! experiment adds the rates 200 Mbit/s and 2 Gbit/s.
 //!
 //! # Approach
 //!
-//! A namespace behind a vhost-user endpoint runs iperf3 to another. The port's `shape.send` is set
-//! while iperf3 runs. UDP offers a quarter more than the rate. The measured rate is that of the
-//! frames that the switch delivered, FCS included, over [`SECS`] after a third of that time. The
-//! result is the worst of the requested number of runs. If the programs do not reach a rate without
-//! a shaper, that rate is reported and not judged. The claim on it then does not hold.
+//! One namespace behind a vhost-user endpoint sends to another namespace with iperf3. The
+//! configuration key `shape.send` limits the sender's port. UDP offers a quarter more than the
+//! limit. The measured rate counts the frames that the switch delivered, FCS included. A
+//! measurement lasts [`SECS`] seconds. The measurement begins when the rate has settled, after a
+//! third of the measurement's length. The result for a rate limit is the throughput in the run that
+//! deviates most from the limit. If the programs do not reach a rate even without a shaper, the
+//! rate is reported but not judged. A claim that includes an unjudged rate does not hold.
 //!
 //! # 2 Gbit/s
 //!
-//! Both programs, both kernel stacks and the endpoint share one core, which carries 1 to 2.4 Gbit/s
-//! in packets of 1,500 bytes. Large segments are not available to a shaped VM. So at this rate the
-//! interfaces have an MTU of [`JUMBO`], which means 28,000 frames per second. Two more results are
-//! shown without a bar:
+//! The two iperf3 programs, their kernel stacks and the endpoint share one core. The shared core
+//! reaches 1 to 2.4 Gbit/s with packets of 1,500 bytes. A shaped VM cannot use segmentation
+//! offload. For the limit of 2 Gbit/s, the interfaces have an MTU of [`JUMBO`], so the programs
+//! send only 28,000 frames per second. The experiment's record contains two more results at 2
+//! Gbit/s, which no claim uses:
 //!
-//! - packets of 1,500 bytes, where the programs reach the rate (`..._2000_mtu_1500_pct`);
-//! - frames of 1,518 bytes from the load generator, by UDP, in place of programs
-//!   (`generator_2000_pct`).
+//! - `..._2000_mtu_1500_pct` is the result with packets of 1,500 bytes, if the programs reach 2
+//!   Gbit/s.
+//! - `generator_2000_pct` is the result with frames of 1,518 bytes from the load generator instead
+//!   of programs.
 //!
 //! # Cost
 //!
 //! A run takes two and a half minutes. With the paper's length and repetitions (`--secs 60 --runs
-//! 3`) it takes an hour.
+//! 3`), a run takes an hour.
 
 use std::time::Duration;
 
@@ -50,24 +54,24 @@ use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// Rates in Mbit/s.
+/// Measured rate limits in Mbit/s.
 const RATES: [f64; 6] = [4.0, 8.0, 16.0, 32.0, 200.0, 2_000.0];
-/// From this rate on the bar is [`WIDE_PCT`], and packets have [`JUMBO`] bytes.
+/// At rates of at least this many Mbit/s, the error limit is [`WIDE_PCT`] and the MTU is [`JUMBO`].
 const WIDE_FROM: f64 = 2_000.0;
 const BAR_PCT: f64 = 1.0;
 const WIDE_PCT: f64 = 2.0;
-/// The largest IP packet, below [`WIDE_FROM`] and from it on.
+/// MTU in bytes for rates below [`WIDE_FROM`].
 const USUAL: u16 = 1_500;
 const JUMBO: u16 = 9_000;
-/// Bytes of the headers of IP and UDP.
+/// Length of the IP and UDP headers in bytes.
 const HEADERS: u16 = 28;
-/// Seconds of a measurement.
+/// Length of a measurement in seconds.
 const SECS: f64 = 6.0;
-/// Time between two readings.
+/// Time between two readings of the switch's counters.
 const STEP: Duration = Duration::from_millis(250);
-/// Rate that UDP offers, as a multiple of the rate.
+/// Rate that UDP offers, as a multiple of the limit.
 const OFFERED: f64 = 1.25;
-/// Rate that the programs must reach without a shaper, as a multiple of the rate.
+/// Rate that the programs must reach without a shaper, as a multiple of the limit.
 const ROOM: f64 = 1.05;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,7 +96,7 @@ fn bits(mbps: f64) -> BitsPerSecond {
     BitsPerSecond((mbps * 1e6).round() as u64)
 }
 
-/// Interfaces with an MTU.
+/// A shaped VM and a receiver, with the MTU `mtu` on their interfaces.
 struct Bench<'a> {
     bed: &'a Bed,
     stage: Stage,
@@ -101,7 +105,8 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Mbit/s that arrive while a client sends by `proto`, at most at `mbps` if that is given.
+    /// Returns the rate that arrives at the receiver, in Mbit/s, while a client sends with `proto`.
+    /// `mbps` is the shaper's limit in Mbit/s, or `None` for no limit.
     fn through(&mut self, proto: Proto, mbps: Option<f64>) -> anyhow::Result<f64> {
         let Self { bed, stage, mtu, secs } = self;
         match mbps {
@@ -132,20 +137,20 @@ impl Bench<'_> {
     }
 }
 
-/// A rate that was judged.
+/// Measured result for a rate limit that the programs reach without a shaper.
 #[derive(Debug, Clone, Copy)]
 struct Judged {
     proto: Proto,
-    /// Index in [`RATES`], as a position on the x axis.
+    /// Index of the rate in [`RATES`], which is also its position on the x axis.
     at: f64,
     rate: f64,
-    /// The mean of all runs, in percent of the rate.
+    /// Mean throughput of all runs, in percent of the limit.
     mean: f64,
-    /// The worst run's deviation from the rate, in percent.
+    /// Deviation of the worst run's throughput from the limit, in percent.
     worst: f64,
 }
 
-/// Judges all rates of an MTU.
+/// Measures all rate limits whose measurement uses the MTU of `bench`.
 fn judge(
     context: &Context<'_>,
     bench: &mut Bench<'_>,
@@ -185,9 +190,11 @@ fn judge(
     Ok(())
 }
 
+/// Runs the live experiment of VM jitter's Fig. 11.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -204,8 +211,8 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Throughput at the highest rate in frames of an MTU of 1,500 from the load generator, in percent
-/// of the rate.
+/// Returns the throughput with 1,518-byte frames from the load generator, in percent of the limit
+/// of 2 Gbit/s.
 fn generated(bed: &Bed, secs: f64) -> anyhow::Result<f64> {
     let mut plan = plan();
     plan.vms[VM_PLACE].more = format!("shape = {{ send = {} }}\n", bits(WIDE_FROM).0);
@@ -214,7 +221,7 @@ fn generated(bed: &Bed, secs: f64) -> anyhow::Result<f64> {
     let offers = [(VM.to_owned(), Offer { size: 1_518, flows: 1, rate })];
     let span = Span { warm: secs / 3.0, secs, parts: 1 };
     let window = rig.awake(|rig| rig.once(bed, &offers, span));
-    // A stopped daemon cannot exit.
+    // A paused daemon cannot exit.
     rig.switch.resume()?;
     let window = window?;
     let sent = window.sender(VM)?;
@@ -230,7 +237,8 @@ fn conclude(outcome: &mut Outcome, judged: &[Judged]) {
     let worst = |wide: bool| {
         let of = || judged.iter().filter(|judged| (judged.rate >= WIDE_FROM) == wide);
         let all = RATES.iter().filter(|rate| (**rate >= WIDE_FROM) == wide).count();
-        // If a rate was not reached, nothing is claimed about it, and nothing about all rates.
+        // If the programs could not reach one of the rates, the claim about all rates is not
+        // measured.
         let whole = of().count() == all * Proto::ALL.len();
         if whole { of().map(|judged| judged.worst).fold(0.0, f64::max) } else { f64::NAN }
     };
@@ -240,7 +248,7 @@ fn conclude(outcome: &mut Outcome, judged: &[Judged]) {
             .measured(worst(false)),
     );
     outcome.claim(
-        Claim::new("rate_error_pct_2g", "the same at 2 Gbit/s", "%")
+        Claim::new("rate_error_pct_2g", "the largest error of the rate 2 Gbit/s", "%")
             .at_most(WIDE_PCT)
             .measured(worst(true)),
     );

@@ -1,31 +1,36 @@
-//! VM jitter, Fig. 9, live: how long ApacheBench waits for answers of a shaped VM.
+//! Live experiment for VM jitter's Fig. 9: the time that ApacheBench waits for responses of a
+//! shaped VM.
 //!
 //! # Problem
 //!
-//! An answer begins at once or in up to 50 ms, depending on where in the refill period it falls.
+//! A token bucket is refilled every 50 ms. A shaped VM's response leaves at once if the bucket has
+//! tokens, or else up to 50 ms later. The delay of a response depends on the time until the next
+//! refill of the bucket.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 9: 2,000 requests for a file of 8 KB.
+//! VM jitter §V-B, Fig. 9, measures 2,000 requests for a file of 8 KB.
 //!
 //! # Approach
 //!
-//! nginx runs in the VM's namespace and ApacheBench (`ab`) in another, with one connection after
-//! the other. The claims are about `ab`'s own standard deviations of the waiting time, which lasts
-//! from the request to the answer's first byte. `ab` prints tenths of a millisecond. For the token
-//! bucket, the claim takes the least value that rounds to the printed one. For smoothing, it takes
-//! the greatest. Each request's time comes from a capture at `ab`'s side. The deviation of these
-//! times is reported as well (`capture_ms_std`).
+//! nginx runs in the VM's namespace, and ApacheBench (`ab`) in another namespace. `ab` opens the
+//! connections one after the other. The waiting time lasts from the request to the first byte of
+//! the response. The claims use the standard deviation of the waiting time, which `ab` reports
+//! rounded to tenths of a millisecond. Because `ab` rounds times, the claim uses the lowest
+//! possible value for the token bucket and the highest possible value for the smooth shaper. A
+//! capture at `ab`'s side also yields each request's waiting time. The report has the standard
+//! deviation of the captured waiting times as `capture_ms_std`.
 //!
 //! # Departures
 //!
-//! Before the worker takes a frame of any length, its shaper must have room for a frame of one MTU.
-//! So the token bucket seldom delays an answer's first frame (one in eighty, against one in nine in
-//! simulation). It more often delays the short frames around the first frame.
+//! The worker takes a frame only if the shaper has tokens for a whole MTU, even if the frame is
+//! shorter. With the token bucket, a short frame before or after the first frame of a response also
+//! waits for tokens for a whole MTU. The token bucket delays the first frame of one response in
+//! eighty in the live run, and of one response in nine in the simulation.
 //!
 //! # Cost
 //!
-//! A run takes two and a half minutes.
+//! A run of the experiment takes two and a half minutes.
 
 use std::time::Duration;
 
@@ -43,31 +48,34 @@ use crate::rig::plan::Plan;
 use crate::rig::platform;
 use penstock_guest::bed::Bed;
 
-/// Size of the file.
+/// Size of the requested file, in bytes.
 const BYTES: usize = 8_192;
 const HTTP: u16 = 80;
-/// Half of the last digit that `ab` prints.
+/// Half a unit of the last digit of the times that `ab` prints, in ms.
 const ROUNDING_MS: f64 = 0.05;
-/// Requests per second at the limit, rounded up, for runs of a given length.
+/// Number of requests for each second of a run's length (`--secs`). With the shaper's rate limit, a
+/// VM cannot answer more HTTP requests per second.
 const PER_SECOND: f64 = 28.0;
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// The report of `ab`.
+/// Numbers from the report of `ab`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Said {
-    /// Standard deviation of the waiting time, in ms.
+    /// Standard deviation of the waiting times of all requests, in ms.
     std: f64,
-    /// Standard deviation of the connection time, in ms.
+    /// Standard deviation of the times to open a connection, in ms.
     connect_std: f64,
-    /// Duration of all requests, in s.
+    /// Total duration of all requests, in seconds.
     secs: f64,
     answered: usize,
     failed: usize,
 }
 
+/// Runs the live experiment of VM jitter's Fig. 9.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     for (program, package) in
         [("ab", "apache2-utils"), ("nginx", "nginx-light"), ("tcpdump", "tcpdump")]
@@ -105,7 +113,7 @@ fn requests(secs: Option<f64>) -> usize {
     secs.map_or(REQUESTS, some).clamp(10, REQUESTS)
 }
 
-/// Starts the VM's server and waits until it answers.
+/// Starts nginx in the VM's namespace and waits until it answers.
 fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     let dir = stage.dir().to_owned();
     let files = dir.join("files");
@@ -118,7 +126,7 @@ fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     stage.await_tcp(NET, VM_PLACE, HTTP)
 }
 
-/// Sends `requests` requests, one after the other.
+/// Sends `requests` requests with `ab`, one after the other.
 fn ask_for(bed: &Bed, stage: &mut Stage, requests: usize) -> anyhow::Result<(Said, Waited)> {
     let capture = Capture::start(bed, stage, NET, &format!("tcp port {HTTP}"))?;
     let url = format!("http://{}/", Plan::ip(VM_PLACE));
@@ -139,7 +147,7 @@ fn ask_for(bed: &Bed, stage: &mut Stage, requests: usize) -> anyhow::Result<(Sai
     Ok((of_ab, Waited { waiting, secs: of_ab.secs }))
 }
 
-/// Parses the report that `ab` prints at its end.
+/// Parses the report of `ab`. Returns `None` if a number is missing in the report.
 fn read(said: &str) -> Option<Said> {
     let after = |label: &str| said.lines().find_map(|line| line.strip_prefix(label));
     let first = |label: &str| after(label)?.split_whitespace().next();
@@ -154,7 +162,8 @@ fn read(said: &str) -> Option<Said> {
     })
 }
 
-/// Times from each request to its answer's first byte, in ms, for one connection after the other.
+/// Returns the waiting times in ms, from each request to the first byte of its response. The
+/// captured connections must not overlap.
 fn waiting(frames: &[Captured]) -> Vec<f64> {
     let (mut asked, mut waiting) = (None, Vec::new());
     for frame in frames {
@@ -198,7 +207,8 @@ mod tests {
             Captured { at: Nanos(micros * 1_000), bytes: 66 + u32::from(payload), head }
         };
         let frames = [
-            // The connection, a request, its acknowledgement, and the answer in two frames.
+            // Two frames of the handshake, a request, its acknowledgement, and the response in two
+            // frames.
             frame(0, true, 0),
             frame(100, false, 0),
             frame(200, true, 80),

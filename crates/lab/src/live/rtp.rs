@@ -1,31 +1,36 @@
-//! VM jitter, Fig. 8, live: an RTP stream from a shaped VM, as a capture shows it.
+//! Live experiment for VM jitter's Fig. 8: an RTP stream from a shaped VM, captured at the
+//! receiver.
 //!
 //! # Problem
 //!
-//! The simulated stream is due at times that a program made up. A real stream is sent by a real
-//! program, which wakes up late and shares its core.
+//! In the simulation, frames leave exactly when they are due. A real sender wakes up late and
+//! shares its core.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 8. RTP of transport streams: RFC 2250 §2 (the timestamp is when the first
-//! byte is due). Clock references: ISO/IEC 13818-1 §2.4.3.5.
+//! The experiment replays VM jitter §V-B, Fig. 8. RFC 2250 §2 defines RTP of transport streams: the
+//! timestamp is the time at which the first byte is due. ISO/IEC 13818-1 §2.4.3.5 defines clock
+//! references.
 //!
 //! # Approach
 //!
-//! ffmpeg makes a video, and its clock references are rewritten. Seven packets of the video are
-//! then due at each of the times of the simulated stream, with the same seed. The mean rate, FCS
-//! included, equals the limit.
+//! ffmpeg makes a video, and this module rewrites the video's clock references. One frame carries
+//! seven packets of the video. With the new clock references, the frames are due at the times of
+//! the simulated stream with the same random seed. The due times of the frames are slightly
+//! stretched, so that the mean rate with FCS equals the limit.
 //!
-//! GStreamer sends the video from the VM's namespace by those references, as VLC does. It sends one
-//! frame when it is due, with that time as its timestamp. (A player that sends a whole picture at
-//! once, all with one timestamp, has 10 ms of jitter for that reason alone, with any shaper.)
+//! GStreamer sends the video from the VM's namespace according to the clock references, as VLC
+//! does. GStreamer sends each frame when it is due, and the frame's timestamp is its due time.
+//! Video players other than VLC and GStreamer send a whole picture at once with one timestamp.
+//! Sending a whole picture at once causes 10 ms of jitter with any shaper.
 //!
-//! Jitter is RFC 3550's, over the kernel's times of arrival in the receiver's namespace. If tshark
-//! is installed, its mean of the same capture is reported as well (`tshark_jitter_ms_mean`).
+//! Jitter is calculated as in RFC 3550, from the kernel's times of arrival in the receiver's
+//! namespace. If tshark is installed, the report also has the mean jitter that tshark finds in the
+//! same capture (`tshark_jitter_ms_mean`).
 //!
 //! # Cost
 //!
-//! A run takes two and a quarter minutes.
+//! A run of the experiment takes two and a quarter minutes.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -47,23 +52,25 @@ use crate::rig::platform;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
 
-/// Bytes that Ethernet adds to a frame and that the shaper counts.
+/// Length of the FCS in bytes, which the shaper counts.
 const FCS: u64 = 4;
-/// Bytes of a transport stream's packet, and packets that a frame carries.
+/// Length of a packet of an MPEG transport stream, in bytes.
 const PACKET: usize = 188;
 const PACKETS: usize = 7;
-/// Units of a clock reference in a millisecond.
+/// Frequency of the MPEG transport stream's clock references in kHz.
 const REFERENCE_KHZ: u64 = 27_000;
 pub(super) const PORT: u16 = 5_004;
-/// Interval between checks whether the last frame has left. It is longer than a token bucket's
-/// period.
+/// Interval at which the run checks whether frames still leave. The interval is longer than the
+/// refill period of a token bucket.
 const QUIET: Duration = Duration::from_millis(200);
-/// How much longer than the video the player may take.
+/// Maximum time that the player may take in addition to the video's length.
 const LATE: Duration = Duration::from_secs(20);
 
+/// Runs the live experiment of VM jitter's Fig. 8.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs_rtp()?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -84,7 +91,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let received = received(&frames)?;
         anyhow::ensure!(
             received.packets() * 2 > due.len(),
-            "of {} packets only {} came",
+            "of {} packets, only {} arrived",
             due.len(),
             received.packets()
         );
@@ -100,7 +107,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Checks the programs that [`video`] and [`play`] run.
+/// Returns an error if a program or plugin that [`video`] or [`play`] needs is not installed.
 pub(super) fn needs_rtp() -> anyhow::Result<()> {
     for (program, package) in [
         ("ffmpeg", "ffmpeg"),
@@ -123,8 +130,8 @@ pub(super) fn needs_rtp() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Times at which the stream's frames are due: Fig. 8's times, made longer by the FCS of each
-/// frame.
+/// Returns the times at which the stream's frames are due. The intervals of the simulated stream
+/// are stretched, because a frame of the live stream also has an FCS.
 pub(super) fn due(seed: u64, secs: Option<f64>) -> Vec<Nanos> {
     let until = secs.map_or(Nanos::from_secs(SECS), |secs| {
         Nanos(u64::try_from(Duration::from_secs_f64(secs).as_nanos()).unwrap_or(u64::MAX))
@@ -134,11 +141,11 @@ pub(super) fn due(seed: u64, secs: Option<f64>) -> Vec<Nanos> {
     due.take_while(|due| *due < until).collect()
 }
 
-/// Makes a video of as many packets as are due.
+/// Makes a video with frames that are due at the times `due`, and returns the path of the video.
 pub(super) fn video(dir: &Path, due: &[Nanos]) -> anyhow::Result<PathBuf> {
     let file = dir.join("video.ts");
     let last = due.last().context("a stream of no packets")?;
-    // The video is a little longer than needed.
+    // The video is a little longer than needed, and is cut later.
     let secs = (last.0 / 1_000_000_000 * 11 / 10 + 3).to_string();
     let mut command = Command::new("ffmpeg");
     command.args(["-v", "error", "-y", "-f", "lavfi", "-i", "testsrc2=size=352x288:rate=25"]);
@@ -152,8 +159,9 @@ pub(super) fn video(dir: &Path, due: &[Nanos]) -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// Cuts a transport stream to frames that are due at these times, and sets its clock references
-/// accordingly. Returns `None` if the stream is too short or has no clock references.
+/// Sets the clock references of a transport stream so that its frame number `i` is due at `due[i]`.
+/// The last time in `due` is the end of the last frame, and the stream is cut at this time. Returns
+/// `None` if the stream is too short or has no clock references.
 fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
     let frames = due.len().checked_sub(1)?;
     let bytes = frames * PACKETS * PACKET;
@@ -163,7 +171,7 @@ fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
     stream.truncate(bytes);
     let mut first = None;
     for (number, packet) in stream.chunks_exact_mut(PACKET).enumerate() {
-        // Only packets with a clock reference in a long enough adaptation field are changed.
+        // Skips packets without a clock reference in their adaptation field.
         if packet[3] & 0x20 == 0 || packet[4] < 7 || packet[5] & 0x10 == 0 {
             continue;
         }
@@ -177,14 +185,14 @@ fn set_clock(stream: &mut Vec<u8>, due: &[Nanos]) -> Option<()> {
     first.map(drop)
 }
 
-/// A clock reference's value: 33 bits that count units of 300, six unused bits, and nine bits below
-/// 300.
+/// Returns the value of a clock reference. The first 33 bits of a clock reference count units of
+/// 300 ticks. After the first 33 bits come six unused bits and the nine-bit remainder below 300.
 fn clock([a, b, c, d, e, f]: [u8; 6]) -> u64 {
     let bits = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
     (bits >> 15) * 300 + (bits & 0x1ff)
 }
 
-/// The inverse of [`clock`].
+/// Encodes a value as a clock reference, which [`clock`] decodes.
 fn reference_of(clock: u64) -> [u8; 6] {
     let base = (clock / 300) & ((1 << 33) - 1);
     let bits = (base << 15) | (0x3f << 9) | (clock % 300);
@@ -192,7 +200,8 @@ fn reference_of(clock: u64) -> [u8; 6] {
     bytes
 }
 
-/// Sends the video to the network once. Returns the capture's file and its frames.
+/// Sends the video to the receiver once. Returns the path of the capture file, and the captured
+/// frames.
 pub(super) fn play(
     bed: &Bed,
     stage: &mut Stage,
@@ -210,11 +219,11 @@ pub(super) fn play(
     let mut words = vec!["-q", "filesrc", &place, "!", "tsparse", "set-timestamps=true"];
     words.extend([&alignment, "!", "rtpmp2tpay", "mtu=1400", "!", "udpsink", &host, &port]);
     let sender = stage.start_program(bed, VM, "gst-launch-1.0", &words)?;
-    // A frame takes 5.5 ms.
+    // At the limit, a frame takes 5.5 ms.
     let lasts = Duration::from_millis(6) * u32::try_from(frames)?;
     let said = stage.await_program(sender, lasts + LATE)?;
     anyhow::ensure!(!said.contains("ERROR"), "GStreamer said:\n{said}");
-    // Waits for the frames that are still in the shaper.
+    // Frames may still be in the shaper. Wait until none leaves any more.
     loop {
         let readings = stage.watch(QUIET.as_secs_f64(), QUIET)?;
         if let [before, .., after] = &readings[..]
@@ -228,7 +237,8 @@ pub(super) fn play(
     Ok(captured)
 }
 
-/// RTP's sequence number and timestamp of a frame.
+/// Returns the RTP sequence number and timestamp of a frame. Returns `None` if the frame is not
+/// RTP.
 fn rtp(frame: &Captured) -> Option<(u16, u32)> {
     let (17, udp, _) = frame.ipv4()? else { return None };
     let rtp = udp.get(8..20)?;
@@ -239,7 +249,8 @@ fn rtp(frame: &Captured) -> Option<(u16, u32)> {
     Some((number, u32::from_be_bytes([rtp[4], rtp[5], rtp[6], rtp[7]])))
 }
 
-/// The stream in a capture. A frame's delay is measured from the fastest frame.
+/// Extracts the RTP stream from a capture. The delay of each frame is relative to the frame with
+/// the lowest delay.
 fn received(frames: &[Captured]) -> anyhow::Result<Received> {
     let packets: Vec<_> = frames.iter().filter_map(|f| Some((f.at, rtp(f)?))).collect();
     let [(start, (number, stamp)), ..] = packets[..] else { anyhow::bail!("no RTP packet came") };
@@ -260,14 +271,14 @@ fn received(frames: &[Captured]) -> anyhow::Result<Received> {
     Ok(received)
 }
 
-/// Mean rate of frames, FCS included.
+/// Returns the mean rate of the captured frames in Mbit/s, FCS included.
 fn mbps(frames: &[Captured]) -> f64 {
     let [first, .., last] = frames else { return f64::NAN };
     let bytes: u64 = frames[1..].iter().map(|frame| u64::from(frame.bytes) + FCS).sum();
     8e3 * crate::rig::stats::to_f64(bytes) / crate::rig::stats::to_f64(last.at.0 - first.at.0)
 }
 
-/// The mean jitter in ms that tshark finds in a capture.
+/// Runs tshark on a capture. Returns the mean jitter in ms.
 fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
     needs("tshark", "tshark")?;
     let mut command = Command::new("tshark");
@@ -277,10 +288,11 @@ fn tshark(capture: &Path) -> anyhow::Result<serde_json::Value> {
     Ok(json!(mean_jitter(&said).with_context(|| format!("tshark said:\n{said}"))?))
 }
 
-/// The mean jitter in tshark's table of one stream.
+/// Returns the mean jitter from tshark's table of one stream. Returns `None` if the table cannot be
+/// parsed.
 fn mean_jitter(said: &str) -> Option<f64> {
-    // After the lost packets' percentage come the least, mean and largest gap, and then the least,
-    // mean and largest jitter.
+    // The columns after the percentage of lost packets are the least, mean and largest gap, and
+    // then the least, mean and largest jitter.
     let mut words = said.lines().find(|line| line.contains(" 0x"))?.split_whitespace();
     words.find(|word| word.ends_with("%)"))?;
     words.nth(4)?.parse().ok()
@@ -327,7 +339,8 @@ mod tests {
         Captured { at: Nanos(1 << 60) + Nanos::from_millis(millis), bytes: 1_370, head }
     }
 
-    /// RFC 3550 A.8, calculated by hand: D is 0, 900, 900, and J is 0, 56.25, 109.
+    /// The expected values are calculated by hand according to RFC 3550 A.8. For the three packets,
+    /// the differences D are 0, 900, 900, and the values of the jitter J are 0, 56.25, 109.
     #[test]
     fn jitter_is_that_of_the_capture_and_gaps_are_lost() {
         let stamp = |n: u32| 0xffff_ff00_u32.wrapping_add(1_800 * n);

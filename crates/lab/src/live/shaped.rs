@@ -1,4 +1,5 @@
-//! A VM with a shaped port, and the network behind it: the stage of VM jitter's figures.
+//! Two VMs for VM jitter's figures: one VM has a shaped port, and the other VM represents the
+//! network.
 
 use penstock_units::BitsPerSecond;
 
@@ -8,29 +9,31 @@ use crate::rig::plan::{Bound, Plan, Vm};
 use crate::rig::stats::to_f64;
 use penstock_guest::clock;
 
-/// The VM that sends.
+/// Name of the VM that sends through a shaped port.
 pub(super) const VM: &str = "vm1";
-/// The VM that represents the network.
+/// Name of the VM that represents the network.
 pub(super) const NET: &str = "net";
-/// Indices in the plan.
+/// Index of [`VM`] in the plan.
 pub(super) const VM_PLACE: usize = 0;
 pub(super) const NET_PLACE: usize = 1;
 
-/// The VM and the network.
+/// Returns a plan with the shaped VM and the VM that represents the network.
 pub(super) fn plan() -> Plan {
     let vm = Vm::sender(VM, NET, Bound::default());
     let net = Vm { answers: true, ..Vm::sink(NET) };
-    // Ports offer no offloads, because a large segment would leave a shaper all at once.
+    // Ports offer no offloads, because a shaper would send a large segment at once.
     Plan::new("", vec![vm, net])
 }
 
-/// Like [`plan`], for figures that measure times.
+/// Returns the same plan as [`plan`], but with real-time priority for endpoints and programs.
+/// Figures that measure times use the plan with real-time priority.
 pub(super) fn prompt_plan() -> Plan {
     Plan { prompt: true, ..plan() }
 }
 
-/// Runs `work`. Also returns the percentage of that time for which the worker waited for its core.
-/// Frames that depart during such a wait are late, but not because of the shaper.
+/// Runs `work`, and also returns the percentage of the time for which the switch's worker waited
+/// for its core. Frames that are due during a wait for the core are late, but not because of the
+/// shaper.
 pub(super) fn waited<T>(
     stage: &mut Stage,
     work: impl FnOnce(&mut Stage) -> anyhow::Result<T>,
@@ -41,14 +44,14 @@ pub(super) fn waited<T>(
     Ok((done, 100.0 * waited))
 }
 
-/// Shapes the VM's frames from now on. A token bucket is refilled every 50 ms, as Xen's is.
+/// Starts to shape the frames that the VM sends. A token bucket is refilled every 50 ms, as in Xen.
 pub(super) fn shape(stage: &Stage, kind: Kind, rate: BitsPerSecond) -> anyhow::Result<()> {
     let period = if kind == Kind::TokenBucket { ", period_ms = 50" } else { "" };
     let shaper = kind.name();
     stage.set(VM, &format!("shape={{ send = {}, shaper = \"{shaper}\"{period} }}", rate.0))
 }
 
-/// Stops shaping the VM's frames.
+/// Stops shaping the frames that the VM sends.
 pub(super) fn unshape(stage: &Stage) -> anyhow::Result<()> {
     stage.set(VM, "shape=")
 }

@@ -1,27 +1,27 @@
-//! FS-VDE, Table II, live: five TCP flows of two clients share one output.
+//! Live experiment for FS-VDE's Table II: five TCP flows of two clients share one output.
 //!
 //! # Problem
 //!
-//! c1 has one flow from one VM. c2 has four flows from two VMs and should get twice c1's rate.
-//! First come, first served, TCP gives each *flow* about the same rate.
+//! Client c1 has one flow from one VM. Client c2 has four flows from two VMs, and should get twice
+//! c1's rate. With a FIFO queue, TCP gives each *flow* about the same rate.
 //!
 //! # Source
 //!
-//! FS-VDE §5, Tables I and II.
+//! The experiment replays FS-VDE §5, Tables I and II.
 //!
 //! # Approach
 //!
-//! Namespaces with iperf3 are behind vhost-user endpoints. Every flow goes to one server behind the
-//! shared output, which sends no faster than [`LINK`]. Two disciplines alternate, [`RUNS`] times
-//! each: first come, first served, and `fair-share`. A VM's rate counts the frames that the switch
-//! took from the VM and sent on. The first third of a run does not count. If `vde_switch` is
-//! installed, it is measured as well. `vde_switch` has no configured rate: its CPU is its link, as
-//! in the paper.
+//! Each VM is a namespace with iperf3 behind a vhost-user endpoint. Every flow goes to one server
+//! behind the shared output, which sends at [`LINK`] at most. Two queueing disciplines, `fifo` and
+//! `fair-share`, alternate. Each discipline runs [`RUNS`] times. A VM's rate counts the frames that
+//! the switch received from the VM and forwarded. The first third of a run does not count. If
+//! `vde_switch` is installed, it is measured, too. `vde_switch` has no configured rate: its CPU is
+//! its bottleneck, as in the paper.
 //!
 //! # Departures
 //!
-//! The paper's clients were hosts with a VM each. Here a VM does not cut a frame to the MTU if its
-//! output takes the frame whole.
+//! The paper's clients were hosts with one VM each. In the live experiment, a VM may send frames
+//! larger than the MTU, because segmentation offloads are on.
 
 use std::time::Duration;
 
@@ -36,14 +36,14 @@ use crate::rig::platform;
 use crate::rig::stats::middle;
 use penstock_guest::bed::Bed;
 
-/// Rate of the output, with all that Ethernet adds to a frame. It is the rate of the paper's
-/// switch.
+/// Rate of the output in bits per second, preamble and gap included. The link of the paper's legacy
+/// switch has the same rate of 582.4 Mbit/s.
 const LINK: u64 = 582_400_000;
-/// Time between two readings.
+/// Time between two readings of the switch's counters.
 const STEP: Duration = Duration::from_millis(250);
-/// Runs of each discipline.
+/// Number of runs of each queueing discipline.
 const RUNS: u32 = 3;
-/// VM, its client, the client's weight, its flows.
+/// The VMs: each has a name, a client, the client's weight, and a number of flows.
 const VMS: [(&str, &str, u32, &str); 3] =
     [("f1", "c1", 1, "1"), ("f2f3", "c2", 2, "2"), ("f4f5", "c2", 2, "2")];
 const NET: &str = "net";
@@ -72,19 +72,20 @@ impl Order {
             ..Vm::default()
         };
         let mut vms: Vec<Vm> = VMS.iter().map(sender).collect();
-        // A queue of 5 ms, equally deep for both.
+        // `fifo` gets a queue of 1 MiB and at most 20 ms. `fair-share` keeps the default queue of
+        // 256 KiB and 10 ms.
         let queue = match self {
             Self::Fifo => "egress = \"fifo\"\nqueue = { bytes = 1048576, wait_us = 20000 }\n",
             Self::FairShare => "egress = \"fair-share\"\n",
         };
         let more = format!("{queue}link = {LINK}\n");
-        // `answers` is the way back for acknowledgements.
+        // `answers` makes the way back for acknowledgements.
         vms.push(Vm { name: NET.to_owned(), more, answers: true, ..Vm::default() });
         Plan { offloads: true, ..Plan::new("", vms) }
     }
 }
 
-/// Result of a run: bits per second of each VM that the switch sent on.
+/// Result of a run: bits per second that the switch forwarded from each VM.
 type Rates = [f64; 3];
 
 fn one(bed: &Bed, order: Order, secs: f64) -> anyhow::Result<Rates> {
@@ -102,13 +103,12 @@ fn one(bed: &Bed, order: Order, secs: f64) -> anyhow::Result<Rates> {
     let [first, .., last] = counted else { anyhow::bail!("{secs} s are too few for a reading") };
     let part = |vm: &str| {
         let of = |name: &str| last.per_second(first, vm, name);
-        // The other frames found no room in the queue, and were retransmitted.
+        // The queue had no room for the other frames, and TCP retransmitted them.
         of("forwarded") / of("rx_frames").max(1.0)
     };
     Ok(VMS.map(|(vm, ..)| mean_bps(counted, vm) * part(vm)))
 }
 
-/// The port of a VM's server.
 fn port(vm: &str) -> String {
     format!("530{}", &vm[1..2])
 }
@@ -117,15 +117,18 @@ fn ratio(rates: &Rates) -> f64 {
     (rates[1] + rates[2]) / rates[0]
 }
 
-/// The least percentage of its due that a client got.
+/// Returns the lower of the two clients' rates, in percent of the client's due rate. Client c1 is
+/// due a third of the total rate, and client c2 is due two thirds.
 fn least_of_due(rates: &Rates) -> f64 {
     let all: f64 = rates.iter().sum();
     (100.0 * rates[0] * 3.0 / all).min(100.0 * (rates[1] + rates[2]) * 1.5 / all)
 }
 
+/// Runs the live experiment of FS-VDE's Table II.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -185,7 +188,8 @@ fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates]) {
     );
 }
 
-/// The same flows through `vde_switch`, in Mbit/s by VM, as iperf3 reports their arrival.
+/// Measures the same flows through `vde_switch`. Returns each VM's rate in Mbit/s, as the receiving
+/// iperf3 reports it.
 fn vde(bed: &Bed, secs: f64) -> anyhow::Result<Value> {
     needs("vde_switch", "vde2")?;
     let mut switch = super::vde::VdeSwitch::start(bed, VMS.len() + 1)?;
@@ -202,9 +206,9 @@ fn vde(bed: &Bed, secs: f64) -> anyhow::Result<Value> {
     let mut rates = [0.0; 3];
     for (rate, client) in rates.iter_mut().zip(clients) {
         let said = switch.await_end(client, Duration::from_secs_f64(secs + 20.0))?;
-        let said: Value = serde_json::from_str(&said).context("reading what iperf3 said")?;
+        let said: Value = serde_json::from_str(&said).context("reading iperf3's output")?;
         let bps = said["end"]["sum_received"]["bits_per_second"].as_f64();
-        *rate = bps.context("iperf3 said no rate")?;
+        *rate = bps.context("iperf3's output has no rate")?;
     }
     Ok(json!({ "mbps": told(&[rates])[0], "ratio_c2_over_c1": ratio(&rates) }))
 }

@@ -1,34 +1,38 @@
-//! VM jitter, Fig. 10, live: how far apart a shaped VM's frames leave, over time.
+//! Live experiment for VM jitter's Fig. 10: the spacing of a shaped VM's departing frames over
+//! time.
 //!
 //! # Problem
 //!
-//! The simulation sees the shaper's window. From outside, only departures can be seen.
+//! The smooth shaper keeps the time between two frames within a window, and adapts the window to
+//! the rate limit. The simulation can read the shaper's window. A live measurement can observe only
+//! the times at which frames depart.
 //!
 //! # Source
 //!
-//! VM jitter §V-B, Fig. 10.
+//! The experiment replays VM jitter §V-B, Fig. 10.
 //!
 //! # Approach
 //!
-//! A VM always has frames of 1,500 bytes to send (iperf3, UDP). For [`BEFORE`] it is limited to a
-//! quarter of 2 Mbit/s, or to four times that rate. Then its rate becomes 2 Mbit/s, and the window
-//! is off by a factor of four. A capture at the receiver records when each frame came. The spacing
-//! after a frame depends on that frame's length, and is scaled to 1,500 bytes. The measurement is
-//! then repeated with Fig. 8's stream.
+//! A VM always has frames of 1,500 bytes to send (iperf3, UDP). For the first [`BEFORE`] seconds,
+//! the VM's limit is four times too low or too high: 0.5 or 8 Mbit/s. After the first [`BEFORE`]
+//! seconds, the VM's limit becomes 2 Mbit/s. A capture at the receiver records when each frame
+//! arrives. The spacing after a frame depends on the frame's length, so the spacing is scaled to
+//! 1,500 bytes. After the run with iperf3, the stream of Fig. 8 is measured in the same way, always
+//! at 2 Mbit/s.
 //!
-//! A second is settled if it meets two conditions. Its rate is within 2 % of the limit, and its
-//! median spacing is within the window of a shaper at that rate. The second half is the steady
-//! state.
+//! A second is *settled* if the rate is within 2 % of the limit, and the median spacing is within
+//! the window of a shaper at 2 Mbit/s. The second half of the run counts as steady state.
 //!
 //! # Departures
 //!
-//! A running shaper's window cannot be set, and a change of rate moves the window at once. The
-//! simulation removes that move to show the controller, which cannot be seen here. Claims have no
-//! band, because the receiver's core adds to the spacing.
+//! The simulation starts with a wrong window, to show how the shaper corrects the window. A live
+//! run cannot start with a wrong window of the shaper, because a change of the rate limit also
+//! changes the window at once. The claims have no required range, because the receiver's core adds
+//! to the spacing.
 //!
 //! # Cost
 //!
-//! A run takes a minute and a half.
+//! A run of the experiment takes a minute and a half.
 
 use std::time::Duration;
 
@@ -49,23 +53,27 @@ use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
 const FCS: u32 = 4;
-/// Payload of a frame of 1,500 bytes with FCS.
+/// UDP payload in bytes of a frame of 1,500 bytes with FCS.
 const PAYLOAD: &str = "1454";
-/// Rate that the VM offers, in bits per second: more than four times the limit.
+/// Rate that the VM offers, in bits per second, which is above the highest limit.
 const OFFERED: &str = "10000000";
-/// Seconds at the other rate.
+/// Seconds at the start of a run for which the VM has a limit other than 2 Mbit/s.
 const BEFORE: f64 = 3.0;
-/// Seconds at 2 Mbit/s.
+/// Seconds for which the VM has the limit of 2 Mbit/s.
 const SECS: f64 = 20.0;
-/// Seconds before the change that are shown. The beginning of connections is left out.
+/// Number of seconds before the change of the limit that the figure shows. Frames that arrive more
+/// than 2 s before the change belong to the start of connections.
 const SHOWN: f64 = 2.0;
-/// Largest distance of a settled second's rate from the limit, as a fraction of the limit.
+/// In a *settled* second, the rate of the VM's frames differs from the rate limit by at most this
+/// fraction.
 const NEAR: f64 = 0.02;
 const SERVER: u16 = 5_201;
 
+/// Runs the live experiment of VM jitter's Fig. 10.
+///
 /// # Errors
 ///
-/// Fails if a program is missing or fails.
+/// Returns an error if a program of the experiment is missing or fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     needs("iperf3", "iperf3")?;
     rtp::needs_rtp()?;
@@ -98,19 +106,19 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// A frame that departed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Departed {
-    /// Seconds since the change. Negative before it.
+    /// Seconds since the change of the rate. A frame that arrives before the change of the rate has
+    /// a negative time.
     at: f64,
     /// Time until the next frame, in ms, scaled to 1,500 bytes.
     spacing: f64,
-    /// Length with FCS.
+    /// Length of the frame in bytes, FCS included.
     bytes: u32,
 }
 
-/// Captures the frames that depart around a change of the rate. Before the change the rate is wrong
-/// by the factor `off`.
+/// Captures the frames around a change of the rate limit to [`RATE`]. Until the change of the
+/// limit, the VM has a rate limit of [`RATE`] divided by `off`.
 fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<Vec<Departed>> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of `OFF`")]
     let before = BitsPerSecond((crate::rig::stats::to_f64(RATE.0) / off) as u64);
@@ -131,12 +139,13 @@ fn change(bed: &Bed, stage: &mut Stage, off: f64, secs: f64) -> anyhow::Result<V
     Ok(departures(&frames, at))
 }
 
-/// Lets seconds pass. A query to the switch during that time would take the receiver's core away.
+/// Waits `secs` seconds without querying the switch, because a query would compete for the
+/// receiver's core.
 fn pass(stage: &Stage, secs: f64) -> anyhow::Result<()> {
     stage.watch(secs, Duration::from_secs_f64(secs)).map(drop)
 }
 
-/// Times and spacings of the captured frames, from `zero` on.
+/// Returns the times (relative to `zero`) and spacings of the captured frames.
 fn departures(frames: &[Captured], zero: Nanos) -> Vec<Departed> {
     let since = |from: Nanos, to: Nanos| {
         #[expect(clippy::cast_precision_loss, reason = "of a run")]
@@ -151,16 +160,16 @@ fn departures(frames: &[Captured], zero: Nanos) -> Vec<Departed> {
     frames.windows(2).map(each).collect()
 }
 
-/// A second after the change.
+/// Measurements of frames in one second after the change of the rate limit.
 #[derive(Debug, Clone, Copy)]
 struct Second {
-    /// Rate, as a fraction of the limit.
+    /// Rate of the frames, as a fraction of the limit.
     rate: f64,
-    /// Median spacing, in ms, scaled to 1,500 bytes.
+    /// Median spacing of the frames in ms, scaled to 1,500 bytes.
     spacing: f64,
 }
 
-/// The whole seconds after the change.
+/// Splits the frames after the change of the rate into whole seconds.
 fn seconds(departed: &[Departed], secs: f64) -> Vec<Second> {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "of a length")]
     let whole = secs as u32;
@@ -175,7 +184,8 @@ fn seconds(departed: &[Departed], secs: f64) -> Vec<Second> {
     (0..whole).map(second).collect()
 }
 
-/// Number of seconds until all later seconds are settled.
+/// Returns the time in seconds from the change of the rate limit to the end of the last second that
+/// is not settled.
 fn settle(seconds: &[Second], window: &Window) -> usize {
     let spacings = frame_ms(window.low)..=frame_ms(window.high);
     let settled = |s: &Second| (s.rate - 1.0).abs() <= NEAR && spacings.contains(&s.spacing);
@@ -201,7 +211,8 @@ fn conclude(outcome: &mut Outcome, settled: usize, outside: &[bool]) {
 mod tests {
     use super::*;
 
-    /// Frames of 1,500 bytes with FCS, at these milliseconds.
+    /// Returns captured frames of 1,500 bytes (FCS included) that arrive at the times `at` in
+    /// milliseconds.
     fn frames(at: &[u64]) -> Vec<Captured> {
         let frame = |ms: &u64| Captured {
             at: Nanos::from_millis(1_000_000 + ms),

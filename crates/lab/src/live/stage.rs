@@ -1,13 +1,16 @@
-//! Real programs behind our switch: each VM of a plan is a namespace with an endpoint as its NIC.
+//! Real programs behind a Penstock switch. Each VM of a plan is a network namespace with an
+//! endpoint as its NIC.
 //!
 //! # Approach
 //!
-//! The switch's worker has a core of its own. Endpoints, kernel stacks and all programs share the
-//! generator's core. So the worker's `capacity` is capped, equally for every policy, until the
-//! switch is the bottleneck and not the programs' core. The guard removes namespaces, daemons and
-//! files. Rates come from the switch's counters of each port's sent frames. If a figure measures
-//! times, endpoints and programs run in real time ([`Plan::prompt`]). Otherwise, a kernel that
-//! preempts at its tick lets other programs keep the core for 4 ms, however low their priority.
+//! The switch's worker has its own core. Endpoints, kernel stacks and all programs share the
+//! generator's core. To make the switch the bottleneck, figures cap the worker's `capacity`,
+//! equally for every policy. A guard removes namespaces, daemons and files after a run. Rates come
+//! from the switch's counters of the frames that each port sent.
+//!
+//! If a figure measures times, endpoints and programs get real-time priority ([`Plan::prompt`]).
+//! Without real-time priority, a kernel that preempts only at its tick lets other programs keep the
+//! core for 4 ms.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -26,16 +29,16 @@ use penstock_guest::bed::guard::{Ward, end_inside};
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 use penstock_guest::clock;
 
-/// Longest time until namespaces exist and packets pass.
+/// Maximum time until the namespaces exist and packets pass.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
-/// Arguments for `chrt`: round-robin, at the lowest real-time priority.
+/// Arguments of `chrt` for round-robin scheduling at the lowest real-time priority.
 const REAL_TIME: [&str; 2] = ["-r", "1"];
 
 /// A switch with a namespace behind each of its ports.
 #[derive(Debug)]
 pub(crate) struct Stage {
-    // The programs behind the ports end before the switch.
+    // Declared before the switch, so that the programs end first.
     programs: Vec<Option<Daemon>>,
     _endpoint: Daemon,
     ours: Penstock,
@@ -45,7 +48,7 @@ pub(crate) struct Stage {
     namespaces: Vec<(String, String)>,
 }
 
-/// Counters of the frames that ports sent, at one moment.
+/// Counters of all ports of the switch at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
     at: std::time::Instant,
@@ -53,13 +56,14 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Bits per second, FCS included, that `port` sent since `before`.
+    /// Returns the bits per second, FCS included, that the VM at `port` sent since the reading
+    /// `before`.
     pub fn bps(&self, before: &Self, port: &str) -> f64 {
         let frames = self.per_second(before, port, "rx_frames");
         8.0 * (self.per_second(before, port, "rx_bytes") + 4.0 * frames)
     }
 
-    /// A counter's growth per second.
+    /// Returns the increase per second of the port's counter `name` since the reading `before`.
     pub fn per_second(&self, before: &Self, port: &str, name: &str) -> f64 {
         let grown = count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name));
         to_f64(grown) / self.at.duration_since(before.at).as_secs_f64()
@@ -67,7 +71,7 @@ impl Reading {
 }
 
 impl Stage {
-    /// Starts the switch and puts namespaces behind its ports.
+    /// Starts the switch, and a network namespace with an endpoint behind each port.
     pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         let ours = Penstock::by_plan(bed, name, plan)?;
         let dir = bed.dir().join(format!("{name}-programs"));
@@ -107,15 +111,15 @@ impl Stage {
         Ok(Self { programs, _endpoint: endpoint, ours, dir, core, prompt, namespaces })
     }
 
-    /// Directory of the stage's files.
+    /// Returns the directory of the files that the stage creates.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// A command in the namespace of `vm`, on the generator's core.
+    /// Builds a command that runs in the namespace of `vm`, on the generator's core.
     pub fn inside(&self, vm: &str, program: &str, words: &[&str]) -> anyhow::Result<Command> {
         let netns = self.namespaces.iter().find(|(name, _)| name == vm);
-        let (_, netns) = netns.with_context(|| format!("no vm is called {vm}"))?;
+        let (_, netns) = netns.with_context(|| format!("no VM is named {vm}"))?;
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{netns}"));
         command.args(["--", "taskset", "-c", &self.core]);
@@ -126,7 +130,8 @@ impl Stage {
         Ok(command)
     }
 
-    /// Starts a program in the namespace of `vm`. The program ends with the stage at the latest.
+    /// Starts a program in the namespace of `vm`, and returns the program's number. The program
+    /// ends when the `Stage` is dropped.
     pub fn start_program(
         &mut self,
         bed: &Bed,
@@ -145,45 +150,46 @@ impl Stage {
         self.dir.join(format!("program-{program}.log"))
     }
 
-    /// Waits for the end of a program and returns its output.
+    /// Waits until a program ends, and returns the program's output. Returns an error if the
+    /// program still runs after the time `limit`.
     pub fn await_program(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
         let running = self.programs.get_mut(program).and_then(Option::as_mut);
         running.context("no such program")?.await_end(limit)?;
         self.said(program)
     }
 
-    /// The output of a program so far.
+    /// Returns the text that a program has printed so far.
     pub fn said(&self, program: usize) -> anyhow::Result<String> {
-        std::fs::read_to_string(self.log(program)).context("reading what a program said")
+        std::fs::read_to_string(self.log(program)).context("reading a program's output")
     }
 
-    /// Waits until a program has printed `text`. Fails if the program ends before that.
+    /// Waits until a program has printed `text`. Returns an error if the program does not print
+    /// `text` within the time `limit`, or ends before it prints `text`.
     pub fn await_said(
         &mut self,
         program: usize,
         text: &str,
         limit: Duration,
     ) -> anyhow::Result<()> {
-        await_some(&format!("`{text}` of a program"), limit, || {
+        await_some(&format!("output `{text}` of a program"), limit, || {
             let running = self.programs.get_mut(program).and_then(Option::as_mut);
             running.context("no such program")?.check()?;
             Ok(self.said(program)?.contains(text).then_some(()))
         })
     }
 
-    /// Number of programs that were started.
+    /// Returns the number of programs that the stage has started so far.
     pub fn programs(&self) -> usize {
         self.programs.len()
     }
 
-    /// Ends some of the programs.
     pub fn end_programs(&mut self, which: std::ops::Range<usize>) {
         for program in self.programs.get_mut(which).into_iter().flatten() {
             drop(program.take());
         }
     }
 
-    /// Waits until `vm` reaches `port` of the VM numbered `to`.
+    /// Waits until `vm` can open a TCP connection to `port` of VM number `to`.
     pub fn await_tcp(&self, vm: &str, to: usize, port: u16) -> anyhow::Result<()> {
         let what = format!("port {port} of {}", Plan::ip(to));
         await_ok(&what, START_LIMIT, || {
@@ -194,28 +200,35 @@ impl Stage {
         })
     }
 
-    /// Sets a key of a port, as in `queue={ bytes = 4096 }`, for as long as the switch runs.
+    /// Sets a configuration key of a port, for example `queue={ bytes = 4096 }`. The switch does
+    /// not save the value in its configuration file, and loses the value when it ends.
     pub fn set(&self, port: &str, change: &str) -> anyhow::Result<()> {
         self.ours.ctl(&["port", "set", port, change, "--no-save"]).map(drop)
     }
 
-    /// Limits a port's sending rate, in bits per second without FCS.
+    /// Sets or clears configuration keys of an object, for example of `port` `vm`, in one change.
+    pub fn change(&self, what: &str, name: &str, changes: &[&str]) -> anyhow::Result<()> {
+        let words = [&[what, "set", name][..], changes, &["--no-save"]].concat();
+        self.ours.ctl(&words).map(drop)
+    }
+
+    /// Limits the rate at which a port's VM sends, in bits per second without FCS.
     pub fn limit(&mut self, port: &str, bits: f64) -> anyhow::Result<()> {
         self.ours.limit(port, Some(bits))
     }
 
-    /// Nanoseconds for which the worker waited for its core, as for [`Switch`].
+    /// Returns the nanoseconds for which the worker has waited for its core since the worker's
+    /// start.
     pub fn waited_ns(&self) -> u64 {
         self.ours.waited_ns()
     }
 
-    /// Reads the counters of the frames that ports sent.
     pub fn read(&self) -> anyhow::Result<Reading> {
         let stats = self.ours.stats()?;
         Ok(Reading { at: clock::now(), stats })
     }
 
-    /// Readings every `step` for `secs`, the first at once.
+    /// Reads the counters immediately, and then every `step` for `secs` seconds.
     pub fn watch(&self, secs: f64, step: Duration) -> anyhow::Result<Vec<Reading>> {
         let began = clock::now();
         let mut readings = vec![self.read()?];
@@ -234,7 +247,8 @@ impl Drop for Stage {
     }
 }
 
-/// The mean rate of `port` over readings.
+/// Returns the mean rate at which the VM at `port` sent during `readings`, in bits per second.
+/// Returns NaN if `readings` has fewer than two entries.
 pub(crate) fn mean_bps(readings: &[Reading], port: &str) -> f64 {
     match readings {
         [first, .., last] => last.bps(first, port),

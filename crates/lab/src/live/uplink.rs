@@ -1,25 +1,28 @@
-//! C2QoS Fig. 13, live: VMs compete for the link, not for the core.
+//! Live experiment for C2QoS Fig. 13, in which VMs compete for the link, not for the core.
 //!
 //! # Problem
 //!
-//! VM1 bought 2 parts at 128 bytes, and VM2 bought 6 parts at 1024 bytes. Then VM1 sends frames of
-//! 1518 bytes. VM1's purchased cycles are then worth so many bits that the uplink is full.
+//! VM1 bought a bit rate for frames of 128 bytes, and therefore the cycles that these frames cost.
+//! VM2 bought three times VM1's bit rate, for frames of 1024 bytes. In the middle of a run, VM1
+//! changes to frames of 1518 bytes, which cost fewer cycles per bit. With its purchased cycles, VM1
+//! can send so many large frames that the uplink is full.
 //!
 //! # Source
 //!
-//! C2QoS §VII and Fig. 13.
+//! The experiment replays C2QoS §VII and Fig. 13.
 //!
 //! # Approach
 //!
-//! - A VM stands in for the uplink. It empties its ring no faster than a link of the given rate
-//!   would carry the frames. Each frame has 20 bytes more for preamble and gap.
-//! - The cycles that a frame of each profile costs are measured right before and right after a run
+//! - A VM represents the uplink. The uplink's VM empties its ring only as fast as a link of the
+//!   given rate would carry the frames. Preamble and gap add 20 bytes to each frame.
+//! - The cycles per frame of each size are measured just before and just after a run
 //!   ([`super::bracket`]).
-//! - The two parts are scaled to 90 % of the cycles that the worker may spend, which are
-//!   [`CORE_PART`] of its core. The link's rate is 15 % above the sold rate.
-//! - Each such run has a switch of its own, without or with `link` in its configuration. That
-//!   setting switches the handler on.
-//! - VM1 floods after the event. VM2 offers 2 % more than it bought throughout.
+//! - The worker may spend the fraction [`CORE_PART`] of its core's cycles. VM1 and VM2 together buy
+//!   90 % of the worker's cycles. The link's rate is 15 % above the sum of the purchased bit rates.
+//! - Each run starts a new switch. Half of the runs set `link` in the switch's configuration. The
+//!   key `link` enables C2QoS's handler of bottlenecks, which must restore VM2's rate.
+//! - In the middle of a run, VM1 changes to 1518-byte frames and sends as fast as it can, which is
+//!   the *event*. Throughout the run, VM2 offers 2 % more than it bought.
 //!
 //! # Cost
 //!
@@ -37,29 +40,29 @@ use crate::rig::{Rig, Span, platform};
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
-/// Part of the core that is sold.
+/// Fraction of the worker's capacity that the two VMs buy.
 const SOLD: f64 = 0.9;
-/// Rate of the link, as a multiple of the sold rate.
+/// Rate of the link, as a multiple of the sum of the two purchased bit rates.
 const LINK: f64 = 1.15;
-/// Rate that well-behaved VMs offer, as a multiple of their purchase.
+/// Rate that a VM offers with frames of the size that it declared, as a multiple of its purchase.
 const OVER: f64 = 1.02;
-/// Frame sizes: VM1's and VM2's profile, and the size that VM1 changes to.
+/// Frame sizes in bytes: declared by VM1, declared by VM2, and sent by VM1 after the event.
 const SIZES: [u16; 3] = [128, 1024, 1518];
 /// VM2's purchase, as a multiple of VM1's purchase.
 const RATIO: f64 = 3.0;
-/// The window in which a frame's cost is measured.
+/// Warm-up and length of a measurement of a frame's cost.
 const COST: Span = Span { warm: 0.03, secs: 0.12, parts: 3 };
 /// Seconds between two points of the curves.
 const STEP: f64 = 0.1;
 /// VM2 has recovered if its rate is within this percentage of its rate before the event.
 const RECOVERED: f64 = 2.0;
 
-/// Bits of a frame, FCS included.
+/// Returns the number of bits of a frame, FCS included.
 fn bits(size: u16) -> f64 {
     f64::from(size) * 8.0
 }
 
-/// The sale, in bits per second (FCS included) and in cycles.
+/// Purchases of VM1 and VM2, in bits per second (FCS included) and in cycles per second.
 #[derive(Debug, Clone, Copy)]
 struct Sale {
     bits: [f64; 2],
@@ -70,7 +73,8 @@ struct Sale {
 }
 
 impl Sale {
-    /// `frame` holds the cycles of a frame of each of [`SIZES`].
+    /// Calculates the purchases of VM1 and VM2 from the costs of frames. `frame` contains the
+    /// cycles that one frame of each size in [`SIZES`] costs. `capacity` is in cycles per second.
     fn new(frame: [f64; 3], capacity: f64) -> Self {
         let per_bit = [frame[0] / bits(SIZES[0]), frame[1] / bits(SIZES[1])];
         let first = SOLD * capacity / (per_bit[0] + RATIO * per_bit[1]);
@@ -103,7 +107,7 @@ impl Sale {
     }
 }
 
-/// A switch without limits, to measure costs on.
+/// Starts a switch without limits, on which the costs of frames are measured.
 fn scales(bed: &Bed) -> anyhow::Result<Rig> {
     let vms = vec![Vm::sender("vm1", "uplink", Bound::default()), Vm::sink("uplink")];
     let mut plan = Plan::new("round-robin", vms);
@@ -111,22 +115,23 @@ fn scales(bed: &Bed) -> anyhow::Result<Rig> {
     Rig::ours(bed, "costs", &plan)
 }
 
-/// Costs of frames at one moment.
+/// Costs of frames that one calibration measured.
 #[derive(Debug, Clone, Copy)]
 struct Costs {
-    /// Cycles of a frame of each of [`SIZES`].
+    /// Cycles per frame for each size in [`SIZES`].
     cycles: [f64; 3],
     doubt: Option<Doubt>,
 }
 
-/// Result of a run: VM1's and VM2's bits per second over time. The event is in the middle.
+/// Rates of VM1 and VM2 in bits per second, in each [`STEP`] of a run. In the middle of the run,
+/// VM1 changes to larger frames.
 #[derive(Debug, Clone, Default)]
 struct Curves {
     vms: [Vec<f64>; 2],
     doubt: Option<Doubt>,
 }
 
-/// Runs that alternate with calibrations.
+/// Runs and calibrations of the experiment, which alternate.
 #[derive(Debug)]
 struct Runs<'a> {
     bed: &'a Bed,
@@ -148,7 +153,7 @@ impl Turns for Runs<'_> {
                 let offers = [("vm1".to_owned(), greedy)];
                 let (found, window) = rig.cost(bed, &offers, COST)?;
                 *cost = found.cycles;
-                // If no frame moved, nothing can be sold.
+                // If no frame moved, its cost is unknown, and purchases cannot be computed.
                 let none = (found.cycles <= 0.0).then_some(Doubt::GeneratorShort);
                 costs.doubt = costs.doubt.or(none).or_else(|| doubt(&window, &offers));
             }
@@ -172,7 +177,7 @@ impl Turns for Runs<'_> {
                 curve.extend(&sent.parts);
             }
         }
-        // A stopped daemon cannot exit.
+        // `rig` is dropped here while its switch runs, because a paused daemon cannot exit.
         Ok(curves)
     }
 
@@ -194,22 +199,25 @@ fn parts(secs: f64) -> u32 {
     (secs / STEP).round() as u32
 }
 
-/// Effect of the event on VM2: its change in percent over the second half, and the seconds until it
-/// has recovered for good.
+/// Returns the effect of the event on VM2: the change of its rate in percent, and the seconds until
+/// its rate stays recovered. The change of VM2's rate is the difference between the medians of the
+/// last quarter and of the first half of `curve`.
 fn effect(curve: &[f64]) -> (f64, f64) {
     let (before, after) = curve.split_at(curve.len() / 2);
     let normal = middle(before);
     let change = |rate: f64| 100.0 * (rate / normal - 1.0);
-    // A single low point is caused by the machine.
+    // A single low point may be the machine's fault, so only two in a row count.
     let low = |pair: &[f64]| pair.iter().all(|rate| change(*rate) < -RECOVERED);
     let last_low = after.windows(2).rposition(low);
     let points = last_low.map_or(0, |at| u32::try_from(at + 2).unwrap_or(u32::MAX));
     (change(middle(&after[after.len() / 2..])), f64::from(points) * STEP)
 }
 
+/// Runs the live experiment of C2QoS Fig. 13.
+///
 /// # Errors
 ///
-/// Fails if the switch cannot be started or fails.
+/// Returns an error if the switch cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(1.5).max(0.8);
@@ -244,12 +252,17 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let claims = [
         (
             "without_handler_victim_delta_pct",
-            "VM2 after the event, no handler.",
+            "Change of VM2's rate after the event, without the handler.",
             "%",
             of(0, |e| e.0),
         ),
-        ("with_handler_victim_delta_pct", "The same with the handler.", "%", of(1, |e| e.0)),
-        ("recovery_s", "Until VM2 has its rate again.", "s", of(1, |e| e.1)),
+        (
+            "with_handler_victim_delta_pct",
+            "Change of VM2's rate after the event, with the handler.",
+            "%",
+            of(1, |e| e.0),
+        ),
+        ("recovery_s", "Time until VM2 has its rate again.", "s", of(1, |e| e.1)),
     ];
     for (id, statement, unit, value) in claims {
         outcome.claim(Claim::new(id, statement, unit).measured(value));

@@ -1,10 +1,11 @@
-//! `vde_switch` with namespaces behind it, to be compared with our switch.
+//! The switch `vde_switch` with network namespaces behind its ports, for comparison with Penstock.
 //!
 //! # Approach
 //!
-//! One switch process runs on the worker's core. Each VM is a namespace with a TAP that
-//! `vde_plug2tap` joins to the switch. That program runs on the generator's core, as all other
-//! programs do. The guard takes everything down.
+//! The process of `vde_switch` runs on the core of Penstock's worker. Each VM is a network
+//! namespace with a TAP device. `vde_plug2tap` connects the TAP to the switch. All programs except
+//! the switch run on the generator's core. A guard removes all processes and namespaces after the
+//! run.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -20,7 +21,7 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{Ward, end_inside};
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 
-/// Longest time until packets pass.
+/// Maximum time until packets pass through the switch.
 const START_LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Debug)]
@@ -34,14 +35,15 @@ pub(super) struct VdeSwitch {
 }
 
 impl VdeSwitch {
-    /// Starts the switch with `vms` namespaces.
+    /// Starts `vde_switch` with `vms` network namespaces.
     pub(super) fn start(bed: &Bed, vms: usize) -> anyhow::Result<Self> {
         needs("vde_plug2tap", "vde2")?;
         let dir = bed.dir().join("vde");
         std::fs::create_dir_all(&dir).context("making a directory")?;
         let (socket, pid) = (dir.join("switch"), dir.join("switch.pid"));
         let (worker, core) = (bed.worker_core().to_string(), bed.generator_core().to_string());
-        // Without `-d` the switch uses its input as a console, and ends when the input ends.
+        // Without `-d`, the switch uses its standard input as a console, and ends when that input
+        // ends.
         let mut command = Command::new("taskset");
         command.args(["-c", &worker, "vde_switch", "-d", "-s"]).arg(&socket).arg("-p").arg(&pid);
         ask(&mut command).context("starting vde_switch")?;
@@ -84,7 +86,7 @@ impl VdeSwitch {
         command
     }
 
-    /// Starts a program in the namespace of VM number `vm`.
+    /// Starts a program in the network namespace of VM number `vm`.
     pub(super) fn start_program(
         &mut self,
         bed: &Bed,
@@ -102,7 +104,7 @@ impl VdeSwitch {
         self.dir.join(format!("program-{program}.log"))
     }
 
-    /// Waits until VM `from` reaches `port` of VM `to`.
+    /// Waits until VM number `from` can open a TCP connection to `port` of VM number `to`.
     pub(super) fn await_tcp(&self, from: usize, to: usize, port: &str) -> anyhow::Result<()> {
         let at = Plan::ip(to);
         await_ok(&format!("port {port} of {at}"), START_LIMIT, || {
@@ -112,10 +114,11 @@ impl VdeSwitch {
         })
     }
 
-    /// Waits for the end of a program and returns its output.
+    /// Waits until a program ends, and returns the program's output. Returns an error if the
+    /// program still runs after the time `limit`.
     pub(super) fn await_end(&mut self, program: usize, limit: Duration) -> anyhow::Result<String> {
         self.programs.get_mut(program).context("no such program")?.await_end(limit)?;
-        std::fs::read_to_string(self.log(program)).context("reading what a program said")
+        std::fs::read_to_string(self.log(program)).context("reading a program's output")
     }
 }
 

@@ -1,5 +1,5 @@
-//! The memory of a guest. Three sides read and write it: the guest, its process, and the program
-//! that measures.
+//! The memory of a micro-guest. The guest, its process and the measuring program read and write the
+//! memory.
 
 use std::fs::File;
 use std::os::fd::AsRawFd as _;
@@ -12,11 +12,12 @@ use vm_memory::{Bytes as _, FileOffset, GuestAddress, GuestMemoryBackend as _, G
 
 use super::program;
 
-/// Ports of the I/O instructions by which the guest leaves the processor: to sleep, and to stop.
+/// I/O port to which the guest writes when it wants to sleep.
 pub(super) const SLEEP_PORT: u16 = 0x10;
 pub(super) const STOP_PORT: u16 = 0x11;
 
-/// Offsets of values on the board. Each is a word of 64 bits.
+/// Offsets in bytes of the values in a guest's memory, from [`BOARD`]. Each value in a guest's
+/// memory is a 64-bit word.
 pub(super) mod offset {
     pub const ROUNDS: u16 = 0;
     pub const EVENT: u16 = 8;
@@ -27,53 +28,55 @@ pub(super) mod offset {
     pub const WORK: u16 = 48;
     pub const PERIOD: u16 = 56;
     pub const IDLE_UNTIL: u16 = 64;
-    /// Words that the guest does not read. `PAUSE` is the length of a sleep that replaces the time
-    /// which the guest requested. `AHEAD` is the guest's time stamp counter minus the host's.
+    /// Fixed length of each sleep of the guest in nanoseconds. The value 0 means that the guest
+    /// sleeps until the time in `IDLE_UNTIL`. The process that runs the guest reads the length of
+    /// the sleep from the guest's memory.
     pub const PAUSE: u16 = 72;
+    /// The guest's time stamp counter minus the host's counter, modulo 2^64.
     pub const AHEAD: u16 = 80;
 }
 
-/// The whole memory: one page of 2 MiB.
+/// Size of a guest's whole memory in bytes: one page of 2 MiB.
 pub(super) const BYTES: usize = 2 << 20;
-/// Three pages of page tables.
+/// Guest address of the three pages that hold the guest's page tables.
 pub(super) const TABLES: u64 = 0x1000;
 pub(super) const CODE: u64 = 0x4000;
-/// The words of [`offset`].
+/// Guest address of the words in [`offset`].
 pub(super) const BOARD: u64 = 0x8000;
-/// Packets: the time at which each is due, and the time at which it was sent.
+/// Guest address of the stream's packets. Each packet has two words: its due time, and the time at
+/// which the guest sent the packet.
 pub(super) const PACKETS: u64 = 0x1_0000;
 const PACKET_BYTES: u64 = 16;
-/// Largest number of packets in a stream.
+/// Maximum number of packets in a guest's stream.
 pub const PACKETS_MAX: usize = 120_000;
-/// The event that ends the guest.
+/// Number of the event that ends the guest.
 const LAST_EVENT: u64 = u64::MAX;
 
-/// A guest's memory.
 #[derive(Debug)]
 pub struct Board {
     memory: GuestMemoryMmap,
     path: PathBuf,
 }
 
-/// A stream that a guest sends by itself. Times are of the host's time stamp counter.
+/// A stream of packets that a guest sends. Times are values of the host's time stamp counter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Stream {
-    /// Times at which packets are due, in order.
+    /// Times at which the packets are due, in ascending order.
     pub due: Vec<u64>,
-    /// Rounds of the loop to compute in every period.
+    /// Number of rounds of its loop that the guest computes in every period.
     pub work: u64,
     pub period: u64,
-    /// Length of a sleep when the guest has nothing to do, in nanoseconds. 0: until there is
-    /// something to do.
+    /// Length of each sleep of the guest in nanoseconds. The value 0 means that the guest sleeps
+    /// until its next packet or period.
     pub pause_ns: u64,
 }
 
 impl Board {
-    /// New memory, for a guest that computes.
+    /// Creates a guest's memory, with a program that computes.
     ///
     /// # Errors
     ///
-    /// Fails if there is no memory.
+    /// Returns an error if the memory is not available.
     pub fn new() -> anyhow::Result<Self> {
         let fd = memfd_create("penstock-microguest", MFdFlags::MFD_CLOEXEC);
         let file = File::from(fd.context("making a guest's memory")?);
@@ -86,19 +89,20 @@ impl Board {
         Ok(board)
     }
 
-    /// Opens memory that another process has made.
+    /// Opens a guest's memory that another process created.
     ///
     /// # Errors
     ///
-    /// Fails if the memory cannot be opened, or is not a guest's.
+    /// Returns an error if the file cannot be opened, or does not have the size of a guest's
+    /// memory.
     pub fn open(path: &Path) -> anyhow::Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         let file = file.with_context(|| format!("{}: opening", path.display()))?;
         let bytes = file.metadata().context("its size")?.len();
         ensure!(
             bytes == u64::try_from(BYTES)?,
-            "{}: {bytes} bytes are not a micro-guest's memory, which has {BYTES}; name what \
-             `Board::path` says",
+            "{}: {bytes} bytes are not a micro-guest's memory, which has {BYTES}; name the \
+             path that `Board::path` returns",
             path.display()
         );
         Self::map(file, path.to_owned())
@@ -110,7 +114,8 @@ impl Board {
         Ok(Self { memory: memory.context("mapping a guest's memory")?, path })
     }
 
-    /// The path by which another process can open the memory while this process has it open.
+    /// Returns the path with which other processes can open the guest's memory. The path of the
+    /// guest's memory is valid as long as this `Board` exists.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -120,7 +125,7 @@ impl Board {
         &self.memory
     }
 
-    /// Address of the memory in this process.
+    /// Returns the address of the guest's memory in this process.
     pub(super) fn host_address(&self) -> anyhow::Result<u64> {
         let start = self.memory.get_host_address(GuestAddress(0)).context("its address")?;
         Ok(u64::try_from(start.addr())?)
@@ -144,18 +149,20 @@ impl Board {
         self.store(BOARD + u64::from(offset), value);
     }
 
-    /// Rounds of the guest's loop so far.
+    /// Returns the number of rounds that the guest's loop has made so far.
     #[must_use]
     pub fn rounds(&self) -> u64 {
         self.word(offset::ROUNDS)
     }
 
-    /// Sends the guest event number `number`, which is at least 1 and differs from the last one.
+    /// Sends event `number` to the guest. `number` is at least 1 and differs from the number of the
+    /// previous event.
     pub fn tell(&self, number: u64) {
         self.set(offset::EVENT, number);
     }
 
-    /// The last event that the guest answered, and when, by the host's time stamp counter.
+    /// Returns the number of the last event that the guest answered, and the host's time stamp
+    /// counter at the time of the answer.
     #[must_use]
     pub fn answered(&self) -> (u64, u64) {
         let number = self.word(offset::ANSWERED);
@@ -166,7 +173,7 @@ impl Board {
         self.tell(LAST_EVENT);
     }
 
-    /// The guest's time stamp counter minus the host's, modulo 2^64.
+    /// Returns the guest's time stamp counter minus the host's counter, modulo 2^64.
     fn ahead(&self) -> u64 {
         self.word(offset::AHEAD)
     }
@@ -175,18 +182,19 @@ impl Board {
         self.set(offset::AHEAD, ahead);
     }
 
-    /// The time until which the guest has nothing to do, by the host's counter, and the length of
-    /// the sleep that replaces it.
+    /// Returns two values that determine how long the guest sleeps. The first value is the host's
+    /// time stamp counter when the guest's next packet or period is due. The second value is the
+    /// fixed length of a sleep in nanoseconds, or 0 if sleeps have no fixed length.
     pub(super) fn idle(&self) -> (u64, u64) {
         let until = self.word(offset::IDLE_UNTIL).wrapping_sub(self.ahead());
         (until, self.word(offset::PAUSE))
     }
 
-    /// Makes the guest send a stream. It may be called once, while the guest runs.
+    /// Makes a running guest send a stream of packets. Call this function at most once.
     ///
     /// # Errors
     ///
-    /// Fails if the stream is too long.
+    /// Returns an error if the stream has more than [`PACKETS_MAX`] packets.
     pub fn stream(&self, stream: &Stream) -> anyhow::Result<()> {
         let packets = stream.due.len();
         ensure!(packets <= PACKETS_MAX, "{packets} packets; at most {PACKETS_MAX}");
@@ -197,12 +205,13 @@ impl Board {
         self.set(offset::WORK, stream.work);
         self.set(offset::PERIOD, stream.period);
         self.set(offset::PAUSE, stream.pause_ns);
-        // The guest reads the rest once it sees this word.
+        // The guest reads the other words when it sees this word, so this word is written last.
         self.set(offset::PACKETS, u64::try_from(packets)?);
         Ok(())
     }
 
-    /// Times at which packets were sent so far, by the host's counter.
+    /// Returns the times at which the guest has sent packets so far, as values of the host's time
+    /// stamp counter.
     #[must_use]
     pub fn sent(&self) -> Vec<u64> {
         let sent = (0..self.word(offset::SENT)).map(|nth| PACKETS + nth * PACKET_BYTES + 8);

@@ -1,4 +1,4 @@
-//! One virtual processor in ring 3 of long mode, on KVM.
+//! The virtual processor of a micro-guest: it runs on KVM, in ring 3 of long mode.
 #![allow(unsafe_code, reason = "KVM gets the address of the guest's memory")]
 
 use anyhow::{Context as _, bail, ensure};
@@ -15,25 +15,26 @@ use vm_memory::{Bytes as _, GuestAddress};
 
 use super::board::{BOARD, BYTES, Board, CODE, PACKETS, SLEEP_PORT, STOP_PORT, TABLES};
 
-/// The device. Without it there is no KVM.
 const DEVICE: &str = "/dev/kvm";
-/// `IA32_TIME_STAMP_COUNTER` (Intel SDM vol. 4, table 2-2).
+/// Number of the register `IA32_TIME_STAMP_COUNTER` (Intel SDM vol. 4, table 2-2).
 const IA32_TSC: u32 = 0x10;
-/// Number of readings of this register. The reading that took the shortest time counts.
+/// Number of readings of the guest's time stamp counter. The lab uses only the reading of the
+/// guest's counter that took the shortest time.
 const READINGS: usize = 32;
 
-/// A guest that is ready to run.
+/// A micro-guest that is ready to run.
 #[derive(Debug)]
 pub(super) struct Machine {
     vcpu: VcpuFd,
     hz: TscRate,
-    // The VM and KVM that the processor belongs to.
+    // Keeps the VM and KVM open as long as the processor.
     _vm: VmFd,
     _kvm: Kvm,
 }
 
 impl Machine {
-    /// Creates a processor over `board`. The board must outlive the processor.
+    /// Creates a virtual processor that uses the memory of `board`. `board` must exist longer than
+    /// the virtual processor.
     pub fn new(board: &Board) -> anyhow::Result<Self> {
         let kvm = open()?;
         let vm = kvm.create_vm().context("KVM: making a VM")?;
@@ -45,7 +46,7 @@ impl Machine {
             userspace_addr: board.host_address()?,
         };
         // SAFETY: the mapping has `BYTES` bytes, and `Board` keeps it while the guest runs.
-        // WHY: KVM takes memory by its address; there is no safe form.
+        // WHY: KVM needs the address of the memory, and there is no safe form.
         unsafe { vm.set_user_memory_region(region) }.context("KVM: giving the VM its memory")?;
         let vcpu = vm.create_vcpu(0).context("KVM: making a virtual processor")?;
         let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).context("KVM: features")?;
@@ -56,13 +57,13 @@ impl Machine {
         Ok(Self { vcpu, hz: tsc::calibrate(), _vm: vm, _kvm: kvm })
     }
 
-    /// Runs the guest on this thread until it is stopped.
+    /// Runs the guest on this thread until the guest is stopped.
     pub fn run(mut self, board: &Board) -> anyhow::Result<()> {
         loop {
             match self.vcpu.run() {
                 Ok(VcpuExit::IoOut(SLEEP_PORT, _)) => sleep(board, self.hz),
                 Ok(VcpuExit::IoOut(STOP_PORT, _)) => return Ok(()),
-                // A signal came, or the kernel wants another call.
+                // A signal interrupted the guest, or the kernel requests another call.
                 Ok(VcpuExit::Intr) => {}
                 Err(error) if [libc::EINTR, libc::EAGAIN].contains(&error.errno()) => {}
                 Ok(other) => bail!("KVM: the guest ended with {other:?}"),
@@ -75,25 +76,27 @@ impl Machine {
 fn open() -> anyhow::Result<Kvm> {
     let kvm = Kvm::new().map_err(|error| match error.errno() {
         libc::ENOENT | libc::ENODEV | libc::ENXIO => anyhow::anyhow!(
-            "{DEVICE} is not there: micro-guests need KVM; enable virtualisation in the firmware, \
-             or nested virtualisation on the machine below, and load kvm_intel or kvm_amd"
+            "{DEVICE} does not exist: micro-guests need KVM; enable virtualization in the \
+             firmware, or nested virtualization on the host of this machine, and load kvm_intel \
+             or kvm_amd"
         ),
         libc::EACCES | libc::EPERM => {
-            anyhow::anyhow!("{DEVICE} may not be opened: run as root, or join the group `kvm`")
+            anyhow::anyhow!("{DEVICE} cannot be opened: run as root, or join the group `kvm`")
         }
         _ => anyhow::Error::from(error).context(format!("opening {DEVICE}")),
     })?;
     let version = kvm.get_api_version();
-    ensure!(version == 12, "{DEVICE} speaks version {version}, and 12 is wanted");
+    ensure!(version == 12, "{DEVICE} has API version {version}, but micro-guests need 12");
     Ok(kvm)
 }
 
-/// Checks whether guests can run here. The error says what is missing.
+/// Returns an error that names the missing feature if guests cannot run on this machine.
 pub(super) fn is_available() -> anyhow::Result<()> {
     open().map(drop)
 }
 
-/// Maps one page of 2 MiB at address 0, for user mode (Intel SDM vol. 3A §4.5).
+/// Fills the guest's page tables, which map one page of 2 MiB at address 0 for user mode (Intel SDM
+/// vol. 3A §4.5).
 fn tables(board: &Board) -> anyhow::Result<()> {
     const PRESENT_WRITABLE_USER: u64 = 0b111;
     const LARGE: u64 = 1 << 7;
@@ -108,13 +111,13 @@ fn tables(board: &Board) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A flat segment of privilege level 3.
+/// Returns a flat segment with privilege level 3.
 fn segment(selector: u16, code: bool) -> kvm_segment {
     kvm_segment {
         base: 0,
         limit: u32::MAX,
         selector,
-        // Code that may be read, and data that may be written. Both are accessed.
+        // Readable code, or writable data. In both, the accessed bit is set.
         type_: if code { 0b1011 } else { 0b0011 },
         present: 1,
         dpl: 3,
@@ -132,13 +135,13 @@ fn enter_ring_3(vcpu: &VcpuFd) -> anyhow::Result<()> {
     const CR4_PAE: u64 = 1 << 5;
     // Long mode, enabled and active.
     const EFER: u64 = 1 << 8 | 1 << 10;
-    // The bit that is always set, and I/O privilege level 3. Interrupts are off.
+    // Bit 1, which is always set, and I/O privilege level 3. Interrupts are disabled.
     const RFLAGS: u64 = 1 << 1 | 3 << 12;
     let mut special = vcpu.get_sregs().context("KVM: reading registers")?;
     special.cs = segment(0x33, true);
     let data = segment(0x2b, false);
     (special.ds, special.es, special.fs, special.gs, special.ss) = (data, data, data, data, data);
-    // Nothing handles an interrupt or an exception.
+    // The guest has no handlers for interrupts and exceptions.
     special.gdt = kvm_dtable::default();
     special.idt = kvm_dtable::default();
     (special.cr0, special.cr3, special.cr4, special.efer) = (CR0, TABLES, CR4_PAE, EFER);
@@ -148,7 +151,7 @@ fn enter_ring_3(vcpu: &VcpuFd) -> anyhow::Result<()> {
     vcpu.set_regs(&registers).context("KVM: setting registers")
 }
 
-/// The guest's time stamp counter minus the host's.
+/// Measures the guest's time stamp counter minus the host's counter, modulo 2^64.
 fn ahead(vcpu: &VcpuFd) -> anyhow::Result<u64> {
     let mut best: Option<(u64, u64)> = None;
     for _ in 0..READINGS {
@@ -168,12 +171,12 @@ fn ahead(vcpu: &VcpuFd) -> anyhow::Result<u64> {
     Ok(best.map_or(0, |(_, ahead)| ahead))
 }
 
-/// Sleeps while the guest has nothing to do.
+/// Sleeps until the guest's next packet or period is due, or for the fixed length of a sleep.
 fn sleep(board: &Board, hz: TscRate) {
     let (until, pause_ns) = board.idle();
     let Ok(now) = clock_gettime(ClockId::CLOCK_MONOTONIC) else { return };
-    // The clock is read first. If another thread takes the processor between the two reads, the
-    // sleep is shorter, and the guest then asks again.
+    // The clock is read first. If this thread loses its core between the two reads, the sleep is
+    // too short, and the guest sleeps again.
     let counter = Tsc.now().0;
     let left = if pause_ns > 0 {
         Nanos(pause_ns)

@@ -2,27 +2,28 @@
 //!
 //! # Problem
 //!
-//! Only the inside of a guest shows the effect of a scheduler on a vCPU. A guest with an operating
-//! system adds timers, idle loops and drivers of its own. Under nested virtualization its kernel
-//! may not run at all.
+//! The effect of a scheduler on a vCPU is visible only inside a guest. If the guest has an
+//! operating system, its timers, idle loops and drivers also affect a measurement. Under nested
+//! virtualization, the kernel of a guest may not run at all.
 //!
 //! # Approach
 //!
-//! A guest has one page of memory and some forty instructions in ring 3 of long mode (CPL 3, IOPL
-//! 3, no interrupts). It needs no emulation. It counts, notes by its time stamp counter when it
-//! sees an event in its memory, and sends a stream of packets by itself. No exit lies between an
-//! event and its answer. The guest's thread is in `KVM_RUN`, and has the name that QEMU gives such
-//! threads. So a scheduler of QEMU's vCPUs also schedules this thread.
+//! A guest has one page of memory and about forty instructions in ring 3 of long mode (CPL 3, IOPL
+//! 3, no interrupts). A micro-guest needs no emulation of devices. The guest counts rounds of its
+//! loop. When the guest sees an event in its memory, it records its time stamp counter. The guest
+//! can also send a stream of packets. An event and the guest's answer cause no VM exit. The guest's
+//! thread runs in `KVM_RUN` and has the thread name that QEMU uses. Because of the thread's name, a
+//! scheduler for QEMU's vCPUs also schedules the thread of a micro-guest.
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`board`] | the guest's memory, and what each side reads and writes there |
-//! | `program` | what the guest computes |
+//! | [`board`] | the guest's memory |
+//! | `program` | the guest's program |
 //! | `machine` | the virtual processor |
 //!
-//! A guest is a process of its own, `penstock-lab microguest` ([`MicroguestArgs`]). It ends after
-//! the given time, when its standard input ends (the process that started it died), or when it is
-//! stopped.
+//! Each micro-guest is a process, `penstock-lab microguest` ([`MicroguestArgs`]). The process of a
+//! guest ends after a given time, or when [`Board::stop`] is called. The process also ends when its
+//! standard input closes, because its parent process has died.
 
 pub mod board;
 mod machine;
@@ -44,23 +45,23 @@ use machine::Machine;
 
 use penstock_guest::clock;
 
-/// Name of the thread that is the virtual processor, as in QEMU.
+/// Name of the thread that runs the guest's virtual processor, as in QEMU.
 pub const VCPU_THREAD: &str = "CPU 0/KVM";
-/// Text that a guest's process prints on standard output when the guest is about to run.
+/// Line that a guest's process prints on standard output when the guest starts.
 pub const RUNNING: &str = "running";
-/// Interval between checks whether the guest has ended.
+/// Longest time between two checks whether the guest has ended.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// `penstock-lab microguest`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct MicroguestArgs {
-    /// Name of the guest, by which its process is found
+    /// Name of the guest. Schedulers find the guest's process by its name
     #[arg(long)]
     name: String,
-    /// Core of its virtual processor
+    /// Core of the guest's virtual processor
     #[arg(long)]
     core: u32,
-    /// Path of its memory, given by the process that starts it
+    /// Path of the guest's memory, from the process that starts the guest
     #[arg(long, value_name = "PATH")]
     memory: PathBuf,
     /// Longest run time of the guest in seconds
@@ -69,11 +70,11 @@ pub struct MicroguestArgs {
 }
 
 impl MicroguestArgs {
-    /// Runs the guest to its end.
+    /// Runs the micro-guest until it ends.
     ///
     /// # Errors
     ///
-    /// Fails if there is no KVM, or if KVM refuses something.
+    /// Returns an error if there is no KVM, or if KVM refuses a request.
     pub fn run(&self) -> anyhow::Result<()> {
         let board = Arc::new(Board::open(&self.memory)?);
         let guest = start(&board, Some(self.core));
@@ -84,35 +85,34 @@ impl MicroguestArgs {
         let limit = Duration::from_secs_f64(self.secs);
         let stdin = std::io::stdin();
         while begin.elapsed() < limit && !guest.is_finished() {
-            // Nothing is ever written to standard input. It becomes readable when the other end is
-            // closed.
+            // Nobody writes to standard input. It becomes readable when its other end is closed.
             if clock::wait_readable(Some(stdin.as_fd()), LOOK) {
                 return Ok(());
             }
         }
         if !guest.is_finished() {
-            // When the process ends, so does a thread that is in the guest.
+            // The end of the process also ends the guest's thread.
             return Ok(());
         }
         guest.join().unwrap_or_else(|_| anyhow::bail!("the guest's thread panicked"))
     }
 }
 
-/// Checks whether micro-guests can run here.
+/// Checks whether micro-guests can run on this machine.
 ///
 /// # Errors
 ///
-/// Says what is missing, and how to get it.
+/// Returns an error with the missing feature and the remedy if micro-guests cannot run.
 pub fn is_available() -> anyhow::Result<()> {
     machine::is_available()
 }
 
-/// Starts a guest in a thread of this process, on `core` if one is given. It ends by
-/// [`Board::stop`], or with the process.
+/// Starts a micro-guest in a thread of this process, on `core` if a core is given. [`Board::stop`]
+/// or the end of the process ends the guest.
 ///
 /// # Errors
 ///
-/// Fails if there is no KVM, or if KVM refuses something.
+/// Returns an error if there is no KVM, or if KVM refuses a request.
 pub fn start(
     board: &Arc<Board>,
     core: Option<u32>,
@@ -127,7 +127,7 @@ pub fn start(
                 .and_then(|()| sched_setaffinity(Pid::from_raw(0), &cpus))
                 .with_context(|| format!("pinning the guest to core {core}"))?;
         }
-        // Makes the guest's sleeps end on time. Without this permission they are 50 us late.
+        // Makes the guest's sleeps end on time. With the default timer slack, they end 50 us late.
         let _ = nix::sys::prctl::set_timerslack(1);
         machine.run(&board)
     };

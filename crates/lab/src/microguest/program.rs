@@ -1,12 +1,14 @@
-//! The guest's program: a loop in ring 3 that never ends by itself.
+//! The program of a micro-guest: an endless loop in ring 3.
 //!
 //! # Approach
 //!
-//! The loop counts its rounds. When the number of the last event in memory changes, the loop notes
-//! the time and the number. With a stream, it also sends each packet when it is due and notes that
-//! time. It computes for a number of rounds in every period. If no packet is due and no rounds are
-//! left, the loop writes the time until which it has nothing to do. It then leaves the processor by
-//! an I/O instruction. `board` names the words that the loop reads and writes.
+//! The program's loop counts how often it has run. When the event number in memory changes, the
+//! loop records the time and the number. If there is a stream, the loop also sends each packet when
+//! the packet is due, and records the time of sending. If there is a stream, the loop also computes
+//! the configured number of rounds in every period. When the loop has no more work in a period, it
+//! writes the time of its next packet or period to memory. After writing the time, the loop
+//! executes an I/O instruction, which causes a VM exit. The module `board` names the words that the
+//! loop reads and writes.
 #![allow(unsafe_code, reason = "the program is linked into this one as bytes")]
 
 use std::arch::global_asm;
@@ -16,8 +18,9 @@ use super::board::{SLEEP_PORT, STOP_PORT, offset};
 global_asm!(
     ".pushsection .rodata.penstock_microguest, \"a\"",
     "penstock_microguest_begin:",
-    // Registers. rdi: the board; rsi: the next packet; r8: rounds; r9: the last event; r10: packets
-    // sent; r12: rounds left in this period; r13: when the next period begins.
+    // Registers. rdi: address of the board; rsi: address of the next packet; r8: rounds; r9: number
+    // of the last event; r10: sent packets; r12: remaining rounds of this period; r13: start of the
+    // next period.
     "2:",
     "inc r8",
     "mov [rdi + {rounds}], r8",
@@ -36,7 +39,7 @@ global_asm!(
     "jz 7f",
     "dec r12",
     "jmp 2b",
-    // An event has come.
+    // An event has arrived.
     "5:",
     "mov r9, rax",
     "rdtsc",
@@ -56,7 +59,7 @@ global_asm!(
     "inc r10",
     "mov [rdi + {sent}], r10",
     "jmp 2b",
-    // No rounds are left.
+    // The rounds of this period are done.
     "7:",
     "cmp rax, r13",
     "jae 8f",
@@ -94,10 +97,10 @@ unsafe extern "C" {
     static penstock_microguest_end: u8;
 }
 
-/// The guest's machine code, which runs at any address.
+/// Returns the machine code of the guest's program, which runs at any address.
 pub(super) fn code() -> &'static [u8] {
     let (begin, end) = (&raw const penstock_microguest_begin, &raw const penstock_microguest_end);
-    // SAFETY: both lie in one section of constants, the end behind the beginning.
-    // WHY: bytes that the assembler made have no safe name.
+    // SAFETY: both symbols are in one read-only section, and the end follows the beginning.
+    // WHY: there is no safe way to name bytes from `global_asm!`.
     unsafe { std::slice::from_raw_parts(begin, end.addr() - begin.addr()) }
 }

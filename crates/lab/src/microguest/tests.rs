@@ -1,4 +1,5 @@
-//! Tests with guests that really run, if there is KVM.
+//! Tests that run small guests under KVM. On a machine without KVM, the tests of small guests are
+//! skipped.
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ struct Guest {
 }
 
 impl Guest {
-    /// Returns `None` if there is no KVM.
+    /// Starts a micro-guest. Returns `None` if there is no KVM.
     fn start() -> Option<Self> {
         if let Err(error) = is_available() {
             assert!(error.to_string().contains("/dev/kvm"), "{error:#}");
@@ -52,7 +53,7 @@ fn it_counts_and_answers_events_in_order_of_time() {
         until("an answer", || guest.board.answered().0 == number);
         let (_, at) = guest.board.answered();
         let after = Tsc.now().0;
-        // The two counters agree within some microseconds.
+        // The counters of host and guest agree within a few microseconds.
         let slack = 100_000;
         assert!(told < at + slack && at < after + slack, "{told} {at} {after}");
         assert!(at > last && guest.board.rounds() >= rounds);
@@ -72,8 +73,8 @@ fn it_sends_a_stream_in_time_and_sleeps_when_it_has_nothing_to_do() {
     let stream = Stream { due: due.clone(), work: 1_000, period: hz / 20, pause_ns: 0 };
     guest.board.stream(&stream).unwrap();
     until("half of it", || guest.board.sent().len() >= 25);
-    // While the guest sends, it hardly computes: a thousand rounds in 50 ms. Without a
-    // stream it computes millions in 5 ms.
+    // While the guest sends, it computes only a thousand rounds in 50 ms. Without a stream, it
+    // computes millions of rounds in 5 ms.
     let rounds = guest.board.rounds();
     let sent = guest.board.sent().len();
     until("the rest", || guest.board.sent().len() == 50 || guest.board.sent().len() > sent + 5);

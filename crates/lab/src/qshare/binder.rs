@@ -1,16 +1,16 @@
-//! `penstock-fabric`'s queue binding for the simulator. Scores and Algorithm 2 decide, and the
-//! simulator applies the decision.
+//! Connects the queue binding of `penstock-fabric` to the simulator. Tenants' scores and QShare's
+//! Algorithm 2 decide which tenants have queues, and the simulator applies the decision.
 //!
 //! # Approach
 //!
-//! At the end of an interval, each tenant's score follows from its hosts' measurements
-//! ([`score::score`], smoothed). [`Binding::pass`] then decides which tenants have queues on their
-//! whole tree.
+//! At the end of an interval, the binder computes each tenant's score from the hosts' measurements
+//! ([`score::score`]), and smooths the score. After the scores are known, [`Binding::pass`] decides
+//! which tenants have a queue on all of their links.
 //!
 //! # Departures
 //!
-//! Switches take integer weights, but the simulator weighs exactly. The order of changes is left
-//! out. The simulator uses one delay for all changes instead.
+//! Real switches have integer weights; the simulator's weights are exact. The simulator applies all
+//! changes of queues at the same time, after one delay. A real controller applies changes in order.
 
 use anyhow::Context as _;
 use penstock_fabric::hose::{Hose, Need};
@@ -20,7 +20,7 @@ use penstock_fabric::tenant_placement::TenantSlot;
 use penstock_fabric::topology::{LinkId, NodeId, Topology};
 use penstock_sim::fabric::{Binder, HostUsage, TenantSpec};
 
-/// A tenant's state in the binding.
+/// A tenant with its VMs, links and score.
 #[derive(Debug)]
 struct Placed {
     slot: TenantSlot,
@@ -31,7 +31,7 @@ struct Placed {
     score: Smoothed,
 }
 
-/// Scores and queues of tenants on a tree.
+/// Scores and queues of all tenants of a network.
 #[derive(Debug)]
 pub struct FabricBinder {
     topology: Topology,
@@ -40,11 +40,11 @@ pub struct FabricBinder {
 }
 
 impl FabricBinder {
-    /// Creates a binder for tenants whose hosts are the tree's servers, in the same order. A port
-    /// has `queues` queues, one of them shared.
+    /// Creates a binder, which assigns queues to `tenants`. A host number in `tenants` is the
+    /// number of a server in `topology`. A port has `queues` queues, of which one queue is shared.
     ///
     /// # Errors
-    /// A tenant has no VMs, or the number of queues is invalid.
+    /// Returns an error if a tenant has no VMs, or if the number of queues is invalid.
     pub fn new(topology: Topology, tenants: &[TenantSpec], queues: u8) -> anyhow::Result<Self> {
         let settings = Settings { queues, ..Settings::new(Mode::StaticMap) };
         let binding = Binding::new(settings, topology.links())?;
@@ -74,7 +74,7 @@ impl Placed {
     }
 }
 
-/// Number of VMs below a node.
+/// Returns the number of VMs on all servers below a node of the topology.
 fn below(topology: &Topology, node: NodeId, vms: &[u32]) -> u32 {
     if topology.is_server(node) {
         return vms[node.index()];

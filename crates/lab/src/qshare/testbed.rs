@@ -1,24 +1,26 @@
-//! QShare's testbed (§VII-A, §VII-B): ten servers in two racks, ten tenants, one core link.
+//! The testbed of QShare §VII-A and §VII-B: ten servers in two racks, ten tenants, one core link.
 //!
 //! # Source
 //!
-//! Each of two racks has five servers with ten VM slots and 1 Gbit/s each. The link between the
-//! racks has 1 Gbit/s as well, so the over-subscription is 5:1. A port has eight queues, one of
-//! them shared. Tenants have 2 to 20 VMs, and 94 Mbit/s each over the core.
+//! Each of the testbed's two racks has five servers, with ten VM slots and a link of 1 Gbit/s each.
+//! The core link between the racks also has 1 Gbit/s, so the over-subscription is 5:1. A port has
+//! eight queues, of which one queue is shared. Each tenant has 2 to 20 VMs, and a guarantee of 94
+//! Mbit/s on the core link.
 //!
 //! # Departures
 //!
-//! The paper leaves these points open:
+//! The paper does not print some details of the testbed, for which the simulation makes these
+//! choices:
 //!
-//! * A tenant has half of its VMs in either rack, on servers drawn among those with a free slot.
-//! * A VM's guarantee is `94 / min(m, N - m)`. The smaller half of the VMs then has 94 Mbit/s
-//!   together.
-//! * A request takes [`LATENCY`].
-//! * A decision takes effect [`DELAY`] after the end of its interval. This is the time to collect
-//!   usage and to program switches.
+//! * Each rack has half of a tenant's VMs, on random servers with a free slot.
+//! * A VM's guarantee is `94 / min(m, N - m)` Mbit/s, with m of the tenant's N VMs in the first
+//!   rack. The guarantees of a tenant's VMs in the rack with fewer VMs add up to 94 Mbit/s.
+//! * A request for a flow takes [`LATENCY`].
+//! * The queue decision of an interval takes effect [`DELAY`] after the end of the interval.
+//!   [`DELAY`] is the time to collect the usage of tenants and to program the switches.
 //!
-//! Flow sizes are in `flow_sizes/enterprise.txt` and `flow_sizes/datamining.txt`. Their first lines
-//! name their sources.
+//! `flow_sizes/enterprise.txt` and `flow_sizes/datamining.txt` have the flow sizes. The first lines
+//! of the two flow-size files name the sources of their data.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,38 +37,38 @@ use super::binder::FabricBinder;
 
 /// Number of servers in a rack.
 pub const RACK: usize = 5;
-/// VM slots of a server.
+/// Number of VM slots of each server.
 pub const SLOTS: usize = 10;
-/// Rate of every link.
+/// Rate of every link in the testbed.
 pub const GBIT: BitsPerSecond = BitsPerSecond(1_000_000_000);
-/// Guarantee of a tenant over the core.
+/// Guarantee of each tenant on the core link.
 pub const GUARANTEE: BitsPerSecond = BitsPerSecond(94_000_000);
-/// Queues of a port, including the shared queue.
+/// Number of queues of a port, including the shared queue.
 pub const QUEUES: u8 = 8;
-/// Time from a request to the first bit.
+/// Time from a request for a flow to the flow's first bit.
 pub const LATENCY: Nanos = Nanos::from_micros(200);
-/// Time from the end of an interval until its decision takes effect.
+/// Time from the end of an interval until the queue decision of the interval takes effect.
 pub const DELAY: Nanos = Nanos::from_millis(100);
-/// Time between two samples.
+/// Time between two samples of the core link.
 pub const SAMPLE: Nanos = Nanos::from_millis(100);
 
 const ENTERPRISE: &str = include_str!("flow_sizes/enterprise.txt");
 const DATAMINING: &str = include_str!("flow_sizes/datamining.txt");
 
-/// A workload, which defines the flow sizes.
+/// A workload with its flow sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
-    /// Enterprise: 157 KB on average.
+    /// Enterprise trace, with flows of 157 KB on average.
     Enterprise,
-    /// Data mining: 12.7 MB on average.
+    /// Data mining trace, with flows of 12.7 MB on average.
     DataMining,
 }
 
 impl Workload {
-    /// The workload's flow sizes.
+    /// Returns the flow sizes of the workload.
     ///
     /// # Errors
-    /// The table in this program is invalid.
+    /// Returns an error if the built-in table of flow sizes is invalid.
     pub fn sizes(self) -> anyhow::Result<Arc<SizeTable>> {
         let text = match self {
             Self::Enterprise => ENTERPRISE,
@@ -75,7 +77,7 @@ impl Workload {
         Ok(Arc::new(SizeTable::parse(text)?))
     }
 
-    /// Name of the workload in series.
+    /// Returns the name that the workload has in the names of series.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -85,13 +87,14 @@ impl Workload {
     }
 }
 
-/// A table in which every flow has 1 MB.
+/// Returns a table of flow sizes in which every flow has 1 MB.
 #[must_use]
 pub fn megabytes() -> Arc<SizeTable> {
     Arc::new(SizeTable::fixed(1_000_000))
 }
 
-/// A tenant with VMs on these servers in both racks, and a guarantee of `core` between the racks.
+/// Creates a tenant whose guarantee for traffic between the racks is `core`. `vms` has the server
+/// number of each VM.
 #[must_use]
 pub fn tenant(vms: Vec<usize>, core: BitsPerSecond) -> TenantSpec {
     let first = vms.iter().filter(|host| **host < RACK).count();
@@ -104,7 +107,8 @@ fn draw(rng: &mut Rng, below: usize) -> usize {
     usize::try_from(rng.below(below)).unwrap_or(0)
 }
 
-/// Draws the sizes of ten tenants, 2 to 20 VMs each, until they fit into the testbed.
+/// Draws sizes of ten tenants of 2 to 20 VMs each. Repeats the draw until all VMs fit into the
+/// testbed.
 fn sizes(rng: &mut Rng) -> Vec<usize> {
     loop {
         let sizes: Vec<usize> = (0..10).map(|_| 2 + draw(rng, 19)).collect();
@@ -114,13 +118,13 @@ fn sizes(rng: &mut Rng) -> Vec<usize> {
     }
 }
 
-/// Sizes of the tenants that [`tenants`] creates from the seed.
+/// Returns the numbers of VMs of the tenants that [`tenants`] creates from `seed`.
 #[must_use]
 pub fn tenant_sizes(seed: u64) -> Vec<usize> {
     sizes(&mut Rng::new(seed).fork(u64::MAX))
 }
 
-/// Creates ten tenants of 2 to 20 VMs from the seed. They fit into the testbed.
+/// Creates ten tenants of 2 to 20 VMs from the seed. All VMs fit into the testbed.
 #[must_use]
 pub fn tenants(seed: u64) -> Vec<TenantSpec> {
     let mut rng = Rng::new(seed).fork(u64::MAX);
@@ -148,21 +152,21 @@ pub fn tenants(seed: u64) -> Vec<TenantSpec> {
     tenants
 }
 
-/// VMs of a tenant on other servers than the server of its VM `client`.
+/// Returns the VMs of a tenant that are not on the server of its VM `client`.
 #[must_use]
 pub fn others(tenant: &TenantSpec, client: usize) -> Vec<usize> {
     let here = tenant.vms[client];
     (0..tenant.vms.len()).filter(|vm| tenant.vms[*vm] != here).collect()
 }
 
-/// VMs of a tenant in the other rack than its VM `client`.
+/// Returns the VMs of a tenant that are not in the rack of its VM `client`.
 #[must_use]
 pub fn across(tenant: &TenantSpec, client: usize) -> Vec<usize> {
     let rack = |vm: usize| tenant.vms[vm] / RACK;
     (0..tenant.vms.len()).filter(|vm| rack(*vm) != rack(client)).collect()
 }
 
-/// The testbed without connections.
+/// Creates the testbed with the given tenants, but without connections.
 #[must_use]
 pub fn spec(tenants: Vec<TenantSpec>, seed: u64) -> Spec {
     Spec {
@@ -175,10 +179,12 @@ pub fn spec(tenants: Vec<TenantSpec>, seed: u64) -> Spec {
     }
 }
 
-/// QShare with an interval. If `shared` is set, it allocates rates in the shared queue.
+/// Creates QShare with a control interval. If `shared` is true, tenants in the shared queue have
+/// rate allocation. If `shared` is false, tenants in the shared queue are limited to their
+/// guarantees.
 ///
 /// # Errors
-/// The tenants do not fit this testbed.
+/// Returns an error if the tenants do not fit into the testbed.
 pub fn qshare(tenants: &[TenantSpec], interval: Nanos, shared: bool) -> anyhow::Result<System> {
     let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: GBIT };
     let racks = [tier(u32::try_from(RACK)?), tier(2)];
@@ -197,10 +203,11 @@ pub fn qshare(tenants: &[TenantSpec], interval: Nanos, shared: bool) -> anyhow::
     }))
 }
 
-/// Calls `run` with each of `cases` on all processors. Results are in the order of the cases.
+/// Calls `run` with each case in `cases`, on all processors. Returns the results in the order of
+/// `cases`.
 ///
 /// # Errors
-/// The error is that of the first case that failed.
+/// Returns the error of the first case that failed.
 pub fn parallel<C: Sync, T: Send>(
     cases: &[C],
     run: impl Fn(&C) -> anyhow::Result<T> + Sync,

@@ -1,18 +1,21 @@
-//! The load of live experiments: all VMs of a plan in one polling loop on the generator's core.
+//! The load of live experiments: one polling loop on the generator's core runs all VMs of a plan.
 //!
 //! # Approach
 //!
-//! The loop never stops while a switch is measured. The load changes between windows, and the next
-//! window begins after a moment of the new load. A sender's rate counts the frames that its sink
-//! received. Latency is one way. It lasts from before a burst is published to the turn in which the
-//! sink finds the frame. Both time stamps come from one core. Sinks of stamped senders are checked
-//! after every single sender.
+//! The loop never stops while a switch is measured. The load changes between windows, and each
+//! window begins with a warm-up. A sender's rate is computed from the frames that arrived at the
+//! receiving VM. Latencies are one-way times. A latency begins just before the sender publishes a
+//! burst. The latency of a frame ends in the turn of the loop that finds the frame in the
+//! receiver's ring. The time stamps of sending and receiving come from one core. After each sender,
+//! the loop polls the VMs that receive time-stamped frames.
 //!
-//! # What is left out
+//! # Excluded times
 //!
-//! If the loop itself stood still for longer than [`STANDSTILL`], frames sent before it continued
-//! are not timed. The window reports such standstills. Times taken while the worker waited for its
-//! core are kept apart: [`Times::quiet`] excludes them, and [`Times::all`] includes them.
+//! A turn of the loop that takes longer than [`STANDSTILL`] delays the generator's own frames. The
+//! generator excludes the latencies of frames that were sent before the end of a turn longer than
+//! [`STANDSTILL`]. The measured window reports how long the generator's loop stood still. A worker
+//! that waits for its core also delays frames. Only [`Times::all`], and not [`Times::quiet`],
+//! includes latencies that were measured while the worker waited for its core.
 
 use std::time::{Duration, Instant};
 
@@ -20,77 +23,86 @@ use anyhow::Context as _;
 use hdrhistogram::Histogram;
 use penstock_dataplane::tsc::{CycleCounter as _, Tsc};
 
+use super::link::Rounds;
 use super::plan::Plan;
 use super::stats::{middle, to_f64};
 use super::switch::Switch;
 use penstock_guest::clock;
-use penstock_guest::driver::SocketMode;
+use penstock_guest::driver::{Features, SocketMode};
 use penstock_guest::load::{
-    Arrived, LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec, run_queue_wait_ns,
+    Arrived, Destination, LoadSpec, LoadVm, Phase, Rate, SizeMix, VmCounters, VmSpec,
+    run_queue_wait_ns,
 };
 
-/// A loop that takes longer for a turn was held up.
+/// A turn that takes longer than [`STANDSTILL`] counts as a standstill of the generator.
 const STANDSTILL: Duration = Duration::from_micros(60);
-/// How often times are sorted into quiet ones and others.
+/// Length of a slice of a window. At the end of each slice, the loop adds the slice's latencies to
+/// [`Times::quiet`] if the worker had its core.
 const SLICE: Duration = Duration::from_millis(5);
-/// A worker that waited longer for its core within a slice was held up.
+/// Maximum nanoseconds for which the worker may wait for its core in a slice, so that the slice's
+/// latencies enter [`Times::quiet`].
 const HELD_UP_NS: u64 = 10_000;
-/// Longest time for the switch to connect.
+/// Maximum time, in seconds, until all VMs are connected with the switch.
 pub(super) const CONNECT_SECS: f64 = 20.0;
-/// The longest latency in cycles that can be distinguished from longer ones: about a second.
+/// Longest latency that the histogram can record, in cycles: about a second.
 const LONGEST: u64 = 1 << 32;
-/// Descriptors of a sender's rings.
+/// Number of descriptors in each ring of a VM that sends.
 const RING: u16 = 256;
-/// Descriptors of a sink's rings. They bridge the generator's short absences.
+/// Number of descriptors in each ring of a VM that only receives. A ring of 1,024 descriptors does
+/// not overflow while the generator is away from its core for a short time.
 const SINK_RING: u16 = 1024;
-/// The largest frame, FCS included.
+/// Size of the largest frame in bytes, FCS included.
 pub(super) const LARGEST: u16 = 1518;
-/// Frames of one VM in a turn.
+/// Maximum number of frames that a VM sends in a turn.
 pub(super) const BURST: usize = 32;
 
-/// The offer of a sender.
+/// Traffic that a sender offers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Offer {
-    /// Size of its frames, FCS included.
+    /// Size of the frames in bytes, FCS included.
     pub size: u16,
     pub flows: u32,
     pub rate: Rate,
 }
 
 impl Offer {
-    /// An offer that sends nothing.
+    /// Creates an offer with rate 0, so that the VM sends nothing.
     pub fn silence() -> Self {
         Self { size: 64, flows: 1, rate: Rate::Stop }
     }
 }
 
-/// How long stamped frames of one sender took, in cycles.
+/// Latencies of the time-stamped frames of one sender, in TSC cycles.
 #[derive(Debug, Clone)]
 pub(crate) struct Times {
-    /// Times taken while the worker had its core.
+    /// Latencies from the slices of a window in which the worker had its core.
     pub quiet: Histogram<u64>,
     pub all: Histogram<u64>,
 }
 
 impl Times {
     fn new() -> anyhow::Result<Self> {
-        let new = || Histogram::new_with_bounds(1, LONGEST, 3).context("making a histogram");
+        let new = || {
+            Histogram::new_with_bounds(1, LONGEST, 3).context("creating a histogram of latencies")
+        };
         Ok(Self { quiet: new()?, all: new()? })
     }
 
-    /// Adds the times of another sender.
+    /// Adds the latencies of another sender.
     pub fn add(&mut self, other: &Self) {
         // Both histograms have the same bounds, so the addition cannot fail.
         let _ = self.quiet.add(&other.quiet);
         let _ = self.all.add(&other.all);
     }
 
-    /// Microseconds that `percentile` percent do not exceed, while the worker had its core.
+    /// Returns a percentile of the latencies that were measured while the worker had its core, in
+    /// microseconds. Returns NaN if `quiet` is empty.
     pub fn us(&self, percentile: f64, tsc_hz: f64) -> f64 {
         micros(&self.quiet, percentile, tsc_hz)
     }
 
-    /// Like [`Self::us`], over all times.
+    /// Returns a percentile of all latencies, in microseconds. Returns NaN if there are no
+    /// latencies.
     pub fn us_of_all(&self, percentile: f64, tsc_hz: f64) -> f64 {
         micros(&self.all, percentile, tsc_hz)
     }
@@ -103,49 +115,50 @@ fn micros(of: &Histogram<u64>, percentile: f64, tsc_hz: f64) -> f64 {
     to_f64(of.value_at_percentile(percentile)) / tsc_hz * 1e6
 }
 
-/// One sender in a window.
+/// Measurements of one sender in a window.
 #[derive(Debug, Clone)]
 pub(crate) struct Sent {
     pub name: String,
-    /// Frames per second that arrived, as the median of the window's parts.
+    /// Frames per second that arrived at the sender's destination: the median of the window's
+    /// parts.
     pub pps: f64,
-    /// Share of the loop's turns in which a frame was due and the sender's ring was full.
+    /// Fraction of the loop's turns in which a frame was due and the sender's ring was full.
     pub full: f64,
-    /// Frames per second that the sender published.
+    /// Frames per second that the sender wrote to its ring.
     pub offered_pps: f64,
-    /// Bits per second of each part of the window.
+    /// Bits per second that arrived at the sender's destination in each part of the window, FCS
+    /// included.
     pub parts: Vec<f64>,
-    /// Times of its stamped frames.
+    /// Latencies of the time-stamped frames. `None` if the sender's frames are not time-stamped.
     pub times: Option<Times>,
 }
 
-/// Measurements of a window.
+/// Measurements of all senders and of the cores in a window.
 #[derive(Debug, Clone)]
 pub(crate) struct Window {
     /// The senders, in the plan's order.
     pub senders: Vec<Sent>,
-    /// Share of the time for which the worker waited for its core.
+    /// Fraction of the window for which the worker waited for its core.
     pub worker_wait: f64,
-    /// Share of the time for which the generator waited for its core.
+    /// Fraction of the window for which the generator waited for its core.
     pub generator_wait: f64,
-    /// Share of the time in turns that moved nothing.
+    /// Fraction of the window in which the generator's loop moved no frame.
     pub idle: f64,
-    /// Share of the time in which the loop stood still.
+    /// Fraction of the window for which the generator's loop stood still.
     pub standstill: f64,
 }
 
 impl Window {
-    /// The sender called `name`.
     pub fn sender(&self, name: &str) -> anyhow::Result<&Sent> {
         self.senders.iter().find(|s| s.name == name).with_context(|| format!("no sender {name}"))
     }
 
-    /// Frames per second of all senders.
+    /// Returns the received frames per second of all senders together.
     pub fn pps(&self) -> f64 {
         self.senders.iter().map(|s| s.pps).sum()
     }
 
-    /// The times of all senders with names that begin with `prefix`.
+    /// Returns the latencies of all senders with names that begin with `prefix`.
     pub fn times(&self, prefix: &str) -> anyhow::Result<Times> {
         let mut sum = Times::new()?;
         for sender in self.senders.iter().filter(|s| s.name.starts_with(prefix)) {
@@ -156,13 +169,14 @@ impl Window {
         Ok(sum)
     }
 
-    /// The greater share of the time in which worker or generator waited for its core.
+    /// Returns the longer of the worker's and the generator's waits for their cores, as a fraction
+    /// of the window.
     pub fn wait(&self) -> f64 {
         self.worker_wait.max(self.generator_wait)
     }
 }
 
-/// A sender's index among the VMs, and the index of its sink.
+/// Index of a sending VM, and index of the VM that receives the sender's frames.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     from: usize,
@@ -170,7 +184,7 @@ struct Way {
     stamped: bool,
 }
 
-/// A sink that empties its ring no faster than a link would.
+/// A receiving VM that takes frames from its ring at the rate of a link.
 #[derive(Debug, Clone, Copy)]
 struct Link {
     sink: usize,
@@ -180,19 +194,23 @@ struct Link {
     seen_bytes: u64,
 }
 
-/// The VMs of a plan at their switch.
+/// The VMs of a plan, attached to a switch.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     pub(super) vms: Vec<LoadVm>,
     names: Vec<String>,
     ways: Vec<Way>,
-    /// Sinks that are emptied at once, and whether they receive stamped frames.
+    /// Indices of the senders to a station that is not a VM.
+    outwards: Vec<usize>,
+    /// Indices of the receiving VMs, from which the loop takes frames without a rate limit. The
+    /// flag is true if time-stamped frames arrive at the VM.
     sinks: Vec<(usize, bool)>,
     links: Vec<Link>,
-    start: Instant,
+    pub(super) start: Instant,
+    pub(super) rounds: Rounds,
 }
 
-/// Counters of all senders at one moment.
+/// Counters of all senders at one time.
 #[derive(Debug, Clone)]
 struct Mark {
     at_ns: u64,
@@ -209,11 +227,12 @@ impl Fleet {
             fleet.links.push(Link { sink, bits: vm.drains, credit, last_ns, seen_bytes });
             fleet.sinks.retain(|(other, _)| *other != sink);
         }
+        fleet.rounds = plan.rounds;
         fleet.hush();
         Ok(fleet)
     }
 
-    /// Attaches VMs at once, because a switch may try to connect only once a second.
+    /// Attaches all VMs at the same time, because a switch may try to connect only once a second.
     pub fn connect(spec: &LoadSpec) -> anyhow::Result<Self> {
         let vms = std::thread::scope(|scope| {
             let connect = |number| scope.spawn(move || LoadVm::connect(spec, number));
@@ -229,37 +248,40 @@ impl Fleet {
         })?;
         let names: Vec<String> = spec.vms.iter().map(|vm| vm.name.clone()).collect();
         let way = |(from, vm): (usize, &VmSpec)| {
-            let to = names.iter().position(|name| Some(name) == vm.to.as_ref())?;
+            let to = vm.to.as_ref().and_then(Destination::vm)?;
+            let to = names.iter().position(|name| name == to)?;
             Some(Way { from, to, stamped: vm.stamped })
         };
         let ways: Vec<Way> = spec.vms.iter().enumerate().filter_map(way).collect();
+        let outside = |vm: &VmSpec| matches!(vm.to, Some(Destination::Outside(..)));
+        let outwards = (0..spec.vms.len()).filter(|n| outside(&spec.vms[*n])).collect();
         let silent = spec.vms.iter().enumerate().filter(|(_, vm)| vm.to.is_none());
         let prompt = |sink| ways.iter().any(|way| way.stamped && way.to == sink);
         let sinks = silent.map(|(sink, _)| (sink, prompt(sink))).collect();
         let (links, start) = (Vec::new(), clock::now());
-        let mut fleet = Self { vms, names, ways, sinks, links, start };
+        let rounds = Rounds::Never;
+        let mut fleet = Self { vms, names, ways, outwards, sinks, links, start, rounds };
         fleet.vms.iter_mut().try_for_each(LoadVm::announce)?;
         Ok(fleet)
     }
 
-    /// The features that the device of the first VM negotiated.
+    /// Returns the features that the device of the first VM negotiated.
     pub fn features(&self) -> String {
         self.vms.first().map(LoadVm::features).unwrap_or_default()
     }
 
-    /// Changes the offer of `name`.
+    /// Changes the traffic that the VM `name` offers.
     pub fn offer(&mut self, name: &str, offer: &Offer) {
         if let Some(number) = self.names.iter().position(|n| n == name) {
             self.vms[number].change(&phase(offer));
         }
     }
 
-    /// Makes all senders send nothing.
     pub fn hush(&mut self) {
         self.vms.iter_mut().for_each(|vm| vm.change(&phase(&Offer::silence())));
     }
 
-    /// Sends for `warm` seconds, then measures for `secs` in `parts` parts.
+    /// Sends for `warm` seconds, and then measures for `secs` seconds, divided into `parts` parts.
     pub fn run(
         &mut self,
         switch: &dyn Switch,
@@ -334,7 +356,7 @@ impl Fleet {
         .collect()
     }
 
-    /// Runs turns of the loop until `end`.
+    /// Runs turns of the generator's loop until the time `end`.
     fn turns(
         &mut self,
         switch: &dyn Switch,
@@ -360,7 +382,7 @@ impl Fleet {
             if now >= next_slice {
                 next_slice = now + slice;
                 self.sort_times(switch, lap, times);
-                // Sorting is no standstill of the loop, but frames waited meanwhile.
+                // Sorting does not count as a standstill, but frames waited in this time.
                 self.forget();
                 now = self.now_ns();
             }
@@ -379,6 +401,9 @@ impl Fleet {
                 }
             }
         }
+        for &from in &self.outwards {
+            moved += self.vms[from].send_turn(now, BURST)?;
+        }
         for &(sink, prompt) in &self.sinks {
             if !prompt {
                 moved += self.vms[sink].receive();
@@ -390,7 +415,7 @@ impl Fleet {
         Ok(moved)
     }
 
-    /// Takes as much from a ring as its link would have carried since the last turn.
+    /// Receives the frames that a link of the given rate would have carried since the last turn.
     fn drain(&mut self, link: usize, now: u64) -> usize {
         let Link { sink, bits, .. } = self.links[link];
         let vm = &mut self.vms[sink];
@@ -401,7 +426,7 @@ impl Fleet {
         let mut moved = 0;
         while link.credit > 0.0 {
             if vm.receive_up_to(1) == 0 {
-                // An idle link saves no credit.
+                // An idle link collects no credit for later.
                 link.credit = link.credit.min(f64::from(LARGEST) * 8.0);
                 break;
             }
@@ -441,7 +466,7 @@ impl Fleet {
     }
 }
 
-/// The loop's own counters.
+/// Counters of the generator's loop.
 #[derive(Debug)]
 struct Lap {
     turns: u64,
@@ -461,14 +486,19 @@ fn spec(switch: &dyn Switch, plan: &Plan) -> LoadSpec {
         let socket = switch.socket(&vm.name);
         let mut spec = VmSpec::new(&vm.name, socket, Plan::mac(number), Plan::ip(number));
         spec.mode = if switch.listens() { SocketMode::Client } else { SocketMode::Server };
-        spec.to.clone_from(&vm.to);
-        spec.stamped = vm.stamped;
-        spec.ring_size = if vm.to.is_some() { RING } else { SINK_RING };
+        spec.to = plan.destination(number);
+        (spec.stamped, spec.interrupts) = (vm.stamped, vm.interrupts);
+        let ring_size = if spec.to.is_some() { RING } else { SINK_RING };
+        spec.ring_size = plan.link.map_or(ring_size, |link| link.ring_size);
+        if plan.link.is_some_and(|link| link.packed) {
+            spec.wanted = spec.wanted | Features::RING_PACKED;
+        }
         spec.sizes = SizeMix::fixed(LARGEST);
         spec.rate = Rate::Stop;
         spec
     });
     let mut spec = LoadSpec::new(vms.collect(), 0.0);
+    spec.touch = plan.link.is_some_and(|link| link.touch);
     spec.wait_secs = CONNECT_SECS;
     spec
 }

@@ -1,27 +1,29 @@
-//! A switch under test with its load attached.
+//! A switch under test, with VMs that send and receive at its ports.
 //!
 //! # Problem
 //!
 //! Benchmarks and live figures compare switches on a machine with few cores. Two switches that run
-//! at once disturb each other, and so does every other program.
+//! at the same time disturb each other. Other programs also disturb a measurement.
 //!
 //! # Approach
 //!
-//! One switch runs, and the others are stopped (SIGSTOP) with their connections open. One loop on
-//! the generator's core plays all VMs ([`fleet`]). A benchmark's pair is a fleet of two ([`pair`]).
-//! If worker or generator waited for its core in a window, the window is repeated a few times. The
-//! quietest one counts, whatever its result ([`quietest`]).
+//! One switch runs, and the other switches are stopped (SIGSTOP) with open connections. One loop on
+//! the generator's core runs all VMs ([`fleet`]). Most benchmarks use only two VMs ([`pair`]). If
+//! the worker or the generator waited for its core in a window, the window is repeated a few times.
+//! The window with the shortest wait counts, even if its result is worse ([`quietest`]).
 //!
 //! | Module | Content |
 //! |---|---|
-//! | `switch` | the trait of a switch under test |
-//! | `penstock`, `ovs` | Penstock and OVS-DPDK as implementations of that trait |
+//! | `switch` | trait of a switch under test |
+//! | `penstock`, `ovs` | implementations of the trait for Penstock and OVS-DPDK |
 //! | `through` | interfaces through which frames leave a switch and return |
 //! | `plan` | VMs and their contracts, as Penstock's configuration and as OVS's flows |
-//! | `fleet`, `pair` | the load: windows of many VMs, and the benchmarks' windows of two |
+//! | `fleet`, `pair` | the load: windows of the live figures, and windows of the benchmarks |
+//! | `link` | settings of the connection between VMs and a switch |
 //! | `stats` | medians, spreads, ratios |
 
 pub(crate) mod fleet;
+pub(crate) mod link;
 pub(crate) mod ovs;
 pub(crate) mod pair;
 pub(crate) mod penstock;
@@ -33,23 +35,24 @@ pub(crate) mod through;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Map, Value};
 
 use fleet::{Fleet, Offer, Window};
-use pair::Link;
+use link::Link;
 use penstock::Penstock;
 use penstock_guest::bed::Bed;
 use plan::Plan;
 use stats::to_f64;
 use switch::{Case, Switch, WorkerReading};
 
-/// A window is repeated if the wait for a core exceeds this share of the window.
+/// A window is repeated if the worker or the generator waited for its core for more than this
+/// fraction of the window.
 const QUIET: f64 = 0.005;
-/// Largest number of tries for one window.
 const TRIES: usize = 3;
-/// Seconds of load before counting starts.
+/// Seconds for which the load runs before counting starts.
 const WARM_SECS: f64 = 0.15;
-/// Parts of a window.
+/// Number of parts into which a window is divided.
 const PARTS: u32 = 8;
 
 /// A switch under test and the VMs at its ports.
@@ -60,71 +63,73 @@ pub(crate) struct Rig {
     pub switch: Box<dyn Switch>,
 }
 
-/// How long a window lasts.
+/// Lengths of the warm-up and the measurement of a window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Span {
-    /// Seconds of load before counting starts.
+    /// Seconds for which the load runs before counting starts.
     pub warm: f64,
-    /// Seconds that are counted.
+    /// Length of the measurement in seconds.
     pub secs: f64,
-    /// Parts into which these seconds are divided.
+    /// Number of parts into which the measured time is divided.
     pub parts: u32,
 }
 
-/// The result of a calibration.
+/// Capacity of a worker: the frame rate, and the cost of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Capacity {
     /// Frames per second of all senders together.
     pub pps: f64,
-    /// Cycles of the worker per frame.
+    /// Cycles that the worker spends on a frame.
     pub cycles: f64,
-    /// Share of the worker's core that these frames took.
+    /// Fraction of the worker's core that the frames took.
     pub busy: f64,
 }
 
-/// How long a window lasted and how long its generator waited.
+/// Measurements of the generator: the length of a window, and the wait of the generator for its
+/// core.
 pub(crate) trait Timed {
-    /// Seconds that count.
+    /// Returns the length of the window in seconds.
     fn secs(&self) -> f64;
-    /// Nanoseconds for which the generator was runnable and did not run.
+    /// Returns the nanoseconds for which the generator waited for its core.
     fn waited_ns(&self) -> u64;
 }
 
-/// One window of one switch.
+/// Measurements of one switch in one window.
 #[derive(Debug, Clone)]
 pub(crate) struct Sample<T> {
-    /// Measurements of the generator.
+    /// Measurements of the load generator in the window.
     pub window: T,
-    /// Counters of the worker.
+    /// Increase of the worker's counters in the window.
     pub worker: WorkerReading,
-    /// Frequency of the worker's cycles.
+    /// Frequency in Hz of the time-stamp counter that counts the worker's cycles.
     pub tsc_hz: f64,
 }
 
 impl<T> Sample<T> {
-    /// Cycles of the worker's turns that moved frames, divided by these frames.
+    /// Returns the cycles of the worker's turns that moved frames, divided by the number of frames.
     pub fn cycles_per_frame(&self) -> f64 {
         to_f64(self.worker.busy_cycles) / to_f64(self.worker.frames.max(1))
     }
 }
 
 impl<T: Timed> Sample<T> {
-    /// Percentage of the window that the worker spent in turns that moved frames.
+    /// Returns the percentage of the window that the worker spent in turns that moved frames.
     pub fn worker_busy_percent(&self) -> f64 {
         100.0 * to_f64(self.worker.busy_cycles) / (self.window.secs() * self.tsc_hz)
     }
 
-    /// Percentage of the window for which the worker waited for its core.
+    /// Returns the percentage of the window for which the worker waited for its core.
     pub fn worker_wait_percent(&self) -> f64 {
         percent_of(self.worker.waited_ns, self.window.secs())
     }
 
-    /// Percentage of the window for which the generator waited for its core.
+    /// Returns the percentage of the window for which the generator waited for its core.
     pub fn generator_wait_percent(&self) -> f64 {
         percent_of(self.window.waited_ns(), self.window.secs())
     }
 
-    /// The greater of both waits, as a share.
+    /// Returns the longer of the worker's and the generator's waits for their cores, as a fraction
+    /// of the window.
     pub fn wait_share(&self) -> f64 {
         self.worker_wait_percent().max(self.generator_wait_percent()) / 100.0
     }
@@ -134,8 +139,10 @@ fn percent_of(ns: u64, secs: f64) -> f64 {
     100.0 * Duration::from_nanos(ns).as_secs_f64() / secs
 }
 
-/// Takes windows until `wait` is small in one, and returns the quietest of a few. `wait` is the
-/// share of the window for which the worker or the generator waited for a core.
+/// Measures windows with `take` until worker and generator have hardly waited for their cores in a
+/// window, but at most [`TRIES`] windows. The argument `wait` returns the fraction of a window for
+/// which the worker or the generator waited for a core. A window is quiet if its wait is at most
+/// [`QUIET`]. Returns the window in which the worker and the generator waited least.
 fn quietest<T>(
     wait: impl Fn(&T) -> f64,
     mut take: impl FnMut() -> anyhow::Result<T>,
@@ -154,12 +161,14 @@ fn quietest<T>(
 }
 
 impl Rig {
-    /// Starts Penstock and the VMs of `plan`. Penstock is then stopped until it is measured.
+    /// Starts Penstock and the VMs of `plan`. After the start, Penstock is paused until a
+    /// measurement.
     pub fn ours(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         Self::by_plan(bed, name, plan, Penstock::by_plan(bed, name, plan)?)
     }
 
-    /// Starts OVS-DPDK and the VMs of `plan`. OVS-DPDK is then stopped until it is measured.
+    /// Starts OVS-DPDK and the VMs of `plan`. After the start, OVS-DPDK is paused until a
+    /// measurement.
     pub fn peer(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         Self::by_plan(bed, name, plan, ovs::OvsDpdk::by_plan(bed, name, plan)?)
     }
@@ -174,7 +183,7 @@ impl Rig {
         rig.with_context(|| format!("attaching the VMs to {name}"))
     }
 
-    /// Attaches a pair of VMs to a benchmark's switch that has just started, and stops the switch.
+    /// Attaches a pair of VMs to a started switch, and pauses the switch.
     pub fn pair(bed: &Bed, switch: impl Switch + 'static, link: &Link) -> anyhow::Result<Self> {
         Self::attach(bed, switch, |switch| Fleet::pair(switch, link))
     }
@@ -190,19 +199,20 @@ impl Rig {
         Ok(Self { fleet, switch })
     }
 
-    /// Adds programs, settings and negotiated features to the report.
+    /// Adds the switch's programs, its settings and the negotiated features to the report's
+    /// platform.
     pub fn describe(&self, platform: &mut Map<String, Value>) {
         self.switch.describe(platform);
         let name = format!("features_{}", self.switch.name());
         platform.insert(name, self.fleet.features().into());
     }
 
-    /// Configures a benchmark's case.
+    /// Installs the rules of a benchmark's case in the switch.
     pub fn set_case(&mut self, case: Case) -> anyhow::Result<()> {
         self.awake(|rig| rig.switch.set_case(case))
     }
 
-    /// Lets the switch run while `work` is done, and stops it again.
+    /// Resumes the switch, calls `work`, and pauses the switch.
     pub fn awake<T>(
         &mut self,
         work: impl FnOnce(&mut Self) -> anyhow::Result<T>,
@@ -213,28 +223,45 @@ impl Rig {
         done
     }
 
-    /// Runs `warm`, then `run` between two readings of the worker. No frame is under way at either
-    /// reading. Returns the quietest of a few samples.
+    /// Calls `warm` for the warm-up and `run` for the measured window. Reads the worker's counters
+    /// before and after `run`, when no frame is in flight. If other work disturbs the measured
+    /// window, `warm` and `run` are repeated ([`quietest`]).
     pub fn sample<T: Timed + Send>(
         &mut self,
         bed: &Bed,
         warm: impl Fn(&mut Fleet) -> anyhow::Result<()> + Sync,
         run: impl Fn(&mut Fleet) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<Sample<T>> {
-        self.awake(|rig| {
-            quietest(Sample::wait_share, || {
-                let Self { fleet, switch } = &mut *rig;
-                bed.on_generator_core(|| warm(fleet))?;
-                switch.mark()?;
-                let window = bed.on_generator_core(|| run(fleet))?;
-                let worker = switch.read_some()?;
-                Ok(Sample { window, worker, tsc_hz: switch.tsc_hz() })
-            })
-        })
+        self.awake(|rig| quietest(Sample::wait_share, || rig.take(bed, &warm, &run)))
     }
 
-    /// A window of `secs` under these offers while all other VMs are silent. Returns the quietest
-    /// of a few.
+    /// Works like [`Self::sample`], but does not repeat a disturbed window. A load generator that
+    /// shares its core with a worker waits in every window, so that a repetition would not help.
+    pub fn sample_once<T: Timed + Send>(
+        &mut self,
+        bed: &Bed,
+        warm: impl Fn(&mut Fleet) -> anyhow::Result<()> + Sync,
+        run: impl Fn(&mut Fleet) -> anyhow::Result<T> + Sync,
+    ) -> anyhow::Result<Sample<T>> {
+        self.awake(|rig| rig.take(bed, &warm, &run))
+    }
+
+    fn take<T: Timed + Send>(
+        &mut self,
+        bed: &Bed,
+        warm: &(impl Fn(&mut Fleet) -> anyhow::Result<()> + Sync),
+        run: &(impl Fn(&mut Fleet) -> anyhow::Result<T> + Sync),
+    ) -> anyhow::Result<Sample<T>> {
+        let Self { fleet, switch } = self;
+        bed.on_generator_core(|| warm(fleet))?;
+        switch.mark()?;
+        let window = bed.on_generator_core(|| run(fleet))?;
+        let worker = switch.read_some()?;
+        Ok(Sample { window, worker, tsc_hz: switch.tsc_hz() })
+    }
+
+    /// Measures a window of `secs` seconds in which the VMs in `offers` send. All other VMs send
+    /// nothing. Repeats a window that other work disturbed ([`quietest`]).
     pub fn window(
         &mut self,
         bed: &Bed,
@@ -245,7 +272,8 @@ impl Rig {
         quietest(Window::wait, || self.once(bed, offers, span))
     }
 
-    /// One window under these offers while all other VMs are silent. It is not repeated.
+    /// Measures one window in which the VMs in `offers` send. All other VMs send nothing. Unlike
+    /// [`Self::window`], the function does not repeat a disturbed window.
     pub fn once(
         &mut self,
         bed: &Bed,
@@ -260,7 +288,8 @@ impl Rig {
         bed.on_generator_core(|| fleet.run(switch, warm, secs, parts))
     }
 
-    /// The cost of a frame under these offers, and the window in which it was measured.
+    /// Measures the cost of a frame while the VMs in `offers` send. Returns the cost and the
+    /// measured window.
     pub fn cost(
         &mut self,
         bed: &Bed,
@@ -275,7 +304,8 @@ impl Rig {
         Ok((Capacity { pps: window.pps(), cycles, busy }, window))
     }
 
-    /// Capacity of the worker under these offers, in the quietest window of a few.
+    /// Measures the capacity of the worker while the VMs in `offers` send. Repeats a window that
+    /// other work disturbed ([`quietest`]).
     pub fn capacity(
         &mut self,
         bed: &Bed,
@@ -289,7 +319,17 @@ impl Rig {
     }
 }
 
-/// The machine's description, for an outcome's platform.
+/// Raises the limit of open file descriptors to `wanted`, for this process and its children.
+pub(crate) fn allow_descriptors(wanted: u64) -> anyhow::Result<()> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    anyhow::ensure!(
+        wanted <= hard,
+        "{wanted} file descriptors are needed and {hard} allowed; raise the hard limit (ulimit -Hn)"
+    );
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(wanted), hard)?)
+}
+
+/// Returns a description of the machine for the field `platform` of an outcome.
 pub(crate) fn platform(bed: &Bed, peer: bool) -> Map<String, Value> {
     let mut map = bed.describe();
     let profile = if cfg!(debug_assertions) { "dev" } else { "release" };

@@ -1,4 +1,5 @@
-//! A Penstock of our own: the `penstock` program as a daemon, in its own directory.
+//! Starts the `penstock` program as a daemon, with its configuration and sockets in a separate
+//! directory.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,33 +10,35 @@ use serde_json::{Map, Value};
 
 use super::plan::Plan;
 use super::switch::{Case, LEAST_BITS, Switch, VM_A, VM_B, WorkerReading, fresh_dir, socket_in};
-use super::through::{ENDS, HOPS, Outside, Through};
+use super::through::{HOPS, Outside, Through};
 use crate::penstock::penstock;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok, await_some};
 
-/// Longest time for the daemon to answer.
+/// Maximum time until the daemon's first answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// Longest time until the ports listen.
+/// Maximum time until the daemon's ports listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 
-/// The offloads of the daemon's ports.
+/// Whether the daemon's ports offer checksum and segmentation offload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Offloads {
-    /// Neither checksum nor segmentation.
+    /// The daemon's ports offer neither checksum nor segmentation offload.
     Off,
-    /// Both, if the drivers negotiate them.
+    /// The daemon's ports have checksum and segmentation offload, if the drivers negotiate the
+    /// offloads.
     On,
 }
 
-/// The limits and the order of the two ports, in the configuration's words.
+/// Limits and schedule of the two ports, with the values that the configuration file has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Qos {
-    /// `schedule` of the worker.
+    /// Value of the worker's configuration key `schedule`.
     pub schedule: String,
-    /// `ingress_policy` of both ports.
+    /// Value of the configuration key `ingress_policy` of both ports.
     pub policy: String,
-    /// `egress` of the receiving port. That port then has a queue and no tenant.
+    /// The key `egress` of the receiving port, or `None` if the port has no output queue. A port
+    /// with an output queue has no tenant.
     pub egress: Option<&'static str>,
 }
 
@@ -45,7 +48,7 @@ impl Default for Qos {
     }
 }
 
-/// A running daemon.
+/// A running Penstock daemon, as a switch under test.
 #[derive(Debug)]
 pub(crate) struct Penstock {
     name: &'static str,
@@ -53,14 +56,17 @@ pub(crate) struct Penstock {
     dir: PathBuf,
     listens: bool,
     tsc_hz: f64,
-    worker: ThreadClock,
-    /// Settings of the daemon, for the report.
+    workers: Vec<ThreadClock>,
+    /// True if one worker shares its core with the load generator, and another worker has its own
+    /// core.
+    shares_core: bool,
+    /// Settings of the daemon that the report states.
     settings: Map<String, Value>,
     before: Totals,
     waited_before_ns: u64,
 }
 
-/// Counters of the daemon that only grow.
+/// Counters of the daemon since its start, summed over workers and ports.
 #[derive(Debug, Clone, Copy, Default)]
 struct Totals {
     frames: u64,
@@ -75,18 +81,19 @@ struct Totals {
 }
 
 impl Penstock {
-    /// Starts the daemon with two vhost-user ports, `a` and `b`, and rules between them.
+    /// Starts the daemon with two vhost-user ports, `a` and `b`, and rules that connect them.
     pub fn start(bed: &Bed, offloads: Offloads) -> anyhow::Result<Self> {
         Self::start_as(bed, "penstock", offloads, Qos::default(), None)
     }
 
-    /// Adds interfaces through which frames leave and come back in, if `way` is given.
+    /// Works like [`Self::start`], but without offloads. If `way` is set, frames leave the switch
+    /// through one interface and return through another interface.
     pub fn start_through(bed: &Bed, way: Option<Through>) -> anyhow::Result<Self> {
         Self::start_as(bed, "penstock", Offloads::Off, Qos::default(), way)
     }
 
-    /// Starts the daemon under a name of its own in reports. `qos` limits and orders the daemon's
-    /// ports.
+    /// Starts the daemon. `name` is the daemon's name in reports. The argument `qos` contains the
+    /// limits and the schedule of the ports.
     pub fn start_as(
         bed: &Bed,
         name: &'static str,
@@ -108,12 +115,21 @@ impl Penstock {
         Ok(penstock)
     }
 
-    /// Starts the daemon according to `plan` in directory `dir` of the bed.
+    /// Starts the daemon according to `plan`, in the subdirectory `dir` of the experiment's
+    /// temporary directory.
     pub fn by_plan(bed: &Bed, dir: &str, plan: &Plan) -> anyhow::Result<Self> {
         let cores = (bed.worker_core(), bed.generator_core());
         let started = Self::run(bed, ("penstock", dir), |dir| plan.configuration(dir, cores));
         let mut penstock = started.with_context(|| format!("starting {dir}"))?;
         penstock.listens = plan.listens;
+        penstock.shares_core = plan.cores.len() > 1 && plan.cores.contains(&bed.generator_core());
+        for worker in 1..plan.cores.len() {
+            let thread = ThreadClock::find(penstock.daemon.id(), &format!("{WORKER}{worker}"))?;
+            penstock.workers.push(thread);
+        }
+        if let Some(outside) = plan.uplink() {
+            penstock.check_uplink(outside)?;
+        }
         if plan.listens {
             await_some("sockets of the ports", LISTEN_LIMIT, || {
                 penstock.daemon.check()?;
@@ -132,28 +148,45 @@ impl Penstock {
         std::fs::write(dir.join("host.toml"), configuration(&dir))
             .context("writing the configuration")?;
         let (daemon, tsc_hz) = start_daemon(bed, &dir)?;
-        let worker = ThreadClock::find(daemon.id(), WORKER)?;
+        let first = ThreadClock::find(daemon.id(), &format!("{WORKER}0"))?;
         Ok(Self {
             name,
             daemon,
             dir,
             listens: false,
             tsc_hz,
-            worker,
+            workers: vec![first],
+            shares_core: false,
             settings: Map::new(),
             before: Totals::default(),
             waited_before_ns: 0,
         })
     }
 
-    /// Sends a command to the control socket and returns the answer.
+    /// Sends a command to the daemon's control socket and returns the answer.
     pub fn ctl(&self, words: &[&str]) -> anyhow::Result<String> {
         ctl(&self.dir.join("host.sock"), words)
     }
 
-    /// All counters of the daemon.
+    /// Returns all counters of the daemon as JSON.
     pub fn stats(&self) -> anyhow::Result<Value> {
         serde_json::from_str(&self.ctl(&["stats", "--json"])?).context("reading the counters")
+    }
+
+    /// Waits until the switch's ports on the interfaces of `outside` are up. Returns an error if
+    /// the switch does not use AF_XDP on an interface of `outside`.
+    fn check_uplink(&mut self, outside: &Outside) -> anyhow::Result<()> {
+        for end in outside.ends {
+            let port = await_some(&format!("uplink {end}"), LISTEN_LIMIT, || {
+                self.daemon.check()?;
+                let port: Value =
+                    serde_json::from_str(&self.ctl(&["port", "show", end, "--json"])?)
+                        .context("reading the state of the uplink")?;
+                Ok((port["state"] == "up" || port["state"] == "error").then_some(port))
+            })?;
+            is_xdp(end, &port)?;
+        }
+        Ok(())
     }
 
     fn totals(&self) -> anyhow::Result<Totals> {
@@ -161,11 +194,27 @@ impl Penstock {
     }
 }
 
-/// Prefix of the names of the workers' threads.
+/// Returns an error if `port` does not use AF_XDP. If the kernel refuses XDP, the daemon attaches a
+/// packet socket, which costs more cycles.
+fn is_xdp(end: &str, port: &Value) -> anyhow::Result<()> {
+    let features = port["features"].as_array().into_iter().flatten();
+    let packet = features.into_iter().any(|feature| feature == "packet");
+    let reason = port["error"].as_str().filter(|reason| !reason.is_empty());
+    ensure!(
+        port["state"] == "up" && !packet,
+        "uplink {end}: no AF_XDP port: {}; it needs Linux 5.9, CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF \
+         and locked memory (ulimit -l unlimited), which root has outside a container; or leave \
+         --uplink out",
+        reason.unwrap_or("the daemon gives no reason")
+    );
+    Ok(())
+}
+
+/// Prefix that the names of the workers' threads have.
 const WORKER: &str = "penstock-w";
 
-/// Runs the daemon with the file `host.toml` in `dir`, which names `host.sock` there. Waits until
-/// it answers, and returns the frequency of its cycles as well.
+/// Runs the daemon with the configuration `host.toml` in `dir`. Waits until the daemon answers on
+/// `host.sock` in `dir`. Returns the daemon, and the frequency of its cycle counter in Hz.
 fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
     let mut command = penstock()?;
     command.args(["host", "run", "--config"]).arg(dir.join("host.toml"));
@@ -182,7 +231,7 @@ fn start_daemon(bed: &Bed, dir: &Path) -> anyhow::Result<(Daemon, f64)> {
     Ok((daemon, tsc_hz))
 }
 
-/// Sends a command to the daemon.
+/// Sends a command to the daemon, and returns the answer.
 fn ctl(socket: &Path, words: &[&str]) -> anyhow::Result<String> {
     ask(penstock()?.arg("--socket").arg(socket).args(words))
 }
@@ -210,20 +259,22 @@ fn totals(stats: &Value) -> anyhow::Result<Totals> {
 }
 
 impl Totals {
-    fn since(&self, before: &Self) -> WorkerReading {
+    /// Returns the difference between these counters of the worker and the earlier counters
+    /// `before`. If `with_stolen` is set, the busy cycles include the cycles for which the worker
+    /// did not have its core.
+    fn since(&self, before: &Self, with_stolen: bool) -> WorkerReading {
         let frames = self.frames - before.frames;
         let stolen = self.stolen - before.stolen;
         let sampled = self.sampled - before.sampled;
         let stage = |now: u64, then: u64| ratio(now - then, sampled);
-        // A peer that loses its core keeps counting cycles. Penstock leaves these cycles out, so
-        // they are added here.
-        let busy_cycles = self.busy - before.busy + stolen;
+        let charged = self.busy - before.busy;
+        let busy_cycles = if with_stolen { charged + stolen } else { charged };
         let notes = vec![
             ("cycles_ingress", stage(self.ingress, before.ingress)),
             ("cycles_classification", stage(self.classification, before.classification)),
             ("cycles_egress", stage(self.egress, before.egress)),
             ("cache_hit_percent", 100.0 * ratio(self.cache_hits - before.cache_hits, frames)),
-            ("stolen_percent", 100.0 * ratio(stolen, busy_cycles)),
+            ("stolen_percent", 100.0 * ratio(stolen, charged + stolen)),
             ("dropped", ratio(self.drops - before.drops, 1)),
         ];
         WorkerReading { frames, busy_cycles, waited_ns: 0, notes }
@@ -274,24 +325,36 @@ impl Switch for Penstock {
         self.daemon.signal(Signal::SIGCONT)
     }
 
+    fn workers_read(&self) -> usize {
+        self.workers.len()
+    }
+
     fn waited_ns(&self) -> u64 {
-        self.worker.waited_ns()
+        self.workers.iter().map(ThreadClock::waited_ns).sum()
     }
 
     fn mark(&mut self) -> anyhow::Result<()> {
         self.before = self.totals()?;
-        self.waited_before_ns = self.worker.waited_ns();
+        self.waited_before_ns = self.waited_ns();
         Ok(())
     }
 
     fn read(&mut self) -> anyhow::Result<WorkerReading> {
-        let waited_ns = self.worker.waited_ns() - self.waited_before_ns;
-        Ok(WorkerReading { waited_ns, ..self.totals()?.since(&self.before) })
+        let waited_ns = self.waited_ns() - self.waited_before_ns;
+        // A peer that loses its core keeps counting cycles. Penstock leaves these cycles out, so
+        // they are added here. If load and worker share a core, the load would be counted.
+        let reading = self.totals()?.since(&self.before, !self.shares_core);
+        Ok(WorkerReading { waited_ns, ..reading })
     }
 
     fn read_some(&mut self) -> anyhow::Result<WorkerReading> {
         let reading = self.read()?;
-        ensure!(reading.frames > 0, "{} took no frame: {}", self.name, self.daemon.last_words());
+        ensure!(
+            reading.frames > 0,
+            "{} received no frame: {}",
+            self.name,
+            self.daemon.last_words()
+        );
         Ok(reading)
     }
 
@@ -310,7 +373,7 @@ impl Switch for Penstock {
     }
 }
 
-/// The daemon's configuration file.
+/// Returns the text of the daemon's configuration file.
 fn configuration(
     dir: &Path,
     bed: &Bed,
@@ -329,15 +392,15 @@ fn configuration(
     );
     let mut policy = format!("ingress_policy = \"{}\"\n", qos.policy);
     if qos.policy.starts_with("cycles") {
-        // The two ports' cycles together fit the core. Each may use the cycles that the other
-        // leaves.
+        // The core has enough cycles for both ports. With `cycles-minmax`, a port may also use the
+        // unused cycles of the other.
         policy += &format!("cycles = {:.0}\n", 0.45 * bed.tsc_hz());
     }
     let on = offloads == Offloads::On;
     for port in ["a", "b"] {
         let owner = match qos.egress.filter(|_| port == "b") {
             None => "tenant = \"bench\"".to_owned(),
-            // The link is faster than any core, so that the queue adds only its order.
+            // The link is faster than any core, so that frames wait only for the core.
             Some(egress) => format!("egress = \"{egress}\"\nlink = \"400G\"\nqueue = {{}}"),
         };
         text += &format!(
@@ -349,7 +412,7 @@ fn configuration(
     let hops = match outside {
         None => &[("a", "b", VM_B), ("b", "a", VM_A)][..],
         Some(outside) => {
-            text += &ends(outside);
+            text += &outside.ports("");
             &HOPS
         }
     };
@@ -365,23 +428,41 @@ fn configuration(
     text
 }
 
-/// The ports of the interfaces. Nothing is flooded, because a flooded frame would circulate for
-/// ever.
-fn ends(outside: &Outside) -> String {
-    let (kind, netns) = (outside.way.name(), &outside.netns);
-    let port = |end: &str| {
-        format!(
-            "\n[[port]]\nname = \"{end}\"\n{kind}.interface = \"{end}\"\n\
-             {kind}.netns = \"{netns}\"\n"
-        )
-    };
-    let ports: String = ENDS.into_iter().map(port).collect();
-    ports + "\n[[rule]]\nname = \"rest\"\npriority = 1\nmatch = {}\nactions = [\"drop\"]\n"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_of_all_ports_and_charges_of_all_workers_are_added() {
+        let port = |frames: u64| {
+            serde_json::json!({"drops": {}, "counters": {
+                "rx_frames": frames, "stolen": 7, "sampled_frames": 0, "cycles_ingress": 0,
+                "cycles_classification": 0, "cycles_egress": 0, "cache_hits": 0
+            }})
+        };
+        let worker = |charged: u64| serde_json::json!({"counters": {"cycles_charged": charged}});
+        let stats = serde_json::json!({
+            "ports": [port(30), port(50), port(20)], "workers": [worker(9_000), worker(3_500)]
+        });
+        let reading = totals(&stats).unwrap().since(&Totals::default(), false);
+        assert_eq!((reading.frames, reading.busy_cycles), (100, 12_500));
+    }
+
+    #[test]
+    fn a_packet_socket_is_no_af_xdp_uplink() {
+        let port = |state: &str, feature: &str, error: &str| {
+            let features = [feature];
+            serde_json::json!({ "state": state, "features": features, "error": error })
+        };
+        assert!(is_xdp("u0", &port("up", "copy", "")).is_ok());
+        for port in [port("up", "packet", "no CAP_BPF"), port("error", "", "no CAP_BPF")] {
+            let error = is_xdp("u0", &port).unwrap_err().to_string();
+            assert!(
+                error.starts_with("uplink u0: no AF_XDP port: no CAP_BPF; it needs"),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn cycles_are_those_of_busy_turns_with_the_stolen_ones() {
@@ -398,9 +479,11 @@ mod tests {
             })
         };
         let before = totals(&counters(10, 1000, 5)).unwrap();
-        let reading = totals(&counters(110, 21_000, 1005)).unwrap().since(&before);
+        let after = totals(&counters(110, 21_000, 1005)).unwrap();
+        let reading = after.since(&before, true);
         assert_eq!((reading.frames, reading.busy_cycles), (100, 21_000));
         assert_eq!(reading.notes[2], ("cycles_egress", 4.0));
+        assert_eq!(after.since(&before, false).busy_cycles, 20_000);
         let error = totals(&serde_json::json!({"ports": [], "workers": [{"counters": {}}]}));
         assert!(error.unwrap_err().to_string().contains("cycles_charged"));
     }

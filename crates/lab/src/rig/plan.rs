@@ -1,46 +1,54 @@
-//! The participants of a live experiment: VMs, their purchases and their destinations.
+//! Plan of a live experiment, with VMs, their purchases and their destinations.
 //!
 //! # Approach
 //!
-//! Our switch and the peer get the same network from one plan. For each sender there is a rule of
-//! higher priority that looks at the UDP ports of the sender's frames. It represents a security
-//! group that hits nothing. Two more rules look at the destination. Without the first rule no
-//! decision would depend on ports, and a switch would not have to distinguish flows. "Many flows"
-//! would then cost such a switch nothing.
+//! Penstock and OVS-DPDK get the same network from one plan. In Penstock and in OVS, each sender
+//! has three rules. The first rule has the highest priority, and drops frames with UDP source ports
+//! below 1024, as a security group may do. The rule for low UDP ports matches no frame, because the
+//! load generator uses only higher ports. The second and the third rule match the destination of a
+//! frame. Without the rule for low UDP ports, frames of many flows would cost as much as frames of
+//! one flow.
+//!
+//! All VMs send if each VM sends to all others (a mesh) or to an uplink. If all VMs send, the plan
+//! has only two rules for each destination, which apply to all ports.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
+use super::link::{Link, Rounds};
+use super::through::{Outside, STATION};
+use penstock_guest::load::Destination;
 use penstock_guest::mac::Mac;
 
-/// Limits of a VM's sending, in the configuration's words.
+/// Limits on the traffic that a VM sends. The fields have the same values as the keys of the VM's
+/// port in Penstock's configuration file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Bound {
-    /// The port's `ingress_policy`.
+    /// Value of the configuration key `ingress_policy` of the VM's port.
     pub policy: Policy,
-    /// Cycles per second that the VM bought.
+    /// Cycles per second that the VM bought; only for [`Policy::Strict`] and [`Policy::Minmax`].
     pub cycles: f64,
-    /// Bits per second that the VM bought, FCS included. Used by `bps`.
+    /// Bits per second that the VM bought, FCS included; only for [`Policy::Bps`].
     pub bits: f64,
     /// Weight of the VM's share of spare cycles.
     pub weight: u16,
-    /// Latency class. 1 is served first. 0 leaves the key out.
+    /// Latency class. Class 1 is served first. If the class is 0, the configuration does not set
+    /// the latency class.
     pub priority: u8,
 }
 
-/// Ingress policies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Policy {
-    /// No limit except the port's turn.
+    /// The port has no limit. Only the worker's schedule determines how many cycles the port gets.
     #[default]
     None,
-    /// Bits per second.
+    /// The port has a limit in bits per second.
     Bps,
-    /// Cycles, no more than bought.
+    /// The port has a strict limit in cycles per second.
     Strict,
-    /// Cycles, and a share of spare cycles.
+    /// The port has a limit in cycles per second, and may also use a share of spare cycles.
     Minmax,
 }
 
@@ -48,79 +56,145 @@ pub(crate) enum Policy {
 pub(crate) struct Vm {
     /// Name of the VM and of its port.
     pub name: String,
-    /// The VM to which this VM sends. A VM without one is a sink.
+    /// Name of the VM to which this VM sends. `None` if this VM sends nothing.
     pub to: Option<String>,
-    /// Whether the VM's frames carry the time at which they were sent.
+    /// Whether the VM writes the sending time into its frames.
     pub stamped: bool,
     pub bound: Bound,
-    /// The VM's tenant, and the tenant's weight. `None`: the tenant that all share.
+    /// The VM's tenant, and the tenant's weight. `None` if the VM belongs to the common tenant
+    /// `lab`.
     pub tenant: Option<(String, u32)>,
-    /// Whether this VM answers the VMs of any tenant that send to it. All frames of those VMs go to
-    /// this VM, and its own frames go to the VMs that they address. Such a plan is for our switch
-    /// only.
+    /// Whether the VM answers the VMs that send to it. The VMs that send to the answering VM may
+    /// belong to any tenant. The switch delivers an answer to the VM that the answer's destination
+    /// address names. Only Penstock, and not OVS, supports VMs that answer.
     pub answers: bool,
-    /// Further lines of the table of the VM's port.
+    /// Further lines for the table of the VM's port in Penstock's configuration.
     pub more: String,
-    /// Whether the VM's port has no tenant, as an uplink has none. Tenants then have a VLAN.
+    /// Whether the VM's port has no tenant, like an uplink. If the VM's port has no tenant, each
+    /// tenant of the plan has a VLAN.
     pub shared: bool,
-    /// Rate at which the VM empties its ring, in bits per second. 0: all at once.
+    /// Maximum rate at which the VM empties its ring, in bits per second, or 0 for no limit.
     pub drains: f64,
+    /// Whether the VM requests an interrupt for the frames that it receives.
+    pub interrupts: bool,
 }
 
 impl Vm {
-    /// A VM that sends to `to`.
+    /// Creates a VM that sends to the VM `to`.
     pub fn sender(name: impl Into<String>, to: &str, bound: Bound) -> Self {
         Self { name: name.into(), to: Some(to.to_owned()), bound, ..Self::default() }
     }
 
-    /// A VM that only receives.
+    /// Creates a VM that only receives.
     pub fn sink(name: &str) -> Self {
         Self { name: name.to_owned(), ..Self::default() }
     }
 
-    /// The same VM, with stamped frames.
+    /// Makes the VM write the sending time into its frames.
     pub fn stamped(mut self) -> Self {
         self.stamped = true;
         self
     }
 }
 
-/// All VMs, and the configuration of the worker.
+/// Destination of all VMs in a plan in which all VMs send.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum AllTo {
+    /// Each VM sends to all other VMs, in turn.
+    Others,
+    /// All VMs send to a station behind an uplink.
+    Uplink(Outside),
+}
+
+/// All VMs of an experiment, and the configuration of the workers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Plan {
-    /// `schedule` of the worker. Empty: the default.
+    /// Cores on which the switch's workers run. If `cores` is empty, the switch has one worker on
+    /// the default core. Ports are assigned to the workers in turn, and an uplink is assigned to
+    /// the first worker.
+    pub cores: Vec<u32>,
+    /// Longest sleep of an idle worker, in microseconds. If the longest sleep is 0, the worker
+    /// always polls.
+    pub idle_backoff_us: u32,
+    /// Destination of the VMs if all VMs send: all other VMs, or an uplink. `None` if each VM has
+    /// its own destination ([`Vm::to`]).
+    pub all_to: Option<AllTo>,
+    /// Whether the load generator of a benchmark waits for the switch.
+    pub rounds: Rounds,
+    /// Rings and frame contents of all VMs. `None` selects the settings of live experiments.
+    pub link: Option<Link>,
+    /// Value of the workers' configuration key `schedule`. If the schedule is empty, the workers
+    /// have the default schedule.
     pub schedule: String,
-    /// Further lines of the worker's table.
+    /// Further lines for the workers' tables in Penstock's configuration.
     pub worker: String,
     pub vms: Vec<Vm>,
     /// Whether ports offer checksum and segmentation offload.
     pub offloads: bool,
-    /// Whether the ports listen on their sockets. Otherwise they connect.
+    /// Whether the ports listen on their vhost-user sockets, instead of connecting to them.
     pub listens: bool,
-    /// Whether endpoints and programs run in real time on their core, if priorities are raised at
-    /// all. This is for load that leaves the core idle and is measured in time.
+    /// Whether endpoints and programs get a real-time priority. The value has no effect if the
+    /// experiment raises no priorities. Real-time priority is meant for latency measurements in
+    /// which the core is mostly idle.
     pub prompt: bool,
-    /// The largest IP packet of a namespace's interface. 0: 1,500 bytes.
+    /// MTU in bytes of the interfaces in network namespaces. An MTU of 0 means 1,500 bytes.
     pub mtu: u16,
 }
 
 impl Plan {
-    /// A plan for the load generator: ports listen and have no offloads.
+    /// Creates a plan with the schedule `schedule` for the workers. The ports of the plan listen
+    /// and have no offloads.
     pub fn new(schedule: &str, vms: Vec<Vm>) -> Self {
         Self { schedule: schedule.to_owned(), vms, listens: true, ..Self::default() }
     }
 
-    /// The MAC address of VM `number`.
     pub fn mac(number: usize) -> Mac {
-        Mac([0x52, 0x54, 0, 0, 5, u8::try_from(number + 1).unwrap_or(u8::MAX)])
+        let [high, low] = Self::id(number);
+        Mac([0x52, 0x54, 0, high, 5, low])
     }
 
-    /// The IP address of VM `number`.
     pub fn ip(number: usize) -> Ipv4Addr {
-        Ipv4Addr::new(10, 0, u8::try_from(number + 1).unwrap_or(u8::MAX), 1)
+        let [high, low] = Self::id(number);
+        Ipv4Addr::new(10, high, low, 1)
     }
 
-    /// The index of the VM called `name`.
+    fn id(number: usize) -> [u8; 2] {
+        u16::try_from(number + 1).unwrap_or(u16::MAX).to_be_bytes()
+    }
+
+    /// Returns the destination of VM `number`, or `None` if the VM only receives.
+    pub fn destination(&self, number: usize) -> Option<Destination> {
+        match &self.all_to {
+            None => self.vms[number].to.clone().map(Destination::Vm),
+            Some(AllTo::Others) => Some(Destination::Others),
+            Some(AllTo::Uplink(_)) => Some(Destination::Outside(STATION.0, STATION.1)),
+        }
+    }
+
+    /// Returns the uplink to which all VMs send, if the plan has an uplink.
+    pub fn uplink(&self) -> Option<&Outside> {
+        match &self.all_to {
+            Some(AllTo::Uplink(outside)) => Some(outside),
+            Some(AllTo::Others) | None => None,
+        }
+    }
+
+    /// Returns the common destinations of all VMs: name of the port, number of the port (from 1),
+    /// and MAC address.
+    fn common_targets(&self) -> Vec<(&str, usize, Mac)> {
+        match &self.all_to {
+            None => Vec::new(),
+            Some(AllTo::Others) => {
+                let vms = self.vms.iter().enumerate();
+                vms.map(|(n, vm)| (vm.name.as_str(), n + 1, Self::mac(n))).collect()
+            }
+            Some(AllTo::Uplink(outside)) => {
+                let ends = outside.ends.iter();
+                ends.map(|end| (*end, self.vms.len() + 1, STATION.0)).collect()
+            }
+        }
+    }
+
     pub fn number(&self, name: &str) -> Option<usize> {
         self.vms.iter().position(|vm| vm.name == name)
     }
@@ -129,7 +203,7 @@ impl Plan {
         self.vms.iter().any(|vm| vm.shared)
     }
 
-    /// Senders with their indices and the indices of their destinations.
+    /// Returns the senders of the plan: index, VM, and index of the destination.
     fn ways(&self) -> impl Iterator<Item = (usize, &Vm, usize)> {
         self.vms.iter().enumerate().filter_map(|(number, vm)| {
             let to = vm.to.as_deref().and_then(|to| self.number(to))?;
@@ -137,14 +211,17 @@ impl Plan {
         })
     }
 
-    /// The configuration file of our daemon in `dir`, with these cores.
+    /// Returns the text of Penstock's configuration file in `dir`. `worker` and `control` are the
+    /// cores of the worker and of the control threads.
     pub fn configuration(&self, dir: &Path, (worker, control): (u32, u32)) -> String {
         let at = dir.display();
         let schedule = if self.schedule.is_empty() { "round-robin" } else { &self.schedule };
+        let cores = if self.cores.is_empty() { &[worker][..] } else { &self.cores };
         let mut text = format!(
             "[host]\nname = \"lab\"\nsocket = \"{at}/host.sock\"\nstate_dir = \"{at}/state\"\n\n\
-             [worker]\ncores = [{worker}]\ncontrol_cores = [{control}]\nidle_backoff_us = 0\n\
+             [worker]\ncores = {cores:?}\ncontrol_cores = [{control}]\nidle_backoff_us = {}\n\
              schedule = \"{schedule}\"\n{}\n[[tenant]]\nname = \"lab\"\n{}",
+            self.idle_backoff_us,
             self.worker,
             if self.has_vlan() { "vlans = [100]\n" } else { "" },
         );
@@ -153,8 +230,18 @@ impl Plan {
         for (name, weight) in tenants {
             let _ = write!(text, "\n[[tenant]]\nname = \"{name}\"\nuplink_weight = {weight}\n");
         }
-        for vm in &self.vms {
+        for (number, vm) in self.vms.iter().enumerate() {
             self.port(&mut text, vm, dir);
+            if cores.len() > 1 {
+                // Writing into a String cannot fail.
+                let _ = writeln!(text, "worker = {}", number % cores.len());
+            }
+        }
+        if let Some(outside) = self.uplink() {
+            text.push_str(&outside.ports(if cores.len() > 1 { "worker = 0\n" } else { "" }));
+        }
+        for (name, _, mac) in self.common_targets() {
+            output_rules(&mut text, name, "", (name, mac));
         }
         for (from, vm, to) in self.ways() {
             if self.vms[to].answers {
@@ -188,7 +275,7 @@ impl Plan {
         let policy = match bound.policy {
             Policy::None => String::new(),
             Policy::Bps => {
-                // The burst is 10 ms, as the peer has it, and at least 64 KiB.
+                // The burst is 10 ms of the rate, as for the peer, and at least 64 KiB.
                 let burst = (bound.bits / 8.0 / 100.0).max(65_536.0);
                 format!(
                     "ingress_policy = \"bps\"\n\
@@ -211,8 +298,9 @@ impl Plan {
         }
     }
 
-    /// Adds the rules that send all frames of `from` to `to`, and the frames that `to` addresses to
-    /// `from` back.
+    /// Adds a rule for each direction to Penstock's configuration. All frames from the port of
+    /// `from` go to `to`. Frames from the port of `to` that have the MAC address of `from` go to
+    /// `from`.
     fn way_and_back(&self, text: &mut String, from: usize, to: usize) {
         let (source, target, mac) = (&self.vms[from].name, &self.vms[to].name, Self::mac(from));
         let _ = write!(
@@ -231,29 +319,45 @@ impl Plan {
             "\n[[rule]]\nname = \"{from}-group\"\npriority = 20\nport = \"{from}\"\n\
              match = {{ proto = \"udp\", src_port = \"1-1023\" }}\nactions = [\"drop\"]\n"
         );
-        for (half, net) in [("low", "0.0.0.0/1"), ("high", "128.0.0.0/1")] {
-            let _ = write!(
-                text,
-                "\n[[rule]]\nname = \"{from}-{half}\"\npriority = 10\nport = \"{from}\"\n\
-                 match = {{ dst_mac = \"{mac}\", dst = \"{net}\" }}\n\
-                 actions = [\"output:{dst}\"]\n"
-            );
-        }
+        output_rules(text, from, &format!("port = \"{from}\"\n"), (dst, mac));
     }
 
-    /// The flow table of OVS. Ports are numbered from 1 in the order of the VMs.
+    /// Returns the flow table for OVS. Port numbers count from 1 in the order of the VMs.
     pub fn flows(&self) -> Vec<String> {
         let mut flows = Vec::new();
         for (from, _, to) in self.ways() {
             let (from, out, mac) = (from + 1, to + 1, Self::mac(to));
             flows.push(format!("priority=20,udp,in_port={from},tp_src=0x0000/0xfc00,actions=drop"));
-            for net in ["0.0.0.0/1", "128.0.0.0/1"] {
+            for (_, net) in HALVES {
                 flows.push(format!(
                     "priority=10,ip,in_port={from},dl_dst={mac},nw_dst={net},actions=output:{out}"
                 ));
             }
         }
+        for (_, out, mac) in self.common_targets() {
+            for (_, net) in HALVES {
+                flows
+                    .push(format!("priority=10,ip,dl_dst={mac},nw_dst={net},actions=output:{out}"));
+            }
+        }
         flows
+    }
+}
+
+/// Names and prefixes of the two halves of the IPv4 address space.
+const HALVES: [(&str, &str); 2] = [("low", "0.0.0.0/1"), ("high", "128.0.0.0/1")];
+
+/// Adds the two rules that send IP frames for address `mac` to port `to`. The argument `of` is a
+/// line of configuration that restricts the rules to a source port, or an empty string.
+fn output_rules(text: &mut String, name: &str, of: &str, (to, mac): (&str, Mac)) {
+    for (half, net) in HALVES {
+        // Writing into a String cannot fail.
+        let _ = write!(
+            text,
+            "\n[[rule]]\nname = \"{name}-{half}\"\npriority = 10\n{of}\
+             match = {{ dst_mac = \"{mac}\", dst = \"{net}\" }}\n\
+             actions = [\"output:{to}\"]\n"
+        );
     }
 }
 
@@ -289,5 +393,36 @@ mod tests {
         let text = plan.configuration(Path::new("/d"), (1, 0));
         assert_eq!(text.matches("[[rule]]").count(), plan.flows().len());
         assert!(plan.flows()[1].contains("in_port=1,dl_dst=52:54:00:00:05:03"));
+    }
+
+    #[test]
+    fn a_mesh_has_two_rules_for_each_destination_and_ports_on_all_workers() {
+        let vms = (1..=300).map(|n| Vm::sink(&format!("vm{n}"))).collect();
+        let mut plan = Plan::new("", vms);
+        (plan.all_to, plan.cores) = (Some(AllTo::Others), vec![1, 0]);
+        let text = plan.configuration(Path::new("/d"), (1, 0));
+        assert!(text.contains("cores = [1, 0]\n"), "{text}");
+        for worker in ["worker = 0\n", "worker = 1\n"] {
+            assert_eq!(text.matches(worker).count(), 150, "{worker}");
+        }
+        let flows = plan.flows();
+        assert_eq!((text.matches("[[rule]]").count(), flows.len()), (600, 600));
+        let first = "priority=10,ip,dl_dst=52:54:00:00:05:01,nw_dst=0.0.0.0/1,actions=output:1";
+        assert_eq!(flows[0], first);
+        assert_eq!(plan.destination(7), Some(Destination::Others));
+        let macs: std::collections::BTreeSet<_> = (0..300).map(|n| Plan::mac(n).0).collect();
+        assert_eq!(macs.len(), 300);
+    }
+
+    #[test]
+    fn frames_for_an_uplink_have_the_address_of_a_station() {
+        let mut plan = Plan::new("", vec![Vm::sink("vm1"), Vm::sink("vm2")]);
+        let (way, netns) = (super::super::through::Through::Xdp, "there".to_owned());
+        plan.all_to = Some(AllTo::Uplink(Outside { way, netns, ends: &["u0"] }));
+        let text = plan.configuration(Path::new("/d"), (1, 0));
+        assert!(text.contains("name = \"u0\"\nxdp.interface = \"u0\"\nxdp.netns = \"there\"\n"));
+        assert!(text.contains("actions = [\"output:u0\"]") && !text.contains("\"u1\""), "{text}");
+        assert_eq!(plan.destination(1), Some(Destination::Outside(STATION.0, STATION.1)));
+        assert!(plan.flows()[0].ends_with("actions=output:3"), "{:?}", plan.flows());
     }
 }

@@ -1,11 +1,12 @@
-//! Medians and spreads of runs, and ratios of runs that were made in pairs.
+//! Medians and spreads of runs, and ratios of pairs of runs.
 
 use serde::Serialize;
 
-/// The distribution of repeated runs.
+/// Median, minimum and maximum of repeated runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Spread {
-    /// The median. If the number of runs is even, it is the mean of the two middle values.
+    /// Median of the values of all runs. If the number of runs is even, the median is the mean of
+    /// the two middle values.
     pub median: f64,
     pub min: f64,
     pub max: f64,
@@ -13,7 +14,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`. `None` if there are none.
+    /// Returns the median and range of `values`, or `None` if there are no values.
     pub fn of(values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -28,18 +29,19 @@ impl Spread {
     }
 }
 
-/// The median of `values`. NaN if there are none.
+/// Returns the median of `values`, or NaN if there are no values.
 pub(crate) fn middle(values: &[f64]) -> f64 {
     Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
 
-/// A count as a number with a fraction.
+/// Converts a count to a floating-point number, rounded if the count is above 2^53.
 #[expect(clippy::cast_precision_loss, reason = "counts of a run are far below 2^52")]
 pub(crate) fn to_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// The median of `above[i] / below[i]`. Neighbouring runs share the machine's speed.
+/// Returns the median of `above[i] / below[i]`. The runs `above[i]` and `below[i]` directly
+/// followed each other, so the machine's speed was similar in both runs.
 pub(crate) fn paired_ratio(above: &[f64], below: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> =
         above.iter().zip(below).filter(|(_, b)| **b > 0.0).map(|(a, b)| a / b).collect();

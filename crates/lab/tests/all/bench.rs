@@ -1,4 +1,5 @@
-//! Tests of `penstock-lab bench` as a process: its output, and that it leaves nothing behind.
+//! Tests of the program `penstock-lab bench`. The tests check the program's output, and the removal
+//! of its processes and files.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use penstock_guest::bed::process::await_some;
 
 /// Time limit for the removal of a benchmark's processes and files.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Arguments that keep a benchmark short and its priority normal, with JSON on standard output.
+/// Arguments with which a benchmark runs at normal priority and prints JSON.
 const SHORT: [&str; 3] = ["--no-nice", "--json", "-"];
 
 fn bench(name: &str, more: &[&str]) -> Command {
@@ -23,12 +24,12 @@ fn bench(name: &str, more: &[&str]) -> Command {
     command
 }
 
-/// Directory of a running benchmark.
+/// Returns the temporary directory of a running benchmark.
 fn directory(child: &Child) -> PathBuf {
     std::env::temp_dir().join(format!("penstock-bench-{}", child.id()))
 }
 
-/// Waits for a benchmark that must succeed and returns its report.
+/// Runs a benchmark that must succeed, and returns the benchmark's JSON report.
 #[track_caller]
 fn report(command: &mut Command) -> serde_json::Value {
     let output = command.output().unwrap();
@@ -36,7 +37,7 @@ fn report(command: &mut Command) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Processes whose command line names `directory`.
+/// Returns the number of processes with `directory` in their command lines.
 fn processes_of(directory: &std::path::Path) -> usize {
     let name = directory.to_str().unwrap();
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(Result::ok);
@@ -75,32 +76,117 @@ fn frames_pass_and_the_report_has_a_row_a_case() {
 #[test]
 fn nothing_stays_when_it_is_killed_or_told_to_end() {
     for signal in ["KILL", "TERM", "INT"] {
-        let mut child = bench("v2v", &["--sizes", "64", "--secs", "0.1", "--runs", "1000"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let directory = directory(&child);
-        // When the first run has ended, switch and generator are running.
-        let mut progress = BufReader::new(child.stderr.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("run 1/") {
-            line.clear();
-            assert!(progress.read_line(&mut line).unwrap() > 0, "it ended by itself");
+        end_after_a_run(
+            bench("v2v", &["--sizes", "64", "--secs", "0.1", "--runs", "1000"]),
+            signal,
+        );
+    }
+}
+
+/// Sends `signal` to a benchmark after its first run, and checks that no process, file or namespace
+/// of the benchmark stays.
+#[track_caller]
+fn end_after_a_run(mut command: Command, signal: &str) {
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let directory = directory(&child);
+    let namespaces = format!("pb{}-", child.id());
+    let gone =
+        || !directory.exists() && processes_of(&directory) == 0 && !has_namespace(&namespaces);
+    // When the first run has ended, switch and generator are running.
+    let mut progress = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("run 1/") {
+        line.clear();
+        assert!(progress.read_line(&mut line).unwrap() > 0, "it ended by itself");
+    }
+    assert!(directory.exists() && processes_of(&directory) > 0);
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+    let status = child.wait().unwrap();
+    assert!(!status.success());
+    if signal != "KILL" {
+        // The benchmark waited for its guard, so it has removed everything when it ends.
+        assert!(gone(), "{signal}");
+    }
+    await_some("the guard's work", PATIENCE, || Ok(gone().then_some(()))).unwrap();
+}
+
+/// Returns true if the name of a network namespace begins with `prefix`.
+fn has_namespace(prefix: &str) -> bool {
+    let entries = std::fs::read_dir("/run/netns").into_iter().flatten().filter_map(Result::ok);
+    entries.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(prefix))
+}
+
+#[test]
+fn every_pair_of_a_mesh_passes_frames_with_one_worker_and_with_two() {
+    // The second worker shares the load's core if there is no third one.
+    let two = std::thread::available_parallelism().unwrap().get() > 1;
+    let workers = if two { "1,2" } else { "1" };
+    let options = ["--ports", "2,5", "--workers", workers, "--secs", "0.1", "--runs", "2"];
+    let report = report(&mut bench("mesh", &options));
+    assert_eq!(report["bench"], "mesh");
+    let rows = report["rows"].as_array().unwrap();
+    let about = rows.iter().map(|row| format!("{} {}", row["case"], row["flows"]));
+    let one = ["\"mesh-1-worker\" 2", "\"mesh-1-worker\" 20"];
+    let more = ["\"mesh-2-workers\" 2", "\"mesh-2-workers\" 20"];
+    let both = [one, more].concat();
+    assert_eq!(about.collect::<Vec<_>>(), both[..if two { 4 } else { 2 }]);
+    for row in rows {
+        assert_eq!((&row["subject"], &row["runs"]), (&"penstock".into(), &2.into()), "{row}");
+        assert!(row["mpps"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["cycles_per_packet"].as_f64().unwrap() > 1.0, "{row}");
+        assert!(row["detail"]["frames_of_the_least_pair"].as_f64().unwrap() > 0.0, "{row}");
+        let limit = row["detail"]["limited_by"].as_str().unwrap();
+        assert!(["worker", "load", "shared core"].contains(&limit), "{row}");
+    }
+}
+
+#[test]
+fn an_uplink_takes_the_frames_of_all_ports_and_its_namespace_goes() {
+    let options = ["--uplink", "--ports", "1,3", "--workers", "1", "--secs", "0.1", "--runs", "2"];
+    let output = bench("mesh", &options).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if !nix::unistd::geteuid().is_root() {
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            said.contains("uplink: needs root") && said.contains("leave --uplink out"),
+            "{said}"
+        );
+        return;
+    }
+    if said.contains("ip netns add") {
+        penstock_testing::skip(format_args!("`ip netns add` needs root and iproute2: {said}"));
+        return;
+    }
+    assert!(output.status.success(), "{said}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let flows: Vec<_> = rows.iter().map(|row| row["flows"].as_u64().unwrap()).collect();
+    assert_eq!((&rows[0]["case"], flows), (&"uplink-1-worker".into(), vec![1, 3]));
+    assert!(rows.iter().all(|row| row["mpps"].as_f64().unwrap() > 0.0), "{rows:?}");
+    for signal in ["KILL", "TERM", "INT"] {
+        let options = ["--uplink", "--ports", "1", "--workers", "1", "--secs", "0.1"];
+        let mut command = bench("mesh", &options);
+        command.args(["--runs", "1000"]);
+        end_after_a_run(command, signal);
+    }
+}
+
+#[test]
+fn a_mesh_that_cannot_be_is_refused_at_once() {
+    for (options, expected) in [
+        (&["--ports", "1"][..], "--ports 1: a single port has no other port to send to"),
+        (&["--ports", "8,8"], "--ports: 8 is given twice"),
+        (&["--ports", "0"], "a whole number of ports from 1 to 1024 is wanted"),
+        (&["--workers", "16", "--ports", "2"], "16 workers: each worker has a core of its own"),
+    ] {
+        if options[0] == "--workers" && std::thread::available_parallelism().unwrap().get() > 15 {
+            continue;
         }
-        assert!(directory.exists() && processes_of(&directory) > 0);
-        let id = child.id().to_string();
-        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
-        let status = child.wait().unwrap();
-        assert!(!status.success());
-        if signal != "KILL" {
-            // The benchmark waited for its guard, so it has removed everything when it ends.
-            assert!(!directory.exists() && processes_of(&directory) == 0, "{signal}");
-        }
-        await_some("the guard's work", PATIENCE, || {
-            Ok((!directory.exists() && processes_of(&directory) == 0).then_some(()))
-        })
-        .unwrap();
+        let output = bench("mesh", options).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(expected), "{said}");
     }
 }
 
@@ -130,7 +216,7 @@ fn rates_are_searched_below_the_maximum() {
     let cases: Vec<_> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
     assert_eq!(cases, ["max", "ndr", "pdr-0.5%"]);
     let mpps: Vec<_> = rows.iter().map(|row| row["mpps"].as_f64().unwrap()).collect();
-    // On a machine shared with other tests, a rate without any loss may be 0 and is never above the
-    // first.
+    // If other tests use the machine, the rate without loss may be 0. It is never above the
+    // maximum.
     assert!(mpps[0] > 0.0 && mpps[1] <= mpps[0] && mpps[2] <= mpps[0], "{mpps:?}");
 }

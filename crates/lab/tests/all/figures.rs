@@ -1,7 +1,7 @@
-//! Runs the simulated figures of C2QoS with one seed and shortened phases. Every claim that is not
-//! on the list of missed claims must hold, and the same seed must give the same bytes.
-//! `scripts/checks.sh figures` runs these tests. `penstock-lab run` makes the figures themselves,
-//! over many seeds (docs/internals/figures.md).
+//! Runs all simulated figures with one seed and shortened phases. Every claim about a figure must
+//! hold, except the claims on the list of missed claims. Two runs with the same seed must produce
+//! the same bytes. `scripts/checks.sh figures` runs the tests of simulated figures. To produce the
+//! figures over many seeds, use `penstock-lab run` (docs/internals/figures.md).
 
 use std::path::Path;
 
@@ -11,18 +11,20 @@ use penstock_lab::figures::files::Results;
 use penstock_lab::figures::missed::Missed;
 use penstock_lab::figures::{EXPERIMENTS, RunArgs, find};
 
-/// A figure that measures time on this machine. Its results are not reproducible, and tests that
-/// run at the same time would distort them.
+/// Name of the figure that measures time on this machine. The tests omit the figure that measures
+/// time, because its results are not reproducible.
 const TIMED: &str = "c2qos-overhead";
-/// Part of a figure's length for the runs that are judged.
+/// Fraction of a figure's full length that the tests simulate.
 const PART: f64 = 0.1;
-/// The same for figures that simulate so many frames or flows that [`PART`] of them takes over ten
-/// seconds. `make nightly` runs all figures at full length.
+/// Fraction of the full length that the tests simulate for the figures in [`LONG`]. The figures in
+/// [`LONG`] simulate many frames or flows, so that [`PART`] of their full length would take over
+/// ten seconds. `make nightly` runs all figures at full length.
 const PART_OF_LONG: f64 = 0.04;
 const LONG: [&str; 6] =
     ["c2qos-fig1", "c2qos-fig10", "c2qos-fig11", "c2qos-fig12", "qshare-fig4", "qshare-fig5"];
-/// Part of a judged run's length for the runs that are only compared. Each figure has two of them.
-const COMPARED: f64 = 0.2;
+/// Length of the runs that compare bytes, as a fraction of a judged run's length. To test that
+/// equal seeds yield equal bytes, the test runs each figure twice.
+const COMPARED: f64 = 0.1;
 
 fn part(name: &str) -> f64 {
     if LONG.contains(&name) { PART_OF_LONG } else { PART }
@@ -51,8 +53,9 @@ fn list() -> Missed {
     Missed::read(&root.join("docs/internals/figures.md")).unwrap()
 }
 
-/// Checks that the list of figures marks exactly those with a number that was fitted to the
-/// outcome. Such a figure also shows the result of another reading of the paper.
+/// Checks the documentation's list of figures. The list must mark a figure as calibrated exactly if
+/// the figure has a parameter that was fitted to the paper's results. For each calibrated figure,
+/// the list must also show the result of another interpretation of the paper.
 fn says_what_is_calibrated(record: &Record) {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/internals/figures.md");
     let docs = std::fs::read_to_string(docs).unwrap();
@@ -70,7 +73,7 @@ fn says_what_is_calibrated(record: &Record) {
     assert!(others.iter().all(|c| c.holds.is_none() && c.measured.is_some()), "{others:?}");
 }
 
-/// `checks.sh` uses this module's name.
+/// `scripts/checks.sh` selects the tests of short figures by the name of this module.
 mod short_figures {
     use super::*;
 
@@ -124,6 +127,8 @@ mod short_figures {
         fig11: "c2qos-fig11";
         fig12: "c2qos-fig12";
         fig13: "c2qos-fig13";
+        bill: "c2qos-bill";
+        limits: "limits";
         fsvde_fig4: "fsvde-fig4";
         fsvde_table2: "fsvde-table2";
         qshare_table1: "qshare-table1";

@@ -1,5 +1,6 @@
-//! Tests of a switch and our guests in one process, and of the figures. `hostile` is a separate
-//! binary because it counts the descriptors and mappings of its process.
+//! Tests with a switch and guests in one process, and tests of the simulated figures. The test
+//! `hostile` is a separate binary, because it counts the file descriptors and mappings of its
+//! process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod bench;

@@ -1,4 +1,4 @@
-//! Tests that the page of all options equals the program's help.
+//! Tests that the reference page of `penstock-lab` options equals the program's help.
 
 use std::path::Path;
 

@@ -1,15 +1,16 @@
-//! Tests of our driver and generator against DPDK's device side.
+//! Tests of Penstock's guest driver and load generator against DPDK's vhost device
+//! (`dpdk-testpmd`).
 
 use std::net::Ipv4Addr;
 
 use penstock_guest::driver::{
     Descriptor, DriverConfig, Features, SocketMode, VNET_HDR_LEN, VirtioNet, VnetHdr,
 };
-use penstock_guest::load::{LoadSpec, Rate, SizeMix, VmSpec};
+use penstock_guest::load::{Destination, LoadSpec, Rate, SizeMix, VmSpec};
 
 use crate::common::{Testpmd, frame, receive, until};
 
-/// Layout of a frame in descriptors.
+/// Layout of a frame in virtio descriptors.
 #[derive(Debug, Clone, Copy)]
 enum Layout {
     Direct,
@@ -37,7 +38,7 @@ fn send(vm: &mut VirtioNet, bytes: &[u8], layout: Layout) {
     tx.publish();
 }
 
-/// Attaches both VMs at the same time, because testpmd in client mode connects to both.
+/// Connects two VMs to testpmd, and waits until testpmd forwards between the VMs.
 fn pair(pmd: &Testpmd, change: impl Fn(&mut DriverConfig)) -> [VirtioNet; 2] {
     let mut vms = [0, 1].map(|port| {
         let mut config = pmd.config(port);
@@ -48,8 +49,8 @@ fn pair(pmd: &Testpmd, change: impl Fn(&mut DriverConfig)) -> [VirtioNet; 2] {
     vms
 }
 
-/// Sends frames until one arrives, then receives the rest. testpmd drops frames until its other
-/// port has noticed its guest.
+/// Sends frames until a frame arrives, because testpmd drops frames until it has noticed both
+/// guests. When a frame has arrived, the function receives the frames that are still in flight.
 fn settle(vms: &mut [VirtioNet; 2]) {
     let mut probes = 0;
     until("the first frame", || {
@@ -135,7 +136,7 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
     for vm in &mut vms {
         until("the death is noticed", || !vm.is_connected());
     }
-    // Frames that are pushed while no device is connected are outstanding and not lost.
+    // Frames that are pushed while no device is connected stay in the ring.
     for seed in 1000..1010 {
         send(&mut vms[0], &frame(100, seed), Layout::Direct);
     }
@@ -143,8 +144,8 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
     // The receiver reconnects first, so that the forwarder has buffers for the resubmitted frames.
     assert_eq!(vms[1].reconnect().unwrap().rx_buffers, 256);
     assert_eq!(vms[0].reconnect().unwrap().tx_frames, 10);
-    // The new device takes all frames and returns the buffers. It need not forward them, because
-    // testpmd drops frames until its other port is ready.
+    // The new device takes all frames and returns their buffers. It may drop the frames, because
+    // its other port may not be ready.
     until("the resubmitted frames are taken", || {
         vms[0].tx().reclaim(|_| ());
         vms[0].tx().outstanding() == 0
@@ -156,7 +157,7 @@ fn a_restarted_device_goes_on_where_the_old_one_stopped() {
 #[test]
 fn a_device_that_connects_to_us_is_served() {
     let Some(pmd) = Testpmd::start("server", ",client=1") else { return };
-    // The sockets exist before the peer starts, and the peer tries to connect each second.
+    // The driver creates the sockets. testpmd tries to connect once per second.
     let mut vms = [0, 1].map(|port| {
         let mut config = pmd.config(port);
         config.mode = SocketMode::Server;
@@ -193,10 +194,10 @@ fn touched_load_arrives_without_a_wrong_byte() {
         VmSpec::new(&format!("vm{i}"), socket, mac, Ipv4Addr::new(10, 0, 0, i))
     };
     let (mut a, mut b) = (vm(1), vm(2));
-    a.to = Some("vm2".to_owned());
+    a.to = Some(Destination::Vm("vm2".to_owned()));
     a.sizes = SizeMix::imix();
     a.flows = 1000;
-    b.to = Some("vm1".to_owned());
+    b.to = Some(Destination::Vm("vm1".to_owned()));
     b.rate = Rate::Frames(5_000.0);
     let mut spec = LoadSpec::new(vec![a, b], 1.0);
     spec.touch = true;

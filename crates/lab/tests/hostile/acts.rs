@@ -1,4 +1,4 @@
-//! Acts of hostile guests and frontends. Each act runs until its stage stops it.
+//! Hostile acts of guests and frontends. Each hostile act runs until [`Stage::stop`] is set.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,16 +15,16 @@ use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
 use crate::faults;
 use crate::rig::{flow_frame, frame, headers, mac};
 
-/// Ports of the hostile guest and of its accomplice, a guest of the same tenant.
+/// Port of the hostile guest. The hostile guest's accomplice is a guest of the same tenant.
 pub const EVIL: usize = 2;
 pub const ACCOMPLICE: usize = 3;
 
-/// Settings and state of a running act.
+/// Settings and state of a running hostile act.
 pub struct Stage {
     pub evil: DriverConfig,
     pub accomplice: DriverConfig,
     pub stop: AtomicBool,
-    /// Completed rounds of the act.
+    /// Number of completed rounds of the hostile act.
     pub rounds: AtomicU64,
 }
 
@@ -52,7 +52,6 @@ fn attach(mut device: VirtioNet) -> VirtioNet {
     device
 }
 
-/// Name and function of an act.
 pub type Act = (&'static str, fn(&Stage));
 
 pub const ACTS: [Act; 20] = [
@@ -78,11 +77,12 @@ pub const ACTS: [Act; 20] = [
     ("announces what is no memory", faults::no_memory),
 ];
 
-/// Indices of the [`ACTS`] on memory that the switch maps. Punching holes is left out, because the
-/// switch limits it per minute: see `docs/internals/hostile-guests.md`.
+/// Indices of the hostile acts in [`ACTS`] that damage memory which the switch maps. The list omits
+/// the act that punches holes, because the switch limits how often a port can punch holes per
+/// minute (`docs/internals/hostile-guests.md`).
 pub const FAULTS: [usize; 6] = [8, 14, 16, 17, 18, 19];
 
-/// Sends as many frames as fit and reuses the returned slots.
+/// Sends up to 32 frames, as long as the ring has free slots.
 fn pour(device: &mut VirtioNet, header: &VnetHdr, mut next: impl FnMut() -> Vec<u8>) {
     let tx = device.tx();
     tx.reclaim(|_| ());
@@ -104,8 +104,8 @@ fn holds_buffers(stage: &Stage) {
     }
 }
 
-/// Sends each frame in another flow. Half of the frames have new source addresses and an unknown
-/// destination.
+/// Sends each frame in a new flow. Half of the frames also have a new source MAC address and an
+/// unknown destination MAC address.
 fn floods_flows(stage: &Stage) {
     let (mut evil, mut accomplice) = (stage.evil(), stage.accomplice());
     pour(&mut accomplice, &VnetHdr::default(), || frame(mac(3), mac(2), 60, 0));
@@ -144,7 +144,7 @@ fn kicks(stage: &Stage) {
 fn toggles_rings(stage: &Stage) {
     let mut evil = stage.evil();
     let mut on = false;
-    // If the switch makes the driver wait past its time limit, the driver reconnects.
+    // If a request fails, for example by a timeout, the driver reconnects.
     while stage.goes_on() {
         if evil.enable_ring(0, on).is_err() || evil.enable_ring(1, on).is_err() {
             let _ = evil.try_reconnect();
@@ -161,14 +161,15 @@ fn reconnects(stage: &Stage) {
     }
 }
 
-/// A vhost-user message without descriptors.
+/// Builds a vhost-user message without file descriptors.
 fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     let size = u32::try_from(body.len()).unwrap();
     let header = [request, 1 | flags, size].map(u32::to_ne_bytes).concat();
     [header.as_slice(), body].concat()
 }
 
-/// Sends messages as fast as the socket accepts them. Each makes the worker exchange a ring.
+/// Sends vhost-user messages as fast as the socket accepts them. Each message makes the worker
+/// replace a ring.
 fn floods_messages(stage: &Stage) {
     let mut evil = stage.evil();
     let state = |index: u32, number: u32| [index.to_ne_bytes(), number.to_ne_bytes()].concat();
@@ -193,8 +194,8 @@ fn floods_messages(stage: &Stage) {
         match sent {
             Some(Ok(_)) => {}
             Some(Err(e)) if e.kind() == std::io::ErrorKind::WouldBlock => std::thread::yield_now(),
-            // Only half of a message went out, so the next message begins inside it and ends the
-            // session.
+            // The socket accepted only a part of a message. The switch ended the session, because
+            // the next message did not begin with a header.
             _ => {
                 evil.close();
                 let _ = evil.try_reconnect();
@@ -215,7 +216,7 @@ fn sends_half_messages(stage: &Stage) {
         let part = 1 + held.len() % 11;
         let _ = stream.write(&whole[..part]);
         held.push(stream);
-        // The switch serves one connection at a time, and the first connection occupies it.
+        // The switch serves one connection at a time, so the first one blocks the others.
         if held.len() == 8 {
             held.clear();
         }
@@ -243,7 +244,8 @@ fn remaps(stage: &Stage) {
     }
 }
 
-/// Writes descriptors, available entries and headers while the switch reads them.
+/// Overwrites virtio descriptors, available entries and headers with random values while the switch
+/// reads them.
 fn rewrites(stage: &Stage) {
     let mut evil = stage.evil();
     let base = evil.memory().ranges()[0].0;
@@ -264,7 +266,7 @@ fn rewrites(stage: &Stage) {
         }
         let index = raw.avail_idx();
         raw.write_avail_idx(index.wrapping_add(32));
-        // The guest returns with a ring that works after the switch has stopped its port.
+        // The switch may have stopped the port. So the guest regularly returns with a valid ring.
         if stage.rounds.load(Ordering::Relaxed).is_multiple_of(256) {
             evil.close();
             evil = stage.evil();
@@ -285,7 +287,8 @@ fn breaks_indices(stage: &Stage) {
     }
 }
 
-/// Sends a frame behind as many empty descriptors as the switch reads, and sometimes a loop.
+/// Sends chains of 249 empty descriptors and a frame, and sometimes a chain that has all
+/// descriptors of the ring.
 fn sends_long_chains(stage: &Stage) {
     let mut evil = stage.evil();
     let buffer = evil.memory().ranges()[0].0 + 0x8000;
@@ -301,7 +304,7 @@ fn sends_long_chains(stage: &Stage) {
         let index = raw.avail_idx();
         if raw.used_idx() == index {
             for i in 0..size {
-                // This chain never ends.
+                // This chain contains all descriptors of the ring.
                 let head = if i % 63 == 62 { 250 } else { 0 };
                 raw.write_avail(index.wrapping_add(i), head);
             }
@@ -312,8 +315,8 @@ fn sends_long_chains(stage: &Stage) {
     }
 }
 
-/// Sends large segments to a guest without offloads. The segment size is one byte, so each segment
-/// is cut into the largest number of frames.
+/// Sends large segments to a guest without offloads. The TCP segment size is one byte, so the
+/// switch must cut each large segment into very many frames.
 fn sends_segments(stage: &Stage) {
     let mut config = stage.evil.clone();
     config.wanted = Features::BASIC | Features::OFFLOADS;
@@ -338,7 +341,8 @@ fn sends_segments(stage: &Stage) {
     }
 }
 
-/// Requests an interrupt for each frame on an eventfd counter that is full, so that a write blocks.
+/// Requests an interrupt for each frame on an eventfd with a full counter, so that the switch's
+/// write would block.
 fn fills_call(stage: &Stage) {
     let (mut evil, mut accomplice) = (stage.evil(), stage.accomplice());
     pour(&mut evil, &VnetHdr::default(), || frame(mac(2), mac(3), 60, 0));
@@ -355,7 +359,8 @@ fn fills_call(stage: &Stage) {
         pour(&mut evil, &VnetHdr::default(), || frame(mac(2), mac(3), 60, 0));
         evil.rx().recv(256, |_| ());
         accomplice.rx().recv(256, |_| ());
-        // After the switch disabled a ring's interrupts, only a new session enables them again.
+        // The switch may have disabled the ring's interrupts. Only a new session enables them
+        // again.
         if stage.rounds.load(Ordering::Relaxed).is_multiple_of(64) {
             let _ = evil.try_reconnect();
         }

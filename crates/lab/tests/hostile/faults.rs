@@ -1,9 +1,9 @@
-//! Acts of frontends that remove the memory that they announced.
+//! Hostile acts of frontends that remove the memory that they announced.
 //!
-//! A file can also answer late, for example if the frontend itself serves its file system. Files
-//! that are not memory represent this case: one on a disk, `/dev/zero` and a pipe. The switch
-//! refuses all of these before it accesses their file system. So it would also refuse the late
-//! file.
+//! A frontend could also announce a file on a file system that the frontend implements itself
+//! (FUSE). Reads of a FUSE file could take arbitrarily long. No test mounts a FUSE file system. The
+//! tests announce other files that are not memory: a file on a disk, `/dev/zero` and a pipe. The
+//! switch refuses every file that is not memory before it accesses the file system.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -17,11 +17,11 @@ use vhost::{VhostBackend, VhostUserDirtyLogRegion};
 
 use crate::acts::Stage;
 
-/// Guest address of the region.
+/// Guest address of the memory region that the hostile frontend announces.
 const GUEST: u64 = 1 << 40;
 const LEN: u64 = 1 << 20;
 
-/// Makes the switch read a frame from the region's bytes at `offset`.
+/// Makes the switch read a frame at `offset` in the announced memory region.
 fn touch(evil: &mut VirtioNet, offset: u64) {
     let mut raw = evil.raw(1);
     let at = raw.avail_idx();
@@ -43,7 +43,9 @@ fn withdraw(evil: &mut VirtioNet, memory: &FaultyMemory, offset: u64) {
     let _ = evil.frontend().is_ok_and(|frontend| frontend.remove_mem_region(&region).is_ok());
 }
 
-/// Announces memory that `make` creates, uses it, damages it with `harm` and uses it again.
+/// Repeats rounds. In each round, the guest announces memory from `make` and sends a frame from the
+/// memory. The closure `harm` then damages the memory, and the guest sends frames from the memory
+/// again.
 fn takes_away(
     stage: &Stage,
     make: impl Fn() -> FaultyMemory,
@@ -60,7 +62,7 @@ fn takes_away(
             }
             withdraw(&mut evil, &memory, 0);
         }
-        // The session has usually ended, so this starts another one.
+        // The session has usually ended, so the driver reconnects.
         let _ = evil.try_reconnect();
     }
 }
@@ -75,7 +77,8 @@ pub fn punches(stage: &Stage) {
     takes_away(stage, memory, |memory, _| memory.punch(0, LEN).unwrap());
 }
 
-/// Announces the same addresses in another file, while the first file shrinks.
+/// Replaces the announced memory region by another file at the same addresses, and then shrinks
+/// both files.
 pub fn replaces(stage: &Stage) {
     let memory = || FaultyMemory::new(LEN).unwrap();
     takes_away(stage, memory, |memory, evil| {
@@ -88,12 +91,13 @@ pub fn replaces(stage: &Stage) {
     });
 }
 
-/// Creates a file on a separate tmpfs that reports huge blocks. `None` if no tmpfs can be mounted.
+/// Creates a file on a separate tmpfs with huge blocks. Returns `None` if no tmpfs with huge blocks
+/// can be mounted.
 fn huge_tmpfs() -> Option<File> {
     let dir = std::env::temp_dir().join(format!("penstock-huge-{}", std::process::id()));
     std::fs::create_dir_all(&dir).ok()?;
     let none = None::<&str>;
-    // The mount belongs to this thread alone and disappears with it.
+    // Only this thread sees the mount, which disappears when the thread ends.
     let mounted = unshare(CloneFlags::CLONE_NEWNS).is_ok()
         && mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).is_ok()
         && mount(Some("tmpfs"), &dir, Some("tmpfs"), MsFlags::empty(), Some("huge=always")).is_ok();
@@ -102,7 +106,8 @@ fn huge_tmpfs() -> Option<File> {
     open.ok().filter(|_| mounted)
 }
 
-/// Uses blocks of 2 MiB and pages of 4 KiB. Both ends of the region are inside a block.
+/// Announces memory with blocks of 2 MiB and pages of 4 KiB. The announced memory region ends
+/// inside a memory block of 2 MiB.
 pub fn odd_blocks(stage: &Stage) {
     let file = huge_tmpfs();
     if file.is_none() {
@@ -117,7 +122,7 @@ pub fn odd_blocks(stage: &Stage) {
     takes_away(stage, make, |memory, _| memory.shrink(0x2800).unwrap());
 }
 
-/// Announces regions and logs at offsets inside a page, at the last byte and beyond the file.
+/// Announces memory regions and logs at unaligned offsets, and close to the end of the file.
 pub fn odd_offsets(stage: &Stage) {
     let mut evil = stage.evil();
     while stage.goes_on() {
@@ -142,7 +147,7 @@ pub fn odd_offsets(stage: &Stage) {
     }
 }
 
-/// Announces files that are not memory.
+/// Announces files that are not memory as memory regions.
 pub fn no_memory(stage: &Stage) {
     let mut evil = stage.evil();
     let path = std::env::current_exe().unwrap();

@@ -1,8 +1,9 @@
-//! Hostile guests and frontends on a running switch do not affect their neighbours.
+//! Tests that hostile guests and frontends do not affect their neighbours on a running switch.
 //!
-//! Every test run plays each act beside two guests that exchange frames. All of these frames arrive
-//! complete and in order. A separate measurement shows how much of a paced rate the neighbours
-//! keep. It needs an idle machine, so it is started by hand:
+//! Each test runs one hostile act while two neighbours exchange frames. All frames between the
+//! neighbours must arrive complete and in order. A separate measurement shows which part of a fixed
+//! sending rate the neighbours keep. The measurement of the neighbours' rate needs an idle machine
+//! and is started by hand:
 //!
 //! ```text
 //! cargo test -p penstock-lab --test hostile -- --ignored --nocapture
@@ -27,7 +28,8 @@ use penstock_dataplane::port::peer_memory::{guarded_mappings, mapped_bytes};
 use penstock_guest::driver::{VirtioNet, VnetHdr};
 use rig::{Port, Rig, frame, mac, receive, send};
 
-/// Ports of two neighbours, the hostile guest and an accomplice that accepts no offloads.
+/// Returns the ports of two neighbours, of the hostile guest, and of an accomplice that accepts no
+/// offloads.
 fn ports() -> [Port; 4] {
     let plain = Port { offloads: OffloadCaps::NONE, ..Port::default() };
     [Port::default(), Port::default(), Port::default(), plain]
@@ -47,20 +49,20 @@ fn stage(rig: &Rig) -> Stage {
     }
 }
 
-/// Number of frames that the neighbours exchange in each direction.
+/// Number of frames that the two neighbours exchange in each direction.
 const FRAMES: u32 = 640;
-/// Minimum number of rounds of the hostile side's act in the nightly run.
+/// Minimum number of rounds of a hostile act in the nightly run.
 const ROUNDS: u64 = 50;
 
-/// Lets one test run at a time. If an act panics, its test fails and the others must not hang.
+/// Lets only one test run at a time. If a test panics, the other tests ignore the poisoned lock.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Resources that no act may leak: descriptors of this process, bytes of its peers' memory that it
-/// mapped, guarded mappings and mappings of faulty memory.
+/// Counts the resources that no hostile act may leak. The counts are file descriptors, mapped bytes
+/// of peers' memory, guarded mappings, and mappings of faulty memory.
 fn left() -> (usize, u64, usize, usize) {
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -70,7 +72,7 @@ fn left() -> (usize, u64, usize, usize) {
 
 fn neighbours_do_not_notice(act: Act) {
     let _one = alone();
-    // The first rig creates everything that the process needs only once.
+    // The first rig creates resources that the process then keeps.
     static WARM: Once = Once::new();
     WARM.call_once(|| drop(Rig::start(&ports())));
     let before = left();
@@ -85,7 +87,8 @@ fn plays((name, play): Act) {
     rig.wait_up(2);
     rig::announce(&mut a, mac(0), &mut b);
     rig::announce(&mut b, mac(1), &mut a);
-    // Frames that were flooded before the other ports had a driver do not count.
+    // Frames may be dropped when they are flooded to ports without a driver. Such earlier drops do
+    // not count.
     let before = [rig.counters(0).dropped(), rig.counters(1).dropped()];
     let stage = stage(&rig);
     let rounds = penstock_testing::repetitions(ROUNDS);
@@ -106,7 +109,8 @@ fn plays((name, play): Act) {
     assert!(rig.counters(0).forwarded >= u64::from(FRAMES), "{name}");
 }
 
-/// Ends the act when the neighbours finish or fail, because the act's scope waits for it.
+/// Ends a hostile act when the guard is dropped, even if the test panics. Without this guard, a
+/// panic of the test would leave the hostile act running, and the thread scope would wait forever.
 struct Stopped<'a>(&'a AtomicBool, &'a Rig);
 
 impl Drop for Stopped<'_> {
@@ -120,14 +124,15 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Sends sixteen frames from one neighbour to the other.
+/// Sends sixteen frames from one neighbour to the other neighbour, and checks that all sixteen
+/// frames arrive.
 fn exchange(name: &str, n: u32, from: (u8, &mut VirtioNet), to: (u8, &mut VirtioNet)) {
     let sent: Vec<_> = (n..n + 16).map(|n| frame(mac(from.0), mac(to.0), 300, n)).collect();
     sent.iter().for_each(|f| send(from.1, &VnetHdr::default(), f));
     assert!(own(to.1, from.0, 16) == sent, "{name}: frames from {n} on differ");
 }
 
-/// Receives the next `n` frames from `from` and ignores flooded frames of other guests.
+/// Receives the next `n` frames from the guest `from`, and ignores flooded frames of other guests.
 fn own(receiver: &mut VirtioNet, from: u8, n: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     rig::wait("the neighbour's frames", || {

@@ -1,19 +1,22 @@
-//! Measures how much of its rate a neighbour keeps. Runs without and with the act alternate (A B A
-//! B).
+//! Measures how much of its rate a neighbour keeps while a hostile guest acts. Runs with the
+//! hostile act alternate with runs without the act.
 //!
 //! # Approach
 //!
-//! Two neighbours send 200,000 frames a second in each direction, in ticks of one millisecond. A
-//! frame is lost if the ring does not take it in its tick, or if it does not arrive.
+//! Two neighbours send 200,000 frames per second to each other, in ticks of one millisecond. A
+//! frame counts as lost if the sender's ring is full when the frame is due, or if the frame does
+//! not arrive.
 //!
-//! In the runs without the act, as many threads load the same core. So the two kinds of runs differ
-//! in the requests to the switch and not in the load of the processor. For the same reason, worker
-//! and neighbours run at the highest priority.
+//! In the runs without the hostile act, a thread keeps the core of the hostile guest busy. Runs
+//! with and without the hostile act therefore differ only in the guest's requests to the switch.
+//! Worker and neighbours run at the highest priority, so that the load of the processor does not
+//! matter.
 //!
-//! The figure is the median of the runs with the act, divided by the median of the runs without. A
-//! gap is the longest time in which a neighbour received nothing, in ticks. Ticks in which the
-//! neighbour's own thread slept do not count.
-#![allow(unsafe_code, reason = "priorities of threads have no safe form")]
+//! The measurement divides the median fraction of delivered frames with the hostile act by the
+//! median fraction without the act. A gap is the longest time, in ticks, in which a neighbour
+//! received no frame from the other neighbour. A tick does not count if the thread that runs the
+//! neighbours slept through the tick.
+#![allow(unsafe_code, reason = "priorities of threads have no safe Rust wrapper")]
 #![expect(clippy::disallowed_methods, reason = "measures rates against the clock")]
 
 use std::sync::atomic::Ordering;
@@ -41,8 +44,9 @@ fn pin(core: usize) {
     sched_setaffinity(Pid::from_raw(0), &set).unwrap();
 }
 
-/// Gives the highest priority to all threads of this process whose name begins with `name`. `None`
-/// means the calling thread. This needs root.
+/// Gives the highest priority to all threads of this process whose names begin with `name`. If
+/// `name` is `None`, only the calling thread gets the highest priority. Only root may set the
+/// highest priority of a thread.
 fn favour(name: Option<&str>) {
     let me = nix::unistd::gettid().to_string();
     for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
@@ -74,7 +78,7 @@ impl Drop for Favoured {
     }
 }
 
-/// A guest that sends frames and counts those that it receives.
+/// A guest that sends frames and counts the frames that it receives.
 struct Neighbour {
     device: VirtioNet,
     bytes: Vec<u8>,
@@ -104,12 +108,12 @@ impl Neighbour {
     }
 }
 
-/// Frames of the neighbours in one run.
+/// Counts of the frames that two neighbours of the hostile guest exchanged in one run.
 #[derive(Debug, Default)]
 struct Reading {
     due: u64,
     delivered: u64,
-    /// Longest time in which a neighbour received nothing, in ticks.
+    /// Longest time in which a neighbour received no frame, in ticks.
     gap: u32,
 }
 
@@ -125,15 +129,15 @@ impl Reading {
     }
 }
 
-/// Sends and counts frames for this many seconds.
+/// Sends and counts frames between both neighbours for `seconds` seconds.
 fn exchange(neighbours: &mut [Neighbour; 2], seconds: f64) -> Reading {
     let start = Instant::now();
     let mut reading = Reading::default();
     let mut silent = [0_u32; 2];
     let mut tick = start;
     while start.elapsed().as_secs_f64() < seconds {
-        // If the thread slept through a tick, the tick is not due, because the test measures the
-        // switch.
+        // If this thread slept through a tick, the tick is skipped, because the test measures only
+        // the switch.
         tick = (tick + TICK).max(Instant::now());
         while Instant::now() < tick {
             let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(1_u8));
@@ -153,7 +157,7 @@ fn exchange(neighbours: &mut [Neighbour; 2], seconds: f64) -> Reading {
     reading
 }
 
-/// Loads the other core in the same way, without any request to the switch.
+/// Loads the core of the hostile guest, without any request to the switch.
 fn burn(stage: &Stage) {
     while !stage.stop.load(Ordering::Relaxed) {
         std::hint::spin_loop();
@@ -175,7 +179,7 @@ fn neighbours(rig: &Rig) -> [Neighbour; 2] {
     both
 }
 
-/// Runs the neighbours beside `act`.
+/// Lets the neighbours exchange frames for `seconds` while the hostile act `act` runs.
 fn beside(rig: &Rig, both: &mut [Neighbour; 2], act: fn(&Stage), seconds: f64) -> Reading {
     let stage = stage(rig);
     std::thread::scope(|scope| {
@@ -201,9 +205,10 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// Longest gap that an act may cause, in ticks.
+/// Longest time in ticks in which a neighbour may receive no frame because of a hostile act.
 const GAP_MOST: u32 = 20;
-/// An act that may cause a longer gap once a minute. The kernel punches about 220 ms per GiB.
+/// Name of the hostile act that may delay neighbours for longer than [`GAP_MOST`] once a minute.
+/// The kernel needs about 220 ms to punch a hole of 1 GiB.
 const PUNCHES: &str = "punches holes";
 
 #[test]
@@ -236,13 +241,14 @@ fn neighbours_keep_their_rate() {
     assert!(failed.is_empty(), "below 99 %, or silent for longer than 20 ms: {failed:?}");
 }
 
-/// Duration of the loop of faults, in seconds.
+/// Duration of the test that repeats the acts in [`FAULTS`], in seconds.
 const LOOP: f64 = 600.0;
-/// Duration of one act in the loop, in seconds. A run without an act, a fifth as long, precedes it.
+/// Duration in seconds of each hostile act in the test that repeats the acts in [`FAULTS`]. Before
+/// each hostile act, the neighbours run without the act for a fifth of this duration.
 const SLICE: f64 = 5.0;
 
-/// A peer process damages memory that the switch maps, with one act after the other for ten
-/// minutes.
+/// For ten minutes, a peer damages memory that the switch maps, with one hostile act after the
+/// other.
 #[test]
 #[ignore = "a measurement: wants an idle machine with two cores"]
 fn ten_minutes_of_faults_cost_the_neighbours_nothing() {

@@ -1,4 +1,5 @@
-//! A peer makes the worker sleep. The switch stops the peer's port and no other one.
+//! Tests with a peer that makes the worker sleep. The switch must stop only the port of the peer
+//! that makes the worker sleep.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +11,17 @@ use penstock_guest::driver::{Descriptor, GuestMemory, VirtioNet, VnetHdr, Window
 use crate::rig::{Rig, announce, frame, mac, send};
 use crate::{ACCOMPLICE, EVIL, exchange, ports};
 
-/// Bytes to punch: enough to make a worker sleep longer than a batch may take.
+/// Size in bytes of the memory that the peer punches. If a hostile guest punches a hole in this
+/// memory, a worker that reads the memory sleeps longer than a batch may take.
 const BYTES: usize = 512 << 20;
-/// Frames in this memory, each on a page of its own.
+/// Number of frames in the punched memory. Each frame is on a separate page of the guest's memory.
 const FRAMES: u16 = 64;
-/// First part of a frame that lies in two places: virtio's header and the bytes that the switch
-/// copies at once.
+/// Number of bytes in the first part of a two-part frame: virtio's header, and the bytes that the
+/// switch copies immediately.
 const FIRST: u32 = 12 + 128;
 
-/// Punches all of the memory repeatedly. Each time it first writes to the pages, so that they
-/// exist.
+/// Punches holes into the peer's whole memory, again and again. Before each hole, the function
+/// writes to the pages behind the frames, so that the kernel has pages to remove.
 fn punch(memory: &GuestMemory, window: &mut Window, stop: &AtomicBool) {
     let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
     while !stop.load(Ordering::Relaxed) {
@@ -40,8 +42,9 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Makes the hostile guest send frames from memory that it punches, until a port is stopped. If
-/// `behind_the_first`, the first bytes of each frame are in other memory.
+/// Makes a hostile guest send frames from memory and punch holes into the memory at the same time,
+/// until the switch stops the guest's port. If `behind_the_first` is true, the first bytes of each
+/// frame are in other memory, which has no holes.
 fn stalls(behind_the_first: bool) {
     let _one = crate::ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let rig = Rig::start(&ports());
@@ -99,7 +102,7 @@ fn stalls(behind_the_first: bool) {
     rig.until("it is told for how long", |rig| {
         rig.status(EVIL).error.is_some_and(|why| why.ends_with("(60 s)"))
     });
-    // The switch unmaps the peer's memory before the pause.
+    // The switch unmaps the peer's memory before the 60 s in which the port stays stopped.
     let inode = format!(" {} ", memory.inode().unwrap());
     drop((evil, window, memory));
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -135,7 +138,7 @@ fn a_peer_that_fills_its_call_descriptor_is_stopped_whole() {
     send(&mut accomplice, &VnetHdr::default(), &frame(mac(3), mac(2), 60, 0));
     rig.until("its port is stopped", |rig| rig.state(EVIL) == AttachState::Error);
     let why = rig.status(EVIL).error.unwrap();
-    assert!(why.contains("by a call descriptor that is full and blocks"), "{why}");
+    assert!(why.contains("because the driver's call descriptor is full and blocks"), "{why}");
     assert_eq!([EVIL, ACCOMPLICE].map(|port| rig.counters(port).stopped), [1, 0]);
     rig.check();
 }

@@ -2,8 +2,8 @@
 //!
 //! # Problem
 //!
-//! The cost model needs some eighty figures. Variations of the machine move each figure by more
-//! than the difference between many figures.
+//! The cost model consists of about eighty numbers. The differences between many numbers of the
+//! cost model are smaller than the differences between two equal measurements on the same machine.
 //!
 //! # Source
 //!
@@ -11,19 +11,24 @@
 //!
 //! # Approach
 //!
-//! Every setting (ring, rules) has its own switch, which is stopped while another switch is
-//! measured. Cells are visited in shuffled rounds, so drift affects all of them alike. Differences
-//! and ratios are taken within one round. Figures are cycles as charged to the port. The sampled
-//! stage edges divide these cycles among the stages.
-//!
-//! VMs publish 32 frames at once and write every byte. Batches are therefore full even if the
-//! generator and not the switch is the limit. A disturbed window is measured again.
+//! A *cell* is one combination of ring type, number of rules, number of flows and frame size. A
+//! *window* is the short time of one measurement.
+//! - Every combination of ring type and rules has its own switch process. A switch's process is
+//!   stopped while another switch is measured.
+//! - Each round measures all combinations (cells) in a shuffled order, so that drift affects all
+//!   cells alike. Differences and ratios use only values that were measured in the same round.
+//! - The measured value of a cell is the number of cycles that the worker charges to the port. A
+//!   sample of the batches shows how the worker's cycles are divided among ingress, classification
+//!   and egress.
+//! - VMs write every byte of their frames, and publish 32 frames at once. Bursts of 32 frames fill
+//!   the batches, even if the VMs are slower than the switch.
+//! - If other work disturbs a window, the window is measured again.
 //!
 //! # Many flows
 //!
-//! There are 100,000 flows. The rules examine addresses and ports, so they distinguish the flows,
-//! but no flow matches them. Sets of 1,000 and 10,000 rules have eight forms (masks), and each form
-//! needs a search.
+//! A measurement with many flows has 100,000 flows. The rules examine addresses and ports, so each
+//! flow needs its own cache entry, but no flow matches a rule. Sets of 1,000 and 10,000 rules have
+//! eight different masks, and each mask needs a separate search.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -43,23 +48,24 @@ use penstock_guest::bed::{Bed, BedArgs, Guard};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
 
-/// Number of flows that the cache cannot hold.
+/// Number of flows in measurements with many flows, more than the flow cache holds.
 const MANY_FLOWS: u32 = 100_000;
-/// Frames published at once.
+/// Number of frames that a VM publishes at once.
 const BURST: usize = 32;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
-/// Rate of single frames, in frames per second.
+/// Frames per second in measurements in which the VMs send frames one by one.
 const SINGLE_RATE: f64 = 50_000.0;
-/// If a worker was busy for a smaller share than this, it was not the limit.
+/// If the worker is busy for at least this fraction of a window, the worker limits the frame rate,
+/// and not the generator.
 const LIMIT_BUSY: f64 = 0.95;
 
 /// `penstock calibrate`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CalibrateArgs {
-    /// Measure for less than a minute, with fewer and shorter windows
+    /// Measure for less than a minute, with fewer rounds and shorter measurements
     #[arg(long)]
     pub quick: bool,
-    /// File to write the cost model to; `-`: standard output
+    /// File for the cost model (`-`: standard output)
     #[arg(long, value_name = "FILE")]
     pub out: PathBuf,
     /// Number of rounds (1 to 100). Default: 5; with --quick: 2
@@ -81,18 +87,17 @@ impl CalibrateArgs {
     }
 }
 
-/// A cost model, and remarks about its measurement.
 #[derive(Debug)]
 pub struct Calibration {
     pub model: CostModel,
-    /// Remarks for the user.
+    /// Sentences for the user about the quality of the measurement.
     pub notes: Vec<String>,
 }
 
-/// Runs the calibration on a switch of its own.
+/// Measures the cost model on switches that this function starts.
 ///
 /// # Errors
-/// The switch cannot be started or fails.
+/// Returns an error if the switch cannot be started or fails.
 pub fn run(args: &CalibrateArgs, guard: &Guard) -> anyhow::Result<Calibration> {
     let bed = Bed::new(&args.bed, guard.clone())?;
     let mut bench = Bench { bed, times: args.times(), rounds: args.rounds(), began: clock::now() };
@@ -166,7 +171,11 @@ impl Bench {
                 cells.entry(*key).or_default().push(reading);
                 if (done + 1) % 24 == 0 {
                     let all = keys.len();
-                    self.say(&format!("cells {}/{all}, round {round}/{}", done + 1, self.rounds));
+                    self.say(&format!(
+                        "measured {} of {all} cells, round {round} of {}",
+                        done + 1,
+                        self.rounds
+                    ));
                 }
             }
         }
@@ -240,7 +249,7 @@ impl Bench {
         Ok(terms)
     }
 
-    /// Measures checksums and segmentation for a receiver that supports neither.
+    /// Measures the cost of checksums and segmentation for a receiver without these offloads.
     fn offloads(&mut self) -> anyhow::Result<BTreeMap<Action, ActionTerm>> {
         let (mut rig, dir) = Rig::daemon(&self.bed, &offload::setting())?;
         let mut pair = self.bed.on_generator_core(|| offload::Pair::connect(&dir))?;
@@ -296,7 +305,7 @@ impl Bench {
         self.say("numbers of VMs");
         let mut vms = BTreeMap::from([(1, exact(Source::Measured))]);
         for (senders, factors) in factors.into_iter().filter(|(senders, _)| *senders > 1) {
-            let factor = Spread::of(&factors).context("no number of VMs was measured")?;
+            let factor = Spread::of(&factors).context("no batch with several VMs was measured")?;
             vms.insert(senders, Coefficient { factor, source: Source::Measured });
         }
         Ok(vms)
@@ -323,8 +332,8 @@ fn all(cells: &Cells, of: impl Fn(&Reading) -> f64) -> Vec<f64> {
     cells.values().flatten().map(of).collect()
 }
 
-/// Rules that no frame matches, but that distinguish flows. They have eight forms, so that more
-/// rules mean a deeper search and not only larger tables.
+/// Rules that distinguish flows, although no frame matches. The rules have eight different masks,
+/// so that more rules need more searches and not only larger tables.
 fn rule_tables(rules: u32) -> String {
     let mut text = String::new();
     for n in 0..rules {
@@ -345,7 +354,8 @@ fn rule_tables(rules: u32) -> String {
     text
 }
 
-/// Shuffles the keys. The order differs between rounds but is the same in every run.
+/// Shuffles the keys. The order of the keys depends only on `round`, so that every run of a round
+/// has the same order.
 fn shuffle(keys: &mut [CellKey], round: u32) {
     let mut state = u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     for at in (1..keys.len()).rev() {
@@ -364,8 +374,8 @@ fn notes(cells: &Cells, bench: &Bench) -> Vec<String> {
     let fills = Spread::of(&all(cells, |reading| reading.batch));
     if let (count @ 1.., Some(fills)) = (idle.count(), fills) {
         notes.push(format!(
-            "in {count} of {} cells the generator was the limit; their batches held {:.1} frames \
-             in the median and {:.1} at least",
+            "in {count} of {} combinations the generator limited the rate; batches had {:.1} \
+             frames in the median and {:.1} at least",
             cells.len(),
             fills.median,
             fills.min
@@ -374,16 +384,20 @@ fn notes(cells: &Cells, bench: &Bench) -> Vec<String> {
     let disturbed = all(cells, |r| r.waited).into_iter().filter(|waited| *waited > 0.01).count();
     if disturbed > 0 {
         notes.push(format!(
-            "{disturbed} of {} windows were disturbed: worker or generator waited for its core; \
-             measure on a quiet machine",
+            "{disturbed} of {} windows were disturbed, because worker or generator waited for its \
+             core; measure on a quiet machine",
             all(cells, |r| r.waited).len()
         ));
     }
     let (worker, generator) = (bench.bed.worker_core(), bench.bed.generator_core());
     if worker == generator {
-        notes.push("switch and generator shared a core; the figures are of little use".to_owned());
+        notes.push("switch and generator shared a core; the figures are not reliable".to_owned());
     }
-    notes.push("more than one I/O core and remote NUMA nodes were not measured: published".into());
+    notes.push(
+        "several I/O cores and remote NUMA nodes were not measured; the model contains published \
+         values"
+            .into(),
+    );
     notes
 }
 
@@ -416,7 +430,8 @@ fn whole_hz(value: f64) -> u64 {
     value.round() as u64
 }
 
-/// Returns a table of the model for the user: cycles per frame with split rings.
+/// Returns the model as text for the user: cycles per frame for each ring type, number of flows,
+/// number of rules and frame size. The text also contains the costs of a batch and of actions.
 #[must_use]
 pub fn summary(calibration: &Calibration, took: Duration) -> String {
     let parts = calibration.model.parts();

@@ -2,9 +2,9 @@
 //!
 //! | Module | Content |
 //! |---|---|
-//! | [`measure`] | the cells, batches, actions and numbers of VMs, in rounds |
-//! | `rig` | one switch in one setting, with its VMs |
-//! | `offload` | frames that leave checksum or segmentation to the switch |
+//! | [`measure`] | measures the costs of frames, batches and actions, and the effect of more VMs |
+//! | `rig` | starts one switch with its VMs, for one configuration |
+//! | `offload` | sends frames with unfinished checksums or segmentation |
 
 mod measure;
 mod offload;
@@ -25,8 +25,8 @@ const FAILED: u8 = 2;
 /// Measures, writes the model and prints a summary.
 ///
 /// # Errors
-/// The calibration cannot be started. Errors of a started calibration are printed, with exit status
-/// 2.
+/// Returns an error if the calibration cannot start. If a started calibration fails, the function
+/// prints the error and returns exit status 2.
 pub fn run(args: CalibrateArgs) -> Result<ExitCode> {
     let outcome = guard::guarded("calibrate", move |guard| {
         let began = tokio::time::Instant::now();

@@ -1,4 +1,5 @@
-//! Frames that leave checksum or segmentation to the switch, for a VM that supports neither.
+//! Sends frames with unfinished checksums or segmentation to a VM without these offloads, so that
+//! the switch must finish them.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,27 +15,28 @@ use penstock_qos::cost_model::RingKind;
 const ETH: usize = 14;
 const IP: usize = 20;
 const TCP: usize = 20;
-/// Payload of a segment in a full-size frame.
+/// Payload of a segment in a full-size frame, in bytes.
 const MSS: usize = 1446;
-/// Frames that one segmentation request becomes.
+/// Number of frames that the switch cuts from one segmentation request.
 pub(super) const SEGMENTS: usize = 8;
-/// Frames published at once.
+/// Number of frames that the VM publishes at once.
 const BURST: usize = 32;
-/// Turns between two readings of the clock.
+/// Number of bursts between two readings of the clock.
 const TURNS: u32 = 8;
 
-/// Kind of the sent frames. All frames are equal.
+/// Kind of the frames that the VM sends. All frames of a measurement are equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Complete frames of this many bytes, including the FCS.
+    /// Complete frames; the number is the frame size in bytes, including the FCS.
     Plain(usize),
-    /// Frames of this many bytes. The switch computes their checksum.
+    /// Frames with an unfinished checksum, which the switch completes; the number is the frame size
+    /// in bytes.
     Checksum(usize),
     /// Segmentation requests of [`SEGMENTS`] full-size frames each.
     Segments,
 }
 
-/// Returns a setting with offloads. The receiver's driver negotiates none of them.
+/// Returns a setting with offloads, for a receiver that negotiates no offload.
 pub(super) fn setting() -> Setting {
     let mut setting = Setting::plain("offload", RingKind::Split, String::new());
     setting.keys = ["offloads = true", "offloads = true", ""];
@@ -46,7 +48,8 @@ pub(super) struct Pair {
     tx: VirtioNet,
     rx: VirtioNet,
     frame: usize,
-    /// Number of frames published at once. Their segments do not fill the receiver's ring.
+    /// Number of frames that the VM publishes at once. The segments of one burst do not fill the
+    /// receiver's ring.
     burst: usize,
 }
 
@@ -65,13 +68,14 @@ impl Pair {
             }
             VirtioNet::connect(config)
         };
-        // The switch connects to one after the other, in any order.
+        // The switch connects to both sockets, in any order.
         let rx = device("v0.sock", false)?;
         let tx = device("v1.sock", true)?;
         Ok(Self { tx, rx, frame: 0, burst: BURST })
     }
 
-    /// Prepares every slot. No frame may be in flight.
+    /// Writes a frame of kind `kind` into every slot of the sender's ring. During the call, no
+    /// frame may be in flight.
     pub fn offer(&mut self, kind: Kind) {
         let (frame, header) = make(kind);
         let tx = self.tx.tx();
@@ -84,7 +88,8 @@ impl Pair {
         self.burst = if kind == Kind::Segments { BURST / SEGMENTS } else { BURST };
     }
 
-    /// Sends for `secs` and until no frame is in flight. Returns the wait for the core in ns.
+    /// Sends for `secs` seconds, then waits until no frame is in flight. Returns this thread's wait
+    /// for its core in nanoseconds.
     pub fn drive(&mut self, secs: f64) -> anyhow::Result<u64> {
         let (began, waited) = (clock::now(), run_queue_wait_ns());
         while began.elapsed().as_secs_f64() < secs {
@@ -122,7 +127,7 @@ impl Pair {
     }
 }
 
-/// Returns a TCP frame and its header. The frame is broadcast, so the switch need not learn an
+/// Returns a TCP frame and its header. The TCP frame is broadcast, so the switch need not learn an
 /// address.
 fn make(kind: Kind) -> (Vec<u8>, VnetHdr) {
     let headers = ETH + IP + TCP;

@@ -1,4 +1,5 @@
-//! A switch in one setting, with its VMs. The switch is measured in windows and stopped in between.
+//! A switch process with one configuration, and its VMs. The process runs during a measurement and
+//! is stopped (SIGSTOP) otherwise.
 
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
@@ -17,12 +18,14 @@ use penstock_guest::bed::guard::THIS_PROGRAM;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok};
 use penstock_guest::clock;
 use penstock_guest::driver::{Features, SocketMode};
-use penstock_guest::load::{LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns};
+use penstock_guest::load::{
+    Destination, LoadSpec, LoadVm, Phase, Rate, SizeMix, VmSpec, run_queue_wait_ns,
+};
 use penstock_guest::mac::Mac;
 
 /// Longest wait for the started daemon.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Silence of the rings after which no frame counts as in flight.
+/// Time without ring activity after which no frame counts as in flight.
 const SILENCE: Duration = Duration::from_millis(4);
 /// Longest wait until no frame is in flight.
 const SILENCE_LIMIT: Duration = Duration::from_secs(2);
@@ -30,25 +33,24 @@ const SILENCE_LIMIT: Duration = Duration::from_secs(2);
 const RING: u16 = 256;
 /// Descriptors of the receiver's ring.
 const RING_OF_ALL: u16 = 1024;
-/// A window is measured again if the wait for a core exceeds this share of it.
+/// A window is measured again if the worker or a VM waits for its core during more than this part
+/// of the window.
 const QUIET: f64 = 0.01;
-/// Turns between two readings of the clock.
+/// Number of rounds of the load generator between two readings of the clock.
 const TURNS: u32 = 8;
 
-/// Configuration of a switch.
 #[derive(Debug, Clone)]
 pub(super) struct Setting {
-    /// Name of its directory.
     pub name: String,
     /// Kind of the rings of all VMs.
     pub ring: RingKind,
-    /// Number of VMs that send. All of them send to one further VM.
+    /// Number of VMs that send. All senders send to one further VM.
     pub senders: usize,
-    /// Keys of the senders' ports, of the receiver's port, and of the tenant.
+    /// Configuration keys of the senders' ports, of the receiver's port, and of the tenant.
     pub keys: [&'static str; 3],
-    /// VLAN of the senders' ports. `None` means untagged.
+    /// VLAN of the senders' ports; `None` means untagged.
     pub vlan: Option<u16>,
-    /// Text of the `[[rule]]` tables.
+    /// Rules of the switch, as `[[rule]]` tables of its configuration file.
     pub rules: String,
 }
 
@@ -102,7 +104,7 @@ impl Setting {
                 // The ring has room for a burst of every sender.
                 vm.ring_size = RING_OF_ALL;
             } else {
-                vm.to = Some(vm_name(0));
+                vm.to = Some(Destination::Vm(vm_name(0)));
                 vm.vlan = self.vlan;
                 vm.rate = Rate::Stop;
             }
@@ -115,7 +117,7 @@ impl Setting {
     }
 }
 
-/// Returns the name of a VM. Number 0 is the receiver.
+/// Returns the name of a VM. The VM with number 0 is the receiver.
 fn vm_name(number: usize) -> String {
     format!("v{number}")
 }
@@ -124,9 +126,8 @@ fn vm_name(number: usize) -> String {
 pub(super) struct Load {
     pub sizes: SizeMix,
     pub flows: u32,
-    /// Rate of each sender.
     pub rate: Rate,
-    /// Frames that are published at once.
+    /// Number of frames that a VM publishes at once.
     pub burst: usize,
 }
 
@@ -134,21 +135,21 @@ pub(super) struct Load {
 pub(super) struct Times {
     pub warm_secs: f64,
     pub window_secs: f64,
-    /// Number of attempts at a disturbed window.
+    /// Limit on measurements of one window, if other work disturbs the window.
     pub tries: usize,
 }
 
-/// Results of a window of a switch, for all senders together.
+/// Results of one measured window, for all senders together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reading {
-    /// Cycles per frame as charged, by stage.
+    /// Cycles per frame that the worker charged to the senders, by stage.
     pub stages: Stages,
     /// Mean number of frames in a batch.
     pub batch: f64,
     /// Share of the window in which the worker moved frames.
     pub busy: f64,
-    /// Share of the window in which the worker waited for its core, or the generator for its own.
-    /// The greater share counts.
+    /// Share of the window in which a thread waited for its core. The field has the worker's share
+    /// or the load generator's share, whichever is greater.
     pub waited: f64,
 }
 
@@ -167,12 +168,13 @@ pub(super) struct Rig {
     socket: PathBuf,
     worker: ThreadClock,
     name: String,
-    /// Empty while another driver uses the sockets.
+    /// VMs at the switch's ports, which send and receive frames. The list of VMs is empty if the
+    /// module `offload` uses the switch's sockets.
     vms: Vec<LoadVm>,
 }
 
 impl Rig {
-    /// Starts the switch, attaches the VMs, and stops it.
+    /// Starts the switch, attaches the VMs, and stops the switch.
     pub fn start(bed: &Bed, setting: &Setting) -> anyhow::Result<Self> {
         let (mut rig, dir) = Self::daemon(bed, setting)?;
         let spec = setting.load(&dir);
@@ -189,7 +191,8 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Starts the switch without VMs. Returns the directory of its sockets.
+    /// Starts the switch without VMs. Returns the process of the switch, and the directory of its
+    /// sockets.
     pub fn daemon(bed: &Bed, setting: &Setting) -> anyhow::Result<(Self, PathBuf)> {
         let name = setting.name.clone();
         let dir = bed.dir().join(&name);
@@ -211,12 +214,13 @@ impl Rig {
         Ok((Self { daemon, socket, worker, name, vms: Vec::new() }, dir))
     }
 
-    /// Stops the process, which frees its core.
+    /// Stops the process with SIGSTOP, which frees its core.
     pub fn pause(&self) -> anyhow::Result<()> {
         self.daemon.signal(Signal::SIGSTOP)
     }
 
-    /// Returns the reading of the quietest of several windows with this load.
+    /// Sends `load` in several windows, and returns the reading of the window that other work
+    /// disturbed least.
     pub fn sample(&mut self, bed: &Bed, load: &Load, times: Times) -> anyhow::Result<Reading> {
         let phase = Phase {
             at_secs: 0.0,
@@ -233,8 +237,9 @@ impl Rig {
         reading
     }
 
-    /// Measures the frames that `drive` sends. `drive` receives a number of seconds, and ends when
-    /// no frame is in flight. It returns for how many nanoseconds it waited for its core.
+    /// Measures the switch while the closure `drive` sends frames. The closure `drive` sends for
+    /// the number of seconds in its argument, and returns when no frame is in flight. The closure
+    /// `drive` returns the nanoseconds for which the generator waited for its core.
     pub fn measure(
         &mut self,
         bed: &Bed,
@@ -271,7 +276,7 @@ impl Rig {
     }
 }
 
-/// Sends for `secs` and waits until no frame is in flight.
+/// Sends for `secs` seconds and waits until no frame is in flight.
 fn drive(vms: &mut [LoadVm], secs: f64, burst: usize) -> anyhow::Result<u64> {
     let (began, waited) = (clock::now(), run_queue_wait_ns());
     vms.iter_mut().for_each(|vm| vm.restart_pacing(0));
@@ -325,12 +330,16 @@ fn totals(stats: &Value) -> anyhow::Result<Totals> {
 }
 
 impl Totals {
-    /// Returns the cycles charged for the frames, divided among the stages as in the sampled
-    /// batches.
+    /// Returns the cycles charged per frame, divided among the stages as in the sampled batches.
     fn since(&self, before: &Self, window: f64, waited: f64) -> anyhow::Result<Reading> {
         let frames = self.frames - before.frames;
         let dropped = self.dropped - before.dropped;
-        ensure!(frames > 0, "the switch took no frame");
+        ensure!(
+            frames > 0,
+            "the switch took no frame; a thread waited for its core for {:.0} % of the time; \
+             end other programs, or choose other cores with --worker-core and --generator-core",
+            100.0 * waited
+        );
         ensure!(dropped * 20 < frames, "the switch dropped {dropped} of {frames} frames");
         let cycles = to_f64(self.cycles - before.cycles);
         let stages: Vec<f64> =

@@ -1,4 +1,4 @@
-//! Tests of the grammar and its help.
+//! Tests of the command line's grammar and help texts.
 
 use super::*;
 use clap::CommandFactory as _;
@@ -104,7 +104,7 @@ fn an_interval_is_whole_milliseconds() {
     assert_eq!(interval_ms(1.2345), 1235);
 }
 
-/// Calls `look` for each command that help lists, with its name.
+/// Calls `look` with the name and grammar of each command that `--help` lists.
 fn each_command(command: &clap::Command, look: &mut dyn FnMut(&str, &clap::Command)) {
     for sub in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
         look(sub.get_name(), sub);
@@ -112,7 +112,7 @@ fn each_command(command: &clap::Command, look: &mut dyn FnMut(&str, &clap::Comma
     }
 }
 
-/// Whether a help text says less than a name would, or is too long to read at once.
+/// Whether a help text says no more than the name, or has a sentence that is too long.
 fn is_bad_help(text: &str) -> bool {
     const WORDS: [&str; 8] =
         ["anew", "asked for", "as it is", "who is", "Its ", "What ", "Which", "is to be"];

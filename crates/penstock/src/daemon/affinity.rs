@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //!
-//! The daemon limits the process's CPUs before it creates any thread. The process may use
-//! `control_cores` if they are configured. Otherwise it may use all allowed CPUs except the
-//! workers'. Threads inherit this set, and each worker then pins itself to its core. A host with a
-//! single CPU keeps all its threads on that CPU.
+//! The daemon limits the process's CPUs before it creates any thread. The daemon's process may use
+//! only `control_cores` if these cores are configured. Without `control_cores`, the process may use
+//! all allowed CPUs except the workers' CPUs. Threads inherit the process's CPUs, and each worker
+//! pins itself to its core. A host with a single CPU keeps all its threads on that CPU.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 /// CPUs that this thread may use.
 ///
 /// # Errors
-/// The kernel refuses the call.
+/// Returns an error if the kernel does not report the thread's CPUs.
 pub fn allowed() -> Result<Vec<u32>> {
     let set = sched_getaffinity(Pid::from_raw(0)).context("CPU affinity cannot be read")?;
     let is_set =
@@ -22,7 +22,7 @@ pub fn allowed() -> Result<Vec<u32>> {
     Ok((0..u32::try_from(CpuSet::count()).unwrap_or(u32::MAX)).filter(is_set).collect())
 }
 
-/// CPUs for all threads except the workers.
+/// Returns the CPUs on which all threads except the workers may run.
 #[must_use]
 pub fn control_cpus(allowed: &[u32], workers: &[u32], configured: &[u32]) -> Vec<u32> {
     if !configured.is_empty() {
@@ -32,10 +32,11 @@ pub fn control_cpus(allowed: &[u32], workers: &[u32], configured: &[u32]) -> Vec
     if rest.is_empty() { allowed.to_vec() } else { rest }
 }
 
-/// Moves this thread to these CPUs. All threads that it creates later inherit them.
+/// Moves the calling thread to the CPUs `cpus`. Threads that the calling thread creates later
+/// inherit its CPUs.
 ///
 /// # Errors
-/// A CPU does not exist, or the process may not use it.
+/// Returns an error if a CPU does not exist, or if the process may not use the CPU.
 pub fn confine(cpus: &[u32]) -> Result<()> {
     ensure!(!cpus.is_empty(), "control cores: the list is empty; name at least one CPU");
     let mut set = CpuSet::new();

@@ -1,13 +1,15 @@
-//! The fabric's agent in the daemon. It applies the controller's plans as code points and queues of
-//! this host. It reports the frames and bytes that tenants sent and received.
+//! The fabric's agent in the daemon. The agent applies the controller's plans as code points and
+//! queues of this host, and reports the frames and bytes that tenants sent and received.
 //!
 //! # Approach
 //!
-//! [`Host::set_fabric`] applies a plan in one change. The agent stores the plan and its stamp. If
-//! this host lacks a tenant of the plan, the agent logs the tenant and does not fail, because the
-//! tenant's VMs may still start. A failed plan would roll back the queues of all other tenants. If
-//! the controller is lost, the data path keeps its plan, and the state reports the time of the
-//! loss.
+//! [`Host::set_fabric`] applies a plan in one change. The agent stores the plan together with its
+//! number (`EPOCH.GENERATION`, the stamp). In two situations, the agent continues without an error:
+//! - The plan has a tenant that this host does not have. VMs of a tenant in the plan may start on
+//!   this host later. If the plan failed, the host would roll back the queues of all other tenants.
+//!   The agent only logs that this host does not have the tenant.
+//! - The host loses its connection to the controller. The data path keeps its plan, and the status
+//!   shows the time since the host lost the controller.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,14 +33,14 @@ pub struct Fabric {
     absent: Absent,
 }
 
-/// Tenants of the plan that this host lacks.
+/// Tenants of the plan that this host does not have.
 type Absent = Arc<Mutex<BTreeSet<String>>>;
 
-/// Creates the agent of a host in a fabric and does not start it. `None` if the host is in no
-/// fabric.
+/// Creates the agent of a host in a fabric, without starting the agent; `None` if the host is not
+/// in a fabric.
 ///
 /// # Errors
-/// The settings are invalid, or the folder of the plan cannot be created.
+/// Returns an error if the settings are invalid, or the folder of the plan cannot be created.
 pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)>> {
     let Some(terms) = host.config().agent_terms(directory) else { return Ok(None) };
     if let Some(folder) = terms.plan.parent() {
@@ -127,34 +129,34 @@ impl HostSide for Side {
         let change = change.map_err(|error| SideError(error.to_string()))?;
         let stamp = plan.stamp;
         if !change.changes.is_empty() {
-            tracing::info!(%stamp, changes = ?change.changes, "new plan of the fabric in force");
+            tracing::info!(%stamp, changes = ?change.changes, "the fabric's new plan is in force");
         }
         let absent: BTreeSet<String> = change.absent.into_iter().collect();
         let before = std::mem::replace(&mut *lock(&self.absent), absent.clone());
         if !absent.is_empty() && absent != before {
             tracing::warn!(
                 %stamp, tenants = ?absent,
-                "the plan has tenants that this host lacks; add them before their VMs"
+                "the plan has tenants that this host does not have; add them before their VMs"
             );
         }
         Ok(())
     }
 }
 
-/// Converts a plan to the terms that the host applies.
+/// Converts the controller's plan for this host to the terms that [`Host::set_fabric`] applies.
 fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
     let mut uplinks = plan.uplinks.values();
     let PortState { weights, map } = uplinks.next().cloned().unwrap_or_default();
     if uplinks.next().is_some() {
         let switches: Vec<&str> = plan.uplinks.keys().map(String::as_str).collect();
         return Err(SideError(format!(
-            "the topology has uplinks of this host to {}, and [fabric] one; bond them, and make \
-             them one link there",
+            "the topology has uplinks of this host to {}, but [fabric] has one; bond the links, \
+             and write one link into the topology",
             switches.join(" and ")
         )));
     }
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
-    // The hosts limit a tenant that has no queue of its own.
+    // The hosts limit the rates of tenants in the shared queue.
     let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
     let held = held.map(|tenant| {
         let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;

@@ -1,4 +1,4 @@
-//! `/metrics` for Prometheus and `/healthz` for load balancers and people.
+//! `/metrics` for Prometheus and `/healthz` for load balancers and operators.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::metrics::{Reading, page};
 use crate::exposition;
 use crate::verbs::vcpu;
 
-/// The host. A lock lets one scrape at a time read it.
+/// The host behind a lock, so that only one scrape at a time reads it.
 type Shared = Arc<Mutex<(Arc<Host>, Parts)>>;
 
 pub fn router(host: Arc<Host>, parts: Parts) -> Router {

@@ -1,4 +1,4 @@
-//! Structured logs on standard error, as text or as one JSON object a line.
+//! Structured logs on standard error, as text or as one JSON object per line.
 
 use std::io::{self, IsTerminal as _};
 
@@ -8,13 +8,13 @@ use tracing_subscriber::prelude::*;
 
 use crate::cli::LogFormat;
 
-/// The remedy for a wrong filter.
-const EXAMPLE: &str = "write one such as info,penstock=debug";
+/// Remedy in the error about a wrong log filter.
+const EXAMPLE: &str = "write a filter such as info,penstock=debug";
 
 /// Installs the subscriber. `RUST_LOG` overrides the configured filter.
 ///
 /// # Errors
-/// The filter is wrong, or a subscriber is already installed.
+/// Returns an error if the filter is wrong, or a subscriber is already installed.
 pub fn install(format: LogFormat, configured: &str) -> Result<()> {
     let filter = match std::env::var("RUST_LOG") {
         Ok(text) if !text.is_empty() => filter("RUST_LOG", &text)?,
@@ -29,8 +29,8 @@ pub fn install(format: LogFormat, configured: &str) -> Result<()> {
     installed.map_err(|error| anyhow::anyhow!("logs: {error}"))
 }
 
-/// The filter that `text` describes: levels by module. Spans cannot be filtered, because Penstock
-/// has none.
+/// Parses a filter of levels by module. `from` names the source of `text` in errors. Filters of
+/// spans are refused, because Penstock has no spans.
 fn filter(from: &str, text: &str) -> Result<Targets> {
     let wrong = || format!("{from}: '{text}' is not a log filter; {EXAMPLE}");
     anyhow::ensure!(!text.contains('['), wrong());

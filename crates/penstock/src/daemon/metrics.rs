@@ -2,13 +2,14 @@
 //!
 //! # Approach
 //!
-//! The catalogue follows the counters' declarations ([`PortReading::FIELDS`],
-//! [`WorkerReading::FIELDS`]). So a new counter receives its metric and its line in
-//! `docs/reference/metrics.md` without a change here. A test compares the catalogue with that page.
-//! OpenMetrics requires the unit at a name's end: `rx_frames` in frames is
-//! `penstock_port_rx_frames_total`, and `cycles_ingress` in cycles is
-//! `penstock_port_ingress_cycles_total`. Units are Prometheus' base units: nanoseconds become
-//! seconds, and rates in bits become bytes.
+//! - The list of metrics (the catalogue) follows the declarations of the counters
+//!   ([`PortReading::FIELDS`], [`WorkerReading::FIELDS`]). If a counter is added to the
+//!   declarations, its metric and its line in `docs/reference/metrics.md` need no change in this
+//!   module. A test compares this list of metrics with `docs/reference/metrics.md`.
+//! - OpenMetrics requires the unit at a name's end. For example, the counter `rx_frames` in frames
+//!   is `penstock_port_rx_frames_total`, and `cycles_ingress` in cycles is
+//!   `penstock_port_ingress_cycles_total`.
+//! - Units are Prometheus' base units: nanoseconds become seconds, and rates in bits become bytes.
 //!
 //! # Cost
 //!
@@ -50,7 +51,6 @@ pub struct Reading {
     pub vcpus: Option<State>,
 }
 
-/// Source of a metric's values.
 #[derive(Clone, Copy, Debug)]
 enum Source {
     Info,
@@ -60,7 +60,7 @@ enum Source {
     PortUp,
     PortQueuesUp,
     Port(&'static str),
-    /// A field in nanoseconds, shown in seconds.
+    /// A field of [`PortReading`] in nanoseconds, shown in seconds.
     PortTime(&'static str),
     Drops,
     TxDrops,
@@ -84,11 +84,11 @@ enum Source {
 
 #[derive(Clone, Debug)]
 struct Metric {
-    /// Name without the unit and without `_total`.
+    /// Name of the metric, without the unit and without `_total`.
     name: String,
     unit: &'static str,
     is_gauge: bool,
-    /// Names of the labels, as in the docs.
+    /// Names of the metric's labels, separated by commas, as in `docs/reference/metrics.md`.
     labels: &'static str,
     help: String,
     source: Source,
@@ -135,7 +135,7 @@ fn gauges() -> Vec<Metric> {
             "penstock_host_info",
             "",
             "host, version",
-            "always 1; the labels name host and version",
+            "always 1; the labels contain the host's name and the version",
             Source::Info,
         ),
         gauge(
@@ -149,7 +149,7 @@ fn gauges() -> Vec<Metric> {
             "penstock_host_config_generation",
             "",
             "",
-            "counts up with every accepted change of the configuration",
+            "number that increases with every accepted change of the configuration",
             Source::Generation,
         ),
         gauge("penstock_host_tsc", "hertz", "", "rate of the time-stamp counter", Source::Tsc),
@@ -157,7 +157,7 @@ fn gauges() -> Vec<Metric> {
             "penstock_port_up",
             "",
             "port, tenant, type, state",
-            "1 if frames can pass",
+            "1 if frames can pass through the port",
             Source::PortUp,
         ),
         gauge(
@@ -171,20 +171,20 @@ fn gauges() -> Vec<Metric> {
             "penstock_worker_stalled",
             "",
             "worker",
-            "1 if the worker gave no heartbeat within the watchdog's limit",
+            "1 if the worker is stalled: no heartbeat within the watchdog's limit",
             Source::WorkerStalled,
         ),
         gauge(
             "penstock_worker_heartbeat_age",
             "seconds",
             "worker",
-            "time since the last loop turn that the watchdog saw",
+            "time since the watchdog last saw a new heartbeat of the worker",
             Source::HeartbeatAge,
         ),
     ]
 }
 
-/// All metrics in the order of the page.
+/// Returns all metrics, in the order in which the page `/metrics` prints the metrics.
 fn catalogue() -> Vec<Metric> {
     let mut metrics = gauges();
     for (field, unit, help) in PortReading::FIELDS {
@@ -202,10 +202,14 @@ fn catalogue() -> Vec<Metric> {
         });
     }
     for (name, help, source) in [
-        ("penstock_port_dropped", "frames from this port dropped, by reason", Source::Drops),
+        (
+            "penstock_port_dropped",
+            "frames from this port that were dropped, by reason",
+            Source::Drops,
+        ),
         (
             "penstock_port_tx_dropped",
-            "frames towards this port dropped, by reason",
+            "frames to this port that were dropped, by reason",
             Source::TxDrops,
         ),
     ] {
@@ -251,12 +255,12 @@ fn switch_metrics() -> Vec<Metric> {
         source,
     };
     let unkept: fn(&SwitchStatus) -> f64 = |s| f64::from(u8::from(s.unkept));
-    let help = "1 while the decision in force is not saved for a restart";
+    let help = "1 while a restart would lose the decision in force";
     let unkept = metric("penstock_switch_unkept".into(), "", help, Source::Switch(unkept));
     let counts = [
-        ("applied", "decisions of controllers that were carried out"),
-        ("late", "decisions refused because a later one was in force"),
-        ("failed", "decisions that could not be carried out"),
+        ("applied", "controllers' decisions that the switch carried out"),
+        ("late", "decisions refused because a later decision was in force"),
+        ("failed", "decisions that the switch could not carry out"),
     ];
     let count = |(field, help)| {
         let name = name("penstock_switch", field, "decisions");
@@ -282,20 +286,25 @@ fn fabric_metrics() -> Vec<Metric> {
         |f| f64::from(u32::try_from(f.absent.len()).unwrap_or(u32::MAX));
     let unkept: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(!f.unkept.is_empty()));
     let gauges = [
-        ("connected", "", "1 while a controller has this host's session", connected),
-        ("stale", "", "1 if no controller received a report for three intervals", stale),
-        ("stale", "seconds", "time since no controller receives reports; 0 while one does", since),
-        ("unkept", "", "1 while the plan in force is not saved for a restart", unkept),
-        ("absent", "tenants", "tenants of the plan that this host does not have", absent),
+        ("connected", "", "1 while this host's agent has a session with a controller", connected),
+        (
+            "stale",
+            "",
+            "1 if no controller received a report of this host for three intervals",
+            stale,
+        ),
+        ("stale", "seconds", "time since this host became stale; 0 if not stale", since),
+        ("unkept", "", "1 while a restart would lose the plan in force", unkept),
+        ("absent", "tenants", "tenants in the plan that are not configured on this host", absent),
     ];
     let counts = [
-        ("sessions", "sessions", "sessions that a controller welcomed"),
-        ("reports", "reports", "reports of usage sent"),
-        ("missed", "reports", "reports of usage that could not be made or sent"),
-        ("applied", "plans", "plans that came into force"),
+        ("sessions", "sessions", "sessions that a controller accepted"),
+        ("reports", "reports", "reports of tenants' usage that were sent to a controller"),
+        ("missed", "reports", "reports of tenants' usage that could not be made or sent"),
+        ("applied", "plans", "a controller's plans that took effect"),
         ("failed", "plans", "plans that the switch could not carry out"),
-        ("refused", "plans", "plans refused because a later one was in force"),
-        ("problems", "problems", "problems of any kind; the log has them"),
+        ("refused", "plans", "plans refused because a later plan was in force"),
+        ("problems", "problems", "problems of the agent of any kind; the log has the details"),
     ];
     let gauges = gauges
         .map(|(name, unit, help, value)| metric(name, unit, true, help, Source::Fabric(value)));
@@ -309,14 +318,18 @@ fn fabric_metrics() -> Vec<Metric> {
     gauges.into_iter().chain(counts).collect()
 }
 
-/// Histograms of how long frames waited. The sums count each frame at the middle of its bucket, so
-/// they are exact within 12 %.
+/// Histograms of waiting times of frames. The sum of a histogram counts each frame with the middle
+/// of its bucket, so the error of the sum is at most 12 %.
 fn delay_metrics() -> [Metric; 4] {
     [
-        ("waited", "wait", "how long frames of this port waited in the switch for an output"),
-        ("varied", "wait_variation", "how much waits of consecutive frames differed (RFC 3393)"),
-        ("tx_waited", "tx_wait", "how long frames to this port waited in its queue"),
-        ("shaped", "shaping", "how long the shaper left frames of this port in its ring"),
+        ("waited", "wait", "time that frames from this port waited in the switch for an output"),
+        (
+            "varied",
+            "wait_variation",
+            "difference between the waits of consecutive frames from this port (RFC 3393)",
+        ),
+        ("tx_waited", "tx_wait", "time that frames for this port waited in the port's queue"),
+        ("shaped", "shaping", "time that the shaper kept frames from this port in the port's ring"),
     ]
     .map(|(array, name, help)| Metric {
         name: format!("penstock_port_{name}"),
@@ -328,7 +341,6 @@ fn delay_metrics() -> [Metric; 4] {
     })
 }
 
-/// Metrics of the queues of ports that have several.
 fn queue_metrics() -> [Metric; 6] {
     let metric = |name: &str, unit, is_gauge, help: &str, value: fn(&QueueStatus) -> u64| Metric {
         name: format!("penstock_queue{name}"),
@@ -338,10 +350,10 @@ fn queue_metrics() -> [Metric; 6] {
         help: help.to_owned(),
         source: Source::Queue(value),
     };
-    let sent = "frames that left the queue for the port";
+    let sent = "frames that left the queue and went to the port";
     let of = "bytes of frames that left the queue, without FCS";
-    let drops = "frames for which the queue had no room, or that waited in it too long";
-    let waits = "frames that wait in the queue now";
+    let drops = "frames that were dropped because the queue was full or the wait too long";
+    let waits = "frames that wait in the queue";
     [
         metric("_weight", "", true, "weight of the queue among the port's queues", |q| {
             q.weight.into()
@@ -350,11 +362,10 @@ fn queue_metrics() -> [Metric; 6] {
         metric("", "bytes", false, of, |q| q.bytes),
         metric("_dropped", "frames", false, drops, |q| q.drops),
         metric("_backlog", "frames", true, waits, |q| q.backlog_frames),
-        metric("_backlog", "bytes", true, "bytes that wait in the queue now", |q| q.backlog_bytes),
+        metric("_backlog", "bytes", true, "bytes that wait in the queue", |q| q.backlog_bytes),
     ]
 }
 
-/// Metrics of marked RTP streams.
 fn rtp_metrics() -> [Metric; 4] {
     let metric = |name: &str, unit, is_gauge, help: &str, source| Metric {
         name: format!("penstock_rtp{name}"),
@@ -366,10 +377,22 @@ fn rtp_metrics() -> [Metric; 4] {
     };
     let jitter = Source::Rtp(|stream| to_f64(stream.jitter_ns) / 1e9);
     let most = Source::Rtp(|stream| to_f64(stream.jitter_max_ns) / 1e9);
-    let lost = "sequence numbers of the stream that were left out";
+    let lost = "missing sequence numbers of the RTP stream";
     [
-        metric("_jitter", "seconds", true, "interarrival jitter of the stream (RFC 3550)", jitter),
-        metric("_jitter_max", "seconds", true, "largest jitter of the present source", most),
+        metric(
+            "_jitter",
+            "seconds",
+            true,
+            "interarrival jitter of the RTP stream (RFC 3550)",
+            jitter,
+        ),
+        metric(
+            "_jitter_max",
+            "seconds",
+            true,
+            "largest jitter of the stream's current source",
+            most,
+        ),
         metric("", "packets", false, "packets of the stream", Source::RtpCount(|s| s.packets)),
         metric("_lost", "packets", false, lost, Source::RtpCount(|s| s.lost)),
     ]
@@ -395,23 +418,28 @@ fn learning_metrics() -> Vec<Metric> {
         (
             "entitled",
             "cycles_per_second",
-            "cycles that the port is entitled to, learning included",
+            "cycles that the port is entitled to, with the learner's correction",
             entitled,
         ),
         (
             "sold",
             "cycles_per_second",
-            "cycles that the port purchased by contract or by hand",
+            "cycles that the port purchased by `contract` or `cycles`",
             base,
         ),
         (
             "model_error",
             "ratio",
-            "cost of its frames above the model's, as a part of the model's",
+            "excess cost of the port's frames over the model, as a part of the model's cost",
             error,
         ),
-        ("delivered", "ratio", "part of its contract delivered in the last second", delivered),
-        ("in_profile", "", "1 while it sends frames as its contract declares", inside),
+        (
+            "delivered",
+            "ratio",
+            "delivered rate as a part of the purchased rate, in the last second with enough frames",
+            delivered,
+        ),
+        ("in_profile", "", "1 while the port sends frames as its contract declares", inside),
     ]
     .map(metric)
     .into()
@@ -431,13 +459,19 @@ fn link_metrics() -> Vec<Metric> {
     let load: fn(&LinkStatus) -> f64 = |link| to_f64(link.load_permille) / 1e3;
     let limited: fn(&LinkStatus) -> f64 = |link| f64::from(u8::from(link.limited));
     let of_link = [
-        ("_capacity", "bytes_per_second", "capacity of the uplink's link", capacity),
-        ("_sent", "ratio", "part of its capacity that the link sent in the last interval", sent),
-        ("_load", "ratio", "the same, with frames that the limits held back", load),
+        ("_capacity", "bytes_per_second", "capacity of the link behind the uplink", capacity),
+        ("_sent", "ratio", "used part of the link's capacity in the last interval", sent),
+        (
+            "_load",
+            "ratio",
+            "part of the link's capacity used by sent frames and by frames that the link's limits \
+             dropped",
+            load,
+        ),
         (
             "_limited",
             "",
-            "1 while the link is the bottleneck and VMs are limited to their shares",
+            "1 while the link is the bottleneck and each VM is limited to its part",
             limited,
         ),
     ];
@@ -445,7 +479,7 @@ fn link_metrics() -> Vec<Metric> {
         metric(name, unit, true, "port", help, Source::Link(value))
     });
     let entered = "times the link became the bottleneck";
-    let part = "a VM's part of a link, held while the link is the bottleneck";
+    let part = "limit of a VM on a link while the link is the bottleneck";
     let rest = [
         metric("_bottleneck", "times", false, "port", entered, Source::LinkEntered),
         metric("_part", "bytes_per_second", true, "port, vm", part, Source::LinkPart),
@@ -454,7 +488,7 @@ fn link_metrics() -> Vec<Metric> {
 }
 
 impl Reading {
-    /// Values of a metric that is not an integer counter, each with its labels.
+    /// Returns the values of a metric that is not an integer counter, each value with its labels.
     fn values(&self, source: Source) -> Vec<(Labels, f64)> {
         let one = |value| vec![(Labels::new(), value)];
         let status = &self.status;
@@ -550,7 +584,7 @@ impl Reading {
         self.status.workers.iter().map(|worker| (labels(worker.id), value(worker))).collect()
     }
 
-    /// Values of a counter, exact to the last frame.
+    /// Returns the values of a counter, which are exact to the last frame.
     fn counts(&self, source: Source) -> Vec<(Labels, u64)> {
         let by_reason = |port: &str, list: &Named| -> Vec<(Labels, u64)> {
             let labels =
@@ -668,7 +702,7 @@ impl Collector for Reading {
 /// Writes the text of `/metrics`.
 ///
 /// # Errors
-/// None in practice, because writing to a string does not fail.
+/// Returns an error if writing to a string fails, which does not happen in practice.
 pub fn page(reading: Reading) -> Result<String, fmt::Error> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(reading));

@@ -1,15 +1,15 @@
-//! `penstock host run`: everything around [`Host`] that makes it a service.
+//! `penstock host run`: runs a [`Host`] as a service, with logs, API, metrics and signals.
 //!
 //! # Approach
 //!
 //! The daemon starts in this order: configuration, logs, socket, metrics address, workers and
-//! ports. Then it accepts requests and sends `READY=1`. A second daemon ends at the socket, before
-//! it touches a port.
+//! ports. Finally, the daemon accepts requests and sends `READY=1`. A second daemon fails when it
+//! binds the socket, before it touches a port.
 //!
-//! A watchdog task ticks the host four times a second. It sends `WATCHDOG=1` to the service manager
-//! only while no worker is stalled. So the service manager restarts a hung switch. SIGHUP reloads
-//! the configuration. SIGTERM and SIGINT end the daemon within [`SHUTDOWN_LIMIT`] and remove its
-//! sockets.
+//! A watchdog task calls [`Host::tick`] four times a second. The task sends `WATCHDOG=1` to the
+//! service manager only while no worker is stalled, so the service manager restarts a hung switch.
+//! SIGHUP reloads the configuration. SIGTERM and SIGINT end the daemon within [`SHUTDOWN_LIMIT`]
+//! and remove its sockets.
 
 mod affinity;
 mod fabric;
@@ -55,7 +55,8 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(250);
 /// Limit of concurrent requests on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
-/// Limit of connections at once on the API's socket. Further connections wait in the backlog.
+/// Limit of connections at once on the API's socket. Further connections wait in the socket's
+/// backlog.
 pub(crate) const API_CONNECTIONS_MAX: usize = 128;
 /// Limit of descriptors for connections to the API.
 pub(crate) const API_DESCRIPTORS: usize = 8;
@@ -68,7 +69,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Adds the current state of these roles to the status.
+    /// Adds the current state of the host's roles in a fabric to `status`.
     fn enter(&self, status: &mut HostStatus) {
         status.fabric = self.fabric.as_ref().map(Fabric::status);
         status.switch = self.switch.as_ref().map(Switched::status);
@@ -78,7 +79,7 @@ impl Parts {
 /// Runs the daemon until a signal ends it.
 ///
 /// # Errors
-/// The configuration is wrong, the socket is taken, or the host cannot start.
+/// Returns an error if the configuration is wrong, the socket is taken, or the host cannot start.
 pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     let mut config = match config::load(&args.config) {
         Ok(config) => config,
@@ -114,10 +115,10 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     outcome
 }
 
-/// `penstock host helper`: runs until the service manager ends it.
+/// `penstock host helper`: serves until the service manager stops the process.
 ///
 /// # Errors
-/// No service manager started it, or its socket failed.
+/// Returns an error if no service manager started the process, or if the manager's socket failed.
 pub fn help(log_format: LogFormat) -> Result<ExitCode> {
     logs::install(log_format, "info")?;
     helper::serve_activated().context("helper")?;
@@ -129,14 +130,15 @@ fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
     let Some(address) = config.host.metrics else { return Ok(None) };
     let listener = TcpListener::bind(address).with_context(|| {
         format!(
-            "[host] metrics {address}: cannot listen; stop the process that listens, or change it"
+            "[host] metrics {address}: cannot listen; stop the process that listens, or change \
+             the address"
         )
     })?;
     Ok(Some(listener))
 }
 
-/// Keeps control threads off the workers' cores. Call this after the host's start, which chooses
-/// the workers' cores among those that the process may use.
+/// Keeps control threads off the workers' cores. Call this function after the start of the host,
+/// because the host chooses the workers' cores when it starts.
 fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     let workers: Vec<u32> = host.status().workers.iter().map(|worker| worker.core).collect();
     let cpus = affinity::control_cpus(&affinity::allowed()?, &workers, configured);
@@ -145,7 +147,6 @@ fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// Logs the effect of a change of configuration.
 fn log_change(report: &ChangeReport) {
     let generation = report.generation;
     tracing::info!(generation, changes = ?report.changes, "configuration changed");
@@ -204,7 +205,7 @@ async fn serve(
                 break Some(match ended {
                     Ok(Ok(())) => anyhow::anyhow!("daemon: a service ended by itself"),
                     Ok(Err(error)) => error,
-                    Err(error) => anyhow::anyhow!("daemon: a service broke: {error}"),
+                    Err(error) => anyhow::anyhow!("daemon: internal error in a service: {error}"),
                 });
             }
         }
@@ -216,7 +217,7 @@ async fn serve(
         (Some(error), _) => Err(error),
         (None, Ok(result)) => result.map(|()| ExitCode::SUCCESS),
         (None, Err(_)) => bail!(
-            "daemon: the shutdown took over {} s, so it ends now; drivers may need to \
+            "daemon: the shutdown took over {} s, so the daemon ends now; drivers may need to \
              reconnect",
             SHUTDOWN_LIMIT.as_secs()
         ),
@@ -236,8 +237,8 @@ async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
     Ok(())
 }
 
-/// Handles SIGHUP: reads the file again. If the file is wrong, it changes nothing and logs the
-/// error.
+/// Handles SIGHUP: reads the configuration file again. If the file has a mistake, the function
+/// changes nothing and logs the error.
 async fn reload(host: &Arc<Host>, notifier: &Notifier) {
     notifier.send("STATUS=reloading");
     let host = Arc::clone(host);
@@ -252,7 +253,7 @@ async fn reload(host: &Arc<Host>, notifier: &Notifier) {
             }
             tracing::error!(
                 mistakes = errors.0.len(),
-                "configuration refused, the former one stays in force"
+                "configuration refused, the former configuration stays in force"
             );
             notifier.send(&format!("STATUS={ports} ports; last reload refused"));
         }
@@ -270,7 +271,7 @@ async fn take_part(agent: Agent, mut stopping: watch::Receiver<bool>) -> Result<
     Ok(())
 }
 
-/// Serves the API on its socket.
+/// Serves the gRPC API on the daemon's unix socket.
 async fn api(
     host: Arc<Host>,
     parts: Parts,
@@ -293,7 +294,7 @@ async fn api(
         .context("API socket")
 }
 
-/// Checks the watched links and records the history of the counters.
+/// Calls [`Host::watch_links`] and [`Host::remember`] regularly.
 async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut looks = tokio::time::interval(Duration::from_nanos(INTERVAL.0));
@@ -314,7 +315,7 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
     }
 }
 
-/// Ticks the host, and notifies the service manager while no worker is stalled.
+/// Calls [`Host::tick`], and notifies the service manager while no worker is stalled.
 async fn watchdog(
     host: Arc<Host>,
     notifier: Arc<Notifier>,
@@ -322,7 +323,7 @@ async fn watchdog(
 ) -> Result<()> {
     let start = tokio::time::Instant::now();
     let mut told = start;
-    // sd_watchdog_enabled(3) recommends to notify twice as often as the limit requires.
+    // sd_watchdog_enabled(3) recommends two notifications in each interval.
     let tell_every = notifier.watchdog.map(|limit| limit / 2);
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,14 +1,14 @@
-//! Notifies the service manager: `READY=1`, `WATCHDOG=1`, `STOPPING=1`.
+//! Sends the notifications `READY=1`, `WATCHDOG=1` and `STOPPING=1` to the service manager.
 //!
 //! # Source
 //!
-//! sd_notify(3) defines one datagram of `KEY=VALUE` lines to the socket in `NOTIFY_SOCKET`. The
-//! variable contains a path or, behind `@`, an abstract name.
+//! sd_notify(3): the daemon sends one datagram of `KEY=VALUE` lines to the socket that the variable
+//! `NOTIFY_SOCKET` names. The variable contains a path, or `@` and an abstract name.
 //!
 //! # Approach
 //!
-//! If the variable is not set, the daemon sends nothing. If the manager does not listen, the daemon
-//! logs the first failure and continues to switch.
+//! If `NOTIFY_SOCKET` is not set, the daemon sends no notifications. If the service manager does
+//! not listen, the daemon logs the first failure and continues to run.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,11 +18,13 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Sender of notifications to the service manager. Without a manager it does nothing.
+/// Sender of notifications to the service manager. If no service manager started the process, the
+/// sender does nothing.
 #[derive(Debug)]
 pub struct Notifier {
     target: Option<(UnixDatagram, SocketAddr)>,
-    /// Interval within which the manager expects a notification. `None` if it has no watchdog.
+    /// Interval within which the manager expects a notification; `None` if the service manager has
+    /// no watchdog for the daemon.
     pub watchdog: Option<Duration>,
     failed: AtomicBool,
 }
@@ -38,17 +40,17 @@ impl Notifier {
         match Self::new(socket, watchdog.map(Duration::from_micros)) {
             Ok(notifier) => notifier,
             Err(error) => {
-                let what = "NOTIFY_SOCKET: cannot be used; the service manager learns nothing";
+                let what = "NOTIFY_SOCKET: cannot be used; the service manager is not notified";
                 tracing::warn!(%error, "{what}");
                 Self { target: None, watchdog: None, failed: AtomicBool::new(true) }
             }
         }
     }
 
-    /// Creates a notifier that sends to this socket.
+    /// Creates a notifier that sends to `socket`, a path or an abstract name.
     ///
     /// # Errors
-    /// The name is too long, or the kernel refuses a datagram socket.
+    /// Returns an error if the name is too long, or the kernel refuses a datagram socket.
     pub fn new(socket: Option<OsString>, watchdog: Option<Duration>) -> io::Result<Self> {
         let target = match socket.filter(|socket| !socket.is_empty()) {
             None => None,

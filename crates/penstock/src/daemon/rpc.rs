@@ -21,7 +21,7 @@ use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 pub struct Service {
     host: Arc<Host>,
     parts: Parts,
-    /// Becomes true at shutdown. Watches then end.
+    /// The value becomes true when the daemon shuts down, so that clients' watches end.
     stopping: watch::Receiver<bool>,
 }
 
@@ -45,7 +45,7 @@ impl Service {
         })
     }
 
-    /// Runs a change and logs it.
+    /// Runs a change of the configuration and logs the change.
     async fn change<F>(&self, call: F) -> Reply<api::ChangeReport>
     where
         F: FnOnce(&Host) -> Result<api::ChangeReport, ApiError> + Send + 'static,
@@ -67,7 +67,7 @@ fn status(error: &ApiError) -> Status {
     }
 }
 
-/// Parses an object's table. `what` names the object's kind in errors.
+/// Parses the TOML table of an object, such as a port. `what` names the object's kind in errors.
 fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         Status::invalid_argument(format!("{what}: {}", error.message()))
@@ -266,7 +266,8 @@ impl HostService for Service {
         let interval_ms = request.into_inner().interval_ms;
         if !(WATCH_MS_MIN..=WATCH_MS_MAX).contains(&interval_ms) {
             return Err(Status::invalid_argument(format!(
-                "watch: interval {interval_ms} ms is out of range; {WATCH_MS_MIN} to {WATCH_MS_MAX}"
+                "watch: interval {interval_ms} ms is out of range; write {WATCH_MS_MIN} to \
+                 {WATCH_MS_MAX}"
             )));
         }
         let (sender, receiver) = mpsc::channel(2);
@@ -280,8 +281,8 @@ impl HostService for Service {
     }
 }
 
-/// Sends readings until the client hangs up, an error occurs or the daemon stops. A client that
-/// does not read misses readings. The daemon holds at most two readings for it.
+/// Sends readings until the client disconnects, an error occurs or the daemon stops. The daemon
+/// buffers at most two readings for a client, so a slow client misses readings.
 async fn feed(
     mut service: Service,
     interval: Duration,

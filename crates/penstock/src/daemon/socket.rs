@@ -1,19 +1,22 @@
-//! The API's unix socket. It is private to the daemon's user, and one daemon at a time serves it.
+//! Creates and locks the unix socket of the daemon's API. Only the daemon's user may connect, and
+//! only one daemon at a time serves the socket.
 //!
 //! # Approach
 //!
-//! The owner of the socket locks a file beside it. The kernel releases the lock when its holder
-//! ends. So the next daemon knows that a dead daemon's socket is stale, and replaces it. The daemon
-//! refuses to start in two more cases:
-//! - A process answers on the socket, although nobody holds the lock (the lock file was deleted).
-//! - The path is a file that is not a socket.
+//! The daemon locks a file beside the socket. The kernel releases the lock when the daemon ends. If
+//! the lock is free, the next daemon knows that the socket of a dead daemon is stale, and replaces
+//! the socket. If another process has the lock, the daemon refuses to start. The daemon also
+//! refuses to start in two other situations:
+//! - A process answers on the socket although the lock is free, because the lock file was deleted.
+//! - The socket's path names an existing file that is not a socket.
 //!
-//! The socket has mode 0600 from its creation, so no other user can connect at any moment. Linux
-//! takes the mode from the descriptor at `bind`. unix(7) does not specify this, but `unix_bind` in
-//! the kernel does it. So the daemon does not change the process-wide mask.
+//! The socket has mode 0600 from its creation, so no other user can connect at any moment.
+//! `unix_bind` of the Linux kernel takes the mode from the descriptor, although unix(7) does not
+//! specify this. The daemon therefore need not change the umask, which is common to all threads of
+//! the process.
 //!
-//! The directory may belong to another user. If the lock file is a link or belongs to another user,
-//! the daemon refuses it and does not write to it.
+//! The socket's directory may belong to another user. If the lock file is a link or belongs to
+//! another user, the daemon neither uses the lock file nor writes to it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -32,7 +35,8 @@ use nix::sys::socket::{self, AddressFamily, Backlog, SockFlag, SockType, UnixAdd
 use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::geteuid;
 
-/// The daemon's lock on its socket. Dropping it removes the socket and releases the lock.
+/// The daemon's lock on its socket. If the guard is dropped, the daemon removes the socket and
+/// releases the lock.
 #[derive(Debug)]
 pub struct SocketGuard {
     path: PathBuf,
@@ -41,10 +45,11 @@ pub struct SocketGuard {
     _lock: Flock<File>,
 }
 
-/// Locks the socket's path. `key` is the configuration key of this path, for errors.
+/// Locks the socket's path. Errors name the path by its configuration key `key`.
 ///
 /// # Errors
-/// Another process has the socket, the path is not a socket, or the directory cannot be written.
+/// Returns an error if another process has the socket, the path is not a socket, or the directory
+/// cannot be written.
 pub fn take(path: &Path, key: &str) -> Result<(UnixListener, SocketGuard)> {
     let at = path.display();
     make_parent(path).with_context(|| format!("socket {at}"))?;
@@ -87,7 +92,8 @@ fn make_parent(path: &Path) -> Result<()> {
     let mut builder = DirBuilder::new();
     let created = builder.recursive(true).mode(0o755).create(parent);
     created
-        // A service's mask is often narrower, so this sets the mode of the directory itself.
+        // The mask of a service often clears more bits, so this sets the directory's mode
+        // explicitly.
         .and_then(|()| {
             let mut options = OpenOptions::new();
             let flags = OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
@@ -108,7 +114,7 @@ fn lock(path: &Path, key: &str) -> Result<Flock<File>> {
         .create(true)
         .truncate(false)
         .mode(0o600)
-        // Opening must not wait for the other end of a pipe.
+        // If the file is a pipe, opening must not wait for its other end.
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(&name)
         .with_context(|| format!("lock file {at}"))?;

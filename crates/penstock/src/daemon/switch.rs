@@ -1,11 +1,12 @@
-//! The daemon as a switch of a fabric: controllers configure the queues of its ports.
+//! Lets controllers configure the queues of the daemon's ports, so that the daemon is a switch of a
+//! fabric.
 //!
 //! # Approach
 //!
-//! [`FabricSwitch`] compares stamps and saves the decision. This module connects it to the running
-//! [`Host`] and serves it at two places. One is the API's socket, which only its owner may open.
-//! The other is `listen`, which requires mutual TLS. After a restart, the switch applies the saved
-//! decision before the first request.
+//! [`FabricSwitch`] receives a controller's decisions, refuses outdated decisions, and saves the
+//! last decision. This module connects the [`FabricSwitch`] to the running [`Host`]. Controllers
+//! connect to the API's socket, which only its owner may open, or to `listen`, which requires
+//! mutual TLS. After a restart, the switch applies the saved decision before the first request.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -27,7 +28,7 @@ use tokio::sync::watch;
 /// Interval between two checks of the certificate files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// A host that is a switch and does not serve controllers yet.
+/// A switch of a fabric that does not serve controllers yet.
 #[derive(Debug)]
 pub struct Switch {
     inner: Arc<FabricSwitch>,
@@ -42,15 +43,14 @@ struct Door {
     who: Who,
 }
 
-/// Handle to a running switch.
 #[derive(Clone, Debug)]
 pub struct Switched(Arc<FabricSwitch>);
 
-/// Creates the host's switch. `None` if the host is not configured as a switch.
+/// Creates the switch of this host; `None` if the configuration has no `[switch]`.
 ///
 /// # Errors
-/// The folder of the decision cannot be created, the certificates cannot be read, or the address is
-/// taken.
+/// Returns an error if the folder of the decision cannot be created, the certificates cannot be
+/// read, or the address is taken.
 pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> {
     let Some(terms) = host.config().switch_terms(directory) else { return Ok(None) };
     if let Some(folder) = terms.plan.parent() {
@@ -64,7 +64,7 @@ pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> 
         let listener = TcpListener::bind(address).with_context(|| {
             format!(
                 "[switch] listen {address}: cannot listen; stop the process that listens, or \
-                 change it"
+                 change the address"
             )
         })?;
         listener.set_nonblocking(true).with_context(|| format!("[switch] listen {address}"))?;
@@ -77,19 +77,19 @@ pub fn become_one(host: &Arc<Host>, directory: &Path) -> Result<Option<Switch>> 
 }
 
 impl Switch {
-    /// A handle for the status and the API.
+    /// Returns a handle to this switch for the status and the API.
     #[must_use]
     pub fn seen(&self) -> Switched {
         Switched(Arc::clone(&self.inner))
     }
 
-    /// Applies the decision from before a restart. If part of it cannot be applied, a controller
-    /// repairs it later.
+    /// Applies the saved decision after a restart. If the switch cannot apply a part of a decision,
+    /// a controller repairs the switch later.
     pub async fn take_up(&self) {
         let name = self.inner.name();
         match self.inner.take_up().await {
             Ok(Some(stamp)) => {
-                tracing::info!(switch = name, %stamp, "decision from before the restart in force")
+                tracing::info!(switch = name, %stamp, "the stored decision is in force again")
             }
             Ok(None) => {}
             Err(error) => {
@@ -101,11 +101,11 @@ impl Switch {
         }
     }
 
-    /// Serves controllers from the network until `stopping` is true. It also retries to save a
-    /// decision if the first attempt has failed.
+    /// Serves controllers from the network until `stopping` is true. If a decision was not saved,
+    /// the function also repeats the attempt to save the decision.
     ///
     /// # Errors
-    /// The listener failed.
+    /// Returns an error if the listener for controllers failed.
     pub async fn serve(self, mut stopping: watch::Receiver<bool>) -> Result<()> {
         let inner = Arc::clone(&self.inner);
         let mut stopped = stopping.clone();
@@ -132,7 +132,6 @@ impl Switch {
 }
 
 impl Switched {
-    /// Service for the API's socket.
     #[must_use]
     pub fn service(&self) -> SwitchServiceServer<SwitchServer> {
         SwitchServiceServer::new(SwitchServer::new(Arc::clone(&self.0), Who::Connected))
@@ -191,7 +190,7 @@ impl SwitchSide for Side {
         let ports: BTreeMap<_, _> = ports.iter().map(queues).collect();
         let changes = self.blocking(move |host| host.set_switch(&ports)).await?;
         if !changes.is_empty() {
-            tracing::info!(?changes, "queues set by a controller");
+            tracing::info!(?changes, "a controller set the queues of ports");
         }
         Ok(())
     }

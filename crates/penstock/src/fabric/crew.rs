@@ -1,4 +1,5 @@
-//! Creates the fabric and its crew from the controller's file.
+//! Creates the state of a fabric from the controller's file, and the [`Crew`] that carries out its
+//! decisions. The crew is the set of switches and hosts that carry out the controller's decisions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +16,9 @@ use penstock_fabric::topology::NodeId;
 
 use super::drivers::driver;
 
-/// Creates a fabric and its crew for each term. All terms use the same drivers.
+/// Creates the state of a fabric, and its crew of switches and hosts, each time this controller
+/// becomes the leader. The drivers of the switches are created only once, even if this controller
+/// becomes the leader again.
 pub struct Maker {
     file: Arc<ControllerFile>,
     hosts: Arc<Registry>,
@@ -26,7 +29,7 @@ impl Maker {
     /// Creates the drivers of all switches.
     ///
     /// # Errors
-    /// The settings of a switch do not fit its driver.
+    /// Returns an error if the settings of a switch do not fit its driver.
     pub fn new(file: Arc<ControllerFile>, hosts: Arc<Registry>) -> Result<Self> {
         let empty = fabric(&file)?;
         let mut drivers = BTreeMap::new();
@@ -36,10 +39,10 @@ impl Maker {
         Ok(Self { file, hosts, drivers })
     }
 
-    /// Creates an empty fabric, and a crew without a decision.
+    /// Creates a fabric without tenants, and a crew that has not carried out any decision.
     ///
     /// # Errors
-    /// The settings are invalid.
+    /// Returns an error if the settings of the fabric are invalid.
     pub fn make(&self) -> Result<(Fabric, Crew)> {
         let fabric = fabric(&self.file)?;
         let topology = fabric.topology();

@@ -18,13 +18,13 @@ use penstock_fabric::queue_binding::Mode;
 use penstock_fabric::topology::NodeId;
 use penstock_units::BitsPerSecond;
 
-/// Directory of the locks. They keep two controllers on this machine from driving the same switch.
+/// Directory of the locks, which keep two controllers on this machine from driving the same switch.
 const LOCKS: &str = "/run/penstock";
 
-/// Creates the driver of a switch. The driver sends nothing to the switch yet.
+/// Creates the driver of a switch. The creation of a driver sends nothing to the switch.
 ///
 /// # Errors
-/// The settings do not fit the driver, or a certificate file cannot be read.
+/// Returns an error if the settings do not fit the driver, or a certificate file cannot be read.
 pub fn driver(
     file: &ControllerFile,
     fabric: &Fabric,
@@ -96,7 +96,10 @@ fn sonic(
         let tcp = address.strip_prefix("redis://").and_then(|rest| rest.rsplit_once(':'));
         let tcp = tcp.and_then(|(host, port)| Some((host.to_owned(), port.parse().ok()?)));
         let (host, port) = tcp.with_context(|| {
-            format!("switch {name}: address `{address}`; write redis://HOST:PORT or unix:///PATH")
+            format!(
+                "switch {name}: address `{address}` is not valid; write redis://HOST:PORT or \
+                 unix:///PATH"
+            )
         })?;
         Endpoint::Tcp(host, port)
     };
@@ -124,7 +127,7 @@ fn sonic(
     Ok(Arc::new(switch.with_context(|| format!("switch {name}"))?))
 }
 
-/// Reads a file that belongs to a switch's settings.
+/// Reads a file named in a switch's settings. Errors name the switch and the file.
 fn text(switch: &str, path: &Path) -> Result<String> {
     let read = std::fs::read_to_string(path);
     read.with_context(|| format!("switch {switch}: file {}", path.display()))

@@ -2,14 +2,16 @@
 //!
 //! # Approach
 //!
-//! Values come from the views that the page shows (`penstock_controller::view`), so a graph and the
-//! page cannot differ. A controller that does not lead has only the metrics that report this. The
-//! catalogue is one table ([`catalogue`]). A test writes it to `docs/reference/metrics.md`.
+//! Values come from the views that the controller's page shows (`penstock_controller::view`). A
+//! graph of the controller's metrics therefore shows the same values as the controller's page. A
+//! controller that does not lead has only `penstock_controller_leads` and
+//! `penstock_controller_reading_age`. The function [`catalogue`] returns all metrics of the
+//! controller as one table. A test writes the catalogue to `docs/reference/metrics.md`.
 //!
 //! # Cost
 //!
-//! There are 9 series per tenant, 3 to 6 per server or switch, 7 per link, and 1 per port that has
-//! tenants.
+//! There are 9 time series per tenant, 3 to 6 per server or switch, 7 per link, and 1 per port that
+//! has tenants.
 
 use std::fmt;
 use std::time::Duration;
@@ -36,45 +38,49 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Creates a reading from the view `status` and its age. `parts` are the views of tenants,
-    /// bindings and topology in this order. An absent view is null.
+    /// Creates a reading from the view `status` and its age. The argument `parts` contains the
+    /// views of tenants, bindings and topology, in this order. If the controller did not return a
+    /// view, the view is null in `parts`.
     ///
     /// # Errors
-    /// A view is missing or has another form.
+    /// Returns an error if a view is missing or has another form.
     pub fn new(age: Duration, status: Value, parts: Vec<Value>) -> Result<Self> {
-        let parts: [Value; 3] =
-            parts.try_into().ok().context("metrics: tenants, bindings, topology are needed")?;
+        let parts: [Value; 3] = parts
+            .try_into()
+            .ok()
+            .context("metrics: the views of tenants, bindings and topology are needed")?;
         let [tenants, ports, mut topology] = parts;
         let list = |value: Value| match value {
             Value::Null => Ok(Vec::new()),
             Value::Array(list) => Ok(list),
-            _ => anyhow::bail!("metrics: a view is no list"),
+            _ => anyhow::bail!("metrics: a list in the controller's view has another type"),
         };
         let (nodes, links) = (list(topology["nodes"].take())?, list(topology["links"].take())?);
         Ok(Self { age, status, tenants: list(tenants)?, ports: list(ports)?, nodes, links })
     }
 }
 
-/// Kinds of objects. A metric has one value for each object of its kind.
+/// Kinds of objects. A metric has one value for each object of the kind that the metric describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
-    /// The controller, whether it leads or not.
+    /// Every controller has this metric, whether the controller leads or not.
     Controller,
     Leader,
     Mode,
     Tenant,
-    /// A tenant and a direction.
+    /// The metric has two values for each tenant: sent and received.
     TenantWay,
     Node,
     Server,
     Link,
-    /// A link and a direction.
+    /// The metric has two values for each link: up and down.
     LinkWay,
     Port,
 }
 
 impl Of {
-    /// Names of the labels, as in the docs.
+    /// Returns the names of the metric's labels, separated by commas, as in
+    /// `docs/reference/metrics.md`.
     const fn labels(self) -> &'static str {
         match self {
             Self::Controller | Self::Leader => "",
@@ -90,8 +96,8 @@ impl Of {
     }
 }
 
-/// Path of a value in its object. Of two paths the first is up or sent, the second down or
-/// received.
+/// Path of a value in a JSON object, from the outermost key. A metric with two directions has two
+/// paths: the first path is for up or sent, the second path for down or received.
 type Path = &'static [&'static str];
 
 /// A metric. `name` excludes the unit and `_total`. Views have rates in bits, but Prometheus' base
@@ -126,7 +132,7 @@ impl Metric {
     }
 }
 
-/// All metrics in the order of the page.
+/// Returns all metrics of the controller, in the order of its page `/metrics`.
 fn catalogue() -> Vec<Metric> {
     [of_controller(), of_work(), of_agents(), of_tenants(), of_fabric()].concat()
 }
@@ -139,30 +145,32 @@ fn of_controller() -> Vec<Metric> {
         always("penstock_controller_leads", &["leads"])
             .says("1 if this controller leads; only the leader has the metrics below"),
         Metric { of: Controller, ..gauge("penstock_controller_reading_age", "seconds", &["age"]) }
-            .says("age of these values; above 0 while the controller is busy"),
+            .says("age of the values on this page; above 0 while the controller is busy"),
         gauge("penstock_controller_epoch", "", &["stamp", "epoch"])
-            .says("epoch of its decisions; grows with every election"),
+            .says("epoch of the controller's decisions; grows with every new leader"),
         gauge("penstock_controller_generation", "", &["stamp", "generation"])
-            .says("decisions of this epoch"),
+            .says("number of decisions in this epoch"),
         Metric { of: Mode, ..gauge("penstock_controller_mode", "", &["mode"]) }
-            .says("1 for the present mode: active, observe or hold"),
+            .says("1 for the current mode: active, observe or hold"),
         gauge("penstock_controller_interval", "seconds", &["interval_ms"])
             .per(1_000)
             .says("time between two decisions"),
-        gauge("penstock_controller_placed", "tenants", &["tenants"])
-            .says("tenants that are placed"),
+        gauge("penstock_controller_placed", "tenants", &["tenants"]).says("placed tenants"),
         gauge("penstock_controller_with_queue", "tenants", &["with_queues"])
-            .says("of these, tenants that have queues of their own"),
+            .says("placed tenants that have their own queues"),
         gauge("penstock_controller", "servers", &["servers"]).says("servers of the topology"),
         gauge("penstock_controller_connected", "hosts", &["hosts_connected"])
-            .says("of these, servers whose agent is connected"),
+            .says("servers with a connected agent"),
         gauge("penstock_controller_heard", "hosts", &["last_interval", "hosts_heard"])
-            .says("of these, servers that reported in the last interval"),
+            .says("servers that reported in the last interval"),
         gauge("penstock_controller", "switches", &["switches"])
             .says("switches that the controller configures"),
         gauge("penstock_controller_weight_error", "ratio", &["worst_weight_error_ppm"])
             .per(1_000_000)
-            .says("largest error of a port's weights against the guarantees"),
+            .says(
+                "largest part of a link's capacity by which a queue's share is below the queue's \
+                 reservation",
+            ),
         gauge(
             "penstock_controller_without_code_point",
             "tenants",
@@ -174,24 +182,25 @@ fn of_controller() -> Vec<Metric> {
 
 fn of_work() -> Vec<Metric> {
     vec![
-        counter("penstock_controller", "intervals", &["this_term", "intervals"])
-            .says("intervals decided; 0 at the start of each epoch, as all counters here"),
+        counter("penstock_controller", "intervals", &["this_term", "intervals"]).says(
+            "intervals with a decision; `penstock_controller` counters restart in each epoch",
+        ),
         counter("penstock_controller_promoted", "tenants", &["this_term", "promoted"])
-            .says("times a tenant got queues of its own"),
+            .says("number of times that a tenant got its own queues"),
         counter("penstock_controller_demoted", "tenants", &["this_term", "demoted"])
-            .says("times a tenant lost its queues"),
+            .says("number of times that a tenant lost its queues"),
         counter("penstock_controller_taken_back", "plans", &["this_term", "taken_back"])
-            .says("plans rolled back because a host or switch did not follow"),
+            .says("plans rolled back because a host or switch did not carry them out"),
         counter("penstock_controller_failed", "elements", &["this_term", "failed"])
-            .says("times a host or switch did not follow a plan"),
+            .says("number of times that a host or switch did not carry out a plan"),
         counter("penstock_controller_drifted", "switches", &["this_term", "drifted"])
-            .says("times a switch differed from the decision when it was read back"),
+            .says("number of times that a switch's settings differed from the decision"),
         counter("penstock_controller_deciding", "seconds", &["this_term", "decided_in_us"])
             .per(1_000_000)
-            .says("time that scoring and binding took"),
+            .says("time spent on scoring tenants and assigning queues"),
         counter("penstock_controller_working", "seconds", &["this_term", "took_us"])
             .per(1_000_000)
-            .says("time that intervals took, storing and carrying out included"),
+            .says("time spent on deciding, storing decisions and configuring nodes"),
         gauge(
             "penstock_controller_last_deciding",
             "seconds",
@@ -199,7 +208,7 @@ fn of_work() -> Vec<Metric> {
             &["last_interval", "decided_in_us"],
         )
         .per(1_000_000)
-        .says("time that scoring and binding took in the last interval"),
+        .says("time spent on scoring tenants and assigning queues in the last interval"),
         gauge(
             "penstock_controller_last_working",
             "seconds",
@@ -207,20 +216,20 @@ fn of_work() -> Vec<Metric> {
             &["last_interval", "took_us"],
         )
         .per(1_000_000)
-        .says("time that the last interval took, storing and carrying out included"),
+        .says("time to decide, store the decision and configure nodes in the last interval"),
     ]
 }
 
 fn of_agents() -> Vec<Metric> {
     vec![
         counter("penstock_agents", "sessions", &["agents", "sessions"])
-            .says("sessions of hosts' agents that began"),
+            .says("sessions that hosts' agents started"),
         counter("penstock_agents_refused", "times", &["agents", "refused"])
-            .says("sessions and messages of agents that were refused"),
+            .says("sessions and messages of hosts' agents that the controller refused"),
         counter("penstock_agents_crowded", "connections", &["agents", "crowded"])
-            .says("connections refused because their certificate had too many already"),
+            .says("connections refused because too many had the same certificate"),
         counter("penstock_agents", "reports", &["agents", "reports"])
-            .says("reports of usage received"),
+            .says("reports of tenants' usage that hosts sent"),
         counter("penstock_agents_applied", "plans", &["agents", "applied"])
             .says("plans that hosts carried out"),
         counter("penstock_agents_failed", "plans", &["agents", "failed"])
@@ -234,25 +243,25 @@ fn of_tenants() -> Vec<Metric> {
     vec![
         gauge("penstock_tenant_guarantee", bytes, TenantWay, &["guarantee_send", "guarantee_recv"])
             .per(8)
-            .says("guarantee of all its VMs together, in each direction"),
+            .says("guarantee of all VMs of the tenant together, in each direction"),
         gauge("penstock_tenant_rate", bytes, TenantWay, &["sent", "received"])
             .per(8)
-            .says("traffic of its VMs over the network in the last interval"),
+            .says("traffic of the tenant's VMs over the network in the last interval"),
         gauge("penstock_tenant_used", "ratio", Tenant, &["used_permille"])
             .per(1_000)
-            .says("part of its guarantee that it used, by its score"),
+            .says("largest used part of the tenant's guarantee on any server"),
         gauge("penstock_tenant_score", bytes, Tenant, &["score"])
             .per(8)
-            .says("smoothed score; tenants with the highest get queues of their own"),
+            .says("smoothed score of the tenant; the highest scores get their own queues"),
         gauge("penstock_tenant_queue", "", Tenant, &["queue"])
-            .says("1 if the tenant has queues of its own"),
+            .says("1 if the tenant has its own queues"),
         gauge("penstock_tenant_queue_since_interval", "", Tenant, &["since_interval"])
             .says("interval in which the tenant got its queues; absent without queues"),
         gauge("penstock_tenant_dscp", "", Tenant, &["dscp"])
             .says("code point of the tenant; 0 if it shares queue 0"),
-        gauge("penstock_tenant", "vms", Tenant, &["vms"]).says("VMs of the tenant"),
+        gauge("penstock_tenant", "vms", Tenant, &["vms"]).says("number of VMs of the tenant"),
         gauge("penstock_tenant_away", "hosts", Tenant, &["hosts_away"])
-            .says("hosts of its VMs that cannot be reached"),
+            .says("hosts with VMs of the tenant that the controller cannot reach"),
     ]
 }
 
@@ -261,17 +270,17 @@ fn of_fabric() -> Vec<Metric> {
     let bytes = "bytes_per_second";
     vec![
         gauge("penstock_fabric_node_up_to_date", "", Node, &["up_to_date"])
-            .says("1 if the server or switch has the latest decision, as far as known"),
+            .says("1 if the server or switch is known to have the latest decision"),
         gauge("penstock_fabric_node_in_service", "", Node, &["service"])
             .says("1 if the node is in service; 0 if drained or failed"),
         gauge("penstock_fabric_host_connected", "", Server, &["connected"])
             .says("1 if the server's agent is connected"),
         gauge("penstock_fabric_host_epoch", "", Server, &["stamp", "epoch"])
-            .says("epoch of the host's decision; absent while the host is away"),
+            .says("epoch of the decision that the host has; absent while the host is unreachable"),
         gauge("penstock_fabric_host_generation", "", Server, &["stamp", "generation"])
-            .says("number of that decision in its epoch"),
+            .says("generation (number within the epoch) of the decision that the host has"),
         gauge("penstock_fabric_host_free", "slots", Server, &["free_slots"])
-            .says("slots of the server that are free"),
+            .says("slots of the server without a VM"),
         gauge("penstock_fabric_link_rate", bytes, Link, &["rate"])
             .per(8)
             .says("capacity of the link in each direction"),
@@ -284,14 +293,15 @@ fn of_fabric() -> Vec<Metric> {
             .says("traffic that hosts measured on the link; 0 for links between switches"),
         gauge("penstock_fabric_port_weight_error", "ratio", Port, &["weight_error_ppm"])
             .per(1_000_000)
-            .says("largest error of the port's weights against the guarantees"),
+            .says("largest error of the port's weights relative to the guarantees"),
     ]
 }
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Converts a value of a view. A boolean is 0 or 1, a list is its length, and a text is 1 if it is
-/// `in` and 0 otherwise. `None` for other values.
+/// Converts a value of a view: a boolean to 0 or 1, a list to its length. The text `in` (in
+/// service) becomes 1, and any other text becomes 0. Returns `None` if the value is null or an
+/// object.
 fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Number(number) => number.as_f64(),
@@ -378,7 +388,7 @@ impl Collector for Reading {
             };
             let mut values = self.values(&metric);
             if metric.of.labels().is_empty() {
-                // A family would be written with `{}` after its name.
+                // The encoder would write a family with `{}` after its name.
                 values.pop().map_or(Ok(()), |(_, value)| write(value, family))?;
                 continue;
             }
@@ -395,7 +405,7 @@ impl Collector for Reading {
 /// Writes the text of `/metrics`.
 ///
 /// # Errors
-/// None in practice, because writing to a string does not fail.
+/// Returns an error if writing to a string fails, which does not happen in practice.
 pub fn page(reading: Reading) -> Result<String> {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(reading));

@@ -1,12 +1,13 @@
-//! `penstock controller run`: everything around [`penstock_controller`] that makes it a service.
+//! `penstock controller run`: runs the controller of [`penstock_controller`] as a service.
 //!
 //! # Approach
 //!
 //! The controller starts in this order: file, logs, socket, addresses of agents and of the page. A
-//! second controller ends at the socket. Then the controller campaigns for the lease and sends
-//! `READY=1`. SIGTERM and SIGINT end it. It then releases its lease, so that another controller
-//! leads at once. SIGHUP makes it read the certificates again. Without a signal it reads them soon
-//! after they change.
+//! second controller fails when it binds the socket. After its start, the controller tries to
+//! become the leader by a lease in the store, and sends `READY=1`. On SIGTERM or SIGINT the
+//! controller releases its lease and ends, so that another controller leads at once. On SIGHUP the
+//! controller reads its certificates again. The controller also reads certificates soon after the
+//! files change.
 
 mod crew;
 mod drivers;
@@ -48,7 +49,8 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 /// Runs the controller until a signal ends it.
 ///
 /// # Errors
-/// The file is wrong, an address is taken, or the store cannot be opened.
+/// Returns an error if the configuration file is wrong, an address is taken, or the store cannot be
+/// opened.
 pub fn run(args: &ControllerRunArgs) -> Result<ExitCode> {
     let file = match load_controller(&args.config) {
         Ok(file) => file,
@@ -83,7 +85,7 @@ fn take_address(key: &str, address: std::net::SocketAddr) -> Result<TcpListener>
     let listener = TcpListener::bind(address).with_context(|| {
         format!(
             "[controller] {key} {address}: cannot listen; stop the process that listens, or \
-                 change it"
+                 change the address"
         )
     })?;
     listener.set_nonblocking(true).with_context(|| format!("address {address}"))?;
@@ -139,7 +141,7 @@ async fn serve(
     let (report_ms, tls_files) = (file.report_ms, file.tls.clone());
     let per_certificate = file.connections_per_certificate;
     let file = Arc::new(file);
-    // Errors of the settings show here and not at the first election.
+    // This reports errors of the settings now and not at the first election.
     let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts))?;
     let controller = Controller::new(Setup {
         name: file.name.clone(),
@@ -159,7 +161,7 @@ async fn serve(
         let identity = if tls.is_some() { Identity::Certificate } else { Identity::Trusted };
         if identity == Identity::Trusted {
             tracing::warn!(
-                "no [tls]: any program on the network can pretend to be a host; write [tls]"
+                "without [tls], any program on the network can pretend to be a host; write [tls]"
             );
         }
         let server = AgentServer::new(hosts, controller.leading(), identity, report_ms);

@@ -1,4 +1,4 @@
-//! Reads tenants' files as the controller's intent.
+//! Converts a file of tenants to the controller's intent.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The view of cycles: each port's entitlement to its core, and its usage.
+//! The view of cycles: entitlement and usage of each port on its core.
 
 use penstock_control::api::PortStatus;
 
@@ -6,7 +6,9 @@ use super::model::Model;
 use crate::rates::PortRates;
 use crate::table::{Align, Table, cycle_rate, cycles_per_second, or_dash, percent, to_f64};
 
-/// The columns. Cycles are per second, and the delay is its mean and its maximum.
+/// Headings of the columns. Rates and entitlements are in cycles per second. `DELAY` has the mean
+/// and the maximum wait of frames until the worker takes them. `QUEUE` has the waiting frames, and
+/// their 99th percentile of waits.
 pub const HEADING: [&str; 12] = [
     "PORT",
     "POLICY",
@@ -21,7 +23,7 @@ pub const HEADING: [&str; 12] = [
     "DELAY us",
     "QUEUE/p99 us",
 ];
-/// Columns to hide on a narrow terminal, in this order.
+/// Indices of the columns that the view hides on a narrow terminal, in the order of hiding.
 pub const HIDDEN_FIRST: [usize; 10] = [8, 11, 3, 2, 10, 1, 9, 7, 6, 4];
 
 #[must_use]

@@ -5,7 +5,8 @@ use crate::rates::PortRates;
 use crate::table::{Align, Table};
 use crate::verbs::delays::micros;
 
-/// The columns. Waits are median and 99th percentile since the last reading.
+/// Headings of the columns. The waiting times are the median and the 99th percentile since the last
+/// reading.
 pub const HEADING: [&str; 7] = [
     "PORT",
     "WAITED us p50/p99",
@@ -15,7 +16,7 @@ pub const HEADING: [&str; 7] = [
     "QUEUED",
     "RTP JITTER us/LOST",
 ];
-/// Columns to hide on a narrow terminal, in this order.
+/// Indices of the columns that the view hides on a narrow terminal, in the order of hiding.
 pub const HIDDEN_FIRST: [usize; 4] = [5, 3, 6, 2];
 
 #[must_use]

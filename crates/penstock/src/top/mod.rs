@@ -1,5 +1,5 @@
-//! `penstock top`, the live view. This module sends requests and reads keys. [`model`] has the
-//! state, and [`view`] draws it.
+//! `penstock top`, the live view. The module `top` sends requests to the daemon and reads keys.
+//! [`model`] has the state, and [`view`] draws it.
 
 mod cycles;
 mod delay;
@@ -25,7 +25,7 @@ use model::{Model, Reading, View};
 /// Runs the view until the user types `q`. Prints text if standard output is not a terminal.
 ///
 /// # Errors
-/// The daemon cannot be reached, or the terminal fails.
+/// Returns an error if the daemon cannot be reached, or the terminal fails.
 pub async fn run(socket: &Path, args: TopArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let interval = Duration::from_millis(interval_ms(args.interval).into());
@@ -120,8 +120,8 @@ enum Key {
     Redraw,
 }
 
-/// Reads keys on a separate thread, because reading the terminal blocks. The thread ends with the
-/// program.
+/// Reads keys on a separate thread, because reading the terminal blocks. The thread that reads keys
+/// ends when the program ends.
 fn keys() -> mpsc::Receiver<Key> {
     let (sender, receiver) = mpsc::channel(16);
     std::thread::spawn(move || {

@@ -16,19 +16,19 @@ pub struct Reading {
     pub vcpus: Option<State>,
 }
 
-/// The order of the ports.
+/// Order of the ports in the view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sort {
-    /// In the order of the configuration.
+    /// The ports are in the order of the configuration.
     #[default]
     Slot,
-    /// Sorted by frames in both directions, the highest number first.
+    /// The view sorts ports by frames in both directions, the highest number first.
     Frames,
-    /// Sorted by bits in both directions, the highest number first.
+    /// The view sorts ports by bits in both directions, the highest number first.
     Bits,
-    /// Sorted by drops, the highest number first.
+    /// The view sorts ports by drops, the highest number first.
     Drops,
-    /// Sorted by cycles, the highest number first.
+    /// The view sorts ports by cycles, the highest number first.
     Core,
 }
 
@@ -70,10 +70,10 @@ pub struct Model {
     before: Option<Reading>,
     now: Reading,
     pub sort: Sort,
-    /// Whether new readings are ignored.
+    /// Whether the view ignores new readings.
     pub paused: bool,
     pub view: View,
-    /// Number of ports above the first one shown.
+    /// Number of ports above the first visible port.
     pub scroll: usize,
 }
 
@@ -84,12 +84,12 @@ impl Model {
         self.scroll = self.scroll.min(self.last_scroll());
     }
 
-    /// Shows this view, or the rates if this view is already shown.
+    /// Shows `view`, or shows the rates if `view` is already visible.
     pub fn toggle(&mut self, view: View) {
         self.view = if self.view == view { View::Rates } else { view };
     }
 
-    /// Moves the window one port down, as long as there is one.
+    /// Scrolls the table of ports down by one row, unless the last port is already visible.
     pub fn scroll_down(&mut self) {
         self.scroll = (self.scroll + 1).min(self.last_scroll());
     }
@@ -108,7 +108,8 @@ impl Model {
         self.now.vcpus.as_ref()
     }
 
-    /// Returns the state of a port. `None` for the sum of the deleted ports.
+    /// Returns the state of the port `name`. Returns `None` for the row that contains the sums of
+    /// all deleted ports.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortStatus> {
         self.now.ports.iter().find(|port| port.name == name)

@@ -1,9 +1,9 @@
-//! The view of vCPUs: each one's share of its CPU and its waiting times.
+//! The view of vCPUs: share of the CPU and waiting times of each vCPU.
 
 use super::model::Model;
 use crate::verbs::vcpu;
 
-/// Columns to hide on a narrow terminal, in this order.
+/// Indices of the columns that the view hides on a narrow terminal, in the order of hiding.
 pub const HIDDEN_FIRST: [usize; 8] = [11, 10, 8, 6, 1, 3, 5, 2];
 
 #[must_use]
@@ -12,7 +12,7 @@ pub fn rows(model: &Model) -> Vec<[String; 13]> {
     vms.flat_map(|vm| vm.vcpus.iter().map(|each| vcpu::cells(vm, each))).collect()
 }
 
-/// Reason why the view is empty.
+/// Returns the reason why the view of vCPUs is empty.
 #[must_use]
 pub fn absent(model: &Model) -> String {
     match model.status().vcpu_dir.as_str() {
@@ -21,7 +21,7 @@ pub fn absent(model: &Model) -> String {
     }
 }
 
-/// Returns the view as text. The text is empty if no vCPUs are scheduled.
+/// Returns the view of vCPUs as text. Returns an empty text if no vCPUs are scheduled.
 #[must_use]
 pub fn table(model: &Model) -> String {
     match model.vcpus() {

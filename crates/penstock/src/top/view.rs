@@ -1,10 +1,11 @@
-//! Draws the live view: a line for the host, a line for each worker, a table of ports, and a foot
-//! line.
+//! Draws the live view: a line for the host, a line for each worker, a table of ports, and a last
+//! line with keys.
 //!
 //! # Approach
 //!
-//! A column is as wide as its widest cell. If a terminal is too narrow for all columns, the least
-//! important columns are hidden completely, and the foot line shows their number. No cell is cut.
+//! A column is as wide as its widest cell. If a terminal is too narrow for all columns, the view
+//! hides the least important columns, and the last line shows their number. The view never shortens
+//! the text in a column.
 
 use penstock_control::api::HostStatus;
 use ratatui::Frame;
@@ -34,10 +35,9 @@ const HEADING: [&str; 13] = [
     "CYC/FR",
     "IN/CLASS/OUT",
 ];
-/// Columns to hide on a narrow terminal, in this order.
+/// Indices of the columns that the view hides on a narrow terminal, in the order of hiding.
 const HIDDEN_FIRST: [usize; 8] = [12, 3, 11, 1, 9, 10, 6, 4];
 
-/// A table of the live view.
 struct Columns {
     heading: Vec<&'static str>,
     hidden_first: &'static [usize],
@@ -76,7 +76,7 @@ impl Columns {
         columns
     }
 
-    /// Returns a widget of these columns, without the first `above` rows.
+    /// Returns a table widget of the columns `columns`, without the first `above` rows.
     fn table(self, columns: &[(usize, u16)], above: usize) -> Table<'static> {
         let kept = |cells: Vec<String>| {
             columns.iter().map(|(at, _)| cells[*at].clone()).collect::<Vec<_>>()
@@ -133,7 +133,7 @@ fn host_line(model: &Model) -> Line<'static> {
     ])
 }
 
-/// Returns the host's role in a fabric. Empty if it has none.
+/// Returns the host's role in a fabric; empty if the host is not in a fabric.
 fn fabric_span(status: &HostStatus) -> Span<'static> {
     let Some(fabric) = &status.fabric else { return Span::raw("") };
     let plan = if fabric.applied.is_empty() { "none" } else { &fabric.applied };
@@ -147,22 +147,26 @@ fn fabric_span(status: &HostStatus) -> Span<'static> {
     }
 }
 
+/// Returns the line of a worker, which fits a terminal of 80 columns.
 fn worker_line(worker: &WorkerRates) -> Line<'static> {
-    const BAR: usize = 20;
+    const BAR: usize = 6;
+    let time = worker.time;
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         clippy::cast_precision_loss,
-        reason = "a share of 20 characters"
+        reason = "a bar has at most 6 characters"
     )]
-    let full = ((worker.busy_share.clamp(0.0, 1.0) * BAR as f64).round()) as usize;
+    let full = ((time.charged.clamp(0.0, 1.0) * BAR as f64).round()) as usize;
     let bar = format!("{}{}", "█".repeat(full), "░".repeat(BAR - full));
     let text = format!(
-        "worker {} core {:<3} {bar} busy {:>7}  preempted {:>7}",
+        "worker {} core {:<3} {bar} charged {:>7} host {:>6} idle {:>7} stolen {:>6}",
         worker.id,
         worker.core,
-        percent(worker.busy_share),
-        percent(worker.stolen_share),
+        percent(time.charged),
+        percent(time.host),
+        percent(time.idle),
+        percent(time.stolen),
     );
     if worker.stalled {
         Line::styled(format!("{text}  STALLED"), Style::new().fg(Color::Red))
@@ -288,7 +292,11 @@ mod tests {
             .map(|line| line.trim_end().to_owned())
             .collect();
         assert!(lines[0].starts_with("penstock node7  0.1.0"), "{lines:#?}");
-        assert!(lines[1].contains("busy  25.0 %"), "{lines:#?}");
+        assert!(
+            lines[1].ends_with("charged  25.0 % host  1.0 % idle  74.0 % stolen  0.0 %"),
+            "{lines:#?}"
+        );
+        assert!(lines[1].chars().count() <= 80, "{lines:#?}");
         assert!(lines[2].starts_with("PORT"), "{lines:#?}");
         for part in [
             "vm1",

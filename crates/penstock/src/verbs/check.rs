@@ -1,5 +1,5 @@
-//! `penstock host check` prints every mistake of a configuration, and whether the host can give its
-//! ports what they purchased.
+//! `penstock host check` prints every mistake of a configuration, and whether the host has the
+//! cycles and bandwidth that its ports purchased.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,11 +16,11 @@ use crate::table::{
     Align, Table, counted, counted_items, cycles_per_second, or_dash, percent, printable,
 };
 
-/// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the host cannot
-/// give its ports what they purchased.
+/// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the ports
+/// purchased more than the host has.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn run(file: &Path, as_json: bool) -> Result<ExitCode> {
     let (checked, errors) = match Checked::load(file) {
         Ok(checked) => {
@@ -114,7 +114,7 @@ fn ports(config: &HostConfig, plan: &CapacityPlan) -> String {
     table.render()
 }
 
-/// Returns the frames of a port as text, such as `1024 single, 3 rules, +vlan-push`.
+/// Returns the frame profile of a port as text, such as `1024 single, 3 rules, +vlan-push`.
 fn frames(port: &PortPlan) -> String {
     let profile = &port.profile;
     let mut text = format!("{} {}", profile.sizes, profile.flows);
@@ -152,7 +152,7 @@ fn bits(rate: u64) -> String {
     crate::table::bits_per_second(crate::table::to_f64(rate))
 }
 
-/// Returns the purchases that the host cannot serve, one per line.
+/// Returns the reasons why the purchases do not fit the host, one per line.
 fn unfit(errors: &ConfigErrors) -> String {
     let mut text = String::new();
     for error in &errors.0 {

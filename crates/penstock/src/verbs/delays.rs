@@ -1,19 +1,19 @@
-//! `penstock stats --delays` prints how long frames waited, how much their waits varied, and the
-//! jitter of RTP streams.
+//! `penstock stats --delays` prints waiting times of frames, their variation, and the jitter of RTP
+//! streams.
 
 use penstock_control::api::{Delays, PortStats};
 
 use crate::table::{Align, Table, count, to_f64};
 
-/// The meaning of each kind of delay.
+/// Kinds of delay, each with its meaning.
 const MEANINGS: [(&str, &str); 4] = [
-    ("waited", "time of its frames in the switch"),
-    ("varied", "delay variation between its frames (RFC 3393)"),
-    ("tx_waited", "time of frames to it in its queue"),
-    ("shaped", "time of its frames in its ring, shaped"),
+    ("waited", "time that the port's frames waited in the switch"),
+    ("varied", "delay variation of the port's frames (RFC 3393)"),
+    ("tx_waited", "time that frames for the port waited in the port's queue"),
+    ("shaped", "time that the shaper kept frames in the port's ring"),
 ];
 
-/// Returns microseconds as text, with one decimal below 10.
+/// Formats nanoseconds as microseconds, with one decimal if the number is below 10.
 #[must_use]
 pub fn micros(nanos: Option<u64>) -> String {
     let Some(nanos) = nanos else { return "-".to_owned() };
@@ -81,7 +81,7 @@ fn streams(ports: &[PortStats]) -> String {
     if any { format!("\n{}", table.render()) } else { String::new() }
 }
 
-/// Returns the delays of this name, if they count any frame.
+/// Returns the delays of the kind `name`, or `None` if no frame of the port had such a delay.
 #[must_use]
 pub fn of<'a>(port: &'a PortStats, name: &str) -> Option<&'a Delays> {
     port.delays.iter().find(|delays| delays.name == name)
@@ -113,7 +113,7 @@ mod tests {
             table(&[port]),
             "\
 PORT  WAIT    FRAMES  p50 us  p99 us  p99.9 us  MEANING
-vm1   waited     100     0.5    1180      1180  time of its frames in the switch
+vm1   waited     100     0.5    1180      1180  time that the port's frames waited in the switch
 
 PORT  RTP TO      SSRC  PACKETS  LOST  JITTER us  MAX us
 vm1     5004  0000abcd    1,000     2       1211    4000

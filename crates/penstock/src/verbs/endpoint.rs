@@ -5,10 +5,11 @@ use std::process::ExitCode;
 use anyhow::Result;
 use penstock_guest::endpoint::{EndpointArgs, EndpointReport};
 
-/// Serves the NICs until a signal arrives or their time is over. Reports are lines of JSON.
+/// Serves the NICs of network namespaces until a signal arrives, or until the requested duration
+/// has passed. Prints reports as lines of JSON.
 ///
 /// # Errors
-/// A NIC failed. The context of the error names it.
+/// Returns an error that names the NIC if a NIC failed.
 pub fn run(args: &EndpointArgs) -> Result<ExitCode> {
     let show = |report: &EndpointReport| {
         if let Ok(line) = serde_json::to_string(report) {

@@ -1,4 +1,4 @@
-//! `penstock explain`.
+//! `penstock explain` prints the limit of a port's rate, with evidence and remedy.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,7 +16,8 @@ use crate::table::{
 };
 
 /// # Errors
-/// The daemon cannot be reached or refuses the request, or the port does not exist.
+/// Returns an error if the daemon cannot be reached or refuses the request, or the port does not
+/// exist.
 pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let request = api::ExplainRequest { port: args.port, seconds: args.over };
@@ -41,7 +42,7 @@ pub async fn run(socket: &Path, args: ExplainArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the state of the vCPUs of the port's VM, or the reason why it is unknown.
+/// Returns the state of the vCPUs of the port's VM as text, or the reason why the state is unknown.
 fn told(name: &str, vcpus: Result<(VmState, String), String>) -> String {
     let name = printable(name);
     match vcpus {
@@ -57,23 +58,25 @@ fn permille(value: u64) -> String {
     percent(to_f64(value) / 1e3)
 }
 
-/// Returns the answer as a phrase.
+/// Returns the limit of the port's rate as a phrase.
 fn verdict(limit: &Limit) -> String {
     match limit {
         Limit::Attachment => "passes no frames".to_owned(),
-        Limit::OwnRate => "limited by its own rate".to_owned(),
-        Limit::Link(port) if port.is_empty() => "limited by its part of an output".to_owned(),
+        Limit::OwnRate => "limited by the port's own rate".to_owned(),
+        Limit::Link(port) if port.is_empty() => {
+            "limited by the port's share of a shared output".to_owned()
+        }
         Limit::Link(port) => format!("limited by the link of {}", printable(port)),
         Limit::Destination(port) if port.is_empty() => "limited by a receiver".to_owned(),
         Limit::Destination(port) => format!("limited by the receiver {}", printable(port)),
-        Limit::Entitlement => "limited by its own cycles".to_owned(),
-        Limit::Neighbours => "limited by other ports on its core".to_owned(),
-        Limit::Core => "limited by its core".to_owned(),
+        Limit::Entitlement => "limited by the port's own cycles".to_owned(),
+        Limit::Neighbours => "limited by other ports on the same core".to_owned(),
+        Limit::Core => "limited by the worker's core".to_owned(),
         Limit::Nothing => "not limited by this host".to_owned(),
     }
 }
 
-/// Returns the text for the user: the answer, and then its evidence.
+/// Returns the text that `penstock explain` prints: first the answer, then the evidence.
 fn text(answer: &Explanation) -> String {
     let mut text = format!(
         "{}: {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",
@@ -87,7 +90,7 @@ fn text(answer: &Explanation) -> String {
     line(
         "sends",
         format!(
-            "{}, {}, dropped {}, full batches {}",
+            "{}, {}, {} of frames dropped, {} of batches full",
             frames_per_second(to_f64(answer.sends_pps)),
             bits_per_second(to_f64(answer.sends_bps)),
             permille(answer.dropped_permille),
@@ -101,7 +104,7 @@ fn text(answer: &Explanation) -> String {
     line(
         "cycles",
         format!(
-            "uses {}, {entitled}; frames but no cycles {} of the time",
+            "uses {}, {entitled}; waited for cycles {} of the time",
             cycle_rate(to_f64(answer.used)),
             permille(answer.throttled_permille)
         ),
@@ -124,7 +127,7 @@ fn text(answer: &Explanation) -> String {
     line(
         "core",
         format!(
-            "worker {}: busy {}, preempted {}",
+            "worker {}: busy {}, stolen {}",
             answer.worker,
             permille(answer.busy_permille),
             permille(answer.stolen_permille)
@@ -216,11 +219,11 @@ vm1: limited by the link of up
   remedy: a faster one
 
 over the last 3.0 s:
-  sends      1.00 Mpps, 4.00 Gbit/s, dropped 12.5 %, full batches 0.0 %
-  cycles     uses 201 Mcycles/s, entitled to 200 Mcycles/s; frames but no cycles 0.0 % of the time
+  sends      1.00 Mpps, 4.00 Gbit/s, 12.5 % of frames dropped, 0.0 % of batches full
+  cycles     uses 201 Mcycles/s, entitled to 200 Mcycles/s; waited for cycles 0.0 % of the time
   contract   policy cycles-strict, class 1, weight 2
   latency    at most 120 us to the end of its batch
-  core       worker 0: busy 99.5 %, preempted 0.0 %
+  core       worker 0: busy 99.5 %, stolen 0.0 %
 
 PORTS ON CORE   SHARE          CYCLES  ENTITLED  CLASS       RATE
 vm2            75.0 %  1.50 Gcycles/s         -      8  9.00 Mpps  4.32 Gbit/s

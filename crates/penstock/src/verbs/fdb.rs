@@ -1,4 +1,4 @@
-//! `penstock fdb`.
+//! `penstock fdb` lists and deletes MAC addresses.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,7 +12,7 @@ use crate::client::{connect, refused, timed};
 use crate::table::{Align, Table, counted, or_dash, seconds};
 
 /// # Errors
-/// The daemon cannot be reached or refuses the request.
+/// Returns an error if the daemon cannot be reached or refuses the request.
 pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     match command {
@@ -40,7 +40,7 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether the entry matches every given option.
+/// Whether the entry of a MAC address matches every given option.
 fn admits(filter: &FdbFilter, entry: &FdbEntry) -> bool {
     filter.port.as_ref().is_none_or(|port| *port == entry.port)
         && filter.tenant.as_ref().is_none_or(|tenant| *tenant == entry.tenant)

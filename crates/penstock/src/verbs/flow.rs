@@ -1,4 +1,4 @@
-//! `penstock flow`.
+//! `penstock flow` lists and changes rules.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +13,8 @@ use crate::pairs::Pairs;
 use crate::table::{Align, Table, count};
 
 /// # Errors
-/// The daemon cannot be reached or refuses the request, or the arguments are wrong.
+/// Returns an error if the daemon cannot be reached or refuses the request, or the arguments are
+/// wrong.
 pub async fn run(socket: &Path, command: FlowCommand) -> Result<ExitCode> {
     match command {
         FlowCommand::List(json) => {

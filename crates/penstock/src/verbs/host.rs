@@ -1,4 +1,4 @@
-//! `penstock host`, except `run`. [`crate::daemon`] has `run`.
+//! `penstock host`, except `run`, which is in [`crate::daemon`].
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::{print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
 use crate::table::{count, counted_items, percent, printable, seconds, to_f64};
 
-/// Returns every mistake on a line of its own, and their number.
+/// Returns all mistakes, one per line, and their number.
 pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
     let number = counted_items(errors.0.len(), "mistake");
     let mut text = String::new();
@@ -32,10 +32,10 @@ pub const SCHEMAS: [FileSchema; 5] = {
     [host, controller, fabric, tenants, vcpu]
 };
 
-/// `host schema`.
+/// Runs `penstock host schema`.
 ///
 /// # Errors
-/// There is no such kind of file, or standard output cannot be written.
+/// Returns an error if `kind` is not a kind of file, or if standard output cannot be written.
 pub fn schema(kind: &str) -> Result<ExitCode> {
     let found = SCHEMAS.iter().find(|(name, _)| *name == kind);
     let (_, schema) = found.with_context(|| {
@@ -45,10 +45,10 @@ pub fn schema(kind: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `host show`.
+/// Runs `penstock host show`.
 ///
 /// # Errors
-/// The daemon cannot be reached.
+/// Returns an error if the daemon cannot be reached.
 pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let reply = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
@@ -61,10 +61,10 @@ pub async fn show(socket: &Path, as_json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `host config --migrate`.
+/// Runs `penstock host config --migrate`.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn migrate(file: &Path) -> Result<ExitCode> {
     match config::migrate(file) {
         Ok(old) if old.is_empty() => {
@@ -85,10 +85,10 @@ pub fn migrate(file: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `host config`.
+/// Runs `penstock host config`.
 ///
 /// # Errors
-/// The daemon cannot be reached.
+/// Returns an error if the daemon cannot be reached.
 pub async fn config(socket: &Path) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     let reply = client.get_config(timed(api::GetConfigRequest {})).await.map_err(refused)?;
@@ -96,10 +96,10 @@ pub async fn config(socket: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// `host reload`.
+/// Runs `penstock host reload`.
 ///
 /// # Errors
-/// The daemon cannot be reached, or the file is wrong.
+/// Returns an error if the daemon cannot be reached, or the file is wrong.
 pub async fn reload(socket: &Path, json: bool) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     report(client.reload(timed(api::ReloadRequest {})).await, json)
@@ -151,11 +151,11 @@ fn part_in(fabric: &FabricStatus) -> String {
     let mut lines = vec![
         ("fabric", format!("server {}", fabric.name)),
         ("controller", state),
-        ("plan", or(&fabric.applied, "none: all tenants share queue 0")),
+        ("plan", or(&fabric.applied, "no plan: all tenants share queue 0")),
     ];
     if !fabric.unkept.is_empty() {
-        let what = "is not on disk, so a restart loses it; the daemon tries again";
-        lines.push(("not saved", format!("plan {} {what}", fabric.unkept)));
+        let what = "a restart loses the plan, which is not on disk; the daemon tries again";
+        lines.push(("not saved", format!("plan {}: {what}", fabric.unkept)));
     }
     if !fabric.absent.is_empty() {
         lines.push(("unknown here", fabric.absent.join(", ")));

@@ -1,7 +1,8 @@
 //! The commands. Each command sends a request to the daemon, renders the reply and prints it.
 //!
-//! Rendering is separate from requests. Functions convert replies to text, so that tests compare
-//! the output. Errors return to `main`, which prints one line and chooses the exit status.
+//! Code that renders a reply is separate from code that sends a request. Replies are converted to
+//! text by separate functions, so that tests can compare the text. Errors return to `main`, which
+//! prints one line and chooses the exit status.
 
 use std::io::{self, Write as _};
 use std::process::ExitCode;
@@ -28,10 +29,10 @@ pub mod stats;
 pub mod tenant;
 pub mod vcpu;
 
-/// Writes to standard output. If the reader has ended (`| head`), the program ends silently.
+/// Writes `text` to standard output. If the reader has ended (`| head`), the program ends silently.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn print(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -43,12 +44,12 @@ pub fn print(text: &str) -> Result<()> {
 /// Prints a value as indented JSON.
 ///
 /// # Errors
-/// The same as those of [`print()`].
+/// Returns an error in the same cases as [`print()`].
 pub fn print_json<T: Serialize + ?Sized>(value: &T) -> Result<()> {
     print(&format!("{}\n", serde_json::to_string_pretty(value)?))
 }
 
-/// Prints the effect of a change. Warnings go to standard error.
+/// Prints the effect of a change of the configuration. Warnings go to standard error.
 pub(crate) fn report(
     reply: Result<tonic::Response<ChangeReport>, tonic::Status>,
     json: bool,

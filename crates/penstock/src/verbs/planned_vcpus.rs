@@ -8,12 +8,11 @@ use serde_json::{Value, json};
 
 use crate::table::{Align, Table, or_dash, percent, to_f64};
 
-/// Planned load of a processor.
 struct Processor<'a> {
     cpu: u32,
-    /// A VM for each vCPU that is placed here, and the vCPU's share of the processor in millionths.
+    /// VM of each vCPU on this processor, with the vCPU's share of the processor in millionths.
     vms: Vec<(&'a VmTable, u64)>,
-    /// Share of the processor that slices of deadlines take, in millionths.
+    /// Share of the processor that deadlines reserve, in millionths.
     taken: u64,
 }
 

@@ -1,4 +1,4 @@
-//! `penstock port`.
+//! `penstock port` lists, shows and changes ports.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,7 +15,8 @@ use crate::pairs::Pairs;
 use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
 
 /// # Errors
-/// The daemon cannot be reached or refuses the request, or the arguments are wrong.
+/// Returns an error if the daemon cannot be reached or refuses the request, or the arguments are
+/// wrong.
 pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
     match command {
         PortCommand::List(json) => {
@@ -74,7 +75,7 @@ pub(super) fn set_request(
 /// Returns all ports.
 ///
 /// # Errors
-/// The daemon cannot be reached or refuses the request.
+/// Returns an error if the daemon cannot be reached or refuses the request.
 pub async fn list(socket: &Path) -> Result<Vec<PortStatus>> {
     let mut client = connect(socket).await?;
     let reply = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;
@@ -147,7 +148,7 @@ fn shown(port: &PortStatus, config: &str) -> String {
         ("vlan", or_dash(&port.vlan)),
         ("state", port.state.clone()),
         ("error", or_dash(&port.error)),
-        ("queues", format!("{} of {} can pass frames", port.queues_up, port.queues)),
+        ("queues", format!("{} of {} queue pairs can pass frames", port.queues_up, port.queues)),
         ("features", list(&port.features)),
         ("ring sizes", list(&rings)),
         ("workers", list(&workers)),
@@ -220,7 +221,7 @@ uplink0   0  tap         -       -           error     0/1  tap0             int
     #[test]
     fn one_port_shows_state_and_configuration() {
         let text = shown(&port(), "name = \"vm1\"\nvlan = 100\n");
-        assert!(text.contains("queues      1 of 2 can pass frames\n"), "{text}");
+        assert!(text.contains("queues      1 of 2 queue pairs can pass frames\n"), "{text}");
         assert!(text.contains("ring sizes  256 256\n"), "{text}");
         assert!(text.contains("entitled    200 Mcycles/s\n"), "{text}");
         assert!(text.ends_with("\nconfiguration:\n  name = \"vm1\"\n  vlan = 100\n"), "{text}");

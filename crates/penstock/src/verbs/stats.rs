@@ -1,4 +1,4 @@
-//! `penstock stats`.
+//! `penstock stats` prints counters and rates of ports.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -10,14 +10,15 @@ use penstock_dataplane::drop::DropReason;
 use super::{delays, print, print_json, queues};
 use crate::cli::{StatsArgs, interval_ms};
 use crate::client::{Client, connect, refused, timed};
-use crate::rates::{Rates, counter};
+use crate::rates::{Rates, WorkerRates, WorkerTime, counter};
 use crate::table::{
     Align, Table, bits_per_second, bytes, count, counted, frames_per_second, percent, printable,
     to_f64,
 };
 
 /// # Errors
-/// The daemon cannot be reached or refuses the request, or a port does not exist.
+/// Returns an error if the daemon cannot be reached or refuses the request, or a port does not
+/// exist.
 pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     if let Some(seconds) = args.watch {
@@ -54,7 +55,7 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
         if !args.json {
             print(
                 "\nThe counters add up: rx + replicated = forwarded + drops + queued on every \
-                   port, and forwarded = tx over all.\n",
+                   port, and the sums of forwarded and tx over all ports are equal.\n",
             )?;
         }
         return Ok(ExitCode::SUCCESS);
@@ -62,7 +63,7 @@ pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Returns the reading of the named ports, or of all ports if no port is named.
+/// Removes all ports that are not in `names` from `stats`. An empty list `names` keeps all ports.
 fn only(mut stats: Stats, names: &[String]) -> Result<Stats> {
     for name in names {
         if !stats.ports.iter().any(|port| port.port == *name) {
@@ -86,7 +87,9 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
             message = stream.message() => message.map_err(refused)?,
             _ = tokio::signal::ctrl_c() => return Ok(ExitCode::SUCCESS),
         };
-        let Some(message) = message else { bail!("daemon: it ended the connection; see its log") };
+        let Some(message) = message else {
+            bail!("daemon: the connection ended; see the log of the daemon")
+        };
         let now = only(message, &args.ports)?;
         if args.json {
             print(&format!("{}\n", serde_json::to_string(&now)?))?;
@@ -98,7 +101,7 @@ async fn watch(client: &mut Client, args: &StatsArgs, seconds: f64) -> Result<Ex
     }
 }
 
-/// Returns the counters since the daemon's start.
+/// Returns a table of the ports' counters since the daemon's start.
 fn counters_table(ports: &[PortStats]) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -132,7 +135,6 @@ fn counters_table(ports: &[PortStats]) -> String {
     table.render()
 }
 
-/// Returns a line for each watched link.
 pub(crate) fn links_text(links: &[LinkStatus]) -> String {
     let line = |link: &LinkStatus| {
         let percent = |permille: u64| format!("{}.{} %", permille / 10, permille % 10);
@@ -144,13 +146,14 @@ pub(crate) fn links_text(links: &[LinkStatus]) -> String {
         );
         if link.limited {
             line.push_str(&format!(
-                ", the bottleneck for {:.1} s: each VM is limited to its part, load {}",
+                ", the bottleneck for {:.1} s: each VM is limited to its part of the link; the \
+                 load including dropped frames is {}",
                 to_f64(link.since_ms) / 1e3,
                 percent(link.load_permille)
             ));
         }
         if link.entered > 0 {
-            line.push_str(&format!(", {} so far", counted(link.entered, "time")));
+            line.push_str(&format!(", bottleneck {} so far", counted(link.entered, "time")));
         }
         line + "\n"
     };
@@ -186,7 +189,7 @@ fn drops_table(ports: &[PortStats]) -> String {
     if any { table.render() } else { "no drops\n".to_owned() }
 }
 
-/// Returns the rates between two readings.
+/// Returns a table of the rates of ports and workers between two readings.
 pub(crate) fn rates_table(rates: &Rates) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -213,18 +216,31 @@ pub(crate) fn rates_table(rates: &Rates) -> String {
             port.cycles_per_frame.map_or_else(|| "-".to_owned(), |cycles| format!("{cycles:.0}")),
         ]);
     }
-    let mut text = table.render();
-    for worker in &rates.workers {
-        let stalled = if worker.stalled { ", STALLED" } else { "" };
-        text.push_str(&format!(
-            "worker {} on core {}: busy {}, preempted {}{stalled}\n",
-            worker.id,
-            worker.core,
-            percent(worker.busy_share),
-            percent(worker.stolen_share),
-        ));
+    format!("{}\n{}", table.render(), workers_table(&rates.workers))
+}
+
+/// Returns a table of the shares of each worker's time.
+fn workers_table(workers: &[WorkerRates]) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("WORKER", Right),
+        ("CORE", Right),
+        ("CHARGED", Right),
+        ("HOST", Right),
+        ("IDLE", Right),
+        ("STOLEN", Right),
+        ("UNATTRIBUTED", Right),
+        ("", Left),
+    ]);
+    for worker in workers {
+        let WorkerTime { charged, host, idle, stolen, unattributed } = worker.time;
+        let [charged, host, idle, stolen, unattributed] =
+            [charged, host, idle, stolen, unattributed].map(percent);
+        let stalled = if worker.stalled { "STALLED" } else { "" }.to_owned();
+        let (id, core) = (worker.id.to_string(), worker.core.to_string());
+        table.row([id, core, charged, host, idle, stolen, unattributed, stalled]);
     }
-    text
+    table.render()
 }
 
 #[cfg(test)]
@@ -256,7 +272,7 @@ vm1   sent    rule        7  a rule says drop
     }
 
     #[test]
-    fn rates_have_units_and_the_worker_a_line() {
+    fn rates_have_units_and_the_worker_an_account() {
         let earlier = reading(1, &[], &[]);
         let later = reading(
             2,
@@ -268,7 +284,9 @@ vm1   sent    rule        7  a rule says drop
             "\
 PORT         RX     RX RATE     TX  TX RATE   DROPS  MAIN REASON    CORE  CYCLES/FRAME
 vm1   1.00 Mpps  544 Mbit/s  0 pps  0 bit/s  10 pps  ring-full    13.0 %           130
-worker 0 on core 3: busy 25.0 %, preempted 0.0 %
+
+WORKER  CORE  CHARGED   HOST    IDLE  STOLEN  UNATTRIBUTED
+     0     3   25.0 %  1.0 %  74.0 %   0.0 %         0.0 %
 "
         );
     }
@@ -286,8 +304,9 @@ worker 0 on core 3: busy 25.0 %, preempted 0.0 %
         (link.limited, link.load_permille, link.since_ms, link.entered) = (true, 1_200, 2_500, 3);
         assert_eq!(
             links_text(&[link]),
-            "link up: sends 98.5 % of 10.0 Gbit/s, the bottleneck for 2.5 s: each VM is limited to \
-             its part, load 120.0 %, 3 times so far\n"
+            "link up: sends 98.5 % of 10.0 Gbit/s, the bottleneck for 2.5 s: each VM is limited \
+             to its part of the link; the load including dropped frames is 120.0 %, bottleneck 3 \
+             times so far\n"
         );
     }
 

@@ -1,4 +1,4 @@
-//! `penstock tenant`.
+//! `penstock tenant` lists and changes tenants.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -22,7 +22,8 @@ struct Listed {
 }
 
 /// # Errors
-/// The daemon cannot be reached or refuses the request, or the arguments are wrong.
+/// Returns an error if the daemon cannot be reached or refuses the request, or the arguments are
+/// wrong.
 pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
     match command {
         TenantCommand::List(json) => {
@@ -57,7 +58,7 @@ async fn list(socket: &Path) -> Result<Vec<Listed>> {
     let reply = client.list_tenants(timed(api::ListTenantsRequest {})).await.map_err(refused)?;
     let listed = |tenant: api::Tenant| -> Result<Listed> {
         let parsed = toml::from_str(&tenant.toml)
-            .with_context(|| format!("tenant {}: the daemon's reply", tenant.name))?;
+            .with_context(|| format!("tenant {}: the daemon's reply is wrong", tenant.name))?;
         Ok(Listed { tenant: parsed, ports: tenant.ports })
     };
     reply.into_inner().tenants.into_iter().map(listed).collect()

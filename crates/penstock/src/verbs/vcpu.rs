@@ -1,4 +1,4 @@
-//! `penstock vcpu` schedules vCPU threads.
+//! `penstock vcpu` schedules vCPU threads, and prints the state of the scheduler.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -20,15 +20,15 @@ use crate::cli::{LogFormat, VcpuCommand};
 use crate::daemon::logs;
 use crate::table::{Align, Table, count, counted_items, printable};
 
-/// Interval in milliseconds between two checks whether the scheduler has read its file, and the
-/// number of checks.
+/// Interval in milliseconds between two checks of the scheduler's state after a reload.
 const LOOK_MS: u16 = 20;
+/// Maximum number of checks of the scheduler's state after a reload.
 const RELOAD_LOOKS: usize = 250;
 
 /// Runs `penstock vcpu`, which needs no daemon of the switch.
 ///
 /// # Errors
-/// The configuration is wrong, or the system refuses a call.
+/// Returns an error if the configuration is wrong, or if the system refuses a call.
 pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     match command {
         VcpuCommand::Run { config, log_format } => schedule(config, *log_format)?,
@@ -40,7 +40,7 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
             Swept::Nothing => print("nothing to restore\n")?,
             Swept::After { taken } => {
                 let threads = counted_items(taken, "thread");
-                print(&format!("restored; {threads} had a real-time slice\n"))?;
+                print(&format!("former settings restored; {threads} had a real-time slice\n"))?;
             }
         },
         VcpuCommand::Watchdog { run_dir } => watch(run_dir)?,
@@ -76,7 +76,8 @@ fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
 
 fn schedule(file: &Path, format: LogFormat) -> Result<()> {
     logs::install(format, "info")?;
-    let program = std::env::current_exe().context("program: its own path cannot be read")?;
+    let program =
+        std::env::current_exe().context("the path of the penstock program cannot be read")?;
     let watchdog = |run_dir: &Path| {
         let mut command = Command::new(&program);
         command.args(["vcpu", "watchdog", "--run-dir"]).arg(run_dir);
@@ -86,8 +87,8 @@ fn schedule(file: &Path, format: LogFormat) -> Result<()> {
     Ok(service::run(&load, &watchdog)?)
 }
 
-/// Makes the scheduler read its file again. The scheduler's state shows when it has read the file.
-/// If the scheduler keeps the former configuration, its state has the reason.
+/// Makes the scheduler read its file again, and waits until its state shows the result. If the
+/// scheduler keeps the former configuration, the error has the reason.
 fn reload(dir: &Path) -> Result<()> {
     let before = load(dir)?.loads;
     service::hang_up(dir).with_context(|| format!("the scheduler of {}", dir.display()))?;
@@ -100,10 +101,13 @@ fn reload(dir: &Path) -> Result<()> {
             let vms = counted_items(state.vms.len(), "VM");
             return print(&format!("configuration in force: {vms}\n"));
         }
-        // No event reports a new state, so this only waits.
+        // The scheduler sends no event for a new state, so this waits and looks again.
         let _ = poll(&mut [], LOOK_MS);
     }
-    bail!("the scheduler of {} did not read its file in 5 s; see its log", dir.display())
+    bail!(
+        "the scheduler of {} did not read the configuration in 5 s; see the scheduler's log",
+        dir.display()
+    )
 }
 
 fn watch(dir: &Path) -> Result<()> {
@@ -125,8 +129,8 @@ fn watch(dir: &Path) -> Result<()> {
     watchdog::watch(dir, tell).context("watchdog")
 }
 
-/// Returns the state of the scheduler in the directory that a host names. `None` if the host names
-/// no directory or no scheduler runs there.
+/// Returns the state of the vCPU scheduler that runs in `dir`, a directory that a host names.
+/// Returns `None` if `dir` is empty, or if no scheduler runs in `dir`.
 #[must_use]
 pub fn of_host(dir: &str) -> Option<State> {
     if dir.is_empty() { None } else { State::fresh(Path::new(dir)).ok() }
@@ -146,7 +150,11 @@ fn event(dir: &Path, vm: &str) -> Result<()> {
     let state = load(dir)?;
     if !state.vms.iter().any(|known| known.name == vm) {
         let known: Vec<_> = state.vms.iter().map(|vm| printable(&vm.name)).collect();
-        bail!("VM \"{}\": not scheduled here; the VMs are {}", printable(vm), known.join(", "));
+        bail!(
+            "VM \"{}\": the scheduler does not know this VM; the scheduler's VMs are {}",
+            printable(vm),
+            known.join(", ")
+        );
     }
     boost::event(dir, vm).with_context(|| {
         format!("the scheduler of {} accepts no events; see its log", dir.display())
@@ -184,13 +192,11 @@ fn told(state: &State) -> String {
     text
 }
 
-/// The columns of a table of vCPUs.
 pub const HEADING: [&str; 13] = [
     "VM", "MODE", "DEADLINE", "CPU", "SHARE", "ENTITLED", "WAIT P50", "P99", "P99.9", "MAX",
     "BOOSTS", "EVENTS", "MISSED",
 ];
 
-/// Returns a table of the vCPUs of these VMs.
 #[must_use]
 pub fn table(vms: &[VmState]) -> String {
     let align = |at: usize| if at < 2 { Align::Left } else { Align::Right };
@@ -204,11 +210,10 @@ pub fn table(vms: &[VmState]) -> String {
     vcpus.render()
 }
 
-/// Returns the state of the VM `name`, and what limits its vCPUs.
+/// Returns the state of the VM `name`, and the limit of its vCPUs as text.
 ///
 /// # Errors
-/// No scheduler writes to `dir`, or it does not have the VM. The text gives the reason for the
-/// user.
+/// Returns an error if no scheduler writes to `dir`, or if the scheduler does not know the VM.
 pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
     let state = State::fresh(dir).map_err(|error| match error.kind() {
         ErrorKind::PermissionDenied => {
@@ -220,13 +225,17 @@ pub fn of_vm(dir: &Path, name: &str) -> Result<(VmState, String), String> {
         }
     })?;
     let vm = state.vms.iter().find(|vm| vm.name == name).ok_or_else(|| {
-        format!("the scheduler of {} does not know it; restart that scheduler", dir.display())
+        format!(
+            "the scheduler of {} does not know this VM; run `penstock vcpu reload`",
+            dir.display()
+        )
     })?;
     Ok((vm.clone(), verdict(vm, &state)))
 }
 
-/// A vCPU counts as limited by its share if it uses this part of its entitlement and others wait on
-/// its CPU. A vCPU above the range runs on spare time.
+/// Ratio of a vCPU's share to its entitlement. If a vCPU gets 0.97 to 1.05 times its entitlement
+/// while other vCPUs have work on the CPU, the vCPU's share limits the vCPU. If a vCPU gets at
+/// least 1.05 times its entitlement, the vCPU also uses spare time.
 const ITS_SHARE: std::ops::Range<f64> = 0.97..1.05;
 
 fn verdict(vm: &VmState, state: &State) -> String {
@@ -234,27 +243,29 @@ fn verdict(vm: &VmState, state: &State) -> String {
         return problem.clone();
     }
     if vm.mode == "reserved" {
-        return "the kernel keeps its reservation; waiting times are not measured".to_owned();
+        return "the kernel keeps the VM's reservation; waiting times are not measured".to_owned();
     }
     let missed: u64 = vm.vcpus.iter().map(|vcpu| vcpu.missed).sum();
     let all: u64 = vm.vcpus.iter().map(|vcpu| vcpu.waits).sum();
     if missed > 0 {
-        return format!("{missed} of {all} waits were more than 1 ms longer than its deadline");
+        return format!("{missed} of {all} waits were over 1 ms longer than the VM's deadline");
     }
     if !vm.vcpus.is_empty() && vm.vcpus.iter().all(|vcpu| is_held_to_share(vcpu, state)) {
-        let sooner = if vm.deadline_ms > 0.0 { "" } else { ", and a `deadline` to run sooner" };
+        let sooner =
+            if vm.deadline_ms > 0.0 { "" } else { ", and a `deadline` so that the VM runs sooner" };
         return format!(
-            "it uses all of its share and others want the rest; give it more `vcpu_weight`{sooner}"
+            "the VM uses its whole share, and other VMs use the rest of the CPU; give the VM \
+             more `vcpu_weight`{sooner}"
         );
     }
     let waits = vm.vcpus.iter().map(|vcpu| vcpu.wait_p99_us).fold(0.0, f64::max);
     if vm.deadline_ms == 0.0 && waits > 1_000.0 {
         return format!(
-            "1 % of its waits for a CPU are longer than {:.1} ms; a `deadline` bounds them",
+            "1 % of the VM's CPU waits are longer than {:.1} ms; a `deadline` bounds the waits",
             waits / 1e3
         );
     }
-    "not limited: it gets a CPU when it needs one".to_owned()
+    "not limited: the VM gets a CPU when it needs one".to_owned()
 }
 
 fn is_held_to_share(vcpu: &VcpuState, state: &State) -> bool {
@@ -322,7 +333,7 @@ mod tests {
             let other = VmState { vcpus: vec![other], ..VmState::default() };
             verdict(&vm, &State { vms: vec![vm.clone(), other], ..State::default() })
         };
-        let fine = "not limited: it gets a CPU when it needs one";
+        let fine = "not limited: the VM gets a CPU when it needs one";
         let busy = VcpuState { share_percent: 19.9, ..vcpu.clone() };
         assert!(of(3.0, busy.clone(), beside(false)).ends_with("more `vcpu_weight`"));
         assert!(of(0.0, busy.clone(), beside(false)).contains("and a `deadline`"));
@@ -340,8 +351,8 @@ mod tests {
         let mut vm = VmState { vcpus: vec![late], ..VmState::default() };
         vm.mode = "reserved".to_owned();
         assert!(verdict(&vm, &State::default()).contains("not measured"));
-        vm.problem = Some("no deadline is kept".to_owned());
-        assert_eq!(verdict(&vm, &State::default()), "no deadline is kept");
+        vm.problem = Some("deadline refused".to_owned());
+        assert_eq!(verdict(&vm, &State::default()), "deadline refused");
     }
 
     #[test]
@@ -351,11 +362,11 @@ mod tests {
         assert!(of_vm(&dir, "web").unwrap_err().contains("start `penstock vcpu run`"));
         let vm = VmState { name: "web".to_owned(), ..VmState::default() };
         State { vms: vec![vm], ..State::default() }.save(&dir).unwrap();
-        assert!(of_vm(&dir, "db").unwrap_err().contains("does not know it"));
+        assert!(of_vm(&dir, "db").unwrap_err().contains("does not know this VM"));
         assert_eq!(of_vm(&dir, "web").unwrap().0.name, "web");
         let file = std::fs::File::options().write(true).open(dir.join("state.json")).unwrap();
         file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
-        assert!(of_vm(&dir, "web").unwrap_err().contains("nothing was written for"));
+        assert!(of_vm(&dir, "web").unwrap_err().contains("no scheduler wrote the state file for"));
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }

@@ -1,6 +1,6 @@
-//! Tests of ports that purchased cycles, and of their classes. The command line drives the daemon
-//! while our guests flood. The tests need the same rights as `cli.rs`. Without them each test is
-//! skipped.
+//! Tests of ports that purchased cycles, and of their classes. The tests control the daemon through
+//! the command line while guests flood the switch. Without the rights that the tests in `cli.rs`
+//! need, the tests are skipped.
 
 use std::fs;
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,10 +21,11 @@ fn cycles_set_on_a_running_port_divide_the_core_from_then_on() {
     bed.set("vm1 cycles=5M");
     bed.set("vm2 cycles=5M");
     assert_about(bed.part_of_vm1(), 0.5);
-    // Cycles that nobody bought are divided by weight. Each VM has bought next to none.
+    // Unsold cycles are divided by weight. Each VM has purchased almost no cycles.
     bed.set("vm1 ingress_policy=cycles-minmax cycles=500k weight=9");
     bed.set("vm2 ingress_policy=cycles-minmax cycles=500k weight=1");
-    // Of the 15M cycles 1M is sold, half of it to vm1. Of the other 14M, vm1 receives nine tenths.
+    // 1M of the 15M cycles are sold, half of them to vm1. vm1 receives nine tenths of the other
+    // 14M.
     assert_about(bed.part_of_vm1(), 13.1 / 15.0);
     let shown = bed.daemon.ask("port show vm1 --json").ok();
     assert!(shown.contains("cycles-minmax"), "{shown}");
@@ -34,7 +35,8 @@ fn cycles_set_on_a_running_port_divide_the_core_from_then_on() {
 #[test]
 fn a_class_set_on_a_running_port_goes_before_the_others_from_then_on() {
     let Some(bed) = Bed::start(CAPACITY, true) else { return };
-    // Neither VM has a bucket, and both always have frames. So the class alone decides the order.
+    // Neither VM has a bucket, and both VMs always have frames. So the class alone determines the
+    // order.
     bed.set("vm1 priority=1");
     bed.set("vm2 priority=3");
     let first = bed.part_of_vm1();
@@ -49,7 +51,8 @@ fn a_class_set_on_a_running_port_goes_before_the_others_from_then_on() {
     bed.daemon.ask("stats --check").ok();
 }
 
-// On a busy machine, guests, worker and daemon take turns. Then other processes limit the port.
+// On a busy machine, guests, worker and daemon share cores, and then other processes limit the
+// port.
 #[test]
 #[ignore = "wants an idle machine with two cores; the cases themselves are tests of `explain`"]
 fn what_holds_a_port_is_told_as_it_changes() {
@@ -60,7 +63,7 @@ fn what_holds_a_port_is_told_as_it_changes() {
     bed.set("vm1 ingress_policy=cycles-strict cycles=1M");
     let Some(own) = bed.explained("vm1", "entitlement") else { return };
     let why = own["why"].as_str().unwrap();
-    assert!(why.starts_with("it used "), "{own}");
+    assert!(why.starts_with("the port used "), "{own}");
     assert_eq!((&own["entitled"], &own["policy"]), (&1_000_000.into(), &"cycles-strict".into()));
 
     bed.set("vm1 ingress_policy= cycles= priority=3");
@@ -70,6 +73,8 @@ fn what_holds_a_port_is_told_as_it_changes() {
     assert!(others["why"].as_str().unwrap().contains("most of all vm2 with "), "{others}");
     bed.orders.both.store(false, Relaxed);
 
+    // A port of a later class sends single frames, which are too few for the link below.
+    bed.set("vm1 priority=1");
     bed.orders.deaf.store(true, Relaxed);
     let Some(receiver) = bed.explained("vm1", "destination") else { return };
     assert_eq!(receiver["limit_port"], "sink", "{receiver}");
@@ -102,7 +107,7 @@ fn what_does_not_fit_is_refused_and_what_ran_goes_on() {
     let moved = bed.count("sink", "tx_frames");
 
     let refused = bed.daemon.ask("port set vm1 cycles=8M").fails();
-    let by = "worker 0: 16M cycles per second are sold and 15M are there: 1M too much";
+    let by = "worker 0: 16M cycles per second are sold and 15M are available: 1M too much";
     assert!(refused.contains(by), "{refused}");
     let socket = bed.daemon.scratch.0.join("vm3.sock");
     let add = format!("port add vm3 vhost-user.socket={} tenant=red vlan=100", socket.display());

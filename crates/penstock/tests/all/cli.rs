@@ -1,7 +1,8 @@
-//! Tests of the daemon in a network namespace. Only the command line drives it.
+//! Tests of the daemon in a network namespace, controlled only through the command line.
 //!
 //! The tests need the right to create a network namespace and a TAP interface (root, or user
-//! namespaces). Without it each test is skipped.
+//! namespaces). If the process has no right to create a network namespace and a TAP interface, the
+//! tests are skipped.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -10,7 +11,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{Daemon, Scratch, await_true, configuration, penstock};
 
-/// Two TAP ports of one tenant.
+/// Configuration with two TAP ports of one tenant.
 const TWO_TAPS: &str = r#"[[tenant]]
 name = "red"
 
@@ -26,8 +27,8 @@ tap.interface = "tapb"
 tenant = "red"
 "#;
 
-/// Gives both interfaces an address and makes the kernel send ARP requests for a third one from
-/// port a.
+/// Gives interface `tapa` an address, and makes the kernel send ARP requests for another address
+/// through port a.
 const TRAFFIC: &str = "ip addr add 10.9.0.1/24 dev tapa 2>/dev/null; ip link set tapa up; \
      ip link set tapb up; echo x > /dev/udp/10.9.0.77/9; true";
 
@@ -91,7 +92,7 @@ fn ports_come_change_and_go() {
     assert_eq!(shown["config"]["mac"].as_array().unwrap().len(), 2);
     daemon.ask("port set c mac= --no-save").ok();
     assert!(daemon.ask("port show c --json").json()["config"].get("mac").is_none());
-    // A key without effect is reported when an operator sets it and in the output of `explain`.
+    // The daemon reports a key without effect when an operator sets the key, and in `explain`.
     let idle = "port c: `priority` 2 has no effect, as `schedule` in [worker] is round-robin";
     let told = daemon.ask("port set c priority=2 --no-save");
     assert!(told.err.contains(idle), "{}", told.err);
@@ -119,7 +120,7 @@ fn a_saved_change_survives_a_restart_and_keeps_comments() {
     daemon.ask("port add c tap.interface=tapc tenant=red").ok();
     let text = fs::read_to_string(daemon.config()).unwrap();
     assert!(text.contains("# The first machine.") && text.contains("tapc"), "{text}");
-    // A killed daemon leaves a stale socket, which the next one must replace.
+    // A killed daemon leaves a stale socket, which the next daemon must replace.
     let scratch = daemon.kill();
     assert!(scratch.0.join("host.sock").exists());
     let Some(daemon) = Daemon::start_in(scratch) else { return };
@@ -137,7 +138,8 @@ fn tenants_and_rules_come_and_go() {
     let blue = list.as_array().unwrap().iter().find(|tenant| tenant["name"] == "blue").unwrap();
     assert_eq!(blue["fdb_limit"], 64);
     let used = daemon.ask("tenant del red --no-save").fails();
-    let expected = "penstock: tenant \"red\": port \"a\" and port \"b\" need it; delete them first";
+    let expected = "penstock: tenant \"red\": port \"a\" and port \"b\" need it; first delete or \
+                    change the objects";
     assert!(used.starts_with(expected), "{used}");
     daemon.ask("tenant del blue --no-save").ok();
 
@@ -168,9 +170,9 @@ fn frames_are_switched_counted_and_learned() {
     daemon.ask("stats --drops").ok();
     daemon.ask("stats a").ok();
     assert!(daemon.ask("stats nobody").fails().contains("port nobody: there is no such port"));
-    assert!(daemon.ask("top --count 1 --interval 0.1").ok().contains("worker 0 on core"));
-    // The interfaces stop first, because the switch would learn the kernel's own multicast again at
-    // once.
+    assert!(daemon.ask("top --count 1 --interval 0.1").ok().contains("UNATTRIBUTED"));
+    // The test first sets the interfaces down. Otherwise the switch would learn addresses of the
+    // kernel's multicast again at once.
     daemon.inside("ip link set tapa down; ip link set tapb down").ok();
     daemon.ask("stats --check").ok();
     assert!(daemon.ask("fdb flush --tenant red").ok().contains("deleted"));
@@ -194,7 +196,7 @@ fn a_wrong_file_is_refused_whole_and_the_former_goes_on() {
     assert!(refused.contains("host.toml:") && refused.contains("9999"), "{refused}");
     daemon.signal("HUP");
     await_true("the log to refuse the file", || {
-        daemon.log().contains("the former one stays in force")
+        daemon.log().contains("the former configuration stays in force")
     });
     assert_eq!(daemon.ask("port list --json").json().as_array().unwrap().len(), 2);
     daemon.write_config(&wrong.replace("vlan = 9999\n", "tenant = \"red\"\n"));
@@ -215,7 +217,7 @@ fn a_second_daemon_on_the_socket_is_refused() {
     let error = told.fails();
     assert!(error.contains("another process (pid "), "{error}");
     daemon.ask("host show").ok();
-    // A client that requests a controller's data is informed that this is a host.
+    // The error of a request for a controller says that a host answers.
     let error = penstock(&daemon.socket(), &["controller", "status"]).fails();
     assert!(error.contains("the daemon of a switch answers, not a controller"), "{error}");
 }
@@ -256,7 +258,8 @@ fn wrong_files_are_told_with_every_mistake() {
     assert_eq!((json["ok"].as_bool(), json["warnings"].as_array().unwrap().len()), (Some(true), 1));
 }
 
-/// A file of the previous release is read with a warning. A command rewrites it in the new format.
+/// The daemon reads a file of the previous release with a warning. `penstock host config --migrate`
+/// rewrites the file in the new format.
 #[test]
 fn an_old_file_is_read_and_rewritten() {
     let old =
@@ -271,7 +274,7 @@ fn an_old_file_is_read_and_rewritten() {
     let file = file.to_str().unwrap();
     let told = penstock(&daemon.socket(), &["host", "check", "--config", file]).ok();
     assert!(told.contains(warning), "{told}");
-    // A change of one object updates that object's format and leaves the others unchanged.
+    // A change of one object updates the format of that object only.
     daemon.ask("port set a mtu=1400").ok();
     let text = fs::read_to_string(daemon.config()).unwrap();
     assert!(text.contains("tap.interface = \"tapa\"\ntap.mtu = 1400\n"), "{text}");

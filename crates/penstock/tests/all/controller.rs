@@ -24,11 +24,11 @@ fn on_examples(verb: &str, args: &[&str]) -> Output {
 fn a_plan_places_refuses_with_a_reason_and_draws() {
     let out = on_examples("plan", &[]);
     let text = String::from_utf8(out.stdout).unwrap();
-    // One of the example's tenants cannot be placed, and the exit status reports it.
+    // One of the example's tenants cannot be placed, so the exit status is 1.
     assert_eq!(out.status.code(), Some(1), "{text}");
     assert!(text.starts_with("TENANT"), "{text}");
     let refusal = text.lines().find(|line| line.starts_with("science (60 x 2G): ")).unwrap();
-    assert!(refusal.contains("reserved") && refusal.contains("it fits with"), "{refusal}");
+    assert!(refusal.contains("reserved") && refusal.contains("the tenant fits with"), "{refusal}");
     let picture = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("tree.svg");
     let out = on_examples("plan", &["--json", "--picture", &picture.display().to_string()]);
     let json: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
@@ -44,7 +44,7 @@ fn a_plan_places_refuses_with_a_reason_and_draws() {
 
 #[test]
 fn what_if_replays_the_same_for_a_seed_and_more_queues_serve_more() {
-    // Twelve tenants have a VM on each server of a rack. They share all of its links.
+    // Twelve tenants have a VM on each server of a rack, so they share all links of the rack.
     let tenant = |n: u32| {
         format!("[[tenant]]\nname = \"t{n}\"\nvms = 8\nrate = \"100M\"\nmost_per_server = 1\n")
     };

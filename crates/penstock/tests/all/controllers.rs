@@ -1,7 +1,7 @@
 //! Tests of two controllers and three members of etcd, as processes. Sold guarantees survive the
-//! loss of a controller. If a controller is killed, frozen or cut off from its store, the other one
-//! leads within 15 s. The store refuses late writes of a frozen controller. Without etcd the tests
-//! are skipped.
+//! loss of a controller. If the leader is killed, frozen or cut off from its store, the other
+//! controller leads within 15 s. The store refuses late writes of a frozen controller. Without etcd
+//! the tests are skipped.
 
 use std::fs;
 use std::path::Path;
@@ -33,7 +33,7 @@ fn add(controller: &Controller, folder: &Path) {
     assert!(!fine, "one of two has no place");
     assert_eq!(answer["placed"][0]["name"], "web");
     let why = answer["refused"][0]["why"].as_str().unwrap();
-    assert!(why.contains("it fits with"), "{why}");
+    assert!(why.contains("the tenant fits with"), "{why}");
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn a_leader_that_is_killed_or_frozen_is_followed_and_can_do_nothing() {
     assert!(!two.leads());
     add(&one, folder.path());
     let first = one.epoch();
-    // A frozen controller believes that it leads when it continues.
+    // A frozen leader still believes that it leads when it continues.
     one.signal(Signal::SIGSTOP);
     let took = until(TAKE_OVER, "two leads after one was frozen", || two.leads());
     eprintln!("frozen leader followed after {took:?}");

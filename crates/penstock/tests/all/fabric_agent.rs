@@ -1,7 +1,7 @@
-//! A controller and two hosts as processes, with certificates. The hosts report the traffic of a
-//! tenant. The tenant receives a queue, and marks and weights are in force on both hosts. Without a
-//! controller they stay in force, also over a restart and a reload. The test needs root. Without
-//! root it is skipped.
+//! Test of a controller and two hosts as processes, with certificates. The hosts report traffic of
+//! tenants. The tenants receive queues, and both hosts apply code points and weights. Without a
+//! controller the settings stay in force, even after a restart and a reload. Without root the test
+//! is skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ rate = "100M"
 most_per_server = 1
 "#;
 
-/// A process in the test's network namespace. It ends with the test.
+/// A process in the test's network namespace, killed with the test.
 struct Process(Child);
 
 impl Process {
@@ -66,7 +66,8 @@ struct Bed {
 }
 
 impl Bed {
-    /// `None` if this machine does not permit a namespace.
+    /// Creates a network namespace. Returns `None` if this machine does not permit network
+    /// namespaces.
     fn new() -> Option<Self> {
         if namespace_options()? != ["--net"] {
             penstock_testing::skip("run as root");
@@ -153,7 +154,7 @@ impl Bed {
                  state_dir = \"{at}/state-{n}\"\nmetrics = \"127.0.0.1:{}\"\n\n\
                  [worker]\nidle_backoff_us = 1000\n\n\
                  [fabric]\ncontrollers = [\"127.0.0.1:{}\"]\nuplink = \"up\"\n\
-                 tls = {{ ca = \"ca.pem\", cert = \"server-{n}.pem\", \
+                 tls = {{ ca = \"ca.pem\", cert = \"server-{n}.pem\",
                  key = \"server-{n}.key\" }}\n\n\
                  [[tenant]]\nname = \"web\"\nvlans = [10]\n\n\
                  [[tenant]]\nname = \"mail\"\nvlans = [20]\n\n\
@@ -203,14 +204,12 @@ impl Bed {
         self.ask(n, "host show --json")["fabric"].clone()
     }
 
-    /// Weights of the uplink's queues.
     fn weights(&self, n: usize) -> Vec<u64> {
         let stats = self.ask(n, "stats up --json");
         let queues = stats["ports"][0]["queues"].as_array().cloned().unwrap_or_default();
         queues.iter().map(|queue| queue["weight"].as_u64().unwrap()).collect()
     }
 
-    /// Code points of web and mail.
     fn code_points(&self, n: usize) -> [u64; 2] {
         let socket = self.dir.path().join(format!("{n}.sock"));
         let told = penstock(&socket, &["tenant", "list", "--json"]);
@@ -218,7 +217,6 @@ impl Bed {
         [0, 1].map(|tenant| tenants[tenant]["dscp"].as_u64().unwrap_or(0))
     }
 
-    /// Code points and weights in force on a host.
     fn in_force(&self, n: usize) -> ([u64; 2], Vec<u64>) {
         (self.code_points(n), self.weights(n))
     }
@@ -259,8 +257,9 @@ fn a_plan_reaches_the_data_path_and_outlives_the_controller() {
         bed.ask_controller(&["tenant", "add", file.to_str().unwrap()])
             .is_some_and(|added| added["placed"][0]["name"] == "web")
     });
-    // Reports arrive, tenants receive queues, and both hosts apply them. The map is static, so code
-    // points 1 and 2 are queues 1 and 2. The tenant that bought more has more weight.
+    // Reports arrive, tenants receive queues, and both hosts apply the queues. The map is static,
+    // so code points 1 and 2 are queues 1 and 2. The tenant with the larger guarantee has more
+    // weight.
     await_true("queues for both tenants", || {
         (0..2).all(|n| bed.code_points(n).iter().all(|dscp| *dscp != 0))
     });
@@ -282,14 +281,14 @@ fn a_plan_reaches_the_data_path_and_outlives_the_controller() {
         queues[1..].iter().map(|queue| queue["frames"].as_u64().unwrap()).sum::<u64>()
     };
     await_true("frames in the tenant's queue", || marked() > 0);
-    // Without a leader, the state reports the loss and nothing changes.
+    // Without a leader, the status shows the loss, and the settings stay.
     drop(controller);
     await_true("stale", || (0..2).all(|n| bed.fabric(n)["stale_ms"].is_u64()));
     assert!(bed.metrics(0).contains("penstock_fabric_stale{} 1.0"));
     assert_eq!([0, 1].map(|n| bed.in_force(n)), told);
     let before = marked();
     await_true("more frames in it", || marked() > before);
-    // The host reads the operator's file again, which changed in another place.
+    // The host reads its file again after an unrelated change.
     bed.host_file(0, "with another remark");
     let socket = bed.dir.path().join("0.sock");
     penstock(&socket, &["host", "reload"]).ok();

@@ -1,5 +1,5 @@
-//! Tests of faults in a fabric while its controller runs as a process. A switch restarts without
-//! its state, or the store's disk is full. The tests need root. Without root they are skipped.
+//! Tests of faults in a fabric with a controller process: a switch that restarts without its state,
+//! and a full disk of the store. Without root the tests are skipped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ slots = 1000
 fan_out = 2
 rate = "1G"
 "#;
-/// Time limit of a repair: an interval and a comparison, on a busy machine.
+/// Time limit for the controller to repair a switch, on a busy machine.
 const MENDED: Duration = Duration::from_secs(20);
 
 fn root() -> bool {
@@ -60,7 +60,7 @@ impl Machine {
         }
     }
 
-    /// Restarts the switch, which loses all settings and its stamp.
+    /// Restarts the switch without its settings and without the number of its last decision.
     fn restart(&self) {
         run(&format!("ip netns del {}", self.0));
         run(&format!("ip netns add {}", self.0));
@@ -113,7 +113,6 @@ fn a_switch_that_starts_anew_is_set_up_again() {
     assert!(events.contains("mended") || events.contains("drift"), "{events}");
 }
 
-/// A small disk.
 struct Disk(PathBuf);
 
 impl Disk {
@@ -124,7 +123,6 @@ impl Disk {
         disk
     }
 
-    /// Fills the disk completely.
     fn fill(&self) {
         let mut command = Command::new("dd");
         command.args(["if=/dev/zero", "bs=4k"]).arg(format!("of={}/filler", self.0.display()));
@@ -169,7 +167,7 @@ fn with_a_full_disk_nothing_is_sold_and_what_was_sold_stays() {
     ]);
     assert!(why.contains("No space left") && why.contains("store"), "{why}");
     fs::remove_file(disk.0.join("filler")).unwrap();
-    // The controller still leads, or leads again, with the tenants that it confirmed.
+    // The controller still leads, or leads again, with all confirmed tenants.
     let list = |controller: &Controller| {
         let mut names = sold.clone();
         names.sort();

@@ -1,6 +1,6 @@
-//! A controller as a process, with a switch that speaks gNMI over TLS. The switch is a test double
-//! with a tree in memory. The controller's file suffices to configure the switch and to read the
-//! counters of its queues. It also suffices to configure the switch again after it lost its state.
+//! Tests of a controller process with a switch that speaks gNMI over TLS. The gNMI switch is
+//! simulated, with a tree of settings in memory. The controller configures the switch, reads the
+//! counters of its queues, and configures the switch again after the switch lost its state.
 
 use std::fs;
 use std::path::Path;
@@ -15,11 +15,12 @@ use crate::dir::Dir;
 use crate::gnmi_target::Target;
 use crate::support::controller::{Controller, FABRIC, TAKE_OVER, until};
 
-/// Time limit for a change of the switch: several intervals of half a second, on a busy machine.
+/// Maximum time until a change reaches the switch: several control intervals of half a second, on a
+/// busy machine.
 const SOON: Duration = Duration::from_secs(20);
 const PORTS: [&str; 6] = ["eth0", "eth1", "eth2", "eth3", "eth4", "Ethernet1/1"];
 
-/// `[[switch]]` tables: one switch is the target, and two are in memory.
+/// `[[switch]]` tables of the simulated gNMI switch and of two switches in memory.
 fn switches(folder: &Path, target: &Target, password: &str) -> String {
     let settings = target.settings();
     fs::write(folder.join("target.pem"), settings.tls.unwrap().authority).unwrap();
@@ -56,7 +57,7 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
     let target = runtime.block_on(Target::start());
     let folder = Dir::new();
     let controller = start(folder.path(), &switches(folder.path(), &target, "secret"));
-    // One of the four queues is shared. In a static map, a code point is a queue.
+    // One of the four queues is shared. In a static map, the queue equals the code point.
     let is_set_up = |state: &SwitchState| {
         let map = [(1, 1), (2, 2), (3, 3)].into();
         state.stamp > Stamp::default() && state.ports.values().all(|port| port.map == map)
@@ -72,7 +73,7 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
     let queues = counters["rack-0"].as_array().unwrap();
     let counted = queues.iter().find(|q| q["port"] == "Ethernet1/1" && q["queue"] == 1).unwrap();
     assert_eq!((queues.len(), counted["packets"].as_u64()), (PORTS.len() * 4, Some(17)));
-    // In the settled state, the controller does not send correct settings again.
+    // The controller does not send settings again that are already correct.
     let sets = target.sets();
     let before = controller.ask(&["status"]).unwrap().1["last_interval"]["number"].clone();
     until(SOON, "two more intervals", || {
@@ -82,7 +83,7 @@ fn a_target_is_set_up_from_the_controllers_file_and_again_when_it_forgot() {
     assert_eq!(target.sets(), sets);
     // The switch restarts without its state.
     target.forget();
-    until(SOON, "it is set up anew", || is_set_up(&read_back(&runtime, &target)));
+    until(SOON, "it is set up again", || is_set_up(&read_back(&runtime, &target)));
     assert_eq!(target.sets(), sets + 1);
 }
 

@@ -1,6 +1,6 @@
-//! `kill -9` of the switch in the middle of bursts. Its guests notice only a pause. Their
-//! hypervisor reconnects and returns the inflight region. The switch returns every descriptor once
-//! and in order.
+//! Tests of `kill -9` of the switch in the middle of bursts. A kill of the switch only delays the
+//! guests' frames. The hypervisor reconnects and returns the inflight region. The switch returns
+//! every descriptor once and in order.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
@@ -12,23 +12,24 @@ use penstock_guest::driver::{DriverConfig, Features, FrameId, RxCounters, TxCoun
 use penstock_guest::driver::{VirtioNet, VnetHdr};
 use penstock_testing::{patience, repetitions};
 
-/// Number of kills in the nightly run.
+/// Number of times that the nightly run kills the switch.
 const KILLS: u64 = 50;
-/// Limit of frames in flight. The receiver thus always has buffers, so only the switch can lose a
-/// frame.
+/// Maximum number of frames in flight. At most 100 frames are in flight, so that the receiver
+/// always has free buffers, and only the switch can lose a frame.
 const WINDOW: u64 = 100;
 const A: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xa];
 const B: [u8; 6] = [0x52, 0x54, 0, 0, 0, 0xb];
 
-/// Features of the guests' drivers.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     features: Features,
-    /// Size of a receive buffer in bytes. A larger frame uses several buffers.
+    /// Size of a receive buffer in bytes. A frame that is larger than one buffer uses several
+    /// buffers.
     buffer: usize,
-    /// Number of descriptors of a transmitted frame. Zero means an indirect table.
+    /// Number of descriptors of a transmitted frame. 0 means an indirect table.
     parts: usize,
-    /// Whether the hypervisor keeps an inflight region. Without one, each kill may lose a frame.
+    /// Whether the hypervisor keeps an inflight region. Without an inflight region, each kill may
+    /// lose a frame.
     inflight: bool,
 }
 
@@ -106,7 +107,8 @@ impl Drop for Switch {
     }
 }
 
-/// This is SplitMix64. The moments of the kills differ, but are the same in every run.
+/// SplitMix64. The pauses between the kills differ from each other, but every run of the test has
+/// the same pauses.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ *state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -125,7 +127,7 @@ struct Flow {
     seen: Vec<bool>,
     arrived: u64,
     again: u64,
-    /// Number of frames that the kills so far may have lost.
+    /// Maximum number of frames that the kills so far may have lost.
     may_lose: u64,
 }
 
@@ -144,7 +146,8 @@ fn fill(frame: &mut [u8], n: u64) {
 }
 
 impl Flow {
-    /// Sends as many frames as the window allows, reclaims returned slots and receives frames.
+    /// Sends frames until [`WINDOW`] frames are in flight, reclaims returned slots and receives
+    /// frames.
     fn pump(&mut self) {
         let (kind, tx) = (self.kind, self.from.tx());
         let returned = &mut self.returned;
@@ -188,7 +191,8 @@ impl Flow {
         self.again += again;
     }
 
-    /// Checks that the switch returned only our descriptors, and each in order.
+    /// Checks that the switch returned only the driver's descriptors, and that it returned them in
+    /// order.
     fn check(&mut self) {
         let TxCounters { bad_used, disorder, .. } = self.from.tx().counters();
         assert_eq!((bad_used, disorder), (0, 0), "transmit ring");
@@ -223,7 +227,7 @@ static ONE: Mutex<()> = Mutex::new(());
 fn kill_in_bursts(name: &str, kind: Kind) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut switch = Switch::start(name);
-    // The receiver connects first. Otherwise its port rightly drops frames.
+    // The receiver connects first, because otherwise its port drops frames.
     let to = switch.driver("b", kind);
     let from = switch.driver("a", kind);
     let mut flow = Flow {
@@ -244,8 +248,8 @@ fn kill_in_bursts(name: &str, kind: Kind) {
         let before = flow.arrived;
         let enough = before + 500 + next(&mut random) % 5000;
         flow.pump_until("frames before a kill", |flow| flow.arrived >= enough);
-        // A full window was just published. The kill comes at any point in the batches of this
-        // window.
+        // The sender has just published a full window. The kill occurs at a random point in the
+        // batches of this window.
         let published = flow.sent;
         flow.pump_until("frames to be killed over", |flow| flow.sent > published);
         for _ in 0..next(&mut random) % 2000 {

@@ -1,5 +1,5 @@
-//! Tests of the program as processes. `pages_flood` is a separate binary because it needs the
-//! descriptors of a whole process.
+//! Tests that run the program `penstock` as a process. `pages_flood` is a separate binary because
+//! it needs the descriptors of a whole process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 #[path = "../../../controller/tests/all/common/authority.rs"]

@@ -1,8 +1,9 @@
-//! A daemon with many ports. Their drivers are connected, and their rings are started and silent.
-//! The tests measure the memory and time of an idle port, and its cost to the active ports.
+//! Tests of a daemon with many ports. The drivers of idle ports are connected and have started
+//! their rings, but send no frames. The tests measure memory and processor time of an idle port,
+//! and the cost of idle ports for active ports.
 //!
-//! The small test runs everywhere. The figure for `docs/internals/measurements.md` has 1,000 ports
-//! and needs an idle machine:
+//! Every machine can run the test with four ports. The figure for `docs/internals/measurements.md`
+//! has 1,000 ports and needs an idle machine:
 //!
 //! ```text
 //! cargo test --release -p penstock --test all many_ports -- --ignored --nocapture
@@ -15,13 +16,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use penstock_guest::driver::{DriverConfig, VirtioNet};
-use penstock_guest::load::{LoadReport, LoadSpec, VmSpec};
+use penstock_guest::load::{Destination, LoadReport, LoadSpec, VmSpec};
 use penstock_guest::mac::Mac;
 
 use crate::support;
 use crate::support::{Daemon, await_true};
 
-/// Number of ports that send and receive. They are the first ones.
+/// Number of ports that send and receive: the first ports.
 const ACTIVE: usize = 4;
 const KIB: u64 = 1024;
 /// Limit of the daemon's anonymous memory for each connected idle port.
@@ -52,7 +53,7 @@ impl Bed {
         self.daemon.scratch.0.join(format!("{n}.sock"))
     }
 
-    /// Drivers that attach and send nothing.
+    /// Returns connected drivers that send no frames.
     fn idle_drivers(&self) -> Vec<VirtioNet> {
         let drivers = (ACTIVE..self.ports).map(|n| {
             let mut config = DriverConfig::new(self.port_socket(n));
@@ -76,7 +77,7 @@ impl Bed {
             let mac = Mac([0x52, 0x54, 0, 0, 1, last]);
             let ip = Ipv4Addr::new(10, 0, 0, last);
             let mut vm = VmSpec::new(&format!("vm{n}"), self.port_socket(n), mac, ip);
-            vm.to = n.is_multiple_of(2).then(|| format!("vm{}", n + 1));
+            vm.to = n.is_multiple_of(2).then(|| Destination::Vm(format!("vm{}", n + 1)));
             vm
         };
         let mut spec = LoadSpec::new((0..ACTIVE).map(vm).collect(), secs);
@@ -146,8 +147,8 @@ fn an_idle_port_costs_little_memory_and_is_not_polled() {
     bed.daemon.ask("stats --check").ok();
 }
 
-/// `RssShmem` is the memory that guests share with the daemon. All other memory belongs to the
-/// daemon, including its program.
+/// `RssShmem` is the memory that guests share with the daemon. All memory that is not in `RssShmem`
+/// belongs to the daemon, including its code.
 #[test]
 fn a_daemon_with_four_connected_ports_is_small() {
     let Some(bed) = Bed::start(ACTIVE + 4) else { return };
@@ -202,6 +203,8 @@ fn active_ports_among_a_thousand() {
         values.sort_by(f64::total_cmp);
         values[values.len() / 2]
     };
+    // The speed of a shared machine changes within seconds, so each round is compared in itself.
+    let ratio = median(rows[0].iter().zip(&rows[1]).map(|(few, many)| many.0 / few.0).collect());
     let [few, many] = rows;
     let of = |rows: &[(f64, f64)]| {
         (median(rows.iter().map(|r| r.0).collect()), median(rows.iter().map(|r| r.1).collect()))
@@ -213,7 +216,8 @@ fn active_ports_among_a_thousand() {
     println!("idle daemon: {idle_few:.0} -> {idle_many:.0} us of processor time a second");
     println!("idle port: {} KiB of anonymous memory; daemon {} MiB", each / KIB, rss >> 20);
     assert!(each <= PORT_BYTES_MAX);
-    assert!(percent(few.0, many.0) < 3.0, "active ports lose cycles to silent ones");
+    println!("cycles per frame, median of the rounds: {:+.1} %", percent(1.0, ratio));
+    assert!(percent(1.0, ratio) < 3.0, "active ports lose cycles to silent ones");
 }
 
 fn percent(from: f64, to: f64) -> f64 {

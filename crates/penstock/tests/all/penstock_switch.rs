@@ -1,9 +1,9 @@
-//! Tests of our own switch in a running fabric. A controller process configures the queues of a
-//! switch process. Real packets of two tenants have the code points that the controller assigned,
-//! and share a link by the weights that it configured. Other tenants come and go, and meanwhile no
-//! frame of these two is in another queue. The switch is killed and continues with its settings.
-//! With an empty disk, the controller configures it again. The tests need root. Without root they
-//! are skipped.
+//! Test of a Penstock switch in a running fabric. A controller process configures the queues of a
+//! switch process. Real packets of two tenants have the code points and share a link by the weights
+//! that the controller configured. While other tenants start and end, all frames of the two tenants
+//! with real packets stay in their own queues. After a kill, the switch continues with its
+//! settings. If the switch restarts with an empty disk, the controller configures the queues of the
+//! switch again. Without root the test is skipped.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,8 +29,8 @@ use crate::support::flows::{Flows, Namespace};
 use crate::support::{Daemon, Scratch, namespace_options};
 
 const SOON: Duration = Duration::from_secs(30);
-/// One rack with three servers. Two host the tenants with real traffic, and one hosts other
-/// tenants.
+/// The fabric has one rack with three servers. Two servers host the tenants with real traffic, and
+/// the third hosts other tenants.
 const TOPOLOGY: &str = "[fabric]\nname = \"one rack\"\nqueues = 8\n\n[servers]\nslots = 10\n\n\
     [[tier]]\nfan_out = 3\nrate = \"1G\"\n";
 /// A switch that forwards frames between two shared ports and keeps their code points.
@@ -61,7 +61,8 @@ listen = "127.0.0.1:7100"
 tls = { ca = "ca.pem", cert = "leaf.pem", key = "leaf.key" }
 "#;
 
-/// A simulated host. Its tenants send as much as they may, and it confirms every plan.
+/// A simulated host. The simulated host confirms every plan, and its tenants send as much as they
+/// may.
 #[derive(Debug, Default)]
 struct FakeHost {
     sent: Mutex<u64>,
@@ -85,7 +86,7 @@ impl HostSide for FakeHost {
 }
 
 impl FakeHost {
-    /// Code point of a tenant's frames. Zero means that the tenant shares queue 0.
+    /// Code point of a tenant's frames. 0 means that the tenant shares queue 0.
     fn code_point(&self, tenant: &str) -> u8 {
         let plan = self.plan.lock().unwrap();
         plan.tenants.iter().find(|t| t.name == tenant).map_or(0, |tenant| tenant.dscp)
@@ -130,7 +131,8 @@ impl Fabric {
         Self { folder, controller, hosts, _agents: agents }
     }
 
-    /// Adds a tenant with a VM on each of two servers, and waits until it has a code point there.
+    /// Adds a tenant with one VM on each server, and waits until the tenant has a code point on all
+    /// hosts.
     fn add(&self, name: &str, rate: &str) {
         let file = self.folder.path().join(format!("{name}.toml"));
         let text = format!(
@@ -166,19 +168,19 @@ fn plug(daemon: &Daemon) -> (Namespace, Namespace) {
     (left, right)
 }
 
-/// Queues of the right port.
 fn queues(daemon: &Daemon) -> Vec<Value> {
     let stats = daemon.ask("stats right --json").json();
     stats["ports"][0]["queues"].as_array().unwrap().clone()
 }
 
-/// Queue of a code point at the right port.
+/// Returns the number of the queue to which the port `right` maps code point `dscp`.
 fn queue_of(daemon: &Daemon, dscp: u8) -> usize {
     let has = |queue: &Value| queue["dscps"].as_array().unwrap().iter().any(|d| *d == dscp);
     queues(daemon).iter().position(has).unwrap()
 }
 
-/// Settings of the queues: weights, and code points of the queues that are not shared.
+/// Returns the weight and the code points of each queue of the port `right`. The result has no code
+/// points for queue 0, which the tenants without a code point share.
 fn told(daemon: &Daemon) -> Vec<(u64, Value)> {
     let one = |(n, queue): (usize, &Value)| {
         let dscps = if n == 0 { Value::Null } else { queue["dscps"].clone() };
@@ -199,7 +201,8 @@ fn certificates(scratch: &Scratch, authority: &Authority) {
     }
 }
 
-/// Reads the switch's stamp over the network, as a controller with a certificate.
+/// Reads the number of the switch's last decision (its stamp) over the network, as a controller
+/// with a certificate.
 fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
     let at = |name: &str| daemon.scratch.0.join(name);
     let (certificate, key) = authority.sign("controller");
@@ -220,9 +223,17 @@ fn over_tls(daemon: &Daemon, authority: &Authority) -> String {
     std::thread::spawn(ask).join().unwrap()
 }
 
-/// Checks that the link is divided by weight while each flow could use all of it.
+/// Checks that weights divide the link while each flow could use the whole link. A sender that gets
+/// no processor time for a while leaves its queue empty, so the median of three windows counts.
+fn divides(daemon: &Daemon, queues: [usize; 2]) {
+    let mut off = [0; 3].map(|_| window(daemon, queues));
+    off.sort_by(f64::total_cmp);
+    assert!(off[1] < 0.02, "the parts differ from the weights by {off:?}");
+}
+
+/// Returns by which part the division of the link differs from the weights.
 #[expect(clippy::cast_precision_loss, reason = "some millions")]
-fn divides(daemon: &Daemon, [one, other]: [usize; 2]) {
+fn window(daemon: &Daemon, [one, other]: [usize; 2]) -> f64 {
     until(SOON, "frames to wait in both queues", || {
         let queues = queues(daemon);
         [one, other].iter().all(|queue| count(&queues[*queue], "backlog_frames") > 50)
@@ -237,7 +248,7 @@ fn divides(daemon: &Daemon, [one, other]: [usize; 2]) {
     let weights = [one, other].map(|queue| count(&before[queue], "weight"));
     let (got, due) = (grown[0] as f64 / grown[1] as f64, weights[0] as f64 / weights[1] as f64);
     println!("weights {weights:?} gave {grown:?} bytes, {got:.3} where {due:.3} was due");
-    assert!((got / due - 1.0).abs() < 0.02, "{got} is not {due}");
+    (got / due - 1.0).abs()
 }
 
 #[test]
@@ -260,7 +271,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     let flows = Flows::start(&left, &right, [(5_001, web), (5_002, mail)]);
     divides(&daemon, [of_web, of_mail]);
 
-    // Other tenants come and go. No frame of these two is in another queue at any moment.
+    // Another tenant starts and ends. No frame of the two tenants enters another queue at any time.
     let shared = || count(&queues(&daemon)[0], "frames");
     let (before, sent) = (shared(), count(&queues(&daemon)[of_web], "frames"));
     fabric.add("bulk", "50M");
@@ -290,7 +301,7 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     daemon.ask("stats --check").ok();
 
     // After a kill, the switch continues with its settings before a controller connects.
-    until(SOON, "all to be told", || fabric.up_to_date());
+    until(SOON, "all to be up to date", || fabric.up_to_date());
     let was = told(&daemon);
     drop((left, right));
     let scratch = daemon.kill();
@@ -305,6 +316,6 @@ fn a_controller_divides_a_switch_of_ours_among_tenants() {
     let scratch = daemon.kill();
     fs::remove_dir_all(scratch.0.join("state")).unwrap();
     let daemon = Daemon::start_in(scratch).unwrap();
-    let begin = until(SOON, "it to be set up anew", || told(&daemon) == was);
-    println!("an empty switch was set up anew after {begin:?}");
+    let begin = until(SOON, "it to be set up again", || told(&daemon) == was);
+    println!("an empty switch was set up again after {begin:?}");
 }

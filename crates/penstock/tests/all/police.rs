@@ -1,10 +1,11 @@
-//! Tests of ports with rate limits, and of a full link. The command line drives the daemon.
+//! Tests of ports with rate limits, and of a full link. The tests control the daemon through the
+//! command line.
 //!
-//! The tests need the same rights as `cli.rs`. Without them each test is skipped.
+//! Without the rights that the tests in `cli.rs` need, the tests are skipped.
 
 use crate::support::{Daemon, await_some, await_true};
 
-/// A VM and an uplink of 2 Mbit/s.
+/// Configuration of a VM, and of an uplink with a rate of 2 Mbit/s.
 const VM_AND_UPLINK: &str = r#"[[tenant]]
 name = "red"
 
@@ -43,10 +44,21 @@ fn stats(daemon: &Daemon) -> serde_json::Value {
     daemon.ask("stats --json").json()
 }
 
-/// Repeats the request until the answer is `limit`, because the counters' history begins with the
-/// daemon.
+/// Repeats `penstock explain` until the answer is `limit`, because the history of counters is empty
+/// when the daemon starts.
 fn explained(daemon: &Daemon, port: &str, limit: &str) -> serde_json::Value {
+    explained_during(daemon, port, limit, || ())
+}
+
+/// Repeats `traffic` and `penstock explain` until the answer is `limit`.
+fn explained_during(
+    daemon: &Daemon,
+    port: &str,
+    limit: &str,
+    traffic: impl Fn(),
+) -> serde_json::Value {
     await_some(&format!("{port} to be held by {limit}"), || {
+        traffic();
         let told = daemon.ask(&format!("explain {port} --over 10 --json"));
         let answer = told.status.success().then(|| told.json())?;
         (answer["limit"] == limit).then_some(answer)
@@ -65,7 +77,7 @@ fn a_port_that_nothing_holds_and_one_that_cannot_pass_frames_are_told_as_such() 
     let answer = explained(&daemon, "vm2", "attachment");
     assert_eq!(answer["why"], "the port is waiting, so no frame can pass");
     let missing = daemon.ask("explain nobody").fails();
-    assert!(missing.contains("port \"nobody\": there is no such port"), "{missing}");
+    assert!(missing.contains("port \"nobody\": the port does not exist"), "{missing}");
 }
 
 #[test]
@@ -84,7 +96,7 @@ fn what_is_above_the_rate_is_dropped_and_counted_and_the_rate_may_change() {
     assert_eq!(of("police_red"), count(&now, "vm", "drops", "policed"));
     assert!(of("police_green") >= 4 && of("police_yellow") == 0, "{now}");
     assert!(daemon.ask("stats --check").ok().contains("The counters add up"));
-    assert!(daemon.ask("stats --drops").ok().contains("above the port's rate"));
+    assert!(daemon.ask("stats --drops").ok().contains("exceeds the port's rate"));
     let answer = explained(&daemon, "vm", "own-rate");
     assert!(answer["why"].as_str().unwrap().contains("(policy pps) dropped "), "{answer}");
 
@@ -112,12 +124,18 @@ fn a_full_link_brings_the_limits_in_and_they_go_when_it_has_room() {
         let now = stats(&daemon);
         now["links"][0]["limited"] == true && count(&now, "vm", "drops", "link-limit") > 0
     });
-    let answer = explained(&daemon, "vm", "link");
+    // All traffic so far may have passed before the daemon first recorded the counters.
+    let answer = explained_during(&daemon, "vm", "link", || {
+        daemon.inside(TRAFFIC).ok();
+    });
     assert_eq!(answer["limit_port"], "up");
     let told = daemon.ask("explain vm").ok();
     assert!(told.starts_with("vm: limited by the link of up\n  the link of up sends "), "{told}");
     let told = daemon.ask("stats").ok();
-    assert!(told.contains("link up: sends ") && told.contains(", 1 time so far"), "{told}");
+    assert!(
+        told.contains("link up: sends ") && told.contains(", bottleneck 1 time so far"),
+        "{told}"
+    );
     assert!(daemon.page("/metrics").contains("penstock_link_bottleneck_times_total{port=\"up\"}"));
     let quiet = await_some("the limits to go", || {
         let link = link();

@@ -1,18 +1,23 @@
 //! Runs the commands that the documentation prints, in every fenced `console` block.
 //!
 //! # Rules for a page
-//! - A command begins with `$ `. It continues after a `\` and up to the end of a here-document.
-//! - The commands of a page run in order, in one shell, as root. The directory is a fresh one that
-//!   contains `examples`. /run and /var/lib are empty, and the network has only a loopback.
-//! - A command succeeds, unless the page shows that it prints an error (`penstock: ...`).
-//! - The lines below a command are its output. A number stands for any number, and white space for
-//!   any white space. `…` in a line stands for any words, and a line `…` for any lines. Without
-//!   such lines, any output is correct.
-//! - A program in the background ends with its page.
-//! - A page that fails runs again, with a `sleep` that takes longer
-//!   ([`penstock_testing::scaled`]): a busy machine needs longer.
+//! - In a `console` block, a command begins with `$ `. A `\` at a line's end and a here-document
+//!   continue the command.
+//! - The commands of a documentation page run in order, in one shell, as root. The working
+//!   directory is new and contains `examples`. /run and /var/lib are empty, and the network has
+//!   only a loopback interface.
+//! - A command must succeed, unless the page shows that the command prints an error (`penstock:
+//!   ...`).
+//! - In a `console` block, the lines below a command are its output. A number in a page matches any
+//!   number in the output, and white space matches any white space. In a line of a page, `…`
+//!   matches any words; a line that contains only `…` matches any lines. If a page prints no lines
+//!   below a command, the test accepts any output of the command.
+//! - A program in the background ends after the last command of its documentation page.
+//! - If the commands of a page fail, the test repeats them with a longer `sleep`
+//!   ([`penstock_testing::scaled`]), because a busy machine needs more time.
 //!
-//! Blocks that no test can run, such as those with `systemctl`, have another language.
+//! Code blocks that no test can run, for example with `systemctl`, have another language than
+//! `console`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -24,12 +29,12 @@ use penstock_testing::scaled;
 
 use crate::support::{BINARY, Scratch};
 
-/// Time limit for the commands of a page.
+/// Time limit for the commands of a documentation page.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Programs of other packages that pages use.
+/// Programs of other packages that the commands of the documentation use.
 const OTHERS: [&str; 6] = ["ping", "iperf3", "jq", "openssl", "ip", "penstock-lab"];
 
-/// Declares a test for each page, and the list of all pages.
+/// Declares a test function for each page of the documentation, and a list of all pages.
 macro_rules! pages {
     ($($name:ident: $path:literal,)*) => {
         const PAGES: &[&str] = &[$($path),*];
@@ -46,18 +51,19 @@ pages! {
     tutorial_share_an_uplink: "docs/tutorials/share-an-uplink.md",
     tutorial_smooth_and_schedule: "docs/tutorials/smooth-and-schedule.md",
     tutorial_guarantee_in_a_fabric: "docs/tutorials/guarantee-in-a-fabric.md",
+    guide_fabric: "docs/guides/fabric.md",
     reference_cli: "docs/reference/cli.md",
     reference_controller: "docs/reference/controller.md",
     reference_fabric: "docs/reference/fabric.md",
 }
 
-/// A command of a page.
+/// A command that a page of the documentation prints.
 #[derive(Debug, Default, PartialEq)]
 struct Printed {
-    /// Line of the page, from 1.
+    /// Line number of the command in its page, from 1.
     line: usize,
     words: String,
-    /// Output that the page shows below the command.
+    /// Expected output of the command: the lines that follow the command in the page.
     shows: Vec<String>,
 }
 
@@ -65,7 +71,6 @@ fn sources() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The commands in the `console` blocks of a page.
 fn commands(text: &str) -> Vec<Printed> {
     let mut found: Vec<Printed> = Vec::new();
     // Indentation of the open block.
@@ -105,8 +110,8 @@ fn commands(text: &str) -> Vec<Printed> {
     found
 }
 
-/// The shell script of a page. Each command writes to a separate file, and each `sleep` takes
-/// `factor` times as long.
+/// Returns the shell script that runs the commands of a documentation page. Each command writes to
+/// a separate file, and each `sleep` takes `factor` times as long.
 fn script(commands: &[Printed], factor: u64, logs: &Path) -> String {
     let logs = logs.display();
     let mut script = format!("sleep() {{ command sleep $(($1 * {factor})); }}\n");
@@ -117,7 +122,7 @@ fn script(commands: &[Printed], factor: u64, logs: &Path) -> String {
     script
 }
 
-/// Runs the commands of a page and compares their output.
+/// Runs the commands of a documentation page, and compares the output with the page.
 fn run(page: &str) {
     if !nix::unistd::geteuid().is_root() {
         penstock_testing::skip("run as root");
@@ -135,7 +140,7 @@ fn run(page: &str) {
         commands.iter().any(|c| c.words.split_whitespace().any(|word| word == program))
     };
     if let Some(program) = OTHERS.into_iter().find(|program| uses(program) && !is_there(program)) {
-        penstock_testing::skip(format!("{program} is not there"));
+        penstock_testing::skip(format!("{program} is not installed"));
         return;
     }
 
@@ -161,7 +166,7 @@ fn try_once(page: &str, commands: &[Printed], factor: u64) -> Result<(), String>
          exec bash {}",
         file.display()
     );
-    // All processes of the page end with the first one of their namespace.
+    // All processes of the page end with the first process of their namespace.
     let limit = scaled(LIMIT).as_secs().to_string();
     let mut command = Command::new("timeout");
     command.args([
@@ -199,7 +204,7 @@ fn try_once(page: &str, commands: &[Printed], factor: u64) -> Result<(), String>
     if ended.success() { Ok(()) } else { Err(format!("{page}: {ended}")) }
 }
 
-/// Whether the shown lines match the printed ones.
+/// Whether the output that a page shows matches the output that the command printed.
 fn same_lines(shown: &[&str], printed: &[&str]) -> bool {
     match shown.split_first() {
         None => printed.is_empty(),
@@ -224,7 +229,7 @@ fn same_words(shown: &[String], printed: &[String]) -> bool {
     }
 }
 
-/// Words of a line. Every number that is not part of a word becomes `0`.
+/// Returns the words of a line of output. Every number that is not part of a word becomes `0`.
 fn folded(line: &str) -> Vec<String> {
     let number = |word: &str| {
         let mut out = String::new();

@@ -1,16 +1,18 @@
-//! Tests of outputs that queue frames, configured on running ports. The command line drives the
-//! daemon while our guests flood. The tests need the same rights as `cli.rs`. Without them each
-//! test is skipped.
+//! Tests of outputs that queue frames, configured on running ports. The tests control the daemon
+//! through the command line while guests flood the switch. Without the rights that the tests in
+//! `cli.rs` need, the tests are skipped.
 
 use std::time::Instant;
 
 use crate::support::await_true;
 use crate::support::flood::{Bed, CAPACITY};
 
-/// Number of frames that exceeds the queues of two VMs, with 262144 bytes each.
+/// This number of frames does not fit into the queues of two VMs, which have room for 262144 bytes
+/// each.
 const WAITING: u64 = 400;
 
-/// Frames that each VM sends from now on, until their sum is `all`.
+/// Waits until two VMs together have sent `all` further frames, and returns the number of frames
+/// that each VM sent.
 fn sent(bed: &Bed, all: u64) -> [u64; 2] {
     let read = || bed.counts(["vm1", "vm2"], "forwarded");
     let before = read();
@@ -21,9 +23,9 @@ fn sent(bed: &Bed, all: u64) -> [u64; 2] {
 
 #[test]
 fn a_shared_output_divides_its_link_by_shares_and_loses_nothing() {
-    // The link is the bottleneck here and not the worker. If the hypervisor's other guests
-    // interrupt a VM's batch, the VM is charged for it. At a tenth of this capacity it would then
-    // pause until its queue is empty.
+    // The link must be the bottleneck and not the worker. If other guests of the machine's
+    // hypervisor interrupt a VM's batch, the worker charges the VM for the interruption. With a
+    // tenth of this capacity the VM would then pause until its queue is empty.
     let Some(bed) = Bed::start(10 * CAPACITY, true) else { return };
     bed.set("sink egress=fair-share link=8M");
     bed.set("vm1 share=3");
@@ -44,8 +46,8 @@ fn a_shared_output_divides_its_link_by_shares_and_loses_nothing() {
         assert!(dropped.is_empty(), "{vm}: {dropped:?}");
     }
     assert!(bed.count("sink", "tx_queued") > 0 && bed.count("sink", "tx_queue_p50") > 0);
-    // The queue is removed with its waiting frames. They are counted, and all ports are polled
-    // again.
+    // The daemon removes the queue with its waiting frames and counts the frames. The worker polls
+    // all ports again.
     bed.set("sink egress= link=");
     let moved = sent(&bed, 5_000);
     assert!(moved.iter().all(|frames| *frames > 500), "{moved:?}");
@@ -107,7 +109,7 @@ fn what_may_come_for_a_vm_is_set_live_and_its_delays_are_told() {
     #[expect(clippy::cast_precision_loss, reason = "hundreds")]
     let arrived_f = arrived as f64;
     let took = began.elapsed().as_secs_f64();
-    // The second reading precedes the reading of the time.
+    // The second reading of the counter precedes the reading of the time.
     assert!(arrived_f <= 500.0 * took + 33.0, "{arrived} frames in {took} s");
     bed.set("sink receive= egress=fair-share link=8M");
     await_true("frames that waited", || {

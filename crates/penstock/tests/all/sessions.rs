@@ -1,5 +1,6 @@
-//! If the settings of a hypervisor do not fit its port, the hypervisor retries again and again. The
-//! port reports the reason, and the log does not fill.
+//! Test of hypervisors with settings that do not fit their ports. The hypervisors retry their
+//! connections endlessly. The port reports the reason for the failed sessions, and the log stays
+//! short.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::time::Instant;
@@ -10,14 +11,13 @@ use penstock_testing::patience;
 use crate::support;
 use crate::support::{Daemon, await_true};
 
-/// Number of sessions of each kind, and largest number of log lines per kind in a minute and a
-/// half. These lines are the first two sessions, the cause, and repeats after 10, 30 and 70
-/// seconds.
 const SESSIONS: usize = 60;
+/// Maximum number of log lines about one kind of failed session in 90 seconds. The daemon should
+/// log the first two sessions, the cause of the failures, and repeats after 10, 30 and 70 seconds.
 const LINES: usize = 8;
 
-/// A switch with three ports: one has a single queue pair, one has no offloads, and one has a VM
-/// that does not listen.
+/// Starts a switch with the ports `narrow`, `plain` and `absent`. The port `narrow` has a single
+/// queue pair, the port `plain` has no offloads, and the VM of the port `absent` does not listen.
 fn switch() -> Option<Daemon> {
     let scratch = support::Scratch::new();
     let at = scratch.0.display();
@@ -46,7 +46,6 @@ fn driver(switch: &Daemon, port: &str, queue_pairs: u16, required: Features) -> 
     config
 }
 
-/// State and error of a port.
 fn port(switch: &Daemon, name: &str) -> (String, String) {
     let text = switch.ask(&format!("port show {name}")).ok();
     let field = |name: &str| {
@@ -56,7 +55,7 @@ fn port(switch: &Daemon, name: &str) -> (String, String) {
     (field("state"), field("error"))
 }
 
-/// Waits until the port reports this state and an error with these parts.
+/// Waits until the port `name` reports `state` and an error that contains all `parts`.
 fn await_port(switch: &Daemon, name: &str, state: &str, parts: &[&str]) {
     await_true(&format!("{name}: {state}, with {parts:?}"), || {
         let (is, error) = port(switch, name);
@@ -86,7 +85,7 @@ fn a_port_says_why_its_driver_fails_and_the_log_does_not_fill() {
         let lines = switch.log().lines().filter(|line| line.contains(port)).count();
         assert!(lines <= LINES * (1 + minutes), "{lines} lines about {port}");
     }
-    // The port accepts a driver that fits at once, and clears the error.
+    // The port accepts a fitting driver at once, and clears the error.
     let _fits = VirtioNet::connect(driver(&switch, "narrow", 1, Features::NONE)).unwrap();
     await_port(&switch, "narrow", "up", &[]);
     assert_eq!(port(&switch, "narrow").1, "-");

@@ -1,4 +1,4 @@
-//! A switch that is stopped and continues (SIGSTOP, SIGCONT) finds its guests unchanged.
+//! Test of a switch that is stopped and continues (SIGSTOP, SIGCONT): its guests stay connected.
 #![expect(clippy::disallowed_methods, reason = "how long it is stopped is what is tried")]
 
 use std::fs;

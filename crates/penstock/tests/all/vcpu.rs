@@ -1,5 +1,5 @@
-//! Tests of `penstock vcpu` with processes that compute. They stand for VMs with one vCPU. Without
-//! the right to real-time policies, all tests except those of refusals are skipped.
+//! Tests of `penstock vcpu`. Busy processes represent VMs with one vCPU. Without the right to
+//! real-time policies, all tests except those of refusals are skipped.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -34,7 +34,7 @@ fn may_be_real_time() -> bool {
     may
 }
 
-/// A process that computes until it is dropped.
+/// A process that keeps a CPU busy until the value is dropped.
 struct Guest(Child);
 
 impl Guest {
@@ -58,7 +58,8 @@ impl Drop for Guest {
     }
 }
 
-/// A directory with a configuration: `web` is aperiodic, and the other VMs have no deadline.
+/// A directory with a configuration file in which `web` is aperiodic, and the other VMs have no
+/// deadline.
 struct World {
     scratch: Scratch,
     guests: Vec<Guest>,
@@ -105,7 +106,7 @@ impl World {
         command.output().unwrap().into()
     }
 
-    /// Waits until `is` accepts the output of `show --json`.
+    /// Waits until `is` accepts the output of `penstock vcpu show --json`.
     fn shown(&self, what: &str, is: impl Fn(&Value) -> bool) -> Value {
         await_some(what, || {
             let told = self.ask("show", &["--json"]);
@@ -113,7 +114,8 @@ impl World {
         })
     }
 
-    /// Whether all settings are as before the scheduler changed them.
+    /// Whether all guests have their original policies and processors, and the table of leases is
+    /// deleted.
     fn is_put_back(&self) -> bool {
         let mine = sched_getaffinity(pid(std::process::id())).unwrap();
         let back = |guest: &Guest| !guest.is_lent() && guest.affinity() == mine;
@@ -197,7 +199,7 @@ fn what_no_watchdog_put_back_the_sweep_does() {
     let world = World::new(2, "1 ms");
     let mut scheduler = world.start();
     let state = world.shown("VMs", |s| s["vms"][0]["vcpus"][0]["boosts"].as_u64() > Some(0));
-    // A stopped scheduler starts no other watchdog.
+    // A stopped scheduler cannot start another watchdog.
     scheduler.signal(Signal::SIGSTOP);
     let guard = i32::try_from(state["watchdog"].as_u64().unwrap()).unwrap();
     kill(Pid::from_raw(guard), Signal::SIGKILL).unwrap();
@@ -214,7 +216,7 @@ fn a_deadline_that_does_not_fit_and_a_vm_that_is_not_there_are_told_with_the_rem
     if !may_be_real_time() {
         return;
     }
-    // One slot in two is half a processor, and the VM has a third of a processor.
+    // The deadline needs every second slot, half of a processor, but the VM has only a third.
     let world = World::new(3, "0.5 ms");
     let file = world.scratch.0.join("vcpu.toml");
     let more = "[[vm]]\nname = \"gone\"\nprocess = \"no-such-program-*\"\n";
@@ -228,7 +230,7 @@ fn a_deadline_that_does_not_fit_and_a_vm_that_is_not_there_are_told_with_the_rem
     let problem = state["vms"][3]["problem"].as_str().unwrap();
     assert!(problem.contains("no-such-program") && problem.contains("start the VM"), "{problem}");
     let table = world.ask("show", &[]).ok();
-    assert!(table.contains("web: no deadline is kept"), "{table}");
+    assert!(table.contains("web: deadline refused"), "{table}");
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn a_file_that_changed_is_read_anew_and_a_wrong_one_is_refused_whole() {
     let state = world.shown("one VM", |s| s["vms"][0]["deadline_ms"] == 2.0);
     assert_eq!(state["vms"].as_array().unwrap().len(), 1);
     let mine = sched_getaffinity(pid(std::process::id())).unwrap();
-    await_true("who left is as it was", || world.guests[1].affinity() == mine);
+    await_true("the removed VM is restored", || world.guests[1].affinity() == mine);
     world.shown("all of it", |s| s["vms"][0]["vcpus"][0]["entitled_percent"] == 100.0);
 
     for (wrong, why) in [("cpus = []", "`cpus`"), ("cpus = [0, 1, 2]", "scheduler restarts")] {
@@ -281,8 +283,11 @@ fn without_the_right_it_says_which_one_is_missing() {
         return penstock_testing::skip(&told.err);
     }
     let said = told.fails();
-    assert!(said.contains("CAP_SYS_NICE") && said.contains("nothing is lent"), "{said}");
-    await_true("all as it was", || world.guests.iter().all(|guest| !guest.is_lent()));
+    assert!(
+        said.contains("CAP_SYS_NICE") && said.contains("no vCPU gets a real-time slice"),
+        "{said}"
+    );
+    await_true("all is restored", || world.guests.iter().all(|guest| !guest.is_lent()));
 }
 
 #[test]
@@ -325,7 +330,7 @@ fn a_file_for_vcpus_alone_is_checked_without_a_scheduler() {
 
     std::fs::write(&file, text("0.5") + &vm("third", "")).unwrap();
     let said = check("vcpu", &[]).fails();
-    assert!(said.contains("vcpu.toml: [[vm]] \"voice\": no deadline is kept"), "{said}");
+    assert!(said.contains("vcpu.toml: [[vm]] \"voice\": deadline refused"), "{said}");
     assert!(said.contains("a deadline of 1 ms") && said.contains("penstock: 1 mistake"), "{said}");
 
     std::fs::write(&file, text("3").replace("cpus = [0]", "cpus = []")).unwrap();

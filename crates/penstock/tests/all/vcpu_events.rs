@@ -1,6 +1,7 @@
-//! The switch and the vCPU scheduler read one file. Frames for a VM that computes are events and
-//! need less than one system call each. Processes that compute stand for VMs with one vCPU. The
-//! test is skipped without the right to real-time policies and namespaces, or with one processor.
+//! Test of the switch and the vCPU scheduler with the same file. Each frame for a busy VM is an
+//! event, and reporting an event takes less than one system call on average. Busy processes
+//! represent VMs with one vCPU. The test is skipped without the right to real-time policies and
+//! namespaces, or with one processor.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -38,8 +39,8 @@ impl Drop for RunDir {
     }
 }
 
-/// The first and the last processor. `None` if there is only one or real-time policies are
-/// forbidden.
+/// Returns the first and the last processor that the process may use. Returns `None` if the process
+/// may use only one processor or may not set real-time policies.
 fn processors() -> Option<(usize, usize)> {
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
     let allowed = sched_getaffinity(Pid::from_raw(0)).unwrap();

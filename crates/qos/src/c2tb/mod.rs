@@ -1,75 +1,88 @@
-//! C2TB, the cycle token buckets: how many cycles of its core a worker may spend on each port.
+//! C2TB (cycle token buckets) limits the cycles of its core that a worker may spend on each port.
 //!
 //! # Problem
 //!
-//! A rate in bits or frames does not say how much of the worker's core a port uses. Ports compete
-//! for the core, so tokens are cycles.
+//! Ports compete for the core of their worker. A rate in bits or frames does not limit the time
+//! that a port takes on the core. The tokens of a port's bucket are therefore cycles, not bytes.
 //!
 //! # Source
 //!
-//! C2QoS §IV-A, Algorithm 1, Fig. 7.
+//! The method is from C2QoS §IV-A, Algorithm 1 and Fig. 7.
 //!
-//! | Paper | Here | Unit |
-//! |---|---|---|
-//! | `tokens` | [`BucketSet::tokens`] | cycles, signed |
-//! | `bucket_depth` | [`Terms::depth`] | cycles |
-//! | `C_alloc` | [`Terms::entitlement`] | cycles/s |
-//! | `C_idle` | the unsold part of the capacity | cycles/s |
-//! | `sum_unused_cc` | the pool | cycles |
-//! | `invl` | the argument `elapsed` | cycles of the core |
+//! The quantities in C2QoS correspond to the following quantities of Penstock:
+//!
+//! - The paper's `tokens` are [`BucketSet::tokens`], a number of cycles that may be negative.
+//! - The paper's `bucket_depth` is [`Terms::depth`], in cycles.
+//! - The paper's `C_alloc` is [`Terms::entitlement`], in cycles per second.
+//! - The paper's `C_idle` is the unsold part of the capacity, in cycles per second.
+//! - The paper's `sum_unused_cc` is the number of cycles in the pool.
+//! - The paper's `invl` is the argument `elapsed` of a refill, in cycles of the core.
 //!
 //! # Approach
 //!
-//! A port with more than 0 tokens may run a batch. The batch's cost is charged afterwards and may
-//! leave a debt. A refill generates the cycles that the core could spend since the last refill.
-//! Each bucket gets its entitlement of these cycles. The remaining cycles, and the tokens that do
-//! not fit into a full bucket, go to a pool. The pool is shared by weight among [`Mode::MinMax`]
-//! buckets with room. If one of these buckets fills up, its part is shared again among the others.
-//! Cycles are discarded only if all of these buckets are full.
+//! A port with more than 0 tokens may run a batch. The cost of a batch is charged after the batch,
+//! so the tokens may become negative. A refill generates the cycles that the core could spend since
+//! the previous refill. Each bucket gets its entitlement from the cycles that the refill generates.
+//! Cycles that no bucket's entitlement needs, and tokens above a bucket's depth, go to a pool.
+//! [`Mode::MinMax`] buckets that are not full share the pool by weight. If a min-max bucket fills
+//! up, the other buckets share the tokens for which it has no room. Cycles in the pool are
+//! discarded only if all [`Mode::MinMax`] buckets are full.
 //!
-//! A bucket is not idle if its port has waiting frames but does not get its turn. Its earnings,
-//! including its part of the pool, are kept above the depth as *arrears* until no frame waits.
-//! Without arrears, a port of a high class could live forever on the overflow of the ports that it
-//! delays.
+//! Ports have priority classes ([`crate::hbs`]). If a port has waiting frames but gets no turn, its
+//! bucket may exceed its depth. Tokens above a bucket's depth are called *arrears*. A bucket keeps
+//! its arrears until no frame waits at its port. If a waiting port's bucket had no arrears, its
+//! tokens above the depth would go to the pool. A port of an earlier priority class could take
+//! tokens from the pool, run again, and delay the waiting port forever.
 //!
-//! Arrears need no bound: refills generate no more than the core can spend. The sum of all tokens
-//! therefore does not grow while a port has both frames and tokens. The code caps arrears
-//! nevertheless.
+//! Refills generate no more cycles than the core can spend. While any port has both frames and
+//! tokens, the sum of all tokens in the buckets and the pool does not grow. As a safeguard, each
+//! bucket's arrears also have an upper limit.
 //!
-//! # Time that no port with tokens wants
+//! # Lent cycles
 //!
-//! Tokens in a bucket that fills up are not spent. A core with one busy port would idle until all
-//! other buckets are full. Therefore a min-max port without tokens may run if no port with tokens
-//! has frames. The cost is [lent](BucketSet::lend): no port is charged. Other ports lose nothing,
-//! because their tokens are a claim on later time, and the present time passes in any case.
+//! If only one port is busy and has no tokens, the core would be idle until the buckets of all
+//! other ports are full. In the mode [`Mode::MinMax`], a port without tokens may therefore run if
+//! no port with tokens has frames. If a min-max port runs without tokens, its batch is
+//! [lent](BucketSet::lend): no port is charged for the batch. The lent batch takes nothing from
+//! other ports: these ports keep their tokens, and the core would be idle otherwise.
 //!
-//! Nothing is lent if the `capacity` is below the core's rate. Cycles are then scarcer than time,
-//! and a port that runs without tokens would take them from the others.
+//! If the `capacity` for ports is below the core's rate, no cycles are lent, because ports may not
+//! spend all of the core. With a `capacity` below the core's rate, a port that runs without tokens
+//! would take cycles from other ports.
 //!
 //! # Ports without a purchase
 //!
-//! No gate stops a port in [`Mode::Free`]. It could still wait forever behind ports of an earlier
-//! class that live on spare cycles. Such a port has a bucket with a [floor](free_floor) and takes
-//! part in the pool. The ports of earlier classes thus run out of tokens in time for this port to
-//! get its part. Cycles that this port spends beyond its tokens are not generated for the others.
+//! In the mode [`Mode::Free`], a port may run without tokens. Ports of earlier priority classes
+//! that use spare cycles could still delay a port without a purchase forever. The bucket of a port
+//! without a purchase therefore gets a guaranteed minimum, the [floor](free_floor), and a part of
+//! the pool. The cycles of a floor do not go to ports of earlier priority classes. Ports of earlier
+//! priority classes therefore run out of tokens, and the port without a purchase runs. If a port
+//! without a purchase spends cycles beyond its tokens, refills generate fewer cycles for other
+//! ports.
 //!
 //! # Example
 //!
-//! A test covers Fig. 7: a core of 2.2 G cycles/s, entitlements of 0.2, 0.2, 0.4 and 0.4 G, and
-//! weights of 1, 1, 2 and 2. All ports are backlogged. The ports get 0.3667 and 0.7333 G. The paper
-//! prints 0.36 and 0.72, which corresponds to a capacity of 2.16 G.
+//! A test reproduces Fig. 7 of C2QoS with a core of 2.2 G cycles/s and four backlogged ports:
+//!
+//! - In Fig. 7, ports 1 and 2 are entitled to 0.2 G cycles/s each and have weight 1. With Penstock,
+//!   ports 1 and 2 get 0.3667 G cycles/s each; the paper prints 0.36 G cycles/s.
+//! - In Fig. 7, ports 3 and 4 are entitled to 0.4 G cycles/s each and have weight 2. With Penstock,
+//!   ports 3 and 4 get 0.7333 G cycles/s each; the paper prints 0.72 G cycles/s.
+//!
+//! The results that the paper prints correspond to a core of 2.16 G cycles/s.
 //!
 //! # Departures
 //!
-//! The pool is divided as a whole. Algorithm 1 shrinks the pool inside its loop and overwrites the
-//! rest. With the weights of Fig. 7, 31 % of the pool are therefore lost. Unsold capacity goes
-//! through the pool. If all ports are backlogged, this equals a fixed `C_idle` for each port.
-//! Arrears, lent time and floors are additions.
+//! - In Penstock, a refill gives all cycles of the pool to the buckets. The paper's Algorithm 1
+//!   reduces the pool inside its loop, and so loses 31 % of the pool with the weights of Fig. 7.
+//! - Unsold capacity goes to the pool, and not as a fixed `C_idle` to each port. If all ports are
+//!   backlogged, the pool and the paper's fixed `C_idle` give the same result.
+//! - C2QoS has no arrears, no lent cycles and no floors.
 //!
 //! # Cost
 //!
-//! A charge, a gate check and a refill take O(1) for any number of buckets; `refill` explains how.
-//! Fractions of a cycle are carried over.
+//! A charge, a check of a port's tokens, and a refill take O(1) for any number of buckets (see
+//! `refill`). A refill carries fractions of a cycle over to the next refill.
 
 mod bucket;
 mod ledger;
@@ -80,51 +93,56 @@ pub use ledger::Ledger;
 use bucket::{Bucket, Clocks};
 use penstock_units::{Cycles, CyclesPerSecond, TscRate, Weight};
 
-/// Fractional bits of a rate in cycles per cycle.
+/// Number of fractional bits of a rate in cycles per core cycle.
 const FRACTION: u32 = 56;
 const FRACTION_MASK: u64 = (1 << FRACTION) - 1;
-/// Fractional bits of the pool's clock.
+/// Number of fractional bits of the pool's clock in [`bucket::Clocks`].
 const POOL_FRACTION: u32 = 20;
 
-/// What a port's bucket may get beyond its entitlement, and whether it may run without tokens.
+/// Mode of a bucket: which cycles it gets beyond its entitlement, and whether its port may run
+/// without tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// The bucket gets nothing beyond its entitlement.
+    /// The bucket gets only its entitlement and no part of the pool.
     Strict,
-    /// The bucket also gets a weighted part of the cycles that others leave (MIN-MAX).
+    /// The bucket also gets a weighted part of the pool (MIN-MAX).
     #[default]
     MinMax,
-    /// As [`Self::MinMax`], but the port may also run without tokens. The bucket only prevents
+    /// The bucket also gets a weighted part of the pool, and its port may always run, even without
+    /// tokens. A bucket in the mode `Free` does not limit its port, but only protects the port from
     /// starvation.
     Free,
 }
 
-/// How a bucket is filled.
+/// Parameters of a port's bucket, which decide how fast it fills and how many tokens it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Cycles per second generated for the bucket, independent of other ports.
+    /// Cycles per second that refills generate for this bucket, whatever other ports do.
     pub entitlement: CyclesPerSecond,
-    /// Weight of the bucket in the pool.
+    /// Weight by which the pool is divided among the buckets.
     pub weight: Weight,
-    /// Whether the bucket takes part in the pool, and whether its port may run without tokens.
+    /// Mode of the bucket: whether it gets a part of the pool, and whether its port may run without
+    /// tokens.
     pub mode: Mode,
-    /// Maximum number of tokens that the bucket keeps while no frame waits.
+    /// Maximum number of tokens in the bucket while no frame waits at the port.
     pub depth: Cycles,
 }
 
-/// First term of the default depth, as microseconds of the entitlement. If a port is served in
-/// bursts, such as TCP within a round trip, it gets its rate over this time.
+/// First term of a bucket's default depth: the cycles that the entitlement yields in this number of
+/// microseconds. A port that sends in bursts of at most 1 ms, as TCP does within a round trip, gets
+/// its rate.
 const DEPTH_OF_ENTITLEMENT_US: u64 = 1_000;
-/// Second term of the default depth, as microseconds of the whole core. It equals what a refill
-/// interval generates, or one batch at the cost for which the paper chose its interval.
+/// Second term of the default depth: the cycles of the whole core in this number of microseconds.
+/// The second term of the depth, 50 µs, is one refill interval of the paper. The authors of C2QoS
+/// chose an interval of 50 µs by the cost of a batch.
 const DEPTH_OF_CORE_US: u64 = 50;
 
-/// The default depth: 1 ms of the entitlement plus 50 µs of the core.
+/// Returns the default depth of a bucket: 1 ms of the entitlement plus 50 µs of the core's cycles.
 ///
-/// The first term bridges bursts. With the second term, a port without entitlement can take all
-/// cycles that an interval generates, and at least one batch of any kind. A bucket may go into
-/// debt, so no larger depth is necessary. Each microsecond of depth may delay lower classes by a
-/// microsecond.
+/// The first term of the depth, 1 ms of the entitlement, lets a port send in bursts. With the
+/// second term, a port without an entitlement can use all cycles of a refill interval, and run at
+/// least one batch. A larger depth is not necessary, because a bucket may go into debt. Each
+/// microsecond of a bucket's depth may delay ports of later priority classes by a microsecond.
 #[must_use]
 pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
     let of = |rate: u64, us: u64| u128::from(rate) * u128::from(us) / 1_000_000;
@@ -132,20 +150,23 @@ pub fn default_depth(entitlement: CyclesPerSecond, core: TscRate) -> Cycles {
     Cycles(u64::try_from(depth).unwrap_or(u64::MAX).min(DEPTH_MAX))
 }
 
-/// Largest depth, chosen so that a sum of 65,536 depths does not overflow.
+/// Maximum depth of a bucket in cycles, so that a sum of 65,536 depths does not overflow.
 const DEPTH_MAX: u64 = 1 << 46;
 
-/// Upper bound of the floor that all ports without a purchase share, in thousandths of a worker's
-/// capacity. The floor comes out of unsold capacity. While ports without a purchase use the floor,
-/// its cycles are generated for no other port.
+/// Maximum sum of the floors of all ports without a purchase, in thousandths of a worker's
+/// capacity. A floor is the guaranteed minimum of a port without a purchase, and comes from the
+/// worker's unsold capacity. While ports without a purchase use their floors, refills generate
+/// fewer cycles for all other ports of the worker.
 const FREE_PERMILLE: u64 = 20;
 const FREE_PERMILLE_MIN: u64 = 1;
 
-/// Floor of each of `free` ports without a purchase on a worker that has sold `sold` of its
-/// `capacity`.
+/// Returns the guaranteed minimum (floor), in cycles per second, of each of `free` ports without a
+/// purchase on a worker. The argument `sold` is the number of purchased cycles per second out of
+/// the worker's `capacity`.
 ///
-/// A port without any turn is worse off than one with slow turns. Even if all capacity is sold,
-/// these ports share a thousandth of it, which admission treats as a rounding error.
+/// Even if all capacity is sold, the ports without a purchase share a thousandth of it, so that no
+/// port starves. Admission control lets ports purchase all of the capacity, including the
+/// thousandth that ports without a purchase share.
 #[must_use]
 pub fn free_floor(
     capacity: CyclesPerSecond,
@@ -158,38 +179,44 @@ pub fn free_floor(
     CyclesPerSecond(all / (free.max(1) as u64))
 }
 
-/// The buckets of one worker, indexed by dense slot.
+/// The cycle buckets of one worker, indexed by slot from 0.
 #[derive(Clone, Debug)]
 pub struct BucketSet {
     buckets: Box<[Bucket]>,
-    /// Slots of the buckets that are not full or have arrears. The next fields are the next bucket
-    /// to visit and the sums of the rates and weights of these buckets.
+    /// Slots of the earning buckets, which are the buckets below their limit. The field `cursor` is
+    /// the index in the list `earning` at which the next refill begins to visit buckets. The fields
+    /// `earning_rates` and `earning_weights` are sums over all buckets in the list `earning`.
     earning: Vec<u32>,
     cursor: usize,
     earning_rates: u128,
     earning_weights: u64,
     clocks: Clocks,
     core: TscRate,
-    /// Cycles per cycle that may be spent, in 2^-56. The next field is the fraction that is carried
-    /// over.
+    /// Fraction of the core's cycles that all ports together may spend, in units of 2^-56. The
+    /// field `capacity_fraction` carries the part below one whole cycle over to the next refill.
     capacity: u64,
     capacity_fraction: u64,
-    /// Sum of the rates of all buckets.
+    /// Sum of the rates of all buckets, in units of 2^-56 cycles per core cycle.
     rates: u128,
-    /// Sum of the depths of all buckets.
+    /// Sum of the depths of all buckets of the worker, in cycles.
     depths: i64,
-    /// Cycles to be shared. Negative while the entitlements exceed the cycles that could be spent.
+    /// Number of cycles in the pool, from which buckets below their limit are filled. If the
+    /// buckets' entitlements exceed the cycles that the core could spend, the pool is negative.
     pool: i64,
-    /// Fraction of a cycle, in 2^-56, that buckets earned but that is not yet subtracted from the
-    /// pool.
+    /// Fraction of a cycle, in units of 2^-56, that buckets have earned but that no refill has
+    /// subtracted from the pool yet.
     carry: i64,
-    /// Cycles that non-paying ports spent since the last refill, plus the debt of earlier refills.
+    /// Cycles that the core spent since the last refill without a charge to a bucket. The number
+    /// includes spent cycles that earlier refills could not subtract.
     spent_elsewhere: u64,
+    /// Cycles that the core spent on the host's own work since the last refill.
+    host: u64,
     ledger: Ledger,
 }
 
 impl BucketSet {
-    /// An empty set with room for `slots` buckets, on a core of which `capacity` may be spent.
+    /// Returns a set of buckets with slots 0 to `slots` - 1, in which no slot has a bucket. The
+    /// argument `capacity` is the part of the core's cycles that ports may spend.
     #[must_use]
     pub fn new(slots: usize, core: TscRate, capacity: CyclesPerSecond) -> Self {
         Self {
@@ -207,6 +234,7 @@ impl BucketSet {
             pool: 0,
             carry: 0,
             spent_elsewhere: 0,
+            host: 0,
             ledger: Ledger::default(),
         }
     }
@@ -218,9 +246,9 @@ impl BucketSet {
         self.buckets.get(slot).is_some_and(Bucket::is_metered)
     }
 
-    /// Gives `slot` a bucket with `tokens`. A new port starts with 0. A port that moved from
-    /// another worker brings its tokens. If the slot already has a bucket, it gets the tokens in
-    /// addition and the new terms.
+    /// Gives the slot `slot` a bucket with `tokens`: 0 for a new port, or the tokens that the port
+    /// had on another worker. If the slot already has a bucket, `tokens` are added, and `terms`
+    /// replace the bucket's terms.
     pub fn join(&mut self, slot: usize, terms: &Terms, tokens: i64) {
         if slot >= self.buckets.len() {
             return;
@@ -237,8 +265,9 @@ impl BucketSet {
         self.ledger.brought += tokens;
     }
 
-    /// Changes the terms of a bucket and keeps its tokens. Tokens above a smaller depth go to the
-    /// pool when the bucket is next brought up to date.
+    /// Changes the entitlement, weight, mode and depth of the bucket of `slot`, and keeps its
+    /// tokens. If the new depth is smaller, tokens above the depth go to the pool at the bucket's
+    /// next update.
     pub fn change(&mut self, slot: usize, terms: &Terms) {
         if !self.is_metered(slot) {
             return;
@@ -259,7 +288,8 @@ impl BucketSet {
         (bucket.rate, bucket.depth, bucket.mode, bucket.weight) = (rate, depth, terms.mode, weight);
     }
 
-    /// Removes a bucket and returns its tokens, which move with the port.
+    /// Removes the bucket of `slot` and returns its tokens, which move with the port to another
+    /// worker.
     pub fn leave(&mut self, slot: usize) -> i64 {
         if !self.is_metered(slot) {
             return 0;
@@ -275,19 +305,19 @@ impl BucketSet {
         bucket.tokens
     }
 
-    /// Whether the port of `slot` may run a batch. True if it has no bucket.
+    /// Whether the port of `slot` may run a batch. A port without a bucket may always run a batch.
     #[inline]
     #[must_use]
     pub fn may_run(&self, slot: usize) -> bool {
         self.buckets.get(slot).is_some_and(|bucket| {
-            // This check avoids computing the earnings in the common case.
+            // The common case needs no computation of earnings.
             bucket.tokens > 0
                 || bucket.mode == Mode::Free
                 || bucket.level(self.clocks, self.depths) > 0
         })
     }
 
-    /// Whether a port without tokens may run while no port with tokens has frames.
+    /// Returns whether the port of `slot` may run without tokens if no port with tokens has frames.
     #[inline]
     #[must_use]
     pub fn may_borrow(&self, slot: usize) -> bool {
@@ -295,15 +325,16 @@ impl BucketSet {
             && self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
     }
 
-    /// Tokens of `slot`. 0 if it has no bucket.
+    /// Returns the tokens of the bucket of `slot`, in cycles. 0 if the slot has no bucket.
     #[must_use]
     pub fn tokens(&self, slot: usize) -> i64 {
         let bucket = self.buckets.get(slot).filter(|bucket| bucket.is_metered());
         bucket.map_or(0, |bucket| bucket.level(self.clocks, self.depths))
     }
 
-    /// Charges `slot` for a batch. `more` says that frames are still waiting at its port. Returns
-    /// whether the port may run another batch.
+    /// Charges the bucket of `slot` for a batch that cost `cost` cycles. The argument `more` is
+    /// true if frames still wait at the port after its batch. Returns whether the port may run
+    /// another batch.
     #[inline]
     pub fn charge(&mut self, slot: usize, cost: Cycles, more: bool) -> bool {
         let Some(bucket) = self.buckets.get(slot) else { return true };
@@ -330,8 +361,8 @@ impl BucketSet {
         left
     }
 
-    /// Refunds the charge for the last batch of `slot`, because no port with tokens had frames when
-    /// the batch ran.
+    /// Lends the port of `slot` its last batch: refunds the charge, because no port with tokens had
+    /// frames when the batch ran.
     pub fn lend(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) {
             return;
@@ -344,8 +375,8 @@ impl BucketSet {
         self.ledger.lent += cost;
     }
 
-    /// Charges `slot` for cycles that another worker spent. This core did not spend these cycles,
-    /// so they go to the pool.
+    /// Charges the bucket of `slot` for cycles that another worker spent on the port. The charged
+    /// cycles go to this worker's pool, because another worker's core spent them.
     pub fn charge_elsewhere(&mut self, slot: usize, cost: Cycles) {
         if !self.is_metered(slot) || cost == Cycles::ZERO {
             return;
@@ -356,9 +387,10 @@ impl BucketSet {
         self.pool += cost;
     }
 
-    /// Books tokens that moved between this bucket and the same port's bucket on another worker.
-    /// `tokens` is negative if tokens left this bucket. This core must provide the cycles for
-    /// tokens that arrive, and need not provide them for tokens that leave.
+    /// Moves tokens between the two buckets that a port has on two workers. If `tokens` is
+    /// positive, the worker's bucket receives tokens; if `tokens` is negative, the bucket gives
+    /// tokens. Tokens that leave the worker's bucket go to the worker's pool. If tokens arrive at
+    /// the worker's bucket, refills of this worker generate fewer cycles.
     pub fn transfer(&mut self, slot: usize, tokens: i64) {
         if tokens < 0 {
             self.charge_elsewhere(slot, Cycles(tokens.unsigned_abs()));
@@ -371,8 +403,8 @@ impl BucketSet {
         }
     }
 
-    /// The entitlement of `slot` over `elapsed` cycles of the core, rounded down, regardless of the
-    /// bucket's depth.
+    /// Returns the cycles that the entitlement of `slot` yields in `elapsed` cycles of the core,
+    /// rounded down. The returned number of cycles may exceed the depth of the bucket.
     #[must_use]
     pub fn entitled(&self, slot: usize, elapsed: Cycles) -> Cycles {
         let rate = self.buckets.get(slot).map_or(0, |bucket| bucket.rate);
@@ -380,25 +412,56 @@ impl BucketSet {
         Cycles(u64::try_from(wide).unwrap_or(u64::MAX))
     }
 
-    /// The mode of `slot`; [`Mode::Strict`] without a bucket.
+    /// Returns the number of core cycles, from the last refill on, until a refill gives tokens to
+    /// the bucket of `slot`. Returns `None` if the bucket already has tokens, if its port may run
+    /// without tokens, or if no refill gives tokens to the bucket. The result for a
+    /// [`Mode::MinMax`] bucket is 0, because the tokens that the bucket will get from the pool are
+    /// unknown.
+    #[must_use]
+    pub fn wait(&self, slot: usize) -> Option<Cycles> {
+        let bucket = self.buckets.get(slot).filter(|bucket| bucket.is_metered())?;
+        let level = bucket.level(self.clocks, self.depths);
+        match bucket.mode {
+            Mode::Free => None,
+            _ if level > 0 => None,
+            Mode::MinMax => Some(Cycles::ZERO),
+            Mode::Strict => {
+                let missing = u128::from(level.unsigned_abs()) + 1;
+                let wait = (missing << FRACTION).checked_div(bucket.rate.into())?;
+                Some(Cycles(u64::try_from(wait).unwrap_or(u64::MAX).saturating_add(1)))
+            }
+        }
+    }
+
+    /// Returns the mode of the bucket of `slot`; [`Mode::Strict`] if the slot has no bucket.
     #[must_use]
     pub fn mode(&self, slot: usize) -> Mode {
         self.buckets.get(slot).map_or(Mode::Strict, |bucket| bucket.mode)
     }
 
-    /// The depth of `slot` in cycles; 0 without a bucket.
+    /// Returns the depth of the bucket of `slot` in cycles; 0 if the slot has no bucket.
     #[must_use]
     pub fn depth(&self, slot: usize) -> i64 {
         self.buckets.get(slot).map_or(0, |bucket| bucket.depth)
     }
 
-    /// Records cycles that this core spent on a port with its bucket on another worker.
+    /// Records cycles that this core spent on a port that has its bucket on another worker.
     #[inline]
     pub fn spend(&mut self, cost: Cycles) {
         self.spent_elsewhere = self.spent_elsewhere.saturating_add(cost.0);
     }
 
-    /// Records whether frames wait at the port of `slot` when no batch ran.
+    /// Records cycles that the core spent on work for the host and not for a port. The host's own
+    /// work first uses the part of the core beyond the `capacity`, then unsold capacity. If the
+    /// host's work needs more cycles than the ports have left unsold, the ports' entitlements
+    /// shrink.
+    #[inline]
+    pub fn spend_on_host(&mut self, cost: Cycles) {
+        self.host = self.host.saturating_add(cost.0);
+    }
+
+    /// Records whether frames wait at the port of `slot`. A worker calls `note_waiting` if it
+    /// checked the port but did not run a batch.
     #[inline]
     pub fn note_waiting(&mut self, slot: usize, waiting: bool) {
         let Some(bucket) = self.buckets.get(slot) else { return };
@@ -407,33 +470,35 @@ impl BucketSet {
             self.touch(slot);
             self.buckets[slot].waiting = waiting;
             if !waiting {
-                // Arrears end at once: the bucket drops to its depth.
+                // Arrears are not kept: the bucket drops to its depth.
                 self.settle(slot);
             }
         }
     }
 
-    /// Number of buckets that earn, i.e. are not known to be full.
+    /// Returns the number of buckets that currently earn tokens. The number may include buckets
+    /// that became full after the last refill.
     #[must_use]
     pub fn earning(&self) -> usize {
         self.earning.len()
     }
 
-    /// Sum of all entitlements in cycles per second, rounded.
+    /// Returns the sum of all entitlements in cycles per second, rounded.
     #[must_use]
     pub fn sold(&self) -> CyclesPerSecond {
         let hz = (self.rates >> 8) * u128::from(self.core.hz());
         CyclesPerSecond(u64::try_from((hz + (1 << 47)) >> 48).unwrap_or(u64::MAX))
     }
 
-    /// Account of all cycles since the start.
+    /// Returns the account of all cycles since the worker's start.
     #[must_use]
     pub const fn ledger(&self) -> Ledger {
         self.ledger
     }
 }
 
-/// Converts cycles per second to cycles per cycle of `core` in 2^-56, at most 255.
+/// Converts cycles per second to cycles per cycle of `core`, in units of 2^-56. The result is at
+/// most 255 cycles per cycle of `core`.
 fn per_cycle(rate: u64, core: TscRate) -> u64 {
     let wide = (u128::from(rate) << FRACTION) / u128::from(core.hz());
     u64::try_from(wide).unwrap_or(u64::MAX).min(255 << FRACTION)

@@ -1,44 +1,49 @@
-//! Refills: they advance two clocks and visit a few buckets.
+//! Refills the buckets: generates tokens for all buckets at a cost that does not depend on the
+//! number of buckets.
 //!
 //! # Problem
 //!
-//! A refill runs every 50 µs. If it visited every bucket with room, its cost would grow with the
-//! number of busy ports.
+//! A refill runs every 50 µs. If a refill visited every bucket that is not full, its cost would
+//! grow with the number of busy ports.
 //!
 //! # Approach
 //!
-//! An entitlement is a rate times one clock, and a part of the pool is a weight times another
-//! clock. The earnings of a bucket are computed only when the bucket is read, at its gate or its
-//! charge. A refill needs only the sums of the rates and weights of all earning buckets.
+//! A refill advances two clocks and visits no bucket. A bucket earns its rate times the advance of
+//! the first clock, plus its weight times the advance of the second clock. The second clock counts
+//! the cycles of the pool of unused cycles. The tokens that a bucket earned are computed only when
+//! its port is checked or charged. A refill needs only the sums of the rates and weights of all
+//! buckets that earn tokens.
 //!
-//! Only buckets that become full need a visit, because their overflow goes to other buckets. A
-//! refill visits one bucket, in turn, for every [`VISIT_EVERY_US`] microseconds of time that it
-//! generates for. The visit moves the tokens above the bucket's limit to the pool. If a refill has
-//! time for all buckets, it repeats the visits until nothing overflows, at most [`ROUNDS`] times.
+//! A refill must find full buckets, because the tokens above a full bucket's limit go to other
+//! buckets. For every [`VISIT_EVERY_US`] microseconds of `elapsed` time, a refill visits one more
+//! bucket that earns tokens. When a refill visits a bucket, the tokens above the bucket's limit
+//! move to the pool. If a refill has time to visit all buckets, the refill makes up to [`ROUNDS`]
+//! passes, until no bucket overflows.
 //!
 //! # Cost
 //!
-//! A refill takes O(1). Overflow reaches other buckets after at most 5 µs times the number of
-//! earning buckets. A bucket that is charged is up to date at once.
+//! A refill takes O(1) for any number of buckets. Tokens above a full bucket's limit reach other
+//! buckets after at most 5 µs for each bucket that earns tokens. A charge updates its bucket
+//! immediately.
 
 use super::bucket::Clocks;
 use super::{BucketSet, FRACTION, FRACTION_MASK, POOL_FRACTION};
 use penstock_units::Cycles;
 
-/// A refill visits one bucket for each period of this many microseconds that it generates for. At
-/// ten cycles per visit, this costs a thousandth of the core for any interval and any number of
-/// ports.
+/// Elapsed time in microseconds for which a refill visits one bucket. If a refill's visit to a
+/// bucket takes ten cycles, all visits together take a thousandth of the core's cycles. The cost of
+/// all visits per second does not depend on the refill interval or the number of ports.
 const VISIT_EVERY_US: u64 = 5;
-/// Maximum number of passes over all buckets in one refill.
+/// Maximum number of passes of one refill over all buckets that earn tokens.
 const ROUNDS: u32 = 4;
-/// Largest part of the pool that one refill hands out: an hour of a core. The bound prevents
-/// overflow.
+/// Maximum number of pool cycles that a refill gives to buckets, about an hour of a core. A larger
+/// number of pool cycles could cause an arithmetic overflow.
 const SHARED_MAX: i64 = 1 << 43;
 
 impl BucketSet {
-    /// Generates tokens for `elapsed` cycles in which this core could have run batches. The caller
-    /// leaves out time in which the core was preempted or spent on control, so that all generated
-    /// tokens can be spent.
+    /// Generates tokens for `elapsed` cycles in which this core could have run batches. The
+    /// argument `elapsed` must not include time in which the core was preempted, so that all tokens
+    /// can be spent.
     pub fn refill(&mut self, elapsed: Cycles) {
         let elapsed = elapsed.0.min(1 << 40);
         let budget = self.budget(elapsed);
@@ -61,12 +66,12 @@ impl BucketSet {
         }
     }
 
-    /// Largest debt of the pool: a millisecond of the core.
+    /// Returns the maximum debt of the pool: the cycles of the core in one millisecond.
     fn debt_max(&self) -> u64 {
         self.core.hz() / 1_000
     }
 
-    /// Cycles that the core could spend on ports that pay.
+    /// Returns how many of the `elapsed` cycles the core could spend on ports that have buckets.
     fn budget(&mut self, elapsed: u64) -> u64 {
         let sum =
             u128::from(self.capacity) * u128::from(elapsed) + u128::from(self.capacity_fraction);
@@ -74,16 +79,18 @@ impl BucketSet {
         let fraction = sum as u64 & FRACTION_MASK;
         self.capacity_fraction = fraction;
         let whole = u64::try_from(sum >> FRACTION).unwrap_or(u64::MAX);
-        let spent = core::mem::take(&mut self.spent_elsewhere);
-        // A debt carries over, so that a batch across the interval's end is accounted for.
+        let host = core::mem::take(&mut self.host).saturating_sub(elapsed.saturating_sub(whole));
+        let spent = core::mem::take(&mut self.spent_elsewhere).saturating_add(host);
+        // A debt is carried over, because a batch may extend beyond the end of the interval.
         self.spent_elsewhere = spent.saturating_sub(whole).min(self.debt_max());
         whole.saturating_sub(spent)
     }
 
-    /// The part of `elapsed` for which entitlements can be generated.
+    /// Returns the part of the `elapsed` cycles for which all buckets can get their entitlements.
+    /// If more cycles were sold than the core has, the result is less than `elapsed`.
     fn affordable(&self, elapsed: u64, budget: u64) -> u64 {
         let sold = ((self.rates >> 8) * u128::from(elapsed)) >> (FRACTION - 8);
-        // The pool owes cycles that are missing for a short time.
+        // The pool may go into debt if cycles are missing for a short time.
         let owed = self.debt_max().saturating_add_signed(self.pool.min(0));
         let limit = u128::from(budget) + u128::from(owed);
         if sold <= limit {
@@ -93,15 +100,16 @@ impl BucketSet {
         u64::try_from(u128::from(elapsed) * limit / sold).unwrap_or(elapsed)
     }
 
-    /// Subtracts from the pool the cycles that buckets earn, in 2^-56 cycles.
+    /// Subtracts from the pool the cycles that a refill gave to buckets. The unit of the argument
+    /// `parts` is 2^-56 cycles.
     fn give(&mut self, parts: u128) {
         let sum = i128::try_from(parts).unwrap_or(i128::MAX) + i128::from(self.carry);
         self.pool -= i64::try_from(sum >> FRACTION).unwrap_or(i64::MAX);
         self.carry = i64::try_from(sum & i128::from(FRACTION_MASK)).unwrap_or(0);
     }
 
-    /// Brings the next `most` earning buckets up to date, each once, and removes full ones from the
-    /// list. Returns whether a bucket was full.
+    /// Updates the next `most` buckets that earn tokens, each once, and removes full buckets from
+    /// the list. Returns true if a visited bucket was full.
     fn visit(&mut self, most: usize) -> bool {
         let mut found = false;
         for _ in 0..most.min(self.earning.len()) {
@@ -122,8 +130,8 @@ impl BucketSet {
         found
     }
 
-    /// Shares the pool by weight among all earning min-max buckets. If there are none, no bucket
-    /// has room and the pool is discarded.
+    /// Shares the pool of unused cycles by weight among the buckets of `minmax` ports that earn
+    /// tokens. If no bucket with a weight earns tokens, the cycles in the pool are discarded.
     fn share_pool(&mut self) {
         if self.pool <= 0 {
             return;
@@ -141,7 +149,8 @@ impl BucketSet {
         self.give(u128::from(each * self.earning_weights) << (FRACTION - POOL_FRACTION));
     }
 
-    /// Brings an earning bucket up to date and moves the tokens above its limit to the pool.
+    /// Adds the tokens that a bucket has earned, and moves the tokens above the bucket's limit to
+    /// the pool.
     #[inline]
     pub(super) fn settle(&mut self, slot: usize) {
         let (now, cap) = (self.clocks, self.depths);
@@ -154,7 +163,8 @@ impl BucketSet {
         }
     }
 
-    /// Brings a bucket up to date. A full bucket starts to earn again.
+    /// Updates a bucket. If the bucket is full, puts the bucket back on the list of buckets that
+    /// earn tokens.
     pub(super) fn touch(&mut self, slot: usize) {
         if self.buckets[slot].is_full() {
             self.enlist(slot);
@@ -163,7 +173,7 @@ impl BucketSet {
         }
     }
 
-    /// Adds a bucket to the list of earning buckets.
+    /// Adds the bucket of `slot` to the list of buckets that earn tokens.
     pub(super) fn enlist(&mut self, slot: usize) {
         // The list never exceeds the number of slots, so nothing is allocated and all conversions
         // fit.
@@ -176,7 +186,8 @@ impl BucketSet {
         self.earning_weights += u64::from(bucket.weight);
     }
 
-    /// Removes a bucket from the list. The bucket must be up to date.
+    /// Removes the bucket of `slot` from the list of buckets that earn tokens. Before this call,
+    /// the caller must have added the tokens that the bucket has earned.
     pub(super) fn delist(&mut self, slot: usize) {
         let bucket = &self.buckets[slot];
         let place = bucket.place;
@@ -188,7 +199,8 @@ impl BucketSet {
         }
     }
 
-    /// Keeps a leaving bucket's earned fraction of a cycle.
+    /// When a bucket is removed, returns the fraction of a cycle that the bucket earned to the
+    /// pool, so that no cycle is lost.
     pub(super) fn keep_fraction(&mut self, fraction: u64) {
         self.carry -= fraction.cast_signed();
     }

@@ -8,7 +8,8 @@ fn terms(entitlement: u64, weight: u64, mode: Mode) -> Terms {
     Terms { entitlement: CyclesPerSecond(entitlement), weight, mode, depth: Cycles(500_000) }
 }
 
-/// Every port spends its tokens after each of 1,000 refills. Returns cycles per second.
+/// Runs 20,000 refills; after each refill, every port spends all its tokens. Returns the cycles per
+/// second that each port spent.
 fn spend_all(set: &mut BucketSet, ports: usize) -> Vec<f64> {
     let mut charged = vec![0; ports];
     let refills = 20_000;
@@ -39,14 +40,17 @@ fn close(got: &[f64], want: &[f64]) {
     assert!(near && got.len() == want.len(), "{got:?} for {want:?}");
 }
 
-/// The paper prints 0.36 and 0.72. It either rounded down or assumed a core with 2.16 G cycles/s.
+/// Tests Fig. 7 of C2QoS, which prints rates of 0.36 and 0.72 G cycles/s. C2QoS either rounded the
+/// values of Fig. 7 down or assumed a core with 2.16 G cycles/s.
 #[test]
 fn figure_7_as_printed_and_as_it_adds_up() {
     close(&figure_7(2_160_000_000), &[0.36e9, 0.36e9, 0.72e9, 0.72e9]);
     close(&figure_7(HZ), &[0.366_666e9, 0.366_666e9, 0.733_333e9, 0.733_333e9]);
 }
 
-/// Algorithm 1 as printed hands out 0.167, 0.139, 0.231 and 0.154 of the pool and loses 31 %.
+/// Algorithm 1 of C2QoS as printed would give the four ports of the test the fractions 0.167,
+/// 0.139, 0.231 and 0.154 of the pool. By Algorithm 1 of C2QoS as printed, the remaining 31 % of
+/// the pool would be lost.
 #[test]
 fn weights_share_all_of_the_pool() {
     let mut set = BucketSet::new(5, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
@@ -66,7 +70,7 @@ fn a_strict_port_gets_its_entitlement_and_others_get_its_unused_part() {
     set.join(0, &terms(500_000_000, 9, Mode::Strict), 0);
     set.join(1, &terms(100_000_000, 1, Mode::MinMax), 0);
     close(&spend_all(&mut set, 2), &[0.5e9, 1.7e9]);
-    // While the port is idle, it leaves its whole entitlement to the others.
+    // While the port is idle, other ports get its whole entitlement.
     let charged = {
         set.refill(Cycles(HZ / 100));
         set.charge(1, Cycles(set.tokens(1).cast_unsigned()), true);
@@ -93,8 +97,9 @@ fn a_refill_does_not_visit_full_buckets() {
     assert_eq!(set.ledger().unaccounted(), 0);
 }
 
-/// A port of an early class spends all its tokens. Another port has frames but no turn. This port's
-/// part must be kept, or the first port would live on the part forever.
+/// In this test, a port of an early class spends all tokens that it gets. A second port of this
+/// test has frames but gets no turn. If the waiting port lost its tokens, the other port would get
+/// and spend the tokens forever.
 #[test]
 fn a_port_that_is_kept_waiting_keeps_its_part() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
@@ -104,7 +109,7 @@ fn a_port_that_is_kept_waiting_keeps_its_part() {
     set.note_waiting(1, true);
     let (mut first, mut second) = (0, 0);
     for _ in 0..2_000 {
-        // The core runs one batch of 11,000 cycles at a time, and ten batches in an interval.
+        // The core runs ten batches of 11,000 cycles in an interval.
         for _ in 0..10 {
             if set.charge(0, Cycles::ZERO, true) {
                 set.charge(0, Cycles(11_000), true);
@@ -136,7 +141,8 @@ fn tokens_survive_new_terms_and_moves() {
     assert_eq!(other.sold(), CyclesPerSecond(1_000_000_000));
 }
 
-/// Twice the core's capacity is sold, so each port gets half of what it purchased.
+/// The test sells twice the core's capacity, so each port gets half of the cycles that it
+/// purchased.
 #[test]
 fn an_oversold_core_is_short_for_all_ports_alike() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
@@ -146,7 +152,8 @@ fn an_oversold_core_is_short_for_all_ports_alike() {
     close(&spend_all(&mut set, 2), &[0.55e9, 1.65e9]);
 }
 
-/// A port without a bucket spends a tenth of the core, so a tenth less is generated.
+/// In this test, a port without a bucket spends a tenth of the core, so refills generate a tenth
+/// fewer cycles.
 #[test]
 fn cycles_spent_elsewhere_are_not_generated() {
     let mut set = BucketSet::new(2, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
@@ -160,4 +167,47 @@ fn cycles_spent_elsewhere_are_not_generated() {
         sum += tokens;
     }
     assert_eq!(sum, 1_000 * (INTERVAL.0 - 11_000));
+}
+
+/// In this test, the host's own work takes a twentieth of a core. If the core suffices for the
+/// purchased cycles and the host's work, the port gets all cycles that it purchased.
+#[test]
+fn the_host_uses_first_what_no_port_may_spend_or_bought() {
+    for (capacity, sold, left) in [
+        (HZ, HZ / 2, HZ / 2),
+        (HZ, HZ, HZ / 20 * 19),
+        (HZ / 100, HZ / 100, HZ / 100),
+        (HZ / 100 * 97, HZ / 100 * 97, HZ / 20 * 19),
+    ] {
+        let mut set = BucketSet::new(1, TscRate::from_hz(HZ), CyclesPerSecond(capacity));
+        set.join(0, &terms(sold, 1, Mode::Strict), 0);
+        let (refills, mut sum) = (20_000, 0);
+        for _ in 0..refills {
+            set.spend_on_host(Cycles(INTERVAL.0 / 20));
+            set.refill(INTERVAL);
+            let tokens = set.tokens(0).cast_unsigned();
+            set.charge(0, Cycles(tokens), true);
+            sum += tokens;
+        }
+        let expected = u128::from(left) * u128::from(refills * INTERVAL.0) / u128::from(HZ);
+        let off = u128::from(sum).abs_diff(expected);
+        assert!(off < expected / 100, "{capacity} {sold}: {sum} of {expected}");
+    }
+}
+
+#[test]
+fn a_strict_bucket_has_tokens_after_its_wait_and_not_before() {
+    let mut set = BucketSet::new(3, TscRate::from_hz(HZ), CyclesPerSecond(HZ));
+    set.join(0, &terms(HZ / 5, 1, Mode::Strict), -20_000);
+    let Cycles(wait) = set.wait(0).unwrap();
+    assert!((100_000..100_010).contains(&wait), "{wait}");
+    set.refill(Cycles(wait - 10));
+    assert!(!set.may_run(0) && set.wait(0).unwrap() <= Cycles(20));
+    set.refill(Cycles(10));
+    assert!(set.may_run(0));
+    assert_eq!(set.wait(0), None, "it has tokens");
+    set.join(1, &terms(HZ / 5, 1, Mode::MinMax), -20_000);
+    assert_eq!(set.wait(1), Some(Cycles::ZERO));
+    set.join(2, &terms(0, 1, Mode::Strict), -20_000);
+    assert_eq!(set.wait(2), None, "it never gets any");
 }

@@ -1,4 +1,5 @@
-//! The measured table of cells, and interpolation between them.
+//! Table of measured costs per frame, with interpolation between the measured frame sizes and
+//! numbers of rules.
 
 use core::fmt;
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,16 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::profile::{Flows, RingKind};
 use super::spread::{Source, Spread};
 
-/// The conditions of a measurement: the frames, the rules and the ring.
+/// Conditions under which a cost was measured: the frames, the rules and the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CellKey {
-    /// Layout of the ring.
+    /// Layout of the port's rings (split or packed).
     pub ring: RingKind,
-    /// How the frames spread over flows.
+    /// Whether the frames had few or many flows.
     pub flows: Flows,
-    /// Number of rules, at least 1.
+    /// Number of rules in the rule table, at least 1.
     pub rules: u32,
-    /// Size in bytes, including FCS.
+    /// Size of the frames in bytes, including FCS.
     pub size: u16,
 }
 
@@ -26,21 +27,21 @@ impl fmt::Display for CellKey {
     }
 }
 
-/// Cycles per frame of the three stages (C2QoS eq. (1)).
+/// Measured cost of a frame in the three stages of forwarding, in cycles (C2QoS eq. (1)).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cell {
-    /// Cycles to take the frame from the ring.
+    /// Cycles to take a frame from the ring.
     pub ingress: Spread,
-    /// Cycles to classify the frame.
+    /// Cycles to classify a frame.
     pub classification: Spread,
-    /// Cycles to deliver the frame.
+    /// Cycles to deliver a frame to its receiver.
     pub egress: Spread,
-    /// Provenance of the figures.
+    /// Whether the costs of the cell were measured on this host or published in a paper.
     pub source: Source,
 }
 
 impl Cell {
-    /// The medians of the three stages.
+    /// Returns the medians of the three stages, in cycles per frame.
     #[must_use]
     pub fn stages(&self) -> Stages {
         Stages {
@@ -56,25 +57,25 @@ impl Cell {
     }
 }
 
-/// Cycles per frame by stage.
+/// Cost of a frame in the three stages of forwarding, in cycles.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stages {
-    /// `C_ingress`: cost to take a frame from the ring.
+    /// Cycles to take a frame from the ring (`C_ingress` in C2QoS).
     pub ingress: f64,
-    /// `C_classification`: cost to classify a frame.
+    /// Cycles to classify a frame (`C_classification` in C2QoS).
     pub classification: f64,
-    /// `C_egress`: cost to deliver a frame.
+    /// Cycles to deliver a frame (`C_egress` in C2QoS).
     pub egress: f64,
 }
 
 impl Stages {
-    /// `C`: the sum of the stages.
+    /// Returns the sum of the three stages in cycles per frame (`C` in C2QoS).
     #[must_use]
     pub fn total(&self) -> f64 {
         self.ingress + self.classification + self.egress
     }
 
-    /// Multiplies each stage by `factor`.
+    /// Multiplies the cost of each stage by `factor`.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         Self {
@@ -84,7 +85,7 @@ impl Stages {
         }
     }
 
-    /// Adds stage by stage.
+    /// Returns the sum of two costs, separately for each stage of forwarding.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         Self {
@@ -94,7 +95,8 @@ impl Stages {
         }
     }
 
-    /// Interpolates linearly: a `part` of 0 gives `self`, and 1 gives `other`.
+    /// Interpolates linearly between the costs `self` and `other`. The argument `part` is the
+    /// position between the costs: 0 gives `self` and 1 gives `other`.
     fn towards(self, other: Self, part: f64) -> Self {
         self.scaled(1.0 - part).plus(other.scaled(part))
     }
@@ -108,7 +110,8 @@ impl Stages {
     }
 }
 
-/// A full grid of cells. It has a cell for every combination of its rings, flows, rules and sizes.
+/// Table of measured costs, with a cell for every combination of ring layout, flows, rules and
+/// frame size.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Grid {
     pub(super) cells: BTreeMap<CellKey, Cell>,
@@ -116,7 +119,8 @@ pub(super) struct Grid {
     rules: Vec<u32>,
 }
 
-/// Why cells do not form a grid.
+/// Reason why the measured costs do not form a complete table, for example a combination without a
+/// cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GridError {
     Missing(CellKey),
@@ -159,7 +163,7 @@ impl Grid {
         &self.rules
     }
 
-    /// The wanted ring if it was measured, else the ring that was measured.
+    /// Returns the ring layout `wanted` if it was measured, otherwise the layout that was measured.
     fn ring(&self, wanted: RingKind) -> RingKind {
         let mut rings = self.cells.keys().map(|key| key.ring);
         if rings.clone().any(|ring| ring == wanted) {
@@ -174,8 +178,9 @@ impl Grid {
         cell.map(Cell::stages).unwrap_or_default()
     }
 
-    /// Interpolates and extrapolates linearly in the size. Interpolates linearly in the logarithm
-    /// of the rules and stays constant beyond them.
+    /// Returns the cost of a frame for any size and number of rules. The cost is linear in the
+    /// frame's size, also beyond the measured sizes. The cost is linear in the logarithm of the
+    /// number of rules, and constant beyond the measured numbers of rules.
     pub(super) fn at(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> Stages {
         let ring = self.ring(ring);
         let by_size = |rules: u32| {
@@ -194,7 +199,8 @@ impl Grid {
         by_size(*only)
     }
 
-    /// The larger relative uncertainty of the two cells next to a size.
+    /// Returns the larger of the relative uncertainties of the costs at the two measured sizes
+    /// nearest to `size`.
     pub(super) fn uncertainty(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> f64 {
         let ring = self.ring(ring);
         let nearest = self.rules.iter().copied().min_by_key(|n| n.abs_diff(rules)).unwrap_or(1);
@@ -213,9 +219,10 @@ impl Grid {
     }
 }
 
-/// Finds the interval of `points` (at least two, ascending) that contains `x` or is nearest to it.
-/// Returns the interval's index and the position of `x` in it, from 0 to 1. The position is below 0
-/// or above 1 if `x` is beyond the ends.
+/// Finds the interval between two neighbouring `points` that contains `x`, or else the interval
+/// nearest to `x`. Returns the index of the interval, and the position of `x` in the interval: 0 at
+/// its lower end and 1 at its upper end. If `x` is outside of all intervals, the returned position
+/// is negative or above 1.
 pub(super) fn place(points: &[f64], x: f64) -> (usize, f64) {
     let last = points.len().saturating_sub(2);
     let low = points.partition_point(|point| *point <= x).saturating_sub(1).min(last);

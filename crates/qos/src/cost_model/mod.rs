@@ -1,50 +1,57 @@
-//! The cost model: how many cycles a VM's frames take, and therefore how many the VM needs.
+//! The cost model computes how many cycles a VM's frames cost, and how many cycles per second the
+//! VM needs.
 //!
 //! # Problem
 //!
-//! A tenant buys bits or packets per second, but the switch meters cycles. The cost of a frame
-//! depends on the frame and on where its VM runs.
+//! A tenant purchases bits or packets per second, but the switch meters cycles. A frame's cost
+//! depends on the frame and on the VM's deployment.
 //!
 //! # Source
 //!
-//! C2QoS §III: eq. (1), Figs. 5 and 6, "Modeling methodology". If a contract names no mix of sizes,
-//! the model assumes the simple Internet mix (RFC 6985).
+//! The model is from C2QoS §III: eq. (1), Figs. 5 and 6, and "Modeling methodology". If a contract
+//! states no frame sizes, the model assumes the simple Internet mix (RFC 6985).
 //!
 //! # Quantities
 //!
-//! | Paper | Here | Unit |
-//! |---|---|---|
-//! | `C_ingress`, `C_classification`, `C_egress` | [`Stages`] | cycles per frame |
-//! | `C_single` | [`CostModel::single`] | cycles per frame |
-//! | `R_i` | [`Coefficient`] | factor |
-//! | `∏ R_i · C_single` | [`CostModel::per_frame`] | cycles per frame |
-//! | `C_alloc` | [`CostModel::entitlement`] | cycles per second |
+//! The quantities of C2QoS correspond to these types and functions:
 //!
-//! Sizes are those on the wire, including FCS.
+//! - The quantities `C_ingress`, `C_classification` and `C_egress` of C2QoS are the fields of
+//!   [`Stages`], in cycles per frame.
+//! - The quantity `C_single` of C2QoS is [`CostModel::single`], in cycles per frame.
+//! - The quantity `R_i` of C2QoS is a [`Coefficient`], a factor without unit.
+//! - The quantity `∏ R_i · C_single` of C2QoS is [`CostModel::per_frame`], in cycles per frame.
+//! - The quantity `C_alloc` of C2QoS is [`CostModel::entitlement`], in cycles per second.
+//!
+//! Sizes of frames include the FCS.
 //!
 //! # Approach
 //!
-//! A table holds cells measured on full batches. Its axes are the size (64 to 1500), flows (single,
-//! multiple), rules (1, 1k, 10k) and ring (split, packed). Costs are linear between sizes and
-//! linear in the logarithm of the rules. A mix costs the weighted sum of its parts. Each action
-//! adds a term. The sum is multiplied by the coefficients for the number of VMs, the number of I/O
-//! cores and the NUMA node. Every figure has its spread and its source, which is this host or a
-//! paper.
+//! 1. A table has the measured cost per frame for each combination of frame size, number of flows,
+//!    number of rules and ring layout. All costs in the table were measured on full batches.
+//!    Between the measured points, costs are linear in the size, and linear in the logarithm of the
+//!    number of rules.
+//! 2. The cost of a mix of sizes is the weighted sum of the costs of its sizes.
+//! 3. Each action on a frame, such as a VLAN push, adds its own cost.
+//! 4. The sum of a frame's costs is multiplied by coefficients for the number of VMs, the number of
+//!    I/O cores and the NUMA node.
 //!
-//! For example (C2QoS §III-C), with four VMs on NUMA node 1 and two I/O cores, a frame that costs
-//! 1,000 cycles for one VM costs 1.4 × 1.14 × 1.47 × 1,000 = 2,346.12 cycles.
+//! Every cost and coefficient has a spread and a source, which is this host or a paper.
+//!
+//! In an example (C2QoS §III-C), a frame costs 1,000 cycles with one VM. With four VMs (factor
+//! 1.14), a remote NUMA node (1.4) and two I/O cores (1.47), the frame of the example costs
+//! 2,346.12 cycles.
 //!
 //! # Departures
 //!
-//! The paper's cell is in cycles per second at 10⁵ packets per second. Here a cell is in cycles per
-//! frame. The paper has no term for a batch, but a batch that is not full costs more per frame
-//! ([`BatchTerm`]). Entitlements assume full batches: a VM at its limit has a backlog, so its
-//! batches are full.
+//! The measured costs in C2QoS are in cycles per second at 10⁵ packets per second. The measured
+//! costs in Penstock's model are in cycles per frame. C2QoS has no cost per batch, but in Penstock
+//! a frame costs more if its batch is not full ([`BatchTerm`]). Entitlements assume full batches,
+//! because a VM at its limit has a backlog.
 //!
 //! # Cost
 //!
-//! The model uses floats and allocates, so only the control plane uses it. A worker gets integers
-//! ([`BatchPrice`]).
+//! The model uses floating-point numbers and allocates memory, so only the control plane uses it.
+//! Workers compute the cost of a batch in integers ([`BatchPrice`]).
 
 mod cell;
 mod price;
@@ -69,104 +76,112 @@ pub(crate) use profile::{to_f64, whole_up};
 pub use published::{CORES_PUBLISHED, NUMA_PUBLISHED, VMS_PUBLISHED};
 pub use spread::{Source, Spread};
 
-/// Frame sizes of the grid (C2QoS §III-D), in bytes.
+/// Frame sizes in bytes for which `penstock calibrate` measures costs (C2QoS §III-D).
 pub const SIZES: [u16; 6] = [64, 128, 256, 512, 1024, 1500];
-/// Numbers of rules of the grid.
+/// Numbers of rules for which `penstock calibrate` measures costs.
 pub const RULES: [u32; 3] = [1, 1_000, 10_000];
-/// Version of the model's file format. Files of other versions are refused.
+/// Version of the format of a cost model's file. A cost model's file with another format version is
+/// refused.
 pub const VERSION: u32 = 1;
-/// Maximum number of VMs or cores that a coefficient may have.
+/// Maximum number of VMs or cores for which a coefficient may be given.
 const COUNT_MAX: u32 = 65_536;
 
-/// Factor by which a frame's cost grows under one condition, such as a number of VMs.
+/// Factor by which a property of the deployment, such as the number of VMs, multiplies a frame's
+/// cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Coefficient {
-    /// The factor, from 0.1 to 100.
+    /// The factor by which a frame's cost is multiplied, from 0.1 to 100.
     pub factor: Spread,
-    /// Whether the factor was measured or published.
+    /// Whether the factor was measured on this host or published in a paper.
     pub source: Source,
 }
 
 impl Coefficient {
-    /// A coefficient that a paper states.
+    /// Returns a coefficient without spread, which a paper published.
     #[must_use]
     pub const fn published(factor: f64) -> Self {
         Self { factor: Spread::exact(factor), source: Source::Published }
     }
 }
 
-/// Cost that an action adds to a frame.
+/// Cost that an action, such as a VLAN push, adds to each frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ActionTerm {
     /// Cycles that the action adds to each frame.
     pub per_frame: Spread,
-    /// Cycles per byte of the frame.
+    /// Cycles that the action adds for each byte of the frame.
     pub per_byte: f64,
-    /// Whether both costs were measured or published.
+    /// Whether the two costs of the action were measured or published.
     pub source: Source,
 }
 
-/// Fixed cost of a batch.
+/// Fixed cost of a batch of frames, in addition to the cost of its frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchTerm {
-    /// Cycles that each batch takes in addition to its frames.
+    /// Cycles that each batch costs in addition to the cost of its frames.
     pub per_batch: Spread,
-    /// Number of frames in the batches from which the cells were measured; at least 1.
+    /// Number of frames per batch in the measurements of frame costs; at least 1.
     pub frames: u32,
-    /// Whether the cost was measured or published.
+    /// Whether the fixed cost of a batch was measured on this host or published in a paper.
     pub source: Source,
 }
 
-/// Where, when and how a model was made.
+/// Describes where, when and how a cost model was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct About {
-    /// Name of the host on which the model was made.
+    /// Name of the host on which the cost model was made.
     pub host: String,
-    /// Date and time in UTC.
+    /// Date and time of the calibration, in UTC.
     pub date: String,
-    /// Model name of the CPU.
+    /// Model name of the host's CPU.
     pub cpu: String,
-    /// Version and command line of the program that made the model.
+    /// Program that made the cost model: its version and its command line.
     pub made_by: String,
-    /// Frequency of the time-stamp counter. All figures count its cycles.
+    /// Frequency of the host's time-stamp counter in hertz. All costs of the model count cycles of
+    /// the time-stamp counter.
     pub tsc: TscRate,
 }
 
-/// All data of a model.
+/// All data from which a cost model is made.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
-    /// Where, when and how the model was made.
+    /// Where, when and how the cost model was made.
     pub about: About,
-    /// The measured cells, which form a full grid.
+    /// Measured costs; every combination of ring layout, flows, rules and frame size must have a
+    /// cost.
     pub cells: BTreeMap<CellKey, Cell>,
-    /// Fixed cost of a batch.
+    /// Fixed cost of a batch of frames, in addition to the cost of its frames.
     pub batch: BatchTerm,
-    /// Cost of actions. An action without an entry costs nothing.
+    /// Cost of actions. An action without an entry in the map `actions` costs nothing.
     pub actions: BTreeMap<Action, ActionTerm>,
-    /// Factor by number of VMs. It has an entry for 1.
+    /// Factor for each known number of VMs on the host. The map must contain the factor for a host
+    /// with 1 VM.
     pub vms: BTreeMap<u32, Coefficient>,
-    /// Factor by number of I/O cores. It has an entry for 1.
+    /// Factor for each known number of I/O cores. The map must contain the factor for a host with 1
+    /// I/O core.
     pub cores: BTreeMap<u32, Coefficient>,
-    /// Factor for a VM with memory on another NUMA node than the core.
+    /// Factor for a VM whose memory is on another NUMA node than the I/O core.
     pub numa_remote: Coefficient,
 }
 
-/// Error in a model.
+/// Mistake in the data of a cost model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelError {
-    /// The grid lacks the cell for this combination.
+    /// The model has no cost for frames with this combination of ring layout, flows, rules and
+    /// size.
     Missing(CellKey),
-    /// A cost of the cell is negative or not finite, or its median is outside its range.
+    /// A measured cost in the model is negative or not finite, or its median is outside its range.
     Cell(CellKey),
-    /// The cells have fewer than two sizes.
+    /// The measured costs cover fewer than two frame sizes.
     Sizes,
-    /// The batch's cost is not a sound cost, or its number of frames is 0.
+    /// The cost of a batch is not valid ([`Spread::is_sound`]), or its number of frames is 0.
     Batch,
-    /// The cost of this action is not a sound cost.
+    /// The cost of the given action is not valid ([`Spread::is_sound`]).
     Action(Action),
-    /// The coefficient for this number of VMs is out of range, or the one for 1 is missing.
+    /// The factor for this number of VMs is out of range, or the factor for 1 VM is missing.
     Vms(u32),
-    /// The coefficient for this number of cores is out of range, or the one for 1 is missing.
+    /// The coefficient for this number of I/O cores is out of range, or the coefficient for 1 core
+    /// is missing.
     Cores(u32),
     /// The coefficient for a remote NUMA node is out of range.
     Numa,
@@ -174,21 +189,24 @@ pub enum ModelError {
 
 impl fmt::Display for ModelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const COST: &str = "a cost is finite, not negative, and its median within its range";
-        const FACTOR: &str = "a factor is from 0.1 to 100, and its median within its range";
+        const COST: &str = "a cost must be finite and not negative, with min <= median <= max";
+        const FACTOR: &str = "a factor must be 0.1 to 100, with min <= median <= max";
         match self {
             Self::Missing(key) => write!(
                 f,
-                "the cell for {key} is missing; every combination of sizes, flows, rules and rings \
-                 that occurs needs one"
+                "the cell for {key} is missing; each combination of sizes, flows, rules and rings \
+                 that occurs needs a cell"
             ),
-            Self::Cell(key) => write!(f, "the cell for {key} makes no sense; {COST}"),
-            Self::Sizes => f.write_str("there are cells of fewer than two sizes; measure again"),
-            Self::Batch => write!(f, "the batch's term makes no sense; {COST}"),
-            Self::Action(action) => write!(f, "the action {action} makes no sense; {COST}"),
+            Self::Cell(key) if key.rules == 0 => {
+                write!(f, "the cell for {key} is not valid; write `rules` = 1 or more")
+            }
+            Self::Cell(key) => write!(f, "the cell for {key} is not valid; {COST}"),
+            Self::Sizes => f.write_str("cells exist for fewer than two frame sizes; measure again"),
+            Self::Batch => write!(f, "the cost of a batch is not valid; {COST}"),
+            Self::Action(action) => write!(f, "the cost of action {action} is not valid; {COST}"),
             Self::Vms(n) => write!(f, "the coefficient for {n} VMs is missing or wrong; {FACTOR}"),
             Self::Cores(n) => {
-                write!(f, "the coefficient for {n} cores is missing or wrong; {FACTOR}")
+                write!(f, "the coefficient for {n} I/O cores is missing or wrong; {FACTOR}")
             }
             Self::Numa => write!(f, "the coefficient of a remote NUMA node is wrong; {FACTOR}"),
         }
@@ -197,7 +215,7 @@ impl fmt::Display for ModelError {
 
 impl core::error::Error for ModelError {}
 
-/// Deployment of a VM, as far as it changes the cost of the VM's frames.
+/// Properties of a VM's deployment that change the cost of the VM's frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deployment {
     /// Number of VMs on the host.
@@ -209,11 +227,11 @@ pub struct Deployment {
 }
 
 impl Deployment {
-    /// One VM, one I/O core, local memory. The factor is 1.
+    /// Deployment with one VM, one I/O core and local memory.
     pub const SINGLE: Self = Self { vms: 1, cores: 1, numa_remote: false };
 }
 
-/// A validated cost model.
+/// A cost model whose data are valid.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CostModel {
     parts: Parts,
@@ -221,10 +239,10 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Validates the parts and makes a model.
+    /// Checks the parts of a cost model and makes the model.
     ///
     /// # Errors
-    /// The first error found.
+    /// Returns an error for the first mistake in the data of the model.
     pub fn new(parts: Parts) -> Result<Self, ModelError> {
         let grid = Grid::new(parts.cells.clone()).map_err(|error| match error {
             GridError::Missing(key) => ModelError::Missing(key),
@@ -247,23 +265,24 @@ impl CostModel {
         Ok(Self { parts, grid })
     }
 
-    /// The contents of the model.
+    /// Returns the measured costs and coefficients from which the model was made.
     #[must_use]
     pub const fn parts(&self) -> &Parts {
         &self.parts
     }
 
-    /// The sizes and the numbers of rules of the cells, both ascending.
+    /// Returns the frame sizes and the numbers of rules for which costs were measured, both in
+    /// ascending order.
     #[must_use]
     pub fn axes(&self) -> (&[u16], &[u32]) {
         (self.grid.sizes(), self.grid.rules())
     }
 
-    /// A copy of the model in which `change` has replaced each cell. Simulations add errors this
-    /// way.
+    /// Returns a copy of the model in which `change` replaces each measured cost. Simulations call
+    /// `with_cells` to test a cost model that has errors.
     ///
     /// # Errors
-    /// A changed cell is not a sound cost.
+    /// Returns an error if a changed cost is not valid ([`Spread::is_sound`]).
     pub fn with_cells(
         &self,
         mut change: impl FnMut(CellKey, Cell) -> Cell,
@@ -275,15 +294,17 @@ impl CostModel {
         Self::new(parts)
     }
 
-    /// `C_single` of one size: cycles per frame by stage, without actions, for full batches and one
-    /// VM on the host.
+    /// Returns the cost of a frame of this size in each stage, in cycles (`C_single` in C2QoS). The
+    /// stages' costs exclude actions on frames, such as a VLAN push. The cost of a frame applies to
+    /// full batches on a host with one VM.
     #[must_use]
     pub fn at(&self, ring: RingKind, flows: Flows, rules: u32, size: f64) -> Stages {
         self.grid.at(ring, flows, rules, size)
     }
 
-    /// `C_single` of a profile: cycles per frame by stage. Checksums and segmentation count as
-    /// egress, because egress does them. Rewrites count as classification.
+    /// Returns the mean cost of a profile's frames in each stage, in cycles (`C_single` in C2QoS).
+    /// The costs of checksums and segmentation count as egress, and the costs of rewrites count as
+    /// classification.
     #[must_use]
     pub fn single(&self, profile: &Profile) -> Stages {
         let Profile { sizes, flows, rules, ring, actions } = profile;
@@ -307,20 +328,21 @@ impl CostModel {
             .fold(Stages::default(), Stages::plus)
     }
 
-    /// `∏ R_i`: the product of the coefficients for a deployment.
+    /// Returns the product of the coefficients for a deployment (`∏ R_i` in C2QoS).
     #[must_use]
     pub fn factor(&self, at: Deployment) -> f64 {
         let numa = if at.numa_remote { self.parts.numa_remote.factor.median } else { 1.0 };
         between(&self.parts.vms, at.vms) * between(&self.parts.cores, at.cores) * numa
     }
 
-    /// `∏ R_i · C_single`: cycles per frame.
+    /// Returns the cycles per frame of a profile in a deployment (`∏ R_i · C_single` in C2QoS).
     #[must_use]
     pub fn per_frame(&self, profile: &Profile, at: Deployment) -> f64 {
         self.single(profile).total() * self.factor(at)
     }
 
-    /// `C_alloc`: cycles per second that a VM needs for its purchased rate, rounded up.
+    /// Returns the cycles per second that a VM needs for its purchased rate, rounded up (`C_alloc`
+    /// in C2QoS).
     #[must_use]
     pub fn entitlement(
         &self,
@@ -332,14 +354,16 @@ impl CostModel {
         CyclesPerSecond(whole_up(contract.frames_per_second() * cost))
     }
 
-    /// Relative uncertainty of the measurements behind a profile's cost: 0.05 means ± 5 %.
+    /// Returns the relative uncertainty of the measurements from which a profile's cost is
+    /// computed: 0.05 means ± 5 %.
     #[must_use]
     pub fn uncertainty(&self, profile: &Profile) -> f64 {
         let of = |size| self.grid.uncertainty(profile.ring, profile.flows, profile.rules, size);
         profile.sizes.parts().map(|(size, part)| of(size) * part).sum()
     }
 
-    /// Expected cycles of a batch of `frames` with `bytes` in total (without FCS).
+    /// Returns the expected cost in cycles of a batch of `frames` frames with `bytes` bytes in
+    /// total (without FCS).
     #[must_use]
     pub fn batch(&self, profile: &Profile, at: Deployment, frames: u32, bytes: u64) -> f64 {
         if frames == 0 {
@@ -359,7 +383,9 @@ impl CostModel {
         term.map_or(0.0, |term| term.per_frame.median + term.per_byte * size)
     }
 
-    /// As [`Self::batch`], in integers: a straight line fitted through the profile's cells.
+    /// Returns the expected cost of a batch as a linear function of its frames and bytes, in
+    /// integers. The coefficients of the linear function are fitted to the costs of the profile's
+    /// cells.
     #[must_use]
     pub fn price(&self, profile: &Profile, at: Deployment) -> BatchPrice {
         let points: Vec<(f64, f64)> = (self.grid.sizes().iter().map(|size| f64::from(*size)))
@@ -378,7 +404,8 @@ impl CostModel {
     }
 }
 
-/// Fits a line by least squares. Returns its value at 0 and its slope, which is at least 0.
+/// Fits a straight line to `points` by the method of least squares. Returns the fitted line's value
+/// at 0, and its slope, which is at least 0.
 fn line(points: &[(f64, f64)]) -> (f64, f64) {
     let n = f64::from(u32::try_from(points.len()).unwrap_or(u32::MAX)).max(1.0);
     let mean_x = points.iter().map(|(x, _)| x).sum::<f64>() / n;
@@ -402,8 +429,8 @@ fn check_factors(factors: &BTreeMap<u32, Coefficient>) -> Result<(), u32> {
     wrong.map_or(Ok(()), |(n, _)| Err(*n))
 }
 
-/// Interpolates the factor linearly between counts. The factor is constant beyond the first and
-/// last count.
+/// Returns the factor for `count` VMs or I/O cores, by linear interpolation. Outside of the range
+/// of `factors`, the factor is constant.
 fn between(factors: &BTreeMap<u32, Coefficient>, count: u32) -> f64 {
     let counts: Vec<f64> = factors.keys().map(|n| f64::from(*n)).collect();
     let values: Vec<f64> = factors.values().map(|c| c.factor.median).collect();

@@ -1,17 +1,18 @@
-//! The expected cost of a batch in integers, because a worker must not compute with floats.
+//! Computes the expected cost of a batch in integers, so that workers can use it.
 //!
-//! If the core was preempted during a batch, the elapsed cycles do not show the cycles that the
-//! batch used. The price of the batch replaces the elapsed cycles. The price is a cost per batch,
-//! per frame and per byte, in fixed point with one multiplication each.
+//! If the core was preempted during a batch, the elapsed cycles exceed the cost of the batch. If
+//! the core was preempted during a batch, the worker charges the price of the batch instead of the
+//! elapsed cycles. The price of a batch is the sum of a cost per batch, a cost per frame and a cost
+//! per byte, in fixed point.
 
 use penstock_units::Cycles;
 
-/// Fractional bits of the cost of a frame.
+/// Number of fractional bits in the cost of a frame.
 const FRAME_BITS: u32 = 8;
-/// Fractional bits of the cost of a byte.
+/// Number of fractional bits in the cost of a byte.
 const BYTE_BITS: u32 = 16;
 
-/// Price of batches of one profile, in cycles.
+/// Price of a batch in cycles: a cost per batch, per frame and per byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchPrice {
     batch: u64,
@@ -20,7 +21,8 @@ pub struct BatchPrice {
 }
 
 impl BatchPrice {
-    /// Makes a price from cycles per batch, per frame and per byte. Negative values become zero.
+    /// Makes a price from cycles per batch, per frame and per byte. Negative costs are raised to
+    /// zero.
     #[must_use]
     pub fn new(batch: f64, frame: f64, byte: f64) -> Self {
         let fixed = |value: f64, bits: u32| fixed(value * f64::from(1_u32 << bits));
@@ -31,8 +33,8 @@ impl BatchPrice {
         }
     }
 
-    /// Price of a batch of `frames` with `bytes` in total. Bytes are without FCS, as in counters.
-    /// The result is rounded down and saturates.
+    /// Returns the price in cycles of a batch of `frames` frames with `bytes` bytes in total,
+    /// without FCS. The price is rounded down to whole cycles; an overflow gives the largest value.
     #[inline]
     #[must_use]
     pub const fn of(&self, frames: u64, bytes: u64) -> Cycles {
@@ -41,14 +43,15 @@ impl BatchPrice {
         Cycles(self.batch.saturating_add(frames).saturating_add(bytes))
     }
 
-    /// As [`Self::of`]; `None` if no price is set.
+    /// Returns the price of a batch as [`Self::of`] does; `None` if no price is set.
     #[inline]
     #[must_use]
     pub const fn of_batch(&self, frames: usize, bytes: usize) -> Option<Cycles> {
         if self.is_some() { Some(self.of(frames as u64, bytes as u64)) } else { None }
     }
 
-    /// Whether a price is set. The default price is unset, and [`Self::of`] returns 0 for it.
+    /// Returns whether a price for batches was set. A default `BatchPrice` is not set, and
+    /// [`Self::of`] then returns 0.
     #[must_use]
     pub const fn is_some(&self) -> bool {
         self.batch | self.frame | self.byte != 0

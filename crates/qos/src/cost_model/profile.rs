@@ -1,43 +1,45 @@
-//! A VM's declared frame sizes and flows, and its purchased rate.
+//! The frame sizes and flows that a tenant declares for a VM, and the VM's purchased rate.
 //!
-//! A size is that of the frame on the wire, including FCS (RFC 2544). A size of 64 is 60 bytes in a
-//! ring. Bit rates count sizes, without preamble and inter-frame gap.
+//! Sizes of frames include the FCS (RFC 2544), so a frame of size 64 has 60 bytes in a ring. Bit
+//! rates count frame sizes with FCS, without preamble and inter-frame gap.
 
 use core::fmt;
 use core::str::FromStr;
 
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
-/// Smallest size of a frame in bytes.
+/// Smallest size of a frame in bytes, FCS included.
 pub const SIZE_MIN: u16 = 64;
-/// Largest size of a frame in bytes. A segmentation request counts as the frames that it becomes.
+/// Largest size of a frame in bytes, FCS included. A segmentation request counts as the frames into
+/// which it is cut.
 pub const SIZE_MAX: u16 = 9018;
-/// Maximum number of entries in a mix.
+/// Maximum number of sizes in a mix.
 pub const MIX_MAX: usize = 32;
-/// Bytes of the FCS, which byte counters leave out.
+/// Size of the FCS in bytes; byte counters exclude the FCS.
 pub const FCS: u64 = 4;
 
-/// Frame sizes and their weights. A mix has at least one entry, and no weight is 0.
+/// Mix of frame sizes with weights, which are relative numbers of frames. A mix has at least one
+/// size, and no weight is 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SizeMix(Vec<(u16, u32)>);
 
-/// Error in a mix of sizes.
+/// Mistake in a mix of frame sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeMixError {
-    /// The mix has no entry, or more than [`MIX_MAX`].
+    /// The mix has no size, or more than [`MIX_MAX`] sizes.
     Entries(usize),
-    /// The size is outside the range of frames.
+    /// A size is not in the range from [`SIZE_MIN`] to [`SIZE_MAX`].
     Size(u32),
-    /// The weight is 0 or above 65535.
+    /// The weight of a frame size is 0 or above 65535.
     Weight(u32),
-    /// The text is not a mix.
+    /// The text of a mix is neither `imix` nor a list of sizes with weights.
     Text,
 }
 
 impl fmt::Display for SizeMixError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Entries(n) => write!(f, "{n} sizes make no mix; write 1 to {MIX_MAX}"),
+            Self::Entries(n) => write!(f, "a mix of {n} sizes is not valid; write 1 to {MIX_MAX}"),
             Self::Size(size) => {
                 write!(
                     f,
@@ -48,8 +50,8 @@ impl fmt::Display for SizeMixError {
                 write!(f, "weight {weight} is out of range; write 1 to 65535")
             }
             Self::Text => f.write_str(
-                "not a size; a number, \"imix\" or sizes with weights as in \"64:7+1518:1\" are \
-                 wanted",
+                "not a size; write a number, \"imix\" or sizes with weights as in \
+                 \"64:7+1518:1\"",
             ),
         }
     }
@@ -58,10 +60,10 @@ impl fmt::Display for SizeMixError {
 impl core::error::Error for SizeMixError {}
 
 impl SizeMix {
-    /// Makes a mix from pairs of size and weight.
+    /// Makes a mix from pairs of a size and its weight.
     ///
     /// # Errors
-    /// There are no entries or too many, or a size or weight is out of range.
+    /// Returns an error if there are no pairs or too many, or if a size or weight is out of range.
     pub fn new(entries: Vec<(u16, u32)>) -> Result<Self, SizeMixError> {
         if entries.is_empty() || entries.len() > MIX_MAX {
             return Err(SizeMixError::Entries(entries.len()));
@@ -77,34 +79,36 @@ impl SizeMix {
         Ok(Self(entries))
     }
 
-    /// A mix of one size.
+    /// Returns a mix of frame sizes with a single size.
     ///
     /// # Errors
-    /// The size is out of range.
+    /// Returns an error if the frame size is not from [`SIZE_MIN`] to [`SIZE_MAX`].
     pub fn fixed(size: u16) -> Result<Self, SizeMixError> {
         Self::new(vec![(size, 1)])
     }
 
-    /// The simple Internet mix: 7 frames of 64 bytes, 4 of 594, 1 of 1518. It is an RFC 6985 genome
-    /// with custom sizes. It applies if a contract names no size (C2QoS §III-D).
+    /// Returns the simple Internet mix: 7 frames of 64 bytes, 4 of 594 bytes and 1 of 1518 bytes.
+    /// RFC 6985 calls such a mix of frame sizes an IMIX genome with custom sizes. The simple
+    /// Internet mix applies if a contract states no size (C2QoS §III-D).
     #[must_use]
     pub fn imix() -> Self {
         Self(vec![(64, 7), (594, 4), (1518, 1)])
     }
 
-    /// The pairs of size and weight.
+    /// Returns pairs of a frame size in bytes and its weight.
     #[must_use]
     pub fn entries(&self) -> &[(u16, u32)] {
         &self.0
     }
 
-    /// Pairs of size and fraction of all frames.
+    /// Returns each frame size of the mix in bytes, with the fraction of all frames that have this
+    /// size.
     pub fn parts(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         let total: f64 = self.0.iter().map(|(_, weight)| f64::from(*weight)).sum();
         self.0.iter().map(move |(size, weight)| (f64::from(*size), f64::from(*weight) / total))
     }
 
-    /// The mean size in bytes.
+    /// Returns the mean frame size in bytes.
     #[must_use]
     pub fn mean(&self) -> f64 {
         self.parts().map(|(size, part)| size * part).sum()
@@ -135,7 +139,7 @@ impl fmt::Display for SizeMix {
 impl FromStr for SizeMix {
     type Err = SizeMixError;
 
-    /// Reads texts such as `1024`, `imix` and `64:7+1518:1`.
+    /// Parses a text such as `1024`, `imix` or `64:7+1518:1` (sizes and weights).
     fn from_str(text: &str) -> Result<Self, SizeMixError> {
         if text == "imix" {
             return Ok(Self::imix());
@@ -150,22 +154,22 @@ impl FromStr for SizeMix {
     }
 }
 
-/// How a VM's frames spread over flows. The spread decides how often frames hit the exact-match
-/// cache.
+/// Number of flows to which a VM's frames belong. The number of flows determines how often frames
+/// hit the exact-match cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Flows {
-    /// The frames have few flows, and the cache holds all of them.
+    /// The frames have so few flows that the exact-match cache has an entry for each flow.
     #[default]
     Single,
-    /// The frames have more flows than the cache holds.
+    /// The frames have more flows than the exact-match cache has entries.
     Multiple,
 }
 
 impl Flows {
-    /// Both variants, in the order of declaration.
+    /// All variants of `Flows`, in the order of declaration.
     pub const ALL: [Self; 2] = [Self::Single, Self::Multiple];
 
-    /// The name of the variant in files.
+    /// Returns the name of the variant in configuration files: `single` or `multiple`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -196,15 +200,15 @@ impl FromStr for Flows {
 /// Layout of a port's rings (virtio).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RingKind {
-    /// A descriptor table, an available ring and a used ring.
+    /// Split ring: a descriptor table, an available ring and a used ring.
     #[default]
     Split,
-    /// A single ring of descriptors.
+    /// Packed ring: a single ring of descriptors.
     Packed,
 }
 
 impl RingKind {
-    /// The name of the variant in files.
+    /// Returns the name of the ring layout in cost model files, `split` or `packed`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -232,27 +236,28 @@ impl FromStr for RingKind {
     }
 }
 
-/// Work on a frame beyond moving it. It costs extra cycles.
+/// Action on a frame in addition to forwarding, which costs extra cycles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// Inserts a VLAN tag.
+    /// Inserts a VLAN tag into the frame.
     VlanPush,
-    /// Removes a VLAN tag.
+    /// Removes a VLAN tag from the frame.
     VlanPop,
-    /// Rewrites the DSCP code point.
+    /// Rewrites the DSCP code point of the frame.
     Dscp,
-    /// Completes a checksum that the sender left to the device.
+    /// Completes a checksum for a sender that uses checksum offload.
     Checksum,
-    /// Splits a segmentation request. The action is counted once for each resulting frame.
+    /// Splits a segmentation request (TSO) into frames. Each frame into which a segmentation
+    /// request is split counts as a segmentation action.
     Segmentation,
 }
 
 impl Action {
-    /// All variants, in the order of declaration.
+    /// All actions, in the order of declaration.
     pub const ALL: [Self; 5] =
         [Self::VlanPush, Self::VlanPop, Self::Dscp, Self::Checksum, Self::Segmentation];
 
-    /// The name of the variant in files.
+    /// Returns the name of the action in files, such as `vlan-push`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -281,27 +286,27 @@ impl FromStr for Action {
     }
 }
 
-/// All that determines the cost of a VM's frames, except the VM's deployment.
+/// Properties of a VM's frames, rules and rings that determine the cost of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Profile {
     /// Sizes of the VM's frames and their weights.
     pub sizes: SizeMix,
-    /// How the VM's frames spread over flows.
+    /// Whether the frames that the VM sends have few flows or many flows.
     pub flows: Flows,
-    /// Number of rules in the table in which the VM's frames are looked up.
+    /// Number of rules in the table that classifies the VM's frames.
     pub rules: u32,
-    /// Layout of the VM's rings.
+    /// Layout of the VM's rings (split or packed).
     pub ring: RingKind,
-    /// Actions that every frame undergoes.
+    /// Actions, such as a VLAN push, that the switch applies to every frame of the VM.
     pub actions: Vec<Action>,
 }
 
-/// A purchased rate.
+/// A purchased rate, in bits or frames per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rate {
-    /// Bits of frames per second, including FCS.
+    /// Purchased rate in bits per second, including FCS.
     Bits(BitsPerSecond),
-    /// Rate in frames per second.
+    /// Purchased rate in frames per second.
     Packets(PacketsPerSecond),
 }
 
@@ -314,19 +319,19 @@ impl fmt::Display for Rate {
     }
 }
 
-/// A VM's purchase: a rate, and the frames for which the rate holds.
+/// A VM's purchased rate, and the frames for which the rate is guaranteed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Contract {
     /// Purchased rate, in bits or frames per second.
     pub rate: Rate,
     /// Frame sizes that the tenant declared.
     pub sizes: SizeMix,
-    /// Declared spread over flows.
+    /// Whether the tenant declared few or many flows.
     pub flows: Flows,
 }
 
 impl Contract {
-    /// The rate in frames per second, at the declared mean size.
+    /// Returns the purchased rate in frames per second, at the declared mean size.
     #[must_use]
     pub fn frames_per_second(&self) -> f64 {
         match self.rate {
@@ -335,7 +340,7 @@ impl Contract {
         }
     }
 
-    /// The rate in bits per second, at the declared mean size, rounded up.
+    /// Returns the purchased rate in bits per second, at the declared mean size, rounded up.
     #[must_use]
     pub fn bandwidth(&self) -> BitsPerSecond {
         match self.rate {
@@ -346,7 +351,8 @@ impl Contract {
         }
     }
 
-    /// The profile of the VM's frames: the tenant's declaration plus the host's rules and ring.
+    /// Returns the profile of the VM's frames: the tenant's declaration, and the host's rules and
+    /// ring.
     #[must_use]
     pub fn profile(&self, rules: u32, ring: RingKind) -> Profile {
         Profile { sizes: self.sizes.clone(), flows: self.flows, rules, ring, actions: Vec::new() }
@@ -358,10 +364,11 @@ pub(crate) fn to_f64(count: u64) -> f64 {
     count as f64
 }
 
-/// Rounds up and saturates. Negative numbers become 0.
+/// Rounds a floating-point number up to an integer; numbers above the range become the largest
+/// integer. A negative number becomes 0.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
 pub(crate) fn whole_up(value: f64) -> u64 {
-    // Ignore an excess over a whole number that only rounding errors produced.
+    // An excess over a whole number that is only a rounding error must not count.
     (value - value.abs() * 1e-12).ceil() as u64
 }
 

@@ -1,27 +1,29 @@
-//! Repeated measurements of a quantity, and their provenance.
+//! Summary of repeated measurements of a cost, and whether the cost was measured or published.
 
 use core::fmt;
 use core::str::FromStr;
 
-/// Median and range of repeated runs.
+/// Median and range of a cost in repeated runs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The median. If the number of runs is even, it is the mean of the middle two.
+    /// The median. If the number of measurements is even, the median is the mean of the two middle
+    /// values.
     pub median: f64,
-    /// The smallest value of all runs.
+    /// Smallest value of the repeated measurements.
     pub min: f64,
-    /// The largest value of all runs.
+    /// Largest value of the repeated measurements.
     pub max: f64,
 }
 
 impl Spread {
-    /// A single value without spread.
+    /// Returns a spread with equal median, minimum and maximum.
     #[must_use]
     pub const fn exact(value: f64) -> Self {
         Self { median: value, min: value, max: value }
     }
 
-    /// Spread of some runs. `None` if there are no runs, or if a value is not finite.
+    /// Returns the median and the range of the measured values. Returns `None` if `values` is empty
+    /// or contains a value that is not finite.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.iter().any(|value| !value.is_finite()) {
@@ -39,20 +41,21 @@ impl Spread {
         Some(Self { median, min, max })
     }
 
-    /// Multiplies all three values by `factor`.
+    /// Multiplies the median, the minimum and the maximum by `factor`.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Self {
         Self { median: self.median * factor, min: self.min * factor, max: self.max * factor }
     }
 
-    /// Half the range relative to the median: 0.05 means ± 5 %.
+    /// Returns the relative uncertainty: half of (maximum - minimum), divided by the median; 0.05
+    /// means ± 5 %.
     #[must_use]
     pub fn uncertainty(&self) -> f64 {
         if self.median > 0.0 { (self.max - self.min) / 2.0 / self.median } else { 0.0 }
     }
 
-    /// Whether the values can be a cost: they are finite, and the median is within the range and
-    /// not negative.
+    /// Returns whether the values can be a cost: finite numbers with a median that is not negative
+    /// and is within the range.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let finite = self.min.is_finite() && self.max.is_finite();
@@ -60,17 +63,17 @@ impl Spread {
     }
 }
 
-/// Whether a figure was measured here or published.
+/// Origin of a cost or coefficient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Source {
-    /// The figure was measured on this host.
+    /// The cost or coefficient was measured on this host.
     Measured,
-    /// A paper states the figure, because this host cannot measure it.
+    /// The cost or coefficient is from a paper, because this host cannot measure it.
     Published,
 }
 
 impl Source {
-    /// The name of the variant in the model's file.
+    /// Returns the name of a cost's source, `measured` or `published`, in the cost model's file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

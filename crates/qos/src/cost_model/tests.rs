@@ -1,7 +1,8 @@
 use super::*;
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
-/// A table that is linear in the size (C2QoS Fig. 5(b)) and has higher costs with many flows.
+/// Returns model data with costs that are linear in the frame size (C2QoS Fig. 5(b)), and higher
+/// with many flows.
 fn parts() -> Parts {
     let mut cells = BTreeMap::new();
     for ring in [RingKind::Split, RingKind::Packed] {

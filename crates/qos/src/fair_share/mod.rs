@@ -1,51 +1,58 @@
-//! The `fair-share` discipline of an output divides the output by weight among tenants, and each
-//! tenant's share among the tenant's VMs.
+//! The `fair-share` discipline divides an output by weight among tenants, and each tenant's share
+//! among its VMs.
 //!
 //! # Problem
 //!
 //! A first-come, first-served uplink favours the VM with the most flows. Each tenant should get its
-//! share, regardless of its number of VMs and flows and of its frame sizes. No capacity should stay
-//! unused while frames wait.
+//! share of the output, regardless of the number of its VMs and flows, and of its frame sizes. No
+//! capacity of the output should stay unused while frames wait.
 //!
 //! # Source
 //!
-//! FS-VDE §4.1, Fig. 3: a schedule of clients, a scheduler per client and a queue per VM.
+//! The source is FS-VDE §4.1, Fig. 3, which describes a schedule of clients, a scheduler for each
+//! client, and a queue for each VM.
 //!
 //! # Approach
 //!
-//! A tenant with frames is a client of a [`Discipline`]. The discipline is [`Vtrr`] for up to
-//! [`VTRR_MAX`] tenants and [`Eevdf`] for more. VTRR returns when the number falls to
-//! [`VTRR_AGAIN`] tenants. Within a tenant, VMs take turns by DRR (`rounds`) with equal or
-//! different weights. A VM's frames stay in order. Tenants and VMs without frames are in no line,
-//! so others use their share at once (work conservation).
+//! A tenant with frames is a client of a [`Discipline`]. The discipline among tenants is [`Vtrr`]
+//! for up to [`VTRR_MAX`] tenants, and [`Eevdf`] for more tenants. When the number of tenants falls
+//! to [`VTRR_AGAIN`], VTRR replaces EEVDF again. Within a tenant, VMs take turns by weighted DRR
+//! (`rounds`). The frames of a VM stay in order. Tenants and VMs without frames are not scheduled,
+//! so tenants and VMs with frames use the whole output (work conservation).
 //!
-//! The length of a frame is its length on the link, including preamble, gap and FCS, because link
-//! time is shared. The caller adds these bytes.
+//! The length of a frame is its length on the link, including preamble, gap and FCS, because the
+//! discipline divides time on the link. The caller adds preamble, gap and FCS to the length of each
+//! frame.
 //!
 //! # Bounds
 //!
-//! A VM's queue is bounded in bytes and in time ([`Bound`]). If a frame exceeds the bound,
-//! [`FairShare::offer`] returns [`Offer::Held`]. The frame stays in its VM's ring, which is the
-//! back-pressure. If the VM is configured to drop, `offer` returns [`Offer::Dropped`]. A frame that
-//! waited too long is then dropped at its turn and charged to no VM. An empty queue takes any
-//! frame.
+//! A VM's queue is bounded in bytes and in time ([`Bound`]). With [`Excess::Hold`], a frame that
+//! exceeds the bound of its VM's queue stays in the VM's ring ([`Offer::Held`]). If a frame stays
+//! in the ring, the VM sees a full ring and sends less (back-pressure). With [`Excess::Drop`], the
+//! switch drops a frame that exceeds the bound ([`Offer::Dropped`]). If a frame waited too long,
+//! the discipline drops it and charges no VM for it. An empty queue accepts any frame.
 //!
 //! # Example
 //!
-//! The tests use three tenants with weights 5, 3 and 1. The tenants have three, two and one VMs and
-//! seven, four and one flows. They send 5/9, 3/9 and 1/9 of the bytes. Without the discipline they
-//! send 7/12, 4/12 and 1/12.
+//! In the tests of `fair-share`, three tenants have different weights:
+//!
+//! - The first of three tenants has weight 5, 3 VMs and 7 flows. A tenant with weight 5 of 9 and 7
+//!   of 12 flows gets 5/9 of the bytes; without `fair-share`, it would get 7/12.
+//! - The second tenant has weight 3, 2 VMs and 4 flows. A tenant with weight 3 of 9 and 4 of 12
+//!   flows gets 3/9 of the bytes; without `fair-share`, it would get 4/12.
+//! - The last of three tenants has weight 1, 1 VM and 1 flow. A tenant with weight 1 of 9 and 1 of
+//!   12 flows gets 1/9 of the bytes; without `fair-share`, it would get 1/12.
 //!
 //! # Departures
 //!
-//! FS-VDE assumes frames of equal size and follows a list that is computed once. Here accounts are
-//! in bytes, and no list is computed.
+//! FS-VDE assumes frames of equal size and computes a list of turns in advance. In Penstock,
+//! accounts are in bytes, and each decision is made when a frame is sent.
 //!
 //! # Cost
 //!
-//! A frame takes one decision of the discipline, one decision of the ring and one entry of the
-//! pool. Nothing is allocated after construction. A tenant or VM that joins or leaves affects its
-//! own tenant only.
+//! Sending a frame takes one decision among tenants, one decision among VMs, and one entry of the
+//! frame table. The discipline allocates no memory after its construction. If a VM joins or leaves,
+//! only its own tenant is affected.
 
 pub(crate) mod queue;
 mod rounds;
@@ -58,70 +65,71 @@ use crate::vtrr::{self, Vtrr};
 use queue::{Pool, Queue};
 use rounds::{Place, Places, Ring};
 
-/// Maximum number of tenants that VTRR serves. With more, EEVDF takes over.
+/// Maximum number of tenants that VTRR serves. If an output has more tenants, EEVDF serves them.
 pub const VTRR_MAX: usize = vtrr::CLIENTS_MAX;
-/// Number of tenants at which VTRR takes over again. The distance from [`VTRR_MAX`] is a
-/// hysteresis.
+/// Number of tenants at or below which VTRR replaces EEVDF again. The threshold is below
+/// [`VTRR_MAX`], so that VTRR and EEVDF do not alternate (hysteresis).
 pub const VTRR_AGAIN: usize = 24;
 
-/// Sizes of the tables, which never grow.
+/// Sizes of an output's tables, which are fixed at construction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Number of tenant slots.
+    /// Number of slots for tenants.
     pub tenants: usize,
-    /// Number of VM slots.
+    /// Number of slots for VMs.
     pub vms: usize,
-    /// Number of frames of all VMs together that may wait.
+    /// Maximum number of frames of all VMs together that wait at the output.
     pub frames: u32,
 }
 
-/// What happens to a frame for which there is no room.
+/// Treatment of a frame that exceeds the [`Bound`] of its queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Excess {
-    /// The frame stays in its VM's ring.
+    /// The frame stays in the ring of its VM (back-pressure).
     #[default]
     Hold,
-    /// The frame is dropped.
+    /// The switch drops a frame that exceeds the bound.
     Drop,
 }
 
-/// Limits of a VM's queue.
+/// Limits on the bytes and the wait of the frames in a VM's queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Bytes that may wait.
+    /// Maximum number of bytes that wait in the VM's queue.
     pub bytes: u64,
-    /// Longest wait of a frame. With [`Excess::Hold`], no frame is accepted if the oldest has
-    /// waited this long. With [`Excess::Drop`], a frame that waited longer is dropped at its turn.
+    /// Longest wait of a frame in the VM's queue. With [`Excess::Hold`], the queue accepts no frame
+    /// when its oldest frame has waited this long. With [`Excess::Drop`], a frame that has waited
+    /// longer than the limit is dropped when the frame's turn comes.
     pub wait: Nanos,
-    /// What happens to frames above the limits.
+    /// Treatment of frames that exceed the queue's limits.
     pub excess: Excess,
 }
 
 impl Default for Bound {
-    /// 256 KiB and 10 ms, with [`Excess::Hold`]. This is room for two large segments that are being
-    /// sent and two more.
+    /// A bound of 256 KiB and 10 ms for each VM, with [`Excess::Hold`]. The bound has room for four
+    /// large segments of 64 KiB: two that wait and two that are being sent.
     fn default() -> Self {
         Self { bytes: 256 * 1024, wait: Nanos::from_millis(10), excess: Excess::Hold }
     }
 }
 
-/// The limit for which a frame was refused.
+/// Limit because of which a frame was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Full {
-    /// The queue would exceed [`Bound::bytes`].
+    /// The VM's queue would exceed [`Bound::bytes`].
     Bytes,
-    /// The oldest frame has waited for [`Bound::wait`].
+    /// The oldest frame in the VM's queue has waited for [`Bound::wait`].
     Wait,
-    /// [`Capacity::frames`] frames of all VMs together are waiting.
+    /// The VMs of the output already have [`Capacity::frames`] waiting frames in total.
     Frames,
-    /// The slot has no VM.
+    /// No VM has the slot that the frame names.
     Nobody,
 }
 
-/// Result of offering a frame.
+/// Result of offering a frame to the output: accepted, refused or dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offer {
-    /// The frame waits in the queue.
+    /// The output accepted the frame, which now waits in its VM's queue.
     Queued,
     /// The frame was not accepted and stays with the caller.
     Held(Full),
@@ -129,35 +137,36 @@ pub enum Offer {
     Dropped(Full),
 }
 
-/// A frame that is sent next.
+/// A frame that the output sends next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Departure<T> {
-    /// The caller's handle of the frame.
+    /// Handle by which the caller identifies the frame.
     pub item: T,
     /// Slot of the VM that sent the frame.
     pub vm: usize,
     /// Length of the frame on the link, in bytes.
     pub bytes: u32,
-    /// How long the frame waited.
+    /// Time for which the frame waited at the output.
     pub waited: Nanos,
 }
 
-/// Counters of a VM.
+/// Counters of a VM at the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Account {
-    /// Bytes of the VM's sent frames.
+    /// Number of bytes in frames that the VM sent.
     pub sent_bytes: u64,
-    /// Number of the VM's sent frames.
+    /// Number of frames that the VM sent.
     pub sent_frames: u64,
-    /// Bytes in the queue now.
+    /// Number of bytes that are in the VM's queue now.
     pub queued_bytes: u64,
-    /// Frames in the queue now.
+    /// Number of frames that are in the VM's queue now.
     pub queued_frames: u32,
-    /// Offers refused with [`Offer::Held`].
+    /// Number of frames that were refused with [`Offer::Held`]. If a frame is refused several
+    /// times, each refusal counts.
     pub held: u64,
-    /// Frames dropped for lack of room.
+    /// Number of frames that were dropped because a limit was reached.
     pub dropped_full: u64,
-    /// Frames dropped because they waited too long.
+    /// Number of frames that were dropped because they waited too long.
     pub dropped_late: u64,
 }
 
@@ -168,7 +177,8 @@ struct Tenant {
     there: bool,
     weight: Weight,
     ring: Ring,
-    /// The VM that sends the tenant's next frame. Undefined while the tenant's ring is empty.
+    /// Slot of the VM that sends the tenant's next frame. If no VM of the tenant has frames, the
+    /// value of `chosen` has no meaning.
     chosen: u32,
 }
 
@@ -195,7 +205,7 @@ impl Places for Slots<'_> {
     }
 }
 
-/// The discipline's state. `T` is the caller's handle of a frame.
+/// The `fair-share` discipline of one output. The type `T` is the caller's handle of a frame.
 #[derive(Clone, Debug)]
 pub struct FairShare<T> {
     tenants: Box<[Tenant]>,
@@ -204,7 +214,8 @@ pub struct FairShare<T> {
     vtrr: Vtrr,
     eevdf: Eevdf,
     members: usize,
-    /// Whether [`Eevdf`] is in use.
+    /// Whether [`Eevdf`] is in use because there are many tenants. If the field `many` is false,
+    /// [`Vtrr`] serves the tenants.
     many: bool,
     frames: u32,
 }
@@ -215,7 +226,7 @@ const fn narrow(slot: usize) -> u32 {
 }
 
 impl<T: Copy + Default> FairShare<T> {
-    /// An output without tenants.
+    /// Returns an output without tenants.
     #[must_use]
     pub fn new(capacity: Capacity) -> Self {
         let tenant = Tenant { there: false, weight: Weight::ONE, ring: Ring::EMPTY, chosen: NONE };
@@ -242,25 +253,25 @@ impl<T: Copy + Default> FairShare<T> {
         if self.many { &mut self.eevdf } else { &mut self.vtrr }
     }
 
-    /// Name of the discipline in use: `vtrr` or `eevdf`.
+    /// Returns the name of the discipline in use, `vtrr` or `eevdf`.
     #[must_use]
     pub const fn discipline_name(&self) -> &'static str {
         if self.many { "eevdf" } else { "vtrr" }
     }
 
-    /// Number of waiting frames of all VMs.
+    /// Returns the number of frames that wait in the queues of all VMs.
     #[must_use]
     pub const fn len(&self) -> u32 {
         self.frames
     }
 
-    /// Whether no frame waits.
+    /// Whether no frame of any VM waits.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.frames == 0
     }
 
-    /// Adds a tenant or changes its weight. Returns whether the slot exists.
+    /// Adds a tenant, or changes the weight of a tenant. Returns whether the tenant's slot exists.
     pub fn set_tenant(&mut self, slot: usize, weight: Weight) -> bool {
         let Some(tenant) = self.tenants.get_mut(slot) else { return false };
         if !tenant.there {
@@ -275,7 +286,8 @@ impl<T: Copy + Default> FairShare<T> {
         true
     }
 
-    /// Removes a tenant and its VMs. `lost` gets the slots and handles of their waiting frames.
+    /// Removes a tenant and its VMs. The function calls `lost` with the VM slot and the handle of
+    /// each waiting frame.
     pub fn remove_tenant(&mut self, slot: usize, mut lost: impl FnMut(usize, T)) {
         if !self.tenants.get(slot).is_some_and(|tenant| tenant.there) {
             return;
@@ -293,7 +305,7 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Switches to the other discipline and registers all tenants there.
+    /// Switches from VTRR to EEVDF or back, and registers all tenants with the new discipline.
     fn change_discipline(&mut self) {
         for slot in 0..self.tenants.len() {
             self.discipline().leave(slot);
@@ -310,8 +322,8 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Adds a VM to an existing tenant, or changes its weight and bound. Returns false if a slot
-    /// does not exist or the VM belongs to another tenant.
+    /// Adds a VM to an existing tenant, or changes the VM's weight and bound. Returns false if the
+    /// slot of the tenant or VM does not exist, or if the VM belongs to another tenant.
     pub fn set_vm(&mut self, slot: usize, tenant: usize, weight: Weight, bound: Bound) -> bool {
         if !self.tenants.get(tenant).is_some_and(|tenant| tenant.there) {
             return false;
@@ -329,7 +341,7 @@ impl<T: Copy + Default> FairShare<T> {
         true
     }
 
-    /// Recomputes the quanta of a tenant's VMs.
+    /// Recomputes the quantum of each VM of a tenant, because the largest weight may have changed.
     fn weigh(&mut self, tenant: usize) {
         let of = |vm: &Vm| vm.tenant == narrow(tenant);
         let heaviest = self.vms.iter().filter(|vm| of(vm)).map(|vm| vm.place.weight).max();
@@ -337,7 +349,7 @@ impl<T: Copy + Default> FairShare<T> {
         self.vms.iter_mut().filter(|vm| of(vm)).for_each(|vm| vm.place.weigh(heaviest));
     }
 
-    /// Removes a VM. `lost` gets its waiting frames in order.
+    /// Removes a VM. The function calls `lost` with the handle of each waiting frame, in order.
     pub fn remove_vm(&mut self, slot: usize, mut lost: impl FnMut(T)) {
         let Some(vm) = self.vms.get(slot) else { return };
         let tenant = vm.tenant as usize;
@@ -355,7 +367,8 @@ impl<T: Copy + Default> FairShare<T> {
         self.weigh(tenant);
     }
 
-    /// Updates the ring and the discipline after a VM's queue has run empty.
+    /// Records that a VM has no more frames: the VM leaves its tenant's ring, and the discipline
+    /// learns the tenant's next frame.
     fn silence(&mut self, tenant: usize, vm: usize) {
         let ring = &mut self.tenants[tenant].ring;
         ring.go(&mut Slots(&mut self.vms), narrow(vm));
@@ -367,8 +380,8 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Chooses the VM that sends the tenant's next frame. Returns the frame's length. 0 if no frame
-    /// waits.
+    /// Chooses the VM that sends the tenant's next frame. Returns the length of the tenant's next
+    /// frame in bytes, or 0 if no VM of the tenant has frames.
     fn choose(&mut self, tenant: usize) -> u32 {
         let of = &mut self.tenants[tenant];
         let Some(vm) = of.ring.pick(&mut Slots(&mut self.vms)) else { return 0 };
@@ -376,22 +389,22 @@ impl<T: Copy + Default> FairShare<T> {
         self.head(tenant)
     }
 
-    /// Length of a tenant's next frame. 0 if no frame waits.
+    /// Returns the length of a tenant's next frame in bytes. 0 if no frame waits.
     fn head(&self, tenant: usize) -> u32 {
         let vm = self.vms.get(self.tenants[tenant].chosen as usize);
         vm.and_then(|vm| self.pool.head(&vm.queue)).map_or(0, |frame| frame.bytes)
     }
 
-    /// Reports to the discipline that a tenant has frames or that its next frame changed.
+    /// Reports to the discipline that a tenant has frames, or that the tenant's next frame changed.
     fn announce(&mut self, tenant: usize) {
         let head = self.head(tenant);
         self.discipline().backlogged(tenant, head);
     }
 
-    /// Whether a frame of this length would be accepted now.
+    /// Checks whether the output would accept a frame of `bytes` bytes from the VM now.
     ///
     /// # Errors
-    /// Returns the limit that the frame would exceed.
+    /// Returns an error, which names the limit, if the frame would exceed a limit.
     pub fn room(&self, vm: usize, bytes: u32, now: Nanos) -> Result<(), Full> {
         let Some(vm) = self.vms.get(vm).filter(|vm| vm.tenant != NONE) else {
             return Err(Full::Nobody);
@@ -403,15 +416,15 @@ impl<T: Copy + Default> FairShare<T> {
         if vm.queue.bytes + u64::from(bytes) > vm.bound.bytes {
             return Err(Full::Bytes);
         }
-        // With [`Excess::Drop`], late frames are dropped later and make room.
+        // With [`Excess::Drop`], late frames are dropped when their turn comes.
         if vm.bound.excess == Excess::Hold && now.saturating_sub(head.since) >= vm.bound.wait {
             return Err(Full::Wait);
         }
         Ok(())
     }
 
-    /// Offers a frame of a VM. Unless the result is [`Offer::Queued`], the frame stays with the
-    /// caller.
+    /// Offers a frame of a VM to the output. If the result is not [`Offer::Queued`], the frame
+    /// stays with the caller.
     pub fn offer(&mut self, vm: usize, item: T, bytes: u32, now: Nanos) -> Offer {
         if let Err(full) = self.room(vm, bytes, now) {
             let Some(vm) = self.vms.get_mut(vm) else { return Offer::Dropped(full) };
@@ -443,8 +456,8 @@ impl<T: Copy + Default> FairShare<T> {
         Offer::Queued
     }
 
-    /// Removes the frame that is sent next. `None` if no frame waits. `lost` gets the frames that
-    /// waited too long and were dropped before it.
+    /// Removes and returns the frame that the output sends next. Returns `None` if no frame waits.
+    /// The function calls `lost` with each frame that was dropped because it waited too long.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         loop {
             let tenant = if self.many { self.eevdf.pick() } else { self.vtrr.pick() }?;
@@ -471,7 +484,8 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Charges a frame that was sent to its tenant.
+    /// Charges a tenant for a frame that one of the tenant's VMs sent. Removes the VM from the
+    /// tenant's ring if the VM has no more frames.
     fn settle(&mut self, tenant: usize, vm: usize, bytes: u32) {
         if self.vms[vm].queue.is_empty() {
             let ring = &mut self.tenants[tenant].ring;
@@ -484,14 +498,15 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Time at which a VM's first frame was queued. `None` if no frame waits.
+    /// Returns the time at which the first frame in a VM's queue arrived. Returns `None` if no
+    /// frame of the VM waits.
     #[must_use]
     pub fn oldest(&self, vm: usize) -> Option<Nanos> {
         let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;
         self.pool.head(&vm.queue).map(|frame| frame.since)
     }
 
-    /// A VM's counters; `None` if the slot has no VM.
+    /// Returns the counters of a VM; `None` if the slot has no VM.
     #[must_use]
     pub fn account(&self, vm: usize) -> Option<Account> {
         let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE)?;

@@ -4,7 +4,7 @@ use penstock_units::Nanos;
 
 const NIL: u32 = u32::MAX;
 
-/// A frame that waits. It entered its queue at `since`.
+/// A waiting frame. The field `since` is the time at which the frame entered its queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame<T> {
     pub item: T,
@@ -13,7 +13,7 @@ pub(crate) struct Frame<T> {
     next: u32,
 }
 
-/// A first-in, first-out queue. A [`Pool`] stores its frames.
+/// First-in, first-out queue of frames in a [`Pool`]. A [`Pool`] stores the frames of all queues.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queue {
     head: u32,
@@ -30,7 +30,7 @@ impl Queue {
     }
 }
 
-/// Storage of the frames of all queues.
+/// Storage for the frames of all queues.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool<T> {
     frames: Box<[Frame<T>]>,
@@ -55,7 +55,7 @@ impl<T: Copy + Default> Pool<T> {
         self.frames.get(queue.head as usize)
     }
 
-    /// Appends a frame to a queue. The pool must not be full.
+    /// Appends a frame to a queue. The caller must check that the pool has a free entry.
     pub fn push(&mut self, queue: &mut Queue, item: T, bytes: u32, since: Nanos) {
         let at = self.free;
         let Some(place) = self.frames.get_mut(at as usize) else { return };

@@ -1,36 +1,44 @@
-//! DRR over a tenant's VMs: divides the tenant's share by weight.
+//! Deficit round robin (DRR) divides a tenant's share among its VMs by weight.
 //!
 //! # Source
 //!
-//! FS-VDE §4.1, "hierarchical fairness"; Shreedhar, Varghese, "Efficient Fair Queuing using Deficit
-//! Round Robin", SIGCOMM 1995.
+//! The sources are FS-VDE §4.1 ("hierarchical fairness") and Shreedhar, Varghese, "Efficient Fair
+//! Queuing using Deficit Round Robin", SIGCOMM 1995.
 //!
 //! # Approach
 //!
-//! VMs with frames are in a ring. A turn adds the VM's quantum to its account, which is signed as
-//! in [`crate::vtrr`]. A VM sends while its account is above 0. The heaviest VM's quantum is
-//! [`QUANTUM`], and the quanta of others are proportional to their weights. If all VMs are still in
-//! debt after a round, further rounds are added at once, until the first VM is out of debt. A
-//! decision therefore takes at most three rounds for any weights and sizes.
+//! The VMs of a tenant that have frames form a ring and take turns. Each turn adds the VM's quantum
+//! to its account, which may be negative as in [`crate::vtrr`]. When it is a VM's turn, the VM
+//! sends frames while its account is above 0. The VM with the largest weight has the quantum
+//! [`QUANTUM`], and the quanta of other VMs are proportional to their weights.
+//!
+//! After a round of turns, all VMs of a tenant may still be in debt. If all VMs are in debt, some
+//! rounds are skipped, and each VM gets its quanta for the skipped rounds at once. The number of
+//! skipped rounds is the smallest number after which some VM is out of debt. For any weights and
+//! frame sizes, a decision among a tenant's VMs takes at most three rounds of turns.
 
 use penstock_units::Weight;
 
 use crate::discipline::QUANTUM;
 
-/// Fractional bits of a byte in accounts, so that the lightest weight (1 of 10,000) has a quantum.
+/// Number of fractional bits in a VM's account, which counts bytes. With 20 fractional bits, even a
+/// VM with the smallest weight (1 of 10,000) has a quantum above 0.
 const SHIFT: u32 = 20;
-/// Number of rounds that pays any debt. VMs of an idle tenant are credited with these rounds.
+/// Number of rounds after which no VM is in debt, however large its debt was. When a tenant becomes
+/// idle, its round number increases by `FORGIVE`, which cancels all debts (negative accounts) of
+/// its VMs.
 const FORGIVE: u64 = 1 << 32;
 const NIL: u32 = u32::MAX;
 
-/// A VM's position and account in its tenant's ring.
+/// State of a VM in its tenant's ring of VMs, with the VM's account in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub weight: Weight,
-    /// Bytes that the VM may still send, in 2^-20; negative if it is in debt.
+    /// Bytes that the VM may still send, in units of 2^-20 bytes. A negative account means that the
+    /// VM sent more bytes than its turns allowed.
     account: i64,
     quantum: i64,
-    /// The round in which the VM ran empty.
+    /// Number of the round in which the VM last had frames.
     round: u64,
     next: u32,
     previous: u32,
@@ -45,25 +53,25 @@ impl Place {
         self.account -= i64::from(bytes) << SHIFT;
     }
 
-    /// Sets the quantum for a tenant with a heaviest VM of weight `heaviest`.
+    /// Sets the quantum. The argument `heaviest` is the largest weight of any VM of the tenant.
     pub fn weigh(&mut self, heaviest: Weight) {
         let whole = i64::from(QUANTUM) << SHIFT;
         self.quantum = whole * i64::from(self.weight.get()) / i64::from(heaviest.get());
     }
 }
 
-/// The VMs of a tenant that have frames.
+/// Ring of the VMs of a tenant that have frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
-    /// The VM that has its turn.
+    /// Slot of the VM whose turn it is to send.
     turn: u32,
     active: u32,
     round: u64,
-    /// Turns that remain until the next round.
+    /// Number of VMs of the tenant that still have a turn in the current round.
     left: u32,
 }
 
-/// Access to the VMs by slot.
+/// Gives the ring of a tenant's VMs access to the [`Place`] of each VM.
 pub(super) trait Places {
     fn place(&mut self, vm: u32) -> &mut Place;
 }
@@ -75,7 +83,8 @@ impl Ring {
         self.active == 0
     }
 
-    /// Adds a VM behind all others. The VM must not be in the ring.
+    /// Adds a VM to the ring, behind all other VMs. The caller must check that the VM is not in the
+    /// ring yet.
     pub fn enter(&mut self, vms: &mut impl Places, vm: u32) {
         let round = self.round;
         let place = vms.place(vm);
@@ -99,7 +108,7 @@ impl Ring {
         vms.place(previous).next = vm;
     }
 
-    /// Removes a VM that is in the ring.
+    /// Removes a VM from the ring; the VM must be in the ring.
     pub fn go(&mut self, vms: &mut impl Places, vm: u32) {
         self.active -= 1;
         if self.active == 0 {
@@ -114,12 +123,13 @@ impl Ring {
         vms.place(previous).next = next;
         vms.place(next).previous = previous;
         if self.turn == vm {
-            // Point to the previous VM, so that the next turn goes to the VM after the removed one.
+            // The next turn must go to the VM after the removed one, so `turn` is set to the VM
+            // before it.
             self.turn = previous;
         }
     }
 
-    /// The VM that sends next; `None` if the ring is empty.
+    /// Returns the slot of the VM that sends next; `None` if no VM of the tenant has frames.
     pub fn pick(&mut self, vms: &mut impl Places) -> Option<u32> {
         if self.turn == NIL {
             return None;
@@ -149,8 +159,9 @@ impl Ring {
         }
     }
 
-    /// Ends a state in which all VMs are in debt: adds the rounds after which the first of them is
-    /// not.
+    /// Skips rounds if all VMs of the tenant are in debt; each VM gets its quanta for the skipped
+    /// rounds. The number of skipped rounds is the smallest number after which some VM is out of
+    /// debt.
     fn pay(&mut self, vms: &mut impl Places) {
         let mut rounds = i64::MAX;
         let mut vm = self.turn;

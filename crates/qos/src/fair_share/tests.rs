@@ -19,7 +19,7 @@ fn bed(tenants: &[(u64, &[u64])]) -> FairShare<u32> {
     fair
 }
 
-/// Sends `n` frames while every VM is backlogged. Returns the bytes of each VM.
+/// Sends `n` frames while every VM is backlogged, and returns the bytes that each VM sent.
 fn saturate(fair: &mut FairShare<u32>, sizes: &[u32], n: usize) -> Vec<u64> {
     let mut sent = vec![0; sizes.len()];
     for _ in 0..n {

@@ -1,62 +1,77 @@
-//! Online learning: corrects the cost model by the measured cost of frames.
+//! Corrects the entitlements of ports by the measured cost of their frames, while the switch runs.
 //!
 //! # Problem
 //!
-//! A model that is measured once is wrong by a few per cent for each VM, and the error changes over
-//! time. If a VM's frames cost more than modelled, the VM gets less than it purchased. At the same
-//! time, a VM must not gain by sending more expensive frames than it declared.
+//! For each VM, a cost model that was measured once has an error of a few per cent, which changes
+//! over time. If the frames of a VM cost more than modelled, the VM gets less than it purchased, so
+//! it needs more cycles. A VM must not get more cycles because it sends more expensive frames than
+//! it declared.
 //!
 //! # Source
 //!
-//! No paper describes such a learner. C2QoS §III-D only requires that coefficients follow the
-//! deployment. The robust mean is a common one: a median of three, then an exponential average.
+//! No paper describes a learner that corrects entitlements. C2QoS §III-D only requires that
+//! coefficients depend on the deployment.
 //!
 //! # Quantities
 //!
-//! | Symbol | Meaning | Unit |
-//! |---|---|---|
-//! | `c`, `m` | learned cost, modelled cost | cycles per frame |
-//! | `B` | base: the entitlement given by admission | cycles per second |
-//! | `E` | current entitlement | cycles per second |
-//! | `r` | purchased rate at the declared mean size | frames per second |
-//! | `d` | delivered rate divided by purchased rate | - |
+//! - `c` is the learned cost in cycles per frame: an exponential average of medians of three
+//!   values.
+//! - `m` is the cost of a frame by the cost model, in cycles.
+//! - `B` is the base: the entitlement in cycles per second that admission control gave.
+//! - `E` is the port's current entitlement in cycles per second.
+//! - `r` is the rate that the port purchased in frames per second, at the declared mean size.
+//! - `d` is the delivered fraction: the rate at which frames passed, divided by the purchased rate.
+//! - The need `n` is the entitlement, in cycles per second, with which the port can send at its
+//!   purchased rate `r`.
+//! - `t` is the trim: a factor of at least 1 that allows for frames that are lost outside of the
+//!   bucket.
 //!
 //! # Approach
 //!
-//! In each interval, these rules apply to each port:
+//! In each interval, the learner applies these rules to each port:
 //!
-//! 1. A port is *inside its profile* if its mean frame is within [`LearnConfig::size_tolerance`] of
-//!    the declared mean. If it declared few flows, at least [`LearnConfig::hit_share_min`] of its
-//!    frames must also hit the cache. Outside the profile, `E ← min(E, B)` at once and nothing is
-//!    learned. The port counts as inside again after [`LearnConfig::return_intervals`] intervals in
-//!    a row.
-//! 2. The model's error `c/m − 1` is recorded for every port that sends. If the error of full
-//!    batches exceeds [`LearnConfig::drift_limit`], an event reports the error. Another event
-//!    reports when the error has returned to half of the limit or less.
-//! 3. `E` changes only for a throttled port, because its bucket was the limit. The port's need is
-//!    `n = r · c · t`, within [`LearnConfig::factor`] of `B`. The trim `t ≥ 1` grows slowly while
-//!    `d < 1` although `E ≥ n` (losses outside of the bucket). It shrinks if `d > 1`.
-//!     - If `d < 1`, `E ← max(E, n)`, as far as there is headroom.
-//!     - If `d > 1`, `E ← min(E, n)`, because the model's cost was too high.
-//! 4. Headroom is the capacity that admission left free. The sum of `max(B, E)` never exceeds the
-//!    workers' capacity ([`Ledger`]). If headroom is short, the ports of one placement get the same
-//!    fraction of their needs.
+//! 1. A port is *inside its profile* if its mean frame size is within
+//!    [`LearnConfig::size_tolerance`] of the declared mean. If the tenant declared few flows, at
+//!    least [`LearnConfig::hit_share_min`] of the port's lookups must also hit the cache. When a
+//!    port leaves its profile, the learner immediately lowers the port's entitlement `E` to `min(E,
+//!    B)`, and learns no costs. After [`LearnConfig::return_intervals`] consecutive intervals
+//!    without a violation, the port counts as inside its profile again.
+//! 2. The learner records the model's error `c/m − 1` for every port that sends. If the model's
+//!    error for full batches exceeds [`LearnConfig::drift_limit`], the learner reports an event.
+//!    When the model's error falls to half of [`LearnConfig::drift_limit`], the learner reports
+//!    another event.
+//! 3. The entitlement `E` changes only for throttled ports, because the bucket limits the rate of
+//!    no other port. A port's need for cycles is `n = r · c · t`, limited to a range of multiples
+//!    of the base `B` ([`LearnConfig::factor`]). If the delivered fraction `d` is below 1 although
+//!    `E ≥ n`, frames are lost outside of the bucket, and the learner slowly increases the trim
+//!    `t`. If the delivered fraction `d` is above 1, the learner decreases the trim `t`.
+//!     - If the delivered fraction `d` is below 1, the learner sets the entitlement `E` to `max(E,
+//!       n)`, as far as the headroom permits.
+//!     - If the delivered fraction `d` is above 1, the modelled cost was too high, and the learner
+//!       sets the entitlement `E` to `min(E, n)`.
+//! 4. Headroom is the capacity that admission control has not sold. The total reservation of all
+//!    ports, which is the sum of `max(B, E)`, never exceeds the workers' capacity ([`Ledger`]). If
+//!    there is too little headroom, all ports on the same set of workers get the same fraction of
+//!    their additional needs.
 //!
 //! # Example
 //!
-//! A VM purchased 100,000 frames per second. By the model a frame costs 1,000 cycles, so `B` is 100
-//! M. A frame really costs 1,100 cycles, so 90,909 frames per second pass. After two intervals `c`
-//! is 1,100 and `E` is 110 M, if 10 M were free.
+//! In an example, a VM purchased 100,000 frames per second. By the cost model, a frame costs 1,000
+//! cycles, so the base `B` is 100 M cycles per second. In the example, a frame really costs 1,100
+//! cycles, so only 90,909 frames per second pass. After two intervals of the example, the learned
+//! cost `c` is 1,100 cycles. If the headroom suffices (10 M cycles per second), the entitlement `E`
+//! becomes 110 M cycles per second.
 //!
 //! # Departures
 //!
-//! A batch that is not full costs more per frame, so a port that is not throttled appears more
-//! expensive than it is. Its cost is reported and never used.
+//! A batch that is not full costs more per frame, so the measured cost of a port that is not
+//! throttled is too high. The learner reports the measured cost of a port that is not throttled,
+//! but never uses this cost.
 //!
 //! # Cost
 //!
-//! An interval takes O(ports), plus O(2^workers) for each placement that wants more. Only the
-//! control plane calls the learner.
+//! The evaluation of an interval takes O(ports), plus O(2^workers) for each distinct set of workers
+//! with a port that needs more cycles. Only the control plane calls the learner.
 
 mod port;
 
@@ -68,25 +83,26 @@ use crate::admission::{Ledger, WorkerSet};
 use crate::cost_model::{Contract, Flows, Rate, to_f64};
 use port::Port;
 
-/// Parameters of the learner. The daemon uses the default.
+/// Parameters of the learner, with defaults that Penstock uses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearnConfig {
-    /// Minimum number of frames in an interval that is evaluated.
+    /// The learner ignores an interval in which the port sent fewer frames than `frames_min`.
     pub frames_min: u64,
-    /// Weight of a new cost in the average, above 0 up to 1.
+    /// Weight of a newly measured cost in the exponential average of costs, above 0 and at most 1.
     pub gain: f64,
-    /// Largest deviation of `d` from 1 that is ignored.
+    /// Largest deviation of the delivered fraction `d` from 1 that the learner ignores.
     pub dead_band: f64,
-    /// Permitted deviation of the mean frame from the declared mean, as a fraction of the declared
-    /// mean.
+    /// Permitted deviation of a port's mean frame size from the declared mean, as a fraction of the
+    /// declared mean.
     pub size_tolerance: f64,
-    /// Smallest fraction of frames that must hit the cache if few flows were declared.
+    /// Smallest fraction of lookups that must hit the cache, if few flows were declared.
     pub hit_share_min: f64,
-    /// Intervals inside the profile after which a port counts as compliant again.
+    /// Number of consecutive intervals without a violation, after which a port counts as inside its
+    /// profile again.
     pub return_intervals: u32,
-    /// Smallest and largest entitlement, as multiples of the base.
+    /// Smallest and largest entitlement of a port, as multiples of the base `B`.
     pub factor: (f64, f64),
-    /// Largest amount by which the trim may exceed 1.
+    /// Maximum of the trim minus 1. The trim is a factor in a port's need for cycles.
     pub trim_max: f64,
     /// Relative error of the model above which drift is reported.
     pub drift_limit: f64,
@@ -108,52 +124,54 @@ impl Default for LearnConfig {
     }
 }
 
-/// A port's contract, and the model's results for it.
+/// A port's contract, and the costs that the model computes for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Terms {
-    /// The contract. `None` if an operator set the cycles. Nothing is then learned.
+    /// The contract. If an operator set the port's cycles directly, the contract is `None`, and the
+    /// learner corrects nothing.
     pub contract: Option<Contract>,
-    /// Modelled cost `m` in cycles per frame, including all coefficients.
+    /// Modelled cost `m` of a frame in cycles, including all coefficients.
     pub model_cost: f64,
-    /// Base `B`: the entitlement given by admission.
+    /// Base `B`: the entitlement that admission control gave, in cycles per second.
     pub base: CyclesPerSecond,
     /// The workers that serve the port's queue pairs.
     pub workers: WorkerSet,
 }
 
-/// Growth of a port's counters in an interval.
+/// Measurements of a port in one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observation {
-    /// Length of the interval.
+    /// Duration of the interval in which the port was measured.
     pub elapsed: Nanos,
-    /// Frames received from the port, counted as on the wire: a segmentation request (TSO) counts
-    /// as the frames that it becomes.
+    /// Number of frames that the port sent in the interval. A segmentation request (TSO) counts as
+    /// the frames into which it is cut.
     pub frames: u64,
-    /// Bytes of these frames, without FCS.
+    /// Number of bytes in the port's frames, without FCS.
     pub bytes: u64,
-    /// Cycles charged to the port.
+    /// Number of cycles that were charged to the port.
     pub cycles: u64,
-    /// Frames looked up. A segmentation request counts as one.
+    /// Number of lookups in the rule table for the port's frames. A segmentation request (TSO)
+    /// counts as one lookup.
     pub lookups: u64,
-    /// Lookups that hit the cache.
+    /// Number of lookups that hit the exact-match cache.
     pub cache_hits: u64,
-    /// Whether frames waited at the port without cycles for a substantial part of the interval.
+    /// Whether the port had frames but no tokens for a substantial part of the interval.
     pub throttled: bool,
 }
 
-/// How a port's traffic violates its profile.
+/// Property of a port's traffic that violates the profile of the port's contract.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Breach {
-    /// The mean frame of the port differs from the declared mean.
+    /// The mean frame size of the port differs too much from the declared mean.
     Size {
-        /// Declared mean size in bytes.
+        /// Declared mean frame size in bytes.
         declared: f64,
-        /// Observed mean size in bytes.
+        /// Observed mean frame size in bytes.
         seen: f64,
     },
     /// The port declared few flows, but too few of its frames hit the cache.
     Flows {
-        /// Observed fraction of frames that hit the cache.
+        /// Observed fraction of lookups that hit the cache.
         hit_share: f64,
     },
 }
@@ -162,7 +180,10 @@ impl core::fmt::Display for Breach {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Size { declared, seen } => {
-                write!(f, "frames of {seen:.0} bytes in the mean, {declared:.0} were declared")
+                write!(
+                    f,
+                    "the mean frame has {seen:.0} bytes, but {declared:.0} bytes were declared"
+                )
             }
             Self::Flows { hit_share } => {
                 let percent = hit_share * 100.0;
@@ -175,52 +196,56 @@ impl core::fmt::Display for Breach {
     }
 }
 
-/// A change to report to operators.
+/// An event of the learner that is reported to operators.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Event {
-    /// The port left its profile.
+    /// The port's traffic violates its profile.
     Left(PortId, Breach),
-    /// The port is inside its profile again.
+    /// The port's traffic complies again with the profile of its contract.
     Returned(PortId),
-    /// The model's relative error for the port exceeds the limit.
+    /// The model's relative error for the port exceeds [`LearnConfig::drift_limit`].
     Drift(PortId, f64),
-    /// The model's relative error for the port is small again.
+    /// The model's relative error for the port has fallen to half of [`LearnConfig::drift_limit`]
+    /// or less.
     Settled(PortId, f64),
-    /// The port needs this many more cycles per second, and there is no headroom.
+    /// The port lacks the given number of cycles per second, because there is too little headroom.
     Short(PortId, CyclesPerSecond),
 }
 
-/// State of the learner for one port.
+/// State of the learner for one port, for reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PortLearning {
     /// Current entitlement `E`.
     pub entitlement: CyclesPerSecond,
-    /// Base `B`: the entitlement given by admission.
+    /// Base `B`: the entitlement that admission control gave, in cycles per second.
     pub base: CyclesPerSecond,
-    /// The model's error `c/m − 1` for reports. This is [`Self::full_error`] if it is known, else
-    /// the error over all batches. `None` if no frames were observed.
+    /// Relative error of the cost model for the port, `c/m − 1`. The value is [`Self::full_error`]
+    /// if that error is known, otherwise the error over all batches of the port. `None` if the
+    /// learner has not observed frames of the port.
     pub model_error: Option<f64>,
-    /// The error `c/m − 1` of full batches. `None` if the port was throttled in fewer than two
-    /// intervals.
+    /// Relative error of the cost model for full batches of the port, `c/m − 1`. The error of full
+    /// batches is `None` if the port was throttled in fewer than two intervals.
     pub full_error: Option<f64>,
-    /// `d` of the last interval with enough frames.
+    /// Delivered rate divided by purchased rate, in the last interval with enough frames.
     pub delivered: Option<f64>,
-    /// Violation of the profile. `None` if the port is inside its profile.
+    /// Violation of the port's profile. `None` if the port's traffic complies with the profile of
+    /// its contract.
     pub breach: Option<Breach>,
-    /// Cycles per second that the port needs but does not get for lack of headroom.
+    /// Cycles per second that the port needs but does not get, because there is too little
+    /// headroom.
     pub short: CyclesPerSecond,
 }
 
-/// Result of an interval.
+/// Result of the learner for one interval: changed entitlements and events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Ports with a changed entitlement, and the new entitlement.
+    /// Ports with a changed entitlement, each with its new entitlement in cycles per second.
     pub changes: Vec<(PortId, CyclesPerSecond)>,
-    /// Events of the interval, to be reported to operators.
+    /// Events of the interval, which are reported to operators.
     pub events: Vec<Event>,
 }
 
-/// The learner of one host.
+/// The learner, with the state of all ports of a host.
 #[derive(Clone, Debug)]
 pub struct Learner {
     config: LearnConfig,
@@ -229,20 +254,21 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// A learner without ports for workers of these capacities.
+    /// Returns a learner without ports, for workers of these capacities.
     #[must_use]
     pub fn new(config: LearnConfig, capacity: &[CyclesPerSecond]) -> Self {
         Self { config, capacity: capacity.to_vec(), ports: BTreeMap::new() }
     }
 
-    /// Capacity of each worker.
+    /// Capacity of each worker in cycles per second.
     #[must_use]
     pub fn capacity(&self) -> &[CyclesPerSecond] {
         &self.capacity
     }
 
-    /// Sets the ports that claim cycles. If a port's terms are unchanged, its state stays. If only
-    /// its base changed, for example because another VM arrived, its learned cost stays.
+    /// Sets the ports that claim cycles, with their terms. If the terms of a port are unchanged,
+    /// the learner keeps the port's state. If only the base of a port changed, for example because
+    /// another VM arrived, the port keeps its learned cost.
     pub fn set_ports(&mut self, ports: impl IntoIterator<Item = (PortId, Terms)>) {
         let mut before = core::mem::take(&mut self.ports);
         for (id, terms) in ports {
@@ -255,18 +281,19 @@ impl Learner {
         self.keep_within_capacity();
     }
 
-    /// State of a port. `None` if the port claims no cycles.
+    /// Returns the learner's state of a port. Returns `None` if the port claims no cycles.
     #[must_use]
     pub fn port(&self, id: PortId) -> Option<PortLearning> {
         self.ports.get(&id).map(Port::state)
     }
 
-    /// State of all ports, in order of their numbers.
+    /// Returns the learner's state of all ports, in the order of their numbers.
     pub fn ports(&self) -> impl Iterator<Item = (PortId, PortLearning)> + '_ {
         self.ports.iter().map(|(id, port)| (*id, port.state()))
     }
 
-    /// Evaluates an interval. Ports without an observation stay unchanged.
+    /// Evaluates the measurements of all ports in one interval. If a port has no observation, its
+    /// state does not change.
     pub fn step(&mut self, seen: impl IntoIterator<Item = (PortId, Observation)>) -> Step {
         let mut step = Step::default();
         let before: BTreeMap<PortId, CyclesPerSecond> =
@@ -286,8 +313,8 @@ impl Learner {
         step
     }
 
-    /// Grants the cycles that ports want beyond their reservation, as far as there is headroom.
-    /// Ports with the fewest workers to choose from come first.
+    /// Grants cycles beyond the reservations of ports, limited by the headroom. Ports on the fewest
+    /// workers get additional cycles first.
     fn grant(&mut self, wishes: BTreeMap<WorkerSet, Vec<(PortId, u64)>>, events: &mut Vec<Event>) {
         let mut ledger = self.ledger();
         let mut wishes: Vec<_> = wishes.into_iter().collect();
@@ -311,7 +338,8 @@ impl Learner {
         }
     }
 
-    /// Reservations on the workers: for each port the larger of base and entitlement.
+    /// Returns a ledger of the reserved cycles of the workers: for each port, the larger of its
+    /// base and its entitlement.
     fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new(&self.capacity);
         for port in self.ports.values() {
@@ -320,7 +348,7 @@ impl Learner {
         ledger
     }
 
-    /// Takes back headroom that new ports need.
+    /// Reduces entitlements above the base if new ports need the headroom.
     fn keep_within_capacity(&mut self) {
         let raised: Vec<PortId> = (self.ports.iter())
             .filter(|(_, port)| port.entitlement > port.terms.base)
@@ -340,7 +368,8 @@ impl Learner {
     }
 }
 
-/// `r`, and the purchased rate in the contract's unit (bits or frames per second).
+/// Returns the purchased rate `r` in frames per second, and the purchased rate in the contract's
+/// unit (bits or frames per second).
 fn bought(contract: &Contract) -> (f64, f64) {
     let frames = contract.frames_per_second();
     match contract.rate {
@@ -349,7 +378,7 @@ fn bought(contract: &Contract) -> (f64, f64) {
     }
 }
 
-/// Checks traffic against its contract's profile.
+/// Checks a port's traffic against its contract's profile.
 fn breach(config: &LearnConfig, contract: &Contract, mean: f64, hit_share: f64) -> Option<Breach> {
     let declared = contract.sizes.mean();
     if (mean - declared).abs() > config.size_tolerance * declared {

@@ -1,14 +1,14 @@
-//! The learner's state for one port.
+//! Keeps the learner's state for one port.
 
 use penstock_units::{CyclesPerSecond, PortId};
 
 use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
 use crate::cost_model::{FCS, Rate, to_f64, whole_up};
 
-/// Number of costs from which the median is taken.
+/// Number of the last measured costs of which the learner takes the median.
 const WINDOW: usize = 3;
 
-/// A running mean that a single outlier does not move.
+/// Exponential average of medians of costs, which a single outlier does not change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RobustMean {
     last: [f64; WINDOW],
@@ -23,12 +23,12 @@ impl RobustMean {
         let mut sorted = self.last;
         let known = &mut sorted[..self.seen.min(WINDOW)];
         known.sort_by(f64::total_cmp);
-        // Takes the lower of two values, because preemption makes costs larger and never smaller.
+        // Of two values, the lower is used, because preemption only increases costs.
         let middle = known[(known.len() - 1) / 2];
         self.mean = if self.seen == 1 { middle } else { self.mean + gain * (middle - self.mean) };
     }
 
-    /// The mean. `None` before there are two values.
+    /// The mean. Returns `None` if the average contains fewer than two costs.
     fn settled(&self) -> Option<f64> {
         (self.seen >= 2).then_some(self.mean)
     }
@@ -38,24 +38,27 @@ impl RobustMean {
     }
 }
 
-/// State of the learner for a port. The letters are those of [`super`].
+/// State of the learner for a port. The documentation of [`super`] defines the symbols of the
+/// fields.
 #[derive(Clone, Debug)]
 pub(super) struct Port {
     pub(super) terms: Terms,
     /// Current entitlement `E` of the port.
     pub(super) entitlement: CyclesPerSecond,
-    /// Cycles per second that the port needs but did not get.
+    /// Cycles per second that the port needs but did not get, because there was too little
+    /// headroom.
     pub(super) short: CyclesPerSecond,
-    /// Cost `c` of full batches, seen while the port was throttled.
+    /// Learned cost `c` of full batches in cycles per frame, measured while the port was throttled.
     full: RobustMean,
-    /// Cost `c` of all batches.
+    /// Learned cost `c` of all batches, in cycles per frame.
     any: RobustMean,
-    /// Trim `t` of the port's need.
+    /// Trim `t`, which is a factor of the port's need for cycles.
     trim: f64,
     /// Delivered fraction `d` of the last interval with enough frames.
     delivered: Option<f64>,
     breach: Option<Breach>,
-    /// Consecutive intervals inside the profile since a breach.
+    /// Number of consecutive intervals since the last violation in which the port was inside its
+    /// profile.
     inside: u32,
     drifts: bool,
 }
@@ -76,7 +79,8 @@ impl Port {
         }
     }
 
-    /// The port under new terms. All state that is still valid stays.
+    /// Returns the learner's state of the port after a change of its terms. If the port's contract
+    /// is unchanged, the learner keeps the learned values.
     pub(super) fn with_terms(self, terms: Terms) -> Self {
         if terms == self.terms {
             return self;
@@ -84,15 +88,16 @@ impl Port {
         if terms.contract != self.terms.contract || terms.contract.is_none() {
             return Self::new(terms);
         }
-        // The correction relative to the base stays, because the cost of this VM's frames has not
+        // The ratio of entitlement to base is kept, because the cost of this VM's frames has not
         // changed.
         let part = to_f64(self.entitlement.0) / to_f64(self.terms.base.0.max(1));
         let entitlement = CyclesPerSecond(whole_up(to_f64(terms.base.0) * part));
         Self { terms, entitlement, ..self }
     }
 
-    /// Capacity that no other port may get. A port that needs less than its base now may need its
-    /// base again.
+    /// Returns the cycles per second that no other port may get: the larger of the port's base and
+    /// the port's entitlement. The reservation includes the base even if the entitlement is
+    /// smaller, because the port may need the base again.
     pub(super) fn reserved(&self) -> u64 {
         self.entitlement.0.max(self.terms.base.0)
     }
@@ -113,15 +118,17 @@ impl Port {
         }
     }
 
-    /// Stores the missing cycles. Returns whether cycles are missing for the first time.
+    /// Stores how many cycles per second the port lacks. Returns true if the port lacked no cycles
+    /// before and now lacks some.
     pub(super) fn set_short(&mut self, short: u64) -> bool {
         let new = self.short.0 == 0 && short > 0;
         self.short = CyclesPerSecond(short);
         new
     }
 
-    /// Evaluates an interval. Returns the wanted entitlement if it exceeds the port's reservation.
-    /// A smaller entitlement is applied at once.
+    /// Evaluates an interval. Returns the entitlement that the port needs, if this entitlement
+    /// exceeds the port's reservation. If the port's reservation covers the needed entitlement, the
+    /// learner applies the entitlement immediately.
     pub(super) fn see(
         &mut self,
         config: &LearnConfig,
@@ -158,7 +165,8 @@ impl Port {
         self.correct(config, rate)
     }
 
-    /// Records a breach or its end. Returns whether the port counts as compliant.
+    /// Records that a violation of the profile begins or ends. Returns whether the port counts as
+    /// inside its profile now.
     fn keeps_profile(
         &mut self,
         config: &LearnConfig,
@@ -208,7 +216,9 @@ impl Port {
         }
     }
 
-    /// Rule 3 of [`super`]; `rate` is `r`.
+    /// Corrects the entitlement of a throttled port by rule 3 in the documentation of [`super`].
+    /// The argument `rate` is the purchased rate `r` of the port in frames per second. Returns the
+    /// entitlement that the port needs, if this entitlement exceeds the port's reservation.
     fn correct(&mut self, config: &LearnConfig, rate: f64) -> Option<u64> {
         let (cost, delivered) = (self.full.settled()?, self.delivered?);
         let base = to_f64(self.terms.base.0);

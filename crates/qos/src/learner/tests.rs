@@ -14,7 +14,8 @@ fn contract(bits: u64) -> Contract {
     }
 }
 
-/// A port that purchased 819.2 Mbit/s in frames of 1,024 bytes: 100,000 frames a second.
+/// Contract of a port that purchased 819.2 Mbit/s in frames of 1,024 bytes, which are 100,000
+/// frames a second.
 fn terms(model_cost: f64) -> Terms {
     let contract = contract(819_200_000);
     let base =
@@ -22,7 +23,8 @@ fn terms(model_cost: f64) -> Terms {
     Terms { contract: Some(contract), model_cost, base, workers: WorkerSet::one(0) }
 }
 
-/// Observation of a flood of such frames through a strict bucket with this entitlement.
+/// Returns an observation of a port that always had frames of `size` bytes, each with a cost of
+/// `cost` cycles. The port has a strict bucket with the entitlement `entitlement`.
 fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
     let cycles = entitlement.0 / 10;
     let frames = cycles / cost;
@@ -94,7 +96,7 @@ fn a_vm_outside_its_profile_gains_nothing_and_loses_what_it_had_gained() {
             Step::default()
         );
     }
-    // Back inside its profile, the port counts as compliant after three intervals.
+    // The port sends declared frames again and counts as inside its profile after three intervals.
     for n in 1..=3 {
         let step = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);
         assert_eq!(step.events.contains(&Event::Returned(A)), n == 3);
@@ -128,7 +130,8 @@ fn a_port_that_is_not_throttled_keeps_its_entitlement() {
     assert!((learner.port(A).unwrap().model_error.unwrap() - 0.2).abs() < 1e-3);
 }
 
-/// Batches that are not full cost more, which says nothing about the model.
+/// In batches that are not full, each frame costs more. Tests that the learner does not report the
+/// higher cost of partly filled batches as an error of the model.
 #[test]
 fn a_port_that_is_not_throttled_has_no_drift() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
@@ -148,7 +151,8 @@ fn a_port_that_is_not_throttled_has_no_drift() {
     assert_eq!(state.model_error, state.full_error);
 }
 
-/// The purchase counts frames on the wire. A segmentation request is looked up once.
+/// A purchased rate counts frames after segmentation requests were split. Tests a port that sends
+/// segmentation requests (TSO), each of which needs one cache lookup.
 #[test]
 fn a_segmentation_request_that_hits_the_cache_keeps_to_a_single_flow() {
     let mut large = flood(CyclesPerSecond(100_000_000), 1_000, SIZE);
@@ -175,7 +179,7 @@ fn one_interval_without_its_core_changes_nothing() {
 fn losses_outside_of_the_bucket_are_made_up_within_bounds() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     for _ in 0..40 {
-        // Another process had the core for two per cent of the time.
+        // Another process used the core for two per cent of the time.
         let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * 98);
         learner.step([(A, flood(effective, 1_000, SIZE))]);
     }

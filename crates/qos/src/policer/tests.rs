@@ -19,11 +19,11 @@ const fn bytes(bytes: u32) -> Size {
 }
 
 const US: u64 = 1_000;
-/// A rate of one byte per microsecond.
+/// A rate of 8 Mbit/s, which is one byte per microsecond.
 const BYTE_A_US: u64 = 8_000_000;
 
-/// RFC 2697, section 3, by example. Both buckets start full. The committed bucket is filled first,
-/// and its overflow goes to the excess bucket.
+/// Tests an example of RFC 2697, section 3. In this test, the committed bucket and the excess
+/// bucket start full. Earned tokens fill the committed bucket first, and then the excess bucket.
 #[test]
 fn single_rate_follows_rfc_2697() {
     let p = single(BYTE_A_US, 2_000, 1_000);
@@ -39,7 +39,7 @@ fn single_rate_follows_rfc_2697() {
     assert_eq!(p.levels(), (2_000, 1_000), "both full: no more");
 }
 
-/// RFC 2697, section 3, colour-aware mode.
+/// Tests the colour-aware mode of RFC 2697, section 3.
 #[test]
 fn single_rate_makes_no_frame_better() {
     let p = single(BYTE_A_US, 2_000, 1_000);
@@ -52,7 +52,7 @@ fn single_rate_makes_no_frame_better() {
     assert_eq!(p.mark_aware(bytes(600), Green), Yellow);
 }
 
-/// RFC 2698, section 3.
+/// Tests the rules of RFC 2698, section 3.
 #[test]
 fn two_rates_follow_rfc_2698() {
     let p = two(BYTE_A_US, 1_000, 3 * BYTE_A_US, 3_000);
@@ -144,8 +144,8 @@ fn hours_of_idling_earn_no_more_than_the_depth() {
 
 #[test]
 fn frequent_refills_lose_no_fraction() {
-    // At 8001 bit/s a byte takes 999,875.0156... ns. If refills rounded, steps of 7 ns would lose
-    // all tokens. A second in steps of 977 ns shows the same.
+    // At 8001 bit/s, a byte takes 999,875.0156... ns. If refills were rounded, refills every 7 ns
+    // or 977 ns would lose tokens.
     let p = single(8_001, DEPTH_MAX, 0);
     p.all_green(bytes(DEPTH_MAX));
     assert_eq!(p.levels().0, 0);
@@ -185,7 +185,7 @@ fn an_invalid_limit_is_refused_with_the_valid_range() {
     assert!(text(rate(8_000, 1 << 30, 0)).starts_with("burst 1073741824 is too large"));
     let (cir, pir) = (BitsPerSecond(2_000_000), BitsPerSecond(1_000_000));
     let peak = Spec::new(Limit::TwoRate { cir, cbs: 1, pir, pbs: 1 });
-    assert_eq!(text(peak), "peak rate 1M is below the committed rate 2M; write at least that");
+    assert_eq!(text(peak), "peak rate 1M is below the committed rate 2M; write at least 2M");
     let none = Spec::new(Limit::Packets { rate: PacketsPerSecond(0), burst: 1 });
     assert_eq!(text(none), "0 frames per second is out of range; write 1 to 1G");
 }
@@ -206,8 +206,8 @@ fn a_default_depth_holds_large_segments_and_a_retransmission_timeout() {
     assert_eq!(segments_frames(PacketsPerSecond(80_000)), 8_000);
 }
 
-/// A TCP sender with offloads and a short round trip. It sends at ten times the rate until a whole
-/// window is dropped, is silent for a retransmission timeout, and starts again.
+/// Simulates a TCP sender with offloads and a short round trip. The simulated sender sends at ten
+/// times the rate until a whole window is dropped, and then waits for a retransmission timeout.
 #[test]
 fn with_the_default_depth_a_stream_gets_its_rate_despite_timeouts() {
     let passed = |cbs: u32| {
@@ -233,4 +233,45 @@ fn with_the_default_depth_a_stream_gets_its_rate_despite_timeouts() {
     assert!((90..=100).contains(&default), "{default} %");
     assert!((45..90).contains(&half), "{half} %");
     assert!(old < 10, "{old} %");
+}
+
+#[test]
+fn a_batch_has_the_frames_of_a_millisecond_but_at_least_one() {
+    let waiting = |limit| Policer::new(Spec::new(limit).unwrap().waiting());
+    let bits = |cir: u64| {
+        let cir = BitsPerSecond(cir);
+        waiting(Limit::SingleRate { cir, cbs: wait_depth(cir), ebs: 0 })
+    };
+    let of = |bytes: u32, count: usize| core::iter::repeat_n(Size { bytes, frames: 1 }, count);
+    // A rate of 100 Mbit/s yields 12,500 bytes in a millisecond, and the depth is 50,000 bytes.
+    let p = bits(100_000_000);
+    assert_eq!(p.batch(32), 1, "an unknown sender may send large segments");
+    for _ in 0..400 {
+        p.refill(Nanos(p.at.load(Ordering::Relaxed) + 4_000_000));
+        p.charge(of(2_500, 20));
+    }
+    assert_eq!((p.wait(), p.batch(32)), (Nanos(0), 5), "frames of 2,500 bytes");
+    p.charge([SEGMENT].into_iter());
+    assert_eq!(p.wait(), Nanos(u64::from(SEGMENT.bytes) * 80), "80 ns a byte");
+    assert_eq!((p.batch(32), p.batch(1)), (1, 1), "a large segment");
+    // Short frames after the segment do not make the sender's next segment a surprise.
+    p.refill(Nanos(u64::MAX));
+    p.charge(of(60, 5));
+    assert!((3..=4).contains(&p.batch(32)), "{}", p.batch(32));
+    let p = bits(10_000_000_000);
+    p.charge(of(60, 32));
+    assert_eq!(p.batch(32), 32);
+    let p = waiting(Limit::Packets { rate: PacketsPerSecond(2_000), burst: 8 });
+    p.charge(of(1_500, 8));
+    assert_eq!((p.wait(), p.batch(32)), (Nanos(0), 1), "a segment of 46 frames may follow");
+    p.charge(of(1_500, 2));
+    assert_eq!(p.wait(), Nanos(1_000_000));
+    let p = waiting(Limit::TwoRate {
+        cir: BitsPerSecond(BYTE_A_US),
+        cbs: 1_000,
+        pir: BitsPerSecond(2 * BYTE_A_US),
+        pbs: 2_000,
+    });
+    assert!(p.charge(of(1_000, 1)) && !p.charge(of(2_000, 1)), "green, then yellow");
+    assert_eq!(p.wait(), Nanos(500 * US), "of the peak rate");
 }

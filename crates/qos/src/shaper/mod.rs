@@ -1,29 +1,29 @@
-//! Shapers: when a VM's next frame may depart.
+//! Shapers compute the time at which a VM's next frame may depart.
 //!
 //! # Problem
 //!
-//! A rate limit delays frames, and the guest's users notice the distribution of these delays.
-//! Tokens that arrive every 50 ms let a burst pass and then nothing.
+//! A rate limit without drops delays the frames of a VM. Users of a VM notice how much the delays
+//! of frames vary. If tokens are added every 50 ms, for example, no frame passes for up to 50 ms
+//! after a burst.
 //!
 //! # Source
 //!
-//! "Defeating Network Jitter for Virtual Machines" §II-C, §III-C.
+//! The shapers are from "Defeating Network Jitter for Virtual Machines" §II-C and §III-C.
 //!
 //! # Approach
 //!
-//! A VM's frames depart in order. From each frame's arrival and length, the shaper computes its
-//! departure ([`Shaper::depart`]). A shaper stores no frames and sets no timers. Frames wait in
-//! their queue, and a [`crate::wheel::Wheel`] reports when they are due.
+//! The frames of a VM depart in order. The shaper computes a frame's departure from the frame's
+//! arrival and length ([`Shaper::depart`]). The shaper neither stores frames nor sets timers.
+//! Frames wait in their queue, and a [`crate::wheel::Wheel`] reports when the frames are due.
 //!
-//! | Shaper | Spacing |
-//! |---|---|
-//! | [`TokenBucket`] | none: frames that the last refill covers depart at once |
-//! | [`Smooth`] | between consecutive frames, within a window |
+//! - With a [`TokenBucket`], a frame departs without a wait if the bucket has enough tokens.
+//! - With [`Smooth`], the time between consecutive frames stays within a minimum and a maximum.
 //!
 //! # Limits
 //!
-//! Rates range from [`RATE_MIN`] to [`RATE_MAX`]. A frame longer than [`segment_max`] should be
-//! split before it is shaped. Otherwise it would wait longer than a wheel reaches.
+//! Rates range from [`RATE_MIN`] to [`RATE_MAX`]. If a frame is longer than [`segment_max`], the
+//! caller must split the frame before it is shaped. A frame longer than [`segment_max`] could have
+//! to wait longer than the horizon of a timing wheel.
 
 mod smooth;
 mod token_bucket;
@@ -35,18 +35,20 @@ use penstock_units::{BitsPerSecond, Nanos};
 pub use smooth::{GROUP_TIME, GROUPS_FROM, INTERVAL, Smooth, WIDTH, Window};
 pub use token_bucket::{PERIOD_OF_XEN, TokenBucket};
 
-/// Lowest rate of a shaper.
+/// Lowest rate of a shaper in bits per second.
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(256_000);
-/// Highest rate of a shaper.
+/// Highest rate of a shaper in bits per second.
 pub const RATE_MAX: BitsPerSecond = BitsPerSecond(10_000_000_000);
-/// Length in bytes of a frame of one MTU, which every limit lets pass at once.
+/// Length in bytes of a frame with a payload of one MTU (1,500 bytes). Frames of 1,514 bytes are
+/// never split, because [`segment_max`] is at least this long at every rate.
 pub const FRAME: u32 = 1_514;
-/// Longest frame in bytes. A longer length counts as this.
+/// Longest frame that a shaper supports, in bytes. A shaper treats a longer frame as a frame of
+/// [`FRAME_MAX`] bytes.
 pub const FRAME_MAX: u32 = 1 << 20;
-/// Parts of a byte: 1 bit/s yields one part in a nanosecond, so no refill rounds.
+/// Number of parts in a byte. 1 bit/s yields one part in a nanosecond, so refills never round.
 const PARTS: i64 = 8_000_000_000;
 
-/// Error: the rate is outside [`RATE_MIN`] to [`RATE_MAX`].
+/// Error of a rate that is outside [`RATE_MIN`] to [`RATE_MAX`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateError(pub BitsPerSecond);
 
@@ -58,33 +60,35 @@ impl fmt::Display for RateError {
 
 impl core::error::Error for RateError {}
 
-/// Checks the range of a rate.
+/// Checks that a rate is between [`RATE_MIN`] and [`RATE_MAX`].
 ///
 /// # Errors
-/// The rate is out of range.
+/// Returns an error if the rate is out of range.
 fn checked(rate: BitsPerSecond) -> Result<BitsPerSecond, RateError> {
     if rate < RATE_MIN || rate > RATE_MAX { Err(RateError(rate)) } else { Ok(rate) }
 }
 
-/// Length in bytes that takes at most `time` at `rate`; at least [`FRAME`].
+/// Returns the maximum length in bytes of a frame that takes at most `time` at the rate `rate`. At
+/// least [`FRAME`].
 #[must_use]
 pub fn segment_max(rate: BitsPerSecond, time: Nanos) -> u32 {
     let bytes = u128::from(rate.0) * u128::from(time.0) / PARTS.unsigned_abs() as u128;
     u32::try_from(bytes).unwrap_or(u32::MAX).max(FRAME)
 }
 
-/// The shaper of one VM.
+/// The shaper of one VM: a token bucket or a smoothing window.
 #[derive(Clone, Debug)]
 pub enum Shaper {
-    /// A token bucket, as in hypervisors. It is the baseline for comparison with [`Smooth`].
+    /// Token bucket as in Xen, which is the baseline for comparisons with [`Smooth`].
     TokenBucket(TokenBucket),
-    /// Spacing within a window.
+    /// Shaper that keeps the time between frames within a minimum and a maximum.
     Smooth(Smooth),
 }
 
 impl Shaper {
-    /// The departure of the next frame. The frame arrived at `arrival`, after all earlier frames.
-    /// It never departs before its arrival or before the previous frame.
+    /// Returns the departure time of a frame that arrives at `arrival`. The time `arrival` must not
+    /// be before the arrival of an earlier frame. The next frame never departs before its arrival
+    /// or before the previous frame.
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         match self {
             Self::TokenBucket(shaper) => shaper.depart(arrival, bytes),
@@ -92,10 +96,10 @@ impl Shaper {
         }
     }
 
-    /// Changes the rate from the next frame on.
+    /// Changes the rate of the shaper from the next frame on.
     ///
     /// # Errors
-    /// The rate is out of range. The old rate then remains in use.
+    /// Returns an error if the rate is out of range. After an error, the shaper keeps the old rate.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         match self {
             Self::TokenBucket(shaper) => shaper.set_rate(rate),
@@ -103,7 +107,7 @@ impl Shaper {
         }
     }
 
-    /// Configured rate, between [`RATE_MIN`] and [`RATE_MAX`].
+    /// Configured rate of the shaper, between [`RATE_MIN`] and [`RATE_MAX`].
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         match self {

@@ -1,119 +1,141 @@
-//! `smooth`: keeps the spacing between a VM's frames within a window, and their mean rate at the
-//! configured rate.
+//! The shaper `smooth` keeps the spacing between a VM's frames within a window, and their mean rate
+//! at the configured rate.
 //!
 //! # Problem
 //!
 //! A token bucket lets a burst pass and then delays frames for up to a refill period. The mean rate
-//! is right, but the delay varies by a whole period.
+//! of a token bucket is right, but the delay varies by a whole refill period.
 //!
 //! # Source
 //!
-//! VM jitter §III-C, Figs. 5 and 10.
+//! The source is "Defeating Network Jitter for Virtual Machines" §III-C, Figs. 5 and 10.
 //!
 //! # Quantities
 //!
-//! - R is the rate.
-//! - A *group* departs at once. It is a single frame. From [`GROUPS_FROM`] on, it is the frames
-//!   that take [`GROUP_TIME`] at the rate, up to 64 KiB.
-//! - δ is the spacing in ns per byte. It lies in a [`Window`] around its centre e^c. The window's
-//!   width is [`WIDTH`] for a frame of 1,500 bytes, or ±30 % if that is less.
-//! - Credit is a bucket that fills at R. Its depth is [`DEPTH_TIME`] and at least four of the
-//!   longest frames. Its set point is half the depth.
+//! - R is the configured rate of the shaper.
+//! - A *group* is a set of frames that depart together. At rates below [`GROUPS_FROM`], a group is
+//!   a single frame. From the rate [`GROUPS_FROM`] on, a group has the frames that the configured
+//!   rate yields in [`GROUP_TIME`], up to 64 KiB.
+//! - δ is the spacing in ns per byte: after a frame of s bytes, the next frame departs s·δ later.
+//! - The [`Window`] is the range in which the spacing δ must be. The centre of the window is e^c ns
+//!   per byte, and the slow rule changes the exponent c. For the spacing after a frame of 1,500
+//!   bytes, the window is [`WIDTH`] wide. Each end of the window of spacings is at most 30 % away
+//!   from the window's centre.
+//! - The *credit* is the level of a token bucket that fills at the configured rate R. The depth of
+//!   the credit is the number of bytes that the configured rate yields in [`DEPTH_TIME`], but at
+//!   least four frames of the longest length. The *set point* of the credit is half of the credit's
+//!   depth.
 //!
 //! # Approach
 //!
-//! After a group of s bytes that departed at t, the next departs at max(arrival, t + s δ).
+//! If a group of s bytes departed at time t and the spacing is δ, the next group departs at t + s·δ
+//! or on its later arrival.
 //!
-//! - The *fast* rule sets δ for each group. If credit is above the set point, δ moves towards the
-//!   window's short end. If credit is below, δ moves towards the long end. δ reaches the end if
-//!   credit is off by half of the set point.
-//! - The *slow* rule runs after every [`INTERVAL`] that was backlogged for more than half of its
-//!   time. e = ln(the centre's rate/R), and c moves by [`KP`] (e - e') + [`KI`] e, where e' is the
-//!   previous error. The step is limited to ±[`STEP_MAX`].
-//! - In an interval with less backlog, the window drifts by half the distance towards the position
-//!   where R is its long end. Occasional frames then do not wait.
-//! - c stays within a factor of four of R. A change of the rate moves the window at once.
-//! - The *backstop* lets no frame depart that the credit does not cover. Over any time t, at most
-//!   max(depth, one group) + R × t departs.
+//! - After each group of frames, the *fast* rule computes the spacing δ to the next group from the
+//!   credit. If the credit is at its set point, the spacing δ is the centre of the window. A larger
+//!   credit shortens the spacing δ between frames, and a smaller credit lengthens the spacing. If
+//!   the credit is at most half of its set point, or at least 1.5 times its set point, the spacing
+//!   δ is at an end of its window.
+//! - The *slow* rule moves the window of the spacing. The slow rule adjusts the window after each
+//!   [`INTERVAL`] in which frames waited for more than half of the time. The slow rule computes the
+//!   error of an interval as e = ln(r / R), where R is the configured rate. In e = ln(r / R), r is
+//!   the rate that would have resulted if the spacing δ had always been at the window's centre. In
+//!   each interval, the slow rule adds [`KP`] (e - e') + [`KI`] e to the exponent c, where e' is
+//!   the previous error. The change of c is at most ±[`STEP_MAX`].
+//! - After an interval in which frames waited for at most half of the time, the window moves
+//!   towards shorter spacings. If few frames waited, the window moves half of the distance to the
+//!   position at which its longest spacing yields the rate R. The `smooth` shaper does not delay
+//!   frames that arrive only occasionally.
+//! - The centre of the window is between a quarter of the spacing that yields R and four times the
+//!   spacing that yields R. A change of the rate immediately moves the window.
+//! - The *backstop* delays a frame until the credit covers the frame. In any time t, the bytes that
+//!   the shaper lets depart are at most max(depth, one group) + R × t.
 //!
-//! The gains put the poles of z² - (1-Kp-Ki) z - Kp at 0.62 and -0.32. Kd is 0, because it would
-//! only react to sizes.
+//! The gains [`KP`] and [`KI`] of the slow rule were chosen so that its control loop is stable. The
+//! control loop has the characteristic polynomial z² - (1-Kp-Ki) z - Kp, whose roots 0.62 and -0.32
+//! are stable. The loop has no differential gain, because such a gain would only react to frame
+//! sizes.
 //!
 //! # Example
 //!
-//! In a test at 2 Mbit/s, frames of 1,500 bytes are 6 ms apart, with window ends at 4.5 and 7.5 ms.
-//! In another test, the shaper starts four times too slow or too fast and reaches its rate after
-//! five intervals.
+//! In a test at 2 Mbit/s, frames of 1,500 bytes depart every 6 ms, and the window extends from 4.5
+//! to 7.5 ms. In another test, the shaper starts at a quarter of its rate or at four times its
+//! rate, and reaches its rate in five intervals.
 //!
 //! # Departures
 //!
-//! - The paper delays each packet. A bounded delay does not limit a rate, so here the *spacing* has
-//!   a window.
-//! - The paper prints the ends of r in the wrong order. Its proportional rule, read literally, is
-//!   positive feedback.
-//! - The paper's rule knows two values. Here the rule is proportional between them. A spacing that
-//!   jumps between its ends is jitter too (a quarter of the spacing at 2 Mbit/s).
-//! - Spacing depends on earlier departures, as on a slower link. The length of a frame delays only
-//!   the frames after it.
-//! - The slow rule's e uses the spacing that the window gave, not actual departures. Frames that
-//!   wait for the backstop or do not arrive say nothing about the window.
+//! - In "Defeating Network Jitter", the window limits the delay of each packet, and such a window
+//!   does not limit a rate. In Penstock, the window bounds the *spacing* between frames.
+//! - The paper "Defeating Network Jitter" prints the two ends of its window in the wrong order. The
+//!   proportional rule in "Defeating Network Jitter", as printed, increases the error (positive
+//!   feedback).
+//! - In "Defeating Network Jitter", the spacing is always at one of the two ends of the window. In
+//!   Penstock, the spacing changes in proportion to the credit. If the spacing jumped between the
+//!   ends of the window, the jumps would be jitter. At 2 Mbit/s, each end of the window differs
+//!   from the mean spacing by a quarter.
+//! - In Penstock, the length of a frame delays only the next frames of the VM, not the frame
+//!   itself.
+//! - Penstock computes the error e of an interval from the spacings that the window requires, not
+//!   from actual departures. Actual departures would distort the error, because frames may arrive
+//!   late or wait until the credit covers their length.
 //!
 //! # Cost
 //!
-//! A frame costs a few multiplications, and an interval costs a logarithm and an exponential. A
-//! shaper takes 160 bytes.
+//! Each frame costs a few multiplications, and each interval costs a logarithm and an exponential.
+//! The shaper of a VM takes 160 bytes.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
 
-/// Width of the window for a frame of 1,500 bytes (§IV: "3ms").
+/// Width of the window of spacings after a frame of 1,500 bytes; "3ms" in §IV of "Defeating Network
+/// Jitter".
 pub const WIDTH: Nanos = Nanos::from_millis(3);
-/// Interval of the slow rule (§IV: "1 second").
+/// Control interval of the window ("1 second" in §IV of the paper "Defeating Network Jitter").
 pub const INTERVAL: Nanos = Nanos::from_secs(1);
-/// Rate from which frames depart in groups.
+/// Lowest rate at which frames depart in groups.
 pub const GROUPS_FROM: BitsPerSecond = BitsPerSecond(20_000_000);
-/// Time that a group takes at the rate.
+/// Time that a group of frames takes at the configured rate.
 pub const GROUP_TIME: Nanos = Nanos::from_micros(500);
-/// Largest group in bytes: a large segment.
+/// Largest group of frames in bytes, which is a large segment.
 pub const GROUP_MAX: u32 = 65_536;
-/// Depth of the credit, as a time at the rate.
+/// Depth of the credit, as the time in which the configured rate fills it.
 pub const DEPTH_TIME: Nanos = Nanos::from_millis(50);
-/// Proportional gain of the slow rule.
+/// Proportional gain of the controller that moves the shaper's window of spacings.
 pub const KP: f64 = 0.2;
-/// Integral gain of the slow rule.
+/// Integral gain of the controller that moves the shaper's window of spacings.
 pub const KI: f64 = 0.5;
-/// Largest step of the slow rule, as a logarithm of the spacing.
+/// Largest change of c in one interval, where c is the logarithm of the window's centre.
 pub const STEP_MAX: f64 = 0.7;
 
 const REFERENCE: f64 = 1_500.0;
-/// Largest half of the window, as a fraction of the spacing.
+/// Maximum distance of the window's ends from its centre, as a fraction of the centre.
 const HALF_MAX: f64 = 0.3;
-/// Largest deviation of the window from the rate: a factor of four.
+/// Maximum factor between the window's centre and the spacing that yields the configured rate.
 const FAR: f64 = 4.0;
 const BITS_NS: f64 = 8e9;
 
-/// Window of the spacing, in ns per byte.
+/// Range of permitted spacings between frames, in ns per byte of the earlier frame.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Window {
-    /// Shortest spacing in the window.
+    /// Shortest spacing in the window, in ns per byte.
     pub low: f64,
-    /// Centre of the window.
+    /// Centre of the window, in ns per byte.
     pub centre: f64,
-    /// Longest spacing in the window.
+    /// Longest spacing in the window, in ns per byte.
     pub high: f64,
 }
 
-/// Observations of an interval.
+/// Sums that the slow rule needs, over the groups of frames in one interval.
 #[derive(Clone, Copy, Debug, Default)]
 struct IntervalSums {
-    /// Bytes of groups with frames waiting behind them. The next field is the spacing after these
-    /// groups, in ns.
+    /// Sum of the bytes of all groups after which a frame waited. The field `spacing` is the sum,
+    /// in ns, of the spacings after the groups counted in `bytes`.
     bytes: f64,
     spacing: f64,
-    /// The spacing after these groups if δ had been the window's centre, in ns.
+    /// Sum of the spacings, in ns, that the interval would have had with δ at the window's centre.
     central: f64,
-    /// Time in which frames waited, in ns.
+    /// Part of the interval, in ns, in which at least one frame waited.
     busy: u64,
 }
 
@@ -121,32 +143,36 @@ struct IntervalSums {
 #[derive(Clone, Debug)]
 pub struct Smooth {
     rate: BitsPerSecond,
-    /// c: the logarithm of the centre.
+    /// Natural logarithm of the window's centre (c), where the centre is in ns per byte.
     centre: f64,
     window: Window,
-    /// Credit in parts; negative after a frame longer than the depth.
+    /// Credit in parts (fractions of a byte); negative after a frame longer than the depth of the
+    /// credit.
     credit: i64,
     depth: i64,
     credit_at: Nanos,
-    /// Longest expected frame in bytes.
+    /// Length of the longest expected frame in bytes.
     longest: u32,
-    /// Departure of the last group. The next field is the group's length in bytes.
+    /// Time of departure of the last group of frames. The field `group` is the length in bytes of
+    /// the last group of frames.
     group_at: Nanos,
     group: u32,
     group_max: u32,
     last: Nanos,
     interval_at: Nanos,
     seen: IntervalSums,
-    /// e of the previous interval. `None` if the slow rule did not run in it.
+    /// Error e that the slow rule computed for the previous interval. The error is `None` if the
+    /// slow rule did not run for the previous interval.
     error: Option<f64>,
     intervals: u64,
 }
 
 impl Smooth {
-    /// A shaper that starts at its rate, with half of its credit.
+    /// Returns a shaper for the rate `rate`. A new shaper's window is centred at the spacing that
+    /// yields the rate, and its credit is at the set point.
     ///
     /// # Errors
-    /// The rate is out of range.
+    /// Returns an error if the rate is out of range.
     pub fn new(rate: BitsPerSecond) -> Result<Self, RateError> {
         let rate = checked(rate)?;
         let mut smooth = Self {
@@ -172,8 +198,8 @@ impl Smooth {
         Ok(smooth)
     }
 
-    /// Multiplies the window's centre by a factor. A factor above 1 makes the shaper too slow.
-    /// Tests use this to watch the recovery.
+    /// Multiplies the centre of the window by `factor`, so that a test can start a shaper at a
+    /// wrong rate. A factor above 1 makes the shaper start with a rate below the configured rate.
     #[must_use]
     pub fn off_by(mut self, factor: f64) -> Self {
         self.centre += factor.clamp(1.0 / FAR, FAR).ln();
@@ -181,8 +207,9 @@ impl Smooth {
         self
     }
 
-    /// Sets the longest expected frame. The default is [`FRAME`]. Longer frames keep the rate but
-    /// may wait for the backstop.
+    /// Sets the length of the longest expected frame. If `frames_up_to` is not called, the longest
+    /// expected length is [`FRAME`]. Frames longer than expected may wait until the credit covers
+    /// their length, but the rate stays the same.
     #[must_use]
     pub fn frames_up_to(mut self, bytes: u32) -> Self {
         self.longest = bytes.clamp(FRAME, FRAME_MAX);
@@ -191,7 +218,7 @@ impl Smooth {
         self
     }
 
-    /// Computes the depth and the group size for the rate.
+    /// Computes the depth of the credit and the maximum size of a group from the configured rate.
     fn size(&mut self) {
         let of = |time: Nanos| self.rate.0.saturating_mul(time.0);
         let depth = i64::try_from(of(DEPTH_TIME)).unwrap_or(i64::MAX / 2);
@@ -200,7 +227,7 @@ impl Smooth {
         self.group_max = if self.rate < GROUPS_FROM { 0 } else { group.min(GROUP_MAX) };
     }
 
-    /// Places the window around its centre.
+    /// Computes the ends of the window from its centre.
     fn place(&mut self) {
         let due = due(self.rate);
         self.centre = self.centre.clamp((due / FAR).ln(), (due * FAR).ln());
@@ -209,40 +236,41 @@ impl Smooth {
         self.window = Window { low: centre * (1.0 - half), centre, high: centre * (1.0 + half) };
     }
 
-    /// Configured rate, between [`super::RATE_MIN`] and [`super::RATE_MAX`].
+    /// Configured rate of the shaper, between [`super::RATE_MIN`] and [`super::RATE_MAX`].
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// The window in which the last frame's spacing lies.
+    /// Returns the current window of the spacing.
     #[must_use]
     pub const fn window(&self) -> Window {
         self.window
     }
 
-    /// Credit at the last departure in bytes, rounded down.
+    /// Returns the credit, in bytes rounded down, when the last group departed.
     #[must_use]
     pub const fn credit(&self) -> i64 {
         self.credit.div_euclid(PARTS)
     }
 
-    /// Depth of the credit in bytes.
+    /// Maximum credit in bytes, which is the depth of the shaper's token bucket.
     #[must_use]
     pub const fn depth(&self) -> i64 {
         self.depth / PARTS
     }
 
-    /// Number of intervals that have ended.
+    /// Returns the number of control intervals ([`INTERVAL`]) that have ended.
     #[must_use]
     pub const fn intervals(&self) -> u64 {
         self.intervals
     }
 
-    /// See [`super::Shaper::set_rate`]. Window and credit scale with the rate.
+    /// Changes the shaper's rate, as [`super::Shaper::set_rate`] does. The window and the credit
+    /// change in proportion to the rate.
     ///
     /// # Errors
-    /// The rate is out of range.
+    /// Returns an error if the rate is out of range.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         let (old, depth) = (self.rate, self.depth);
         self.rate = checked(rate)?;
@@ -251,12 +279,12 @@ impl Smooth {
         self.place();
         let credit = i128::from(self.credit) * i128::from(self.depth) / i128::from(depth.max(1));
         self.credit = i64::try_from(credit).unwrap_or(0).min(self.depth);
-        // Earlier observations belong to the old rate.
+        // Sums for the old rate are discarded.
         (self.error, self.seen, self.interval_at) = (None, IntervalSums::default(), self.last);
         Ok(())
     }
 
-    /// Computes the departure of the next frame as in [`super::Shaper::depart`].
+    /// Returns the departure time of the next frame, as [`super::Shaper::depart`] does.
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         let bytes = bytes.min(FRAME_MAX);
         let ready = arrival.max(self.last);
@@ -279,12 +307,13 @@ impl Smooth {
         departs
     }
 
-    /// Departure of a new group according to the spacing after the last one.
+    /// Returns the earliest time of departure of a new group, which the spacing after the previous
+    /// group permits.
     fn spaced(&mut self, arrival: Nanos, ready: Nanos) -> Nanos {
         let bytes = f64::from(self.group);
         let spacing = self.spacing(ready) * bytes;
         let due = self.group_at + nanos(spacing);
-        // This also counts groups that wait for the backstop.
+        // This also counts groups that wait only for the backstop.
         if due > ready || arrival < ready {
             self.seen.bytes += bytes;
             self.seen.spacing += spacing;
@@ -293,8 +322,8 @@ impl Smooth {
         due
     }
 
-    /// The fast rule: computes δ from the credit at the time when the group ends at the nominal
-    /// rate.
+    /// Computes the spacing δ from the credit that is expected when the group ends at the
+    /// configured rate (the fast rule).
     fn spacing(&self, ready: Nanos) -> f64 {
         let central = self.group_at + nanos(f64::from(self.group) * due(self.rate));
         let credit = self.credit_at(ready.max(central));
@@ -312,7 +341,8 @@ impl Smooth {
         self.credit.saturating_add(i64::try_from(more).unwrap_or(0))
     }
 
-    /// The backstop: the first time from `due` on at which the credit covers the frame.
+    /// Returns the first time, not before `due`, at which the credit covers the frame (the
+    /// backstop).
     fn backed(&mut self, due: Nanos, bytes: u32) -> Nanos {
         self.credit = self.credit_at(due);
         self.credit_at = due;
@@ -327,7 +357,7 @@ impl Smooth {
         departs
     }
 
-    /// Handles the intervals that ended before `now`.
+    /// Adjusts the window for the intervals that ended before `now` (the slow rule).
     fn pass(&mut self, now: Nanos) {
         let ended = now.saturating_sub(self.interval_at).0 / INTERVAL.0;
         if ended == 0 {
@@ -342,15 +372,15 @@ impl Smooth {
             self.drift(1);
         }
         if ended > 1 {
-            // Nothing departed in the other intervals.
+            // No frame departed in the other intervals.
             self.drift(ended - 1);
         }
         self.place();
     }
 
-    /// The slow rule: moves the centre by the error of the interval.
+    /// Applies the slow rule: moves the window's centre by the error of the interval.
     fn control(&mut self, seen: &IntervalSums) {
-        // The rate relative to R if the fast rule had kept the spacing at the centre.
+        // The rate that would have resulted if the fast rule had kept δ at the centre.
         let rate = seen.bytes / seen.spacing;
         let middle = rate * seen.spacing / seen.central;
         let error = (middle * due(self.rate)).ln();
@@ -359,7 +389,8 @@ impl Smooth {
         self.centre += step.clamp(-STEP_MAX, STEP_MAX);
     }
 
-    /// Moves the window towards the position where the rate is its long end.
+    /// For each of `intervals` intervals, halves the window's distance to the position at which its
+    /// longest spacing yields the rate.
     fn drift(&mut self, intervals: u64) {
         self.error = None;
         let rest = due(self.rate).ln() - (1.0 + half(self.rate)).ln();
@@ -368,20 +399,20 @@ impl Smooth {
     }
 }
 
-/// δ that corresponds to a rate, in ns per byte.
+/// Returns the spacing that yields the rate `rate`, in ns per byte.
 fn due(rate: BitsPerSecond) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     let rate = rate.0 as f64;
     BITS_NS / rate
 }
 
-/// Rounds up to whole nanoseconds.
+/// Converts a floating-point number of nanoseconds to [`Nanos`], rounded up.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below an hour")]
 fn nanos(ns: f64) -> Nanos {
     Nanos(ns.ceil() as u64)
 }
 
-/// Half of the window's width as a fraction of its centre.
+/// Returns the distance from the window's centre to its ends, as a fraction of the centre.
 fn half(rate: BitsPerSecond) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
     let width = WIDTH.0 as f64;

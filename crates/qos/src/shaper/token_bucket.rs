@@ -1,52 +1,56 @@
-//! `token-bucket`: the baseline shaper, with its refill period as a parameter.
+//! The shaper `token-bucket` is the baseline to which [`super::Smooth`] is compared. The caller
+//! chooses the refill period of the token bucket.
 //!
 //! # Source
 //!
-//! VM jitter §II-C, Fig. 3: Xen's network back end adds a VM's credit every 50 ms.
+//! The source is "Defeating Network Jitter for Virtual Machines" §II-C, Fig. 3. In Xen, the network
+//! back end adds a VM's credit every 50 ms.
 //!
 //! # Approach
 //!
-//! At the end of each period the level rises by rate × period, up to the depth. A frame that the
-//! level covers departs at once. Other frames wait for the period after which the level covers
-//! them. A frame longer than the depth departs when the bucket is full, and the bucket then goes
-//! into debt. Over any time t, at most max(depth, one frame) + rate × (t + a period) departs.
+//! At the end of each period, the level of the bucket rises by rate × period, up to the depth. If
+//! the bucket's level covers the frame's length, the frame departs without a wait. If the bucket's
+//! level does not cover a frame, the frame departs at the end of the first period that raises the
+//! level enough. A frame longer than the bucket's depth departs when the bucket is full, and the
+//! bucket then goes into debt. In any time t, the bytes that depart are at most max(depth, one
+//! frame) + rate × (t + one period).
 //!
 //! # Departures
 //!
-//! Xen starts a period when credit is first needed after the previous period. Here periods lie on a
-//! fixed grid.
+//! Xen starts a new period when a frame needs credit after the end of the previous period. In
+//! Penstock, the periods of a token bucket follow each other without gaps.
 //!
 //! # Cost
 //!
-//! A departure takes O(1), with a division if periods have passed.
+//! Computing a departure takes O(1); a division is necessary if a period has ended.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::{FRAME, FRAME_MAX, PARTS, RateError, checked};
 
-/// Xen's period (the paper's "every 50ms").
+/// Refill period of the token bucket in Xen (50 ms).
 pub const PERIOD_OF_XEN: Nanos = Nanos::from_millis(50);
-/// Longest refill period.
+/// Longest refill period of a token bucket.
 const PERIOD_MAX: Nanos = Nanos::from_millis(400);
 
-/// A token bucket that is refilled once a period.
+/// A token bucket that is refilled at the end of each period.
 #[derive(Clone, Debug)]
 pub struct TokenBucket {
     rate: BitsPerSecond,
     period: Nanos,
     level: i64,
     depth: i64,
-    /// End of the last period for which tokens were added, in ns.
+    /// End in ns of the last period whose tokens were added to the bucket.
     at: u64,
     last: Nanos,
 }
 
 impl TokenBucket {
-    /// A full bucket that is as deep as one period's tokens plus a frame. The period is clamped to
-    /// 1 µs to 400 ms.
+    /// Returns a full token bucket. The depth of the token bucket is the number of tokens of one
+    /// period plus the length of one frame. The argument `period` is limited to 1 µs to 400 ms.
     ///
     /// # Errors
-    /// The rate is out of range.
+    /// Returns an error if the rate is out of range.
     pub fn new(rate: BitsPerSecond, period: Nanos) -> Result<Self, RateError> {
         let rate = checked(rate)?;
         let period = period.clamp(Nanos(1_000), PERIOD_MAX);
@@ -56,27 +60,29 @@ impl TokenBucket {
         Ok(bucket)
     }
 
-    /// Parts that a period adds. 10 Gbit/s × 400 ms is 4 × 10^18, within 62 bits.
+    /// Returns how much a period raises the bucket's level, in parts of a byte. The maximum, 10
+    /// Gbit/s × 400 ms, is 4 × 10^18 parts and fits into 62 bits.
     fn worth(&self) -> i64 {
         i64::try_from(self.rate.0.saturating_mul(self.period.0)).unwrap_or(i64::MAX / 2)
     }
 
-    /// Depth in parts: a period's tokens plus a frame. A remainder below a frame is kept for the
-    /// next period.
+    /// Returns the depth in parts of a byte: the tokens of a period plus a frame. With one frame of
+    /// extra depth, the bucket keeps tokens that are too few for a frame at the next refill.
     fn full(&self) -> i64 {
         self.worth() + i64::from(FRAME) * PARTS
     }
 
-    /// Configured rate, between [`super::RATE_MIN`] and [`super::RATE_MAX`].
+    /// Configured rate of the shaper, between [`super::RATE_MIN`] and [`super::RATE_MAX`].
     #[must_use]
     pub const fn rate(&self) -> BitsPerSecond {
         self.rate
     }
 
-    /// See [`super::Shaper::set_rate`]. The bucket keeps its tokens, up to the new depth.
+    /// Changes the rate as in [`super::Shaper::set_rate`]. The bucket keeps its tokens, up to the
+    /// depth that belongs to the new rate.
     ///
     /// # Errors
-    /// The rate is out of range.
+    /// Returns an error if the rate is out of range.
     pub fn set_rate(&mut self, rate: BitsPerSecond) -> Result<(), RateError> {
         self.rate = checked(rate)?;
         self.depth = self.full();
@@ -84,7 +90,7 @@ impl TokenBucket {
         Ok(())
     }
 
-    /// Computes the departure of the next frame as in [`super::Shaper::depart`].
+    /// Returns the departure time of the next frame, as [`super::Shaper::depart`] does.
     pub fn depart(&mut self, arrival: Nanos, bytes: u32) -> Nanos {
         let now = arrival.max(self.last);
         self.refill((now.0.saturating_sub(self.at)) / self.period.0);
@@ -113,8 +119,10 @@ impl TokenBucket {
 mod tests {
     use super::*;
 
-    /// A period of 50 ms at 2 Mbit/s adds 12,500 bytes. Eight frames of 1,500 bytes depart at once,
-    /// then none for 50 ms. A ninth departs at first, and whenever the remainders suffice.
+    /// At 2 Mbit/s, each period of 50 ms adds 12,500 bytes to the bucket of this test. In each
+    /// period of this test, eight frames of 1,500 bytes depart at once, and then no frame departs
+    /// for 50 ms. The bucket keeps tokens that are too few for a frame, so nine frames depart in
+    /// some periods.
     #[test]
     fn a_period_of_fifty_milliseconds_alternates_burst_and_wait() {
         let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
@@ -129,8 +137,8 @@ mod tests {
         let rate = BitsPerSecond(80_000_000);
         let mut bucket = TokenBucket::new(rate, Nanos::from_micros(10)).unwrap();
         let last = (0..1_000).map(|_| bucket.depart(Nanos(0), 1_000)).last().unwrap();
-        // The rate is 10 bytes per microsecond. The bucket starts with a frame of 1,514 bytes and a
-        // period's 100 bytes.
+        // The rate is 10 bytes per microsecond. The bucket starts with 1,514 bytes for a frame and
+        // 100 bytes for a period.
         assert!(last.0.abs_diff(99_840_000) < 10_000, "{last:?}");
     }
 
@@ -138,7 +146,8 @@ mod tests {
     fn a_frame_longer_than_the_bucket_leaves_a_debt() {
         let mut bucket = TokenBucket::new(BitsPerSecond(2_000_000), PERIOD_OF_XEN).unwrap();
         assert_eq!(bucket.depart(Nanos(0), 50_000), Nanos(0));
-        // 14,014 bytes were available, so the bucket owes 35,986 bytes and needs another 12,500.
+        // 14,014 bytes were available, so the bucket has a debt of 35,986 bytes and needs another
+        // 12,500.
         assert_eq!(bucket.depart(Nanos(0), 12_500), Nanos::from_millis(200));
         assert_eq!(bucket.depart(Nanos::from_secs(9), 60), Nanos::from_secs(9));
         assert!(TokenBucket::new(BitsPerSecond(1), PERIOD_OF_XEN).is_err());

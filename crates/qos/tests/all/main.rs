@@ -1,4 +1,4 @@
-//! Property tests of schedulers, limiters and learning.
+//! Property tests of the schedulers, limiters and learners in the crate `penstock-qos`.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod prop_bottleneck;

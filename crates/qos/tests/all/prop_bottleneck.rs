@@ -1,4 +1,4 @@
-//! Invariants of the NIC-bottleneck handler under any load.
+//! Tests the invariants of the NIC-bottleneck handler under any load.
 
 use penstock_qos::bottleneck::{Bottleneck, Change, Hysteresis, Sent, limits};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 const LINK: BitsPerSecond = BitsPerSecond(10_000_000_000);
 
-/// Time to the next reading in milliseconds, and the sent and held-back load in thousandths of the
-/// link.
+/// Returns a random load: the time to the next reading in ms, and the sent and held-back traffic in
+/// thousandths of the link's rate.
 fn load() -> impl Strategy<Value = (u64, u64, u64)> {
     let sent = prop_oneof![0..=1_000_u64, 960..=1_000_u64, 800..=860_u64];
     (20..400_u64, sent, prop_oneof![4 => Just(0_u64), 1 => 0..2_000_u64])
@@ -78,13 +78,13 @@ proptest! {
         let parts = limits(BitsPerSecond(link), &bought);
         let sum: u128 = parts.iter().map(|rate| u128::from(rate.0)).sum();
         prop_assert!(sum <= u128::from(link) * 99 / 100);
-        // All of the capacity for limits is handed out, except for rounding.
+        // The limits add up to the whole capacity for limits, except for rounding.
         prop_assert!(sum + parts.len() as u128 + 1 >= u128::from(link) * 99 / 100);
         for (bought, part) in bought.iter().zip(&parts) {
             prop_assert!(bought.is_some() || part.0 > 0);
         }
-        // If the purchases fit into the link, a buyer keeps its rate, less one hundredth of the
-        // link for each VM without a purchase.
+        // If the purchases fit into the link, a VM gets its purchased rate. One hundredth of the
+        // link is subtracted for each VM without a purchase.
         let sold: u128 = bought.iter().flatten().map(|rate| u128::from(rate.0)).sum();
         if sold <= u128::from(link) * 99 / 100 && bought.iter().all(Option::is_some) {
             for (bought, part) in bought.iter().flatten().zip(&parts) {

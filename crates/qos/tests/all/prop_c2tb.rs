@@ -1,5 +1,5 @@
-//! Invariants of the cycle buckets under any order of events: no cycles are lost, and the pool is
-//! shared by weight.
+//! Tests the invariants of the cycle buckets under any order of events: no cycles are lost, and
+//! weights divide the pool.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms};
 use penstock_units::{Cycles, CyclesPerSecond, TscRate, Weight};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const HZ: u64 = 2_200_000_000;
 const SLOTS: usize = 12;
-/// Cycles of a refill interval of 50 µs.
+/// Number of cycles in a refill interval of 50 µs.
 const INTERVAL: u64 = 110_000;
 
 fn terms(entitlement: u64, weight: u64, mode: Mode, depth: u64) -> Terms {
@@ -73,13 +73,13 @@ fn apply(set: &mut BucketSet, event: &Event) {
     }
 }
 
-/// Sum of all tokens. Together with the pool, this is what the ledger calls stored.
+/// Returns the sum of the tokens in all buckets, without the pool that `Ledger::stored` includes.
 fn tokens(set: &BucketSet) -> i64 {
     (0..SLOTS).map(|slot| set.tokens(slot)).sum()
 }
 
-/// Refills while all ports in `slots` spend all their tokens, each in batches of its own cost.
-/// Returns the cycles charged to each port.
+/// Refills the buckets `refills` times; between refills, each port spends all its tokens in batches
+/// that cost `costs`. Returns the number of cycles that each port was charged.
 fn run_backlogged(set: &mut BucketSet, costs: &[u64], refills: u32) -> Vec<u64> {
     let mut charged = vec![0; costs.len()];
     for _ in 0..refills {
@@ -105,8 +105,7 @@ proptest! {
             apply(&mut set, event);
             let ledger = set.ledger();
             prop_assert_eq!(ledger.unaccounted(), 0, "{:?} after {:?}", ledger, event);
-            // The stored cycles that are not in the buckets are in the pool, up to rounding. The
-            // pool is still to be shared.
+            // Stored cycles that are not in the buckets are in the pool, up to rounding.
             let pool = ledger.stored - tokens(&set);
             prop_assert!(pool > -16 - (HZ / 1_000).cast_signed(), "{} after {:?}", pool, event);
         }
@@ -143,7 +142,8 @@ proptest! {
         }
     }
 
-    /// All capacity goes to ports with work, for any depths and batch costs.
+    /// Tests that the ports that send use all cycles of the capacity, for any depths and batch
+    /// costs.
     #[test]
     fn backlogged_minmax_ports_use_the_whole_capacity(
         ports in proptest::collection::vec(
@@ -155,7 +155,8 @@ proptest! {
         let mut set = set(HZ);
         let costs: Vec<u64> = ports.iter().map(|p| p.3).collect();
         for (slot, (rate, weight, depth, _)) in ports.iter().enumerate() {
-            // A bucket that cannot hold an interval's generation needs more frequent refills.
+            // The depth must exceed the tokens of one interval, or refills would have to be more
+            // frequent.
             set.join(slot, &terms(*rate, *weight, Mode::MinMax, *depth + INTERVAL), 0);
         }
         for slot in 0..idle {
@@ -171,8 +172,9 @@ proptest! {
         prop_assert!(charged.abs_diff(generated) <= slack, "{} of {}", charged, generated);
     }
 
-    /// All ports have empty buckets, and only one of them continues to send. The core is never
-    /// idle. No more is lent than the other buckets can hold while they fill.
+    /// In this test, all buckets are empty, and only one port continues to send frames. Tests that
+    /// the core is never idle while one port has frames. The cycles lent to a port never exceed the
+    /// tokens that the other buckets need to become full.
     #[test]
     fn a_core_with_a_backlogged_minmax_port_never_idles(
         ports in proptest::collection::vec((0..HZ / 12, 1..100_u64, 500..60_000_u64), 2..SLOTS),
@@ -202,14 +204,15 @@ proptest! {
         let after = set.ledger();
         prop_assert_eq!(after.unaccounted(), 0);
         prop_assert_eq!(after.charged - before.charged + after.lent - before.lent, now);
-        // Each port may be in debt by a batch, and generation is one interval late.
+        // Each port may be in debt by a batch, and tokens are generated one interval late.
         let room: u64 = costs.iter().map(|cost| depth + cost).sum();
         let lent = after.lent - before.lent;
         prop_assert!(lent <= room + 2 * (INTERVAL + cost.0), "{lent} lent, room for {room}");
         prop_assert_eq!(after.discarded, before.discarded, "it always had room");
     }
 
-    /// Cycles beyond the entitlements are shared by weight, to within a batch.
+    /// Tests that weights divide the cycles beyond the entitlements. A port's cycles differ from
+    /// its exact part by at most the cost of a batch.
     #[test]
     fn shares_are_within_one_batch_of_weight(
         ports in proptest::collection::vec((0..HZ / 10, 1..50_u64, 500..60_000_u64), 2..8),
@@ -235,7 +238,8 @@ proptest! {
     }
 }
 
-/// For rates that do not divide the clock, no cycle is missing after an hour of refills.
+/// In this test, the port's entitlement is not a whole number of cycles per refill. Tests that no
+/// cycle is missing after an hour of refills with a fractional entitlement.
 #[test]
 fn fractions_of_cycles_add_up() {
     let mut set = set(HZ);

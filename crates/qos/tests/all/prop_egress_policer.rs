@@ -1,5 +1,5 @@
-//! Invariants of policing for any traffic: no tenant and no strict VM gets more than depth + rate ×
-//! time, and traffic within its terms loses nothing.
+//! Tests the invariants of egress policing for any traffic. No tenant and no strict VM gets more
+//! than depth + rate × time, and traffic within its limits loses no frame.
 
 use penstock_qos::policer::Size;
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 const VMS: usize = 3;
 
-/// Gaps between frames: mostly short, sometimes minutes, so that buckets stay full for long.
+/// Returns random times between frames: mostly short, sometimes minutes, during which the buckets
+/// are full.
 fn gap() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..200_000_u64, 2 => 0..200_000_000_u64, 1 => 0..100_000_000_000_u64]
 }
@@ -27,7 +28,7 @@ fn terms() -> impl Strategy<Value = Terms> {
     let frames = (100..1_000_000_u64, 1..500_u32);
     let bytes = prop::option::of(bytes.prop_map(|(rate, depth)| (BitsPerSecond(rate), depth)));
     let frames = prop::option::of(frames.prop_map(|(rate, depth)| (PacketsPerSecond(rate), depth)));
-    (bytes, frames).prop_map(|(bytes, frames)| Terms { bytes, frames, per_frame: 0 })
+    (bytes, frames).prop_map(|(bytes, frames)| Terms { bytes, frames, per_frame: 0, waits: false })
 }
 
 fn in_frames(rate: u64, depth: u32) -> Terms {
@@ -41,7 +42,8 @@ fn arrive(policer: &EgressPolicer, size: Size, nanos: u64) -> Policed {
 
 type Passed = Vec<(u64, Size)>;
 
-/// In no time window do more frames pass than the terms allow. Each bucket may owe a frame.
+/// Checks that the frames that pass in every time window are within the limits. A bucket may be in
+/// debt by at most one frame.
 fn within(passed: &Passed, terms: &Terms) -> Result<(), TestCaseError> {
     let longest = passed.iter().map(|(_, size)| size.bytes).max().unwrap_or(0);
     let most = passed.iter().map(|(_, size)| size.frames).max().unwrap_or(0);
@@ -92,8 +94,49 @@ proptest! {
         }
     }
 
-    /// By the corrected Eq. (3), a flood after any idle time gets the depth and what the rate
-    /// yields.
+    /// Tests that a limit whose frames wait passes every frame, that no window has more than the
+    /// limits permit, and that a backlogged tenant gets its rate.
+    #[test]
+    fn who_waits_gets_the_rate_and_no_more(
+        rate in 1_000_000..1_000_000_000_u64, depth in 1_522..100_000_u32, borrow in any::<bool>(),
+        sizes in prop::collection::vec((0..VMS, frame()), 1..100),
+    ) {
+        let limit = |rate, depth| {
+            let bytes = Some((BitsPerSecond(rate), depth));
+            Terms { bytes, waits: true, ..Terms::default() }
+        };
+        let sharing = if borrow { Sharing::Borrow } else { Sharing::Strict };
+        let contract = limit(rate, depth);
+        let tenant = Arc::new(Meter::new(contract));
+        let vm = || {
+            let part = Meter::new(limit(rate / VMS as u64, depth));
+            EgressPolicer::new(part, Some(Arc::clone(&tenant)), sharing)
+        };
+        let vms: Vec<EgressPolicer> = (0..VMS).map(|_| vm()).collect();
+        let (mut now, mut passed) = (1, Passed::new());
+        for (vm, size) in sizes.iter().cycle().take(300) {
+            loop {
+                vms[*vm].refill(Nanos(now));
+                let Some((wait, _)) = vms[*vm].wait() else { break };
+                now += wait.0;
+            }
+            vms[*vm].charge(*size);
+            passed.push((now, *size));
+        }
+        // A frame may put the bucket into debt, which the depth does not include.
+        let longest = passed.iter().map(|(_, size)| size.bytes).max().unwrap_or(0);
+        within(&passed, &limit(rate, depth + longest))?;
+        let bytes: u64 = passed.iter().map(|(_, size)| u64::from(size.bytes)).sum();
+        if borrow {
+            // A VM that borrows leaves half of the bucket to the others.
+            let least = bytes.saturating_sub(u64::from(depth + longest)) * 8_000_000_000 / rate;
+            let most = (bytes + u64::from(depth)) * 8_000_000_000 / rate + 300;
+            prop_assert!((least..=most).contains(&now), "{now} for {bytes} bytes");
+        }
+    }
+
+    /// Tests that a flood after any idle time gets the depth plus the tokens that the rate yields,
+    /// by the corrected Eq. (3).
     #[test]
     fn idle_time_earns_no_more_than_the_depth(
         rate in 100..100_000_u64, depth in 2..1_000_u32, idle in 1..1_000_u64,
@@ -109,13 +152,15 @@ proptest! {
         prop_assert!(passed <= most && passed + 1 >= most.min(10 * rate), "{passed} of {most}");
     }
 
-    /// Siblings that stay within their parts, in bursts of their depth, lose nothing to a borrower.
+    /// Tests that VMs within their own parts of the rate, with bursts up to their depth, lose no
+    /// frame to a VM that borrows.
     #[test]
     fn a_vm_within_its_part_loses_nothing_to_a_borrower(
         rate in 1_000..100_000_u64, burst in 1..20_u32,
         rounds in prop::collection::vec((0..3_u64, 1..200_u64), 1..100),
     ) {
-        // The lower half holds the sibling's burst and one frame of the borrower.
+        // The lower half of the tenant's bucket covers the sibling's burst and one frame of the
+        // borrower.
         let tenant = Arc::new(Meter::new(in_frames(2 * rate, 2 * burst + 2)));
         let vm = |depth| {
             let part = Meter::new(in_frames(rate, depth));

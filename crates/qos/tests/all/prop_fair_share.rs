@@ -1,5 +1,6 @@
-//! Guarantees of `fair-share`: bytes by weight for any sizes, no gain from more flows or VMs, no
-//! unused capacity, and no lost or reordered frames.
+//! Tests the guarantees of the `fair-share` discipline. Weights divide the bytes for any frame
+//! sizes, flows and VMs. No capacity stays unused while frames wait, and no frames are lost or
+//! reordered.
 
 use std::collections::VecDeque;
 
@@ -14,7 +15,7 @@ fn weight(weight: u64) -> Weight {
     Weight::new(weight).unwrap()
 }
 
-/// A cheap generator, because a run draws a million lengths.
+/// A fast random number generator, because a test run needs a million frame lengths.
 struct Lengths(u64);
 
 impl Lengths {
@@ -23,7 +24,7 @@ impl Lengths {
         self.0 >> 33
     }
 
-    /// A length for a kind of client: short frames, an MTU, large segments, or a mix.
+    /// Returns a frame length for a kind of client: short frames, an MTU, large segments, or a mix.
     fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
@@ -36,7 +37,8 @@ impl Lengths {
     }
 }
 
-/// One VM per tenant. Each VM always has two frames queued.
+/// In the test, each tenant has a single VM. Each VM of the test output always has two queued
+/// frames.
 struct Bed {
     fair: FairShare<u32>,
     lengths: Lengths,
@@ -81,7 +83,8 @@ impl Bed {
     }
 }
 
-/// Checks that each client gets its share of bytes within max(0.1 %, two segments).
+/// Checks that each client gets its share of the sent bytes. A client's bytes may differ from its
+/// share by 0.1 % or by two segments, whichever is more.
 fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
@@ -112,7 +115,7 @@ fn many() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(Config { cases: 10, ..Config::default() })]
 
-    /// Shares hold over ten seconds of 400 Mbit/s for 2 to 32 tenants.
+    /// Tests that each of 2 to 32 tenants gets its share in ten seconds at 400 Mbit/s.
     #[test]
     fn few_tenants_get_their_due_bytes_for_any_sizes(weights in few(), seed in any::<u64>()) {
         let mut bed = Bed::new(&weights, seed);
@@ -121,7 +124,7 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// Shares also hold for 33 to 1,000 tenants.
+    /// Tests that each of 33 to 1,000 tenants gets its share.
     #[test]
     fn many_tenants_get_their_due_bytes_for_any_sizes(
         weights in many(), seed in any::<u64>(),
@@ -132,8 +135,8 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// When some tenants fall silent, the others share the whole link. When these tenants send
-    /// again, they get their shares back.
+    /// Tests that the other tenants share the whole link when some tenants stop sending. Tests that
+    /// stopped tenants get their shares again when they send again.
     #[test]
     fn an_idle_tenants_share_is_used_by_the_others_at_once(
         n in prop_oneof![3..=32_usize, 33..=200_usize], idle in 1..100_usize, seed in any::<u64>(),
@@ -143,12 +146,12 @@ proptest! {
         let mut bed = Bed::new(&weights, seed);
         bed.run(100_000_000);
         bed.awake[..idle].fill(false);
-        // The queued frames of the silent tenants are sent first.
+        // The queued frames of the tenants that stopped are sent first.
         while (0..idle).any(|vm| bed.fair.account(vm).unwrap().queued_frames > 0) {
             bed.next();
         }
         bed.sent.fill(0);
-        // A cycle has as many turns of 4 KiB as there are shares.
+        // A cycle has one turn of 4 KiB for each unit of weight.
         let cycle = 4_096 * weights[idle..].iter().sum::<u64>();
         bed.run(20 * cycle + 100_000_000);
         prop_assert!(bed.sent[..idle].iter().all(|sent| *sent == 0));
@@ -160,8 +163,8 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// A tenant with more VMs and more waiting frames gets no larger share. Its VMs get equal
-    /// parts.
+    /// Tests that a tenant with more VMs and more waiting frames gets no larger share. Tests that
+    /// the VMs of a tenant with many VMs get equal parts.
     #[test]
     fn more_vms_and_flows_gain_nothing(vms in 1..40_usize, seed in any::<u64>()) {
         let capacity = Capacity { tenants: 2, vms: 1 + vms, frames: 10_000 };
@@ -174,8 +177,7 @@ proptest! {
         let (mut lengths, mut sent) = (Lengths(seed), vec![0_u64; 1 + vms]);
         while sent.iter().sum::<u64>() < 500_000_000 {
             for vm in 0..=vms {
-                // The first tenant has one frame at a time, and the flows of the others have
-                // twenty.
+                // The first tenant's VM has one waiting frame, and the other VMs have twenty.
                 let waiting = if vm == 0 { 1 } else { 20 };
                 while fair.account(vm).unwrap().queued_frames < waiting {
                     fair.offer(vm, 0, lengths.of(3), Nanos(0));
@@ -190,7 +192,7 @@ proptest! {
             }
         }
         let theirs: u64 = sent[1..].iter().sum();
-        // A tenant with one frame at a time loses the rest of a turn whenever it runs empty.
+        // A tenant with one waiting frame loses the rest of its turn after each frame.
         prop_assert!(sent[0].abs_diff(theirs) <= 2 * SEGMENT + theirs / 1_000, "{sent:?}");
         for one in &sent[1..] {
             let due = theirs / vms as u64;
@@ -221,8 +223,8 @@ fn event(tenants: usize) -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// For any order of events, each queued frame leaves exactly once and a VM's frames stay in
-    /// order. A frame leaves whenever one waits.
+    /// Tests that each queued frame is sent exactly once and a VM's frames stay in order, for any
+    /// order of events. Tests that the link is never idle while a frame waits.
     #[test]
     fn no_frame_is_lost_or_reordered_and_the_link_is_never_idle(
         (tenants, events) in prop_oneof![Just(3_usize), Just(40)].prop_flat_map(|n| {

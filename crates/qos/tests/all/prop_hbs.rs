@@ -1,5 +1,5 @@
-//! Invariants of the batch scheduler under any order of events: no unit is lost, no class runs
-//! before an earlier one, and every unit gets its turn.
+//! Tests the invariants of the batch scheduler HBS under any order of events. No unit (queue pair)
+//! is lost, no class runs before an earlier class, and every unit gets its turn.
 
 use penstock_qos::hbs::{BatchScheduler, DEMOTE_AFTER, Readiness};
 use penstock_units::Priority;
@@ -12,9 +12,11 @@ enum Event {
     Add(usize, u64),
     Remove(usize),
     Class(usize, u64),
-    /// A decision. The set has a bit for each unit with frames.
+    /// The scheduler makes a decision for one batch. Bit n of the number is set if unit n has
+    /// frames.
     Decide(u16),
-    /// A decision after which the unit that ran has no tokens.
+    /// The scheduler makes a decision for one batch, and the batch uses all tokens of the unit's
+    /// port.
     Exhaust(u16),
     Hold(usize),
     Release(u16),
@@ -52,7 +54,7 @@ fn decide(hbs: &mut BatchScheduler, frames: u16) -> Option<usize> {
     None
 }
 
-/// Expected state of the scheduler: the units that joined, and the units that wait.
+/// Reference model of the scheduler: which units joined, and which units wait for tokens.
 #[derive(Default)]
 struct Model {
     there: [Option<u64>; SLOTS],
@@ -139,7 +141,8 @@ proptest! {
         }
     }
 
-    /// `n` units of a class have frames. Each of them runs once in `n` decisions.
+    /// In this test, `n` units of one class have frames. Tests that each unit with frames runs once
+    /// in `n` decisions.
     #[test]
     fn a_class_is_first_in_first_out(
         classes in proptest::collection::vec(1..=3_u64, 1..SLOTS),
@@ -157,7 +160,7 @@ proptest! {
         }
     }
 
-    /// A unit waits for no more batches than the tokens of the units above pay for.
+    /// Tests that a unit runs at the latest when the units of earlier classes have no more tokens.
     #[test]
     fn tokens_of_earlier_classes_bound_starvation(
         above in proptest::collection::vec((1..=7_u64, 0..6_u32), 0..SLOTS - 1),
@@ -184,8 +187,8 @@ proptest! {
         prop_assert!(decisions <= bound, "{decisions} of {bound}");
     }
 
-    /// Silent units in earlier classes cost a unit only the looks that demote them. These looks
-    /// happen once.
+    /// Tests that units without frames in earlier classes are demoted. Until they are demoted,
+    /// units without frames delay other units only by the time of a check.
     #[test]
     fn silent_units_fall_out_of_the_way(silent in 1..SLOTS - 1) {
         let mut hbs = BatchScheduler::new(SLOTS, Readiness::Demotion);
@@ -208,7 +211,7 @@ proptest! {
     }
 }
 
-/// All placements of three units in two classes, with all combinations of frames and tokens.
+/// Tests all placements of three units in two classes, with all combinations of frames and tokens.
 #[test]
 fn three_units_in_two_classes_exhaustively() {
     for bits in 0..8_u16 {

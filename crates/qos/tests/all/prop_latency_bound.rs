@@ -1,6 +1,7 @@
-//! Compares the latency bound with a small model of a worker with real buckets and a real
-//! scheduler. Neighbours behave arbitrarily, and one port stays within its purchase. None of its
-//! frames may wait longer than the bound.
+//! Compares the latency bound of C2QoS with a small model of a worker. The model of the worker uses
+//! the product's token buckets and scheduler. In the model, one port sends no more than it
+//! purchased, and all other ports behave arbitrarily. No frame of the port that sends within its
+//! purchase may wait longer than the computed bound.
 
 use std::collections::VecDeque;
 
@@ -32,7 +33,8 @@ impl Random {
     }
 }
 
-/// A port: its purchase, the cost of its frames, and the arrival times of the frames in its ring.
+/// A port of the model: its terms, the cost of its frames, and the arrival times of the frames in
+/// its ring.
 struct Port {
     member: Member,
     frame: u64,
@@ -67,7 +69,7 @@ fn port(random: &mut Random, class: u64, share: u64, minmax: bool) -> Port {
     }
 }
 
-/// Cycles that the port under test may still send at once while it stays within its purchase.
+/// Cycles that the port under test may still spend at once without exceeding its purchase.
 struct Allowance {
     level: u64,
     burst: u64,
@@ -103,7 +105,7 @@ struct World {
     refilled: u64,
     throttled: bool,
     passed: bool,
-    /// Longest wait of a frame of the port under test, which is the first.
+    /// Longest wait of a frame of the port under test, which is the first port.
     worst: u64,
 }
 
@@ -124,7 +126,7 @@ impl World {
         Self { ports, buckets, hbs, random, allowance, now, refilled, throttled, passed, worst }
     }
 
-    /// Adds all frames that arrived up to now to the rings.
+    /// Adds all frames that have arrived by now to the rings.
     fn arrive(&mut self) {
         let random = &mut self.random;
         for (slot, port) in self.ports.iter_mut().enumerate() {
@@ -156,7 +158,8 @@ impl World {
         }
     }
 
-    /// Makes a decision as the worker does. Returns false if no port has tokens and frames.
+    /// Makes one scheduling decision and runs one batch, as a worker does. Returns false if no port
+    /// has both tokens and frames.
     fn sweep(&mut self) -> bool {
         self.hbs.begin();
         while let Some(candidate) = self.hbs.next_look() {
@@ -214,8 +217,8 @@ impl World {
     }
 }
 
-/// The first port is the port under test. `random` chooses the classes of the others and their
-/// shares in thousandths.
+/// Builds a worker. The first port of the worker is the port under test. All ports except the first
+/// get random classes and random shares, in thousandths.
 fn world(seed: u64, others: u64, minmax: bool) -> (World, Option<u64>) {
     let mut random = Random(seed | 1);
     let class = random.between(1, 4);
@@ -252,8 +255,8 @@ proptest! {
 
 #[test]
 fn the_bound_is_within_a_small_factor_of_reality() {
-    // Among many strict populations, one comes within a factor of 2 of its bound. The bound is
-    // therefore not arbitrary.
+    // In at least one of many runs with strict ports, the longest wait is at least half of the
+    // bound. The bound is therefore not far too large.
     let closest = (1..200_u64).filter_map(|seed| {
         let (mut world, bound) = world(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15), 4, false);
         let bound = bound?;

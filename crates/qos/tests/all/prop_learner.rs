@@ -1,4 +1,4 @@
-//! Invariants of the learner for any counters.
+//! Tests the invariants of the learner for any values of the counters.
 
 use penstock_qos::admission::{Ledger, WorkerSet};
 use penstock_qos::cost_model::{Contract, Flows, Rate};
@@ -55,7 +55,7 @@ proptest! {
         let ports: Vec<Terms> = (ports.iter())
             .map(|(rate, size, cost, place)| terms(*rate, *size, f64::from(*cost), places[*place]))
             .collect();
-        // The capacity covers all sold cycles, on any worker, with some to spare.
+        // The capacity of each worker covers all sold cycles, and worker 0 has a spare part.
         let sold: u64 = ports.iter().map(|terms| terms.base.0).sum();
         let capacity = [CyclesPerSecond(sold + spare), CyclesPerSecond(sold)];
         let mut learner = Learner::new(LearnConfig::default(), &capacity);
@@ -79,7 +79,8 @@ proptest! {
         wrong_size in prop_oneof![64..900_u64, 1_150..9_000_u64],
         steps in prop::collection::vec(any::<bool>(), 1..60),
     ) {
-        // The declared size is 1,024 bytes. `steps` says which sizes the port sends instead.
+        // The declared size is 1,024 bytes. In each step that is true, the port sends frames of
+        // another size.
         let terms = terms(800, 1_024, float(cost), WorkerSet::one(0));
         let base = terms.base;
         let mut learner = Learner::new(LearnConfig::default(), &[CyclesPerSecond(base.0 * 10)]);

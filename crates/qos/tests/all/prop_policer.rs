@@ -1,13 +1,13 @@
-//! Invariants of policers for any traffic: the bound on passed frames, and no loss for a source
-//! within its limit.
+//! Tests the invariants of policers for any traffic: the bound on passed frames, and no loss for a
+//! source within its limit.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use penstock_qos::policer::{Colour, Limit, Policer, RATE_MAX, RATE_MIN, Size, Spec};
+use penstock_qos::policer::{Colour, Limit, Policer, RATE_MAX, RATE_MIN, Size, Spec, wait_depth};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 use proptest::prelude::*;
 
-/// Time between frames: mostly short, sometimes hours.
+/// Returns random times between frames: mostly short, sometimes hours.
 fn gap() -> impl Strategy<Value = u64> {
     prop_oneof![8 => 0..2_000_000_u64, 2 => 0..2_000_000_000_u64, 1 => 0..20_000_000_000_000_u64]
 }
@@ -36,8 +36,8 @@ fn run(policer: &Policer, stream: &[(u64, Size)]) -> Vec<Arrival> {
     stream.iter().map(&mut mark).collect()
 }
 
-/// Checks, in 1/8e9 byte, that no time window passes more than the depth (or one frame) and what
-/// the rate yields.
+/// Checks that at most the depth (or one frame) plus the bytes that the rate yields pass in every
+/// time window. The amounts of bytes in this test are in units of 1/8e9 byte.
 fn within(
     arrivals: &[Arrival],
     rate: u64,
@@ -71,7 +71,7 @@ proptest! {
         let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs };
         let arrivals = run(&Policer::new(Spec::new(limit).unwrap()), &stream);
         within(&arrivals, cir, cbs, |colour| colour == Colour::Green)?;
-        // Each bucket may owe one frame.
+        // Each bucket may be in debt by one frame.
         let longest = stream.iter().map(|(_, size)| size.bytes).max().unwrap_or(0);
         let both = cbs.max(longest) + if ebs == 0 { 0 } else { ebs.max(longest) };
         within(&arrivals, cir, both, |colour| colour != Colour::Red)?;
@@ -96,7 +96,7 @@ proptest! {
         let cbs = 60_000;
         let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs: 0 };
         let policer = Policer::new(Spec::new(limit).unwrap());
-        // Once the burst is used up, each frame arrives as early as the limit allows.
+        // When the burst is used up, each frame arrives as early as the limit permits.
         let mut owed = 0_u128;
         let depth = u128::from(cbs) * 8_000_000_000;
         let (mut now, mut level) = (0_u64, depth);
@@ -114,13 +114,55 @@ proptest! {
         }
     }
 
+    /// Several workers poll the queue pairs of a port that always has frames. The workers together
+    /// take the frames that the rate and the bucket's depth permit, and at most one more batch for
+    /// each worker.
+    #[test]
+    fn backlogged_workers_take_the_rate_and_a_batch_each_more(
+        cir in 1_000_000..40_000_000_000_u64, workers in 1_usize..5,
+        sizes in prop::collection::vec(frame(), 1..40),
+    ) {
+        let cbs = wait_depth(BitsPerSecond(cir));
+        let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs: 0 };
+        let policer = Policer::new(Spec::new(limit).unwrap().waiting());
+        let mut due = vec![0_u64; workers];
+        let mut frames = sizes.iter().cycle();
+        let (mut taken, mut largest) = (0_u128, 0_u128);
+        let end = 50_000_000;
+        loop {
+            let (worker, now) = due.iter().copied().enumerate().min_by_key(|(_, at)| *at).unwrap();
+            if now > end {
+                break;
+            }
+            policer.refill(Nanos(now));
+            // A worker takes at least as long for a batch.
+            due[worker] = now + policer.wait().0.max(500);
+            if policer.wait() > Nanos(0) {
+                continue;
+            }
+            let batch: Vec<Size> = frames.by_ref().take(policer.batch(32)).copied().collect();
+            prop_assert!(policer.charge(batch.iter().copied()));
+            let mut sum = Size::default();
+            batch.iter().for_each(|size| sum += *size);
+            taken += u128::from(sum.bytes);
+            largest = largest.max(u128::from(sum.bytes));
+            due[worker] = now + policer.wait().0.max(500);
+        }
+        let of_rate = u128::from(cir) * u128::from(end) / 8_000_000_000;
+        let most = of_rate + u128::from(cbs) + workers as u128 * largest + 1;
+        prop_assert!(taken <= most, "{taken} > {most}");
+        // Workers that take batches as fast as they can may be slower than the rate.
+        let fast = u128::from(end) / 500 * 60;
+        prop_assert!(taken + largest >= of_rate.min(fast), "{taken} < {of_rate}");
+    }
+
     #[test]
     fn no_source_starves_at_any_depth(
         cir in rate(), cbs in 1_u32..3_000, bytes in 60_u32..70_000,
     ) {
         let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs, ebs: 0 };
         let policer = Policer::new(Spec::new(limit).unwrap());
-        // The time in which the bucket earns the frame and fills.
+        // Time in which the bucket gets the tokens for a frame and fills up.
         let worth = (u128::from(bytes) + u128::from(cbs)) * 8_000_000_000 / u128::from(cir) + 1;
         let step = u64::try_from(worth).unwrap();
         for n in 1..20 {
@@ -179,7 +221,7 @@ proptest! {
     }
 }
 
-/// Two threads that police one stream pass what one thread would pass.
+/// Tests that two threads that police the same stream let as many frames pass as one thread.
 #[test]
 fn threads_share_one_limit() {
     let (cir, cbs) = (BitsPerSecond(800_000_000), 64_000_u32);

@@ -1,5 +1,5 @@
-//! Invariants of shapers for any traffic: order, the bound on departures, and the window of
-//! `smooth`.
+//! Tests the invariants of shapers for any traffic: the order of frames, the bound on departures,
+//! and the window of `smooth`.
 
 use penstock_qos::shaper::{FRAME, PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -18,7 +18,8 @@ fn frame() -> impl Strategy<Value = u32> {
     prop_oneof![2 => Just(64_u32), 3 => Just(FRAME), 3 => 64..FRAME, 1 => 64..=65_536_u32]
 }
 
-/// Arrival, departure and length of each frame.
+/// Shapes frames with the given arrivals and lengths. Returns the arrival time, departure time and
+/// length of each frame.
 fn run(shaper: &mut Shaper, frames: &[(u64, u32)]) -> Vec<(u64, u64, u32)> {
     let mut now = 0;
     let mut one = |(gap, bytes): &(u64, u32)| {
@@ -28,8 +29,8 @@ fn run(shaper: &mut Shaper, frames: &[(u64, u32)]) -> Vec<(u64, u64, u32)> {
     frames.iter().map(&mut one).collect()
 }
 
-/// Checks that departures are in order, and that no window has more than `depth` bytes and what the
-/// rate yields.
+/// Checks that the frames depart in order. Checks that at most `depth` bytes plus the bytes that
+/// the rate yields depart in every time window.
 fn bounded(sent: &[(u64, u64, u32)], rate: u64, depth: u64) -> Result<(), TestCaseError> {
     for (came, went, _) in sent {
         prop_assert!(went >= came);
@@ -69,14 +70,14 @@ proptest! {
         let worth = rate * period / 8_000_000_000 + 1;
         let longest = frames.iter().map(|(_, bytes)| u64::from(*bytes)).max().unwrap();
         let sent = run(&mut Shaper::TokenBucket(bucket), &frames);
-        // The bound is the bucket's depth, plus one period's tokens beyond the time inside the
-        // window.
+        // The bound is the bucket's depth plus the tokens of one more period than the window has.
         let depth = worth + u64::from(FRAME);
         bounded(&sent, rate, depth.max(longest) + worth)?;
     }
 
-    /// A VM always has a frame, from any initial window. After ten seconds every group's spacing
-    /// lies in the window, and the mean is the rate.
+    /// In this test, a VM always has a frame, and the shaper starts with an arbitrary window. Tests
+    /// that, after ten seconds, the spacing of all groups is in the window and the mean rate is the
+    /// configured rate.
     #[test]
     fn spacing_stays_in_the_window_in_steady_state(
         rate in 256_000..20_000_000_u64, off in 0.25..4.0_f64, seed in any::<u64>(),
@@ -109,8 +110,8 @@ proptest! {
         prop_assert!(off <= due * 0.01 + 2.0 * f64::from(FRAME), "{sent} of {due}");
     }
 
-    /// The same holds for frames that depart in groups: groups are spaced, and the mean is the
-    /// rate.
+    /// Tests that frames depart in groups at high rates. Tests that the spacing of all groups is in
+    /// the window, and that the mean rate is the configured rate.
     #[test]
     fn groups_are_spaced_where_frames_are_too_short_for_it(
         rate in 20_000_000..1_000_000_000_u64, seed in any::<u64>(),

@@ -1,4 +1,5 @@
-//! A port on several workers gets its purchase to within 1 %, on whichever workers it sends.
+//! Tests that a port on several workers gets the cycles that it purchased, with an error of at most
+//! 1 %. In the test, a port may send on any subset of its workers.
 
 use penstock_qos::c2tb::{BucketSet, Mode, Terms};
 use penstock_qos::share::{Owner, forecast, settle};
@@ -8,15 +9,18 @@ use proptest::prelude::*;
 const HZ: u64 = 2_200_000_000;
 const INTERVAL: u64 = 110_000;
 
-/// A worker's bucket for the port, and the notes about it by the worker and the port's home.
+/// Bucket of a port on one worker, and the values that the worker and the port's home publish about
+/// the bucket.
 struct Side {
     set: BucketSet,
-    /// Total that the home assigned. The next field is the part of this total that is booked.
+    /// Sum of the transfers that the port's home assigned to the worker. The field `booked` is the
+    /// sum of the transfers that the worker has applied.
     told: i64,
     booked: i64,
-    /// Published level, and the total that was booked when it was published.
+    /// Bucket level that the worker published, and the sum of the transfers that the worker had
+    /// applied by then.
     note: (i64, i64),
-    /// Level and time of the last publication.
+    /// Bucket level that the worker published last, and the time of the publication.
     noted: (i64, u64),
 }
 
@@ -27,7 +31,8 @@ impl Side {
         Self { set, told: 0, booked: 0, note: (0, 0), noted: (0, 0) }
     }
 
-    /// Advances one interval. Returns the cycles spent if it has frames.
+    /// Advances one interval. Returns the cycles that the worker spent; 0 if the worker has no
+    /// frames (`busy` is false).
     fn interval(&mut self, busy: bool, batch: u64) -> u64 {
         self.set.refill(Cycles(INTERVAL));
         let mut spent = 0;
@@ -76,8 +81,9 @@ proptest! {
         }
     }
 
-    /// `plan` says which workers have frames of the port, and for how many milliseconds. Notes and
-    /// transfers are read one refill in `lag` late.
+    /// The argument `plan` lists the phases of the test: the workers at which frames wait, and the
+    /// duration in milliseconds. In this test, workers publish levels and apply transfers only at
+    /// every `lag`-th refill.
     #[test]
     fn a_port_on_several_workers_gets_what_it_bought(
         workers in 2..5_usize,
@@ -88,7 +94,7 @@ proptest! {
     ) {
         let entitlement = HZ / 100 * percent;
         let part = entitlement / workers as u64;
-        // The depth is as the worker sets it: some milliseconds of its part.
+        // The depth is that of the real worker: some milliseconds of its part.
         let depth = part * 4 / 1_000 + HZ / 40_000;
         let (entitlement_here, weight) = (CyclesPerSecond(part), Weight::ONE);
         let depth_here = Cycles(depth);

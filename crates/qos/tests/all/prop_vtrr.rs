@@ -1,13 +1,15 @@
-//! Compares VTRR with the published rules, computed in fractions: the schedule is the same, and
-//! every cycle is exact.
+//! Compares VTRR with its published rules, which the test computes in exact fractions. The test
+//! checks that turns follow the published order, and that each client gets its share in every
+//! cycle.
 
 use penstock_qos::discipline::Discipline;
 use penstock_qos::vtrr::{CLIENTS_MAX, Vtrr};
 use penstock_units::Weight;
 use proptest::prelude::*;
 
-/// The rules for clients that stay, in numbers of turns: VFT = (turns + 1)/S, QVT = all
-/// turns/sum(S).
+/// The published rules of VTRR for a fixed set of clients. By the published rules of VTRR, the VFT
+/// of a client that has had n turns is (n + 1)/S. By the published rules of VTRR, the queue's
+/// virtual time QVT is the number of all turns divided by the sum of the shares.
 struct Published {
     shares: Vec<u128>,
     turns: Vec<u128>,
@@ -15,7 +17,8 @@ struct Published {
 }
 
 impl Published {
-    /// Shares in the order of the line.
+    /// Returns the clients in the order of their turns in one cycle. The argument `shares` lists
+    /// the shares of the clients, largest first.
     fn schedule(shares: &[u64]) -> Vec<usize> {
         let shares: Vec<u128> = shares.iter().map(|share| u128::from(*share)).collect();
         let all: u128 = shares.iter().sum();
@@ -82,7 +85,8 @@ proptest! {
         check(weights)?;
     }
 
-    /// Even with the largest weights, the rounding of virtual times does not change the schedule.
+    /// Tests that the rounding of virtual times does not change the order of turns, even with the
+    /// largest weights.
     #[test]
     fn the_schedule_holds_for_the_largest_weights(
         weights in prop::collection::vec(prop_oneof![1_u64..=3, 9_900..=10_000_u64], 2..=8),
@@ -90,8 +94,8 @@ proptest! {
         check(weights)?;
     }
 
-    /// While others come and go, the turns of clients that stay keep their proportion within a
-    /// cycle.
+    /// Tests that clients get turns in proportion to their shares, to within a cycle, while other
+    /// clients join and leave.
     #[test]
     fn a_client_that_stays_gets_its_share_over_a_long_time(
         (weights, events) in (2..=12_usize).prop_flat_map(|n| (
@@ -122,8 +126,8 @@ proptest! {
             }
         }
         let (a, b) = (had[0] * weights[1], had[1] * weights[0]);
-        // Each client may be off by the amount that the order allows within a cycle. A join may cut
-        // a cycle short.
+        // Within a cycle, each client may differ from its share by the amount that the order
+        // permits. A join may end a cycle early.
         let slack = 2 * weights[0] * weights[1] * 2 + weights[0].max(weights[1]);
         prop_assert!(a.abs_diff(b) <= slack, "{had:?} of {:?}", &weights[..2]);
     }

@@ -1,5 +1,6 @@
-//! Guarantees of `wfq`, also while weights change: bytes by weight for any sizes, no unused
-//! capacity, no starvation, and no lost or reordered frames.
+//! Tests the guarantees of the `wfq` discipline, also while weights change. Weights divide the
+//! bytes for any frame sizes. No capacity stays unused while frames wait, no queue starves, and no
+//! frames are lost or reordered.
 
 use std::collections::VecDeque;
 
@@ -15,7 +16,7 @@ fn weight(weight: u64) -> Weight {
     Weight::new(weight).unwrap()
 }
 
-/// A cheap generator, because a run draws a million lengths.
+/// A fast random number generator, because a test run needs a million frame lengths.
 struct Lengths(u64);
 
 impl Lengths {
@@ -24,7 +25,7 @@ impl Lengths {
         self.0 >> 33
     }
 
-    /// A length for a kind of queue: short frames, an MTU, large segments, or a mix.
+    /// Returns a frame length for a kind of queue: short frames, an MTU, large segments, or a mix.
     fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
@@ -37,7 +38,8 @@ impl Lengths {
     }
 }
 
-/// Queues that always have two frames, except the sleeping queues. Frames are numbered by queue.
+/// A test output in which queues marked in `awake` always have two frames, and other queues get no
+/// new frames. The test numbers the frames of each queue.
 struct Bed {
     wfq: Wfq<u32>,
     lengths: Lengths,
@@ -71,7 +73,8 @@ impl Bed {
         }
     }
 
-    /// Sends a frame, which must be its queue's oldest. Returns the queue and the frame's bytes.
+    /// Sends a frame, which must be the oldest frame of its queue. Returns the queue and the length
+    /// of the sent frame in bytes.
     fn next(&mut self) -> Option<(usize, u64)> {
         let gone = self.wfq.next(Nanos(0), |_, _| unreachable!())?;
         assert_eq!(self.waiting[gone.queue].pop_front(), Some(gone.item));
@@ -88,7 +91,8 @@ impl Bed {
     }
 }
 
-/// Checks that each queue gets its share of bytes within max(0.1 %, two segments).
+/// Checks that each queue gets its share of the sent bytes. A queue's bytes may differ from its
+/// share by 0.1 % or by two segments, whichever is more.
 fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
@@ -121,7 +125,7 @@ proptest! {
         due(&weights, &bed.sent)?;
     }
 
-    /// While a queue has frames, it never lacks its share for longer than the bound.
+    /// Tests that a queue with frames is never behind its share by more than the bound.
     #[test]
     fn no_queue_starves(weights in weights(), kinds in 0..4_usize, seed in any::<u64>()) {
         let mut bed = Bed::new(&weights, kinds, seed);
@@ -139,8 +143,8 @@ proptest! {
         }
     }
 
-    /// When some queues fall silent, the others share the whole output. When these queues send
-    /// again, they get their shares back.
+    /// Tests that the other queues share the whole output when some queues get no more frames.
+    /// Queues that were empty get their shares of the output again as soon as they have frames.
     #[test]
     fn an_idle_queues_share_is_used_by_the_others_at_once(
         weights in weights(), idle in 1..QUEUES_MAX, seed in any::<u64>(),
@@ -161,14 +165,14 @@ proptest! {
         bed.sent.fill(0);
         bed.run(200_000_000);
         due(&weights, &bed.sent)?;
-        // When all queues fall silent, all waiting frames still leave.
+        // When no queue gets more frames, all waiting frames still leave.
         bed.awake.fill(false);
         while bed.next().is_some() {}
         prop_assert!(bed.wfq.is_empty() && bed.waiting.iter().all(VecDeque::is_empty));
     }
 
-    /// New weights apply from when they are set. All waiting frames leave, and each queue's frames
-    /// leave in order.
+    /// Tests that new weights apply immediately. Tests that all waiting frames leave, and that each
+    /// queue's frames leave in order.
     #[test]
     fn weights_change_while_frames_wait(
         changes in prop::collection::vec(prop::collection::vec(1..=100_u64, 8), 2..6),
@@ -183,14 +187,15 @@ proptest! {
             let after: Vec<_> = (0..8).map(|queue| bed.wfq.backlog(queue)).collect();
             prop_assert_eq!(before, after);
             bed.sent.fill(0);
-            // A lead or lag under the old weights counts too. It is less than a segment.
+            // A queue may still be ahead or behind from the time of the old weights, by less than a
+            // segment.
             bed.run(400_000_000);
             due(weights, &bed.sent)?;
         }
     }
 
-    /// For any order of events, every accepted frame leaves in its queue's order or is reported
-    /// lost.
+    /// Tests that every accepted frame leaves in its queue's order or is reported lost, for any
+    /// order of events.
     #[test]
     fn no_frame_is_lost_or_reordered(
         steps in prop::collection::vec(

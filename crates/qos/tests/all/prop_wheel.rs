@@ -1,5 +1,5 @@
-//! Compares the wheel with a list. For any arming, moving and cancelling, no entry fires early,
-//! more than a slot late, twice, or never.
+//! Compares the timing wheel with a list of entries. For any sequence of calls, every armed entry
+//! fires exactly once, never early and at most one slot late.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,12 @@ enum Event {
     Arm(usize, u64),
     Cancel(usize),
     Pass(u64),
-    /// Advances to just the time at which the wheel must be called.
+    /// The test's clock advances to the next event of the wheel (`Wheel::next_event`).
     Jump,
 }
 
-/// Times ahead: within a slot, some slots, around the horizon, far beyond, and in the past.
+/// Returns random offsets from the present time: below a slot, some slots, around and beyond the
+/// horizon, and negative.
 fn ahead() -> impl Strategy<Value = u64> {
     let horizon = Wheel::HORIZON.0;
     prop_oneof![

@@ -1,29 +1,30 @@
-//! The flow-level simulator: connections, the flows that they request, and time.
+//! The flow-level simulator, which advances time and runs connections and their flows.
 //!
 //! # Problem
 //!
-//! In some minutes, ten tenants on a gigabit link send a hundred million packets but only a hundred
-//! thousand flows.
+//! Ten tenants on a link of 1 Gbit/s send a hundred million packets in some minutes, but only a
+//! hundred thousand flows.
 //!
 //! # Approach
 //!
-//! Between two events every flow has the constant rate that [`Rates`] computes. An event is the
+//! Between two events every flow has a constant rate, which [`Rates`] computes. An event is the
 //! completion or request of a flow, a change of limits, a binding of queues, or a sample. At each
-//! event the simulator first accounts for the bits that were transferred since the last event. Then
-//! it recomputes the rates.
+//! event the simulator first adds the bits that were transferred since the last event. Afterwards
+//! the simulator recomputes the rates of all flows.
 //!
-//! All flows between a pair of VMs have the same path, queue and limit, and therefore the same
-//! rate. A pair is one stream, and a single number counts the bits that each of the pair's flows
-//! has received.
+//! All flows between two VMs have the same path, queue and limit, and therefore the same rate. All
+//! flows of a pair of VMs are simulated as one stream, because their rates are equal. For each pair
+//! of VMs, one number counts the bits that each flow of the pair has received since the pair became
+//! active.
 //!
-//! Each connection draws from its own generator, so every system sees the same flows in the same
-//! order. The same seed gives the same run.
+//! Each connection has its own random number generator, so every compared system gets the same
+//! flows in the same order. Runs with the same seed are identical.
 //!
 //! # Limits
 //!
-//! There are no packets, so there is no queuing delay and no slow start. A flow has its full rate
-//! from its first bit. Tests compare the rates with [`super::packets`], which simulates one
-//! bottleneck with packets.
+//! The simulator has no packets, and therefore no queuing delay and no slow start. A flow has its
+//! full rate from the first bit. Tests compare the rates with [`super::packets`], which simulates
+//! the packets of one bottleneck.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -35,7 +36,8 @@ use super::spec::{Connection, Order, Spec, SpecError, TenantNo, VmNo};
 use super::system::{HostUsage, QueueControl, System};
 use crate::{EventQueue, Rng};
 
-/// An event. The order of variants is the order of events at the same time.
+/// Events of the simulation at the same time happen in the order of their posting
+/// ([`EventQueue`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Ask(usize),
@@ -46,27 +48,29 @@ enum Event {
     Sample,
 }
 
-/// A sending and a receiving VM of a tenant.
+/// A sending and a receiving VM of a tenant, with the flows between the two VMs.
 #[derive(Debug)]
 struct Pair {
     tenant: TenantNo,
     vms: [VmNo; 2],
     stream: StreamId,
-    /// Stream of lower priority, for Trinity.
+    /// Stream of lower priority between the pair's VMs, which exists only for Trinity.
     low: Option<StreamId>,
     entitled: Option<StreamId>,
-    /// Bit n says that the pair's path includes the n-th watched link.
+    /// Bit n is set if the pair's path includes the watched link number n.
     watched: u32,
-    /// For each flow, the value of `served` at which the flow is complete, and the flow's
+    /// For each flow: the value of `served` at which the flow is complete, and the index of its
     /// connection.
     flows: Vec<(f64, usize)>,
     next: f64,
-    /// Bits that each flow received since the pair became active.
+    /// Number of bits that each flow of the pair of VMs has received since the pair became active.
     served: f64,
     per_flow: f64,
     rate: f64,
     refused: f64,
-    /// Bits sent in total, at the last sample, and at the end of the last control interval.
+    /// Number of bits that the pair of VMs has sent so far. The field `sampled` is the number of
+    /// bits sent until the last sample, and `measured` the number of bits sent until the end of the
+    /// last control interval.
     bits: f64,
     sampled: f64,
     measured: f64,
@@ -75,7 +79,7 @@ struct Pair {
     place: usize,
 }
 
-/// State of a connection.
+/// State of a client's connection.
 #[derive(Debug)]
 struct Client {
     rng: Rng,
@@ -85,7 +89,7 @@ struct Client {
     done: u64,
 }
 
-/// A running simulation.
+/// A running simulation of a network at the level of flows.
 #[derive(Debug)]
 pub struct FlowSim {
     spec: Spec,
@@ -95,17 +99,18 @@ pub struct FlowSim {
     rates: Rates,
     entitled: Option<Rates>,
     pairs: Vec<Pair>,
-    /// For each tenant, the index of its first pair and its number of VMs.
+    /// For each tenant: the index of its first pair of VMs, and its number of VMs.
     pair_of: Vec<(usize, usize)>,
     vm_base: Vec<usize>,
     active: Vec<usize>,
     clients: Vec<Client>,
     waiting: usize,
     limits: Option<Limits>,
-    /// Whether each tenant has its own queue now, and whether the last decision gives it one.
+    /// Whether each tenant has a dedicated queue now. The field `pending` contains the next
+    /// assignment of queues, which takes effect later.
     dedicated: Vec<bool>,
     pending: Vec<bool>,
-    /// Reservation of each tenant on each link.
+    /// Reserved rate of each tenant on each link.
     reserved: Vec<Vec<BitsPerSecond>>,
     last_control: Nanos,
     settled: u64,
@@ -113,10 +118,10 @@ pub struct FlowSim {
 }
 
 impl FlowSim {
-    /// Sets up `spec` under `system`.
+    /// Creates a simulation of `spec` with `system`.
     ///
     /// # Errors
-    /// The specification cannot be simulated.
+    /// Returns an error if the specification is invalid.
     pub fn new(spec: Spec, system: System) -> Result<Self, SpecError> {
         spec.check()?;
         let mut vm_base = Vec::new();
@@ -162,8 +167,8 @@ impl FlowSim {
         Ok(sim)
     }
 
-    /// Makes the simulation also compute tenants' entitlements. These are the rates of their flows
-    /// if only the hose guarantees limited them.
+    /// Makes the simulation also compute the entitlements of tenants: the rates of their flows if
+    /// only the hose guarantees limited the flows.
     #[must_use]
     pub fn with_entitlements(mut self) -> Self {
         let vms: usize = self.spec.tenants.iter().map(|t| t.vms.len()).sum();
@@ -245,7 +250,7 @@ impl FlowSim {
         }
     }
 
-    /// Results so far.
+    /// Returns the results of the simulation so far.
     #[must_use]
     pub fn record(&self) -> &Record {
         &self.record
@@ -256,8 +261,8 @@ impl FlowSim {
         self.now
     }
 
-    /// How often rates were cut to fit into a link ([`Rates::cut`]), and how often rates were
-    /// computed.
+    /// Returns how many times rates had to be reduced to fit a link ([`Rates::cut`]), and how many
+    /// times rates were computed.
     #[must_use]
     pub const fn cuts(&self) -> (u64, u64) {
         (self.rates.cut(), self.settled)
@@ -274,7 +279,7 @@ impl FlowSim {
         }
     }
 
-    /// Computes rates. Returns when the next flow will be complete.
+    /// Computes the rates of all pairs. Returns the time at which the next flow will be complete.
     fn settle(&mut self) -> Nanos {
         self.rates.settle();
         self.settled += 1;
@@ -303,7 +308,7 @@ impl FlowSim {
         self.now + Nanos(wait.max(1))
     }
 
-    /// Accounts for `seconds` at the current rates and completes flows.
+    /// Adds the bits that flows transfer in `seconds` at the current rates, and completes flows.
     fn account(&mut self, seconds: f64) {
         let mut whole = Vec::new();
         for number in &self.active {
@@ -314,7 +319,7 @@ impl FlowSim {
             if let Some(limits) = &mut self.limits {
                 limits.refused(low32(*number), pair.refused, seconds);
             }
-            // A flow is complete if it lacks at most the bits of a nanosecond, which is the
+            // A flow is complete if at most the bits of one nanosecond are missing. This is the
             // resolution of time.
             if pair.next - pair.served <= pair.per_flow * 1e-9 {
                 whole.push(*number);
@@ -408,7 +413,7 @@ impl FlowSim {
         self.flows_changed(number);
     }
 
-    /// Handles a change in a pair's number of flows.
+    /// Updates the simulation after a change in a pair's number of flows.
     fn flows_changed(&mut self, number: usize) {
         let ends = self.ends(number);
         let pair = &mut self.pairs[number];
@@ -474,7 +479,8 @@ impl FlowSim {
         Ends { pair: low32(number), vms: pair.vms.map(vm), hose }
     }
 
-    /// Ends a control interval: measures, decides, and schedules the change.
+    /// Ends a control interval: measures the usage, decides about queues, and schedules the change
+    /// of queues.
     fn control(&mut self) {
         let usage = self.usage();
         let System::QShare(QueueControl { interval, delay, binder, .. }) = &mut self.system else {
@@ -485,7 +491,7 @@ impl FlowSim {
         self.events.post(self.now + *interval, Event::Control);
     }
 
-    /// Each host's measurements of each tenant since the end of the last interval.
+    /// Returns each host's measurements of each tenant since the end of the last control interval.
     fn usage(&mut self) -> Vec<Vec<HostUsage>> {
         let seconds = secs(self.now) - secs(self.last_control);
         self.last_control = self.now;
@@ -542,7 +548,8 @@ impl FlowSim {
         }
     }
 
-    /// The queues of a link, weighted by their reservations. The shared queue is the first.
+    /// Returns the queues of a link, weighted by reservations, and the index of each tenant's
+    /// queue. Queue 0 is the shared queue of all tenants without a dedicated queue.
     fn queues(&self, link: usize) -> (Vec<Queue>, Vec<usize>) {
         let mut queues = vec![Queue { priority: 0, weight: 0.0 }];
         let mut queue_of = Vec::new();
@@ -610,7 +617,8 @@ impl Pair {
         self.next = self.flows.iter().map(|flow| flow.0).fold(f64::INFINITY, f64::min);
     }
 
-    /// Resets an idle pair, so that `served` stays small and exact.
+    /// Sets the rates and the counter `served` of an idle pair to 0, so that `served` stays small
+    /// and exact.
     fn restart(&mut self) {
         (self.served, self.next) = (0.0, f64::INFINITY);
         (self.rate, self.per_flow, self.refused, self.entitled_rate) = (0.0, 0.0, 0.0, 0.0);
@@ -636,7 +644,7 @@ impl Client {
 }
 
 impl System {
-    /// Whether VMs may be limited to their guarantees.
+    /// Returns whether the simulated system can limit VMs to their guarantees.
     fn has_hoses(&self) -> bool {
         match self {
             Self::StaticReservation => true,
@@ -650,7 +658,8 @@ impl System {
     }
 }
 
-/// The network's links, plus two for each VM if VMs may be limited to their guarantees.
+/// Returns the capacities of the network's links. If the system can limit VMs to their guarantees,
+/// also returns the capacities of the virtual links of [`hoses`].
 fn capacities(spec: &Spec, system: &System, vms: usize) -> Vec<f64> {
     let mut links: Vec<_> = spec.network.links.iter().map(|link| bits_per_sec(*link)).collect();
     if system.has_hoses() {
@@ -659,7 +668,8 @@ fn capacities(spec: &Spec, system: &System, vms: usize) -> Vec<f64> {
     links
 }
 
-/// Sending and receiving guarantee of each VM, as links.
+/// Returns two virtual links for each VM, with its sending and its receiving guarantee as capacity
+/// (bits/s).
 fn hoses(spec: &Spec, vms: usize) -> Vec<f64> {
     let mut hoses = Vec::with_capacity(2 * vms);
     for tenant in &spec.tenants {
@@ -668,7 +678,7 @@ fn hoses(spec: &Spec, vms: usize) -> Vec<f64> {
     hoses
 }
 
-/// The two links of [`hoses`] that a pair uses.
+/// Returns the two links of [`hoses`] that a pair of VMs uses.
 fn hose_path(links: usize, vm_base: usize, [from, to]: [VmNo; 2]) -> [LinkId; 2] {
     [link_id(links + 2 * (vm_base + from)), link_id(links + 2 * (vm_base + to) + 1)]
 }
@@ -681,7 +691,7 @@ fn low32(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "flows of a pair are few")]
+#[expect(clippy::cast_precision_loss, reason = "a pair has far fewer than 2^53 flows")]
 fn count(number: usize) -> f64 {
     number as f64
 }
@@ -691,7 +701,7 @@ fn bits_of(bytes: u64) -> f64 {
     bytes as f64 * 8.0
 }
 
-#[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53")]
+#[expect(clippy::cast_precision_loss, reason = "rates are far below 2^53 bit/s")]
 fn bits_per_sec(rate: BitsPerSecond) -> f64 {
     rate.0 as f64
 }

@@ -1,66 +1,71 @@
-//! How one link divides its rate: strict priorities, weights between queues, and equal shares
-//! within a queue.
+//! Division of one link's rate: by strict priority, by weight between queues, and equally within a
+//! queue.
 //!
 //! # Problem
 //!
-//! A thousand flows send too many packets to simulate minutes of traffic. Their fair rates can be
-//! computed instead.
+//! A thousand flows send too many packets for a simulation of minutes of traffic. The module
+//! computes the fair rates of flows, and simulates no packets.
 //!
 //! # Source
 //!
-//! The fluid limit of weighted fair queuing (generalised processor sharing, Parekh and Gallager
-//! 1993), with max-min fairness inside a queue.
+//! The computed rates are the fluid limit of weighted fair queuing (generalised processor sharing,
+//! Parekh and Gallager 1993). Inside a queue, rates are max-min fair.
 //!
 //! # Approach
 //!
-//! Priorities are served in order, lowest number first. Each priority divides the rate that earlier
-//! priorities left. Within a priority, a queue gets at most its demand. The rest is divided by
-//! weight among queues that demand more. Within a queue, flows share in the same way with equal
-//! weights.
+//! The link serves the priorities in order, lowest number first. A priority gets the rate of the
+//! link that queues with lower priority numbers do not use. Within a priority, a queue gets at most
+//! its demand. Queues with a higher demand share the remaining rate by weight. Flows share the rate
+//! of a queue with equal weights, and a flow gets at most its demand.
 //!
-//! The result for each queue is a level and a refused fraction. The level is the maximum rate on
-//! this link of each flow in the queue. The fraction is the part of the queue's demand that is
-//! refused. The level is infinite if the queue's whole demand is met.
+//! The result for each queue is the maximum rate of each flow in the queue, and the refused
+//! fraction of the queue's demand. The maximum rate of each flow is infinite if the link meets the
+//! whole demand of the queue. The refused fraction is the fraction of the queue's demand that the
+//! link does not meet.
 //!
 //! # Example
 //!
-//! A test uses a link of 100 Mbit/s and weights 1 and 3. The first queue demands 20 and gets 20.
-//! The flows of the second queue demand 10, 60 and infinitely much, and get 10, 35 and 35.
+//! Two queues with weights 1 and 3 share a link of 100 Mbit/s. The first queue demands 20 Mbit/s
+//! and gets 20 Mbit/s. Three flows of the second queue demand 10 Mbit/s, 60 Mbit/s and an infinite
+//! rate. The second queue gets 80 Mbit/s, of which the three flows get 10, 35 and 35 Mbit/s.
 //!
 //! # Cost
 //!
-//! A division takes a few passes over the demands. It allocates only while the scratch space grows.
+//! Dividing a link's rate takes a few passes over the demands of the flows. Dividing a link's rate
+//! allocates memory only if the scratch space must grow.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queue {
-    /// Priority. Lower numbers are served first.
+    /// Strict priority of the queue. The link serves queues with lower priority numbers first.
     pub priority: u8,
-    /// Weight among the queues of its priority, above 0.
+    /// Weight of the queue among the queues of its priority, above 0.
     pub weight: f64,
 }
 
 impl Queue {
-    /// The only queue of a link.
+    /// Default queue for a link that has only one queue.
     pub const ONLY: Self = Self { priority: 0, weight: 1.0 };
 }
 
-/// A number of equal flows with a common demand.
+/// A group of flows that share a queue and have equal demands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Asker {
-    /// Index of the queue.
+    /// Index of the queue that the flows share.
     pub queue: usize,
-    /// Number of flows, above 0.
+    /// Number of flows in the group, above 0.
     pub flows: f64,
-    /// Demand of all flows together in bits/s, at least 0; may be infinite.
+    /// Demand of all flows of the group together in bits/s. The demand is 0 or more, and may be
+    /// infinite.
     pub demand: f64,
 }
 
-/// Result for a queue.
+/// Rate and unmet demand of one queue after the division of a link's rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Level {
-    /// Maximum rate of each flow in bits/s; infinite if all demands are met.
+    /// Maximum rate of each flow in bits/s, which is infinite if the link meets the demand of every
+    /// flow.
     pub per_flow: f64,
-    /// Fraction of the demand that was refused, 0 to 1.
+    /// Fraction of the queue's demand that the link refuses, from 0 to 1.
     pub refused: f64,
 }
 
@@ -68,7 +73,7 @@ impl Level {
     const OPEN: Self = Self { per_flow: f64::INFINITY, refused: 0.0 };
 }
 
-/// Scratch space of [`divide`].
+/// Memory that [`divide`] reuses between calls.
 #[derive(Debug, Default)]
 pub struct Scratch {
     asked: Vec<f64>,
@@ -78,7 +83,8 @@ pub struct Scratch {
     done: Vec<bool>,
 }
 
-/// Divides `capacity` (bits/s) among `askers`. `levels` gets one entry for each queue.
+/// Divides a link's `capacity` (bits/s) among the groups of flows in `askers`, and writes the
+/// result for each queue to `levels`.
 pub fn divide(
     capacity: f64,
     queues: &[Queue],
@@ -110,8 +116,9 @@ pub fn divide(
     within_queues(askers, scratch, levels);
 }
 
-/// Divides `left` among the queues of a priority. Sets each queue's `share`, and clears `open` for
-/// queues that get less than their demand. Returns the remaining rate.
+/// Divides the rate `left` among the queues with the given priority, and returns the rate that
+/// these queues do not use. Writes the rate of each queue to `share`. Sets `open` to `false` for
+/// each queue with a rate below its demand.
 fn among_queues(mut left: f64, priority: u8, queues: &[Queue], scratch: &mut Scratch) -> f64 {
     let Scratch { asked, share, open, done, .. } = scratch;
     done.clear();
@@ -138,8 +145,8 @@ fn among_queues(mut left: f64, priority: u8, queues: &[Queue], scratch: &mut Scr
     }
 }
 
-/// Computes the level of each queue that gets less than its demand. Each pass settles flows with
-/// small demands.
+/// Computes the maximum rate of the flows in each queue that gets less than its demand. Each pass
+/// over a queue fixes the rates of flows with a demand below the queue's fair share.
 fn within_queues(askers: &[Asker], scratch: &mut Scratch, levels: &mut [Level]) {
     let Scratch { asked, share, flows, open, done } = scratch;
     for (queue, level) in levels.iter_mut().enumerate().filter(|(q, _)| !open[*q]) {
@@ -199,7 +206,7 @@ mod tests {
         let found = levels(100.0, &queues, &askers);
         assert_eq!(found[0], Level::OPEN);
         assert!((found[1].per_flow - 35.0).abs() < 1e-9 && found[1].refused == 1.0);
-        // Both queues are backlogged. They share by weight, and three flows share the second queue.
+        // Both queues are backlogged and share by weight. Three flows share the second queue.
         let found = levels(100.0, &queues, &[(0, 1.0, ANY), (1, 3.0, ANY)]);
         assert_eq!((found[0].per_flow, found[1].per_flow), (25.0, 25.0));
     }

@@ -1,26 +1,26 @@
-//! A datacenter network at the level of flows: tenants, queues, limits, and the systems that
-//! control them.
+//! Simulation of a datacenter network at the level of flows: tenants, queues, limits, and the
+//! systems that control them.
 //!
 //! # Problem
 //!
-//! A tenant notices the benefit of its own queue only over minutes and thousands of flows (QShare
-//! §VII).
+//! The benefit of a dedicated queue for a tenant is visible only in minutes of traffic, with
+//! thousands of flows (QShare §VII).
 //!
 //! # Approach
 //!
-//! Flows have rates, which follow only from links, queues, weights and limits ([`rates`]). The
-//! production code (`penstock_fabric`) controls limits and queues. The production code gets only
-//! values that it could measure in a real network, with the same delay. All random numbers come
-//! from one seed.
+//! Links, queues, weights and limits determine the rates of flows ([`rates`]). The production code
+//! (`penstock_fabric`) controls limits and queues. The production code gets only values that it
+//! could measure in a real network, with the delay of a real measurement. All random numbers of a
+//! simulation come from one seed.
 //!
 //! | Module | Content |
 //! |---|---|
 //! | [`spec`], [`sizes`] | links, tenants and connections; flow sizes |
 //! | [`system`] | QShare, ElasticSwitch, Trinity, static reservation, plain TCP |
-//! | [`link_share`], [`rates`] | how a link divides its rate; rates of all streams |
-//! | [`peers`] | settings of the compared systems, and their acceptance check |
-//! | [`packets`] | one bottleneck packet by packet, to validate the rates |
-//! | [`flow_sim`], [`record`] | time and results |
+//! | [`link_share`], [`rates`] | division of a link's rate; rates of all streams |
+//! | [`peers`] | settings of ElasticSwitch and Trinity, and a check that each setting must pass |
+//! | [`packets`] | packets of one bottleneck, to validate the rates |
+//! | [`flow_sim`], [`record`] | simulation of flows over time, and records of its results |
 
 pub mod flow_sim;
 pub mod link_share;

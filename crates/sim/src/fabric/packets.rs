@@ -1,23 +1,23 @@
-//! One bottleneck simulated packet by packet, to validate the fluid rates.
+//! Simulation of packets at one bottleneck link, to validate the computed rates.
 //!
 //! # Problem
 //!
-//! [`super::link_share`] computes rates as if flows were fluids. These rates must be compared with
-//! packets.
+//! [`super::link_share`] computes rates as if flows were fluids. Tests must compare the computed
+//! rates with the rates of simulated packets.
 //!
 //! # Approach
 //!
-//! The simulation runs the same link with packets. It has strict priorities, self-clocked fair
-//! queuing (Golestani, INFOCOM 1994) between queues of a priority, and first come, first served
-//! within a queue. A queue holds a bounded number of packets and drops the rest.
+//! The simulated link has strict priorities, and self-clocked fair queuing (Golestani, INFOCOM
+//! 1994) between queues of a priority. A queue is first come, first served. A queue has a maximum
+//! number of packets, and drops packets that arrive while it is full.
 //!
-//! A flow with a window keeps a fixed number of packets at the link and sends another packet when
-//! one leaves. Such a flow represents TCP with equal windows, if all delay comes from the queue. A
-//! paced flow sends at a fixed rate regardless of losses. It represents a rate limit above the
-//! queue's share.
+//! A flow with a window keeps a fixed number of packets at the link, and sends a packet when a
+//! packet leaves. Flows with a window represent TCP flows with equal windows, if all delay is in
+//! the queue. A paced flow sends at a fixed rate regardless of losses. A paced flow represents a
+//! flow with a rate limit above the queue's share.
 //!
-//! The link's virtual time is the tag of the packet in service. A packet at the head of queue q
-//! gets the tag max(virtual time, last tag of q) + bits / weight.
+//! The virtual time of the link is the tag of the packet that the link sends at present. A packet
+//! at the head of queue q gets the tag max(virtual time, last tag of q) + bits / weight.
 
 use std::collections::VecDeque;
 
@@ -26,36 +26,36 @@ use penstock_units::{BitsPerSecond, Nanos};
 use super::link_share::Queue;
 use crate::EventQueue;
 
-/// How a flow sends.
+/// Sending behaviour of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// The flow keeps this number of packets at the link.
+    /// The flow keeps the given number of packets at the link.
     Window(u32),
-    /// The flow sends at this fixed rate.
+    /// The flow sends at the given fixed rate.
     Rate(BitsPerSecond),
 }
 
-/// A flow of equal packets.
+/// A flow of packets that all have the same size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketFlow {
     /// Index of the flow's queue.
     pub queue: usize,
-    /// Time at which the flow begins.
+    /// Time at which the flow begins to send.
     pub from: Nanos,
-    /// Number of packets; `None` for an endless flow.
+    /// Number of packets that the flow sends, or `None` for an endless flow.
     pub packets: Option<u64>,
-    /// Bytes of a packet.
+    /// Size of each packet of the flow in bytes.
     pub bytes: u32,
     pub pace: Pace,
 }
 
-/// Result of a flow.
+/// Result of one flow of packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sent {
-    /// Packets that left the link.
+    /// Number of the flow's packets that left the link.
     pub packets: u64,
     pub lost: u64,
-    /// Time at which the flow's last packet left.
+    /// Time at which the flow's last packet left the link.
     pub done: Option<Nanos>,
 }
 
@@ -63,7 +63,7 @@ pub struct Sent {
 pub struct PacketLink {
     pub rate: BitsPerSecond,
     pub queues: Vec<Queue>,
-    /// Number of packets that each queue holds.
+    /// Maximum number of packets in each queue.
     pub room: usize,
 }
 
@@ -80,7 +80,8 @@ struct Run<'a> {
     flows: &'a [PacketFlow],
     events: EventQueue<Event>,
     lines: Vec<VecDeque<usize>>,
-    /// Last tag of each queue, and the tag of the packet at its head.
+    /// For each queue: the last tag of self-clocked fair queuing, and the tag of the packet at the
+    /// head of the queue.
     tags: Vec<(f64, f64)>,
     virtual_time: f64,
     busy: bool,
@@ -89,7 +90,7 @@ struct Run<'a> {
 }
 
 impl PacketLink {
-    /// Simulates `flows` until a time. Returns the result of each flow.
+    /// Simulates the packets of `flows` until the time `until`. Returns the result of each flow.
     #[must_use]
     pub fn carry(&self, flows: &[PacketFlow], until: Nanos) -> Vec<Sent> {
         let mut run = Run {
@@ -141,7 +142,7 @@ impl Run<'_> {
         }
     }
 
-    /// Emits a flow's next packet, if it has one.
+    /// Puts a flow's next packet into its queue, unless the flow has sent all packets.
     fn emit(&mut self, flow: usize) {
         let PacketFlow { queue, packets, .. } = self.flows[flow];
         if packets.is_some_and(|packets| self.emitted[flow] >= packets) {
@@ -158,7 +159,7 @@ impl Run<'_> {
         }
     }
 
-    /// Tags the packet at the head of a queue.
+    /// Computes the tag of the packet at the head of a queue, for self-clocked fair queuing.
     fn tag(&mut self, queue: usize) {
         let Some(flow) = self.lines[queue].front() else { return };
         let bits = f64::from(self.flows[*flow].bytes) * 8.0;
@@ -166,7 +167,8 @@ impl Run<'_> {
         self.tags[queue] = (tag, tag);
     }
 
-    /// If the link is idle, sends the packet with the smallest tag of the first nonempty priority.
+    /// If the link is idle, sends the packet with the smallest tag in the first priority that has
+    /// packets.
     fn serve(&mut self, now: Nanos) {
         if self.busy {
             return;
@@ -190,7 +192,7 @@ impl Run<'_> {
         self.events.post(now + self.time(flow, self.link.rate), Event::Departs(flow));
     }
 
-    /// Time that a packet of a flow takes at a rate.
+    /// Returns the time that a link with the rate `rate` needs to send one packet of the flow.
     fn time(&self, flow: usize, rate: BitsPerSecond) -> Nanos {
         let bits = u128::from(self.flows[flow].bytes) * 8 * 1_000_000_000;
         Nanos(u64::try_from(bits / u128::from(rate.0.max(1))).unwrap_or(u64::MAX).max(1))

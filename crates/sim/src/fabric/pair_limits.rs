@@ -1,40 +1,46 @@
 //! Limits on pairs of VMs, as hypervisors enforce them with [`penstock_fabric::rate_alloc`].
 //!
-//! Each VM of a new pair offers an equal part of its guarantee. The smaller part becomes the pair's
-//! guarantee and rate. Every `partition` interval, both VMs divide their guarantees again. They use
-//! the demands measured since the last division and the values that the other side then announced.
-//! Every rate period, a pair gets a signal: the mean fraction of its queue demand that was refused
-//! in the period. A TCP flow whose limit is above its share would lose that fraction of its
-//! packets.
+//! - Start: when a pair of VMs gets its first flow, each of the two VMs assigns an equal part of
+//!   its guarantee to the pair. The smaller part that one of the two VMs assigned becomes the
+//!   pair's guarantee and initial rate.
+//! - Guarantees: in every `partition` interval, each VM divides its guarantee among its pairs
+//!   again. A VM divides its guarantee according to the demand of each pair since the last
+//!   division. The division also uses the part that the pair's other VM assigned in the last
+//!   division.
+//! - Rates: in every rate period, a congestion signal changes the rate limit of each pair. The
+//!   congestion signal is the mean fraction of a pair's demand that the pair's queue refused. A TCP
+//!   flow with a limit above its share of the queue would lose the refused fraction of its packets.
 
 use penstock_fabric::rate_alloc::{DemandEstimate, PairRate, Signal, UNLIMITED, WHOLE, partition};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::system::PairLimits;
 
-/// State of a limited pair.
+/// State of a pair of VMs that has a limit.
 #[derive(Debug)]
 struct Limited {
     rate: PairRate,
     demand: DemandEstimate,
-    /// Guarantees that the two sides last assigned to the pair.
+    /// Parts of the sending VM's and the receiving VM's guarantee that the VMs last assigned to the
+    /// pair.
     sides: [BitsPerSecond; 2],
-    /// Total bits that the pair had sent when its guarantee was last evaluated.
+    /// Total bits that the pair had sent at the last division of guarantees.
     bits: f64,
-    /// Integral of the refused fraction over time since the last rate period, in seconds.
+    /// Refused fraction of the pair's demand, as an integral over the seconds since the last rate
+    /// period.
     refused: f64,
-    /// Whether any demand was refused since the pair's guarantee was last evaluated.
+    /// Whether some of the pair's demand was refused since the last division of guarantees.
     pressed: bool,
     idle_since: Option<Nanos>,
 }
 
-/// Ends of a limited pair.
+/// The two VMs of a limited pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
     pub pair: u32,
-    /// The pair's sending VM and receiving VM.
+    /// Numbers of the sending VM and the receiving VM.
     pub vms: [u32; 2],
-    /// Guarantee of each of the pair's VMs.
+    /// Guaranteed rate of the sending VM, which is also the guaranteed rate of the receiving VM.
     pub hose: BitsPerSecond,
 }
 
@@ -43,7 +49,8 @@ pub(super) struct Limits {
     settings: PairLimits,
     pairs: Vec<Option<Limited>>,
     listed: Vec<Ends>,
-    /// Number of limited pairs of each VM as sender and as receiver.
+    /// For each VM: the number of limited pairs with the VM as sender, and the number with the VM
+    /// as receiver.
     busy: Vec<[usize; 2]>,
     last_period: Nanos,
     last_partition: Nanos,
@@ -66,7 +73,8 @@ impl Limits {
         &self.settings
     }
 
-    /// Starts limiting a pair that has flows again. `bits` is its total so far.
+    /// Starts to limit a pair that has flows again. `bits` is the number of bits that the pair has
+    /// sent so far.
     pub fn begins(&mut self, ends: Ends, bits: f64) {
         if let Some(limited) = &mut self.pairs[ends.pair as usize] {
             limited.idle_since = None;
@@ -91,7 +99,7 @@ impl Limits {
         });
     }
 
-    /// Notes that a pair has no flows any more.
+    /// Records that a pair has no flows any more since the time `now`.
     pub fn ends(&mut self, pair: u32, now: Nanos) {
         if let Some(limited) = &mut self.pairs[pair as usize] {
             limited.idle_since = Some(now);
@@ -113,14 +121,15 @@ impl Limits {
         });
     }
 
-    /// Notes that this fraction of a pair's demand was refused for `seconds`.
+    /// Records that a queue refused the fraction `share` of a pair's demand for `seconds` seconds.
     pub fn refused(&mut self, pair: u32, share: f64, seconds: f64) {
         if let Some(limited) = &mut self.pairs[pair as usize] {
             limited.refused += share * seconds;
         }
     }
 
-    /// A pair's guarantee and rate in bits/s; both are infinite if the pair is not limited.
+    /// Returns a pair's guarantee and rate in bits/s. Guarantee and rate are infinite if the pair
+    /// is not limited.
     pub fn of(&self, pair: u32) -> (f64, f64) {
         match &self.pairs[pair as usize] {
             Some(limited) => (bits(limited.rate.guarantee()), bits(limited.rate.rate())),
@@ -132,7 +141,7 @@ impl Limits {
         self.listed.iter().map(|ends| ends.pair)
     }
 
-    /// Ends a period of the rates.
+    /// Ends a rate period, and updates the rates of all limited pairs.
     pub fn period_ends(&mut self, now: Nanos) {
         let seconds = secs(now) - secs(self.last_period);
         self.last_period = now;
@@ -149,7 +158,8 @@ impl Limits {
         }
     }
 
-    /// Divides the guarantees again. `sent` returns the total bits of a pair.
+    /// Divides the guarantees of all VMs among their pairs again. `sent` returns the bits that a
+    /// pair has sent so far.
     pub fn divide(&mut self, now: Nanos, sent: impl Fn(u32) -> f64) {
         let seconds = secs(now) - secs(self.last_partition);
         self.last_partition = now;
@@ -163,7 +173,7 @@ impl Limits {
             let all = sent(ends.pair);
             let rate = ((all - limited.bits) / seconds).max(0.0);
             limited.bits = all;
-            // If a pair reached its limit or had a refused demand, its real demand is unknown.
+            // If a pair reached its limit, or if demand was refused, its real demand is unknown.
             let held = limited.pressed || rate >= 0.95 * bits(limited.rate.rate());
             limited.pressed = false;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
@@ -185,7 +195,8 @@ impl Limits {
         }
     }
 
-    /// One side's division: the guarantee that each VM assigns to each of its pairs.
+    /// Divides the guarantees of all senders (`side` 0) or receivers (`side` 1). Returns the part
+    /// of a VM's guarantee that each pair of VMs gets.
     fn side(&self, side: usize) -> Vec<(u32, BitsPerSecond)> {
         let mut order: Vec<Ends> = self.listed.clone();
         order.sort_by_key(|ends| (ends.vms[side], ends.pair));
@@ -203,7 +214,8 @@ impl Limits {
         found
     }
 
-    /// The part of a VM's guarantee that is divided among its pairs.
+    /// Returns the part of a VM's guarantee that the VM divides among its pairs: the guarantee
+    /// without the head room.
     fn given(&self, hose: BitsPerSecond) -> BitsPerSecond {
         let kept = u128::from(WHOLE - self.settings.rates.head_room.min(WHOLE));
         let given = u128::from(hose.0) * kept / u128::from(WHOLE);

@@ -1,30 +1,39 @@
-//! Settings of the systems that QShare is compared with, and the check that a setting must pass.
+//! Settings of ElasticSwitch and Trinity for comparisons with QShare, and a check that each setting
+//! must pass.
 //!
 //! # Problem
 //!
-//! A comparison with a badly configured system is meaningless.
+//! A comparison of QShare with a badly configured system is meaningless.
 //!
 //! # Approach
 //!
-//! Settings are swept ([`candidates`]). A setting counts only if it achieves the system's purpose
-//! on its own ([`check`]). A figure compares with the best of these settings.
+//! A figure tries many settings of ElasticSwitch and Trinity ([`candidates`]). A setting passes the
+//! check if the system guarantees bandwidth and uses spare capacity ([`check`]). A figure compares
+//! QShare with the best of the settings that pass the check.
 //!
 //! # The check
 //!
-//! One gigabit link connects two racks. Tenant X has one VM in each rack with 450 Mbit/s. Tenant Y
-//! has five VMs in each with 90 Mbit/s each, 450 Mbit/s in total. There are five runs of 20 s:
+//! One link of 1 Gbit/s connects two racks. Tenant X has one VM in each rack, with a guarantee of
+//! 450 Mbit/s. Tenant Y has five VMs in each rack, with guarantees of 90 Mbit/s each and 450 Mbit/s
+//! in total. The check of a setting has five runs of 20 s with different traffic of the tenants X
+//! and Y:
 //!
-//! - X has one endless flow; Y has 25 endless pairs from 5 s on.
-//! - X has the same flow; Y's clients request short flows from their servers in turn, so that the
-//!   active pairs change constantly.
-//! - X runs alone.
-//! - X requests 5 MB at a time and pauses for up to 0.4 s, beside Y's 25 pairs.
-//! - X does the same beside five of Y's pairs, which use all spare bandwidth when X returns.
+//! - Tenant X has one endless flow. From 5 s on, tenant Y has endless flows between 25 pairs of
+//!   VMs.
+//! - Tenant X has one endless flow. Tenant Y's clients request short flows from one server after
+//!   the other, so that Y's active pairs of VMs change constantly.
+//! - Tenant X has one endless flow, and tenant Y sends nothing.
+//! - Tenant X requests bursts of 5 MB with pauses of up to 0.4 s. Tenant Y has endless flows
+//!   between 25 pairs of VMs.
+//! - Tenant X requests bursts of 5 MB with pauses. Tenant Y has endless flows between five pairs of
+//!   VMs, which use all spare bandwidth when the next burst of X begins.
 //!
-//! [`Check::guarantee`] is the least rate of X in any tenth of a second of the first two runs, from
-//! 6 s on, relative to its guarantee. [`Check::spare`] is X's fraction of the link when it runs
-//! alone, from 10 s on. [`Check::bursts`] is X's mean rate during bursts in the worse of the last
-//! two runs, relative to its guarantee. [`Check::holds`] requires at least 0.95, 0.90 and 0.95.
+//! [`Check::guarantee`] is the lowest rate of tenant X in any 0.1 s of the first two runs, from 6 s
+//! on, relative to X's guarantee. [`Check::spare`] is the share of the link that tenant X uses from
+//! 10 s on, while tenant Y sends nothing. [`Check::bursts`] is tenant X's mean rate during bursts,
+//! relative to X's guarantee, in the worse of the two runs with bursts. A setting passes the check
+//! if [`Check::guarantee`] and [`Check::bursts`] are at least 0.95, and [`Check::spare`] is at
+//! least 0.90.
 
 use std::sync::Arc;
 
@@ -40,44 +49,49 @@ const LINK: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const X: BitsPerSecond = BitsPerSecond(450_000_000);
 const Y: BitsPerSecond = BitsPerSecond(90_000_000);
 const SECS: u64 = 20;
-/// Flow sizes of X's bursts: 5 MB.
+/// Table with the flow size of tenant X's bursts: 5 MB.
 const BURST: &str = "5000000 1";
-/// Flow sizes of the short flows: 10 kB to 2 MB.
+/// Table with the sizes of tenant Y's short flows: 10 kB to 2 MB.
 const SHORT: &str = "10000 0.5\n100000 0.8\n2000000 1";
 
-/// Results of the check.
+/// Results of the check that a setting of ElasticSwitch or Trinity must pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Check {
-    /// Minimum rate in a tenth of a second, relative to the guarantee.
+    /// Lowest rate of tenant X in 0.1 s, relative to X's guarantee.
     pub guarantee: f64,
-    /// Rate of X alone, relative to the link.
+    /// Rate of tenant X while it is alone, relative to the link's rate.
     pub spare: f64,
-    /// Rate in bursts, relative to the guarantee.
+    /// Mean rate of tenant X during bursts, relative to X's guarantee.
     pub bursts: f64,
 }
 
-/// Why the check failed to run.
+/// Reason why the simulation of a rate-limit setting could not run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
-    /// The setup cannot be simulated.
+    /// The simulation's specification is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The flow sizes are invalid.
+    /// The table of flow sizes is invalid.
     #[error(transparent)]
     Sizes(#[from] SizeTableError),
 }
 
 impl Check {
-    /// Whether guarantees were met and a spare link was used.
+    /// Returns whether the checked system met the guarantees and used spare capacity.
     #[must_use]
     pub fn holds(&self) -> bool {
         self.guarantee >= 0.95 && self.bursts >= 0.95 && self.spare >= 0.90
     }
 }
 
-/// The settings of the sweep. The sweep covers slow to fast rate changes, with and without caution,
-/// hold and headroom, each with two periods. Limits are forgotten at once or after 10 s.
+/// Returns all settings to try. The settings combine five parameters:
+///
+/// - The rate step has one of five values from 2 to 1,000 Mbit/s.
+/// - The setting [`RateSettings::caution`] is on or off.
+/// - A pair's limit has a hold of 50 ms and a head room of 10 %, or neither hold nor head room.
+/// - The rate period and the partition interval of a setting are both 15 ms, or both 50 ms.
+/// - The rate limit of an idle pair of VMs ends immediately, or after 10 s.
 #[must_use]
 pub fn candidates() -> Vec<PairLimits> {
     let mut all = Vec::new();
@@ -104,10 +118,10 @@ pub fn candidates() -> Vec<PairLimits> {
     all
 }
 
-/// Runs the check for `system`.
+/// Runs the check for the system that `system` creates.
 ///
 /// # Errors
-/// The check itself is invalid.
+/// Returns an error if the specification or the flow sizes of the check are invalid.
 pub fn check(system: impl Fn() -> System) -> Result<Check, CheckError> {
     let beside = |spec: Spec| -> Result<f64, CheckError> {
         let rates = x_by_tenth(spec, system())?;
@@ -171,7 +185,7 @@ fn world(beside: &Beside) -> Result<Spec, CheckError> {
     })
 }
 
-/// X's mean rate while it has flows of [`BURST`], relative to its guarantee.
+/// Returns X's mean rate while X has flows of [`BURST`], relative to X's guarantee.
 fn x_in_bursts(beside: Beside, system: System) -> Result<f64, CheckError> {
     let mut spec = world(&beside)?;
     spec.connections[0] = Connection {
@@ -188,7 +202,7 @@ fn x_in_bursts(beside: Beside, system: System) -> Result<f64, CheckError> {
     Ok(bits(BitsPerSecond(8 * bytes)) / seconds / bits(X))
 }
 
-/// X's rate in each tenth of a second, in bits/s.
+/// Returns tenant X's rate in each 0.1 s, in bits/s.
 fn x_by_tenth(spec: Spec, system: System) -> Result<Vec<f64>, CheckError> {
     let mut sim = FlowSim::new(spec, system)?;
     sim.run_until(Nanos::from_secs(SECS));

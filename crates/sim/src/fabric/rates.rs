@@ -1,30 +1,34 @@
-//! The rates of all streams of a network whose links divide as in [`super::link_share`].
+//! The rates of all streams in a network. Each link divides its rate as in [`super::link_share`].
 //!
 //! # Problem
 //!
-//! A stream's demand at a link is the rate that its other links allow. That rate depends on the
-//! rates of other streams at this link.
+//! The demand of a stream at a link is the rate that the stream's other links permit. The permitted
+//! rate depends on other streams, and the demands of these streams depend on the link.
 //!
 //! # Approach
 //!
-//! Each link offers each of its streams the maximum rate on this link, given the offers of other
-//! links. If a link's offers change, the other links of the affected streams recompute their
-//! offers, until no offer changes. A stream's rate is the minimum of its limit and its offers.
+//! Each link offers a maximum rate to each of its streams. The offers of a stream's other links
+//! limit the stream's demand at a link. If an offer changes, the other links of the affected stream
+//! recompute their offers. The computation of rates ends when no link's offer changes. A stream's
+//! rate is the minimum of its limit and its offers.
 //!
-//! With one queue per link, this is the known method for max-min fair rates by advertised rates
-//! (Bertsekas and Gallager, "Data Networks", §6.5.2). The bottlenecks settle one after the other,
-//! and a settled link stays settled. With several queues per link, a range of solutions may exist.
-//! For example, two streams that share two saturated links with opposite weights may divide them in
-//! any ratio in between, and the links can alternate forever. Therefore a link that recomputes
-//! often moves only half way and tolerates a larger difference. Rates above a capacity at the end
-//! are cut in proportion. [`Rates::cut`] counts how often that was necessary.
+//! With one queue per link, the method is known from the literature: advertised rates yield max-min
+//! fair rates (Bertsekas and Gallager, "Data Networks", §6.5.2). With one queue per link, the
+//! offers of bottleneck links become stable one after the other, and stay stable. With several
+//! queues per link, several sets of rates may be solutions. For example, two streams may share two
+//! saturated links with opposite weights. Every ratio between the two weights is a solution, so the
+//! offers of the links can alternate forever. If a link recomputes its offers often, the link is
+//! damped. A damped link moves an offer only half of the way to its new value. For a damped link,
+//! offers that differ by less than 0.1 % are equal. If the final rates exceed a link's capacity,
+//! the rates are reduced in proportion. [`Rates::cut`] counts the reductions of rates to the
+//! capacity of a link.
 //!
-//! Rates are in bits per second. A stream is a number of flows with the same path, queue and limit.
+//! Rates are in bits per second. A stream is a group of flows with the same path, queue and limit.
 //!
 //! # Cost
 //!
-//! Work is proportional to what changes. Most changes affect the links of one stream and the links
-//! of its neighbours at a bottleneck.
+//! The computing time is proportional to the number of changed offers of links. Most changes affect
+//! only the links of one stream, and the links of other streams with the same bottleneck.
 
 use std::collections::VecDeque;
 
@@ -41,29 +45,32 @@ impl LinkId {
     }
 }
 
-/// A stream returned by [`Rates::add`].
+/// Identifier of a stream, which [`Rates::add`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamId(u32);
 
-/// If a link recomputes more often than this in one [`Rates::settle`], the link moves only half way
-/// to a new offer. The link then also treats offers that differ by less than [`NEAR`] as equal.
+/// Number of times that a link recomputes its offers without damping in one [`Rates::settle`]. With
+/// damping, offers move only half of the way to their new value, and offers that differ by less
+/// than [`NEAR`] count as equal.
 const TURNS_FREE: u32 = 8;
-/// A link stops recomputing in one [`Rates::settle`] after this number of times.
+/// Maximum number of times that a link recomputes its offers in one [`Rates::settle`].
 const TURNS_MAX: u32 = 64;
-/// Relative difference below which offers count as equal after [`TURNS_FREE`] turns.
+/// Relative difference below which two offers of a damped link count as equal, after more than
+/// [`TURNS_FREE`] computations of the link's offers.
 const NEAR: f64 = 1e-3;
-/// Relative difference below which offers are equal.
+/// Relative difference below which two rates count as equal.
 const SAME: f64 = 1e-10;
 
-/// Longest path of a stream: two interfaces, a core, two hoses, and one spare.
+/// Maximum number of links in a stream's path: two interfaces, a core link, two virtual links for
+/// the hose guarantees, and one spare link.
 pub const HOPS_MAX: usize = 6;
 
 #[derive(Clone, Copy, Debug)]
 struct Hop {
     link: u32,
-    /// Index of this stream in the link's list of members.
+    /// Index of the stream in `Link::members`.
     place: u32,
-    /// Maximum rate that the link offers the stream.
+    /// Maximum rate that the link offers to the stream, in bits/s.
     offer: f64,
 }
 
@@ -76,10 +83,10 @@ struct Stream {
     class: usize,
     flows: f64,
     limit: f64,
-    /// The smallest offer and the next one, cached because links read them far more often than they
-    /// change.
+    /// The two smallest offers (bits/s) that links make to the stream. The offers to a stream are
+    /// cached, because links read offers far more often than offers change.
     least: [f64; 2],
-    /// Index of the hop with the smallest offer.
+    /// Index of the link in the stream's path that makes the smallest offer.
     at_least: usize,
     path: [Hop; HOPS_MAX],
     len: usize,
@@ -90,7 +97,8 @@ impl Stream {
         &self.path[..self.len]
     }
 
-    /// Demand at the link of hop `except`, given the offers of all other links.
+    /// Returns the stream's demand at the link of hop `except`: the rate that the stream's other
+    /// links permit.
     fn demand(&self, except: usize) -> f64 {
         self.limit.min(self.least[usize::from(except == self.at_least)])
     }
@@ -116,12 +124,13 @@ impl Stream {
 struct Link {
     capacity: f64,
     queues: Vec<Queue>,
-    /// The queue of each class. Classes beyond the end use queue 0.
+    /// Index of the queue for each class of streams. Streams of a class beyond the end of
+    /// `queue_of` use the first queue of the link.
     queue_of: Vec<usize>,
     members: Vec<(u32, u32)>,
     levels: Vec<Level>,
     waits: bool,
-    /// How often the link recomputed its offers since rates began to settle.
+    /// Number of times that the link recomputed its offers in the current [`Rates::settle`].
     turns: u32,
 }
 
@@ -131,22 +140,22 @@ impl Link {
     }
 }
 
-/// Links, streams, and their rates.
+/// All links and streams of a network, and the rates of the streams.
 #[derive(Debug)]
 pub struct Rates {
     links: Vec<Link>,
     streams: Vec<Stream>,
-    /// Links that must recompute their offers.
+    /// Indices of the links that must recompute their offers.
     waiting: VecDeque<u32>,
     askers: Vec<Asker>,
     scratch: Scratch,
-    /// Links that recomputed since rates began to settle.
+    /// Indices of the links that recomputed their offers in the current [`Rates::settle`].
     asked: Vec<u32>,
     cut: u64,
 }
 
 impl Rates {
-    /// Links of these capacities in bits/s, each with one queue.
+    /// Creates links with the given capacities in bits/s. Each link has one queue.
     #[must_use]
     pub fn new(capacities: &[f64]) -> Self {
         let link = |capacity: &f64| Link {
@@ -169,9 +178,9 @@ impl Rates {
         }
     }
 
-    /// Adds a stream of a class over `path`, without flows.
+    /// Adds a stream that uses the links in `path` and has no flows.
     pub fn add(&mut self, class: usize, path: &[LinkId]) -> StreamId {
-        assert!(path.len() <= HOPS_MAX, "a path of {} links", path.len());
+        assert!(path.len() <= HOPS_MAX, "a path has {} links, the limit is {HOPS_MAX}", path.len());
         let mut hops = [Hop::NONE; HOPS_MAX];
         for (hop, link) in hops.iter_mut().zip(path) {
             hop.link = link.0;
@@ -189,7 +198,7 @@ impl Rates {
         StreamId(id)
     }
 
-    /// Sets a stream's number of flows and their common limit in bits/s.
+    /// Sets a stream's number of flows, and the limit of all its flows together in bits/s.
     pub fn set(&mut self, id: StreamId, flows: f64, limit: f64) {
         let stream = &mut self.streams[id.0 as usize];
         let (had, has) = (stream.flows > 0.0, flows > 0.0);
@@ -219,24 +228,24 @@ impl Rates {
         }
     }
 
-    /// Sets a link's queues. `queue_of[class]` is the queue of a class; classes beyond the end of
-    /// `queue_of` use the first queue.
+    /// Sets a link's queues. `queue_of[class]` is the index of the queue that streams of the class
+    /// use. Classes beyond the end of `queue_of` use the first queue.
     pub fn set_queues(&mut self, link: LinkId, queues: Vec<Queue>, queue_of: Vec<usize>) {
-        assert!(queue_of.iter().all(|q| *q < queues.len()), "a class without a queue");
+        assert!(queue_of.iter().all(|q| *q < queues.len()), "queue_of names a missing queue");
         let at = &mut self.links[link.index()];
         (at.queues, at.queue_of) = (queues, queue_of);
         at.levels.clear();
         ask(&mut self.links, &mut self.waiting, link.0);
     }
 
-    /// Rate of a stream in bits/s, as of the last [`Self::settle`].
+    /// Returns the rate of a stream in bits/s, according to the last [`Self::settle`].
     #[must_use]
     pub fn rate(&self, id: StreamId) -> f64 {
         let stream = &self.streams[id.0 as usize];
         if stream.flows > 0.0 { stream.rate() } else { 0.0 }
     }
 
-    /// Refused fraction of the demand at the worst queue on a stream's path.
+    /// Returns the largest fraction of its demand that any queue on the stream's path refuses.
     #[must_use]
     pub fn refused(&self, id: StreamId) -> f64 {
         let stream = &self.streams[id.0 as usize];
@@ -247,13 +256,13 @@ impl Rates {
         stream.hops().iter().map(at).fold(0.0, f64::max)
     }
 
-    /// How often rates had to be cut to fit into a link.
+    /// Returns how many times rates had to be reduced to fit a link.
     #[must_use]
     pub const fn cut(&self) -> u64 {
         self.cut
     }
 
-    /// Recomputes offers until they are stable.
+    /// Recomputes the offers of links until the offers are stable.
     pub fn settle(&mut self) {
         let mut rough = false;
         while let Some(number) = self.waiting.pop_front() {
@@ -276,7 +285,7 @@ impl Rates {
         }
     }
 
-    /// Cuts rates above a capacity, link by link. A cut raises no rate elsewhere.
+    /// Reduces the rates on each link on which their sum exceeds the capacity. No rate increases.
     fn fit(&mut self) {
         let Self { links, streams, .. } = self;
         let mut cut = false;
@@ -353,8 +362,8 @@ impl Rates {
     }
 }
 
-/// The mean of two offers. If one of them is infinite, the result is twice the other offer or the
-/// new offer.
+/// Returns the mean of a link's old and new offer. If only the new offer of the link is infinite,
+/// returns twice the old offer. If the old offer of the link is infinite, returns the new offer.
 fn between(before: f64, offer: f64) -> f64 {
     match (before.is_finite(), offer.is_finite()) {
         (true, true) => f64::midpoint(before, offer),
@@ -363,7 +372,7 @@ fn between(before: f64, offer: f64) -> f64 {
     }
 }
 
-/// Makes a link recompute its offers.
+/// Adds a link to the queue of links that must recompute their offers.
 fn ask(links: &mut [Link], waiting: &mut VecDeque<u32>, link: u32) {
     if !std::mem::replace(&mut links[link as usize].waits, true) {
         waiting.push_back(link);
@@ -371,7 +380,7 @@ fn ask(links: &mut [Link], waiting: &mut VecDeque<u32>, link: u32) {
 }
 
 fn same(a: f64, b: f64) -> bool {
-    // The difference of equal infinities is not a number.
+    // The difference of two infinite values is NaN.
     a == b || (a - b).abs() <= SAME * a.abs().min(b.abs())
 }
 
@@ -391,8 +400,8 @@ mod tests {
 
     #[test]
     fn a_stream_held_back_elsewhere_leaves_its_part() {
-        // The textbook example: links of 1, 1 and 2. Two streams share the first link, three the
-        // second.
+        // The textbook example: links with capacities 1, 1 and 2. Two streams share the first link,
+        // and three streams share the second link.
         let mut rates = Rates::new(&[1.0, 1.0, 2.0]);
         let ways = [&[0, 1][..], &[0], &[1], &[1, 2], &[2]];
         let streams: Vec<_> = ways.iter().map(|way| rates.add(0, &links(way))).collect();

@@ -1,4 +1,4 @@
-//! Results of a simulation: flows, samples and queue bindings.
+//! Results of a network simulation: flows, samples and queue bindings.
 
 use penstock_units::Nanos;
 
@@ -18,7 +18,7 @@ pub struct FlowRecord {
 }
 
 impl FlowRecord {
-    /// Completion time in seconds.
+    /// Returns the flow's completion time in seconds, from request to last bit.
     #[must_use]
     pub fn seconds(&self) -> f64 {
         #[expect(clippy::cast_precision_loss, reason = "simulated time is far below 2^53 ns")]
@@ -27,25 +27,27 @@ impl FlowRecord {
     }
 }
 
-/// Traffic over the watched links since the previous sample.
+/// Traffic on the watched links since the previous sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// Time at which the sample ended.
+    /// Time at the end of the sample.
     pub at: Nanos,
-    /// Bits, indexed by `tenant * watched links + link`.
+    /// Bits of each tenant on each watched link. The index in the list is the tenant's number,
+    /// multiplied by the number of watched links, plus the link's number among the watched links.
     pub bits: Vec<f64>,
-    /// Bits to which tenants were entitled, with the same index. The tenants' flows would have
-    /// received these bits if only the hose guarantees limited the flows.
+    /// Bits that the tenants' flows would have transferred if only the hose guarantees limited the
+    /// flows. The list `entitled` is indexed by tenant and watched link, like the list `bits`.
     pub entitled: Vec<f64>,
 }
 
-/// All results of a simulation.
+/// All results of a network simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Record {
-    /// Completed flows in order of completion.
+    /// Completed flows, in the order of their completion.
     pub flows: Vec<FlowRecord>,
-    /// Samples in order of time.
+    /// Samples of the traffic on the watched links, in order of time.
     pub samples: Vec<Sample>,
-    /// Times of changes, and for each tenant whether it had its own queue from that time on.
+    /// Changes of queues: the time of the change, and for each tenant whether it has a dedicated
+    /// queue from this time on.
     pub bindings: Vec<(Nanos, Vec<bool>)>,
 }

@@ -1,41 +1,42 @@
-//! Flow sizes drawn from a published table.
+//! Draws random flow sizes from a published table.
 //!
-//! A line of the table has a size in bytes and the probability that a flow is not longer. Lines
-//! that begin with `#` state the table's source. A draw takes u uniformly from [0, 1) and
-//! interpolates the size linearly in the segment that contains u. If u is below the first
-//! probability, the draw returns the first size. The published generators, from which the tables
-//! come, draw sizes in the same way.
+//! Each line of the table has a size in bytes, and the probability that a flow has at most this
+//! size. Lines that begin with `#` are comments. A draw takes a number u uniformly from [0, 1) and
+//! interpolates the size linearly in the segment that contains u. If the random number u is below
+//! the probability in the table's first line, the draw gives the size in the first line. The
+//! published traffic generators, from which the tables come, draw sizes in the same way.
 
 use thiserror::Error;
 
 use crate::Rng;
 
-/// A distribution of flow sizes.
+/// A probability distribution of flow sizes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SizeTable {
     points: Vec<(f64, f64)>,
 }
 
-/// Why a text is not a distribution.
+/// Reason for which a text is not a valid table of flow sizes.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SizeTableError {
-    /// The line does not have two numbers, or one is out of range.
-    #[error("line {0}: a size in bytes and a probability from 0 to 1 are wanted")]
+    /// A line of the table of flow sizes does not have two numbers, or a number is out of range.
+    #[error("line {0}: not a size in bytes and a probability from 0 to 1")]
     Line(usize),
-    /// A column decreases.
-    #[error("line {0}: smaller than the line before; both columns must rise or stay")]
+    /// A size or probability in the table of flow sizes is below the value of the previous line.
+    #[error("line {0}: a value is smaller than in the line before; no column may decrease")]
     Order(usize),
-    /// The table is empty or does not reach probability 1.
-    #[error("the last probability must be 1")]
+    /// The table is empty, or its last probability is not 1.
+    #[error("flow sizes: the last probability must be 1")]
     End,
 }
 
 impl SizeTable {
-    /// Reads a table with a size and a probability on each line.
+    /// Parses a table that has a flow size and a probability on each line.
     ///
     /// # Errors
-    /// A line is invalid, a column decreases, or the last probability is not 1.
+    /// Returns an error if a line is invalid, if a column decreases, or if the last probability is
+    /// not 1.
     pub fn parse(text: &str) -> Result<Self, SizeTableError> {
         let mut points: Vec<(f64, f64)> = Vec::new();
         let empty = |line: &str| line.trim().is_empty() || line.starts_with('#');
@@ -60,13 +61,13 @@ impl SizeTable {
         }
     }
 
-    /// A table in which all flows have this size in bytes.
+    /// Creates a distribution in which all flows have `bytes` bytes.
     #[must_use]
     pub fn fixed(bytes: u32) -> Self {
         Self { points: vec![(f64::from(bytes), 1.0)] }
     }
 
-    /// The mean size in bytes.
+    /// Returns the mean flow size in bytes.
     #[must_use]
     pub fn mean(&self) -> f64 {
         let first = self.points[0];
@@ -75,7 +76,7 @@ impl SizeTable {
         first.0 * first.1 + rest.sum::<f64>()
     }
 
-    /// Draws a size in bytes, at least 1.
+    /// Draws a random flow size in bytes, at least 1.
     pub fn draw(&self, rng: &mut Rng) -> u64 {
         let u = rng.unit();
         let at = self.points.partition_point(|(_, part)| *part <= u);

@@ -1,4 +1,4 @@
-//! Specification of a simulation: links, tenants with their VMs, and their connections.
+//! Specification of a network simulation: links, tenants with their VMs, and connections.
 
 use std::sync::Arc;
 
@@ -15,19 +15,19 @@ pub type VmNo = usize;
 /// Number of a host, from 0.
 pub type HostNo = usize;
 
-/// Links, and the paths between hosts.
+/// Links of a network, and the paths between hosts.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Capacity of each link in one direction.
+    /// Capacities of the network's links, each of which has one direction.
     pub links: Vec<BitsPerSecond>,
-    /// `paths[from][to]` lists the links from host to host.
+    /// `paths[from][to]` lists the links from host `from` to host `to`.
     pub paths: Vec<Vec<Vec<LinkId>>>,
 }
 
 impl Network {
-    /// Two racks of `hosts` servers each, joined by one link (QShare §VII-A's testbed). The first
-    /// links are the core from rack 0 to rack 1 and back. Then each host has an uplink and a
-    /// downlink.
+    /// Creates two racks of `hosts` servers each, connected by one core link (the testbed of QShare
+    /// §VII-A). The first two links are the core link from rack 0 to rack 1, and the core link
+    /// back. The links after the core links are an uplink and a downlink for each host.
     #[must_use]
     pub fn two_racks(hosts: usize, host: BitsPerSecond, core: BitsPerSecond) -> Self {
         let all = 2 * hosts;
@@ -46,25 +46,25 @@ impl Network {
         Self { links, paths }
     }
 
-    /// The core link that leaves rack 0 or rack 1 of [`Self::two_racks`].
+    /// Returns the core link that leaves rack `rack` (0 or 1) of [`Self::two_racks`].
     #[must_use]
     pub fn core(rack: u32) -> LinkId {
         LinkId(rack.min(1))
     }
 }
 
-/// A tenant whose VMs all have the same hose guarantee.
+/// A tenant. All VMs of a tenant have the same hose guarantee.
 #[derive(Clone, Debug)]
 pub struct TenantSpec {
-    /// Host of each VM.
+    /// Host number of each VM of the tenant.
     pub vms: Vec<HostNo>,
-    /// Guaranteed sending and receiving rate of each VM.
+    /// Guaranteed sending rate of each VM, which is also its guaranteed receiving rate.
     pub hose: BitsPerSecond,
 }
 
 impl TenantSpec {
-    /// Reservation of the tenant on each link: the guarantee times the smaller number of VMs on
-    /// either side of the link (QShare §IV-B).
+    /// Returns the tenant's reservation on each link: the guarantee multiplied by the number of VMs
+    /// on the side with fewer VMs (QShare §IV-B).
     #[must_use]
     pub fn reserved(&self, network: &Network) -> Vec<BitsPerSecond> {
         let mut below = vec![(Vec::new(), Vec::new()); network.links.len()];
@@ -88,7 +88,8 @@ impl TenantSpec {
         below.into_iter().map(need).collect()
     }
 
-    /// Reservation on a host's interface: `B min(m, N - m)` (QShare §V-A).
+    /// Returns the tenant's reservation on a host's interface (QShare §V-A). The reservation is `B
+    /// min(m, N - m)`, if m of N VMs are on the host and each VM has the guarantee B.
     #[must_use]
     pub fn reserved_at(&self, host: HostNo) -> BitsPerSecond {
         let here = self.vms.iter().filter(|vm| **vm == host).count();
@@ -100,31 +101,32 @@ impl TenantSpec {
 /// Order in which a client uses its servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The client picks a random server each time.
+    /// The client picks a random server for each request.
     Random,
     /// The client uses each server once per round, in a random order.
     Rounds,
 }
 
-/// A client's connection: it requests a flow from a server, waits for its completion, and repeats.
+/// A client's connection: the client requests a flow from a server, waits until the flow is
+/// complete, and repeats.
 #[derive(Clone, Debug)]
 pub struct Connection {
     pub tenant: TenantNo,
     pub client: VmNo,
-    /// The VMs that serve the client.
+    /// Numbers of the VMs that serve the client.
     pub servers: Vec<VmNo>,
     pub order: Order,
-    /// Flow sizes; `None` for a single endless flow.
+    /// Distribution of the flow sizes, or `None` for a single endless flow.
     pub sizes: Option<Arc<SizeTable>>,
-    /// Limit of the server's sending rate; `None` for no limit.
+    /// Limit of the server's sending rate, or `None` for no limit.
     pub paced: Option<BitsPerSecond>,
-    /// Probability that the client pauses after a flow, in parts per million. A pause lasts 0 to
-    /// `pause_max`.
+    /// Probability that the client pauses after a flow, in parts per million. A pause of the client
+    /// lasts 0 to `pause_max`.
     pub pause_ppm: u32,
     pub pause_max: Nanos,
-    /// Time from the request to the first bit.
+    /// Time from a request to the first bit of the flow.
     pub latency: Nanos,
-    /// Time of the first request.
+    /// Time of the client's first request.
     pub from: Nanos,
     /// Time from which the client makes no more requests.
     pub until: Nanos,
@@ -133,7 +135,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection that requests one endless flow at the beginning.
+    /// Creates a connection that requests one endless flow at the beginning.
     #[must_use]
     pub const fn endless(tenant: TenantNo, client: VmNo, servers: Vec<VmNo>) -> Self {
         Self {
@@ -153,43 +155,43 @@ impl Connection {
     }
 }
 
-/// A complete specification.
+/// A complete specification of a network simulation.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub network: Network,
     pub tenants: Vec<TenantSpec>,
     pub connections: Vec<Connection>,
-    /// Time between two samples, at least 1 ms.
+    /// Time between two samples of the traffic, at least 1 ms.
     pub sample: Nanos,
-    /// Links on which each tenant's traffic is sampled.
+    /// Links on which the simulation samples each tenant's traffic.
     pub watched: Vec<LinkId>,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers of the simulation.
     pub seed: u64,
 }
 
-/// Why a specification cannot be simulated.
+/// Reason for which a network simulation's specification is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SpecError {
     /// A VM is on a host that does not exist.
-    #[error("tenant {tenant}: VM {vm} is on host {host}, of {hosts}; put it on one that there is")]
+    #[error("tenant {tenant}: VM {vm} is on host {host}; choose a host below {hosts}")]
     Host {
         tenant: TenantNo,
         vm: VmNo,
-        /// Host of the VM.
+        /// Number of the VM's host, which does not exist.
         host: HostNo,
-        /// Number of hosts.
+        /// Number of hosts in the network.
         hosts: usize,
     },
-    /// A connection's tenant or client does not exist, or the connection has no server on another
-    /// host.
-    #[error("connection {0}: tenant, client and at least one server on another host are wanted")]
+    /// A connection's tenant, client or server does not exist, the connection has no server, or a
+    /// server is on the client's host.
+    #[error("connection {0}: needs a tenant, a client, and servers that are all on other hosts")]
     Connection(usize),
-    /// The time between samples is below 1 ms.
-    #[error("samples 0 ns apart; write at least 1 ms")]
+    /// The time between samples of the tenants' traffic is below 1 ms.
+    #[error("the time between samples is too short; set at least 1 ms")]
     Sample,
     /// A link has no capacity.
-    #[error("link {0} has no capacity; write at least 1 bit/s")]
+    #[error("link {0} has no capacity; set at least 1 bit/s")]
     Capacity(usize),
 }
 

@@ -1,34 +1,36 @@
-//! The compared systems, which decide how fast flows may be.
+//! The compared systems, which limit the rates of flows.
 
 use penstock_fabric::rate_alloc::{Parts, RateSettings};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::spec::{HostNo, TenantNo};
 
-/// How a network's rates are shared among tenants.
+/// Method by which a simulated network divides its capacity among tenants.
 #[derive(Debug)]
 pub enum System {
-    /// TCP runs without limits, and all flows on a link are equal.
+    /// All flows use TCP without rate limits, so all flows on a link have equal shares.
     PlainTcp,
     /// Each VM is limited to its guarantee in each direction.
     StaticReservation,
-    /// Pairs of VMs are limited. Guarantees are divided among pairs, and rates above the guarantees
-    /// are allocated. All pairs share one queue.
+    /// ElasticSwitch limits pairs of VMs. VMs divide their guarantees among their pairs, and pairs
+    /// increase their rates above the guarantees. All pairs of VMs share one queue.
     ElasticSwitch(PairLimits),
-    /// As [`Self::ElasticSwitch`], with two strict priorities: guaranteed traffic goes first.
+    /// Trinity has the same limits as [`Self::ElasticSwitch`], but two strict priorities:
+    /// guaranteed traffic has the higher priority.
     Trinity(PairLimits),
-    /// Some tenants have their own queues, weighted by their reservations.
+    /// QShare gives some tenants dedicated queues, which are weighted by the tenants' reservations.
     QShare(QueueControl),
 }
 
 /// Parameters of the limits on pairs of VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairLimits {
-    /// Parameters for changes of rates.
+    /// Parameters for changes of the pairs' rates.
     pub rates: RateSettings,
     /// Time between two divisions of a VM's guarantee.
     pub partition: Nanos,
-    /// Assumed additional demand of a pair, in parts per million of the rate that it sent.
+    /// Additional demand that a VM assumes for a pair, in parts per million of the rate that the
+    /// pair sent.
     pub slack: Parts,
     /// Time for which a pair without flows keeps its limit.
     pub forget: Nanos,
@@ -37,12 +39,14 @@ pub struct PairLimits {
 /// Parameters of QShare's control loop.
 #[derive(Debug)]
 pub struct QueueControl {
-    /// Interval over which usage is measured. Queues are bound at the end of each interval.
+    /// Interval over which the usage of tenants is measured. The controller assigns queues to
+    /// tenants at the end of each interval.
     pub interval: Nanos,
-    /// Time from the end of an interval until its decision takes effect.
+    /// Time from the end of an interval until the decision about queues takes effect.
     pub delay: Nanos,
     pub binder: Box<dyn Binder>,
-    /// Limits for tenants in the shared queue; `None` limits their VMs to their guarantees.
+    /// Limits on pairs of VMs of tenants in the shared queue. If `shared` is `None`, each VM in the
+    /// shared queue is limited to its guarantee.
     pub shared: Option<PairLimits>,
 }
 
@@ -50,21 +54,22 @@ pub struct QueueControl {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostUsage {
     pub host: HostNo,
-    /// Rate that the tenant's VMs on the host sent to other hosts.
+    /// Rate at which the tenant's VMs on the host sent to other hosts.
     pub sent: BitsPerSecond,
-    /// Rate that these VMs received from other hosts.
+    /// Rate at which the tenant's VMs on the host received from other hosts.
     pub received: BitsPerSecond,
 }
 
-/// Decides which tenants have a queue of their own.
+/// Algorithm that decides which tenants have a dedicated queue.
 pub trait Binder: std::fmt::Debug + Send {
-    /// Decides at the end of an interval. `usage[tenant]` has the measurements of the tenant on
-    /// each host. Returns for each tenant whether it has its own queue from now on. The queue
-    /// exists on all links with a reservation of the tenant.
+    /// Decides which tenants have dedicated queues, at the end of an interval. `usage[tenant]` has
+    /// the measurements of the tenant on each host. Returns for each tenant whether it has a
+    /// dedicated queue from now on. A tenant has a dedicated queue on all links on which it has a
+    /// reservation.
     fn bind(&mut self, usage: &[Vec<HostUsage>]) -> Vec<bool>;
 }
 
-/// Always gives a queue to the same tenants.
+/// Queue assignment that gives dedicated queues always to the same listed tenants.
 #[derive(Clone, Debug)]
 pub struct Always(pub Vec<TenantNo>);
 

@@ -1,33 +1,36 @@
-//! Headers of synthetic frames. They contain the fields that the classifier reads, and a mark by
-//! which the receiver recognises the frame.
+//! Headers of the testbed's frames. A header contains the fields that the classifier reads, and a
+//! mark that identifies the frame's purpose.
 
 use penstock_dataplane::batch::{Batch, BatchFull};
 use penstock_units::MacAddr;
 
-/// Bytes of a header. No frame is shorter.
+/// Size of a simulated frame's header in bytes. A frame without FCS is at least as long as its
+/// header.
 const HEAD: usize = 56;
 const FCS: usize = 4;
 const MARK: usize = 42;
 
-/// Purpose of a frame. The numbers are counter values at the time of sending. Bulk frames have no
-/// mark.
+/// Mark in the header of a simulated frame, which identifies the frame's purpose. The numbers in
+/// marks are values of the sender's cycle counter. Bulk frames have no mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Mark {
-    /// A message of the probe.
+    /// A message of the VM's probe, with the time at which the VM sent the message.
     Probe(u64),
-    /// Reply to a probe message that was sent at this count.
+    /// Reply to a probe message, with the time at which the VM sent the probe message.
     Reply(u64),
-    /// A frame whose one-way time is measured. It entered the ring at this count.
+    /// A frame with a measured one-way time, with the time at which the frame entered the VM's
+    /// ring.
     Sample(u64),
-    /// A client's request.
+    /// A client's request, with the time at which the client sent the request.
     Request(u64),
-    /// A frame of a response, except the last, to a request sent at this count.
+    /// Any frame of a response except the last frame, with the time at which the client sent the
+    /// request.
     Part(u64),
-    /// The last frame of a response to a request sent at this count.
+    /// The last frame of a response, with the time at which the client sent the request.
     Response(u64),
-    /// A frame that makes addresses known to the switch.
+    /// A frame from which the switch learns a VM's address.
     Greeting,
-    /// A client's acknowledgement.
+    /// A client's acknowledgement of a response.
     Ack,
 }
 
@@ -60,7 +63,7 @@ impl Mark {
     }
 }
 
-/// MAC address of the VM on port `port`; port 0 is the server.
+/// Returns the MAC address of the VM on port `port`, or of the second server if `port` is 0.
 pub(super) const fn mac_of(port: u16) -> MacAddr {
     let [high, low] = port.to_be_bytes();
     MacAddr([0x52, 0x54, 0, 0, high, low])
@@ -84,7 +87,9 @@ impl Writer {
         Self { head }
     }
 
-    /// Adds a frame of `size` bytes with FCS. `flow` selects its flow, if any.
+    /// Adds a frame of `size` bytes, FCS included, to `batch`. `flow` is the number of the frame's
+    /// flow. If `flow` is `None`, the frame has the unchanged addresses and ports of the writer's
+    /// header.
     pub(super) fn push(
         &mut self,
         batch: &mut Batch,

@@ -1,27 +1,32 @@
-//! Runs the production worker at the scale of a published testbed: VMs send millions of frames a
+//! Runs the production worker at the scale of a published testbed. VMs send millions of frames per
 //! second through an uplink to a second server, for tens of seconds.
 //!
 //! # Problem
 //!
-//! A figure covers 30 s of four VMs at 2 M frames/s. It must replay in seconds, for many seeds.
+//! A figure in a paper shows 30 s of four VMs that send 2 million frames/s. The replay of a figure
+//! must take only seconds, because it runs with many seeds.
 //!
 //! # Approach
 //!
-//! Workers, classifier, cycle buckets and schedule are those of the data path. The simulation
-//! replaces their surroundings:
+//! Workers, classifier, cycle buckets and schedule are the production code of the data path. The
+//! simulation replaces the ports, the uplink, the second server and the cycle costs of a real
+//! testbed:
 //!
-//! - Ports create a frame's header when the frame is taken and forget it when the frame is
-//!   delivered. No frame is stored and no event is posted per frame.
-//! - The uplink is a link of a given rate behind a finite ring.
-//! - The second server and the clients are modelled.
-//! - Costs ([`Costs`]) are fixed before the run, and no cost model sees them.
+//! - Ports create a frame's header when the worker receives the frame, and discard it on delivery.
+//!   The simulation stores no frames and posts no event for a frame.
+//! - The uplink is a link with a given rate and a finite ring.
+//! - The second server and the clients of the testbed are simple models.
+//! - Costs ([`Costs`]) are fixed before the run. The cost models of the switch do not know the
+//!   simulated costs.
 //!
-//! All random numbers come from one seed. The same seed gives the same results.
+//! All random numbers of a testbed come from one seed. Runs with the same seed give the same
+//! results.
 //!
 //! # Time
 //!
-//! The cycles of a stage pass at its end, so a delivered frame leaves at the start of egress. One
-//! worker serves a VM and the frames that arrive for it.
+//! A core's cycle counter advances at the end of a stage, so a delivered frame leaves at the time
+//! at which the egress stage starts. The worker that serves a VM also receives the inbound frames
+//! for this VM.
 
 mod frame;
 mod nic;
@@ -30,13 +35,15 @@ mod vm;
 
 use std::sync::{Arc, Mutex};
 
-use penstock_dataplane::classify::{
-    Actions, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable, RuleTables, SlowPathLimit, Then,
-};
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::ingress_policer::IngressPolicer;
-use penstock_dataplane::schedule::{PortQos, Readiness, ScheduleKind, Unit};
+use penstock_dataplane::schedule::{Readiness, ScheduleKind};
+use penstock_dataplane::snapshot::PortQos;
+use penstock_dataplane::snapshot::{
+    Actions, Domain, IpMatch, Match, PortPolicy, Rule, RuleTable, RuleTables, SlowPathLimit, Then,
+};
 use penstock_dataplane::tsc::CycleCounter as _;
+use penstock_dataplane::unit::Unit;
 use penstock_dataplane::worker::{Ledger, Turn};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, QueueId, Rng, TscRate, Vid};
 
@@ -50,37 +57,37 @@ use frame::Mark;
 use nic::{Nic, NicPort};
 use vm::{SMALL, Vm, VmPort, lock};
 
-/// Port number of the uplink.
+/// Port number of the testbed's uplink.
 const UPLINK: u16 = 0;
 const TENANT: u16 = 1;
 
-/// Configuration of a testbed.
+/// Configuration of a simulated testbed.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Cycles per second of each core.
+    /// Frequency of each core, in cycles per second.
     pub core: TscRate,
-    /// Cycles per second of each core that may be spent on frames; `None` for all.
+    /// Cycles per second that each worker may spend on frames. If `capacity` is `None`, a worker
+    /// may spend all cycles of its core.
     pub capacity: Option<CyclesPerSecond>,
-    /// Number of I/O cores, with a worker each.
+    /// Number of I/O cores. Each core has one worker.
     pub workers: u16,
-    /// Cost of frames.
     pub costs: Costs,
     pub link: Link,
-    /// Purchased cycles and class of the uplink's port.
+    /// Purchased cycles and latency class of the uplink's port.
     pub uplink: PortQos,
-    /// Maximum number of VMs.
+    /// Maximum number of VMs in the testbed.
     pub vms: usize,
-    /// Schedule of the workers.
+    /// Schedule of the testbed's workers.
     pub schedule: ScheduleKind,
-    /// How `hbs` treats units without frames.
+    /// Treatment of queue pairs without frames by the schedule `hbs`.
     pub readiness: Readiness,
     /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers of the testbed.
     pub seed: u64,
 }
 
-/// Number of a VM, from 0.
+/// Number of a VM in the testbed, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct VmId(u16);
 
@@ -91,32 +98,31 @@ impl VmId {
     }
 }
 
-/// Counters of a VM.
+/// Counters of a VM: in the switch, on the uplink's link, and in the VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VmReading {
-    /// The switch's counters of the VM's port.
+    /// The switch's counters for the VM's port.
     pub port: PortReading,
-    /// Traffic that went over the link.
+    /// Counters of the VM's traffic on the uplink's link.
     pub carried: Carried,
-    /// Frames that found the VM's ring full.
+    /// Number of frames that the VM dropped because its ring was full.
     pub held_back: u64,
 }
 
-/// A measured duration.
+/// A measured duration, with the time of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// Time at which the measurement began.
+    /// Time at which the measured duration began.
     pub at: Nanos,
-    /// The duration itself.
     pub took: Nanos,
 }
 
-/// A simulated testbed.
+/// A simulated testbed: a switch with VMs, an uplink, and a second server.
 #[derive(Debug)]
 pub struct Testbed {
     cores: Cores,
     vms: Vec<Arc<Mutex<Vm>>>,
-    /// Numbers of the VMs of each core.
+    /// Numbers of the VMs that each core serves.
     homes: Vec<Vec<usize>>,
     counters: Vec<PortCounterSets>,
     uplink: PortCounterSets,
@@ -128,7 +134,7 @@ pub struct Testbed {
 }
 
 impl Testbed {
-    /// The switch and its uplink, without VMs.
+    /// Creates a testbed with a switch and its uplink, but without VMs.
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
         let seed = Rng::new(setup.seed);
@@ -167,17 +173,22 @@ impl Testbed {
         bed
     }
 
-    /// Adds a VM with a ring of `ring` frames on worker number `worker`.
+    /// Adds a VM with a ring of `ring` frames. Worker number `worker` polls the VM's ring.
     ///
     /// # Panics
-    /// The testbed has no room for the VM, or no such worker.
+    /// Panics if the testbed has no room for the VM, or if there is no worker with the number
+    /// `worker`.
     pub fn add_vm(&mut self, ring: usize, qos: PortQos, worker: usize) -> VmId {
         let number = self.vms.len();
-        assert!(number + 1 < self.max && worker < self.homes.len(), "VM {number} has no place");
+        assert!(
+            number + 1 < self.max && worker < self.homes.len(),
+            "VM {number}: the testbed is full or has no worker {worker}"
+        );
         let id = VmId(u16::try_from(number).unwrap_or(u16::MAX));
         let port = id.port();
         let mut vm = Vm::new(port.0, self.cores.rate, ring, self.seed.fork(u64::from(port.0)));
-        // This greeting follows the server's greeting, so that no later frame is flooded.
+        // The switch learns the server's address first, then the VM's. So no later frame is
+        // flooded.
         vm.post(self.cycles(Nanos::from_micros(5)), SMALL, |_| Mark::Greeting);
         let vm = Arc::new(Mutex::new(vm));
         let counter = self.cores.all[worker].counter.clone();
@@ -204,12 +215,13 @@ impl Testbed {
         self.swap();
     }
 
-    /// Sets a VM's purchased cycles and class.
+    /// Sets a VM's purchased cycles and latency class.
     pub fn set_qos(&mut self, vm: VmId, qos: PortQos) {
         self.set_all_qos(&[(vm, qos)]);
     }
 
-    /// Sets the purchased cycles and classes of several VMs, in one snapshot.
+    /// Sets the purchased cycles and latency classes of several VMs, in one snapshot of the
+    /// configuration.
     pub fn set_all_qos(&mut self, all: &[(VmId, PortQos)]) {
         for (vm, qos) in all {
             if let Some(Some(policy)) = self.policies.get_mut(vm.port().index()) {
@@ -221,7 +233,7 @@ impl Testbed {
         }
     }
 
-    /// Sets or removes the rate limits of a VM.
+    /// Sets the rate limits of a VM, or removes the limits if `limits` is `None`.
     pub fn set_limits(&mut self, vm: VmId, limits: Option<Arc<IngressPolicer>>) {
         if let Some(Some(policy)) = self.policies.get_mut(vm.port().index()) {
             Arc::make_mut(policy).ingress_policer = limits;
@@ -229,7 +241,7 @@ impl Testbed {
         self.swap();
     }
 
-    /// A VM's purchased cycles and class.
+    /// Returns a VM's purchased cycles and latency class.
     #[must_use]
     pub fn qos(&self, vm: VmId) -> PortQos {
         let policy = self.policies.get(vm.port().index()).and_then(Option::as_ref);
@@ -243,19 +255,20 @@ impl Testbed {
         self.cores.swap(self.policies.clone(), vec![domain], 0);
     }
 
-    /// Makes a VM send `traffic` as its bulk from `from` on. Call it in the order of time.
+    /// Makes `traffic` the VM's bulk traffic from the time `from` on. Successive calls of `send`
+    /// for the same VM must have increasing times `from`.
     pub fn send(&mut self, vm: VmId, from: Nanos, traffic: Traffic) {
         lock(&self.vms[usize::from(vm.0)]).send_from(from, traffic);
     }
 
-    /// Makes a VM measure its round trip, in addition to its other traffic.
+    /// Makes a VM measure round trips with a probe, in addition to its other traffic.
     pub fn probe(&mut self, vm: VmId, probe: Probe) {
         lock(&self.vms[usize::from(vm.0)]).probe(probe);
         lock(&self.nic).set_server(vm.port().0, probe.server);
     }
 
-    /// Puts `per_second` small frames at random times into a VM's ring. The time that these frames
-    /// take to the link is measured.
+    /// Adds `per_second` small frames per second to a VM's ring, at random times. Measures the time
+    /// of each frame from the ring to the link.
     pub fn sample(&mut self, vm: VmId, (from, until): (Nanos, Nanos), per_second: u64) {
         let mut rng = self.seed.fork(0x3000 + u64::from(vm.0));
         let (from, until) = (self.cycles(from), self.cycles(until));
@@ -267,7 +280,7 @@ impl Testbed {
         }
     }
 
-    /// Makes clients on the far side send requests to a VM, which answers them.
+    /// Makes clients behind the uplink send requests to a VM, and makes the VM answer the requests.
     pub fn serve(&mut self, vm: VmId, requests: Requests) {
         lock(&self.vms[usize::from(vm.0)]).serve(requests);
         let rng = self.seed.fork(0x4000 + u64::from(vm.0));
@@ -288,8 +301,8 @@ impl Testbed {
                 return;
             }
             let idle = core.worker.turn() == Turn::Idle;
-            // A turn uses the time at which the last turn ended. Thus only two idle turns in a row
-            // have seen all frames.
+            // A turn uses the time of the end of the last turn. Thus only the second idle turn in a
+            // row has seen all frames.
             let skips = idle && core.idle;
             core.idle = idle && !skips;
             if skips {
@@ -298,12 +311,13 @@ impl Testbed {
         }
     }
 
-    /// Skips the time in which an idle core would keep finding nothing.
+    /// Advances the cycle counter of the idle core `at` to the time at which the core may find a
+    /// frame, at most to `end`.
     fn skip(&mut self, at: usize, end: u64) {
         let core = &self.cores.all[at];
         let now = core.counter.now().0;
         let mut next = lock(&self.nic).next_at(at).min(end);
-        // Frames that wait at this time wait for cycles, or arrived after the last poll.
+        // Frames in a ring at this time wait for cycles, or arrived after the last poll.
         let refill = core.worker.next_due().map_or(now, |refill| refill.0);
         for vm in &self.homes[at] {
             let mut vm = lock(&self.vms[*vm]);
@@ -312,13 +326,13 @@ impl Testbed {
         core.counter.advance_to(Cycles(next));
     }
 
-    /// The current time on the core that is furthest behind.
+    /// Returns the time on the core with the lowest counter.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.cores.now()
     }
 
-    /// Counters of a VM.
+    /// Returns the counters of a VM and of its traffic on the link.
     #[must_use]
     pub fn vm(&self, vm: VmId) -> VmReading {
         let number = usize::from(vm.0);
@@ -339,13 +353,13 @@ impl Testbed {
         self.cores.all[worker].worker.counters().read()
     }
 
-    /// Account of a worker's cycles.
+    /// Returns a worker's account of the cycles that its buckets received and spent.
     #[must_use]
     pub fn ledger(&self, worker: usize) -> Ledger {
         self.cores.all[worker].worker.ledger()
     }
 
-    /// Tokens of a VM, summed over all workers.
+    /// Returns the tokens (in cycles) of a VM's bucket, summed over all workers.
     #[must_use]
     pub fn tokens(&self, vm: VmId) -> i64 {
         self.cores.tokens(vm.port())
@@ -356,36 +370,38 @@ impl Testbed {
         all.iter().map(|&(from, took)| Timed { at: at(from), took: Nanos(took) }).collect()
     }
 
-    /// Round trips of a VM's probe.
+    /// Returns the round trips of a VM's probe.
     #[must_use]
     pub fn round_trips(&self, vm: VmId) -> Vec<Timed> {
         let round_trips = lock(&self.vms[usize::from(vm.0)]).round_trips.clone();
         self.timed(&round_trips)
     }
 
-    /// Times from a VM's ring to the end of the frame on the link.
+    /// Returns a duration for each sample frame: from its entry into the VM's ring until the link
+    /// has sent the frame.
     #[must_use]
     pub fn one_way(&self, vm: VmId) -> Vec<Timed> {
         let one_way = lock(&self.nic).far[vm.port().index()].one_way.clone();
         self.timed(&one_way)
     }
 
-    /// Response times seen by a VM's clients.
+    /// Returns the response times that the VM's clients measured.
     #[must_use]
     pub fn responses(&self, vm: VmId) -> Vec<Timed> {
         let responses = lock(&self.nic).far[vm.port().index()].responses.clone();
         self.timed(&responses)
     }
 
-    /// Bytes that went over the link, with preambles and gaps.
+    /// Returns the number of bytes sent on the uplink's link, including preambles and gaps.
     #[must_use]
     pub fn wire_bytes(&self) -> u64 {
         lock(&self.nic).wire_bytes
     }
 }
 
-/// A rule that reads the whole five-tuple and never matches. Flows then differ in the five-tuple,
-/// as in OVS's exact-match cache, whose key is the whole header.
+/// Returns a rule that reads the whole five-tuple and never matches, so that the switch
+/// distinguishes flows by five-tuple. OVS's exact-match cache also distinguishes flows by
+/// five-tuple, because the cache's key is the whole header.
 fn five_tuple() -> RuleTables {
     let host = |last| Some(IpMatch::v4_prefix(std::net::Ipv4Addr::new(240, 0, 0, last), 32));
     let matching = Match {
@@ -401,7 +417,7 @@ fn five_tuple() -> RuleTables {
     RuleTables { global: table, ..RuleTables::default() }
 }
 
-/// Cycles per second of a fraction of a core.
+/// Converts the fraction `share` of a core with the frequency `core` to cycles per second.
 #[must_use]
 pub fn share(core: TscRate, share: f64) -> CyclesPerSecond {
     #[expect(clippy::cast_precision_loss, reason = "a frequency")]

@@ -1,4 +1,5 @@
-//! The uplink: a link of a given rate behind a finite ring, and the second server on its far side.
+//! The uplink of the testbed: a link with a given rate and a finite ring, and the second server on
+//! the far side.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -16,35 +17,38 @@ use super::vm::{SMALL, around, lock};
 use crate::cost::SimCounter;
 use penstock_units::Rng;
 
-/// Bytes that Ethernet adds to a frame on the wire: FCS, preamble, start delimiter and gap.
+/// Number of bytes that Ethernet adds to a frame on the wire, for FCS, preamble, start delimiter
+/// and gap.
 const OVERHEAD: u64 = 24;
 const FCS: u64 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Bits per second on the wire, preamble and gap included.
+    /// Rate of the link in bits per second, including preambles and gaps.
     pub rate: BitsPerSecond,
-    /// Number of frames that the ring holds.
+    /// Number of frames that fit in the uplink's ring.
     pub ring: usize,
 }
 
-/// A VM's traffic over the link.
+/// Counters of one VM's traffic on the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Carried {
     pub frames: u64,
-    /// Bytes of the VM's frames, with FCS.
+    /// Number of bytes in the VM's frames on the link, FCS included.
     pub bytes: u64,
-    /// Frames that found the ring full.
+    /// Number of the VM's frames that were dropped because the uplink's ring was full.
     pub dropped: u64,
 }
 
-/// State of a VM on the far side.
+/// State of the second server and the clients behind the uplink, for one VM of the switch.
 #[derive(Debug, Default)]
 pub(super) struct Far {
     pub(super) carried: Carried,
-    /// Counter value at which a frame was put into the ring, and its time to the link in ns.
+    /// One entry per sample frame: the cycle counter when the frame entered the VM's ring, and the
+    /// time in ns until the link has sent the frame.
     pub(super) one_way: Vec<(u64, u64)>,
-    /// Counter value at which a request was sent, and its response time in ns.
+    /// For each request: the cycle counter when a client sent the request, and the response time in
+    /// ns.
     pub(super) responses: Vec<(u64, u64)>,
     server: u64,
     outside: u64,
@@ -53,26 +57,26 @@ pub(super) struct Far {
     worker: usize,
 }
 
-/// Arrival time, order of posting, port and mark of an inbound frame.
+/// An inbound frame on the uplink: arrival time, order of posting, port and mark.
 type Inbound = (u64, u64, u16, Mark);
 
 #[derive(Debug)]
 pub(super) struct Nic {
     rate: TscRate,
-    /// Cycles per byte, in 2^-32.
+    /// Cycles that one byte takes on the link, in units of 2^-32.
     byte: u64,
     ring: usize,
     free_at: u64,
     fraction: u64,
     departures: VecDeque<u64>,
-    /// State by port.
+    /// State of the far side for each port of the switch.
     pub(super) far: Vec<Far>,
-    /// Frames on their way to the switch, by worker.
+    /// For each worker: the inbound frames that have not reached the worker yet.
     inbound: Vec<BinaryHeap<Reverse<Inbound>>>,
     writers: Vec<Writer>,
     posted: u64,
     rng: Rng,
-    /// Total bytes on the wire.
+    /// Number of bytes sent on the link, including preambles and gaps.
     pub(super) wire_bytes: u64,
 }
 
@@ -95,7 +99,7 @@ impl Nic {
         }
     }
 
-    /// Adds a VM that `worker` serves.
+    /// Adds the VM at `port`, which `worker` serves.
     pub(super) fn add_vm(&mut self, port: u16, worker: usize) {
         self.far.push(Far { worker, ..Far::default() });
         self.writers.push(Writer::new(0, port));
@@ -162,7 +166,8 @@ impl Nic {
         }
     }
 
-    /// Sends a frame of `len` bytes without FCS. Returns false if the ring is full.
+    /// Sends a frame of `len` bytes (without FCS) on the link. Returns `false` if the uplink's ring
+    /// is full.
     fn send(&mut self, head: &[u8], len: u64, now: u64) -> bool {
         while self.departures.front().is_some_and(|at| *at <= now) {
             self.departures.pop_front();
@@ -207,7 +212,7 @@ impl Nic {
     }
 }
 
-/// One worker's queue pair of the uplink.
+/// Queue pair of the simulated uplink that one worker polls.
 #[derive(Debug)]
 pub(super) struct NicPort {
     pub(super) nic: Arc<Mutex<Nic>>,

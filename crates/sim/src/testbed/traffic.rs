@@ -1,68 +1,70 @@
-//! Traffic that a VM sends, by phase.
+//! Traffic that a VM of the testbed sends in each phase of a run.
 
 use penstock_units::Nanos;
 
-/// Sending rate.
+/// Rate at which a VM sends bulk traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
-    /// The VM sends nothing.
+    /// The VM sends no bulk traffic.
     #[default]
     Off,
-    /// The VM sends this number of frames per second, evenly spaced. Frames that find the ring full
-    /// are dropped in the guest.
+    /// The VM sends the given number of frames per second, evenly spaced. If the ring is full, the
+    /// guest drops frames.
     FramesPerSecond(f64),
-    /// The VM sends bursts. The values are the frames per second and the frames in a burst.
+    /// The VM sends bursts, with the given mean number of frames per second and the given number of
+    /// frames in a burst.
     Bursts(f64, u64),
-    /// The VM keeps the ring full, as a sender at its maximum that obeys back-pressure.
+    /// The VM keeps its ring full, like a sender that sends at its maximum rate and obeys
+    /// back-pressure.
     Greedy,
 }
 
-/// Number of flows.
+/// Number of flows in a VM's traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flows {
     #[default]
     Single,
-    /// Addresses and ports are drawn for each frame.
+    /// Each frame of the traffic has random addresses and ports.
     Multiple,
 }
 
-/// Traffic that a VM sends from some time on.
+/// Traffic that a VM sends in one phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Traffic {
     pub pace: Pace,
-    /// Frame sizes in bytes with FCS, and their weights.
+    /// Frame sizes in bytes, FCS included, and their weights.
     pub sizes: Vec<(usize, u32)>,
     pub flows: Flows,
 }
 
 impl Traffic {
-    /// No traffic.
+    /// Creates a phase in which the VM sends nothing.
     #[must_use]
     pub fn off() -> Self {
         Self { sizes: vec![(64, 1)], ..Self::default() }
     }
 
-    /// Frames of one size and one flow, at the maximum rate.
+    /// Creates traffic of one frame size and one flow, at the maximum rate.
     #[must_use]
     pub fn greedy(size: usize) -> Self {
         Self { pace: Pace::Greedy, sizes: vec![(size, 1)], flows: Flows::Single }
     }
 
-    /// Frames of one size and one flow, at a fixed rate.
+    /// Creates traffic of one frame size and one flow, at a fixed rate.
     #[must_use]
     pub fn paced(size: usize, frames_per_second: f64) -> Self {
         let pace = Pace::FramesPerSecond(frames_per_second);
         Self { pace, sizes: vec![(size, 1)], flows: Flows::Single }
     }
 
-    /// The same traffic with many flows.
+    /// Returns the traffic, with frames that belong to many flows.
     #[must_use]
     pub fn with_many_flows(mut self) -> Self {
         self.flows = Flows::Multiple;
         self
     }
 
-    /// The same traffic with other sizes.
+    /// Returns the traffic with the given frame sizes in bytes, each with a weight.
     #[must_use]
     pub fn with_sizes(mut self, sizes: &[(usize, u32)]) -> Self {
         self.sizes = sizes.to_vec();
@@ -70,18 +72,18 @@ impl Traffic {
     }
 }
 
-/// A request-response probe like `qperf tcp_lat`: one small message is outstanding at a time.
+/// A request-response probe like `qperf tcp_lat`, with one small message in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Time at which the first message leaves.
+    /// Time of the probe's first message.
     pub from: Nanos,
-    /// No message leaves from this time on.
+    /// Time from which the probe sends no more messages.
     pub until: Nanos,
-    /// Mean time from the link through the server's program back to the link. Actual times vary
-    /// from half to one and a half times the mean.
+    /// Mean time of a message from the link through the server's program back to the link. The time
+    /// of each message varies from half to one and a half times the mean.
     pub server: Nanos,
-    /// Mean time in the guest from the reply in its ring to the next message in its ring. Actual
-    /// times vary like those of `server`.
+    /// Mean time in the guest from the reply in its ring to the next message in its ring. The
+    /// actual times in the guest vary from half to one and a half times the mean.
     pub guest: Nanos,
 }
 
@@ -90,17 +92,17 @@ pub struct Probe {
 pub struct Requests {
     pub from: Nanos,
     pub until: Nanos,
-    /// Bursts per second, at random times (exponential gaps).
+    /// Mean number of bursts per second. The gaps between bursts have an exponential distribution.
     pub bursts_per_second: f64,
-    /// Requests of a burst, which arrive back to back.
+    /// Number of requests in a burst. The requests of a burst arrive back to back.
     pub burst: u32,
     /// Number of frames in a response.
     pub response_frames: u32,
-    /// Mean time in the guest between a request and its response. This time varies like
-    /// [`Probe::server`].
+    /// Mean time in the guest between a request and its response. The actual times between request
+    /// and response vary from half to one and a half times the mean.
     pub service: Nanos,
-    /// Time of a response outside of the switch: wires and the client.
+    /// Time that a response spends outside the switch, on wires and in the client.
     pub outside: Nanos,
-    /// Bytes of a response frame, with FCS.
+    /// Size of a response frame in bytes, FCS included.
     pub size: usize,
 }

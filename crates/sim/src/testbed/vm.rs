@@ -1,9 +1,9 @@
-//! A VM: its ring towards the switch, the traffic that fills it, and its reaction to received
-//! frames.
+//! A VM of the testbed: its transmit ring, the traffic that fills the ring, and the reaction to
+//! received frames.
 //!
-//! No event happens per frame. The number of bulk frames in the ring is computed from the time of
-//! the query. A marked frame has a position among the bulk frames: it comes after the frames that
-//! were in the ring when it arrived.
+//! The testbed has no events for frames. The number of bulk frames in a VM's ring is computed from
+//! the current time. Each marked frame has a position among the bulk frames, after the frames that
+//! were in the ring when the marked frame arrived.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -20,22 +20,22 @@ use super::traffic::{Flows, Pace, Probe, Requests, Traffic};
 use crate::cost::SimCounter;
 use penstock_units::Rng;
 
-/// Bytes of a probe, sample or request frame, with FCS.
+/// Size of a probe, sample or request frame in bytes, FCS included.
 pub(super) const SMALL: usize = 64;
 
-/// A phase of bulk traffic.
+/// A phase of a VM's bulk traffic.
 #[derive(Debug)]
 struct Phase {
     from: u64,
     traffic: Traffic,
-    /// Frames per cycle, in 2^-64.
+    /// Rate of the bulk traffic in frames per cycle, in units of 2^-64.
     rate: u64,
-    /// Frames that arrive together.
+    /// Number of bulk frames that enter the ring together.
     burst: u64,
     weights: u64,
 }
 
-/// State of a VM, shared by its port and the testbed.
+/// State of a VM, which the VM's port and the testbed share.
 #[derive(Debug)]
 pub(super) struct Vm {
     port: u16,
@@ -45,25 +45,28 @@ pub(super) struct Vm {
     ring: u64,
     phases: Vec<Phase>,
     phase: usize,
-    /// Bulk frames of this phase generated so far.
+    /// Number of bulk frames that the VM generated in the current phase.
     made: u64,
-    /// Number of frames that entered the ring, and number of frames that left the ring.
+    /// Number of frames that the VM put into its transmit ring. The field `taken` is the number of
+    /// frames that left the ring.
     put: u64,
     taken: u64,
-    /// Marked frames in the ring, by position.
+    /// Marked frames in the ring, each with its position, size and mark.
     marked: VecDeque<(u64, usize, Mark)>,
-    /// Future marked frames: time, order of posting, size and mark.
+    /// Marked frames that will enter the ring later, each with its time, order of posting, size and
+    /// mark.
     to_come: BinaryHeap<Reverse<(u64, u64, usize, Mark)>>,
     posted: u64,
-    /// Time up to which `put` is current.
+    /// Time, in cycles, up to which the number of frames in the field `put` has been computed.
     at: u64,
     probe: Option<Probe>,
     requests: Option<Requests>,
-    /// Counter value at which a probe message was sent, and its round trip in ns.
+    /// For each probe message: the cycle counter when the VM sent the message, and the round trip
+    /// in ns.
     pub(super) round_trips: Vec<(u64, u64)>,
-    /// Bulk frames that found the ring full.
+    /// Number of bulk frames that the VM dropped because its ring was full.
     pub(super) held_back: u64,
-    /// Frames received.
+    /// Number of frames that the VM received.
     pub(super) received: u64,
 }
 
@@ -118,7 +121,7 @@ impl Vm {
         self.requests = Some(requests);
     }
 
-    /// Puts a marked frame into the ring at `at`.
+    /// Schedules a marked frame that enters the VM's ring at the time `at`.
     pub(super) fn post(&mut self, at: u64, size: usize, mark: impl Fn(u64) -> Mark) {
         self.post_as(at, size, mark(at));
     }
@@ -135,7 +138,7 @@ impl Vm {
         }
     }
 
-    /// Brings `put` up to `now`.
+    /// Updates the VM's ring to the time `now`.
     fn advance(&mut self, now: u64) {
         loop {
             let next = self.phases.get(self.phase + 1).map_or(u64::MAX, |phase| phase.from);
@@ -156,7 +159,7 @@ impl Vm {
         }
     }
 
-    /// Adds the bulk frames of the current phase up to `to`.
+    /// Adds the bulk frames of the current phase up to the time `to`.
     fn add_bulk(&mut self, to: u64) {
         self.at = to;
         let Some(phase) = self.phases.get(self.phase) else { return };
@@ -175,7 +178,7 @@ impl Vm {
         }
     }
 
-    /// Whether frames are in the ring at `now`.
+    /// Returns whether frames are in the ring at the time `now`.
     pub(super) fn waits(&mut self, now: u64) -> bool {
         if self.put == self.taken {
             self.advance(now);
@@ -183,7 +186,7 @@ impl Vm {
         self.put > self.taken
     }
 
-    /// Time at which the next frame arrives, if no frame waits now.
+    /// Returns the time at which the next frame enters the VM's ring, which must be empty.
     pub(super) fn next_at(&self) -> u64 {
         let come = self.to_come.peek().map_or(u64::MAX, |Reverse(first)| first.0);
         let next = self.phases.get(self.phase + 1).map_or(u64::MAX, |phase| phase.from);
@@ -239,7 +242,7 @@ impl Vm {
         self.writer.push(batch, size, flow, None).ok()
     }
 
-    /// Handles a received frame.
+    /// Handles a frame that the VM received.
     fn receive(&mut self, mark: Mark, now: u64) {
         self.received += 1;
         match mark {
@@ -268,8 +271,9 @@ impl Vm {
     }
 }
 
-/// A random time from half to one and a half times `mean`, in cycles. The times of real programs
-/// vary. A constant time would synchronise with a switch that polls in turn.
+/// Returns a random time from half to one and a half times `mean`, in cycles. Real programs also
+/// need varying times for an answer. A constant time could synchronise with the polling of the
+/// switch.
 pub(super) fn around(rng: &mut Rng, mean: u64) -> u64 {
     mean / 2 + rng.below(mean + 1)
 }

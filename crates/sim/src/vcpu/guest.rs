@@ -1,8 +1,9 @@
-//! Work of a guest. Background work can wait; work for packets and timers is urgent.
+//! The work of a simulated guest. A guest has urgent work for packets and timers, and background
+//! work that can wait.
 //!
-//! Work for a packet or a timer goes before background work, in the order of arrival, like an
-//! I/O-bound thread beside a compute-bound one (VM jitter §II-B). A running guest handles its
-//! timers at once. A guest that does not run handles them when it next runs.
+//! A guest does urgent work before background work, in the order of arrival. Urgent work is like an
+//! I/O-bound thread beside a compute-bound thread (VM jitter §II-B). A running guest handles its
+//! timers immediately. A guest that is not running handles its timers when it runs again.
 
 use std::collections::VecDeque;
 
@@ -10,30 +11,32 @@ use penstock_units::Nanos;
 
 use crate::Rng;
 
-/// A frame in transit.
+/// A frame on its way to or from a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Frame {
-    /// A request from outside, sent at this time.
+    /// A request from outside, with its sending time.
     Ping(Nanos),
-    /// A packet of a guest's stream, due at this time.
+    /// A packet of a guest's stream, with its due time.
     Stream(Nanos),
 }
 
-/// Work that can wait.
+/// Work of a guest that can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Background {
     None,
-    /// The work never ends.
+    /// The guest always has background work.
     Hog,
-    /// The work is periodic, like an encoder's. Its amount varies by up to `spread_pct`.
+    /// The background work is periodic, like the work of an encoder. The amount of work varies by
+    /// up to `spread_pct` percent.
     Batches {
         period: Nanos,
-        /// Mean processor time per period.
+        /// Mean processor time of the work in a period.
         work: Nanos,
-        /// Largest deviation from the mean, in per cent.
+        /// Largest difference in percent between the processor time of a period's work and `work`.
         spread_pct: u8,
     },
-    /// The work comes in bursts with pauses. Both have random lengths of up to twice the mean.
+    /// The background work consists of bursts with pauses. Bursts and pauses have random lengths of
+    /// up to twice the mean.
     OnOff {
         /// Mean processor time of a burst.
         burst: Nanos,
@@ -41,31 +44,32 @@ pub enum Background {
     },
 }
 
-/// Behaviour of a guest without work.
+/// Behaviour of a guest that has no work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     /// The guest blocks, and its own timers wake it.
     Blocks,
-    /// The guest gives up its processor and is activated after this time, regardless of its timers.
+    /// The guest blocks. The scheduler activates the guest after the given time, regardless of the
+    /// guest's timers.
     ActivatedAfter(Nanos),
-    /// The guest gives up its processor, and the scheduler decides when it runs again.
+    /// The guest yields, and the scheduler decides when the guest runs again.
     Yields,
 }
 
-/// Configuration of a guest.
+/// Configuration of a simulated guest.
 #[derive(Clone, Debug)]
 pub struct GuestSpec {
-    /// Work that can wait.
+    /// Background work of the guest, which can wait.
     pub background: Background,
     /// Due times of the stream's packets in ascending order, and the processor time of each packet.
     pub stream: (Vec<Nanos>, Nanos),
-    /// Processor time to answer or forward a packet.
+    /// Processor time that the guest needs to answer or forward a packet.
     pub answer: Nanos,
     pub idle: Idle,
 }
 
 impl GuestSpec {
-    /// A guest that computes endlessly and answers in 50 µs.
+    /// Creates a guest that always computes, and that answers a packet in 50 µs of processor time.
     #[must_use]
     pub const fn hog() -> Self {
         Self {
@@ -76,7 +80,7 @@ impl GuestSpec {
         }
     }
 
-    /// A driver domain that forwards a frame in 10 µs.
+    /// Creates a driver domain that forwards a frame in 10 µs of processor time.
     #[must_use]
     pub fn driver() -> Self {
         let answer = Nanos::from_micros(10);
@@ -84,8 +88,7 @@ impl GuestSpec {
     }
 }
 
-/// Processor time of a guest that is activated without work. It checks for work and gives up the
-/// processor.
+/// Processor time of a guest that is activated without work, and only checks for work.
 const LOOK: Nanos = Nanos::from_micros(5);
 
 #[derive(Clone, Copy, Debug)]
@@ -94,13 +97,13 @@ struct Task {
     sends: Option<Frame>,
 }
 
-/// State of a guest.
+/// State of a simulated guest.
 #[derive(Clone, Debug)]
 pub struct Guest {
     spec: GuestSpec,
     rng: Rng,
     urgent: VecDeque<Task>,
-    /// Remaining background work.
+    /// Processor time that the guest's remaining background work needs.
     left: Nanos,
     /// Index of the stream's next packet.
     next_packet: usize,
@@ -108,7 +111,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest that starts at `now`.
+    /// Creates a guest that starts at `now`.
     #[must_use]
     pub fn new(spec: GuestSpec, rng: Rng, now: Nanos) -> Self {
         let next_packet = spec.stream.0.partition_point(|due| *due < now);
@@ -125,14 +128,15 @@ impl Guest {
         self.spec.idle
     }
 
-    /// Time at which the guest's next timer fires.
+    /// Returns the time at which the guest's next timer fires. Returns `None` if the guest has no
+    /// timer.
     #[must_use]
     pub fn next_timer(&self) -> Option<Nanos> {
         let packet = self.spec.stream.0.get(self.next_packet).copied();
         packet.into_iter().chain(self.next_batch).min()
     }
 
-    /// Handles all timers that are due.
+    /// Handles all timers of the guest that are due.
     pub fn see(&mut self, now: Nanos) {
         while let Some(due) = self.spec.stream.0.get(self.next_packet).filter(|due| **due <= now) {
             let sends = Some(Frame::Stream(*due));
@@ -147,7 +151,7 @@ impl Guest {
                     self.left += Nanos(drawn);
                     Some(at + period)
                 }
-                // The pause begins when the burst is done.
+                // The pause begins at the end of the burst.
                 Background::OnOff { burst, .. } => {
                     self.left = Nanos(1 + self.rng.below(2 * burst.0));
                     None
@@ -157,19 +161,20 @@ impl Guest {
         }
     }
 
-    /// Receives a frame. The guest answers or forwards it at the end of the work for it.
+    /// Receives a frame. The guest answers or forwards the frame after the processor time `answer`.
     pub fn receive(&mut self, frame: Frame) {
         self.urgent.push_back(Task { left: self.spec.answer, sends: Some(frame) });
     }
 
-    /// Activates the guest. Without work it only checks and gives up the processor.
+    /// Activates the guest. A guest without work only checks for work, which takes a short time.
     pub fn activate(&mut self) {
         if self.work().is_none() {
             self.urgent.push_back(Task { left: LOOK, sends: None });
         }
     }
 
-    /// Remaining processor time of the guest's current work; `None` if the guest is idle.
+    /// Returns the remaining processor time of the guest's current work, or `None` if the guest is
+    /// idle.
     #[must_use]
     pub fn work(&self) -> Option<Nanos> {
         if let Some(task) = self.urgent.front() {
@@ -181,8 +186,8 @@ impl Guest {
         }
     }
 
-    /// Accounts for `ran` of processor time up to `now`, at most to the end of the current work.
-    /// Returns the frame that the guest sends, if any.
+    /// Subtracts the processor time `ran`, which ended at `now`, from the current work. If the
+    /// current work is complete, returns the frame that the guest sends.
     pub fn run(&mut self, now: Nanos, ran: Nanos) -> Option<Frame> {
         if let Some(task) = self.urgent.front_mut() {
             task.left = task.left.saturating_sub(ran);

@@ -1,4 +1,4 @@
-//! A machine with processors, guests and a virtual clock.
+//! The simulated machine: processors, guests and a virtual clock.
 
 use penstock_units::{CpuId, Nanos, VcpuId, VmId};
 use penstock_vcpu::credit_book::CreditTerms;
@@ -8,10 +8,10 @@ use penstock_vcpu::{Cause, Contract, Lane, Leave, VcpuScheduler};
 use super::guest::{Frame, Guest, GuestSpec, Idle};
 use crate::{EventQueue, Rng};
 
-/// Number of a guest, from 0 in the order of start.
+/// Number of a guest, counted from 0 in the order of start.
 pub type GuestId = usize;
 
-/// A frame that left the machine.
+/// A frame that left the simulated machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     pub guest: GuestId,
@@ -19,14 +19,16 @@ pub struct Sent {
     pub at: Nanos,
 }
 
-/// How long a guest with work waited for a processor.
+/// Statistics of a guest's waiting times for a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// Longest wait after the guest became runnable or lost its processor.
+    /// Longest wait of a guest for a processor, after the guest became runnable or lost its
+    /// processor.
     pub longest: Nanos,
-    /// Longest wait after an external event that arrived while the guest had no processor.
+    /// Longest wait of a guest for a processor, after an external event that arrived while the
+    /// guest had no processor.
     pub longest_event: Nanos,
-    /// How often the guest began to run because its deadline had come.
+    /// Number of times that the guest began to run because of its deadline.
     pub by_deadline: u64,
 }
 
@@ -35,14 +37,18 @@ enum Event {
     Tick,
     Account,
     Poll,
-    /// A slice or work ends, in the turn with this number.
+    /// The slice or the work of the guest on a processor ends. The event is ignored if the
+    /// processor's turn number has changed since the event was posted.
     End(CpuId, u64),
     Timer(GuestId),
-    /// A guest that gave up its processor after this many turns is activated.
+    /// Activates a guest. The event is ignored if the guest's number of turns has changed since the
+    /// event was posted.
     Activate(GuestId, u64),
-    /// A frame for a guest reaches the machine.
+    /// A frame for a guest reaches the machine. If there is a driver domain, the driver domain
+    /// receives the frame first.
     Arrive(GuestId, Frame),
-    /// A frame reaches a guest from within the machine.
+    /// A frame from a guest reaches the driver domain, or the driver domain passes a frame to the
+    /// destination guest.
     Deliver(GuestId, Frame),
 }
 
@@ -70,15 +76,15 @@ struct Slot {
     waits_since: Option<Nanos>,
     event_since: Option<Nanos>,
     turns: u64,
-    /// Time of the timer event that is posted.
+    /// Time of the guest's timer event in the event queue.
     armed: Option<Nanos>,
     gone: bool,
-    /// For a driver domain: the guest of each frame that it must forward, and whether the frame is
-    /// inbound.
+    /// Queue of frames that the driver domain must forward, each with the frame's guest, and `true`
+    /// if the frame is inbound.
     carries: std::collections::VecDeque<(GuestId, bool)>,
 }
 
-/// A machine. See [`super`].
+/// A simulated machine with processors, guests and a virtual clock.
 #[derive(Debug)]
 pub struct Machine<S> {
     scheduler: S,
@@ -93,7 +99,8 @@ pub struct Machine<S> {
 }
 
 impl<S: VcpuScheduler> Machine<S> {
-    /// A machine with `cpus` idle processors. `scheduler` must be made for the same number.
+    /// Creates a machine with `cpus` idle processors. The number of processors of `scheduler` must
+    /// also be `cpus`.
     #[must_use]
     pub fn new(scheduler: S, cpus: u16, seed: u64) -> Self {
         let mut events = EventQueue::new();
@@ -113,7 +120,8 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Starts a VM with one vCPU on `home`. `None` if the scheduler refuses the VM.
+    /// Starts a VM with one vCPU on the processor `home`. Returns `None` if the scheduler refuses
+    /// the VM.
     pub fn start(&mut self, contract: &Contract, home: CpuId, spec: GuestSpec) -> Option<GuestId> {
         let vm = self.scheduler.add(self.now, contract, &[home])?;
         let id = self.slots.len();
@@ -141,7 +149,7 @@ impl<S: VcpuScheduler> Machine<S> {
         Some(id)
     }
 
-    /// Starts the driver domain, which forwards all frames from then on.
+    /// Starts the driver domain, which forwards all later frames.
     pub fn start_driver(&mut self, contract: &Contract, home: CpuId) -> Option<GuestId> {
         let id = self.start(contract, home, GuestSpec::driver())?;
         self.driver = Some(id);
@@ -169,7 +177,7 @@ impl<S: VcpuScheduler> Machine<S> {
         self.events.post(at, Event::Arrive(guest, frame));
     }
 
-    /// Runs the machine until `until`.
+    /// Runs the machine until the time `until`.
     pub fn run_until(&mut self, until: Nanos) {
         while let Some((at, event)) = self.events.pop_due(until) {
             self.now = at.max(self.now);
@@ -179,7 +187,7 @@ impl<S: VcpuScheduler> Machine<S> {
         (0..self.cpus.len()).for_each(|cpu| self.settle(cpu));
     }
 
-    /// Processor time that a guest has used.
+    /// Returns the processor time that a guest has used.
     #[must_use]
     pub fn used(&self, guest: GuestId) -> Nanos {
         self.slots[guest].used
@@ -190,13 +198,13 @@ impl<S: VcpuScheduler> Machine<S> {
         self.slots[guest].waits
     }
 
-    /// Frames that left the machine, in order of time.
+    /// Returns the frames that left the machine, in the order of their times.
     #[must_use]
     pub fn sent(&self) -> &[Sent] {
         &self.sent
     }
 
-    /// Number of switches from one vCPU to another.
+    /// Returns the number of context switches from one vCPU to another vCPU.
     #[must_use]
     pub const fn switches(&self) -> u64 {
         self.switches
@@ -257,7 +265,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Posts a guest's next timer.
+    /// Posts the event for a guest's next timer.
     fn arm(&mut self, id: GuestId) {
         let slot = &mut self.slots[id];
         let Some(at) = slot.guest.next_timer() else { return };
@@ -278,10 +286,10 @@ impl<S: VcpuScheduler> Machine<S> {
         } else if self.slots[id].guest.idle() == Idle::Blocks {
             self.wake(id, Cause::Timer);
         }
-        // If the guest does not run now, it handles the timer when it next runs.
+        // A guest that does not run now handles the timer when it runs again.
     }
 
-    /// Delivers a frame to a guest.
+    /// Delivers a frame to a guest, and wakes the guest.
     fn deliver(&mut self, id: GuestId, frame: Frame) {
         if self.slots[id].gone {
             return;
@@ -304,7 +312,7 @@ impl<S: VcpuScheduler> Machine<S> {
             self.slots[id].waits_since.get_or_insert(self.now);
         }
         let vcpu = self.slots[id].vcpu;
-        // The running vCPU must be charged before the decision about it.
+        // The scheduler must charge running vCPUs before it decides.
         (0..self.cpus.len()).for_each(|cpu| self.settle(cpu));
         if let Some(cpu) = self.scheduler.wake(self.now, vcpu, cause) {
             self.decide_anew(cpu.index(), Leave::Preempted);
@@ -327,8 +335,8 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Handles a frame that a guest sends. The frame goes to the driver domain, or out of the
-    /// machine.
+    /// Handles a frame that a guest sends. If the machine has a driver domain, the driver domain
+    /// forwards the frame. Without a driver domain, the frame leaves the machine directly.
     fn leaves(&mut self, id: GuestId, frame: Frame) {
         if Some(id) == self.driver {
             let carried = self.slots[id].carries.pop_front();
@@ -348,7 +356,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Handles the end of a slice or of work.
+    /// Handles the end of the running vCPU's slice or work.
     fn end(&mut self, cpu: usize) {
         self.settle(cpu);
         let Some(run) = self.cpus[cpu].run else { return };
@@ -376,7 +384,7 @@ impl<S: VcpuScheduler> Machine<S> {
         }
     }
 
-    /// Stops the running vCPU and starts the next one.
+    /// Takes the processor from the running vCPU, and starts the vCPU that the scheduler chooses.
     fn decide_anew(&mut self, cpu: usize, how: Leave) {
         self.settle(cpu);
         let left = self.cpus[cpu].run.take();
@@ -416,7 +424,7 @@ impl<S: VcpuScheduler> Machine<S> {
         self.plan(cpu);
     }
 
-    /// Posts the end of the running vCPU's slice or work.
+    /// Posts the event for the end of the running vCPU's slice or work.
     fn plan(&mut self, cpu: usize) {
         let Some(run) = self.cpus[cpu].run else { return };
         self.cpus[cpu].turn += 1;

@@ -1,17 +1,17 @@
-//! Virtual processors on virtual time: guests that compute, send, answer and sleep, on processors
-//! scheduled by `penstock_vcpu`.
+//! Simulated vCPUs in virtual time. The crate `penstock_vcpu` schedules guests that compute, send,
+//! answer and sleep.
 //!
 //! # Problem
 //!
-//! A VM's delay until it runs becomes visible only over minutes, when other VMs compete for the
-//! processor. The measurement must be reproducible.
+//! Scheduling delays of a VM appear only in long runs with competing VMs. A measurement of
+//! scheduling delays must be reproducible.
 //!
 //! # Approach
 //!
-//! A [`Machine`] calls the production scheduler whenever a real machine would: at wake-ups, ends of
-//! slices, polls, ticks and epochs. Guests generate work ([`Guest`]). Their frames pass through the
-//! driver domain, which is a guest itself. Context switches cost nothing, and caches have no state.
-//! All random numbers come from one seed.
+//! A [`Machine`] calls the production scheduler at the same events as a real machine: wake-ups,
+//! ends of slices, polls, ticks and epochs. Guests generate work ([`Guest`]). If there is a driver
+//! domain, which is also a guest, the driver domain forwards all frames. Context switches take no
+//! time, and caches are not simulated. All random numbers of a machine come from one seed.
 
 mod guest;
 mod machine;

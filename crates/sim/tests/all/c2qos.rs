@@ -1,13 +1,14 @@
-//! Cycle buckets and the batch scheduler in the production worker: each VM gets its purchased
-//! cycles.
+//! Tests of cycle buckets and of the batch scheduler in the production worker. Each VM must get its
+//! purchased cycles.
 
-use penstock_dataplane::schedule::{IngressPolicy, PortQos, Readiness, ScheduleKind};
+use penstock_dataplane::schedule::{Readiness, ScheduleKind};
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, StageCost, World, WorldConfig};
 use penstock_units::{CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const HZ: u64 = 2_200_000_000;
 
-/// Similar to the paper's switch: about 1,300 cycles for a small frame.
+/// Costs similar to the costs of the paper's switch: about 1,300 cycles for a small frame.
 const COSTS: Costs = Costs {
     ingress: StageCost { batch: 1_000.0, frame: 400.0, byte: 0.2 },
     classification: StageCost { batch: 200.0, frame: 300.0, byte: 0.0 },
@@ -16,14 +17,15 @@ const COSTS: Costs = Costs {
     ..Costs::EXAMPLE
 };
 
-/// VMs that send to the last one.
+/// A simulated world in which all VMs but the last VM send to the last VM.
 struct Bed {
     world: World,
     senders: Vec<PortHandle>,
     sink: PortHandle,
 }
 
-/// Purchased cycles and traffic of a sender. It sends `rate` frames of `size` bytes per second.
+/// Purchased cycles and traffic of a sending VM. The VM sends `rate` frames of `size` bytes per
+/// second.
 #[derive(Clone, Copy)]
 struct Sender {
     qos: PortQos,
@@ -42,12 +44,13 @@ fn qos(ingress: IngressPolicy, percent: u64, weight: u64, priority: u64) -> Port
     }
 }
 
-/// A sender with more frames of 1,024 bytes than the core can carry.
+/// Returns a sender with more frames of 1,024 bytes than the worker's core can forward.
 fn sender(qos: PortQos) -> Sender {
     Sender { qos, size: 1_024, rate: 800_000, flows: 4 }
 }
 
-/// A sender with more frames of 64 bytes than the core can carry, from many flows.
+/// Returns a sender with many flows, and with more frames of 64 bytes than the worker's core can
+/// forward.
 fn flood(qos: PortQos) -> Sender {
     Sender { qos, size: 60, rate: 1_800_000, flows: 500 }
 }
@@ -59,7 +62,7 @@ impl Bed {
         let ports: Vec<PortHandle> =
             senders.iter().map(|_| world.add_vm(1, 256, SinkSpec::default()).unwrap()).collect();
         let sink = world.add_vm(1, 256, SinkSpec::default()).unwrap();
-        // The receiver sends once, so that the switch floods nothing.
+        // The receiver sends one frame, so that the switch learns its address and floods nothing.
         let hello = SourceSpec {
             target: World::mac_of(0),
             sizes: vec![(60, 1)],
@@ -87,7 +90,7 @@ impl Bed {
         Self { world, senders: ports, sink }
     }
 
-    /// Each sender's share of the core between two times, in per cent.
+    /// Returns each sender's share of the worker's core between two times, in percent.
     fn shares(&mut self, from_ms: u64, until_ms: u64) -> Vec<f64> {
         self.world.run_until(Nanos::from_millis(from_ms));
         let cycles = |bed: &Self| -> Vec<u64> {
@@ -106,7 +109,8 @@ fn hbs() -> WorldConfig {
     WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() }
 }
 
-/// Configurations with both disciplines and both ways to treat idle units.
+/// Returns worker configurations with each schedule, and with each treatment (`Readiness`) of queue
+/// pairs without frames.
 fn all() -> [WorldConfig; 3] {
     [WorldConfig::default(), hbs(), WorldConfig { readiness: Readiness::Demotion, ..hbs() }]
 }
@@ -166,7 +170,8 @@ fn a_capped_worker_spends_no_more_than_it_may() {
     }
 }
 
-/// A backlogged first class shares the worker with ports of a lower class.
+/// Ports of the first class always have a backlog, and share the worker with ports of a lower
+/// class.
 #[test]
 fn no_class_starves_another_of_what_it_bought() {
     for readiness in [Readiness::Pending, Readiness::Demotion] {

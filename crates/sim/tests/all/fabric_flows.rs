@@ -1,4 +1,4 @@
-//! Compares the flow simulator with results computed by hand.
+//! Tests that compare the flow-level simulator with results computed by hand.
 
 use std::sync::Arc;
 
@@ -12,7 +12,8 @@ use penstock_units::{BitsPerSecond, Nanos};
 const MBIT: u64 = 1_000_000;
 const GBIT: BitsPerSecond = BitsPerSecond(1000 * MBIT);
 
-/// Tenants with `vms` VMs in each rack, each tenant with 94 Mbit/s over the core.
+/// Creates tenants that have `vms` VMs in each rack. Each tenant has a guarantee of 94 Mbit/s on
+/// the core link.
 fn spec(tenants: usize, vms: u64) -> Spec {
     let rack = |from: usize| (0..usize::try_from(vms).unwrap()).map(move |vm| from + vm % 5);
     let tenant =
@@ -27,7 +28,8 @@ fn spec(tenants: usize, vms: u64) -> Spec {
     }
 }
 
-/// VM `from` of the first rack sends endlessly to its counterpart in the second.
+/// Creates an endless flow from VM `from` in the first rack to the VM with the same number in the
+/// second rack.
 fn across(tenant: usize, vms: usize, from: usize) -> Connection {
     Connection::endless(tenant, vms + from, vec![from])
 }
@@ -40,7 +42,7 @@ fn ended(spec: Spec, system: System, secs: u64) -> FlowSim {
     sim
 }
 
-/// A tenant's rate over the core in the last sample, in Mbit/s.
+/// Returns a tenant's rate on the core link in the last sample, in Mbit/s.
 fn last_mbps(record: &Record, tenant: usize) -> f64 {
     record.samples.last().unwrap().bits[2 * tenant] / 1e5
 }
@@ -65,7 +67,7 @@ fn close(found: f64, wanted: f64) -> bool {
 
 #[test]
 fn tcp_shares_by_flows_static_reservation_wastes_and_a_queue_shares_by_guarantees() {
-    // One tenant with one flow, and another with five.
+    // One tenant has one flow, and the other has five.
     let mut spec = spec(2, 5);
     spec.connections.push(across(0, 5, 0));
     spec.connections.extend((0..5).map(|vm| across(1, 5, vm)));
@@ -76,8 +78,8 @@ fn tcp_shares_by_flows_static_reservation_wastes_and_a_queue_shares_by_guarantee
     assert!(close(last_mbps(fixed.record(), 1), 94.0));
     let own = ended(spec.clone(), qshare(&[0, 1], None), 1);
     assert!(close(last_mbps(own.record(), 0), 500.0) && close(last_mbps(own.record(), 1), 500.0));
-    // One tenant has a queue. The other is limited to its guarantee, or finds the spare rate by
-    // rate allocation.
+    // One tenant has a dedicated queue. The other tenant is limited to its guarantee, or gets spare
+    // bandwidth by rate allocation.
     let held = ended(spec.clone(), qshare(&[0], None), 1);
     assert!(close(last_mbps(held.record(), 1), 94.0) && close(last_mbps(held.record(), 0), 906.0));
     let shared = RateSettings::shared_queue(GBIT);
@@ -94,14 +96,16 @@ fn a_flow_takes_its_size_over_its_rate_and_the_latency() {
     spec.connections = vec![one.clone(), one];
     let mut sim = FlowSim::new(spec, System::PlainTcp).unwrap();
     sim.run_to_completion(Nanos::from_secs(9));
-    // Two flows of 1 Mbit at 500 Mbit/s take 2 ms plus latency, three times.
+    // Two flows of 1 Mbit share 1 Gbit/s, so each takes 2 ms plus latency. This happens three
+    // times.
     let flows = &sim.record().flows;
     assert_eq!((flows.len(), sim.now()), (6, Nanos::from_millis(9)));
     assert!(flows.iter().all(|f| f.done.0 - f.asked.0 == 3_000_000 && f.bytes == 125_000));
     assert!(flows.iter().all(|f| f.far));
 }
 
-/// Clients with mixed traffic: sizes from a table, pauses, and servers on all other hosts.
+/// Creates clients with mixed traffic: flow sizes from a table, pauses, and servers on all other
+/// hosts.
 fn mixed(seed: u64) -> Spec {
     let mut spec = Spec { seed, ..spec(4, 6) };
     let sizes = Some(Arc::new(SizeTable::parse("1000 0.5\n1000000 0.95\n20000000 1").unwrap()));
@@ -154,7 +158,7 @@ fn bits_over_the_core_are_those_that_arrived_and_never_exceed_its_capacity() {
         let far = record.flows.iter().filter(|f| f.far);
         #[expect(clippy::cast_precision_loss, reason = "bits of five seconds")]
         let arrived = far.map(|f| f.bytes as f64 * 8.0).sum::<f64>();
-        // Bits of unfinished flows passed too: at most one flow of 20 MB per client.
+        // The total includes bits of unfinished flows: at most one flow of 20 MB per client.
         assert!(passed >= arrived * (1.0 - 1e-9) && passed - arrived < 48.0 * 1.6e8, "{name}");
         for sample in &record.samples {
             for link in 0..2 {

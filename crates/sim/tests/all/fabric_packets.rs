@@ -1,4 +1,4 @@
-//! Compares the fluid rates with packets, on one link.
+//! Tests that compare the computed rates of flows with the rates of simulated packets, on one link.
 
 use std::sync::Arc;
 
@@ -32,7 +32,8 @@ fn packets(queues: &[Queue], flows: &[PacketFlow]) -> Vec<Sent> {
     link.carry(flows, Nanos::from_secs(SECS))
 }
 
-/// The fluid rate of each flow, and the fraction refused to its queue.
+/// Returns the computed rate of each flow, and the refused fraction of the demand in the flow's
+/// queue.
 fn fluid(queues: &[Queue], flows: &[PacketFlow]) -> Vec<(f64, f64)> {
     let mut rates = Rates::new(&[1e9]);
     rates.set_queues(LinkId(0), queues.to_vec(), (0..queues.len()).collect());
@@ -58,9 +59,9 @@ fn fluid_rates_match_those_of_packets() {
     let window = |queue| endless(queue, Pace::Window(8));
     let worlds: [(&[Queue], Vec<PacketFlow>); 4] = [
         (&[weighted(1.0), weighted(3.0)], vec![window(0), window(1), window(1), window(1)]),
-        // A queue with a small demand leaves the rest to others by weight.
+        // A queue has a small demand. The other queues share the rest by weight.
         (&[weighted(4.0), weighted(2.0), weighted(1.0)], vec![paced(0, 200), window(1), window(2)]),
-        // A slow flow inside a queue leaves the rest to its siblings.
+        // A flow in a queue has a small demand. The other flows of the queue share the rest.
         (&[weighted(1.0), weighted(1.0)], vec![paced(0, 50), window(0), window(0), window(1)]),
         (&[Queue::ONLY], vec![window(0), window(0), paced(0, 100), paced(0, 30)]),
     ];
@@ -85,7 +86,8 @@ fn a_strict_priority_starves_the_other_in_both() {
 
 #[test]
 fn the_lost_fraction_of_packets_is_what_the_fluid_refuses() {
-    // Two limits in one queue allow 600 Mbit/s, but the queue's half of the link is 500 Mbit/s.
+    // The limits of two flows in one queue permit 600 Mbit/s, but the queue's share of the link is
+    // 500 Mbit/s.
     let queues = [weighted(1.0), weighted(1.0)];
     let flows = [paced(0, 450), paced(0, 150), endless(1, Pace::Window(8))];
     let sent = packets(&queues, &flows);
@@ -98,7 +100,8 @@ fn the_lost_fraction_of_packets_is_what_the_fluid_refuses() {
     assert!((share - refused).abs() < 0.01, "{share} lost, {refused} refused");
 }
 
-/// Flows of 1.5 MB of three tenants with a queue each, at the same random times in both models.
+/// Three tenants with one queue each send flows of 1.5 MB. The packet model and the flow model use
+/// the same random times.
 #[test]
 fn completion_times_match_those_of_packets() {
     let mut rng = Rng::new(11);

@@ -1,4 +1,5 @@
-//! ElasticSwitch and Trinity must achieve their purpose before they are compared with QShare.
+//! Tests of the check for ElasticSwitch and Trinity. ElasticSwitch and Trinity must guarantee
+//! bandwidth in the tests, because QShare is compared with ElasticSwitch and Trinity.
 
 use penstock_fabric::rate_alloc::RateSettings;
 use penstock_sim::fabric::peers::{Check, candidates, check};
@@ -54,7 +55,8 @@ fn the_checks_numbers_are_pinned_for_the_proposed_setting() {
     let limits =
         PairLimits { rates, partition: rates.period, slack: 100_000, forget: rates.period };
     let found = check(|| System::ElasticSwitch(limits)).unwrap();
-    // The system keeps a standing guarantee, but needs a period or two to make room for a burst.
+    // The system protects the guarantee of a steady flow. It needs one or two periods to make room
+    // for a burst.
     assert!((1.15..1.30).contains(&found.guarantee), "{found:?}");
     assert!((0.85..0.95).contains(&found.bursts) && found.spare >= 0.99, "{found:?}");
 }

@@ -1,5 +1,5 @@
-//! The first simulated switch: four VMs, loss on a wire and a slow receiver. Counters add up, and a
-//! seed replays to the last frame.
+//! Tests with four simulated VMs, a lossy wire and a slow receiver. The counters must include all
+//! frames, and two runs with the same seed must give the same result.
 
 use penstock_dataplane::counters::PortReading;
 use penstock_dataplane::drop::DropReason;
@@ -14,8 +14,8 @@ struct Outcome {
     cycles: (u64, u64),
 }
 
-/// VMs 0, 1 and 2 send to VM 3, which sends to VM 0. VM 3 receives 2 M frames/s, and VM 1's wire
-/// loses 1 %.
+/// VMs 0, 1 and 2 send to VM 3, and VM 3 sends to VM 0. VM 3 can receive 2 million frames/s. The
+/// wire of VM 1 loses 1 % of the frames.
 fn run(seed: u64, rates: [u64; 4]) -> Outcome {
     let mut world = World::new(TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 8, seed);
     let slow = SinkSpec { frames_per_second: Some(2_000_000) };
@@ -70,8 +70,8 @@ fn counters_add_up_with_loss_and_a_slow_receiver() {
     // Only VM 1's wire loses frames.
     assert!((300..=700).contains(&outcome.vms[1].0.lost), "{}", outcome.vms[1].0.lost);
     assert_eq!(outcome.vms[0].0.lost + outcome.vms[2].0.lost, 0);
-    // VM 0 is not affected: everything that VM 3 sent to it arrived in order. It also got copies
-    // that were flooded while addresses were unknown.
+    // VM 0 is not affected: all frames from VM 3 arrive in order. VM 0 also gets frames that were
+    // flooded while addresses were unknown.
     let copies: u64 = outcome.vms.iter().map(|vm| vm.2.replicated).sum();
     assert!((1..=200).contains(&copies), "{copies}");
     let beside = outcome.vms[0].1.frames - outcome.vms[3].0.sent;
@@ -86,7 +86,7 @@ fn charged_cycles_are_elapsed_cycles() {
     assert_eq!(charged, outcome.cycles.0, "what ports are charged is what the worker was busy");
     let total = outcome.cycles.0 + outcome.cycles.1;
     let due = 2_000_000_000 / 1000 * 55;
-    // Skipped idle time counts as idle cycles. Only the last skip is in no account.
+    // Skipped idle time counts as idle cycles. Only the last skip is not counted.
     assert!(total.abs_diff(due) < 10_000, "{total} of {due}");
 }
 
@@ -98,7 +98,8 @@ fn a_seed_replays_exactly_and_another_does_not() {
     assert!(a.vms != c.vms);
 }
 
-/// Twenty VMs that send every 10 ms, one after the other.
+/// Runs twenty simulated VMs. Each VM sends a frame every 10 ms, and the VMs send one after the
+/// other.
 fn with_pauses(seed: u64) -> (Vec<PortReading>, u64, u64) {
     let mut world = World::new(TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 20, seed);
     let vms: Vec<PortHandle> =
@@ -129,7 +130,8 @@ fn a_resting_queue_pair_is_woken_by_its_bell_and_loses_nothing() {
     assert_eq!((ports, wakes, resting), with_pauses(3), "a seed replays");
 }
 
-/// Six VMs on `workers` workers. Each sends to the next one, which is on another worker.
+/// Runs six simulated VMs on `workers` workers. Each VM sends to the next VM, which another worker
+/// serves.
 fn ring_of_six(workers: u16, seed: u64) -> (Vec<(SourceStats, SinkStats, PortReading)>, u64) {
     let rate = TscRate::from_hz(2_000_000_000);
     let mut world = World::with_workers(workers, rate, Costs::EXAMPLE, 6, seed);

@@ -1,4 +1,4 @@
-//! Workers and fabrics on a virtual clock.
+//! Tests of workers, vCPU schedulers and fabrics in virtual time.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod c2qos;
@@ -13,4 +13,5 @@ mod queues;
 mod receiving;
 mod testbed;
 mod vcpu;
+mod waiting;
 mod wfq;

@@ -1,4 +1,5 @@
-//! Network traffic of tenants is counted separately from traffic that stays on the host.
+//! Tests that the switch counts tenants' network traffic separately from traffic that stays on the
+//! host.
 
 use std::sync::Arc;
 
@@ -7,15 +8,17 @@ use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::fair_share::{Bound, Excess};
+use penstock_qos::policer::wait_depth;
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, Nanos, TscRate};
 
 const END: Nanos = Nanos::from_millis(50);
-/// Frames from VM 1 to the uplink, from VM 2 to VM 1, and from the uplink to VM 2. Each kind has
-/// its own size.
+/// Source port, destination port and frame size in bytes of three flows: from VM 1 to the uplink,
+/// from VM 2 to VM 1, and from the uplink to VM 2.
 const FLOWS: [(u16, u16, usize); 3] = [(1, 0, 300), (2, 1, 500), (0, 2, 900)];
 
-/// Port 0 is shared and may have a queue. Ports 1 and 2 are VMs of two tenants on one network.
+/// Creates a world with three ports. Port 0 is the uplink, which tenants share and which may have a
+/// queue. Ports 1 and 2 are VMs of two tenants in one network.
 fn world(workers: u16, queued: bool) -> (World, [PortHandle; 3]) {
     let config = WorldConfig { workers, ..WorldConfig::default() };
     let rate = TscRate::from_hz(2_000_000_000);
@@ -54,7 +57,7 @@ fn a_tenants_network_traffic_is_limited_but_not_its_traffic_within_the_host() {
         let (mut world, ports) = world(workers, queued);
         world.run_until(Nanos::from_millis(5));
         let bytes = Some((BitsPerSecond(8_000_000), 30_000));
-        let terms = Terms { bytes, frames: None, per_frame: 4 };
+        let terms = Terms { bytes, frames: None, per_frame: 4, waits: false };
         let limit = Arc::new(EgressPolicer::new(Meter::new(terms), None, Sharing::Strict));
         world.set_policy(ports[1], |policy| policy.tenant_policer = Some(Arc::clone(&limit)));
         let before = ports.map(|port| world.port(port));
@@ -110,5 +113,79 @@ fn only_traffic_that_leaves_or_enters_the_host_is_network_use() {
         assert_eq!(net(&one), [one.forwarded, one.forwarded * 300, 0, 0], "{case}");
         assert_eq!(net(&two), [0, 0, up.forwarded, up.forwarded * 900], "{case}");
         assert_eq!((one.tx_frames, up.tx_frames), (two.forwarded, one.forwarded), "{case}");
+    }
+}
+
+fn waiting(rate: u64) -> Terms {
+    let rate = BitsPerSecond(rate);
+    let bytes = Some((rate, wait_depth(rate)));
+    Terms { bytes, per_frame: 4, waits: true, ..Terms::default() }
+}
+
+/// Returns a policer of a port's part of its tenant's limit, for which frames wait.
+fn part(tenant: &Arc<Meter>, rate: u64) -> Arc<EgressPolicer> {
+    let (part, tenant) = (Meter::new(waiting(rate)), Some(Arc::clone(tenant)));
+    Arc::new(EgressPolicer::new(part, tenant, Sharing::Borrow))
+}
+
+fn flood(to: u16, size: usize, per_second: u64, until: Nanos) -> SourceSpec {
+    SourceSpec {
+        target: World::mac_of(to),
+        sizes: vec![(size, 1)],
+        frames_per_second: per_second,
+        flows: 3,
+        from: Nanos::from_millis(5),
+        until,
+        loss_ppm: 0,
+    }
+}
+
+#[test]
+fn frames_above_a_send_limit_wait_and_neighbours_of_the_host_do_not() {
+    for (workers, queued) in [(1, false), (1, true), (2, false), (2, true)] {
+        let (mut world, ports) = world(workers, queued);
+        let tenant = Arc::new(Meter::new(waiting(100_000_000)));
+        let end = Nanos::from_secs(2);
+        for port in &ports[1..] {
+            let limit = part(&tenant, 50_000_000);
+            world.set_policy(*port, |policy| policy.tenant_policer = Some(Arc::clone(&limit)));
+        }
+        // VM 1 floods the uplink with twice the limit. VM 2 sends to its neighbour.
+        world.set_source(ports[1], flood(0, 1_514, 16_500, end));
+        world.set_source(ports[2], flood(1, 1_514, 10_000, end));
+        world.run_until(Nanos::from_secs(1));
+        let before = ports.map(|port| world.port(port));
+        world.run_until(end);
+        let [_, one, two] = [0, 1, 2].map(|at| world.port(ports[at]).since(&before[at]));
+        let case = format!("{workers} workers, queue {queued}");
+        let bits = one.net_sent_frames * 1_518 * 8;
+        assert!((99_000_000..=101_000_000).contains(&bits), "{case}: {bits}");
+        assert!(one.send_waits > 100 && one.dropped() == 0, "{case}: {one:?}");
+        assert!((9_990..=10_010).contains(&two.forwarded), "{case}: {}", two.forwarded);
+        assert_eq!(two.send_waits, 0, "{case}: it sends nothing out of the host");
+    }
+}
+
+#[test]
+fn a_vm_with_short_frames_has_its_part_of_a_send_limit_beside_one_with_long_frames() {
+    for workers in [1, 2] {
+        let (mut world, ports) = world(workers, false);
+        let tenant = Arc::new(Meter::new(waiting(100_000_000)));
+        let end = Nanos::from_secs(2);
+        for port in &ports[1..] {
+            let limit = part(&tenant, 50_000_000);
+            world.set_policy(*port, |policy| policy.tenant_policer = Some(Arc::clone(&limit)));
+        }
+        world.set_source(ports[1], flood(0, 1_514, 16_500, end));
+        // 80,000 frames of 64 bytes are 41 Mbit/s, which is below the VM's part.
+        world.set_source(ports[2], flood(0, 60, 80_000, end));
+        world.run_until(Nanos::from_secs(1));
+        let before = ports.map(|port| world.port(port));
+        world.run_until(end);
+        let [_, long, short] = [0, 1, 2].map(|at| world.port(ports[at]).since(&before[at]));
+        let case = format!("{workers} workers");
+        assert!((79_000..=81_000).contains(&short.net_sent_frames), "{case}: {short:?}");
+        let all = (long.net_sent_frames * 1_518 + short.net_sent_frames * 64) * 8;
+        assert!((98_000_000..=101_000_000).contains(&all), "{case}: {all}");
     }
 }

@@ -1,5 +1,5 @@
-//! Invariants of the rates of any network: no link exceeds its capacity, every stream has a
-//! bottleneck or its full demand, and history does not matter.
+//! Tests of invariants of the rates in any network. No link exceeds its capacity. Every stream has
+//! its full demand or a bottleneck. Rates do not depend on earlier states of the network.
 
 use penstock_sim::fabric::link_share::Queue;
 use penstock_sim::fabric::rates::{LinkId, Rates, StreamId};
@@ -16,7 +16,8 @@ struct Stream {
 #[derive(Debug, Clone)]
 struct Net {
     capacities: Vec<f64>,
-    /// Priority and weight of each link's queues. Class c uses queue c modulo their number.
+    /// Priority and weight of each link's queues. A stream of class c uses the queue with the index
+    /// c modulo the number of queues.
     queues: Vec<Vec<Queue>>,
     streams: Vec<Stream>,
 }
@@ -79,8 +80,10 @@ impl Net {
         (rates, found)
     }
 
-    /// Whether `link` is the bottleneck of stream `of`: the link is full, no flow of the queue has
-    /// more, and no queue of equal or later priority has more for its weight.
+    /// Returns whether `link` is the bottleneck of stream `of`. A bottleneck is a full link on
+    /// which no flow of the stream's queue has a higher rate. On the bottleneck of a stream, no
+    /// queue of equal priority has a higher rate per weight than the stream's queue, and queues of
+    /// later priority have rate 0.
     fn holds_back(&self, link: usize, of: usize, rates: &[f64]) -> bool {
         let on = |s: &&(usize, &Stream)| s.1.path.iter().any(|l| l.index() == link);
         let numbered: Vec<_> = self.streams.iter().enumerate().collect();
@@ -114,7 +117,7 @@ impl Net {
         self.streams.iter().zip(rates).filter(|(s, _)| on(s)).map(|(_, rate)| rate).sum()
     }
 
-    /// Checks that no link exceeds its capacity. Returns the rates.
+    /// Checks that the streams' rates exceed no link's capacity. Returns the rates of all streams.
     fn within_capacities(&self) -> Result<(Rates, Vec<f64>), TestCaseError> {
         let (rates, found) = self.settled();
         for (link, capacity) in self.capacities.iter().enumerate() {
@@ -128,7 +131,7 @@ impl Net {
         rates[of] >= self.streams[of].limit * (1.0 - 1e-6)
     }
 
-    /// Every stream gets its demand or has a bottleneck by the rules of a link.
+    /// Checks that every stream gets its demand or has a bottleneck.
     fn check(&self) -> Result<(), TestCaseError> {
         let (rates, found) = self.within_capacities()?;
         prop_assert_eq!(rates.cut(), 0);
@@ -140,7 +143,7 @@ impl Net {
         Ok(())
     }
 
-    /// Every stream gets its demand or passes a full link.
+    /// Checks that every stream gets its demand or uses a full link.
     fn conserves_work(&self) -> Result<(), TestCaseError> {
         let (_, found) = self.within_capacities()?;
         for (of, stream) in self.streams.iter().enumerate() {
@@ -169,7 +172,7 @@ proptest! {
     fn with_queues_on_a_tree_every_stream_gets_its_demand_or_passes_a_full_link(
         mut net in net(5, 1),
     ) {
-        // Up, core, down: as in a tree, each path consists of host links around one core link.
+        // As in a tree, each path consists of a host link up, one core link, and a host link down.
         for (number, stream) in net.streams.iter_mut().enumerate() {
             let (up, down) = (number % 2, 3 + number / 2 % 2);
             let link = |number: usize| LinkId(u32::try_from(number).unwrap());

@@ -1,5 +1,6 @@
-//! Invariants for any set of VMs: admitted deadlines are met, shares match weights, no VM starves,
-//! and a seed replays.
+//! Tests of the vCPU scheduler's invariants for any set of VMs. The scheduler meets admitted
+//! deadlines, gives shares by weight, and starves no VM. Two runs with the same seed give the same
+//! result.
 
 use penstock_sim::Rng;
 use penstock_sim::vcpu::{Background, Frame, GuestId, GuestSpec, Idle, Machine};
@@ -51,7 +52,8 @@ fn vm(background: impl Strategy<Value = Background>) -> impl Strategy<Value = Vm
     )
 }
 
-/// Contracts of VMs on one processor. A VM whose deadline is refused has no deadline.
+/// Returns the contracts of VMs on one processor. A VM has no deadline if admission control refuses
+/// its deadline.
 fn admitted(vms: &[Vm]) -> Vec<Contract> {
     let all: u64 = vms.iter().map(|vm| u64::from(vm.weight)).sum();
     let mut claims = Vec::new();
@@ -74,7 +76,8 @@ fn admitted(vms: &[Vm]) -> Vec<Contract> {
 
 type World = Machine<DoubleQueue>;
 
-/// A machine with one processor, these VMs, and pings some ms apart to all VMs that answer.
+/// Creates a machine with one processor that runs `vms`. Pings arrive every few ms at all VMs that
+/// answer.
 fn world(vms: &[Vm], contracts: &[Contract], seed: u64, until: Nanos) -> (World, Vec<GuestId>) {
     let mut machine = Machine::new(DoubleQueue::new(1), 1, seed);
     let start = |(vm, contract): (&Vm, &Contract)| {
@@ -96,10 +99,12 @@ fn world(vms: &[Vm], contracts: &[Contract], seed: u64, until: Nanos) -> (World,
     (machine, guests)
 }
 
-/// Longest time to answer while several pings wait.
+/// Maximum additional time until a VM answers a ping, because the VM may have to answer several
+/// pings.
 const ANSWERS: Nanos = Nanos::from_micros(500);
 
-/// Tolerance of two slices: at either end of a window a VM may be one slice ahead or behind.
+/// Tolerance in ns for a VM's processor time in a window, which is two time slices. A VM may be one
+/// slice ahead or behind at each end of a window.
 const SLICES: u64 = 60_000_000;
 
 proptest! {
@@ -146,7 +151,7 @@ proptest! {
         for at in 1..=windows {
             machine.run_until(Nanos(window.0 * at));
             for ((guest, vm), before) in guests.iter().zip(&vms).zip(&mut before) {
-                // Ten epochs are ten slices, which no rule divides by three. Shares are therefore
+                // Ten epochs are ten slices, which cannot be divided by three. Shares are therefore
                 // exact to 1 % of the window plus SLICES. The missing slices follow in the next
                 // window.
                 let used = machine.used(*guest);

@@ -1,17 +1,19 @@
-//! Frames that wait for an output: shares, rates and back-pressure. Every lost frame is counted.
+//! Tests of output queues: shares, rates and back-pressure. The counters must include every lost
+//! frame.
 
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::queue::{
     Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind, ShareTerms,
 };
-use penstock_dataplane::schedule::{IngressPolicy, PortQos, ScheduleKind};
+use penstock_dataplane::schedule::ScheduleKind;
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
 const LINK: u64 = 1_000_000_000;
-/// Bytes that Ethernet adds to a frame on a link.
+/// Number of bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
 
 fn fair(link: u64) -> QueueTerms {
@@ -45,15 +47,16 @@ fn to_vm0(size: usize, frames_per_second: u64, from: Nanos, until: Nanos) -> Sou
     }
 }
 
-/// A VM that receives through a queue, and tenants' VMs that flood it.
+/// A world in which VMs of several tenants flood one VM, which receives through an output queue.
 struct Uplink {
     world: World,
     up: PortHandle,
-    /// VM, frame size in bytes, and the weight of its tenant.
+    /// The flooding VMs: each has a frame size in bytes, and the weight of its tenant.
     vms: Vec<(PortHandle, usize, u64)>,
 }
 
-/// `tenants` has the weight of each tenant and the frame size of each of its VMs.
+/// Creates the world. An element of `tenants` contains a tenant's weight, and the frame sizes
+/// (bytes) of its VMs.
 fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) -> Uplink {
     let mut world = world(config);
     let up = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
@@ -74,8 +77,8 @@ fn uplink(config: &WorldConfig, terms: QueueTerms, tenants: &[(u64, &[usize])]) 
     Uplink { world, up, vms }
 }
 
-/// Makes every VM offer twice the link's rate for `secs`. Returns bytes on the link by VM, without
-/// the first tenth of the time.
+/// Makes every VM offer twice the link's rate for `secs` seconds. Returns the bytes of each VM on
+/// the link, without the bytes in the first tenth of the time.
 fn flood(case: &mut Uplink, secs: u64) -> Vec<u64> {
     let end = Nanos::from_secs(secs);
     for (&(vm, size, _), n) in case.vms.iter().zip(0..) {
@@ -137,9 +140,9 @@ fn tenants_get_their_shares_and_nothing_is_dropped() {
     all_add_up(&case);
 }
 
-/// Every tenant gets its share of the bytes over 10 s, for any number of tenants and any frame
-/// sizes. The error is at most 0.1 % or two of the longest segments. A tenant's VMs get equal
-/// parts.
+/// Checks that every tenant gets its share of the bytes over 10 s, for any number of tenants and
+/// any frame sizes. A tenant's bytes may differ from the tenant's share by 0.1 % or by two of the
+/// longest segments. The VMs of a tenant get equal parts of the tenant's share.
 fn shares_hold(tenants: u16, link: u64) {
     const VMS: [&[usize]; 5] = [&[60], &[60, 1_514], &[1_514], &[600, 65_000], &[65_000, 9_000]];
     const SEGMENT: u64 = 65_000;
@@ -203,8 +206,8 @@ fn shares_hold_for_few_and_many_tenants_and_any_sizes() {
     shares_hold(40, 100_000_000);
 }
 
-/// Takes minutes without optimisation. Run it with `cargo test --release -p penstock-sim --
-/// --ignored`.
+/// Without compiler optimisation, the test with a thousand tenants takes minutes. Run the test with
+/// `cargo test --release -p penstock-sim -- --ignored`.
 #[test]
 #[ignore = "takes long without optimisation"]
 fn shares_hold_for_a_thousand_tenants() {
@@ -302,7 +305,7 @@ fn a_removed_or_changed_queue_counts_its_waiting_frames() {
     };
     assert_eq!(gone(&case), queued);
     all_add_up(&case);
-    // Ports that were held back are polled again, and their frames leave at once.
+    // The worker polls ports again that it had held back, and their frames leave immediately.
     let end = Nanos::from_secs(2);
     let before = case.world.port(case.vms[0].0).forwarded;
     case.world.set_source(case.vms[0].0, to_vm0(1_000, 10_000, Nanos::from_secs(1), end));
@@ -358,9 +361,10 @@ fn a_flooded_vm_pays_for_its_frames_and_the_others_keep_their_rate() {
     assert_eq!((outside.unaccounted(), victim.unaccounted()), (0, 0));
 }
 
-/// A VM of the last class purchased a fifth of the core and sends through an output with a queue. A
-/// VM of the first class takes as many cycles as it can get. Departures of the last-class VM's
-/// frames must not cost this VM tokens that it could not use while it waited for its turn.
+/// A VM of the last class purchased a fifth of the core, and sends through an output with a queue.
+/// A VM of the first class takes as many cycles as it can get. While the VM of the last class waits
+/// for its turn, it cannot use some of its tokens. When the VM's frames leave the output queue, the
+/// VM must not lose the tokens that it could not use.
 #[test]
 fn a_late_class_keeps_its_purchase_with_an_output_queue() {
     let run = |order: Order, both: bool| {
@@ -403,7 +407,8 @@ fn a_late_class_keeps_its_purchase_with_an_output_queue() {
     }
 }
 
-/// Four tenants with weights 3:1:1:7, one with short frames: they share the link's time.
+/// Four tenants have weights 3:1:1:7, and the first tenant sends short frames. The tenants' shares
+/// of the link's time must match the weights.
 #[test]
 fn short_frames_gain_no_larger_share_of_the_link() {
     let tenants: &[(u64, &[usize])] = &[(3, &[60]), (1, &[1_514]), (1, &[1_514]), (7, &[1_514])];

@@ -1,4 +1,5 @@
-//! Several processors, the driver domain, and VMs that come and go.
+//! Tests of simulated machines with several processors, with a driver domain, and with VMs that
+//! start and stop.
 
 use penstock_sim::vcpu::{Background, Frame, GuestSpec, Idle, Machine};
 use penstock_units::{CpuId, Nanos, Weight};
@@ -12,7 +13,7 @@ fn hog() -> Contract {
     Contract::by_credit(Weight::ONE)
 }
 
-/// Processor time of each guest, in per cent of a processor.
+/// Returns the processor time of each guest, in percent of a processor.
 fn shares<S: VcpuScheduler>(machine: &mut Machine<S>, secs: u64) -> Vec<f64> {
     let guests: Vec<_> =
         (0..3).map(|_| machine.start(&hog(), CpuId(0), GuestSpec::hog()).unwrap()).collect();
@@ -48,7 +49,7 @@ fn frames_pass_through_the_driver_domain_on_a_busy_processor() {
         Frame::Ping(from) | Frame::Stream(from) => sent.at.saturating_sub(from),
     };
     let most = machine.sent().iter().map(delay).max().unwrap();
-    // The bound is 3.5 ms, plus the driver twice and the answer.
+    // The bound is 3.5 ms, plus the time of the answer and two times that of the driver domain.
     assert!(most <= Nanos::from_micros(3_500 + 70), "{most:?}");
     let least = machine.sent().iter().map(delay).min().unwrap();
     assert_eq!(least, Nanos::from_micros(70));

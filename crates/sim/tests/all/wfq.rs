@@ -1,5 +1,6 @@
-//! A `wfq` output through the worker: tenants are marked at the edge, each code point has a queue,
-//! and the link is divided by weight. Classes change while the link is full.
+//! Tests of a `wfq` output with the production worker. Tenants have code points (DSCP), each code
+//! point has a queue, and queues share the link by weight. Some tests change the map from code
+//! points to queues, or the queues' weights, while the link is full.
 
 use std::sync::Arc;
 
@@ -11,10 +12,11 @@ use penstock_units::{BitsPerSecond, Nanos, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
 const LINK: u64 = 1_000_000_000;
-/// Bytes that Ethernet adds to a frame on a link.
+/// Number of bytes that Ethernet adds to a frame on a link.
 const OVERHEAD: u64 = 24;
 
-/// A tenant with one VM: its code point, if any, and its frame size in bytes.
+/// A tenant with one VM: the code point (DSCP) of its frames, or `None` for frames without a code
+/// point, and their size in bytes.
 type Tenant = (Option<u8>, usize);
 
 struct Uplink {
@@ -65,7 +67,7 @@ fn uplink(config: &WorldConfig, classes: Arc<Classes>, tenants: &[Tenant]) -> Up
 }
 
 impl Uplink {
-    /// Makes VM `n` offer this many bits per second in one flow.
+    /// Makes VM `n` offer `bits` bits per second in one flow.
     fn offer(&mut self, n: usize, bits: u64, until: Nanos) {
         let (vm, size) = self.vms[n];
         let spec = SourceSpec {
@@ -86,7 +88,7 @@ impl Uplink {
         (0..8).map(|queue| lanes.read(queue)).collect()
     }
 
-    /// Bytes on the link that left each queue until `end`.
+    /// Runs the world until `end`. Returns the bytes that each queue has sent on the link.
     fn bytes_until(&mut self, end: Nanos) -> Vec<u64> {
         let before = self.lanes();
         self.world.run_until(end);
@@ -94,7 +96,7 @@ impl Uplink {
         self.lanes().iter().zip(before).map(|(now, old)| on_link(now) - on_link(&old)).collect()
     }
 
-    /// Every frame is accounted for: by VM, by queue and at the port.
+    /// Checks that the counters of the VMs, the queues and the port include every frame.
     fn adds_up(&self) {
         let (mut came, mut refused) = (0, 0);
         for (vm, _) in &self.vms {
@@ -115,7 +117,7 @@ impl Uplink {
     }
 }
 
-/// Each queue's share matches its weight within 0.1 % or two of the longest frames.
+/// Checks that each queue's share matches its weight, within 0.1 % or two of the longest frames.
 fn shares(bytes: &[u64], weights: &[u64], longest: u64) {
     let (all, sum) = (bytes.iter().sum::<u64>(), weights.iter().sum::<u64>());
     for (queue, weight) in weights.iter().enumerate() {
@@ -160,7 +162,7 @@ fn unused_shares_go_to_others_and_due_frames_are_never_dropped() {
     let mut case = uplink(&WorldConfig::default(), map, &tenants);
     let end = Nanos::from_millis(400);
     case.offer(0, 2 * LINK, end);
-    // The second VM offers far less than its half, and another queue is empty.
+    // The second VM offers much less than its half, and another queue is empty.
     case.offer(1, LINK / 10, end);
     case.world.run_until(Nanos::from_millis(100));
     let before = case.lanes();
@@ -218,19 +220,20 @@ fn a_flow_whose_code_point_moves_keeps_its_order() {
     let tenants = [(Some(8), 1_000), (Some(16), 1_000)];
     let map = classes(&[(8, 1), (16, 2)], &[100, 1, 1]);
     let mut case = uplink(&WorldConfig::default(), map, &tenants);
-    // Both VMs offer more than their halves for a moment, then less.
+    // Both VMs offer more than half of the link for a short time, and then less.
     (0..2).for_each(|n| case.offer(n, LINK * 6 / 10, Nanos::from_millis(10)));
     case.world.run_until(Nanos::from_millis(10));
     (0..2).for_each(|n| case.offer(n, LINK * 3 / 10, Nanos::from_millis(100)));
     assert!(case.lanes()[1].backlog_frames > 50, "{:?}", case.lanes());
-    // The shared queue is served a hundred times as fast, so its frames could overtake others.
+    // The link serves the shared queue a hundred times as fast, so its frames could overtake frames
+    // of other queues.
     case.home.set_classes(classes(&[(16, 2)], &[100, 1, 1]));
     case.world.set_policy(case.up, |_| {});
     let bytes = case.bytes_until(Nanos::from_millis(60));
     assert!(bytes[0] > 0 && bytes[1] > 50_000, "{bytes:?}");
     assert_eq!(case.lanes()[1].backlog_frames, 0);
     let up = case.world.received(case.up);
-    // Each source restarted its numbering once.
+    // Each source restarted its sequence numbers once.
     assert!(up.frames > 1_000 && up.reordered == 2, "{up:?}");
     assert!(case.lanes().iter().all(|lane| lane.drops == 0));
     case.adds_up();

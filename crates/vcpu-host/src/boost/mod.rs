@@ -1,49 +1,76 @@
-//! The boost actuator: a real-time thread on each scheduled processor, which lends `SCHED_FIFO`.
+//! Lets a vCPU run before its turn. On each scheduled processor, a real-time thread (the
+//! *scheduling thread*) gives the policy `SCHED_FIFO` to the threads of vCPUs for short times.
 //!
 //! # Problem
-//! The kernel's fair class divides a processor well, but beside five other vCPUs it lets a vCPU
-//! wait for 20 ms.
+//! The kernel's fair class divides a processor well, but a vCPU beside five others may wait for 20
+//! ms.
 //!
 //! # Source
-//! VM jitter §III-A; measurements in `docs/reference/vcpu.md`.
+//! The source is the paper VM jitter, §III-A. `docs/reference/vcpu.md` has measurements.
 //!
-//! # Quantities
-//! S is 0.5 ms: a slice, and the time between polls. D is a vCPU's deadline.
+//! # Terms
+//! | Term | Meaning |
+//! |---|---|
+//! | S, slice | 0.5 ms: the run time that a vCPU gets at once, and the time between two polls |
+//! | D, deadline | longest time for which a vCPU of the VM should wait |
+//! | due | a vCPU is due if it must get a slice now to meet its deadline |
+//! | temporary policy | real-time policy for one slice, or for a blocked vCPU (a standing lease) |
+//! | credits | processor time by which a vCPU is behind its share |
+//! | reserve | processor time that a vCPU may use for events even if it has no credits |
+//! | can pay | a vCPU can pay if it has credits or a reserve |
+//! | tick, epoch | 10 ms, 30 ms |
 //!
 //! # Approach
-//! The thread polls at most every S, and whenever a vCPU is due or has a loan:
-//! 1. For each vCPU with a deadline, read how long the vCPU ran since the last poll and since when
-//!    it waits, and charge the vCPU. A vCPU that was lent a slice and did not run has nothing to
-//!    do.
-//! 2. Take back the earlier loans, and lend a slice to the due vCPU ([`DoubleQueue::due`]). If none
-//!    is due, lend more to a vCPU that continues after its slice for an event and has a reserve.
-//! 3. Every 10 ms, check whether an aperiodic vCPU that did not run has work. Every 30 ms, also
-//!    read the vCPUs without deadlines. If there are many, read a part of them each time. Then hand
-//!    out credits, and set weights by the credits ([`crate::weight`]).
-//! 4. Read which bells the switch rang ([`crate::bells`]). If frames arrived for a vCPU that can
-//!    pay, it gets a loan at once. Before the thread sleeps, it requests wake-ups.
+//! The scheduling thread polls at most every 0.5 ms (S). While a vCPU has a temporary real-time
+//! policy, and when a vCPU is due, the scheduling thread always polls. At a poll, the scheduling
+//! thread does the following steps:
+//! 1. For each vCPU with a deadline, read the vCPU's run time since the last poll, and the time
+//!    since which the vCPU waits. Charge the run time to the vCPU's credits. If a vCPU had a
+//!    real-time slice and did not run, the vCPU has no work.
+//! 2. End the earlier temporary real-time policies, and lend a slice to the vCPU that is due
+//!    ([`DoubleQueue::due`]). If no vCPU is due, a vCPU that has not finished its work for an event
+//!    may get another real-time slice. The additional real-time slice counts against the vCPU's
+//!    reserve.
+//! 3. At each tick (10 ms), check whether aperiodic vCPUs that did not run have work.
+//! 4. In each epoch (30 ms), also read the vCPUs without deadlines, or a part of these vCPUs if
+//!    there are many. At the end of each epoch (30 ms), distribute credits, and set weights by the
+//!    credits ([`crate::weight`]).
+//! 5. Read the frame-arrival counters (bells), to learn for which VMs the switch has new frames
+//!    ([`crate::bells`]). If the counter of a VM has changed, frames have arrived for the VM. If a
+//!    vCPU of the VM has credits or a reserve, lend a real-time slice to the vCPU at once. Before
+//!    the scheduling thread sleeps, it asks the switch for a wake-up when the next frame arrives.
 //!
 //! # Standing leases
-//! A blocked vCPU with credits or a reserve keeps a real-time policy (a standing lease), so that it
-//! runs at once when it is woken. The lease ends if the vCPU continues after it ran for half a
-//! slice. The lease's priority is below that of a slice, so a due vCPU never waits for it. If two
-//! vCPUs with standing leases are woken, the second waits for the first. For this reason, both are
-//! examined in every slot while two vCPUs have standing leases, and the waiting one is owed a slice
-//! within its deadline. A single vCPU with a standing lease that it does not use for a tick is
-//! examined only every tick. Xen likewise ends a BOOST at ticks.
+//! If a blocked vCPU has credits or a reserve, the vCPU keeps a real-time policy, the standing
+//! lease. With a standing lease, a blocked vCPU runs at once when an event wakes the vCPU.
+//! - A standing lease (the real-time policy of a blocked vCPU) ends if the vCPU runs for more than
+//!   half a slice.
+//! - A standing lease (the real-time policy of a blocked vCPU) has a lower priority than a slice,
+//!   so due vCPUs do not wait for vCPUs with a standing lease.
+//! - If events wake two vCPUs that have real-time policies while blocked, the second vCPU waits for
+//!   the first vCPU. A woken vCPU that waits for another vCPU must get a real-time slice within its
+//!   own deadline. To notice the waiting vCPU, the scheduling thread polls every 0.5 ms while
+//!   several vCPUs have standing leases (real-time policies of blocked vCPUs).
+//! - If only one vCPU has a standing real-time lease and the vCPU does not run for 10 ms, the
+//!   scheduling thread reads this vCPU only every 10 ms. In Xen's credit scheduler, a BOOST ends at
+//!   ticks.
 //!
 //! # Refusals and delays
-//! If the kernel refuses to lend to a vCPU, the thread retries after 1 s, and then after twice as
-//! long each time, up to 64 s. If a poll comes late by more than half a slice, a hypervisor below
-//! took the processor. The vCPU with the loan lost time too, even if the kernel counts it as run.
-//! For this reason, the vCPU's slice is lent again.
+//! If the kernel refuses a temporary real-time policy for a vCPU, the scheduling thread retries
+//! after 1 s. Each further refusal doubles the pause before the next attempt, up to 64 s.
+//!
+//! If a poll is late by more than half a real-time slice, a hypervisor below this machine took the
+//! processor. During the delay, the vCPU with the temporary real-time policy did not run, although
+//! the kernel counts the delay as the vCPU's run time. After a late poll, the scheduling thread
+//! therefore lends the real-time slice again.
 //!
 //! # Departures
-//! The event that wakes a blocked vCPU is unknown, so every wake-up counts as an event.
+//! The scheduling thread does not know which event wakes a blocked vCPU, so every wake-up counts as
+//! an event.
 //!
 //! # Cost
-//! Each poll takes one wake-up and O(vCPUs with deadlines) reads of a file in procfs. Each slice
-//! that is lent takes two polls.
+//! Each poll takes one wake-up, and one read of a procfs file for each vCPU with a deadline. Each
+//! real-time slice that the scheduling thread lends takes two polls.
 
 pub mod seat;
 mod turn;
@@ -72,142 +99,154 @@ use crate::restore;
 use crate::schedstat::Schedstat;
 use seat::{Seat, Sitter, Tally};
 
-/// Priority of a scheduling thread. It is above the priorities that the thread lends and below the
-/// watchdog's.
+/// Real-time priority of a scheduling thread: above the priorities that the scheduling thread
+/// lends, below the watchdog's priority.
 pub const PRIORITY: u8 = 90;
-/// Time between two reports.
+/// Interval between two reports of a scheduling thread.
 pub const REPORT: Nanos = Nanos::from_secs(1);
 
-/// Number of the thread's single processor in its queue.
+/// Number of the processor in the scheduling thread's queue. The scheduling thread's queue has only
+/// one processor.
 const CPU: CpuId = CpuId(0);
-/// Number of waits for which a report has room. Each poll causes at most two turns.
+/// Maximum number of waits in a report.
 const WAITS: usize = 8_192;
 
-/// An order to a scheduling thread.
+/// An order of the service to a scheduling thread.
 #[derive(Debug)]
 pub enum Order {
-    /// Schedule these vCPUs from now on, and confirm when it is done.
+    /// Orders the scheduling thread to schedule exactly the listed vCPUs from now on, and to
+    /// confirm the order on the channel.
     Seats(Vec<Seat>, SyncSender<()>),
-    /// These VMs have bells.
+    /// Gives the scheduling thread the file of frame-arrival counters (bells), and the number of
+    /// each VM's counter.
     Bells(Arc<Bells>, Vec<(String, Bell)>),
-    /// Take back all loans and end.
+    /// Orders the scheduling thread to end all temporary real-time policies and to exit.
     Stop,
 }
 
-/// An event that a scheduling thread wants to be logged.
+/// An event of a scheduling thread that the service logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// A vCPU's thread has exited.
+    /// The thread of a scheduled vCPU has exited.
     Gone(Identity),
-    /// The kernel refused a loan or a weight for the thread, with this error.
+    /// The kernel refused a temporary real-time policy or a weight for the vCPU's thread. The
+    /// string in `Refused` contains the kernel's error.
     Refused(Identity, String),
-    /// The kernel refused a loan for the thread, because its cgroup has no real-time budget.
+    /// The kernel refused a temporary real-time policy for the vCPU's thread, because the thread's
+    /// cgroup has no real-time budget.
     NoBudget(Identity),
-    /// The kernel accepts loans to the thread again, after a refusal.
+    /// The kernel accepted a temporary real-time policy for the vCPU's thread after an earlier
+    /// refusal.
     Accepted(Identity),
-    /// The deadline queue has no room for the thread.
+    /// The deadline queue has no room for the vCPU.
     NoRoom(Identity),
-    /// The scheduling thread stalled for this long, and its loans were taken back meanwhile.
+    /// The scheduling thread stalled for the given time. The watchdog may have ended the thread's
+    /// temporary real-time policies.
     StoodStill(Nanos),
 }
 
 impl Note {
-    /// The note for a thread that cannot be read.
+    /// Converts the error of a read from a thread's procfs files to a note for the service.
     fn lost(thread: Identity, error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH) {
             return Self::Gone(thread);
         }
         let remedy = match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE) => "; raise its limit of open files (LimitNOFILE)",
+            Some(libc::EMFILE | libc::ENFILE) => "; raise the limit of open files (LimitNOFILE)",
             _ => "",
         };
-        Self::Refused(thread, format!("how long it runs cannot be read: {error}{remedy}"))
+        Self::Refused(thread, format!("the vCPU's run time cannot be read: {error}{remedy}"))
     }
 }
 
-/// State of one vCPU in a report.
+/// State of one vCPU in a scheduling thread's report.
 #[derive(Clone, Debug)]
 pub struct VcpuReport {
     pub thread: Identity,
-    /// Counts since the vCPU was added.
+    /// Counters of the vCPU since the vCPU was assigned to the scheduling thread.
     pub tally: Tally,
-    /// Nanoseconds that the vCPU is behind its share; negative if it is ahead.
+    /// Nanoseconds by which the vCPU is behind its share; negative if the vCPU is ahead of its
+    /// share.
     pub credit: i64,
-    /// Nanoseconds that the vCPU may run for events although it is ahead.
+    /// Nanoseconds that the vCPU may run for events although the vCPU is ahead of its share.
     pub reserve: i64,
-    /// Whether the vCPU waits for an event.
+    /// Whether the vCPU has no work and waits for an event.
     pub blocked: bool,
-    /// Weight in millionths of the kernel's default.
+    /// The vCPU's weight in millionths of the kernel's default weight.
     pub parts: u64,
 }
 
-/// Report of a scheduling thread.
+/// Report of a scheduling thread to the service.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     pub cpu: u32,
-    /// Time since the thread began.
+    /// Time since the scheduling thread began.
     pub elapsed: Nanos,
-    /// The thread's own time on the processor.
+    /// Processor time that the scheduling thread itself used.
     pub own: Nanos,
-    /// The part of `own` in which the thread worked, without going to sleep and waking.
+    /// Processor time of the scheduling thread, without the time for falling asleep and waking up.
     pub work: Nanos,
     pub polls: u64,
-    /// Number of slots for which the thread came too late.
+    /// Number of slots of 0.5 ms by which the scheduling thread's polls were late.
     pub skipped: u64,
     pub vcpus: Vec<VcpuReport>,
-    /// Waits since the last report: the vCPU and the length.
+    /// The vCPU and the length of each wait since the last report.
     pub waits: Vec<(Identity, Nanos)>,
-    /// Events to be logged.
+    /// Events since the last report that the service logs.
     pub notes: Vec<Note>,
 }
 
-/// Inputs of a scheduling thread.
+/// Number, processor, channels and shared table of a scheduling thread.
 #[derive(Debug)]
 pub struct Parts {
-    /// Number of the thread in the table of leases.
+    /// Number of the scheduling thread in the table of thread policies.
     pub at: usize,
     pub cpu: u32,
     pub table: Arc<LeaseTable>,
-    /// Whether loans are allowed, which requires a running watchdog.
+    /// Whether the scheduling thread may lend real-time policies, which requires a running
+    /// watchdog.
     pub lending: Arc<AtomicBool>,
-    /// Receives the orders of the service.
+    /// Channel from which the scheduling thread receives the orders of the service.
     pub orders: Receiver<Order>,
-    /// Sends the reports. If the channel is full, they are sent later.
+    /// Channel through which the scheduling thread sends reports to the service. If the channel is
+    /// full, the scheduling thread sends a report later.
     pub reports: SyncSender<Report>,
-    /// Receives events: a datagram is the name of a VM.
+    /// Socket for events. Each datagram is the name of a VM for which an event occurred.
     pub events: UnixDatagram,
 }
 
-/// The state of a scheduling thread.
+/// The state of a scheduling thread, with its queue and its vCPUs.
 #[derive(Debug)]
 pub struct Boost {
     parts: Parts,
     queue: DoubleQueue,
     sitters: Vec<Sitter>,
     began: Nanos,
-    /// How often the watchdog has taken back the thread's loans.
+    /// Number of times that the watchdog has ended the scheduling thread's temporary real-time
+    /// policies.
     takings: u64,
-    /// Planned time of the next poll.
+    /// Planned time of the scheduling thread's next poll.
     due: Nanos,
-    /// Whether the present poll is late by more than half a slice.
+    /// Whether the current poll is late by more than half a real-time slice.
     late: bool,
-    /// Whether a vCPU ran on a loan since the last poll.
+    /// Whether a vCPU with a temporary real-time policy ran since the last poll. Other vCPUs may
+    /// have waited for a vCPU with a temporary real-time policy.
     kept: bool,
-    /// Duration of the last poll.
+    /// Duration of the scheduling thread's last poll.
     cost: Nanos,
     next_tick: Nanos,
     next_account: Nanos,
-    /// Number of epochs that have ended.
+    /// Number of epochs of 30 ms that have ended.
     epochs: usize,
     next_report: Nanos,
     report: Report,
 }
 
-/// Reports to the scheduling threads in `dir` that an external event came for a VM. This starts the
-/// VM's deadline.
+/// Reports an external event for a VM to the scheduling threads of `dir`. The event starts the VM's
+/// deadline.
 ///
 /// # Errors
-/// No scheduler runs with this directory.
+/// Returns an error if no scheduler runs with the directory `dir`.
 pub fn event(dir: &Path, vm: &str) -> io::Result<()> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
@@ -221,7 +260,7 @@ pub fn event(dir: &Path, vm: &str) -> io::Result<()> {
 }
 
 impl Boost {
-    /// A thread without vCPUs.
+    /// Creates the state of a scheduling thread without vCPUs.
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         let now = clock::now();
@@ -243,10 +282,12 @@ impl Boost {
         }
     }
 
-    /// Runs on its processor, with its policy, until it is ordered to stop.
+    /// Schedules vCPUs until [`Order::Stop`]. The calling thread moves to its processor and gets a
+    /// real-time policy.
     ///
     /// # Errors
-    /// The kernel refuses the processor or the policy, or the table cannot be written.
+    /// Returns an error if the kernel refuses the processor or the policy, or if the table of
+    /// thread policies cannot be written.
     pub fn run(mut self) -> io::Result<()> {
         restore::confine(0, &[self.parts.cpu])?;
         self.parts.events.set_nonblocking(true)?;
@@ -279,15 +320,15 @@ impl Boost {
         }
     }
 
-    /// Waits until the next poll. If an event comes for a vCPU meanwhile, the vCPU gets a loan at
-    /// once.
+    /// Waits until the time of the scheduling thread's next poll. If an event occurs for a vCPU
+    /// during the wait, the vCPU gets a temporary real-time policy at once.
     fn wait(&mut self, next: Nanos) {
         let mut asked = false;
         loop {
             let now = clock::now();
             if now >= next {
                 if !asked {
-                    // The poll is late, and events must not wait until polls are on time again.
+                    // The poll is late. Events must not wait until polls are on time again.
                     self.events(now);
                 }
                 self.report.skipped += (now.0 - next.0) / SLICE.0;
@@ -300,7 +341,8 @@ impl Boost {
             if ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None).is_ok_and(|n| n > 0) {
                 let now = clock::now();
                 self.events(now);
-                // A vCPU that just got a loan must be examined in the next slot.
+                // A vCPU that just got a temporary real-time policy must be examined in the next
+                // slot.
                 if self.next(now) < next {
                     return;
                 }
@@ -308,13 +350,13 @@ impl Boost {
         }
     }
 
-    /// Executes pending orders. Returns false if the thread must stop.
+    /// Executes pending orders of the service. Returns false if the scheduling thread must stop.
     fn obey(&mut self, now: Nanos) -> bool {
         loop {
             match self.parts.orders.try_recv() {
                 Ok(Order::Seats(seats, done)) => {
                     self.seat(now, seats);
-                    // The sender of the order may have stopped waiting.
+                    // The sender of the order may no longer wait for the confirmation.
                     let _ = done.try_send(());
                 }
                 Ok(Order::Bells(bells, names)) => self.give_ears(&bells, &names),
@@ -324,8 +366,9 @@ impl Boost {
         }
     }
 
-    /// Schedules exactly these vCPUs. A vCPU that was scheduled before keeps its account. If it
-    /// used more than its share, it thus still owes the excess when another VM comes or goes.
+    /// Replaces the list of vCPUs that the scheduling thread schedules. A vCPU that the scheduling
+    /// thread already schedules keeps its credits. A vCPU that used more than its share thus owes
+    /// the excess even after another VM starts or ends.
     fn seat(&mut self, now: Nanos, seats: Vec<Seat>) {
         let mut before = std::mem::take(&mut self.sitters);
         let by = u8::try_from(self.parts.at).unwrap_or(u8::MAX);
@@ -375,7 +418,8 @@ impl Boost {
                 sitter.ear = None;
                 continue;
             };
-            // If the bell was rung since the last read, the ring must not be lost.
+            // Frames that arrived since the last read must not be lost, so the reader of an
+            // unchanged counter stays.
             if !sitter.ear.as_ref().is_some_and(|ear| ear.is_of(bells, *bell)) {
                 sitter.ear = Some(Ear::new(Arc::clone(bells), *bell, self.parts.at));
             }

@@ -1,4 +1,5 @@
-//! One vCPU from the point of view of a scheduling thread.
+//! One vCPU as a scheduling thread sees it: its files, temporary real-time policy, weight and
+//! counts.
 
 use std::fs::File;
 use std::io;
@@ -18,41 +19,45 @@ use crate::schedstat::Schedstat;
 use crate::threads;
 use crate::weight::Weigher;
 
-/// Custom slice of a vCPU with a deadline. Whenever the scheduling thread wakes, the fair class
-/// picks again, and a thread with a shorter slice is picked sooner.
+/// Slice that the kernel's fair class uses for a vCPU with a deadline. Whenever the scheduling
+/// thread wakes, the fair class chooses the next thread again. The fair class prefers threads with
+/// a shorter slice.
 const SHORT: Nanos = Nanos::from_micros(100);
 
-/// A vCPU with its parameters on one processor.
+/// A vCPU that is assigned to a processor, with its scheduling parameters.
 #[derive(Clone, Debug)]
 pub struct Seat {
     pub vm: Arc<str>,
     pub thread: Identity,
-    /// Number of the vCPU's entry in the table of leases.
+    /// Number of the vCPU's entry in the table of thread policies.
     pub slot: usize,
-    /// Policy of the thread before it was managed.
+    /// Scheduling policy of the vCPU's thread before the scheduler managed the thread.
     pub saved: Policy,
-    /// Parameters of the vCPU's VM. If the deadline was refused, they contain no deadline.
+    /// Parameters of the vCPU's VM. If the scheduler refused the deadline, the parameters contain
+    /// no deadline.
     pub contract: Contract,
-    /// Weight in millionths of the kernel's default.
+    /// Weight of the vCPU without credits, in millionths of the kernel's default weight.
     pub base_ppm: u64,
-    /// Share of the processor if all vCPUs have work, in millionths.
+    /// The vCPU's share of the processor if all vCPUs have work, in millionths.
     pub share_ppm: u64,
-    /// Way to set the vCPU's weight.
+    /// Method of setting the vCPU's weight: a nice value or a cgroup's weight.
     pub weigher: Weigher,
 }
 
-/// The present loan of a vCPU.
+/// The current temporary real-time policy of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lent {
     No,
-    /// The vCPU has a slice, which was lent at this time.
+    /// The vCPU has a real-time slice, which began at the given time.
     Slice(Nanos),
-    /// The vCPU is blocked and has a standing lease, so it will run at once when it is woken.
+    /// The vCPU is blocked and keeps a real-time policy (a standing lease), so the vCPU runs at
+    /// once when an event wakes the vCPU.
     Standing,
 }
 
 impl Lent {
-    /// The real-time priority of the loan.
+    /// Real-time priority of the vCPU's thread; `None` if the thread has no temporary real-time
+    /// policy.
     pub const fn priority(self) -> Option<u8> {
         match self {
             Self::No => None,
@@ -61,7 +66,8 @@ impl Lent {
         }
     }
 
-    /// Time until which the watchdog does not take the loan back.
+    /// Time until which the watchdog does not end the vCPU's temporary real-time policy. 0 if the
+    /// vCPU has no such policy.
     pub const fn until(self) -> Nanos {
         match self {
             Self::No => Nanos(0),
@@ -71,36 +77,38 @@ impl Lent {
     }
 }
 
-/// Counts of one vCPU since it was added.
+/// Counts of one vCPU since the vCPU was assigned to the scheduling thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Time that the vCPU ran.
+    /// Total run time of the vCPU.
     pub ran: Nanos,
-    /// Number of slices that the vCPU got and used.
+    /// Number of real-time slices that the vCPU got and used.
     pub boosts: u64,
-    /// Number of events for the vCPU.
+    /// Number of reported events for the vCPU.
     pub events: u64,
-    /// Number of waits longer than the deadline plus two slices. For an aperiodic vCPU a wait
-    /// counts from an event.
+    /// Number of the vCPU's waits that were longer than the deadline plus two real-time slices. The
+    /// wait of an aperiodic vCPU starts at an event.
     pub missed: u64,
     /// Longest wait of the vCPU for its processor.
     pub longest: Nanos,
 }
 
-/// Activity of a vCPU since the last look.
+/// Activity of a vCPU between two readings of its run time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    /// Time that the vCPU ran.
+    /// Run time of the vCPU between the two readings.
     pub ran: Nanos,
-    /// How long the vCPU had waited before it ran; the mean if the vCPU ran several times. `None`
-    /// if the vCPU did not start to run.
+    /// Time for which the vCPU waited before it ran. If the vCPU ran several times between two
+    /// readings, `waited` is the mean of the vCPU's waits. `waited` is `None` if the vCPU did not
+    /// start to run.
     pub waited: Option<Nanos>,
-    /// Time at which the vCPU last ran. All time except run time and finished waits counts as the
-    /// present wait. If the vCPU was blocked meanwhile, the value is thus too early.
+    /// Time at which the vCPU last ran. All time since the last reading counts as waiting, except
+    /// run time and finished waits. If the vCPU was blocked since the last reading, `left` is
+    /// earlier than the vCPU's true last run.
     pub left: Nanos,
 }
 
-/// Retry state after a refusal.
+/// Time of the next attempt after the kernel refused a temporary real-time policy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Refused {
     again: Nanos,
@@ -108,9 +116,9 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Pause after the first refusal.
+    /// Pause between the first refusal of a temporary real-time policy and the next attempt.
     const SOON: Nanos = Nanos::from_secs(1);
-    /// Longest pause.
+    /// Longest pause between a refusal of a temporary real-time policy and the next attempt.
     const LATE: Nanos = Nanos::from_secs(64);
 }
 
@@ -118,54 +126,56 @@ impl Refused {
 pub(crate) struct Sitter {
     pub seat: Seat,
     pub vcpu: VcpuId,
-    /// Number of the vCPU's scheduling thread.
+    /// Number of the scheduling thread that schedules the vCPU.
     by: u8,
     pub lent: Lent,
     pub tally: Tally,
-    /// Number of slices in a row for which it is unknown whether the vCPU ran.
+    /// Number of consecutive real-time slices in which the vCPU perhaps did not run.
     pub unsure: u8,
-    /// Whether the vCPU ran in the present slice. If it did, the slice is counted.
+    /// Whether the vCPU ran in the current real-time slice, so that the slice is already counted.
     pub used: bool,
-    /// Whether the queue knows that the vCPU is blocked.
+    /// Whether the scheduling thread has reported to its queue that the vCPU is blocked.
     pub blocked: bool,
-    /// Whether the vCPU was woken under a standing lease and waits behind other vCPUs with loans.
+    /// Whether an event woke the blocked vCPU, and the vCPU still waits because other vCPUs with
+    /// temporary real-time policies run first.
     pub waits_behind: bool,
-    /// Time at which the vCPU last used its standing lease.
+    /// Time at which the vCPU last ran with a standing lease (the real-time policy of a blocked
+    /// vCPU).
     pub stood: Nanos,
-    /// Time of an event after which the vCPU has not run yet.
+    /// Time of an event for the vCPU, if the vCPU has not run since the event.
     pub awaited: Option<Nanos>,
-    /// View of the VM's bell; `None` if the VM has no bell.
+    /// Reader of the VM's frame-arrival counter (bell); `None` if the VM has no counter.
     pub ear: Option<Ear>,
-    /// Number of epochs in which the vCPU was not seen to run.
+    /// Number of consecutive epochs of 30 ms in which the vCPU did not run.
     pub idle: u8,
-    /// Retry state if the kernel refused the last loan.
+    /// Time of the next attempt, if the kernel refused the last temporary real-time policy.
     pub refused: Option<Refused>,
-    /// The last weight that was set, in millionths.
+    /// The last weight of the vCPU that was set, in millionths of the kernel's default weight.
     pub parts: u64,
-    /// Whether the vCPU had work when the weight was set.
+    /// Whether the vCPU had work when its weight was last set.
     weighed: bool,
     stat: File,
     state: File,
     last: Schedstat,
     looked: Nanos,
-    /// Duration of the vCPU's present wait at the last read.
+    /// Duration of the vCPU's current wait at the last read of its run time.
     waits: Nanos,
-    /// Whether the vCPU ran at the last read.
+    /// Whether the vCPU was running at the last read of its run time.
     ran_on: bool,
     nice: i8,
-    /// [`policy::set`], or a test's replacement for it.
+    /// Function that sets a thread's policy, which is [`policy::set`] except in tests.
     set: fn(u32, Policy) -> Result<(), PolicyError>,
 }
 
 impl Sitter {
-    /// Opens the thread's files in procfs, which each poll reads.
+    /// Opens the procfs files of the vCPU's thread, which the scheduling thread reads at each poll.
     pub fn new(seat: Seat, vcpu: VcpuId, by: u8) -> io::Result<Self> {
         let Identity { pid, tid, .. } = seat.thread;
         let task = PathBuf::from(format!("/proc/{pid}/task/{tid}"));
         Self::open(&task, seat, (vcpu, by), clock::now(), policy::set)
     }
 
-    /// Like [`Self::new`], for a thread whose files are in the directory `task`.
+    /// Like [`Self::new`], for a thread with procfs files in the directory `task`.
     pub fn open(
         task: &Path,
         seat: Seat,
@@ -205,13 +215,16 @@ impl Sitter {
         })
     }
 
-    /// Gives the thread new parameters. An unanswered event and the state of the bell are kept.
+    /// Gives new parameters to a vCPU that is already scheduled. The vCPU keeps an unanswered
+    /// event. If the new parameters have a deadline, the vCPU also keeps the reader of the VM's
+    /// frame-arrival counter.
     pub fn moved(self, seat: Seat, vcpu: VcpuId) -> Self {
-        // A loan may be tried at once. The refusal is kept all the same, because the service may
-        // learn of it after this change: the next loan must then be reported as accepted.
+        // The scheduling thread may lend a policy at once. The recorded refusal stays, because the
+        // service may read the report of the refusal after this change. The next lent policy must
+        // therefore be reported as accepted.
         let refused = self.refused.map(|_| Refused { again: Nanos(0), pause: Refused::SOON });
-        // From now on, the vCPU's cgroup may be weighed instead of the thread, so the thread's own
-        // nice value is reset.
+        // From now on, the weight of the cgroup may replace the nice value, so the thread gets its
+        // original nice value.
         let nice = match seat.weigher {
             Weigher::Nice => self.nice,
             Weigher::Group { .. } => nice_of(seat.saved),
@@ -220,13 +233,14 @@ impl Sitter {
         Self { seat, vcpu, ear, refused, nice, parts: 0, ..self }
     }
 
-    /// Whether a loan may be tried: the kernel accepted the last loan, or the pause after a refusal
-    /// is over.
+    /// Whether the scheduling thread may try to lend a real-time policy to the vCPU. After the
+    /// kernel refused a temporary real-time policy, the scheduling thread pauses for 1 s to 64 s
+    /// before the next attempt.
     pub fn may_be_lent_to(&self, now: Nanos) -> bool {
         self.refused.is_none_or(|refused| now >= refused.again)
     }
 
-    /// Records that the kernel refused a loan.
+    /// Records that the kernel refused a temporary real-time policy for the vCPU.
     pub fn refuse(&mut self, now: Nanos) {
         let twice = |before: Refused| Nanos(before.pause.0 * 2).min(Refused::LATE);
         let pause = self.refused.map_or(Refused::SOON, twice);
@@ -237,14 +251,15 @@ impl Sitter {
         self.seat.contract.mode.is_real_time()
     }
 
-    /// Whether the vCPU's state must be read. This is necessary if only an event makes the vCPU due
-    /// and the vCPU is not known to be blocked.
+    /// Whether the scheduling thread must read the vCPU's state at each tick (10 ms), to notice
+    /// that the vCPU is blocked. The scheduling thread reads only aperiodic vCPUs at ticks (every
+    /// 10 ms), because an aperiodic vCPU becomes due only after an event.
     pub fn waits_for_events(&self) -> bool {
         self.seat.contract.mode == Mode::Aperiodic && !self.blocked
     }
 
-    /// Reads how long the vCPU ran until `now`. `own` is the time for which the scheduling thread
-    /// itself kept the vCPU from running.
+    /// Reads the vCPU's run time until `now`. `own` is the time that the scheduling thread itself
+    /// uses for a poll. The vCPU cannot run during a poll.
     pub fn look(&mut self, now: Nanos, own: Nanos) -> io::Result<Seen> {
         let stat = Schedstat::read_from(&self.stat)?;
         let since = |new: std::time::Duration, old| {
@@ -253,15 +268,15 @@ impl Sitter {
         let (ran, waited) = (since(stat.ran, self.last.ran), since(stat.waited, self.last.waited));
         let turns = stat.turns - self.last.turns;
         let elapsed = now.saturating_sub(std::mem::replace(&mut self.looked, now));
-        // The kernel counts a wait when it ends. If the vCPU ran since the last read, the present
-        // wait began after that read, otherwise before it.
+        // The kernel counts a wait when the wait ends. If the vCPU ran since the last read, the
+        // current wait began after that read, otherwise before that read.
         let open = self.waits + elapsed;
         let waits = open.saturating_sub(ran).saturating_sub(waited);
         let most = if ran > Nanos(0) { elapsed.saturating_sub(ran) } else { open };
         self.waits = waits.min(most);
         let waits = self.waits;
-        // A vCPU that ran until the last look and continued afterwards waited only for the
-        // scheduling thread.
+        // A vCPU that ran at the last look and continued afterwards waited only for the scheduling
+        // thread.
         let ours = u64::from(self.ran_on);
         let came = turns > ours || (turns > 0 && waited > own);
         let waited = came.then(|| Nanos(waited.0 / turns.saturating_sub(ours).max(1)));
@@ -286,7 +301,7 @@ impl Sitter {
         Ok(Seen { ran, waited, left: now.saturating_sub(waits) })
     }
 
-    /// Whether the vCPU runs or waits for a processor; `None` if its thread is gone.
+    /// Whether the vCPU runs or waits for a processor; `None` if the vCPU's thread has exited.
     pub fn is_runnable(&self) -> Option<bool> {
         // The state follows the name, which has at most 64 bytes.
         let mut bytes = [0; 128];
@@ -302,7 +317,7 @@ impl Sitter {
         table.put(slot, &Entry { thread, saved, by: self.by, until })
     }
 
-    /// Gives the vCPU the real-time policy of a loan.
+    /// Lends the real-time policy `how` to the vCPU's thread.
     pub fn lend(&mut self, table: &LeaseTable, how: Lent) -> Result<(), PolicyError> {
         (self.used, self.waits_behind) = (false, false);
         let had = std::mem::replace(&mut self.lent, how);
@@ -310,7 +325,7 @@ impl Sitter {
             return Ok(());
         };
         let (tid, policy) = (self.seat.thread.tid, Policy::Fifo { priority });
-        // Without an entry no other process could take the loan back.
+        // Without an entry, no other process could end the temporary policy.
         let entered = self.enter(table, how.until());
         let entered = entered.map_err(|source| PolicyError::Refused { tid, policy, source });
         entered.and_then(|()| (self.set)(tid, policy)).inspect_err(|_| {
@@ -319,23 +334,25 @@ impl Sitter {
         })
     }
 
-    /// Counts the present slice, in which the vCPU ran.
+    /// Counts the vCPU's current real-time slice as used. Each real-time slice is counted at most
+    /// once.
     pub fn count_slice(&mut self) {
         self.tally.boosts += u64::from(!std::mem::replace(&mut self.used, true));
     }
 
-    /// Takes the loan back.
+    /// Ends the temporary real-time policy of the vCPU's thread, if any.
     pub fn take_back(&mut self, table: &LeaseTable) -> Result<(), PolicyError> {
         if std::mem::replace(&mut self.lent, Lent::No) == Lent::No {
             return Ok(());
         }
         let done = (self.set)(self.seat.thread.tid, self.fair());
-        // An entry without a loan only causes an unnecessary check by the watchdog.
+        // If the write fails, the entry stays and only causes an unnecessary check by the watchdog.
         let _ = self.enter(table, Nanos(0));
         done
     }
 
-    /// The vCPU's policy while it has no loan: fair, with its weight.
+    /// The policy of the vCPU's thread while the vCPU has no temporary real-time policy: the fair
+    /// class, with the vCPU's weight.
     fn fair(&self) -> Policy {
         match self.seat.saved {
             Policy::Fair { slice, .. } => {
@@ -346,7 +363,8 @@ impl Sitter {
         }
     }
 
-    /// Sets the vCPU's weight if it differs from the present one. An error concerns the cgroup.
+    /// Sets the vCPU's weight if the weight has changed. Returns an error if the weight of the
+    /// vCPU's cgroup cannot be set.
     pub fn weigh(&mut self, parts: u64) -> io::Result<()> {
         let works = !self.blocked;
         if (parts, works) == (self.parts, self.weighed) {
@@ -355,32 +373,33 @@ impl Sitter {
         self.weighed = works;
         let first = std::mem::replace(&mut self.parts, parts) == 0;
         let Some(nice) = self.seat.weigher.apply(parts, works)? else { return Ok(()) };
-        // If a vCPU runs once in several epochs, its credit swings with each run, and its weight
-        // would follow. For this reason a single step of nice is omitted; the next credits correct
-        // it.
+        // If a vCPU runs once in several epochs, its credits and thus its weight would change with
+        // each run. The function therefore ignores a change of a single nice step, which later
+        // credits correct.
         if !first && !self.has_deadline() && nice.abs_diff(self.nice) <= 1 {
             return Ok(());
         }
         let changed = std::mem::replace(&mut self.nice, nice) != nice;
         if changed && self.lent == Lent::No {
-            // The next poll notices a thread that has gone.
+            // The next poll notices that a thread has exited.
             let _ = (self.set)(self.seat.thread.tid, self.fair());
         }
         Ok(())
     }
 
-    /// Resets the vCPU's state. Called if the vCPU is new or the watchdog has restored it.
+    /// Forgets the vCPU's temporary real-time policy and weight, because the vCPU is new or the
+    /// watchdog has restored the vCPU's thread.
     pub fn forget(&mut self, table: &LeaseTable) {
         (self.lent, self.waits_behind) = (Lent::No, false);
         self.parts = 0;
-        // If no entry could be written, the policy is not changed, but a loan is taken back all the
-        // same.
+        // If the entry cannot be written, the thread gets its original policy, which also ends a
+        // temporary policy.
         let entered = self.enter(table, Nanos(0)).is_ok();
         let policy = if entered { self.fair() } else { self.seat.saved };
         let _ = (self.set)(self.seat.thread.tid, policy);
     }
 
-    /// Restores the thread's original policy.
+    /// Restores the original policy of the vCPU's thread.
     pub fn release(&mut self, table: &LeaseTable) {
         let _ = (self.set)(self.seat.thread.tid, self.seat.saved);
         let _ = table.clear(self.seat.slot, self.seat.thread);

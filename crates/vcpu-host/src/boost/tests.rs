@@ -1,5 +1,5 @@
-//! Tests of a scheduling thread that gets new lists of vCPUs. The vCPUs are waiting threads of this
-//! test, which reports their run times to the queue.
+//! Tests of a scheduling thread that gets new lists of vCPUs. The vCPUs are waiting threads of the
+//! test process. The test itself reports run times to the scheduling thread's queue.
 
 use std::path::PathBuf;
 use std::sync::mpsc::{channel, sync_channel};
@@ -62,7 +62,7 @@ pub(super) fn dir(name: &str) -> PathBuf {
     dir
 }
 
-/// A scheduling thread that lends nothing.
+/// Makes the state of a scheduling thread that lends no real-time policy.
 pub(super) fn boost(dir: &Path, owner: Identity) -> Boost {
     Boost::new(Parts {
         at: 0,
@@ -88,26 +88,26 @@ fn a_vm_that_comes_or_goes_leaves_the_others_accounts_alone() {
     let periodic = Contract::real_time(Mode::Periodic, Nanos::from_millis(3), Weight::ONE);
     let at = |ms| Nanos::from_millis(ms);
     boost.seat(at(0), vec![all[0].seat(0, periodic), all[1].seat(1, by_credit)]);
-    // The first vCPU ran all the time, and the other waited.
+    // The first vCPU ran all the time, and the second vCPU waited.
     boost.queue.ran(at(30), boost.sitters[0].vcpu, at(30));
     boost.queue.account(at(30));
     let before = credits(&boost);
     assert!(before[0] < -10_000_000 && before[1] > 10_000_000, "{before:?}");
     let due = boost.queue.next_due(CPU);
 
-    // A third vCPU comes.
+    // A third vCPU starts.
     let seats =
         vec![all[1].seat(1, by_credit), all[2].seat(2, by_credit), all[0].seat(0, periodic)];
     boost.seat(at(31), seats);
     assert_eq!(credits(&boost), [before[1], 0, before[0]]);
     assert_eq!(boost.queue.next_due(CPU), due, "nor is its deadline put off");
-    // The third vCPU goes, and one of the others gets other parameters. With the new parameters, it
-    // owes the same time.
+    // The second and third vCPUs end, and the first vCPU gets new parameters. The first vCPU owes
+    // the same time with its new parameters as before.
     let seats = vec![all[0].seat(0, Contract { weight: Weight::new(2).unwrap(), ..by_credit })];
     boost.seat(at(32), seats);
     assert_eq!(credits(&boost), [before[0]]);
     assert_eq!(boost.queue.next_due(CPU), None);
-    // Debts to a vCPU that has gone disappear.
+    // The credits that the first vCPU owed to ended vCPUs disappear.
     for epoch in 0..20 {
         boost.queue.ran(at(60 + 30 * epoch), boost.sitters[0].vcpu, at(30));
         boost.queue.account(at(60 + 30 * epoch));

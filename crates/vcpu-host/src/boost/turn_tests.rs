@@ -1,6 +1,6 @@
-//! Polls over a simulated processor. The simulation runs threads as Linux would, by the loans of
-//! the scheduling thread, and writes the files that the scheduling thread reads. Neither threads
-//! nor time are real.
+//! Tests of polls on a simulated processor, with simulated threads and simulated time. The
+//! simulation chooses the running thread by the scheduling thread's temporary real-time policies,
+//! as Linux would. The simulation writes the procfs files that the scheduling thread reads.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -19,15 +19,15 @@ use crate::lease::Identity;
 use crate::policy::Policy;
 use crate::weight::Weigher;
 
-/// Time by which a step advances the simulated processor.
+/// Simulated time of one step.
 const STEP: Nanos = Nanos::from_micros(50);
 /// Time for which the fair class lets a thread run before the next thread.
 const FAIR: Nanos = Nanos::from_millis(3);
 const MS: u64 = 1_000_000;
 const BEGIN: Nanos = Nanos::from_secs(1_000);
 
-/// The repeated behaviour of a thread: how long it sleeps, and how much work it then has. A thread
-/// that does not sleep always has work.
+/// Behaviour of a simulated thread. A simulated thread repeats a script with the times for which it
+/// sleeps and works. A thread that does not sleep always has work.
 #[derive(Clone, Debug)]
 struct Guest {
     mode: Mode,
@@ -35,33 +35,36 @@ struct Guest {
     script: Vec<(Nanos, Nanos)>,
 }
 
-/// State of a thread.
+/// State of a simulated vCPU thread.
 #[derive(Debug)]
 struct Thread {
-    /// The thread's `schedstat` and `stat` files.
+    /// The files `schedstat` and `stat` of the simulated thread.
     files: [File; 2],
-    /// Last content of these files.
+    /// Last content of the files `schedstat` and `stat` of the simulated thread.
     written: [String; 2],
     ran: Nanos,
     waited: Nanos,
     turns: u64,
-    /// Present step of the thread's script.
+    /// Current step of the simulated thread's script.
     at: usize,
     asleep_until: Option<Nanos>,
     to_do: Nanos,
-    /// Time since which the thread waits to run.
+    /// Time since which the simulated thread waits to run.
     since: Nanos,
-    /// Priority of the thread's loan at the last step.
+    /// Real-time priority that the simulated thread had at the last step because of a temporary
+    /// real-time policy.
     priority: u8,
-    /// Whether the thread had a standing lease when it was woken, and still has its loan.
+    /// Whether an event woke the simulated thread while it was blocked with a real-time policy, and
+    /// the thread still has this policy.
     woken_to_run: bool,
-    /// Time for which the thread has run on a standing lease while another thread had one too.
+    /// Time for which the simulated thread ran on a standing lease (a blocked thread's real-time
+    /// policy) while another thread also had a standing lease.
     used: Nanos,
-    /// Longest value of `used`.
     used_most: Nanos,
-    /// Longest wait of a thread with a standing lease.
+    /// Longest wait of the simulated thread with a standing lease (the real-time policy of a
+    /// blocked thread).
     waited_most: Nanos,
-    /// Longest time for which this runnable thread was kept from running.
+    /// Longest time for which the simulated thread was runnable and did not run.
     away_most: Nanos,
 }
 
@@ -92,11 +95,11 @@ impl Thread {
         self.asleep_until.is_none()
     }
 
-    /// Writes the thread's state to its files.
+    /// Writes the simulated thread's state to the thread's files.
     fn write(&mut self) {
         let Self { ran, waited, turns, .. } = self;
         let state = if self.asleep_until.is_none() { 'R' } else { 'S' };
-        // Numbers only grow, so nothing of the last text remains.
+        // Numbers only grow, so the new text covers the old text.
         let texts = [format!("{} {} {turns}\n", ran.0, waited.0), format!("1 (x) {state} 1\n")];
         for (at, text) in texts.into_iter().enumerate() {
             if text != self.written[at] {
@@ -112,11 +115,11 @@ struct World {
     dir: PathBuf,
     guests: Vec<Guest>,
     threads: Vec<Thread>,
-    /// Runnable threads in the order in which they came.
+    /// Runnable threads in the order in which they became runnable.
     queue: VecDeque<usize>,
     running: Option<usize>,
     turn: Nanos,
-    /// Number of polls.
+    /// Number of polls of the scheduling thread so far.
     polls: u64,
 }
 
@@ -175,13 +178,14 @@ impl World {
         self.lent(at).priority().unwrap_or(0)
     }
 
-    /// Chooses the next thread: the first of those with the highest priority. A running real-time
-    /// thread continues beside others of its priority.
+    /// Chooses the first thread with the highest priority as the next thread. A running real-time
+    /// thread continues if the other threads have at most the same priority.
     fn choose(&mut self, now: Nanos) {
         for at in 0..self.threads.len() {
             let priority = self.priority(at);
             let was = std::mem::replace(&mut self.threads[at].priority, priority);
-            // Linux puts a thread whose priority was raised behind those that have it already.
+            // If a thread's priority is raised, Linux puts the thread behind the threads that
+            // already have this priority.
             let waits = self.queue.iter().position(|other| *other == at);
             if let Some(place) = waits.filter(|_| priority > was) {
                 self.queue.remove(place);
@@ -201,7 +205,7 @@ impl World {
         if goes_on.is_some() {
             return;
         }
-        // A preempted thread stays in front. If its turn is over, it goes to the end.
+        // A preempted thread stays first. A thread at the end of its turn becomes the last.
         if let Some(was) = self.running.take().filter(|at| self.threads[*at].is_runnable()) {
             self.threads[was].since = now;
             if self.priority(was) < top {
@@ -224,7 +228,7 @@ impl World {
         (self.running, self.turn) = (Some(next), now);
     }
 
-    /// One step of the running thread.
+    /// Simulates one step of the running thread.
     fn step(&mut self, now: Nanos) {
         for at in 0..self.threads.len() {
             let stands = self.lent(at) == Lent::Standing;
@@ -235,8 +239,8 @@ impl World {
                 thread.woken_to_run = stands;
                 self.queue.push_back(at);
             }
-            // If a loan was taken back for lack of credits, the thread need not run at once any
-            // more.
+            // If the temporary policy was ended for lack of credits, the thread no longer needs to
+            // run at once.
             self.threads[at].woken_to_run &= !nothing;
         }
         self.choose(now);
@@ -290,7 +294,8 @@ fn hog() -> Guest {
     Guest { mode: Mode::None, deadline_ms: 0, script: vec![(Nanos(0), us(10_000_000))] }
 }
 
-/// A thread that has little work first, so that it can pay for much work at once later.
+/// Makes a thread that has little work at first, so that its credits later suffice for much work at
+/// once.
 fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     let script = vec![
         (Nanos(0), us(100)),
@@ -300,18 +305,24 @@ fn sleeper(deadline_ms: u64, until_ms: u64, work_ms: u64) -> Guest {
     Guest { mode: Mode::Periodic, deadline_ms, script }
 }
 
-/// The sum of half a slice and a slice. In the first half the vCPU may only have answered. At the
-/// end of the slice the scheduling thread sees that the vCPU continues.
+/// Longest time for which a vCPU may run on a standing lease (the real-time policy of a blocked
+/// vCPU). A vCPU that answers an event takes up to half a real-time slice. The scheduling thread
+/// notices at most one real-time slice later that the vCPU continues to run.
 const A_SLICE_AND_A_HALF: Nanos = Nanos(SLICE.0 * 3 / 2);
 
 #[test]
 fn of_three_that_are_woken_at_once_each_has_its_turn_soon() {
-    // None of the leases was used for long, so they are examined rarely.
+    // No vCPU has run on its standing lease for a long time, so the scheduling thread examines
+    // these vCPUs rarely.
     let guests = [sleeper(3, 200, 30), sleeper(3, 201, 30), sleeper(3, 201, 30), hog()];
     let mut world = World::new("three", &guests);
     world.run(Nanos::from_millis(260));
     for (at, thread) in world.threads.iter().take(3).enumerate() {
-        assert!(thread.used_most <= A_SLICE_AND_A_HALF, "{at} keeps it for {:?}", thread.used_most);
+        assert!(
+            thread.used_most <= A_SLICE_AND_A_HALF,
+            "thread {at} keeps its real-time slice for {:?}",
+            thread.used_most
+        );
         let most = Nanos(2 * A_SLICE_AND_A_HALF.0);
         assert!(thread.waited_most <= most, "{at} waits for {:?}", thread.waited_most);
     }
@@ -325,7 +336,7 @@ fn who_is_due_does_not_wait_for_those_that_were_woken() {
     let mut world = World::new("due", &guests);
     world.run(Nanos::from_millis(260));
     let away = world.threads[0].away_most;
-    assert!(away <= Nanos(2 * MS), "it was away for {away:?}");
+    assert!(away <= Nanos(2 * MS), "the thread was runnable and did not run for {away:?}");
 }
 
 #[test]
@@ -348,7 +359,7 @@ fn guests() -> impl Strategy<Value = Vec<Guest>> {
     let one = one.prop_map(|(mode, deadline_ms, script)| Guest { mode, deadline_ms, script });
     let some = (prop::collection::vec(one, 2..8), 0_usize..3);
     some.prop_map(|(guests, hogs)| {
-        // The test uses as many deadlines as are admitted.
+        // The test uses as many deadlines as admission accepts.
         let share_ppm = 1_000_000 / (u64::try_from(guests.len() + hogs).unwrap());
         let (mut kept, mut claims) = (Vec::new(), Vec::new());
         for guest in guests {
@@ -366,9 +377,10 @@ fn guests() -> impl Strategy<Value = Vec<Guest>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Any number of vCPUs have standing leases and are woken at any time. Beside another lease, no
-    /// lease is used for longer than a slice and a half. Each vCPU runs within its deadline plus
-    /// two slices.
+    /// Tests any number of vCPUs that have a real-time policy while blocked, with events that wake
+    /// the vCPUs at any time. While several vCPUs have the real-time policy of blocked vCPUs, no
+    /// vCPU may run on this policy for longer than a slice and a half. Each vCPU must run within
+    /// its deadline plus two real-time slices.
     #[test]
     fn a_standing_lease_keeps_nobody_from_its_own(guests in guests()) {
         prop_assume!(guests.len() > 1);
@@ -377,12 +389,13 @@ proptest! {
         for (guest, thread) in guests.iter().zip(&world.threads) {
             prop_assert!(
                 thread.used_most <= A_SLICE_AND_A_HALF,
-                "{} ms: it keeps its lease for {:?}", guest.deadline_ms, thread.used_most
+                "deadline {} ms: the thread keeps its real-time slice for {:?}",
+                guest.deadline_ms, thread.used_most
             );
             let most = Nanos(guest.deadline_ms * MS) + SLICE + SLICE;
             prop_assert!(
                 thread.waited_most <= most,
-                "{} ms: woken, it waits for {:?}", guest.deadline_ms, thread.waited_most
+                "{} ms: the woken thread waits for {:?}", guest.deadline_ms, thread.waited_most
             );
         }
     }

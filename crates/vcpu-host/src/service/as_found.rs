@@ -1,11 +1,15 @@
-//! The original state of threads and cgroups: recorded before they are changed, restored when they
-//! leave.
+//! The original state of threads and cgroups. The service records the original state before its
+//! first change, and restores the state at the end.
 //!
-//! If the state of a thread or cgroup cannot be recorded for the watchdog, the thread or cgroup is
-//! not changed. A released slot of the table stays unused until the next look, and then other free
-//! slots are used first. The reason is that the previous user may still be about to remove its
-//! entry. A cgroup by which no VM is weighed any more is also kept until then, because a scheduling
-//! thread may set its weight once more before it receives the order.
+//! The watchdog restores from the record, so the service changes only threads and cgroups that are
+//! recorded. The service updates the recorded state regularly. A scheduling thread may not have
+//! received its new order yet, so the service keeps released slots and cgroups until a later
+//! update:
+//! - A released slot of the table stays unused at first, because the scheduling thread may still
+//!   remove the old entry. The service reuses a released slot only after the other free slots of
+//!   the table of thread policies.
+//! - A cgroup that no longer sets a VM's weight stays recorded, because the scheduling thread may
+//!   set the cgroup's weight once more.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,21 +25,21 @@ use crate::lease::{Identity, LENT, STANDING};
 use crate::policy::{self, Policy};
 use crate::restore::{self, Before};
 
-/// The recorded state of all managed threads and cgroups.
+/// The recorded original state of all managed threads and cgroups.
 #[derive(Debug)]
 pub(super) struct AsFound {
-    /// Slot in the table and original policy of each thread.
+    /// Slot in the table of thread policies and original policy of each managed thread.
     threads: HashMap<Identity, (usize, Policy)>,
     before: Before,
     free: VecDeque<usize>,
     resting: Vec<usize>,
-    /// Changed cgroups by which no VM is weighed any more.
+    /// Cgroups that the scheduler changed, and that do not set the weight of a VM any more.
     unused: Vec<PathBuf>,
-    /// Time of the last record.
+    /// Time of the last change of the recorded state.
     noted: Nanos,
 }
 
-/// Time after which an order has been executed or its receiver has stalled.
+/// Time within which a scheduling thread executes an order, unless the thread has stalled.
 const TOLD: Nanos = Nanos::from_millis(200);
 
 impl AsFound {
@@ -50,7 +54,7 @@ impl AsFound {
         }
     }
 
-    /// A free slot of the table.
+    /// Takes a free slot of the table of thread policies; `None` if no slot is free.
     pub fn slot(&mut self) -> Option<usize> {
         self.free.pop_front()
     }
@@ -59,19 +63,20 @@ impl AsFound {
         self.resting.extend(slots);
     }
 
-    /// Slot and original policy of a thread; `None` if the thread may not be changed.
+    /// Slot and original policy of a recorded thread; `None` if the thread is not recorded, so that
+    /// the service may not change the thread.
     pub fn thread(&self, thread: &Identity) -> Option<(usize, Policy)> {
         self.threads.get(thread).copied()
     }
 
-    /// The processors that the thread could use originally.
+    /// Processors that the thread could use before the scheduler changed the thread.
     pub fn cpus(&self, thread: &Identity) -> Option<&[u32]> {
         let mut all = self.before.affinities.iter();
         all.find(|(other, _)| other == thread).map(|(_, cpus)| cpus.as_slice())
     }
 
-    /// Frees the released slots and cgroups at a later look, when earlier orders have been
-    /// executed.
+    /// Frees the released slots and cgroups, if the scheduling threads have executed all earlier
+    /// orders.
     pub fn settle(&mut self, now: Nanos, dir: &Path) -> io::Result<()> {
         if now.saturating_sub(self.noted) < TOLD {
             return Ok(());
@@ -91,12 +96,12 @@ impl AsFound {
         self.before.save(dir)
     }
 
-    /// Records these threads, and these cgroups that will be weighed. Returns the threads for which
-    /// the table has no room.
+    /// Records the threads `threads`, and the cgroups `groups`, which will get weights. Returns the
+    /// threads for which the table of thread policies has no room.
     ///
     /// # Errors
-    /// The state cannot be recorded. In that case nothing changes, and new threads must not be
-    /// changed.
+    /// Returns an error if the state cannot be recorded. After an error, the recorded state does
+    /// not change, and the caller must not change new threads.
     pub fn note(
         &mut self,
         now: Nanos,
@@ -139,8 +144,8 @@ impl AsFound {
         Ok(without)
     }
 
-    /// Forgets the threads that are not in the list. This function restores the processors of a
-    /// living thread. The scheduling thread restores the thread's policy.
+    /// Removes the threads that are not in `threads` from the record, and restores the processors
+    /// of living threads. The scheduling thread restores the policies of removed threads.
     fn leave(&mut self, threads: &[Identity]) {
         let gone: Vec<Identity> =
             self.threads.keys().copied().filter(|each| !threads.contains(each)).collect();
@@ -154,20 +159,20 @@ impl AsFound {
         }
     }
 
-    /// Restores everything at the end of the scheduler.
+    /// Restores all recorded weights and affinities when the scheduler ends.
     pub fn put_back(&self) {
         self.before.put_back();
     }
 }
 
-/// The original policy of a thread. If a scheduler lent the found policy and its table is gone, the
-/// found policy is not the original one.
+/// Returns the original policy of a thread with the policy `found`. If a dead scheduler without a
+/// table of thread policies set the policy `found`, the function returns the default policy.
 fn unlent(thread: Identity, found: Policy) -> Policy {
     let ours = |priority| found == Policy::Fifo { priority };
     if !ours(LENT) && !ours(STANDING) {
         return found;
     }
-    tracing::warn!(tid = thread.tid, "{found} was set by a scheduler that died; it is restored");
+    tracing::warn!(tid = thread.tid, "{found} is from a dead scheduler; default policy restored");
     Policy::DEFAULT
 }
 
@@ -175,7 +180,7 @@ fn affinity(thread: Identity) -> Option<(Identity, Vec<u32>)> {
     Some((thread, processors(thread.tid)?))
 }
 
-/// The processors that the thread `tid` may use; 0 is the caller.
+/// The processors that the thread `tid` may use; 0 is the calling thread.
 pub(super) fn processors(tid: u32) -> Option<Vec<u32>> {
     let set = sched_getaffinity(Pid::from_raw(i32::try_from(tid).ok()?)).ok()?;
     let cpus = (0..CpuSet::count()).filter(|cpu| set.is_set(*cpu).unwrap_or(false));
@@ -242,7 +247,7 @@ mod tests {
         found.note(at(2), &[thread], &[], &dir).unwrap();
         assert!(found.thread(&thread).is_some(), "there is room again");
         assert!(found.note(at(3), &[], &[], &nowhere).is_err());
-        assert!(found.thread(&thread).is_some() && found.resting.is_empty(), "nobody is told");
+        assert!(found.thread(&thread).is_some() && found.resting.is_empty(), "no slot rests");
         let mut full = AsFound { free: VecDeque::new(), ..AsFound::new() };
         assert_eq!(full.note(at(1), &[thread], &[], &dir).unwrap(), [thread]);
         child.kill().unwrap();

@@ -1,4 +1,6 @@
-//! Finds the VMs that have bells. The switch may start and stop at any time.
+//! Finds the counters (bells) with which the switch reports frames for VMs. The service repeats the
+//! search for the file of frame-arrival counters, because the switch may start and stop at any
+//! time.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +12,7 @@ use crate::bells::Bells;
 use crate::boost::Order;
 use crate::config::Config;
 
-/// The bells of the configured VMs.
+/// The configured VMs' frame-arrival counters (bells), which the switch increments.
 #[derive(Debug, Default)]
 pub(super) struct Chime {
     bells: Option<Arc<Bells>>,
@@ -19,7 +21,8 @@ pub(super) struct Chime {
 }
 
 impl Chime {
-    /// Looks for bells, and returns whether they changed.
+    /// Looks for the frame-arrival counters (bells) of the configured VMs. Returns true if the
+    /// function found another VM's counter, or if the file of counters was replaced or removed.
     pub fn look(&mut self, config: &Config) -> bool {
         // Only aperiodic VMs have deadlines for events.
         let aperiodic = |vm: &&crate::config::VmConfig| vm.contract.mode == Mode::Aperiodic;
@@ -33,7 +36,7 @@ impl Chime {
             self.names.clear();
             match Bells::open(&config.run_dir) {
                 Ok(bells) => self.bells = Some(Arc::new(bells)),
-                // No switch has made the file yet.
+                // No switch has created the file yet.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => {
                     if !std::mem::replace(&mut self.complained, true) {
@@ -56,7 +59,9 @@ impl Chime {
         changed
     }
 
-    /// The order that gives the bells to a scheduling thread.
+    /// Returns the order that gives the file and the numbers of the VMs' frame-arrival counters
+    /// (bells) to a scheduling thread. Returns `None` if the service found no file of frame-arrival
+    /// counters.
     pub fn get(&self) -> Option<Order> {
         let bells = self.bells.as_ref()?;
         Some(Order::Bells(Arc::clone(bells), self.names.clone()))

@@ -1,4 +1,4 @@
-//! Complaints of the scheduling threads about vCPUs, worded for operators.
+//! Converts the complaints of scheduling threads about vCPUs to text for operators.
 
 use std::path::PathBuf;
 
@@ -9,17 +9,17 @@ use crate::budget::{missing, needed_ppm, remedy};
 use crate::cgroup::Cgroup;
 use crate::lease::Identity;
 
-/// Reason for which a vCPU does not get what its VM requested.
+/// Reason why a vCPU does not get the time that its VM requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Complaint {
-    /// A complaint with the text of the scheduling thread.
+    /// Message of a scheduling thread, which the service shows unchanged.
     Told(String),
     /// The vCPU's cgroup has no real-time budget.
     NoBudget,
 }
 
-/// The present complaint about a VM's vCPUs. Cgroups and budgets are read each time, because
-/// libvirt moves threads and other programs write budgets.
+/// Text of the current complaint about a VM's vCPUs; `None` without a complaint. Each call reads
+/// cgroups and budgets, because libvirt moves threads and other programs write budgets.
 pub(super) fn text(member: &Member) -> Option<String> {
     let complaints = member.complaints.iter();
     let mut there = complaints.filter(|(thread, _)| member.threads.contains(thread));
@@ -31,24 +31,26 @@ pub(super) fn text(member: &Member) -> Option<String> {
 }
 
 fn no_budget(member: &Member, thread: Identity) -> String {
-    let again = "it is tried again by itself, at least once a minute";
+    let again = "the scheduler tries again at least once a minute";
     let group = Cgroup::of_thread(thread.tid).map(|group| group.path().to_owned());
     let missing = missing(&needs(member));
     let group = group.map_or_else(|error| error.to_string(), |path| path.display().to_string());
     if missing.writes.is_empty() {
         return format!(
-            "nothing could be lent to it, and its cgroup {group} has a budget now; {again}"
+            "the kernel refused a real-time slice, but the vCPU's cgroup {group} has a budget \
+             now; {again}"
         );
     }
     format!(
-        "nothing is lent to it: its cgroup {group} has cpu.rt_runtime_us = 0, and twice what its \
-         slices take is needed; {}; {again}",
+        "no real-time slices: the vCPU's cgroup {group} has cpu.rt_runtime_us = 0, but needs \
+         twice the time of the vCPU's slices; {}; {again}",
         remedy(&missing)
     )
 }
 
-/// Budgets that the VM's vCPUs need in their cgroups. The kernel grants the whole budget on each
-/// processor. If a cgroup has vCPUs on several processors, the processor with most of them counts.
+/// Real-time budgets that the VM's vCPUs need in their cgroups, in millionths of a processor. The
+/// kernel grants a cgroup's whole budget on each processor. If a cgroup has vCPUs on several
+/// processors, the budget must suffice for the processor with the most vCPUs of the cgroup.
 fn needs(member: &Member) -> Vec<(PathBuf, u64)> {
     let Some(seated) = member.seated.as_ref().filter(|it| it.contract.mode != Mode::None) else {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! Sums the reports of the scheduling threads.
+//! Collects the reports of the scheduling threads, and computes shares and percentiles of waits.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,11 @@ use crate::boost::{Report, VcpuReport};
 use crate::lease::Identity;
 use crate::state::{CpuState, VcpuState};
 
-/// Longest wait that is recorded exactly, in nanoseconds: a minute.
+/// Upper end of the histograms of waits, in nanoseconds: a minute. A wait of more than a minute
+/// counts as a minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// Sums of all reports about vCPUs.
+/// The last report of each scheduling thread, and the waits of all reports.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     threads: HashMap<Identity, Measured>,
@@ -21,16 +22,16 @@ pub(crate) struct Gauge {
 
 #[derive(Debug)]
 struct Measured {
-    /// Histogram of waits. It is `None` only if the histogram's bounds are refused, which does not
-    /// happen.
+    /// Histogram of the vCPU's waits. The histogram is `None` only if its bounds are invalid, which
+    /// does not happen.
     waits: Option<Histogram<u64>>,
     last: VcpuReport,
-    /// The vCPU's run time when the VMs of its processor last changed.
+    /// The vCPU's run time in nanoseconds when the set of VMs last changed.
     base: Nanos,
 }
 
 impl Gauge {
-    /// Adds a report.
+    /// Adds a scheduling thread's report to the measurements.
     pub fn add(&mut self, report: Report) {
         for vcpu in &report.vcpus {
             let measured = self.threads.entry(vcpu.thread).or_insert_with(|| Measured {
@@ -48,7 +49,8 @@ impl Gauge {
         self.reports.insert(report.cpu, report);
     }
 
-    /// Restarts the shares, because VMs came or went.
+    /// Restarts the measurement of shares, because the set of VMs has changed. The function removes
+    /// the threads for which `keep` returns false.
     pub fn begin_anew(&mut self, keep: impl Fn(&Identity) -> bool) {
         self.threads.retain(|thread, _| keep(thread));
         for measured in self.threads.values_mut() {
@@ -56,19 +58,20 @@ impl Gauge {
         }
     }
 
-    /// Time that all these threads ran since the VMs last changed, in nanoseconds.
+    /// Total run time of `threads` in nanoseconds since the set of VMs last changed.
     pub fn ran(&self, threads: &[Identity]) -> u64 {
         let ran = |thread| self.threads.get(thread).map_or(0, Measured::ran);
         threads.iter().map(ran).sum()
     }
 
-    /// State of a vCPU on `cpu`. All vCPUs of that processor together ran for `all` nanoseconds.
+    /// State of a vCPU on processor `cpu`, for the state file. All vCPUs of the processor ran for
+    /// `all` nanoseconds in total.
     pub fn vcpu(&self, thread: Identity, cpu: u32, share_ppm: u64, all: u64) -> VcpuState {
         let entitled_percent = float(share_ppm) / 10_000.0;
         let empty = VcpuState { tid: thread.tid, cpu, entitled_percent, ..VcpuState::default() };
         let Some(measured) = self.threads.get(&thread) else { return empty };
         let VcpuReport { tally, credit, blocked, .. } = &measured.last;
-        // A histogram rounds up to the end of a bucket, which may be above the longest wait.
+        // A histogram rounds up to the end of a bucket, which may exceed the longest wait.
         let longest = if tally.longest.0 > 0 { tally.longest.0 } else { u64::MAX };
         let at = |q| {
             let waits = measured.waits.as_ref();
@@ -90,7 +93,7 @@ impl Gauge {
         }
     }
 
-    /// State of a processor.
+    /// State of processor `cpu`, for the state file.
     pub fn cpu(&self, cpu: u32) -> CpuState {
         let Some(report) = self.reports.get(&cpu) else {
             return CpuState { cpu, ..CpuState::default() };

@@ -1,10 +1,10 @@
-//! vCPUs with reservations, which the kernel itself serves. This module sets, keeps and restores
-//! their policies.
+//! vCPUs with reservations, which the kernel schedules. The service sets, checks and restores the
+//! policies of vCPUs with reservations.
 //!
-//! The entry in the table is written before the policy is set, and removed after the original
-//! policy was restored. The entry has a new slot, because a scheduling thread may still be about to
-//! remove the thread's old entry. If another program changed the policy, the policy is set again at
-//! the next look.
+//! The service writes a thread's entry in the table of thread policies before it sets the thread's
+//! policy. The service removes the entry after it has restored the original policy. The thread's
+//! entry gets a new slot in the table, because a scheduling thread may still remove the old entry.
+//! If another program changes the policy, [`Held::keep`] sets the policy again.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -21,12 +21,12 @@ use crate::schedstat::Schedstat;
 use crate::state::VcpuState;
 use crate::threads;
 
-/// A thread with its original state.
+/// A thread with its policy and processors from before the scheduler's first change.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub thread: Identity,
     pub saved: Policy,
-    /// The processors that the thread could use originally.
+    /// Processors that the thread could use before the scheduler changed the thread.
     pub cpus: Vec<u32>,
 }
 
@@ -35,11 +35,11 @@ struct One {
     slot: usize,
     found: Found,
     granted: Granted,
-    /// The thread's run time when the VMs last changed, and the time of that reading.
+    /// Time at which the set of VMs last changed, and the thread's run time at that moment.
     base: (Nanos, Nanos),
 }
 
-/// All threads with a reservation.
+/// All vCPU threads that have a reservation.
 #[derive(Debug)]
 pub(super) struct Held {
     table: Arc<LeaseTable>,
@@ -66,13 +66,14 @@ impl Held {
         self.all.get(&thread).map(|one| one.slot)
     }
 
-    /// Present run time of the reservation; 0 without one. The caller must set reductions before
-    /// increases.
+    /// Run time per period that is reserved for the thread; 0 without a reservation. If the caller
+    /// changes several reservations, the caller must set shorter run times before longer run times.
     pub fn runtime(&self, thread: Identity) -> Nanos {
         self.all.get(&thread).map_or(Nanos(0), |one| one.granted.runtime)
     }
 
-    /// Reserves time for a thread, recorded in `slot`.
+    /// Reserves time for a thread, and records the reservation in entry `slot` of the table of
+    /// thread policies.
     pub fn hold(
         &mut self,
         slot: usize,
@@ -89,7 +90,8 @@ impl Held {
         done
     }
 
-    /// Records the entry. If the entry cannot be recorded, no policy is set.
+    /// Writes a thread's entry in the table of thread policies. If the entry cannot be written into
+    /// the table of thread policies, the caller must not set the thread's policy.
     fn enter(&self, one: &One) -> Result<(), PolicyError> {
         let Found { thread, saved, .. } = one.found;
         let noted = self.table.put(one.slot, &Entry { thread, saved, by: 0, until: HELD });
@@ -97,7 +99,8 @@ impl Held {
         noted.map_err(|source| PolicyError::Refused { tid, policy, source })
     }
 
-    /// Restores a thread's original policy, and returns its slot.
+    /// Ends the reservation of a thread and restores the thread's original policy. Returns the
+    /// thread's slot in the table of thread policies.
     pub fn release(&mut self, thread: Identity) -> Option<usize> {
         let one = self.all.remove(&thread)?;
         if restore::is_alive(thread) {
@@ -108,14 +111,15 @@ impl Held {
         Some(one.slot)
     }
 
-    /// Releases all threads except those for which `keep` is true, and returns their slots.
+    /// Ends the reservations of all threads for which `keep` is false. Returns the slots that the
+    /// released threads had in the table of thread policies.
     pub fn release_all(&mut self, keep: impl Fn(Identity) -> bool) -> Vec<usize> {
         let gone: Vec<Identity> = self.all.keys().copied().filter(|each| !keep(*each)).collect();
         gone.into_iter().filter_map(|thread| self.release(thread)).collect()
     }
 
-    /// Sets policies again that other programs changed. Returns the threads that the kernel
-    /// refused, with the reason.
+    /// Sets the policies again that other programs changed. Returns the threads for which the
+    /// kernel refused the policy, and the reasons.
     pub fn keep(&self) -> Vec<(Identity, String)> {
         let has = |one: &One| policy::get(one.found.thread.tid).ok() == Some(wanted(one.granted));
         let lost = self.all.values().filter(|one| !has(one));
@@ -124,19 +128,20 @@ impl Held {
         lost.filter_map(|one| Some((one.found.thread, again(one).err()?.to_string()))).collect()
     }
 
-    /// Restarts the shares, because VMs came or went.
+    /// Restarts the measurement of shares, because the set of VMs has changed.
     pub fn begin_anew(&mut self) {
         for (thread, one) in &mut self.all {
             one.base = (clock::now(), ran(*thread));
         }
     }
 
-    /// Time that all threads ran since the VMs last changed, in nanoseconds.
+    /// Total run time in nanoseconds of all threads with a reservation since the set of VMs last
+    /// changed.
     pub fn ran(&self) -> u64 {
         self.all.values().map(|one| ran(one.found.thread).saturating_sub(one.base.1).0).sum()
     }
 
-    /// State of a thread.
+    /// State of a thread with a reservation, for the state file; `None` without a reservation.
     pub fn state(&self, thread: Identity) -> Option<VcpuState> {
         let one = self.all.get(&thread)?;
         let elapsed = clock::now().saturating_sub(one.base.0);
@@ -152,7 +157,8 @@ impl Held {
     }
 }
 
-/// Sets the policy. A deadline thread must be allowed on all its original processors.
+/// Sets the policy of a thread with a reservation. The function first allows the thread on all its
+/// original processors, as the kernel requires for deadline threads.
 fn set(one: &One) -> Result<(), PolicyError> {
     let Found { thread, cpus, .. } = &one.found;
     let (tid, policy) = (thread.tid, wanted(one.granted));

@@ -1,9 +1,11 @@
-//! The scheduler as a service: finds VMs, seats them, keeps the watchdog running, and reports.
+//! Runs the vCPU scheduler as a service on a host. The service finds VMs, assigns VMs to
+//! processors, keeps the watchdog running, and reports.
 //!
-//! The service expects the death of any part. If a VM is gone, the service waits for it. If a
-//! scheduling thread stalls, the watchdog restores the vCPU threads of this scheduling thread. If
-//! the watchdog is dead, nothing is lent until a new one runs. At its start, the service restores
-//! the threads and cgroups that a previous scheduler left changed.
+//! Each part of the service may fail without harm to the other parts. If a VM ends, the service
+//! waits until the VM starts again. If a scheduling thread stalls, the watchdog restores the vCPU
+//! threads of that scheduling thread. If the watchdog is dead, the scheduler lends no real-time
+//! policy until a new watchdog runs. At its start, the service restores the threads and cgroups
+//! that a previous scheduler left changed.
 
 mod as_found;
 mod chime;
@@ -48,34 +50,37 @@ use complaint::Complaint;
 use gauge::Gauge;
 use roster::Roster;
 
-/// Milliseconds between two looks at VMs, reports and the watchdog.
+/// Interval in milliseconds at which the service searches for VMs, reads reports and checks the
+/// watchdog.
 const LOOK_MS: u16 = 500;
-/// Time that a scheduling thread may take to execute an order; it polls at least every 40 ms.
+/// Time limit for a scheduling thread to execute an order. A scheduling thread polls at least every
+/// 40 ms.
 const OBEYED_WITHIN: Duration = Duration::from_millis(500);
-/// Number of reports that may wait to be read. Each scheduling thread sends one report per second.
+/// Maximum number of reports in the channel from the scheduling threads. Each scheduling thread
+/// sends one report per second.
 const REPORTS: usize = 256;
 
-/// Reason for which the scheduler did not start, or ended.
+/// Reason why the scheduler did not start, or why it ended.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServiceError {
-    /// The configuration has mistakes.
+    /// The configuration file has mistakes.
     #[error("{0}")]
     Config(String),
-    /// The run directory cannot be used.
+    /// The scheduler cannot use the run directory.
     #[error("{dir}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs")]
     Directory { dir: String, source: io::Error },
-    /// The scheduler's files are gone, or belong to another scheduler.
+    /// The scheduler's files in the run directory do not exist any more, or belong to another
+    /// scheduler.
     #[error(
-        "{dir}: files of this scheduler were removed or replaced, so that nobody could put right \
-         what it would leave; all vCPUs were given back. Start it again, and keep others out of \
-         there"
+        "{dir}: another program removed or replaced files of this scheduler; all vCPUs have their \
+         former settings; keep other programs out of the directory, and start the scheduler again"
     )]
     Replaced { dir: String },
-    /// The watchdog did not start.
+    /// The scheduler could not start the watchdog.
     #[error("{0}")]
     Watchdog(io::Error),
-    /// A scheduling thread ended.
+    /// A scheduling thread ended with an error.
     #[error("CPU {cpu} cannot be scheduled: {source}")]
     Boost { cpu: u32, source: io::Error },
     /// A system call for signals failed.
@@ -100,7 +105,7 @@ struct Service<'a> {
     chime: Chime,
     gauge: Gauge,
     loops: Vec<Loop>,
-    /// The processor on which each thread is scheduled.
+    /// Processor to which each vCPU thread is assigned.
     seated: HashMap<Identity, u32>,
     reports: Receiver<Report>,
     lending: Arc<AtomicBool>,
@@ -108,12 +113,13 @@ struct Service<'a> {
     command: &'a dyn Fn(&Path) -> Command,
 }
 
-/// Schedules the VMs that `load` returns, until SIGTERM or SIGINT; SIGHUP calls `load` again.
-/// `watchdog` makes a command that runs [`crate::watchdog::watch`] on a directory.
+/// Schedules the VMs of the configuration that `load` returns, until SIGTERM or SIGINT. On SIGHUP
+/// the function calls `load` again. `watchdog` returns a command that runs
+/// [`crate::watchdog::watch`] on a directory.
 ///
 /// # Errors
-/// The scheduler cannot start: the configuration is wrong, the directory or the watchdog cannot be
-/// used, or the right to real-time policies is missing.
+/// Returns an error if the configuration is wrong, or if the right to real-time policies is
+/// missing. Returns an error if the run directory or the watchdog cannot be used.
 pub fn run(
     load: &dyn Fn() -> Result<Config, String>,
     watchdog: &dyn Fn(&Path) -> Command,
@@ -127,7 +133,7 @@ pub fn run(
     ends.add(Signal::SIGTERM);
     ends.add(Signal::SIGINT);
     ends.add(Signal::SIGHUP);
-    // The signals are blocked before any thread is made, so that all threads inherit the mask.
+    // This blocks the signals before any thread starts, so that all threads inherit the mask.
     ends.thread_block()?;
     let signals = SignalFd::with_flags(&ends, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?;
     step_aside(&config.cpus);
@@ -177,21 +183,22 @@ pub fn run(
     ended.and(stopped)
 }
 
-/// Moves this thread, and the watchdog that it will start, off the scheduled processors, if other
-/// processors are allowed. On a scheduled processor, both would wait for guests, and a waiting
-/// thread cannot die.
+/// Moves the calling thread off the scheduled processors, if the thread may use other processors.
+/// The watchdog, which the calling thread starts later, inherits the processors of the thread. On a
+/// scheduled processor, the calling thread and the watchdog would wait for guests, and a waiting
+/// thread cannot exit.
 fn step_aside(cpus: &[u32]) {
     let mine = as_found::processors(0).unwrap_or_default();
     let others: Vec<u32> = mine.into_iter().filter(|cpu| !cpus.contains(cpu)).collect();
     if others.is_empty() {
-        tracing::warn!("[vcpu] `cpus` has all CPUs; leave one out for other programs");
+        tracing::warn!("[vcpu] `cpus` has all CPUs; leave one CPU out for other programs");
     } else if let Err(error) = restore::confine(0, &others) {
-        tracing::warn!(%error, "the service cannot leave the CPUs of its VMs");
+        tracing::warn!(%error, "the scheduler's own thread cannot leave the CPUs of its VMs");
     }
 }
 
-/// Raises the limit of descriptors: two descriptors per vCPU may exceed the 1,024 with which a
-/// process starts.
+/// Raises the process's limit on open files, because two descriptors per vCPU may exceed the usual
+/// limit of 1,024.
 fn open_many() {
     if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
         && soft < hard
@@ -201,10 +208,10 @@ fn open_many() {
     }
 }
 
-/// Makes the scheduler of a directory read its configuration again.
+/// Makes the scheduler with the run directory `dir` read its configuration again.
 ///
 /// # Errors
-/// No scheduler runs with the directory, or the permission is missing.
+/// Returns an error if no scheduler runs with the directory, or if the permission is missing.
 pub fn hang_up(dir: &Path) -> io::Result<()> {
     let owner = LeaseTable::open(&dir.join(LEASES))?.owner()?;
     if !restore::is_alive(owner) {
@@ -215,11 +222,14 @@ pub fn hang_up(dir: &Path) -> io::Result<()> {
 }
 
 /// Restores the threads and cgroups that the previous scheduler left changed, and creates a new
-/// table.
+/// table of thread policies.
 fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
     let dir = taken.path();
     if statfs(dir)?.filesystem_type() != TMPFS_MAGIC {
-        tracing::warn!(run_dir = %dir.display(), "not on a tmpfs: writes to the disk delay slices");
+        tracing::warn!(
+            run_dir = %dir.display(),
+            "the run directory is not on a tmpfs: writes to the disk delay slices"
+        );
     }
     if let Swept::After { taken } = restore::sweep_in(taken)? {
         tracing::warn!(
@@ -230,7 +240,7 @@ fn prepare(taken: &RunDir) -> io::Result<Arc<LeaseTable>> {
     let pid = std::process::id();
     let started = threads::started_at(pid, pid).unwrap_or(0);
     let owner = Identity { pid, tid: pid, started };
-    // The list of a previous table must not stay beside the new one.
+    // The list of original states must not stay from a previous table.
     Before::default().save(dir)?;
     Ok(Arc::new(LeaseTable::create(&dir.join(LEASES), owner)?))
 }
@@ -265,7 +275,8 @@ impl Service<'_> {
                 tracing::warn!(%error, "the state file cannot be written");
             }
             let mut fds = vec![PollFd::new(signals.as_fd(), PollFlags::POLLIN)];
-            // Without the watchdog nothing may be lent, so its death wakes this loop at once.
+            // Without the watchdog, the scheduler may not lend policies, so the watchdog's death
+            // wakes this loop at once.
             let guard = self.watchdog.as_ref().map(Watchdog::as_fd);
             fds.extend(guard.map(|guard| PollFd::new(guard, PollFlags::POLLIN)));
             let _ = poll(&mut fds, PollTimeout::from(LOOK_MS));
@@ -277,7 +288,8 @@ impl Service<'_> {
         }
     }
 
-    /// Adopts the present configuration, or keeps the old one if it is refused.
+    /// Reads the scheduler's configuration file again. If the new configuration has a mistake, the
+    /// service keeps the old configuration.
     fn read_anew(&mut self) {
         self.loads += 1;
         let fixed = |config: &Config| {
@@ -301,15 +313,15 @@ impl Service<'_> {
         }
     }
 
-    /// Whether the files that the watchdog or the next scheduler needs to restore everything still
-    /// exist.
+    /// Whether the run directory still has the files that the watchdog or the next scheduler needs
+    /// to restore threads and cgroups.
     fn has_its_files(&self) -> bool {
         let socket = |at| self.dir.path().join(format!("{SOCKET_PREFIX}{at}"));
         self.table.is_at(&self.dir.path().join(LEASES))
             && (0..self.config.cpus.len()).all(|at| socket(at).exists())
     }
 
-    /// Orders the scheduling threads to schedule the present vCPUs, if the vCPUs have changed.
+    /// Orders the scheduling threads to schedule the current vCPUs, if the vCPUs have changed.
     fn seat(&mut self) -> bool {
         if !self.roster.look(&self.config) {
             return false;
@@ -331,7 +343,7 @@ impl Service<'_> {
                 return false;
             }
         }
-        // A scheduling thread that has ended or stalls is detected elsewhere.
+        // Other code detects a scheduling thread that has ended or stalls.
         self.order(&|cpu| of(cpu).to_vec());
         let on = |(cpu, seats): (&u32, &Vec<Seat>)| {
             seats.iter().map(|seat| (seat.thread, *cpu)).collect::<Vec<_>>()
@@ -343,7 +355,8 @@ impl Service<'_> {
         true
     }
 
-    /// Sends all scheduling threads their vCPUs. Returns whether all executed the order in time.
+    /// Sends each scheduling thread its list of vCPUs. Returns whether all scheduling threads
+    /// executed the order in time.
     fn order(&self, seats: &dyn Fn(u32) -> Vec<Seat>) -> bool {
         let (send, done) = sync_channel(self.loops.len());
         let send_to =
@@ -353,8 +366,8 @@ impl Service<'_> {
         (0..told).all(|_| done.recv_timeout(OBEYED_WITHIN).is_ok())
     }
 
-    /// Sends the scheduling threads the bells, if the bells have changed or the threads have new
-    /// vCPUs.
+    /// Sends the file and the numbers of the VMs' frame-arrival counters (bells) to the scheduling
+    /// threads, if the counters or a thread's vCPUs have changed.
     fn give_bells(&mut self, seated: bool) {
         if !self.chime.look(&self.config) && !seated {
             return;
@@ -381,12 +394,13 @@ impl Service<'_> {
                 Note::Accepted(thread) => {
                     tracing::info!(
                         vm = self.roster.name(thread),
-                        "the kernel now schedules it with a reservation"
+                        "the kernel accepts real-time slices for the VM again"
                     );
                     self.roster.content(*thread);
                 }
                 Note::NoRoom(thread) => {
-                    let why = "no slots are left for its deadline; give it a longer one";
+                    let why =
+                        "no free slots for the vCPU's deadline; give the VM a longer deadline";
                     self.roster.complain(*thread, Complaint::Told(why.to_owned()));
                 }
                 Note::StoodStill(time) => {
@@ -398,7 +412,7 @@ impl Service<'_> {
         self.gauge.add(report);
     }
 
-    /// Restarts a dead watchdog. Without a watchdog nothing is lent.
+    /// Restarts a dead watchdog. Without a watchdog the scheduler lends no real-time policy.
     fn guard(&mut self) {
         if self.watchdog.as_mut().is_some_and(Watchdog::is_alive) {
             return;
@@ -414,7 +428,7 @@ impl Service<'_> {
                 Some(watchdog)
             }
             Err(error) => {
-                tracing::error!(%error, "no watchdog: no real-time slices until one runs");
+                tracing::error!(%error, "no watchdog runs: vCPUs get no real-time slices");
                 None
             }
         };
@@ -431,7 +445,7 @@ impl Service<'_> {
         }
     }
 
-    /// Ends the scheduling threads and restores everything.
+    /// Ends the scheduling threads and restores the original state of all threads and cgroups.
     fn stop(&mut self) -> Result<(), ServiceError> {
         let mut ended = Ok(());
         for Loop { cpu, orders, thread } in self.loops.drain(..) {
@@ -440,7 +454,7 @@ impl Service<'_> {
                 ended = Err(ServiceError::Boost { cpu, source });
             }
         }
-        // Reservations are released before the processors are restored, because a deadline thread
+        // This releases reservations before it restores processors, because a deadline thread
         // cannot lose processors.
         self.roster.release();
         self.roster.found.put_back();
@@ -457,5 +471,5 @@ impl Service<'_> {
     }
 }
 
-/// Number of entries for vCPUs.
+/// Number of entries for vCPUs in the table of thread policies.
 const SLOTS: usize = MAX_ENTRIES;

@@ -1,4 +1,4 @@
-//! Decides for which VMs the kernel reserves time, and which are refused.
+//! Decides for which VMs the kernel reserves time, and refuses the reservations of all other VMs.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::lease::Identity;
 use crate::policy::PolicyError;
 
-/// Part of each processor that this kernel admits for reservations, in millionths.
+/// Part of each processor, in millionths, that the running kernel admits for reservations.
 fn kernel_limit_ppm() -> u64 {
     let read = |name| {
         let text = std::fs::read_to_string(Path::new("/proc/sys/kernel").join(name)).ok()?;
@@ -22,8 +22,9 @@ fn kernel_limit_ppm() -> u64 {
 }
 
 impl Roster {
-    /// Reserves the time that VMs requested, as far as it fits. A refused VM runs by weight
-    /// instead. A refusal changes the sum of the reservations, so the plan is made again.
+    /// Reserves the time that VMs request, as far as the processors have free time. A VM with a
+    /// refused reservation runs by weight instead. After each refusal, the function plans all
+    /// reservations again, because the sum of the reservations has changed.
     pub(super) fn reserve(&mut self, config: &Config) -> Taken {
         for member in &mut self.members {
             member.refused = None;
@@ -47,7 +48,8 @@ impl Roster {
                 None => self.apply(),
             };
             let Some((at, why)) = refused else { break };
-            let why = format!("nothing is reserved, so it runs by weight: {why}");
+            let why =
+                format!("the kernel reserves no time for the VM, so the VM runs by weight: {why}");
             tracing::warn!(vm = config.vms[at].name, "{why}");
             self.members[at].refused = Some(why);
         }
@@ -61,8 +63,8 @@ impl Roster {
         taken
     }
 
-    /// Sets the reservations, reductions first. Returns the first VM that the kernel refuses, with
-    /// the reason.
+    /// Sets the planned reservations. The function sets shorter run times first, to make room for
+    /// longer run times. Returns the first VM that the kernel refuses, with the reason.
     fn apply(&mut self) -> Option<(usize, String)> {
         let mut wanted: Vec<(usize, Identity, Granted)> = Vec::new();
         for (at, member) in self.members.iter().enumerate() {
@@ -76,13 +78,18 @@ impl Roster {
             let Some((_, saved)) = self.found.thread(&thread) else { continue };
             let cpus = self.found.cpus(&thread).unwrap_or_default().to_vec();
             let Some(slot) = self.held.slot(thread).or_else(|| self.found.slot()) else {
-                return Some((at, format!("more than {SLOTS} vCPUs; reserve for fewer")));
+                return Some((
+                    at,
+                    format!(
+                        "more than {SLOTS} vCPUs have reservations; reserve time for fewer vCPUs"
+                    ),
+                ));
             };
             let Err(error) = self.held.hold(slot, &Found { thread, saved, cpus }, granted) else {
                 continue;
             };
             self.found.give_up([slot]);
-            // If the thread is gone, the next look notices it.
+            // The next look notices that a thread has exited.
             if !matches!(error, PolicyError::Gone { .. }) {
                 return Some((at, error.to_string()));
             }
@@ -90,17 +97,20 @@ impl Roster {
         None
     }
 
-    /// Sets policies again that other programs changed. Returns true if the kernel refused a
-    /// policy, so that all VMs must be seated again.
+    /// Sets the policies again that other programs changed. Returns true if the kernel refused a
+    /// policy, so that the service must assign the VMs to processors again.
     pub(super) fn keep(&mut self) -> bool {
         let lost = self.held.keep();
         for (thread, why) in &lost {
-            tracing::warn!(vm = self.name(thread), "its reservation was changed by others: {why}");
+            tracing::warn!(
+                vm = self.name(thread),
+                "a program changed the vCPU's reservation: {why}"
+            );
         }
         !lost.is_empty()
     }
 
-    /// Releases all reservations.
+    /// Ends all reservations and restores the policies of their threads.
     pub fn release(&mut self) {
         let slots = self.held.release_all(|_| false);
         self.found.give_up(slots);

@@ -1,4 +1,4 @@
-//! The configured VMs, with the threads of those that run.
+//! The configured VMs, with the threads of running VMs.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -23,44 +23,46 @@ use crate::restore;
 use crate::state::VmState;
 use crate::weight::{GroupWeight, Weigher};
 
-/// State of a configured VM.
+/// State of a configured VM, with its threads, reservation and complaints.
 #[derive(Debug, Default)]
 pub(super) struct Member {
     pub(super) threads: Vec<Identity>,
     /// The cgroups of the VM's threads, as in `/proc/PID/cgroup`.
     groups: Vec<String>,
     pub(super) seated: Option<Seated>,
-    /// Reservation of the VM's vCPUs.
+    /// Reservation of each vCPU of the VM; `None` without a reservation.
     pub(super) granted: Option<Granted>,
-    /// Reason for which a requested reservation was refused.
+    /// Reason why the VM's requested reservation was refused.
     pub(super) refused: Option<String>,
     /// Reason why the VM does not run, or does not get the time that it requested.
     pub(super) problem: Option<String>,
-    /// Complaints of scheduling threads about the VM's vCPUs since the VM was seated.
+    /// Complaints of scheduling threads about the VM's vCPUs since the VM was assigned to
+    /// processors.
     pub(super) complaints: Vec<(Identity, Complaint)>,
-    /// The last complaint that was logged.
+    /// The last complaint about the VM that the service logged.
     logged: Option<String>,
 }
 
 /// State of all configured VMs.
 #[derive(Debug)]
 pub(super) struct Roster {
-    /// Names of the VMs, for the log.
+    /// Names of the configured VMs, for the log.
     names: Vec<String>,
     pub(super) members: Vec<Member>,
     pub(super) found: AsFound,
     pub(super) held: Held,
-    /// The VM of each thread, including threads that have gone.
+    /// Index of the VM of each thread, including threads that have exited.
     whose: HashMap<Identity, usize>,
     looked: bool,
 }
 
-/// How vCPUs are weighed.
+/// Methods of setting the weights of vCPUs.
 #[derive(Debug, Default)]
 struct Weighers {
     of: HashMap<Identity, Weigher>,
     groups: Vec<Cgroup>,
-    /// For each VM, the directory below which its weight counts; `None` if it counts everywhere.
+    /// For each VM, the cgroup directory below which the VM's weight counts; `None` if the weight
+    /// counts everywhere.
     within: Vec<Option<PathBuf>>,
 }
 
@@ -76,8 +78,9 @@ impl Roster {
         }
     }
 
-    /// Adopts a new list of VMs. A VM with the same name and source keeps its threads. The threads
-    /// of other VMs leave at the next look.
+    /// Adopts the list of VMs of the new configuration `config`. A VM keeps its threads if its name
+    /// and source are the same in the new configuration. The next call of [`Self::look`] releases
+    /// the threads of all VMs that have no match in the new configuration.
     pub fn take_over(&mut self, before: &Config, config: &Config) {
         let mut members: HashMap<&String, Member> =
             before.vms.iter().map(|vm| &vm.name).zip(self.members.drain(..)).collect();
@@ -97,7 +100,7 @@ impl Roster {
         self.looked = false;
     }
 
-    /// Looks for the threads of all VMs, and returns whether any came or went.
+    /// Looks for the threads of all configured VMs. Returns whether a thread started or ended.
     pub fn look(&mut self, config: &Config) -> bool {
         if let Err(error) = self.found.settle(clock::now(), &config.run_dir) {
             tracing::error!(%error, "the threads' former settings cannot be saved");
@@ -137,8 +140,8 @@ impl Roster {
         changed | self.keep()
     }
 
-    /// Assigns all VMs to processors, and returns the vCPUs of each processor. `None` if no thread
-    /// may be changed now.
+    /// Assigns the vCPUs of all VMs to processors, and returns the vCPUs of each processor; `None`
+    /// if the scheduler may change no thread now.
     pub fn seats(&mut self, config: &Config) -> Option<HashMap<u32, Vec<Seat>>> {
         let weighers = self.weighers();
         let without = self.note(config, &weighers)?;
@@ -190,11 +193,11 @@ impl Roster {
     }
 
     /// Records the state of threads and cgroups before their first change. Returns the threads for
-    /// which the table has no room.
+    /// which the table of thread policies has no room.
     fn note(&mut self, config: &Config, weighers: &Weighers) -> Option<Vec<Identity>> {
         let threads: Vec<Identity> =
             self.members.iter().flat_map(|member| member.threads.iter().copied()).collect();
-        // Reservations are released before the processors are restored, because a deadline thread
+        // This releases reservations before it restores processors, because a deadline thread
         // cannot lose processors.
         let slots = self.held.release_all(|thread| threads.contains(&thread));
         self.found.give_up(slots);
@@ -204,8 +207,8 @@ impl Roster {
             Err(error) => {
                 let dir = config.run_dir.display();
                 let why = format!(
-                    "what it is like cannot be noted in {dir}, so it is left alone: {error}; make \
-                     room there"
+                    "the VM is not scheduled, because the threads' former settings cannot be saved \
+                     in {dir}: {error}; make room in the directory"
                 );
                 let found = &self.found;
                 let is_new = |member: &&mut Member| {
@@ -222,13 +225,13 @@ impl Roster {
         }
     }
 
-    /// Makes the next look treat everything as changed.
+    /// Makes the next call of [`Self::look`] treat all VMs as changed.
     pub fn look_again(&mut self) {
         self.looked = false;
     }
 
-    /// Decides how weights are set: by the cgroup that divides between a VM and the others,
-    /// otherwise by nice values.
+    /// Decides how the service sets weights. If a cgroup divides time between a VM and other VMs,
+    /// the cgroup's weight is used, otherwise nice values.
     fn weighers(&self) -> Weighers {
         let homes: Vec<Option<PathBuf>> =
             self.members.iter().map(|member| divide::home(&member.threads)).collect();
@@ -255,17 +258,18 @@ impl Roster {
         self.members.iter().any(|member| member.threads.contains(thread))
     }
 
-    /// Name of the VM to which the thread belongs or belonged, for the log.
+    /// Name of the VM to which a thread belongs or belonged, for the log.
     pub fn name(&self, thread: &Identity) -> &str {
         self.whose.get(thread).map_or("-", |at| &self.names[*at])
     }
 
-    /// Restarts the shares, because VMs came or went.
+    /// Restarts the measurement of shares, because the set of VMs has changed.
     pub fn begin_anew(&mut self) {
         self.held.begin_anew();
     }
 
-    /// Removes a thread that has exited, so that the next look finds the VM changed.
+    /// Removes a thread that has exited from its VM. After the removal, the next call of
+    /// [`Self::look`] treats the VM as changed.
     pub fn forget(&mut self, thread: &Identity) {
         for member in &mut self.members {
             member.threads.retain(|other| other != thread);
@@ -288,7 +292,7 @@ impl Roster {
         }
     }
 
-    /// Removes the complaints about this vCPU.
+    /// Removes all complaints about the vCPU with the thread `thread`.
     pub fn content(&mut self, thread: Identity) {
         for member in &mut self.members {
             member.complaints.retain(|(other, _)| *other != thread);
@@ -305,8 +309,8 @@ impl Roster {
                 .map(|(thread, _)| *thread)
                 .collect()
         };
-        // A thread with a reservation runs on any processor, so each processor counts an equal part
-        // of its time.
+        // A thread with a reservation may run on any processor, so each processor counts an equal
+        // part of its time.
         let apart = self.held.ran() / u64::try_from(config.cpus.len()).unwrap_or(1).max(1);
         let all: HashMap<u32, u64> =
             config.cpus.iter().map(|cpu| (*cpu, gauge.ran(&on(*cpu)) + apart)).collect();
@@ -337,7 +341,8 @@ fn groups_of(thread: &Identity) -> String {
     std::fs::read_to_string(format!("/proc/{}/cgroup", thread.tid)).unwrap_or_default()
 }
 
-/// The cgroup below `group` that contains only this vCPU, as libvirt creates it.
+/// The cgroup below `group` that contains only the vCPU's thread, as libvirt creates such cgroups;
+/// `None` if the vCPU has no cgroup of its own.
 fn leaf(thread: Identity, group: &Cgroup) -> Option<Cgroup> {
     let leaf = Cgroup::dividing(thread.tid).ok()?;
     let is_below = leaf.path() != group.path() && leaf.path().starts_with(group.path());
@@ -354,19 +359,19 @@ const fn mode(mode: Mode) -> &'static str {
 }
 
 fn twice(other: &str) -> String {
-    format!("its threads are those of VM \"{other}\" too; name each VM by what only it has")
+    format!("VM \"{other}\" has the same threads; give each VM a source that matches only this VM")
 }
 
 fn apart(within: &Path) -> String {
     format!(
-        "its weight counts only beside what is below {}, and other VMs are outside; have the \
-         cgroups of all VMs in one directory, with nothing else in them",
+        "the VM's weight counts only against VMs below {}, and other VMs are in other \
+         directories; put the cgroups of all VMs into one directory, without other processes",
         within.display()
     )
 }
 
 fn too_many() -> String {
     format!(
-        "there is no room for all of its vCPUs: a scheduler has at most {SLOTS}; use another one"
+        "no room for all vCPUs of the VM: a scheduler has at most {SLOTS}; use another scheduler"
     )
 }

@@ -1,5 +1,6 @@
-//! Tests of weights and budgets of real cgroups. Missing budgets are reported, weights are set and
-//! restored, and a cgroup may disappear. The tests are skipped if no cgroup can be made.
+//! Tests with weights and real-time budgets of real cgroups. The tests check reports of missing
+//! budgets, the setting and restoring of weights, and cgroups that disappear. The tests are skipped
+//! if they cannot create a cgroup.
 
 use std::path::PathBuf;
 
@@ -11,11 +12,11 @@ use penstock_vcpu_host::state::VmState;
 
 use crate::support::{Guest, Scheduler, affinity, prepare, seen, until, watched};
 
-/// A cgroup below that of the tests.
+/// A cgroup that a test creates below the cgroup of the test process.
 struct Group(PathBuf);
 
 impl Group {
-    /// `None` if the controller or the permission is missing.
+    /// Creates a cgroup for a test; `None` if the `cpu` controller or the permission is missing.
     fn make(name: &str) -> Option<Self> {
         let above = Cgroup::of_thread(0).ok()?.path().to_owned();
         let path = above.join(format!("penstock-test-{name}-{}", std::process::id()));
@@ -35,7 +36,7 @@ impl Group {
         Cgroup::at(&self.0).unwrap().weight().unwrap()
     }
 
-    /// The table of a VM that this cgroup identifies.
+    /// Returns a `[[vm]]` table that identifies the VM by this cgroup.
     fn vm(&self, more: &str) -> String {
         let path = self.0.display();
         format!("[[vm]]\nname = \"{path}\"\ncgroup = \"{path}\"\nthreads = \"sh\"\n{more}\n")
@@ -70,7 +71,7 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
     let error = policy::set(guest.id(), fifo).unwrap_err();
     assert!(matches!(&error, PolicyError::NoBudget { group: g, .. } if *g == group.0), "{error}");
 
-    // Deadlines need no group budget, so reservations work there.
+    // Deadlines need no group budget, so reservations work without a budget.
     let (runtime, period) = (Nanos::from_micros(300), Nanos::from_millis(3));
     let deadline = Policy::Deadline { runtime, period, reclaim: false };
     policy::set(guest.id(), deadline).unwrap();
@@ -83,8 +84,9 @@ fn a_cgroup_without_a_real_time_budget_is_told_with_its_remedy() {
     group.remove();
 }
 
-/// libvirt creates a vCPU's thread in one cgroup and moves it to another. The remedy names the
-/// present cgroup, satisfies the kernel, and works without a notice to the scheduler.
+/// Tests the remedy for a vCPU without a real-time budget. libvirt creates a vCPU's thread in one
+/// cgroup and moves the thread to another cgroup. The remedy must name the current cgroup, be
+/// sufficient for the kernel, and need no restart of the scheduler.
 #[test]
 fn a_vcpu_without_budget_is_reported_with_its_need_and_retried() {
     let Some((_guard, dir)) = prepare("again") else { return };
@@ -107,15 +109,15 @@ fn a_vcpu_without_budget_is_reported_with_its_need_and_retried() {
     let text = vm("vm", &guest, "vcpu_mode = \"periodic\"\ndeadline = \"8 ms\"\n");
     let scheduler = Scheduler::with(&dir, &(text + &vm("other", &other, "")));
     let told = |group: &Group| {
-        let named = format!("its cgroup {} has", group.0.display());
+        let named = format!("the vCPU's cgroup {} has", group.0.display());
         let is = |why: &String| why.contains(&named);
         scheduler.state(0, |vm| vm.problem.as_ref().is_some_and(is)).problem.unwrap()
     };
     told(&emulator);
     vcpu0.take(&guest);
     let why = told(&vcpu0);
-    // The remedy asks for twice 0.5 ms in 8 ms, which are 125,000 us in a second. The parent comes
-    // first.
+    // The remedy writes twice 0.5 ms per 8 ms, which is 125,000 us per second, first for the
+    // parent.
     let files = [&scope, &vcpu0].map(|group| group.0.join("cpu.rt_runtime_us"));
     let [first, then] = files.each_ref().map(|file| file.display());
     let remedy = format!("write 125000 into {first}, then 125000 into {then};");
@@ -123,7 +125,7 @@ fn a_vcpu_without_budget_is_reported_with_its_need_and_retried() {
     for file in files {
         std::fs::write(file, "125000").unwrap();
     }
-    // The first loan may be reported a moment before the complaint is removed.
+    // The state may show the first temporary policy a moment before the complaint disappears.
     let lent = |vm: &VmState| vm.vcpus.first().is_some_and(|vcpu| vcpu.boosts > 0);
     scheduler.state(0, |vm| lent(vm) && vm.problem.is_none());
     drop((scheduler, guest, other));

@@ -1,5 +1,6 @@
-//! Reservations on real threads: the kernel grants them, keeps them beside hogs, and gets them back
-//! however the scheduler ends. The tests are skipped without the right to real-time policies.
+//! Tests of reservations for real threads. The kernel must grant the reservations and keep them
+//! while other threads always compute (*hogs*). The reservations must end when the scheduler ends
+//! for any reason. The tests are skipped without the right to real-time policies.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
@@ -19,8 +20,8 @@ use crate::support::{Guest, Scheduler, affinity, pid, seen, until, watched};
 
 const PERIOD: Nanos = Nanos::from_millis(3);
 
-/// Like the common `prepare`, but `None` if a thread may not have a deadline because it is confined
-/// to some processors.
+/// Calls [`support::prepare`]. Returns `None` if `prepare` returns `None`, or if the thread may not
+/// have a deadline because of its processor affinity.
 fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let prepared = support::prepare(name)?;
     let may = std::thread::spawn(|| policy::set(0, deadline(100)).is_ok()).join().unwrap();
@@ -68,7 +69,7 @@ fn a_reservation_follows_the_share_is_kept_and_is_given_back() {
     let other = scheduler.state(1, |vm| !vm.vcpus.is_empty());
     assert!((other.vcpus[0].entitled_percent - 33.3).abs() < 0.2, "{other:?}");
 
-    // A policy that another process changes is set again.
+    // The scheduler sets a policy again after another process changed it.
     policy::set(guest.id(), Policy::DEFAULT).unwrap();
     has(&guest, 999);
     drop(two);
@@ -80,8 +81,9 @@ fn a_reservation_follows_the_share_is_kept_and_is_given_back() {
     assert_eq!((policy::get(guest.id()).unwrap(), affinity(guest.id())), before);
 }
 
-/// Run time, and the time of that reading with an error of at most 5 ms. On a busy machine this
-/// thread may wait between the two reads.
+/// Returns the guest's run time, and the time of the reading with an error of at most 5 ms. The
+/// function repeats the reading, because on a busy machine the test's thread may wait between two
+/// reads.
 fn reading(guest: &Guest) -> (Instant, Duration) {
     until("a reading without a pause", || {
         let begin = Instant::now();
@@ -90,7 +92,8 @@ fn reading(guest: &Guest) -> (Instant, Duration) {
     })
 }
 
-/// Uses the kernel's own count of the run time, which other threads do not affect.
+/// Tests that a reserved thread gets its run time and no more. The test uses the kernel's own count
+/// of the run time, which other threads do not affect.
 #[test]
 fn a_reserved_thread_has_its_run_time_beside_hogs_and_no_more() {
     let Some((_guard, dir)) = prepare("beside") else { return };
@@ -111,7 +114,8 @@ fn a_reserved_thread_has_its_run_time_beside_hogs_and_no_more() {
     assert!((0.18..0.22).contains(&part), "{part}");
 }
 
-/// A thread with a reservation beside one without, and a watchdog.
+/// Starts a scheduler with a watchdog, for one thread with a reservation and one thread without a
+/// reservation.
 fn beside_another(dir: &Path, guest: &Guest, other: &Guest) -> Scheduler {
     let scheduler = Scheduler::with(dir, &(reserved("vm0", guest, "") + &vm("vm1", other, "")));
     watched(&scheduler);
@@ -132,7 +136,8 @@ fn a_scheduler_that_is_killed_leaves_no_reservation() {
     assert_eq!(policy::get(guest.id()).unwrap(), before);
 }
 
-/// Scheduler and watchdog are killed, and the next process finds the table.
+/// Tests a sweep after scheduler and watchdog were killed. The function `sweep` must find the dead
+/// scheduler's table of thread policies and end the reservation.
 #[test]
 fn a_sweep_puts_reservations_back() {
     let Some((_guard, dir)) = prepare("reserved-sweep") else { return };
@@ -161,7 +166,7 @@ fn watchdog_of(run: &Path) -> u32 {
 fn a_pinned_thread_is_told_what_to_do_and_runs_by_weight() {
     let Some((_guard, dir)) = prepare("pinned") else { return };
     if (0..nix::sched::CpuSet::count()).filter(|c| affinity(0).is_set(*c).unwrap()).count() < 2 {
-        penstock_testing::skip("with one processor nobody is pinned to fewer");
+        penstock_testing::skip("this test needs two processors");
         return;
     }
     let (guest, other) = (Guest::start(), Guest::start());
@@ -171,7 +176,11 @@ fn a_pinned_thread_is_told_what_to_do_and_runs_by_weight() {
     let state = scheduler.state(0, |vm| vm.problem.is_some() && !vm.vcpus.is_empty());
     let why = state.problem.unwrap();
     assert_eq!(state.mode, "none");
-    for part in ["nothing is reserved, so it runs by weight", "cpuset.cpus.partition", "vcpupin"] {
+    for part in [
+        "the kernel reserves no time for the VM, so the VM runs",
+        "cpuset.cpus.partition",
+        "vcpupin",
+    ] {
         assert!(why.contains(part), "{part}: {why}");
     }
     assert!((state.vcpus[0].entitled_percent - 50.0).abs() < 0.1);
@@ -187,29 +196,30 @@ fn too_much_is_refused_by_name_and_the_kernels_own_refusal_is_told() {
     let scheduler = Scheduler::with(&dir, &text);
     let state = scheduler.state(1, |vm| vm.problem.is_some());
     let why = state.problem.unwrap();
-    assert!(why.contains("133.3 % of 1 CPU, 95.0 % are allowed"), "{why}");
+    assert!(why.contains("133.3 % of 1 CPU, above the limit of 95.0 %"), "{why}");
     assert!(why.contains("`runtime` of at most 850 us"), "{why}");
     has(&one, 2_000);
     drop(scheduler);
     until("what was reserved", || (!support::is_lent(one.id())).then_some(()));
 
-    // Other threads of the same root domain have nearly all time. The reservation would fit the
-    // plan, but the kernel refuses it.
+    // Other threads of the same root domain have reserved nearly all time. The reservation would
+    // fit the plan, but the kernel refuses it.
     let cpus = affinity(0);
     let count = (0..nix::sched::CpuSet::count()).filter(|cpu| cpus.is_set(*cpu).unwrap()).count();
     let full: Vec<Guest> = (0..count).map(|_| Guest::start()).collect();
     for guest in &full {
-        // Released time is free once the kernel's period for it is over.
+        // Released time becomes free at the end of the kernel's period.
         until("five sixths of a processor", || policy::set(guest.id(), deadline(2_500)).ok());
     }
     let scheduler = Scheduler::with(&dir, &reserved("vm0", &one, "runtime = \"2 ms\""));
     let state = scheduler.state(0, |vm| vm.problem.is_some() && !vm.vcpus.is_empty());
     let why = state.problem.unwrap();
-    assert!(why.contains("exceed what the kernel admits") && why.contains("shorten"), "{why}");
+    assert!(why.contains("the kernel limits the run times") && why.contains("shorten"), "{why}");
     assert_eq!(state.mode, "none");
 }
 
-/// The table says that a reservation lasts until it is given back.
+/// Tests that the table of thread policies contains a reservation until the scheduler releases the
+/// reservation.
 #[test]
 fn a_reservation_is_in_the_table_before_and_after() {
     let Some((_guard, dir)) = prepare("table") else { return };

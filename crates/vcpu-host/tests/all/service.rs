@@ -1,8 +1,8 @@
-//! Tests of the service over real threads. A scheduler that is killed or stopped in the middle of a
-//! slice leaves no thread with a real-time policy. VMs come and go, and at the end everything is
-//! restored. Computing processes represent VMs of one vCPU. The tests are skipped without the right
-//! to real-time policies. Scheduler and watchdog are this program itself, which runs one of the two
-//! role functions in `support`.
+//! Tests of the vCPU scheduler's service with real threads. If the scheduler is killed or stopped
+//! in the middle of a slice, no thread may keep a real-time policy. VMs start and end, and at the
+//! end all threads must be restored. Busy processes represent VMs with one vCPU. The tests are
+//! skipped without the right to real-time policies. To run a scheduler or a watchdog, the test
+//! program starts itself again in a role (`support`).
 
 use nix::sys::signal::{Signal, kill};
 use penstock_vcpu_host::policy;
@@ -12,11 +12,11 @@ use crate::support::{
     Guest, Scheduler, affinity, is_lent, pid, prepare, role, seen, until, watched,
 };
 
-/// A deadline that the fair class never keeps for two computing threads, so that slices are lent
-/// often.
+/// Deadline that the kernel's fair class never meets for two busy threads, so that the scheduler
+/// lends slices often.
 const OFTEN: &str = "1 ms";
 
-/// Whether every thread of the process is stopped until it is continued.
+/// Whether every thread of process `id` is stopped by a signal.
 fn is_stopped(id: u32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
     tasks.flatten().all(|task| {
@@ -25,8 +25,8 @@ fn is_stopped(id: u32) -> bool {
     })
 }
 
-/// The example `takeback` measures how soon; this test checks only which process took the loan
-/// back.
+/// Tests which process ends the temporary real-time policy of a killed scheduler. The example
+/// `takeback` measures the delay until a killed scheduler's temporary real-time policy is ended.
 #[test]
 fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
     let Some((_guard, dir)) = prepare("kill") else { return };
@@ -38,7 +38,8 @@ fn a_scheduler_that_is_killed_in_a_slice_leaves_nobody_with_a_processor() {
         until("a slice", || is_lent(guest.id()).then_some(()));
         scheduler.signal(Signal::SIGKILL);
         scheduler.child.wait().unwrap();
-        // No scheduler lives and no other has started, so the watchdog took the loan back.
+        // The scheduler is dead and no other has started, so the watchdog ended the temporary
+        // policy.
         let (dead, in_slice) = until("the watchdog", || {
             let dead = seen(&dir, "Dead", "");
             (dead > 0).then(|| (dead, seen(&dir, "Dead", "taken: 1 ")))
@@ -105,7 +106,7 @@ fn a_scheduler_whose_files_are_removed_gives_all_back_and_says_so() {
     let mut scheduler = Scheduler::start(&dir, &[&guest, &other], OFTEN);
     watched(&scheduler);
     until("a slice", || is_lent(guest.id()).then_some(()));
-    // The scheduler writes into the directory meanwhile.
+    // The scheduler may write into the directory during the removal.
     until("an empty place", || match std::fs::remove_dir_all(dir.join("run")) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => None,
         _ => Some(()),
@@ -146,7 +147,7 @@ fn a_thread_that_two_vms_name_belongs_to_the_first() {
 fn a_second_scheduler_and_a_deadline_that_does_not_fit_are_refused() {
     let Some((_guard, dir)) = prepare("refuse") else { return };
     let (guest, other) = (Guest::start(), Guest::start());
-    // Every second slot is half a processor. With a third VM each VM gets a third.
+    // Every second slot is half of the processor. With a third VM, each VM gets a third.
     let scheduler = Scheduler::start(&dir, &[&guest, &other], "0.5 ms");
     let vm = scheduler.state(0, |vm| !vm.vcpus.is_empty());
     assert_eq!((vm.mode.as_str(), vm.problem), ("periodic", None));

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// Accounts: the rules of penstock-vcpu's `credit_book` and `reserve`, in a form that needs no walk
-// over all threads. Each processor counts what a unit of weight was given, and an account takes its
-// part when somebody looks at it. What is given in an epoch is what was used in it, so credits
-// neither pile up nor run out.
+// Credit accounts by the rules of penstock-vcpu's `credit_book` and `reserve`, without a loop over
+// all threads. Each processor sums the credits given to a unit of weight. An account takes its part
+// when it is next read. The credits of an epoch equal the time used in it, so credits neither
+// accumulate nor run out.
 #ifndef PENSTOCK_CREDIT_H
 #define PENSTOCK_CREDIT_H
 
 #include "state.h"
 
-// Adds to an account; two epochs' parts are kept for I/O first.
+// Adds credits to an account. A part of them first fills the reserve for I/O, up to two epochs'
+// parts.
 static __always_inline void earn(struct account *a, struct term *term, s64 earned)
 {
 	u32 pct = term ? term->reserve_pct : 0;
@@ -37,15 +38,15 @@ static __always_inline void settle(struct cpu *c, struct account *a, struct term
 	earn(a, term, (s64)((given * a->weight) >> SHIFT));
 }
 
-// The weight of who is runnable on a processor. Another one that takes a thread from here changes it
-// as well, under the lock of its own run queue.
+// Changes the weight of the runnable threads on a processor. Another processor that steals a thread
+// from here also changes it, under the lock of its own run queue.
 static __always_inline void weigh(struct cpu *c, s64 by)
 {
 	__sync_fetch_and_add(&c->weight, by);
 }
 
-// It came to `to` without having slept on the way, as one that was stolen does: what it was given on
-// `from` is settled there, and from now on it takes part here.
+// Moves an account of a thread that came to `to` without sleeping, for example a stolen one.
+// Credits given on `from` are settled there. From now on the thread takes part on `to`.
 static __always_inline void arrive(struct cpu *from, struct cpu *to, struct account *a,
 				   struct term *term)
 {
@@ -57,7 +58,7 @@ static __always_inline void arrive(struct cpu *from, struct cpu *to, struct acco
 	weigh(to, a->weight);
 }
 
-// Hands out what was used since the last epoch.
+// Gives the time used since the last epoch to the runnable threads as credits.
 static __always_inline void account(struct cpu *c, u64 now)
 {
 	u64 epoch = now / EPOCH;
@@ -78,7 +79,7 @@ static __always_inline u32 class_of(struct account *a)
 	return a->credit < 0 ? OVER : UNDER;
 }
 
-// What it used since it was last charged.
+// Charges a thread for the time since its last charge. Returns this time.
 static __always_inline u64 charge(struct cpu *c, struct account *a, u64 now)
 {
 	u64 ran = now > a->since ? now - a->since : 0;
@@ -109,8 +110,8 @@ static __always_inline u64 charge(struct cpu *c, struct account *a, u64 now)
 	return ran;
 }
 
-// It slept, and takes what it would have been given, up to an epoch's worth; then it keeps half of
-// that, as Xen has it. The others get so much less.
+// Gives a thread that slept the credits that it would have got. If it then has more than an epoch,
+// it keeps half an epoch, as in Xen. The other threads get less by the same amount.
 static __always_inline void take_for_sleep(struct cpu *c, struct account *a, struct term *term)
 {
 	u64 given = c->given - a->given, whole = EPOCH << SHIFT;
@@ -119,7 +120,7 @@ static __always_inline void take_for_sleep(struct cpu *c, struct account *a, str
 	a->given = c->given;
 	if (!a->weight)
 		return;
-	// Times the part it would have had of what it did not take part in.
+	// Scaled by the share that the thread would have had of the credits given to others.
 	if (given > whole / a->weight * (FLOOR_EPOCHS + 1))
 		given = whole / a->weight * (FLOOR_EPOCHS + 1);
 	part = (given * a->weight) >> SHIFT;
@@ -131,7 +132,8 @@ static __always_inline void take_for_sleep(struct cpu *c, struct account *a, str
 	c->pool -= a->credit - before;
 }
 
-// Woken from block, by somebody else: before all who wait, if it has credits, or a reserve.
+// Boosts a thread that another thread woke: it runs before all waiting threads, if it has credits
+// or a reserve.
 static __always_inline bool boost(struct account *a)
 {
 	a->boost_ran = 0;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// The deadline queue of a processor: the rules of penstock-vcpu's `deadline_queue` and of what a
-// slice is owed for in `double_queue`. Own slots are laid out by user space.
+// The deadline queue of a processor: the rules of penstock-vcpu's `deadline_queue`, and the rules
+// of `double_queue` for owed slices. User space lays out each thread's own slots.
 #ifndef PENSTOCK_DEADLINE_H
 #define PENSTOCK_DEADLINE_H
 
 #include "state.h"
 
-// A turn begins a little after its slot does, and ends with it: most of a slot is a slice.
+// A turn begins a little later than its slot and ends with it. So most of a slot counts as a slice.
 #define SERVED (SLICE / 2)
-// Slots that are looked at for a free one before its deadline; then its own one has to do.
+// Maximum number of slots that are checked for a free one before the deadline. If none is free, the
+// thread uses its own slot.
 #define LOOK 64
 
 static __always_inline bool is_free(u32 first, u32 mine, u64 slot)
@@ -34,7 +35,7 @@ static __always_inline bool is_free(u32 first, u32 mine, u64 slot)
 	return !taken;
 }
 
-// It must run by `by`: books the latest slot that begins by then, or its next own one.
+// Books the latest free slot that begins until `by`, or the thread's next own slot.
 static __noinline int book(u32 mine, u64 by, u64 now)
 {
 	struct seat *seat = seat_at(mine);
@@ -67,7 +68,8 @@ static __noinline int book(u32 mine, u64 by, u64 now)
 	return 0;
 }
 
-// It is owed a slice from `since` on, unless it has been for longer.
+// Records that a thread is owed a slice from `since` on. If an earlier slice is still owed, that
+// slice comes first.
 static __always_inline void owe(struct term *term, u64 since, u64 now)
 {
 	struct seat *seat = seat_at(term->seat);
@@ -97,7 +99,7 @@ static __always_inline void count_owed(struct term *term, u64 ran)
 		seat->again.ran += ran;
 }
 
-// What one that leaves its processor is owed.
+// Updates the owed slices of a thread that leaves the processor.
 static __always_inline void requeue(struct term *term, bool runnable, u64 now)
 {
 	struct seat *seat = seat_at(term->seat);
@@ -119,7 +121,7 @@ static __always_inline void requeue(struct term *term, bool runnable, u64 now)
 		book(term->seat, seat->owed.since + term->deadline, now);
 }
 
-// The thread that is due now and does not run; 0: nobody.
+// Returns the thread that is due now and does not run. 0: none.
 static __always_inline u32 due(s32 cpu, u64 now, u32 running)
 {
 	u64 earliest = now / SLICE;
@@ -142,7 +144,7 @@ static __always_inline u32 due(s32 cpu, u64 now, u32 running)
 	return tid;
 }
 
-// Events that the poll has seen for threads with a deadline on this processor.
+// Handles the events that the poll found for threads with a deadline on this processor.
 static __always_inline void take_events(s32 cpu, u64 now)
 {
 	struct bpf_iter_num it;

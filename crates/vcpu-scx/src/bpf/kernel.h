@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// What the program uses of the kernel. Fields are found by name when it is loaded (CO-RE), so one
-// object serves every kernel with sched_ext; only what is named here has to be there.
+// Declarations of the kernel that the program uses. The loader finds fields by name (CO-RE), so one
+// object works on every kernel with sched_ext. The kernel only needs the fields declared here.
 #ifndef PENSTOCK_KERNEL_H
 #define PENSTOCK_KERNEL_H
 
@@ -13,7 +13,7 @@ typedef __s32 s32;
 typedef __u64 u64;
 typedef __s64 s64;
 
-// Of <linux/bpf.h>, whose content differs between distributions.
+// From <linux/bpf.h>, which differs between distributions.
 enum { BPF_MAP_TYPE_HASH = 1, BPF_MAP_TYPE_ARRAY = 2, BPF_MAP_TYPE_TASK_STORAGE = 29 };
 enum { BPF_F_NO_PREALLOC = 1, BPF_F_TIMER_ABS = 1, BPF_F_TIMER_CPU_PIN = 2, BPF_F_MMAPABLE = 1024 };
 enum { BPF_LOCAL_STORAGE_GET_F_CREATE = 1, CLOCK_MONOTONIC = 1 };
@@ -56,7 +56,7 @@ struct scx_exit_info {
 	char *msg;
 } FOUND_BY_NAME;
 
-// Values are the running kernel's; those here are only placeholders.
+// The running kernel supplies the values. These values are only placeholders.
 enum scx_enq_flags { SCX_ENQ_WAKEUP = 1, SCX_ENQ_HEAD = 16 };
 enum scx_deq_flags { SCX_DEQ_SLEEP = 1 };
 enum scx_ent_flags { SCX_TASK_QUEUED = 1 };
@@ -68,7 +68,7 @@ enum scx_ent_flags { SCX_TASK_QUEUED = 1 };
 #define SCX_KICK_IDLE 1
 #define SCX_KICK_PREEMPT 2
 
-// Members that are left out are 0 in the kernel's.
+// Missing members are 0 in the kernel's structure.
 struct sched_ext_ops {
 	s32 (*select_cpu)(struct task_struct *p, s32 prev_cpu, u64 wake_flags);
 	void (*enqueue)(struct task_struct *p, u64 enq_flags);

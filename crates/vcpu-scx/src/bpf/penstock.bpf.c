@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// Two run queues on each processor, as the kernel's scheduler: by deadline, and by credit.
+// Two run queues on each processor, as the kernel's scheduler: by deadline and by credit.
 //
-// The rules are those of penstock-vcpu's `double_queue`; here they stand on sched_ext. All who wait
-// on a processor are in one dispatch queue, whose number is the processor's; who is next is looked
-// for in it when the processor decides, so that no order has to be kept up to date. Everything of a
-// processor is changed under its run queue's lock; its timer, every 0.5 ms, only looks whether it
-// has to decide anew.
+// The rules are those of penstock-vcpu's `double_queue`, built on sched_ext. All threads that wait
+// on a processor are in one dispatch queue, which has the processor's number. When the processor
+// decides, it searches this queue for the next thread. So no order must be maintained. State of a
+// processor changes only under its run queue's lock. The processor's timer runs every 0.5 ms and
+// only checks whether a new decision is due.
 //
-// Threads without a contract, the kernel's among them, have an account by their nice value: who
-// sleeps mostly is boosted when it wakes, and who computes for long waits like others. Only
-// ksoftirqd goes before all, as the driver domain does: on a busy processor the poll runs in it.
+// Threads without a contract, including the kernel's, have an account with a weight by their nice
+// value. A thread that mostly sleeps is boosted when it wakes. A thread that computes for long
+// waits like others. Only ksoftirqd runs before all others, as the driver domain does, because it
+// runs the poll on a busy processor.
 #include "credit.h"
 #include "deadline.h"
 
-// Under either licence; the kernel lends its functions to programs under the GPL only.
+// Either licence applies. The kernel offers its functions only to programs under the GPL.
 char _license[] SEC("license") = "Dual MIT/GPL";
 
 u32 nr_cpus = 1;
@@ -43,7 +44,8 @@ static __always_inline u32 weight_of(struct task_struct *p, struct term *term)
 	return weight ? weight : 1;
 }
 
-// The kernel moves a runnable thread without saying so: it is noticed where it is queued or runs.
+// The kernel moves runnable threads without a callback. The move is noticed when the thread is
+// queued or runs.
 static __always_inline void note_move(struct cpu *c, s32 cpu, struct account *a, struct term *term)
 {
 	if (a->cpu == cpu)
@@ -149,7 +151,7 @@ void BPF_PROG(penstock_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
-// Moves the thread with this id from the processor's queue to the front of the processor.
+// Moves the thread with this number from the processor's queue to the front of the processor.
 static __always_inline bool take(s32 cpu, u32 tid, u64 slice)
 {
 	struct bpf_iter_scx_dsq it;
@@ -177,8 +179,8 @@ struct choice {
 	s64 credit;
 };
 
-// The first by class and then by credits of those who wait; the better of `best` and them. Whoever
-// starves goes before all, who has waited longest first.
+// Finds the best of `best` and the waiting threads, by class and then by credits. Starving threads
+// go first, in the order of their waits.
 static __always_inline void choose(s32 cpu, struct cpu *c, u64 now, struct choice *best)
 {
 	struct bpf_iter_scx_dsq it;
@@ -218,7 +220,7 @@ static __always_inline void begin_turn(struct cpu *c, u32 tid, u32 lane)
 	c->next_lane = lane;
 }
 
-// Charges what runs; whether it may go on.
+// Charges the running thread. Returns whether it may continue.
 static __always_inline bool charge_running(struct cpu *c, struct task_struct *prev, u64 now,
 					   struct choice *best)
 {
@@ -246,7 +248,7 @@ static __always_inline bool charge_running(struct cpu *c, struct task_struct *pr
 	return true;
 }
 
-// A processor with nothing to do takes somebody who may move from another.
+// A processor without work takes a thread that may move from another processor.
 static __always_inline void steal(s32 cpu)
 {
 	struct bpf_iter_num it;
@@ -302,7 +304,7 @@ void BPF_PROG(penstock_dispatch, s32 cpu, struct task_struct *prev)
 	take(cpu, best.tid, CREDIT_SLICE);
 }
 
-// How long it waited, and whether its deadline was kept.
+// Records how long a thread waited, and whether it missed its deadline.
 static __always_inline void note_wait(struct task_struct *p, struct account *a, struct term *term,
 				      u32 lane, u64 now)
 {
@@ -379,7 +381,7 @@ void BPF_PROG(penstock_stopping, struct task_struct *p, bool runnable)
 	requeue(term, runnable, now);
 }
 
-// Whether an event came for somebody with a deadline.
+// Returns whether an event arrived for a thread with a deadline.
 static __always_inline bool see_events(s32 cpu, u64 now)
 {
 	struct bpf_iter_num it;
@@ -420,8 +422,8 @@ static __always_inline bool must_decide(s32 cpu, u64 now)
 	return events || ran >= CREDIT_SLICE || due(cpu, now, c->tid);
 }
 
-// Every 0.5 ms, at the beginning of a slot, on each processor for itself: from another one it would
-// take an interrupt between them, and that one could be slow to wake.
+// Runs every 0.5 ms, at the beginning of a slot, on each processor for itself. A poll from another
+// processor would need an interrupt between the two, and that processor could be slow to wake.
 static int poll(void *map, u32 *cpu, struct poll *poll)
 {
 	u64 now = bpf_ktime_get_ns();
@@ -433,7 +435,7 @@ static int poll(void *map, u32 *cpu, struct poll *poll)
 	return 0;
 }
 
-// The loader runs it on each processor.
+// The loader runs this on each processor.
 SEC("syscall")
 int start_poll(void *unused)
 {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// What the scheduler knows, and what it shares with user space: the layouts of `struct term`,
-// `struct place`, `struct knobs` and `struct report` are those of `src/wire.rs`.
+// State of the scheduler, and data shared with user space. `src/wire.rs` has the same layouts of
+// `struct term`, `struct place`, `struct knobs` and `struct report`.
 #ifndef PENSTOCK_STATE_H
 #define PENSTOCK_STATE_H
 
 #include "kernel.h"
 
 #define MAX_CPUS 256
-// Deadlines on one processor: 0.7 of it is admitted, which is 8 of 5.5 ms.
+// Maximum number of deadlines on one processor. Admission permits 0.7 of a processor, which is 8
+// deadlines of 5.5 ms.
 #define SEATS 8
 #define MAX_THREADS 4096
 #define WAIT_BUCKETS 256
@@ -18,32 +19,32 @@
 #define CREDIT_SLICE (30 * MS)
 #define EPOCH (30 * MS)
 #define TICK (10 * MS)
-// Who waited for so long has a slice whatever its credits: a thread of nice 19 beside two of nice 0
-// would be owed 30 ms once in 2 s, beside more of them or heavier ones not before the kernel takes
-// out a scheduler that lets somebody wait (`timeout_ms`).
+// A thread that waited this long gets a slice regardless of its credits. Without this rule, a
+// thread of nice 19 beside two of nice 0 would get 30 ms once in 2 s. Beside more or heavier
+// threads, it would wait until the kernel removes the scheduler (`timeout_ms`).
 #define STARVED (2000 * MS)
 #define FLOOR_EPOCHS 10
 #define WAIT_BUCKET (100 * US)
 #define NONE (~0ULL)
-// nice 0; a configured weight of 1 is as much.
+// Weight of a thread of nice 0. A configured weight of 1 has the same value.
 #define WEIGHT_ONE 100
-// Fixed point of what a unit of weight was given.
+// Fraction bits of the credits given to a unit of weight.
 #define SHIFT 16
 
 enum mode { BY_CREDIT, PERIODIC, APERIODIC, DRIVER };
 enum lane { IDLE, LANE_CREDIT, LANE_STARVED, LANE_DEADLINE, LANE_DRIVER };
 enum class { OVER, UNDER, BOOST, LONGEST };
 
-// A thread's contract, by its id.
+// A thread's contract. The map's key is the thread number.
 struct term {
 	u32 mode;
 	u32 weight;
 	u32 reserve_pct;
-	u32 seat; // cpu * SEATS + n of one with a deadline
+	u32 seat; // with a deadline: cpu * SEATS + n
 	u64 deadline;
 };
 
-// Who has a deadline on a processor, and its own slots. Written by user space.
+// A seat: a thread with a deadline on a processor, and its own slots. User space writes it.
 struct place {
 	u32 tid; // 0: free
 	u32 window;
@@ -52,7 +53,7 @@ struct place {
 };
 
 struct knobs {
-	u32 stall; // test: nothing is dispatched any more
+	u32 stall; // for tests: 1 stops dispatching
 	u32 ended;
 	s32 kind;
 	u32 unused;
@@ -60,57 +61,58 @@ struct knobs {
 	char msg[128];
 };
 
-// What a configured thread got.
+// Measured times of a configured thread.
 struct report {
 	u64 runs;
 	u64 ran;
-	u64 slices; // in which it ran because it was due
-	u64 missed; // begun later than its deadline and a slice
+	u64 slices; // runs that began because a deadline was due
+	u64 missed; // runs that began later than deadline plus slice
 	u64 boosts;
 	u64 wait_max;
-	u64 waits[WAIT_BUCKETS]; // of 0.1 ms each, the last one open
+	u64 waits[WAIT_BUCKETS]; // buckets of 0.1 ms; the last has no upper end
 };
 
 struct owed {
-	u64 since; // NONE: nothing
+	u64 since; // NONE: no slice is owed
 	u64 ran;
 };
 
-// Of who has a deadline; touched by its processor alone.
+// State of a seat. Only its processor changes it.
 struct seat {
-	u64 booked; // slot, or NONE
+	u64 booked; // slot number, or NONE
 	u64 by;
 	struct owed owed;
 	struct owed again;
-	u64 event; // when the poll saw one, 0: none
+	u64 event; // when the poll found one; 0: none
 	u64 events_seen;
 };
 
 struct account {
 	s64 credit;
 	s64 reserve;
-	u64 given; // the processor's `given` when this was last settled
-	u64 since; // charged up to here, while it runs
-	u64 ready; // waits to run since then
+	u64 given; // the processor's `given` at the last settlement
+	u64 since; // charged until then, while the thread runs
+	u64 ready; // waits since then
 	u64 boost_ran;
 	u32 weight;
 	s32 cpu;
 	u32 boosted;
 	u32 drawing;
-	u32 soft; // runs what interrupts left: the poll among it
+	u32 soft; // ksoftirqd, which also runs the poll
 	u32 unused;
 };
 
-// Touched by its processor alone, under its run queue's lock; the poll only reads. So does another
-// processor that takes a thread from here, but for the weight, which is changed by atomic additions.
+// State of a processor. Only the processor changes it, under its run queue's lock. The poll only
+// reads it. A processor that steals a thread from here also reads it, and changes the weight by
+// atomic additions.
 struct cpu {
-	u64 weight; // of who is runnable here
-	u64 given; // to a unit of weight since the start, << SHIFT
-	s64 pool; // used, and not yet given to anybody
-	u64 epoch; // number of the last one
-	u64 since; // this turn's beginning
+	u64 weight; // sum of the runnable threads' weights
+	u64 given; // credits given to a unit of weight so far, << SHIFT
+	s64 pool; // used time not yet given as credits
+	u64 epoch; // number of the last epoch
+	u64 since; // beginning of this turn
 	u32 lane;
-	u32 tid; // who runs
+	u32 tid; // running thread; 0: none
 	u32 next_tid;
 	u32 next_lane;
 };
@@ -140,7 +142,8 @@ struct {
 	__type(value, struct place);
 } places SEC(".maps");
 
-// Counts events for a seat; whoever delivers them adds, without a system call, by mmap.
+// Counters of events, by seat. A process that delivers an event adds 1 through mmap, without a
+// system call.
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_CPUS * SEATS);
@@ -180,7 +183,8 @@ static __always_inline struct cpu *cpu_at(s32 cpu)
 
 	if (at >= MAX_CPUS)
 		return NULL;
-	// The verifier wants the bound at the address, where the compiler would leave it out.
+	// The verifier needs the bound at the address. Without the barrier, the compiler would
+	// remove it.
 	barrier_var(at);
 	return &cpus[at & (MAX_CPUS - 1)];
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// Accounts of threads that processors take from each other, by the rules of `credit.h`. Random
-// turns, thefts, sleeps and epochs; after each the rules' sums are checked. Prints the first one
-// that does not hold, and exits with status 1.
+// Accounts of threads that processors steal from each other, by the rules of `credit.h`. The
+// program runs random turns, thefts, sleeps and epochs, and checks the sums of the rules after
+// each. It prints the first violation and exits with status 1.
 #include <stdio.h>
 
 #include "credit.h"
@@ -24,7 +24,7 @@ static u32 any(u32 below)
 	return (state >> 33) % below;
 }
 
-// As the program has it when it notices.
+// As `note_move` of the BPF program.
 static void note_move(struct thread *t, s32 cpu)
 {
 	if (t->account.cpu == cpu)
@@ -33,7 +33,7 @@ static void note_move(struct thread *t, s32 cpu)
 	t->account.cpu = cpu;
 }
 
-// Whoever has most credits on the processor of `t`.
+// Runs the thread with the most credits on the processor of `t`.
 static void runs(struct thread *t)
 {
 	struct cpu *c = &cpus[t->account.cpu];
@@ -79,13 +79,13 @@ static void wakes(struct thread *t, s32 cpu)
 
 static int wrong(u32 step, const char *what, s64 is, s64 most)
 {
-	printf("seed %llu, step %u: %s is %lld, at most %lld is right\n", (unsigned long long)seed,
+	printf("seed %llu, step %u: %s is %lld; the limit is %lld\n", (unsigned long long)seed,
 	       step, what, (long long)is, (long long)most);
 	return 1;
 }
 
-// Whether what is owed and what is to be handed out make up for each other, and weights are those
-// of the threads that are there.
+// Checks that all credits and pools cancel out, and that each processor's weight is the sum of its
+// threads' weights.
 static int check(u32 step)
 {
 	s64 sum = 0, most = 0, weights[CPUS] = {};
@@ -103,7 +103,7 @@ static int check(u32 step)
 	}
 	for (u32 cpu = 0; cpu < CPUS; cpu++)
 		sum += cpus[cpu].pool;
-	// An epoch for each thread: nobody is owed hours.
+	// At most an epoch for each thread.
 	if (most > (s64)EPOCH * THREADS)
 		return wrong(step, "a thread's credit", most, EPOCH * THREADS);
 	// Divisions are rounded down: less than 1 us for each step.

@@ -1,5 +1,5 @@
-//! Checks `[fabric]` against the rest of the file: its uplink, and the keys that the controller
-//! sets.
+//! Checks `[fabric]` against the rest of the file: the uplink must exist, and the keys that the
+//! controller sets must be absent.
 
 use penstock_toml::{Object, Report};
 
@@ -39,8 +39,9 @@ fn check_uplink(
         Some(Some(port)) => port,
     };
     if port.tenant.is_some() || port.egress != Egress::Wfq {
-        let problem = format!("port {name:?} has no `wfq` queues for all tenants");
-        let remedy = "say egress = \"wfq\" and `link` there, and no `tenant`";
+        let problem = format!("port {name:?} has a `tenant`, or its egress is not \"wfq\"");
+        let remedy =
+            "set egress = \"wfq\" and `link` of the uplink's port, and remove the port's `tenant`";
         report.at(object, "uplink", problem, remedy);
     }
     let Some(wfq) = &port.wfq else { return };

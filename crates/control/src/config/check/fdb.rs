@@ -1,5 +1,5 @@
-//! Checks `[[fdb]]`: the network exists, the port carries it, and no address occurs twice in a
-//! network.
+//! Checks `[[fdb]]`: each entry's network exists, the entry's port carries this network, and no
+//! address occurs twice in a network.
 
 use std::collections::HashSet;
 
@@ -20,7 +20,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         let Some(network) = check_entry(object, entry, world, report) else { continue };
         if !seen.insert((network, entry.mac)) {
             let problem = format!("{} is already in this network", entry.mac);
-            report.at(object, "mac", problem, "keep one of the two");
+            report.at(object, "mac", problem, "remove the duplicate [[fdb]] entry");
         }
     }
 }
@@ -33,12 +33,12 @@ fn check_entry(
 ) -> Option<Network> {
     let Some(port) = world.ports.get(entry.port.as_str()) else {
         let problem = format!("there is no port {:?}", entry.port);
-        report.at(object, "port", problem, "add a [[port]] of that name or correct it");
+        report.at(object, "port", problem, "add a [[port]] of this name, or correct the name");
         return None;
     };
     let port = (*port)?;
     if let Some(name) = entry.tenant.as_deref().filter(|n| !world.tenants.contains_key(n)) {
-        let remedy = "add a [[tenant]] of that name or correct it";
+        let remedy = "add a [[tenant]] of this name, or correct the name";
         report.at(object, "tenant", format!("there is no tenant {name:?}"), remedy);
         return None;
     }
@@ -47,19 +47,22 @@ fn check_entry(
     let network = entry.network(&carried, tenant);
     if network.is_none() && !carried.is_empty() {
         let problem = match entry.vlan {
-            Some(vlan) => format!("port {:?} does not carry VLAN {vlan} of that tenant", port.name),
+            Some(vlan) => {
+                format!("port {:?} does not carry VLAN {vlan} of the address's tenant", port.name)
+            }
             None => format!("port {:?} carries {} networks", port.name, carried.len()),
         };
-        let remedy = "choose one with `tenant` and `vlan`, or correct them";
+        let remedy = "choose a network with `tenant` and `vlan`, or correct these keys";
         report.at(object, "vlan", problem, remedy);
     }
     network
 }
 
 impl FdbStatic {
-    /// The network of the entry: the only network of `carried` that matches `tenant` and `vlan`.
-    /// `tenant` is the index of the named tenant, or `Some(None)` if that tenant's table has
-    /// mistakes.
+    /// Returns the network of an `[[fdb]]` entry: the only network in `carried` that matches
+    /// `tenant` and `vlan`. The argument `tenant` is `None` if the entry names no tenant, and
+    /// `Some(None)` if the named tenant's table has mistakes. For a named tenant without mistakes,
+    /// `tenant` contains the tenant's index.
     pub(crate) fn network(
         &self,
         carried: &[Network],

@@ -1,7 +1,8 @@
 //! Checks the references between a configuration's objects, and calls each section's own checks.
 //!
-//! A check reports mistakes and continues. It examines only objects that could be read. Names are
-//! looked up among all objects, also unreadable ones, so that one mistake is reported once.
+//! A check that finds a mistake reports the mistake and continues with the next object. A check
+//! examines only objects that could be read. A reference to an object that could not be read is not
+//! a second mistake, because a check finds the names of all objects.
 
 mod fabric;
 mod fdb;
@@ -40,7 +41,7 @@ pub(super) fn check(draft: &Draft<'_>, machine: &Machine, report: &mut Report<'_
     fdb::check(draft, &world, report);
 }
 
-/// Reports rules that have too many different masks for one table.
+/// Reports rules that have too many different masks for a rule table.
 pub(super) fn check_tables(config: &HostConfig, draft: &Draft<'_>, report: &mut Report<'_>) {
     for (rule, problem) in crate::snapshot::rules::check_rules(config) {
         if let Some(object) = draft.rules.get(rule) {

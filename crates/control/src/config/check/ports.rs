@@ -15,13 +15,13 @@ use super::super::rtp;
 use super::super::values::{check_count, check_names, check_range, check_socket};
 use super::world::World;
 
-/// Longest interface name: `IFNAMSIZ` is 16 bytes, and the last one is 0.
+/// Longest name of an interface in bytes, which is one byte less than `IFNAMSIZ` (16).
 const INTERFACE_BYTES_MAX: usize = 15;
 
 /// Allowed depths of a cycle bucket, in cycles.
 const DEPTHS: core::ops::RangeInclusive<u64> = 1_000..=1_000_000_000_000;
 
-/// Lowest rate of a watched link.
+/// Lowest value of `link`, the rate of a link that the daemon watches.
 const LINK_MIN: BitsPerSecond = BitsPerSecond(1_000_000);
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
@@ -63,13 +63,19 @@ fn check_worker(
 
 /// Checks the port's ingress policer, and that only a shared port has a link.
 fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    if let Err(error) = port.checked_ingress_policer() {
+    if let Err(error) = port.checked_ingress_policers() {
         report.at(object, error.key, error.problem, error.remedy);
     }
     let Some(link) = port.link.map(|link| link.0) else { return };
-    if port.tenant.is_some() && port.queued().is_none() {
-        let remedy = "remove it, or add `queue`; a VM's rate is `contract`, `police` or `shape`";
-        report.at(object, "link", "`link` belongs to a shared port", remedy);
+    if port.tenant.is_some() && port.queued(false).is_none() {
+        let remedy =
+            "remove `link`, or add `queue`; a VM's rate is `contract`, `police` or `shape`";
+        report.at(
+            object,
+            "link",
+            "`link` is only for a shared port or a port with `queue`",
+            remedy,
+        );
     }
     if !(LINK_MIN..=RATE_MAX).contains(&link) {
         let problem = format!("link {link} is out of range");
@@ -77,7 +83,7 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
     }
 }
 
-/// Checks `queue`, `shape` and `wfq`.
+/// Checks the keys `queue`, `shape` and `wfq` of a port.
 fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let attachment = port.attachment();
     if let Some(queue) = &port.queue {
@@ -103,23 +109,28 @@ fn check_receive(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>
     let Some(receive) = &port.receive else { return };
     if port.tenant.is_none() {
         let remedy =
-            "remove it; give the port a `tenant`, or limit what the tenants' ports receive";
-        report.at(object, "receive", "`receive` belongs to a tenant's port", remedy);
+            "remove `receive`; give the port a `tenant`, or limit what the tenants' ports receive";
+        report.at(object, "receive", "`receive` is only for a port with a `tenant`", remedy);
     }
     if receive.sharing.is_some() {
-        let remedy = "move it to `receive` of the [[tenant]]";
-        report.at(object, "receive.sharing", "`sharing` belongs to the tenant", remedy);
+        let remedy = "move `sharing` to `receive` of the [[tenant]]";
+        report.at(
+            object,
+            "receive.sharing",
+            "`sharing` is a key of a tenant, not of a port",
+            remedy,
+        );
     }
     receive.check(object, "receive", report);
 }
 
-/// Checks that the port has one attachment, and the attachment's keys.
+/// Checks that the port has exactly one attachment, and checks the keys of this attachment.
 fn check_attachment(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let given: Vec<_> = port.attachments().into_iter().flatten().collect();
     let attachment = match given.as_slice() {
         [one] => one,
         [] => {
-            let problem = "it does not say what it attaches to";
+            let problem = "the port has no attachment";
             let remedy = "add one of `vhost-user`, `tap`, `packet` and `xdp`, as in \
                           vhost-user.socket = \"/run/penstock/vm1.sock\"";
             report.at(object, "name", problem, remedy);
@@ -127,7 +138,7 @@ fn check_attachment(object: &Object<'_, Port>, port: &Port, report: &mut Report<
         }
         [first, second, ..] => {
             let problem = format!("`{first}` and `{second}` exclude each other");
-            report.at(object, second.kind(), problem, "keep what the port attaches to");
+            report.at(object, second.kind(), problem, "keep one of them");
             return;
         }
     };
@@ -144,14 +155,14 @@ fn check_attachment(object: &Object<'_, Port>, port: &Port, report: &mut Report<
         let wrong = |n: &str| n.is_empty() || (n.contains('/') && !n.starts_with('/'));
         if netns.is_some_and(wrong) {
             let remedy = "write a name under /run/netns or a path that begins with /";
-            report.at(object, &at("netns"), "this is no network namespace", remedy);
+            report.at(object, &at("netns"), "the value is not a network namespace", remedy);
         }
     }
     check_range(object, &at("queues"), attachment.queues().into(), 1..=8, report);
     let offloads = attachment.offloads();
     if offloads.tso && !offloads.csum {
         let problem = "`tso` without `csum` is impossible: segments are checksummed when cut";
-        report.at(object, &at("offloads"), problem, "say csum = true or tso = false");
+        report.at(object, &at("offloads"), problem, "set csum = true or tso = false");
     }
 }
 
@@ -166,8 +177,8 @@ fn check_vhost(object: &Object<'_, Port>, vhost: &VhostUser, report: &mut Report
         ("socket_group", vhost.socket_group.is_some()),
     ];
     for (key, _) in server_only.iter().filter(|(_, set)| *set) {
-        let problem = format!("`{key}` has no effect, the other side makes the socket");
-        let remedy = "remove it, or say mode = \"server\"";
+        let problem = format!("`{key}` has no effect, because the VM's side creates the socket");
+        let remedy = "remove the key, or set mode = \"server\"";
         report.at(object, &format!("vhost-user.{key}"), problem, remedy);
     }
 }
@@ -182,11 +193,11 @@ fn check_interface(object: &Object<'_, Port>, path: &str, name: &str, report: &m
         report.at(object, path, problem, "choose another name");
     } else if name.contains(bad) || name == "." || name == ".." {
         let problem = format!("{name:?} cannot be an interface's name");
-        report.at(object, path, problem, "leave out / : and spaces");
+        report.at(object, path, problem, "leave out slashes, colons and spaces");
     }
 }
 
-/// Checks ranges and forms of single values.
+/// Checks the ranges of numbers and the forms of texts in a port's table.
 fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     if let Some(depth) = port.depth.filter(|depth| !DEPTHS.contains(depth)) {
         let problem = format!("`depth` {depth} is out of range");
@@ -198,23 +209,24 @@ fn check_values(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
     check_range(object, "slow_path.burst", slow.burst, 1..=1_000_000, report);
     for (at, ip) in port.ip.iter().enumerate() {
         if ip.is_unspecified() || ip.is_multicast() {
-            let problem = format!("{ip} is not the address of one station");
+            let problem = format!("{ip} is not a unicast address");
             report.at(object, &format!("ip.{at}"), problem, "write a unicast address");
         }
     }
     if port.qinq && !port.ip.is_empty() {
-        let problem = "`qinq` lets frames pass whose addresses nobody reads, so `ip` holds none";
-        report.at(object, "qinq", problem, "remove `qinq`, or `ip`; `mac` holds with it");
+        let problem =
+            "`ip` excludes `qinq`: the switch does not read IP headers behind a second tag";
+        report.at(object, "qinq", problem, "remove `qinq` or `ip`; `mac` works with `qinq`");
     }
     for (key, count) in [("mac", port.mac.len()), ("ip", port.ip.len())] {
         if count > BINDINGS_MAX {
             let problem = format!("{count} addresses are too many, the limit is {BINDINGS_MAX}");
-            report.at(object, key, problem, "leave the key out to allow any address");
+            report.at(object, key, problem, "remove the list of addresses to allow any address");
         }
     }
 }
 
-/// Checks `vlan`, `trunk` and `native`, and that the port may carry their networks.
+/// Checks the keys `vlan`, `trunk` and `native`, and whether the port may carry their networks.
 fn check_vlans(object: &Object<'_, Port>, port: &Port, world: &World<'_>, report: &mut Report<'_>) {
     if port.vlan.is_some() && port.trunk.is_some() {
         let problem = "`vlan` and `trunk` exclude each other";
@@ -235,10 +247,10 @@ fn check_vlans(object: &Object<'_, Port>, port: &Port, world: &World<'_>, report
         match &port.trunk {
             None => {
                 let remedy = "use `vlan` for an access port, or add `trunk`";
-                report.at(object, "native", "`native` belongs to a trunk port", remedy);
+                report.at(object, "native", "`native` is only for a port with a `trunk`", remedy);
             }
             Some(trunk) if !trunk.contains(native) => {
-                let problem = format!("native VLAN {native} is not one of the trunk's ({trunk})");
+                let problem = format!("native VLAN {native} is not a VLAN of the trunk ({trunk})");
                 report.at(object, "native", problem, format!("add {native} to `trunk`"));
             }
             Some(_) => {}
@@ -249,7 +261,12 @@ fn check_vlans(object: &Object<'_, Port>, port: &Port, world: &World<'_>, report
         Some(name) => match world.tenants.get(name) {
             None => {
                 let problem = format!("there is no tenant {name:?}");
-                report.at(object, "tenant", problem, "add a [[tenant]] of that name or correct it");
+                report.at(
+                    object,
+                    "tenant",
+                    problem,
+                    "add a [[tenant]] of this name, or correct the name",
+                );
             }
             Some(None) => {}
             Some(Some(tenant)) => check_owned(object, port, tenant, report),
@@ -266,7 +283,7 @@ fn check_owned(object: &Object<'_, Port>, port: &Port, tenant: &Tenant, report: 
     let has = World::vlans_text(tenant);
     if tenant.vlans.is_empty() {
         if port.vlan.is_some() || port.trunk.is_some() {
-            let problem = format!("tenant {name:?} has no VLANs but one untagged network");
+            let problem = format!("tenant {name:?} has one untagged network and no VLANs");
             let remedy = format!("remove the key, or give [[tenant]] {name} `vlans`");
             report.at(object, vlan_key(port), problem, remedy);
         }
@@ -279,8 +296,8 @@ fn check_owned(object: &Object<'_, Port>, port: &Port, tenant: &Tenant, report: 
     }
     let missing = |vlan: &u16| format!("{vlan}").parse().is_ok_and(|v| !tenant.vlans.contains(v));
     if let Some(vlan) = port_vlans(port).into_iter().find(missing) {
-        let problem = format!("VLAN {vlan} is not one of tenant {name:?}'s ({has})");
-        let remedy = format!("add it to [[tenant]] {name} `vlans` or change the port");
+        let problem = format!("VLAN {vlan} is not a VLAN of tenant {name:?} ({has})");
+        let remedy = format!("add the VLAN to `vlans` of [[tenant]] {name}, or change the port");
         report.at(object, vlan_key(port), problem, remedy);
     }
 }
@@ -302,10 +319,10 @@ fn check_shared(
             let what =
                 if *vlan == 0 { "the untagged network".to_owned() } else { format!("VLAN {vlan}") };
             let problem = format!(
-                "{what} belongs to tenants {first:?} and {second:?}, a shared port cannot tell \
-                 them apart"
+                "{what} belongs to tenants {first:?} and {second:?}, which a shared port cannot \
+                 distinguish"
             );
-            let remedy = "give the port a `tenant`, or the tenants VLANs of their own";
+            let remedy = "give the port a `tenant`, or give each tenant its own VLANs";
             report.at(object, vlan_key(port), problem, remedy);
         }
     }
@@ -317,7 +334,7 @@ fn check_shared(
             [vlan] => format!("no tenant has VLAN {vlan}"),
             _ => "no tenant has any of the trunk's VLANs".to_owned(),
         };
-        let remedy = "name the port's `tenant`, or give a [[tenant]] what the port carries";
+        let remedy = "set the port's `tenant`, or give a [[tenant]] the port's VLANs";
         report.at(object, vlan_key(port), problem, remedy);
     }
 }
@@ -336,9 +353,9 @@ fn check_targets(draft: &Draft<'_>, report: &mut Report<'_>) {
         };
         let target = format!("{key} {}", attachment.target());
         if let Some(other) = taken.get(target.as_str()) {
-            let problem = format!("{target} is already that of {other}");
+            let problem = format!("{target} is already used by {other}");
             let path = format!("{attachment}.{key}");
-            report.at(object, &path, problem, format!("give each its own {key}"));
+            report.at(object, &path, problem, format!("choose another {key}"));
         } else {
             taken.insert(target, &object.label);
         }
@@ -358,7 +375,7 @@ fn check_bindings(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>)
             }
             if let Some(other) = other {
                 let problem = format!("MAC {mac} is already bound to {other} in the same network");
-                report.at(object, &format!("mac.{at}"), problem, "bind it to one of them");
+                report.at(object, &format!("mac.{at}"), problem, "bind the address only once");
             }
         }
     }

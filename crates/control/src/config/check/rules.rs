@@ -22,7 +22,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     }
 }
 
-/// The ports whose frames a rule sees.
+/// Ports to which a rule of `[[rule]]` applies: the rule compares the frames that these ports send.
 enum Reach<'a> {
     All,
     Port(&'a Port),
@@ -46,15 +46,20 @@ fn reach<'a>(rule: &'a Rule, world: &'a World<'_>) -> Reach<'a> {
 fn check_scope(object: &Object<'_, Rule>, rule: &Rule, world: &World<'_>, report: &mut Report<'_>) {
     if rule.port.is_some() && rule.tenant.is_some() {
         let problem = "`port` and `tenant` exclude each other";
-        report.at(object, "tenant", problem, "keep one; neither means all ports");
+        report.at(
+            object,
+            "tenant",
+            problem,
+            "remove one of the two keys, or remove both keys to match all ports",
+        );
         return;
     }
     if let Some(port) = rule.port.as_deref().filter(|name| !world.ports.contains_key(name)) {
-        let remedy = "add a [[port]] of that name or correct it";
+        let remedy = "add a [[port]] of this name, or correct the name";
         report.at(object, "port", format!("there is no port {port:?}"), remedy);
     }
     if let Some(name) = rule.tenant.as_deref().filter(|name| !world.tenants.contains_key(name)) {
-        let remedy = "add a [[tenant]] of that name or correct it";
+        let remedy = "add a [[tenant]] of this name, or correct the name";
         report.at(object, "tenant", format!("there is no tenant {name:?}"), remedy);
     }
     let Some(vlan) = rule.matching.vlan.map(|v| v.get()) else { return };
@@ -88,7 +93,7 @@ fn check_match(object: &Object<'_, Rule>, matching: &Match, report: &mut Report<
     let masks = matching.expansions();
     if masks > RULE_MASKS_MAX {
         let problem = format!(
-            "its port ranges become {masks} pairs of value and mask, the limit is {RULE_MASKS_MAX}"
+            "port ranges become {masks} pairs of value and mask, the limit is {RULE_MASKS_MAX}"
         );
         let remedy = "begin and end ranges at multiples of a power of two, or match fewer ports";
         report.at(object, "match.src_port", problem, remedy);
@@ -103,7 +108,7 @@ fn check_family(object: &Object<'_, Rule>, matching: &Match, report: &mut Report
         && family(src) != family(dst)
     {
         let problem = format!("`src` {src} is {} and `dst` {dst} is {}", family(src), family(dst));
-        report.at(object, "match.dst", problem, "use one family in a rule");
+        report.at(object, "match.dst", problem, "use one address family in a rule");
         return;
     }
     for (key, prefix) in [("src", matching.src), ("dst", matching.dst)] {
@@ -119,9 +124,10 @@ fn check_family(object: &Object<'_, Rule>, matching: &Match, report: &mut Report
     let named = matching.ethertype.filter(|named| !ip.contains(named));
     for (key, set) in [("proto", matching.proto.is_some()), ("dscp", matching.dscp.is_some())] {
         if let (true, Some(named)) = (set, named) {
-            let problem = format!("`{key}` with `ethertype` {named}: only IP packets have one");
+            let problem =
+                format!("`{key}` with `ethertype` {named}: only IP packets have a `{key}`");
             let path = format!("match.{key}");
-            report.at(object, &path, problem, "remove one of the two");
+            report.at(object, &path, problem, "remove one of the two keys");
         }
     }
     let implied = matching.src.or(matching.dst).map(family).or(matching.ethertype);
@@ -151,14 +157,14 @@ fn check_actions(
             report.at(object, "actions", problem, "end with drop, normal or output:PORT");
         }
         [Action::Drop] if !before.is_empty() => {
-            let problem = "a frame is rewritten and then dropped";
+            let problem = "the rule rewrites and then drops each frame";
             report.at(object, "actions", problem, "write actions = [\"drop\"]");
         }
         [Action::Drop | Action::Normal] => {}
         _ if outputs => {}
         _ => {
             let problem = format!("the actions {} contradict each other", rule.actions_text());
-            let remedy = "write rewrites first, then drop, normal or outputs only";
+            let remedy = "write the rewriting actions first, then either drop, normal or outputs";
             report.at(object, "actions", problem, remedy);
         }
     }
@@ -174,7 +180,7 @@ fn check_actions(
         }
         match action {
             Action::Output(port) if !world.ports.contains_key(port.as_str()) => {
-                let remedy = "add a [[port]] of that name or correct it";
+                let remedy = "add a [[port]] of this name, or correct the name";
                 report.at(object, &path, format!("there is no port {port:?}"), remedy);
             }
             Action::SetVlan(vlan) => check_set_vlan(object, &path, rule, vlan.get(), world, report),
@@ -193,20 +199,25 @@ fn check_set_vlan(
 ) {
     let (owner, exists) = match reach(rule, world) {
         Reach::Unknown => return,
-        Reach::All => ("any tenant's".to_owned(), !world.networks.owners(vlan).is_empty()),
+        Reach::All => ("any tenant".to_owned(), !world.networks.owners(vlan).is_empty()),
         Reach::Tenant(tenant, name) => {
-            (format!("tenant {name:?}'s"), world.networks.has(tenant, vlan))
+            (format!("tenant {name:?}"), world.networks.has(tenant, vlan))
         }
         Reach::Port(port) => match port.tenant.as_deref() {
-            None => ("any tenant's".to_owned(), !world.networks.owners(vlan).is_empty()),
+            None => ("any tenant".to_owned(), !world.networks.owners(vlan).is_empty()),
             Some(name) => match world.networks.tenant(name) {
                 None => return,
-                Some(tenant) => (format!("tenant {name:?}'s"), world.networks.has(tenant, vlan)),
+                Some(tenant) => (format!("tenant {name:?}"), world.networks.has(tenant, vlan)),
             },
         },
     };
     if !exists {
-        let problem = format!("VLAN {vlan} is not one of {owner}");
-        report.at(object, path, problem, "a rule moves frames between VLANs of one tenant only");
+        let problem = format!("VLAN {vlan} is not a VLAN of {owner}");
+        report.at(
+            object,
+            path,
+            problem,
+            "a rule can move frames only between VLANs of the same tenant",
+        );
     }
 }

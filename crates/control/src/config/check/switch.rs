@@ -1,5 +1,5 @@
-//! Checks `[switch]` against the rest of the file: its ports have queues, and no other section sets
-//! these queues.
+//! Checks `[switch]` against the rest of the file: the section's ports must have queues, and no
+//! other section may set these queues.
 
 use penstock_toml::{Object, Report};
 
@@ -31,7 +31,7 @@ fn check_ports(
             None => (format!("port {name:?} does not exist"), "name a [[port]] of this file"),
             Some(Some(port)) if port.egress != Egress::Wfq => {
                 let problem = format!("port {name:?} has no `wfq` queues");
-                (problem, "say egress = \"wfq\" and `link` there")
+                (problem, "set egress = \"wfq\" and `link` of the listed port")
             }
             Some(_) => continue,
         };
@@ -55,6 +55,11 @@ fn check_ports(
     }
     if set == 0 && switch.ports.is_empty() && draft.ports.iter().all(|port| port.value.is_some()) {
         let problem = "no port has `wfq` queues";
-        report.at(object, "ports", problem, "set egress = \"wfq\" and `link` of its ports");
+        report.at(
+            object,
+            "ports",
+            problem,
+            "set egress = \"wfq\" and `link` of the switch's ports",
+        );
     }
 }

@@ -23,7 +23,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
             if let Some(send) = &tenant.send {
                 send.check(object, "send", report);
                 if send.sharing.is_some() {
-                    let remedy = "remove it; the rate of `send` is shared in turn";
+                    let remedy = "remove `sharing`; the tenant's VMs share the rate of `send`";
                     report.at(object, "send.sharing", "`sharing` belongs to `receive`", remedy);
                 }
             }

@@ -1,4 +1,5 @@
-//! Checks `[vcpu]` and `[[vm]]`: each table by itself, and whether all deadlines fit together.
+//! Checks `[vcpu]` and `[[vm]]`: the keys of each table, and whether the CPUs can meet all
+//! deadlines.
 
 use std::collections::HashSet;
 
@@ -39,7 +40,7 @@ fn tell<T>(object: &Object<'_, T>, mistakes: Vec<Mistake>, report: &mut Report<'
     }
 }
 
-/// Checks that the VMs of ports exist.
+/// Checks that each VM that a port names exists.
 fn check_ports(draft: &Draft<'_>, report: &mut Report<'_>) {
     for object in &draft.ports {
         let Some(vm) = object.value.as_ref().and_then(|port| port.vm.as_deref()) else { continue };
@@ -51,13 +52,15 @@ fn check_ports(draft: &Draft<'_>, report: &mut Report<'_>) {
         names.truncate(8);
         let remedy = match names.as_slice() {
             [] => "add a [[vm]] of this name, or remove `vm`".to_owned(),
-            names => format!("add a [[vm]] of this name, or use {}", names.join(", ")),
+            names => {
+                format!("add a [[vm]] of this name, or name an existing VM: {}", names.join(", "))
+            }
         };
         report.at(object, "vm", format!("VM {vm:?} does not exist"), remedy);
     }
 }
 
-/// Checks that the CPUs exist, and that no worker polls on one of them.
+/// Checks that the CPUs for VMs exist, and that no worker polls on a CPU for VMs.
 fn check_cpus(
     object: &Object<'_, VcpuSection>,
     section: &VcpuSection,
@@ -71,7 +74,7 @@ fn check_cpus(
         let path = format!("cpus.{at}");
         if cores.contains(cpu) || default == Some(*cpu) {
             let problem = format!("a worker of the switch polls on CPU {cpu}");
-            let remedy = "remove it, or name other `cores` in [worker]";
+            let remedy = "remove the CPU, or name other `cores` in [worker]";
             report.at(object, &path, problem, remedy);
         }
         if machine.cores.as_ref().is_some_and(|usable| !usable.contains(cpu)) {
@@ -81,7 +84,8 @@ fn check_cpus(
     }
 }
 
-/// Checks that all deadlines fit together. Each VM counts with its planned number of vCPUs.
+/// Checks that the CPUs can meet the deadlines of all VMs at the same time. The check uses the
+/// planned number of vCPUs of each VM.
 fn check_deadlines(section: &VcpuSection, draft: &Draft<'_>, report: &mut Report<'_>) {
     if !section.mistakes().is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! Tenants, ports and networks by name, for checks that look up other objects.
+//! Looks up tenants, ports and networks by name, for checks of references between objects.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use super::super::draft::Draft;
 use super::super::model::{Port, Tenant};
 use super::super::network::Networks;
 
-/// Objects by name. `None` is an object that could not be read.
+/// Objects by name. The value `None` marks an object that could not be read because of a mistake.
 pub(super) struct World<'a> {
     pub(super) networks: Networks,
     pub(super) tenants: HashMap<&'a str, Option<&'a Tenant>>,

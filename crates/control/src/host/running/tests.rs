@@ -1,4 +1,4 @@
-//! Tests of the host without sockets. A fake switch records its calls.
+//! Tests of the host without sockets. A fake switch records the calls of the host.
 
 mod fabric;
 mod fabric_switch;
@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use penstock_dataplane::classify::Snapshot;
 use penstock_dataplane::counters::{PortCounterSets, PortCounters, PortReading, WorkerReading};
 use penstock_dataplane::port::{AttachState, AttachStatus};
+use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
 use penstock_units::{MacAddr, PortId, TscRate, WorkerId};
 
@@ -18,17 +18,17 @@ use super::*;
 use crate::config::{Action, Attachment, Tap};
 use crate::host::data_path::{AttachError, Link};
 
-/// Calls of the fake switch in order, and the attachments that it refuses.
+/// Calls of the fake switch in order, and the attachments that the fake switch refuses.
 #[derive(Default)]
 struct Record {
     calls: Vec<String>,
-    /// Interfaces and sockets that cannot be attached.
+    /// Interfaces and sockets that the fake switch refuses to attach.
     busy: BTreeSet<String>,
     attached: BTreeMap<u16, Arc<PortCounters>>,
     pinned: BTreeSet<(u16, MacAddr, u16)>,
     snapshot: Option<Arc<Snapshot>>,
     heartbeat: u64,
-    /// Features that drivers negotiate if they attach from now on.
+    /// Features that the driver of each port negotiates when the port is attached.
     features: Vec<&'static str>,
 }
 
@@ -204,7 +204,7 @@ match = { proto = "tcp", dst_port = 80 }
 actions = ["output:vm2"]
 "#;
 
-/// A configuration file that is removed after the test.
+/// A configuration file that is deleted at the end of a test.
 struct TempFile(PathBuf);
 
 impl TempFile {
@@ -324,7 +324,7 @@ fn an_attachment_that_fails_is_rolled_back() {
     fake.busy("/run/b.sock", true);
     let change = [("socket".to_owned(), "/run/b.sock".to_owned())];
     host.set_port("vm1", &change, true).unwrap_err();
-    // The old attachment is back.
+    // The host attaches the old socket again.
     assert_eq!(fake.calls(), ["detach 0", "swap", "attach vm1: busy", "swap", "attach vm1 0"]);
     assert_eq!(host.ports()[0].state, "up");
 }
@@ -360,15 +360,15 @@ fn what_a_connected_driver_has_negotiated_is_not_taken_from_it() {
         let error = set(value).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict);
         let told = format!(
-            "port \"vm1\": its driver is connected and uses {lost}, which `offloads` takes away; \
-             shut the VM down first"
+            "port \"vm1\": the VM's driver is connected and uses {lost}, which the new `offloads` \
+             disables; shut the VM down first"
         );
         assert!(error.to_string().starts_with(&told), "{error}");
     }
     let narrow = TEXT.replacen("name = \"vm1\"", "name = \"vm1\"\nvhost-user.offloads = false", 1);
     std::fs::write(&file.0, narrow).unwrap();
     let error = host.reload().unwrap_err();
-    assert!(error.0[0].problem.starts_with("its driver is connected"), "{error}");
+    assert!(error.0[0].problem.starts_with("the VM's driver is connected"), "{error}");
     std::fs::write(&file.0, TEXT).unwrap();
     assert_eq!(fake.calls(), [""; 0], "nothing was changed");
     // Another socket belongs to another driver. A driver that uses none of the features loses
@@ -396,15 +396,15 @@ fn refused_requests_say_why_and_change_nothing() {
     let error = host.del_port("vm2", true).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "port \"vm2\": fdb 52:54:00:00:00:02 and rule \"web\" need it; delete them first, or \
-         change them"
+        "port \"vm2\": fdb 52:54:00:00:00:02 and rule \"web\" need it; first delete or change the \
+         objects that need this object"
     );
     let error = host.del_tenant("red", true).unwrap_err();
     assert_eq!(error.object, "tenant \"red\"");
     assert_eq!(error.problem, "port \"vm1\" and port \"vm2\" need it");
     let rule = Rule::new("web", vec![Action::Drop]);
     assert_eq!(kind(host.add_rule(rule, true)), ErrorKind::Conflict);
-    // A saved object may not refer to a transient one.
+    // A saved object must not refer to an object that is not saved.
     host.add_tenant(Tenant::new("blue"), false).unwrap();
     let port = Port { tenant: Some("blue".into()), vlan: None, ..tap("t") };
     let error = host.add_port(port.clone(), true).unwrap_err();
@@ -447,7 +447,7 @@ fn a_reload_touches_only_what_changed() {
         ["port vm1 removed", "port vm3 added", "port vm9 added", "rule web changed"]
     );
     assert_eq!(report.warnings, ["port vm3: /run/vm3.sock: it is in use; end the other"]);
-    // vm2 keeps its number and stays attached. The new ports get numbers that no port had before.
+    // vm2 keeps its number and stays attached. Each new port gets an unused number.
     assert_eq!(fake.calls(), ["detach 0", "swap", "attach vm3: busy", "attach vm9 2"]);
     let state = |name: &str| host.ports().into_iter().find(|p| p.name == name).unwrap().state;
     assert_eq!((state("vm3"), state("vm2")), ("error".to_owned(), "up".to_owned()));
@@ -538,8 +538,8 @@ fn the_socket_of_the_command_line_survives_changes() {
     assert_eq!(host.config().host.socket, PathBuf::from("/run/other.sock"));
 }
 
-/// A host with a contract for 1 M frames of 1,064 bytes per second. By the model they cost 200 M
-/// cycles per second.
+/// Starts a host with a contract for one million frames per second, of 1,064 bytes each. By the
+/// cost model of this test, the frames of the contract cost 200 million cycles per second.
 const SOLD: &str = r#"[host]
 name = "h"
 socket = "/run/sold.sock"
@@ -580,7 +580,7 @@ fn a_contract_becomes_an_entitlement_and_what_does_not_fit_changes_nothing() {
     assert_eq!((fake.calls(), entitlement(&fake)), (Vec::new(), 200_000_000));
     let less = [("cycles".to_owned(), "150M".to_owned())];
     let report = host.set_port("vm1", &less, true).unwrap();
-    assert!(report.warnings[0].contains("`cycles` is taken"), "{:?}", report.warnings);
+    assert!(report.warnings[0].contains("`cycles` is used"), "{:?}", report.warnings);
     assert_eq!(entitlement(&fake), 150_000_000);
 }
 
@@ -628,8 +628,8 @@ fn bound_us(host: &Host, growth: &crate::explain::Growth) -> u64 {
     answer.bound_us.unwrap_or_else(|| panic!("{}", answer.latency))
 }
 
-/// Adds the counters of a second in which `frames` frames were received. Each frame hit the cache
-/// and had this cost.
+/// Adds the traffic of one second to the counters: `frames` received frames, which each hit the
+/// exact-match cache and cost `cost` cycles.
 fn send(counters: &PortCounters, frames: u64, size: u64, cost: u64) {
     counters.rx_frames.add(frames);
     counters.rx_bytes.add(frames * (size - 4));
@@ -644,7 +644,7 @@ fn the_latency_bound_goes_by_what_full_batches_cost() {
     let before = bound_us(&host, &growth);
     host.tick(Nanos::from_secs(1));
     for second in 2..8 {
-        // The port was not held back, so its batches are small, and a frame costs 50 % more than in
+        // The port always had cycles, so its batches are small, and a frame costs 50 % more than in
         // the model.
         send(&counters, 10_000, 1_064, 300);
         host.tick(Nanos::from_secs(second));
@@ -715,7 +715,7 @@ fn explain_bounds_a_class_by_what_is_in_force() {
         host.core.bound(&mut answer, growth);
         answer
     };
-    // The port may put frames for 10,000 cycles into its ring at once. One batch may run before the
+    // The port may put frames of 10,000 cycles into its ring at once. One batch may run before the
     // port's turn, and the port needs two rounds.
     let first = ask("vm1", &growth);
     assert_eq!(first.bound_us, Some(31), "{}", first.latency);
@@ -736,9 +736,5 @@ fn explain_bounds_a_class_by_what_is_in_force() {
     host.set_port("vm1", &[("ingress_policy".to_owned(), "none".to_owned())], false).unwrap();
     let free = ask("vm2", &growth);
     assert_eq!((free.bound_us, free.bound), (None, None));
-    assert!(
-        free.latency.contains("has no cycle bucket (vm1); set its `cycles`"),
-        "{}",
-        free.latency
-    );
+    assert!(free.latency.contains("has no cycle bucket (vm1); give"), "{}", free.latency);
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use penstock_control::config::{Machine, parse_on};
 
-/// A valid configuration. Each case appends a mistake.
+/// A valid configuration. A valid configuration to which each test case appends text with a
+/// mistake.
 pub const BASE: &str = r#"[host]
 name = "h1"
 [[tenant]]
@@ -24,10 +25,10 @@ tenant = "blue"
 tap.interface = "tap1"
 "#;
 
-/// The text that is appended to [`BASE`], and its errors.
+/// A text that is appended to [`BASE`], and the errors that the text causes.
 pub type Case = (&'static str, &'static [&'static str]);
 
-/// All errors of a text, as the user sees them, on a machine with cores 0 and 1.
+/// Returns all errors of a configuration, as the user sees them, on a machine with cores 0 and 1.
 pub fn errors(text: &str) -> Vec<String> {
     let machine = Machine { cores: Some(BTreeSet::from([0, 1])) };
     match parse_on(text, "host.toml", &machine) {
@@ -36,8 +37,8 @@ pub fn errors(text: &str) -> Vec<String> {
     }
 }
 
-/// Appends each text to [`BASE`] and compares all errors. Line numbers in the errors count from the
-/// appended text.
+/// Appends each text to [`BASE`] and compares all errors with the expected errors. In the expected
+/// errors, line 1 is the first line of the appended text.
 pub fn appended(cases: &[(&str, &[&str])]) {
     let mut wrong = Vec::new();
     for (text, expected) in cases {
@@ -51,8 +52,8 @@ pub fn appended(cases: &[(&str, &[&str])]) {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n\n"));
 }
 
-/// Changes the place of an error from the appended text to the whole file: `3:8: text` becomes
-/// `host.toml:22:8: text`.
+/// Changes the place of an error from the appended text to the whole file, so that `3:8: text`
+/// becomes `host.toml:22:8: text`.
 fn shift(expected: &str) -> String {
     let (line, rest) = expected.split_once(':').expect("LINE:COLUMN: text");
     let line: usize = line.parse().expect("a line number");

@@ -1,13 +1,15 @@
-//! A target's tree, flattened to leaves.
+//! Flattens the tree of a gNMI target to leaves.
 //!
 //! # Problem
 //!
-//! Targets answer in different forms. A value covers a whole tree or a single leaf. Member names
-//! have a module name before them or not. Numbers are numbers or text (RFC 7951 §6.1).
+//! gNMI targets answer in different forms. A value in a gNMI answer may contain a whole tree or a
+//! single leaf. Names of JSON members may have a module prefix. A number may be a JSON number or
+//! text (RFC 7951 §6.1).
 //!
 //! # Approach
 //!
-//! All forms become one map from path to text. OpenConfig's keys identify the entries of lists.
+//! The driver converts all forms of answers to a map from path to text. OpenConfig's keys identify
+//! the entries of lists.
 
 use std::collections::BTreeMap;
 
@@ -15,11 +17,12 @@ use serde_json::Value;
 
 use super::proto::{Path, PathElem};
 
-/// Text of each leaf. The key is the leaf's path, such as `/qos/queues/queue[name=a]/config/name`.
+/// Text of each leaf, by the leaf's path, such as `/qos/queues/queue[name=a]/config/name`.
 pub type Leaves = BTreeMap<String, String>;
 
-/// Returns the key of a list in OpenConfig's QoS model. If lists have the same name, the parent
-/// decides.
+/// Returns the name of the key member of a list in OpenConfig's QoS model. `None` if OpenConfig's
+/// QoS model does not have the list. If several lists have the same name, `path` distinguishes
+/// these lists.
 fn key_of(list: &str, path: &str) -> Option<&'static str> {
     Some(match list {
         "classifier" if path.contains("/input/") => "type",
@@ -31,7 +34,7 @@ fn key_of(list: &str, path: &str) -> Option<&'static str> {
     })
 }
 
-/// Removes the module: `openconfig-qos:queues` becomes `queues`.
+/// Removes the module from a name, so that `openconfig-qos:queues` becomes `queues`.
 fn plain(name: &str) -> &str {
     match name.split_once(':') {
         Some((module, rest)) if module.starts_with("openconfig-") => rest,
@@ -48,10 +51,11 @@ fn text(value: &Value) -> Option<String> {
     })
 }
 
-/// Adds the leaves of `value` at `path`. Ignores lists that the model does not have.
+/// Adds the leaves of the JSON value `value` at `path` to `leaves`. The function ignores JSON lists
+/// that are not part of OpenConfig's QoS model.
 ///
 /// # Errors
-/// An entry of a list has no key.
+/// Returns an error if an entry of a list has no key.
 pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), String> {
     let Value::Object(members) = value else {
         leaves.extend(text(value).map(|text| (path.to_owned(), text)));
@@ -74,8 +78,8 @@ pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), Str
     Ok(())
 }
 
-/// Converts a textual path to gNMI's form. A `/` within brackets is no separator. Within brackets,
-/// only names of ports contain `/` or `]`.
+/// Converts a textual path to gNMI's form. Within brackets, a `/` in the textual path is part of
+/// the value of a gNMI key. The value of a key in a textual gNMI path must not contain `]`.
 #[must_use]
 pub fn path(text: &str) -> Path {
     let (mut elem, mut rest) = (Vec::new(), text);
@@ -93,7 +97,7 @@ pub fn path(text: &str) -> Path {
     Path { elem, ..Path::default() }
 }
 
-/// Returns the textual form of a path with its prefix.
+/// Returns the textual form of a gNMI path with its prefix.
 #[must_use]
 pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     let mut text = String::new();
@@ -107,7 +111,8 @@ pub fn shown(prefix: Option<&Path>, path: Option<&Path>) -> String {
     text
 }
 
-/// Returns the keys of a list's entries. `list` is a path up to and including `[KEY=`.
+/// Returns the keys of all entries of a list. `list` is the path of the list's entries up to and
+/// including `[KEY=`.
 pub(super) fn entries<'a>(leaves: &'a Leaves, list: &'a str) -> Vec<&'a str> {
     let from = leaves.range(list.to_owned()..).map(|(path, _)| path);
     let keys = from.map_while(|path| path.strip_prefix(list)?.split_once(']').map(|(key, _)| key));

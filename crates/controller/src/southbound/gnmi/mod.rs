@@ -1,39 +1,44 @@
-//! Driver of switches with gNMI and OpenConfig's QoS model.
+//! Configures switches that have gNMI and OpenConfig's QoS model.
 //!
-//! The driver sends a Get of `/qos` and then one Set with all differences. A target applies a Set
-//! atomically (gNMI specification §3.4.3). `model` describes the entries that the driver writes.
-//! Classification uses forwarding groups. Forwarding groups belong to the switch, so all ports of
-//! the switch have the same map. The map may change.
+//! The driver sends a Get of `/qos` and then one Set with all differences. A target, which is the
+//! switch's gNMI server, applies a Set atomically (gNMI specification §3.4.3). The module `model`
+//! describes the entries that the driver writes. Forwarding groups map code points to queues.
+//! Forwarding groups belong to the switch, so all ports of the switch have the same map. The driver
+//! can change the switch's map.
 //!
 //! # Differences between targets
 //!
-//! If a target refuses a Get of type CONFIG, the driver requests ALL and drops the state leaves.
-//! For an empty path, a target may answer NOT_FOUND. If a target does not support roles, the driver
-//! sends a Set without a role. The driver does not repeat a form that a target has refused once.
+//! If a target refuses a Get of type CONFIG, the driver sends a Get of type ALL and ignores the
+//! state leaves. A target with an empty tree may answer NOT_FOUND to a Get. If a target does not
+//! support roles, the driver sends a Set without a role. A role limits the MasterArbitration
+//! extension to the driver's own entries. If a target has refused a data type or a role, the driver
+//! sends no further requests of that form to the target.
 //!
 //! # The first Set
 //!
-//! The first Set contains everything and may take much longer than later ones. A Set continues for
-//! up to a minute after its caller has given up. The next [`apply`](SwitchDriver::apply) waits
-//! until the Set ends and then reads, so it does not send completed changes again.
+//! The first Set contains all entries of the driver and may take much longer than later Sets. A Set
+//! may take up to a minute, and continues if its caller gives up earlier. The next call of
+//! [`apply`](SwitchDriver::apply) waits until the Set ends. The driver then reads the target's
+//! tree, so that the driver does not send completed changes again.
 //!
 //! # Stamp
 //!
-//! The stamp is part of the tree (`model`), so it survives the controller. gNMI has no conditional
-//! Set. Between Get and Set, the MasterArbitration extension excludes other controllers if the
-//! target supports it. The election id of the extension is the stamp. If the target does not
-//! support the extension, two controllers may write at the same moment. The next read-back then
-//! shows the difference.
+//! The target's tree contains the stamp (`model`), so the stamp survives a restart of the
+//! controller. gNMI has no conditional Set. If the target supports the MasterArbitration extension,
+//! the extension excludes other controllers between Get and Set. The election id of the extension
+//! is the stamp. If the target does not support the extension, two controllers may write at the
+//! same moment. If two controllers have written at the same moment, the next read of the tree shows
+//! the difference.
 //!
 //! # Weights
 //!
-//! Weights are 1 to 100. A queue without a weight has weight 1, because the model has no lower
-//! weight.
+//! Weights of queues are 1 to 100. The driver gives weight 1 to a queue of weight 0, because
+//! OpenConfig's model has no lower weight.
 //!
 //! # Source
 //!
-//! The driver follows gNMI 0.10, `openconfig-qos` and RFC 7951. It was tested with a test double
-//! only.
+//! The driver follows gNMI 0.10, `openconfig-qos` and RFC 7951. The driver was tested only with a
+//! test double.
 
 pub mod leaves;
 mod model;
@@ -62,47 +67,48 @@ use proto::get_request::DataType;
 use proto::typed_value::Value as Typed;
 use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 
-/// Time limit for making a connection, and for an answer.
+/// Time limit for the connection to the target, and for an answer of the target.
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
-/// Time limit of a Set.
+/// Time limit for the target's answer to a Set.
 const SET_MAX: Duration = Duration::from_secs(60);
-/// Maximum size of an answer in bytes.
+/// Maximum size of an answer of the target, in bytes.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
 const NAME_MAX: usize = 32;
 
 #[derive(Clone)]
 pub struct Tls {
-    /// CA of the target's certificate in PEM.
+    /// Certificate of the CA that signed the target's certificate, in PEM.
     pub authority: String,
-    /// Name in the target's certificate, if the name differs from the address.
+    /// Name in the target's certificate, if the name differs from the target's address.
     pub name: Option<String>,
-    /// Certificate and key of this client in PEM, if the target requires them.
+    /// Certificate and key of the controller in PEM. `None` if the target requires no client
+    /// certificate.
     pub identity: Option<(String, String)>,
 }
 
-/// Settings of a gNMI target.
 #[derive(Clone)]
 pub struct Settings {
-    /// Host and port. gNMI's standard port is 9339.
+    /// Host and port of the target. gNMI's standard port is 9339.
     pub address: String,
-    /// TLS settings. If `None`, the connection is not encrypted.
+    /// TLS settings of the connection. `None` means that the connection is not encrypted.
     pub tls: Option<Tls>,
-    /// User and password, which the driver sends with each request. They require `tls`.
+    /// User and password, which the driver sends with each request. A login requires `tls`.
     pub login: Option<(String, String)>,
-    /// Usable queues of a port, including the shared one: 2 to 8.
+    /// Number of usable queues of a port, including the shared queue (2 to 8).
     pub queues: u8,
 }
 
 impl std::fmt::Debug for Tls {
-    /// Leaves out the keys, because they must not appear in logs.
+    /// Formats the settings without keys, because keys must not appear in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tls").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
 impl std::fmt::Debug for Settings {
-    /// Leaves out passwords and keys, because they must not appear in logs.
+    /// Formats the settings without passwords and keys, because passwords and keys must not appear
+    /// in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { address, tls, login, queues } = self;
         let login = login.as_ref().map(|(user, _)| user);
@@ -112,7 +118,7 @@ impl std::fmt::Debug for Settings {
     }
 }
 
-/// A gNMI target with OpenConfig's QoS model.
+/// Driver of a gNMI target with OpenConfig's QoS model.
 #[derive(Debug)]
 pub struct GnmiSwitch {
     name: String,
@@ -120,25 +126,25 @@ pub struct GnmiSwitch {
     settings: Settings,
     endpoint: Endpoint,
     login: Option<[MetadataValue<Ascii>; 2]>,
-    /// Whether the target has refused a Get of a single type of data.
+    /// True if the target has refused a Get of type CONFIG or STATE.
     only_all: AtomicBool,
-    /// Whether the target has refused a role.
+    /// True if the target has refused a Set with a role in its MasterArbitration extension.
     no_role: Arc<AtomicBool>,
-    /// This lock is held during a Set.
+    /// Lock that the driver holds while a Set runs.
     setting: Arc<Mutex<()>>,
 }
 
-/// Whether a target refused a request because it does not support a type of data or a role.
+/// Returns true if a target may have refused a request because of the request's data type or role.
 fn is_unknown(status: &Status) -> bool {
     matches!(status.code(), Code::Unimplemented | Code::InvalidArgument)
 }
 
 impl GnmiSwitch {
-    /// Creates a driver for the target at an address. The driver does not connect yet.
+    /// Creates a driver for a target. The driver does not connect to the target yet.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] if a port's name, a certificate or an address is invalid, or if a
-    /// login would be sent without encryption.
+    /// Returns [`DriverError::Beyond`] if a port's name, a certificate or an address is invalid, or
+    /// if a login would be sent without encryption.
     pub fn new(name: &str, ports: &[PortInfo], settings: Settings) -> Result<Self, DriverError> {
         let beyond = |what: String, limit: String, remedy: &str| {
             let remedy = remedy.to_owned();
@@ -152,12 +158,13 @@ impl GnmiSwitch {
         let is_name =
             |name: &str| !name.is_empty() && name.len() <= NAME_MAX && name.chars().all(plain);
         if let Some(wrong) = ports.iter().find(|port| !is_name(&port.name)) {
-            let limit = format!("1 to {NAME_MAX} letters, digits or . _ - / :");
+            let limit = format!("a port's name has 1 to {NAME_MAX} letters, digits or . _ - / :");
             return beyond(format!("port {:?}", wrong.name), limit, "name a port of the switch");
         }
         if settings.login.is_some() && settings.tls.is_none() {
-            let (what, limit) = ("a login without TLS".to_owned(), "only TLS hides it".to_owned());
-            return beyond(what, limit, "give the authority of the target's certificate");
+            let (what, limit) =
+                ("a login without TLS".to_owned(), "only TLS hides the login".to_owned());
+            return beyond(what, limit, "set `tls` with the CA of the target's certificate");
         }
         let ascii = |text: &String| {
             let mut value = text.parse::<MetadataValue<Ascii>>().ok()?;
@@ -180,7 +187,7 @@ impl GnmiSwitch {
             Err(error) => beyond(
                 format!("address {:?}", settings.address),
                 format!("{error:?}"),
-                "give HOST:PORT, and certificates as PEM",
+                "write HOST:PORT, and use certificate files in PEM format",
             ),
         }
     }
@@ -202,8 +209,9 @@ impl GnmiSwitch {
             Unfit::Foreign(path, other) => DriverError::Beyond {
                 switch,
                 what: format!("changing {path}"),
-                limit: format!("it is {other}, which is not ours"),
-                remedy: "remove it, or leave the port out".to_owned(),
+                limit: format!("the value {other} was not set by Penstock"),
+                remedy: "remove the value from the switch, or leave the port out of the topology"
+                    .to_owned(),
             },
             Unfit::Rubbish(what, problem) => DriverError::Rubbish { switch, what, problem },
         }
@@ -270,7 +278,7 @@ impl GnmiSwitch {
         self.leaves(&answer, kind)
     }
 
-    /// The leaves in an answer to a Get of this type.
+    /// Returns the leaves in a target's answer to a Get of type `kind`.
     fn leaves(&self, answer: &GetResponse, kind: DataType) -> Result<Leaves, DriverError> {
         let mut leaves = Leaves::new();
         for notification in &answer.notification {
@@ -306,11 +314,12 @@ impl GnmiSwitch {
         state.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// Computes a target's state before and after these changes, from the target's answer. The
-    /// computation needs no connection.
+    /// Computes a target's state before and after `changes` from the target's answer to a Get,
+    /// without a connection to the target.
     ///
     /// # Errors
-    /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    /// Returns an error in the same cases as [`SwitchDriver::read_back`] and
+    /// [`SwitchDriver::apply`].
     #[doc(hidden)]
     pub fn rehearse(
         &self,
@@ -348,7 +357,7 @@ impl GnmiSwitch {
         orders.map_err(|unfit| self.unfit(unfit))
     }
 
-    /// Sends a Set. The Set continues after its caller has given up.
+    /// Sends a Set to the target. The Set continues even if the caller gives up.
     async fn set(
         &self,
         client: &GNmiClient<Channel>,

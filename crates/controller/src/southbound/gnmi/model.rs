@@ -1,17 +1,21 @@
-//! A binding in OpenConfig's QoS model.
+//! Stores a controller's decision in OpenConfig's QoS model.
 //!
-//! | Object | Meaning |
+//! | Object | Content |
 //! |---|---|
 //! | queue and forwarding group `pen-qN` | queue N |
-//! | classifiers `pen-v4` and `pen-v6` | the maps for IPv4 and IPv6 |
+//! | classifiers `pen-v4` and `pen-v6` | map from code point to queue, for IPv4 and IPv6 |
 //! | scheduler policy `pen-PORT` | weights of a port's queues |
-//! | classifier `penstock-stamp` | the stamp |
+//! | classifier `penstock-stamp` | stamp of the decision |
 //!
-//! A map has one term for each code point, and an unconditional term `rest` for queue 0. A port's
-//! input is bound to both maps, and its output to its scheduler policy. The policy has a single
-//! scheduler with one input for each queue. The input of a queue with a weight is `qN` and has that
-//! weight. The input of a queue without a weight is `rest-N` and has weight 1. No port is bound to
-//! `penstock-stamp`. This classifier has a single term, and the term's id is the stamp.
+//! - A classifier for IPv4 or IPv6 has one term for each code point. The classifier's term `rest`
+//!   has no condition and leads to queue 0.
+//! - The input of each port refers to the classifiers `pen-v4` and `pen-v6`. The output of each
+//!   port refers to the port's scheduler policy.
+//! - A scheduler policy has a single scheduler with one input for each queue. The scheduler's input
+//!   for queue N has the name `qN` if the queue has a weight above 0. For a queue N of weight 0,
+//!   the scheduler's input has the name `rest-N` and weight 1.
+//! - No port refers to the classifier `penstock-stamp`. The classifier `penstock-stamp` has one
+//!   term, and the id of the term is the stamp of the decision.
 
 use std::collections::BTreeMap;
 
@@ -23,21 +27,24 @@ use crate::southbound::{PortState, SwitchState};
 
 const CLASSIFIERS: &str = "/qos/classifiers/classifier";
 const STAMP: &str = "penstock-stamp";
-/// Name of the term for all other frames. The name sorts after all numbers.
+/// Name of the classifier's term for frames without a mapped code point. In a sorted list of terms,
+/// `rest` comes after the terms of all code points, whose names are numbers.
 const REST: &str = "rest";
-/// Each classifier's name, its type, and the location of the code point in its terms.
+/// Name and type of the IPv4 and the IPv6 classifier, and name of the JSON member that contains a
+/// term's code point.
 const FAMILIES: [(&str, &str, &str); 2] = [("pen-v4", "IPV4", "ipv4"), ("pen-v6", "IPV6", "ipv6")];
 
-/// Why a tree cannot be used.
+/// Reason why the driver cannot use a target's tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// Another configuration uses a leaf that the driver needs. The fields are path and value.
+    /// Another configuration uses a leaf that the driver needs. The variant contains the leaf's
+    /// path and value.
     Foreign(String, String),
-    /// A value is invalid. The fields are the value's path and the problem.
+    /// A value in the tree is invalid. The variant contains the value's path and the problem.
     Rubbish(String, String),
 }
 
-/// Contents of a single Set.
+/// Deletions and updates that the driver sends in a single Set.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Orders {
     pub(super) delete: Vec<String>,
@@ -56,7 +63,8 @@ fn interface(port: &str) -> String {
     format!("/qos/interfaces/interface[interface-id={port}]")
 }
 
-/// Path of a port's inputs, up to their key.
+/// Returns the gNMI path of a port's scheduler inputs, to which the caller appends the key of an
+/// input.
 fn inputs(port: &str) -> String {
     let policy = policy(port);
     format!(
@@ -81,7 +89,7 @@ fn queue_of(leaves: &Leaves, path: &str, queues: u8) -> Result<u8, Unfit> {
     queue.ok_or_else(|| Unfit::Rubbish(path.to_owned(), format!("{text:?}")))
 }
 
-/// Reads the map of a classifier.
+/// Reads the map from code point to queue of a classifier.
 fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap<u8, u8>, Unfit> {
     let (list, mut map) = (terms(name), BTreeMap::new());
     for id in entries(leaves, &list).into_iter().filter(|id| *id != REST) {
@@ -92,7 +100,8 @@ fn map(leaves: &Leaves, name: &str, family: &str, queues: u8) -> Result<BTreeMap
     Ok(map)
 }
 
-/// Whether a leaf has the value `ours`. Returns false if the leaf does not exist.
+/// Returns true if a leaf has the value `ours`, and false if the leaf does not exist. If the leaf
+/// has a value other than `ours`, returns an error.
 fn bound(leaves: &Leaves, path: &str, ours: &str) -> Result<bool, Unfit> {
     match leaves.get(path) {
         Some(other) if other != ours => Err(Unfit::Foreign(path.to_owned(), other.clone())),
@@ -108,7 +117,7 @@ fn policy_of(port: &str) -> String {
     format!("{}/output/scheduler-policy", interface(port))
 }
 
-/// Reads the stamp of the last decision.
+/// Reads the stamp of the last decision from the target's leaves.
 fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
     let list = terms(STAMP);
     let mut last = Stamp::default();
@@ -123,7 +132,8 @@ fn stamp(leaves: &Leaves) -> Result<Stamp, Unfit> {
     Ok(last)
 }
 
-/// Reads the state of these ports. Leaves out a port that is bound to another configuration.
+/// Reads the state of `ports` from the target's leaves. Ports that use another configuration's
+/// entries are in [`SwitchState::left_out`].
 pub(super) fn state(
     leaves: &Leaves,
     ports: &[String],
@@ -132,7 +142,7 @@ pub(super) fn state(
 ) -> Result<SwitchState, Unfit> {
     let [v4, v6] = FAMILIES.map(|(name, _, family)| map(leaves, name, family, queues));
     let (mut both, v6) = (v4?, v6?);
-    // If only one family has a mapping, the driver must send it again.
+    // The driver must send a mapping again if only one family has it.
     both.retain(|dscp, queue| v6.get(dscp) == Some(queue));
     let mut state = SwitchState { stamp: stamp(leaves)?, ..SwitchState::default() };
     for port in ports {
@@ -171,7 +181,8 @@ fn port_state(
     Ok(PortState { weights, map }.canonical())
 }
 
-/// Returns an entry of a list at `path`, with its key and further members.
+/// Returns the path and the JSON value of a list entry. `key` is the name of the list's key,
+/// `value` is the key's value, and `more` contains the other members of the entry.
 fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Value) {
     if let Some(members) = more.as_object_mut() {
         let config = members.entry("config").or_insert_with(|| json!({}));
@@ -188,7 +199,7 @@ fn entry(path: String, key: &str, value: &str, mut more: Value) -> (String, Valu
     (path, more)
 }
 
-/// Returns all entries that must exist for these ports.
+/// Returns all entries that the driver sets for `ports`, as paths and JSON values.
 fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Value)> {
     let mut all = Vec::new();
     for name in (0..queues).map(queue_name) {
@@ -196,7 +207,7 @@ fn wanted(ports: &[String], queues: u8, target: &SwitchState) -> Vec<(String, Va
         let path = format!("/qos/forwarding-groups/forwarding-group[name={name}]");
         all.push(entry(path, "name", &name, json!({"config": {"output-queue": name}})));
     }
-    // All ports have the same map. `agree` has checked this.
+    // `agree` has checked that all ports have the same map.
     let map = ports.first().map(|port| target.ports[port].map.clone()).unwrap_or_default();
     for (name, kind, family) in FAMILIES {
         let path = format!("{CLASSIFIERS}[name={name}]");
@@ -252,8 +263,8 @@ fn schedulers(port: &str, queues: u8, weights: &[u32]) -> Vec<(String, Value)> {
     all
 }
 
-/// Returns the operations that give the tree the state `target` and the stamp `stamp`. All maps in
-/// `target` must be equal.
+/// Returns the operations that change the target's tree to the state `target` and the stamp
+/// `stamp`. All maps in `target` must be equal.
 pub(super) fn orders(
     leaves: &Leaves,
     ports: &[String],
@@ -273,7 +284,7 @@ pub(super) fn orders(
     wanted.push(entry(format!("{}{id}]", terms(STAMP)), "id", &id, group));
     let mut orders = Orders::default();
     let lists = FAMILIES.map(|(name, _, _)| terms(name)).into_iter().chain([terms(STAMP)]);
-    // If no weights are requested, existing inputs stay.
+    // If `target` has no weights for a port, the port's inputs stay.
     let weighed = ports.iter().filter(|port| !target.ports[*port].weights.is_empty());
     for list in lists.chain(weighed.map(|port| inputs(port))) {
         for id in entries(leaves, &list) {

@@ -1,4 +1,5 @@
-//! gNMI's messages for client and server, generated from `proto/`. The server part is for tests.
+//! Contains the code of gNMI's client and server, which the build generates from `proto/`. Only
+//! tests use the code of gNMI's server.
 #![allow(
     clippy::all,
     clippy::cast_possible_truncation,
@@ -23,9 +24,9 @@ pub use gnmi::*;
 
 use crate::Stamp;
 
-/// Returns an arbitration in which the controller with the latest stamp is the master. With a role,
-/// that controller is the master of the entries that this driver writes. Without a role, that
-/// controller is the master of all entries.
+/// Returns a MasterArbitration extension with a controller's stamp. The controller with the latest
+/// stamp is the master. With a role, the controller is the master only of the entries that the
+/// driver writes. Without a role, the controller is the master of all entries.
 pub(super) fn arbitration(stamp: Stamp, with_role: bool) -> gnmi_ext::Extension {
     let election_id = gnmi_ext::Uint128 { high: stamp.epoch, low: stamp.generation };
     let role = with_role.then(|| gnmi_ext::Role { id: "penstock".to_owned() });

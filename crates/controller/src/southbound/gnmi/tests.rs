@@ -1,4 +1,4 @@
-//! Tests the driver with a test double: a target with a tree in memory, over TLS.
+//! Tests the gNMI driver over TLS with a test double, which is a target with a tree in memory.
 
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../../../tests/all/common/gnmi_target.rs"]
@@ -92,10 +92,10 @@ async fn other_configurations_are_left_alone() {
     target.put(&other.replace("eth9", "eth2"), "theirs");
     let is = target.switch().read_back().await.expect("readable");
     let why = &is.left_out["eth2"];
-    assert!(why.contains("interface-id=eth2") && why.contains("not ours"), "{why}");
+    assert!(why.contains("interface-id=eth2") && why.contains("was not set by Penstock"), "{why}");
     let weigh = |port: &str| Change::Weigh { port: port.into(), weights: vec![4, 5] };
     let error = target.switch().apply(stamp(2), &[weigh("eth2")]).await.expect_err("theirs");
-    assert!(error.to_string().contains("not ours"), "{error}");
+    assert!(error.to_string().contains("was not set by Penstock"), "{error}");
     target.switch().apply(stamp(2), &[weigh("Ethernet1/1")]).await.expect("told");
     let is = target.switch().read_back().await.expect("readable");
     assert_eq!((&*is.ports["Ethernet1/1"].weights, is.ports.len()), (&[4, 5][..], 1));

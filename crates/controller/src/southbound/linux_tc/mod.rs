@@ -1,35 +1,38 @@
-//! Driver of Linux switches: HTB on each port, configured by `tc`.
+//! Configures Linux switches with `tc`, with the qdisc HTB on each port.
 //!
 //! # Problem
 //!
-//! Hypervisor edges and whitebox switches forward with Linux. Linux's qdiscs can implement a
-//! binding if they are configured correctly and in the right order.
+//! Hypervisors and whitebox switches forward frames with the Linux kernel. Linux's qdiscs can
+//! implement queue weights and maps if they are configured correctly and in the right order.
 //!
 //! # Approach
 //!
-//! A port has HTB with a class for each queue. `plan` computes the classes' rates and quanta from
-//! weights. One BPF program maps code points to classes (`program`). The driver reads first and
-//! sends only differences, in one `tc -batch`. The order of its lines ensures that no frame meets a
-//! class that does not exist. The kernel replaces the map atomically.
+//! Each port has the qdisc HTB with a class for each queue. The module `plan` computes the rates
+//! and quanta of the classes from queue weights. A BPF program maps code points to classes
+//! (`program`). The driver first reads the switch's state, and then sends only the differences in a
+//! single `tc -batch`. The order of the lines ensures that the map never selects a class that does
+//! not exist. The kernel replaces the map atomically.
 //!
-//! The driver uses HTB because it also limits the port to its rate, which ETS and DRR do not. With
-//! this limit, frames wait in the qdisc's own queues and not at the next hop. HTB borrows at two
-//! priorities, so a queue without a weight can get the bandwidth that other queues do not use.
+//! The driver uses HTB because HTB also limits the port to its rate, which ETS and DRR do not.
+//! Because HTB limits the port's rate, frames wait in the qdisc's own queues and not at the next
+//! hop. HTB also has priorities for spare bandwidth. A queue of weight 0 has the lower priority, so
+//! it gets the bandwidth that other queues do not use.
 //!
 //! # Stamp
 //!
-//! The alias `penstock EPOCH.GENERATION` of the namespace's `lo` is the stamp. Each namespace has
-//! one `lo`. The alias survives the controller. When the machine restarts, it disappears together
-//! with the qdiscs. [`Runner::hold`] excludes other controllers between reading and writing the
-//! stamp.
+//! The driver stores the stamp in the alias of `lo`, as `penstock EPOCH.GENERATION`. Each network
+//! namespace has exactly one interface `lo`. The alias of `lo` survives a restart of the
+//! controller. When the machine restarts, the alias and the qdiscs disappear together.
+//! [`Runner::hold`] excludes other controllers between reading and writing the stamp.
 //!
 //! # Other configurations
 //!
-//! The driver refuses the following objects and does not change them:
+//! The driver does not change other configurations of a Linux switch. The driver refuses the switch
+//! in the following cases:
 //!
-//! - a root qdisc with another handle
-//! - another filter at the driver's root
-//! - an alias of `lo` with other text
+//! - A port has a root qdisc with a handle other than `0:` (the kernel's default) and `9e50:`.
+//! - The driver's root qdisc has a filter that the driver did not set.
+//! - The alias of `lo` has a text that the driver did not write.
 //!
 //! # Source
 //!
@@ -60,9 +63,10 @@ use crate::Stamp;
 use layout::{QUEUES_MAX, ROOT};
 use read::{PortRead, Root};
 
-/// Start of the driver's alias of `lo`.
+/// First word of the alias that the driver gives to `lo`. After this word, the alias contains the
+/// stamp.
 const STAMP_WORD: &str = "penstock ";
-/// Longest name of an interface (`IFNAMSIZ` - 1).
+/// Maximum length of an interface's name in bytes (`IFNAMSIZ` - 1).
 const NAME_MAX: usize = 15;
 
 #[derive(Debug)]
@@ -73,19 +77,20 @@ pub struct TcSwitch {
     runner: Arc<dyn Runner>,
 }
 
-/// State of a switch, as the driver read it.
+/// State that the driver has read from a switch.
 struct SwitchReading {
     stamp: Stamp,
-    /// Ports in the driver's order.
+    /// State of each port, in the driver's order.
     ports: Vec<PortRead>,
 }
 
 impl TcSwitch {
-    /// Creates a driver of the interfaces `ports` on the machine of `runner`.
+    /// Creates a driver of the network interfaces `ports`. The driver runs `tc` and `ip` through
+    /// `runner`.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] if a port is not a valid interface name, a rate is 0, or settings
-    /// are out of range.
+    /// Returns [`DriverError::Beyond`] if a port's name is not a valid interface name, a rate is
+    /// too low, or settings are out of range.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -95,21 +100,23 @@ impl TcSwitch {
         let this = Self { name: name.to_owned(), ports: ports.to_vec(), settings, runner };
         if !(2..=QUEUES_MAX).contains(&settings.queues) || settings.quantum == 0 {
             let what = format!("{} queues, quantum {}", settings.queues, settings.quantum);
-            let limit = format!("2 to {QUEUES_MAX} queues, a quantum of at least 1 byte");
+            let limit = format!(
+                "the driver needs 2 to {QUEUES_MAX} queues and a quantum of at least 1 byte"
+            );
             return Err(this.beyond(what, limit, "change the switch's settings"));
         }
         for PortInfo { name, rate } in ports {
             // Names become words in the lines of a batch.
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
             if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
-                let limit = format!("1 to {NAME_MAX} letters, digits or . _ - @");
+                let limit = format!("a port's name has 1 to {NAME_MAX} letters, digits or . _ - @");
                 let what = format!("port {name:?}");
                 return Err(this.beyond(what, limit, "name an interface of the switch"));
             }
             let least = u64::from(settings.queues) * 2 * plan::RATE_LEAST;
             if rate.0 < least {
                 let (what, limit) = (format!("{} bit/s", rate.0), format!("{least} bit/s or more"));
-                return Err(this.beyond(format!("port {name}: {what}"), limit, "say its rate"));
+                return Err(this.beyond(format!("port {name}: {what}"), limit, "set its rate"));
             }
         }
         Ok(this)
@@ -135,7 +142,7 @@ impl TcSwitch {
         }
     }
 
-    /// Runs a program. If it fails, its output is the error's text.
+    /// Runs a program. If the program fails, its output is the error's text.
     async fn ask(
         &self,
         program: &'static str,
@@ -158,7 +165,8 @@ impl TcSwitch {
         })
     }
 
-    /// Reads the stamp. If `lo` has another alias, the error names it.
+    /// Reads the stamp from the alias of `lo`. If another configuration has set the alias, the
+    /// error names the alias.
     async fn stamp(&self) -> Result<Stamp, DriverError> {
         #[derive(serde::Deserialize)]
         struct Link {
@@ -179,9 +187,9 @@ impl TcSwitch {
             Some(Stamp { epoch: epoch.parse().ok()?, generation: generation.parse().ok()? })
         });
         stamp.ok_or_else(|| {
-            let what = format!("keeping the stamp beside lo's alias {ifalias:?}");
-            let limit = "that alias is not ours".to_owned();
-            self.beyond(what, limit, "remove it: ip link set dev lo alias \"\"")
+            let what = format!("replacing lo's alias {ifalias:?} with the stamp");
+            let limit = "the alias does not belong to Penstock".to_owned();
+            self.beyond(what, limit, "remove the alias: ip link set dev lo alias \"\"")
         })
     }
 
@@ -192,16 +200,16 @@ impl TcSwitch {
         let mut ports = Vec::with_capacity(self.ports.len());
         for PortInfo { name, .. } in &self.ports {
             let Some(read) = all.remove(name) else {
-                let limit = "it has no such interface".to_owned();
-                return Err(self.beyond(format!("port {name}"), limit, "name one that is there"));
+                let limit = "the switch has no such interface".to_owned();
+                return Err(self.beyond(format!("port {name}"), limit, "correct the port name"));
             };
             if let Root::Foreign(qdisc) = &read.root {
-                let what = format!("port {name}: its root qdisc {qdisc}");
-                let limit = "it is not ours".to_owned();
+                let what = format!("the root qdisc {qdisc} of port {name}");
+                let limit = "the qdisc does not belong to Penstock".to_owned();
                 return Err(self.beyond(
                     what,
                     limit,
-                    "tc qdisc del dev PORT root, or leave it out",
+                    "run `tc qdisc del dev PORT root`, or leave the port out of the topology",
                 ));
             }
             ports.push(read);
@@ -221,12 +229,13 @@ impl TcSwitch {
             let maps = maps.map_err(|error| self.rubbish("its filters", error))?;
             for ((name, read), map) in ours.iter_mut().zip(maps) {
                 read.map = map.map_err(|filter| {
-                    let (what, limit) = (format!("port {name}: {filter}"), "it is not ours".into());
-                    self.beyond(what, limit, "tc filter del dev PORT parent 9e50: pref N")
+                    let what = format!("port {name}: {filter}");
+                    let limit = "the filter does not belong to Penstock".into();
+                    self.beyond(what, limit, "run `tc filter del dev PORT parent 9e50: pref N`")
                 })?;
                 let text = self.ask("tc", &format!("-s -d class show dev {name}"), "").await?;
                 let classes = read::classes(&text);
-                let what = || format!("the classes of port {name}");
+                let what = || format!("the request for the classes of port {name}");
                 (read.top, read.classes) = classes.map_err(|error| self.rubbish(&what(), error))?;
             }
         }
@@ -243,7 +252,8 @@ impl TcSwitch {
         SwitchState { stamp: seen.stamp, ports: ports.collect(), ..SwitchState::default() }
     }
 
-    /// Returns the lines for `tc`. They also set up ports that are not set up yet.
+    /// Returns the lines of `tc -batch` that make `changes`. For a port without the qdisc HTB, the
+    /// lines also set up HTB.
     fn lines(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<String>, DriverError> {
         let (can, mut target) = (self.can(), self.state(seen));
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;

@@ -1,4 +1,4 @@
-//! Runs `tc` and `ip` in a network namespace of this machine.
+//! Runs `tc` and `ip` in a network namespace of the controller's machine.
 
 use std::fs::{File, create_dir_all};
 use std::io;
@@ -13,12 +13,12 @@ use tokio::time::timeout;
 
 use super::runner::{Hold, Run, RunError, Runner};
 
-/// Largest output that is read.
+/// Maximum size of a program's output, in bytes.
 const ANSWER_MAX: usize = 16 << 20;
-/// Time limit of a run, and of the wait for another controller.
+/// Time limit for a run of `tc` or `ip`, and for the wait for the lock.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
-/// A network namespace of this machine. Entering one requires root.
+/// Network namespace of the controller's machine. Only root can enter another network namespace.
 #[derive(Clone, Debug)]
 pub struct Netns {
     path: Option<PathBuf>,
@@ -26,14 +26,15 @@ pub struct Netns {
 }
 
 impl Netns {
-    /// Returns the namespace of this process. All controllers of this machine share the directory
-    /// `locks`, such as `/run/penstock`.
+    /// Returns the network namespace of the controller's own process. All controllers of a machine
+    /// share the directory `locks`, such as `/run/penstock`.
     #[must_use]
     pub fn own(locks: &Path) -> Self {
         Self { path: None, lock: locks.join("tc.lock") }
     }
 
-    /// Returns a namespace by name (`ip netns add NAME`) or by path, such as `/proc/PID/ns/net`.
+    /// Returns a network namespace by name (`ip netns add NAME`) or by path, such as
+    /// `/proc/PID/ns/net`.
     #[must_use]
     pub fn new(name_or_path: &str, locks: &Path) -> Self {
         // `join` appends a name, but an absolute path replaces the base.
@@ -57,7 +58,7 @@ impl Netns {
     }
 }
 
-/// Reads to the end. Fails if the output exceeds the limit.
+/// Reads a program's output to its end. Returns an error if the output exceeds [`ANSWER_MAX`].
 async fn read(from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     let limit = u64::try_from(ANSWER_MAX).unwrap_or(u64::MAX);
     let mut bytes = Vec::new();
@@ -68,14 +69,14 @@ async fn read(from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Writes a program's input and reads its standard output and standard error.
+/// Writes the input of a program, and reads its standard output and standard error.
 async fn converse(child: &mut Child, input: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
     let missing = || io::Error::other("a pipe is missing");
     let mut stdin = child.stdin.take().ok_or_else(missing)?;
     let stdout = child.stdout.take().ok_or_else(missing)?;
     let stderr = child.stderr.take().ok_or_else(missing)?;
     let feed = async move {
-        // A program that stops reading explains this in its standard error.
+        // If the program stops reading its input, its standard error says why.
         let _ = stdin.write_all(input.as_bytes()).await;
         Ok(())
     };
@@ -92,7 +93,7 @@ impl Runner for Netns {
             let (out, errors) = converse(&mut child, &run.stdin).await?;
             Ok((out, errors, child.wait().await?))
         };
-        let late = |_| unreachable(format!("no end after {} s", TIME_MAX.as_secs()));
+        let late = |_| unreachable(format!("the run did not end within {} s", TIME_MAX.as_secs()));
         // If the time limit is exceeded, dropping the child kills it.
         let answer: io::Result<_> = timeout(TIME_MAX, whole).await.map_err(late)?;
         let (out, errors, status) = answer.map_err(|error| match error.kind() {
@@ -120,7 +121,9 @@ impl Runner for Netns {
         let unreachable = |what: String| RunError::Unreachable(format!("lock {shown}: {what}"));
         // If the wait times out, the waiting thread takes the lock later and releases it at once.
         match timeout(TIME_MAX, locked).await {
-            Err(_) => Err(unreachable(format!("held for {} s", TIME_MAX.as_secs()))),
+            Err(_) => {
+                Err(unreachable(format!("the lock was not free for {} s", TIME_MAX.as_secs())))
+            }
             Ok(Err(e)) => Err(unreachable(e.to_string())),
             Ok(Ok(Err(e))) => Err(unreachable(e.to_string())),
             Ok(Ok(Ok(file))) => Ok(Box::new(FileHold { _file: file })),
@@ -128,7 +131,7 @@ impl Runner for Netns {
     }
 }
 
-/// An exclusive lock on a file. Closing the file releases the lock.
+/// Exclusive lock on a file. Closing the file releases the lock.
 #[derive(Debug)]
 struct FileHold {
     _file: File,

@@ -1,28 +1,32 @@
-//! Lines of `tc -batch` that turn a port's qdiscs into the wanted state.
+//! Computes the lines of `tc -batch` that change a port's qdiscs to the wanted state.
 //!
 //! # Problem
 //!
-//! HTB guarantees each class its rate and divides the rest by quanta. HTB's default quantum is rate
-//! / 10, at most 200,000 bytes. The default quantum is therefore the same for all classes above 16
-//! Mbit/s. On a link of 200 Mbit/s, two classes of 20 and 60 Mbit/s got 1:1.46 instead of 1:3.
+//! HTB guarantees each class its rate and divides spare bandwidth in proportion to quanta. HTB's
+//! default quantum is rate / 10, at most 200,000 bytes. As a result, HTB's default quantum is equal
+//! for all classes above 16 Mbit/s. With the default quantum, two classes of 20 and 60 Mbit/s
+//! divided a link of 200 Mbit/s at a ratio of 1:1.46 instead of 1:3.
 //!
 //! # Approach
 //!
-//! R is the port's rate, w a weight, W the sum of weights, and U is [`Settings::quantum`] in bytes.
+//! R is the port's rate, w is a queue's weight, W is the sum of all weights, and U is
+//! [`Settings::quantum`] in bytes.
 //!
-//! | Queue | Rate | Ceiling | Quantum | Priority |
-//! |---|---|---|---|---|
-//! | with weight w | R·w/W, minus the rates of queues without weight | R | w·U | 0 |
-//! | without weight | [`RATE_LEAST`] | R | U | 1 |
+//! - The HTB class of a queue of weight w above 0 has priority 0, the ceiling R (the port's rate)
+//!   and the quantum w·U. The class guarantees the rate w/W · (R - Z): the part w/W of the port's
+//!   rate R without the rates Z of queues of weight 0.
+//! - The HTB class of a queue of weight 0 has priority 1, the rate [`RATE_LEAST`], the ceiling R
+//!   (the port's rate) and the quantum U ([`Settings::quantum`]).
 //!
-//! A queue without weight therefore gets the bandwidth that other queues do not use. The kernel
-//! replaces the map atomically after all its classes exist. The driver lowers rates before it
-//! raises others, so their sum never exceeds R.
+//! With the lower priority of its HTB class, a queue of weight 0 gets only bandwidth that other
+//! queues do not use. The kernel replaces the port's map atomically after all classes of the map
+//! exist. The driver lowers some rates before it raises others, so the sum of a port's rates never
+//! exceeds R.
 //!
 //! # Example
 //!
-//! In a test, a port of 100 Mbit/s with weights 1 and 3 has rates of 25 and 75 Mbit/s, and quanta U
-//! and 3·U.
+//! In a test, a port of 100 Mbit/s has queues of weights 1 and 3. In the test, the queues of
+//! weights 1 and 3 have rates of 25 and 75 Mbit/s, and quanta U and 3·U.
 
 use std::cmp::Reverse;
 
@@ -34,16 +38,17 @@ use super::read::{Class, PortRead, Root, class_name};
 use super::settings::{Leaf, Settings};
 use crate::southbound::PortState;
 
-/// Guaranteed rate of a queue without a weight, in bit/s. This rate is just enough to keep the
-/// queue moving.
+/// Guaranteed rate of a queue of weight 0, in bit/s, which only keeps the queue from starving.
 pub(super) const RATE_LEAST: u64 = 8_000;
-/// A burst is a millisecond at the rate plus two large frames.
+/// Number of bursts that an HTB class sends per second at its rate. The burst size of an HTB class
+/// is the traffic of one millisecond, but at least [`BURST_LEAST`] bytes.
 const BURSTS_A_SECOND: u64 = 1_000;
 const BURST_LEAST: u64 = 3_200;
-/// `tc` prints rates with at least four digits.
+/// Rates that differ by at most 1/1000 are equal for the driver, because `tc` may print only four
+/// digits.
 const ROUNDING: u64 = 1_000;
 
-/// Returns the intended class of a queue.
+/// Returns the HTB class that a queue should have.
 fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) -> Class {
     let weight = |queue: u8| u64::from(*weights.get(usize::from(queue)).unwrap_or(&0));
     let all = || (0..settings.queues).map(weight);
@@ -61,15 +66,15 @@ fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) 
     }
 }
 
-/// Whether a class has the intended values, within the precision of `tc`.
+/// Returns true if an HTB class has the wanted values, within the precision of `tc`.
 fn same(is: &Class, wanted: &Class) -> bool {
     let near = |a: u64, b: u64| a.abs_diff(b) <= b / ROUNDING + 1;
     let as_told = (is.prio, is.quantum) == (wanted.prio, wanted.quantum);
     as_told && near(is.rate, wanted.rate) && near(is.ceil, wanted.ceil)
 }
 
-/// Returns the weights of a port. A class that does not match its weight counts as weightless, so
-/// the driver configures it again.
+/// Returns the weights of a port's queues. If a queue's HTB class does not have the values for the
+/// queue's weight, the weight counts as 0, so the driver configures the class again.
 pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead) -> Vec<u32> {
     let unit = u64::from(settings.quantum);
     let weight = |queue: u8| {
@@ -86,8 +91,8 @@ pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead)
     each.map(|(queue, weight)| if holds(queue) { *weight } else { 0 }).collect()
 }
 
-/// Returns the lines that give a port the state `target`. The result is empty if the port has that
-/// state.
+/// Returns the lines of `tc -batch` that give a port the state `target`. Returns no lines if the
+/// port already has the state `target`.
 pub(super) fn lines(
     settings: &Settings,
     (name, rate): (&str, BitsPerSecond),
@@ -170,7 +175,8 @@ mod tests {
         PortState { weights: weights.to_vec(), map: map.iter().copied().collect() }
     }
 
-    /// Returns what `tc` would show afterwards, with its rounding of rates.
+    /// Returns the values that the driver would read from a port in the state `target`, with rates
+    /// rounded as `tc` prints them.
     fn read(target: &PortState) -> PortRead {
         let class = |queue: u8| {
             let class = wanted(&settings(), RATE, &target.weights, queue);

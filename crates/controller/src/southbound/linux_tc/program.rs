@@ -1,26 +1,27 @@
-//! A map from code point to queue as a classic BPF program.
+//! Encodes a map from code point to queue as a classic BPF program.
 //!
 //! # Problem
 //!
-//! If a map consists of many filters, it changes filter by filter. A frame may then meet a partial
-//! change.
+//! If a map from code point to queue consists of many filters, the driver can only change one
+//! filter after the other. While a map of many filters changes, the kernel may classify a frame
+//! with a partly changed map.
 //!
 //! # Approach
 //!
-//! A port's map is one program of `cls_bpf`, which the kernel replaces atomically under one handle.
-//! The program skips up to two VLAN tags, reads the DSCP of IPv4 and IPv6, and returns the class.
-//! For other frames, the program returns 0. The kernel then uses HTB's default class, the class of
+//! A port's map is a single program of `cls_bpf`, which the kernel replaces atomically. The program
+//! skips up to two VLAN tags, reads the DSCP of IPv4 and IPv6, and returns the class. For frames
+//! without IP, the program returns 0, so the kernel uses HTB's default class, which is the class of
 //! queue 0.
 //!
 //! # Cost
 //!
-//! A program has at most 38 + 2·63 instructions. For a frame, the kernel executes the instructions
-//! up to the frame's code point.
+//! A map's BPF program has at most 38 + 2·63 instructions. The kernel executes the instructions in
+//! order until it finds the frame's code point.
 //!
 //! # Source
 //!
-//! Linux `net/core/filter.c` defines the instructions, and `net/sched/cls_bpf.c` the meaning of 0.
-//! RFC 2474 §3 and RFC 8200 §3 define the location of the DSCP.
+//! Linux `net/core/filter.c` defines the instructions, and `net/sched/cls_bpf.c` defines the
+//! meaning of the return value 0. RFC 2474 §3 and RFC 8200 §3 define the location of the DSCP.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -37,7 +38,7 @@ const RETURN: u16 = 0x06;
 
 const TAGS_MAX: u32 = 2;
 
-/// An instruction in `tc`'s representation.
+/// BPF instruction in the representation of `tc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Instruction {
     code: u16,
@@ -50,19 +51,19 @@ const fn plain(code: u16, k: u32) -> Instruction {
     Instruction { code, jt: 0, jf: 0, k }
 }
 
-/// Returns an instruction that continues if the accumulator equals `k`, and otherwise skips `skip`
-/// instructions.
+/// Returns a BPF instruction that continues if the accumulator equals `k`, and otherwise skips
+/// `skip` instructions.
 const fn unless_equal(k: u32, skip: u8) -> Instruction {
     Instruction { code: JUMP_EQUAL, jt: 0, jf: skip, k }
 }
 
-/// Returns an instruction that skips `skip` instructions if the accumulator equals `k`.
+/// Returns a BPF instruction that skips `skip` instructions if the accumulator equals `k`.
 const fn if_equal(k: u32, skip: u8) -> Instruction {
     Instruction { code: JUMP_EQUAL, jt: skip, jf: 0, k }
 }
 
-/// Returns the instructions that load the DSCP of an IP frame into the accumulator. For other
-/// frames, they return 0.
+/// Returns the BPF instructions that load the DSCP of an IP frame into the accumulator. For a frame
+/// without IP, the instructions return 0.
 fn head() -> Vec<Instruction> {
     let mut all = Vec::new();
     let mut found = Vec::new();
@@ -88,7 +89,8 @@ fn head() -> Vec<Instruction> {
     all
 }
 
-/// Returns the program for a map. `class` returns the class of a queue.
+/// Returns the BPF program for a map from code point to queue. The caller's function `class`
+/// returns the HTB class of a queue.
 pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<Instruction> {
     let mut all = head();
     for (dscp, queue) in map {
@@ -98,8 +100,8 @@ pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<I
     all
 }
 
-/// Returns the map of a program if [`encode`] could have made it. `queue` returns the queue of a
-/// class.
+/// Returns the map of a BPF program if [`encode`] could have made the program. The caller's
+/// function `queue` returns the queue of an HTB class.
 pub(super) fn decode(
     program: &[Instruction],
     queue: impl Fn(u32) -> Option<u8>,
@@ -120,7 +122,7 @@ pub(super) fn decode(
     Some(map)
 }
 
-/// Writes a program in `tc`'s syntax: `LENGTH,CODE JT JF K,...`.
+/// Returns a BPF program in the syntax of `tc`, which is `LENGTH,CODE JT JF K,...`.
 pub(super) fn bytecode(program: &[Instruction]) -> String {
     let mut text = program.len().to_string();
     for Instruction { code, jt, jf, k } in program {
@@ -141,7 +143,8 @@ mod tests {
         u8::try_from(class.checked_sub(0x9e50_0010)?).ok()
     }
 
-    /// Interprets the seven instructions as the kernel does.
+    /// Runs a BPF program in the same way as the kernel. The interpreter supports only the seven
+    /// kinds of instructions that [`encode`] uses.
     fn run(program: &[Instruction], frame: &[u8]) -> u32 {
         let (mut at, mut a) = (0, 0u32);
         loop {
@@ -151,7 +154,7 @@ mod tests {
             match code {
                 LOAD_BYTE | LOAD_HALF => {
                     let long = if code == LOAD_BYTE { 1 } else { 2 };
-                    // A load beyond the end terminates the program with 0.
+                    // A load beyond the end of the frame terminates the program with 0.
                     let Some(bytes) = frame.get(from..from + long) else { return 0 };
                     a = bytes.iter().fold(0, |a, b| a << 8 | u32::from(*b));
                 }

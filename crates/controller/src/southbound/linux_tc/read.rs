@@ -1,7 +1,8 @@
-//! Strict parsing of `tc`'s output.
+//! Parses the output of `tc` strictly.
 //!
-//! Qdiscs and filters are JSON. Classes are text, because iproute2 before 6.14 has no other form
-//! for HTB's classes. Later versions still print text if `-j` is absent.
+//! The driver reads qdiscs and filters as JSON. The driver reads classes as text, because iproute2
+//! before 6.14 has no JSON output for HTB's classes. Later versions of iproute2 also print text for
+//! classes if the option `-j` is absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,43 +11,45 @@ use serde::Deserialize;
 use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, TOP_MINOR, class_of, leaf_of, queue_of};
 use super::program::{Instruction, decode};
 
-/// Root qdisc of a port.
+/// Origin of a port's root qdisc.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Root {
     /// The port has the kernel's default qdisc.
     #[default]
     Default,
-    /// The qdisc belongs to the driver.
+    /// The root qdisc belongs to the driver.
     Ours,
-    /// The qdisc belongs to another configuration. The text is its kind and handle.
+    /// The root qdisc belongs to another configuration. The variant contains the kind and handle of
+    /// the foreign qdisc.
     Foreign(String),
 }
 
-/// A class of HTB.
+/// Rates, quantum and priority of a class of HTB.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Class {
     pub(super) prio: u32,
     pub(super) quantum: u64,
-    /// Guaranteed rate in bit/s, as rounded by `tc`.
+    /// Guaranteed rate of the class in bit/s, as rounded by `tc`.
     pub(super) rate: u64,
-    /// Ceiling in bit/s, as rounded by `tc`.
+    /// Ceiling of the class in bit/s, as rounded by `tc`.
     pub(super) ceil: u64,
     pub(super) bytes: u64,
     pub(super) packets: u64,
     pub(super) dropped: u64,
 }
 
-/// State of a port's qdiscs.
+/// State of a port's qdiscs, classes and map.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PortRead {
     pub(super) root: Root,
-    /// Queues with a qdisc of their own.
+    /// Queues on which the driver has set up its leaf qdisc.
     pub(super) leaves: BTreeSet<u8>,
-    /// The class above the queues' classes.
+    /// Class above the queues' classes, which has the port's rate.
     pub(super) top: Option<Class>,
-    /// Class of each queue.
+    /// HTB class of each queue.
     pub(super) classes: BTreeMap<u8, Class>,
-    /// Map of the port's program. `None` if there is no program.
+    /// Map from code point to queue of the port's BPF program, or `None` if the port has no BPF
+    /// program.
     pub(super) map: Option<BTreeMap<u8, u8>>,
 }
 
@@ -82,7 +85,8 @@ pub(super) fn qdiscs(text: &str) -> Result<BTreeMap<String, PortRead>, String> {
     Ok(ports)
 }
 
-/// Returns the minor number of a class of the driver, such as `9e50:11`.
+/// Returns the minor number of a handle such as `9e50:11`, or `None` for a handle that does not
+/// belong to the driver.
 fn minor(handle: &str) -> Option<u32> {
     let (major, minor) = handle.split_once(':')?;
     (u32::from_str_radix(major, 16).ok()? == ROOT).then_some(())?;
@@ -107,16 +111,16 @@ struct Bytecode {
     insns: Vec<Instruction>,
 }
 
-/// Maps of the ports, in their order. An inner error means that a filter belongs to another
-/// configuration.
+/// Map from code point to queue of each port, in the order of the ports. The map is `None` for a
+/// port without a filter, and `Err` for a port with a filter of another configuration.
 pub(super) type Maps = Vec<Result<Option<BTreeMap<u8, u8>>, String>>;
 
-/// Parses the output of `tc -j -batch` for one `filter show` per port.
+/// Parses the output of `tc -j -batch` for a `filter show` of each port.
 pub(super) fn filters(text: &str, ports: usize) -> Result<Maps, String> {
     let arrays = serde_json::Deserializer::from_str(text).into_iter::<Vec<Filter>>();
     let arrays: Vec<_> = arrays.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
     if arrays.len() != ports {
-        return Err(format!("{} lists of filters for {ports} ports", arrays.len()));
+        return Err(format!("tc printed {} filter lists for {ports} ports", arrays.len()));
     }
     Ok(arrays.into_iter().map(map).collect())
 }
@@ -135,7 +139,7 @@ fn map(filters: Vec<Filter>) -> Result<Option<BTreeMap<u8, u8>>, String> {
         if handle != Some(format!("{MAP_HANDLE:#x}")) || map.is_some() {
             return Err(not_ours());
         }
-        map = Some(decoded.ok_or_else(|| format!("the program of preference {pref}"))?);
+        map = Some(decoded.ok_or_else(|| format!("the BPF program of filter {pref}"))?);
     }
     Ok(map)
 }
@@ -174,7 +178,7 @@ pub(super) fn classes(text: &str) -> Result<(Option<Class>, BTreeMap<u8, Class>)
     Ok((top, queues))
 }
 
-/// Parses the names and values after a class's handle.
+/// Parses the names and values that follow the handle of a class in `tc`'s output.
 fn class(words: &[&str]) -> Option<Class> {
     let after = |name: &str| {
         let at = words.iter().position(|word| *word == name)?;
@@ -191,7 +195,7 @@ fn class(words: &[&str]) -> Option<Class> {
     })
 }
 
-/// Parses `33333Kbit`, `1Gbit` or `800bit` into bit/s.
+/// Converts a rate such as `33333Kbit`, `1Gbit` or `800bit` to bit/s.
 fn bits(word: &str) -> Option<u64> {
     let number = word.strip_suffix("bit")?;
     let digits = number.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -206,7 +210,7 @@ fn bits(word: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// Name of a queue's class, for commands and messages.
+/// Returns the name of a queue's HTB class, for commands and messages.
 pub(super) fn class_name(queue: u8) -> String {
     format!("{ROOT:x}:{:x}", class_of(queue))
 }

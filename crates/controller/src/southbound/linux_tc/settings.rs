@@ -1,35 +1,34 @@
-//! Settings of a Linux switch.
+//! Defines the settings of a Linux switch.
 
-/// Qdisc below a queue's class.
+/// Kind of qdisc below the HTB class of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf {
-    /// A FIFO with tail drop, as in a hardware switch.
+    /// FIFO with tail drop, as in a hardware switch.
     Fifo {
-        /// Maximum number of frames in the queue.
+        /// Maximum number of frames that wait in the queue.
         frames: u32,
     },
     /// The qdisc `fq_codel`, which shares the queue between flows and drops or marks frames early.
-    /// It requires the kernel module `sch_fq_codel`.
+    /// `fq_codel` requires the kernel module `sch_fq_codel`.
     FqCodel,
 }
 
-/// Settings of a Linux switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Queues of a port, including the shared one: 2 to 16.
+    /// Number of queues of each port, including the shared queue (2 to 16).
     pub queues: u8,
-    /// Qdisc below a queue's class.
+    /// Qdisc below the HTB class of each queue.
     pub leaf: Leaf,
-    /// Bytes per unit of weight that a queue may send in its turn, when queues share spare
-    /// bandwidth. Shares are exact only if the smallest weight times the quantum is at least the
-    /// largest frame. With segmentation in the NIC, a frame has up to 64 KiB. Guarantees do not
-    /// depend on the quantum.
+    /// HTB quantum of a queue with weight 1, in bytes. A queue with weight w has w times the
+    /// quantum of a queue with weight 1. The division of spare bandwidth is exact only if even the
+    /// smallest quantum has room for the largest frame. With segmentation offload, a frame has up
+    /// to 64 KiB. Guaranteed rates do not depend on the quantum.
     pub quantum: u32,
 }
 
 impl Default for Settings {
-    /// Returns settings with eight queues of 500 frames, as in QShare. Frames are Ethernet frames
-    /// of 1,500 bytes.
+    /// Returns settings with eight queues of 500 frames, as in QShare. The default quantum fits
+    /// Ethernet frames of 1,500 bytes.
     fn default() -> Self {
         Self { queues: 8, leaf: Leaf::Fifo { frames: 500 }, quantum: 1_600 }
     }

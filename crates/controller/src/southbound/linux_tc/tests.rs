@@ -1,4 +1,4 @@
-//! Tests the driver with a runner that returns prepared answers, including invalid ones.
+//! Tests the Linux driver with a runner that returns prepared answers, including invalid answers.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -7,7 +7,7 @@ use penstock_units::BitsPerSecond;
 
 use super::*;
 
-/// A runner that returns these answers in order, for any program.
+/// Runner that returns prepared answers in order, for any program.
 #[derive(Debug)]
 struct Script(Mutex<VecDeque<Result<String, RunError>>>);
 

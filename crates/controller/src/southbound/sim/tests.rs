@@ -1,4 +1,4 @@
-//! Tests that a simulated switch works, and that it fails as configured.
+//! Tests that a simulated switch applies changes, and that it fails in the configured way.
 
 use super::*;
 use crate::southbound::diff;
@@ -38,7 +38,7 @@ async fn changes_are_applied_and_read_back_and_are_idempotent() {
     switch.apply(stamp(1), &changes()).await.expect("does");
     assert_eq!(switch.truth(), after);
     assert_eq!(diff(&after, &after), []);
-    assert_eq!(switch.words(&changes()).await.expect("answers")[2], "weights of e0: 3 1 0");
+    assert_eq!(switch.words(&changes()).await.expect("answers")[2], "set weights of e0: 3 1 0");
 }
 
 #[tokio::test]

@@ -1,37 +1,39 @@
-//! Driver of SONiC switches, which are configured through tables in redis.
+//! Configures SONiC switches through tables in the switch's redis.
 //!
-//! The driver writes the following entries and nothing else:
+//! The driver writes only the following entries of the switch's databases:
 //!
 //! - `SCHEDULER|pen.PORT.QUEUE` and `SCHEDULER|pen.rest`
-//! - the field `scheduler` of `QUEUE|PORT|QUEUE`
+//! - the field `scheduler` in `QUEUE|PORT|QUEUE`
 //! - `DSCP_TO_TC_MAP|PENSTOCK`
 //! - `TC_TO_QUEUE_MAP|PENSTOCK` or `TC_TO_QUEUE_MAP|PENSTOCK_PORT`
-//! - two fields of `PORT_QOS_MAP|PORT`
+//! - the fields `dscp_to_tc_map` and `tc_to_queue_map` in `PORT_QOS_MAP|PORT`
 //! - the stamp
 //!
-//! The driver leaves a port out if another configuration uses one of these entries, or if priority
-//! flow control makes a tenant's queue lossless. `plan` defines the order, and
-//! `southbound::classes` assigns classes to code points.
+//! The driver does not change a port if another configuration has set one of the listed entries.
+//! The driver also does not change a port if priority flow control makes a tenant's queue lossless.
+//! The module `plan` defines the order of changes, and `southbound::classes` assigns classes to
+//! code points.
 //!
 //! # Stamp
 //!
 //! The stamp is in the fields `epoch` and `generation` of `PENSTOCK_TABLE|stamp` in STATE_DB.
-//! CONFIG_DB cannot hold it: `config reload`, `replace` and `rollback` check CONFIG_DB against YANG
-//! models and fail at a table without a model. STATE_DB is empty after a restart of the switch.
-//! Until the next change, the switch then cannot refuse an old stamp. The driver watches all keys
-//! that a decision depends on in both databases (WATCH). A transaction therefore fails if another
-//! controller or an operator has changed them.
+//! CONFIG_DB cannot store the stamp, because `config reload`, `replace` and `rollback` check
+//! CONFIG_DB against YANG models. A check against YANG models fails if a table has no YANG model.
+//! STATE_DB is empty after a restart of the switch, so the switch cannot refuse an old stamp until
+//! the next change. The driver watches all keys in STATE_DB and CONFIG_DB on which a decision
+//! depends (WATCH). A transaction therefore fails if another controller or an operator has changed
+//! a watched key.
 //!
 //! # Queue 7
 //!
-//! SONiC sends its own control packets through queue 7. Tenants get this queue only if
-//! [`Settings::control_queue`] permits it.
+//! SONiC sends its own control packets through queue 7. Tenants get queue 7 only if
+//! [`Settings::control_queue`] permits its use.
 //!
 //! # Weights
 //!
-//! Weights are those of DWRR in bytes, 1 to 100. A queue without a weight has weight 1, because
-//! SONiC's model has no lower weight. If other queues have low weights, such a queue gets more than
-//! the bandwidth that the other queues do not use.
+//! The driver sets DWRR weights in bytes, from 1 to 100. A queue of weight 0 gets DWRR weight 1,
+//! because SONiC's model has no lower weight. If other queues have low weights, a queue of weight 0
+//! gets more than the bandwidth that the other queues do not use.
 //!
 //! # Source
 //!
@@ -61,8 +63,9 @@ use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
 const COUNTERS_DB: i64 = 2;
-/// Maximum number of rounds of reading and writing for a change. Four rounds suffice if no other
-/// client interferes.
+/// Maximum number of attempts at a change. In each attempt, the SONiC driver reads the switch's
+/// configuration and writes one transaction. A change needs at most four attempts if no other
+/// client of redis interferes.
 const ATTEMPTS: usize = 12;
 const NAME_MAX: usize = 32;
 
@@ -72,21 +75,21 @@ pub struct SonicSwitch {
     endpoint: Endpoint,
     settings: Settings,
     ports: Vec<String>,
-    /// Ports that the last read left out, with the reason.
+    /// Ports that the driver did not use at its last read, with the reason.
     left_out: Mutex<BTreeMap<String, String>>,
 }
 
-/// The configuration of the switch.
+/// Configuration and state that the driver has read from the switch.
 struct SwitchReading {
     tables: Tables,
     state: SwitchState,
 }
 
 impl SonicSwitch {
-    /// Creates a driver of the switch with this redis.
+    /// Creates a driver of the switch whose redis has the address `endpoint`.
     ///
     /// # Errors
-    /// [`DriverError::Beyond`] if a port's name is invalid, or settings are out of range.
+    /// Returns [`DriverError::Beyond`] if a port's name is invalid, or settings are out of range.
     pub fn new(
         name: &str,
         ports: &[PortInfo],
@@ -98,7 +101,7 @@ impl SonicSwitch {
         let this = Self { name: name.to_owned(), endpoint, settings, ports, left_out };
         let Settings { mode, queues, classes, .. } = &this.settings;
         if !(2..=8).contains(queues) || !(2..=CLASSES_MAX).contains(classes) {
-            let what = format!("{queues} queues and {classes} classes");
+            let what = format!("a switch with {queues} queues and {classes} traffic classes");
             let limit = format!("2 to 8 queues, 2 to {CLASSES_MAX} classes");
             return Err(this.beyond(what, limit, "change the switch's settings"));
         }
@@ -113,7 +116,9 @@ impl SonicSwitch {
                 (1..64).contains(dscp) && queue < queues && queue < classes
             };
             if !map.iter().all(fits) {
-                let limit = format!("code points 1 to 63 in queues below {queues} and {classes}");
+                let limit = format!(
+                    "a map has code points 1 to 63 and queues below {queues} and {classes}"
+                );
                 return Err(this.beyond(format!("map {map:?}"), limit, "change the static map"));
             }
         }
@@ -132,8 +137,8 @@ impl SonicSwitch {
             map.len() <= NAME_MAX && map.chars().all(plain)
         };
         if let Some(wrong) = this.ports.iter().find(|port| !fits(port)) {
-            let what = format!("a map of its own for port {wrong}");
-            let limit = "SONiC has letters, digits, - and _ in its name, and 32 of them at most";
+            let what = format!("a separate code-point map for port {wrong}");
+            let limit = "SONiC permits at most 32 letters, digits, - and _ in a map's name";
             return Err(this.beyond(what, limit.to_owned(), "write `map = \"static-map\"`"));
         }
         Ok(this)
@@ -161,25 +166,28 @@ impl SonicSwitch {
     fn unfit(&self, unfit: Unfit) -> DriverError {
         match unfit {
             Unfit::NoPort(port) => {
-                let limit = "its CONFIG_DB has no such port".to_owned();
+                let limit = "the switch's CONFIG_DB has no such port".to_owned();
                 self.beyond(format!("port {port}"), limit, "name a port of the switch")
             }
             Unfit::Foreign(key, field, what) => {
-                let limit = format!("{key} has {field} {what}, which is not ours");
+                let limit = format!("{key} has {field} {what}, which Penstock did not set");
                 let quoted = quoted(&key);
                 let command = format!("sonic-db-cli CONFIG_DB HDEL {quoted} {field}");
-                let remedy = format!("remove it with `{command}`, or leave the port out");
+                let remedy = format!(
+                    "remove the field with `{command}`, or leave the port out of the topology"
+                );
                 self.beyond(format!("changing {key}"), limit, remedy)
             }
             Unfit::Range(key, entry) => {
-                let limit = format!("{key} is about that queue too");
-                let remedy = "write an entry for each queue instead, or leave the port out";
+                let limit = format!("{key} is one entry for several queues");
+                let remedy = "replace the entry by one entry for each queue, or leave the port out \
+                              of the topology";
                 self.beyond(format!("changing {entry}"), limit, remedy)
             }
             Unfit::Lossless(port, priority) => {
                 let limit = format!(
                     "priority flow control of {priority} is on, so a tenant in queue or class \
-                     {priority} would stop the links of all other tenants in it"
+                     {priority} would stop the links of other tenants"
                 );
                 let remedy = format!(
                     "turn it off with `config interface pfc priority {port} {priority} off`, use \
@@ -188,8 +196,8 @@ impl SonicSwitch {
                 self.beyond(format!("port {port}"), limit, remedy)
             }
             Unfit::Voq => {
-                let limit = "it has virtual output queues, whose keys name chassis and ASIC";
-                let remedy = "leave it out of the fabric; the driver supports only one ASIC";
+                let limit = "a switch with virtual output queues has keys with chassis and ASIC";
+                let remedy = "leave the switch out of the fabric";
                 self.beyond("switch_type voq".to_owned(), limit.to_owned(), remedy)
             }
             Unfit::Rubbish(what, problem) => {
@@ -198,7 +206,8 @@ impl SonicSwitch {
         }
     }
 
-    /// Converts an error of a conversation about `what`.
+    /// Converts an error of redis to a driver's error. The text `what` names the failed redis
+    /// request in the error message.
     fn wire(&self, what: &str, error: WireError) -> DriverError {
         let (switch, what) = (self.name.clone(), what.to_owned());
         match error {
@@ -208,12 +217,12 @@ impl SonicSwitch {
         }
     }
 
-    /// Runs a whole conversation within the time limit.
+    /// Runs all requests to redis of an operation within the time limit.
     async fn bounded<T>(
         &self,
         work: impl Future<Output = Result<T, DriverError>> + Send,
     ) -> Result<T, DriverError> {
-        let problem = || format!("no end after {} s", TIME_MAX.as_secs());
+        let problem = || format!("the operation did not end within {} s", TIME_MAX.as_secs());
         let late = |_| DriverError::Unreachable { switch: self.name.clone(), problem: problem() };
         timeout(TIME_MAX, work).await.map_err(late)?
     }
@@ -223,7 +232,8 @@ impl SonicSwitch {
         wire.map_err(|error| self.wire("a connection", error))
     }
 
-    /// Reads the switch. Every key is watched before it is read.
+    /// Reads the switch's configuration and state. The driver watches every key before it reads the
+    /// key.
     async fn see(&self, wire: &mut Wire) -> Result<SwitchReading, DriverError> {
         let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
@@ -241,19 +251,20 @@ impl SonicSwitch {
         Ok(SwitchReading { tables, state })
     }
 
-    /// Logs which ports are left out. A port is logged only if its state or the reason has changed.
+    /// Logs the ports that the driver does not use. The driver logs an unused port again only if
+    /// the reason has changed.
     fn tell_left_out(&self, now: &BTreeMap<String, String>) {
         let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
         for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
-            tracing::warn!(port, "port left out: {why}");
+            tracing::warn!(port, "the driver does not use the port: {why}");
         }
         for port in before.keys().filter(|port| !now.contains_key(*port)) {
-            tracing::info!(switch = self.name, port, "port no longer left out");
+            tracing::info!(switch = self.name, port, "the driver uses the port again");
         }
         before.clone_from(now);
     }
 
-    /// Returns the transactions that the switch still needs.
+    /// Returns the remaining transactions that apply `changes` to the switch.
     fn plan(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
         let (can, mut target) = (self.can(), seen.state.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
@@ -263,20 +274,21 @@ impl SonicSwitch {
         stages.map_err(|why| match why {
             NoPlan::Unfit(unfit) => self.unfit(unfit),
             NoPlan::Classes(wanted) => {
-                let what = format!("{wanted} classes beside the shared one");
+                let what = format!("the use of {wanted} classes besides the shared class");
                 let limit = format!("{} classes in all", self.settings.classes);
-                let remedy = "bind fewer tenants on this switch, or to the same queue on all ports";
+                let remedy = "bind fewer tenants on this switch, or bind each tenant to the same \
+                              queue on all ports";
                 self.beyond(what, limit, remedy)
             }
         })
     }
 
-    /// Computes the commands that these changes send to databases with these entries, and the
-    /// states before and after. The computation needs no switch. After an error, the entries are
-    /// unchanged.
+    /// Applies changes to `tables` instead of a switch's databases. Returns the state of the switch
+    /// before and after the changes. After an error, `tables` is unchanged.
     ///
     /// # Errors
-    /// The errors are those of [`SwitchDriver::read_back`] and [`SwitchDriver::apply`].
+    /// Returns an error in the same cases as [`SwitchDriver::read_back`] and
+    /// [`SwitchDriver::apply`].
     #[doc(hidden)]
     pub fn rehearse(
         &self,
@@ -307,7 +319,7 @@ impl SonicSwitch {
                 return Ok([before, after]);
             }
         }
-        let problem = format!("no end after {ATTEMPTS} transactions");
+        let problem = format!("the change is incomplete after {ATTEMPTS} transactions");
         Err(DriverError::Unreachable { switch: self.name.clone(), problem })
     }
 
@@ -332,7 +344,8 @@ impl SonicSwitch {
                 return Ok(());
             }
         }
-        let problem = format!("its configuration changed {ATTEMPTS} times meanwhile");
+        let problem =
+            format!("the switch's configuration changed during each of {ATTEMPTS} writes");
         Err(DriverError::Unreachable { switch: self.name.clone(), problem })
     }
 

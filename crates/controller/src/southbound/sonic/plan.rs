@@ -1,21 +1,22 @@
-//! Transactions that turn the tables into the wanted state.
+//! Computes the transactions that change the switch's tables to the wanted state.
 //!
 //! # Problem
 //!
-//! A transaction is atomic for redis, but the switch applies its entries one by one. A frame may
-//! therefore meet one new and one old map.
+//! A transaction is atomic for redis, but the switch applies the entries of a transaction one by
+//! one. During a transaction, the switch may classify a frame with a mix of new and old maps.
 //!
 //! # Approach
 //!
-//! There are four transactions, each of which may be empty:
+//! The driver makes up to four transactions in this order:
 //!
-//! 1. Code points go to class 0, the shared queue, if they lose their class or if their class
-//!    changes its meaning.
-//! 2. Classes are mapped to queues on each port.
-//! 3. Code points get their classes, and ports their maps.
-//! 4. Queues get their schedulers, and unused schedulers are deleted.
+//! 1. The first transaction moves some code points to class 0, the class of the shared queue. A
+//!    code point moves to class 0 in the first transaction if it loses its class, or if its class
+//!    will select another queue.
+//! 2. The second transaction maps traffic classes to queues on each port.
+//! 3. The third transaction maps code points to their classes, and gives ports their maps.
+//! 4. The fourth transaction gives queues their schedulers, and deletes unused schedulers.
 //!
-//! The driver never writes an entry that does not change, so such an entry is never unmapped.
+//! The driver writes only entries that change, so code points without a change stay mapped.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,18 +30,18 @@ use crate::Stamp;
 use crate::southbound::classes::{Assignment, assign};
 use crate::southbound::{PortState, SwitchState};
 
-/// Number of the database in SONiC's `database_config.json`.
+/// Number of the database CONFIG_DB in SONiC's `database_config.json`.
 pub(super) const CONFIG_DB: i64 = 4;
 pub(super) const STATE_DB: i64 = 6;
 
-/// A command of a transaction.
+/// Redis command of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Op {
-    /// Sets fields of a key.
+    /// `HSET`, which sets fields of a key.
     Set(String, Vec<(String, String)>),
-    /// Deletes a key.
+    /// `DEL`, which deletes a key.
     Delete(String),
-    /// Sets epoch and generation in STATE_DB.
+    /// `HSET`, which sets the epoch and generation of the stamp in STATE_DB.
     Stamp(String, String),
 }
 
@@ -49,7 +50,7 @@ impl Op {
         Self::Stamp(stamp.epoch.to_string(), stamp.generation.to_string())
     }
 
-    /// Applies the command to `tables`, as a database does.
+    /// Applies the command to `tables` in the same way as redis.
     pub(super) fn apply(self, tables: &mut Tables) {
         match self {
             Self::Set(key, fields) => tables.entry(key).or_default().extend(fields),
@@ -68,7 +69,7 @@ impl Op {
         }
     }
 
-    /// Returns the command's name and its arguments.
+    /// Returns the redis command's name and arguments.
     pub(super) fn arguments(&self) -> Vec<&str> {
         match self {
             Self::Set(key, fields) => {
@@ -85,7 +86,7 @@ impl Op {
 }
 
 impl fmt::Display for Op {
-    /// Writes the command as a line for a shell.
+    /// Formats the redis command as a line for a shell.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "redis-cli -n {}", self.database())?;
         self.arguments().iter().try_for_each(|text| write!(f, " {}", quoted(text)))
@@ -102,12 +103,13 @@ pub(super) fn quoted(text: &str) -> String {
     }
 }
 
-/// Why there is no plan.
+/// Reason why the driver cannot make a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoPlan {
-    /// The present configuration does not fit.
+    /// The driver cannot use the switch's present configuration.
     Unfit(Unfit),
-    /// The target needs this many classes besides 0.
+    /// The switch has too few traffic classes. The variant contains the number of needed classes
+    /// besides class 0.
     Classes(usize),
 }
 
@@ -117,7 +119,8 @@ impl From<Unfit> for NoPlan {
     }
 }
 
-/// Returns a command that sets the fields that differ. `None` if all are equal.
+/// Returns a command that sets the differing fields of the redis key `key`, or `None` if all fields
+/// are already correct.
 fn set(tables: &Tables, key: &str, fields: Vec<(String, String)>) -> Option<Op> {
     let differs = |(field, value): &(String, String)| get(tables, key, field) != Some(value);
     let fields: Vec<_> = fields.into_iter().filter(differs).collect();
@@ -128,7 +131,7 @@ fn pair(field: impl ToString, value: impl ToString) -> (String, String) {
     (field.to_string(), value.to_string())
 }
 
-/// Returns the class of each code point, and the queues of each class.
+/// Returns the traffic class of each code point, and the queue of each traffic class on each port.
 fn assignment(
     settings: &Settings,
     ports: &[String],
@@ -149,8 +152,8 @@ fn assignment(
     }
 }
 
-/// Returns the transactions that give the tables the state `target`. `target` must name all of
-/// `ports`.
+/// Returns the transactions that change the tables to the state `target`. The state `target` must
+/// contain every port of `ports`.
 pub(super) fn plan(
     settings: &Settings,
     ports: &[String],
@@ -209,8 +212,8 @@ pub(super) fn plan(
     Ok([leave, to_queues, map, weigh].into_iter().filter(|ops| !ops.is_empty()).collect())
 }
 
-/// Sets the schedulers of a port's queues. A queue with a weight has its own scheduler. On a port
-/// with weights, the other queues share one scheduler ([`REST`]).
+/// Sets the schedulers of a port's queues. A queue with a weight above 0 has its own scheduler. If
+/// a port has weights, its queues of weight 0 share a scheduler ([`REST`]).
 fn weights(
     settings: &Settings,
     port: &str,

@@ -1,4 +1,4 @@
-//! The keys of CONFIG_DB that the driver reads, and their meaning.
+//! Defines the keys of CONFIG_DB that the driver reads, and parses their values.
 
 use std::collections::BTreeMap;
 
@@ -6,39 +6,42 @@ use super::settings::{MapMode, Reference, Settings};
 use crate::Stamp;
 use crate::southbound::{PortState, SwitchState};
 
-/// Fields and values of each existing key.
+/// Fields and values of each existing key in CONFIG_DB and STATE_DB.
 pub type Tables = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Key of the stamp, in STATE_DB.
+/// Key of the stamp in STATE_DB.
 pub(super) const STAMP: &str = "PENSTOCK_TABLE|stamp";
-/// Key of the stamp up to version 0.1. The key was in CONFIG_DB, where all tables must have a
-/// model.
+/// Key of the stamp up to Penstock 0.1. The old key of the stamp was in CONFIG_DB, where all tables
+/// must have a YANG model.
 pub(super) const OLD_STAMP: &str = "PENSTOCK|stamp";
-/// Key of the switch's type.
+/// CONFIG_DB key of the entry with the switch's type (field `switch_type`). The type `voq` means
+/// virtual output queues.
 const DEVICE: &str = "DEVICE_METADATA|localhost";
-/// Name of the driver's maps, and prefix of the names of maps of single ports.
+/// Name of the driver's maps for all ports, and prefix of the names of its maps for single ports.
 pub(super) const MAP: &str = "PENSTOCK";
-/// Scheduler of queues without a weight.
+/// Name of the scheduler of queues of weight 0.
 pub(super) const REST: &str = "pen.rest";
-/// Number of traffic classes in SONiC's model.
+/// Maximum number of traffic classes in SONiC's YANG model.
 pub(super) const CLASSES_MAX: u8 = 16;
 
-/// Why tables cannot be used.
+/// Reason why the driver cannot use the switch's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
-    /// The port does not exist.
+    /// The switch has no port with this name.
     NoPort(String),
-    /// Another configuration uses a field that the driver needs. The fields are the key, the field
-    /// and its value.
+    /// Another configuration uses a field that the driver needs. The variant contains the entry's
+    /// key, the field, and the field's value.
     Foreign(String, &'static str, String),
-    /// An entry covers several queues, and one of them belongs to the driver.
+    /// An entry of another configuration, such as a range of queues, includes a queue that the
+    /// driver configures. The variant contains the keys of the foreign entry and of the driver's
+    /// entry.
     Range(String, String),
-    /// Priority flow control is on for a class or queue of tenants. The fields are the port and the
-    /// priority.
+    /// Priority flow control is on for a class or queue of tenants. The variant contains the port
+    /// and the PFC priority.
     Lossless(String, u8),
-    /// The switch has virtual output queues, which use different keys.
+    /// The switch has virtual output queues, for which SONiC uses different keys.
     Voq,
-    /// A value is invalid. The fields are the value's location and the problem.
+    /// A value in the tables is invalid. The variant contains the value's location and the problem.
     Rubbish(String, String),
 }
 
@@ -46,7 +49,7 @@ pub(super) fn dscp_map() -> String {
     format!("DSCP_TO_TC_MAP|{MAP}")
 }
 
-/// Name of a port's map from class to queue.
+/// Returns the name of a port's map from traffic class to queue.
 pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
     match mode {
         MapMode::Static(_) => MAP.to_owned(),
@@ -54,7 +57,8 @@ pub(super) fn queue_map(mode: &MapMode, port: &str) -> String {
     }
 }
 
-/// Name of a port's map up to version 0.1. SONiC's model permits no `.` in the name of a map.
+/// Returns the name of a port's map up to Penstock 0.1. SONiC's YANG model permits no `.` in the
+/// name of a map.
 pub(super) fn old_queue_map(port: &str) -> String {
     format!("{MAP}.{port}")
 }
@@ -63,7 +67,7 @@ pub(super) fn scheduler(port: &str, queue: u8) -> String {
     format!("pen.{port}.{queue}")
 }
 
-/// Returns a reference to `name` in `table`, in the given notation.
+/// Returns a reference to the entry `name` of `table`, in the form `reference`.
 pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
     match reference {
         Reference::Plain => name.to_owned(),
@@ -71,13 +75,13 @@ pub(super) fn refer(reference: Reference, table: &str, name: &str) -> String {
     }
 }
 
-/// Returns the name in a reference of either notation.
+/// Returns the entry's name in a reference of the form `[TABLE|name]` or `name`.
 pub(super) fn name(reference: &str) -> &str {
     let inner = reference.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     inner.map_or(reference, |text| text.split_once('|').map_or(text, |(_, name)| name))
 }
 
-/// Returns all keys of CONFIG_DB that the driver needs for these ports.
+/// Returns all keys of CONFIG_DB that the driver needs for `ports`.
 pub(super) fn keys(settings: &Settings, ports: &[String]) -> Vec<String> {
     let mut keys = vec![OLD_STAMP.to_owned(), DEVICE.to_owned(), dscp_map()];
     keys.extend([format!("TC_TO_QUEUE_MAP|{MAP}"), format!("SCHEDULER|{REST}")]);
@@ -103,7 +107,8 @@ fn number<T: std::str::FromStr>(tables: &Tables, key: &str, field: &str) -> Resu
     value.parse().map_err(|_| Unfit::Rubbish(format!("{key} {field}"), format!("{value:?}")))
 }
 
-/// Reads a map of small numbers under a key. Leaves out entries that map to 0.
+/// Reads the map in the entry `key`, which maps numbers to numbers. The result omits numbers that
+/// are mapped to 0.
 fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     let mut all = BTreeMap::new();
     for (field, value) in tables.get(key).into_iter().flatten() {
@@ -117,17 +122,17 @@ fn map(tables: &Tables, key: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     Ok(all)
 }
 
-/// Returns the class of each code point that has one.
+/// Returns the traffic class of each code point that has a class.
 pub(super) fn classes(tables: &Tables) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &dscp_map())
 }
 
-/// Returns the queue of each class in the map with this name.
+/// Returns the queue of each traffic class in the map `name`.
 pub(super) fn queues(tables: &Tables, name: &str) -> Result<BTreeMap<u8, u8>, Unfit> {
     map(tables, &format!("TC_TO_QUEUE_MAP|{name}"))
 }
 
-/// Reads the stamp of the last decision.
+/// Reads the stamp of the last decision from the switch's redis tables.
 fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     let at = |key| {
         let number = |field| number(tables, key, field);
@@ -136,7 +141,7 @@ fn stamp(tables: &Tables) -> Result<Stamp, Unfit> {
     Ok(at(STAMP)?.max(at(OLD_STAMP)?))
 }
 
-/// Returns the scheduler of a queue, if it has one.
+/// Returns the scheduler of a port's queue, or `None` if the queue has no scheduler.
 pub(super) fn scheduler_of<'a>(tables: &'a Tables, port: &str, queue: u8) -> Option<&'a str> {
     get(tables, &format!("QUEUE|{port}|{queue}"), "scheduler").map(name)
 }
@@ -151,7 +156,8 @@ fn weight(tables: &Tables, port: &str, queue: u8) -> Result<u32, Unfit> {
     }
 }
 
-/// Returns the state of these ports. `entries` are the keys of table QUEUE.
+/// Returns the state of the switch's ports. `entries` contains the keys of the switch's CONFIG_DB
+/// table QUEUE.
 pub(super) fn state(
     settings: &Settings,
     ports: &[String],
@@ -237,8 +243,8 @@ fn unobstructed(
     Ok(())
 }
 
-/// Whether a key such as `QUEUE|Ethernet0|3-4` or `QUEUE|Ethernet0,Ethernet4|3` covers this queue
-/// without being `QUEUE|PORT|QUEUE` itself.
+/// Returns true if a key such as `QUEUE|Ethernet0|3-4` or `QUEUE|Ethernet0,Ethernet4|3` covers a
+/// queue of a port. Returns false for the driver's own key, `QUEUE|PORT|QUEUE`.
 pub(super) fn covers(key: &str, port: &str, queue: u8) -> bool {
     let mut parts = key.split('|').skip(1);
     let (Some(ports), Some(queues)) = (parts.next(), parts.next()) else { return false };

@@ -1,4 +1,5 @@
-//! Tests the plan, and the driver with a redis that gives invalid answers.
+//! Tests the transactions of the SONiC driver, and the driver with a redis that gives invalid
+//! answers.
 
 use penstock_units::BitsPerSecond;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,14 +39,15 @@ fn target(a: &[(u8, u8)], b: &[(u8, u8)], weights: &[u32]) -> SwitchState {
     SwitchState { ports, ..SwitchState::default() }
 }
 
-/// Returns the state of tables without other configurations.
+/// Returns the state of tables that contain no other configuration.
 fn state(settings: &Settings, tables: &Tables) -> SwitchState {
     let entries: Vec<String> = tables.keys().filter(|k| k.starts_with("QUEUE|")).cloned().collect();
     let state = tables::state(settings, &ports(), tables, &entries, |why| format!("{why:?}"));
     state.expect("ours")
 }
 
-/// Applies transactions one by one. `each` checks the tables after each operation.
+/// Applies transactions to the tables one by one. After each redis command, the caller's function
+/// `each` checks the tables.
 fn carry_out(
     settings: &Settings,
     tables: &mut Tables,
@@ -191,8 +193,8 @@ fn a_remedy_is_for_what_is_in_the_way_alone() {
     assert!(text.contains("`config interface pfc priority Ethernet0 3 off`"), "{text}");
 }
 
-/// Checks names against the patterns of SONiC's YANG models (086b03bd). `sonic-dscp-tc-map` and
-/// `sonic-tc-queue-map` permit `[a-zA-Z0-9]{1}([-a-zA-Z0-9_]{0,31})` for a name.
+/// Checks names against the patterns of SONiC's YANG models at commit 086b03bd. `sonic-dscp-tc-map`
+/// and `sonic-tc-queue-map` permit `[a-zA-Z0-9]{1}([-a-zA-Z0-9_]{0,31})` for a name.
 #[test]
 fn entries_of_config_db_have_a_model() {
     let tables_with_model =
@@ -278,7 +280,7 @@ fn settings_and_names_that_cannot_be_are_refused() {
     assert!(refused(Settings { mode: zero, ..Settings::default() }, "Ethernet0"));
 }
 
-/// Starts a server that answers every request with the same bytes, repeated `times` times.
+/// Starts a server that answers every request with `times` copies of `answer`.
 async fn liar(answer: Vec<u8>, times: usize) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let port = listener.local_addr().expect("bound").port();

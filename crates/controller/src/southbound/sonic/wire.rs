@@ -1,4 +1,5 @@
-//! A conversation with a switch's redis, limited in bytes and in time.
+//! Connects to a switch's redis. All requests on a connection together have a limit in bytes and in
+//! time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,12 +17,13 @@ use super::plan::{CONFIG_DB, Op};
 use super::settings::{Endpoint, Settings};
 use super::tables::Tables;
 
-/// Maximum number of bytes that are read in one conversation.
+/// Maximum number of bytes that the driver reads from one connection to redis.
 const ANSWERS_MAX: usize = 8 << 20;
-/// Time limit of a conversation. It is shorter in tests of servers that never answer.
+/// Time limit for all requests of an operation. The time limit is shorter in unit tests, because
+/// some servers of the tests never answer.
 pub(super) const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 
-/// Why a conversation failed.
+/// Reason why a request to redis failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum WireError {
     Unreachable(String),
@@ -43,7 +45,7 @@ impl From<RedisError> for WireError {
 trait Stream: AsyncRead + AsyncWrite + Send {}
 impl<T: AsyncRead + AsyncWrite + Send> Stream for T {}
 
-/// A stream that fails after too many bytes were read.
+/// Stream that returns an error after too many bytes were read.
 struct Bounded {
     inner: Pin<Box<dyn Stream>>,
     left: usize,
@@ -61,7 +63,7 @@ impl AsyncRead for Bounded {
         match self.left.checked_sub(more) {
             Some(left) => self.left = left,
             None => {
-                let text = format!("it answered more than {ANSWERS_MAX} bytes");
+                let text = format!("the answer has more than {ANSWERS_MAX} bytes");
                 return Poll::Ready(Err(io::Error::other(text)));
             }
         }
@@ -87,7 +89,7 @@ impl AsyncWrite for Bounded {
     }
 }
 
-/// A connection to redis. It is not shared, because watched keys belong to a connection.
+/// Connection to redis for a single operation, because watched keys belong to a connection.
 pub(super) struct Wire {
     connection: MultiplexedConnection,
     task: AbortHandle,
@@ -100,7 +102,7 @@ impl Drop for Wire {
 }
 
 impl Wire {
-    /// Connects and selects a database.
+    /// Connects to redis and selects a database.
     pub(super) async fn connect(
         endpoint: &Endpoint,
         settings: &Settings,
@@ -117,7 +119,7 @@ impl Wire {
         if let Some(password) = &settings.password {
             info = info.set_password(password);
         }
-        // The time limit covers the whole conversation.
+        // A single answer has no time limit, because the caller limits the whole conversation.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let stream = Bounded { inner, left: ANSWERS_MAX };
         let (connection, drive) =
@@ -125,22 +127,22 @@ impl Wire {
         Ok(Self { connection, task: tokio::spawn(drive).abort_handle() })
     }
 
-    /// Selects the database for later commands.
+    /// Selects the database of redis for later commands.
     pub(super) async fn select(&mut self, database: i64) -> Result<(), WireError> {
         Ok(redis::cmd("SELECT").arg(database).query_async(&mut self.connection).await?)
     }
 
-    /// Makes the next [`commit`](Self::commit) fail if one of these keys changes.
+    /// Makes the next [`commit`](Self::commit) return false if one of `keys` changes.
     pub(super) async fn watch(&mut self, keys: &[String]) -> Result<(), WireError> {
         Ok(redis::cmd("WATCH").arg(keys).query_async(&mut self.connection).await?)
     }
 
-    /// Returns the keys that match a pattern.
+    /// Returns the keys of the selected database that match a pattern.
     pub(super) async fn names(&mut self, pattern: &str) -> Result<Vec<String>, WireError> {
         Ok(redis::cmd("KEYS").arg(pattern).query_async(&mut self.connection).await?)
     }
 
-    /// Returns fields and values of those keys that exist.
+    /// Returns the fields and values of those of `keys` that exist.
     pub(super) async fn hashes(&mut self, keys: &[String]) -> Result<Tables, WireError> {
         if keys.is_empty() {
             return Ok(Tables::new());
@@ -151,15 +153,15 @@ impl Wire {
         }
         let all: Vec<BTreeMap<String, String>> = pipe.query_async(&mut self.connection).await?;
         if all.len() != keys.len() {
-            let text = format!("{} answers to {} questions", all.len(), keys.len());
+            let text = format!("the switch sent {} answers to {} requests", all.len(), keys.len());
             return Err(WireError::Rubbish(text));
         }
         let there = keys.iter().cloned().zip(all).filter(|(_, fields)| !fields.is_empty());
         Ok(there.collect())
     }
 
-    /// Executes `ops` atomically. Returns false, with no effect, if a watched key has changed.
-    /// CONFIG_DB is selected before and after.
+    /// Executes `ops` atomically. If a watched key has changed, executes nothing and returns false.
+    /// The caller must have selected CONFIG_DB, which stays selected.
     pub(super) async fn commit(&mut self, ops: &[Op]) -> Result<bool, WireError> {
         let mut pipe = redis::pipe();
         pipe.atomic();

@@ -1,4 +1,5 @@
-//! The database file. Each transaction of the store is one transaction of `redb`.
+//! Reads and writes the store's database file. Each transaction of the store is one transaction of
+//! `redb`.
 
 use std::collections::BTreeMap;
 use std::fs::{File as Handle, OpenOptions};
@@ -15,38 +16,40 @@ use redb::{
 use super::super::contract::{Entry, LeaseId, Revision, StoreError};
 use super::state::{Batch, Held};
 
-/// Maps a key to the revision that created it, the revision that wrote it, its lease (0 for none)
+/// Table that maps a key to the revisions of its creation and last write, its lease (0 for none)
 /// and its value.
 const ENTRIES: TableDefinition<&str, (u64, u64, i64, &[u8])> = TableDefinition::new("entries");
 const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const REVISION: &str = "revision";
 const FORMAT: &str = "format";
-/// Version of the file's format. It increases with a change that older programs would misread.
+/// Version of the file's format, which increases with a change that older versions of Penstock
+/// would misread.
 const FORMAT_NOW: u64 = 1;
-/// Size of redb's page cache in bytes. It is small because reads are answered from memory.
+/// Size of redb's page cache in bytes. The cache is small because the store answers reads from
+/// memory.
 const CACHE_BYTES: usize = 8 << 20;
 
-/// Contents of the file.
+/// Contents of the database file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) revision: u64,
     pub(super) entries: BTreeMap<String, Held>,
 }
 
-/// Function that opens a database. Tests inject faults here.
+/// Function that opens a database. Tests replace the opening function to inject faults.
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// The file, which only this process uses.
+/// Database file, which only this process uses.
 pub(super) struct File {
     path: PathBuf,
     name: String,
     opener: Opener,
-    /// `None` after a fault. redb then refuses all requests until the file is opened again.
+    /// Open database of redb, or `None` between a disk fault and the next opening of the file.
     database: Option<Database>,
 }
 
 impl File {
-    /// Opens the file or creates an empty one, and reads all of it.
+    /// Opens the database file or creates an empty file, and reads all contents.
     pub(super) fn open(path: &Path, opener: Opener) -> Result<(Self, Content), StoreError> {
         let name = path.display().to_string();
         let mut file = Self { path: path.to_owned(), name, opener, database: None };
@@ -54,8 +57,12 @@ impl File {
         Ok((file, content))
     }
 
-    /// Makes a batch durable. After an error the batch is not durable, unless the program ends
-    /// before the next successful write. `before` is the expected content without the batch.
+    /// Makes a batch of changes durable in the file. The function `before` returns the store's
+    /// contents before the batch of changes.
+    ///
+    /// After an error, the batch of changes is not part of the store, but may already be on the
+    /// disk. The next write first removes the failed batch of changes from the file. If the program
+    /// ends before the next write, the failed batch may be part of the store after the restart.
     pub(super) fn write(
         &mut self,
         batch: &Batch,
@@ -65,7 +72,7 @@ impl File {
             let content = self.reopen()?;
             let before = before();
             // The failed write had reached the disk, although the caller got an error. The write is
-            // not in memory.
+            // not in memory, so the file gets the contents of the memory.
             if content.revision != before.revision {
                 self.replace(&before)?;
             }
@@ -73,7 +80,7 @@ impl File {
         self.transaction(|transaction| batch.write(transaction))
     }
 
-    /// Writes all contents to a new file. If this fails, removes the file.
+    /// Writes all contents of the store to a new file. Removes the new file if a write to it fails.
     pub(super) fn copy(content: &Content, to: &Path) -> Result<(), StoreError> {
         if to.exists() {
             let problem = format!("{} exists; name a new file for the copy", to.display());
@@ -128,7 +135,8 @@ impl File {
         let (format, content) = read().map_err(|fault| self.fault(&fault))?;
         if format != FORMAT_NOW {
             return Err(self.damaged(&format!(
-                "its format is {format}, this program's {FORMAT_NOW}; use the program that wrote it"
+                "the file has format {format}, and this program reads {FORMAT_NOW}; \
+                 use the program that wrote it"
             )));
         }
         Ok(content)
@@ -169,16 +177,16 @@ impl File {
     fn cannot_open(&self, error: DatabaseError) -> StoreError {
         match error {
             DatabaseError::DatabaseAlreadyOpen => self.unavailable(
-                "another program has the file open; stop that one or name another file \
-                 (several controllers share an etcd, not a file)",
+                "another program has the file open; stop that program or name another file \
+                 (several controllers must share an etcd cluster)",
             ),
             DatabaseError::Storage(StorageError::Io(error))
                 if error.kind() == io::ErrorKind::InvalidData =>
             {
-                self.damaged(&format!("it is no store ({error})"))
+                self.damaged(&format!("the file is not a store ({error})"))
             }
             DatabaseError::UpgradeRequired(version) => {
-                self.damaged(&format!("its version {version} of redb's format is too old"))
+                self.damaged(&format!("version {version} of redb's file format is too old"))
             }
             DatabaseError::RepairAborted => self.damaged("its repair was interrupted"),
             other => self.fault(&Fault(other.into())),
@@ -221,7 +229,8 @@ fn held(key: &str, (created, modified, lease, value): (u64, u64, i64, &[u8])) ->
     }
 }
 
-/// Opens a database file with access for its owner only. Makes its directory entry durable.
+/// Opens a database file with access for its owner only, and makes the file's directory entry
+/// durable.
 pub(super) fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -231,7 +240,8 @@ pub(super) fn open_database(path: &Path) -> Result<Database, DatabaseError> {
     builder().create_with_backend(FileBackend::new(file)?)
 }
 
-/// Returns the settings of a database. They hold for any storage.
+/// Returns the settings with which redb opens a database. Tests use the same redb settings with a
+/// simulated disk.
 pub(super) fn builder() -> redb::Builder {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
@@ -243,16 +253,16 @@ pub(super) fn builder() -> redb::Builder {
 fn io_problem(error: &io::Error) -> String {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; make room, then repeat the write; earlier writes stay"
+            "; free disk space, then repeat the write; earlier writes are kept"
         }
-        io::ErrorKind::PermissionDenied => "; let this user read and write it",
+        io::ErrorKind::PermissionDenied => "; permit this user to read and write the file",
         io::ErrorKind::NotFound => "; create its directory",
-        _ => "; look at the disk (dmesg), then repeat it",
+        _ => "; check the disk with dmesg, then repeat the request",
     };
     format!("{error}{remedy}")
 }
 
-/// An error of redb of any kind.
+/// Any error of the database library redb.
 pub(super) struct Fault(redb::Error);
 
 macro_rules! faults {

@@ -1,29 +1,31 @@
-//! A durable store in one file, for a single controller. It needs no other service.
+//! Implements a durable store in one file, for a single controller without other services.
 //!
 //! # Problem
 //!
-//! Most fabrics have a single controller. Tenants that it sold must survive the controller's end.
+//! Most fabrics have a single controller. The tenants and their guarantees must survive a restart
+//! of the controller.
 //!
 //! # Approach
 //!
-//! All keys are in memory, where they are read and watched. The store first makes a write durable
-//! in the file and then makes it visible. If the disk is full or fails, only writes fail.
+//! The store keeps all keys in memory, and reads and watches use only the memory. The store first
+//! makes a write durable in the file, and then makes the write visible. If the disk is full or
+//! fails, only writes fail.
 //!
 //! # Failures
 //!
 //! A failed write returns an error and does not become visible. The next write opens the file
-//! again, so the store recovers when there is space. [`redb`] writes the file by copy on write.
-//! After a power loss, the file therefore has the state before or after a transaction. The store
-//! refuses a damaged file as a whole. If a second program opens the file, that program gets an
-//! error that names the cause.
+//! again, so the store recovers when the disk has space again. [`redb`] writes the file by copy on
+//! write. Because of copy on write, a power loss leaves the file in the state before or after a
+//! transaction. The store refuses a damaged file as a whole. If a second program opens the store's
+//! file, the second program gets an error that names the cause.
 //!
-//! Leases end by tokio's clock. They do not outlive the program. When the file is opened, the store
-//! deletes the keys of earlier leases, because no client can renew them.
+//! Leases use tokio's clock and do not outlive the program. When the store opens its file, it
+//! deletes the keys of earlier leases, because no client can renew these leases.
 //!
 //! # Cost
 //!
-//! The store needs memory for all keys and values. The store also keeps the last 4,096 changes or
-//! the last 64 MiB of changes, whichever is less. A write takes two `fsync` calls.
+//! The store needs memory for all keys and values. The store also keeps recent changes in memory,
+//! at most 4,096 changes and at most 64 MiB. A write takes two `fsync` calls.
 
 mod file;
 mod state;
@@ -45,14 +47,16 @@ use super::contract::{
 };
 use super::{campaign, limits};
 
-/// Pause before the next attempt to end a lease, after the disk failed.
+/// Pause before the store tries again to delete the keys of an ended lease, after the disk has
+/// failed.
 const RETRY: Duration = Duration::from_secs(1);
-/// Longest lease, as in etcd.
+/// Maximum duration of a lease, as in etcd.
 const LEASE_MAX: Duration = Duration::from_secs(9_000_000_000);
 /// Number of changes that a watch takes from the history at once.
 const WATCH_CHANGES: usize = 64;
 
-/// A store in one file. Clones are handles of the same store, which closes with the last handle.
+/// Handle of a store in one file. Clones of a handle belong to a single store, which closes when
+/// the last handle is dropped.
 #[derive(Clone)]
 pub struct Embedded {
     inner: Arc<Inner>,
@@ -60,21 +64,23 @@ pub struct Embedded {
 
 struct Inner {
     name: String,
-    /// This lock is held from planning to applying, so that writes are serialized. It is always
-    /// locked before `state`.
+    /// Database file. A write locks the file from its checks until the write is visible, so writes
+    /// are serialized. To avoid deadlocks, a function that locks both `file` and `state` locks
+    /// `file` first.
     file: Mutex<File>,
     shared: Arc<Shared>,
     leases_changed: Arc<Notify>,
 }
 
-/// The part of the store that watches need. It does not keep the file open.
+/// State that watches share with the store. A watch does not keep the store's file open.
 struct Shared {
     state: Mutex<State>,
     revision: watch::Sender<u64>,
 }
 
 impl Embedded {
-    /// Opens or creates the file. Its directory must exist. This call needs a tokio runtime.
+    /// Opens or creates the store's file in an existing directory. The caller must run in a tokio
+    /// runtime.
     ///
     /// # Errors
     /// - [`StoreError::Unavailable`]: another program has opened the file, or the disk failed.
@@ -83,11 +89,11 @@ impl Embedded {
         Self::open_with(path, Box::new(open_database)).await
     }
 
-    /// Writes a backup to a new file while the store is in use. [`Embedded::open`] accepts the
-    /// file. Returns the revision of the backup.
+    /// Writes a backup of the store to a new file while the store is in use. [`Embedded::open`]
+    /// accepts the backup. Returns the revision of the backup.
     ///
     /// # Errors
-    /// - [`StoreError::Invalid`]: the file exists.
+    /// - [`StoreError::Invalid`]: the file of the backup already exists.
     /// - [`StoreError::Unavailable`]: the disk failed.
     pub async fn copy_to(&self, path: &Path) -> Result<Revision, StoreError> {
         let path = path.to_owned();
@@ -104,7 +110,7 @@ impl Embedded {
         let (path, name) = (path.to_owned(), path.display().to_string());
         let opened = spawn_blocking(move || Self::load(&path, opener)).await;
         let (file, state) = opened.unwrap_or_else(|panic| {
-            let problem = format!("it cannot be read ({panic})");
+            let problem = format!("the file cannot be read ({panic})");
             Err(StoreError::Damaged { store: name.clone(), problem })
         })?;
         let revision = watch::Sender::new(state.revision());
@@ -131,7 +137,7 @@ impl Embedded {
         Ok((file, state))
     }
 
-    /// Runs blocking disk operations on a suitable thread.
+    /// Runs disk operations on a thread that may block.
     async fn blocking<T: Send + 'static>(
         &self,
         write: impl FnOnce(&Inner) -> Result<T, StoreError> + Send + 'static,
@@ -150,7 +156,7 @@ impl Inner {
         self.shared.state()
     }
 
-    /// Plans a write, makes it durable, and then applies it.
+    /// Plans a write, makes the write durable in the file, and then applies the write in memory.
     fn write(
         &self,
         plan: impl FnOnce(&State) -> Result<Batch, StoreError>,
@@ -269,7 +275,8 @@ async fn end_leases(store: Weak<Inner>, changed: Arc<Notify>) {
     loop {
         let Some(inner) = store.upgrade() else { return };
         let next = inner.state().next_end();
-        // The task keeps no handle while it waits, because the store closes with its last handle.
+        // The task has no handle while it waits, because the store closes when the last handle is
+        // dropped.
         drop(inner);
         match next {
             Some(at) => tokio::select! {
@@ -286,13 +293,13 @@ async fn end_leases(store: Weak<Inner>, changed: Arc<Notify>) {
         let done =
             spawn_blocking(move || ended.into_iter().try_for_each(|lease| inner.end_lease(lease)));
         if let Ok(Err(error)) = done.await {
-            tracing::warn!(%error, "keys of a lease that ended are still there; trying again");
+            tracing::warn!(%error, "keys of an ended lease cannot be deleted yet; trying again");
             sleep(RETRY).await;
         }
     }
 }
 
-/// State of a watch.
+/// State of a watch on keys with a prefix.
 struct Follow {
     store: String,
     shared: Weak<Shared>,
@@ -309,7 +316,7 @@ impl Follow {
         }
     }
 
-    /// Sends changes until the receiver is gone or there is an error.
+    /// Sends changes to the watch's receiver until the receiver is gone or an error occurs.
     async fn follow(
         &mut self,
         changes: &mpsc::Sender<Result<Change, StoreError>>,
@@ -350,7 +357,7 @@ impl Follow {
     }
 
     fn closed(&self) -> StoreError {
-        let problem = "it was closed; open it again".to_owned();
+        let problem = "the store was closed; open it again".to_owned();
         StoreError::Unavailable { store: self.store.clone(), problem }
     }
 }

@@ -1,4 +1,4 @@
-//! The store in memory: keys, leases, and recent changes for watches.
+//! Holds the store's state in memory: keys, leases, and recent changes for watches.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
@@ -10,19 +10,20 @@ use super::super::contract::{
 };
 use super::file::Content;
 
-/// Maximum number of changes that are kept for watches.
+/// Maximum number of recent changes that the store keeps for watches.
 pub(super) const HISTORY_CHANGES_MAX: usize = 4_096;
-/// Maximum number of bytes of keys and values that are kept for watches.
+/// Maximum size of the recent changes that the store keeps for watches, in bytes of keys and
+/// values.
 pub(super) const HISTORY_BYTES_MAX: usize = 64 << 20;
 
-/// An entry and its lease.
+/// Entry of a key, and the lease to which the key is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) entry: Entry,
     pub(super) lease: Option<LeaseId>,
 }
 
-/// Effect of a transaction before it is durable. It has a value or a deletion for each key.
+/// Effect of a transaction that is not durable yet: a new value or a deletion for each written key.
 #[derive(Debug)]
 pub(super) struct Batch {
     pub(super) revision: u64,
@@ -36,7 +37,7 @@ struct Lease {
     keys: BTreeSet<String>,
 }
 
-/// The complete state of the store.
+/// Complete state of the store in memory.
 #[derive(Debug)]
 pub(super) struct State {
     content: Content,
@@ -72,7 +73,7 @@ impl State {
         }
     }
 
-    /// Returns the effect of a transaction, or an error if it may not be written.
+    /// Returns the effect of a transaction, or an error if the transaction may not be written.
     pub(super) fn plan(&self, asked: Transaction, now: Instant) -> Result<Batch, StoreError> {
         for compare in &asked.compare {
             let (key, holds) = match compare {
@@ -109,13 +110,14 @@ impl State {
         Ok(Batch { revision, writes })
     }
 
-    /// Returns the revisions of creation and modification. Both are 0 for an absent key.
+    /// Returns the revisions of a key's creation and last modification. The revisions of an absent
+    /// key are 0.
     fn get_revisions(&self, key: &str) -> (u64, u64) {
         let held = self.content.entries.get(key);
         held.map_or((0, 0), |held| (held.entry.created.0, held.entry.modified.0))
     }
 
-    /// Makes a durable batch visible.
+    /// Makes a batch of changes visible to readers, after the batch is durable in the file.
     pub(super) fn apply(&mut self, batch: Batch) {
         let Batch { revision, writes } = batch;
         self.content.revision = revision;
@@ -172,19 +174,19 @@ impl State {
         ended.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Ends a lease. From now on it accepts no keys and no renewals.
+    /// Ends a lease. A lease that has ended accepts no keys and no renewals.
     pub(super) fn end_now(&mut self, id: LeaseId, now: Instant) {
         self.leases.entry(id).and_modify(|lease| lease.ends = lease.ends.min(now));
     }
 
-    /// Returns the effect of a lease's end.
+    /// Returns the batch that deletes the keys of a lease that ended.
     pub(super) fn plan_end(&self, id: LeaseId) -> Batch {
         let keys = self.leases.get(&id).map(|lease| lease.keys.clone()).unwrap_or_default();
         let writes = keys.into_iter().map(|key| (key, None)).collect();
         Batch { revision: self.content.revision + 1, writes }
     }
 
-    /// Returns the effect of ending all leases that were in the file.
+    /// Returns the batch that deletes the keys of all leases that were in the file.
     pub(super) fn plan_restart(&self) -> Batch {
         let leased = self.content.entries.values().filter(|held| held.lease.is_some());
         let writes = leased.map(|held| (held.entry.key.clone(), None)).collect();
@@ -200,7 +202,8 @@ impl State {
         self.history.place(from)
     }
 
-    /// Returns at most `most` changes from a position on, and the position after them.
+    /// Returns up to `most` changes, starting at position `place` of the history, and the position
+    /// after the last returned change.
     pub(super) fn changes(
         &self,
         place: u64,
@@ -210,14 +213,15 @@ impl State {
     }
 }
 
-/// Recent changes with their revisions. A position counts changes since the store was opened.
+/// Recent changes of the store with their revisions. The position of a change is the number of
+/// earlier changes since the store was opened.
 #[derive(Debug, Default)]
 struct History {
     changes: VecDeque<(u64, Change)>,
     bytes: usize,
-    /// Position of the first change kept.
+    /// Position of the first change in the history.
     first: u64,
-    /// The history has all changes from this revision on.
+    /// Revision from which on the history has all changes.
     kept_from: u64,
 }
 
@@ -227,8 +231,9 @@ impl History {
         self.changes.push_back((revision, change));
     }
 
-    /// Removes whole revisions, so that no watch receives a part of one. The last revision stays
-    /// regardless of its size.
+    /// Removes the oldest changes until the history is within its limits. The history removes all
+    /// changes of a revision together, so no watch receives only some changes of a revision. The
+    /// last revision always stays in the history.
     fn trim(&mut self) {
         while self.changes.len() > HISTORY_CHANGES_MAX || self.bytes > HISTORY_BYTES_MAX {
             let Some((oldest, _)) = self.changes.front() else { return };

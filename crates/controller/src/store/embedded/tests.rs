@@ -8,7 +8,7 @@ use redb::backends::FileBackend;
 use super::super::{Compare, Write, leader};
 use super::*;
 
-/// A directory that is removed after the test.
+/// Directory that is removed after the test.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -191,12 +191,12 @@ async fn a_watch_ends_when_the_store_is_closed() {
     assert_eq!(changes.recv().await, None);
 }
 
-/// A disk that becomes full on request. Writes then fail, but reads work.
+/// Simulated disk that becomes full on request. On a full disk, writes fail, but reads work.
 #[derive(Debug)]
 struct Disk {
     file: FileBackend,
     full: Arc<AtomicBool>,
-    /// Number of writes until the disk is full.
+    /// Number of further writes until the disk is full.
     room: Arc<AtomicU64>,
 }
 
@@ -261,7 +261,7 @@ async fn a_full_disk_refuses_writes_keeps_all_else_and_goes_on_when_there_is_roo
         let large = || write(put("large", &[7; 100_000]));
         let refused = store.commit(large()).await;
         if let Err(error) = &refused {
-            assert!(error.to_string().contains("make room"), "{room_left}: {error}");
+            assert!(error.to_string().contains("free disk space"), "{room_left}: {error}");
             assert_eq!(store.list("").await.unwrap(), before, "{room_left}");
             store.commit(large()).await.unwrap_err();
         }

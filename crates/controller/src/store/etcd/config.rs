@@ -1,4 +1,4 @@
-//! Addresses and credentials of an etcd cluster.
+//! Defines the addresses and credentials with which the controller connects to an etcd cluster.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,20 +7,21 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use super::super::contract::StoreError;
 
-/// Interval of keep-alive pings on a connection in use. By default, etcd permits one ping in 5 s
-/// (`--grpc-keepalive-min-time`) and closes connections that send more.
+/// Interval of keep-alive pings on a connection with a running request. By default, etcd permits
+/// one ping in 5 s (`--grpc-keepalive-min-time`) and closes connections that send more pings.
 const PING_EVERY: Duration = Duration::from_secs(10);
 
 /// Configuration of an etcd client.
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
     /// Members as `host:port`, optionally with `http://` or `https://`. One member suffices to
-    /// reach a cluster. If all members are listed, the client continues when one of them fails.
+    /// reach a cluster. If all members are listed, the client continues when a member fails.
     pub endpoints: Vec<String>,
-    /// TLS certificates. They are required for `https://` and refused with `http://`.
+    /// TLS certificates, which `https://` requires and `http://` forbids.
     pub tls: Option<EtcdTls>,
-    /// Time limit of a call including all attempts. It is at least 100 ms and must be well below
-    /// the leader's lease. After this time the call fails with [`StoreError::Unavailable`].
+    /// Time limit of a call including all attempts. The time limit is at least 100 ms and must be
+    /// well below the leader's lease. A call that exceeds the time limit fails with
+    /// [`StoreError::Unavailable`].
     pub limit: Duration,
 }
 
@@ -31,7 +32,7 @@ impl EtcdConfig {
         Self { endpoints, tls: None, limit: Duration::from_secs(3) }
     }
 
-    /// Returns a channel to each member. None is connected yet.
+    /// Returns a channel to each member of the cluster. The channels are not connected yet.
     pub(super) fn channels(&self) -> Result<Vec<Channel>, StoreError> {
         if self.endpoints.is_empty() {
             return Err(StoreError::Invalid("no etcd endpoint; name at least one".to_owned()));
@@ -54,14 +55,17 @@ impl EtcdConfig {
         };
         match (scheme, &self.tls) {
             ("http", None) | ("https", Some(_)) => {}
-            ("http", Some(_)) => return Err(refused("has no encryption; name it with https://")),
-            ("https", None) => return Err(refused("needs the CA's certificate; name its file")),
-            _ => return Err(refused("is neither http:// nor https://")),
+            ("http", Some(_)) => return Err(refused("http:// has no encryption; write https://")),
+            ("https", None) => {
+                return Err(refused("TLS needs the CA's certificate; name the file"));
+            }
+            _ => return Err(refused("the scheme is neither http:// nor https://")),
         }
         let endpoint = Endpoint::from_shared(format!("{scheme}://{address}"));
-        let endpoint = endpoint.map_err(|_| refused("is no address; write host:port"))?;
+        let endpoint =
+            endpoint.map_err(|_| refused("the endpoint is not an address; write host:port"))?;
         if endpoint.uri().port().is_none() {
-            return Err(refused("has no port; etcd's is 2379"));
+            return Err(refused("the address has no port; etcd's default port is 2379"));
         }
         let mut endpoint = endpoint
             .connect_timeout(self.limit)
@@ -82,9 +86,9 @@ impl EtcdConfig {
 /// Certificates for an etcd cluster, as contents of PEM files.
 #[derive(Clone)]
 pub struct EtcdTls {
-    /// CA of the members' certificates.
+    /// Certificate of the CA that signed the members' certificates.
     pub ca: Vec<u8>,
-    /// This client's certificate and key, if the members require one.
+    /// Certificate and key of the controller. `None` if the members require no client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -98,7 +102,7 @@ impl EtcdTls {
     }
 }
 
-/// Leaves out the key, because it must not appear in logs.
+/// Formats the certificates without the key, because a private key must not appear in logs.
 impl fmt::Debug for EtcdTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdTls")

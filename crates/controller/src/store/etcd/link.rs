@@ -1,16 +1,16 @@
-//! Calls etcd members one after the other, within a time limit.
+//! Calls the members of an etcd cluster one after the other, within a time limit.
 //!
 //! # Problem
 //!
-//! A member may be gone. It may also be stopped with its connections open, or be cut off from the
+//! A member of an etcd cluster may be gone, stopped with open connections, or cut off from the
 //! other members.
 //!
 //! # Approach
 //!
-//! All calls go to one member until it fails, and then to the next. The client repeats an
-//! idempotent request at another member within the same call. It repeats a transaction only if the
-//! transaction certainly did not start. Otherwise, a second attempt could meet the result of the
-//! first.
+//! All calls go to one member until that member fails, and then to the next member. Within a call,
+//! the client repeats an idempotent request at another member. The client repeats a transaction
+//! only if the transaction certainly did not start. If a transaction that did start were repeated,
+//! the second attempt could see the result of the first attempt.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,9 +22,11 @@ use tonic::{Code, ConnectError, Request, Status};
 
 use super::super::contract::StoreError;
 
-/// Pause after a round in which no member could be called.
+/// Pause after the client has called all members once without an answer.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of members in one call. Each member has an equal share of the time.
+/// Largest number of members among which the client divides a call's time limit. With N members,
+/// the client waits for each member's answer for 1/N of the call's time limit, but at least for
+/// 1/[`SHARES_MAX`]. If a call must not be repeated, the client waits for the whole time limit.
 const SHARES_MAX: u32 = 3;
 
 #[derive(Debug)]
@@ -35,29 +37,29 @@ pub(super) struct Link {
     current: AtomicUsize,
 }
 
-/// Whether a call with unknown outcome may be repeated.
+/// Rule that says whether the client may repeat a call whose outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// The call may be repeated, because it is idempotent.
+    /// The client may repeat the call, because the call is idempotent.
     Freely,
-    /// The call may not be repeated.
+    /// The client must not repeat the call.
     Never,
 }
 
-/// Why a call failed.
+/// Reason why a call to etcd failed.
 #[derive(Debug)]
 pub(super) enum Failed {
     /// etcd refused the call.
     Refused(Status),
-    /// There was no usable answer within the time limit.
+    /// No member gave a usable answer within the time limit.
     Unavailable(StoreError),
 }
 
-/// Reaction of the client to a status.
+/// Whether a member of the etcd cluster executed a request that failed.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Refused,
-    /// The request was not started, so the client may call another member.
+    /// The member did not start the request, so the client may call another member.
     NotBegun,
     Unknown,
 }
@@ -67,19 +69,19 @@ impl Link {
         Self { name, limit, members, current: AtomicUsize::new(0) }
     }
 
-    /// The current member and its number.
+    /// Returns the member that the client uses now, and its number.
     pub(super) fn member(&self) -> (usize, Channel) {
         let number = self.current.load(Ordering::Relaxed) % self.members.len();
         (number, self.members[number].clone())
     }
 
-    /// Moves to the next member, unless the failed one is no longer current.
+    /// Switches from member `number` to the next member, if the client still uses member `number`.
     pub(super) fn leave(&self, number: usize) {
         let next = (number + 1) % self.members.len();
         let _ = self.current.compare_exchange(number, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Calls members until there is an answer or the time is over.
+    /// Calls members of the cluster until a member answers or the time limit has passed.
     pub(super) async fn call<T, F>(
         &self,
         repeat: Repeat,
@@ -108,8 +110,8 @@ impl Link {
                     }
                 }
                 Err(_) => {
-                    // The end of the call cuts the last attempt short. Its silence says less than
-                    // what another member answered.
+                    // The call's time limit may cut the last attempt short. The error of an earlier
+                    // member then says more than this silence.
                     if problem.is_empty() || most >= self.limit / shares {
                         problem = format!("no answer within {most:?}");
                     }
@@ -118,7 +120,7 @@ impl Link {
             };
             self.leave(number);
             if fate == Fate::Unknown && repeat == Repeat::Never {
-                problem += "; it is unknown whether it was written, read again";
+                problem += "; the write may have succeeded, so read the keys again";
                 break;
             }
             if attempt % self.members.len() == 0 {
@@ -132,7 +134,7 @@ impl Link {
         StoreError::Unavailable { store: self.name.clone(), problem: problem.to_owned() }
     }
 
-    /// Converts an error of etcd without a more specific meaning.
+    /// Converts an error of etcd to [`StoreError::Unavailable`], with a remedy if one is known.
     pub(super) fn refused(&self, failed: Failed) -> StoreError {
         let status = match failed {
             Failed::Unavailable(error) => return error,
@@ -140,11 +142,12 @@ impl Link {
         };
         let remedy = match status.code() {
             Code::ResourceExhausted if status.message().contains("database space") => {
-                "; compact and defragment it or raise its quota, then disarm its alarm"
+                "; compact and defragment etcd or raise etcd's quota, then disarm the space alarm"
             }
-            Code::ResourceExhausted => "; it is overloaded, repeat the request later",
+            Code::ResourceExhausted => "; etcd is overloaded, so repeat the request later",
             Code::Unauthenticated | Code::PermissionDenied => {
-                "; give this client's certificate a role that reads and writes these keys"
+                "; give this client's certificate an etcd role that may read and write the \
+                 controller's keys"
             }
             _ => "",
         };
@@ -152,8 +155,8 @@ impl Link {
     }
 }
 
-/// Returns a request that only a member with a known leader accepts. Without this requirement, a
-/// member that knows no leader would let the request wait.
+/// Returns a request that only a member with a known leader accepts. If a member knows no leader,
+/// the member refuses the request at once instead of delaying the request.
 pub(super) fn request<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));

@@ -1,30 +1,33 @@
-//! A store in an etcd cluster, for several controllers. One of them leads.
+//! Implements a store in an etcd cluster, for several controllers of which one leads.
 //!
 //! # Problem
 //!
-//! A controller's machine may fail. Another controller must then continue with the sold tenants.
+//! If a controller's machine fails, another controller must continue with the tenants and
+//! guarantees of the failed controller.
 //!
 //! # Approach
 //!
-//! A write succeeds only if a majority of etcd's members has stored it. The client moves between
-//! members. It never returns stale data, because reads are linearizable. It gives up after
-//! [`EtcdConfig::limit`].
+//! A write succeeds only if a majority of etcd's members has stored it. If a member fails, the
+//! client calls the next member. The client never returns stale data, because reads are
+//! linearizable. A call fails after [`EtcdConfig::limit`].
 //!
 //! # Failures
 //!
-//! If one of three members fails, the current call may fail, but the next one succeeds. If two
+//! If one of three members fails, the current call may fail, but the next call succeeds. If two
 //! members fail, all calls end with [`StoreError::Unavailable`] within the time limit. Calls
-//! succeed again when one of these members is back. A watch resumes by itself.
+//! succeed again when one of the failed members is back. After a failed member is back, a watch
+//! resumes without a new call.
 //!
 //! # Departures
 //!
-//! This is a custom client. The crate etcd-client needs `protoc` at build time. It also spreads
-//! calls over all members. If one of three members is stopped, every third call then waits in vain.
+//! The store has its own client of etcd, for two reasons. The crate etcd-client needs `protoc` at
+//! build time. The crate etcd-client also spreads calls over all members. If one of three members
+//! is stopped, every third call fails after a wait.
 //!
 //! # Limits
 //!
-//! The client requires etcd 3.4 or later. It does not support passwords. Clients authenticate by
-//! certificate.
+//! The client requires etcd 3.4 or later. The client authenticates by certificate, and does not
+//! support passwords.
 
 mod config;
 mod link;
@@ -50,25 +53,27 @@ use super::{campaign, limits};
 
 pub use config::{EtcdConfig, EtcdTls};
 
-/// Keys per page. With the longest values a page stays below [`MESSAGE_BYTES_MAX`].
+/// Number of keys per page of a listing. Even a page with values of the maximum length is smaller
+/// than [`MESSAGE_BYTES_MAX`].
 const PAGE: i64 = 256;
-/// Longest message from a member in bytes.
+/// Maximum size of a message from a member, in bytes.
 const MESSAGE_BYTES_MAX: usize = 512 << 20;
-/// Maximum number of attempts at a listing. A compaction ends an attempt.
+/// Maximum number of attempts to list keys. An attempt fails if etcd compacts the listed revision.
 const LISTINGS_MAX: usize = 5;
-/// Number of changes that may wait for a watch's receiver.
+/// Number of changes that may wait in the channel of a watch's receiver.
 const WATCH_CHANGES: usize = 64;
-/// Longest lease in seconds, as in etcd.
+/// Maximum duration of a lease in seconds, as in etcd.
 const LEASE_SECONDS_MAX: i64 = 9_000_000_000;
 
-/// A store in an etcd cluster. Clones share connections.
+/// Handle of a store in an etcd cluster. Clones of a handle share connections.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     link: Arc<Link>,
 }
 
 impl Etcd {
-    /// Prepares connections. The first call establishes a connection. This function needs a tokio
+    /// Creates a client of an etcd cluster, and prepares its connections to the cluster's members.
+    /// The client connects to the cluster at the first request. The caller must run in a tokio
     /// runtime.
     ///
     /// # Errors
@@ -95,14 +100,14 @@ impl Etcd {
         wire::entry(kv).map_err(|problem| StoreError::Damaged { store: store(), problem })
     }
 
-    /// Lists page by page at the revision of the first page. Returns `None` if that revision was
-    /// compacted.
+    /// Lists keys page by page at the revision of the first page. Returns `None` if etcd has
+    /// compacted the revision of the first page.
     async fn pages(&self, prefix: &str) -> Result<Option<Listing>, StoreError> {
         let mut entries: Vec<Entry> = Vec::new();
         let mut at = 0;
         loop {
             let key = match entries.last() {
-                // This is the smallest key above the last one.
+                // This is the smallest key above the last key.
                 Some(last) => [last.key.as_bytes(), &[0]].concat(),
                 None => wire::range_start(prefix),
             };
@@ -134,7 +139,7 @@ impl Etcd {
         }
     }
 
-    /// Converts the error of a transaction.
+    /// Converts etcd's error of a failed transaction.
     fn not_committed(&self, failed: Failed, writes: &[Write]) -> StoreError {
         let lease = writes.iter().find_map(|write| match write {
             Write::Put { lease, .. } => *lease,
@@ -148,8 +153,8 @@ impl Etcd {
         }
     }
 
-    /// Returns the first key with a condition that does not hold. The entries that etcd returned
-    /// with its refusal show which conditions hold.
+    /// Returns a conflict error with the key of the first condition that does not hold. `responses`
+    /// contains the entries of the compared keys, as etcd returns them after a failed condition.
     fn conflict(compare: &[Compare], responses: Vec<pb::ResponseOp>) -> StoreError {
         let found = responses.into_iter().map(|response| match response.response {
             Some(pb::response_op::Response::ResponseRange(range)) => range.kvs.into_iter().next(),
@@ -199,7 +204,7 @@ impl Store for Etcd {
             }
         }
         let problem = format!(
-            "it was compacted {LISTINGS_MAX} times during one listing; let it keep more history"
+            "etcd compacted its history {LISTINGS_MAX} times during one listing; keep more history"
         );
         Err(self.link.unavailable(&problem))
     }
@@ -252,8 +257,8 @@ impl Store for Etcd {
         }
     }
 
-    /// Makes a lease. etcd counts whole seconds, and etcd's shortest lease exceeds etcd's election
-    /// time.
+    /// Makes a lease in etcd. etcd counts whole seconds, and its shortest lease is longer than its
+    /// election time.
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         let whole = i64::try_from(ttl.as_secs()).unwrap_or(LEASE_SECONDS_MAX);
         let seconds = whole.saturating_add(i64::from(ttl.subsec_nanos() > 0));
@@ -272,7 +277,7 @@ impl Store for Etcd {
             let once = request(tokio_stream::once(asked));
             let mut answers = LeaseClient::new(channel).lease_keep_alive(once).await?.into_inner();
             let answer = answers.message().await?;
-            answer.ok_or_else(|| Status::unavailable("the member closed the stream"))
+            answer.ok_or_else(|| Status::unavailable("the etcd member closed the stream"))
         });
         let kept = call.await.map_err(|failed| self.link.refused(failed))?;
         // etcd answers with TTL 0 for an unknown lease.

@@ -1,17 +1,23 @@
-//! A watch that survives its connections.
+//! Implements a watch that continues after its connection breaks.
 //!
 //! # Problem
 //!
-//! A stream may break. The member that serves a stream may also be stopped, and the stream then
-//! stays silent. In both cases the watch must not miss a change or report one twice.
+//! The stream of a watch may break. If the member that serves a stream is stopped, the stream stays
+//! silent. After a stream breaks or stays silent, the watch must not miss a change or report a
+//! change twice.
 //!
 //! # Approach
 //!
-//! The watch tracks delivered changes by revision. A new stream starts one revision *before* the
-//! next one due, and the watch drops older changes. The reason is that etcd reports `compacted`
-//! only for revisions below the revision of a compaction, but also forgets deletions at this
-//! revision. If a stream starts one revision earlier, etcd reports the compaction. On a silent
-//! stream the client requests the progress. If no answer comes, it abandons the stream.
+//! The watch tracks delivered changes by revision. If a stream breaks, a new stream starts one
+//! revision *before* the next undelivered revision. The watch drops changes that it has delivered
+//! already.
+//!
+//! If a new stream started at the next revision itself, a compaction at this revision could hide
+//! changes. A compaction at revision N removes the deletions of revision N. etcd reports
+//! `compacted` only to streams that start before revision N.
+//!
+//! If a stream is silent, the client sends etcd's progress request. If etcd does not answer the
+//! progress request, the client abandons the stream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,30 +35,32 @@ use super::wire::pb::watch_client::WatchClient;
 use super::wire::pb::watch_request::RequestUnion;
 use super::wire::{self, pb};
 
-/// Pause after a stream without changes. It doubles up to [`PAUSE_MAX`].
+/// Shortest pause before a watch starts a new stream to etcd. The pause doubles after each stream
+/// that could not start, up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 pub(super) type Changes = mpsc::Sender<Result<Change, StoreError>>;
 
-/// State of a watch.
+/// State of a watch on keys with a prefix.
 pub(super) struct Follow {
     link: Arc<Link>,
     prefix: String,
-    /// Revision of the next change. All changes before this revision were delivered.
+    /// Revision of the next change that the watch delivers. The watch has delivered all changes
+    /// before this revision.
     next: u64,
-    /// Number of delivered changes of revision `next`. etcd may split a large revision into several
-    /// messages.
+    /// Number of delivered changes of revision `next`. etcd may split the changes of a large
+    /// revision into several messages.
     delivered: usize,
 }
 
-/// Why a stream was abandoned.
+/// Reason why the watch abandoned a stream.
 enum Left {
-    /// The receiver is gone.
+    /// The receiver of the watch is gone.
     Unheard,
-    /// The watch cannot be resumed.
+    /// The watch cannot continue with another stream.
     Ended(StoreError),
-    /// The watch must be resumed. `begun` says whether the stream had started.
+    /// The watch must continue with another stream. `begun` is true if the stream had started.
     Broken { begun: bool },
 }
 
@@ -61,7 +69,7 @@ impl Follow {
         Self { link, prefix: prefix.to_owned(), next: from.0.max(1), delivered: 0 }
     }
 
-    /// Runs until the receiver is gone or the next changes are compacted.
+    /// Runs the watch until the receiver is gone or etcd has compacted the next changes.
     pub(super) async fn run(mut self, changes: Changes) {
         let mut pause = PAUSE_MIN;
         loop {
@@ -112,7 +120,8 @@ impl Follow {
         changes: &Changes,
     ) -> Left {
         let mut asked = false;
-        // The current revision on this stream, and its number of changes.
+        // Revision of the last change on this stream, and the number of changes seen at this
+        // revision.
         let mut seen = (0, 0);
         loop {
             let answer = tokio::select! {

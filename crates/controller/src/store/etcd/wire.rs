@@ -1,6 +1,6 @@
-//! Conversion of etcd's messages.
+//! Converts the messages of etcd.
 
-/// Generated from `proto/etcd/rpc.proto`.
+/// Code that the build generates from `proto/etcd/rpc.proto`.
 #[allow(missing_docs, missing_debug_implementations, clippy::all, clippy::pedantic)]
 #[allow(clippy::disallowed_methods, clippy::unwrap_used, unreachable_pub)]
 pub(super) mod pb {
@@ -37,7 +37,8 @@ pub(super) fn signed(revision: Revision) -> i64 {
     i64::try_from(revision.0).unwrap_or(i64::MAX)
 }
 
-/// Converts an entry. If another program wrote a key that is not valid, the error says why.
+/// Converts etcd's message for a key and its value to an [`Entry`]. Returns an error if the key is
+/// not UTF-8, because only another program writes such a key.
 pub(super) fn entry(kv: pb::KeyValue) -> Result<Entry, String> {
     Ok(Entry {
         key: key(kv.key)?,
@@ -56,7 +57,7 @@ fn key(bytes: Vec<u8>) -> Result<String, String> {
 
 pub(super) fn change(event: pb::Event) -> Result<Change, String> {
     let put = event.r#type() == pb::event::EventType::Put;
-    let kv = event.kv.ok_or("a change came without its key")?;
+    let kv = event.kv.ok_or("a change has no key")?;
     if put {
         return entry(kv).map(Change::Put);
     }
@@ -81,7 +82,8 @@ pub(super) fn compare(compare: &Compare) -> pb::Compare {
     }
 }
 
-/// Whether a condition holds for etcd's entry of its key.
+/// Returns true if a condition of a transaction holds. `found` is the entry of the condition's key,
+/// as returned by etcd.
 pub(super) fn holds(compare: &Compare, found: Option<&pb::KeyValue>) -> bool {
     let (created, modified) = found.map_or((0, 0), |kv| (kv.create_revision, kv.mod_revision));
     match compare {

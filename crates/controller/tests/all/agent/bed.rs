@@ -1,4 +1,4 @@
-//! Controllers on loopback with certificates, and a simulated switch.
+//! Runs controllers on loopback with certificates, and agents with a simulated switch.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,9 +25,9 @@ use tokio::time::timeout;
 pub use crate::common::authority::Authority;
 use crate::common::dir::Dir;
 
-/// Time between two reports.
+/// Time between two reports of an agent in these tests, in milliseconds.
 pub const REPORT_MILLIS: u64 = 20;
-/// Name in all controllers' certificates.
+/// DNS name in the certificates of all controllers in these tests.
 pub const CONTROLLER: &str = "controller.test";
 
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Known for Three {
     }
 }
 
-/// A directory and a CA.
+/// Directory and CA of a test.
 pub struct Bed {
     pub dir: Dir,
     pub authority: Authority,
@@ -56,7 +56,8 @@ impl Bed {
         path
     }
 
-    /// Settings of an agent of `host` with a certificate for `named`, signed by `by`.
+    /// Returns settings for the agent of `host`. The agent's certificate has the name `named` and
+    /// is signed by the CA `by`.
     pub fn settings(&self, host: &str, by: &Authority, named: &str) -> AgentSettings {
         let (certificate, key) = by.sign(named);
         let tls = AgentTls {
@@ -74,7 +75,8 @@ impl Bed {
         settings
     }
 
-    /// Starts a controller on a new port, or on the given one.
+    /// Starts a controller at the address `at`. If `at` is `None`, the controller listens on an
+    /// unused TCP port.
     pub async fn controller(&self, at: Option<SocketAddr>, leading: Leading) -> Controller {
         self.controller_with(at, leading, Limits::default()).await
     }
@@ -91,7 +93,7 @@ impl Bed {
         Self::serve(at, leading, limits, tls).await
     }
 
-    /// Starts a leading controller with these certificates.
+    /// Starts a leading controller with the certificates `tls`.
     pub async fn controller_by(&self, tls: ServerTls) -> Controller {
         Self::serve(None, leads(), Limits::default(), tls).await
     }
@@ -118,12 +120,12 @@ impl Bed {
     }
 }
 
-/// Returns the state of a controller that leads from the start.
+/// Returns the leadership of a controller that leads from the start.
 pub fn leads() -> Leading {
     Leading::Here(Stamp { epoch: 1, generation: 0 })
 }
 
-/// A running controller.
+/// Running controller of a test, with its address and counters.
 pub struct Controller {
     pub registry: Arc<Registry>,
     pub leading: watch::Sender<Leading>,
@@ -137,7 +139,7 @@ impl Controller {
         format!("localhost:{}", self.address.port())
     }
 
-    /// Waits until the controller's counters satisfy a condition.
+    /// Waits until the controller's counters satisfy the condition `so`.
     pub async fn counts(&self, what: &str, so: impl Fn(&AgentCounts) -> bool) -> AgentCounts {
         let mut counts = self.registry.watch_counts();
         let reached = timeout(patience(), counts.wait_for(|counts| so(counts))).await;
@@ -151,7 +153,7 @@ impl Controller {
     }
 }
 
-/// A switch in memory.
+/// Simulated switch of a host, in memory.
 #[derive(Debug, Default)]
 pub struct FakeSide {
     pub counters: Mutex<BTreeMap<String, Carried>>,
@@ -182,7 +184,7 @@ impl HostSide for FakeSide {
     }
 }
 
-/// A running agent.
+/// Running agent of a test, with its state.
 pub struct Running {
     pub state: watch::Receiver<AgentState>,
     stop: oneshot::Sender<()>,
@@ -199,7 +201,7 @@ impl Running {
         Self { state, stop, task }
     }
 
-    /// Waits until the agent's state satisfies a condition.
+    /// Waits until the agent's state satisfies the condition `so`.
     pub async fn until(&mut self, what: &str, so: impl Fn(&AgentState) -> bool) -> AgentState {
         let reached = timeout(patience(), self.state.wait_for(|state| so(state))).await;
         let reached = reached.map(|state| state.unwrap().clone());
@@ -212,7 +214,7 @@ impl Running {
     }
 }
 
-/// A plan with one tenant.
+/// Returns a plan with one tenant.
 pub fn plan(epoch: u64, generation: u64, dscp: u8) -> HostPlan {
     let tenant =
         HostTenant { name: "a".into(), dscp, vms: 1, send: 1, recv: 1, headroom_permille: 1_000 };

@@ -1,4 +1,4 @@
-//! Tests connections per certificate, and changes of a controller's own certificate.
+//! Tests the limit of connections per certificate, and changes of a controller's own certificate.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ async fn a_certificate_has_so_many_connections_and_the_next_is_told() {
     let began = Instant::now();
     let mut second = Running::start(copy.clone(), &[controller.endpoint()], &side);
     let told = |error: &String| {
-        error.contains("server-0: it may have 1 connections at a time, and has them")
+        error.contains("server-0: the certificate has the maximum of 1 connections")
             && error.contains("raise `connections_per_certificate`")
     };
     second.until("told", |state| state.last_error.as_ref().is_some_and(told)).await;
@@ -65,7 +65,7 @@ async fn a_connection_beyond_the_limit_ends_soon_in_any_case() {
     let endpoint = tonic::transport::Endpoint::from_shared(endpoint).unwrap();
     let silent = endpoint.tls_config(tls).unwrap().connect().await.unwrap();
     controller.counts("one too many", |counts| counts.crowded == 1).await;
-    // This connection is silent and would hold the only place.
+    // This connection is silent. Without a time limit, it would keep the only place.
     first.end().await;
     let mut next = Running::start(settings, &[controller.endpoint()], &side);
     next.until("in", |state| state.connected.is_some()).await;
@@ -94,7 +94,7 @@ async fn new_certificates_are_in_force_for_who_comes_and_sessions_go_on() {
     first.until("in", |state| state.connected.is_some()).await;
     assert!(!tls.reload().unwrap(), "nothing has changed");
 
-    // The change is incomplete, because the key is still the old one. Only the log mentions this.
+    // The change is incomplete, because the key is still the old key. Only the log shows this.
     let next = Authority::new();
     bed.file("c.pem", &next.sign(CONTROLLER).0);
     let error = tls.reload().unwrap_err().to_string();
@@ -186,10 +186,11 @@ async fn a_revoked_certificate_loses_its_session_and_is_refused() {
     assert!(error.contains("hosts.crl") && error.contains("revocation lists"), "{error}");
     bed.file("hosts.crl", "nothing");
     let error = tls.reload().unwrap_err().to_string();
-    assert!(error.contains("hosts.crl: there is no list in it"), "{error}");
+    assert!(error.contains("hosts.crl: the file contains no revocation list"), "{error}");
     assert_eq!(controller.registry.counts().ended, 0);
 
-    // The revoked session ends and is not admitted again. The other one continues.
+    // The session of the revoked certificate ends, and its agent is not admitted again. The other
+    // session continues.
     bed.file("hosts.crl", &bed.authority.revokes(&[10], 2100));
     assert!(tls.reload().unwrap());
     controller.counts("its session ends", |counts| counts.ended == 1).await;
@@ -197,7 +198,7 @@ async fn a_revoked_certificate_loses_its_session_and_is_refused() {
     let state = stolen.until("told", |state| state.connected.is_none()).await;
     assert_eq!(state.counts.sessions, 1, "{state:?}");
 
-    // When a list has expired, its certificates stay refused, and others are admitted.
+    // After a list has expired, the port still refuses its certificates and admits others.
     bed.file("hosts.crl", &bed.authority.revokes(&[10], 2021));
     assert!(tls.reload().unwrap());
     let mut third = agent("server-2", 12);

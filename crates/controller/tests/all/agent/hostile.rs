@@ -1,5 +1,5 @@
-//! Tests clients that are refused, and violations that end a session. The server continues in every
-//! case.
+//! Tests clients that the controller refuses, and agents that violate a rule and lose their
+//! session. The controller must still serve other agents.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +23,14 @@ use crate::agent::bed::{
     Authority, Bed, CONTROLLER, Controller, FakeSide, REPORT_MILLIS, Running, leads,
 };
 
-/// A session in which the test writes the messages.
+/// Session in which the test writes the agent's messages.
 struct Raw {
     out: mpsc::Sender<AgentMessage>,
     from: Streaming<ControllerMessage>,
 }
 
 impl Raw {
-    /// Opens an accepted session of `server-0`.
+    /// Opens a session of the host `server-0`, which the controller accepts.
     async fn begin(bed: &Bed, controller: &Controller) -> Self {
         let (certificate, key) = bed.authority.sign("server-0");
         let identity = tonic::transport::Identity::from_pem(certificate, key);
@@ -50,7 +50,7 @@ impl Raw {
         let _ = self.out.send(message(said)).await;
     }
 
-    /// The status with which the session ended.
+    /// Returns the status with which the session ended.
     async fn end(mut self) -> Status {
         loop {
             match self.from.message().await {
@@ -84,7 +84,7 @@ fn report(number: u64) -> Message {
     Message::Report(Report { number, millis: 10, tenants: vec![] })
 }
 
-/// Checks that a legitimate agent is admitted.
+/// Checks that the controller still admits a legitimate agent.
 async fn goes_on(bed: &Bed, controller: &Controller) {
     let side = Arc::new(FakeSide::default());
     let settings = bed.settings("server-1", &bed.authority, "server-1");
@@ -153,8 +153,8 @@ async fn a_violation_ends_the_session_and_is_counted() {
     let oversized = TenantUsage { name: long, sent_bytes: 0, received_bytes: 0 };
     let oversized = Report { number: 1, millis: 10, tenants: vec![oversized] };
     let cases: Vec<(&str, Vec<Message>, Code, &str)> = vec![
-        ("a replay", vec![report(1), report(1)], Code::InvalidArgument, "report 1 where 2"),
-        ("a gap", vec![report(1), report(3)], Code::InvalidArgument, "report 3 where 2"),
+        ("a replay", vec![report(1), report(1)], Code::InvalidArgument, "report number 1 where 2"),
+        ("a gap", vec![report(1), report(3)], Code::InvalidArgument, "report number 3 where 2"),
         (
             "a second hello",
             vec![Message::Hello(hello("server-0"))],
@@ -165,7 +165,7 @@ async fn a_violation_ends_the_session_and_is_counted() {
             "an answer to nothing",
             vec![Message::Applied(Applied::default())],
             Code::InvalidArgument,
-            "without a plan",
+            "more answers than",
         ),
         ("a flood", (1..=50).map(report).collect(), Code::InvalidArgument, "more than 8 reports"),
         ("oversized", vec![Message::Report(oversized)], Code::OutOfRange, "too large"),

@@ -1,5 +1,5 @@
-//! Tests a store that was restored from an older copy. Its epochs are lower than those of hosts,
-//! and an operator's command raises them permanently.
+//! Tests a store that was restored from an older copy. A restored store starts with lower epochs
+//! than the hosts have seen. An operator's command raises the store's epochs permanently.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn fabric() -> Fabric {
     Fabric::new(topology(), 0, Policy { queues: 4, ..Policy::default() }, settings).unwrap()
 }
 
-/// A controller with a store and a port for agents.
+/// Leading controller with a store and a port for agents.
 struct Leader {
     controller: Arc<Controller>,
     registry: Arc<Registry>,
@@ -124,7 +124,7 @@ impl Leader {
     }
 }
 
-/// Starts an agent with a plan file that outlives it.
+/// Starts an agent whose plan file remains after the agent has ended.
 async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
     let plan = dir.path().join("server-0.plan");
     let mut settings = AgentSettings::new("server-0", vec![], None, &plan);
@@ -132,13 +132,14 @@ async fn agent(dir: &Dir, leader: &Leader, side: &Arc<FakeSide>) -> Running {
     Running::start(settings, std::slice::from_ref(&leader.endpoint), side)
 }
 
-/// Waits until the agent has applied a plan of this epoch.
+/// Waits until the agent has applied a plan of the epoch `epoch`.
 async fn follows(agent: &mut Running, epoch: u64) {
     let applied = move |stamp: penstock_controller::Stamp| stamp.epoch == epoch;
     agent.until("follows", |state| state.applied.is_some_and(applied)).await;
 }
 
-/// Runs two terms after the copy was made. Returns the epoch of the last one.
+/// Runs a leader for two terms after the store was copied, so the copy does not contain these
+/// terms. Returns the epoch of the last term.
 async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn Store>) -> u64 {
     let mut epoch = 0;
     for _ in 0..2 {
@@ -152,8 +153,8 @@ async fn terms(dir: &Dir, side: &Arc<FakeSide>, store: impl AsyncFn() -> Arc<dyn
     epoch
 }
 
-/// Checks the recovery. The store is the older copy, and `epoch` is the last epoch that the host
-/// has seen.
+/// Checks that hosts follow the controller again after a restore. The leader uses the restored
+/// older copy of the store, and `epoch` is the last epoch that the host has seen.
 async fn recovers(
     dir: &Dir,
     side: &Arc<FakeSide>,
@@ -169,7 +170,8 @@ async fn recovers(
     leader.set_mode("active").await;
     assert!(leader.epoch().await < epoch, "the copy is older");
     let mut host = agent(dir, &leader, side).await;
-    // The host refuses, and both sides report the remedy. The host's plan stays in force.
+    // The host refuses the controller, and both sides report the remedy. The host's plan stays in
+    // force.
     let remedy = format!("penstock controller epoch --at-least {}", epoch + 1);
     let told = |error: &String| error.contains(&remedy);
     let state = host.until("told", |state| state.last_error.as_ref().is_some_and(told)).await;
@@ -230,8 +232,8 @@ async fn an_etcd_restored_from_a_copy_is_believed_after_the_command() {
     recovers(&dir, &side, epoch, open(&cluster)).await;
 }
 
-/// A controller revokes its lease when it stops, so the next one need not wait for the end of the
-/// lease.
+/// A controller revokes its lease when it stops, so the next controller need not wait for the end
+/// of the lease.
 #[tokio::test]
 async fn a_leader_that_was_told_to_end_is_followed_at_once() {
     let Some(cluster) = Cluster::start().await else { return };

@@ -1,4 +1,4 @@
-//! Tests regular sessions, and controllers that come and go.
+//! Tests regular sessions, and controllers that start, stop and change leadership.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -102,12 +102,12 @@ async fn a_host_goes_where_the_leader_is() {
     first.registry.tell("server-0", plan(2, 1, 7)).await.unwrap();
 
     // During an election, both controllers redirect to each other, then to no controller. Then the
-    // second one leads.
+    // second controller leads.
     first.leading.send_replace(Leading::Elsewhere(second.endpoint()));
-    agent.until("sent in a circle", |state| problem(state, "does not lead, and named")).await;
+    agent.until("sent in a circle", |state| problem(state, "does not lead and reports")).await;
     first.leading.send_replace(Leading::Elsewhere(String::new()));
-    agent.until("nobody is known", |state| problem(state, "named nobody")).await;
-    // A controller of an earlier term is refused.
+    agent.until("nobody is known", |state| problem(state, "knows no leader")).await;
+    // The agent refuses a controller of an earlier term.
     second.leading.send_replace(Leading::Here(stamp(1, 9)));
     first.leading.send_replace(Leading::Elsewhere(second.endpoint()));
     agent.until("the old one", |state| problem(state, "later than this controller's")).await;

@@ -1,4 +1,4 @@
-//! Certificates for tests.
+//! Makes certificates and revocation lists for tests.
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer,
@@ -6,7 +6,7 @@ use rcgen::{
     date_time_ymd,
 };
 
-/// A CA.
+/// CA with a key that is made for one test.
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
 impl Authority {
@@ -20,18 +20,19 @@ impl Authority {
         self.0.pem()
     }
 
-    /// Returns a certificate for a name, and its key, in PEM.
+    /// Returns a certificate for a name, and the certificate's key, in PEM.
     pub fn sign(&self, name: &str) -> (String, String) {
         self.sign_as(name, None)
     }
 
-    /// Like [`Self::sign`], with this serial number.
+    /// Returns a certificate and its key, like [`Self::sign`], with the serial number `serial`.
     #[allow(dead_code, reason = "not every test revokes")]
     pub fn sign_numbered(&self, name: &str, serial: u64) -> (String, String) {
         self.sign_as(name, Some(SerialNumber::from(serial)))
     }
 
-    /// Returns a certificate with this serial number. It expires at the start of the year `until`.
+    /// Returns a certificate with the serial number `serial` that expires at the start of the year
+    /// `until`.
     #[allow(dead_code, reason = "not every test has one that expired")]
     pub fn sign_until(&self, name: &str, serial: u64, until: i32) -> String {
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -41,8 +42,8 @@ impl Authority {
         params.signed_by(&KeyPair::generate().unwrap(), &self.0).unwrap().pem()
     }
 
-    /// Returns a list that revokes these serial numbers. It expires at the start of the year
-    /// `until`.
+    /// Returns a revocation list that revokes the serial numbers `serials`, and expires at the
+    /// start of the year `until`.
     #[allow(dead_code, reason = "not every test revokes")]
     pub fn revokes(&self, serials: &[u64], until: i32) -> String {
         let revoked = |serial: &u64| RevokedCertParams {

@@ -1,10 +1,10 @@
-//! A directory that is removed after the test.
+//! Provides a directory that is removed after the test.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A directory. Dropping the value removes the directory and its contents.
+/// Temporary directory of a test. Dropping the [`Dir`] removes the directory and its contents.
 #[derive(Debug)]
 pub struct Dir(PathBuf);
 

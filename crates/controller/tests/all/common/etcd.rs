@@ -1,7 +1,7 @@
-//! A cluster of three etcd members on this machine for the duration of a test.
+//! Runs a cluster of three etcd members on the local machine for the duration of a test.
 //!
-//! Other crates include this file with `#[path = ".../controller/tests/all/common/etcd.rs"]`,
-//! together with `dir.rs` beside it.
+//! Other crates include this file with `#[path = ".../controller/tests/all/common/etcd.rs"]`. A
+//! crate that includes `etcd.rs` must also include `dir.rs` from the same directory.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,14 +18,16 @@ use tokio::time::{Instant, sleep};
 
 use super::dir::Dir;
 
-/// Three members, so that one may fail.
+/// Number of members of the cluster. A cluster of three members tolerates the failure of one
+/// member.
 pub const MEMBERS: usize = 3;
-/// Maximum number of starts. A start fails if another program took a chosen port meanwhile.
+/// Maximum number of attempts to start the cluster. The start of the cluster fails if another
+/// program uses one of the chosen TCP ports.
 const STARTS_MAX: usize = 3;
-/// Time between two checks while waiting.
+/// Time between two checks while a test waits for the cluster.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// PEM files with which members use TLS.
+/// PEM files with which the members of the cluster use TLS.
 #[derive(Clone, Debug)]
 pub struct Certificates {
     pub ca: PathBuf,
@@ -33,7 +35,8 @@ pub struct Certificates {
     pub key: PathBuf,
 }
 
-/// The cluster. Dropping it kills the processes and removes the files.
+/// Running etcd cluster. Dropping the [`Cluster`] kills the cluster's processes and removes their
+/// files.
 #[derive(Debug)]
 pub struct Cluster {
     members: Vec<Member>,
@@ -49,13 +52,13 @@ struct Member {
 }
 
 impl Cluster {
-    /// Starts a cluster and waits until it answers. Without etcd, prints a message and returns
-    /// `None`.
+    /// Starts a cluster and waits until it answers. If etcd is not installed, records a skip and
+    /// returns `None`.
     pub async fn start() -> Option<Self> {
         Self::start_with(None).await
     }
 
-    /// Like [`Self::start`], with TLS for clients.
+    /// Starts a cluster like [`Self::start`], with TLS for clients.
     pub async fn start_with(certificates: Option<Certificates>) -> Option<Self> {
         if program("etcd").is_none() {
             penstock_testing::skip(
@@ -74,7 +77,7 @@ impl Cluster {
     }
 
     fn choose(certificates: Option<Certificates>) -> Self {
-        // All ports are held at once, so that they differ.
+        // All listeners exist at the same time, so that their ports differ.
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let held: Vec<_> = (0..MEMBERS).map(|_| (free(), free())).collect();
         let member = |(client, peer): &(TcpListener, TcpListener)| Member {
@@ -125,19 +128,19 @@ impl Cluster {
         self.members[number].child = Some(command.spawn().unwrap());
     }
 
-    /// Returns all members in the form that [`EtcdConfig`] accepts.
+    /// Returns the addresses of all members in the form that [`EtcdConfig`] accepts.
     pub fn endpoints(&self) -> Vec<String> {
         let scheme = if self.certificates.is_some() { "https" } else { "http" };
         self.members.iter().map(|member| format!("{scheme}://{}", member.client)).collect()
     }
 
-    /// Returns a client of the cluster with this time limit per call.
+    /// Returns a client of the cluster with the time limit `limit` per call.
     pub fn store(&self, limit: Duration) -> Etcd {
         Etcd::new(&EtcdConfig { limit, ..EtcdConfig::new(self.endpoints()) }).unwrap()
     }
 
-    /// Waits for a leading member and returns its number. `None` if a member has ended by itself,
-    /// or if the wait is too long.
+    /// Waits until the cluster has a leading member, and returns the leader's number. Returns
+    /// `None` if a member's process ends by itself, or if the cluster has no leader in time.
     pub async fn leads(&mut self) -> Option<usize> {
         let end = Instant::now() + patience();
         while Instant::now() < end {
@@ -158,7 +161,7 @@ impl Cluster {
         None
     }
 
-    /// Kills a member at once, like a power failure.
+    /// Kills a member of the cluster at once, like a power failure.
     pub fn kill(&mut self, number: usize) {
         if let Some(mut child) = self.members[number].child.take() {
             child.kill().unwrap();
@@ -166,21 +169,22 @@ impl Cluster {
         }
     }
 
-    /// Restarts a killed member with its data.
+    /// Restarts a killed member of the cluster with the member's data.
     pub fn restart(&mut self, number: usize) {
         assert!(self.members[number].child.is_none(), "member {number} is running");
         self.launch(number);
     }
 
-    /// Copies all members' data to `copy`. The members stop for this and restart.
+    /// Copies all members' data to `copy`. The function stops the members before it copies the
+    /// data, and restarts the members afterwards.
     pub async fn save(&mut self, copy: &str) {
         let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
         let pairs = names.iter().map(|name| (name.clone(), format!("{name}.{copy}")));
         self.replace(pairs.collect()).await;
     }
 
-    /// Replaces all members' data with the copy that `save` made. The members stop for this and
-    /// restart.
+    /// Replaces all members' data with a copy that [`Self::save`] has made. The function stops the
+    /// members before it replaces the data, and restarts the members afterwards.
     pub async fn restore(&mut self, copy: &str) {
         let names: Vec<_> = (0..MEMBERS).map(|n| format!("m{n}")).collect();
         let pairs = names.iter().map(|name| (format!("{name}.{copy}"), name.clone()));
@@ -199,12 +203,13 @@ impl Cluster {
         assert!(self.leads().await.is_some(), "the members start again");
     }
 
-    /// Suspends a member. It neither receives nor sends, and its connections stay open.
+    /// Suspends a member of the cluster. A suspended member neither receives nor sends, and its
+    /// connections stay open.
     pub fn stop(&self, number: usize) {
         self.signal(number, Signal::SIGSTOP);
     }
 
-    /// Resumes a suspended member.
+    /// Resumes a suspended member of the cluster.
     pub fn resume(&self, number: usize) {
         self.signal(number, Signal::SIGCONT);
     }
@@ -214,7 +219,7 @@ impl Cluster {
         kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
     }
 
-    /// Compacts the history before a revision.
+    /// Compacts etcd's history before a revision.
     pub fn compact(&self, revision: u64) {
         let asked = format!(r#"{{"revision":"{revision}","physical":true}}"#);
         let answer = http(self.members[0].client, "POST", "/v3/kv/compaction", &asked).unwrap();
@@ -228,7 +233,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Waits until a store answers.
+/// Waits until a store answers a request.
 pub async fn answers(store: &dyn Store) {
     let end = Instant::now() + patience();
     while let Err(error) = store.get("is it there").await {
@@ -237,8 +242,8 @@ pub async fn answers(store: &dyn Store) {
     }
 }
 
-/// Address of a member's metrics. The address needs no separate port, because all of 127/8 is this
-/// machine.
+/// Returns the address at which a member serves metrics. A member has the same TCP port for metrics
+/// on 127.0.0.2 and for clients on 127.0.0.1.
 fn metrics(member: &Member) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::new(127, 0, 0, 2), member.client.port()))
 }
@@ -249,7 +254,7 @@ fn program(name: &str) -> Option<PathBuf> {
     found.find(|file: &PathBuf| Path::is_file(file))
 }
 
-/// Sends one unencrypted request and reads the whole answer.
+/// Sends an unencrypted HTTP request and reads the whole answer.
 fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<String> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -1,4 +1,4 @@
-//! A gNMI target with a tree of leaves in memory.
+//! Simulates a gNMI target with a tree of leaves in memory.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,24 +21,24 @@ use tokio_stream::wrappers::TcpListenerStream;
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
-/// A fault of the target.
+/// Fault of the simulated gNMI target.
 #[derive(Clone)]
 pub enum Fault {
-    /// Refuses Set.
+    /// The target refuses every Set.
     Refuse,
-    /// Before the next Set, another controller with this stamp intervenes.
+    /// Another controller writes the given stamp just before the next Set.
     Overtake(Stamp),
-    /// Answers every Get with these bytes.
+    /// The target answers every Get with the given bytes.
     Answer(Vec<u8>),
-    /// Never answers Get.
+    /// The target never answers a Get.
     Hang,
-    /// Refuses Get of one type of data.
+    /// The target refuses a Get of a single type of data.
     OnlyAll,
-    /// Answers NOT_FOUND for empty paths.
+    /// The target answers NOT_FOUND for empty paths.
     NotFound,
-    /// Refuses a Set with a role, as SONiC's target does.
+    /// The target refuses a Set with a role, as SONiC's target does.
     NoRole,
-    /// Delays Set until the test releases it.
+    /// The target delays each Set until the test releases the Set.
     SlowSet(Arc<Notify>),
 }
 
@@ -48,7 +48,7 @@ struct Inner {
     fault: Option<Fault>,
     master: Stamp,
     sets: u32,
-    /// Number of Sets received, completed or not.
+    /// Number of Sets that the target has received, completed or not.
     asked: u32,
     setting: Arc<Notify>,
 }
@@ -56,7 +56,7 @@ struct Inner {
 #[derive(Clone, Default)]
 struct Double(Arc<Mutex<Inner>>);
 
-/// A running target. Dropping this value stops the target.
+/// Running simulated target. Dropping the [`Target`] stops the simulated target.
 pub struct Target {
     double: Double,
     address: String,
@@ -68,13 +68,13 @@ fn certified() -> rcgen::CertifiedKey<rcgen::KeyPair> {
     rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate")
 }
 
-/// A CA certificate unrelated to the target's.
+/// Returns a CA certificate that did not sign the target's certificate.
 pub fn stranger() -> String {
     certified().cert.pem()
 }
 
 impl Target {
-    /// Starts a target on a free port with its own certificate.
+    /// Starts a target on a free port, with its own certificate.
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let port = listener.local_addr().expect("bound").port();
@@ -90,7 +90,7 @@ impl Target {
         Self { double, address, authority: key.cert.pem(), task }
     }
 
-    /// Returns settings to reach the target.
+    /// Returns the settings with which a driver reaches the target.
     pub fn settings(&self) -> Settings {
         let tls = Tls { authority: self.authority.clone(), name: None, identity: None };
         let login = Some(("admin".to_owned(), "secret".to_owned()));
@@ -117,12 +117,12 @@ impl Target {
         self.double.0.lock().expect("no panic").leaves.clone()
     }
 
-    /// Restarts the target with an empty tree.
+    /// Restarts the simulated target with an empty tree.
     pub fn forget(&self) {
         self.double.0.lock().expect("no panic").leaves.clear();
     }
 
-    /// Waits until a Set is in progress.
+    /// Waits until the target executes a Set.
     pub async fn setting(&self) {
         let setting = self.double.0.lock().expect("no panic").setting.clone();
         setting.notified().await;
@@ -132,7 +132,7 @@ impl Target {
         self.double.0.lock().expect("no panic").asked
     }
 
-    /// Number of completed Sets.
+    /// Returns the number of Sets that the target has completed.
     pub fn sets(&self) -> u32 {
         self.double.0.lock().expect("no panic").sets
     }
@@ -208,7 +208,7 @@ impl GNmi for Double {
         Err(Status::unimplemented("not needed"))
     }
 
-    /// Returns one update per leaf.
+    /// Answers a Get with one update per leaf of the tree.
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         login(&request)?;
         let (leaves, fault) = {

@@ -1,4 +1,4 @@
-//! Helpers shared by several tests.
+//! Contains helpers that several tests share.
 
 pub mod authority;
 pub mod dir;

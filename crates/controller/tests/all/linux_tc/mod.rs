@@ -1,5 +1,5 @@
-//! Tests the driver of Linux switches against the kernel: shares, maps, counters, and changes under
-//! traffic.
+//! Tests the driver of Linux switches against the kernel: bandwidth shares of queues, maps of code
+//! points, counters, and changes under traffic.
 
 mod net;
 
@@ -34,10 +34,11 @@ fn weigh(weights: &[u32]) -> Change {
     Change::Weigh { port: PORT.to_owned(), weights: weights.to_vec() }
 }
 
-/// Maximum number of measurement windows. At least one of them should find the port saturated.
+/// Maximum number of periods in which the test measures the port's rate. The test evaluates the
+/// first window in which the senders saturate the port.
 const WINDOWS_MAX: usize = 10;
 
-/// Tests with traffic run one at a time, because they share the CPU.
+/// Lock that lets tests with traffic run one at a time, because these tests share the CPU.
 static TRAFFIC: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
@@ -46,7 +47,8 @@ async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
     all.into_iter().find(|counters| counters.queue == queue).expect("there")
 }
 
-/// Two tenants, one with IPv4 and one with IPv6, each send more than their share.
+/// Tests a port on which two tenants send, one with IPv4 and one with IPv6. Each tenant sends more
+/// than its queue's share of the port.
 #[tokio::test]
 async fn two_tenants_share_a_full_port_by_weight_and_the_counters_add_up() {
     if !is_root() {

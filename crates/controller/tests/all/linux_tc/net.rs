@@ -1,4 +1,4 @@
-//! Three namespaces in a row, `sender` - `switch` - `sink`, with UDP traffic.
+//! Sets up three network namespaces in a row, `sender` - `switch` - `sink`, with UDP traffic.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -16,19 +16,19 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{setsockopt, sockopt};
 use penstock_testing::patience;
 
-/// The switch's only port, towards the sink.
+/// Name of the switch's only port, which leads to the sink.
 pub const PORT: &str = "v0";
-/// The sink's addresses.
+/// IPv4 and IPv6 address of the sink.
 pub const SINK: [&str; 2] = ["10.2.0.1", "fd02::1"];
-/// Payload of a datagram in bytes.
+/// Size of the payload of each datagram, in bytes.
 pub const PAYLOAD: usize = 1_400;
 
-/// The namespaces of one test. Dropping the value removes them.
+/// Network namespaces of one test. Dropping the [`Net`] removes the network namespaces.
 pub struct Net {
     tag: String,
 }
 
-/// Whether this test can run. Prints a message if it cannot.
+/// Returns true if the test runs as root. If the test does not run as root, records a skip.
 pub fn is_root() -> bool {
     let root = nix::unistd::geteuid().is_root();
     if !root {
@@ -37,7 +37,7 @@ pub fn is_root() -> bool {
     root
 }
 
-/// Runs a command line, which must succeed.
+/// Runs a command line, which must succeed, and returns its output.
 pub fn sh(line: &str) -> String {
     let out = Command::new("sh").args(["-ec", line]).output().expect("sh runs");
     let errors = String::from_utf8_lossy(&out.stderr);
@@ -46,8 +46,8 @@ pub fn sh(line: &str) -> String {
 }
 
 impl Net {
-    /// Sets up links, addresses, bridges and neighbours. Nothing is flooded, so the switch sends
-    /// only the test's frames to the sink.
+    /// Sets up the links, addresses, bridges and neighbours of the namespaces. The bridges flood no
+    /// frames, so the switch sends only the test's frames to the sink.
     pub fn new() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -75,17 +75,17 @@ impl Net {
         net
     }
 
-    /// Name of a namespace.
+    /// Returns the name of the network namespace for `role`.
     pub fn ns(&self, role: &str) -> String {
         format!("{}-{role}", self.tag)
     }
 
-    /// Directory of locks that controllers of this machine share.
+    /// Returns the directory of the locks that all controllers of a machine share.
     pub fn locks(&self) -> PathBuf {
         std::env::temp_dir().join(&self.tag)
     }
 
-    /// Runs `work` in a thread inside a namespace.
+    /// Runs `work` in a thread inside a network namespace.
     pub fn inside<T: Send + 'static>(
         &self,
         role: &str,
@@ -98,7 +98,7 @@ impl Net {
         })
     }
 
-    /// Starts a sender to the sink. It sends until it is stopped.
+    /// Starts to send datagrams to the sink. The sender continues until the caller stops it.
     pub fn send(&self, to: &str, port: u16, dscp: u8, window: Window) -> Flow {
         let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let to = SocketAddr::new(to.parse().expect("address"), port);
@@ -107,7 +107,7 @@ impl Net {
         Flow { stop, sent, thread: Some(thread) }
     }
 
-    /// Listens on these ports, on both addresses.
+    /// Listens on the UDP ports `ports` at both addresses of the sink.
     pub fn sink(&self, ports: &[u16]) -> Sink {
         let all: Vec<SocketAddr> = ports
             .iter()
@@ -136,12 +136,13 @@ impl Drop for Net {
     }
 }
 
-/// How far a sender may be ahead of the receiver.
+/// Rule that says whether a sender waits for the receiver.
 #[derive(Clone)]
 pub enum Window {
-    /// There is no limit.
+    /// The sender does not wait for the receiver.
     Open,
-    /// The sender may be this many datagrams ahead of the count.
+    /// Maximum number of datagrams in transit, and counter of received datagrams. If the maximum is
+    /// in transit, the sender waits.
     Ahead(u64, Arc<AtomicU64>),
 }
 
@@ -169,7 +170,7 @@ fn send(to: SocketAddr, dscp: u8, window: &Window, stop: &AtomicBool, sent: &Ato
     }
 }
 
-/// A sender. Dropping this value stops the sender.
+/// Running sender of datagrams. Dropping the [`Flow`] stops the sender of datagrams.
 pub struct Flow {
     stop: Arc<AtomicBool>,
     sent: Arc<AtomicU64>,
@@ -177,13 +178,13 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// Stops the sender. Returns the number of datagrams sent.
+    /// Stops the sender, and returns the number of datagrams that it has sent.
     pub fn stop(mut self) -> u64 {
         self.join();
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// Number of datagrams sent so far.
+    /// Returns the number of datagrams that the sender has sent so far.
     pub fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -202,18 +203,19 @@ impl Drop for Flow {
     }
 }
 
-/// Received datagrams by port.
+/// Counts received datagrams by UDP port.
 pub struct Sink {
-    /// Two sockets per port: IPv4 and IPv6.
+    /// Two sockets per UDP port, one for IPv4 and one for IPv6.
     sockets: Vec<UdpSocket>,
-    /// Number of datagrams.
+    /// Number of datagrams received on each UDP port.
     pub frames: Vec<u64>,
-    /// Bytes on the wire, including the Ethernet header.
+    /// Number of bytes received on each UDP port, including Ethernet headers.
     pub bytes: Vec<u64>,
 }
 
 impl Sink {
-    /// Waits for datagrams and receives them. Returns false if none arrived in time.
+    /// Waits for datagrams and receives them. Returns false if no datagram arrived within the time
+    /// `wait`.
     pub fn take(&mut self, wait: Duration) -> bool {
         let mut fds: Vec<PollFd<'_>> =
             self.sockets.iter().map(|s| PollFd::new(s.as_fd(), PollFlags::POLLIN)).collect();
@@ -238,7 +240,8 @@ impl Sink {
         true
     }
 
-    /// Receives until this many more bytes have arrived in total. Returns the bytes of each port.
+    /// Receives until `more` further bytes have arrived on all UDP ports together. Returns the
+    /// number of bytes received on each UDP port.
     pub fn take_bytes(&mut self, more: u64) -> Vec<u64> {
         let before = self.bytes.clone();
         let until = before.iter().sum::<u64>() + more;
@@ -248,8 +251,9 @@ impl Sink {
         self.bytes.iter().zip(&before).map(|(after, before)| after - before).collect()
     }
 
-    /// Keeps receiving in a thread. The thread returns the number of datagrams when the requested
-    /// number has arrived, or nothing has arrived for a second.
+    /// Receives datagrams in a thread. The thread ends when the requested number of datagrams has
+    /// arrived, or no datagram has arrived for a second. The thread returns the number of received
+    /// datagrams.
     pub fn count(mut self, arrived: Arc<AtomicU64>) -> (mpsc::Sender<u64>, JoinHandle<u64>) {
         let (tell, told) = mpsc::channel();
         let thread = thread::spawn(move || {

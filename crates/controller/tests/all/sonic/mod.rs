@@ -1,5 +1,5 @@
-//! Tests the driver of SONiC switches with a real redis, and a test double of the programs beside
-//! it.
+//! Tests the driver of SONiC switches with a real redis. A test double replaces SONiC's orchagent,
+//! which reads the configuration from redis.
 
 mod server;
 
@@ -120,7 +120,7 @@ async fn a_static_map_is_told_once_and_only_weights_change() {
     after.retain(|key, _| key.contains("MAP|"));
     assert_eq!(after, before);
     let error = switch.apply(stamp(3), &[map("Ethernet0", 8, 2)]).await.expect_err("fixed");
-    assert!(error.to_string().contains("its map is set once"), "{error}");
+    assert!(error.to_string().contains("map cannot change"), "{error}");
 }
 
 #[tokio::test]
@@ -162,7 +162,7 @@ async fn other_configurations_are_never_changed() {
     let strange: Vec<&String> = new.filter(|key| !ours(key)).collect();
     assert!(strange.is_empty(), "{strange:?}");
 
-    // A port that gets another configuration is left out and is not changed from then on.
+    // The driver leaves out a port that gets another configuration, and changes it no more.
     redis.set("QUEUE|Ethernet4|6", &[("scheduler", "scheduler.0")]).await;
     let before = redis.all().await;
     let is = switch.read_back().await.expect("readable");
@@ -202,7 +202,8 @@ async fn a_switch_that_wants_a_password_gets_it() {
     assert_eq!(with(Some("secret")).read_back().await.expect("readable").ports.len(), 1);
 }
 
-/// Of two simultaneous controllers, the one with the later stamp wins completely.
+/// Tests two controllers that write at the same time. The switch must have only the configuration
+/// of the controller with the later stamp.
 #[tokio::test]
 async fn of_two_controllers_at_once_the_later_prevails() {
     let Some(redis) = Redis::start().await else { return };

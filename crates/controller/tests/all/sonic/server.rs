@@ -1,4 +1,5 @@
-//! A redis for one test, and the programs that run beside it on a switch.
+//! Runs a redis for one test, and a test double of SONiC's orchagent, which reads the configuration
+//! from redis.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -10,16 +11,16 @@ use penstock_controller::southbound::sonic::Endpoint;
 use redis::aio::MultiplexedConnection;
 use tokio_stream::StreamExt;
 
-/// A `redis-server` on a unix socket in its own directory. Dropping this value removes the server
-/// and the directory.
+/// Running `redis-server` on a Unix socket in its own directory. Dropping the [`Redis`] stops the
+/// server and removes its directory.
 pub struct Redis {
     directory: PathBuf,
     server: Child,
 }
 
 impl Redis {
-    /// Starts redis with one configured port. Without redis-server, prints a message and returns
-    /// `None`.
+    /// Starts redis with one configured switch port. If redis-server is not installed, records a
+    /// skip and returns `None`.
     pub async fn start() -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -58,7 +59,7 @@ impl Redis {
         redis::Client::open(url).expect("an address")
     }
 
-    /// A connection to a database.
+    /// Opens a connection to a database of redis.
     pub async fn connect(&self, database: u8) -> MultiplexedConnection {
         self.client(database).get_multiplexed_async_connection().await.expect("it listens")
     }
@@ -70,20 +71,20 @@ impl Redis {
         set.expect("set");
     }
 
-    /// Requires a password from now on.
+    /// Makes redis require a password.
     pub async fn require(&self, password: &str) {
         let mut connection = self.connect(4).await;
         let set = redis::cmd("CONFIG").arg(&["SET", "requirepass", password]).to_owned();
         set.query_async::<()>(&mut connection).await.expect("set");
     }
 
-    /// Fields of a key.
+    /// Returns the fields of a key in a database of redis.
     pub async fn hash(&self, database: u8, key: &str) -> BTreeMap<String, String> {
         let mut connection = self.connect(database).await;
         redis::cmd("HGETALL").arg(key).query_async(&mut connection).await.expect("a hash")
     }
 
-    /// The whole CONFIG_DB.
+    /// Returns all keys and fields of CONFIG_DB.
     pub async fn all(&self) -> BTreeMap<String, BTreeMap<String, String>> {
         let mut connection = self.connect(4).await;
         let keys: Vec<String> =
@@ -96,9 +97,10 @@ impl Redis {
         all
     }
 
-    /// Starts a test double of orchagent. It is notified of each written key of CONFIG_DB, reads
-    /// the key, and sets the counters of queues with a scheduler. It ends at key `DONE` and returns
-    /// the keys in order.
+    /// Starts a test double of SONiC's orchagent, which reads the switch's configuration from
+    /// redis. Redis notifies the test double of each written key of CONFIG_DB. The test double
+    /// reads each written key, and sets the counters of each queue with a scheduler. The test
+    /// double ends when a test writes the key `DONE`, and returns all written keys in order.
     pub async fn switch(&self) -> tokio::task::JoinHandle<Vec<String>> {
         let mut events = self.client(4).get_async_pubsub().await.expect("it listens");
         events.psubscribe("__keyspace@4__:*").await.expect("subscribed");
@@ -129,7 +131,7 @@ impl Redis {
     }
 }
 
-/// Sets a queue's counters: as many packets as its number, each of 100 bytes.
+/// Sets a queue's counters, as if the queue with number N had sent N packets of 100 bytes each.
 async fn count(counters: &mut MultiplexedConnection, queue: &str) {
     let number: u64 = queue.rsplit(':').next().expect("a queue").parse().expect("a number");
     let oid = format!("oid:0x15{:x}", queue.len() as u64 * 1000 + number);

@@ -1,5 +1,6 @@
-//! Two racks of simulated switches and hosts with an auditor. For every code point that a host
-//! marks with, each port of the tenant's tree must have a queue that no other tenant uses.
+//! Simulates two racks of switches and hosts, and audits their state. Hosts mark a tenant's packets
+//! with a code point. Each port of the tenant's tree must map the tenant's code point to a queue
+//! that no other tenant uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,19 +24,19 @@ use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{NodeId, Regular, Tier, Topology};
 use penstock_units::{BitsPerSecond, Nanos};
 
-/// Servers of a rack.
+/// Number of servers in each rack.
 pub const RACK: u32 = 5;
-/// Queues of a port, three of them dedicated.
+/// Number of queues of a port. Tenants share queue 0, and each other queue is for a single tenant.
 pub const QUEUES: u8 = 4;
 
-/// Two racks below one core.
+/// Returns a topology of two racks below one core switch.
 pub fn topology() -> Topology {
     let tier = |fan_out, rate| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(rate) };
     let tiers = vec![tier(RACK, 1_000_000_000), tier(2, 1_000_000_000)];
     Regular { slots: 10, tiers }.build().unwrap()
 }
 
-/// An empty fabric over [`topology`].
+/// Returns a fabric without tenants over [`topology`].
 pub fn fabric(mode: Mode) -> Fabric {
     let settings =
         Settings { queues: QUEUES, hold: 0, drain: Nanos(1_000_000), ..Settings::new(mode) };
@@ -43,7 +44,7 @@ pub fn fabric(mode: Mode) -> Fabric {
     Fabric::new(topology(), 0, policy, settings).unwrap()
 }
 
-/// Hosts that apply plans.
+/// Simulated hosts that apply the controller's plans.
 #[derive(Debug, Default)]
 pub struct FakeHosts {
     pub away: Mutex<BTreeSet<String>>,
@@ -82,13 +83,14 @@ impl Hosts for FakeHosts {
     }
 }
 
-/// Checks the queues that packets meet.
+/// Auditor that checks the queues on the paths of marked packets.
 #[derive(Debug)]
 pub struct Auditor {
     topology: Topology,
     switches: BTreeMap<NodeId, Arc<SimSwitch>>,
     pub audits: Mutex<u64>,
-    /// Violations. A panic would end a task of the crew, not the test.
+    /// Violations so far. The auditor collects violations, because a panic would end only a task of
+    /// the controller and not the test.
     wrong: Mutex<Vec<String>>,
 }
 
@@ -97,8 +99,8 @@ impl Auditor {
         self.wrong.lock().unwrap().push(what);
     }
 
-    /// Checks that every marked tenant has one queue on each switch port between its marking hosts,
-    /// and that no other tenant has the same queue.
+    /// Checks that every marked tenant has a queue on each switch port between its marking hosts,
+    /// and that no other tenant has that queue.
     pub fn audit(&self, hosts: &FakeHosts) {
         *self.audits.lock().unwrap() += 1;
         let mut marked: BTreeMap<(String, u8), BTreeSet<NodeId>> = BTreeMap::new();
@@ -112,8 +114,8 @@ impl Auditor {
         for ((tenant, dscp), servers) in &marked {
             for (node, switch) in &self.switches {
                 for (port, state) in &switch.truth().ports {
-                    // The port leads down to some of the hosts. Packets of the other hosts pass
-                    // through it.
+                    // The port leads down to some of the marking hosts. Packets from the other
+                    // hosts pass through the port.
                     let to = self.topology.find(port).unwrap();
                     let beyond = |s: &&NodeId| self.topology.path_up(**s, to).is_some();
                     let beyond = servers.iter().filter(beyond).count();
@@ -138,7 +140,7 @@ impl Auditor {
 
 type Auditing = Arc<Mutex<Option<(Arc<Auditor>, Arc<FakeHosts>)>>>;
 
-/// A switch that is audited after every change.
+/// Simulated switch that the auditor checks after every change.
 #[derive(Debug)]
 struct Audited {
     inner: Arc<SimSwitch>,
@@ -174,7 +176,7 @@ impl SwitchDriver for Audited {
     }
 }
 
-/// The simulated environment of a controller.
+/// Simulated environment of a controller: topology, switches, hosts and auditor.
 #[derive(Debug)]
 pub struct World {
     pub hosts: Arc<FakeHosts>,
@@ -189,7 +191,7 @@ impl World {
         let topology = topology();
         let can = Capabilities {
             queues: QUEUES,
-            // With one queue per switch and tenant, as many classes as queues suffice.
+            // If each tenant has one queue on the whole switch, as many classes as queues suffice.
             classes: if mode == Mode::PerEgressMap { ONE_STEP } else { QUEUES },
             weights: (1, 100),
             remap: true,
@@ -224,7 +226,8 @@ impl World {
         Self { hosts, switches, auditor, audited: Arc::new(Mutex::new(audited)), mode }
     }
 
-    /// The crew of a controller in this world.
+    /// Returns the drivers of the simulated switches and the connection to the simulated hosts, for
+    /// a controller.
     pub fn crew(&self) -> Crew {
         let topology = topology();
         let mut switches = BTreeMap::new();
@@ -244,13 +247,14 @@ impl World {
         Crew::new(switches, hosts, Duration::from_secs(1))
     }
 
-    /// A controller that leads in this world.
+    /// Returns a controller that leads in the simulated fabric, and compares all switches in every
+    /// interval.
     pub async fn leader(&self, store: Arc<dyn Store>, who: &str) -> (Leader, LeaseId) {
         let settings = LeaderSettings { verify_every: 1, ..LeaderSettings::default() };
         self.leader_with(store, who, settings).await
     }
 
-    /// A controller that leads in this world, with these settings.
+    /// Returns a controller that leads in the simulated fabric with the given settings.
     pub async fn leader_with(
         &self,
         store: Arc<dyn Store>,
@@ -268,14 +272,14 @@ impl World {
         self.switches[switch].set_faults(faults);
     }
 
-    /// Returns the code point with which a host marks a tenant. `None` if the host does not have
-    /// the tenant.
+    /// Returns the code point with which a host marks a tenant's packets, or `None` if the host has
+    /// no VM of the tenant.
     pub fn mark(&self, host: &str, tenant: &str) -> Option<u8> {
         let plans = self.hosts.plans.lock().unwrap();
         plans.get(host)?.tenants.iter().find(|t| t.name == tenant).map(|t| t.dscp)
     }
 
-    /// Code points with which hosts mark each tenant.
+    /// Returns the code points with which hosts mark each tenant.
     pub fn marks(&self) -> BTreeMap<String, BTreeSet<u8>> {
         let mut all: BTreeMap<String, BTreeSet<u8>> = BTreeMap::new();
         for plan in self.hosts.plans.lock().unwrap().values() {
@@ -294,12 +298,12 @@ impl Drop for World {
     }
 }
 
-/// A store in a file of its own.
+/// Opens an embedded store in a file below `directory`.
 pub async fn store(directory: &Path) -> Arc<dyn Store> {
     Arc::new(Embedded::open(&directory.join("controller.redb")).await.unwrap())
 }
 
-/// A directory that is removed after the test.
+/// Directory that is removed after the test.
 #[derive(Debug)]
 pub struct Folder(pub std::path::PathBuf);
 
@@ -318,7 +322,8 @@ impl Drop for Folder {
     }
 }
 
-/// A tenant of `vms` VMs, one per server. Ten VMs are divided equally between the racks.
+/// Returns a tenant of `vms` VMs, one per server. A tenant of ten VMs gets five VMs in each of the
+/// two racks.
 pub fn tenant(name: &str, vms: u32, mbit: u64) -> TenantSpec {
     let rate = mbit * 1_000_000;
     TenantSpec {
@@ -329,7 +334,8 @@ pub fn tenant(name: &str, vms: u32, mbit: u64) -> TenantSpec {
     }
 }
 
-/// Usage in which each of these tenants sends and receives this many Mbit/s on each server.
+/// Returns measurements in which each tenant of `rates` sends and receives its rate in Mbit/s on
+/// each of its servers.
 pub fn usage(fabric: &Fabric, rates: &[(&str, u64)]) -> Usage {
     let mut usage = Usage::new();
     for server in fabric.topology().layer(0) {

@@ -1,8 +1,9 @@
-//! Event suppression: which events each side of a packed ring wants to be notified of (virtio 1.2
-//! §2.8.14).
+//! Event suppression of a packed ring: driver and device each state which notifications they want
+//! (virtio 1.2 §2.8.14).
 //!
-//! Each of the two areas has four bytes: a position in the ring with its wrap counter, then flags.
-//! An area is read and written as one word, so that a position is never combined with other flags.
+//! Driver and device each have an event area of four bytes: a ring position with its wrap counter,
+//! then flags. The switch reads and writes an event area as one word, so that the position and the
+//! flags always match.
 
 use core::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -13,7 +14,7 @@ use super::resume::MARKED;
 const ENABLE: u16 = 0;
 const DISABLE: u16 = 1;
 const DESC: u16 = 2;
-/// The two bits of the flags that are not reserved.
+/// The two flag bits of an event area that are not reserved.
 const FLAGS: u16 = 3;
 
 impl PackedRing {
@@ -25,8 +26,9 @@ impl PackedRing {
         unsafe { AtomicU32::from_ptr(area) }
     }
 
-    /// Stops polling: asks the driver to kick, then looks again. True if the ring may stay
-    /// unpolled, because the driver kicks for every chain that it makes available from now on.
+    /// Prepares the ring for a time without polling: requests kicks from the driver, then looks for
+    /// a chain again. Returns true if the worker need not poll the ring, because the driver kicks
+    /// for every new chain.
     pub fn ask_for_kicks(&mut self) -> bool {
         self.wish(ENABLE);
         // The request must be visible before the ring is read again. The driver makes its chain
@@ -39,27 +41,28 @@ impl PackedRing {
         alone
     }
 
-    /// Resumes polling: asks the driver not to kick.
+    /// Requests that the driver does not kick, because the worker polls the ring again.
     pub fn suppress_kicks(&self) {
         self.wish(DISABLE);
     }
 
-    /// Writes the flags. The driver ignores the position with these flags, so the field holds the
-    /// ring's mark.
+    /// Writes `flags` into the device's event area. The driver ignores the position in the event
+    /// area unless the flag `DESC` is set, so the position's field contains the ring's mark.
     fn wish(&self, flags: u16) {
         let wish = u32::from(self.mark) | u32::from(flags) << 16;
         self.area(self.device_event).store(wish, Ordering::Relaxed);
     }
 
-    /// The mark that the previous device of the ring left, or 0.
+    /// The mark that the ring's previous device left in the device's event area. 0 if the previous
+    /// device left no mark.
     pub(super) fn mark_found(&self) -> u16 {
         #[expect(clippy::cast_possible_truncation, reason = "its first field")]
         let found = self.area(self.device_event).load(Ordering::Relaxed) as u16;
         if found == MARKED { MARKED } else { 0 }
     }
 
-    /// Interrupts the driver if it enabled interrupts. Called after `publish` and a full fence.
-    /// Returns the number of interrupts, 0 or 1.
+    /// Interrupts the driver if the driver enabled interrupts. The worker calls `notify` after
+    /// `publish` and a full fence. Returns the number of interrupts sent to the driver, 0 or 1.
     #[inline]
     pub fn notify(&mut self) -> u32 {
         if self.unsignalled == 0 {

@@ -1,4 +1,4 @@
-//! Delivery of frames into the driver's receive buffers.
+//! Delivery of frames into the receive buffers of a packed ring's driver.
 
 use super::super::ring::frames::{count_sent, write_all, write_pieces};
 use super::super::ring::pieces::Piece;
@@ -8,7 +8,7 @@ use super::{PackedRing, Singles};
 use crate::batch::{Batch, CHAIN_MAX};
 use crate::port::TxOutcome;
 
-/// A chain that receives a frame or a part of one.
+/// A descriptor chain that receives a frame or a part of a frame.
 #[derive(Clone, Copy)]
 struct Chain {
     id: u16,
@@ -17,8 +17,9 @@ struct Chain {
 }
 
 impl PackedRing {
-    /// Writes the frames with the indices `frames` into the driver's buffers, in order. They are
-    /// visible after `publish`. Works in passes (datapath rule 12).
+    /// Writes the frames with the indices `frames` into the driver's buffers, in order. The driver
+    /// sees the frames after `publish`. Each pass of the function handles all frames (datapath rule
+    /// 12).
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         if self.log.is_some() {
             return self.give_logged(batch, frames, out);
@@ -26,7 +27,7 @@ impl PackedRing {
         let (mut rest, mut cursor, mut steps) = (frames, 0, SEARCH_MAX);
         let mut singles = self.fetch(rest.len(), F_WRITE, |_| ());
         while let Some((&i, others)) = rest.split_first() {
-            // If no descriptor was consumed, the last result is still valid, and no descriptor is
+            // If no descriptor was consumed, the last fetch is still valid, so no descriptor is
             // read twice.
             if cursor > 0 && cursor >= singles.len && !singles.dry {
                 singles = self.fetch(rest.len(), F_WRITE, |_| ());
@@ -48,8 +49,8 @@ impl PackedRing {
         }
     }
 
-    /// Number of frames, from the start of `frames`, that fit into the buffers from `first` on with
-    /// one buffer per frame.
+    /// Number of frames, from the start of `frames`, that fit into the buffers from number `first`
+    /// on, with one frame per buffer.
     #[inline(always)]
     fn fitting(&self, batch: &Batch, frames: &[u8], pieces: &[Piece], first: usize) -> usize {
         let fits = |(&i, piece): (&u8, &Piece)| {
@@ -59,7 +60,8 @@ impl PackedRing {
         frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
     }
 
-    /// Writes one frame into each buffer from number `first` on. Every frame fits its buffer.
+    /// Writes one frame into each buffer from number `first` on. The caller has checked that every
+    /// frame fits its buffer.
     #[inline(always)]
     fn give_plain(
         &mut self,
@@ -85,8 +87,8 @@ impl PackedRing {
         self.bad_chains = 0;
     }
 
-    /// The general case: chained, indirect or merged buffers. Returns the number of consumed
-    /// descriptors.
+    /// Writes frame `i` into chained, indirect or merged buffers, which is the general case.
+    /// Returns the number of consumed descriptors.
     pub(super) fn give_scattered(
         &mut self,
         batch: &Batch,
@@ -135,15 +137,16 @@ impl PackedRing {
         usize::from(self.held - before)
     }
 
-    /// Counts a frame for which no buffer is available.
+    /// Counts a dropped frame for which the driver made no buffer available.
     #[cold]
     fn refuse_dry(&self, out: &mut TxOutcome) {
         out.ring_full += u32::from(!self.stopped);
         out.down += u32::from(self.stopped);
     }
 
-    /// Counts a frame that would need more buffers than the search examines, because the buffers
-    /// are so small. No real driver has such buffers, so they count like bad chains.
+    /// Counts a dropped frame that would need more buffers than the search examines, because each
+    /// buffer is too small. No real driver has such small buffers, so the buffers count as bad
+    /// chains.
     #[cold]
     fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
         out.too_big += 1;
@@ -151,8 +154,9 @@ impl PackedRing {
         0
     }
 
-    /// Handles a bad receive buffer. If it is the first buffer of a frame, it is returned empty. A
-    /// later one is returned when it becomes the first.
+    /// Counts a bad receive buffer as an error. If the bad buffer is the first buffer of a frame,
+    /// the switch returns the buffer empty. A bad buffer that is not a frame's first buffer is
+    /// returned when it becomes the first buffer of a frame.
     #[cold]
     fn refuse_buffer(&mut self, walked: &Walked, before: usize, out: &mut TxOutcome) -> usize {
         out.error += 1;
@@ -165,7 +169,7 @@ impl PackedRing {
         usize::from(walked.span)
     }
 
-    /// Writes a frame over the pieces of `chains`.
+    /// Writes frame `i` into `pieces`, the guest memory of the receive chains `chains`.
     fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[Chain]) {
         #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
         let buffers = chains.len() as u16;

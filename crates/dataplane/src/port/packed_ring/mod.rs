@@ -1,24 +1,27 @@
 //! The device side of a packed virtqueue (virtio 1.2 §2.8).
 //!
 //! # Problem
-//! An attacker may rewrite every word at every moment, as in a split ring. In a packed ring,
-//! availability is itself a flag in each descriptor, so an attacker may also withdraw an offered
-//! descriptor.
+//! As in a split ring, an attacker in the guest may rewrite every word of a packed ring at any
+//! moment. In a packed ring, a flag in each descriptor says whether the descriptor is available. An
+//! attacker in the guest may therefore make a descriptor available and withdraw the descriptor
+//! later.
 //!
 //! # Approach
-//! Datapath rules 3, 5 to 8 and 12 to 14 apply. One load reads the half of a descriptor with
-//! length, id and flags, and another load reads the address. Only these copies are used. The end of
-//! a chain is found with a count of descriptors. A chain without an end stops the ring, because the
-//! beginning of the next chain is then unknown. A used descriptor is a single store of length, id
-//! and flags. [`PackedRing::publish`] stores the first used descriptor of a burst last. Until then
-//! the driver sees no used descriptor of the burst. An id is only echoed and never used as an
-//! index.
+//! The numbered datapath rules 3, 5 to 8 and 12 to 14 (`docs/internals/datapath-rules.md`) apply to
+//! packed rings. One load reads the half of a descriptor with length, id and flags, and another
+//! load reads the address. The switch uses only the loaded copies of a descriptor. The search for
+//! the end of a chain examines a limited number of descriptors. A chain without an end stops the
+//! ring, because the switch cannot find the beginning of the next chain. The switch writes a used
+//! descriptor with a single store of length, id and flags. [`PackedRing::publish`] stores the first
+//! used descriptor of a burst last. Until the first used descriptor is stored, the driver sees no
+//! used descriptor of the burst. The switch only echoes a descriptor's id and never uses the id as
+//! an index.
 //!
 //! # Order
-//! Everything completes in order. If `IN_ORDER` was negotiated, one used descriptor per burst
-//! returns all chains of the burst (§2.8.9). The used position is always that of the first
-//! descriptor that was not returned.
-#![allow(unsafe_code, reason = "rings and buffers in guest memory; invariants stated per block")]
+//! The switch returns all chains of a packed ring in order. If `IN_ORDER` was negotiated, one used
+//! descriptor per burst returns all chains of the burst (§2.8.9). The used position is always the
+//! position of the first descriptor that was not returned.
+#![allow(unsafe_code, reason = "uses raw guest pointers; each block names its invariant")]
 
 mod events;
 mod give;
@@ -44,7 +47,7 @@ use crate::port::inflight::PackedInflight;
 use crate::port::split_ring::RingAddresses;
 use position::{F_AVAIL, F_USED, Position};
 
-/// A descriptor, read once from guest memory.
+/// Copy of a packed ring's descriptor that was read once from guest memory.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
     guest: u64,
@@ -53,43 +56,45 @@ struct Descriptor {
     flags: u16,
 }
 
-/// The next buffers that consist of one descriptor.
+/// The next buffers of a packed ring, each of which consists of one descriptor.
 struct Singles {
-    /// A null piece marks a descriptor that is not plain and has to be walked.
+    /// A null piece marks a descriptor that is not plain and needs [`PackedRing::walk`].
     pieces: [Piece; BATCH_FRAMES],
     ids: [u16; BATCH_FRAMES],
     len: usize,
-    /// Whether the list ended because no more descriptors are available.
+    /// True if the list of buffers is short because the driver made no more descriptors available.
     dry: bool,
 }
 
 /// Host addresses of the ring, the driver's event area and the device's event area.
 type Parts = (*mut u64, *mut u32, *mut u32);
 
-/// The device side of one packed ring.
+/// The device side of one packed virtqueue, with the switch's positions in the ring.
 pub struct PackedRing {
     ring: *mut u64,
     driver_event: *mut u32,
     device_event: *mut u32,
     size: u16,
-    /// The next available descriptor to look at.
+    /// Position of the next descriptor that the switch examines for available chains.
     next: Position,
-    /// Position of the next used descriptor.
+    /// Position of the next used descriptor that the switch writes.
     used: Position,
-    /// Descriptors that were taken and not yet published as used.
+    /// Number of descriptors that the switch took and has not yet published as used.
     held: u16,
-    /// Number of held descriptors that were returned.
+    /// Number of descriptors in `held` that the switch has already written back, but not yet
+    /// published.
     returned: u16,
-    /// The first used descriptor that is not published: its index, and its length, id and flags.
+    /// The first used descriptor of the burst that is not yet published: the index, and the word
+    /// with length, id and flags.
     first: Option<(u16, u64)>,
-    /// Descriptors published since the driver's event area was last read.
+    /// Number of descriptors that the switch published since it last read the driver's event area.
     unsignalled: u32,
     header: usize,
     event_idx: bool,
     in_order: bool,
     mergeable: bool,
     stopped: bool,
-    /// [`resume::MARKED`] in a ring that is marked for a successor, else 0.
+    /// Equals [`resume::MARKED`] if the ring has marks for the next switch, otherwise 0.
     mark: u16,
     bad_chains: u32,
     hint: usize,
@@ -103,7 +108,7 @@ pub struct PackedRing {
 }
 
 // SAFETY: the pointers lead into `memory`, which lives as long as the ring, and exactly one thread
-// holds the ring at any time. WHY: control threads build rings, and a worker runs them.
+// has the ring at any time. WHY: control threads build rings, and a worker runs them.
 unsafe impl Send for PackedRing {}
 
 impl core::fmt::Debug for PackedRing {
@@ -118,10 +123,10 @@ impl core::fmt::Debug for PackedRing {
 }
 
 impl PackedRing {
-    /// Checks the addresses and continues the ring at the position `spec.base`.
+    /// Checks the ring's addresses and continues the ring at the position `spec.base`.
     ///
     /// # Errors
-    /// [`RingError`] if the size, the position or an address is invalid.
+    /// Returns a [`RingError`] if the ring's size, position or an address is invalid.
     pub fn new(spec: RingSpec, memory: Arc<GuestMemory>) -> Result<Self, RingError> {
         let size = position::checked_size(spec.size)?;
         let RingSpec { descriptors, available, used, .. } = spec;
@@ -160,7 +165,8 @@ impl PackedRing {
         Ok(ring)
     }
 
-    /// Host addresses of the ring and its two event areas, each checked over its whole length.
+    /// Host addresses of the ring and its two event areas. The function checks the whole range of
+    /// the ring and of each event area.
     fn locate(memory: &GuestMemory, ring: RingAddresses, size: u16) -> Result<Parts, RingError> {
         let at = |what, user, len, align| {
             memory.translate_user(user, len, align).ok_or(RingError::Address(what, user))
@@ -171,25 +177,26 @@ impl PackedRing {
         Ok((descriptors.cast(), driver_event.cast(), device_event.cast()))
     }
 
-    /// Position of the ring, encoded as [`RingSpec::base`].
+    /// Position of the ring for the front end, encoded like [`RingSpec::base`].
     #[must_use]
     pub fn base(&self) -> u32 {
         u32::from(self.next.to_base()) | u32::from(self.used.to_base()) << 16
     }
 
-    /// Number of entries.
+    /// Number of entries of the packed ring.
     #[must_use]
     pub const fn size(&self) -> u16 {
         self.size
     }
 
-    /// Whether the ring was stopped because the driver broke the rules too often.
+    /// Whether the switch stopped the ring because the driver broke the virtio rules too often.
     #[must_use]
     pub const fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// One half of a descriptor: 0 is the address; 1 is length, id and flags.
+    /// One of the two 64-bit halves of the descriptor at `index`. Half 0 is the descriptor's
+    /// address, and half 1 is length, id and flags.
     #[inline(always)]
     fn half(&self, index: u16, half: usize) -> &AtomicU64 {
         debug_assert!(index < self.size && half < 2);
@@ -200,7 +207,8 @@ impl PackedRing {
         unsafe { AtomicU64::from_ptr(self.ring.add(2 * usize::from(index) + half)) }
     }
 
-    /// Reads the descriptor at `at` once; `None` if it is not available.
+    /// Reads the descriptor at position `at` once. Returns `None` if the driver has not made the
+    /// descriptor available.
     #[inline(always)]
     fn read(&self, at: Position) -> Option<Descriptor> {
         let word = self.half(at.index, 1).load(Ordering::Acquire);
@@ -212,7 +220,7 @@ impl PackedRing {
         Some(Descriptor { guest: self.half(at.index, 0).load(Ordering::Relaxed), len, id, flags })
     }
 
-    /// Whether the driver has made a chain available that the ring has not examined.
+    /// Whether the driver has made a chain available that the switch has not examined.
     #[inline]
     #[must_use]
     pub fn has_waiting(&self) -> bool {
@@ -234,7 +242,8 @@ impl PackedRing {
     }
 
     /// Reads up to `want` buffers of one descriptor each, and translates and prefetches the plain
-    /// ones. Stops at a chain or at the end of the available descriptors. Consumes no descriptor.
+    /// buffers. `fetch` ends at a chain of several descriptors or at the end of the available
+    /// descriptors. `fetch` does not advance the position of the ring.
     #[inline(always)]
     fn fetch(&mut self, want: usize, wanted: u16, prefetch: impl Fn(*mut u8)) -> Singles {
         let mut singles = Singles {
@@ -270,7 +279,7 @@ impl PackedRing {
         singles
     }
 
-    /// Counts `span` descriptors as consumed.
+    /// Counts the next `span` descriptors of the ring as consumed.
     #[inline(always)]
     fn consume(&mut self, span: u16) {
         self.next.advance(span, self.size);
@@ -293,8 +302,8 @@ impl PackedRing {
         }
     }
 
-    /// Takes the fetched buffers while they are still available and `batch` has room. Returns false
-    /// if no more buffers can be taken.
+    /// Takes frames from the fetched buffers while the buffers are still available and `batch` has
+    /// room. Returns false if the switch cannot take more buffers.
     #[inline]
     fn take_singles(&mut self, batch: &mut Batch, singles: &Singles) -> bool {
         for (piece, id) in singles.pieces.iter().zip(singles.ids).take(singles.len) {
@@ -306,8 +315,8 @@ impl PackedRing {
                     return false;
                 }
                 if self.spans[self.taken - 1] != 1 {
-                    // The driver has turned the descriptor into a chain meanwhile, so the following
-                    // ones were not fetched.
+                    // The driver has since turned this descriptor into a chain, so the fetched copy
+                    // is out of date.
                     return true;
                 }
                 continue;
@@ -320,8 +329,8 @@ impl PackedRing {
         true
     }
 
-    /// Takes a frame from any valid chain. Returns false if there is no chain or the ring is
-    /// stopped.
+    /// Takes a frame from the next chain, which may have several descriptors. Returns false if
+    /// there is no chain or the ring is stopped.
     fn take_chain(&mut self, batch: &mut Batch) -> bool {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         let limit = self.size - self.held;
@@ -337,7 +346,7 @@ impl PackedRing {
         true
     }
 
-    /// Records a chain for [`Self::complete_taken`].
+    /// Records a taken chain, so that [`Self::complete_taken`] returns the chain.
     #[inline(always)]
     fn took(&mut self, id: u16, span: u16, taken: Result<(), BadChain>, batch: &mut Batch) {
         self.consume(span);
@@ -352,12 +361,13 @@ impl PackedRing {
         }
     }
 
-    /// Returns the chains of the last [`Self::take`] to the driver. Visible after `publish`.
+    /// Returns the chains of the last [`Self::take`] to the driver. The driver sees the returned
+    /// chains after `publish`.
     #[inline]
     pub fn complete_taken(&mut self) {
         let taken = core::mem::take(&mut self.taken);
         if taken > 0 && self.in_order {
-            // §2.8.9: one used descriptor with the last id returns all.
+            // §2.8.9: one used descriptor with the id of the last chain returns all chains.
             let span = self.spans[..taken].iter().sum();
             self.push_used(self.ids[taken - 1], 0, span);
             return;
@@ -367,7 +377,8 @@ impl PackedRing {
         }
     }
 
-    /// Returns a chain of `span` descriptors with `len` written bytes.
+    /// Returns a chain of `span` descriptors to the driver. `len` is the number of bytes that the
+    /// switch wrote into the chain.
     #[inline(always)]
     fn push_used(&mut self, id: u16, len: u32, span: u16) {
         if span > 1 {

@@ -1,4 +1,5 @@
-//! Positions in a packed ring, with their wrap counters (virtio 1.2 §2.8.1).
+//! Positions in a packed ring. A position consists of an index and a wrap counter (virtio 1.2
+//! §2.8.1).
 
 use super::super::ring::{RING_SIZE_MAX, RingError};
 
@@ -6,36 +7,40 @@ pub(super) const F_AVAIL: u16 = 1 << 7;
 pub(super) const F_USED: u16 = 1 << 15;
 const WRAP: u16 = 1 << 15;
 
-/// An index in the ring and the state of the wrap counter there.
+/// A position in a packed ring: an index, and the state of the wrap counter at that index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Position {
-    /// Always below the ring's size.
+    /// Index of the descriptor, always below the ring's size.
     pub(super) index: u16,
-    /// The `AVAIL` and `USED` bits of a descriptor that is available here: `AVAIL` has the value of
-    /// the wrap counter, `USED` its inverse.
+    /// The `AVAIL` and `USED` bits of a descriptor that is available at this position. In an
+    /// available descriptor, `AVAIL` equals the driver's wrap counter, and `USED` is the inverse.
     pub(super) ready: u16,
 }
 
 impl Position {
-    /// Decodes an index and, in bit 15, the wrap counter; `None` if the index is beyond the ring.
+    /// Decodes a position: the index from bits 0 to 14, and the wrap counter from bit 15. `None` if
+    /// the index is beyond the ring.
     pub(super) const fn from_base(half: u16, size: u16) -> Option<Self> {
         let ready = if half & WRAP == 0 { F_USED } else { F_AVAIL };
         let index = half & !WRAP;
         if index < size { Some(Self { index, ready }) } else { None }
     }
 
-    /// The inverse of [`Self::from_base`].
+    /// Encodes the ring position as 16 bits, as vhost-user does: index and wrap counter. `to_base`
+    /// is the inverse of [`Self::from_base`].
     pub(super) const fn to_base(self) -> u16 {
         self.index | if self.ready == F_AVAIL { WRAP } else { 0 }
     }
 
-    /// Flags of a descriptor that is used here: both bits have the value of the wrap counter.
+    /// The `AVAIL` and `USED` bits of a used descriptor at this ring position. The `AVAIL` and
+    /// `USED` bits of a used descriptor both equal the wrap counter.
     #[inline(always)]
     pub(super) const fn used_flags(self) -> u16 {
         if self.ready == F_AVAIL { F_AVAIL | F_USED } else { 0 }
     }
 
-    /// Moves the position `by` descriptors forward, at most one round.
+    /// Moves the position `by` descriptors forward. The number
+    /// `by` must not exceed the ring size `size`.
     #[inline(always)]
     pub(super) const fn advance(&mut self, by: u16, size: u16) {
         let index = self.index as u32 + by as u32;
@@ -49,7 +54,8 @@ impl Position {
         }
     }
 
-    /// The position `by` descriptors back, at most one round.
+    /// Returns the position `by` descriptors before this position. The number `by` must not exceed
+    /// the number of descriptors in the ring.
     pub(super) const fn back(self, by: u16, size: u16) -> Self {
         if by <= self.index {
             return Self { index: self.index - by, ready: self.ready };
@@ -59,21 +65,24 @@ impl Position {
         Self { index, ready: self.ready ^ (F_AVAIL | F_USED) }
     }
 
-    /// Number of the position within the two rounds after which everything repeats.
+    /// Number of the ring position, counted over two rounds of the ring. The index and the wrap
+    /// counter have the same values again after two rounds.
     pub(super) const fn of_two_rounds(self, size: u16) -> u32 {
         self.index as u32 + if self.ready == F_AVAIL { 0 } else { size as u32 }
     }
 }
 
-/// Number of descriptors from `event` to `to`, modulo two rounds. `event` is an unchecked index and
-/// wrap counter as a driver writes them.
+/// Returns the number of descriptors from position `event` to position `to`, below twice the ring
+/// size. `event` is an index and a wrap counter that the driver wrote. The index in `event` may be
+/// any value.
 pub(super) fn distance(event: u16, to: Position, size: u16) -> u32 {
     let rounds = 2 * u32::from(size);
     let event = u32::from(event & !WRAP) + if event & WRAP == 0 { u32::from(size) } else { 0 };
     (to.of_two_rounds(size) + rounds - event % rounds) % rounds
 }
 
-/// Checks a packed ring's size, which need not be a power of two (virtio 1.2 §2.8.10.1).
+/// Checks the number of entries of a packed ring, which need not be a power of two (virtio 1.2
+/// §2.8.10.1).
 pub(super) fn checked_size(size: u32) -> Result<u16, RingError> {
     match u16::try_from(size) {
         Ok(entries) if (1..=RING_SIZE_MAX).contains(&size) => Ok(entries),
@@ -81,12 +90,12 @@ pub(super) fn checked_size(size: u32) -> Result<u16, RingError> {
     }
 }
 
-/// Start position of a ring whose base is `base`.
+/// Start position of a packed ring for which the front end gave the base `base`.
 ///
-/// The descriptors between the used and the available position were taken by the previous device
-/// and not returned. The ring takes them again, so it starts at the used position. An upper half of
-/// 0 means that the front end gave no used position: DPDK's driver and the front end of the `vhost`
-/// crate have 16 bits for a base.
+/// The previous device took the descriptors between the used and the available position, but did
+/// not return these descriptors. The ring starts at the used position, so that the switch takes the
+/// descriptors again. If the upper half of a ring's base is 0, the front end gave no used position.
+/// A ring's base has only 16 bits in DPDK's driver and in the front end of the `vhost` crate.
 pub(super) fn start(base: u32, size: u16) -> Result<Position, RingError> {
     #[expect(clippy::cast_possible_truncation, reason = "its two halves")]
     let (low, high) = (base as u16, (base >> 16) as u16);
@@ -134,8 +143,8 @@ mod tests {
         }
         assert_eq!(start(0x8008, 8), Err(RingError::Base(0x8008)));
         let at = |half| Position::from_base(half, 8).unwrap();
-        // Three descriptors were taken and not returned. In one case they lie across the ring's
-        // end.
+        // Three descriptors were taken and not returned. In one of the cases they lie across the
+        // ring's end.
         assert_eq!(start(0x8002_8005, 8), Ok(at(0x8002)));
         assert_eq!(start(0x8006_0001, 8), Ok(at(0x8006)));
         // The front end gave no upper half.

@@ -1,29 +1,35 @@
-//! Finds the position of a packed ring from the ring itself.
+//! Derives the position of a packed ring from the content of the ring's descriptors.
 //!
 //! # Problem
 //! A packed ring keeps no index in the guest's memory, and QEMU's network device requests no
-//! inflight region. If QEMU loses its switch, it gives the next switch the same position as the
-//! last one, usually the ring's start. A ring that continues at that position never moves again.
+//! inflight region. If QEMU loses its switch, QEMU gives the next switch the position that it gave
+//! the last switch, usually the ring's start. A ring that continues at an outdated position never
+//! carries frames again.
 //!
 //! # Approach
-//! Only the driver changes the `AVAIL` bits, so they give the driver's position. The search goes
-//! back from there to the last used descriptor, and the ring continues behind it. A buffer of
-//! several descriptors gets one used descriptor, in its first place (virtio 1.2 §2.8.6); the
-//! buffer's other places still look available. For this reason the switch also marks the last place
-//! of such a buffer as used, with `NEXT`, the buffer's id and its number of places. No driver reads
-//! that place, since each driver counts its buffers' descriptors itself. If a ring is marked from
-//! its start, the device's event area says so, in the field that drivers ignore without `DESC`
-//! (§2.8.14).
+//! Only the driver changes the `AVAIL` bits, so the `AVAIL` bits give the driver's position. The
+//! search goes back from the driver's position to the last used descriptor, and the ring continues
+//! after that descriptor. A buffer of several descriptors gets one used descriptor, in the buffer's
+//! first place (virtio 1.2 §2.8.6). The other descriptors of a used buffer still look available.
+//! For this reason, the switch also marks the last descriptor of a buffer with several descriptors
+//! as used. The used mark in a buffer's last descriptor has the flag `NEXT`, the buffer's id and
+//! its number of descriptors. No driver reads the last descriptor of a used buffer, because drivers
+//! remember how many descriptors each buffer has. If the switch has marked used buffers since the
+//! ring's start, a field of the device's event area contains [`MARKED`]. Drivers ignore this field
+//! of the event area without the flag `DESC` (§2.8.14).
 //!
 //! # Bursts that were not made visible
-//! The first descriptor of a burst is written last. If the switch dies before this write, the other
-//! descriptors are used already, and the driver's content in them is lost. The next switch makes
-//! such a burst visible. Its first buffer is returned with length 0, and drivers drop such buffers.
+//! The switch writes the first descriptor of a burst last. If the switch dies before it writes the
+//! first descriptor, the driver's content of the burst's other descriptors is already lost. The
+//! next switch makes a burst that was not finished visible to the driver. The next switch returns
+//! the burst's first buffer with length 0, and drivers drop buffers of length 0.
 //!
 //! # Trust
-//! The ring may contain any values. Each word is read once, into a copy. The search ends after one
-//! round, and a word is replaced only if it still has the value that was read. A ring is refused if
-//! its position is uncertain, for example if another switch stopped in the middle of the ring.
+//! A guest may write any values into a packed ring. The switch reads each word of the ring once,
+//! into a copy. The search for the last used descriptor ends after one round of the ring. The
+//! switch replaces a word of the ring only if the word still has the value that was read. The
+//! switch refuses a ring if the ring's position is uncertain, for example if another switch stopped
+//! in the middle of the ring.
 
 use core::sync::atomic::Ordering;
 
@@ -31,30 +37,34 @@ use super::super::ring::{F_NEXT, RingError};
 use super::PackedRing;
 use super::position::{F_AVAIL, F_USED, Position, distance};
 
-/// Value in the device's event area that says that the ring is marked from its start.
+/// Value in the device's event area which means that the switch has marked used buffers since the
+/// ring's start.
 pub(super) const MARKED: u16 = 0x5073;
-/// Number of times that a ring is read again if its driver writes to it meanwhile.
+/// Maximum number of attempts to read a ring while the driver writes to the ring.
 const READS: u32 = 16;
 const START: Position = Position { index: 0, ready: F_AVAIL };
 
-/// Position of a ring, derived from a copy of it.
+/// Position of a packed ring, derived from a copy of the ring.
 #[derive(Debug, PartialEq, Eq)]
 struct Standing {
     used: Position,
-    /// First places of used buffers that were not made visible, the last one first, with the words
-    /// that make them visible.
+    /// Used buffers that the last switch did not make visible: each buffer's first position, and
+    /// the word that makes the buffer visible. The list `hidden` begins with the last buffer of the
+    /// burst.
     hidden: Vec<(u16, u64)>,
 }
 
 impl PackedRing {
-    /// Continues the ring at its real position, whatever base the front end gave. Only for rings
-    /// that no worker has yet and whose position no inflight region records.
+    /// Continues the ring at its real position, and ignores the base that the front end gave. The
+    /// ring must not belong to a worker yet, and must have no inflight region that records the
+    /// position.
     ///
     /// # Errors
-    /// [`RingError::Lost`] if the position is uncertain. The ring is then unchanged.
+    /// Returns [`RingError::Lost`] if the ring's position is uncertain. If the function returns an
+    /// error, the ring is unchanged.
     pub fn resume(&mut self) -> Result<(), RingError> {
         if self.mark == 0 && self.used != START {
-            // Another switch ran the ring. Its front end gives the position, which may be wrong.
+            // Another switch ran the ring. The front end gives the position, which may be wrong.
             return if is_possible(&self.copy(), self.used) {
                 Ok(())
             } else {
@@ -87,9 +97,9 @@ impl PackedRing {
         Err(RingError::Lost)
     }
 
-    /// Copies the second half of each descriptor, from the last to the first. If the copy contains
-    /// a descriptor that the driver added meanwhile, it thus also contains all descriptors that
-    /// were added earlier.
+    /// Copies the second half of each descriptor, from the last descriptor to the first. The driver
+    /// may add descriptors during the copying. Because the copying ends at the first descriptor, a
+    /// copy with a new descriptor also contains all earlier descriptors.
     fn copy(&self) -> Vec<u64> {
         let read = |index| self.half(index, 1).load(Ordering::Acquire);
         let mut words: Vec<u64> = (0..self.size).rev().map(read).collect();
@@ -97,7 +107,8 @@ impl PackedRing {
         words
     }
 
-    /// Marks the last of the `span` places of a returned buffer, before the first place is written.
+    /// Marks the last descriptor of a returned buffer of `span` descriptors as used. The caller
+    /// must mark a buffer's last descriptor before the buffer's first descriptor is written.
     pub(super) fn mark_last(&self, id: u16, span: u16) {
         if self.mark != 0 {
             let mut last = self.used;
@@ -116,8 +127,8 @@ const fn word(flags: u16, id: u16, len: u32) -> u64 {
     len as u64 | (id as u64) << 32 | (flags as u64) << 48
 }
 
-/// The position at which the driver makes the next descriptor available. `None` if the copy is
-/// inconsistent, as when the driver was writing a chain.
+/// The position at which the driver makes the next descriptor available. `None` if the copy of the
+/// ring is inconsistent, for example because the driver was writing a chain.
 fn driver_position(words: &[u64]) -> Option<Position> {
     let wrap = |word: &u64| flags(*word) & F_AVAIL;
     let first = wrap(words.first()?);
@@ -131,8 +142,9 @@ fn driver_position(words: &[u64]) -> Option<Position> {
     Some(at)
 }
 
-/// Whether a ring may be at position `used`: all descriptors from there to the driver's position
-/// must be available. Also true for an inconsistent copy, because the front end did not cause it.
+/// Whether a ring may be at position `used`. All descriptors from `used` to the driver's position
+/// must be available. `is_possible` also returns true for an inconsistent copy of the ring, because
+/// the driver causes the inconsistency, and not the front end.
 fn is_possible(words: &[u64], used: Position) -> bool {
     let (Some(driver), Ok(size)) = (driver_position(words), u16::try_from(words.len())) else {
         return true;
@@ -147,7 +159,7 @@ fn is_possible(words: &[u64], used: Position) -> bool {
         })
 }
 
-/// Derives the position from a copy of a marked ring; the module's documentation has the method.
+/// Derives a ring's position from a copy of a ring with marked used buffers.
 fn find(words: &[u64]) -> Option<Standing> {
     let size = u16::try_from(words.len()).ok()?;
     let read = |at: Position| words[usize::from(at.index)];
@@ -223,7 +235,7 @@ mod tests {
         let hidden = |words: &[u64]| find(words).unwrap().hidden;
         // The first of three buffers is missing. All buffers before it were visible.
         assert_eq!(hidden(&words(&[W, F_AVAIL, W, W, F_AVAIL, 0])), [(1, word(W, 1, 0))]);
-        // The same with chains of two and three places, and their marks.
+        // The same case with chains of two and three places, and with their marks.
         let mut chains = words(&[W, F_AVAIL, W | F_NEXT, F_AVAIL, F_AVAIL, W | F_NEXT, F_AVAIL, 0]);
         chains[2] = word(W | F_NEXT, 40, 2);
         chains[5] = word(W | F_NEXT, 41, 3);

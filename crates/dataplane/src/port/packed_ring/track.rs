@@ -1,15 +1,16 @@
-//! A packed ring that records its position for its successor, and continues where a predecessor
-//! stopped.
+//! Records the position of a packed ring in an inflight region, and continues a ring where a
+//! previous switch stopped.
 //!
 //! # Problem
-//! A used descriptor is one store, but a burst consists of many stores, and the store of its first
-//! descriptor makes all of them visible. If the switch is killed in between, some descriptors are
-//! overwritten without the driver's knowledge.
+//! The switch writes a used descriptor with one store, but a burst consists of many stores. The
+//! store of the burst's first descriptor comes last and makes the burst visible to the driver. If
+//! the switch is killed before the last store, it has overwritten some descriptors without the
+//! driver's knowledge.
 //!
 //! # Approach
-//! A burst either became visible or never did ([`crate::port::inflight`]). The driver continues
-//! while the switch is dead. If the burst's first descriptor is no longer available in its round,
-//! the burst was visible.
+//! A burst either became visible as a whole or never became visible ([`crate::port::inflight`]).
+//! The driver continues to run while the switch is dead. If a burst's first descriptor is no longer
+//! available in its round of the ring, the driver could see the burst.
 
 use core::sync::atomic::Ordering;
 
@@ -18,11 +19,14 @@ use super::position::{F_AVAIL, F_USED, Position};
 use crate::port::inflight::PackedInflight;
 
 impl PackedRing {
-    /// Records the ring's position in `inflight` from now on. `stood` is the result of
-    /// [`PackedInflight::positions`] and is `Some` only at the ring's first start since the region
-    /// was passed. In that case the ring continues at that position, whatever base the front end
-    /// gave. The caller reads the positions once for all uses, because the front end may change
-    /// them at any time. Only for rings that no worker has yet.
+    /// Records the ring's position in `inflight` from now on. The caller must call
+    /// this function before a worker gets the ring.
+    ///
+    /// At the ring's first start after the front end passed the inflight region, the argument
+    /// `stood` is the result of [`PackedInflight::positions`]. When the ring starts again later,
+    /// the argument `stood` is `None`. If the argument `stood` is `Some`, the ring continues at one
+    /// of the two recorded positions, and ignores the base that the front end gave. The caller
+    /// reads the positions only once, because the front end may change the positions at any time.
     pub fn track(&mut self, inflight: PackedInflight, stood: Option<(u16, u16)>) {
         if let Some((old, used)) = stood {
             let was_shown = Position::from_base(old, self.size).is_some_and(|first| {
@@ -43,8 +47,8 @@ impl PackedRing {
         self.suppress_kicks();
     }
 
-    /// Restores overwritten descriptors beyond the ring's position. Their burst was never made
-    /// visible to the driver.
+    /// Restores overwritten descriptors after the ring's position. The overwritten descriptors
+    /// belong to a burst that the driver never saw.
     fn put_back(&self, inflight: &PackedInflight) {
         let mut at = self.used;
         for _ in 0..self.size {
@@ -58,7 +62,8 @@ impl PackedRing {
         }
     }
 
-    /// Saves the descriptor at the used position before it is overwritten.
+    /// Saves the descriptor at the used position in the inflight region. The caller must save the
+    /// descriptor before the switch overwrites it.
     #[cold]
     pub(super) fn save_overwritten(&self) {
         if let Some(inflight) = &self.inflight {
@@ -67,7 +72,8 @@ impl PackedRing {
         }
     }
 
-    /// Makes a burst visible, between the two stores that record its effect on the position.
+    /// Makes a burst visible to the driver. The ring's position is recorded in the inflight region
+    /// before and after the store that makes the burst visible.
     #[cold]
     pub(super) fn publish_tracked(&self, index: u16, word: u64) {
         let Some(inflight) = &self.inflight else { return };

@@ -6,24 +6,26 @@ use super::position::Position;
 use super::{Descriptor, PackedRing};
 use crate::batch::CHAIN_MAX;
 
-/// Result of walking a chain.
+/// Result of a walk along a descriptor chain.
 pub(super) struct Walked {
-    /// The driver's id of the chain.
+    /// Buffer id that the driver gave the chain.
     pub(super) id: u16,
-    /// Number of descriptors of the ring that the chain occupies.
+    /// Number of descriptors in the ring that the chain occupies.
     pub(super) span: u16,
-    /// Number of pieces of host memory, if the chain is valid.
+    /// Number of pieces of host memory in the chain's buffers, or [`BadChain`] for an invalid
+    /// chain.
     pub(super) pieces: Result<usize, BadChain>,
 }
 
 impl PackedRing {
-    /// Walks the chain at `from` into pieces of host memory. `wanted` is the write flag that each
-    /// descriptor must have. `limit` is the maximum number of descriptors that the driver can have
-    /// made available from there. `steps` is the number of descriptors that may be examined,
-    /// including those of tables.
+    /// Walks along the chain at position `from` and translates the chain's buffers to pieces of
+    /// host memory. The argument `wanted` is the write flag that each descriptor of the chain must
+    /// have. `limit` is the maximum number of descriptors that the driver can have made available
+    /// from `from` on. `steps` is the number of descriptors that the walk may examine, including
+    /// descriptors of indirect tables.
     ///
-    /// Returns `None` if no descriptor is available, or if the chain has no end, which stops the
-    /// ring.
+    /// Returns `None` if no descriptor is available, or if the chain has no end. A chain without an
+    /// end stops the ring.
     pub(super) fn walk(
         &mut self,
         from: Position,
@@ -54,7 +56,8 @@ impl PackedRing {
             at.advance(1, self.size);
             match self.read(at) {
                 Some(next) => d = next,
-                // §2.8.6: the head becomes available last, so the rest should have been available.
+                // §2.8.6: the driver makes the head available last, so an honest driver's chain is
+                // complete here.
                 None => break,
             }
         }
@@ -62,7 +65,7 @@ impl PackedRing {
         None
     }
 
-    /// Appends the buffer of descriptor `d` to the first `count` pieces.
+    /// Appends the buffer of descriptor `d` to the first `count` entries of `pieces`.
     fn add(
         &mut self,
         d: Descriptor,
@@ -87,8 +90,8 @@ impl PackedRing {
         add_pieces(&self.memory, d.guest, d.len, pieces, count)
     }
 
-    /// Appends the descriptors of a table, all of them in order, regardless of their `NEXT` flags
-    /// (§2.8.7).
+    /// Appends the buffers of all descriptors of an indirect table in order, and ignores the `NEXT`
+    /// flags (§2.8.7).
     fn add_table(
         &mut self,
         d: Descriptor,

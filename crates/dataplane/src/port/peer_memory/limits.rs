@@ -1,17 +1,19 @@
-//! Limits on the mapped memory of peers: for one port, and for all ports of the daemon.
+//! Limits on the memory of peers that the switch maps, for each port and for all ports of the
+//! daemon.
 //!
 //! # Problem
-//! A file may claim any size without having pages, and addresses are finite. One port that maps 100
-//! TiB leaves no addresses for the others.
+//! A peer's file may have any size without having pages, and a process has a limited number of
+//! addresses. One port that maps 100 TiB leaves no addresses for the other ports.
 //!
 //! # Approach
-//! A [`Charge`] counts a mapping from before it is made until after it is undone. Every mapping is
-//! thus counted exactly once, however a session ends.
+//! The switch makes a [`Charge`] before it makes the mapping, and drops the charge after it has
+//! removed the mapping. Every mapping is counted exactly once, regardless of how the session ends.
 //!
 //! # Defaults
-//! The guests' memory may exceed the host's. While a driver announces its memory again, the old and
-//! the new map exist at once. Hence a port may map four times the host's memory and all ports
-//! sixteen times, but never more than 64 TiB. This is half of a process's address space.
+//! The memory of all guests may exceed the host's memory. While a driver announces its memory
+//! again, the old and the new map exist at once. By default, a port may map four times the host's
+//! memory, and all ports together may map sixteen times the host's memory. Both default limits are
+//! at most 64 TiB, which is half of a process's address space.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,15 +22,16 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use super::MappingError;
 
-/// Maximum default limit in bytes.
+/// Maximum in bytes of a default limit on mapped memory.
 const DEFAULT_MAX: u64 = 64 << 40;
 
-/// Limits on mapped memory of peers, in bytes.
+/// Limits in bytes on the memory of peers that the switch maps. A memory limit of 0 means the
+/// default limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Limit of each port.
+    /// Limit in bytes on the mapped memory of one port, 0 for the default.
     pub port: u64,
-    /// Limit of all ports together.
+    /// Limit in bytes on the mapped memory of all ports together, 0 for the default.
     pub daemon: u64,
 }
 
@@ -46,12 +49,13 @@ impl Default for MemoryLimits {
     }
 }
 
-/// Limits in bytes; zero means the default.
+/// Limit in bytes on the mapped memory of each port, 0 for the default. `DAEMON_LIMIT` is the limit
+/// on the mapped memory of all ports together.
 static PORT_LIMIT: AtomicU64 = AtomicU64::new(0);
 static DAEMON_LIMIT: AtomicU64 = AtomicU64::new(0);
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 
-/// Sets the limits for mappings from now on. Existing mappings stay.
+/// Sets the memory limits for new mappings. Existing mappings stay.
 pub fn set_memory_limits(limits: MemoryLimits) {
     PORT_LIMIT.store(limits.port, Ordering::Relaxed);
     DAEMON_LIMIT.store(limits.daemon, Ordering::Relaxed);
@@ -69,24 +73,25 @@ fn limits() -> MemoryLimits {
     }
 }
 
-/// Bytes of peers' memory that all ports have mapped now.
+/// Bytes of peers' memory that all ports together have mapped now.
 #[must_use]
 pub fn mapped_bytes() -> u64 {
     MAPPED.load(Ordering::Relaxed)
 }
 
-/// Mapped bytes of one port. Clones share one count.
+/// Count of the bytes that one port has mapped. Clones of a memory account share one count of
+/// mapped bytes.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryAccount(Arc<AtomicU64>);
 
 impl MemoryAccount {
-    /// Bytes that the port has mapped now.
+    /// Bytes of its peer's memory that the port has mapped now.
     #[must_use]
     pub fn mapped(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` for as long as the returned charge lives.
+    /// Counts `bytes` as mapped for as long as the returned charge lives.
     pub(super) fn charge(&self, bytes: u64) -> Result<Charge, MappingError> {
         let MemoryLimits { port, daemon } = limits();
         let key = "memory_per_port_gib";
@@ -114,7 +119,7 @@ fn add(
     }
 }
 
-/// Bytes that count until the value is dropped.
+/// Bytes of mapped memory that count towards the memory limits until the `Charge` is dropped.
 #[derive(Debug)]
 pub(super) struct Charge {
     account: MemoryAccount,
@@ -141,7 +146,7 @@ mod tests {
         let held = account.charge(4096).unwrap();
         for bytes in [port, u64::MAX] {
             let error = account.charge(bytes).unwrap_err().to_string();
-            let limit = format!("{bytes} bytes more than the 4096 that this port has mapped");
+            let limit = format!("mapping {bytes} bytes more than the 4096 bytes of this port");
             assert!(error.contains(&limit) && error.contains("memory_per_port_gib"), "{error}");
         }
         assert_eq!(account.mapped(), 4096);

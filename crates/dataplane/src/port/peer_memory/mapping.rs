@@ -1,4 +1,5 @@
-//! A mapped range of a peer's file. The table of [`super`] lists its properties.
+//! A mapped range of a peer's file. The documentation of [`super`] lists the properties of mappings
+//! in a table.
 #![allow(unsafe_code, reason = "mmap, madvise and munmap")]
 
 use core::ffi::c_void;
@@ -17,74 +18,77 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use super::limits::{Charge, MemoryAccount};
 use super::sigbus::Guard;
 
-/// Bytes of a page that is not a huge page.
+/// Size in bytes of an ordinary page.
 pub(super) const PAGE: u64 = 4096;
 
-/// Reason for which a range of a file is not mapped.
+/// Reason why the switch refuses to map a range of a peer's file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MappingError {
-    /// The range is empty, or its end exceeds 64 bits.
+    /// The range in the file is empty, or its end exceeds 64 bits.
     #[error("{len} bytes at offset {offset:#x} are empty or exceed the address space")]
     Shape {
-        /// Offset in the file, in bytes.
+        /// Offset in bytes of the range in the file.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// The file ends before the range does; an access would raise SIGBUS.
-    #[error("needs {needs} bytes, and the file has {has}")]
+    /// The file ends before the end of the range, so that an access could raise SIGBUS.
+    #[error("the range ends at byte {needs}, but the file has {has} bytes")]
     Short {
-        /// Offset plus length.
+        /// Offset plus length of the range, in bytes.
         needs: u64,
-        /// Size of the file.
+        /// Actual size in bytes of the file that the peer passed.
         has: u64,
     },
-    /// An access could wait for the process that serves the file's file system.
+    /// The file is on a file system that a process may serve, so an access to the file could wait
+    /// for the process.
     #[error(
-        "not in a memfd, tmpfs or hugetlbfs file; use `memory-backend-memfd`, or a file in \
-         /dev/shm or on hugetlbfs"
+        "not in a memfd, tmpfs or hugetlbfs file; for a guest's memory, use \
+         `memory-backend-memfd`, or a file in /dev/shm or on hugetlbfs"
     )]
     Foreign,
-    /// The mapping would exceed a limit.
+    /// The mapping would exceed a limit on mapped memory.
     #[error(
-        "{bytes} bytes more than the {mapped} that {of} has mapped, limit {limit}; raise `{key}` \
-         in [host]"
+        "mapping {bytes} bytes more than the {mapped} bytes of {of} would exceed the limit \
+         {limit}; raise `{key}` in [host]"
     )]
     Limit {
         /// Requested bytes.
         bytes: u64,
-        /// Bytes mapped before.
+        /// Bytes of peers' memory that were mapped before the refused request.
         mapped: u64,
-        /// The limit in bytes.
+        /// Limit on mapped memory in bytes.
         limit: u64,
-        /// Name of the limit's owner: a port or the daemon.
+        /// Names the owner of the limit: one port, or all ports together.
         of: &'static str,
-        /// Configuration key of the limit.
+        /// Configuration key of the exceeded memory limit.
         key: &'static str,
     },
-    /// The list of mappings that are guarded against a shortened file is full.
+    /// The list of guarded mappings is full. The switch guards each mapping against a shortened
+    /// file.
     #[error("too many mappings are guarded already; attach fewer ports to this daemon")]
     Unguarded,
-    /// The kernel refused a call.
+    /// The kernel refused a system call for the mapping.
     #[error("{call}: {source}")]
     Kernel {
-        /// The call that failed.
+        /// Name of the system call that failed.
         call: &'static str,
         source: nix::Error,
     },
 }
 
-/// A mapped range, for as long as this value lives.
+/// A mapped range of a peer's file. Dropping a `Mapping` unmaps the range of the file.
 #[derive(Debug)]
 pub(in crate::port) struct Mapping {
-    /// First byte of the range.
+    /// Address of the first byte of the mapped range.
     at: NonNull<u8>,
-    /// First byte of the pages that hold the range.
+    /// Address of the first page that the mapped range occupies.
     pages: NonNull<c_void>,
     pages_len: usize,
     guard: Option<Guard>,
-    /// This field is dropped last, so that the bytes count until the pages are unmapped.
+    /// The charge is dropped as the last field, so that the bytes count as mapped until the pages
+    /// are unmapped.
     _charge: Charge,
 }
 
@@ -96,7 +100,8 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The guard is removed first, because another mapping may get the address once it is free.
+        // The guard is removed first, because another mapping may get the address as soon as the
+        // address is free.
         self.guard = None;
         // SAFETY: this value owns the mapping, and every holder of a pointer into it held this
         // value.
@@ -106,7 +111,8 @@ impl Drop for Mapping {
 }
 
 impl Mapping {
-    /// Maps `len` bytes of `file` from `offset` on, and counts their pages in `account`.
+    /// Maps `len` bytes of `file` from `offset` on, and counts the bytes of their pages in
+    /// `account`.
     pub(in crate::port) fn new(
         account: &MemoryAccount,
         file: &File,
@@ -155,12 +161,13 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// First byte of the range.
+    /// Address of the first byte of the mapped range.
     pub(in crate::port) const fn at(&self) -> NonNull<u8> {
         self.at
     }
 
-    /// Sets the event that is signalled if the file turns out to be shorter than the range.
+    /// Sets the eventfd that the switch signals if the file turns out to be shorter than the mapped
+    /// range.
     pub(in crate::port) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         if let Some(guard) = &self.guard {
             guard.set_alarm(alarm);
@@ -173,8 +180,8 @@ fn kernel(call: &'static str) -> impl Fn(nix::Error) -> MappingError {
 }
 
 /// Whether the pages of a file are memory, so that a page fault waits for no disk, network or
-/// process. Exactly these files support seals (`fcntl_getseals(2)`: `EINVAL` for all others), and
-/// asking for seals does not involve the file system.
+/// process. Only files with pages in memory support seals. If a file's pages are not in memory,
+/// `F_GET_SEALS` fails with `EINVAL`. The `F_GET_SEALS` call does not involve the file system.
 pub(in crate::port) fn is_memory_file(file: &File) -> bool {
     fcntl(file, FcntlArg::F_GET_SEALS).is_ok()
 }
@@ -184,8 +191,9 @@ fn size_of_file(file: &File) -> Result<u64, MappingError> {
     Ok(u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// Bytes of a page of the file. Mapping and replacement work on whole pages. Only hugetlbfs has
-/// larger pages; `st_blksize` of a tmpfs may be 2 MiB although its pages are small.
+/// Size in bytes of a page of the file. The switch maps and replaces files of a peer in whole
+/// pages. Only hugetlbfs has pages of more than 4,096 bytes. `st_blksize` of a tmpfs may be 2 MiB
+/// although the pages of the tmpfs are small.
 fn page_size(file: &File) -> Result<u64, MappingError> {
     let fs = fstatfs(file).map_err(kernel("fstatfs"))?;
     let huge = (fs.filesystem_type() == HUGETLBFS_MAGIC).then(|| fs.block_size());

@@ -15,7 +15,7 @@ fn file(name: &std::ffi::CStr, len: u64) -> File {
     file
 }
 
-/// Touches a byte as a write of the switch does.
+/// Accesses the byte at address `at` in the same way as a write of the switch.
 fn touch(at: usize) -> u8 {
     // SAFETY: the address lies in a mapping that the caller holds. WHY: it was found in smaps.
     unsafe { AtomicU8::from_ptr(at as *mut u8) }.fetch_add(1, Relaxed)
@@ -39,7 +39,7 @@ fn smaps() -> Vec<(usize, usize, String, String)> {
     found
 }
 
-/// Whether the mapping that contains `at` is excluded from core files.
+/// Whether the mapping that contains address `at` is excluded from core files.
 fn is_left_out(at: usize) -> bool {
     let all = smaps();
     let (.., flags) = all.iter().find(|(from, to, ..)| (*from..*to).contains(&at)).unwrap();
@@ -64,8 +64,14 @@ fn no_memory_of_a_peer_is_in_a_core_file_also_after_it_was_replaced() {
         file.set_len(0x1000).unwrap();
         let gone = at + 0x1000;
         assert_eq!((touch(gone), touch(gone)), (0, 1), "{name}: replaced, and writable");
-        assert!(is_left_out(gone), "{name}: what is in its place");
-        assert!(is_left_out(at), "{name}: the rest of it");
+        assert!(
+            is_left_out(gone),
+            "{name}: a core dump contains the pages that replaced the guest's memory"
+        );
+        assert!(
+            is_left_out(at),
+            "{name}: a core dump has the guest's pages that were not replaced"
+        );
     }
 }
 
@@ -75,9 +81,9 @@ fn only_the_pages_of_the_stretch_are_mapped_and_all_are_given_back() {
     let sparse = file(c"sparse", 4 << 30);
     sparse.write_all_at(&[7, 8], (3 << 30) + 0x1fff).unwrap();
     let far = Mapping::new(&account, &sparse, 3 << 30, 0x1000).unwrap();
-    assert_eq!(account.mapped(), 0x1000, "not the 3 GiB before it");
+    assert_eq!(account.mapped(), 0x1000, "the mapping must not include the file's first 3 GiB");
     let odd = Mapping::new(&account, &sparse, (3 << 30) + 0x1fff, 2).unwrap();
-    assert_eq!(account.mapped(), 0x3000, "two bytes on two pages");
+    assert_eq!(account.mapped(), 0x3000, "the two bytes are on two pages");
     let at = odd.at().as_ptr() as usize;
     assert_eq!((touch(at), touch(at + 1)), (7, 8));
     drop(far);

@@ -1,29 +1,30 @@
 //! Memory that a peer shares with the switch. Only this module maps files of a peer.
 //!
 //! # Problem
-//! A guest's memory, a dirty log and an inflight region are files that another process made. That
-//! process can shorten them, punch holes into them and replace them, and announce any offset and
-//! length.
+//! A guest's memory, a dirty log and an inflight region are files that a peer process made. The
+//! peer can shorten its shared files, punch holes into the files and replace the files. The peer
+//! can also announce any offset and length in a file.
 //!
 //! # Approach
-//! `Mapping` is the only way to map such a file, so each question has one answer:
+//! Only `Mapping` maps files of a peer, so all mappings have the same properties:
 //!
-//! | Question | Answer |
+//! | Property of a mapped file | Value |
 //! |---|---|
-//! | which files | memory only: a page fault waits for no disk, no network and no process |
-//! | size | inside the file; at most the limits of a port and of the daemon (`limits`) |
-//! | what is mapped | the pages of the range, not the file before it |
+//! | accepted files | memory only: a page fault waits for no disk, no network and no process |
+//! | size | inside the file, and within the memory limits of port and daemon (`limits`) |
+//! | mapped pages | only the pages of the range, not the earlier pages of the file |
 //! | page size | huge only on hugetlbfs (`fstatfs`), else 4,096 bytes |
-//! | populated | only hugetlbfs, in the control thread |
+//! | populated at once | only hugetlbfs, in the control thread |
 //! | faults | guarded before first use, with an alarm for the session (`sigbus`) |
-//! | core dumps | excluded, before and after a replacement |
-//! | end | removed from the list, unmapped, returned to the limits, in this order |
+//! | core dumps | exclude the mapping, before and after the SIGBUS handler replaces its pages |
+//! | end | first removed from the list of guarded ranges, then unmapped, then no longer counted |
 //!
 //! [`super::guest_memory`] (guest addresses) and `shared_file` (words) read the content of a
 //! mapping.
 //!
 //! # Cost
-//! Frames cost nothing extra, because both modules keep plain addresses.
+//! A mapping costs nothing per frame, because the modules that use the mapping keep plain
+//! addresses.
 
 mod limits;
 mod mapping;

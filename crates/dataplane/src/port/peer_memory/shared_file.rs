@@ -1,9 +1,11 @@
-//! A range of a file that the other side of a port shares and that is not guest memory: the dirty
-//! log or the inflight region.
+//! A range of a file that a port's peer shares: the dirty log or the inflight region. The module
+//! [`super::super::guest_memory`] maps the memory of guests.
 //!
-//! Datapath rules 8 and 11: offset and length come from the front end and are checked against the
-//! file before use ([`Mapping`]; in CVE-2020-10722 they were not checked). Words are atomics,
-//! because the other side writes them too.
+//! The numbered datapath rules 8 and 11 (`docs/internals/datapath-rules.md`) apply to shared files.
+//! The front end gives offset and length of the range, and the switch checks both numbers against
+//! the file before use ([`Mapping`]). CVE-2020-10722 was possible because the offset and length of
+//! a shared file's range were not checked. The words of the range are atomics, because the peer
+//! also writes these words.
 #![allow(unsafe_code, reason = "atomics in the mapping")]
 
 use core::ptr::NonNull;
@@ -16,38 +18,39 @@ use nix::sys::eventfd::EventFd;
 use super::limits::MemoryAccount;
 use super::mapping::{Mapping, MappingError, PAGE};
 
-/// Reason for which a shared file is refused.
+/// Reason why the switch refuses a file that the front end shares.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SharedFileError {
-    /// The offset is not a multiple of a page, so words would not be aligned.
+    /// The offset in the file is not a multiple of the page size, so that words would not be
+    /// aligned.
     #[error("{what}: offset {offset:#x} is inside a page; use a multiple of {PAGE}")]
     Offset {
-        /// Purpose of the file.
+        /// Purpose of the shared file, for the error message.
         what: &'static str,
-        /// Offset in the file, in bytes.
+        /// Offset in bytes of the range in the file.
         offset: u64,
     },
-    /// The range is longer than any use of such a file needs.
-    #[error("{what}: {len} bytes; at most {limit} are taken")]
+    /// The range is longer than the limit for the purpose of the file.
+    #[error("{what}: {len} bytes; the limit is {limit}")]
     TooLong {
-        /// Purpose of the file.
+        /// Purpose of the shared file, for the error message.
         what: &'static str,
         /// Requested bytes.
         len: u64,
-        /// The limit in bytes.
+        /// Limit in bytes for the purpose of the file.
         limit: u64,
     },
-    /// The file cannot be mapped.
+    /// The switch cannot map the shared file.
     #[error("{what}: {source}")]
     Map {
-        /// Purpose of the file.
+        /// Purpose of the shared file, for the error message.
         what: &'static str,
         source: MappingError,
     },
 }
 
-/// A mapped range of a shared file.
+/// A mapped range of a file that the front end shares.
 #[derive(Debug)]
 pub(in crate::port) struct SharedFile {
     at: NonNull<u8>,
@@ -63,8 +66,8 @@ unsafe impl Send for SharedFile {}
 unsafe impl Sync for SharedFile {}
 
 impl SharedFile {
-    /// Maps `len` bytes of `file` from `offset` on, and counts them in `account`. `what` names the
-    /// file in errors.
+    /// Maps `len` bytes of `file` from `offset` on, and counts the bytes in `account`. `what` is
+    /// the purpose of the file for error messages.
     pub(in crate::port) fn map(
         account: &MemoryAccount,
         what: &'static str,
@@ -84,7 +87,8 @@ impl SharedFile {
         Ok(Self { at: mapping.at(), len: bytes, mapping })
     }
 
-    /// Sets the event that is signalled if the file turns out to be shorter than the range.
+    /// Sets the eventfd that the switch signals if the shared file turns out to be shorter than the
+    /// mapped range.
     pub(in crate::port) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         self.mapping.set_alarm(alarm);
     }
@@ -101,7 +105,7 @@ impl SharedFile {
         Some(unsafe { self.at.as_ptr().add(offset).cast() })
     }
 
-    /// The byte at `offset`; `None` outside of the mapping.
+    /// The byte at `offset` in the mapped range. `None` if `offset` is outside of the range.
     #[inline]
     pub(in crate::port) fn u8_at(&self, offset: usize) -> Option<&AtomicU8> {
         // SAFETY: the word was checked, and its mapping lives as long as `self`. WHY: the memory is
@@ -109,14 +113,16 @@ impl SharedFile {
         self.word(offset).map(|at| unsafe { AtomicU8::from_ptr(at) })
     }
 
-    /// The 16-bit word at `offset`; `None` outside of the mapping or if misaligned.
+    /// The 16-bit word at `offset` in the mapped range. `None` if the word is outside of the range
+    /// or misaligned.
     #[inline]
     pub(in crate::port) fn u16_at(&self, offset: usize) -> Option<&AtomicU16> {
         // SAFETY: as in `u8_at`. WHY: as in `u8_at`.
         self.word(offset).map(|at| unsafe { AtomicU16::from_ptr(at) })
     }
 
-    /// The 64-bit word at `offset`; `None` outside of the mapping or if misaligned.
+    /// The 64-bit word at `offset` in the mapped range. `None` if the word is outside of the range
+    /// or misaligned.
     #[inline]
     pub(in crate::port) fn u64_at(&self, offset: usize) -> Option<&AtomicU64> {
         // SAFETY: as in `u8_at`. WHY: as in `u8_at`.

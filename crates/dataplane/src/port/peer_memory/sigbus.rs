@@ -1,18 +1,22 @@
-//! Handler of SIGBUS: a guest that shortens the file behind its memory must not end the switch.
+//! Handler of the signal SIGBUS, so that a guest that shortens its memory's file does not end the
+//! switch.
 //!
 //! # Problem
-//! An access beyond a file's end raises SIGBUS, which ends the process. One guest would end the
-//! switch for all others (datapath rule 11).
+//! An access to a mapping beyond the file's end raises SIGBUS, which ends the process. Without a
+//! handler, one guest could end the switch for all other guests (datapath rule 11).
 //!
 //! # Approach
-//! Mapped guest regions are listed. On a SIGBUS inside a listed region, the handler maps zeros over
-//! the pages from that page to the region's end. It uses one mapping and never goes beyond the
-//! region. The access then continues, and the guest has damaged only its own rings. The region's
-//! alarm notifies the session, which ends. A SIGBUS anywhere else goes to the previous handler.
+//! The SIGBUS handler uses a list of all mapped regions of guests. On a SIGBUS inside a listed
+//! region, the handler maps zeros over the pages from the faulting page to the region's end. The
+//! handler makes one mapping, which never exceeds the region. After the SIGBUS handler has replaced
+//! the pages, the access to the region continues, and the guest has damaged only its own rings. The
+//! region's alarm notifies the vhost-user session, which then ends. A SIGBUS outside of all listed
+//! regions goes to the previous handler.
 //!
 //! # Cost
-//! There is no cost until a SIGBUS occurs. The handler then walks over the list.
-#![allow(unsafe_code, reason = "a signal handler and a mapping put in place by it")]
+//! The guard against shortened files costs nothing until a SIGBUS occurs. On a SIGBUS, the handler
+//! searches the list of regions.
+#![allow(unsafe_code, reason = "installs a SIGBUS handler, which calls mmap")]
 
 use core::ffi::c_void;
 use core::mem::MaybeUninit;
@@ -22,22 +26,25 @@ use std::sync::{Arc, OnceLock};
 
 use nix::sys::eventfd::EventFd;
 
-use crate::worker::stall;
+use crate::wake::stall;
 
-/// Number of regions that can be listed: 1,024 ports with 32 regions. If the list is full, the
-/// caller refuses the region, so that no region is mapped unguarded.
+/// Maximum number of listed regions: 1,024 ports with 32 regions each. If the list is full, the
+/// caller refuses the region, so that the switch maps no region without a guard.
 const PLACES: usize = 32 * 1024;
 
-/// A listed region: start, length, page size and alarm. A start of 0 marks a free place.
+/// An entry in the list of guarded regions: the region's start, length, page size and alarm. A list
+/// entry with a `start` of 0 is free.
 struct RegionSlot {
     start: AtomicUsize,
     len: AtomicUsize,
     page: AtomicUsize,
-    /// The complement (`!`) of an event descriptor. A value that is not negative means no alarm, so
-    /// an unused slot is all zeros and takes no room in the program's file.
+    /// The complement (`!`) of the alarm's event descriptor. If `alarm` is 0 or more, the region
+    /// has no alarm. An unused entry of the list of guarded regions is all zeros, and takes no
+    /// space in the program's file.
     alarm: AtomicI32,
-    /// How often the place was taken. By this count a reader detects that the place got another
-    /// region meanwhile.
+    /// Number of memory regions that were stored in this list entry since the process started. A
+    /// reader compares two values of `taken` to detect that another region was stored during the
+    /// read.
     taken: AtomicUsize,
 }
 
@@ -52,7 +59,7 @@ impl RegionSlot {
         }
     }
 
-    /// Stores a region if the place is free.
+    /// Stores a region in the list entry, and returns true, if the entry is free.
     fn take(&self, start: usize, len: usize, page: usize) -> bool {
         if self.start.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
@@ -69,12 +76,13 @@ impl RegionSlot {
         self.start.store(0, Ordering::Release);
     }
 
-    /// Start, length and page size of the region; `None` if there is none or it is being changed.
+    /// Start, length and page size of the region in the list entry. `None` if the list entry is
+    /// free or is being changed.
     fn read(&self) -> Option<(usize, usize, usize)> {
         let taken = self.taken.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Acquire);
         let (len, page) = (self.len.load(Ordering::Relaxed), self.page.load(Ordering::Relaxed));
-        // Another region may have begun at the same address meanwhile.
+        // Meanwhile the place may have got another region at the same address.
         fence(Ordering::Acquire);
         let same = self.start.load(Ordering::Relaxed) == start
             && self.taken.load(Ordering::Relaxed) == taken;
@@ -84,20 +92,23 @@ impl RegionSlot {
 
 static PLACES_USED: AtomicUsize = AtomicUsize::new(0);
 static REGIONS: [RegionSlot; PLACES] = [const { RegionSlot::new() }; PLACES];
-/// Pages replaced since start.
+/// Number of missing pages that the handler replaced since the process started.
 static REPLACED: AtomicUsize = AtomicUsize::new(0);
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// A listed region. Must be dropped before the region is unmapped.
+/// Keeps a region in the list of guarded regions. The owner must drop the `Guard` before it unmaps
+/// the region.
 #[derive(Debug)]
 pub(super) struct Guard {
     place: usize,
-    /// The session's event. It stays open for as long as the handler may write to it.
+    /// The session's eventfd. The guard keeps the eventfd open for as long as the handler may write
+    /// to it.
     alarm: OnceLock<Arc<EventFd>>,
 }
 
 impl Guard {
-    /// Lists a mapping. `None` if the list is full or the handler cannot be installed.
+    /// Adds a mapping to the list of guarded regions. `None` if the list is full or the handler
+    /// cannot be installed.
     pub(super) fn new(start: *mut c_void, len: usize, page: usize) -> Option<Self> {
         if BEFORE.get().is_none() {
             let before = install()?;
@@ -111,8 +122,9 @@ impl Guard {
         Some(Self { place: taken, alarm: OnceLock::new() })
     }
 
-    /// Sets the event that is signalled if pages of the region are gone. A write to it must not
-    /// block. Only the first event is kept.
+    /// Sets the eventfd that the handler signals if pages of the region are missing. A write to the
+    /// eventfd must not block. The first call for a region sets the alarm, and later calls have no
+    /// effect.
     pub(super) fn set_alarm(&self, alarm: &Arc<EventFd>) {
         let alarm = self.alarm.get_or_init(|| Arc::clone(alarm));
         REGIONS[self.place].alarm.store(!alarm.as_fd().as_raw_fd(), Ordering::Release);
@@ -128,13 +140,14 @@ impl Drop for Guard {
     }
 }
 
-/// Number of mappings that are listed now.
+/// Number of mappings that are guarded against a shortened file now.
 #[must_use]
 pub fn guarded_mappings() -> usize {
     REGIONS.iter().filter(|place| place.start.load(Ordering::Relaxed) != 0).count()
 }
 
-/// Number of pages of guests' memory that were gone when touched, since start.
+/// Number of pages of guests' memory that were missing when the switch accessed them. The number of
+/// replaced pages is counted from the start of the process.
 #[must_use]
 pub fn pages_replaced() -> usize {
     REPLACED.load(Ordering::Relaxed)
@@ -156,7 +169,8 @@ fn install() -> Option<libc::sigaction> {
 extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
     // SAFETY: the kernel passes a valid `siginfo_t`. WHY: C interface.
     let at = unsafe { (*info).si_addr() } as usize;
-    // SAFETY: the thread's own variable, which a handler must leave unchanged. WHY: C interface.
+    // SAFETY: `errno` is the thread's own variable. A handler must leave it unchanged. WHY: C
+    // interface.
     let errno = unsafe { *libc::__errno_location() };
     if replace_from(at) {
         // SAFETY: as above. WHY: as above.
@@ -175,8 +189,10 @@ extern "C" fn on_sigbus(_signal: libc::c_int, info: *mut libc::siginfo_t, _conte
     }
 }
 
-/// Replaces a listed region by zeros from the page of `at` to its end, if `at` lies in one. All
-/// following pages are gone as well, and one mapping per page would use up the process's mappings.
+/// Replaces the pages of a listed region with zeros, from the page of address `at` to the region's
+/// end. Returns false if the address `at` lies in no guarded region. The handler replaces the pages
+/// up to the region's end at once, because all of them are missing. If the handler made one mapping
+/// per page, the process could run out of mappings.
 fn replace_from(at: usize) -> bool {
     let used = PLACES_USED.load(Ordering::Acquire).min(PLACES);
     for place in &REGIONS[..used] {
@@ -196,8 +212,8 @@ fn replace_from(at: usize) -> bool {
             if mapped == libc::MAP_FAILED {
                 return false;
             }
-            // The new mapping lacks the advice of the old one, and the switch will write bytes of
-            // guests into it. SAFETY: the range was just mapped. `madvise` is a single system call,
+            // The new mapping lacks the old mapping's advice, and the switch will write guests'
+            // bytes into it. SAFETY: the range was just mapped. `madvise` is a single system call,
             // so a handler may make it. WHY: no safe form exists.
             unsafe { libc::madvise(from, bytes, libc::MADV_DONTDUMP) };
             REPLACED.fetch_add(bytes.div_ceil(page), Ordering::Relaxed);
@@ -209,7 +225,7 @@ fn replace_from(at: usize) -> bool {
     false
 }
 
-/// Signals the alarm of a region's session, which will then end.
+/// Signals a region's alarm, which ends the region's vhost-user session.
 fn ring(alarm: i32) {
     if alarm >= 0 {
         let one = 1_u64;
@@ -225,8 +241,8 @@ mod tests {
     use super::*;
     use core::sync::atomic::AtomicBool;
 
-    /// An empty slot must be all zeros. Otherwise the list, with room for all regions, is part of
-    /// the program's file.
+    /// An empty slot of the list must be all zeros. If a slot is not all zeros, the whole list
+    /// takes space in the program's file.
     #[test]
     fn a_place_nobody_took_is_all_zeroes() {
         let place = RegionSlot::new();

@@ -1,25 +1,26 @@
 //! The event descriptor by which the switch interrupts a driver.
 //!
 //! # Problem
-//! The driver's process shares the event counter. It can clear `O_NONBLOCK` and fill the counter
-//! between a check and the write. The write then blocks, and the worker with it. No flag of a
-//! single call prevents this: eventfds refuse `RWF_NOWAIT`.
+//! The driver's process shares the counter of the eventfd. The driver's process can clear
+//! `O_NONBLOCK` and fill the counter between a check and the switch's write, so that the write
+//! blocks the worker. No flag of a single write prevents the wait, because eventfds refuse
+//! `RWF_NOWAIT`.
 //!
 //! # Approach
-//! The worker's thread receives a signal every few milliseconds ([`crate::worker::Interrupter`]),
-//! so that such a write fails with `EINTR`. A write that does not block never fails in this way.
-//! After such a failure the switch does not write to the descriptor again, and the worker stops the
-//! port ([`crate::worker::stall`]).
+//! The worker's thread receives a signal every few milliseconds ([`crate::wake::Interrupter`]), so
+//! that a blocked write fails with `EINTR`. A write that does not block never fails with `EINTR`.
+//! After an `EINTR`, the switch does not write to the descriptor again, and the worker stops the
+//! port ([`crate::wake::stall`]).
 //!
 //! # Cost
-//! An honest driver causes no cost.
+//! The protection against blocking eventfds costs nothing unless a write blocks.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 
-use crate::worker::stall;
+use crate::wake::stall;
 
-/// The event descriptor of one ring, and whether a write to it blocked.
+/// The event descriptor of one ring, and whether a write to the descriptor blocked.
 #[derive(Debug)]
 pub(crate) struct Call {
     file: Option<File>,
@@ -27,18 +28,19 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// `None` means that the driver polls.
+    /// `file` is the ring's event descriptor. `None` means that the driver polls and needs no
+    /// interrupts.
     pub(crate) const fn new(file: Option<File>) -> Self {
         Self { file, blocked: false }
     }
 
-    /// Replaces the descriptor and returns the previous one. If a write to any descriptor of this
-    /// ring blocked, the new descriptor is not used either.
+    /// Replaces the event descriptor and returns the previous event descriptor. If a write to an
+    /// earlier descriptor of this ring blocked, the switch does not use the new descriptor either.
     pub(crate) const fn replace(&mut self, file: Option<File>) -> Option<File> {
         core::mem::replace(&mut self.file, file)
     }
 
-    /// Interrupts the driver. Returns the number of interrupts, 0 or 1.
+    /// Interrupts the ring's driver. Returns the number of interrupts, 0 or 1.
     #[cold]
     pub(crate) fn interrupt(&mut self) -> u32 {
         let Some(file) = self.file.as_mut().filter(|_| !self.blocked) else { return 0 };
@@ -53,7 +55,7 @@ impl Call {
         }
     }
 
-    /// Whether a write was interrupted because it blocked.
+    /// Whether a signal interrupted a write to the event descriptor because the write blocked.
     #[cfg(test)]
     const fn is_blocked(&self) -> bool {
         self.blocked
@@ -63,7 +65,7 @@ impl Call {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::Interrupter;
+    use crate::wake::Interrupter;
     use nix::sys::eventfd::{EfdFlags, EventFd};
     use std::os::fd::OwnedFd;
 
@@ -77,7 +79,7 @@ mod tests {
         let ended = std::thread::spawn(move || {
             let _bound = Interrupter::arm().unwrap();
             let first = call.interrupt();
-            // A second descriptor that the driver has filled is not used either.
+            // The driver has also filled a second descriptor. This descriptor is not used either.
             let _ = call.replace(Some(File::from(OwnedFd::from(other))));
             (first, call.is_blocked(), call.interrupt())
         });

@@ -1,8 +1,9 @@
-//! Copies frames out of and into a driver's buffers, for both kinds of rings.
+//! Copies frames from and to a driver's buffers, for split and packed rings.
 //!
-//! Datapath rules 3 to 6 and 13: a head is copied once into a private slot, headers are read once,
-//! and a header that is already in the buffer is not written again.
-#![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
+//! The numbered datapath rules 3 to 6 and 13 (`docs/internals/datapath-rules.md`) apply to the
+//! copies of frames. The switch copies a frame's head once into a private slot, and reads each
+//! virtio-net header once. The switch does not rewrite a header that is already in the buffer.
+#![allow(unsafe_code, reason = "copies use raw pointers; each function states its conditions")]
 
 use super::pieces::{Gather, Piece, Scatter};
 use super::{BODY_PREFETCH_AHEAD, BadChain, wide};
@@ -10,14 +11,16 @@ use crate::batch::{Batch, FRAME_MAX, FRAME_MIN, HEAD_COPY, Segment};
 use crate::mem::{copy, copy_head, prefetch, prefetch_write};
 use crate::offload::{Offload, VNET_HDR_LEN};
 use crate::port::TxOutcome;
-use crate::worker::stall;
+use crate::wake::stall;
 
-/// Number of frames by which header lines are prefetched ahead, if lines are written whole. On such
-/// CPUs a store to a line in transit delays the next store. The prefetch reduced the cost from 209
-/// to 131 cycles at 64 bytes.
+/// Number of frames by which the switch prefetches a frame's header lines ahead of the copy, on
+/// CPUs for which [`wide::pays`] is true. If a CPU benefits from wide stores, a store to a line in
+/// transit delays the next store. The prefetch of headers reduced the cost of a 64-byte frame from
+/// 209 to 131 cycles.
 const HEAD_PREFETCH_AHEAD: usize = 8;
 
-/// Takes a frame whose header (`header` bytes) and bytes lie in one piece.
+/// Takes a frame whose virtio-net header (`header` bytes) and bytes lie in one piece of guest
+/// memory.
 ///
 /// # Safety
 /// `piece` must be readable guest memory that stays mapped until the batch is cleared.
@@ -47,10 +50,11 @@ pub(in crate::port) unsafe fn take_plain(
     Ok(())
 }
 
-/// Takes a frame in any number of pieces, which begin with the header.
+/// Takes a frame that lies in any number of pieces of guest memory. The first piece begins with the
+/// virtio-net header.
 ///
 /// # Safety
-/// The same as for [`take_plain`], for every piece.
+/// Every piece must be readable guest memory that stays mapped until the batch is cleared.
 pub(in crate::port) unsafe fn take_pieces(
     batch: &mut Batch,
     pieces: &[Piece],
@@ -58,7 +62,7 @@ pub(in crate::port) unsafe fn take_pieces(
 ) -> Result<(), BadChain> {
     let total: usize = pieces.iter().map(|p| p.len as usize).sum();
     let len = total.wrapping_sub(header_len);
-    // CVE-2022-2132: a chain may hold no more than the header.
+    // CVE-2022-2132: a hostile driver may make a chain that contains only the header.
     if total <= header_len || !(FRAME_MIN..=FRAME_MAX).contains(&len) {
         return Err(BadChain);
     }
@@ -76,8 +80,8 @@ pub(in crate::port) unsafe fn take_pieces(
     Ok(())
 }
 
-/// Writes the frames with the indices `frames` and their headers (`header` bytes). Each frame goes
-/// into the piece with the same position in the list.
+/// Writes the batch's frames with the indices `frames`, each after a virtio-net header of `header`
+/// bytes. Frame number k of the list `frames` goes into piece number k.
 ///
 /// # Safety
 /// There must be a piece for each frame, with room for the header and the frame. The batch's
@@ -101,11 +105,12 @@ pub(in crate::port) unsafe fn write_all(
     }
 }
 
-/// [`write_all`] by whole cache lines. It is called once per burst, because code with target
-/// features cannot be inlined into its caller.
+/// Like [`write_all`], with stores of whole cache lines. The caller calls `write_all_lines` once
+/// per burst, because code with target features cannot be inlined.
 ///
 /// # Safety
-/// The same as for [`write_all`] with headers of [`VNET_HDR_LEN`], and [`wide::pays`] must be true.
+/// The caller must meet the conditions of [`write_all`] for headers of [`VNET_HDR_LEN`] bytes, and
+/// [`wide::pays`] must be true.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn write_all_lines(batch: &Batch, frames: &[u8], pieces: &[Piece]) {
     for piece in pieces.iter().take(HEAD_PREFETCH_AHEAD) {
@@ -121,11 +126,12 @@ unsafe fn write_all_lines(batch: &Batch, frames: &[u8], pieces: &[Piece]) {
     }
 }
 
-/// Makes the pages of a segment present before it is copied. A page fault here is attributed to the
-/// sender. During the copy it would be attributed to the receiver.
+/// Makes the pages of a segment present before the segment is copied. The switch attributes a page
+/// fault in `fault_in` to the sender. The switch would attribute a page fault during the copy to
+/// the receiver.
 ///
 /// # Safety
-/// The segment must be valid.
+/// The segment's memory must be mapped and readable.
 #[inline(always)]
 pub(super) unsafe fn fault_in(segment: &Segment) {
     const PAGE: usize = 4096;
@@ -158,10 +164,12 @@ fn prefetch_ahead(batch: &Batch, frames: &[u8], pieces: &[Piece], k: usize, head
     }
 }
 
-/// Writes header, head and rest of frame `i`, one after the other, to `at`.
+/// Writes the virtio-net header, the head and the other bytes of frame `i`, in this order, to
+/// address `at`.
 ///
 /// # Safety
-/// `at` must have room for `header` bytes and the frame, and the batch's segments must be valid.
+/// The buffer at `at` must have room for `header` bytes and the frame, and the batch's segments
+/// must be valid.
 #[inline(always)]
 pub(super) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: usize) {
     let frame = batch.at(i);
@@ -171,8 +179,8 @@ pub(super) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: u
     unsafe {
         write_header(at, frame.offload, 1, header);
         let mut to = at.add(header);
-        // `copy_head` does not suffice, because a head with an inserted tag is four bytes longer
-        // than at reception.
+        // `copy_head` does not suffice, because an inserted tag makes a head four bytes longer than
+        // it was at reception.
         copy(to, batch.head_at(i), head);
         if frame.has_segments() {
             to = to.add(head);
@@ -185,11 +193,11 @@ pub(super) unsafe fn write_plain(batch: &Batch, i: usize, at: *mut u8, header: u
     }
 }
 
-/// Writes frame `i` over pieces of `buffers` buffers.
+/// Writes frame `i` into pieces of guest memory that belong to `buffers` buffers of the driver.
 ///
 /// # Safety
-/// The pieces together must have room for `header` bytes and the frame. The rest is as for
-/// [`write_plain`].
+/// The pieces together must have room for `header` bytes and the frame, and the batch's segments
+/// must be valid.
 pub(in crate::port) unsafe fn write_pieces(
     batch: &Batch,
     i: usize,
@@ -212,8 +220,8 @@ pub(in crate::port) unsafe fn write_pieces(
     }
 }
 
-/// Prefetches for reading the lines of a header at `at` and of the head behind it. The buffer has
-/// `len` bytes.
+/// Prefetches for reading the lines of the virtio-net header at `at` and of the frame's head after
+/// the header. The buffer at `at` has `len` bytes.
 #[inline(always)]
 pub(in crate::port) fn prefetch_source(at: *mut u8, len: u32) {
     prefetch(at);
@@ -223,7 +231,8 @@ pub(in crate::port) fn prefetch_source(at: *mut u8, len: u32) {
     }
 }
 
-/// Prefetches the bytes of frame `i` behind its head, and the lines to which they will be written.
+/// Prefetches the bytes of frame `i` after the frame's head, and the lines of `to` into which the
+/// switch will write these bytes.
 #[inline(always)]
 fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>, header: usize) {
     let Some(s) = batch.segments(i).first() else { return };
@@ -244,7 +253,7 @@ fn prefetch_body(batch: &Batch, i: usize, to: Option<Piece>, header: usize) {
     }
 }
 
-/// Counts a delivered frame.
+/// Counts a delivered frame of `len` bytes in `out`.
 #[inline(always)]
 pub(in crate::port) fn count_sent(out: &mut TxOutcome, len: u32, offload: Offload) {
     out.frames += 1;
@@ -252,7 +261,7 @@ pub(in crate::port) fn count_sent(out: &mut TxOutcome, len: u32, offload: Offloa
     out.tso += u32::from(offload.is_gso());
 }
 
-/// Reads a virtio-net header once.
+/// Reads a virtio-net header from guest memory, each byte once.
 ///
 /// # Safety
 /// `at` must have ten readable bytes.
@@ -264,11 +273,12 @@ pub(in crate::port) unsafe fn read_header(at: *const u8) -> Offload {
     Offload::from_guest_words(first, last)
 }
 
-/// Writes a virtio-net header unless the buffer already holds it. Drivers reuse buffers, and an
-/// unchanged line need not travel back to the driver's core (datapath rule 13: 8 to 20 cycles).
+/// Writes a virtio-net header unless the buffer already contains the same header. Drivers reuse
+/// buffers, and an unchanged line need not travel back to the driver's core. Skipping the write of
+/// an unchanged header saves 8 to 20 cycles (datapath rule 13).
 ///
 /// # Safety
-/// `at` must have `len` (10 or 12) writable bytes.
+/// The address `at` must have `len` writable bytes, and `len` must be 10 or 12.
 #[inline(always)]
 pub(in crate::port) unsafe fn write_header(
     at: *mut u8,

@@ -1,5 +1,6 @@
-//! A frame's buffers in guest memory as lists of pieces, and iteration over them.
-#![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
+//! Lists of the pieces of guest memory that a frame's buffers consist of. The module reads and
+//! writes bytes through a list of pieces.
+#![allow(unsafe_code, reason = "copies use raw pointers; each function states its conditions")]
 
 use super::BadChain;
 use crate::mem::copy;
@@ -16,8 +17,9 @@ impl Piece {
     pub(in crate::port) const NONE: Self = Self { at: core::ptr::null_mut(), len: 0 };
 }
 
-/// Appends the buffer of `len` bytes at guest address `guest` to the first `count` pieces, split at
-/// region borders. Returns the new number of pieces.
+/// Appends the buffer of `len` bytes at guest address `guest` to the first `count` entries of
+/// `pieces`. If the buffer crosses borders of memory regions, `add_pieces` splits the buffer.
+/// Returns the new length of the list of pieces.
 pub(in crate::port) fn add_pieces(
     memory: &GuestMemory,
     mut guest: u64,
@@ -39,7 +41,7 @@ pub(in crate::port) fn add_pieces(
     Ok(count)
 }
 
-/// Host address and number of entries of an indirect table (datapath rule 7).
+/// Host address and number of entries of an indirect descriptor table (datapath rule 7).
 pub(in crate::port) fn indirect_table(
     memory: &GuestMemory,
     guest: u64,
@@ -51,7 +53,7 @@ pub(in crate::port) fn indirect_table(
         return Err(BadChain);
     }
     let at = memory.translate(guest, len, hint).ok_or(BadChain)?;
-    // The alignment of the host address is checked, because a region may begin anywhere in its
+    // The host address must be checked for alignment, because a region may begin anywhere in its
     // file.
     if !(at as usize).is_multiple_of(align_of::<u64>()) {
         return Err(BadChain);
@@ -61,7 +63,7 @@ pub(in crate::port) fn indirect_table(
     Ok((at.cast_const(), size))
 }
 
-/// Reads through a list of pieces.
+/// Reads bytes from a list of pieces of guest memory, one piece after the other.
 pub(in crate::port) struct Gather<'a> {
     pieces: &'a [Piece],
     at: usize,
@@ -74,7 +76,8 @@ impl<'a> Gather<'a> {
     }
 
     /// # Safety
-    /// The pieces must hold `len` more bytes; `to` must be writable for `len` bytes.
+    /// The pieces must have `len` more bytes that were not read, and `to` must be writable for
+    /// `len` bytes.
     pub(in crate::port) unsafe fn read(&mut self, mut to: *mut u8, mut len: usize) {
         while len > 0 {
             let piece = self.pieces[self.at];
@@ -94,7 +97,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Passes the unread pieces to `add`, and returns their number.
+    /// Passes the unread pieces of the list to `add`, and returns the number of these pieces.
     pub(in crate::port) fn rest(self, mut add: impl FnMut(usize, *const u8, usize)) -> usize {
         let mut n = 0;
         let mut offset = self.offset;
@@ -107,7 +110,7 @@ impl<'a> Gather<'a> {
     }
 }
 
-/// Writes through a list of pieces.
+/// Writes bytes into a list of pieces of guest memory, one piece after the other.
 pub(in crate::port) struct Scatter<'a> {
     pieces: &'a [Piece],
     at: usize,
@@ -120,7 +123,8 @@ impl<'a> Scatter<'a> {
     }
 
     /// # Safety
-    /// The pieces must have room for `len` more bytes; `from` must be readable for `len` bytes.
+    /// The guest memory in `pieces` must have room for `len` more bytes, and `from` must have `len`
+    /// readable bytes.
     pub(in crate::port) unsafe fn write(&mut self, mut from: *const u8, mut len: usize) {
         while len > 0 {
             let piece = self.pieces[self.at];

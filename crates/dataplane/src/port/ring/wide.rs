@@ -1,19 +1,20 @@
 //! Writes frames into a driver's buffers with one store per cache line (AVX-512).
 //!
 //! # Problem
-//! The receiver's core was the last to hold the lines of its buffers. A store to a line in transit
-//! waits in the core's store queue, which drains in order and holds some 64 stores. With moves of
-//! 16 bytes, a frame of 64 bytes takes six stores and a frame of 1,518 bytes takes 97.
+//! The cache of the receiver's core still has the lines of the receiver's buffers. While a line is
+//! in transit from the receiver's core, a store to the line waits in the worker core's store queue.
+//! The store queue drains in order and has room for some 64 stores. With moves of 16 bytes, a frame
+//! of 64 bytes takes six stores and a frame of 1,518 bytes takes 97 stores.
 //!
 //! # Approach
-//! Header and frame are combined in registers and written with one store per line of the
-//! destination. The core can thus request many more lines at once. The previous content of the
-//! buffer is never read.
+//! The switch combines header and frame in registers, and writes them with one store per line of
+//! the destination. With one store per cache line, the core can request many more lines at once.
+//! The core never reads the previous content of the driver's buffer.
 //!
 //! # Cost
-//! A CPU that does not benefit has no cost: [`pays`] returns false, and the caller uses ordinary
-//! moves.
-#![allow(unsafe_code, reason = "raw copies; each function states what its caller keeps")]
+//! On a CPU without benefit from wide stores, [`pays`] returns false, and the caller uses ordinary
+//! stores without extra cost.
+#![allow(unsafe_code, reason = "copies use raw pointers; each function states its conditions")]
 
 use core::arch::x86_64::{
     __cpuid, __m512i, __mmask64, _mm_cvtsi64_si128, _mm_insert_epi32, _mm512_loadu_si512,
@@ -28,20 +29,20 @@ use crate::batch::Batch;
 use crate::offload::VNET_HDR_LEN;
 
 const LINE: usize = 64;
-/// Longest frame with its header that is written this way, in bytes; `memcpy` is faster for longer
-/// ones.
+/// Maximum length in bytes of frame and header for writes with one store per line. For longer
+/// frames, `memcpy` is faster than one store per line.
 const LONGEST: usize = 2048;
 
-/// Whether this CPU benefits from stores of whole lines. An Intel CPU with the instructions does.
-/// AMD's family 25 has the instructions too, but executes such a store in two halves and gains
-/// nothing (docs/internals/measurements.md).
+/// Whether this CPU benefits from stores of whole lines. Intel CPUs with AVX-512 benefit from
+/// stores of whole lines. AMD's family 25 also has AVX-512, but executes a 64-byte store in two
+/// halves and gains nothing (docs/internals/measurements.md).
 #[inline(always)]
 pub(super) fn pays() -> bool {
     static PAYS: LazyLock<bool> = LazyLock::new(|| usable() && is_intel());
     *PAYS
 }
 
-/// Whether this CPU has the instructions.
+/// Whether this CPU has the AVX-512 instructions that stores of whole lines need.
 fn usable() -> bool {
     // Miri does not know these instructions.
     !cfg!(miri)
@@ -55,13 +56,13 @@ fn is_intel() -> bool {
     name.as_flattened() == b"GenuineIntel"
 }
 
-/// Mask of the lowest `n` of 64 bytes. If `n` is 64 or more, the mask has all bits.
+/// Mask that selects the lowest `n` of 64 bytes. If `n` is 64 or more, the mask selects all bytes.
 #[inline(always)]
 const fn lowest(n: usize) -> __mmask64 {
     if n >= LINE { !0 } else { (1 << n) - 1 }
 }
 
-/// A frame whose first bytes lie in a private slot and the others in one piece.
+/// A frame with its first bytes in a private slot and its other bytes in one piece of guest memory.
 struct Source {
     slot: *const u8,
     head: usize,
@@ -69,10 +70,10 @@ struct Source {
 }
 
 impl Source {
-    /// The `n` bytes (at most 64) of the frame from `p` on, followed by zeros.
+    /// Returns the `n` bytes (at most 64) of the frame from offset `p` on, followed by zeros.
     ///
     /// # Safety
-    /// The frame must have `p + n` bytes.
+    /// The frame must be at least `p + n` bytes long.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn line(&self, p: usize, n: usize) -> __m512i {
@@ -97,11 +98,13 @@ impl Source {
     }
 }
 
-/// Writes header, head and rest of frame `i`, one after the other, to `at`: the same as
-/// [`write_plain`] with a header of [`VNET_HDR_LEN`] bytes.
+/// Writes the virtio-net header, the head and the other bytes of frame `i`, in this order, to
+/// address `at`. The result is the same as the result of [`write_plain`] with a header of
+/// [`VNET_HDR_LEN`] bytes.
 ///
 /// # Safety
-/// The same as for [`write_plain`], and the CPU must have AVX-512 (F and BW).
+/// The caller must meet the conditions of [`write_plain`], and the CPU must have AVX-512 (F and
+/// BW).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn write_lines(batch: &Batch, i: usize, at: *mut u8) {
@@ -153,8 +156,8 @@ mod tests {
     use super::*;
     use crate::offload::Offload;
 
-    /// The result of writing a header and a frame of `len` bytes at `skip` bytes into a line, with
-    /// the bytes around it.
+    /// Writes a header and a frame of `len` bytes, beginning `skip` bytes into a cache line.
+    /// Returns the written bytes with the bytes before and after them.
     fn written(len: usize, skip: usize, tagged: bool, wide: bool) -> Vec<u8> {
         let frame: Vec<u8> = (1..252_u8).cycle().take(len).collect();
         let mut batch = Batch::new();

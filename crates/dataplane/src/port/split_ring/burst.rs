@@ -1,5 +1,6 @@
-//! First steps of a burst: copying heads, reading descriptors, translating and prefetching buffers.
-#![allow(unsafe_code, reason = "rings in guest memory; invariants stated per block")]
+//! First stages of a burst on a split ring. The first stages of a burst copy heads, read
+//! descriptors, and translate and prefetch buffers.
+#![allow(unsafe_code, reason = "reads guest rings by raw pointer; each block names its invariant")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
 
@@ -8,17 +9,18 @@ use crate::mem::prefetch;
 use crate::port::guest_memory::Window;
 use crate::port::ring::pieces::Piece;
 
-/// Number of frames by which buffers are translated and prefetched ahead. A core has at most some
-/// twenty misses in flight. If a whole burst is prefetched at once, the core stalls until most
-/// lines have arrived. With a value of 32 a frame cost 20 cycles more.
+/// Number of frames by which the switch translates and prefetches buffers ahead. A core can have at
+/// most some twenty cache misses in flight. If the switch prefetches a whole burst at once, the
+/// core stalls until most lines have arrived. If the switch prefetched 32 buffers ahead instead of
+/// 12, each frame cost 20 cycles more.
 pub(super) const AHEAD: usize = 12;
 
-/// The chains of a burst, valid in the present turn only.
+/// Descriptor chains of a burst. A burst is valid only in the current turn of the worker.
 pub(super) struct Burst {
     pub(super) heads: [u16; BATCH_FRAMES],
-    /// Buffers of the chains with one descriptor; [`Piece::NONE`] for other chains.
+    /// Buffers of the burst's chains that consist of one descriptor. A chain that is not plain has
+    /// the entry [`Piece::NONE`].
     pub(super) plain: [Piece; BATCH_FRAMES],
-    /// Number of valid entries in `plain`.
     ready: usize,
 }
 
@@ -28,8 +30,8 @@ impl Burst {
 }
 
 impl SplitRing {
-    /// Begins a burst: copies the heads of the next `n` chains, all of which must be available, and
-    /// prefetches their descriptors.
+    /// Begins a burst: copies the heads of the next `n` chains and prefetches the descriptors of
+    /// these chains. The driver must have made all `n` chains available.
     #[inline(always)]
     pub(super) fn read_heads(&mut self, n: usize) {
         self.burst.ready = 0;
@@ -44,8 +46,8 @@ impl SplitRing {
         }
     }
 
-    /// Prepares the first `n` chains whose heads were read. Chains of one descriptor with these
-    /// `flags` are translated and passed to `found`.
+    /// Prepares the first `n` chains of the burst. If a chain has one descriptor with exactly the
+    /// flags `flags`, the function translates the chain's buffer and passes the buffer to `found`.
     #[inline(always)]
     pub(super) fn make_ready(
         &mut self,

@@ -1,5 +1,5 @@
-//! Delivery of frames into a split ring's buffers.
-#![allow(unsafe_code, reason = "buffers in guest memory; invariants stated per block")]
+//! Delivery of frames into the receive buffers of a split ring's driver.
+#![allow(unsafe_code, reason = "guest memory by raw pointer; each block names its invariant")]
 
 use super::{
     BATCH_FRAMES, BadChain, Batch, CHAIN_MAX, F_WRITE, PIECES_MAX, Piece, SEARCH_MAX, SplitRing,
@@ -8,14 +8,15 @@ use super::{
 use crate::port::ring::frames::{count_sent, write_all, write_pieces};
 
 impl SplitRing {
-    /// Writes the frames with the indices `frames` into the driver's buffers, in order. They are
-    /// visible after `publish`.
+    /// Writes the frames with the indices `frames` into the driver's buffers, in order. The driver
+    /// sees the frames after `publish`.
     ///
-    /// The work is done in passes, so that the pass that writes to the driver's lines has few other
-    /// stores. A core's store queue drains in order, and each store behind a line in transit
-    /// occupies a slot that could request another line. With a distant core this saved 320 of 500
-    /// cycles per frame. The queue itself requests the lines of all its stores, so prefetching them
-    /// gains nothing.
+    /// `give` works in several passes. The pass that writes to the driver's cache lines has few
+    /// other stores. A core writes its stores to the cache in program order. A store that waits
+    /// behind a cache line in transit occupies a slot of the store queue, and this slot could
+    /// request another line. If the driver ran on a distant core, the separate passes saved 320 of
+    /// 500 cycles per frame. The store queue requests the lines of all its stores, so a prefetch of
+    /// these lines gains nothing.
     pub fn give(&mut self, batch: &Batch, frames: &[u8], out: &mut TxOutcome) {
         #[expect(clippy::cast_possible_truncation, reason = "at most 32")]
         let want = frames.len() as u16;
@@ -37,8 +38,8 @@ impl SplitRing {
         }
     }
 
-    /// Number of frames, from the start of `frames`, that fit into the buffers of `chains` with one
-    /// buffer per frame.
+    /// Number of frames, from the start of `frames`, that fit into the buffers of `chains`, with
+    /// one frame per buffer.
     #[inline(always)]
     fn fitting(&self, batch: &Batch, frames: &[u8], chains: core::ops::Range<usize>) -> usize {
         let pieces = self.burst.plain.get(chains).unwrap_or(&[]);
@@ -48,8 +49,8 @@ impl SplitRing {
         frames.iter().zip(pieces).take_while(|pair| fits(*pair)).count()
     }
 
-    /// Writes one frame into each of the burst's buffers from number `first` on. Every frame fits
-    /// its buffer.
+    /// Writes one frame into each of the burst's buffers from number `first` on. The caller has
+    /// checked that every frame fits its buffer.
     #[inline(always)]
     fn give_plain(&mut self, batch: &Batch, frames: &[u8], first: usize, out: &mut TxOutcome) {
         if frames.is_empty() {
@@ -81,8 +82,9 @@ impl SplitRing {
         out.tso += tso;
     }
 
-    /// The general case: chained, indirect or merged buffers. `known` are the burst's heads that
-    /// were read and not used yet; they are not read again. Returns the number of consumed chains.
+    /// Writes frame `i` into chained, indirect or merged buffers, which is the general case.
+    /// `known` is the range of the burst's chain heads that were read and not used yet. The
+    /// function does not read the heads in `known` again. Returns the number of consumed chains.
     #[inline(never)]
     fn give_scattered(
         &mut self,
@@ -133,8 +135,9 @@ impl SplitRing {
         count
     }
 
-    /// Counts a frame that would need more buffers than the search examines, because the buffers
-    /// are so small. No real driver has such buffers, so they count like bad chains.
+    /// Counts a dropped frame that would need more buffers than the search examines, because each
+    /// buffer is too small. No real driver has buffers of such a small size, so these buffers count
+    /// as bad chains.
     #[cold]
     fn refuse_crumbs(&mut self, out: &mut TxOutcome) -> usize {
         out.too_big += 1;
@@ -142,8 +145,9 @@ impl SplitRing {
         0
     }
 
-    /// Handles a bad receive buffer. If it is the first buffer of a frame, it is returned empty. A
-    /// later one is returned when it becomes the first.
+    /// Handles a bad receive buffer. If the bad buffer is the first buffer of a frame, the switch
+    /// returns the buffer empty. A later bad buffer is returned when it becomes the first buffer of
+    /// a frame.
     #[cold]
     fn refuse_buffer(&mut self, head: u16, before: usize, out: &mut TxOutcome) -> usize {
         out.error += 1;
@@ -152,7 +156,7 @@ impl SplitRing {
             return 0;
         }
         if head >= self.size {
-            self.stop("its available ring names a descriptor that does not exist");
+            self.stop("the driver's available ring names a descriptor that does not exist");
             return 0;
         }
         self.push_used(head, 0);
@@ -160,7 +164,8 @@ impl SplitRing {
         1
     }
 
-    /// Writes a frame over the pieces of `chains` (head and number of pieces each).
+    /// Writes frame `i` into the list `pieces` of guest memory. The slice `chains` has the head and
+    /// the number of pieces of each chain.
     fn scatter(&mut self, batch: &Batch, i: usize, pieces: &[Piece], chains: &[(u16, usize)]) {
         #[expect(clippy::cast_possible_truncation, reason = "at most CHAIN_MAX")]
         let buffers = chains.len() as u16;

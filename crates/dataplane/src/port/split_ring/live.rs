@@ -2,16 +2,19 @@
 //! its memory map.
 //!
 //! # Problem
-//! Two parties need to know what a ring did: the hypervisor that migrates the guest (the dirty log)
-//! and the switch that succeeds this one after a crash (the inflight region).
+//! The hypervisor and the next switch need records of the frames that a ring moved. A hypervisor
+//! that migrates the guest reads the dirty log. After a crash of the switch, the next switch reads
+//! the inflight region.
 //!
 //! # Approach
-//! Both records follow from the used entries of a burst, so a separate function writes both when
-//! these entries become visible. A ring without records pays one comparison per burst (datapath
-//! rule 24). The function walks the returned chains again to find where the ring wrote. A guest
-//! that rewrites its chains meanwhile gets a wrong copy of its own memory. Once a worker has the
-//! ring, this module neither allocates nor frees memory.
-#![allow(unsafe_code, reason = "reads back the used ring; the invariant is stated")]
+//! The switch can derive the dirty log and the inflight record from the used entries of a burst.
+//! The function `publish_recorded` writes dirty log and inflight record when the used entries
+//! become visible. The switch walks the returned chains again to find the memory that the ring
+//! wrote. For a ring without dirty log and inflight record, the only cost is one comparison per
+//! burst (datapath rule 24). If a guest rewrites its descriptor chains before the switch walks them
+//! for the dirty log, only the guest's own memory is migrated wrongly. Once a worker has the ring,
+//! the changes neither allocate nor free memory.
+#![allow(unsafe_code, reason = "reads the used ring by raw pointer; the block names its invariant")]
 
 use core::sync::atomic::{AtomicU16, Ordering};
 use std::fs::File;
@@ -25,21 +28,22 @@ use crate::port::inflight::SplitInflight;
 use crate::port::ring::pieces::Piece;
 use crate::port::ring::{F_WRITE, PIECES_MAX};
 
-/// Records that are written when a burst is published.
+/// The records that the switch writes when it publishes a burst: the dirty log and the inflight
+/// record.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     log: Option<RingLog>,
     inflight: Option<SplitInflight>,
-    /// Available entries, in the layout of an available ring: the heads that a predecessor left in
-    /// flight, then the driver's own.
+    /// Entries in the layout of an available ring: first the heads that a previous switch left in
+    /// flight, then the driver's own entries.
     replay: Vec<AtomicU16>,
-    /// The index behind the last head of the predecessor.
+    /// Available index after the last head of the previous switch.
     replay_end: u16,
-    /// The index up to which `replay` is filled.
+    /// Available index up to which the list `replay` of resubmitted heads is filled.
     replay_filled: u16,
 }
 
-/// Addresses of a ring's parts, in the driver's own process.
+/// Addresses of a ring's parts, as virtual addresses of the driver's process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingAddresses {
     pub descriptors: u64,
@@ -48,8 +52,9 @@ pub struct RingAddresses {
 }
 
 impl SplitRing {
-    /// Records the ring's progress in `inflight` from now on, after resubmitting the chains that a
-    /// predecessor left there. Only for rings that no worker has yet, because it allocates.
+    /// Resubmits the chains that a previous switch left in `inflight`, and records the ring's
+    /// progress in `inflight` from now on. The ring must not belong to a worker yet, because this
+    /// function allocates memory.
     pub fn track(&mut self, inflight: SplitInflight) {
         let available = self.word(self.available, 1).load(Ordering::Acquire);
         let heads = inflight.recover(self.next_used, available);
@@ -71,11 +76,12 @@ impl SplitRing {
         self.replaying = true;
     }
 
-    /// Sets the log of the ring's writes, or ends logging. Returns the previous log. May be called
-    /// on a running ring between two batches.
+    /// Sets the dirty log of the ring's writes; `None` ends logging. Returns the previous dirty
+    /// log. The caller may set the log of a running ring between two batches.
     pub fn set_log(&mut self, log: Option<RingLog>) -> Option<RingLog> {
         if let Some(log) = &log {
-            // The hypervisor must also copy flags and thresholds that were written before.
+            // The hypervisor must also copy flags and thresholds that the switch wrote before
+            // logging began.
             log.mark_used(0, 6 + 8 * u64::from(self.size));
         }
         let before = core::mem::replace(&mut self.records.log, log);
@@ -83,17 +89,19 @@ impl SplitRing {
         before
     }
 
-    /// Sets the descriptor by which the driver is interrupted, and returns the previous one.
+    /// Sets the event descriptor that interrupts the driver, and returns the previous event
+    /// descriptor.
     pub const fn set_call(&mut self, call: Option<File>) -> Option<File> {
         self.call.replace(call)
     }
 
-    /// Interrupts the driver, even if the driver did not enable interrupts.
+    /// Interrupts the ring's driver, even if the driver did not enable interrupts.
     pub fn interrupt(&mut self) {
         self.call.interrupt();
     }
 
-    /// Marks the words that tell the driver whether to kick.
+    /// Marks in the dirty log, as written, the words of the ring that tell the driver whether to
+    /// kick.
     #[inline]
     pub(super) fn log_wish(&self) {
         if let (true, Some(log)) = (self.recording, &self.records.log) {
@@ -102,11 +110,13 @@ impl SplitRing {
         }
     }
 
-    /// Moves the ring to another map of the same guest, and returns the previous map, to which the
-    /// ring then has no pointers. Must be called between two batches.
+    /// Moves the ring to another memory map of the same guest, and returns the previous map. After
+    /// the move, the ring has no pointers into the previous map. The caller may move a ring only
+    /// between two batches.
     ///
     /// # Errors
-    /// [`RingError::Address`] if a part of the ring is not in `memory`. The ring is then unchanged.
+    /// Returns [`RingError::Address`] if a part of the ring is not in `memory`. If the function
+    /// returns an error, the ring is unchanged.
     pub fn move_to(
         &mut self,
         memory: Arc<GuestMemory>,
@@ -123,7 +133,7 @@ impl SplitRing {
         Ok(core::mem::replace(&mut self.memory, memory))
     }
 
-    /// Appends the driver's own available entries, up to `available_seen`, behind the resubmitted
+    /// Appends the driver's own available entries, up to `available_seen`, after the resubmitted
     /// heads.
     #[cold]
     pub(super) fn extend_replay(&mut self) {
@@ -140,8 +150,9 @@ impl SplitRing {
         self.records.replay_filled = index;
     }
 
-    /// [`SplitRing::publish`] for rings with records: writes the log before and after the index,
-    /// and the region in the specified order.
+    /// Like [`SplitRing::publish`], for rings with a dirty log or an inflight region. The dirty log
+    /// is written before and after the used index. The inflight region is written in the order of
+    /// the specification.
     #[cold]
     pub(super) fn publish_recorded(&mut self) {
         let (old, new) = (self.published, self.next_used);
@@ -173,7 +184,8 @@ impl SplitRing {
         self.records.inflight = inflight;
     }
 
-    /// The used entries from index `old` up to `new` as they were written: head and length.
+    /// Head and length of each used entry from index `old` up to `new`, read back from the used
+    /// ring.
     fn used_entries(&self, old: u16, new: u16) -> impl Iterator<Item = (u16, u32)> + '_ {
         (0..new.wrapping_sub(old)).map(move |k| {
             let at = 2 + 4 * usize::from(old.wrapping_add(k) & self.mask);
@@ -183,7 +195,8 @@ impl SplitRing {
         })
     }
 
-    /// Marks the buffers that the burst wrote, and its used entries.
+    /// Marks the buffers that the burst filled, and the burst's used entries, as written in the
+    /// dirty log.
     fn log_burst(&mut self, log: &RingLog, old: u16, new: u16) {
         let mut index = old;
         while index != new {
@@ -199,7 +212,8 @@ impl SplitRing {
         log.mark_used(4, 8 * u64::from(count - straight));
     }
 
-    /// Marks the first `len` bytes of the buffer that begins at descriptor `head`.
+    /// Marks the first `len` bytes of the chain that begins at descriptor `head` as written in the
+    /// dirty log.
     fn log_buffer(&mut self, log: &RingLog, head: u16, len: u32) {
         let mut pieces = [Piece::NONE; PIECES_MAX];
         // If the chain is no longer valid, the guest changed it after the switch wrote to it.

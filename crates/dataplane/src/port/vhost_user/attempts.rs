@@ -1,34 +1,37 @@
-//! Limits how often a failing session is logged.
+//! Limits the number of log messages about failing vhost-user sessions.
 //!
 //! # Problem
-//! If a hypervisor does not fit its port, it connects several times per second for as long as its
-//! guest runs. It fails each time for the same reason.
+//! If a hypervisor's settings do not fit its port, the hypervisor connects several times per second
+//! for as long as its guest runs. All attempts of a hypervisor with wrong settings fail for the
+//! same reason.
 //!
 //! # Approach
-//! A cause is logged when it is new, and then after pauses that double. The message contains the
-//! number of failures since the last message. Attempts themselves are not slowed down.
+//! The switch logs a cause of failure when the cause is new, and then after pauses that double each
+//! time. The log message contains the number of failures since the last message. The limit on log
+//! messages does not slow down the attempts to connect.
 
 use penstock_units::Nanos;
 
 const FIRST_PAUSE: Nanos = Nanos::from_secs(10);
 const LONGEST_PAUSE: Nanos = Nanos::from_secs(3_600);
-/// Time after the pause. A cause that did not recur within it counts as new.
+/// If a cause of failure does not recur within this time after its pause, the cause counts as new.
 const FORGET: Nanos = Nanos::from_secs(60);
-/// Number of remembered causes. A driver may fail for several reasons in turn.
+/// Number of causes of failure that a port remembers. A driver may fail for several reasons in
+/// turn.
 const CAUSES: usize = 4;
 
 #[derive(Debug)]
 struct Cause {
     text: String,
-    /// Number of failures since the cause was logged.
+    /// Number of failures since the cause was last logged.
     times: u64,
     last: Nanos,
-    /// Time from which the cause is logged again.
+    /// Time from which the switch logs the cause of failure again.
     due: Nanos,
     pause: Nanos,
 }
 
-/// The failures of one kind at one port.
+/// Recent causes of one kind of failure at one port.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Vec<Cause>);
 

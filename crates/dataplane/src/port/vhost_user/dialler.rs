@@ -1,16 +1,18 @@
-//! Connects to a VM that listens.
+//! Connects a vhost-user port to the socket on which a VM listens.
 //!
 //! # Problem
-//! The session's thread exchanges messages with a VM's process. If it could also connect, an
-//! attacker in it could connect to every socket of the host. For directories of other users it
-//! would need `CAP_DAC_OVERRIDE`.
+//! The session's thread exchanges messages with a VM's process. If the session's thread could also
+//! make connections, an attacker who controls the thread could connect to every socket of the host.
+//! To reach sockets in other users' directories, the session's thread would also need
+//! `CAP_DAC_OVERRIDE`.
 //!
 //! # Approach
-//! A separate thread makes the connection, passes it on, and reads nothing from it. The path comes
-//! from the configuration, and the session's thread cannot choose another path.
+//! A separate dialling thread makes the connection and passes the connection to the session's
+//! thread. The dialling thread reads nothing from the connection. The socket's path comes from the
+//! configuration, and the session's thread cannot choose another path.
 //!
 //! # Cost
-//! A port with `mode = "client"` has one additional thread, which sleeps.
+//! A port with `mode = "client"` has one additional thread, which sleeps most of the time.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -20,10 +22,11 @@ use std::thread::JoinHandle;
 use super::{VhostUserConfig, socket};
 use crate::confine::{Role, confine};
 
-/// The session's end of the dialling thread.
+/// Handle with which the session's thread uses the dialling thread.
 #[derive(Debug)]
 pub(super) struct Dialler {
-    /// Requests to connect. If this is `None`, the thread ends.
+    /// Channel on which the session's thread requests a connection from the dialling thread. If the
+    /// channel is closed (`None`), the dialling thread ends.
     asks: Option<Sender<()>>,
     answers: Receiver<io::Result<UnixStream>>,
     thread: Option<JoinHandle<()>>,
@@ -42,7 +45,7 @@ impl Dialler {
                 for () in asked {
                     let made = match &is_confined {
                         Ok(()) => socket::connect(&path),
-                        Err(e) => Err(io::Error::other(format!("give up its privileges: {e}"))),
+                        Err(e) => Err(io::Error::other(format!("cannot give up privileges: {e}"))),
                     };
                     if answer.send(made).is_err() {
                         return;
@@ -52,7 +55,7 @@ impl Dialler {
         Ok(Self { asks: Some(asks), answers, thread: Some(thread) })
     }
 
-    /// Connects as [`socket::connect`] does.
+    /// Like [`socket::connect`], but the dialling thread makes the connection.
     pub(super) fn connect(&self) -> io::Result<UnixStream> {
         let gone = || io::Error::other("the thread that connects has ended");
         self.asks.as_ref().and_then(|asks| asks.send(()).ok()).ok_or_else(gone)?;

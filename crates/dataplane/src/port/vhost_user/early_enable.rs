@@ -1,13 +1,17 @@
-//! `SET_VRING_ENABLE` before `SET_FEATURES`, as QEMU's virtio-net sends it when it connects.
+//! Accepts `SET_VRING_ENABLE` before `SET_FEATURES`. QEMU's virtio-net sends `SET_VRING_ENABLE`
+//! first when it connects.
 //!
 //! # Problem
-//! The `vhost` crate ends a session that enables a ring before feature bit 30 is acknowledged, but
-//! QEMU 7.2 does exactly this.
+//! The `vhost` crate ends a session if the peer enables a ring before the peer acknowledges the
+//! feature `VHOST_USER_F_PROTOCOL_FEATURES` (bit 30). QEMU 7.2 enables rings before it acknowledges
+//! the feature.
 //!
 //! # Approach
-//! Until the bit is acknowledged, the header of each message is read without taking the message.
-//! This module takes and answers an early enable. All other messages go to the crate. Once the bit
-//! is acknowledged, the crate handles all messages.
+//! Until the peer acknowledges feature bit 30, the switch reads the header of each message but
+//! leaves the message in the socket. The switch itself takes and answers only an early
+//! `SET_VRING_ENABLE`. The switch leaves all messages except an early `SET_VRING_ENABLE` to the
+//! `vhost` crate. After the peer has acknowledged feature bit 30, the `vhost` crate handles all
+//! messages.
 
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -27,11 +31,11 @@ const NEED_REPLY: u32 = 8;
 const HEADER: usize = 12;
 const PAYLOAD: u32 = 8;
 
-/// Serves the next message if it is an early enable. Returns false for any other message and leaves
-/// it in place.
+/// Serves the next message if the message is an early `SET_VRING_ENABLE`. If the next message is
+/// not an early `SET_VRING_ENABLE`, `serve` returns false and leaves the message in the socket.
 ///
 /// # Errors
-/// The connection broke, or the message is wrong.
+/// Returns an error if the connection broke, or if the message is invalid.
 pub(super) fn serve(mut stream: &UnixStream, session: &Mutex<Session>) -> Result<bool> {
     let mut header = [0; HEADER];
     let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_WAITALL;

@@ -1,22 +1,23 @@
 //! Stops a port that made its worker sleep.
 //!
 //! # Problem
-//! The process behind a port can make the worker sleep, by its call descriptor or by removing pages
-//! under a page fault. Every other port then waits too (datapath rule 20).
+//! A port's peer can make the worker sleep: the peer can fill its call descriptor, or remove pages
+//! during a page fault. While the worker sleeps, every other port of the worker also waits
+//! (datapath rule 20).
 //!
 //! # Approach
-//! The worker takes both rings of the queue pair out of use at once and signals the session's
-//! alarm. It also shuts the connection down, because a session that waits for the rest of a
-//! message, or for room to answer, does not see the alarm. The session ends with the reason and
-//! takes the rings from all other workers.
+//! The worker immediately takes both rings of the queue pair out of use and signals the session's
+//! alarm. The worker that stops a port also shuts the session's connection down. A session that
+//! waits for the end of a message, or for room to answer, does not see the alarm. The session ends
+//! with the reason of the stop, and takes the port's rings from all other workers.
 //!
-//! The port is admitted again after a pause. The first pause is a minute, and each further pause is
-//! twice as long, at most an hour. After an hour without a further stop the pauses begin at a
-//! minute again. A peer thus costs other ports at most one such sleep per minute, however many
-//! rings it has.
+//! The switch admits a stopped port again after a pause. After its first stop, a port pauses for a
+//! minute. Each further pause is twice as long as the previous pause, up to an hour. After an hour
+//! without a stop, the port's next pause is a minute again. A peer can therefore make the worker
+//! sleep at most once per minute, regardless of the number of its rings.
 //!
 //! # Cost
-//! A well-behaved peer causes no cost.
+//! The protection against peers that make the worker sleep costs nothing unless a port is stopped.
 
 use core::sync::atomic::{AtomicU64, Ordering, fence};
 use std::net::Shutdown;
@@ -26,29 +27,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use nix::sys::eventfd::EventFd;
 use penstock_units::Nanos;
 
-use crate::worker::SleepCause;
+use crate::wake::Cause as SleepCause;
 
 const FIRST: Nanos = Nanos::from_secs(60);
-/// The longest pause, and the time after which the pauses begin at [`FIRST`] again.
+/// The longest pause of a stopped port. If a port runs for this time without a stop, the port's
+/// next pause is [`FIRST`] again.
 const LONGEST: Nanos = Nanos::from_secs(3_600);
 
-/// Reason for which a port was stopped.
+/// Reason why the worker stopped a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Halted {
     pub(super) cause: SleepCause,
-    /// Time for which the worker slept.
+    /// Time for which the worker slept because of the port.
     pub(super) slept: Nanos,
 }
 
-/// State that worker and session share about a stop.
+/// State that says whether and why a port is stopped. The worker and the vhost-user session share
+/// the `Halt` state.
 #[derive(Debug)]
 pub(super) struct Halt {
-    /// Signalled when the port is stopped, and when a driver shortened a mapped file.
+    /// Eventfd that is signalled when the worker stops the port, or when the switch finds that a
+    /// driver shortened a mapped file.
     pub(super) alarm: Arc<EventFd>,
-    /// Duration of the sleep in nanoseconds. The lowest bit is set if the call descriptor was the
-    /// cause. 0 means that the port is not stopped.
+    /// Duration of the worker's sleep in nanoseconds, shifted left by one bit. The lowest bit is
+    /// set if the call descriptor was the cause of the sleep. If the value is 0, the port is not
+    /// stopped.
     why: AtomicU64,
-    /// The session's connection.
+    /// The session's connection. `None` if the session has no connection.
     connection: Mutex<Option<UnixStream>>,
 }
 
@@ -57,8 +62,8 @@ impl Halt {
         Self { alarm, why: AtomicU64::new(0), connection: Mutex::new(None) }
     }
 
-    /// Records a stop. Called by the worker. Neither the alarm, which only this process holds, nor
-    /// a lock can block this call.
+    /// Records that the worker stopped the port. The worker may call `stop`, because `stop` never
+    /// blocks: it waits for no lock, and only this process can write to the alarm.
     pub(super) fn stop(&self, halted: Halted) {
         let by_call = u64::from(halted.cause == SleepCause::Call);
         self.why.store((halted.slept.0 << 1 | by_call).max(2), Ordering::Release);
@@ -66,10 +71,11 @@ impl Halt {
         self.hang_up_at_once();
     }
 
-    /// Ends a call in which the session waits for its peer. Called by the worker.
+    /// Shuts the session's connection down, which ends any call in which the session waits for its
+    /// peer. The worker may call `hang_up_at_once`, because it waits for no lock.
     pub(super) fn hang_up_at_once(&self) {
-        // This step follows the alarm, because a session that holds the lock checks the alarm after
-        // releasing the lock.
+        // The lock is tried only after the alarm is set, because a session that has the lock checks
+        // the alarm after it releases the lock.
         fence(Ordering::SeqCst);
         let connection = match self.connection.try_lock() {
             Ok(connection) => connection,
@@ -79,12 +85,14 @@ impl Halt {
         shut_down(connection.as_ref());
     }
 
-    /// Like [`Self::hang_up_at_once`], but called by the control side.
+    /// Shuts the session's connection down, like [`Self::hang_up_at_once`]. Only control threads
+    /// may call `hang_up`, because it may wait for the connection's lock.
     pub(super) fn hang_up(&self) {
         shut_down(self.connection().as_ref());
     }
 
-    /// Sets the session's connection. Called by the session.
+    /// Sets the session's connection; `None` if the session has no connection. Only the session's
+    /// thread calls `set_connection`.
     pub(super) fn set_connection(&self, connection: Option<UnixStream>) {
         let before = std::mem::replace(&mut *self.connection(), connection);
         fence(Ordering::SeqCst);
@@ -95,7 +103,7 @@ impl Halt {
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The reason of the last stop, if the port was stopped since the last call.
+    /// Reason of the port's last stop. `None` if the port was not stopped since the last call.
     pub(super) fn take(&self) -> Option<Halted> {
         let why = self.why.swap(0, Ordering::AcqRel);
         let cause = if why & 1 == 0 { SleepCause::Memory } else { SleepCause::Call };
@@ -109,16 +117,16 @@ fn shut_down(connection: Option<&UnixStream>) {
     }
 }
 
-/// Durations for which a port is kept out.
+/// Computes the pauses in which a stopped port is not admitted.
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
     last: Nanos,
-    /// Time at which the last pause ended.
+    /// Time at which the port's last pause ends.
     over: Nanos,
 }
 
 impl Pauses {
-    /// Duration for which a port that is stopped at time `now` is kept out.
+    /// Returns the pause of a port that is stopped at time `now`.
     pub(super) fn next(&mut self, now: Nanos) -> Nanos {
         let behaved = now.saturating_sub(self.over) >= LONGEST;
         let pause = if self.last == Nanos::ZERO || behaved { FIRST } else { self.last + self.last };

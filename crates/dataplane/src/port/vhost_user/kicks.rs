@@ -1,8 +1,8 @@
-//! Receives the driver's kicks between two messages of its session.
+//! Receives the driver's kicks between two messages of the vhost-user session.
 //!
-//! The driver sends kicks only while a queue pair is at rest ([`crate::worker::Doorbell`]). The
+//! The driver sends kicks only while a queue pair is at rest ([`crate::wake::Doorbell`]). The
 //! port's own thread receives at most one kick per millisecond. A driver that kicks without end
-//! thus costs the host about a thousandth of a core, and costs other ports nothing.
+//! uses about a thousandth of a core, and does not affect other ports.
 
 use std::fs::File;
 use std::io::Read;
@@ -15,12 +15,12 @@ use penstock_units::QueueId;
 
 use super::session::Session;
 
-/// Milliseconds after a kick during which no other kick is read. A queue pair that was just woken
-/// is polled for a longer time.
+/// Pause in milliseconds after a kick before the port's thread reads another kick. After a kick,
+/// the worker polls the queue pair for longer than `DEAF_MS`.
 const DEAF_MS: u8 = 1;
 
-/// Rings the bells of kicked queue pairs until the connection has a message or has ended, or the
-/// session's alarm is signalled.
+/// Wakes kicked queue pairs until the connection has a message or has ended, or until the session's
+/// alarm is signalled.
 pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
     let kicks: Vec<(QueueId, &File)> = session.kicks().collect();
     let mut fds = vec![
@@ -34,7 +34,7 @@ pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
         let timeout = if deaf { PollTimeout::from(DEAF_MS) } else { PollTimeout::NONE };
         match poll(heard, timeout) {
             Err(Errno::EINTR) => continue,
-            // The read that follows returns the error.
+            // The next read of the connection returns the error.
             Err(_) => return,
             Ok(_) if fds[..2].iter().any(happened) => return,
             Ok(_) if deaf => deaf = false,

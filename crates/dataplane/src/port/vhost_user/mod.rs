@@ -1,15 +1,18 @@
-//! vhost-user ports: a VM's virtio-net device, whose rings lie in memory shared with the VM.
+//! vhost-user ports. The port is the back end of a VM's virtio-net device, and the rings lie in
+//! memory shared with the VM.
 //!
 //! # Roles
-//! A control thread per port implements the protocol (`session`) with the `vhost` crate, and the
-//! worker owns the rings (`queue`). Both threads communicate only through the worker's mailbox. The
-//! session swaps a ring in or out between two batches, and no guest pointer survives the swap
-//! (datapath rule 10).
+//! Each vhost-user port has a control thread that implements the protocol (`session`) with the
+//! `vhost` crate. The worker owns the port's rings (`queue`). Control thread and worker communicate
+//! only through the worker's mailbox. Between two batches, the session gives a ring to the worker
+//! or takes a ring back. No pointer into guest memory survives a ring's change of owner (datapath
+//! rule 10).
 //!
 //! # Modes
-//! In *server* mode the switch listens and the VM connects. The VM connects again after a restart
-//! of either side. In *client* mode the VM listens, and the switch connects and retries. A separate
-//! thread (`dialler`) makes the connection, because the session's thread is not allowed to connect.
+//! In *server* mode the switch listens and the VM connects. In server mode, the VM connects again
+//! after a restart of the switch or the VM. In *client* mode the VM listens, and the switch
+//! connects and retries. In client mode, a separate thread (`dialler`) makes the connection,
+//! because the session's thread is not allowed to connect.
 
 mod attempts;
 mod dialler;
@@ -38,47 +41,52 @@ use penstock_units::PortId;
 
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
-use crate::worker::{INTERRUPT_SIGNAL, QUEUES_MAX, Workers, install_interrupt};
+use crate::port::QueueOwners;
+use crate::unit::QUEUES_MAX;
+use crate::wake;
 use dialler::Dialler;
 use halt::Halt;
 use queue::VhostQueue;
 use serve::Source;
 use socket::Listener;
 
-/// Which side listens on the socket.
+/// Side that listens on the vhost-user socket: the switch or the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SocketMode {
     Server,
-    /// The VM listens, and the switch connects.
+    /// The VM listens on the socket, and the switch connects.
     Client,
 }
 
 #[derive(Clone, Debug)]
 pub struct VhostUserConfig {
-    /// Name of the port, for messages.
+    /// Name of the port for log messages and errors.
     pub name: String,
-    /// Path of the unix socket, at most 107 bytes.
+    /// Path of the vhost-user socket, at most 107 bytes.
     pub path: PathBuf,
     pub mode: SocketMode,
-    /// Number of queue pairs offered, 1 to 8.
+    /// Number of queue pairs that the port offers to the driver, 1 to 8.
     pub queue_pairs: u16,
-    /// Offloads offered to the guest, in both directions.
+    /// Offloads that the port offers to the guest, in both directions.
     pub offloads: OffloadCaps,
-    /// Permissions of a socket that the port creates.
+    /// Permission bits of a socket that the port creates.
     pub socket_mode: u32,
-    /// Numeric user id of the owner of a socket that the port creates; `None` is the daemon's user.
+    /// Numeric user id of the owner of a socket that the port creates. If `socket_owner` is `None`,
+    /// the socket gets the daemon's user.
     pub socket_owner: Option<u32>,
-    /// Numeric group id of a socket that the port creates; `None` is the daemon's group.
+    /// Numeric group id of a socket that the port creates. If `socket_group` is `None`, the socket
+    /// gets the daemon's group.
     pub socket_group: Option<u32>,
 }
 
-/// State that the session publishes.
+/// State of the vhost-user session, for status output.
 #[derive(Debug, Default)]
 struct Shared {
     connected: bool,
     stopping: bool,
     error: Option<String>,
-    /// Reason for the missing connection, if the port only waits for a VM.
+    /// Reason why the port has no connection yet. `waits` is `None` if the port does not wait for a
+    /// VM's connection.
     waits: Option<String>,
     features: u64,
     rings: Vec<(u32, bool)>,
@@ -95,7 +103,7 @@ fn lock(shared: &Mutex<Shared>) -> std::sync::MutexGuard<'_, Shared> {
 pub struct VhostUser {
     config: VhostUserConfig,
     id: PortId,
-    workers: Workers,
+    owners: Arc<dyn QueueOwners>,
     shared: SharedState,
     wake: Arc<EventFd>,
     halt: Arc<Halt>,
@@ -104,14 +112,16 @@ pub struct VhostUser {
 }
 
 impl VhostUser {
-    /// Creates the port's queue pairs. Attach them to the worker, then call [`Self::serve`].
+    /// Creates the port's queue pairs. The caller attaches the queue pairs to the worker, then
+    /// calls [`Self::serve`].
     ///
     /// # Errors
-    /// [`PortError`]: too many queue pairs, or no free event descriptor.
+    /// Returns a [`PortError`] if the configuration has too many queue pairs, or if no file
+    /// descriptor is free.
     pub fn start(
         config: VhostUserConfig,
         id: PortId,
-        workers: impl Into<Workers>,
+        owners: impl QueueOwners + 'static,
     ) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let object = config.path.display().to_string();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queue_pairs)) {
@@ -132,7 +142,7 @@ impl VhostUser {
             Self {
                 config,
                 id,
-                workers: workers.into(),
+                owners: Arc::new(owners),
                 shared,
                 wake,
                 halt,
@@ -143,13 +153,14 @@ impl VhostUser {
         ))
     }
 
-    /// Binds the socket (server mode) and starts the session thread.
+    /// Binds the socket in server mode, and starts the session thread.
     ///
     /// # Errors
-    /// [`PortError`]: the path cannot be bound, or no thread can be started.
+    /// Returns a [`PortError`] if the switch cannot bind the socket's path, or cannot start a
+    /// thread.
     pub fn serve(&mut self) -> Result<(), PortError> {
         let object = self.config.path.display().to_string();
-        install_interrupt()
+        wake::install()
             .map_err(|e| PortError::system(&object, "set a signal handler", RAISE_NOFILE, e))?;
         let failed = |e| PortError::system(&object, "start its thread", RAISE_NOFILE, e);
         let source = match self.config.mode {
@@ -165,7 +176,7 @@ impl VhostUser {
         let server = serve::Server {
             config: self.config.clone(),
             id: self.id,
-            workers: self.workers.clone(),
+            owners: Arc::clone(&self.owners),
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
             halt: Arc::clone(&self.halt),
@@ -198,10 +209,11 @@ impl VhostUser {
         }
     }
 
-    /// Waits for the session's thread, at most two seconds. A hostile peer can block a call of that
-    /// thread, by its call descriptor or when a file that the peer serves is closed. A signal ends
-    /// most such calls. If signals do not end the thread, it is abandoned. It holds no resources of
-    /// the worker.
+    /// Waits at most two seconds for the session's thread to end. A hostile peer can block the
+    /// session's thread in a system call. The blocked call is a write to the peer's call
+    /// descriptor, or the closing of a file that the peer serves. Signals end most system calls
+    /// that block the session's thread. If signals do not help, the switch abandons the session's
+    /// thread. An abandoned session thread has no resources of the worker.
     fn join(&self, thread: JoinHandle<()>) {
         let pause = PollTimeout::from(JOIN_PAUSE_MS);
         for _ in 0..JOIN_TRIES {
@@ -209,10 +221,10 @@ impl VhostUser {
                 let _ = thread.join();
                 return;
             }
-            let _ = pthread_kill(thread.as_pthread_t(), INTERRUPT_SIGNAL);
+            let _ = pthread_kill(thread.as_pthread_t(), wake::SIGNAL);
             let _ = poll(&mut [], pause);
         }
-        tracing::error!(port = %self.config.name, "its session does not end; the thread is left");
+        tracing::error!(port = %self.config.name, "the session does not end: thread abandoned");
     }
 
     /// Ends the session and waits until the worker has released the guest's memory.
@@ -238,6 +250,7 @@ impl Drop for VhostUser {
 
 /// Milliseconds between two signals to a session that must end.
 const JOIN_PAUSE_MS: u16 = 2;
-/// Number of signals after which the session's thread is abandoned. They take two seconds.
+/// Number of signals after which the switch abandons the session's thread. After two seconds of
+/// signals without effect, the switch abandons the thread.
 const JOIN_TRIES: u32 = 1_000;
 const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

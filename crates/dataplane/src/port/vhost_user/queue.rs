@@ -1,4 +1,4 @@
-//! A queue pair of a VM in the worker: two rings, either of which may be absent.
+//! A VM's queue pair in the worker. The queue pair has two rings, and each ring may be absent.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,46 +13,47 @@ use crate::port::dirty_log::RingLog;
 use crate::port::guest_memory::GuestMemory;
 use crate::port::split_ring::{RingAddresses, RingError};
 use crate::port::{ControlMessage, Pending, PortQueue, TxOutcome};
-use crate::worker::{SleepCause, stall};
+use crate::wake::{Cause as SleepCause, stall};
 
 /// A ring of a queue pair, named from the switch's point of view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
-    /// The guest's transmit ring, from which frames come.
+    /// The guest's transmit ring, from which the switch receives frames.
     Rx,
-    /// The guest's receive ring, into which frames go.
+    /// The guest's receive ring, into which the switch sends frames.
     Tx,
 }
 
-/// Message that installs `ring` and removes the previous one.
+/// Message to the worker that installs `ring` and returns the previous ring.
 #[derive(Debug)]
 pub(super) struct SwapRing {
     pub(super) side: Side,
     pub(super) ring: Option<Box<Virtqueue>>,
     pub(super) caps: OffloadCaps,
-    /// Whether the driver can kick for this ring.
+    /// Whether the driver can kick for the new ring.
     pub(super) kicks: bool,
 }
 
-/// Message that changes the ring of one side between two batches. The ring is thus never absent
-/// while frames pass.
+/// Message to the worker that changes one ring of a queue pair between two batches, so that the
+/// ring is never absent.
 #[derive(Debug)]
 pub(super) struct ChangeRing {
     pub(super) side: Side,
     pub(super) change: RingChange,
 }
 
-/// The change to make. After execution the message contains the previous value, which the sender
-/// drops.
+/// Message that changes a running ring. After the change, the `RingChange` message contains the
+/// ring's previous value, which the sender drops.
 #[derive(Debug)]
 pub(super) enum RingChange {
-    /// Sets the log of the ring's writes, or ends logging.
+    /// Sets the dirty log of the ring's writes. `None` ends logging.
     Log(Option<RingLog>),
-    /// Sets the descriptor that interrupts the driver, or removes it.
+    /// Sets the event descriptor that interrupts the driver. `Call(None)` stops interrupts to the
+    /// driver.
     Call(Option<File>),
-    /// Replaces the map of the guest's memory.
+    /// Replaces the ring's map of the guest's memory.
     Move(Arc<GuestMemory>, RingAddresses),
-    /// The ring is not in the new map and continues in the old one.
+    /// The ring is not in the new memory map, and continues with the old map.
     Refused(RingError),
 }
 
@@ -81,23 +82,24 @@ pub(super) struct VhostQueue {
     rx: Option<Box<Virtqueue>>,
     tx: Option<Box<Virtqueue>>,
     caps: OffloadCaps,
-    /// Whether the driver can kick for `rx`.
+    /// Whether the driver can kick for the ring `rx`.
     kicks: bool,
     port: PortId,
     halt: Arc<Halt>,
-    /// Rings out of use until the session takes them: first the ring of `rx`, then the ring of
-    /// `tx`.
+    /// Rings of a stopped port, until the session takes the rings. Entry 0 is the ring `rx`, and
+    /// entry 1 is the ring `tx`.
     stopped: [Option<Box<Virtqueue>>; 2],
 }
 
 impl VhostQueue {
-    /// A queue pair without rings.
+    /// Makes a queue pair without rings for port `port`.
     pub(super) fn new(port: PortId, halt: Arc<Halt>) -> Self {
         let (rx, tx, caps) = (None, None, OffloadCaps::default());
         Self { rx, tx, caps, kicks: false, port, halt, stopped: [None, None] }
     }
 
-    /// The field that holds the ring of `side`: `rx` or `tx`, or `stopped` after a stop.
+    /// Returns the field of the queue pair that contains the ring `side` (receive or transmit). If
+    /// the worker stopped the port, the ring is in the field `stopped`, otherwise in `rx` or `tx`.
     fn place(&mut self, side: Side) -> &mut Option<Box<Virtqueue>> {
         let (stopped, used) = match side {
             Side::Rx => (&mut self.stopped[0], &mut self.rx),
@@ -176,7 +178,8 @@ impl PortQueue for VhostQueue {
         stall::enter(self.port);
         match &mut self.rx {
             Some(ring) => self.kicks && ring.ask_for_kicks(),
-            // No frame can come until the session installs a ring, which wakes the queue.
+            // No frame can arrive until the session installs a ring. Installing a ring wakes the
+            // queue.
             None => true,
         }
     }
@@ -190,8 +193,8 @@ impl PortQueue for VhostQueue {
                 *stopped = ring.take();
             }
         }
-        // The session's own alarm reports removed memory. A sleep is reported even if the session
-        // has taken the rings meanwhile.
+        // If memory was removed, the SIGBUS handler has signalled the session's alarm already. A
+        // sleep is reported even if the session has taken the rings meanwhile.
         if cause == SleepCause::Gone {
             self.halt.hang_up_at_once();
         } else {

@@ -1,4 +1,5 @@
-//! The session thread: makes connections, runs a session on each, and cleans up after it.
+//! The session thread of a vhost-user port. The thread gets connections, runs a session on each
+//! connection, and cleans up after each session.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -18,11 +19,11 @@ use super::socket::Listener;
 use super::throttle::{self, Throttle};
 use super::{SharedState, VhostUserConfig, early_enable, lock};
 use crate::confine::{Role, confine};
-use crate::worker::Workers;
+use crate::port::QueueOwners;
 
 const RETRY_MS: u16 = 250;
 
-/// A session shorter than this counts as ended at once.
+/// A session that is shorter than `AT_ONCE` counts as ended at once.
 const AT_ONCE: Nanos = Nanos::from_secs(1);
 
 /// State that the session thread keeps from one connection to the next.
@@ -33,23 +34,23 @@ struct Memory {
     has_failed: bool,
     pauses: Pauses,
     failures: Attempts,
-    /// Limit on log messages about successes between failures.
+    /// Limits the log messages about successful connections between failures.
     greetings: Attempts,
-    /// Limit on log messages about attempts to connect.
+    /// Limits the log messages about failed attempts to connect.
     knocks: Attempts,
 }
 
-/// Source of connections.
+/// Source of a port's connections: a listening socket or a dialling thread.
 pub(super) enum Source {
     Listener(Arc<Listener>),
     Dialler(Dialler),
 }
 
-/// Inputs of the session thread.
+/// Configuration and shared state that the session thread uses.
 pub(super) struct Server {
     pub(super) config: VhostUserConfig,
     pub(super) id: PortId,
-    pub(super) workers: Workers,
+    pub(super) owners: Arc<dyn QueueOwners>,
     pub(super) shared: SharedState,
     pub(super) wake: Arc<EventFd>,
     pub(super) halt: Arc<Halt>,
@@ -58,7 +59,7 @@ pub(super) struct Server {
 impl Server {
     pub(super) fn run(self, source: &Source) {
         if let Err(e) = confine(Role::Session) {
-            lock(&self.shared).error = Some(format!("give up its privileges: {e}"));
+            lock(&self.shared).error = Some(format!("cannot give up privileges: {e}"));
             return;
         }
         let mut memory = Memory {
@@ -82,14 +83,15 @@ impl Server {
                     self.stay_out(&mut memory.pauses);
                 }
                 if matches!(source, Source::Dialler(_)) {
-                    // A peer that accepts and hangs up at once must not keep a core busy.
+                    // A peer that accepts a connection and hangs up at once must not keep a core
+                    // busy.
                     self.wait(None, PollTimeout::from(RETRY_MS));
                 }
             }
         }
     }
 
-    /// Waits until `other` is readable, the port ends, or the time is over.
+    /// Waits until a peer connects to the listener `other`, the port ends, or `timeout` is over.
     fn wait(&self, other: Option<&UnixListener>, timeout: PollTimeout) {
         let mut fds = vec![PollFd::new(self.wake.as_fd(), PollFlags::POLLIN)];
         if let Some(listener) = other {
@@ -108,7 +110,7 @@ impl Server {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => None,
             Err(e) => {
                 // Most likely no descriptor is free. The listener stays readable, so the thread
-                // waits a while.
+                // pauses before the next attempt.
                 lock(&self.shared).error = Some(format!("accept: {e}"));
                 self.wait(None, PollTimeout::from(RETRY_MS));
                 None
@@ -123,15 +125,15 @@ impl Server {
         };
         use std::io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
         let path = self.config.path.display();
-        // The first three kinds only mean that the VM is not there yet.
+        // The first three kinds only mean that the VM does not listen or accept yet.
         let (is_wait, text) = match error.kind() {
             NotFound => (true, format!("{path}: no such socket; start the VM or correct `socket`")),
-            ConnectionRefused => (true, format!("{path}: nobody listens on it; start the VM")),
-            WouldBlock => (true, format!("{path}: its listener does not accept")),
+            ConnectionRefused => (true, format!("{path}: no process listens on it; start the VM")),
+            WouldBlock => (true, format!("{path}: the VM accepts no connections")),
             _ => (false, format!("connect: {error}")),
         };
         if let Some(times) = knocks.failed(&text, now()) {
-            tracing::info!(port = %self.config.name, times, "waits for its VM: {text}");
+            tracing::info!(port = %self.config.name, times, "the port waits for its VM: {text}");
         }
         let mut shared = lock(&self.shared);
         if is_wait {
@@ -144,7 +146,8 @@ impl Server {
         None
     }
 
-    /// Charges the driver's work to the throttle, and waits if the driver exceeded its limit.
+    /// Charges `units` of the driver's work to the throttle, and waits if the driver exceeded its
+    /// limit.
     fn pay(&self, throttle: &mut Throttle, units: u64) {
         let wait = throttle.pay(units, now());
         if wait == Nanos::ZERO || lock(&self.shared).stopping {
@@ -155,8 +158,8 @@ impl Server {
         self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
 
-    /// Serves one connection from its first message to its last. Returns whether the worker stopped
-    /// the port.
+    /// Serves one connection from its first message to its last message. Returns whether the worker
+    /// stopped the port.
     fn session(&self, stream: UnixStream, memory: &mut Memory) -> bool {
         // Without the first clone, `stop` could not end the session and would wait for it forever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
@@ -190,7 +193,7 @@ impl Server {
         }
         let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
         let session =
-            Session::new(&self.config, Box::new((self.id, self.workers.clone())), shared, halt);
+            Session::new(&self.config, Box::new((self.id, Arc::clone(&self.owners))), shared, halt);
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
         let mut is_told = false;
@@ -203,6 +206,10 @@ impl Server {
                 break end;
             }
             self.pay(&mut memory.throttle, throttle::MESSAGE + spent(&backend));
+            // A driver may have sent thousands of messages that the session has not read yet.
+            if lock(&self.shared).stopping {
+                break Error::Disconnected;
+            }
         };
         drop(handler);
         let at_once = now().saturating_sub(began) < AT_ONCE;
@@ -220,7 +227,7 @@ impl Server {
         was_halted
     }
 
-    /// Waits until the port may be admitted again.
+    /// Waits until the pause of the stopped port is over.
     fn stay_out(&self, pauses: &mut Pauses) {
         let pause = pauses.next(now());
         let seconds = pause.0 / 1_000_000_000;
@@ -232,7 +239,8 @@ impl Server {
         self.wait(None, PollTimeout::try_from(ms).unwrap_or(PollTimeout::MAX));
     }
 
-    /// Logs that a driver has connected. After a failure it logs only once the driver's rings run.
+    /// Logs that a driver has connected. After a failed session, `greet` does not log the next
+    /// connection until the driver's rings run.
     fn greet(&self, session: &Session, memory: &mut Memory) -> bool {
         let again = memory.has_failed || memory.was_refused;
         if again && !session.has_run() {
@@ -245,7 +253,8 @@ impl Server {
         true
     }
 
-    /// Logs why a session ended, unless the same reason was logged a short while ago.
+    /// Logs the reason why a session ended, unless the same reason was logged recently
+    /// ([`Attempts`]).
     fn ended(&self, session: &Session, end: &Error, at_once: bool, memory: &mut Memory) {
         let name = &self.config.name;
         self.halt.set_connection(None);
@@ -269,7 +278,8 @@ impl Server {
     }
 }
 
-/// Serves the message on the connection, unless the driver has shortened a file.
+/// Serves the next vhost-user message on the connection. If the driver has shortened a mapped file
+/// or the worker stopped the port, `serve_message` returns an error.
 pub(super) fn serve_message(
     connection: &UnixStream,
     session: &Mutex<Session>,
@@ -284,7 +294,7 @@ pub(super) fn serve_message(
     handler.handle_request()
 }
 
-/// Units spent by the session since the last call.
+/// Number of [`throttle`] units that the session spent since the last call of `spent`.
 fn spent(session: &Mutex<Session>) -> u64 {
     session.lock().map_or(0, |session| session.take_spent())
 }
@@ -297,7 +307,7 @@ fn now() -> Nanos {
     })
 }
 
-/// Whether the driver has not yet acknowledged the protocol features.
+/// Whether the driver has not yet acknowledged the vhost-user protocol features.
 fn is_early(session: &Mutex<Session>) -> bool {
     session.lock().is_ok_and(|session| !session.knows_protocol_features())
 }

@@ -1,8 +1,8 @@
-//! One vhost-user session: turns the requests of the protocol into rings in the worker.
+//! One vhost-user session, which turns the requests of the protocol into rings in the worker.
 //!
-//! Every value is checked here before use, because the `vhost` crate passes queue indices, ring
-//! sizes and feature bits unchecked (datapath rule 35). A request that cannot be applied to a
-//! running ring takes the ring out of the worker, changes it, and puts it back.
+//! The session checks every value of a request before use, because the `vhost` crate passes queue
+//! indices, ring sizes and feature bits unchecked (datapath rule 35). If a request cannot be
+//! applied to a running ring, the session takes the ring out of the worker to change it.
 
 mod ending;
 mod running;
@@ -32,7 +32,7 @@ use crate::port::guest_memory::{GuestMemory, REGIONS_MAX, RegionSpec};
 use crate::port::inflight::InflightRegion;
 use crate::port::peer_memory::MemoryAccount;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
-use crate::worker::{WorkerError, Workers};
+use crate::port::{QueueOwners, Unreachable};
 pub(super) use ending::SessionError;
 
 const F_CSUM: u64 = 1 << 0;
@@ -77,7 +77,7 @@ pub(super) fn feature_names(features: u64) -> Vec<&'static str> {
     NAMES.iter().filter(|(bit, _)| features & bit != 0).map(|(_, name)| *name).collect()
 }
 
-/// Features offered to a driver.
+/// Virtio feature bits that a port with this configuration offers to a driver.
 fn offered(config: &VhostUserConfig) -> u64 {
     let mut features = F_MRG_RXBUF
         | F_STATUS
@@ -108,19 +108,19 @@ fn offered(config: &VhostUserConfig) -> u64 {
     features
 }
 
-/// State of a ring according to the protocol.
+/// State of a ring according to the vhost-user protocol.
 #[derive(Debug, Default)]
 struct Ring {
     size: u32,
     at: RingAddresses,
-    /// Address of the used ring for the dirty log. `None` if writes to the used ring are not
+    /// Guest address of the used ring for the dirty log. `None` if writes to the used ring are not
     /// logged.
     log_used: Option<u64>,
-    /// Whether an inflight region was passed and the ring has not started since.
+    /// Whether the front end passed an inflight region, and the ring has not started since.
     recover: bool,
     base: u32,
-    /// Whether the base is the position at which the ring left the worker. If not, it is the
-    /// driver's value.
+    /// True if `base` is the position at which the worker stopped using the ring. If `exact` is
+    /// false, `base` is the ring position that the front end gave.
     exact: bool,
     addressed: bool,
     kick: Option<File>,
@@ -130,55 +130,57 @@ struct Ring {
     running: bool,
 }
 
-/// The session's state between requests.
+/// State of a vhost-user session between requests.
 pub(super) struct Session {
     name: String,
     rings_owner: Box<dyn RingsOwner>,
     shared: SharedState,
-    /// Stop state of the port. Its alarm is also signalled when the driver has shortened a mapped
-    /// file.
+    /// State that says whether and why the port is stopped. The switch also signals `Halt::alarm`
+    /// if the driver has shortened a mapped file.
     halt: Arc<Halt>,
-    /// Reason for which the worker stopped the port.
+    /// Reason why the worker stopped the port.
     halted: Cell<Option<Halted>>,
     offered: u64,
     features: u64,
     /// Whether the driver has read the offered features.
     has_offered: bool,
-    /// Whether a ring has run.
+    /// Whether at least one ring of this session has run.
     has_run: bool,
     protocol: u64,
     queue_pairs: u16,
     rings: Vec<Ring>,
-    /// Memory of the driver that the port has mapped.
+    /// Account of the bytes of the driver's memory that the port has mapped.
     account: MemoryAccount,
     memory: Option<Arc<GuestMemory>>,
-    /// Regions removed one by one: guest address, driver's address, length in bytes.
+    /// Memory regions that the driver removed one by one: guest address, driver's address, length
+    /// in bytes.
     removed: Vec<(u64, u64, u64)>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
-    /// Units of the port's [`throttle`] spent since the last call of [`Self::take_spent`].
+    /// Number of units of the port's [`throttle`] that the session spent since the last call of
+    /// [`Self::take_spent`].
     spent: Cell<u64>,
 }
 
 /// Owner of the rings of a port's session: the workers, or a caller that steps the port.
 pub(super) trait RingsOwner: Send {
-    /// Lets the owner of a queue pair execute a message. Returns the message with the previous
-    /// value.
+    /// Passes a message to the owner of a queue pair, which executes the message. Returns the
+    /// message, which then contains the ring's previous value.
     fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult;
 
-    /// Resumes polling of a queue pair at rest.
+    /// Lets the owner of a resting queue pair poll the queue pair again.
     fn ring_bell(&self, queue: QueueId);
 }
 
-pub(super) type ExchangeResult = core::result::Result<ControlMessage, WorkerError>;
+pub(super) type ExchangeResult = core::result::Result<ControlMessage, Unreachable>;
 
-impl RingsOwner for (PortId, Workers) {
+impl RingsOwner for (PortId, Arc<dyn QueueOwners>) {
     fn exchange(&self, queue: QueueId, message: ControlMessage) -> ExchangeResult {
-        self.1.control_queue(self.0, queue, message)
+        self.1.exchange(self.0, queue, message)
     }
 
     fn ring_bell(&self, queue: QueueId) {
-        self.1.ring(self.0, queue);
+        self.1.ring_bell(self.0, queue);
     }
 }
 
@@ -186,8 +188,8 @@ fn refuse(what: impl std::error::Error + Send + Sync + 'static) -> Error {
     Error::ReqHandlerError(std::io::Error::other(what))
 }
 
-/// Whether the worker may write to a driver's descriptor. A pipe, or a file of a file system that
-/// the driver itself serves, could block the write forever.
+/// Whether a file descriptor is an eventfd, so that the worker may write to the descriptor. A write
+/// to a pipe, or to a file of a file system that the driver itself serves, could block forever.
 fn is_eventfd(file: &File) -> bool {
     std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
         .is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
@@ -223,7 +225,8 @@ impl Session {
         }
     }
 
-    /// Units of [`throttle`] spent for the driver since the last call.
+    /// Returns the number of [`throttle`] units that this session spent since the last call of
+    /// `take_spent`.
     pub(super) fn take_spent(&self) -> u64 {
         self.spent.take()
     }
@@ -232,7 +235,7 @@ impl Session {
         self.spent.set(self.spent.get().saturating_add(units));
     }
 
-    /// Takes every ring out of the worker. Afterwards no thread accesses the guest's memory.
+    /// Takes every ring out of the worker, so that no thread accesses the guest's memory any more.
     pub(super) fn end(&mut self) {
         for index in 0..self.rings.len() {
             self.halt(index);
@@ -243,8 +246,8 @@ impl Session {
         self.inflight = None;
     }
 
-    /// Prepares a descriptor of the driver for reads and writes that never block. A full or empty
-    /// eventfd must not block the worker or this thread.
+    /// Makes reads and writes of the driver's event descriptor non-blocking. A full or empty
+    /// eventfd must not block the worker or the session's thread.
     fn event(fd: File, what: &'static str) -> Result<File> {
         use nix::fcntl::{FcntlArg, OFlag, fcntl};
         if !is_eventfd(&fd) {
@@ -262,7 +265,8 @@ impl Session {
         }
     }
 
-    /// The descriptors by which the driver kicks for its transmit rings, with their queue pairs.
+    /// The event descriptors with which the driver kicks for its transmit rings, and the queue
+    /// pairs of these rings.
     pub(super) fn kicks(&self) -> impl Iterator<Item = (QueueId, &File)> {
         self.rings.iter().enumerate().filter_map(|(index, ring)| {
             let queue = QueueId(u16::try_from(index / 2).ok()?);
@@ -273,28 +277,28 @@ impl Session {
         })
     }
 
-    /// Event that is readable if the driver has shortened a file behind its memory, or the worker
-    /// stopped the port.
+    /// Eventfd that is readable if the driver has shortened a mapped file, or if the worker stopped
+    /// the port.
     pub(super) fn alarm(&self) -> &EventFd {
         &self.halt.alarm
     }
 
-    /// Resumes polling of a queue pair that its worker left at rest.
+    /// Lets the worker poll a resting queue pair again.
     pub(super) fn ring_bell(&self, queue: QueueId) {
         self.rings_owner.ring_bell(queue);
     }
 
-    /// Bytes of the driver's memory that are mapped.
+    /// Bytes of the driver's memory that the port has mapped now.
     pub(super) fn mapped(&self) -> u64 {
         self.account.mapped()
     }
 
-    /// Whether any ring has run.
+    /// Whether at least one ring of this session has run.
     pub(super) const fn has_run(&self) -> bool {
         self.has_run
     }
 
-    /// Whether the driver has acknowledged protocol features.
+    /// Whether the driver has acknowledged the vhost-user protocol features.
     pub(super) fn knows_protocol_features(&self) -> bool {
         self.has(F_PROTOCOL_FEATURES)
     }
@@ -303,7 +307,7 @@ impl Session {
         self.features & feature != 0
     }
 
-    /// Offloads that the guest can do itself on reception.
+    /// Offloads that the guest accepts in received frames.
     fn caps(&self) -> OffloadCaps {
         OffloadCaps {
             csum: self.has(F_GUEST_CSUM),
@@ -312,7 +316,8 @@ impl Session {
         }
     }
 
-    /// Swaps the ring with number `index` in the worker.
+    /// Installs `ring` as ring number `index` in the worker. If `ring` is `None`, the function
+    /// removes ring number `index`. Returns the ring that had the number `index` before.
     fn swap(&self, index: usize, ring: Option<Box<Virtqueue>>) -> Option<Box<Virtqueue>> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));
@@ -329,7 +334,7 @@ impl Session {
         }
     }
 
-    /// Takes ring `index` out of the worker and records its position.
+    /// Takes ring number `index` out of the worker and records the ring's position.
     fn halt(&mut self, index: usize) {
         if !std::mem::take(&mut self.rings[index].running) {
             return;
@@ -338,7 +343,7 @@ impl Session {
             ring.publish();
             ring.notify();
             if ring.is_stopped() {
-                let what = "had been stopped: the driver broke its rules";
+                let what = "the switch had stopped the ring: the driver broke the virtio rules";
                 tracing::warn!(port = %self.name, ring = index, "{what}");
             }
             self.rings[index].base = ring.base();
@@ -347,7 +352,7 @@ impl Session {
         self.report();
     }
 
-    /// Puts ring `index` into the worker if it is complete.
+    /// Puts ring number `index` into the worker if the ring's settings are complete.
     fn start(&mut self, index: usize) -> Result<()> {
         let event_idx = self.has(F_EVENT_IDX);
         let mergeable = self.has(F_MRG_RXBUF);
@@ -381,7 +386,7 @@ impl Session {
         Ok(())
     }
 
-    /// Changes a ring while it is out of the worker.
+    /// Takes a ring out of the worker, changes the ring's settings, and puts the ring back.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut Ring)) -> Result<()> {
         let (index, _) = self.ring(index)?;
         self.halt(index);
@@ -524,7 +529,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let (_, ring) = self.ring(u32::from(index))?;
         if ring.running {
             ring.kick = fd;
-            // The old descriptor may hold a kick that was not read yet.
+            // The old descriptor may have a kick that was not read yet.
             self.ring_bell(queue);
             return Ok(());
         }
@@ -632,7 +637,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         };
         let region = (spec.guest, spec.user, spec.len);
         let new = match &self.memory {
-            // QEMU announces each region once for every queue pair; the new descriptor is closed.
+            // QEMU announces each region once for every queue pair. The new descriptor is closed.
             Some(memory) if memory.has(&spec).map_err(refuse)? => return Ok(None),
             Some(memory) => memory.with(&self.account, &spec),
             None => GuestMemory::map(&self.account, vec![spec]),
@@ -667,11 +672,11 @@ impl VhostUserBackendReqHandlerMut for Session {
         _: VhostTransferStatePhase,
         _: File,
     ) -> Result<Option<File>> {
-        Err(Error::InvalidOperation("no device state to transfer"))
+        Err(Error::InvalidOperation("the port has no device state to transfer"))
     }
 
     fn check_device_state(&mut self) -> Result<()> {
-        Err(Error::InvalidOperation("no device state to transfer"))
+        Err(Error::InvalidOperation("the port has no device state to transfer"))
     }
 
     fn get_shmem_config(&mut self) -> Result<vhost::vhost_user::message::VhostUserShMemConfig> {
@@ -684,7 +689,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let log = DirtyLog::map(&self.account, &file, offset, len).map_err(refuse)?;
         log.set_alarm(&self.halt.alarm);
         if self.memory.as_ref().is_some_and(|memory| !log.covers(memory.end())) {
-            let what = "the dirty log is shorter than the guest's memory: what lies beyond is lost";
+            let what = "the dirty log is shorter than the guest's memory; some marks are lost";
             tracing::warn!(port = %self.name, bytes = len, "{what}");
         }
         let before = self.log.replace(Arc::new(log));
@@ -694,7 +699,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 }
 
-/// The `vhost` crate requires its backend behind a shared reference.
+/// Checks at compile time that `Mutex<Session>` is a handler for the `vhost` crate, which calls its
+/// handler by shared reference.
 const _: fn() = || {
     fn is_handler<T: vhost::vhost_user::VhostUserBackendReqHandler>() {}
     is_handler::<Mutex<Session>>();

@@ -1,15 +1,16 @@
-//! The port's unix socket. It is private from its creation, and no operation on it waits for
-//! another process.
+//! The Unix socket of a vhost-user port. From the socket's creation on, only permitted users can
+//! connect to the socket. No operation on the socket waits for another process.
 //!
 //! # Problem
-//! The socket may lie in a directory of another user, who can rename, remove and link its entries
-//! between any two calls of the daemon.
+//! The socket may lie in a directory of another user. Another user who owns the socket's directory
+//! can replace the directory's entries by links between any two calls of the daemon.
 //!
 //! # Approach
-//! A path is used only once, to bind, and for `bind` the kernel does not follow a link. Owner,
-//! group and mode are then changed on the inode that the socket itself names, before any process
-//! can connect. At the end the entry is removed relative to an open directory, and only if it is
-//! still that inode. If another user has replaced the entry, the new entry stays.
+//! The daemon uses the socket's path only once, to bind, and `bind` does not follow a link. Before
+//! any process can connect, the daemon changes owner, group and mode of the inode that the socket
+//! itself names. At the end, the daemon removes the directory entry relative to an open directory,
+//! and only if the entry is still the same inode. If another user has replaced the socket's
+//! directory entry, the new entry stays.
 
 #![allow(unsafe_code, reason = "SIOCUNIXFILE: the inode of a bound socket")]
 
@@ -29,35 +30,40 @@ use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 use super::VhostUserConfig;
 use crate::port::{PortError, helper};
 
-/// `ioctl` that opens, with `O_PATH`, the inode to which a socket is bound.
+/// Number of the `ioctl` that opens, with `O_PATH`, the inode to which a socket is bound.
 const SIOCUNIXFILE: libc::Ioctl = 0x89e0;
 
-/// A listening socket, and the entry that it made in its directory.
+/// A listening Unix socket, and the socket's entry in a directory.
 #[derive(Debug)]
 pub(super) struct Listener {
     pub(super) socket: UnixListener,
     path: PathBuf,
-    /// Device and inode of the entry.
+    /// Device and inode of the socket's directory entry.
     identity: (u64, u64),
 }
 
 impl Listener {
-    /// Removes the entry if it is still the socket's.
+    /// Removes the directory entry if the entry still belongs to the socket.
     pub(super) fn remove(&self) {
         let _ = remove_if(&self.path, |_, found| found == self.identity);
     }
 }
 
-/// Binds the listening socket. A socket on which no process listens any more is replaced.
+/// Binds the listening socket of the port. If an old socket at the path has no listener any more,
+/// the function replaces the old socket.
 pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
     let path = &config.path;
     let failed = |call, remedy, e| PortError::system(path.display().to_string(), call, remedy, e);
     if is_socket(path) && is_listened_on(path) {
         let e = io::Error::from(io::ErrorKind::AddrInUse);
-        return Err(failed("listen", "another process listens there; choose another path", e));
+        return Err(failed(
+            "listen",
+            "another process listens on this socket; choose another path",
+            e,
+        ));
     }
     let _ = remove_if(path, |kind, _| kind == SFlag::S_IFSOCK);
-    let unusable = |e| failed("listen", "make the directory, or choose a path we may write", e);
+    let unusable = |e| failed("listen", "make the directory, or choose a writable path", e);
     let socket = bound(path, config.socket_mode).map_err(unusable)?;
     let inode = inode_of(&socket, path).map_err(unusable)?;
     let of_inode = inode.metadata().map_err(unusable)?;
@@ -75,7 +81,7 @@ pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
     }
 }
 
-/// Sets owner, group and mode of the socket, and only then lets other processes connect.
+/// Sets owner, group and mode of the socket, and lets other processes connect afterwards.
 fn make_usable(
     socket: &UnixListener,
     inode: &File,
@@ -98,8 +104,9 @@ fn make_usable(
         .map_err(|e| ("listen", "", e))
 }
 
-/// Makes a socket that never has more permissions than `mode`. Linux takes the permissions of the
-/// descriptor, so no other process can connect before the permissions are set.
+/// Makes a bound socket that never has more permissions than `mode`. On `bind`, Linux copies the
+/// mode of the descriptor's inode to the new directory entry, so no process can connect before the
+/// permissions are set.
 fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -108,10 +115,11 @@ fn bound(path: &Path, mode: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The inode that a bound socket created, even if its path leads to another file by now.
+/// Returns the inode that a bound socket created, even if the path leads to another file by now.
 ///
-/// The kernel returns it to processes with `CAP_NET_ADMIN`. Without the capability, the path is
-/// opened without following a link, and the result must be a socket of this process's user.
+/// The kernel returns the socket's inode to processes with `CAP_NET_ADMIN`. A process without
+/// `CAP_NET_ADMIN` opens the socket's path without following a link. The opened file must be a
+/// socket that the process's user owns.
 fn inode_of(socket: &OwnedFd, path: &Path) -> io::Result<File> {
     // SAFETY: SIOCUNIXFILE takes no argument and returns a new descriptor. WHY: no safe form
     // exists.
@@ -126,24 +134,26 @@ fn inode_of(socket: &OwnedFd, path: &Path) -> io::Result<File> {
     if found.file_type().is_socket() && found.uid() == geteuid().as_raw() {
         return Ok(inode);
     }
-    let why = "another file was put in the place of the socket; use a directory of our own";
+    let why = "another file replaced the socket; use a directory of the daemon's own user";
     Err(io::Error::other(why))
 }
 
-/// Sets the mode by the entry below `/proc`, because `fchmod` refuses descriptors of `O_PATH`.
+/// Sets the mode of a file through the descriptor's entry in `/proc/self/fd`, because `fchmod`
+/// refuses descriptors of `O_PATH`.
 fn set_mode(inode: &File, mode: u32) -> io::Result<()> {
     let itself = format!("/proc/self/fd/{}", inode.as_raw_fd());
     std::fs::set_permissions(itself, Permissions::from_mode(mode))
 }
 
-/// Opens a descriptor that names a file without opening the file itself.
+/// Makes a descriptor that names a file without opening the file itself (`O_PATH`).
 fn open_path(path: &Path, flags: libc::c_int) -> io::Result<File> {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC | flags).open(path)
 }
 
-/// Removes the entry `path` if its kind, device and inode are right. The check and the removal use
-/// the same open directory, so that a link in its place cannot redirect the removal.
+/// Removes the directory entry `path` if `is_right` accepts the entry's kind, device and inode. The
+/// check of the entry and its removal use the same open directory, so that a link cannot redirect
+/// the removal.
 fn remove_if(path: &Path, is_right: impl Fn(SFlag, (u64, u64)) -> bool) -> io::Result<()> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -167,11 +177,12 @@ fn is_listened_on(path: &Path) -> bool {
     }
 }
 
-/// Connects at once or fails. If this call could block, a peer that listens but does not accept
-/// would hold the caller forever, and every thread that waits for the session's end.
+/// Connects to the socket `path` at once or fails. A blocking call would hang forever if the peer
+/// listens but never accepts a connection. A blocking call would also delay all threads that wait
+/// for the session's end.
 ///
 /// # Errors
-/// `WouldBlock` if the peer's queue of connections is full.
+/// Returns `WouldBlock` if the peer's queue of connections is full.
 pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -201,7 +212,7 @@ mod tests {
         }
     }
 
-    /// A listener whose queue is full, and the connections that fill it.
+    /// Makes a listener with a full queue of connections, and the connections that fill the queue.
     fn full(path: &Path) -> (std::os::fd::OwnedFd, Vec<UnixStream>) {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
@@ -235,7 +246,7 @@ mod tests {
         std::fs::remove_file(&config.path).unwrap();
     }
 
-    /// A link that another user puts in the socket's place, and the file of root that it targets.
+    /// Test setup in which another user replaces the socket by a symbolic link to a file of root.
     struct Trap {
         directory: PathBuf,
         config: VhostUserConfig,

@@ -1,14 +1,16 @@
-//! A vhost-user port without threads. Its owner serves the session message by message and takes the
-//! worker's turns between them.
+//! A vhost-user port without threads. The port's owner serves the session message by message, and
+//! takes the worker's turns between two messages.
 //!
 //! # Problem
-//! The effect of a driver's changes to its memory depends on the moment: between two messages,
-//! during one message, or before a ring is polled. With running threads such a moment comes by
-//! chance and cannot be repeated.
+//! The effect of a driver's change to its memory depends on the moment of the change. The driver
+//! may change its memory between two messages, during a message, or before the worker polls a ring.
+//! If the port runs in its own threads, chance decides when the driver changes its memory, so a
+//! test cannot repeat a run.
 //!
 //! # Approach
-//! Session, protocol and rings are those of [`super::VhostUser`]; the only difference is that the
-//! caller decides when they run. A run depends only on the calls, so it can be replayed.
+//! A stepped port has the session, protocol and rings of [`super::VhostUser`]. A stepped port
+//! differs from [`super::VhostUser`] only because the caller decides when the session and the rings
+//! run. A run depends only on the caller's calls, so a test can replay the run.
 
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,12 +26,11 @@ use super::session::{ExchangeResult, RingsOwner, Session};
 use super::{SharedState, VhostUserConfig};
 use crate::batch::Batch;
 use crate::port::{ControlMessage, Pending, PortError, PortQueue, TxOutcome};
-use crate::worker::WorkerError;
 
-/// Function that is called while the session exchanges a message with the worker.
+/// Function that the port calls while the session exchanges a message with the worker.
 pub type Meanwhile = Box<dyn FnMut() + Send>;
 
-/// The queue pairs, which the session's calls and the turns share.
+/// The port's queue pairs, which the session's calls and the worker's turns share.
 struct Queues {
     pairs: Mutex<Vec<VhostQueue>>,
     meanwhile: Mutex<Option<Meanwhile>>,
@@ -43,7 +44,8 @@ impl RingsOwner for Arc<Queues> {
         let port = PortId(0);
         let mut pairs = held(&self.pairs);
         let pair = pairs.get_mut(usize::from(queue.0));
-        pair.map(|pair| pair.control(message)).ok_or(WorkerError::NoQueue { port, queue })
+        pair.map(|pair| pair.control(message))
+            .ok_or_else(|| format!("port {port} has no queue pair {queue}").into())
     }
 
     fn ring_bell(&self, _queue: QueueId) {}
@@ -53,7 +55,7 @@ fn held<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A vhost-user port that its owner steps.
+/// A vhost-user port that its owner runs step by step, without threads.
 pub struct SteppedPort {
     connection: UnixStream,
     session: Arc<Mutex<Session>>,
@@ -69,10 +71,10 @@ impl core::fmt::Debug for SteppedPort {
 }
 
 impl SteppedPort {
-    /// A port whose driver is at the other end of `connection`.
+    /// Makes a stepped port for the driver at the other end of `connection`.
     ///
     /// # Errors
-    /// No descriptor is free.
+    /// Returns an error if no file descriptor is free.
     pub fn new(config: &VhostUserConfig, connection: UnixStream) -> Result<Self, PortError> {
         let failed = |e: std::io::Error| {
             PortError::system(&config.name, "make a descriptor", super::RAISE_NOFILE, e)
@@ -91,11 +93,12 @@ impl SteppedPort {
         Ok(Self { connection, session, handler, queues, batch: Batch::new() })
     }
 
-    /// Serves one message or the end of the connection. The driver must have sent the whole
-    /// message.
+    /// Serves one message of the driver or the end of the connection. The driver must have sent its
+    /// whole message before the caller calls `serve`.
     ///
     /// # Errors
-    /// The reason for which the session has ended; empty if the driver hung up.
+    /// Returns the reason why the session has ended. The reason is an empty string if the driver
+    /// closed the connection.
     pub fn serve(&mut self) -> Result<(), String> {
         let Err(end) = serve_message(&self.connection, &self.session, &mut self.handler) else {
             return Ok(());
@@ -105,13 +108,14 @@ impl SteppedPort {
         Err(session.failure(&end, false).unwrap_or_default())
     }
 
-    /// Sets a function that is called inside each call that exchanges a message with the worker.
+    /// Sets a function that the port calls each time the session exchanges a message with the
+    /// worker.
     pub fn set_meanwhile(&mut self, act: Option<Meanwhile>) {
         *held(&self.queues.meanwhile) = act;
     }
 
-    /// One turn of the worker: every frame of the driver's rings is sent back by the same queue
-    /// pair. Returns the number of frames.
+    /// Runs one turn of the worker, in which each queue pair sends every received frame back to the
+    /// driver. Returns the number of received frames.
     pub fn turn(&mut self) -> usize {
         let mut sent = 0;
         for pair in &mut *held(&self.queues.pairs) {
@@ -129,7 +133,10 @@ impl SteppedPort {
             pair.publish();
             pair.notify_taken();
             pair.notify();
-            debug_assert!(outcome.frames as usize <= order.len(), "delivered what was not there");
+            debug_assert!(
+                outcome.frames as usize <= order.len(),
+                "the port sent more frames than it received"
+            );
             sent += order.len();
         }
         sent

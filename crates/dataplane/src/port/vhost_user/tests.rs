@@ -1,5 +1,5 @@
-//! Tests of a port without rings: how its session's thread stops, and which calls the thread may
-//! make.
+//! Tests of a vhost-user port without rings. The tests check how the session's thread stops, and
+//! which system calls the thread may make.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -8,11 +8,13 @@ use std::time::Duration;
 use penstock_units::Nanos;
 
 use super::*;
-use crate::worker::{SleepCause, WorkerConfig, spawn};
+use crate::wake::Cause as SleepCause;
+use crate::worker::{WorkerConfig, Workers, spawn};
 
-/// `GET_FEATURES`, which is answered with 20 bytes.
+/// The message `GET_FEATURES`, which the port answers with 20 bytes.
 const QUESTION: [u32; 3] = [1, 1, 0];
-/// Time limit of a step. It is longer than any step here takes, so only a hanging test fails.
+/// Time limit of a step of a test. The time limit is longer than any step of a test takes, so that
+/// only a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct Rig {
@@ -35,7 +37,8 @@ impl Rig {
         };
         let worker =
             spawn(WorkerConfig { idle_backoff: Nanos::from_millis(1), ..Default::default() });
-        let (port, queues) = VhostUser::start(config, PortId(0), worker.unwrap()).unwrap();
+        let (port, queues) =
+            VhostUser::start(config, PortId(0), Workers::from(worker.unwrap())).unwrap();
         Self { port, queues }
     }
 
@@ -45,7 +48,7 @@ impl Rig {
         stream
     }
 
-    /// Stops the port as the worker does after the thread slept because of it.
+    /// Stops the port as a worker does after a long sleep in the port's memory.
     fn stop_by_worker(&mut self) {
         assert!(self.queues[0].stop(SleepCause::Memory, Nanos::from_millis(919)));
     }
@@ -59,7 +62,7 @@ impl Rig {
         tries.find(|status| is_right(status)).unwrap()
     }
 
-    /// Whether the session's thread waits in one of these system calls.
+    /// Whether the session's thread waits in one of the system calls `calls`.
     fn is_in(&self, calls: &[libc::c_long]) -> bool {
         let text = told_of(&format!("vhost-{}", self.port.config.name), "syscall");
         let call = text.unwrap_or_default().split(' ').next().and_then(|call| call.parse().ok());
@@ -74,7 +77,7 @@ impl Rig {
     }
 }
 
-/// Content of a `/proc` file of the thread with this name.
+/// Content of the `/proc` file `file` of the thread with the name `thread`.
 fn told_of(thread: &str, file: &str) -> Option<String> {
     let mut tasks = std::fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
     let is_right = |task: &PathBuf| {
@@ -97,8 +100,8 @@ fn read_to_end(stream: &mut UnixStream) {
 #[test]
 fn a_session_in_half_a_message_ends_when_the_worker_stops_the_port() {
     // The test sends a part of a message's header, before and after features are acknowledged. The
-    // session does not wait for the part behind a header. If that part is missing, the session ends
-    // by itself.
+    // session does not wait for the bytes after a header. If these bytes are missing, the session
+    // ends by itself.
     let acknowledge = bytes(&[2, 1, 8, 1 << 30, 1]);
     let question = bytes(&QUESTION);
     let header = &question[..6];

@@ -1,34 +1,38 @@
-//! Limits the work that a driver may cause in its session.
+//! Limits the work that a driver may cause in its vhost-user session.
 //!
 //! # Problem
-//! A driver's messages slow other ports down. An exchange of a ring is a request to the worker, and
-//! a memory map is work under a lock of the whole process. A driver could send such messages or
-//! connect without end.
+//! A driver's vhost-user messages can slow down other ports. A change of a ring takes a request to
+//! the worker, and a memory mapping takes a lock of the whole process. A hostile driver could send
+//! messages, or connect, without end.
 //!
 //! # Approach
-//! A token bucket for each port counts units of about the cost of a small message. A driver that
-//! has overdrawn its bucket waits in its port's own thread while its rings continue. Starting eight
-//! queue pairs takes some 400 units. The bucket survives the connection.
+//! Each vhost-user port has a token bucket for the work that its driver causes. One token, called a
+//! unit, is about the cost of a small vhost-user message. If a driver has overdrawn its bucket, the
+//! port's own thread waits, and the driver's rings continue. The start of eight queue pairs takes
+//! some 400 tokens of the vhost-user throttle. The port keeps its token bucket when the driver
+//! reconnects.
 
 use penstock_units::Nanos;
 
-/// Units of a message.
+/// Cost of one message of the driver, in tokens of the vhost-user throttle.
 pub(super) const MESSAGE: u64 = 1;
-/// Units of a request to the worker.
+/// Cost of one request to the worker, in tokens of the vhost-user throttle.
 pub(super) const EXCHANGE: u64 = 4;
-/// Units of creating one mapping and removing another.
+/// Cost of creating one memory mapping and removing another mapping, in tokens of the vhost-user
+/// throttle.
 pub(super) const MAPPING: u64 = 32;
-/// Units of a connection.
+/// Cost of one connection of the driver, in tokens of the vhost-user throttle.
 pub(super) const CONNECTION: u64 = 32;
-/// Units that a port may spend at once.
+/// Number of tokens that a port may spend at once.
 const BURST: u64 = 4_096;
-/// Units that a port may spend per second in the long run: 512 messages, 128 exchanges or 16 maps.
+/// Average number of tokens that a port may spend per second, which is enough for 512 messages, 128
+/// requests to the worker or 16 mappings.
 const PER_SECOND: u64 = 512;
 
-/// The bucket of one port.
+/// The token bucket of one port.
 #[derive(Debug)]
 pub(super) struct Throttle {
-    /// Level of the bucket in units times nanoseconds per second, so that rounding loses nothing.
+    /// Level of the token bucket in billionths of a token, so that rounding loses nothing.
     level: u64,
     since: Nanos,
 }
@@ -36,12 +40,13 @@ pub(super) struct Throttle {
 const SCALE: u64 = 1_000_000_000;
 
 impl Throttle {
-    /// A bucket that is full at time `now`.
+    /// Makes a token bucket that is full at time `now`.
     pub(super) const fn new(now: Nanos) -> Self {
         Self { level: BURST * SCALE, since: now }
     }
 
-    /// Takes `units` and returns the time to wait before the next operation.
+    /// Takes `units` tokens from the bucket, and returns the time for which the caller must wait
+    /// before its next operation.
     pub(super) fn pay(&mut self, units: u64, now: Nanos) -> Nanos {
         let passed = now.saturating_sub(self.since).0.min(BURST * SCALE);
         let level = self.level.saturating_add(passed * PER_SECOND).min(BURST * SCALE);

@@ -1,4 +1,5 @@
-//! A ring of either format. The format is tested once per call, hence once per burst.
+//! A ring that is split or packed. Each call tests once per burst whether the ring is split or
+//! packed.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -11,8 +12,8 @@ use crate::port::inflight::InflightRegion;
 use crate::port::packed_ring::PackedRing;
 use crate::port::split_ring::{RingAddresses, RingError, RingSpec, SplitRing};
 
-/// A split or packed ring. It is always boxed as a whole, because a second box around the larger
-/// variant would cost one load per call.
+/// A ring that is split or packed. The users of a `Virtqueue` box the whole value, because a second
+/// box around the larger variant would cost one load per call.
 #[expect(clippy::large_enum_variant, reason = "boxed as a whole")]
 #[derive(Debug)]
 pub(super) enum Virtqueue {
@@ -20,7 +21,7 @@ pub(super) enum Virtqueue {
     Packed(PackedRing),
 }
 
-/// Makes the same call on either kind of ring.
+/// Calls the same method on the split or packed ring of a virtqueue.
 macro_rules! either {
     ($queue:expr, $ring:ident => $call:expr) => {
         match $queue {
@@ -31,7 +32,7 @@ macro_rules! either {
 }
 
 impl Virtqueue {
-    /// Makes a ring according to `spec`, packed or split.
+    /// Makes a ring according to `spec`: packed if `packed` is true, otherwise split.
     pub(super) fn new(
         packed: bool,
         spec: RingSpec,
@@ -91,9 +92,10 @@ impl Virtqueue {
         either!(self, ring => ring.suppress_kicks());
     }
 
-    /// Records the ring's progress in queue `index` of `region`. Returns false if the region has no
-    /// place for the ring. `stood` is the position of a packed ring in the region, or `None` if the
-    /// ring must not use it.
+    /// Records the ring's progress in queue `index` of the inflight region `region`. Returns false
+    /// if the inflight region has no place for the ring. The argument `stood` contains the recorded
+    /// positions of a packed ring. It is `None` if the ring must not continue at recorded
+    /// positions.
     pub(super) fn track(
         &mut self,
         region: &Arc<InflightRegion>,
@@ -110,8 +112,8 @@ impl Virtqueue {
         }
     }
 
-    /// Continues the ring at the position that the guest's memory gives. A split ring needs no
-    /// call, because it always starts there.
+    /// Continues the ring at the position that the guest's memory gives. The call does nothing for
+    /// a split ring, because a split ring always starts at the position in guest memory.
     pub(super) fn resume(&mut self) -> Result<(), RingError> {
         match self {
             Self::Split(_) => Ok(()),
@@ -127,8 +129,9 @@ impl Virtqueue {
         either!(self, ring => ring.set_call(call))
     }
 
-    /// Interrupts the driver, even if the driver did not enable interrupts. Only the worker's
-    /// thread may call this function, because a call descriptor cannot block that thread for long.
+    /// Interrupts the ring's driver, even if the driver did not enable interrupts. Only the
+    /// worker's thread may call `interrupt`, because a call descriptor can block the worker's
+    /// thread only briefly.
     pub(super) fn interrupt(&mut self) {
         either!(self, ring => ring.interrupt());
     }

@@ -1,15 +1,18 @@
-//! The interface below an AF_XDP port: its settings, and whether it is up.
+//! The network interface of an AF_XDP port: the interface's settings, and whether the interface is
+//! up.
 //!
 //! # Problem
-//! If an interface is down, frames in its tx ring wait there and are sent late. But the worker must
-//! not make a system call to check the interface.
+//! If an interface is down, frames wait in the interface's tx ring, and the interface sends the
+//! frames late. To check the interface, the worker would need a system call, which the worker must
+//! not make.
 //!
 //! # Approach
-//! A thread listens to the kernel's messages about interfaces (rtnetlink) and keeps two words that
-//! the worker reads: whether frames can pass, and their maximum length. An XDP program cannot see
-//! that the interface removed tags from frames or merged frames into large ones. Both settings are
-//! switched off while the port exists, and restored afterwards.
-#![allow(unsafe_code, reason = "ethtool's ioctls, the promiscuous mode")]
+//! A thread listens to the kernel's messages about interfaces (rtnetlink) and updates two words
+//! that the worker reads. The two shared words say whether the interface passes frames, and how
+//! long a frame may be. An XDP program cannot see that the interface removed VLAN tags from frames
+//! or merged small frames into large frames. The port switches off the interface's VLAN tag removal
+//! and frame merging, and restores these settings when the port ends.
+#![allow(unsafe_code, reason = "ethtool ioctls and the promiscuous mode need raw pointers")]
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::io;
@@ -26,7 +29,7 @@ use nix::sys::socket::{
 use super::super::vnet_socket::Interface;
 use crate::confine::{Role, confine};
 
-/// Bytes in front of an MTU: Ethernet and a VLAN tag.
+/// Maximum number of bytes of a frame in addition to the MTU: Ethernet header and VLAN tag.
 pub(super) const OVERHEAD: u32 = 14 + 4;
 /// Multicast group `RTMGRP_LINK`.
 const LINKS: u32 = 1;
@@ -40,7 +43,7 @@ const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 const ETH_FLAG_LRO: u32 = 1 << 15;
 
-/// State of the interface, shared with the worker.
+/// State of a network interface, which the watching thread shares with the worker.
 #[derive(Debug, Default)]
 pub(super) struct LinkState {
     up: AtomicBool,
@@ -54,18 +57,18 @@ impl LinkState {
         self.up.load(Ordering::Relaxed)
     }
 
-    /// Whether the interface was deleted. Its queues then never come back.
+    /// Whether the interface was deleted. The queues of a deleted interface never work again.
     pub(super) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Maximum length in bytes of a frame that may be sent.
+    /// Maximum length in bytes of a frame that the port may send.
     #[inline]
     pub(super) fn frame_max(&self) -> u32 {
         self.frame_max.load(Ordering::Relaxed)
     }
 
-    /// A constant state, which no thread updates.
+    /// Makes a constant interface state, which no thread updates.
     pub(super) fn fixed(up: bool, frame_max: u32) -> Arc<Self> {
         let state = Self::default();
         state.set(up, frame_max);
@@ -78,7 +81,8 @@ impl LinkState {
     }
 }
 
-/// The thread that watches an interface. It ends when this value is dropped.
+/// The thread that watches a network interface. The thread that watches the interface ends when the
+/// `Follower` is dropped.
 #[derive(Debug)]
 pub(super) struct Follower {
     state: Arc<LinkState>,
@@ -87,8 +91,8 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Watches the interface with this index in the namespace of the calling thread. Frames are
-    /// never longer than `chunk` bytes.
+    /// Starts to watch the interface with index `index` in the namespace of the calling thread.
+    /// [`LinkState::frame_max`] never exceeds `chunk` bytes.
     pub(super) fn start(interface: Interface, index: i32, chunk: u32) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let news =
@@ -96,13 +100,17 @@ impl Follower {
         bind(news.as_raw_fd(), &NetlinkAddr::new(0, LINKS))?;
         let state = Arc::new(LinkState::default());
         let stop = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?);
-        // The state is read after the socket is bound, because later changes arrive as messages.
+        // The state is read after the socket is bound, so that every later change arrives as a
+        // message.
         look(&interface, index, chunk, &state);
         let (shown, stopped) = (Arc::clone(&state), Arc::clone(&stop));
         let thread = std::thread::Builder::new().name("penstock-link".to_owned());
         let thread = thread.spawn(move || {
             if let Err(error) = confine(Role::Link) {
-                tracing::error!(%error, "the link state cannot be watched: privileges are kept");
+                tracing::error!(
+                    %error,
+                    "the link state is not watched: the thread cannot give up its privileges"
+                );
                 return;
             }
             while wait(&news, &stopped) {
@@ -127,7 +135,8 @@ impl Drop for Follower {
     }
 }
 
-/// Waits for messages. Returns false if the port must end.
+/// Waits for kernel messages about interfaces. Returns false if the thread that watches the
+/// interface must end.
 fn wait(news: &OwnedFd, stop: &EventFd) -> bool {
     let mut fds = [
         PollFd::new(news.as_fd(), PollFlags::POLLIN),
@@ -138,15 +147,15 @@ fn wait(news: &OwnedFd, stop: &EventFd) -> bool {
     if fds[1].any().unwrap_or(true) {
         return false;
     }
-    // The content is ignored and the state is read afterwards, so lost messages (`ENOBUFS`) do no
-    // harm.
+    // The messages' content is ignored, and the state is read afterwards. So lost messages
+    // (`ENOBUFS`) do no harm.
     let mut bytes = [0; 4096];
     while recv(news.as_raw_fd(), &mut bytes, MsgFlags::empty()).is_ok() {}
     true
 }
 
-/// Reads the interface's state. An interface with the same name and another index is a different
-/// interface.
+/// Reads the interface's state into `state`. An interface with the same name and another index is a
+/// different interface.
 fn look(interface: &Interface, index: i32, chunk: u32, state: &LinkState) {
     let there = interface.index().is_ok_and(|i| i == index);
     let mtu = interface.mtu().unwrap_or(0);
@@ -154,7 +163,8 @@ fn look(interface: &Interface, index: i32, chunk: u32, state: &LinkState) {
     state.set(there && interface.is_running(), mtu.saturating_add(OVERHEAD).min(chunk));
 }
 
-/// Changed settings of an interface. They are restored when this value is dropped.
+/// Settings of an interface that the port has changed. When `Settings` is dropped, the interface
+/// gets its original settings back.
 #[derive(Debug)]
 pub(super) struct Settings {
     interface: Interface,
@@ -163,8 +173,8 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Makes the interface leave tags in frames and not merge frames. An interface that cannot be
-    /// configured stays unchanged.
+    /// Switches off the interface's removal of VLAN tags and merging of frames. If the interface
+    /// refuses a change, the setting stays unchanged.
     pub(super) fn prepare(interface: Interface, generic: bool) -> Self {
         let mut settings = Self { interface, flags: None, gro: false };
         let unwanted = ETH_FLAG_RXVLAN | ETH_FLAG_LRO;
@@ -195,7 +205,8 @@ impl Settings {
 
 impl Drop for Settings {
     fn drop(&mut self) {
-        // The interface may be gone, or belong to another program by now.
+        // Errors are ignored, because the interface may be deleted, or belong to another program by
+        // now.
         if let Some(flags) = self.flags {
             let _ = self.set(ETHTOOL_SFLAGS, flags);
         }
@@ -205,8 +216,8 @@ impl Drop for Settings {
     }
 }
 
-/// Whether the frames of the interface come from a network stack of this kernel, which leaves
-/// checksums open.
+/// Whether the frames of the interface come from a network stack of this kernel. A network stack of
+/// this kernel leaves checksums incomplete.
 pub(super) fn is_software(interface: &Interface) -> bool {
     // The words are the command, 160 bytes of names that begin with the driver's name, and numbers.
     let mut words = [0; 49];
@@ -220,8 +231,8 @@ pub(super) fn is_software(interface: &Interface) -> bool {
     })
 }
 
-/// Number of queues into which the interface receives; `None` if the interface does not report the
-/// number.
+/// Number of receive queues of the interface. Returns `None` if the interface does not report its
+/// number of receive queues.
 pub(super) fn receive_queues(interface: &Interface) -> Option<u32> {
     // The words are the command, four maxima, and the present numbers: rx, tx, other, combined.
     let mut channels = [0; 9];
@@ -230,8 +241,9 @@ pub(super) fn receive_queues(interface: &Interface) -> Option<u32> {
     Some(channels[5].saturating_add(channels[8])).filter(|&n| n > 0)
 }
 
-/// Puts the interface into promiscuous mode for as long as the socket lives. A NIC's filter has
-/// only the NIC's own address, not the addresses of the virtual machines behind the switch.
+/// Puts the interface into promiscuous mode for as long as the returned socket lives. Without
+/// promiscuous mode, a NIC's filter only accepts the NIC's own address, and not the addresses of
+/// the VMs at the switch.
 pub(super) fn promiscuous(index: i32) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     // A socket with protocol 0 receives no frames.

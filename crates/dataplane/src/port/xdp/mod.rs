@@ -1,39 +1,44 @@
-//! AF_XDP ports: an existing interface (a NIC, a veth), whose frames are taken before the kernel's
-//! network stack.
+//! AF_XDP ports. An AF_XDP port takes the frames of an existing interface (a NIC, a veth) before
+//! the kernel's network stack can take them.
 //!
 //! # Problem
-//! A packet socket costs a system call and a copy for each frame.
+//! A packet socket (AF_PACKET) costs a system call and a copy for each frame.
 //!
 //! # Approach
-//! The kernel writes frames into memory of the port and reports them in a ring. It also takes
-//! frames to send from that memory. With zero-copy the NIC itself writes and reads the frames. Each
-//! queue is a [`PortQueue`] with its own memory. If the kernel or the driver refuses,
-//! [`PortError::is_refusal`] is true, and the interface can still be attached by [`super::packet`].
+//! The kernel writes received frames into memory of the port and reports the frames in a ring. To
+//! send frames, the kernel reads the port's memory. With zero-copy, the NIC itself writes and reads
+//! the frames. Each queue of an AF_XDP port is a [`PortQueue`] with its own memory. If the kernel
+//! or the driver refuses AF_XDP, [`PortError::is_refusal`] is true. An interface that refuses
+//! AF_XDP can still be attached by [`super::packet`].
 //!
 //! | Module | Content |
 //! |---|---|
 //! | `mapping`, `umem` | the memory of the frames |
-//! | `pool` | which side has which buffer |
+//! | `pool` | place of each buffer: kernel or port |
 //! | `ring` | the four rings |
 //! | `program` | the XDP program |
-//! | `socket` | a socket with all of these, bound |
+//! | `socket` | a bound socket with memory and rings |
 //! | `link` | the interface: up or down, its settings |
-//! | `open_checksum` | checksums that a sender in this kernel left open |
+//! | `open_checksum` | completes checksums that a sender in this kernel left incomplete |
 //! | `queue` | the port's queue |
 //!
 //! # What XDP does not see
-//! A frame arrives without the kernel's metadata. A VLAN tag that the NIC removed would be lost, so
-//! the port configures the NIC to keep tags (`rxvlan off`) and not to merge frames. The kernel at
-//! the other end of a veth leaves checksums open; `open_checksum` finishes the checksums of TCP and
-//! UDP.
+//! A frame arrives at an AF_XDP socket without the kernel's metadata. A VLAN tag that the NIC
+//! removed would be lost, so the port configures the NIC to keep tags (`rxvlan off`) and not to
+//! merge frames. The kernel at the other end of a veth leaves checksums incomplete. The module
+//! `open_checksum` completes the checksums of TCP and UDP.
 //!
-//! That kernel also passes tags beside the frames, and no setting of this end changes that. The
-//! other end needs `ethtool -K PEER txvlan off`. If the program is attached natively, the other end
-//! stops sending large segments. Otherwise it also needs `gso off tso off`. Frames of queues that
-//! the port does not serve go to the kernel.
+//! The kernel at the other end of a veth also passes VLAN tags as metadata beside the frames. The
+//! port's end of the veth has no setting for VLAN tags from the other end. The operator must run
+//! `ethtool -K PEER txvlan off` for the other end. If the XDP program is attached natively, the
+//! veth's other end stops sending large segments. If the XDP program is attached in the stack, the
+//! veth's other end also needs `gso off tso off`.
+//!
+//! Frames of queues that the port does not serve go to the kernel.
 //!
 //! # Source
-//! The source is the kernel's documentation of AF_XDP; datapath rules 1 to 6 apply.
+//! The source is the kernel's documentation of AF_XDP. The numbered datapath rules 1 to 6
+//! (`docs/internals/datapath-rules.md`) apply to AF_XDP ports.
 
 mod link;
 mod mapping;
@@ -57,33 +62,36 @@ use self::program::{Mode, Program};
 use self::queue::XdpQueue;
 use super::vnet_socket::{Interface, in_netns};
 use super::{AttachState, AttachStatus, PortError, PortQueue};
-use crate::worker::QUEUES_MAX;
+use crate::unit::QUEUES_MAX;
 
-/// Number of attempts, 10 ms apart, to get a program or queue that a previous owner may still hold.
+/// Number of attempts, 10 ms apart, to get an XDP hook or a queue that a previous owner may still
+/// have.
 const TRIES: u32 = 100;
 
-/// Whether frames may stay where the NIC puts them.
+/// Whether the NIC may write frames directly into the port's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ZeroCopy {
-    /// Zero-copy if the driver supports it; otherwise frames are copied.
+    /// Zero-copy if the driver supports it; otherwise the kernel copies frames.
     #[default]
     Auto,
-    /// Frames are always copied.
+    /// The kernel always copies frames, even if the driver supports zero-copy.
     Never,
 }
 
 #[derive(Clone, Debug)]
 pub struct XdpConfig {
-    /// Name of an existing interface, at most 15 bytes.
+    /// Name of an existing network interface, at most 15 bytes.
     pub interface: String,
-    /// Network namespace: a name under `/run/netns` or a path; `None` is the daemon's own.
+    /// Network namespace of the interface: a name under `/run/netns` or a path. `None` means the
+    /// daemon's own namespace.
     pub netns: Option<PathBuf>,
-    /// Number of queues of the interface to serve, from the first on, 1 to 8.
+    /// Number of the interface's queues that the port serves, 1 to 8, beginning with queue 0.
     pub queues: u16,
     pub zero_copy: ZeroCopy,
 }
 
-/// Control side of an AF_XDP port. Dropping it restores the interface.
+/// Control side of an AF_XDP port. When `Xdp` is dropped, the interface gets its original settings
+/// back.
 #[derive(Debug)]
 pub struct Xdp {
     // This field is dropped first, so that no frame is redirected to a socket without a reader.
@@ -92,7 +100,7 @@ pub struct Xdp {
     _settings: Settings,
     _promiscuous: OwnedFd,
     queues: u16,
-    /// Number of queues whose frames are copied.
+    /// Number of the port's queues without zero-copy.
     copied: u16,
     /// Number of the interface's queues that the port does not serve.
     others: u32,
@@ -100,11 +108,12 @@ pub struct Xdp {
 }
 
 impl Xdp {
-    /// Opens the interface, brings it up and receives its frames.
+    /// Opens the network interface, brings the interface up and receives its frames.
     ///
     /// # Errors
-    /// [`PortError`]: the interface or namespace does not exist; too many queues; another program
-    /// or socket uses the interface; or XDP is refused ([`PortError::is_refusal`]).
+    /// Returns a [`PortError`] if the interface or namespace does not exist, or if the interface
+    /// has too few queues. Returns an error also if another program or socket uses the interface.
+    /// [`PortError::is_refusal`] is true if the kernel or the driver refuses XDP.
     pub fn open(config: &XdpConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
@@ -113,7 +122,8 @@ impl Xdp {
         in_netns(config.netns.as_deref(), name, || open(config))
     }
 
-    /// Whether the interface was deleted. A new interface of the same name needs a new attachment.
+    /// Whether the port's interface was deleted. If an interface is created again under the same
+    /// name, its port must be attached again.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.follower.state().is_gone()
@@ -123,7 +133,7 @@ impl Xdp {
     pub fn status(&self) -> AttachStatus {
         let link = self.follower.state();
         let error = if link.is_gone() {
-            Some(format!("{}: the interface is gone; make it again", self.name))
+            Some(format!("{}: the interface is gone; create the interface again", self.name))
         } else if self.others > 0 {
             Some(format!(
                 "{}: frames of {} more queues go to the kernel; set `queues`, or `ethtool -L`",
@@ -153,7 +163,12 @@ fn open(config: &XdpConfig) -> Result<(Xdp, Vec<Box<dyn PortQueue>>), PortError>
     let rights = "run as root or with CAP_NET_ADMIN and CAP_NET_RAW";
     let interface = Interface::new(name, None)?;
     let index = interface.index().map_err(|e| {
-        PortError::system(name, "find the interface", "create it, or correct `interface`", e)
+        PortError::system(
+            name,
+            "find the interface",
+            "create the interface, or correct `interface`",
+            e,
+        )
     })?;
     let there = receive_queues(&interface);
     if let Some(there) = there.filter(|&there| there < u32::from(config.queues)) {
@@ -175,9 +190,9 @@ fn open(config: &XdpConfig) -> Result<(Xdp, Vec<Box<dyn PortQueue>>), PortError>
     for queue in 0..u32::from(config.queues) {
         let place = socket::Place { name, interface: number, queue, zero_copy, shift };
         let opened = socket::open(place)?;
-        program
-            .serve(queue, opened.socket.as_fd())
-            .map_err(|e| refused(name, "enter a socket into the map", "see the kernel's log", e))?;
+        program.serve(queue, opened.socket.as_fd()).map_err(|e| {
+            refused(name, "enter a socket into the XDP map", "see the kernel's log", e)
+        })?;
         copied += u16::from(!opened.zero_copy);
         queues.push(Box::new(XdpQueue::new(opened, follower.state().clone(), software)));
     }
@@ -198,7 +213,8 @@ fn too_many(name: &str, limit: u64) -> PortError {
     PortError::Limit { object: name.to_owned(), problem: "number of queues", limit }
 }
 
-/// Binary logarithm of the buffer size in bytes for frames of an MTU: 2 KiB or a page.
+/// Binary logarithm of the size in bytes of buffers for frames of MTU `mtu`. A frame buffer has a
+/// size of 2 KiB or one page.
 fn buffer_shift(name: &str, mtu: u32) -> Result<u32, PortError> {
     let need = mtu.saturating_add(OVERHEAD).saturating_add(umem::HEADROOM);
     match need {
@@ -206,20 +222,20 @@ fn buffer_shift(name: &str, mtu: u32) -> Result<u32, PortError> {
         2049..=4096 => Ok(12),
         _ => Err(refused(
             name,
-            "fit frames of its MTU into a page",
+            "fit frames of the interface's MTU into a page",
             "lower the MTU to 3822 or less",
             io::Error::from_raw_os_error(libc::ERANGE),
         )),
     }
 }
 
-/// Turns a refusal by the kernel into a [`PortError`].
+/// Turns the kernel's refusal of a call into a [`PortError`].
 fn refused(name: &str, call: &'static str, remedy: &'static str, source: io::Error) -> PortError {
     PortError::system(name, call, remedy, source)
 }
 
-/// Retries for a second if another owner is the reason for a refusal. The kernel releases programs
-/// and queues a moment after their owner has ended.
+/// Repeats `attempt` for up to a second while the kernel answers `EBUSY`. The kernel releases
+/// programs and queues a moment after their owner has ended.
 fn patience<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut tries = 0;
     loop {

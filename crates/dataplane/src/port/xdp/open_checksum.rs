@@ -1,28 +1,29 @@
-//! Finishes checksums that the kernel at the other end of a software interface left open.
+//! Completes checksums that the kernel at the other end of a software interface left incomplete.
 //!
 //! # Problem
-//! A stack that sends through a veth writes only the pseudo-header's sum into the checksum field of
-//! TCP and UDP. The stack records beside the frame that the rest is pending, but an XDP program
-//! cannot see this record. The receiver would drop such a frame.
+//! A network stack that sends through a veth writes only the pseudo-header's sum into the checksum
+//! field of TCP and UDP. The stack records in metadata that the checksum is incomplete, but an XDP
+//! program cannot see this metadata. The receiver would drop a frame with an incomplete checksum.
 //!
 //! # Approach
-//! A frame whose field is exactly that sum is finished here, in the port's own memory, before any
-//! other stage reads it. If a correct checksum happens to equal that sum, it stays unchanged,
-//! because the sum over the rest yields the same value.
+//! If a frame's checksum field equals the pseudo-header's sum, the port completes the checksum in
+//! its own memory, before any other stage reads the frame. A correct checksum that happens to equal
+//! the pseudo-header's sum stays unchanged, because the computation yields the same value.
 //!
 //! # Source
-//! RFC 1071, RFC 9293 §3.1, RFC 768, RFC 8200 §8.1.
+//! The sources for checksums are RFC 1071, RFC 9293 §3.1, RFC 768 and RFC 8200 §8.1.
 //!
 //! # Cost
-//! On software interfaces the port reads the headers of each frame and makes a pass over open
-//! frames. Other interfaces have no cost.
+//! On software interfaces, the port reads the headers of each frame, and all bytes of frames with
+//! an incomplete checksum. On interfaces other than software interfaces, the port does not look at
+//! checksums.
 
-use crate::egress::finish::{checksum, sum};
+use crate::finish::{checksum, sum};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 
-/// Location of a frame's transport header, and the sum of its pseudo-header.
+/// Location of a frame's transport header, and the sum of the frame's pseudo-header.
 struct Transport {
     start: usize,
     end: usize,
@@ -30,14 +31,15 @@ struct Transport {
     pseudo: u16,
 }
 
-/// Finishes the frame's TCP or UDP checksum if it is open, and returns whether it was open.
+/// Completes the frame's TCP or UDP checksum if the checksum is incomplete. Returns whether the
+/// checksum was incomplete.
 pub(super) fn finish(frame: &mut [u8]) -> bool {
     let Some(t) = transport(frame) else { return false };
     if frame[t.field..t.field + 2] != t.pseudo.to_be_bytes() {
         return false;
     }
-    // The field holds the sum of the pseudo-header, so the sum over the transport header and
-    // payload includes the pseudo-header.
+    // The field contains the pseudo-header's sum, so the sum over transport header and payload
+    // includes the pseudo-header.
     let sum = checksum(sum(&frame[t.start..t.end], 0));
     // RFC 768: a UDP checksum of zero means "none", and all ones is the same number. For TCP the
     // replacement does no harm.
@@ -46,8 +48,8 @@ pub(super) fn finish(frame: &mut [u8]) -> bool {
     true
 }
 
-/// Finds a complete TCP or UDP header directly behind an IP header. Fragments and extension headers
-/// yield `None`.
+/// Finds a complete TCP or UDP header directly after an IP header. Returns `None` for fragments and
+/// for frames with extension headers.
 fn transport(frame: &[u8]) -> Option<Transport> {
     let word = |at: usize| frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
     let tagged = matches!(word(12)?, 0x8100 | 0x88a8);
@@ -90,7 +92,8 @@ mod tests {
     use super::*;
     use etherparse::PacketBuilder;
 
-    /// Finished frames of all kinds that can be open, made by another library.
+    /// Makes one frame of each kind that can have an incomplete checksum. A library other than the
+    /// code under test computes the expected checksums.
     fn frames() -> Vec<Vec<u8>> {
         let made = |payload: &[u8], tagged: bool, ipv6: bool, tcp: bool| {
             let mut out = Vec::new();
@@ -135,7 +138,7 @@ mod tests {
             let mut frame = open(&whole);
             assert!(frame != whole && finish(&mut frame));
             assert_eq!(frame, whole);
-            // Padding behind the datagram is not part of it.
+            // Padding after the datagram is not part of the datagram.
             let mut padded = open(&whole);
             padded.extend([0xee; 9]);
             assert!(finish(&mut padded) && padded.starts_with(&whole));

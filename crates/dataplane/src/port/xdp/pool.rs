@@ -1,57 +1,61 @@
-//! Tracks the place of each buffer of an AF_XDP queue: the kernel, the batch, a waiting frame, or
-//! the free list.
+//! Tracks the place of each buffer of an AF_XDP queue: with the kernel, in the batch, with a
+//! waiting frame, or in the free list.
 //!
 //! # Problem
-//! A lost buffer never receives again. A buffer that is handed out twice holds two frames, perhaps
-//! of two tenants.
+//! If the port loses track of a buffer, it never uses the buffer again. If the port uses a buffer
+//! twice at the same time, two frames are in one buffer, perhaps frames of two tenants.
 //!
 //! # Approach
-//! Each buffer is in one place, and moves only from that place. A report of the kernel about a
-//! buffer that it does not have is refused. There are two shares. A buffer of the *receive* share
-//! is always with the kernel to be filled, or in the present batch. A buffer of the *send* share is
-//! free, holds a waiting frame, or is with the kernel to be sent. However many frames wait, they
-//! thus take no buffers from reception.
+//! The pool records the one place of each buffer, and each move names the place that the buffer
+//! leaves. If the kernel reports a buffer that it does not have, the pool refuses the report. The
+//! buffers of an AF_XDP queue are divided into two shares, *receive* and *send*. A buffer of the
+//! *receive* share is always with the kernel to be filled, or in the present batch. A buffer of the
+//! *send* share is free, contains a waiting frame, or is with the kernel to be sent. Waiting frames
+//! use only buffers of the send share, so that reception always keeps its buffers.
 //!
 //! # Cost
-//! Each buffer takes one byte, which each move reads and writes once.
+//! The pool needs one byte for each buffer, and each move of the buffer reads and writes this byte
+//! once.
 
-/// The place of a buffer.
+/// The place of a buffer of an AF_XDP queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Free,
-    /// The kernel has the buffer to receive a frame.
+    /// The kernel has the buffer, and may receive a frame into the buffer.
     Receive,
-    /// The buffer is in the present batch, or on its way back to the kernel.
+    /// The buffer is in the worker's present batch, or on its way back to the kernel.
     Batch,
-    /// The buffer holds a waiting frame.
+    /// The buffer contains a frame that waits to be sent.
     Held,
-    /// The kernel has the buffer to send its frame.
+    /// The kernel has the buffer, and sends the buffer's frame.
     Send,
 }
 
-/// The places of all buffers of a queue.
+/// The places of all buffers of an AF_XDP queue.
 #[derive(Debug)]
 pub(super) struct Pool {
     places: Box<[Place]>,
-    /// Free buffers, last in first out, so that the next one is most likely in the cache.
+    /// Numbers of the free buffers, last in first out, so that the next buffer is most likely in
+    /// the cache.
     free: Vec<u32>,
 }
 
 impl Pool {
-    /// Buffers `0..receive` are with the kernel to receive; the `send` buffers behind them are
-    /// free.
+    /// Creates a pool in which buffers `0..receive` are with the kernel to receive, and the next
+    /// `send` buffers are free.
     pub(super) fn new(receive: u32, send: u32) -> Self {
         let count = receive + send;
         let place = |b| if b < receive { Place::Receive } else { Place::Free };
         Self { places: (0..count).map(place).collect(), free: (receive..count).rev().collect() }
     }
 
-    /// Number of free buffers.
+    /// Number of free buffers of the queue.
     pub(super) fn free(&self) -> usize {
         self.free.len()
     }
 
-    /// Moves a buffer to `to` if it is in `from`, and returns whether it moved.
+    /// Moves `buffer` to place `to` if the buffer is in place `from`. Returns true if the buffer
+    /// was in place `from` and moved to place `to`.
     #[inline]
     fn shift(&mut self, buffer: u32, from: Place, to: Place) -> bool {
         match self.places.get_mut(buffer as usize) {
@@ -63,19 +67,22 @@ impl Pool {
         }
     }
 
-    /// The kernel has put a frame into the buffer. False if the kernel did not have it to receive.
+    /// Records that the kernel has put a frame into the buffer. Returns false if the kernel did not
+    /// have the buffer to receive.
     #[inline]
     pub(super) fn received(&mut self, buffer: u32) -> bool {
         self.shift(buffer, Place::Receive, Place::Batch)
     }
 
-    /// The buffer goes back to the kernel to receive. False if it was not in the batch.
+    /// Records that the buffer goes back to the kernel to receive. Returns false if the buffer was
+    /// not in the batch.
     #[inline]
     pub(super) fn refilled(&mut self, buffer: u32) -> bool {
         self.shift(buffer, Place::Batch, Place::Receive)
     }
 
-    /// Takes a free buffer for a frame that waits or is sent at once.
+    /// Takes a free buffer for a frame that waits or is sent at once. Returns `None` if no buffer
+    /// is free.
     #[inline]
     pub(super) fn take(&mut self) -> Option<u32> {
         let buffer = self.free.pop()?;
@@ -89,13 +96,15 @@ impl Pool {
         self.places.get(buffer as usize) == Some(&Place::Held)
     }
 
-    /// The kernel gets the buffer to send. False if no frame waited in it.
+    /// Records that the kernel gets the buffer to send. Returns false if no frame waited in the
+    /// buffer.
     #[inline]
     pub(super) fn sent(&mut self, buffer: u32) -> bool {
         self.shift(buffer, Place::Held, Place::Send)
     }
 
-    /// The kernel has sent the buffer. False if the kernel did not have it to send.
+    /// Records that the kernel has sent the buffer. Returns false if the kernel did not have the
+    /// buffer for sending.
     #[inline]
     pub(super) fn completed(&mut self, buffer: u32) -> bool {
         let was = self.shift(buffer, Place::Send, Place::Free);
@@ -105,7 +114,7 @@ impl Pool {
         was
     }
 
-    /// Frees the buffer of a waiting frame. False if no frame waited in it.
+    /// Frees the buffer of a waiting frame. Returns false if no frame waited in the buffer.
     pub(super) fn release(&mut self, buffer: u32) -> bool {
         let was = self.shift(buffer, Place::Held, Place::Free);
         if was {
@@ -114,7 +123,7 @@ impl Pool {
         was
     }
 
-    /// Number of buffers in a place.
+    /// Number of buffers in the place `place`.
     #[cfg(test)]
     pub(super) fn count(&self, place: Place) -> usize {
         self.places.iter().filter(|&&p| p == place).count()
@@ -139,8 +148,8 @@ mod tests {
     }
 
     proptest! {
-        /// After any sequence of moves, valid or not, each buffer is in exactly one place and the
-        /// receive share keeps its size.
+        /// Tests that each buffer is in exactly one place and the receive share keeps its size,
+        /// after any sequence of valid and invalid moves.
         #[test]
         fn no_buffer_is_lost_or_handed_out_twice(
             moves in proptest::collection::vec((0..6_u8, 0..30_u32), 0..400)

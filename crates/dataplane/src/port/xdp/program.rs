@@ -1,20 +1,22 @@
-//! The XDP program that redirects an interface's frames to the port's sockets, built without a
-//! compiler.
+//! The XDP program that redirects an interface's frames to the port's sockets. The switch builds
+//! the program's BPF instructions itself, without a compiler.
 //!
 //! # Problem
 //! Frames reach an AF_XDP socket only if an XDP program on the interface redirects them.
 //!
 //! # Approach
-//! The program has six instructions. The program looks the frame's queue up in a map of sockets and
-//! redirects the frame there. Frames of a queue without a socket go to the kernel (`XDP_PASS`). A
-//! BPF link attaches the program. The kernel detaches it when the link's descriptor is closed, also
-//! if this process is killed, so no interface keeps a program without a reader. The driver's own
-//! hook (*native*) is tried first, then the stack's (*generic*). A program of another owner is
-//! never replaced.
+//! The XDP program has six instructions. The program looks up the frame's queue in a map of sockets
+//! and redirects the frame to the socket in the map. Frames of a queue without a socket go to the
+//! kernel (`XDP_PASS`). A BPF link attaches the program to the interface. The kernel detaches the
+//! program when the link's descriptor is closed, even if the switch is killed. After the switch
+//! ends, no interface keeps an XDP program that redirects frames to sockets without a reader. The
+//! switch tries the driver's own XDP hook (*native*) first, then the hook of the stack (*generic*).
+//! The switch never replaces an XDP program of another owner.
 //!
 //! # Source
-//! The kernel's `bpf.h`. Since Linux 5.3 `bpf_redirect_map` returns the action in its flags if the
-//! map has no entry. Links of XDP programs came with 5.9.
+//! The source for the XDP program is the kernel's `bpf.h`. Since Linux 5.3, `bpf_redirect_map`
+//! returns the action in its flags if the map has no entry. Linux 5.9 introduced BPF links for XDP
+//! programs.
 #![allow(unsafe_code, reason = "bpf(2)")]
 
 use std::io;
@@ -33,13 +35,13 @@ const BPF_XDP: u32 = 37;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 
-/// The hook at which the program runs.
+/// The hook of the kernel at which the XDP program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// The program runs in the driver, before the kernel makes its own buffer.
+    /// The XDP program runs in the driver, before the kernel makes its own buffer (`sk_buff`).
     Native,
-    /// The program runs in the stack, after the kernel made its buffer. This hook is slower and
-    /// always copies.
+    /// The XDP program runs in the stack, after the kernel made its own buffer (`sk_buff`). The
+    /// hook in the stack is slower and always copies frames.
     Generic,
 }
 
@@ -59,7 +61,8 @@ impl Mode {
     }
 }
 
-/// The program on its interface. Dropping it detaches the program.
+/// The XDP program on an interface. When `Program` is dropped, the XDP program is detached from the
+/// interface.
 #[derive(Debug)]
 pub(super) struct Program {
     sockets: OwnedFd,
@@ -69,8 +72,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Loads the program and attaches it to the interface with this index, in the namespace of the
-    /// calling thread.
+    /// Loads the XDP program and attaches the program to the interface with index `index`, in the
+    /// namespace of the calling thread.
     pub(super) fn attach(name: &str, index: u32, queues: u32) -> Result<Self, PortError> {
         let rights = "run as root, or with CAP_NET_ADMIN and CAP_BPF";
         let sockets = create_map(queues).map_err(|e| refused(name, "make a map", rights, e))?;
@@ -79,11 +82,11 @@ impl Program {
         let (link, mode) = attach_somehow(&program, index).map_err(|e| {
             let remedy = match e.raw_os_error() {
                 Some(libc::EBUSY | libc::EEXIST) => {
-                    "another program is on the interface: end its owner, or take it off with \
-                     `ip link set dev NAME xdp off`"
+                    "another XDP program is attached to the interface; end the owner of the \
+                     program, or detach the program with `ip link set dev NAME xdp off`"
                 }
                 Some(libc::ERANGE) => "lower the MTU of the interface or of its peer",
-                Some(libc::ENOSPC) => "give the interface as many queues as its peer sends with",
+                Some(libc::ENOSPC) => "give the interface as many queues as its peer has",
                 _ => "use a driver with XDP, or type = \"packet\"",
             };
             refused(name, "attach the XDP program", remedy, e)
@@ -91,7 +94,7 @@ impl Program {
         Ok(Self { sockets, _program: program, _link: link, mode })
     }
 
-    /// Redirects frames of this queue to this socket from now on.
+    /// Lets the XDP program redirect the frames of `queue` to `socket` from now on.
     pub(super) fn serve(&self, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
         let value = u32::try_from(socket.as_raw_fd()).map_err(io::Error::other)?;
         let update = MapUpdate {
@@ -109,7 +112,8 @@ impl Program {
     }
 }
 
-/// One instruction: opcode, registers (source in the high half), offset, constant.
+/// One BPF instruction: opcode, registers, offset and constant. The high half of `registers` names
+/// the source register.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Instruction {
@@ -123,16 +127,17 @@ const fn instruction(code: u8, registers: u8, offset: i16, constant: i32) -> Ins
     Instruction { code, registers, offset, constant }
 }
 
-/// `return bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);`
+/// The instructions of the program `return bpf_redirect_map(&sockets, context->rx_queue_index,
+/// XDP_PASS);`.
 const fn instructions(sockets: i32) -> [Instruction; 6] {
     const LOAD_WORD: u8 = 0x61;
     const LOAD_DOUBLE_CONSTANT: u8 = 0x18;
     const MOVE_CONSTANT: u8 = 0xb7;
     const CALL: u8 = 0x85;
     const EXIT: u8 = 0x95;
-    /// Source register that marks the constant as a map's descriptor.
+    /// Source register that marks an instruction's constant as the descriptor of a map.
     const MAP: u8 = 1 << 4;
-    /// Offset of `rx_queue_index` in `struct xdp_md`.
+    /// Offset in bytes of `rx_queue_index` in `struct xdp_md`.
     const QUEUE: i16 = 16;
     const XDP_PASS: i32 = 2;
     const REDIRECT_MAP: i32 = 51;
@@ -188,7 +193,7 @@ struct LinkCreate {
     flags: u32,
 }
 
-/// `bpf(2)` with one of the structures above.
+/// Calls `bpf(2)` with `attributes`, one of the attribute structures of this module.
 fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
     // SAFETY: the kernel reads `size_of::<T>()` bytes of `attributes`, which have the form of
     // `command`, and the memory at their addresses: values of the callers, alive during the call.
@@ -202,7 +207,7 @@ fn bpf<T>(command: libc::c_int, attributes: &T) -> io::Result<libc::c_int> {
     }
 }
 
-/// Like [`bpf`], for a command that returns a new descriptor.
+/// Like [`bpf`], for a command that returns a new file descriptor.
 fn bpf_open<T>(command: libc::c_int, attributes: &T) -> io::Result<OwnedFd> {
     let fd = bpf(command, attributes)?;
     // SAFETY: the kernel has just made this descriptor (close-on-exec, like all of bpf), and
@@ -243,8 +248,9 @@ fn load(sockets: &OwnedFd) -> io::Result<OwnedFd> {
     )
 }
 
-/// Attaches natively or, if the driver cannot, in the stack. A previous owner may still be on the
-/// interface, because its link is detached a moment after its process ends.
+/// Attaches the XDP program natively or, if the driver cannot run it, in the stack.
+/// `attach_somehow` tries several times, because the kernel detaches a previous owner's program
+/// only shortly after the owner's process ends.
 fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mode)> {
     let program = descriptor(program)?;
     let attach = |mode: Mode| {
@@ -267,8 +273,8 @@ fn attach_somehow(program: &OwnedFd, interface: u32) -> io::Result<(OwnedFd, Mod
 mod tests {
     use super::*;
 
-    /// Compares the program with the bytes that `bpf(2)` expects, written with the constants of the
-    /// instruction set.
+    /// Compares the XDP program with the bytes that `bpf(2)` expects. The test writes the expected
+    /// bytes with the constants of the BPF instruction set.
     #[test]
     fn the_program_is_what_its_comment_says() {
         let bytes = |i: &Instruction| (i.code, i.registers, i.offset, i.constant);

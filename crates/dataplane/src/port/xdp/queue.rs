@@ -1,18 +1,20 @@
-//! One queue of an AF_XDP port, as its worker sees it.
+//! The worker's side of one queue of an AF_XDP port.
 //!
 //! # Receiving
-//! A frame stays where the kernel put it. Its head is copied into the batch's slot, the rest is a
-//! segment in the port's memory, and `rx_done` returns the buffer to be filled.
+//! A received frame stays in the buffer into which the kernel put the frame. The worker copies the
+//! first bytes of a frame (the head) into the frame's slot in the batch. The bytes after the
+//! frame's head stay in the port's memory. `rx_done` returns the frame's buffer to the kernel.
 //!
 //! # Sending
-//! A frame is copied once, into a free buffer. The frame is sent at once ([`PortQueue::tx_burst`])
-//! or waits in the buffer for its turn ([`Buffers`]). [`super::pool`] tracks the buffers.
+//! To send a frame, the worker copies the frame once, into a free buffer. The frame is sent at once
+//! ([`PortQueue::tx_burst`]) or waits in the buffer until the frame is due ([`Buffers`]).
+//! [`super::pool`] tracks the places of the buffers.
 //!
 //! # System calls
-//! Sending takes one call if the kernel copies; the call sends at most 32 frames, on the worker's
-//! core. With zero-copy, sending takes one call if the driver sleeps and says so. Receiving takes
-//! no call.
-#![allow(unsafe_code, reason = "copies out of buffers that the kernel gave back")]
+//! Without zero-copy, the port sends up to 32 frames with one system call, and the call copies the
+//! frames on the worker's core. With zero-copy, sending needs one system call if the driver sleeps
+//! and reports that it needs a wake-up. An AF_XDP port receives frames without a system call.
+#![allow(unsafe_code, reason = "copies frames from buffers that the kernel returned")]
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,16 +32,17 @@ use crate::batch::{BATCH_FRAMES, Batch, FRAME_MIN, HEAD_COPY};
 use crate::mem;
 use crate::offload::{Offload, OffloadCaps};
 
-/// Maximum number of wake-ups in a row; each sends 32 frames if the kernel copies.
+/// Maximum number of wake-ups of the kernel in a row. Without zero-copy, each wake-up of the kernel
+/// sends 32 frames.
 const WAKES_MAX: u32 = TX_RING / 32;
-/// Cycles between two requests for the number of frames that the kernel could not receive: about
-/// 0.1 s.
+/// Cycles between two queries for the number of frames that the kernel could not receive. The port
+/// queries the kernel for this number of lost frames about every 0.1 s.
 const STATISTICS_GAP: u64 = 200_000_000;
-/// `XDP_PKT_CONTD`: the frame continues in the next descriptor. The socket did not request such
-/// frames.
+/// The flag `XDP_PKT_CONTD` means that the frame continues in the next descriptor. The port refuses
+/// frames in several descriptors, because the port's socket did not request such frames.
 const CONTINUED: u32 = 1;
 
-/// Reason for which a frame was not copied into a buffer.
+/// Reason why the port did not copy a frame into a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
     TooBig,
@@ -52,8 +55,8 @@ pub(super) struct XdpQueue {
     umem: Umem,
     rings: Rings,
     pool: Pool,
-    /// Buffers of the last `rx_burst`, on their way back to the kernel; never longer than the
-    /// receive share.
+    /// Buffers of the last `rx_burst`, on their way back to the kernel. The list of returning
+    /// buffers is never longer than the receive share.
     returns: Vec<u32>,
     software: bool,
     link: Arc<LinkState>,
@@ -63,13 +66,15 @@ pub(super) struct XdpQueue {
     now: Cycles,
     statistics_due: u64,
     too_long: u64,
-    /// Completions of buffers that were not sent. They are not counted yet.
+    /// Number of completions of buffers that the port did not send. The field `nonsense` counts
+    /// only invalid completions that the port has not yet counted as errors.
     nonsense: u32,
 }
 
 impl XdpQueue {
-    /// A queue on a socket whose fill ring is full of the first buffers. If `software`, received
-    /// frames may have open checksums.
+    /// Creates a queue on an AF_XDP socket. The caller must have filled the fill ring with the
+    /// buffers of the receive share. If `software` is true, the interface may deliver frames with
+    /// incomplete checksums.
     pub(super) fn new(opened: Opened, link: Arc<LinkState>, software: bool) -> Self {
         let Opened { socket, umem, rings, .. } = opened;
         let receive = rings.fill.size();
@@ -90,7 +95,7 @@ impl XdpQueue {
         }
     }
 
-    /// Takes one descriptor of the rx ring into the batch, or counts an error.
+    /// Takes the frame of one rx descriptor into the batch, or counts an error.
     #[inline]
     fn receive(&mut self, descriptor: libc::xdp_desc, batch: &mut Batch) {
         let place = self.umem.locate(descriptor.addr);
@@ -114,7 +119,7 @@ impl XdpQueue {
         self.push(buffer, start, len, batch);
     }
 
-    /// Adds the frame in a buffer to the batch, which must have room.
+    /// Adds the frame in buffer `buffer` to the batch, which must have room.
     #[inline]
     fn push(&self, buffer: u32, start: u32, len: u32, batch: &mut Batch) {
         let (from, len) = (self.umem.at(buffer, start), len as usize);
@@ -130,14 +135,14 @@ impl XdpQueue {
         batch.commit(len, head, rest, Offload::NONE);
     }
 
-    /// Frees the buffers that the kernel has sent.
+    /// Frees the buffers of the frames that the kernel has sent.
     #[inline]
     fn reap(&mut self) {
         if self.rings.completion.waiting() == 0 {
             return;
         }
         while let Some(address) = self.rings.completion.pop() {
-            // A buffer that the kernel did not have stays in its place.
+            // If the kernel reports a buffer that it did not have, the buffer stays in its place.
             let place = self.umem.locate(address);
             if !place.is_some_and(|(buffer, _)| self.pool.completed(buffer)) {
                 self.nonsense = self.nonsense.saturating_add(1);
@@ -146,7 +151,7 @@ impl XdpQueue {
         self.rings.completion.release();
     }
 
-    /// Copies frame `i` into a free buffer.
+    /// Copies frame `i` of the batch into a free buffer.
     #[inline]
     fn copy_in(&mut self, batch: &Batch, i: usize) -> Result<Held, Refused> {
         let len = batch.frame(i).len;
@@ -156,13 +161,14 @@ impl XdpQueue {
         let buffer = self.pool.take().ok_or(Refused::NoBuffer)?;
         // SAFETY: the buffer was free and belongs to the port now. WHY: the method is unsafe.
         let Some(bytes) = (unsafe { self.umem.bytes(buffer, 0, len) }) else {
-            unreachable!("a frame no longer than a buffer lies in it")
+            unreachable!("a buffer has room for a frame that is not longer than the buffer")
         };
         batch.copy_to(i, bytes);
         Ok(Held { buffer, len })
     }
 
-    /// Puts a frame from a buffer of the port into the tx ring. Returns false if the ring is full.
+    /// Puts a frame that is in a buffer of the port into the tx ring. Returns false if the tx ring
+    /// is full.
     #[inline]
     fn queue(&mut self, frame: Held) -> bool {
         let addr = self.umem.address(frame.buffer, 0);
@@ -174,8 +180,8 @@ impl XdpQueue {
         taken
     }
 
-    /// Wakes the kernel until it has seen the whole tx ring or makes no progress. Returns the
-    /// number of calls.
+    /// Wakes the kernel until the kernel has taken all entries of the tx ring or makes no progress.
+    /// Returns the number of system calls that woke the kernel.
     fn wake_to_send(&mut self) -> u32 {
         let mut calls = 0;
         let mut left = self.rings.tx.backlog();
@@ -192,7 +198,8 @@ impl XdpQueue {
     }
 
     /// Wakes a driver that sleeps for lack of buffers, and sends frames for which the kernel had no
-    /// room. The calls are spaced out, because each is a system call.
+    /// room. Each call of `nudge` makes a system call, so the worker calls `nudge` only at
+    /// intervals.
     #[cold]
     fn nudge(&mut self) {
         if self.to_send && self.link.is_up() {
@@ -205,7 +212,8 @@ impl XdpQueue {
         self.spacing.polled(self.now, false);
     }
 
-    /// Counts the frames since the last call that did not fit a buffer.
+    /// Adds the number of frames that were longer than a buffer, since the last call, to the
+    /// batch's errors.
     #[cold]
     fn count_too_long(&mut self, batch: &mut Batch) {
         self.statistics_due = self.now.0.saturating_add(STATISTICS_GAP);
@@ -235,7 +243,8 @@ impl PortQueue for XdpQueue {
         }
         batch.errors = batch.errors.saturating_add(core::mem::take(&mut self.nonsense));
         let errors = batch.errors;
-        // Errors are limited so that a burst ends. The buffers on their way back are limited too.
+        // Errors are limited, so that a burst ends. The number of buffers on their way back is also
+        // limited.
         while batch.has_room()
             && batch.errors - errors < ERRORS_MAX
             && self.returns.len() + 2 * BATCH_FRAMES < self.returns.capacity()
@@ -330,7 +339,7 @@ impl Buffers for XdpQueue {
         let up = self.link.is_up();
         for &frame in frames {
             if !self.pool.is_held(frame.buffer) {
-                debug_assert!(false, "a frame is sent that does not wait");
+                debug_assert!(false, "a frame to send has no buffer in the pool");
                 out.error += 1;
             } else if !up {
                 let _ = self.pool.release(frame.buffer);
@@ -347,7 +356,7 @@ impl Buffers for XdpQueue {
 
     fn release(&mut self, frame: Held) {
         let held = self.pool.release(frame.buffer);
-        debug_assert!(held, "a frame is released that does not wait");
+        debug_assert!(held, "a frame to release has no buffer in the pool");
     }
 }
 

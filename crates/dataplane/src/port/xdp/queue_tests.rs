@@ -1,5 +1,5 @@
-//! Tests of a queue in which the test plays the kernel: it fills buffers, sends frames, makes false
-//! reports, and counts.
+//! Tests of an AF_XDP queue. The test acts as the kernel: the test fills buffers, sends frames, and
+//! makes false reports.
 
 use super::*;
 use crate::port::xdp::ring::tests::pair;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 const RECEIVE: u32 = 64;
 const SEND: u32 = 32;
 const TX: u32 = 16;
-/// The kernel's headroom in front of a received frame.
+/// Bytes that the kernel leaves free in front of a received frame.
 const FRONT: u32 = super::super::umem::HEADROOM;
 
 struct Kernel {
@@ -17,7 +17,7 @@ struct Kernel {
     completion: Producer<u64>,
     rx: Producer<libc::xdp_desc>,
     tx: Consumer<libc::xdp_desc>,
-    /// Buffers that were sent but not yet reported.
+    /// Addresses of buffers that the simulated kernel has sent but not yet reported.
     sent: Vec<u64>,
 }
 
@@ -40,7 +40,8 @@ fn rig() -> (XdpQueue, Kernel) {
 }
 
 impl Kernel {
-    /// Receives a frame. Returns false if the kernel has no buffer.
+    /// Puts a received frame into a buffer and the rx ring. Returns false if the simulated kernel
+    /// has no buffer.
     fn deliver(&mut self, queue: &XdpQueue, frame: &[u8]) -> bool {
         let Some(address) = self.fill.pop() else { return false };
         self.fill.release();
@@ -61,7 +62,7 @@ impl Kernel {
         self.rx.publish();
     }
 
-    /// Takes up to `most` frames to send.
+    /// Takes up to `most` frames from the tx ring, as the kernel does to send them.
     fn take(&mut self, queue: &XdpQueue, most: usize) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while frames.len() < most
@@ -88,9 +89,9 @@ impl Kernel {
         self.completion.publish();
     }
 
-    /// Number of buffers into which the kernel could receive now.
+    /// Number of buffers into which the simulated kernel could receive now.
     fn buffers(&mut self) -> u32 {
-        // A ring may work with a stale index, but here every buffer counts.
+        // A ring may work with a stale index, but this test must find every buffer.
         let mut n = 0;
         let mut all = Vec::new();
         while let Some(address) = self.fill.pop() {
@@ -99,12 +100,13 @@ impl Kernel {
         }
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), n as usize, "a buffer was given twice");
+        assert_eq!(all.len(), n as usize, "the queue gave a buffer to the kernel twice");
         n
     }
 }
 
-/// A recognisable frame: every byte depends on `n`.
+/// Makes frame number `n` of `len` bytes. Every byte of the frame depends on `n`, so that tests
+/// recognise the frame.
 fn frame(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| u8::try_from((i * 7 + n * 13 + 1) % 251).unwrap()).collect()
 }
@@ -184,7 +186,7 @@ fn frames_are_sent_as_they_are_and_too_long_ones_are_not() {
     }
     let out = queue.tx_burst(&batch, &[5, 0, 1, 2, 3, 4]);
     assert_eq!((out.frames, out.too_big, out.bytes), (4, 2, 14 + 60 + 1518 + 200));
-    assert!(kernel.take(&queue, 9).is_empty(), "nothing is shown before `publish`");
+    assert!(kernel.take(&queue, 9).is_empty(), "the kernel sees no frame before `publish`");
     queue.publish();
     let sent = kernel.take(&queue, 9);
     assert_eq!(sent, [frame(5, 200), frame(0, 14), frame(1, 60), frame(2, 1518)]);
@@ -201,7 +203,7 @@ fn a_full_tx_ring_drops_frames_and_recovers() {
     let all: Vec<u8> = (0..32).collect();
     let out = queue.tx_burst(&batch, &all);
     assert_eq!((out.frames, out.ring_full), (TX, 32 - TX));
-    assert_eq!(queue.free(), (SEND - TX) as usize, "what was refused costs no buffer");
+    assert_eq!(queue.free(), (SEND - TX) as usize, "a refused frame takes no buffer");
     queue.publish();
     // Frames that are taken but never completed use up the buffers.
     assert_eq!(kernel.take(&queue, 99).len(), TX as usize);
@@ -267,7 +269,7 @@ fn frames_that_wait_never_starve_the_fill_ring() {
     assert_eq!((kernel.buffers(), queue.free()), (RECEIVE, SEND as usize));
 }
 
-/// A waiting frame and its content.
+/// Frames that wait in the port's buffers, with their content.
 type Waiting = Vec<(Held, Vec<u8>)>;
 
 fn step(
@@ -317,8 +319,8 @@ fn step(
 }
 
 proptest! {
-    /// In any order of receiving, filling, sending, completing and releasing, a waiting frame
-    /// leaves unchanged. In the end every buffer is back in its place.
+    /// Tests any order of receiving, filling, sending, completing and releasing. The test checks
+    /// that waiting frames are sent unchanged, and that every buffer returns to its original place.
     #[test]
     fn no_buffer_is_lost_or_handed_out_twice(
         steps in proptest::collection::vec((0..8_u8, 0..1000_usize), 1..300)

@@ -1,4 +1,5 @@
-//! Tests of rings in the test's own memory, which also plays the other side.
+//! Tests of AF_XDP rings in the test's own memory. The test acts as the producer and as the
+//! consumer of a ring.
 
 use super::*;
 use proptest::prelude::*;
@@ -7,12 +8,12 @@ fn memory<T>(size: u32) -> Arc<Mapping> {
     Arc::new(Mapping::anonymous(LAYOUT.bytes(size, size_of::<T>()).unwrap()).unwrap())
 }
 
-/// A ring with both of its sides, one of which plays the kernel in the queue's tests.
+/// Makes both sides of one ring. In the tests of queues, one side acts as the kernel.
 pub(in crate::port::xdp) fn pair<T: Copy>(size: u32) -> (Producer<T>, Consumer<T>) {
     super::pair(size).unwrap()
 }
 
-/// Requests wake-ups, as a kernel does.
+/// Sets the ring's flag that requests wake-ups, as a kernel does.
 pub(in crate::port::xdp) fn ask_for_wakeups<T: Copy>(ring: &Consumer<T>) {
     ring.shared.word(LAYOUT.flags).store(NEED_WAKEUP, Ordering::Relaxed);
 }
@@ -33,7 +34,7 @@ fn a_full_ring_refuses_until_the_other_side_gives_back() {
     assert!((0..4).all(|n| producer.push(n)) && !producer.push(9));
     producer.publish();
     assert_eq!((consumer.pop(), producer.backlog()), (Some(0), 4));
-    assert!(!producer.push(9), "taken, but not given back");
+    assert!(!producer.push(9), "the consumer has not released the entry yet");
     consumer.release();
     assert_eq!(producer.backlog(), 3);
     assert!(producer.push(4) && !producer.push(5));
@@ -65,7 +66,7 @@ fn an_index_that_cannot_be_is_not_believed() {
         assert_eq!((consumer.waiting(), consumer.pop()), (0, None));
     }
     for nonsense in [1, 5, u32::MAX - 4] {
-        // The index claims entries that were never written, or more than the ring has.
+        // The index claims entries that were never written, or more entries than the ring has.
         producer.shared.consumer().store(nonsense, Ordering::Release);
         assert_eq!(producer.backlog(), 4);
         assert!(!producer.push(1));
@@ -93,7 +94,8 @@ fn the_wish_to_be_woken_is_seen() {
 }
 
 proptest! {
-    /// In any order of steps, the entries come out in the order in which they went in.
+    /// Tests that entries are taken in the order in which they were written, for any order of
+    /// steps.
     #[test]
     fn a_ring_is_a_queue_of_its_size(steps in proptest::collection::vec(0..5_u8, 0..300)) {
         let (mut producer, mut consumer) = pair::<u64>(8);

@@ -1,8 +1,8 @@
-//! An AF_XDP socket on one queue of an interface, with its memory and its four rings.
+//! An AF_XDP socket on one queue of an interface, with the socket's memory and four rings.
 //!
-//! Each queue has its own memory, so that the workers that own the queues share nothing (datapath
-//! rule 1). The kernel gets the receive share before the socket is bound.
-#![allow(unsafe_code, reason = "AF_XDP socket options and addresses")]
+//! Each queue of an AF_XDP port has its own memory, so that workers share nothing (datapath rule
+//! 1). The kernel gets the buffers of the receive share before the socket is bound.
+#![allow(unsafe_code, reason = "AF_XDP socket options and addresses need raw pointers")]
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -14,18 +14,20 @@ use super::ring::{Consumer, Layout, Producer};
 use super::umem::Umem;
 use super::{patience, refused};
 
-/// Number of buffers to receive into. They hold 1.4 ms of frames of 1,500 bytes at 25 Gbit/s, or
-/// 138 us of the shortest frames at 10 Gbit/s. The fill and rx rings have the same number of
-/// entries, so that they hold all buffers.
+/// Number of receive buffers of a queue. The receive buffers have room for 1.4 ms of 1,500-byte
+/// frames at 25 Gbit/s, or for 138 us of the shortest frames at 10 Gbit/s. The fill ring and the rx
+/// ring each have one entry for every receive buffer.
 pub(super) const RECEIVE: u32 = 2048;
-/// Number of buffers to send from, in which frames may wait. They hold 4 ms of frames of 1,500
-/// bytes at 10 Gbit/s.
+/// Number of send buffers of a queue, in which frames may wait. The send buffers have room for 4 ms
+/// of frames of 1,500 bytes at 10 Gbit/s.
 pub(super) const SEND: u32 = 4096;
-/// Number of entries of the tx ring: the most that the kernel gets at once.
+/// Number of entries of the tx ring. The tx ring limits the number of frames that the port gives to
+/// the kernel at once.
 pub(super) const TX_RING: u32 = 2048;
-/// Number of entries of the completion ring: all buffers that can be with the kernel to send.
+/// Number of entries of the completion ring. The completion ring has room for all buffers that can
+/// be with the kernel to send.
 const COMPLETION_RING: u32 = SEND;
-/// Bytes that may be in transit in the kernel if it copies.
+/// Limit in bytes on the frames that are in transit in the kernel, if the kernel copies frames.
 const SEND_BUFFER: libc::c_int = 16 << 20;
 
 const _: () = assert!(RECEIVE.is_power_of_two() && TX_RING.is_power_of_two());
@@ -41,7 +43,8 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    /// Fills the fill ring with the first buffers, into which the kernel may then receive.
+    /// Puts all buffers of the receive share into the fill ring, so that the kernel may receive
+    /// frames into these buffers.
     pub(super) fn fill_up(&mut self, umem: &Umem) {
         for buffer in 0..self.fill.size() {
             self.fill.push(umem.address(buffer, 0));
@@ -56,23 +59,23 @@ pub(super) struct Opened {
     pub(super) socket: OwnedFd,
     pub(super) umem: Umem,
     pub(super) rings: Rings,
-    /// Whether frames stay where the NIC put them.
+    /// Whether the NIC writes frames directly into the port's memory.
     pub(super) zero_copy: bool,
 }
 
-/// Parameters of a socket.
+/// Parameters for opening an AF_XDP socket.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a> {
     pub(super) name: &'a str,
     pub(super) interface: u32,
     pub(super) queue: u32,
-    /// Whether to allow zero-copy.
+    /// Whether the kernel may use zero-copy.
     pub(super) zero_copy: bool,
     /// Binary logarithm of a buffer's size in bytes.
     pub(super) shift: u32,
 }
 
-/// Opens and binds a socket, in the network namespace of the calling thread.
+/// Opens and binds an AF_XDP socket, in the network namespace of the calling thread.
 pub(super) fn open(place: Place<'_>) -> Result<Opened, PortError> {
     let name = place.name;
     let rights = "run as root, or with CAP_NET_RAW";
@@ -93,8 +96,8 @@ pub(super) fn open(place: Place<'_>) -> Result<Opened, PortError> {
         set(&socket, libc::SOL_XDP, ring, &size)
             .map_err(|e| refused(name, "make the rings", memory, e))?;
     }
-    // Without privilege the kernel limits the size to its own maximum, so fewer frames are in
-    // transit.
+    // For an unprivileged process, the kernel limits the size to its own maximum. Fewer frames are
+    // then in transit.
     if set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, &SEND_BUFFER).is_err() {
         let _ = set(&socket, libc::SOL_SOCKET, libc::SO_SNDBUF, &SEND_BUFFER);
     }
@@ -102,10 +105,12 @@ pub(super) fn open(place: Place<'_>) -> Result<Opened, PortError> {
     rings.fill_up(&umem);
     bind(&socket, place).map_err(|e| {
         let remedy = match e.raw_os_error() {
-            Some(libc::EBUSY) => "another AF_XDP socket has this queue: end its owner",
-            _ => "see that the interface has this queue, or use type = \"packet\"",
+            Some(libc::EBUSY) => {
+                "another AF_XDP socket uses this queue: end the process that owns the socket"
+            }
+            _ => "check that the interface has this queue, or use type = \"packet\"",
         };
-        refused(name, "bind to a queue of the interface", remedy, e)
+        refused(name, "bind the AF_XDP socket to a queue of the interface", remedy, e)
     })?;
     let zero_copy = is_zero_copy(&socket);
     Ok(Opened { socket, umem, rings, zero_copy })
@@ -126,16 +131,17 @@ fn length<T>() -> libc::socklen_t {
 
 fn set<T>(socket: &OwnedFd, level: i32, option: i32, value: &T) -> io::Result<()> {
     let at = core::ptr::from_ref(value).cast();
-    // SAFETY: the kernel reads as many bytes of `value` as it has, and every caller passes the
+    // SAFETY: the kernel reads the `size_of::<T>()` bytes of `value`, and every caller passes the
     // option's own type. WHY: nix knows none of these options.
     let done = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, at, length::<T>()) };
     if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Reads an option whose type has only integers, so that all-zero is a value.
+/// Reads a socket option of type `T`. The type `T` has only integers, so that all-zero bytes are a
+/// valid value.
 ///
 /// # Safety
-/// Any bits must be a value of `T`.
+/// Any pattern of bits must be a valid value of `T`.
 unsafe fn get<T>(socket: &OwnedFd, option: i32) -> io::Result<T> {
     // SAFETY: the caller guarantees that any bits are a value of `T`. The kernel writes at most
     // `length` bytes. WHY: as in `set`.
@@ -156,7 +162,9 @@ fn map_rings(socket: &OwnedFd) -> io::Result<Rings> {
     let offsets: libc::xdp_mmap_offsets = unsafe { get(socket, libc::XDP_MMAP_OFFSETS) }?;
     let map = |layout: Layout, size, entry, page: u64| {
         let len = layout.bytes(size, entry).filter(|&len| len < 1 << 30);
-        let len = len.ok_or_else(|| io::Error::other("the kernel's layout makes no sense"))?;
+        let len = len.ok_or_else(|| {
+            io::Error::other("the kernel returned an impossible layout of the rings")
+        })?;
         let page = libc::off_t::try_from(page).map_err(io::Error::other)?;
         Mapping::of_socket(socket.as_fd(), page, len).map(Arc::new)
     };
@@ -178,8 +186,9 @@ fn map_rings(socket: &OwnedFd) -> io::Result<Rings> {
     })
 }
 
-/// Binds the socket. The kernel uses zero-copy if it is allowed and the driver supports it. The
-/// queue of an owner that has just ended becomes free only a moment later.
+/// Binds the socket to its queue. The kernel uses zero-copy if `place` allows zero-copy and the
+/// driver supports it. If the queue is busy, `bind` tries again, because the kernel frees an ended
+/// owner's queue only a moment later.
 fn bind(socket: &OwnedFd, place: Place<'_>) -> io::Result<()> {
     let copy = if place.zero_copy { 0 } else { libc::XDP_COPY };
     let address = libc::sockaddr_xdp {
@@ -203,16 +212,18 @@ fn is_zero_copy(socket: &OwnedFd) -> bool {
     options.is_ok_and(|options| options.flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// Number of frames longer than a buffer since the socket was opened. A kernel that copies adds
-/// frames for which no buffer was free to the same counter, and also counts them separately, so
-/// they are subtracted. A driver with zero-copy reports neither number.
+/// Number of frames since the opening of the socket that were longer than a buffer. If the kernel
+/// copies, the kernel's counter `rx_dropped` also includes frames for which no buffer was free. The
+/// kernel counts frames without a free buffer in a separate counter, which is subtracted from
+/// `rx_dropped`. With zero-copy, a driver reports neither too long frames nor frames without a
+/// buffer.
 pub(super) fn frames_too_long(socket: &OwnedFd) -> u64 {
     // SAFETY: the structure has only integers; an older kernel fills less of it. WHY: as in `get`.
     let statistics: io::Result<libc::xdp_statistics> = unsafe { get(socket, libc::XDP_STATISTICS) };
     statistics.map_or(0, |s| s.rx_dropped.saturating_sub(s.rx_fill_ring_empty_descs))
 }
 
-/// Makes the kernel read the tx ring (if `send`) or the fill ring.
+/// Makes the kernel read the tx ring if `send` is true, otherwise the fill ring.
 pub(super) fn wake(socket: &OwnedFd, send: bool) -> io::Result<()> {
     let fd = socket.as_raw_fd();
     let nothing = core::ptr::null_mut();

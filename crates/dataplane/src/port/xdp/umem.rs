@@ -1,10 +1,11 @@
-//! The memory of an AF_XDP socket's frames, and the conversion between the kernel's addresses and
-//! pointers.
+//! The memory for an AF_XDP socket's frames. The module `umem` also converts the kernel's addresses
+//! of frames to pointers.
 //!
-//! The memory is one mapping of equal chunks. A chunk's size is a power of two of bytes, and it is
-//! aligned to its size. This is the kernel's default mode, in which an address identifies its chunk
-//! regardless of the address's lower bits. [`super::pool`] tracks who may access a chunk.
-#![allow(unsafe_code, reason = "the bytes of a frame that belongs to us")]
+//! The memory for frames is one mapping of equal chunks. A chunk's size in bytes is a power of two,
+//! and a chunk is aligned to its size. Aligned chunks are the kernel's default mode, in which the
+//! upper bits of an address identify the chunk. [`super::pool`] tracks whether the port or the
+//! kernel may access a chunk.
+#![allow(unsafe_code, reason = "access to a frame's bytes in the shared memory needs raw pointers")]
 
 use std::io;
 
@@ -13,7 +14,7 @@ use super::mapping::Mapping;
 /// Bytes that the kernel leaves free in front of a received frame (`XDP_PACKET_HEADROOM`).
 pub(super) const HEADROOM: u32 = 256;
 
-/// The mapping and its division into chunks.
+/// The memory mapping for frames, and its division into chunks.
 #[derive(Debug)]
 pub(super) struct Umem {
     memory: Mapping,
@@ -23,13 +24,13 @@ pub(super) struct Umem {
 }
 
 impl Umem {
-    /// Memory for `chunks` chunks of 2 to the power of `shift` bytes.
+    /// Maps memory for frames, divided into `chunks` chunks of 2^`shift` bytes each.
     pub(super) fn new(shift: u32, chunks: u32) -> io::Result<Self> {
         let memory = Mapping::anonymous((chunks as usize) << shift)?;
         Ok(Self { memory, shift, chunks })
     }
 
-    /// Size of a chunk in bytes.
+    /// Size in bytes of a chunk of the memory for frames.
     pub(super) fn chunk(&self) -> u32 {
         1 << self.shift
     }
@@ -38,7 +39,7 @@ impl Umem {
         self.chunks
     }
 
-    /// The memory's description for the kernel.
+    /// Description of the memory for frames, for the socket option `XDP_UMEM_REG`.
     pub(super) fn registration(&self) -> libc::xdp_umem_reg {
         libc::xdp_umem_reg {
             addr: self.memory.at() as u64,
@@ -50,31 +51,33 @@ impl Umem {
         }
     }
 
-    /// The kernel's address of byte `start` of a chunk.
+    /// The kernel's address of byte `start` of chunk number `chunk`.
     pub(super) fn address(&self, chunk: u32, start: u32) -> u64 {
         (u64::from(chunk) << self.shift) + u64::from(start)
     }
 
-    /// The chunk of a kernel address, and the offset in it. `None` if the address is outside the
-    /// memory.
+    /// The chunk number of a kernel address, and the offset in this chunk. Returns `None` if the
+    /// address is outside the memory for frames.
     pub(super) fn locate(&self, address: u64) -> Option<(u32, u32)> {
         let chunk = u32::try_from(address >> self.shift).ok().filter(|&c| c < self.chunks)?;
-        #[expect(clippy::cast_possible_truncation, reason = "masked to less than a chunk")]
+        #[expect(clippy::cast_possible_truncation, reason = "the mask is smaller than a chunk")]
         let start = (address & u64::from(self.chunk() - 1)) as u32;
         Some((chunk, start))
     }
 
-    /// Pointer to byte `start` of a chunk.
+    /// Pointer to byte `start` of chunk number `chunk`.
     pub(super) fn at(&self, chunk: u32, start: u32) -> *mut u8 {
         debug_assert!(chunk < self.chunks && start < self.chunk());
         let byte = ((chunk as usize) << self.shift) + start as usize;
         self.memory.at().wrapping_add(byte)
     }
 
-    /// `len` bytes of a chunk from byte `start`; `None` if they exceed the chunk.
+    /// The `len` bytes of a chunk from byte `start` on. Returns `None` if the bytes exceed the
+    /// chunk.
     ///
     /// # Safety
-    /// The chunk must belong to the port: the kernel was not given it, or returned it.
+    /// The chunk must belong to the port: the kernel never had the chunk, or has returned the
+    /// chunk.
     pub(super) unsafe fn bytes(&mut self, chunk: u32, start: u32, len: u32) -> Option<&mut [u8]> {
         let end = start.checked_add(len).filter(|&end| end <= self.chunk());
         if chunk >= self.chunks || end.is_none() {

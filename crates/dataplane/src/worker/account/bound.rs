@@ -1,35 +1,57 @@
-//! How long a batch of a lower class may hold the core.
+//! The batch bound limits the time for which a batch of a lower class occupies the core.
 //!
-//! **Problem.** A batch that has begun is not interrupted. So whoever comes first in the order of
-//! classes waits for what is left of the batch under way, however low its class: on the C2QoS
-//! paper's platform 32 frames of 1024 B take 24 us, which is most of what a top class ever waits.
-//! **Source.** C2QoS §IV-B.2: a class's worst latency is a multiple of `c`, the time of one batch;
-//! the paper takes `c` as given. **Rule.** With `hbs`, a port that is not of the first class among
-//! those here gets batches of so many frames as take [`LOWER_CLASS`] at what its frames cost last;
-//! at least one. Ports of the first class, and all where there is one class, have whole batches.
-//! **Example.** 32 frames cost 24 us: the next batch has 6; those cost 4.5 us: then 6 again.
-//! **Departures.** The paper's batches are all of 32. **Cost.** A comparison a batch, and a
-//! division where a whole batch takes longer than the bound.
+//! # Problem
+//!
+//! The worker cannot interrupt a batch. A port of the highest class therefore waits until the
+//! current batch ends, even if a port of the lowest class runs this batch. On the C2QoS paper's
+//! platform, 32 frames of 1024 B take 24 us. A port of the highest class therefore waits mostly for
+//! the end of a batch of 24 us.
+//!
+//! # Source
+//!
+//! In C2QoS §IV-B.2, a class's worst latency is a multiple of `c`, the time of one batch. The C2QoS
+//! paper takes the batch time `c` as given.
+//!
+//! # Approach
+//!
+//! With the discipline `hbs`, a port below the worker's highest class gets smaller batches than a
+//! port of the highest class. At the port's recent cost per frame, a batch of a port below the
+//! highest class takes at most [`LOWER_CLASS`], but has at least one frame. Ports of the highest
+//! class get whole batches. If all ports of the worker have the same class, all ports get whole
+//! batches.
+//!
+//! For example, if a batch of 32 frames costs 24 us, a limit of 5 us allows 6 frames in the next
+//! batch. A batch of 6 frames then costs 4.5 us, so the limit of 5 us again allows 6 frames.
+//!
+//! # Departures
+//!
+//! The paper's batches always have 32 frames.
+//!
+//! # Cost
+//!
+//! The limit on the batch size costs one comparison per batch, and one division if a whole batch
+//! would take longer than the limit.
 
 use penstock_qos::latency_bound::{self, LOWER_CLASS};
 use penstock_units::{Cycles, PortId, Priority, TscRate};
 
 use crate::batch::BATCH_FRAMES;
 
-// What is promised of latency counts on it.
+// The latency bound depends on this.
 const _: () = assert!(BATCH_FRAMES == latency_bound::BATCH_FRAMES as usize);
 
-/// See the module's text.
+/// For each port, the maximum number of frames in the port's next batch.
 #[derive(Debug)]
 pub(super) struct BatchBound {
+    /// Maximum length in cycles of a batch of a port below the highest class.
     cycles: u64,
-    /// The first class among the ports here.
+    /// Highest latency class among the worker's ports.
     first: Priority,
-    /// Frames of the next batch, by port.
+    /// Maximum number of frames in each port's next batch, indexed by port number.
     frames: Box<[u8]>,
 }
 
-/// A whole batch.
+/// Number of frames in a full batch.
 const WHOLE: u8 = {
     assert!(BATCH_FRAMES <= u8::MAX as usize);
     #[expect(clippy::cast_possible_truncation, reason = "asserted")]
@@ -46,12 +68,13 @@ impl BatchBound {
         }
     }
 
-    /// The first class among the ports here; the last, where classes are not looked at.
+    /// Sets the highest latency class among the worker's ports. [`Priority::LAST`] means that the
+    /// schedule ignores classes.
     pub(super) fn set_first(&mut self, first: Priority) {
         self.first = first;
     }
 
-    /// Frames that the next batch of a port may have.
+    /// Returns the maximum number of frames in a port's next batch.
     #[inline]
     pub(super) fn frames(&self, port: PortId, class: Priority) -> usize {
         if class <= self.first {
@@ -60,7 +83,7 @@ impl BatchBound {
         self.frames.get(port.index()).map_or(BATCH_FRAMES, |frames| usize::from(*frames))
     }
 
-    /// A batch of `frames` cost so much.
+    /// Records the cost of a port's batch of `frames` frames.
     #[inline]
     pub(super) fn note(&mut self, port: PortId, class: Priority, frames: usize, cost: Cycles) {
         if class <= self.first {

@@ -1,82 +1,119 @@
-//! The cycle buckets in the worker's loop: the gate before a batch, the charge after it, and the
-//! refill in between.
+//! Before a batch, the meter checks that the port has cycles in its bucket. After the batch, the
+//! meter charges the bucket. The meter also refills all buckets.
 //!
-//! **Rule** (C2QoS §IV-A). A refill is due every interval; the worker looks at a number it holds
-//! anyway (its last counter reading) after each batch. When all that have frames are out of tokens
-//! it does not wait for the interval's end: an eighth of it is enough. What is generated is what
-//! the core could have spent: the time since the last refill, less what the kernel took away, what
-//! control requests took, and what ports without a bucket spent. Where ports are scheduled by
-//! class, those that bought nothing have a bucket too as soon as one did ([`Mode::Free`]).
-//! **Cost.** Without any metered port: one load and comparison a look, and a few of them and an
-//! addition a batch.
+//! # Source
+//!
+//! The C2QoS paper describes token buckets of CPU cycles (cycle buckets) in §IV-A.
+//!
+//! # Approach
+//!
+//! A refill is due once per interval. After each batch, the worker compares its last reading of the
+//! cycle counter with the time at which the next refill is due. If no port with frames has tokens,
+//! the worker refills early, as soon as a refill would give tokens to one of the ports. Two refills
+//! are always at least half of the refill interval apart.
+//!
+//! A refill generates as many cycles as passed since the last refill, minus the cycles in which
+//! another thread or the kernel had the core. The host's work and ports without a bucket spend
+//! unsold cycles first. While the core is not oversold, a port gets all its purchased cycles. If
+//! one port on a worker with class scheduling purchased cycles, ports without purchased cycles also
+//! get buckets ([`Mode::Free`]).
+//!
+//! # Cost
+//!
+//! If no port of the worker is metered, the check of a port's tokens costs one load and one
+//! comparison. If ports are metered, the accounting of a batch costs a few loads and comparisons
+//! and one addition.
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth, free_floor};
 use penstock_qos::share::{Owner, forecast, settle};
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, WorkerId};
 
 use crate::counters::PortCounters;
-use crate::schedule::{IngressPolicy, PortQos, Unit};
-use crate::worker::WORKERS_MAX;
-use crate::worker::split::Notes;
+use crate::peers::Notes;
+use crate::peers::WORKERS_MAX;
+use crate::snapshot::{IngressPolicy, PortQos};
+use crate::unit::Unit;
 
-/// Milliseconds of its entitlement there that a bucket of a port on several workers holds beside
-/// the default: what one of them generates until it is heard that another needs it.
+/// Extra depth of a port's bucket if several workers have queue pairs of the port, in milliseconds
+/// of the port's entitlement on this worker. The extra depth keeps the port's tokens until this
+/// worker learns that another worker needs the tokens.
 const SHARED_DEPTH_MS: u64 = 4;
-/// Part of the interval after which a refill may come early.
-const EARLY: u64 = 8;
+/// Divisor of the refill interval: the shortest time between a refill and an early refill is the
+/// interval divided by this number. With a divisor of 8 instead of 2, the refills for one strict
+/// port on an otherwise idle core took 2 % of the core.
+const EARLY: u64 = 2;
+/// Maximum number of ports for which the worker computes the time of their next tokens.
+const ASKED: usize = 16;
 
-/// See the module's text.
+/// The cycle buckets of a worker.
 #[derive(Debug)]
 pub(in crate::worker) struct Meter {
     buckets: BucketSet,
     core: TscRate,
     capacity: CyclesPerSecond,
-    /// What each port that bought nothing is sure of; `None`: it has no bucket.
+    /// Cycles per second reserved for each port without purchased cycles. The value is `None` if
+    /// ports without purchased cycles have no bucket.
     floor: Option<CyclesPerSecond>,
     interval: u64,
-    /// The count at which a refill is due; never, without a bucket.
+    /// Reading of the cycle counter at which the next refill of the buckets is due. The value is
+    /// `u64::MAX` if the worker has no cycle bucket.
     due: u64,
     refilled_at: u64,
-    /// Cycles since then in which no batch could run.
+    /// Number of cycles since the last refill in which the worker could not run a batch.
     lost: u64,
     metered: usize,
-    /// Somebody with its turn had no tokens since the last refill.
+    /// Whether, since the last refill, the scheduler picked a port that had no tokens.
     throttled: bool,
-    /// A decision found nobody with tokens and frames since the last refill.
+    /// Whether, since the last refill, a scheduling decision ended without any port that had both
+    /// tokens and frames.
     passed: bool,
-    /// Ports with a bucket, in no order, and whose books are next.
+    /// Reading of the cycle counter from which an early refill would give tokens to a port that has
+    /// none. The value is 0 if the time of the next tokens is not known.
+    frees_at: u64,
+    /// Numbers of the ports that have a cycle bucket on this worker, in no particular order.
     ports: Vec<PortId>,
+    /// Index in `ports` of the port with the most recently published counters.
     next: usize,
-    /// Cycles generated for so far: the clock of entitlements.
+    /// Number of cycles generated since the start, which is the clock of entitlements.
     clock: u64,
     books: Box<[Books]>,
 }
 
-/// What is kept about a port's bucket beside its tokens.
+/// A worker's accounting records for one port's token bucket. The bucket itself contains the
+/// tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct Books {
-    /// The count at which it ran out of tokens while frames waited; 0: it did not.
+    /// Reading of the cycle counter when the port ran out of tokens while its frames waited. The
+    /// counter reading is 0 if the port has tokens, or if none of the port's frames wait.
     empty_since: u64,
-    /// The clock when its entitlement was last added up.
+    /// Value of the field `clock` when the worker last increased the port's counter of entitled
+    /// cycles.
     entitled_at: u64,
-    /// Of what it was told by its home.
+    /// Total of the tokens that the port's home worker granted to this worker, and that this worker
+    /// has added to its bucket.
     booked: i64,
-    /// Of what others spent for it.
+    /// Total of the cycles that other workers spent for the port, and that this worker, as the
+    /// port's home, has already charged.
     spent: u64,
-    /// The clock when its home last settled.
+    /// Value of `clock` at which this worker, as the port's home, last moved tokens between
+    /// workers.
     settled_at: u64,
-    /// Its level and the clock when last noted.
+    /// Bucket level in tokens that this worker last reported to the other workers.
     noted: i64,
+    /// Value of the field `clock` when this worker last reported the level of the port's bucket to
+    /// the other workers.
     noted_at: u64,
-    /// On how many workers it has queue pairs.
+    /// Number of workers with queue pairs of the port.
     parts: u64,
-    /// Its units at which frames were seen waiting, a bit each. What one of them finds empty takes
-    /// nothing from the port while another has frames.
+    /// Bit mask with one bit for each unit of the port (queue pair or output queue). A bit is set
+    /// if frames waited at the unit. A port keeps its tokens as long as frames wait at one of its
+    /// units, even if its other units are empty.
     waiting: u16,
 }
 
 impl Books {
-    /// Notes whether frames wait at a unit. True: that is news.
+    /// Records whether frames wait at a unit. Returns true if the record of whether frames wait at
+    /// the unit changed.
     #[inline]
     fn mark_waiting(&mut self, unit: Unit, waiting: bool) -> bool {
         let (bit, before) = (1 << unit.queue.0, self.waiting);
@@ -85,12 +122,13 @@ impl Books {
     }
 }
 
-/// The terms of a port's bucket on one of the `parts` workers that have queue pairs of it; `floor`
-/// is what a port gets there that bought nothing.
+/// Returns the parameters of a port's token bucket on one worker. `parts` is the number of workers
+/// that have queue pairs of the port. `floor` is the worker's entitlement for a port without
+/// purchased cycles.
 #[must_use]
 pub fn terms(qos: &PortQos, parts: u64, core: TscRate, floor: Option<CyclesPerSecond>) -> Terms {
     let parts = parts.max(1);
-    // A floor is one worker's anyway.
+    // A floor already belongs to a single worker.
     let entitlement = match floor.filter(|_| !qos.ingress.is_metered()) {
         Some(floor) => floor,
         None => CyclesPerSecond(qos.entitlement.0 / parts),
@@ -131,6 +169,7 @@ impl Meter {
             metered: 0,
             throttled: false,
             passed: false,
+            frees_at: 0,
             ports: Vec::with_capacity(slots),
             next: 0,
             clock: 0,
@@ -138,8 +177,10 @@ impl Meter {
         }
     }
 
-    /// A port's queue pairs are here, under these terms; `tokens` come with them.
+    /// Sets the token bucket parameters of a port that has queue pairs on this worker. `tokens` is
+    /// the bucket level that the port brings from its previous worker.
     pub fn set(&mut self, port: PortId, qos: &PortQos, tokens: i64, now: Cycles) {
+        self.frees_at = 0;
         if !self.meters(qos) {
             self.leave(port);
             return;
@@ -164,19 +205,23 @@ impl Meter {
         self.buckets.join(port.index(), &terms, tokens);
     }
 
-    /// Whether a port under these terms has a bucket here.
+    /// Whether a port with the QoS parameters `qos` gets a cycle bucket on this worker.
     pub fn meters(&self, qos: &PortQos) -> bool {
         qos.ingress.is_metered() || self.floor.is_some()
     }
 
-    /// Told what those here bought (`None`: nobody did, or nobody can be kept from its turn) and
-    /// how many bought nothing. True: those have buckets now and had none, or other ones, or none.
+    /// Computes and sets the floor: the entitlement of each port without purchased cycles. `free`
+    /// is the number of the worker's ports without purchased cycles, and `sold` is the sum of the
+    /// entitlements of the worker's ports with purchased cycles. `sold` is `None` if none of the
+    /// worker's ports purchased cycles, or if the schedule ignores classes. Returns true if the
+    /// floor changed.
     pub fn set_floor(&mut self, sold: Option<CyclesPerSecond>, free: usize) -> bool {
         let floor = sold.map(|sold| free_floor(self.capacity, sold, free));
         core::mem::replace(&mut self.floor, floor) != floor
     }
 
-    /// A port has no queue pair here any more; its tokens, to go with them.
+    /// Removes the cycle bucket of a port, because no queue pair of the port is on this worker any
+    /// more. Returns the bucket's tokens.
     pub fn leave(&mut self, port: PortId) -> i64 {
         if !self.buckets.is_metered(port.index()) {
             return 0;
@@ -189,25 +234,27 @@ impl Meter {
         self.buckets.leave(port.index())
     }
 
-    /// The gate: whether a port may run a batch.
+    /// Whether a port has cycles in its bucket, so that it may run a batch. In C2QoS, the check
+    /// before a batch is called the gate.
     #[inline]
     pub fn may_run(&self, port: PortId) -> bool {
         self.buckets.may_run(port.index())
     }
 
-    /// A port had its turn and no tokens.
+    /// Records that the scheduler picked a port that had no tokens.
     #[inline]
     pub fn note_throttled(&mut self) {
         self.throttled = true;
     }
 
-    /// A decision came to its end.
+    /// Records that a scheduling decision ended without any port that had both tokens and frames.
     #[inline]
     pub fn note_passed(&mut self) {
         self.passed = true;
     }
 
-    /// Whether frames were seen waiting at a unit without running a batch.
+    /// Records whether a unit (a queue pair or an output queue) has waiting frames, for a unit that
+    /// ran no batch.
     #[inline]
     pub fn note_waiting(&mut self, unit: Unit, waiting: bool) {
         if self.metered == 0 {
@@ -222,39 +269,47 @@ impl Meter {
         }
     }
 
-    /// Whether a port without tokens may run on time that nobody with tokens wants.
+    /// Whether a port without tokens may use time that no port with tokens needs.
     #[inline]
     pub fn may_borrow(&self, port: PortId) -> bool {
         self.buckets.may_borrow(port.index())
     }
 
-    /// Whether ports wait for tokens; `held`: the scheduler has put some aside.
+    /// Whether some port may have waiting frames but no tokens. `held` is true if the scheduler
+    /// excludes at least one unit because the unit's port has no tokens.
     #[inline]
     pub const fn holds_back(&self, held: bool) -> bool {
         held || self.throttled
     }
 
-    /// Gives back what a port's last batch was charged: it ran on time that nobody wanted.
+    /// Gives the tokens of a port's last batch back to the port, because the batch ran in time that
+    /// no other port needed.
     pub(super) fn lend(&mut self, port: PortId, cost: Cycles) {
+        self.frees_at = 0;
         self.buckets.lend(port.index(), cost);
     }
 
-    /// On how many workers a port has queue pairs, as far as is known here.
+    /// Returns the number of workers with queue pairs of a port, according to this worker's
+    /// records. The number of workers is at least 1.
     pub fn parts(&self, port: PortId) -> u64 {
         self.books[port.index()].parts.max(1)
     }
 
-    /// Takes what was spent for a port beside its own batches: its frames left an output, came from
-    /// another worker, or needed a kick. That says nothing about what waits at its units.
+    /// Charges a port for work outside its own batches, for example if its frames left an output
+    /// queue or needed a kick. If a port is charged for work outside its own batches, the record of
+    /// whether the port has waiting frames does not change.
     #[inline]
     pub(super) fn pay(&mut self, port: PortId, cost: Cycles) {
         let more = self.books.get(port.index()).is_some_and(|books| books.waiting != 0);
-        self.buckets.charge(port.index(), cost, more);
+        if !self.buckets.charge(port.index(), cost, more) {
+            self.frees_at = 0;
+        }
     }
 
-    /// Takes the cost of a batch that ended now, after which `more` frames wait at its unit. Counts
-    /// the time for which the port was out of tokens before the batch while frames waited. Returns
-    /// whether the port has tokens left.
+    /// Charges a port for a batch that ended now. `more` is true if the unit that ran the batch
+    /// still has waiting frames. If the port had no tokens before the batch, the counter
+    /// `throttled` grows by the time without tokens, up to the last refill. Returns true if the
+    /// port still has tokens after the charge.
     #[inline]
     pub(super) fn charge_batch(
         &mut self,
@@ -267,9 +322,12 @@ impl Meter {
         let Some(books) = self.books.get_mut(unit.port.index()) else { return true };
         books.mark_waiting(unit, more);
         let left = self.buckets.charge(unit.port.index(), cost, books.waiting != 0);
+        if !left {
+            self.frees_at = 0;
+        }
         if self.metered > 0 {
             if books.empty_since != 0 {
-                // It got its tokens at the last refill; what it waited for since was its turn.
+                // The port got tokens at the last refill. Since then it only waited for its turn.
                 counters.throttled.add(self.refilled_at.saturating_sub(books.empty_since));
             }
             books.empty_since = if !left && more { now.0 } else { 0 };
@@ -277,13 +335,13 @@ impl Meter {
         left
     }
 
-    /// The port whose books are to be brought up to date.
+    /// Returns the next port that has a cycle bucket, in rotation.
     pub fn next_port(&mut self) -> Option<PortId> {
         self.next = if self.next + 1 < self.ports.len() { self.next + 1 } else { 0 };
         self.ports.get(self.next).copied()
     }
 
-    /// Brings a port's counters up to date.
+    /// Updates a port's counters from its bucket.
     pub fn publish(&mut self, port: PortId, counters: &PortCounters) {
         let books = &mut self.books[port.index()];
         let passed = self.clock - core::mem::replace(&mut books.entitled_at, self.clock);
@@ -294,7 +352,8 @@ impl Meter {
         counters.debt.set(tokens.min(0).unsigned_abs());
     }
 
-    /// Books what the port's home told this worker, and tells it the level.
+    /// Adds tokens that the port's home worker granted since the last call to the bucket, and
+    /// reports the bucket's level to the other workers.
     pub fn book(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
         if !self.buckets.is_metered(port.index()) {
             return;
@@ -307,26 +366,32 @@ impl Meter {
         let before = self.buckets.tokens(port.index());
         let spent = books.noted.saturating_add_unsigned(generated).saturating_sub(before);
         self.buckets.transfer(port.index(), due);
+        self.frees_at = 0;
         books.noted = before.saturating_add(due);
         let depth = self.buckets.depth(port.index());
         notes.note(port, me, forecast(books.noted, spent), told, depth);
     }
 
-    /// Ignores what a port's home told this worker before it had a bucket for it.
+    /// Starts new accounting records for a port that gets a token bucket on this worker. The
+    /// records begin at the present totals, so tokens that the port's home worker granted before
+    /// the call do not count.
     pub fn begin_books(&mut self, port: PortId, me: WorkerId, notes: &Notes) {
         let books = &mut self.books[port.index()];
         (books.booked, books.spent) = (notes.told(port, me), notes.spent(port));
         notes.note(port, me, self.buckets.tokens(port.index()), books.booked, 0);
     }
 
-    /// On how many workers a port has queue pairs; true: that is news.
+    /// Records how many workers have queue pairs of a port. Returns true if the number of workers
+    /// changed.
     pub fn set_parts(&mut self, port: PortId, parts: u64) -> bool {
         let books = &mut self.books[port.index()];
         core::mem::replace(&mut books.parts, parts) != parts
     }
 
-    /// By the home of a port with queue pairs on `owners`, a bit each: takes what others spent for
-    /// it, and has tokens moved from where they are not needed.
+    /// Exchanges cycles of a port between the workers that have queue pairs of the port. Only the
+    /// port's home worker calls this function. Charges cycles that other workers spent, and moves
+    /// tokens away from workers that do not need the tokens. `owners` is a bit mask with one bit
+    /// for each worker that has queue pairs of the port.
     pub fn settle(&mut self, port: PortId, owners: u32, notes: &Notes) {
         let books = &mut self.books[port.index()];
         let spent = notes.spent(port);
@@ -336,7 +401,7 @@ impl Meter {
         if owners.count_ones() < 2 {
             return;
         }
-        // What others left and the weights gave one worker's bucket stays there.
+        // Tokens beyond the entitlement, from the weighted pool, stay with their worker.
         let generated = self.buckets.entitled(port.index(), Cycles(passed)).0;
         let cap = match self.buckets.mode(port.index()) {
             Mode::Strict => i64::MAX,
@@ -359,15 +424,27 @@ impl Meter {
         }
     }
 
-    /// Whether a port has a bucket here.
+    /// Whether the worker has a bucket.
+    pub const fn has_any(&self) -> bool {
+        self.metered > 0
+    }
+
+    /// Whether a port has a bucket on this worker.
     pub fn is_metered(&self, port: PortId) -> bool {
         self.buckets.is_metered(port.index())
     }
 
-    /// Cycles in which no batch could run.
+    /// Counts cycles in which the worker could not run a batch, so that the next refill does not
+    /// generate these cycles.
     #[inline]
     pub(super) fn lose(&mut self, cycles: Cycles) {
         self.lost += cycles.0;
+    }
+
+    /// Adds cycles of the host's own work, which no port caused.
+    #[inline]
+    pub(super) fn spend_on_host(&mut self, cycles: Cycles) {
+        self.buckets.spend_on_host(cycles);
     }
 
     #[inline]
@@ -375,26 +452,46 @@ impl Meter {
         now.0 >= self.due
     }
 
-    /// Whether ports wait for tokens and enough time has passed to give them some; `held`: the
-    /// scheduler has put some aside.
+    /// Whether a refill before the end of the refill interval would now give tokens to a port with
+    /// waiting frames. `held` is true if the scheduler excludes at least one unit because the
+    /// unit's port has no tokens.
     #[inline]
-    pub fn is_due_early(&self, now: Cycles, held: bool) -> bool {
-        self.holds_back(held) && now.0 >= self.early()
+    pub fn is_due_early(&mut self, now: Cycles, held: bool) -> bool {
+        if !self.holds_back(held) || now.0 < self.early() {
+            return false;
+        }
+        if self.frees_at == 0 {
+            self.frees_at = self.soonest();
+        }
+        now.0 >= self.frees_at
     }
 
     fn early(&self) -> u64 {
         self.refilled_at.saturating_add(self.interval / EARLY)
     }
 
-    /// When a worker that found nothing could find something without anything happening outside.
-    pub fn next_due(&self, held: bool) -> Option<Cycles> {
-        (self.metered > 0 && self.holds_back(held)).then(|| Cycles(self.early()))
+    /// Computes `frees_at`. If more than [`ASKED`] ports have a bucket, the computation would cost
+    /// as much as a refill. The function then returns the time of the last refill.
+    fn soonest(&self) -> u64 {
+        if self.ports.len() > ASKED {
+            return self.refilled_at.max(1);
+        }
+        let waits = self.ports.iter().filter_map(|port| self.buckets.wait(port.index()));
+        waits.min().map_or(self.due, |wait| self.refilled_at.saturating_add(wait.0)).max(1)
     }
 
-    /// Refills; returns whether a decision had come to its end since the last time.
+    /// Returns the reading of the cycle counter at which an early or regular refill may give an
+    /// idle worker work again.
+    pub fn next_due(&self, held: bool) -> Option<Cycles> {
+        let early = || self.early().max(self.soonest()).min(self.due);
+        (self.metered > 0 && self.holds_back(held)).then(|| Cycles(early()))
+    }
+
+    /// Refills the buckets. Returns whether a scheduling decision since the last refill found no
+    /// port with both tokens and frames.
     pub fn refill(&mut self, now: Cycles) -> bool {
         let elapsed = now.0.saturating_sub(self.refilled_at).saturating_sub(self.lost);
-        (self.refilled_at, self.lost) = (now.0, 0);
+        (self.refilled_at, self.lost, self.frees_at) = (now.0, 0, 0);
         self.due = now.0.saturating_add(self.interval);
         self.throttled = false;
         self.clock += elapsed;

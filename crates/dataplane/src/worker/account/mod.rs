@@ -1,34 +1,37 @@
-//! The account of a worker: who pays for each cycle.
+//! A worker's account determines which port pays for each cycle.
 //!
 //! # Problem
 //!
-//! A bought share of a core is worth something only if each VM pays for what it causes. Batches are
-//! only a part of that. Frames leave queues, come from other workers and need kicks, and each of
-//! these takes cycles at another place of the loop. A place that forgets to charge makes the next
-//! sender pay.
+//! A purchased share of a core is worth its price only if each VM pays for all work that the VM
+//! causes. A VM causes work in its own batches and also outside its own batches. Examples of work
+//! outside batches are sending the VM's frames from an output queue, delivering the VM's frames
+//! from another worker, and kicks. If one part of the loop does not charge its cycles, the port
+//! with the next batch pays for these cycles.
 //!
 //! # Source
 //!
-//! C2QoS §IV-A: a gate before each batch, and a charge after it.
+//! In C2QoS §IV-A, a worker checks a VM's tokens before each batch, and charges the VM after each
+//! batch.
 //!
 //! # Approach
 //!
-//! Each piece of work ends with one bill. [`Account::settle`] is the only function that charges. A
-//! bill covers all cycles since the bill before. So each cycle is in exactly one bill, and these
-//! four counters add up to the time of the worker:
+//! After each piece of work (a batch, a delivery, a kick or a refill), the worker settles one bill.
+//! [`Account::settle`] is the only function that charges cycles to ports. A bill contains all
+//! cycles since the worker settled the previous bill. Each cycle of a worker is part of exactly one
+//! bill. The following four counters therefore add up to the worker's time.
 //!
 //! | Counter | Cycles |
 //! |---|---|
-//! | `cycles_charged` | of frames; the sum of all ports' `cycles` |
-//! | `cycles_host` | that no port caused: requests of control, refills of the buckets, aging |
-//! | `cycles_idle` | of turns that found nothing |
-//! | `cycles_stolen` | during which the thread did not run |
+//! | `cycles_charged` | cycles for frames, which are the sum of all ports' `cycles` |
+//! | `cycles_host` | cycles for work that no port caused: control requests, refills, ageing |
+//! | `cycles_idle` | cycles of turns without work |
+//! | `cycles_stolen` | cycles in which the worker's thread did not run |
 //!
-//! Frames of a port that has left have no payer. Their part goes to the host.
+//! If frames come from a port that was removed from the worker, the host pays for the frames.
 //!
 //! # Cost
 //!
-//! One reading of the counter for each bill. A batch has one; so has each kick.
+//! The worker reads the cycle counter once for each bill. Each batch and each kick causes one bill.
 
 mod bound;
 mod meter;
@@ -39,10 +42,10 @@ use std::sync::Arc;
 
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority, TscRate};
 
-use super::Peers;
 use crate::counters::{PortCounters, WorkerCounters};
-use crate::queue::OUTPUT;
-use crate::schedule::Unit;
+use crate::peers::Peers;
+use crate::unit::OUTPUT;
+use crate::unit::Unit;
 use bound::BatchBound;
 use pace::Pace;
 use stolen::StolenTime;
@@ -51,60 +54,65 @@ pub(super) use meter::Meter;
 pub use meter::terms as bucket_terms;
 pub use stolen::RunQueueWait;
 
-/// A batch that a unit ran under its port's own budget.
+/// A batch that is charged to the port of the unit that ran the batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnBatch {
     pub unit: Unit,
-    /// The port's class.
+    /// Class of the unit's port.
     pub class: Priority,
     pub frames: usize,
-    /// More frames wait at the unit.
+    /// Whether the unit still has waiting frames after the batch.
     pub more: bool,
-    /// The port had no tokens and ran on time that no port with tokens wanted.
+    /// Whether the batch ran although its port had no tokens, because no port with tokens had
+    /// frames.
     pub lent: bool,
 }
 
-/// Who pays for a piece of work.
+/// Determines who pays for the cycles of a bill.
 #[derive(Debug)]
 pub(super) enum Payer<P> {
-    /// The port of a unit.
+    /// The port of the unit that ran the batch pays for the cycles of the bill.
     Unit(OwnBatch),
-    /// Several ports, in parts by their numbers of frames. The total is given because the parts are
-    /// passed only once.
+    /// Several ports share the bill's cycles, in proportion to the number of frames of each port.
+    /// `frames` is the sum of the ports' frames. The caller computes the sum, because the iterator
+    /// `parts` can be read only once.
     Ports { parts: P, frames: u64 },
-    /// No port caused the work.
+    /// The work is the host's own, for example a refill or a control request, so no port pays.
     Host,
-    /// The turn found nothing.
+    /// No port pays for the cycles of the bill, because the worker found no work in the turn.
     Nobody,
 }
 
-/// [`Payer`]s that need no list of ports.
+/// Value for the type parameter of [`Payer`] if the payer is not a list of ports.
 pub(super) type NoParts = core::iter::Empty<(PortId, u64)>;
 
-/// What ports of the switch have that an account writes to.
+/// The port counters that the account increases, and the other workers that may have to charge a
+/// port.
 #[derive(Clone, Copy)]
 pub(super) struct Books<'a> {
-    /// Counters by port. `None`: the port is not here.
+    /// Port counters, indexed by port number. A port's entry is `None` if the port is not on this
+    /// worker.
     pub counters: &'a [Option<Arc<PortCounters>>],
-    /// The other workers, which may hold the port's bucket.
+    /// The other workers. One of them may have the cycle bucket of a port that must pay for work on
+    /// this worker.
     pub peers: &'a Peers,
 }
 
-/// What became of a bill.
+/// Result of [`Account::settle`]: the charged cycles, and whether the payer has tokens left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Settled {
-    /// Cycles that were charged.
+    /// Number of cycles that were charged to the payer. Stolen cycles are not part of the number.
     pub cost: Cycles,
-    /// The unit's port has tokens left.
+    /// Whether the port of the unit that ran the batch still has tokens.
     pub left: bool,
-    /// No cycle of the bill was stolen.
+    /// Whether the worker's thread had its core during all cycles of the bill.
     pub whole: bool,
 }
 
-/// See the module's text.
+/// The account of one worker, which assigns each cycle to a payer.
 #[derive(Debug)]
 pub(super) struct Account {
-    /// The counter's reading at the end of the last bill.
+    /// Reading of the cycle counter at which the worker settled its last bill.
     last: Cycles,
     meter: Meter,
     pace: Pace,
@@ -114,8 +122,9 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// The account of a worker with up to `ports` ports. `capacity` are the cycles per second that
-    /// it may spend, `refill` is the time between two refills of its buckets.
+    /// Creates the account of a worker with up to `ports` ports. The worker may spend `capacity`
+    /// cycles per second, or the whole core if `capacity` is `None`. `refill` is the time between
+    /// two refills of the worker's buckets.
     pub fn new(
         ports: usize,
         core: TscRate,
@@ -134,7 +143,7 @@ impl Account {
         }
     }
 
-    /// The counter's reading at the end of the last bill.
+    /// Returns the reading of the cycle counter at the end of the last bill.
     #[inline]
     pub const fn last(&self) -> Cycles {
         self.last
@@ -144,7 +153,7 @@ impl Account {
         &self.counters
     }
 
-    /// The cycle buckets.
+    /// Returns the worker's cycle buckets.
     #[inline]
     pub const fn buckets(&self) -> &Meter {
         &self.meter
@@ -155,30 +164,32 @@ impl Account {
         &mut self.meter
     }
 
-    /// Whether the worker has spent its share of the core and no batch may run yet.
+    /// Whether the worker has used all of its share of the core, so that no batch may run yet.
     #[inline]
     pub fn rests(&self) -> bool {
         self.pace.rests(self.last)
     }
 
-    /// The reading at which the worker may run batches again, if it rests.
+    /// Returns the counter reading at which the worker may run batches again. Returns `None` if the
+    /// worker need not wait and may run a batch now.
     pub fn rests_until(&self) -> Option<Cycles> {
         self.pace.next_due(self.last)
     }
 
-    /// Maximum number of frames in the port's next batch.
+    /// Returns the maximum number of frames in the port's next batch.
     #[inline]
     pub fn batch_limit(&self, port: PortId, class: Priority) -> usize {
         self.bound.frames(port, class)
     }
 
-    /// Sets the first class among the ports here. [`Priority::LAST`]: the schedule ignores classes.
+    /// Sets the highest class of the worker's ports. [`Priority::LAST`] means that the schedule
+    /// ignores classes.
     pub fn set_first(&mut self, first: Priority) {
         self.bound.set_first(first);
     }
 
-    /// Charges all cycles from the last bill until `now`. `price` is what the cost model expects a
-    /// batch to cost, if it has a model.
+    /// Settles a bill: charges all cycles since the previous bill until `now` to the payer. `price`
+    /// computes the expected cost of the batch, or returns `None` if the worker has no cost model.
     #[inline]
     pub fn settle<P: Iterator<Item = (PortId, u64)>>(
         &mut self,
@@ -205,7 +216,8 @@ impl Account {
         Settled { cost, left, whole: stolen == Cycles::ZERO }
     }
 
-    /// The part of `passed` during which the thread did not run.
+    /// Determines how many of the `passed` cycles another thread or the kernel used instead of the
+    /// worker's thread, and counts these cycles as stolen.
     #[cold]
     fn take_stolen<P>(
         &mut self,
@@ -292,19 +304,20 @@ impl Account {
     #[inline]
     fn charge_host(&mut self, cost: Cycles) {
         self.counters.cycles_host.add(cost.0);
-        self.meter.lose(cost);
+        self.meter.spend_on_host(cost);
     }
 }
 
-/// A cost in parts by frames. The parts add up to the cost: a rest that rounding left to nobody
-/// would be generated for a bucket that nobody empties.
+/// Divides a cost among several payers in proportion to their numbers of frames. The parts of a
+/// divided cost add up exactly to the cost. If rounding lost cycles, the worker would spend these
+/// cycles without charging them to any port.
 struct Parts {
     cost: u64,
     frames: u64,
 }
 
 impl Parts {
-    /// The part of the next `frames` frames.
+    /// Returns the part of the cost for the next payer, which has `frames` frames.
     fn next(&mut self, frames: u64) -> Cycles {
         let part = self.cost.saturating_mul(frames) / self.frames.max(1);
         let part = if frames >= self.frames { self.cost } else { part };

@@ -1,36 +1,53 @@
-//! A worker that may spend a part of its core, whatever bounds its ports.
+//! The pace limits a worker to a part of its core, independent of its ports' policies.
 //!
-//! **Problem.** Cycle buckets divide `capacity`; ports under `bps` or `none` have no bucket and
-//! would go on using the whole core, so that the same host behaved like another machine under
-//! another policy. **Rule.** Each batch is followed by a rest, in proportion to what the batch
-//! cost: the worker is as fast as a core that has so many cycles. A rest that was overslept is made
-//! good, up to [`BANK`]. **Example.** Of 2 GHz a quarter may be spent: 30,000 cycles are followed
-//! by 90,000 in which no batch runs, less [`SLACK`].
+//! # Problem
 //!
-//! **Why there is slack.** Cycle buckets give out `capacity` as well. Were the rests as strict, and
-//! a little of them overslept for good, then less would be spent than the buckets give out: they
-//! would fill, nobody would be out of tokens, and ports would go in turn, whatever they bought.
+//! Cycle buckets divide the worker's `capacity` (cycles per second that the worker may spend) among
+//! ports. Ports under the policy `bps` or `none` have no bucket and would use the whole core. If
+//! the buckets were the only limit, the share of the core that a worker uses would depend on the
+//! policies of its ports.
 //!
-//! **Cost.** With the whole core: one comparison a turn.
+//! # Approach
+//!
+//! The worker rests after each batch, in proportion to the batch's cost. A worker that pauses after
+//! each batch forwards frames as fast as a core with `capacity` cycles per second. If a rest was
+//! longer than necessary, the following rests are shorter, by at most [`BANK`] cycles in total.
+//!
+//! For example, a worker may spend 500 million cycles per second of a 2 GHz core. After 30,000
+//! cycles of work, a worker with a quarter of its core must pause for 90,000 cycles, or slightly
+//! less because of the slack ([`SLACK`]).
+//!
+//! The worker may spend slightly more than `capacity` (the slack), because the cycle buckets also
+//! give out `capacity` cycles per second. Without the slack and without shorter rests after long
+//! rests, the worker would spend fewer cycles than the buckets give out. If ports spent fewer
+//! cycles than the buckets give out, the buckets would fill, and no port would run out of tokens.
+//! If buckets never became empty, ports would take turns independently of their purchased cycles.
+//!
+//! # Cost
+//!
+//! If the worker may use the whole core, the limit costs one comparison per turn.
 
 use penstock_units::{Cycles, CyclesPerSecond, TscRate};
 
-/// Cycles of rest that are made good at most, about half a millisecond: a worker that naps wakes
-/// tens of microseconds late. More would be a fast core after every pause.
+/// Maximum number of cycles by which rests are shortened after a rest that was too long: about half
+/// a millisecond. A sleeping worker wakes tens of microseconds late. If rests were shortened by
+/// more than this number, the worker would exceed its capacity for too long after each pause.
 const BANK: u64 = 1 << 20;
-/// The part of `capacity` by which rests are too short.
+/// The worker may spend 1/64 (one divided by this number) more cycles per second than `capacity`.
 const SLACK: u64 = 64;
 
-/// See the module's text.
+/// State of the limit on the cycles per second that a worker may spend.
 #[derive(Debug)]
 pub(super) struct Pace {
-    /// Cycles of rest after 1,024 cycles of work.
+    /// Number of cycles for which the worker must pause for each 1,024 cycles of work.
     rest: u64,
+    /// Reading of the cycle counter until which the worker must pause.
     until: u64,
 }
 
 impl Pace {
-    /// Of a core of which `capacity` may be spent.
+    /// Creates the rest state of a worker that may spend `capacity` cycles per second of a core
+    /// with frequency `core`. If `capacity` is `None`, the worker may spend all cycles of the core.
     pub(super) fn new(core: TscRate, capacity: Option<CyclesPerSecond>) -> Self {
         let hz = core.hz();
         let capacity = capacity.map_or(hz, |c| c.0.saturating_add(c.0 / SLACK).clamp(1, hz));
@@ -38,7 +55,7 @@ impl Pace {
         Self { rest: u64::try_from(rest).unwrap_or(u64::MAX), until: 0 }
     }
 
-    /// A batch that ended at `now` cost so much.
+    /// Records that a batch with cost `cost` ended at time `now`.
     #[inline]
     pub(super) fn spend(&mut self, cost: Cycles, now: Cycles) {
         if self.rest > 0 {
@@ -50,13 +67,14 @@ impl Pace {
         }
     }
 
-    /// Whether no batch may run at `now`.
+    /// Whether the worker must pause at time `now` and may not run a batch.
     #[inline]
     pub(super) fn rests(&self, now: Cycles) -> bool {
         now.0 < self.until
     }
 
-    /// When the rest is over, if it lasts at `now`.
+    /// Returns the reading of the cycle counter at which the worker may run batches again. Returns
+    /// `None` if the worker may run batches at time `now`.
     pub(super) fn next_due(&self, now: Cycles) -> Option<Cycles> {
         self.rests(now).then_some(Cycles(self.until))
     }
@@ -66,7 +84,8 @@ impl Pace {
 mod tests {
     use super::*;
 
-    /// Cycles spent in a second by a worker that always has batches of `cost`.
+    /// Simulates a worker that always has a next batch of `cost` cycles, and returns the cycles
+    /// that the worker spends in a second.
     fn spent(capacity: Option<u64>, cost: u64, overslept: u64) -> u64 {
         let mut pace = Pace::new(TscRate::from_hz(2_000_000_000), capacity.map(CyclesPerSecond));
         let (mut now, mut spent) = (1 << 40, 0);

@@ -1,37 +1,54 @@
-//! Cycles that the thread did not run: the core was given to somebody else.
+//! The worker measures which of a batch's cycles its thread used, and in which cycles another
+//! thread had the core.
 //!
-//! **Problem.** The counter goes on while the thread waits for its core; a batch would be charged
-//! milliseconds it never used. **Rule.** A cost far above the usual is looked at: if the thread's
-//! run-queue wait (`/proc/thread-self/schedstat`) grew meanwhile by most of the excess over what
-//! the batch should have cost, it is charged just that, and the rest goes to the account `stolen`,
-//! never to the sender. What it should have cost the cost model says; without one, the usual cost
-//! of batches. Of a smaller wait only the wait itself is stolen. **Cost.** One comparison a batch;
-//! one system call only when the cost is suspicious. The kernel does not show the time a hypervisor
-//! took from the whole machine here; that is left in the batch.
+//! # Problem
+//!
+//! The cycle counter continues while the thread waits for its core. Without a correction, the port
+//! that sent a batch would pay for milliseconds in which another thread used the core.
+//!
+//! # Approach
+//!
+//! If a batch's cost is far above the usual cost, the worker reads the thread's run-queue wait
+//! (`/proc/thread-self/schedstat`). The excess of a batch is the batch's cost minus the expected
+//! cost. The cost model gives the expected cost of a batch. If the worker has no cost model, the
+//! expected cost of a batch is the usual cost of recent batches. If the run-queue wait grew by more
+//! than half of the excess, the whole excess counts as `stolen`. If the run-queue wait grew by at
+//! most half of the excess cost, only the growth of the run-queue wait counts as `stolen`. The
+//! sender never pays for stolen cycles.
+//!
+//! The run-queue wait does not include time for which a hypervisor stopped the whole machine. If a
+//! hypervisor stopped the whole machine during a batch, the port that sent the batch pays for the
+//! time of the stop.
+//!
+//! # Cost
+//!
+//! The check for stolen cycles costs one comparison per batch, and one system call if the cost is
+//! suspicious.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use penstock_units::{Cycles, Nanos, TscRate};
 
-use crate::worker::stall;
+use crate::wake::stall;
 
-/// A cost above this many microseconds is suspicious: the largest lawful batch (64 KiB) costs
-/// a few tens.
+/// Cost at or above which the worker checks whether another thread used the core during a batch.
+/// The largest valid batch (64 KiB) takes a few tens of microseconds.
 const SUSPICIOUS: Nanos = Nanos::from_micros(100);
 
-/// Reads how long the calling thread has waited on a run queue.
+/// Reader of a thread's total wait on run queues.
 #[derive(Debug)]
 pub struct RunQueueWait(File);
 
 impl RunQueueWait {
-    /// For the calling thread; `None` where the kernel keeps no schedule statistics.
+    /// Opens the wait statistics of the calling thread. Returns `None` if the kernel has no
+    /// schedule statistics.
     #[must_use]
     pub fn of_this_thread() -> Option<Self> {
         File::open("/proc/thread-self/schedstat").ok().map(Self)
     }
 
-    /// Waited so far.
+    /// Returns the thread's total wait on run queues since the thread's start.
     #[must_use]
     pub fn read(&self) -> Nanos {
         let mut text = [0; 96];
@@ -42,7 +59,8 @@ impl RunQueueWait {
     }
 }
 
-/// Tells cycles used from cycles stolen.
+/// Determines which cycles of a batch the worker's thread used, and in which cycles another thread
+/// or the kernel had the core (stolen cycles).
 #[derive(Debug)]
 pub(super) struct StolenTime {
     wait: Option<RunQueueWait>,
@@ -58,34 +76,35 @@ impl StolenTime {
         Self { wait, waited, suspicious: rate.to_cycles(SUSPICIOUS), usual: Cycles::ZERO, rate }
     }
 
-    /// Whether a cost is far above the usual.
+    /// Whether a batch's cost is far above the usual cost, so that cycles may have been stolen.
     #[inline]
     pub fn is_suspicious(&self, cost: Cycles) -> bool {
         cost >= self.suspicious
     }
 
-    /// Notes the cost of a batch.
+    /// Updates the moving average of batch costs with the cost of one more batch.
     #[inline]
     pub fn note_usual(&mut self, cost: Cycles) {
         if cost < self.suspicious {
-            // A running mean over some 16 batches, without a division.
+            // A running mean over about 16 batches, without a division.
             self.usual = Cycles(self.usual.0 - self.usual.0 / 16 + cost.0 / 16);
         }
     }
 
-    /// Cycles of a suspicious `cost` that were stolen. `due` is what the work should have cost, if
-    /// that is known.
+    /// Returns the stolen part of a batch's suspicious cost `cost`. `due` is the cost that the cost
+    /// model expects for the batch, or `None` if the worker has no cost model.
     pub fn of(&mut self, cost: Cycles, due: Option<Cycles>) -> Cycles {
         let due = due.unwrap_or(self.usual);
         self.stolen_of(cost, due)
     }
 
-    /// The same for work of the host, which may rightly take long.
+    /// The host's own work has no expected cost, so only the growth of the run-queue wait counts as
+    /// stolen. The host's own work may take long even if no cycles were stolen.
     pub fn of_host(&mut self, cost: Cycles) -> Cycles {
         self.grown().min(cost)
     }
 
-    /// How long the thread waited for its core since the last look.
+    /// Returns the time for which the thread waited for its core since the last check.
     fn grown(&mut self) -> Cycles {
         let Some(wait) = &self.wait else { return Cycles::ZERO };
         let waited = wait.read();
@@ -98,13 +117,14 @@ impl StolenTime {
             return Cycles::ZERO;
         }
         let (grown, excess) = (self.grown(), cost.saturating_sub(due));
-        // To find the caches cold again is part of what was taken.
+        // Refilling the cold caches also counts as stolen.
         let stolen = if grown.0 > excess.0 / 2 { excess } else { grown };
         let kept = cost.saturating_sub(stolen);
         if kept <= self.rate.to_cycles(stall::SLEEP_MAX) {
             return stolen;
         }
-        // It slept, or the machine below had the core: whose batch it was is not to pay for that.
+        // The thread slept, or the hypervisor took the core. The batch's port must not pay for
+        // that.
         stall::took(self.rate.to_nanos(kept));
         excess
     }
@@ -114,7 +134,8 @@ impl StolenTime {
 mod tests {
     use super::*;
 
-    /// What is charged of a cost.
+    /// Returns the cycles of a batch that the sending port pays: the batch's cost minus the stolen
+    /// cycles.
     fn charged(stolen: &mut StolenTime, cost: u64, due: Option<u64>) -> u64 {
         if !stolen.is_suspicious(Cycles(cost)) {
             stolen.note_usual(Cycles(cost));

@@ -2,13 +2,13 @@ use penstock_units::QueueId;
 use proptest::prelude::*;
 
 use super::*;
-use crate::schedule::{IngressPolicy, PortQos};
-use crate::worker::Mesh;
+use crate::peers::Mesh;
+use crate::snapshot::{IngressPolicy, PortQos};
 
 const PORTS: u16 = 4;
 const HZ: u64 = 1_000_000_000;
 
-/// A worker's account, its ports' counters, and the count of cycles.
+/// Test bench with a worker's account, the ports' counters, and the current cycle.
 struct Bench {
     account: Account,
     counters: Vec<Option<Arc<PortCounters>>>,
@@ -17,7 +17,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// The last port is not here.
+    /// Creates an account in which the last port is not attached to the worker.
     fn new() -> Self {
         let mut counters: Vec<_> = (1..PORTS).map(|_| Some(Arc::default())).collect();
         counters.push(None);
@@ -145,8 +145,9 @@ proptest! {
     }
 }
 
-/// A min-max port above takes what a port without frames leaves. A port whose ring has frames keeps
-/// its arrears, although its last bills are for frames that left an output.
+/// In this test, a min-max port uses the cycles that port 0 does not use. As long as frames wait in
+/// the ring of port 0, port 0 keeps tokens above the depth of its bucket (arrears). Port 0 keeps
+/// its surplus tokens even if its last bills are for frames that left an output queue.
 #[test]
 fn arrears_are_kept_while_a_ring_has_frames() {
     let left_with = |more: bool| {
@@ -189,4 +190,24 @@ fn an_output_does_not_change_the_next_batch_of_the_port() {
     let batch = OwnBatch { unit, class, frames: 1, more: true, lent: false };
     bench.settle(90_000, Payer::Unit(batch));
     assert_eq!(bench.account.batch_limit(PortId(0), class), 32);
+}
+
+#[test]
+fn the_hosts_work_takes_nothing_from_a_purchase_that_fits_beside_it() {
+    let mut bench = Bench::new();
+    bench.sell(0, HZ / 5, IngressPolicy::CyclesStrict);
+    while bench.now < HZ {
+        // The host takes 4 % of the core. Most of the rest is idle.
+        bench.refill();
+        bench.settle(400, Payer::Host);
+        for _ in 0..8 {
+            let payer = bench.account.buckets().may_run(PortId(0));
+            match payer {
+                true => bench.batch(0, 1_200, true),
+                false => bench.settle(1_200, Payer::Nobody),
+            };
+        }
+    }
+    let charged = bench.charged()[0];
+    assert!((199 * HZ / 1_000..=201 * HZ / 1_000).contains(&charged), "{charged}");
 }

@@ -1,9 +1,10 @@
-//! Parts that several test files use.
+//! This module contains helpers that several test files use.
 
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::Cycles;
 
-/// A core on which each stage of a batch takes `FRAME` cycles a frame, and an idle turn 200 cycles.
+/// Simulated core: each stage of a batch takes `FRAME` cycles per frame, and a turn without a frame
+/// takes 200 cycles.
 #[derive(Clone, Debug, Default)]
 pub struct Core<const FRAME: u64>(pub VirtualCounter);
 
@@ -14,6 +15,11 @@ impl<const FRAME: u64> CycleCounter for Core<FRAME> {
 
     fn spent(&self, stage: Stage, work: &Work) {
         let frames = work.frames as u64;
-        self.0.advance(Cycles(if stage == Stage::Idle { 200 } else { FRAME * frames.max(1) }));
+        let cost = match stage {
+            Stage::Look | Stage::Refill => 0,
+            Stage::Idle => 200,
+            _ => FRAME * frames.max(1),
+        };
+        self.0.advance(Cycles(cost));
     }
 }

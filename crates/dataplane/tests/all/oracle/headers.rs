@@ -1,17 +1,18 @@
-//! Frames as `etherparse` reads them, and the allowed differences from the switch's parser.
+//! This oracle parses frames with `etherparse`, and lists the allowed differences from the switch's
+//! parser.
 
 use etherparse::err::packet::SliceError;
 use etherparse::{SlicedPacket, TransportSlice};
 use penstock_dataplane::batch::Batch;
-use penstock_dataplane::classify::key::KeyFields;
-use penstock_dataplane::classify::parse::{FRAGMENT_FIRST, FRAGMENT_LATER, Headers, parse};
 use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::headers::key::KeyFields;
+use penstock_dataplane::headers::parse::{FRAGMENT_FIRST, FRAGMENT_LATER, Headers, parse};
 use penstock_dataplane::offload::Offload;
 
-/// The switch's parse of a frame that came from port 7.
+/// Parses a frame from port 7 with the switch's parser.
 ///
 /// # Errors
-/// The reason for which the parser refuses the frame.
+/// Returns the reason if the parser refuses the frame.
 pub fn ours(frame: &[u8]) -> Result<Headers, DropReason> {
     let mut batch = Batch::new();
     match batch.push(frame, Offload::NONE) {
@@ -20,7 +21,8 @@ pub fn ours(frame: &[u8]) -> Result<Headers, DropReason> {
     }
 }
 
-/// The parse of `etherparse` in the switch's terms; `None` if it finds no valid IP packet.
+/// Parses a frame with `etherparse`, and returns the result as fields of the switch's key. Returns
+/// `None` if `etherparse` finds no valid IP packet.
 #[must_use]
 pub fn theirs(frame: &[u8]) -> Option<KeyFields> {
     let p = SlicedPacket::from_ethernet(frame).ok()?;
@@ -88,10 +90,11 @@ fn number(mac: &[u8; 6]) -> u64 {
     mac.iter().fold(0, |n, &b| n << 8 | u64::from(b))
 }
 
-/// Checks that the two parsers differ about a frame only in the listed ways.
+/// Parses a frame with the switch's parser and with `etherparse`, and checks that the results
+/// differ only in the listed ways.
 ///
 /// # Panics
-/// If they differ otherwise.
+/// Panics if the two parsers disagree about the frame in a way that is not listed.
 pub fn agree(frame: &[u8]) {
     let mine = ours(frame);
     let tag = if frame[12..14] == [0x81, 0] { 4 } else { 0 };
@@ -109,9 +112,9 @@ pub fn agree(frame: &[u8]) {
         (Ok(h), Some(want)) => {
             let mine = h.key.fields();
             // `etherparse` treats SCTP as no transport; the switch treats ICMP of the other IP
-            // version as no ICMP. Only `etherparse` reads behind an IPv4 authentication header. For
-            // IPv6 fragments it does not say which fragment it is. Behind a first fragment it reads
-            // no ports.
+            // version as no ICMP. Only `etherparse` reads after an IPv4 authentication header. For
+            // IPv6, it does not say whether a fragment is the first, and it reads no ports of a
+            // first fragment.
             let v6 = mine.ethertype == 0x86dd;
             let unread = if v6 { mine.proto == 1 } else { matches!(mine.proto, 51 | 58) };
             let other = mine.proto == 132 || unread || v6 && mine.tos & 3 != 0;
@@ -122,8 +125,8 @@ pub fn agree(frame: &[u8]) {
             };
             assert!(other || mine == want, "{mine:?}\n{want:?}");
         }
-        // The switch refuses more, but only frames that claim to be IP or ARP, or end inside their
-        // tag.
+        // The switch refuses more frames, but only frames that claim to be IP or ARP, or end inside
+        // their tag.
         (Err(reason), _) => {
             let at = 12 + tag;
             let ethertype = frame.get(at..at + 2).map(|b| u16::from_be_bytes([b[0], b[1]]));
@@ -142,7 +145,8 @@ pub fn agree(frame: &[u8]) {
             let looked_into = matches!(f.proto, 6 | 17) && f.tos & 3 == 0;
             // `etherparse` refuses a hop-by-hop header that is not the first (RFC 8200 §4.1), and
             // an IPv6 authentication header of length 0. A station may not check this, so the
-            // switch reads on, and its rules hold for what such a station finds.
+            // switch continues to parse. Its rules thus apply to the headers that such a station
+            // finds.
             let lax = matches!(SlicedPacket::from_ethernet(frame), Err(SliceError::Ipv6Exts(_)));
             assert!(!ip || !looked_into || lax || f.proto == 17, "{f:?}");
         }

@@ -1,10 +1,10 @@
-//! The meaning of a match, by its definition.
+//! This test oracle evaluates a rule's match field by field, as the match is defined.
 
-use penstock_dataplane::classify::key::KeyFields;
-use penstock_dataplane::classify::{IpMatch, Match};
+use penstock_dataplane::headers::key::KeyFields;
+use penstock_dataplane::snapshot::{IpMatch, Match};
 use penstock_units::MacAddr;
 
-/// Whether the match fits the key, compared field by field.
+/// Whether the match `m` fits the key `k`, compared field by field.
 #[must_use]
 pub fn fits(m: &Match, k: &KeyFields) -> bool {
     let ip = |want: Option<IpMatch>, v4: u32, wide: u128| match want {

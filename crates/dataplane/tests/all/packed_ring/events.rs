@@ -1,4 +1,4 @@
-//! Event suppression in both directions (virtio 1.2 §2.8.14).
+//! These tests check event suppression of packed rings in both directions (virtio 1.2 §2.8.14).
 
 use std::fs::File;
 use std::io::Read;
@@ -64,7 +64,8 @@ fn flags_switch_interrupts_on_and_off() {
         // Reserved bits change nothing.
         wish(&guest, NOWHERE, 0xfff0 | DISABLE);
         assert_eq!(send(&mut guest), (0, false));
-        // A position counts only if it was negotiated; an additional interrupt does no harm.
+        // A position counts only if event indices were negotiated. An additional interrupt does no
+        // harm.
         wish(&guest, NOWHERE, DESC);
         assert_eq!(send(&mut guest), if event_idx { (0, false) } else { (1, true) });
         wish(&guest, NOWHERE, 3);
@@ -72,7 +73,8 @@ fn flags_switch_interrupts_on_and_off() {
     }
 }
 
-/// For every event and every burst, the driver is interrupted exactly if the event is in the burst.
+/// For each event position, the device interrupts the driver if and only if the device returns the
+/// descriptor at this position in the burst.
 #[test]
 fn an_event_is_told_once_when_its_descriptor_is_used() {
     let call = eventfd();
@@ -87,7 +89,7 @@ fn an_event_is_told_once_when_its_descriptor_is_used() {
     let mut told = 0;
     for round in 0..400_u16 {
         let burst = 1 + round % 7;
-        // A position between here and more than a round ahead.
+        // The event's position is up to more than a round ahead.
         let mut event = guest.used;
         event.advance(round / 7 % 14, 7);
         wish(&guest, event, DESC);
@@ -117,7 +119,7 @@ fn the_descriptors_of_a_chain_count_for_events() {
             })
             .unwrap();
         let b = BUFFERS;
-        // The driver waits for the second of two chains of three.
+        // The driver waits for the second of two chains. Each chain has three descriptors.
         wish(&guest, Place { index: 3, wrap: true }, DESC);
         guest.offer(0, &[(b, 12, 0), (b + 12, 30, 0), (b + 42, 30, 0)]);
         taken(&mut ring);

@@ -1,4 +1,4 @@
-//! A guest with one packed ring: its memory, and a driver that may or may not obey the
+//! The test guest has one packed ring, guest memory, and a driver that can also violate the
 //! specification.
 
 use std::collections::VecDeque;
@@ -21,24 +21,25 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 pub const AVAIL: u16 = 1 << 7;
 pub const USED: u16 = 1 << 15;
-/// Default number of entries of the ring. It is small, so that wraps come soon, and not a power of
-/// two, so that a wrong mask shows.
+/// Default number of entries in the ring. The ring's size is small, so that the ring wraps soon.
+/// The ring's size is not a power of two, so that the tests detect code that masks an index.
 pub const SIZE: u16 = 50;
 pub const MEMORY: u64 = 1 << 20;
-/// Guest address of the second region. Each has half the memory, with a hole between them.
+/// Guest address of the second memory region. Each of the two memory regions has half of the
+/// guest's memory, and a hole separates the regions.
 pub const SECOND: u64 = 1 << 30;
 const USER: u64 = 0x7000_0000_0000;
 pub const RING: u64 = 0;
 pub const DRIVER_EVENT: u64 = 0x4000;
 pub const DEVICE_EVENT: u64 = 0x4004;
 pub const BUFFERS: u64 = 0x1_0000;
-/// Start position of a ring: index 0, both wrap counters 1.
+/// Start position of a new packed ring: index 0, and value 1 in the two wrap counters.
 pub const FRESH: u32 = 0x8000_8000;
 
-/// A part of a buffer: guest address, bytes, flags.
+/// A part of a buffer: guest address, number of bytes, and descriptor flags.
 pub type Part = (u64, u32, u16);
 
-/// A position in the ring with its wrap counter.
+/// A position in the packed ring with its wrap counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub index: u16,
@@ -60,7 +61,7 @@ impl Place {
     }
 }
 
-/// The guest's side of one ring.
+/// The guest's side of one packed ring.
 pub struct Guest {
     base: *mut u8,
     file: File,
@@ -69,8 +70,8 @@ pub struct Guest {
     pub in_order: bool,
     pub avail: Place,
     pub used: Place,
-    /// Id and number of descriptors of the buffers that the device has, in the order they were
-    /// offered.
+    /// Buffers that the device has at present, in the order in which they were offered: buffer ID
+    /// and number of descriptors.
     pub out: VecDeque<(u16, u16)>,
 }
 
@@ -105,12 +106,12 @@ impl Guest {
         }
     }
 
-    /// Another map of the same memory, with only `len` bytes of the first region.
+    /// Maps the guest's memory once more, but only the first `len` bytes of the first region.
     pub fn remapped(&self, len: u64) -> Arc<GuestMemory> {
         map(&self.file, len)
     }
 
-    /// Addresses of the ring's parts for the driver.
+    /// Returns the addresses of the ring's parts, as the driver sets them.
     pub fn addresses() -> RingAddresses {
         RingAddresses {
             descriptors: USER + RING,
@@ -140,7 +141,7 @@ impl Guest {
         PackedRing::new(spec, Arc::clone(&self.memory))
     }
 
-    /// The guest's address of its ring, for threads that rewrite it.
+    /// Returns the address of the ring in the guest's mapping, for threads that rewrite the ring.
     pub fn address(&self) -> usize {
         self.at(RING, 16) as usize
     }
@@ -171,7 +172,7 @@ impl Guest {
         (guest..).take(len).map(|at| self.read(at)).collect()
     }
 
-    /// Writes a descriptor anywhere, with all its flags given.
+    /// Writes descriptor `i` of the table or ring at `table`, with exactly the given flags.
     pub fn descriptor(&self, table: u64, i: u16, (guest, len, flags): Part, id: u16) {
         let at = table + 16 * u64::from(i);
         self.write(at, guest);
@@ -196,12 +197,14 @@ impl Guest {
         (at, 16 * parts.len() as u32, INDIRECT)
     }
 
-    /// The flags of an available descriptor at `place`.
+    /// Returns the flags that a descriptor at ring position `place` has if it is available.
     pub fn available(place: Place) -> u16 {
         if place.wrap { AVAIL } else { USED }
     }
 
-    /// Makes `parts` available as one buffer with this id. The head's flags are written last.
+    /// Makes the descriptors in `parts` available to the device as one buffer with ID `id`. The
+    /// flags of the chain's first descriptor are written last, because these flags make the whole
+    /// chain available.
     pub fn offer(&mut self, id: u16, parts: &[Part]) {
         let head = self.avail;
         for (i, (guest, len, flags)) in parts.iter().enumerate() {
@@ -219,8 +222,8 @@ impl Guest {
         self.out.push_back((id, parts.len() as u16));
     }
 
-    /// The buffers that the device has returned since the last call: id, length, and its write
-    /// flag.
+    /// Returns the buffers that the device has returned since the last call, each with ID, length
+    /// and write flag.
     pub fn take_used(&mut self) -> Vec<(u16, u32, bool)> {
         let mut got = Vec::new();
         while !self.out.is_empty() {
@@ -230,7 +233,8 @@ impl Guest {
             }
             let at = RING + 16 * u64::from(self.used.index);
             let (id, len) = (self.read::<u16>(at + 12), self.read::<u32>(at + 8));
-            // With in-order use, one entry may return several buffers; it names the last.
+            // With in-order use, one entry may return several buffers. It has the id of the last
+            // buffer.
             let count = match self.out.iter().position(|(known, _)| *known == id) {
                 Some(at) if self.in_order => at + 1,
                 Some(0) => 1,
@@ -245,7 +249,7 @@ impl Guest {
         got
     }
 
-    /// Offers `frame` as one descriptor with a new id.
+    /// Offers the frame `frame` to the device in a single descriptor with a new buffer ID.
     pub fn send_plain(&mut self, frame: &[u8]) {
         let id = self.avail.index;
         let at = BUFFERS + 0x1000 * u64::from(id);
@@ -254,7 +258,7 @@ impl Guest {
         self.offer(id, &[(at, 12 + frame.len() as u32, 0)]);
     }
 
-    /// Offers `frame` as a chain of `parts` descriptors.
+    /// Offers the frame `frame` to the device in a chain of `parts` descriptors.
     pub fn send_chain(&mut self, frame: &[u8], parts: u32) {
         let id = self.avail.index;
         let at = BUFFERS + 0x1000 * u64::from(id);
@@ -268,7 +272,8 @@ impl Guest {
         self.offer(id, &(0..parts).map(piece).collect::<Vec<_>>());
     }
 
-    /// Posts one receive buffer of `len` bytes for each of `lens`. Returns their addresses.
+    /// Posts one receive buffer for each length in `lens`. Returns the guest addresses of the
+    /// posted buffers.
     pub fn post(&mut self, lens: &[u32]) -> Vec<u64> {
         let mut places = Vec::new();
         for len in lens {
@@ -310,7 +315,7 @@ pub fn frames_of(batch: &Batch) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Takes all frames, and checks that no chain is bad.
+/// Takes all frames from the ring, and checks that no chain is bad.
 pub fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
     let mut batch = Batch::new();
     ring.take(&mut batch);
@@ -318,7 +323,8 @@ pub fn take(ring: &mut PackedRing) -> Vec<Vec<u8>> {
     frames_of(&batch)
 }
 
-/// Takes all frames and returns their buffers to the driver. Also returns the number of bad chains.
+/// Takes all frames from the ring and returns their buffers to the driver. The function also
+/// returns the number of bad chains in the ring.
 pub fn taken(ring: &mut PackedRing) -> (Vec<Vec<u8>>, u32) {
     let mut batch = Batch::new();
     ring.take(&mut batch);
@@ -334,7 +340,7 @@ pub fn give(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
     out
 }
 
-/// Writes the frames without publishing them.
+/// Writes the frames to the ring's receive buffers without publishing the buffers.
 pub fn write(ring: &mut PackedRing, frames: &[Vec<u8>]) -> TxOutcome {
     let mut batch = Batch::new();
     for frame in frames {

@@ -1,5 +1,5 @@
-//! A packed ring that is killed at any point continues where the driver saw it: each buffer comes
-//! back once, in order.
+//! If the switch is killed at any point, a packed ring continues at the position that the driver
+//! saw. The restarted switch returns each buffer once, in order.
 
 use std::sync::Arc;
 
@@ -25,7 +25,8 @@ fn region() -> Arc<InflightRegion> {
     )
 }
 
-/// A ring that knows only the region: the front end gives a new ring's base.
+/// Returns the ring that a restarted switch creates. The new ring learns its position only from the
+/// inflight region, because the front end gives the base of a new ring.
 fn successor(guest: &Guest, region: &Arc<InflightRegion>) -> PackedRing {
     let mut ring = guest.ring();
     let queue = region.packed(0, SIZE).unwrap();
@@ -49,25 +50,27 @@ fn a_burst_was_shown_or_it_never_was() {
             }
             let old = ring.base() as u16;
             assert_eq!(take(&mut ring), frames, "round {round}");
-            // Killed with the burst taken.
+            // The switch is killed after it took the burst.
             ring = successor(&guest, &region);
             assert_eq!(take(&mut ring), frames, "round {round}");
-            // Killed after all descriptors of the burst except the first were overwritten.
+            // The switch is killed after it overwrote all descriptors of the burst except the
+            // first.
             ring.complete_taken();
             ring = successor(&guest, &region);
             assert_eq!(guest.take_used(), []);
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             let new = ring.base() as u16;
-            // Killed after the region recorded the burst and before the burst became visible.
+            // The switch is killed after the region recorded the burst and before the burst became
+            // visible.
             region.packed(0, SIZE).unwrap().begin(old, new);
             ring = successor(&guest, &region);
             assert_eq!(guest.take_used(), []);
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             ring.publish();
-            // Killed after the burst became visible and before the region recorded that; the driver
-            // continues.
+            // The switch is killed after the burst became visible and before the region recorded
+            // this. The driver continues.
             region.packed(0, SIZE).unwrap().begin(old, new);
             if round % 2 == 0 {
                 assert_eq!(guest.take_used().len(), 9);

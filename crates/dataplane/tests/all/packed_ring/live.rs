@@ -1,4 +1,5 @@
-//! Migration log of a packed ring, and its move from one memory map to another.
+//! These tests check the migration log of a packed ring, and the ring's move from one memory map to
+//! another.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,7 +13,8 @@ use crate::packed_ring::guest::{
     BUFFERS, DEVICE_EVENT, Guest, MEMORY, SECOND, SIZE, WRITE, give, pattern, taken,
 };
 
-/// A log of all pages. With `used` the ring's own pages are to be marked too.
+/// Creates a log of all pages. If `used` is true, the log also marks the page of the ring whenever
+/// the ring is written.
 fn log(used: bool) -> (File, RingLog) {
     let file = File::from(memfd_create(c"log", MFdFlags::MFD_CLOEXEC).unwrap());
     let pages = (SECOND + MEMORY) / LOG_PAGE;
@@ -21,7 +23,8 @@ fn log(used: bool) -> (File, RingLog) {
     (file, RingLog { log, used: used.then_some(DEVICE_EVENT) })
 }
 
-/// The pages marked since the last call, which clears the marks as a front end does.
+/// Returns the numbers of the guest memory pages that the switch has marked in the dirty log since
+/// the last call. The function clears the log's marks, as the front end of a hypervisor does.
 fn taken_pages(file: &File) -> Vec<u64> {
     let mut bytes = vec![0; ((SECOND + MEMORY) / LOG_PAGE / 8) as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -42,12 +45,12 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(give(&mut ring, &[pattern(100)]).frames, 1);
     assert_eq!(taken_pages(&file), [0, page(0)]);
     assert_eq!(guest.bytes(at(0) + 12, 100), pattern(100));
-    // A chain over four pages, of which the frame touches the third's first byte.
+    // A chain over four pages. The frame ends in the first byte of the third page.
     let parts = [1, 5, 7, 9].map(|i| (at(i), 4096, WRITE));
     guest.offer(1, &parts);
     assert_eq!(give(&mut ring, &[pattern(8192 - 12 + 1)]).frames, 1);
     assert_eq!(taken_pages(&file), [0, page(1), page(5), page(7)]);
-    // Merged buffers, one of them in the second region, and an indirect one.
+    // Merged buffers: one is in the second region, and one is indirect.
     guest.offer(2, &[(at(10), 1000, WRITE)]);
     guest.offer(3, &[(SECOND + 4000, 1000, WRITE)]);
     let table = guest.table(at(20), &[(at(11), 100, WRITE), (at(12), 100, WRITE)]);
@@ -60,7 +63,7 @@ fn exactly_the_pages_written_are_logged() {
     assert_eq!(give(&mut ring, &[pattern(60)]).error, 1);
     assert_eq!(taken_pages(&file), [0]);
     assert_eq!(guest.take_used().len(), 6);
-    // With the log removed nothing is marked, and the old log is returned.
+    // After the log is removed, nothing is marked. The call returns the old log.
     assert!(ring.set_log(None).is_some());
     guest.post(&[2048]);
     assert_eq!(give(&mut ring, &[pattern(100)]).frames, 1);

@@ -1,6 +1,7 @@
-//! The device side of packed rings against a driver that obeys the specification, one that does not
-//! (datapath rules 3, 7, 8), and a model of what both should see.
-#![allow(unsafe_code, reason = "plays the guest: writes rings into shared memory")]
+//! These tests check the device side of packed rings. One driver in the tests obeys the
+//! specification, and another driver violates the specification (datapath rules 3, 7, 8). A model
+//! of the ring computes the expected results of the tests.
+#![allow(unsafe_code, reason = "the test plays the guest, which writes rings into shared memory")]
 #![expect(clippy::cast_possible_truncation, reason = "small test values")]
 
 mod events;
@@ -67,11 +68,11 @@ fn lawful_shapes_of_a_frame_are_all_taken() {
         guest.in_order = in_order;
         let mut ring = guest.ring();
         guest.fill(b + 12, &frame);
-        // Often enough that chains cross the ring's end.
+        // Repeats this often enough that chains cross the ring's end.
         for _ in 0..20 {
-            // The header apart, the payload in three parts, one of them empty.
+            // The header is one part. The payload has three parts, and one of them is empty.
             guest.offer(7, &[(b, 12, 0), (b + 12, 5, 0), (b + 17, 0, 0), (b + 17, 2995, 0)]);
-            // The header itself in two parts.
+            // The header also has two parts.
             guest.offer(3, &[(b, 7, 0), (b + 7, 3005, 0)]);
             guest.offer(4, &[(b, 3012, 0)]);
             // Indirect, with flags set that have no meaning in a table (virtio 1.2 §2.8.7).
@@ -234,7 +235,8 @@ fn a_ring_is_taken_up_where_its_base_says() {
     let mut ring = guest.ring_with(|s| s.base = base).unwrap();
     assert_eq!(taken(&mut ring), (vec![pattern(77)], 0));
     assert_eq!(guest.take_used().len(), 1);
-    // A switch died with frames in hand: they are taken again from the used position on.
+    // A switch died after it took frames. The next switch takes them again, from the used position
+    // on.
     guest.send_plain(&pattern(78));
     guest.send_plain(&pattern(79));
     let died = guest.avail.to_base() | guest.used.to_base() << 16;

@@ -1,5 +1,6 @@
-//! Random drivers and devices against a model: a queue of offered buffers, and the required result.
-//! The model knows neither positions nor flags nor wrap counters.
+//! The test compares random drivers and devices with a model, which is a queue of offered buffers
+//! with the required results. The model of a packed ring is simpler than the ring: it has no
+//! positions, flags or wrap counters.
 
 use std::collections::VecDeque;
 
@@ -11,28 +12,31 @@ use proptest::prelude::*;
 
 use crate::packed_ring::guest::{BUFFERS, Guest, Part, WRITE, frames_of};
 
-/// Maximum number of parts of a buffer. `AREA` is the guest memory of each buffer in bytes.
+/// Maximum number of descriptors of a buffer. `AREA` is the size in bytes of the part of guest
+/// memory that each buffer may use.
 const PARTS: u64 = 4;
 const AREA: u64 = 0x1000;
 const TABLES: u64 = BUFFERS + 64 * AREA;
 
-/// A buffer as a driver may make it.
+/// A buffer that a random driver offers: lengths of the descriptors, indirect or direct, valid or
+/// bad.
 #[derive(Clone, Debug)]
 struct Shape {
     lens: Vec<u32>,
     indirect: bool,
-    /// Whether a flag is wrong in the last part.
+    /// Whether the last descriptor of the buffer has a wrong flag.
     bad: bool,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
     Offer(Shape),
-    /// The device works. A ring that it takes from ignores the lengths of frames to give.
+    /// The device takes frames from a transmit ring, or writes frames of the given lengths to a
+    /// receive ring. If the device takes frames, the model ignores the lengths.
     Work(Vec<usize>),
-    /// The driver looks at returned buffers.
+    /// The driver takes back the buffers that the device has returned.
     Reap,
-    /// Another device replaces this one.
+    /// A new device replaces the present device of the ring.
     Restart,
 }
 
@@ -55,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A buffer that the device has according to the model.
+/// A buffer that the device has at present, according to the model.
 #[derive(Debug)]
 struct Offered {
     id: u16,
@@ -71,9 +75,9 @@ struct World {
     writable: bool,
     free: VecDeque<u16>,
     offered: VecDeque<Offered>,
-    /// Buffers that must come back next: id and length.
+    /// IDs and lengths of the used buffers that the device must return next, in order.
     due: VecDeque<(u16, u32)>,
-    /// Number of bad chains so far.
+    /// Number of bad chains that the ring refused since the start of the test.
     refused: u32,
     count: u8,
 }
@@ -124,7 +128,8 @@ impl World {
         self.offered.push_back(Offered { id, parts, bad: shape.bad, content });
     }
 
-    /// What a device must take from the offered buffers, and its verdict on them.
+    /// Lets the device take frames, and checks that the frames and the number of bad chains are as
+    /// the model expects.
     fn take(&mut self) {
         let mut batch = Batch::new();
         self.ring.take(&mut batch);
@@ -145,7 +150,8 @@ impl World {
         self.ring.publish();
     }
 
-    /// The buffers in which one frame of `len` bytes must arrive, or the reason why it does not.
+    /// Returns the buffers in which a frame of `len` bytes must arrive. Returns `None` if no buffer
+    /// may receive the frame, and counts the reason in `out`.
     fn place(&mut self, len: usize, out: &mut TxOutcome) -> Option<Vec<Offered>> {
         let need = 12 + len;
         let mut space = 0;

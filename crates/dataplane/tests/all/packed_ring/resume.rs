@@ -1,5 +1,5 @@
-//! A packed ring whose switch died without an inflight region. QEMU's network device says that the
-//! ring is at its start, and the successor finds the real position.
+//! The switch of a packed ring dies, and the ring has no inflight region. QEMU's network device
+//! reports that the ring is at its start, but the next switch finds the real position.
 
 use penstock_dataplane::port::packed_ring::{PackedRing, RingError};
 
@@ -7,7 +7,7 @@ use crate::packed_ring::guest::{
     AVAIL, BUFFERS, DEVICE_EVENT, Guest, SIZE, USED, pattern, take, taken, write,
 };
 
-/// The ring as QEMU 7.2 presents it after it lost its switch.
+/// Returns the ring as QEMU 7.2 presents the ring after QEMU lost its switch.
 fn successor(guest: &Guest) -> PackedRing {
     let mut ring = guest.ring();
     ring.resume().unwrap();
@@ -28,15 +28,16 @@ fn a_ring_is_taken_up_wherever_its_switch_died() {
                     _ => guest.send_plain(frame),
                 }
             }
-            // Killed with nothing taken, then with the burst taken.
+            // The switch is killed before it took the burst, and then again after it took the
+            // burst.
             let mut ring = successor(&guest);
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring = successor(&guest);
             assert_eq!(take(&mut ring), frames, "round {round}");
             ring.complete_taken();
             if round % 3 == 0 {
-                // Killed after all descriptors of the burst except the first were overwritten. The
-                // frames were delivered, and the burst becomes visible now.
+                // The switch is killed after it overwrote all descriptors of the burst except the
+                // first. The frames were delivered, and the next switch makes the burst visible.
                 assert_eq!(guest.take_used(), []);
                 drop(successor(&guest));
             } else {

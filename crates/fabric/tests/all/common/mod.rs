@@ -1,5 +1,5 @@
-//! Code that the property tests share: small random datacenters and requests, and an independent
-//! audit of the ledger.
+//! Shared code of the property tests: small random datacenters and requests, and an independent
+//! check of the ledger.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use penstock_fabric::topology::{LinkId, NodeId, Regular, Tier, Topology};
 use penstock_units::BitsPerSecond;
 use proptest::prelude::*;
 
-/// Regular trees with two or three tiers and at most 8 servers.
+/// Generates regular trees with two or three tiers and at most 8 servers.
 pub fn regular() -> impl Strategy<Value = Regular> {
     let tier = |fan_out: core::ops::RangeInclusive<u32>| {
         (fan_out, 1_u32..=2, 1_u64..=12).prop_map(|(fan_out, uplinks, rate)| Tier {
@@ -22,13 +22,14 @@ pub fn regular() -> impl Strategy<Value = Regular> {
     let two = (tier(1..=3), tier(1..=2)).prop_map(|(a, b)| vec![a, b]);
     let three = (tier(1..=2), tier(1..=2), tier(1..=2)).prop_map(|(a, b, c)| vec![a, b, c]);
     (1_u32..=4, prop_oneof![two, three]).prop_map(|(slots, mut tiers)| {
-        // A server with two uplinks would have two racks, each with its own tree.
+        // A server with two uplinks would be in two racks, each with its own tree.
         tiers[0].uplinks = 1;
         Regular { slots, tiers }
     })
 }
 
-/// Requests with equal guarantees and an optional bound per server or rack.
+/// Generates requests with equal guarantees and an optional maximum number of VMs per server or
+/// rack.
 pub fn uniform(most: u32) -> impl Strategy<Value = Request> {
     (1..=most, 1_u64..=4, prop::option::of((0_usize..=1, 1_u32..=4))).prop_map(
         |(vms, rate, bound)| {
@@ -44,7 +45,7 @@ pub fn uniform(most: u32) -> impl Strategy<Value = Request> {
     )
 }
 
-/// Requests with two classes of VMs that have different rates.
+/// Generates requests with two classes of VMs that may have different guaranteed rates.
 pub fn mixed() -> impl Strategy<Value = Request> {
     let class = (1_u32..=3, 1_u64..=4, 1_u64..=4).prop_map(|(vms, send, recv)| VmClass {
         vms,
@@ -59,7 +60,7 @@ pub fn datacenter(tree: &Regular, headroom: u32, policy: Policy) -> Datacenter {
     Datacenter::new(tree.build().unwrap(), headroom, policy).unwrap()
 }
 
-/// The links from a server to a root, found by exhaustive search.
+/// Finds the links from a server up to a root by exhaustive search.
 pub fn path(topology: &Topology, server: NodeId, root: NodeId) -> Vec<LinkId> {
     if server == root {
         return Vec::new();
@@ -76,7 +77,7 @@ pub fn path(topology: &Topology, server: NodeId, root: NodeId) -> Vec<LinkId> {
     all.into_iter().next().unwrap()
 }
 
-/// The entry that a tenant must have reserved, computed from its VMs alone.
+/// Computes a tenant's correct reservations only from the tenant's VMs, without the ledger.
 pub fn entry_of(
     topology: &Topology,
     request: &Request,
@@ -96,7 +97,8 @@ pub fn entry_of(
     Entry { slots: slots.into_iter().collect(), links }
 }
 
-/// Panics unless every tenant has exactly the entry that it must have and the ledger agrees.
+/// Panics if a tenant's reservations differ from the reservations that its VMs need. Panics if the
+/// ledger differs from the sum of all tenants' reservations.
 pub fn audit(datacenter: &Datacenter) {
     let (topology, ledger) = (datacenter.topology(), datacenter.ledger());
     let mut up = vec![0_u64; topology.links()];

@@ -1,4 +1,4 @@
-//! Draws a picture: its layout and its marks.
+//! Draws a picture: its layout, and its marks (lines, bars, points and so on).
 
 use super::scale::Scale;
 use super::svg::{Anchor, COLOURS, STYLE, Svg, escaped, width};
@@ -12,10 +12,10 @@ const LEGEND_ROW: f64 = 18.0;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 14.0;
 const BELOW: f64 = 46.0;
-/// Width limit of a bar.
 const BAR_MAX: f64 = 56.0;
 
-/// Draws the whole picture. If `alone` is set, the SVG includes its style sheet.
+/// Returns the whole picture as SVG text. If `alone` is true, the SVG includes its style sheet and
+/// a background.
 pub(super) fn picture(picture: &Picture, id: &str, alone: bool) -> String {
     let columns = picture.panels.len().clamp(1, 2);
     let rows = picture.panels.len().div_ceil(columns).max(1);
@@ -43,7 +43,9 @@ pub(super) fn picture(picture: &Picture, id: &str, alone: bool) -> String {
     svg.0
 }
 
-/// Position of each entry in the legend (column offset, row), and the number of rows.
+/// Returns the positions of the legend's entries, one for each mark, and the number of rows. The
+/// legend position of a mark consists of a row and an offset from the left in SVG units. The
+/// position is `None` if the legend has no entry for the mark.
 fn legend(panel: &Panel) -> (Vec<Option<(f64, usize)>>, usize) {
     let (mut x, mut row, mut any) = (0.0, 0, false);
     let room = PANEL.0 - LEFT - RIGHT;
@@ -64,7 +66,7 @@ fn legend(panel: &Panel) -> (Vec<Option<(f64, usize)>>, usize) {
     (places, if any { row + 1 } else { 0 })
 }
 
-/// A panel with known axes.
+/// A panel with the scales of its axes and its place in the picture.
 struct Frame<'a> {
     panel: &'a Panel,
     at: (f64, f64),
@@ -160,7 +162,8 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Draws the part of a mark that lies beneath all other marks.
+    /// Draws the mark if the mark is a band, and does nothing otherwise. Bands are drawn first,
+    /// because a band must be behind all other marks.
     fn under(&self, svg: &mut Svg, mark: &Mark) {
         let Shape::Band(low, high) = mark.shape else { return };
         let edge = |value: f64, end: f64| self.y.place(value).unwrap_or(end);
@@ -197,8 +200,8 @@ impl<'a> Frame<'a> {
             let Shape::Upright(value) = mark.shape else { continue };
             let Some(x) = self.x.place(value) else { continue };
             svg.line("pk-event", (x, self.top), (x, self.bottom));
-            // A label is on the side with more room. Each label is one line lower than the previous
-            // one.
+            // A label is to the right of its line, or to the left if it does not fit. Each label is
+            // one row below the previous label.
             let late = x + width(&mark.label) + 6.0 > self.right;
             let (x, anchor) = if late { (x - 4.0, Anchor::End) } else { (x + 4.0, Anchor::Start) };
             svg.text("pk-dim", (x, self.top + 12.0 + row), anchor, &mark.label);
@@ -227,7 +230,8 @@ impl<'a> Frame<'a> {
         svg.path(class, &piece);
     }
 
-    /// Width limit of each of `groups` marks side by side at one position.
+    /// Returns the width of one bar or box in SVG units, if each position has `groups` bars or
+    /// boxes side by side.
     fn slot(&self, places: impl Iterator<Item = f64>, groups: usize) -> f64 {
         let mut at: Vec<f64> = places.filter_map(|x| self.x.place(x)).collect();
         at.sort_by(f64::total_cmp);
@@ -296,7 +300,8 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Adds `value` to the stack at `x`, and returns the stack's previous height.
+/// Adds `value` to the stack of bars at `x`. Returns the height of the bars that are already at
+/// `x`, or `None` if there are none.
 fn stack_on(below: &mut Vec<(f64, f64)>, x: f64, value: f64) -> Option<f64> {
     let value = if value.is_finite() { value } else { 0.0 };
     match below.iter_mut().find(|b| (b.0 - x).abs() < 1e-9) {

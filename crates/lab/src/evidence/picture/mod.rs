@@ -1,32 +1,37 @@
-//! Pictures of figures, as SVG.
+//! Draws the pictures of figures as SVG.
 //!
 //! # Problem
 //!
-//! People look at a figure more often than they read its JSON. They use a terminal's image viewer,
-//! a page in light or dark mode, or paper.
+//! People look at a picture more often than they read JSON. People view a picture in an image
+//! viewer, on a page in light or dark mode, or on paper.
 //!
 //! # Approach
 //!
-//! A [`Picture`] is plain data: panels of marks over two axes. [`Picture::svg`] draws it. Colours
-//! are classes of one style sheet with a light and a dark half. A page may thus hold many pictures
-//! and follow its reader's setting. Published values use the ink's own colour, and are dashed lines
-//! or hollow diamonds. They never look like measured values.
+//! A [`Picture`] is plain data. A picture has panels, and a panel has two axes and marks such as
+//! lines and bars. [`Picture::svg`] draws the picture.
+//!
+//! The SVG elements use classes of one style sheet, which defines colours for light and for dark
+//! mode. A page can contain many pictures, which all follow the reader's choice of light or dark
+//! mode.
+//!
+//! A published value is a dashed line or a hollow diamond in the colour of the text. A published
+//! value is never drawn like a measured value.
 //!
 //! | Mark | Used for |
 //! |---|---|
 //! | [`Panel::line`], [`Panel::steps`] | values over time; distributions ([`super::stats`]) |
 //! | [`Panel::points`] | single measurements |
-//! | [`Panel::bars`], [`Panel::stack`] | values side by side; parts of a whole |
+//! | [`Panel::bars`], [`Panel::stack`] | values side by side; stacked values |
 //! | [`Panel::boxes`] | minimum, quartiles and maximum ([`super::stats`]) |
 //! | [`Panel::published`], [`Panel::published_points`] | values that the paper prints |
-//! | [`Panel::event`], [`Panel::band`] | a moment; a range of values |
+//! | [`Panel::event`], [`Panel::band`] | an event; a range of values |
 //!
 //! # Departures
 //!
-//! This module replaces a crate. `plotters` is the best maintained crate with an SVG back end. It
-//! writes each colour into each element, so a picture is unreadable in one of the two modes. It
-//! also has no stacked or grouped bars and boxes that share an axis. The lab needs only these few
-//! hundred lines.
+//! The lab draws its pictures without an external crate. `plotters` is the best maintained crate
+//! with an SVG back end. `plotters` writes colours into the elements, so a picture is unreadable in
+//! light or in dark mode. The crate `plotters` also lacks stacked bars, grouped bars and grouped
+//! boxes.
 
 mod draw;
 mod scale;
@@ -37,14 +42,14 @@ use super::stats::count;
 
 pub(crate) use svg::escaped;
 
-/// A picture: panels in one or two columns.
+/// A picture that consists of panels in one or two columns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Picture {
     pub(super) title: String,
     pub(super) panels: Vec<Panel>,
 }
 
-/// Marks over two axes.
+/// Two axes with marks such as lines, bars and points.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Panel {
     title: String,
@@ -53,7 +58,7 @@ pub struct Panel {
     marks: Vec<Mark>,
 }
 
-/// An axis: its label with the unit, and its mapping of values to positions.
+/// An axis with its label, scale, end values and named positions.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     label: String,
@@ -66,7 +71,7 @@ pub struct Axis {
 #[derive(Debug, Clone, PartialEq)]
 struct Mark {
     label: String,
-    /// Index of the mark's colour. `None` means the ink's colour.
+    /// Index of the mark's colour. `None` if the mark has the colour of the text.
     colour: Option<usize>,
     shape: Shape,
 }
@@ -84,19 +89,19 @@ enum Shape {
 }
 
 impl Axis {
-    /// A linear axis. It begins at 0 if no value is below 0.
+    /// Creates an axis with a linear scale. The axis begins at 0 if no value is below 0.
     #[must_use]
     pub fn linear(label: impl Into<String>) -> Self {
         Self { label: label.into(), log: false, from: None, to: None, names: Vec::new() }
     }
 
-    /// A logarithmic axis. It omits values that are not above 0.
+    /// Creates a logarithmic axis. A logarithmic axis omits values of 0 and below.
     #[must_use]
     pub fn log(label: impl Into<String>) -> Self {
         Self { log: true, ..Self::linear(label) }
     }
 
-    /// An axis with named positions 0, 1, 2 and so on.
+    /// Creates an axis with names at the positions 0, 1, 2 and so on.
     #[must_use]
     pub fn named<N: Into<String>>(
         label: impl Into<String>,
@@ -105,14 +110,14 @@ impl Axis {
         Self { names: names.into_iter().map(Into::into).collect(), ..Self::linear(label) }
     }
 
-    /// Sets the start of the axis.
+    /// Sets the value at which the axis starts.
     #[must_use]
     pub fn from(mut self, value: f64) -> Self {
         self.from = Some(value);
         self
     }
 
-    /// Sets the end of the axis.
+    /// Sets the value at which the axis ends.
     #[must_use]
     pub fn to(mut self, value: f64) -> Self {
         self.to = Some(value);
@@ -121,13 +126,12 @@ impl Axis {
 }
 
 impl Picture {
-    /// Creates a picture without panels.
     #[must_use]
     pub fn new(title: impl Into<String>) -> Self {
         Self { title: title.into(), panels: Vec::new() }
     }
 
-    /// Adds a word in parentheses after the title.
+    /// Adds `word` in parentheses to the end of the picture's title.
     #[must_use]
     pub fn noted(mut self, word: &str) -> Self {
         self.title = format!("{} ({word})", self.title);
@@ -140,27 +144,27 @@ impl Picture {
         self
     }
 
-    /// The SVG as a separate file, with its style sheet.
+    /// Returns the picture as SVG for a separate file, with the style sheet.
     #[must_use]
     pub fn svg(&self) -> String {
         draw::picture(self, "p", true)
     }
 
-    /// The SVG as part of a page that includes [`style`]. `id` must be unique on the page.
+    /// Returns the picture as SVG for a page that includes [`style`]. The identifier `id` of the
+    /// picture must be unique on the HTML page.
     #[must_use]
     pub fn inline_svg(&self, id: &str) -> String {
         draw::picture(self, id, false)
     }
 }
 
-/// The style sheet of inline pictures.
+/// Returns the style sheet of inline pictures.
 #[must_use]
 pub fn style() -> &'static str {
     svg::STYLE
 }
 
 impl Panel {
-    /// Creates a panel without marks.
     #[must_use]
     pub fn new(title: impl Into<String>, x: Axis, y: Axis) -> Self {
         Self { title: title.into(), x, y, marks: Vec::new() }
@@ -177,7 +181,7 @@ impl Panel {
         self
     }
 
-    /// Joins values by a line. The line has a gap where a value is NaN.
+    /// Draws a line through the points. The line has a gap where a value is NaN.
     #[must_use]
     pub fn line(
         self,
@@ -194,7 +198,7 @@ impl Panel {
         self.line(label, points(series))
     }
 
-    /// Draws steps. Each value lasts until the next.
+    /// Draws steps. The line keeps the value of each point until the next point.
     #[must_use]
     pub fn steps(
         self,
@@ -205,7 +209,7 @@ impl Panel {
         self.mark(label, Shape::Line { points, steps: true, thin: false })
     }
 
-    /// Joins values by a thin dashed line in the next colour, for secondary data.
+    /// Draws a thin dashed line through the points in the next colour, for secondary data.
     #[must_use]
     pub fn thin_line(
         self,
@@ -216,7 +220,6 @@ impl Panel {
         self.mark(label, Shape::Line { points, steps: false, thin: true })
     }
 
-    /// Draws single values.
     #[must_use]
     pub fn points(
         self,
@@ -226,7 +229,8 @@ impl Panel {
         self.mark(label, Shape::Points(points.into_iter().collect()))
     }
 
-    /// Draws bars. Bars of several calls at one position are side by side.
+    /// Draws bars. If several calls of `bars` draw bars at the same position, the bars are side by
+    /// side.
     #[must_use]
     pub fn bars(
         self,
@@ -236,7 +240,8 @@ impl Panel {
         self.mark(label, Shape::Bars { points: points.into_iter().collect(), stacked: false })
     }
 
-    /// Draws stacked bars. Each call's bars are on top of the previous call's.
+    /// Draws stacked bars. Each call of `stack` draws its bars on top of the bars of the previous
+    /// call.
     #[must_use]
     pub fn stack(
         self,
@@ -246,8 +251,9 @@ impl Panel {
         self.mark(label, Shape::Bars { points: points.into_iter().collect(), stacked: true })
     }
 
-    /// Draws boxes from the lower to the upper quartile, with the median inside and whiskers to the
-    /// ends. Boxes of several calls at one position are side by side.
+    /// Draws boxes from the lower to the upper quartile, with a line at the median and whiskers to
+    /// the minimum and the maximum. If several calls of `boxes` draw boxes at the same position,
+    /// the boxes are side by side.
     #[must_use]
     pub fn boxes(
         self,
@@ -257,7 +263,7 @@ impl Panel {
         self.mark(label, Shape::Boxes(boxes.into_iter().collect()))
     }
 
-    /// Draws a published value as a level across the whole panel.
+    /// Draws a published value as a horizontal line across the whole panel.
     #[must_use]
     pub fn published(self, label: impl Into<String>, value: f64) -> Self {
         self.mark(label, Shape::Level(value))
@@ -273,7 +279,7 @@ impl Panel {
         self.mark(label, Shape::Diamonds(points.into_iter().collect()))
     }
 
-    /// Marks an event at `x`.
+    /// Marks an event with a vertical line at `x`.
     #[must_use]
     pub fn event(self, label: impl Into<String>, x: f64) -> Self {
         self.mark(label, Shape::Upright(x))
@@ -285,7 +291,7 @@ impl Panel {
         self.mark(label, Shape::Band(low, high))
     }
 
-    /// Gives the last mark the colour with index `colour`, instead of the next colour.
+    /// Changes the colour of the mark that was added last to the colour with index `colour`.
     #[must_use]
     pub fn coloured(mut self, colour: usize) -> Self {
         if let Some(mark) = self.marks.last_mut() {
@@ -295,7 +301,7 @@ impl Panel {
     }
 }
 
-/// The points of a series: (x, y).
+/// Returns the points of a series as pairs (x, y).
 pub fn points(series: &Series) -> impl Iterator<Item = (f64, f64)> + '_ {
     series.x.iter().copied().zip(series.y.iter().copied())
 }

@@ -2,7 +2,8 @@
 
 use super::{Axis, count};
 
-/// An axis with known ends. It extends from position `at.0` to position `at.1`.
+/// Converts values to positions on an axis with known end values. `at` has the positions of the
+/// axis's two ends in SVG units.
 #[derive(Debug, Clone)]
 pub(super) struct Scale {
     log: bool,
@@ -11,11 +12,11 @@ pub(super) struct Scale {
     at: (f64, f64),
 }
 
-/// Value and label of a tick.
+/// Value and label of a tick on an axis.
 pub(super) type Tick = (f64, String);
 
 impl Scale {
-    /// The scale of `axis` for `values`. Some values may be NaN.
+    /// Creates a scale of `axis` that covers all `values`. The scale ignores NaN values.
     pub fn new(axis: &Axis, values: impl Iterator<Item = f64>, at: (f64, f64)) -> Self {
         let usable = |v: &f64| v.is_finite() && (!axis.log || *v > 0.0);
         let (mut low, mut high) = values
@@ -31,7 +32,7 @@ impl Scale {
             high = 10_f64.powf((high * 0.9999).log10().ceil());
         } else {
             low = low.min(0.0);
-            // Leaves space above the values, up to the next half step.
+            // The axis ends at the next half step above the values.
             let step = nice_step(high - low) / 2.0;
             high = (high / step * 0.999).ceil() * step;
             if low < 0.0 {
@@ -46,7 +47,8 @@ impl Scale {
         Self { log: axis.log, from, to, at }
     }
 
-    /// Position of `value`. `None` if the value has no position near the axis.
+    /// Returns the position of `value` on the axis, in SVG units. Returns `None` if `value` has no
+    /// position or is far outside the axis.
     pub fn place(&self, value: f64) -> Option<f64> {
         let share = if self.log {
             (value.ln() - self.from.ln()) / (self.to.ln() - self.from.ln())
@@ -54,16 +56,20 @@ impl Scale {
             (value - self.from) / (self.to - self.from)
         };
         let place = self.at.0 + share * (self.at.1 - self.at.0);
-        // Values far outside are clipped anyway. They must not become numbers of twenty digits.
+        // Values far outside are clipped anyway. Without this check they would become numbers with
+        // many digits.
         (place.is_finite() && (-20.0..=20.0).contains(&share)).then_some(place)
     }
 
-    /// Value at which bars begin: 0, or the nearest end of the axis if the axis does not contain 0.
+    /// Returns the value on the axis at which bars begin. Bars begin at 0, or at the end of the
+    /// axis that is nearest to 0.
     pub fn base(&self) -> f64 {
         if self.log { self.from } else { 0.0_f64.clamp(self.from, self.to) }
     }
 
-    /// Distance between two values that differ by 1.
+    /// Returns the distance in SVG units between two values that differ by 1. On a logarithmic
+    /// axis, the distance between two values that differ by 1 is not constant, so the result has no
+    /// meaning.
     pub fn unit(&self) -> f64 {
         ((self.at.1 - self.at.0) / (self.to - self.from)).abs()
     }
@@ -90,7 +96,7 @@ impl Scale {
     fn log_ticks(&self) -> Vec<Tick> {
         let decades = (self.to / self.from).log10();
         let mantissas: &[f64] = if decades < 2.5 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-        // With many decades, only every second one has a label.
+        // With more than 8 decades, only every second decade has a label.
         let every = if decades > 8.0 { 2 } else { 1 };
         let mut ticks = Vec::new();
         let mut power = 10_f64.powf(self.from.log10().floor());
@@ -109,7 +115,7 @@ impl Scale {
     }
 }
 
-/// A step of 1, 2 or 5 times a power of ten. About five steps fill `range`.
+/// Returns a step of 1, 2 or 5 times a power of ten, so that about five steps fill `range`.
 fn nice_step(range: f64) -> f64 {
     let raw = (range / 5.0).max(f64::MIN_POSITIVE);
     let power = 10_f64.powf(raw.log10().floor());
@@ -122,7 +128,8 @@ fn nice_step(range: f64) -> f64 {
     step * power
 }
 
-/// Formats a tick's value with as many digits as `step` needs. Large values use k, M and G.
+/// Formats a tick's value with as many digits as `step` needs. Large tick values have the suffix k,
+/// M or G.
 fn text(value: f64, step: f64) -> String {
     let (value, step, unit) = match value.abs().max(step.abs()) {
         v if v >= 1e9 => (value / 1e9, step / 1e9, "G"),

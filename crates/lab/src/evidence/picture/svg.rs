@@ -1,9 +1,9 @@
-//! Writes elements of SVG as text.
+//! Writes SVG elements as text.
 
 use std::fmt::Write as _;
 
-/// Colours of a picture by class: light, or dark if the reader prefers dark. The series' colours
-/// are those of Okabe and Ito, which colour-blind readers can also distinguish.
+/// Style sheet of pictures, for light and dark mode. Series use the colours of Okabe and Ito, which
+/// colour-blind readers can distinguish.
 pub(super) const STYLE: &str = "
 .pk{font-family:system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif;font-size:12px}
 .pk-bg{fill:#ffffff}.pk-ink{fill:#1f2328}.pk-dim{fill:#57606a}
@@ -31,7 +31,7 @@ pub(super) const STYLE: &str = "
 .pk-s6{stroke:#bc8cff}.pk-f6{fill:#bc8cff}.pk-s7{stroke:#8b949e}.pk-f7{fill:#8b949e}}
 ";
 
-/// Number of colours for series.
+/// Number of different colours for series in a picture.
 pub(super) const COLOURS: usize = 8;
 
 /// An SVG document as text.
@@ -47,8 +47,7 @@ pub(super) enum Anchor {
 }
 
 impl Svg {
-    /// Writes an element with attributes. The lab creates the element's text itself, so the text
-    /// needs no escape.
+    /// Writes an element. `text` must be valid SVG, because the function does not escape it.
     pub fn element(&mut self, text: std::fmt::Arguments<'_>) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.0, "{text}");
@@ -107,7 +106,7 @@ impl Svg {
         ));
     }
 
-    /// Writes text that runs upwards and is centred at the position.
+    /// Writes text that is rotated by 90 degrees to the left and centred at (`x`, `y`).
     pub fn upright_text(&mut self, class: &str, (x, y): (f64, f64), text: &str) {
         let text = escaped(text);
         self.element(format_args!(
@@ -136,7 +135,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Estimates the width of `text` at 12 px. No font is available to measure it.
+/// Estimates the width of `text` at 12 px, because no font is available to measure the text.
 pub(super) fn width(text: &str) -> f64 {
     let narrow = |c: char| "iljt.,:;'|()[] 1fr".contains(c);
     text.chars().map(|c| if narrow(c) { 4.6 } else { 7.2 }).sum()

@@ -1,23 +1,23 @@
-//! QShare, Fig. 5, live: flow completion times under our system, static reservation and a single
-//! queue.
+//! Live experiment for QShare's Fig. 5: flow completion times under three systems.
 //!
 //! # Source
 //!
-//! QShare §VII-B, on the world of [`super::guarantees`].
+//! The experiment replays QShare §VII-B, with the network of [`super::guarantees`].
 //!
 //! # Approach
 //!
-//! Every VM fetches flows of the enterprise table from random VMs of its tenant on other hosts.
-//! Each flow has a connection of its own. Clients pause as in the paper, and all systems get the
-//! same seed.
+//! Every VM fetches flows from random VMs of its tenant on other hosts. Flow sizes are drawn from
+//! the table of the enterprise workload, as in the paper. Each flow opens a new connection. Clients
+//! pause between flows as in the paper, and all three systems run with the same random seed.
 //!
-//! - *tcp*: the controller gives no queues, and hosts limit no tenant.
-//! - *Static reservation*: the controller gives no queues. Hosts delay the traffic of each VM, in
+//! - *tcp*: the controller assigns no queues, and hosts limit no tenant.
+//! - *Static reservation*: the controller assigns no queues. Hosts shape the traffic of each VM, in
 //!   both directions, to the VM's guarantee.
-//! - *Ours*: queues follow use, and tenants without a queue are limited.
+//! - *Ours*: the controller assigns queues according to the tenants' use of the network, and hosts
+//!   limit tenants without a queue.
 //!
-//! A flow's time begins when its connection is opened. For each system, flows count if they begin
-//! after the warm-up and are complete at the end.
+//! A flow's time begins when its connection is opened. A flow counts if it begins after the warm-up
+//! and is complete at the end of the run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,34 +32,37 @@ use crate::rig::platform;
 use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
-/// Seconds of each system.
+/// Seconds for which each of the three systems is measured.
 const SECS: f64 = 20.0;
-/// Clients of a VM.
+/// Number of TCP clients in each VM.
 const CLIENTS: usize = 4;
-/// Longest pause of a client.
+/// Longest pause of a client between two flows.
 const PAUSE: Duration = Duration::from_secs(1);
 
 struct System {
     name: &'static str,
-    /// The controller's mode.
+    /// Mode of the controller, which is `active` to assign queues, or `hold` to change nothing.
     mode: &'static str,
-    /// Whether hosts delay the traffic of each VM, in both directions, to the rate that the VM
+    /// Whether hosts shape the traffic of each VM, in both directions, to the rate that the VM
     /// bought.
     reserves: bool,
     /// Whether hosts limit tenants without a queue.
     holds: bool,
 }
 
-/// Systems in the order in which they run. No tenant has a queue of its own in the first two.
+/// The three measured systems, in the order of their measurements. In the systems `tcp` and
+/// `static`, no tenant has its own queue.
 const SYSTEMS: [System; 3] = [
     System { name: "tcp", mode: "hold", reserves: false, holds: false },
     System { name: "static", mode: "hold", reserves: true, holds: false },
     System { name: "ours", mode: "active", reserves: false, holds: true },
 ];
 
+/// Runs the live experiment for QShare's Fig. 5.
+///
 /// # Errors
 ///
-/// Fails if something cannot be started or fails.
+/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
@@ -98,13 +101,14 @@ fn clients(world: &World) -> anyhow::Result<Vec<Client>> {
     Ok(clients)
 }
 
-/// Removes flows that began in the warm-up.
+/// Returns the flows of `ended` that did not begin in the warm-up.
 fn counted(mut ended: Vec<Ended>) -> Vec<Ended> {
     ended.retain(|flow| flow.began >= WARM_UP);
     ended
 }
 
-/// Reports the flows, and returns their mean time in milliseconds.
+/// Adds the completion times of flows to `outcome`, and returns their mean in milliseconds. Returns
+/// an error if no flow ended.
 fn tell(outcome: &mut Outcome, name: &str, ended: &[Ended]) -> anyhow::Result<f64> {
     anyhow::ensure!(!ended.is_empty(), "{name}: no flow ended");
     let millis = |flow: &Ended| 1e3 * flow.took.as_secs_f64();

@@ -1,19 +1,25 @@
-//! QShare, Fig. 4, live: ten tenants share one core link. They keep their guarantees, and the core
-//! is full.
+//! Live experiment for QShare's Fig. 4: ten tenants share one core link. The tenants receive their
+//! guarantees, and the core link is fully used.
 //!
 //! # Source
 //!
-//! QShare §VII-A, scaled: links of [`LINK`] in place of 1 Gbit/s, so a tenant has 4.7 Mbit/s of the
-//! core. VMs, connections and times are those of the simulated figure (`figures/qshare_core.rs`).
-//! The controller places each tenant, half of it in either rack.
+//! The experiment replays QShare §VII-A at a smaller scale: links have the rate [`LINK`] instead of
+//! 1 Gbit/s. A tenant's guarantee on the core link is also smaller than in the paper: 4.7 Mbit/s.
+//! VMs, connections and times are the same as in the simulated figure (`figures/qshare_core.rs`).
+//! The controller places half of each tenant's VMs in each rack.
 //!
 //! # Approach
 //!
-//! A tenant's rate in a direction is the traffic that its VMs in the receiving rack got,
-//! acknowledgements included. It is read from the counters of their hosts. The rate is compared
-//! with the tenant's guarantee, because the tenant always wants more. A sample is a second long. It
-//! counts from one second after the tenant began, because TCP needs that second to find the
-//! available rate. The bridges' counters show the utilization of the core.
+//! A run of the experiment has one part with predictable and one part with random demand:
+//! - *Predictable demand*: tenants start at different times, and then always demand more bandwidth
+//!   than they receive. The experiment compares each tenant's rate with the tenant's guarantee.
+//! - *Random demand*: clients fetch flows, and pause after some flows.
+//!
+//! A tenant's rate in one direction is the traffic that its VMs in the receiving rack received,
+//! acknowledgements included. The counters of the receiving VMs' hosts yield the tenant's rate. A
+//! sample lasts one second. A tenant's first second does not count, because TCP needs this second
+//! to find the available rate. The counters of the Linux bridges show the utilization of the core
+//! link.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,22 +37,25 @@ use penstock_guest::bed::Bed;
 
 /// Rate of every link, in bits per second.
 pub(super) const LINK: u64 = 50_000_000;
-/// A tenant's guarantee on the core, in bits per second.
+/// Guarantee of each tenant on the core link, in bits per second.
 pub(super) const GUARANTEE: u64 = 4_700_000;
-/// Time between two decisions, as in the paper.
+/// Time between two decisions of the controller, as in the paper.
 const INTERVAL: Duration = Duration::from_secs(4);
-/// Seconds of each part.
+/// Length of the part with predictable demand, in seconds.
 const SECS: f64 = 12.0;
+/// Length of the part with random demand, in seconds.
 const RANDOM_SECS: f64 = 30.0;
-/// Time after a tenant's start in which its connections find their rates. Its samples do not count.
+/// Time after a tenant's start in which its connections still search for their rates. The results
+/// exclude samples of a tenant from its first second.
 const BEGINNING: Duration = Duration::from_secs(1);
-/// Connections of a VM, as in the simulated figure.
+/// Number of connections of a VM under predictable demand, as in the simulated figure.
 const STEADY: usize = 4;
+/// Number of connections of a VM under random demand.
 const RANDOM: usize = 12;
-/// Longest pause of a client.
+/// Longest pause of a client between two flows.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A world for this figure.
+/// Returns the plan of the network for QShare's Fig. 4. `sizes` holds each tenant's number of VMs.
 pub(super) fn plan(sizes: &[usize]) -> Plan {
     let tenant = |vms: &usize| {
         let fewer = u64::try_from(vms / RACKS).unwrap_or(1).max(1);
@@ -60,9 +69,11 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
     }
 }
 
+/// Runs the live experiment of QShare's Fig. 4.
+///
 /// # Errors
 ///
-/// Fails if something cannot be started or fails.
+/// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(SECS);
@@ -87,7 +98,8 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// T1 to T5 start at the beginning, T6 and T8 to T10 in between, and T7 last.
+/// Returns the start times of the tenants, counted from the start of the programs. T1 to T5 start
+/// at the beginning, T6 and T8 to T10 start in the middle, and T7 starts last.
 fn starts(seed: u64, secs: f64) -> Vec<Duration> {
     let mut rng = Rng::new(seed).fork(4);
     let mut at = |tenant: usize| match tenant {

@@ -1,13 +1,13 @@
-//! The fabric, live: a controller that governs real packets of ten hosts in two racks.
+//! Live experiments with a fabric: a controller, ten hosts in two racks, and real packets.
 //!
 //! | Module | Content |
 //! |---|---|
 //! | `world` | namespaces, bridges, hosts, VMs, the controller |
 //! | `programs` | TCP of all VMs, in one thread |
-//! | `samples` | measured seconds of a world |
+//! | `samples` | rates in each second of a run |
 //! | `guarantees` | QShare, Fig. 4 |
 //! | `completion` | QShare, Fig. 5 |
-//! | `story` | what `make fabric-demo` tells |
+//! | `story` | the run and the text of `make fabric-demo` |
 
 mod completion;
 mod guarantees;

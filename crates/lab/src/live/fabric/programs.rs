@@ -1,16 +1,16 @@
-//! The programs in the tenants' VMs: TCP clients and servers of all VMs, in one thread.
+//! The programs in the tenants' VMs, which are TCP clients and servers of all VMs in one thread.
 //!
 //! # Problem
 //!
-//! A hundred VMs with several connections each would need thousands of processes. The figure would
-//! then measure the scheduling of those processes.
+//! With one process for each connection, a hundred VMs would need thousands of processes. An
+//! experiment with thousands of processes would measure the scheduling of the processes.
 //!
 //! # Approach
 //!
-//! One thread opens each socket in its VM's network namespace, and serves all sockets by one epoll.
-//! A client asks one of its servers for a number of bytes over a connection of its own. The client
-//! counts the bytes that arrive, and the kernel's TCP does the rest. A connection that is refused
-//! or breaks ends the run, because nothing here may lose a connection.
+//! One thread opens each socket in its VM's network namespace, and serves all sockets with one
+//! epoll. A client requests a number of bytes from one of its servers, over a new connection. The
+//! client counts the bytes that arrive. The kernel's TCP sends and acknowledges the bytes. If a
+//! connection is refused or breaks, the run fails, because the network must not lose connections.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -37,20 +37,22 @@ use penstock_sim::fabric::SizeTable;
 
 use penstock_guest::clock;
 
-/// Port of the servers and of the datagrams.
+/// TCP port of the servers, and UDP port of the datagrams.
 const PORT: u16 = 5_001;
 /// Largest number of bytes in one read or write.
 const CHUNK: usize = 64 * 1024;
-/// Bytes of a request.
+/// Length of a client's request in bytes.
 const REQUEST: usize = 8;
-/// Bytes of a datagram.
+/// Payload of a datagram in bytes.
 const DATAGRAM: usize = 1_400;
-/// The congestion control of all connections: Linux's own default (RFC 9438), whatever this machine
-/// uses. BBR, for example, takes a policer's rate for the path's capacity, for a long time.
+/// Congestion control of all connections, even if the machine has another default. CUBIC (RFC 9438)
+/// is Linux's default. BBR, for example, would mistake a policer's rate for the path's capacity for
+/// a long time.
 const CONGESTION: &str = "cubic";
-/// Interval at which datagrams are sent and orders are read.
+/// Maximum interval at which the thread sends datagrams that are due, starts clients that are due,
+/// and checks whether it must end.
 const TICK: Duration = Duration::from_millis(2);
-/// Number of bytes that a client requests if it always wants more.
+/// Number of bytes that a client requests from a server if the flow must not end.
 const ENDLESS: u64 = u64::MAX;
 
 #[derive(Debug, Clone)]
@@ -61,35 +63,38 @@ pub(super) struct Place {
 
 #[derive(Debug, Clone)]
 pub(super) enum Wants {
-    /// Requests as many bytes as it can get, from one server.
+    /// The client requests an endless flow from one server.
     All,
-    /// Requests flows with sizes from the table. After a flow, the client pauses or continues with
-    /// equal chance. The pause is at most this long.
+    /// The client requests flows with sizes from the table. After each flow, the client pauses with
+    /// a probability of one half. A pause between two flows is at most as long as the given
+    /// duration.
     Flows(Arc<SizeTable>, Duration),
-    /// Sends datagrams at this rate in bits per second, even if there is no room for them.
+    /// The client sends datagrams at the given rate in bits per second. Datagrams for which the
+    /// VM's queue has no room are lost.
     Datagrams(f64),
 }
 
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     pub vm: usize,
-    /// VMs that the client asks, one at a time.
+    /// Indices of the VMs from which the client requests flows. The client sends each request to a
+    /// random VM in `servers`.
     pub servers: Vec<usize>,
     pub wants: Wants,
-    /// Time at which the client begins.
+    /// Time at which the client begins, counted from the start of the programs.
     pub from: Duration,
 }
 
-/// A flow that ended.
+/// A TCP flow that has ended, with its size and its start time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
     pub bytes: u64,
-    /// Time at which the flow's connection was opened, since the clients began.
+    /// Time at which the flow's connection was opened, counted from the start of the programs.
     pub began: Duration,
     pub took: Duration,
 }
 
-/// The thread that runs all programs. The thread ends when this value is dropped.
+/// The thread that runs the clients and servers of all VMs. Dropping `Programs` ends the thread.
 #[derive(Debug)]
 pub(super) struct Programs {
     stop: Arc<AtomicBool>,
@@ -99,7 +104,8 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Starts the thread. Clients begin at this moment.
+    /// Starts the thread that runs the TCP clients and servers of all VMs. The clients' start times
+    /// count from the call of this function.
     pub fn start(places: Vec<Place>, clients: Vec<Client>, seed: u64) -> anyhow::Result<Self> {
         let (stop, ended) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::default()));
         let (theirs, kept) = (Arc::clone(&stop), Arc::clone(&ended));
@@ -118,12 +124,12 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Time since the clients began.
+    /// Returns the time since the start of the programs.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
     }
 
-    /// Fails if the programs no longer run, with the reason.
+    /// Returns an error with the reason if the programs have stopped.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             return self.finish();
@@ -131,7 +137,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Flows that ended since the last call.
+    /// Returns the flows that ended since the last call.
     pub fn take_ended(&self) -> Vec<Ended> {
         std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -149,7 +155,7 @@ impl Drop for Programs {
     }
 }
 
-/// A client that is due for its next action.
+/// Entry of the clients' schedule: the time at which a client opens its next connection.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
     at: Instant,
@@ -159,9 +165,11 @@ struct Due {
 #[derive(Debug)]
 enum Peer {
     Listener(TcpListener),
-    /// Bytes still to be sent. `None`: the request has not come.
+    /// A server's connection: the TCP stream, and the number of bytes still to send. The number of
+    /// bytes is `None` until the client's request has arrived.
     Server(TcpStream, Option<u64>),
-    /// The client's number, the bytes that it requested and still waits for, and since when.
+    /// A client's connection: the client's index, the requested bytes, the missing bytes, and the
+    /// time at which the connection was opened.
     Client {
         stream: TcpStream,
         client: usize,
@@ -192,8 +200,8 @@ struct All {
     next: u64,
     due: BinaryHeap<Reverse<Due>>,
     floods: Vec<Flood>,
-    /// Nothing reads from these sockets. They exist so that the kernel does not answer datagrams
-    /// with "port unreachable".
+    /// One UDP socket in each VM, which receives datagrams but from which no program reads. Without
+    /// an open socket, the kernel would answer each datagram with "port unreachable".
     _deaf: Vec<UdpSocket>,
     ended: Arc<Mutex<Vec<Ended>>>,
     began: Instant,
@@ -259,7 +267,8 @@ impl All {
         Ok(())
     }
 
-    /// Moves the thread to the VM's namespace. The sockets that it opens from now on are there.
+    /// Moves the thread to the network namespace of `vm`, so that it can open sockets in the
+    /// namespace.
     fn enter(&self, vm: usize) -> anyhow::Result<()> {
         setns(&self.namespaces[vm], CloneFlags::CLONE_NEWNET)
             .with_context(|| format!("entering {}", self.places[vm].netns))
@@ -308,7 +317,7 @@ impl All {
         Ok(())
     }
 
-    /// Opens a client's next connection.
+    /// Opens the next connection of `client`, to one of its servers at random.
     fn ask(&mut self, client: usize) -> anyhow::Result<()> {
         let of = &self.clients[client];
         let nth = self.rng.below(u64::try_from(of.servers.len())?);
@@ -329,7 +338,7 @@ impl All {
         }
         let (stream, since) = (TcpStream::from(fd), clock::now());
         let peer = Peer::Client { stream, client, asked, left: asked, since, sent: false };
-        // The socket becomes writable when it is connected.
+        // The socket becomes writable when the connection is established.
         self.add(peer, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT)
     }
 
@@ -352,7 +361,8 @@ impl All {
         Ok(())
     }
 
-    /// Serves a server's socket. Returns false if the connection has ended.
+    /// Reads a client's request from a server's socket, and sends the requested bytes. Returns
+    /// `false` if the connection has ended.
     fn send(
         &self,
         id: u64,
@@ -361,7 +371,7 @@ impl All {
     ) -> anyhow::Result<bool> {
         let Some(left) = left else {
             let mut request = [0; REQUEST];
-            // The first segment holds the whole request.
+            // The whole request fits in the first segment.
             match would_block(stream.read(&mut request))? {
                 None => return Ok(true),
                 Some(0) => return Ok(false),
@@ -378,14 +388,15 @@ impl All {
                 Ok(None) => return Ok(true),
                 Ok(Some(written)) if *left != ENDLESS => *left -= u64::try_from(written)?,
                 Ok(Some(_)) => {}
-                // The client of this connection was stopped.
+                // The client has closed this connection.
                 Err(_) => return Ok(false),
             }
         }
         Ok(false)
     }
 
-    /// Serves a client's socket. Returns false if its flow has ended.
+    /// Sends a client's request to a server, and counts the received bytes. Returns `false` if the
+    /// client's flow has ended.
     fn receive(&mut self, id: u64, peer: &mut Peer) -> anyhow::Result<bool> {
         let Peer::Client { stream, client, asked, left, since, sent } = peer else {
             return Ok(true);
@@ -420,7 +431,8 @@ impl All {
         Ok(true)
     }
 
-    /// Pauses a client before its next flow.
+    /// Schedules the next flow of `client`. The client pauses before the flow with a probability of
+    /// one half.
     fn rest(&mut self, client: usize) {
         let Wants::Flows(_, most) = &self.clients[client].wants else { return };
         let pause = if self.rng.chance_ppm(500_000) {
@@ -441,7 +453,8 @@ impl All {
                 match flood.socket.send_to(&self.buffer[..DATAGRAM], flood.to) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        // The VM's queue is full. The missing datagrams are not sent later.
+                        // The VM's queue is full. The remaining datagrams are dropped, not sent
+                        // later.
                         flood.sent = since * flood.bps;
                     }
                     Err(error) => return Err(error).context("sending a datagram"),

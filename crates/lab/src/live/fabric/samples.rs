@@ -1,4 +1,5 @@
-//! Runs programs in a world, and reads their rates second by second.
+//! Runs programs in the VMs of a [`World`], and reads the rates of tenants and of the core link
+//! every second.
 
 use std::time::Duration;
 
@@ -8,12 +9,12 @@ use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 use penstock_guest::clock;
 
-/// Time before samples count: two intervals of 4 s and a report.
+/// Warm-up before samples count: two decision intervals of 4 s and a report interval of 1 s.
 pub(super) const WARM_UP: Duration = Duration::from_secs(9);
-/// Time between two samples.
+/// Time between two samples of the rates.
 const SAMPLE: Duration = Duration::from_secs(1);
 
-/// Starts clients in the VMs.
+/// Starts the clients and servers in all VMs of the world.
 pub(super) fn start(
     bed: &Bed,
     world: &World,
@@ -24,14 +25,15 @@ pub(super) fn start(
     bed.on_generator_core(|| Programs::start(places, clients, seed))
 }
 
-/// VMs of the tenant of `vm` for which `fit` is true.
+/// Returns the indices of the VMs of `vm`'s tenant for which `fit` returns true.
 pub(super) fn others(world: &World, vm: usize, fit: impl Fn(&Vm) -> bool) -> Vec<usize> {
     let tenant = world.vms[vm].tenant;
     let all = world.vms.iter().enumerate();
     all.filter(|(_, of)| of.tenant == tenant && fit(of)).map(|(nth, _)| nth).collect()
 }
 
-/// Rates in one interval. Times count since the clients began.
+/// Rates of tenants and of the core link between the times `from` and `until`. The times `from` and
+/// `until` count from the start of the programs.
 #[derive(Debug, Clone)]
 pub(super) struct Sample {
     pub from: Duration,
@@ -40,7 +42,7 @@ pub(super) struct Sample {
     link: f64,
 }
 
-/// Takes samples for `secs` after the warm-up.
+/// Takes samples of the rates for `secs` seconds after the warm-up.
 pub(super) fn watch(
     world: &mut World,
     programs: &mut Programs,
@@ -49,7 +51,8 @@ pub(super) fn watch(
     watch_and((world, programs), secs, || ())
 }
 
-/// Like [`watch`], and calls `look` before the first sample and after each.
+/// Takes samples of the rates as [`watch`] does, and also calls `look` before the first sample and
+/// after each sample.
 pub(super) fn watch_and(
     (world, programs): (&mut World, &mut Programs),
     secs: f64,
@@ -78,13 +81,14 @@ pub(super) fn watch_and(
     Ok(samples)
 }
 
-/// Utilization of the core in percent, as the mean of both directions.
+/// Returns the utilization of the core link in percent, as the mean of both directions.
 pub(super) fn used_pct(sample: &Sample) -> f64 {
     let both: f64 = sample.rates.core.iter().sum();
     100.0 * both / (2.0 * sample.link)
 }
 
-/// Values of samples over time.
+/// Returns a curve's points: for each sample, the seconds since the warm-up and the sample's
+/// `value`.
 pub(super) fn points<'a>(
     samples: &'a [Sample],
     value: impl Fn(&Sample) -> f64 + 'a,

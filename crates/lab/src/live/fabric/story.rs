@@ -1,26 +1,31 @@
-//! The story that `make fabric-demo` tells: tenants share a core link, one bursts, one attacks.
+//! The run of `make fabric-demo`: tenants share a core link, one tenant bursts, and one tenant
+//! attacks.
 //!
 //! # Problem
 //!
-//! Ten tenants bought 4.7 of the core's 50 Mbit/s each. Eight of them use all they can get. Then
-//! the ninth, idle so far, *bursts*: it opens eight times as many connections as the others. Then
-//! the tenth *attacks*: its VMs send datagrams at 20 Mbit/s each to VMs that do not want them.
+//! Ten tenants share a core link of 50 Mbit/s, and each tenant bought 4.7 Mbit/s of the link. Eight
+//! tenants use all bandwidth that they can get. In the second phase, the ninth tenant, which was
+//! idle, *bursts*: it opens eight times as many connections as the other tenants. In the third
+//! phase, the tenth tenant *attacks*: each of its VMs sends datagrams at 20 Mbit/s to VMs that
+//! ignore the datagrams.
 //!
 //! # Approach
 //!
-//! For each phase, the run compares the rate of the worst served of the eight tenants with its
-//! guarantee. Seconds count from one second after the phase's beginning.
+//! In each phase, the run finds the lowest rate among the eight tenants and compares the rate with
+//! the guarantee. The results exclude the first second of the burst and the first second of the
+//! attack.
 //!
 //! # A disturbed machine
 //!
-//! A second does not count if other programs had [`TAKEN_PCT`] of our cores or more. If less than
-//! half of a phase counts, all seconds of the phase count, and its numbers are *rough*. Rough
-//! numbers are never a failure. If rough numbers are below the promise, everything is repeated with
-//! phases of twice the length.
+//! A second is disturbed if other programs, the hypervisor and the CPU limit together took at least
+//! [`TAKEN_PCT`] percent of the cores' time. Disturbed seconds do not count in the results. If more
+//! than half of a phase is disturbed, all seconds of the phase count, and the phase's numbers are
+//! *rough*. A demo with rough numbers never fails. If rough numbers are below the promised rates,
+//! the run repeats all phases with twice the length.
 //!
 //! # Cost
 //!
-//! A run takes about a minute, and three minutes on a disturbed machine.
+//! A run of the demo takes about a minute, and three minutes on a disturbed machine.
 
 use std::time::Duration;
 
@@ -34,37 +39,39 @@ use crate::rig::platform;
 use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
-/// Seconds of a phase. A new tenant is scored after the interval in which it began.
+/// Length of a phase in seconds.
 const SECS: f64 = 10.0;
-/// Lengths of phases that are tried, as multiples of [`SECS`].
+/// Length of a phase in the first and in the second attempt, as a multiple of [`SECS`].
 const LENGTHS: [f64; 2] = [1.0, 2.0];
 /// A second counts if other programs, the hypervisor and the CPU limit together took less than this
-/// percentage of our cores.
+/// percentage of the cores' time.
 const TAKEN_PCT: f64 = 5.0;
-/// Connections of a VM, and of a VM that bursts.
+/// Number of connections of a VM that does not burst.
 const CONNECTIONS: usize = 4;
 const BURST: usize = 32;
-/// Sending rate of an attacker's VM, in bits per second.
+/// Rate at which each VM of the attacking tenant sends, in bits per second.
 const ATTACK: f64 = 20e6;
-/// The tenants that burst and attack.
+/// Index of the tenant that bursts.
 const BURSTS: usize = 8;
 const ATTACKS: usize = 9;
-/// Id of each phase, its event, and a clause that says when it was.
+/// The three phases of the demo: each has an id, an event, and a clause for sentences.
 const PHASES: [(&str, &str, &str); 3] = [
     ("calm", "eight tenants use all they can get", "in the calm phase"),
     ("burst", "the ninth bursts", "while the ninth tenant burst"),
     ("attack", "the tenth attacks", "while the tenth attacked"),
 ];
-/// The percentage of its guarantee that each of the eight must have, and the core's least
-/// utilization in percent.
+/// Percentage of its guarantee that each of the eight tenants must receive.
 const KEEP_PCT: f64 = 98.0;
 const FULL_PCT: f64 = 97.0;
-/// Time from the beginning of a change until seconds count.
+/// Seconds do not count if they begin within this time after the start of the burst or of the
+/// attack.
 const SETTLES: Duration = Duration::from_secs(1);
 
+/// Runs the three phases of the demo, and prints three sentences about the results.
+///
 /// # Errors
 ///
-/// Fails if something cannot be started or fails.
+/// Returns an error if a program of the demo cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
@@ -72,7 +79,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let plan = Plan { page: true, ..plan(&[8; 10]) };
     let mut world = World::start(&bed, "demo", &plan)?;
     if let Some(page) = &world.page {
-        eprintln!("the controller's page, for as long as this runs: {page}");
+        eprintln!("the controller's page, available during this run: {page}");
     }
     let cores = [bed.worker_core(), bed.generator_core()];
     for (nth, length) in LENGTHS.into_iter().enumerate() {
@@ -88,7 +95,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let phases = [0, 1, 2].map(|nth| Phase::of(&seconds(nth, &begins, &samples, &machine)));
         let doubtful = phases.iter().any(|phase| phase.rough && phase.is_short());
         if doubtful && nth + 1 < LENGTHS.len() {
-            eprintln!("the machine was disturbed; once more with longer phases");
+            eprintln!("the machine was disturbed; repeating the run with longer phases");
             continue;
         }
         outcome.note("phases_begin_s", begins.to_vec());
@@ -126,18 +133,19 @@ fn draw(outcome: &mut Outcome, samples: &[Sample]) {
     outcome.series("core", "%", points(samples, used_pct));
 }
 
-/// One second of a phase, in percent.
+/// Results of one second of a phase, in percent.
 #[derive(Debug, Clone, Default)]
 struct Second {
-    /// Rate of each of the eight tenants in each direction, in percent of its guarantee.
+    /// Rate of each of the eight tenants in each direction, in percent of the guarantee.
     kept: Vec<f64>,
-    /// Utilization of the core.
+    /// Utilization of the core link in percent.
     core: f64,
-    /// Share of our cores that others took.
+    /// Percentage of the cores' time that other programs, the hypervisor and the CPU limit took.
     taken: f64,
 }
 
-/// The seconds of a phase that are scored.
+/// Returns the results of each second of a phase, without the first second of the burst or of the
+/// attack.
 fn seconds(
     phase: usize,
     begins: &[f64; 3],
@@ -160,23 +168,24 @@ fn seconds(
     of_phase.map(second).collect()
 }
 
-/// Results of a phase, in percent.
+/// Results of a phase: rates and utilizations in percent, and numbers of seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Phase {
-    /// Rate of the worst served of the eight, in percent of its guarantee: mean and worst second.
+    /// Lowest mean rate among the eight tenants, in percent of the guarantee. `None` if the rates
+    /// are unknown.
     kept: Option<f64>,
     worst: Option<f64>,
-    /// Utilization of the core: mean and worst second.
+    /// Mean utilization of the core link in percent. `None` if the utilization is unknown.
     core: Option<f64>,
     core_worst: Option<f64>,
-    /// Seconds that count, and all seconds.
+    /// Number of seconds of the phase that count in the results.
     counted: usize,
     seconds: usize,
-    /// Whether disturbed seconds count, because there are too few others.
+    /// Whether disturbed seconds also count, because the phase has too few undisturbed seconds.
     rough: bool,
 }
 
-/// The mean of the values that a measurement can have.
+/// Returns the mean of the values from 0 to 1,000,000, or `None` if no value is in this range.
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let possible = values.filter(|value| (0.0..1e6).contains(value));
     let (sum, n) = possible.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
@@ -184,7 +193,8 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 }
 
 impl Phase {
-    /// Whether a tenant had less than the promise.
+    /// Returns whether a tenant's rate or the core link's utilization is unknown or below the
+    /// promise.
     fn is_short(&self) -> bool {
         let below = |value: Option<f64>, least: f64| value.is_none_or(|pct| pct < least);
         below(self.kept, KEEP_PCT) || below(self.core, FULL_PCT)
@@ -236,7 +246,6 @@ fn conclude(outcome: &mut Outcome, phases: &[Phase; 3]) {
     }
 }
 
-/// The three lines.
 fn story(phases: &[Phase; 3], machine: &Machine) -> [String; 3] {
     let kept = (|phase: &Phase| phase.kept) as fn(&Phase) -> Option<f64>;
     let core = (|phase: &Phase| phase.core) as fn(&Phase) -> Option<f64>;
@@ -253,7 +262,7 @@ fn story(phases: &[Phase; 3], machine: &Machine) -> [String; 3] {
     let failed = |value: fn(&Phase) -> Option<f64>, least: f64| {
         let short = |phase: &Phase| !phase.rough && value(phase).is_none_or(|pct| pct < least);
         match phases.iter().any(short) {
-            true => format!(": the fabric failed, for {least:.0} % are promised"),
+            true => format!(": the fabric failed, because it promises {least:.0} %"),
             false => String::new(),
         }
     };
@@ -269,7 +278,7 @@ fn story(phases: &[Phase; 3], machine: &Machine) -> [String; 3] {
     ]
 }
 
-/// Describes the machine.
+/// Returns the sentence about the state of the machine.
 fn conditions(phases: &[Phase; 3], machine: &Machine) -> String {
     let all: usize = phases.iter().map(|phase| phase.seconds).sum();
     let counted: usize = phases.iter().map(|phase| phase.counted).sum();
@@ -285,7 +294,7 @@ fn conditions(phases: &[Phase; 3], machine: &Machine) -> String {
     }
 }
 
-/// Tenants and the core over time.
+/// Draws the tenants' rates and the core link's utilization over time.
 pub(crate) fn picture(record: &Record) -> Picture {
     let begins = record.platform.get("phases_begin_s").and_then(serde_json::Value::as_array);
     let begins: Vec<f64> =

@@ -1,21 +1,24 @@
-//! Two racks on this machine: namespaces, bridges, a controller, ten hosts with their tenants' VMs.
+//! A fabric with two racks on one machine: namespaces, bridges, a controller, and ten hosts with
+//! tenants' VMs.
 //!
 //! # Approach
 //!
-//! A rack's switch is a Linux bridge in a namespace of its own, and so is the core. The controller
-//! shapes and queues their ports by `linux-tc`. A host is our daemon with an agent. Its uplink is a
-//! packet socket, and each VM is a TAP in a namespace. Controller and agents communicate over
-//! loopback, as they would over a management network. The controller starts first and places the
-//! tenants. Hosts have VMs where the controller placed them.
+//! Each rack switch and the core switch is a Linux bridge in its own namespace. The controller
+//! configures the rates and queues of the bridges' ports with the driver `linux-tc`. A host is a
+//! `penstock` daemon with an agent. The host's uplink is a packet socket, and each VM is a TAP in a
+//! namespace. Loopback replaces the management network between controller and agents. The
+//! controller starts first and places the tenants. After the placement, each host starts with the
+//! VMs that the controller placed on the host.
 //!
 //! # Departures
 //!
-//! Towards its rack, a host's link is as fast as `veth`. The link is paced only towards the host.
-//! If the workers paced the other direction, they would spin, although they share a core.
+//! The configured rate of a host's link limits only traffic towards the host. In the direction from
+//! the host to the rack, the link is as fast as `veth`. A worker that paced the traffic towards the
+//! rack would spin on a core that it shares with other workers.
 //!
 //! # Cost
 //!
-//! A world has some 120 namespaces. The guard removes them.
+//! A run uses about 120 network namespaces. A guard removes the network namespaces after the run.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -39,34 +42,33 @@ use penstock_guest::bed::guard::Ward;
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 use penstock_guest::clock;
 
-/// Racks, and hosts of each.
 pub(super) const RACKS: usize = 2;
 pub(super) const HOSTS: usize = 5;
-/// VMs that a host may have: one more than in the paper's testbed. If a tenant has an odd number of
-/// VMs, one rack gets the larger half, and placement gives it to the same rack each time.
+/// Maximum number of VMs on a host: one more than in the paper's testbed. If the tenants' numbers
+/// of VMs are odd, the same rack gets the larger half of every tenant's VMs and needs the extra
+/// slot.
 const SLOTS: usize = 11;
-/// Queues of a port.
+/// Number of queues of each bridge port.
 pub(super) const QUEUES: usize = 8;
-/// The first tenant's VLAN.
+/// VLAN id of the first tenant. Each further tenant has the next VLAN id.
 const VLAN: usize = 100;
-/// Longest time for a daemon to start, and for the fabric to be complete.
+/// Maximum time until a daemon has started, and until all hosts are connected to the controller.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// Contents of a world.
 #[derive(Debug, Clone)]
 pub(super) struct Plan {
     /// Rate of every link, in bits per second.
     pub link: u64,
-    /// Time between two decisions.
+    /// Time between two decisions of the controller.
     pub interval: Duration,
-    /// For each tenant its number of VMs, and the rate that each VM may send, and may receive, in
-    /// bits per second.
+    /// Each tenant's number of VMs, and the guarantee of each VM in each direction, in bits per
+    /// second.
     pub tenants: Vec<(usize, u64)>,
-    /// Whether the controller serves its page.
+    /// Whether the controller serves its web page.
     pub page: bool,
 }
 
-/// A VM and its place.
+/// A VM with its tenant, its host and its address.
 #[derive(Debug, Clone)]
 pub(super) struct Vm {
     pub tenant: usize,
@@ -75,27 +77,27 @@ pub(super) struct Vm {
     port: String,
 }
 
-/// Name of a tenant in these worlds.
+/// Returns the name of the tenant with index `tenant`, such as `t1` for 0.
 pub(super) fn tenant_name(tenant: usize) -> String {
     format!("t{}", tenant + 1)
 }
 
-/// Counters of the world at one moment.
+/// Byte counters of all hosts and racks at one moment.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// For each host the time by its clock, in nanoseconds, and by tenant the bytes that its VMs
-    /// received over the network.
+    /// For each host: the time of its counters in nanoseconds, and the bytes that each tenant's VMs
+    /// on the host received over the network.
     hosts: Vec<(u64, BTreeMap<String, u64>)>,
-    /// Bytes that each rack sent to the core, and when.
+    /// For each rack: the time of the reading, and the bytes that the rack sent to the core switch.
     core: [(Instant, u64); RACKS],
 }
 
-/// Rates between two readings, in bits per second.
+/// Rates between two readings of the counters, in bits per second.
 #[derive(Debug, Clone)]
 pub(super) struct Rates {
-    /// By tenant, the rate that its VMs in each rack received.
+    /// For each tenant: the rate at which its VMs in each rack received, in bits per second.
     pub tenants: Vec<[f64; RACKS]>,
-    /// The rate that each rack sent over the core.
+    /// Rate at which each rack sent to the core switch, in bits per second.
     pub core: [f64; RACKS],
 }
 
@@ -126,21 +128,22 @@ impl Rates {
 #[derive(Debug)]
 pub(super) struct World {
     pub vms: Vec<Vm>,
-    /// Address of the page, if it is served.
+    /// URL of the controller's web page. `None` if the controller serves no page.
     pub page: Option<String>,
     hosts: Vec<Daemon>,
     controller: Daemon,
     dir: PathBuf,
     tag: String,
     plan: Plan,
-    /// The kernel's files with the sent bytes of the interfaces of each rack's switch. Reading a
-    /// file takes no time, so the time of a reading is known. Starting a program would take an
-    /// unknown time.
+    /// For each rack: the open file `/proc/net/dev` of its namespace. The lab itself reads the open
+    /// file, so the time of a reading is exact. A separate program to read the counters would start
+    /// after an unknown delay.
     counters: [File; RACKS],
 }
 
 impl World {
-    /// Starts the world and waits until the controller hears all hosts.
+    /// Starts the bridges, the controller and the hosts, and waits until all hosts are connected to
+    /// the controller.
     pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         let dir = bed.dir().join(name);
         std::fs::create_dir(&dir).context("making a directory")?;
@@ -188,16 +191,16 @@ impl World {
         let mut command = penstock()?;
         command.arg("--socket").arg(self.dir.join("controller.sock")).arg("controller");
         let said = ask(command.args(words).arg("--json"))?;
-        serde_json::from_str(&said).context("reading what the controller said")
+        serde_json::from_str(&said).context("reading the controller's answer")
     }
 
-    /// Lets the controller decide, or leave queues as they are.
+    /// Sets the controller's mode, which is `active` to assign queues, or `hold` to change nothing.
     pub fn mode(&self, mode: &str) -> anyhow::Result<()> {
         self.ask(&["mode", mode]).map(drop)
     }
 
-    /// If `on`, hosts delay the traffic of each VM, in both directions, to the rate that the VM
-    /// bought. If not, hosts stop delaying traffic.
+    /// If `on`, hosts shape the traffic of each VM, in both directions, to the rate that the VM
+    /// bought. If `on` is false, hosts stop shaping.
     pub fn reserve(&self, on: bool) -> anyhow::Result<()> {
         for vm in &self.vms {
             let bought = self.plan.tenants[vm.tenant].1;
@@ -210,7 +213,8 @@ impl World {
         Ok(())
     }
 
-    /// If `on`, hosts limit tenants as the controller says. If not, hosts stop limiting tenants.
+    /// If `on`, hosts limit the tenants that the controller names. If `on` is false, hosts limit no
+    /// tenant.
     pub fn hold(&self, on: bool) -> anyhow::Result<()> {
         let keys = if on {
             ["send=", "receive="]
@@ -228,12 +232,12 @@ impl World {
         Ok(())
     }
 
-    /// Rate of a link, in bits per second.
+    /// Returns the rate of every link, in bits per second.
     pub fn link(&self) -> u64 {
         self.plan.link
     }
 
-    /// Checks that all programs of the world run.
+    /// Returns an error if the controller or a host has stopped.
     pub fn check(&mut self) -> anyhow::Result<()> {
         self.controller.check().context("the controller")?;
         for (host, daemon) in self.hosts.iter_mut().enumerate() {
@@ -242,7 +246,7 @@ impl World {
         Ok(())
     }
 
-    /// Makes the controller place the tenants, and gives their VMs to the hosts.
+    /// Asks the controller to place the tenants, and records the host of each VM.
     fn place(&mut self) -> anyhow::Result<()> {
         let file = self.dir.join("tenants.toml");
         std::fs::write(&file, tenants(&self.plan))?;
@@ -253,7 +257,10 @@ impl World {
         for tenant in 0..self.plan.tenants.len() {
             let name = tenant_name(tenant);
             let all = placed.as_array().into_iter().flatten();
-            let of = all.into_iter().find(|of| of["name"] == name).context("a tenant is gone")?;
+            let of = all
+                .into_iter()
+                .find(|of| of["name"] == name)
+                .context("the controller does not list a tenant")?;
             for (server, vms) in of["servers"].as_object().into_iter().flatten() {
                 let host = server.strip_prefix("server-").and_then(|n| n.parse::<usize>().ok());
                 let host = host.with_context(|| format!("a server called {server}"))?;
@@ -290,8 +297,7 @@ impl World {
 
     fn host_file(&self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<String> {
         let at = self.dir.join(format!("host{host}"));
-        // The kernel does its part of a frame's path on the sender's core. So each core gets half
-        // of the hosts.
+        // The kernel processes a frame on the sender's core. So each core gets half of the hosts.
         let cores = [bed.worker_core(), bed.generator_core()];
         let (at, worker) = (at.display(), cores[host % 2]);
         let mut text = format!(
@@ -339,7 +345,7 @@ impl World {
         Ok(())
     }
 
-    /// Reads the counters.
+    /// Reads the byte counters of all hosts and racks.
     pub fn read(&self) -> anyhow::Result<Reading> {
         let mut hosts = Vec::new();
         for host in 0..self.hosts.len() {
@@ -365,7 +371,7 @@ impl World {
         let read = self.counters[rack].read_at(&mut text, 0).context("reading counters")?;
         let text = String::from_utf8_lossy(&text[..read]);
         let uplink = text.lines().find_map(|line| line.trim_start().strip_prefix("uplink:"));
-        // A line has eight columns of received counts, and then the bytes that were sent.
+        // Eight columns with counts of received frames precede the sent bytes.
         let bytes = uplink.and_then(|line| line.split_whitespace().nth(8)?.parse().ok());
         Ok((at, bytes.context("the counters of a rack's uplink")?))
     }
@@ -376,14 +382,15 @@ fn ensure_leads(status: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Both addresses of the controller, with ports that are free now.
+/// Returns two free TCP ports: for the controller's agents, and for its web page.
 fn free_ports() -> anyhow::Result<[u16; 2]> {
     let bound = || std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let (first, second) = (bound()?, bound()?);
     Ok([first.local_addr()?.port(), second.local_addr()?.port()])
 }
 
-/// The counters of a namespace's interfaces, as a file that can be read repeatedly.
+/// Opens the kernel's file with the counters of the network interfaces in namespace `netns`. The
+/// open file can be read repeatedly.
 fn counters_of(netns: &str) -> anyhow::Result<File> {
     let path = penstock_guest::endpoint::netns_path(netns);
     let open = move || -> anyhow::Result<File> {
@@ -391,7 +398,7 @@ fn counters_of(netns: &str) -> anyhow::Result<File> {
         setns(&space, CloneFlags::CLONE_NEWNET).context("entering a rack's namespace")?;
         File::open("/proc/thread-self/net/dev").context("opening a rack's counters")
     };
-    // A thread of its own opens the file, because a thread cannot leave that namespace again.
+    // A new thread opens the file, because the thread enters the namespace and never leaves it.
     let thread = std::thread::Builder::new().name("counters".to_owned()).spawn(open);
     let opened = thread.context("starting a thread")?.join();
     opened.map_err(|_| anyhow::anyhow!("the thread that opens counters panicked"))?
@@ -403,7 +410,7 @@ fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the bridges and the links between them.
+/// Creates the Linux bridges of the racks and the core, and the links between the bridges.
 fn underlay(bed: &Bed, tag: &str) -> anyhow::Result<()> {
     let mut switches: Vec<String> = (0..RACKS).map(|rack| format!("{tag}-r{rack}")).collect();
     switches.push(format!("{tag}-core"));
@@ -451,7 +458,8 @@ fn topology(plan: &Plan) -> String {
     )
 }
 
-/// Tenants with half of their VMs in either rack.
+/// Returns the text of the tenants file for the controller. The tenants file allows at most half of
+/// a tenant's VMs, rounded up, in one rack.
 fn tenants(plan: &Plan) -> String {
     let tenant = |(tenant, (vms, rate)): (usize, &(usize, u64))| {
         let (name, half) = (tenant_name(tenant), vms.div_ceil(RACKS));

@@ -1,4 +1,4 @@
-//! Micro-guests on one core, and the scheduler over them.
+//! Processes of micro-guests on one core, and of the Penstock vCPU scheduler for the core.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
@@ -22,14 +22,16 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::{THIS_PROGRAM, Ward};
 use penstock_guest::bed::process::{Daemon, await_some};
 
-/// Longest time for guests and scheduler to start.
+/// Maximum time until a guest or the scheduler has started.
 const START_LIMIT: Duration = Duration::from_secs(20);
-/// Directory of a tmpfs that every Linux has. The scheduler writes there at each poll.
+/// Path of a tmpfs that every Linux has. The scheduler's run directory is in this tmpfs, because
+/// the scheduler writes to the directory at each poll.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Seconds for which a scheduler or a guest may outlive the run if everything else fails.
+/// If a run does not stop a guest, the guest ends by itself this many seconds after the
+/// measurement.
 const SPARE_SECS: f64 = 30.0;
 
-/// A core with VMs on it.
+/// The core on which the VMs run. The methods of `Stage` start guests and schedulers.
 #[derive(Debug)]
 pub(super) struct Stage {
     pub bed: Bed,
@@ -37,29 +39,30 @@ pub(super) struct Stage {
     run_dir: PathBuf,
 }
 
-/// Scheduling terms of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Terms {
     pub mode: Mode,
-    /// Deadline in milliseconds. Ignored if the mode has no deadline.
+    /// The VM's deadline in milliseconds. The deadline is ignored if the scheduling mode has no
+    /// deadline.
     pub deadline_ms: u32,
-    /// The VM's `vcpu_weight`.
+    /// The VM's weight in the scheduler, which is the key `vcpu_weight`.
     pub weight: u16,
 }
 
-/// Modes that are tried.
+/// Scheduling mode of a VM in an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// The VM runs by credit alone.
+    /// The VM has no deadline. The scheduler gives VMs without a deadline shares of the core by
+    /// weight alone.
     None,
-    /// The VM runs again within its deadline.
+    /// After the VM has lost the core, it runs again within its deadline.
     Periodic,
     /// The VM runs within its deadline after an event of which the scheduler is notified.
     Event,
 }
 
 impl Mode {
-    /// Name in results.
+    /// Returns the name of the scheduling mode in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -70,15 +73,15 @@ impl Mode {
 }
 
 impl Terms {
-    /// Terms by credit, with weight 1.
+    /// Scheduling terms of a busy VM without a deadline, with weight 1.
     pub const HOG: Self = Self { mode: Mode::None, deadline_ms: 0, weight: 1 };
 
-    /// Terms with a deadline, and weight 1.
+    /// Returns the scheduling terms of a VM with weight 1 and a deadline in milliseconds.
     pub const fn real_time(mode: Mode, deadline_ms: u32) -> Self {
         Self { mode, deadline_ms, weight: 1 }
     }
 
-    /// The table of the micro-guest `name` in a scheduler's configuration.
+    /// Returns the `[[vm]]` table for the micro-guest `name`, for a scheduler's configuration file.
     pub fn table(&self, name: &str) -> String {
         let mode = match self.mode {
             Mode::None => String::new(),
@@ -98,7 +101,8 @@ impl Terms {
 }
 
 impl Stage {
-    /// Uses the core that `--worker-core` names, and measures from the generator's core.
+    /// Prepares an experiment that runs the VMs on the core in `--worker-core`, and measures from
+    /// the generator's core.
     pub fn new(context: &Context<'_>) -> anyhow::Result<Self> {
         microguest::is_available()?;
         let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
@@ -111,39 +115,40 @@ impl Stage {
         Ok(Self { bed, hz: tsc::calibrate(), run_dir: run_dir.into() })
     }
 
-    /// The run directory, in which the scheduler is notified of events.
+    /// Returns the run directory of the scheduler, through which events are reported.
     pub fn run_dir(&self) -> &Path {
         &self.run_dir
     }
 
-    /// A name that no process of another run has.
+    /// Returns the name of guest number `nth`, which no other run uses.
     pub fn named(nth: usize) -> String {
         format!("lab{}-vm{nth}", std::process::id())
     }
 
-    /// Starts guests with the numbers below `count`, for about `secs`.
+    /// Starts guests 0 to `count - 1`. Each guest runs for at least `secs` seconds.
     pub fn guests(&self, count: usize, secs: f64) -> anyhow::Result<Vec<Guest>> {
         (0..count).map(|nth| self.guest(nth, secs)).collect()
     }
 
-    /// Starts guest number `nth`.
+    /// Starts guest number `nth`, for at least `secs` seconds.
     pub fn guest(&self, nth: usize, secs: f64) -> anyhow::Result<Guest> {
         let core = self.bed.worker_core();
         self.bed.on_generator_core(|| Guest::start(&self.bed, Self::named(nth), core, secs))
     }
 
-    /// Schedules the guests numbered 0 and up on these terms, whenever they exist.
+    /// Starts a scheduler. `terms` holds the scheduling terms of guests 0, 1 and so on. The guests
+    /// may start after the scheduler.
     pub fn schedule(&self, terms: &[Terms]) -> anyhow::Result<Scheduler> {
         let tables = terms.iter().enumerate().map(|(nth, terms)| terms.table(&Self::named(nth)));
         self.schedule_tables(&tables.collect::<String>())
     }
 
-    /// Schedules the guests that `tables` names. `tables` is a part of a configuration.
+    /// Starts a scheduler with the `[[vm]]` tables in `tables`.
     pub fn schedule_tables(&self, tables: &str) -> anyhow::Result<Scheduler> {
         self.bed.on_generator_core(|| Scheduler::start(self, tables))
     }
 
-    /// Converts a time of the counter to milliseconds.
+    /// Converts TSC cycles to milliseconds.
     pub fn ms(&self, cycles: u64) -> f64 {
         to_ms(self.hz.to_nanos(penstock_units::Cycles(cycles)))
     }
@@ -153,7 +158,7 @@ pub(super) fn to_ms(time: Nanos) -> f64 {
     Duration::from_nanos(time.0).as_secs_f64() * 1e3
 }
 
-/// A guest in a process of its own.
+/// A micro-guest in its own process.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub name: String,
@@ -185,21 +190,25 @@ impl Guest {
         }
         let mut line = String::new();
         let read = said.map(|said| BufReader::new(said).read_line(&mut line));
-        read.context("its output")?.context("reading what it says")?;
-        ensure!(line.trim() == RUNNING, "micro-guest {} did not start: see above", guest.name);
+        read.context("the micro-guest's output")?.context("reading the micro-guest's output")?;
+        ensure!(
+            line.trim() == RUNNING,
+            "micro-guest {} did not start; its error is above",
+            guest.name
+        );
         guest.thread = await_some("its virtual processor", START_LIMIT, || {
             Ok(threads::of_process(id).ok().and_then(|found| found.first().copied()))
         })?;
         Ok(guest)
     }
 
-    /// Time for which the guest's processor ran.
+    /// Returns the CPU time of the guest's virtual processor since its start.
     pub fn ran(&self) -> anyhow::Result<Duration> {
         let stat = Schedstat::read(&self.thread.task());
-        Ok(stat.with_context(|| format!("{}: reading how long it ran", self.name))?.ran)
+        Ok(stat.with_context(|| format!("{}: reading its CPU time", self.name))?.ran)
     }
 
-    /// Sets the guest's weight in the fair class, by a nice value.
+    /// Sets the nice value of the guest's virtual processor in Linux's fair class.
     pub fn set_nice(&self, nice: i8) -> anyhow::Result<()> {
         let policy = Policy::Fair { nice, slice: Nanos(0) };
         Ok(policy::set(self.thread.tid, policy)?)
@@ -209,7 +218,7 @@ impl Guest {
 impl Drop for Guest {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
-        // Among hogs, the process may wait for its turn before it ends.
+        // The process may wait for the busy core before it ends.
         let ended = await_some("end of a micro-guest", Duration::from_secs(5), || {
             Ok(self.child.try_wait()?)
         });
@@ -220,7 +229,7 @@ impl Drop for Guest {
     }
 }
 
-/// A running Penstock scheduler.
+/// A running Penstock vCPU scheduler.
 #[derive(Debug)]
 pub(super) struct Scheduler {
     daemon: Daemon,
@@ -250,7 +259,7 @@ impl Scheduler {
         Ok(Self { daemon, run_dir, thread })
     }
 
-    /// Waits until `count` VMs are seated.
+    /// Waits until the scheduler controls at least `count` VMs.
     pub fn await_seated(&mut self, count: usize) -> anyhow::Result<()> {
         let run_dir = self.run_dir.clone();
         await_some("VMs that are scheduled", START_LIMIT, || {
@@ -262,19 +271,19 @@ impl Scheduler {
             }) {
                 anyhow::bail!(problem);
             }
-            // The VMs with known boosts and shares.
+            // A VM counts after its first recorded wait for the core.
             let seated = state.vms.iter().filter(|vm| vm.vcpus.iter().any(|v| v.waits > 0));
             Ok((seated.count() >= count).then_some(()))
         })
         .with_context(|| self.daemon.last_words())
     }
 
-    /// The scheduling thread's own time.
+    /// Returns the CPU time of the scheduling thread since its start.
     pub fn own(&self) -> anyhow::Result<Duration> {
         Ok(Schedstat::read(&self.thread).context("reading the scheduler's own time")?.ran)
     }
 
-    /// The state that the scheduler reports.
+    /// Returns the state that the scheduler reports.
     pub fn state(&self) -> anyhow::Result<State> {
         State::load(&self.run_dir).context("reading the scheduler's state")
     }

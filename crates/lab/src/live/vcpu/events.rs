@@ -1,4 +1,4 @@
-//! Events for guests that compute, and their effects.
+//! Sends events to guests that compute, and measures the times at which the guests see the events.
 
 use std::time::Duration;
 
@@ -14,68 +14,72 @@ use super::bed::{Guest, Mode, Scheduler, Stage, Terms};
 use super::steal;
 use crate::evidence::percentile;
 
-/// One measurement: its VMs, their terms, and its length.
+/// Parameters of one measurement of reaction times.
 #[derive(Debug, Clone)]
 pub(super) struct Cell {
-    /// The VMs that get events. All of them are hogs as well.
+    /// Scheduling terms of the VMs that receive events. Each VM that receives events also computes
+    /// all the time.
     pub tested: Vec<Terms>,
-    /// Number of other hogs, by credit with weight 1.
+    /// Number of other VMs that compute all the time. The other VMs have weight 1 and no deadline.
     pub hogs: usize,
-    /// Whether our scheduler runs. Otherwise Linux's fair class runs alone.
+    /// Whether the Penstock scheduler schedules the VMs, instead of Linux's fair class.
     pub ours: bool,
     pub secs: f64,
     /// Minimum and maximum time between two events of a VM.
     pub gap: (Nanos, Nanos),
 }
 
-/// Results of a cell.
+/// Results of one measurement of reaction times.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Found {
-    /// Event to first instruction in ms, for each tested VM.
+    /// For each VM that receives events: the times from an event to the VM's first instruction, in
+    /// ms.
     pub answers: Vec<Vec<f64>>,
-    /// The worst answers, each with the time that sending its event took. A long time means that
-    /// the generator was held up.
+    /// The longest reaction times, as pairs in ms: the time from an event to the VM's first
+    /// instruction, and the time that the program needed to send the event. If the program needed a
+    /// long time to send an event, the program itself was delayed.
     pub worst: Vec<(f64, f64)>,
-    /// Largest deviation of a VM's share from an equal share of the time that all VMs had, in
-    /// percent of the core.
+    /// Largest deviation of a VM's share of the VMs' total CPU time from an equal share, in
+    /// percent.
     pub share_error: f64,
-    /// Share of the core that the first tested VM had, in percent.
+    /// Share of the first VM that receives events in the VMs' total CPU time, in percent.
     pub share: f64,
     /// Share of the core that the scheduling thread used, in percent.
     pub own: f64,
-    /// Slots that the scheduling thread missed because the host took the core away.
+    /// Number of polls that the scheduling thread missed because it did not have the core in time.
     pub skipped: u64,
-    /// Waits longer than a deadline and 1 ms, by the scheduler's own count.
+    /// Number of waits of a VM that were longer than its deadline plus 1 ms, according to the
+    /// scheduler.
     pub missed: u64,
-    /// Polls per second.
+    /// Number of polls of the scheduling thread per second.
     pub polls: f64,
-    /// Share of the core in which the scheduling thread did something, in percent.
+    /// Share of the core that the scheduling thread spent on work, in percent, according to the
+    /// scheduler.
     pub work: f64,
-    /// Share of the core that the host of this machine took, in percent. Nothing here could run
-    /// then.
+    /// Share of the core that the hypervisor of this machine took, in percent.
     pub stolen: f64,
 }
 
 impl Found {
-    /// The value in ms that `percent` of the answers of all tested VMs do not exceed.
+    /// Returns a percentile of the reaction times of all VMs that receive events, in ms.
     pub fn at(&self, percent: f64) -> f64 {
         let all: Vec<f64> = self.answers.iter().flatten().copied().collect();
         percentile(&all, percent)
     }
 
-    /// The value in ms that `percent` of the answers of tested VM number `nth` do not exceed.
+    /// Returns a percentile of the reaction times of VM number `nth`, in ms.
     pub fn at_of(&self, nth: usize, percent: f64) -> f64 {
         percentile(&self.answers[nth], percent)
     }
 }
 
-/// Time after which credits are even.
+/// Time before the measurement in which the scheduling credits of the VMs become equal.
 const SETTLE: Duration = Duration::from_secs(1);
-/// An event that is not answered within this time, in ms, is an error.
+/// Time in ms after which a missing answer of a guest is an error.
 const LOST: f64 = 5_000.0;
-/// Number of worst answers that are reported with the time that sending the event took.
+/// Number of longest reaction times that a measurement reports.
 const WORST: usize = 4;
-/// Time between two checks for a late answer.
+/// Time between two checks for a late answer of a guest.
 const AGAIN: Nanos = Nanos::from_micros(200);
 
 pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<Found> {
@@ -116,14 +120,14 @@ pub(super) fn measure(stage: &Stage, cell: &Cell, seed: u64) -> anyhow::Result<F
         missed: told.missed.saturating_sub(told_before.missed),
         skipped: told.skipped.saturating_sub(told_before.skipped),
         polls: (told.polls - told_before.polls) / elapsed,
-        // This is a share of the scheduler's whole life. Before the cell, the load was like the
-        // cell's.
+        // This share covers the scheduler's whole life. Its load before the measurement was about
+        // the same.
         work: told.work,
         stolen: percent(steal::of(core)?.saturating_sub(stolen)),
     })
 }
 
-/// Report of a scheduler about itself.
+/// Counters that the scheduler reports about itself, summed over CPUs and vCPUs.
 #[derive(Debug, Default)]
 struct Told {
     missed: u64,
@@ -146,23 +150,23 @@ impl Told {
     }
 }
 
-/// The events of one VM.
+/// The events that are sent to one VM, and the times of the VM's answers.
 struct Source<'a> {
     guest: &'a Guest,
-    /// Whether the scheduler is notified as well.
+    /// Whether the sender notifies the scheduler of each event that it sends to the VM.
     told: bool,
-    /// Time at which the next event is due.
+    /// Time at which the VM's next event is due.
     next: Nanos,
     number: u64,
-    /// Times of the last event, by the counter: when it came, and when all were notified of it.
-    /// `None` if it was answered.
+    /// Two TSC values of the unanswered event: its creation, and the end of notifying guest and
+    /// scheduler. `None` if the last event was answered.
     open: Option<(u64, u64)>,
-    /// For each event, the time until its answer and the time that notifying took.
+    /// For each event: the time until the guest's answer, and the time that notifying took, in ms.
     answers: Vec<(f64, f64)>,
 }
 
-/// Sends events to the tested guests, at times that the seed decides, and collects the times at
-/// which the guests saw them.
+/// Sends events to the guests at pseudo-random times that depend on `seed`. Returns the answers of
+/// each guest, as in [`Source::answers`].
 fn tell(
     stage: &Stage,
     cell: &Cell,
@@ -200,7 +204,7 @@ fn tell(
         let at = Tsc.now().0;
         source.guest.board.tell(source.number);
         if source.told {
-            boost::event(stage.run_dir(), &source.guest.name).context("telling of an event")?;
+            boost::event(stage.run_dir(), &source.guest.name).context("reporting an event")?;
         }
         source.open = Some((at, Tsc.now().0));
         source.next = now() + gap();
@@ -215,12 +219,13 @@ fn tell(
 }
 
 impl Source<'_> {
-    /// Records the answer, if there is one.
+    /// Records the answer and its time if the guest has answered the event. Returns an error if the
+    /// answer is overdue.
     fn look(&mut self, stage: &Stage) -> anyhow::Result<()> {
         let Some((came, told)) = self.open else { return Ok(()) };
         let (number, at) = self.guest.board.answered();
         if number == self.number {
-            // The guest's counter and ours agree within a microsecond or two.
+            // The guest's TSC and ours agree within one or two microseconds.
             let after = |came: u64, at: u64| stage.ms(at.saturating_sub(came));
             self.answers.push((after(came, at), after(came, told)));
             self.open = None;
@@ -235,13 +240,12 @@ impl Source<'_> {
     }
 }
 
-/// Reads the monotonic clock.
 pub(super) fn now() -> Nanos {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC);
     Nanos(now.map_or(0, |now| penstock_guest::clock::nanos(now.into())))
 }
 
-/// Sleeps until this time of the monotonic clock, to some microseconds.
+/// Sleeps until the monotonic clock reaches `at`, accurate to a few microseconds.
 pub(super) fn sleep_until(at: Nanos) {
     let wake = Duration::from_nanos(at.0).into();
     let absolute = ClockNanosleepFlags::TIMER_ABSTIME;

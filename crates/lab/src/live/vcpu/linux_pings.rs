@@ -1,16 +1,18 @@
-//! VM jitter, Fig. 7, live, with a Linux guest. A ping every 0.1 s goes to a guest that computes,
-//! with five hogs on its core.
+//! Live experiment for VM jitter's Fig. 7 with a Linux guest. The guest shares its core with five
+//! busy VMs, computes all the time, and receives a ping every 0.1 s.
 //!
 //! # Problem
 //!
-//! In `pings` an answer is a guest's first instruction. Here it is the answer that a user sees.
-//! QEMU, a virtio card and the guest's kernel take part.
+//! In the module `pings`, an answer is a guest's first instruction. In the module `linux_pings`, an
+//! answer is the echo reply that a user sees. The path of a ping includes QEMU, a virtio card and
+//! the guest's kernel.
 //!
 //! # Approach
 //!
-//! The figure compares p50, p90 and p99 under the fair class and with a deadline of 3 ms. The time
-//! lasts from the frame's departure to the answer's arrival. With the deadline, p99 must be at
-//! least three times lower. A ping without an answer within a second counts as one second.
+//! The experiment compares p50, p90 and p99 under Linux's fair class and under a deadline of 3 ms.
+//! A ping's time lasts from sending the request to receiving the reply. With a deadline of 3 ms,
+//! p99 must be lower by a factor of at least three. A ping without a reply within a second counts
+//! as one second.
 
 use std::time::Duration;
 
@@ -32,14 +34,16 @@ const HOGS: usize = 5;
 const DEADLINE_MS: u32 = 3;
 const EVERY: Nanos = Nanos::from_millis(100);
 const LATE: u64 = 1_000_000;
-/// A ping that is not answered within this time is lost.
+/// Time after which an unanswered ping is lost.
 const LOST: Nanos = Nanos::from_secs(1);
 const SETTLE: Nanos = Nanos::from_secs(2);
-/// Factor by which p99 must be lower with our scheduler.
+/// Minimum factor by which the Penstock scheduler must reduce the 99th percentile of the pings'
+/// times.
 const LOWER: f64 = 3.0;
 const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
 
-/// Adds the results of a Linux guest, or the reason why they are missing.
+/// Measures a Linux guest, and adds the results to the outcome. If QEMU or the guest image is
+/// missing, the function adds only the reason to the outcome.
 pub(super) fn enter(
     context: &Context<'_>,
     stage: &Stage,
@@ -65,14 +69,14 @@ pub(super) fn enter(
         let told = format!("{}; {} lost", at.join(", "), found.lost);
         outcome.note(&format!("{name}: p50, p90, p99, max, ms"), told);
         for percent in [50, 90, 99] {
-            let what = format!("ping to a Linux guest beside {HOGS} hogs, {name}, p{percent}");
+            let what = format!("ping to a Linux guest beside {HOGS} busy VMs, {name}, p{percent}");
             let value = percentile(&found.answers, f64::from(percent));
             let claim = Claim::new(&format!("qemu_{id}_p{percent}_ms"), what, "ms");
             outcome.claim(claim.measured(value));
         }
     }
     let ratio = percentile(&fair.answers, 99.0) / percentile(&ours.answers, 99.0);
-    let what = "ping to a Linux guest: p99 under the fair class over ours, five hogs beside";
+    let what = "ping to a Linux guest: p99 under the fair class over ours, beside five busy VMs";
     outcome.claim(Claim::new("qemu_fair_over_ours_p99", what, "").at_least(LOWER).measured(ratio));
     Ok(())
 }
@@ -84,8 +88,8 @@ struct Found {
     lost: u32,
 }
 
-/// Measures one cell. Under the fair class, which comes first, `accel` is `None`. The next cell
-/// uses the accelerator that the first one found.
+/// Measures pings under the fair class if `accel` is `None`, or else under the Penstock scheduler.
+/// `accel` is the QEMU accelerator that the first measurement used.
 fn cell(
     context: &Context<'_>,
     stage: &Stage,
@@ -95,7 +99,8 @@ fn cell(
 ) -> anyhow::Result<Found> {
     let ours = accel.is_some();
     context.progress(0.95, format!("a Linux guest, ours: {ours}"));
-    // The guest boots alone. Among hogs, booting takes six times as long.
+    // The guest boots before the other VMs start. Beside five busy VMs, booting would take six
+    // times as long.
     let linux = Linux::start(stage, image, accel)?;
     let _hogs = stage.guests(HOGS, secs)?;
     let mut scheduler = None;
@@ -115,7 +120,7 @@ fn cell(
     Ok(Found { accel: linux.accel, answers, lost })
 }
 
-/// Times of all answers in ms, and the number of lost pings.
+/// Sends pings for `secs` seconds. Returns the pings' times in ms, and the number of lost pings.
 fn pings(
     stage: &Stage,
     linux: &Linux,
@@ -128,8 +133,7 @@ fn pings(
     let mut due = now();
     while due < end {
         sleep_until(due);
-        // The guest may ask for our address before we wait for it. Such questions are answered
-        // first.
+        // Answer ARP requests of the guest that arrived meanwhile.
         while let Some(frame) = next(linux, now())? {
             answer(linux, &frame)?;
         }
@@ -146,7 +150,7 @@ fn pings(
                 break;
             }
         }
-        // The first ping waits for ARP.
+        // The first ping does not count, because it waits for ARP.
         if number > 1 {
             lost += u32::from(came.is_none());
             answers.push(came.unwrap_or_else(|| to_ms(LOST)));
@@ -156,7 +160,8 @@ fn pings(
     Ok((answers, lost))
 }
 
-/// The number of an answer. If the frame asks for our address, it is answered.
+/// Returns the sequence number if `frame` is an echo reply. Answers the frame if it is an ARP
+/// request for the sender's address.
 fn answer(linux: &Linux, frame: &[u8]) -> anyhow::Result<Option<u16>> {
     match hear(linux.us, frame) {
         Heard::Pong(number) => return Ok(Some(number)),
@@ -168,7 +173,7 @@ fn answer(linux: &Linux, frame: &[u8]) -> anyhow::Result<Option<u16>> {
     Ok(None)
 }
 
-/// The next frame that comes before `limit`.
+/// Waits for the guest's next frame. Returns `None` if no frame arrives before `limit`.
 fn next(linux: &Linux, limit: Nanos) -> anyhow::Result<Option<Vec<u8>>> {
     let mut frame = [0; 2_048];
     loop {
@@ -183,7 +188,7 @@ fn next(linux: &Linux, limit: Nanos) -> anyhow::Result<Option<Vec<u8>>> {
         }
         let mut fds = [PollFd::new(linux.wire.as_fd(), PollFlags::POLLIN)];
         let left = TimeSpec::from_duration(Duration::from_nanos(left.0));
-        // A signal only restarts the wait.
+        // If a signal interrupts the wait, the loop repeats it.
         let _ = ppoll(&mut fds, Some(left), None);
     }
 }

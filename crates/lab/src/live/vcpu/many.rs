@@ -1,35 +1,38 @@
-//! Several VMs with deadlines at once, and sixteen VMs on a core.
+//! Live experiment with several deadlines at once, and with sixteen VMs on a core.
 //!
 //! # Problem
 //!
-//! With several deadlines, slices of one VM may be due when another's are. With many VMs, a poll
-//! has more to read.
+//! If several VMs have deadlines, time slices of two VMs may be due at the same time. With many
+//! VMs, each poll of the scheduler reads the state of more vCPUs.
 //!
 //! # Approach
 //!
-//! Setting and bars are those of `wakeup`.
+//! The method and the limits are the same as in the module `wakeup`.
 //!
 //! # Cost
 //!
-//! A run has 5 cells of 60 s. `--secs` sets the length of a cell.
+//! A run has 5 measurements of 60 s. The option `--secs` sets the length of a measurement.
 
 use super::bed::{Mode, Terms};
 use super::events::Cell;
 use super::wakeup::{BAR_PCT, Lab, OVER_MS, SECS, gap, picture_by};
 use crate::evidence::{Claim, Context, Outcome, Picture, Record};
 
-/// Name, VMs with deadlines, and the number of other hogs.
+/// A set of VMs: its name, the VMs with deadlines (mode, milliseconds), and the number of other
+/// VMs.
 type Set = (&'static str, &'static [(Mode, u32)], usize);
-/// Several VMs with deadlines: name, modes and deadlines of each set, and the number of other hogs.
+/// Measured sets of VMs, in which several VMs have deadlines.
 const SETS: [Set; 3] = [
     ("three of 3 ms", &[(Mode::Periodic, 3); 3], 3),
     ("3, 5 and 8 ms", &[(Mode::Event, 3), (Mode::Periodic, 5), (Mode::Periodic, 8)], 3),
     ("four of 8 ms", &[(Mode::Periodic, 8); 4], 4),
 ];
 
+/// Measures the sets of VMs with several deadlines, and the sets of sixteen VMs.
+///
 /// # Errors
 ///
-/// The same as for [`super::wakeup::run`].
+/// Returns an error for the same reasons as [`super::wakeup::run`].
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, SECS, 5.0)?;
     lab.sets()?;
@@ -38,7 +41,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 impl Lab<'_> {
-    /// Several VMs with deadlines at once.
+    /// Measures the sets of VMs with several deadlines.
     fn sets(&mut self) -> anyhow::Result<()> {
         let mut over = f64::NEG_INFINITY;
         for (name, vms, hogs) in SETS {
@@ -57,14 +60,15 @@ impl Lab<'_> {
             self.outcome.note(&format!("several, {name}: scheduler_pct"), found.own);
             self.tell(&format!("several, {name}"), &found);
         }
-        let what = "several VMs with deadlines at once: the furthest that 99.9 % of a VM's events \
-                    were above its deadline";
+        let what = "several VMs with deadlines at once: greatest excess of a VM's p99.9 over its \
+                    deadline";
         let claim = Claim::new("several_over_deadline_p999_ms", what, "ms").at_most(OVER_MS);
         self.outcome.claim(claim.measured(over));
         Ok(())
     }
 
-    /// Sixteen VMs: with one deadline, and with as many deadlines as are admitted.
+    /// Measures sixteen VMs with one deadline, and with eleven deadlines. The scheduler admits at
+    /// most eleven deadlines.
     fn sixteen(&mut self) -> anyhow::Result<()> {
         for (id, with) in [("one_deadline", 1), ("eleven_deadlines", 11)] {
             let tested = vec![Terms::real_time(Mode::Periodic, 8); with];
@@ -73,10 +77,10 @@ impl Lab<'_> {
             let found = self.cell(cell)?;
             self.plot("sixteen VMs", u32::try_from(with)?, &found);
             self.tell(&format!("sixteen, {with} with D = 8 ms"), &found);
-            let what = format!("sixteen VMs, {with} of them with D = 8 ms: the scheduling thread");
+            let what = format!("sixteen VMs, {with} with D = 8 ms: CPU use of the scheduler");
             let claim = Claim::new(&format!("scheduler_pct_16_{id}"), what, "% of the core");
             self.outcome.claim(claim.at_most(BAR_PCT).measured(found.own));
-            let what = format!("sixteen VMs, {with} of them with D = 8 ms: 99.9 % of events");
+            let what = format!("sixteen VMs, {with} with D = 8 ms: p99.9 of event to instruction");
             let claim = Claim::new(&format!("p999_ms_16_{id}"), what, "ms").at_most(9.0);
             self.outcome.claim(claim.measured(found.at(99.9)));
         }
@@ -84,7 +88,7 @@ impl Lab<'_> {
     }
 }
 
-/// The sixteen VMs, by how many of them have a deadline.
+/// Draws the percentiles for sixteen VMs over the number of VMs with deadlines.
 pub(crate) fn picture(record: &Record) -> Picture {
     picture_by(record, "VMs with a deadline, of sixteen")
 }

@@ -1,17 +1,17 @@
-//! VM jitter's processor figures, live: micro-guests on one core, under Linux's fair class and
-//! under our scheduler.
+//! Live experiments for the figures of the VM jitter paper that show the scheduling of virtual
+//! processors. Micro-guests share one core under Linux's fair class or the Penstock scheduler.
 //!
 //! | Module | Content |
 //! |---|---|
-//! | `bed` | guests and scheduler as processes |
-//! | `events` | events at times that a seed decides, and the times at which guests saw them |
-//! | `wakeup` | event to first instruction, shares, and the scheduler's own time |
-//! | `many` | the same with several deadlines, and of sixteen VMs |
-//! | `steal` | time that the host of this machine took meanwhile |
-//! | `stream` | Figs. 2 and 6: a stream that a VM sends by itself |
+//! | `bed` | processes of the guests and the scheduler |
+//! | `events` | pseudo-random events, and the guests' reaction times |
+//! | `wakeup` | reaction times, shares, and the scheduler's own time |
+//! | `many` | like `wakeup`, for several deadlines and for sixteen VMs |
+//! | `steal` | time that the hypervisor took from a core |
+//! | `stream` | Figs. 2 and 6: a VM that sends a stream |
 //! | `pings` | Fig. 7: requests every 0.1 s |
-//! | `linux_pings` | Fig. 7 with a Linux guest: pings over a wire of the lab's own |
-//! | `qemu`, `wire` | that guest, and its frames |
+//! | `linux_pings` | Fig. 7 with a Linux guest: pings |
+//! | `qemu`, `wire` | the Linux guest, and the frames to and from it |
 //! | `shares` | Fig. 12: VMs start and stop |
 
 mod bed;

@@ -1,23 +1,25 @@
-//! VM jitter, Fig. 7, live: requests every 0.1 s to a VM that computes.
+//! Live experiment for VM jitter's Fig. 7: requests every 0.1 s to a VM that computes.
 //!
 //! # Problem
 //!
-//! If a VM waits in its run queue when a request comes, it answers when its turn comes.
+//! If a VM is in the run queue when a request arrives, the answer waits until the VM's turn.
 //!
 //! # Source
 //!
-//! VM jitter §V-A, Fig. 7: ping every 0.1 s with five, three and one hogs. `figures/jitter_fig7.rs`
-//! says what the paper did.
+//! VM jitter §V-A, Fig. 7, measures a ping every 0.1 s beside five, three and one busy VMs.
+//! `figures/jitter_fig7.rs` describes the paper's experiment.
 //!
 //! # Approach
 //!
-//! The guest is a micro-guest ([`crate::microguest`]). Its answer is its first instruction after
-//! the event. A ping also passes a switch and a guest kernel. These take the same time under both
-//! schedulers, and would hide the difference. `linux_pings` includes them. Requests come up to 1 ms
-//! late, as the seed decides. The scheduler is notified of each request, as by the switch.
+//! The guest is a micro-guest ([`crate::microguest`]). The guest's answer is its first instruction
+//! after the event. A real ping also passes a switch and a guest kernel. The switch and the guest
+//! kernel take the same time under both schedulers, so they would hide the difference between the
+//! schedulers. The module `linux_pings` measures pings with a switch and a guest kernel. Each
+//! interval between two requests is up to 1 ms longer than 0.1 s, at random. The program that sends
+//! the request notifies the scheduler, as the switch does.
 //!
-//! The figure compares p50, p90 and p99 under the fair class and with deadlines of 3, 5 and 8 ms.
-//! With deadlines, p99 must be at least three times lower.
+//! The experiment compares p50, p90 and p99 under Linux's fair class and with deadlines of 3, 5 and
+//! 8 ms. With deadlines, p99 must be lower by a factor of at least three.
 
 use penstock_units::Nanos;
 
@@ -32,13 +34,16 @@ const LATE: Nanos = Nanos::from_millis(1);
 const NEIGHBOURS: [u32; 3] = [5, 3, 1];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 const PERCENTS: [f64; 4] = [50.0, 90.0, 99.0, 100.0];
-/// Factor by which p99 must be lower with our scheduler.
+/// Minimum factor by which the Penstock scheduler must reduce the 99th percentile of the answer
+/// times.
 const LOWER: f64 = 3.0;
 
+/// Runs the live experiment of VM jitter's Fig. 7.
+///
 /// # Errors
 ///
-/// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the
-/// scheduler fails.
+/// Returns an error if there is no KVM, if real-time policies are not permitted, or if a guest or
+/// the scheduler fails.
 pub(crate) fn fig7(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let stage = Stage::new(context)?;
     let secs = context.live.secs.unwrap_or(SECS);
@@ -48,7 +53,7 @@ pub(crate) fn fig7(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (mut done, mut least) = (0.0, f64::INFINITY);
     for hogs in NEIGHBOURS {
         let mut cell = |deadline: Option<u32>| {
-            context.progress(done / 12.0, format!("{hogs} hogs, D = {deadline:?}"));
+            context.progress(done / 12.0, format!("{hogs} busy VMs, D = {deadline:?}"));
             done += 1.0;
             let tested = deadline.map_or(Terms::HOG, |d| Terms::real_time(Mode::Event, d));
             let gap = (EVERY, EVERY + LATE);
@@ -59,18 +64,19 @@ pub(crate) fn fig7(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let fair = cell(None)?;
         enter(&mut outcome, &format!("fair class, {hogs} neighbours"), &fair);
         let id = format!("fair_p99_ms_{hogs}_neighbours");
-        let what = format!("p99 under the fair class, {hogs} hogs beside");
+        let what = format!("p99 under the fair class, beside {hogs} busy VMs");
         outcome.claim(Claim::new(&id, what, "ms").measured(fair.at(99.0)));
         for deadline in DEADLINES_MS {
             let ours = cell(Some(deadline))?;
             enter(&mut outcome, &format!("D = {deadline} ms, {hogs} neighbours"), &ours);
             let id = format!("p99_ms_d{deadline}_{hogs}_neighbours");
-            let what = format!("p99 with a deadline of {deadline} ms, {hogs} hogs beside");
+            let what = format!("p99 with a deadline of {deadline} ms, beside {hogs} busy VMs");
             outcome.claim(Claim::new(&id, what, "ms").measured(ours.at(99.0)));
             least = least.min(fair.at(99.0) / ours.at(99.0));
         }
     }
-    let what = "p99 under the fair class over ours, the least of all deadlines and hogs";
+    let what =
+        "p99 under the fair class over ours, the least of all deadlines and numbers of busy VMs";
     let claim = Claim::new("fair_over_ours_p99_min", what, "").at_least(LOWER);
     outcome.claim(claim.measured(least));
     super::linux_pings::enter(context, &stage, secs, &mut outcome)?;

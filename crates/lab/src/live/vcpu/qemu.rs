@@ -1,15 +1,17 @@
-//! A Linux guest that computes, with QEMU, and pings to the guest.
+//! A Linux guest in QEMU that computes and answers pings.
 //!
 //! # Requirements
 //!
-//! The guest needs `qemu-system-x86_64`, and two files that `scripts/guest-image.sh` leaves in the
-//! cache: a cloud kernel and an initramfs. The init of the initramfs runs commands from the second
-//! serial port.
+//! The guest needs `qemu-system-x86_64`, a cloud kernel and an initramfs. `scripts/guest-image.sh`
+//! writes kernel and initramfs to the cache directory. The cache directory is `$PENSTOCK_CACHE`, or
+//! by default `~/.cache/penstock`. The init program of the initramfs runs commands from the guest's
+//! second serial port.
 //!
 //! # Approach
 //!
-//! The guest runs under KVM if the kernel gets ready there in time. Otherwise, or with
-//! `PENSTOCK_ACCEL=tcg`, it runs under TCG. The results say which one it was.
+//! The guest runs under KVM if it boots under KVM within [`KVM_LIMIT`]. If the guest does not boot
+//! in time, or with `PENSTOCK_ACCEL=tcg`, the guest runs under TCG. The results contain the name of
+//! the QEMU accelerator.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -29,17 +31,16 @@ use super::bed::Stage;
 use super::wire::Station;
 use penstock_guest::bed::process::{Daemon, await_some};
 
-/// Time limit for the guest to get ready under KVM. Where a stock kernel does not boot, the guest
-/// never gets ready.
+/// Maximum boot time of the guest under KVM. Some machines cannot boot a stock kernel under KVM.
 const KVM_LIMIT: Duration = Duration::from_secs(20);
-/// Time limit under TCG, on a machine that has other work.
+/// Maximum boot time of the guest under TCG, on a busy machine.
 const TCG_LIMIT: Duration = Duration::from_secs(90);
 const US: Station = Station { mac: [2, 0x70, 0x73, 0, 0, 1], ip: [10, 77, 0, 1] };
 const GUEST: Station = Station { mac: [2, 0x70, 0x73, 0, 0, 2], ip: [10, 77, 0, 2] };
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable \
     nowatchdog rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0 penstock.ip=10.77.0.2/24";
 
-/// Files from which a guest boots.
+/// Kernel and initramfs from which a Linux guest boots.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Image {
     kernel: PathBuf,
@@ -47,7 +48,8 @@ pub(super) struct Image {
 }
 
 impl Image {
-    /// Finds the files in the cache. The error says what is missing, for the results.
+    /// Finds the initramfs in the cache directory, and a kernel in `/boot` or in the cache
+    /// directory. Returns an error that names a missing program or image.
     pub fn find() -> Result<Self, String> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&path).any(|dir| dir.join(QEMU).is_file()) {
@@ -68,7 +70,8 @@ impl Image {
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// The last file by name that begins with `begin` and ends with `end`.
+/// Returns the last file in `dir`, by name, with a name that begins with `begin` and ends with
+/// `end`.
 fn last(dir: &Path, begin: &str, end: &str) -> Option<PathBuf> {
     let files = std::fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
     let is = |path: &PathBuf| {
@@ -78,12 +81,13 @@ fn last(dir: &Path, begin: &str, end: &str) -> Option<PathBuf> {
     files.filter(is).max()
 }
 
-/// A guest that computes. Its vCPU is on the scheduled core, and the rest of QEMU on the other.
+/// A Linux guest that computes. The guest's vCPU runs on the worker's core, and the other threads
+/// of QEMU run on the generator's core.
 #[derive(Debug)]
 pub(super) struct Linux {
     pub name: String,
     pub accel: &'static str,
-    /// The wire, with frames as datagrams.
+    /// Socket of the guest's network link. Each datagram of the socket contains one Ethernet frame.
     pub wire: UdpSocket,
     pub us: Station,
     pub guest: Station,
@@ -92,7 +96,8 @@ pub(super) struct Linux {
 }
 
 impl Linux {
-    /// Boots the guest, under KVM unless `accel` says otherwise or the guest does not get ready.
+    /// Boots the Linux guest in QEMU. QEMU uses TCG if `accel` or `PENSTOCK_ACCEL` is `tcg`, or if
+    /// the guest does not boot under KVM.
     pub fn start(stage: &Stage, image: &Image, accel: Option<&str>) -> anyhow::Result<Self> {
         let told = std::env::var("PENSTOCK_ACCEL").ok();
         if accel.or(told.as_deref()) != Some("tcg") {
@@ -121,7 +126,7 @@ impl Linux {
             mkfifo(&dir.join(pipe), FileMode::S_IRUSR | FileMode::S_IWUSR)?;
         }
         let wire = UdpSocket::bind("127.0.0.1:0").context("the guest's wire")?;
-        // The port was freed just now. No other program has it, so QEMU can take it.
+        // This port has just been freed, so QEMU can bind it.
         let theirs = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
         wire.connect(theirs)?;
         wire.set_nonblocking(true)?;
@@ -162,7 +167,7 @@ impl Linux {
         Ok(guest)
     }
 
-    /// The guest's table in a scheduler's configuration.
+    /// Returns the guest's `[[vm]]` table for a scheduler's configuration.
     pub fn table(&self, deadline_ms: u32) -> String {
         let name = &self.name;
         format!(

@@ -1,19 +1,21 @@
-//! VM jitter, Fig. 12, live: shares of a core as VMs start and stop.
+//! Live experiment for VM jitter's Fig. 12: each VM's share of a core while VMs start and stop.
 //!
 //! # Source
 //!
-//! VM jitter §V-C, Fig. 12. `figures/jitter_fig12.rs` says what the paper did.
+//! The experiment replays VM jitter §V-C, Fig. 12. The file `figures/jitter_fig12.rs` describes the
+//! paper's experiment.
 //!
 //! # Approach
 //!
-//! Five micro-guests ([`crate::microguest`]) compute with equal weight. They are processes that
-//! start and end as VMs do. They run under our scheduler by credit alone and with deadlines, then
-//! under the kernel's fair class. With deadlines, VM 3 is periodic within 5 ms, and VM 4 runs
-//! within 8 ms of events that come every 10 ms.
+//! Five micro-guests ([`crate::microguest`]) compute with equal weight. The processes of the guests
+//! start and end as VMs do. The experiment has three runs: the Penstock scheduler without
+//! deadlines, the Penstock scheduler with deadlines, and the kernel's fair class. In the run with
+//! deadlines, VM 3 has the mode `periodic` with a deadline of 5 ms. VM 4 receives an event every 10
+//! ms, and must run within 8 ms of each event.
 //!
-//! The figure compares each VM's share of the time that all VMs had in a phase with an equal share.
-//! The time counts from [`SETTLE`] after the phase's beginning. In that time, half a second at
-//! most, the scheduler finds new VMs.
+//! In each phase, the experiment compares each VM's share of all VMs' CPU time with an equal share.
+//! The first [`SETTLE`] of a phase does not count, because the scheduler needs up to half a second
+//! to find new VMs.
 
 use std::time::Duration;
 
@@ -27,11 +29,11 @@ use crate::rig::platform;
 
 const SECS: f64 = 60.0;
 const SETTLE: Nanos = Nanos::from_secs(1);
-/// Length of a window: ten epochs.
+/// Length of a measured window: ten epochs of the scheduler's credit accounting, of 30 ms each.
 const WINDOW: Nanos = Nanos::from_millis(300);
-/// Interval of VM 4's events.
+/// Interval between VM 4's events.
 const EVERY: Nanos = Nanos::from_millis(10);
-/// VMs that exist in each phase. The first has number 0.
+/// Indices of the VMs that exist in each phase. Index 0 means VM 1.
 const PHASES: [&[usize]; 5] =
     [&[0, 1, 2], &[0, 1, 2, 3], &[0, 1, 2, 3, 4], &[1, 2, 3, 4], &[2, 3, 4]];
 const VMS: usize = 5;
@@ -39,16 +41,19 @@ const RUNS: [&str; 3] = ["by_credit", "with_deadlines", "fair_class"];
 
 #[derive(Default)]
 struct Found {
-    /// For each VM: seconds, and its share in windows of ten epochs.
+    /// Each VM's share of the core over time, as pairs of seconds and percent. Each share is an
+    /// average over ten epochs of the scheduler's credit accounting.
     parts: [Vec<(f64, f64)>; VMS],
     error_max: f64,
     window_error_max: f64,
 }
 
+/// Runs the live experiment of VM jitter's Fig. 12.
+///
 /// # Errors
 ///
-/// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the
-/// scheduler fails.
+/// Returns an error if there is no KVM, if real-time policies are not permitted, or if a guest or
+/// the scheduler fails.
 pub(crate) fn fig12(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let stage = Stage::new(context)?;
     let phase = context.live.secs.unwrap_or(SECS).max(2.0);
@@ -62,18 +67,17 @@ pub(crate) fn fig12(context: &Context<'_>) -> anyhow::Result<Outcome> {
             let name = format!("{name}: VM {}", vm + 1);
             outcome.series(&name, "% of the processor", parts.iter().copied());
         }
-        let what = format!("{name}: the furthest that a VM's part of a phase was from its due");
+        let what = format!("{name}: greatest error of a VM's share of the core in a phase");
         let claim = Claim::new(&format!("share_error_pct_{name}"), what, "% of the processor");
         outcome.claim(claim.measured(found.error_max));
-        let what = format!("{name}: the same over any ten epochs");
+        let what = format!("{name}: greatest error of a VM's share in any ten epochs");
         let claim = Claim::new(&format!("window_error_pct_{name}"), what, "% of the processor");
         outcome.claim(claim.measured(found.window_error_max));
         if name != "fair_class" {
             worst = worst.max(found.error_max);
         }
     }
-    let what =
-        "the furthest that a VM's part of a phase was from its due, with and without deadlines";
+    let what = "greatest error of a VM's share in a phase, with and without deadlines";
     let claim = Claim::new("share_error_pct_max", what, "% of the processor").at_most(2.0);
     outcome.claim(claim.measured(worst));
     Ok(outcome)
@@ -87,7 +91,7 @@ fn terms(vm: usize, name: &str) -> Terms {
     }
 }
 
-/// One run through all phases.
+/// Runs all five phases under one scheduler.
 fn one(
     context: &Context<'_>,
     stage: &Stage,
@@ -123,7 +127,8 @@ fn one(
     Ok(found)
 }
 
-/// Lets time pass, with the events of VM 4 if it exists.
+/// Sleeps until `until`. If `pinged` names a VM, the function sends events to the VM while it
+/// waits.
 fn idle(stage: &Stage, until: Nanos, pinged: Option<&str>) -> anyhow::Result<()> {
     if let Some(name) = pinged {
         while now() + EVERY < until {
@@ -169,7 +174,7 @@ fn observe(
     Ok(())
 }
 
-/// Shares over time.
+/// Draws each VM's share of the core over time.
 pub(crate) fn fig12_picture(record: &Record) -> Picture {
     let mut picture =
         Picture::new("VM jitter, Fig. 12, live: shares as VMs start and stop; parts of 0.3 s");

@@ -1,15 +1,16 @@
-//! Time that the host of this machine took from one of the cores.
+//! CPU time that the hypervisor of the machine took from a core.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 use nix::unistd::{SysconfVar, sysconf};
 
-/// Index of stolen time in a processor's line of `proc_stat(5)`. The kernel knows this time only if
-/// the hypervisor reports it.
+/// Column of stolen time in a CPU's line of `proc_stat(5)`. The kernel knows the stolen time only
+/// if the hypervisor reports it.
 const STEAL: usize = 8;
 
-/// Time since the start in which `core` had work and did not run.
+/// Returns the stolen time of `core` since the machine's start. During stolen time, the core had
+/// work, but the hypervisor did not run the core.
 pub(super) fn of(core: u32) -> anyhow::Result<Duration> {
     let text = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let hz = sysconf(SysconfVar::CLK_TCK)?.and_then(|hz| u32::try_from(hz).ok());

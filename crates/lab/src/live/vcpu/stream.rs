@@ -1,27 +1,31 @@
-//! VM jitter, Figs. 2 and 6, live: a stream that a VM sends by itself.
+//! Live experiments for VM jitter's Figs. 2 and 6: a VM sends a stream.
 //!
 //! # Problem
 //!
-//! A VM may have all the processor time that it needs. It still sends late if it has that time at
-//! the wrong moments.
+//! A VM may receive all the CPU time that it needs, but at the wrong moments. A VM that runs at the
+//! wrong moments sends its packets late.
 //!
 //! # Source
 //!
-//! VM jitter §II-A and §V-A. `figures/jitter_fig2.rs` and `_fig6.rs` say what the paper did.
+//! The experiments replay VM jitter §II-A and §V-A. The files `figures/jitter_fig2.rs` and
+//! `figures/jitter_fig6.rs` describe the paper's experiments.
 //!
 //! # Approach
 //!
 //! A micro-guest ([`crate::microguest`]) sends the packets of `jitter_fig8::stream` when they are
-//! due. In each half second it computes for 60 % (Fig. 2) or 55 % (Fig. 6) of the time. When it has
-//! nothing to send or to compute, it sleeps. In Fig. 6 it sleeps until there is something to do. In
-//! Fig. 2, where it is alone on the core, it sleeps for 1, 10, 20 or 40 ms.
+//! due. In each half second, the guest computes for 60 % (Fig. 2) or 55 % (Fig. 6) of the time, and
+//! otherwise sleeps. In Fig. 6, the guest sleeps until its next packet or computation is due. In
+//! Fig. 2, the guest is alone on the core and sleeps for 1, 10, 20 or 40 ms.
 //!
-//! Fig. 6 has weights 6 and 4, or 6, 2 and 2, under our scheduler with deadlines of 3, 5 and 8 ms.
-//! For comparison it has the kernel's fair class with nice values of the same weights.
+//! In Fig. 6, the VM that sends has weight 6. The sending VM is alone, or beside one VM of weight
+//! 4, or beside two VMs of weight 2. The VM runs under the Penstock scheduler with deadlines of 3,
+//! 5 and 8 ms. For comparison, the VM runs under the kernel's fair class, with nice values that
+//! match the weights.
 //!
-//! The compared value is that of the paper's figures: the greatest delay variation between two
-//! packets in a row, and J for Fig. 2. A packet's delay lasts from its due time to the guest's own
-//! stamp. These live figures have no band of their own. The general band is 99.9 % within D + 1 ms.
+//! Fig. 6 compares the greatest delay variation between two consecutive packets, as in the paper.
+//! Fig. 2 compares J, the jitter of RFC 3550, as in the paper. A packet's delay lasts from its due
+//! time to the guest's own time stamp. Only one limit is required: with a deadline of D ms, 99.9 %
+//! of packets must leave within D + 1 ms.
 
 use std::time::Duration;
 
@@ -40,20 +44,22 @@ const SECS: f64 = 60.0;
 const PERIOD: Nanos = Nanos::from_millis(500);
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
 const WAITS_MS: [u32; 4] = [1, 10, 20, 40];
-/// Weights of the hogs, and nice values by which the fair class weighs the same. The streaming VM
-/// has weight 6. A step of a nice value is a factor of 1.25: 6 over 4 is two steps, and 6 over 2 is
-/// five.
+/// Weights of the other VMs, and their equivalent nice values. The streaming VM has weight 6 and
+/// nice value 0. One step of the nice value changes the weight by a factor of 1.25. A VM of weight
+/// 4 has nice value 2, and a VM of weight 2 has nice value 5.
 const NEIGHBOURS: [(&[u16], i8); 3] = [(&[], 0), (&[4], 2), (&[2, 2], 5)];
-/// Time between start and first packet. Schedulers have found their VMs by then.
+/// Time between the start of the stream and its first packet, which is enough for the scheduler to
+/// find the VMs.
 const LEAD: Nanos = Nanos::from_secs(1);
 
-/// A stream as it was sent.
+/// Measurements of a stream of packets that a guest sent.
 struct Sent {
-    /// Seconds, and J in ms after each packet.
+    /// Pairs for all packets: the packet's due time in seconds, and the jitter J (RFC 3550) after
+    /// the packet in ms.
     jitter: Vec<(f64, f64)>,
-    /// Delay of each packet, in ms.
+    /// Delay of each packet in ms, from its due time to its sending.
     delays: Vec<f64>,
-    /// The greatest difference between the delays of two packets in a row, in ms.
+    /// Greatest difference between the delays of two consecutive packets, in ms.
     variation_max: f64,
 }
 
@@ -85,16 +91,18 @@ impl Sent {
     }
 }
 
-/// The work of a VM that streams.
+/// Work that the sending VM does besides its stream.
 #[derive(Clone, Copy)]
 struct Work {
-    /// Load in percent of the core.
+    /// Computing load of the VM, in percent of the core.
     load_pct: u64,
-    /// Length of a sleep in ms. 0 means until there is something to do.
+    /// Length of each sleep of the VM in ms. The value 0 means that the VM sleeps until its next
+    /// packet or computation is due.
     pause_ms: u32,
 }
 
-/// Rounds per second of a guest that is alone and has a stream in the far future.
+/// Measures how many rounds of its loop per second a guest computes. The guest is alone on the core
+/// and does not send.
 fn speed(stage: &Stage) -> anyhow::Result<u64> {
     let guest = stage.guest(0, 1.0)?;
     let far = Tsc.now().0 + stage.hz.to_cycles(Nanos::from_secs(3_600)).0;
@@ -107,7 +115,7 @@ fn speed(stage: &Stage) -> anyhow::Result<u64> {
     Ok(u64::try_from(u128::from(rounds) * 1_000_000_000 / ran.as_nanos().max(1))?)
 }
 
-/// Lets `guest` send and waits until it has finished.
+/// Makes `guest` send the stream, and waits until the stream has ended.
 fn play(
     stage: &Stage,
     guest: &Guest,
@@ -124,7 +132,7 @@ fn play(
     let pause_ns = u64::from(work.pause_ms) * 1_000_000;
     guest.board.stream(&Stream { due: due.clone(), work: rounds, period, pause_ns })?;
     sleep_until(now() + LEAD + span);
-    // Waits for the last packets of a stream that is late.
+    // The last packets may be late, so wait for them.
     let limit = now() + Nanos::from_secs(2);
     while guest.board.sent().len() < due.len() && now() < limit {
         sleep_until(now() + Nanos::from_millis(10));
@@ -148,11 +156,11 @@ fn begin(context: &Context<'_>) -> anyhow::Result<(Stage, Outcome, u64)> {
     Ok((stage, outcome, speed))
 }
 
-/// Runs Fig. 2, which is shown without a bar.
+/// Runs the live experiment of VM jitter's Fig. 2. The claims about Fig. 2 have no required range.
 ///
 /// # Errors
 ///
-/// Fails if there is no KVM or if a guest fails.
+/// Returns an error if there is no KVM, or if a guest fails.
 pub(crate) fn fig2(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (stage, mut outcome, speed) = begin(context)?;
     let secs = context.live.secs.unwrap_or(SECS).min(SECS);
@@ -163,23 +171,23 @@ pub(crate) fn fig2(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let work = Work { load_pct: 60, pause_ms: wait };
         let found = play(&stage, &guest, (context.seed, secs, speed), work)?;
         outcome.series(&format!("jitter {wait} ms"), "ms", found.thinned());
-        let what = format!("mean of RFC 3550's J, activated after {wait} ms");
+        let what = format!("mean of RFC 3550's J, with sleeps of {wait} ms");
         let claim = Claim::new(&format!("jitter_ms_mean_{wait}"), what, "ms");
         outcome.claim(claim.measured(found.mean_j()));
         means.push(found.mean_j());
     }
     outcome.series("mean", "ms", WAITS_MS.map(f64::from).into_iter().zip(means.iter().copied()));
-    let what = "mean of J, activated after 40 ms over after 1 ms";
+    let what = "mean of J: sleeps of 40 ms over sleeps of 1 ms";
     let ratio = means[WAITS_MS.len() - 1] / means[0];
     outcome.claim(Claim::new("jitter_40_over_1", what, "").measured(ratio));
     Ok(outcome)
 }
 
-/// Runs Fig. 6.
+/// Runs the live experiment of VM jitter's Fig. 6.
 ///
 /// # Errors
 ///
-/// Fails for the same reasons as [`fig2`], and if real-time policies are not permitted.
+/// Returns an error for the same reasons as [`fig2`], and if real-time policies are not permitted.
 pub(crate) fn fig6(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let (stage, mut outcome, speed) = begin(context)?;
     let secs = context.live.secs.unwrap_or(SECS).min(SECS);
@@ -187,7 +195,7 @@ pub(crate) fn fig6(context: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("secs", secs);
     let (mut done, mut fair) = (0.0, Vec::new());
     for (count, (hogs, nice)) in (0_u32..).zip(NEIGHBOURS) {
-        context.progress(done / 12.0, format!("fair class, {count} hogs"));
+        context.progress(done / 12.0, format!("fair class, {count} busy VMs"));
         let guests = stage.guests(1 + hogs.len(), secs)?;
         for hog in &guests[1..] {
             hog.set_nice(nice)?;
@@ -199,12 +207,12 @@ pub(crate) fn fig6(context: &Context<'_>) -> anyhow::Result<Outcome> {
         done += 1.0;
     }
     outcome.series("variation fair class", "ms", fair.clone());
-    let what = "greatest delay variation under the fair class, beside two hogs";
+    let what = "greatest delay variation under the fair class, beside two busy VMs";
     outcome.claim(Claim::new("fair_jitter_ms", what, "ms").measured(fair[2].1));
     for deadline in DEADLINES_MS {
         let (mut most, mut p999) = (Vec::new(), 0.0_f64);
         for (count, (hogs, _)) in (0_u32..).zip(NEIGHBOURS) {
-            context.progress(done / 12.0, format!("D = {deadline} ms, {count} hogs"));
+            context.progress(done / 12.0, format!("D = {deadline} ms, {count} busy VMs"));
             let found = ours(&stage, run, deadline, hogs)?;
             enter(&mut outcome, &format!("D = {deadline} ms, {count} neighbours"), &found);
             most.push((f64::from(count), found.variation_max));
@@ -216,14 +224,14 @@ pub(crate) fn fig6(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let what = format!("greatest delay variation with a deadline of {deadline} ms");
         let claim = Claim::new(&format!("jitter_ms_d{deadline}"), what, "ms");
         outcome.claim(claim.measured(worst));
-        let what = format!("99.9 % of packets are sent within, deadline of {deadline} ms");
+        let what = format!("p99.9 of the packets' delay with a deadline of {deadline} ms");
         let claim = Claim::new(&format!("delay_ms_p999_d{deadline}"), what, "ms");
         outcome.claim(claim.at_most(f64::from(deadline) + 1.0).measured(p999));
     }
     Ok(outcome)
 }
 
-/// The stream under our scheduler.
+/// Measures the stream under the Penstock scheduler.
 fn ours(
     stage: &Stage,
     run: (u64, f64, u64),
@@ -235,7 +243,8 @@ fn ours(
     let mut terms = vec![Terms { mode: Mode::Periodic, deadline_ms, weight: 6 }];
     terms.extend(hogs.iter().map(hog));
     let mut scheduler = stage.schedule(&terms)?;
-    // A VM that is alone never waits for its processor, so waits cannot show that it is seated.
+    // A VM that is alone never waits for its core. So its waits cannot show that the scheduler has
+    // found it.
     if !hogs.is_empty() {
         scheduler.await_seated(terms.len())?;
     }
@@ -258,7 +267,7 @@ fn enter(outcome: &mut Outcome, name: &str, found: &Sent) {
     );
 }
 
-/// Fig. 6 of a live record.
+/// Draws the picture of Fig. 6 from a live record.
 pub(crate) fn fig6_picture(record: &Record) -> Picture {
     let mut picture = Picture::new("VM jitter, Fig. 6, live: an RTP stream beside hogs");
     for (title, prefix) in [("(a) fair class", "fair class, "), ("(b) D = 3 ms", "D = 3 ms, ")] {

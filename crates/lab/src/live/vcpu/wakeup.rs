@@ -1,36 +1,38 @@
-//! The time from an event until a vCPU that computes runs, and the cost of scheduling.
+//! Live experiment about the time from an event to the first instruction of a busy vCPU, and about
+//! the cost of scheduling.
 //!
 //! # Problem
 //!
-//! A VM that computes has used up its time when a frame comes for it. The VM waits until all others
-//! had their time.
+//! If a frame arrives for a VM that computes all the time, the VM has often used up its time slice.
+//! A VM that has used up its time slice waits until all other VMs have used their time slices.
 //!
 //! # Source
 //!
-//! VM jitter §III-A and §V-A. The figure's requirements set these bars:
+//! The experiment follows VM jitter §III-A and §V-A. The scheduler must meet three requirements:
 //!
-//! - event to first instruction within D + 1 ms in 99.9 % of the cases;
-//! - shares within 2 % of what is due;
-//! - scheduler time at most 2 % of the core with 16 vCPUs.
+//! - the time from an event to the first instruction is at most D + 1 ms in 99.9 % of the cases,
+//! - each VM's share differs from its due share by at most 2 % of the core,
+//! - the scheduler uses at most 2 % of the core with 16 vCPUs.
 //!
 //! # Approach
 //!
-//! All VMs are micro-guests ([`crate::microguest`]) that compute, of equal weight, on one core. One
-//! of them gets events at uniformly random times, 2 to 18 ms apart and in phase with nothing else.
-//! The VM notes when it sees them.
+//! All VMs are micro-guests ([`crate::microguest`]) of equal weight that compute on one core. One
+//! VM receives events at uniformly random intervals of 2 to 18 ms. The VM records the time at which
+//! it sees each event.
 //!
-//! - `periodic`: the scheduler is not notified.
-//! - `event`: the sender notifies the scheduler, as the switch does for frames. Events are 10 to
-//!   90 ms apart, so that the VM's reserve pays for them.
+//! - `periodic`: the sender does not notify the scheduler of the events.
+//! - `event`: the sender notifies the scheduler, as the switch does for frames. In the mode
+//!   `event`, the intervals between events are 10 to 90 ms. With intervals shorter than 10 to 90
+//!   ms, the CPU time that the scheduler reserves for the VM would not suffice for all events.
 //!
-//! There are 1, 3 and 5 other hogs, and deadlines of 3, 5 and 8 ms. Then the same VMs run under the
-//! kernel's fair class alone. Several VMs with deadlines at once, and sixteen VMs, are experiments
-//! of their own (`many`).
+//! Each measurement (*cell*) has one of the deadlines 3, 5 and 8 ms, and 1, 3 or 5 other VMs. For
+//! comparison, the same VMs run under the kernel's fair class alone. The module `many` measures
+//! several deadlines at once, and sixteen VMs.
 //!
 //! # Cost
 //!
-//! A run has 21 cells of 60 s. `--secs` sets the length of a cell. One cell of ten minutes is an
-//! experiment of its own, `vcpu-wakeup-long`.
+//! A run has 21 measurements of 60 s. The option `--secs` sets the length of one measurement. The
+//! experiment `vcpu-wakeup-long` has one measurement of ten minutes.
 
 use penstock_units::Nanos;
 
@@ -43,11 +45,11 @@ pub(super) const SECS: f64 = 60.0;
 const LONG_SECS: f64 = 600.0;
 const NEIGHBOURS: [u32; 3] = [1, 3, 5];
 const DEADLINES_MS: [u32; 3] = [3, 5, 8];
-/// Longest permitted time above a deadline, in ms.
+/// Longest permitted time by which a VM may exceed its deadline, in ms.
 pub(super) const OVER_MS: f64 = 1.0;
-/// Bar for share and own time, in percent of the core.
+/// Limit for the error of a VM's share, and for the scheduler's own time, in percent of the core.
 pub(super) const BAR_PCT: f64 = 2.0;
-/// Percentiles that are drawn for a cell.
+/// Percentiles that the picture shows.
 const SHOWN: [(&str, f64); 4] = [("p50", 50.0), ("p99", 99.0), ("p99.9", 99.9), ("max", 100.0)];
 
 /// Minimum and maximum time between two events of a VM.
@@ -58,10 +60,12 @@ pub(super) fn gap(mode: Mode) -> (Nanos, Nanos) {
     }
 }
 
+/// Runs the measurements with all deadlines and numbers of other VMs.
+///
 /// # Errors
 ///
-/// Fails if there is no KVM, if real-time policies are not permitted, or if a guest or the
-/// scheduler fails.
+/// Returns an error if there is no KVM, if real-time policies are not permitted, or if a guest or
+/// the scheduler fails.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, SECS, 9.0 * 2.0 + 3.0)?;
     for hogs in NEIGHBOURS {
@@ -83,11 +87,11 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(lab.conclude())
 }
 
-/// Runs one cell for ten minutes.
+/// Runs one measurement of ten minutes, in the mode `periodic` with D = 3 ms and five busy VMs.
 ///
 /// # Errors
 ///
-/// The same as for [`run`].
+/// Returns an error for the same reasons as [`run`].
 pub(crate) fn long(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut lab = Lab::new(context, LONG_SECS, 1.0)?;
     let found = lab.one(Some((Mode::Periodic, 3)), 5)?;
@@ -116,7 +120,8 @@ impl<'a> Lab<'a> {
         Ok(Self { context, stage, outcome, secs, cells, done: 0.0, share_error: 0.0 })
     }
 
-    /// One VM with a deadline, or without one under the fair class.
+    /// Measures one VM beside `hogs` other VMs. `terms` holds the VM's mode and deadline, or is
+    /// `None` for the kernel's fair class.
     fn one(&mut self, terms: Option<(Mode, u32)>, hogs: u32) -> anyhow::Result<Found> {
         let hogs = usize::try_from(hogs)?;
         let mode = terms.map_or(Mode::None, |(mode, _)| mode);
@@ -138,13 +143,13 @@ impl<'a> Lab<'a> {
         Ok(found)
     }
 
-    /// Enters a cell with this number of other hogs.
+    /// Adds the results of a measurement with `hogs` other VMs to the picture and to the report.
     fn draw(&mut self, name: &str, hogs: u32, found: &Found) {
         self.plot(name, hogs, found);
         self.tell(&format!("{name}, {hogs} hogs"), found);
     }
 
-    /// A cell's numbers for the picture.
+    /// Adds the results of a measurement to the picture, at position `x`.
     pub fn plot(&mut self, name: &str, x: u32, found: &Found) {
         let x = f64::from(x);
         for (what, percent) in SHOWN {
@@ -154,7 +159,7 @@ impl<'a> Lab<'a> {
         self.add(&format!("scheduler, {name}"), "% of the core", (x, found.own));
     }
 
-    /// Reports the other numbers of a cell.
+    /// Adds the results of a measurement that the picture does not show to the report.
     pub fn tell(&mut self, name: &str, found: &Found) {
         let answers: usize = found.answers.iter().map(Vec::len).sum();
         let worst = found.worst.iter().map(|(answer, told)| format!("{answer:.2} ({told:.2})"));
@@ -181,8 +186,8 @@ impl<'a> Lab<'a> {
     fn promise(&mut self, mode: Mode, deadline: u32, worst: f64) {
         let id = format!("{}_d{deadline}_p999_ms", mode.name());
         let what = format!(
-            "event to first instruction, 99.9 % of them, {}, deadline of {deadline} ms, most of 1 \
-             to 5 hogs beside",
+            "event to first instruction, p99.9, {}, deadline of {deadline} ms, greatest value \
+             beside 1 to 5 busy VMs",
             mode.name()
         );
         let claim = Claim::new(&id, what, "ms").at_most(f64::from(deadline) + OVER_MS);
@@ -190,20 +195,19 @@ impl<'a> Lab<'a> {
     }
 
     pub fn conclude(mut self) -> Outcome {
-        let what =
-            "the furthest that a VM's part of the core was from its due, in any cell of ours";
+        let what = "greatest error of a VM's share of the core, in any cell under our scheduler";
         let claim = Claim::new("share_error_pct_max", what, "% of the core").at_most(BAR_PCT);
         self.outcome.claim(claim.measured(self.share_error));
         self.outcome
     }
 }
 
-/// Percentiles by the number of hogs.
+/// Draws percentiles of the reaction time over the number of other VMs.
 pub(crate) fn picture(record: &Record) -> Picture {
     picture_by(record, "hogs beside")
 }
 
-/// Percentiles by the quantity that `by` names.
+/// Draws percentiles of the reaction time. `by` is the label of the x axis.
 pub(super) fn picture_by(record: &Record, by: &str) -> Picture {
     let mut picture = Picture::new("Event to first instruction of a vCPU that computes, live");
     for (title, what) in [("(a) 99.9 % of events", "p99.9"), ("(b) half of them", "p50")] {

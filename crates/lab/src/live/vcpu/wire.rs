@@ -1,18 +1,18 @@
-//! Pings to a guest over a wire that is ours: Ethernet frames in datagrams of UDP, as QEMU's
-//! `-netdev socket` sends them.
+//! Pings to a QEMU guest over UDP. Each UDP datagram holds an Ethernet frame, as with QEMU's
+//! `-netdev socket`.
 //!
 //! # Source
 //!
-//! RFC 826 (ARP), RFC 791 (IPv4), RFC 792 (echo).
+//! The frames follow RFC 826 (ARP), RFC 791 (IPv4) and RFC 792 (echo).
 //!
 //! # Approach
 //!
-//! There is no TAP. The program that sends the ping knows when it does so, and notifies the
-//! scheduler first, as the switch does. No interface of the host is created.
+//! The pings use no TAP device, so the host needs no new interface. The program that sends a ping
+//! also notifies the scheduler, as the switch does.
 
-use penstock_dataplane::egress::finish::{checksum, sum};
+use penstock_dataplane::finish::{checksum, sum};
 
-/// A station on the wire.
+/// MAC and IP address of one end of the link to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Station {
     pub mac: [u8; 6],
@@ -21,19 +21,20 @@ pub(super) struct Station {
 
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV4: [u8; 2] = [0x08, 0x00];
-/// The ARP header of Ethernet and IPv4, with addresses of 6 and 4 bytes.
+/// First six bytes of an ARP packet (RFC 826): types of hardware and protocol, and address lengths
+/// of 6 and 4 bytes.
 const ARP_HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const ECHO: u8 = 8;
 const ECHO_REPLY: u8 = 0;
-/// Identifier of our echoes.
+/// Identifier in the echo requests that the lab sends.
 const OURS: [u8; 2] = *b"PS";
 
-/// The Internet checksum (RFC 1071).
+/// Calculates the Internet checksum (RFC 1071).
 fn check_sum(bytes: &[u8]) -> [u8; 2] {
     checksum(sum(bytes, 0)).to_be_bytes()
 }
 
-/// An echo request with number `number`.
+/// Builds an echo request with sequence number `number`.
 pub(super) fn ping(from: Station, to: Station, number: u16) -> Vec<u8> {
     let mut echo = vec![ECHO, 0, 0, 0];
     echo.extend(OURS);
@@ -53,14 +54,14 @@ pub(super) fn ping(from: Station, to: Station, number: u16) -> Vec<u8> {
 /// Content of a received frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// The answer to our echo with this number.
+    /// ICMP echo reply to the lab, with the sequence number of the lab's echo request.
     Pong(u16),
-    /// A question for our MAC address, with the frame to send as its answer.
+    /// ARP request for the lab's MAC address, with the ARP reply that the lab must send.
     Asked(Vec<u8>),
     Other,
 }
 
-/// Reads a frame that came to `us`.
+/// Parses a frame that station `us` received.
 pub(super) fn hear(us: Station, frame: &[u8]) -> Heard {
     let Some((head, body)) = frame.split_at_checked(14) else { return Heard::Other };
     let kind = &head[12..14];
@@ -74,7 +75,7 @@ pub(super) fn hear(us: Station, frame: &[u8]) -> Heard {
         let answer = [&asks[..6], &us.mac, &ARP, &ARP_HEAD, &[0, 2], &us.mac, &us.ip, asks];
         return Heard::Asked(answer.concat());
     }
-    // The header has no options, like the answer to an echo without options.
+    // Our requests have no IP options, so replies have none.
     if kind == IPV4
         && body.first() == Some(&0x45)
         && body.get(9) == Some(&1)
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn check_sums_are_those_of_rfc_1071() {
-        // The example of RFC 1071, section 3: the sum is ddf2.
+        // RFC 1071, section 3, gives this example with the sum ddf2.
         assert_eq!(check_sum(&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7]), [0x22, 0x0d]);
         let frame = ping(US, GUEST, 7);
         assert_eq!(check_sum(&frame[14..34]), [0, 0], "with its sum a header sums up to nothing");

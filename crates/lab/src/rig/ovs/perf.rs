@@ -1,59 +1,70 @@
-//! The output of `ovs-appctl dpif-netdev/pmd-perf-show`.
+//! Parses the output of `ovs-appctl dpif-netdev/pmd-perf-show`.
 //!
 //! # Source
 //!
-//! `ovs-vswitchd(8)`, section PMD COMMANDS. OVS 4.0 removes `pmd-stats-show`, so it is not used.
+//! The command `pmd-perf-show` is documented in `ovs-vswitchd(8)`, section PMD COMMANDS. The
+//! command `pmd-stats-show` is not used, because OVS 4.0 removes it.
 //!
 //! # Approach
 //!
-//! The answer has busy cycles only in rounded form: a whole number of cycles per packet, and a
-//! share of the used cycles in tenths of a percent. Each of the two numbers bounds the busy cycles,
-//! and the middle of the range that both allow is used. Counters are read before and after a
-//! window, because the PMD thread carries out a request to clear them some time later.
+//! OVS prints busy cycles only in two rounded forms: as whole cycles per packet, and as a
+//! percentage of used cycles with one decimal. Each rounded form of the busy cycles leaves a range
+//! of possible exact values. The module returns the middle of the values that are consistent with
+//! both printed numbers. Counters are read before and after a measured window. Counters are not
+//! cleared, because the PMD thread executes a request to clear them only some time later.
 
 use anyhow::Context as _;
 
-/// The counters of one PMD thread. They only grow.
+/// Counters of one PMD thread since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct PmdReading {
-    /// Packets received.
+    /// Number of packets that the PMD thread received.
     pub packets: u64,
-    /// Cycles of the iterations that received packets.
+    /// Cycles of the PMD thread's iterations that received packets.
     pub busy_cycles: u64,
     pub sent: u64,
-    /// Batches of sent packets.
+    /// Number of batches of sent packets.
     pub batches: u64,
-    /// Packets decided by the port's only rule.
+    /// Number of packets that matched by OVS's simple match.
     pub simple_match_hits: u64,
-    /// Packets decided by the exact-match cache.
+    /// Number of packets that matched in the exact-match cache.
     pub emc_hits: u64,
-    /// Packets decided by the signature cache.
+    /// Number of packets that matched in the signature-match cache.
     pub smc_hits: u64,
-    /// Packets decided by a masked flow.
+    /// Number of packets that matched a megaflow.
     pub megaflow_hits: u64,
-    /// Packets sent to the slow path.
+    /// Number of packets that the PMD thread sent to the slow path.
     pub upcalls: u64,
 }
 
 impl PmdReading {
-    /// Growth since `before`.
+    /// Returns the increase of all counters since `before`.
     pub fn since(&self, before: &Self) -> Self {
-        let past = |now: u64, then: u64| now.saturating_sub(then);
+        self.and(before, u64::saturating_sub)
+    }
+
+    /// Returns the sums of the counters of two PMD threads.
+    pub fn with(&self, other: &Self) -> Self {
+        self.and(other, u64::saturating_add)
+    }
+
+    fn and(&self, other: &Self, of: fn(u64, u64) -> u64) -> Self {
         Self {
-            packets: past(self.packets, before.packets),
-            busy_cycles: past(self.busy_cycles, before.busy_cycles),
-            sent: past(self.sent, before.sent),
-            batches: past(self.batches, before.batches),
-            simple_match_hits: past(self.simple_match_hits, before.simple_match_hits),
-            emc_hits: past(self.emc_hits, before.emc_hits),
-            smc_hits: past(self.smc_hits, before.smc_hits),
-            megaflow_hits: past(self.megaflow_hits, before.megaflow_hits),
-            upcalls: past(self.upcalls, before.upcalls),
+            packets: of(self.packets, other.packets),
+            busy_cycles: of(self.busy_cycles, other.busy_cycles),
+            sent: of(self.sent, other.sent),
+            batches: of(self.batches, other.batches),
+            simple_match_hits: of(self.simple_match_hits, other.simple_match_hits),
+            emc_hits: of(self.emc_hits, other.emc_hits),
+            smc_hits: of(self.smc_hits, other.smc_hits),
+            megaflow_hits: of(self.megaflow_hits, other.megaflow_hits),
+            upcalls: of(self.upcalls, other.upcalls),
         }
     }
 }
 
-/// The first number after `label`, which begins a line after optional blanks and a dash.
+/// Returns the first number after `label` in OVS's output. The label must be at the start of a
+/// line, after optional blanks and a dash.
 fn field(text: &str, label: &str) -> Option<f64> {
     let bare = |line: &'_ str| line.trim_start().trim_start_matches("- ").to_lowercase();
     let label = label.to_lowercase();
@@ -61,7 +72,6 @@ fn field(text: &str, label: &str) -> Option<f64> {
     number(&line[label.len()..])
 }
 
-/// The first number in `text`.
 fn number(text: &str) -> Option<f64> {
     let from = text.find(|c: char| c.is_ascii_digit())?;
     let rest = &text[from..];
@@ -74,27 +84,28 @@ fn count(value: f64) -> u64 {
     value as u64
 }
 
-/// Busy cycles per packet, rounded to a whole number.
+/// Returns the busy cycles per packet, which OVS rounds to a whole number.
 fn cycles_per_packet(perf: &str) -> Option<f64> {
     let before = perf.split_once(" cycles/pkt")?.0;
     before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
-/// The used cycles, and the busy percentage of them, rounded to a tenth.
+/// Returns the used cycles, and the percentage of busy cycles, which OVS rounds to one decimal
+/// place.
 fn used_and_busy_percent(perf: &str) -> Option<(f64, f64)> {
     let busy = perf.lines().find(|line| line.trim_start().starts_with("- busy iterations:"))?;
     Some((field(perf, "Used TSC cycles:")?, number(busy.split_once('(')?.1)?))
 }
 
-/// Busy cycles of `packets` packets: the middle of the range that the answer's rounded numbers
-/// allow.
+/// Returns the busy cycles for `packets` packets: the middle of the values that both rounded
+/// numbers of `perf` allow.
 fn busy_cycles(perf: &str, packets: f64) -> Option<f64> {
     let each = cycles_per_packet(perf)?;
     let (mut least, mut most) = (packets * (each - 0.5), packets * (each + 0.5));
     if let Some((used, percent)) = used_and_busy_percent(perf) {
         let (low, high) = (used * (percent - 0.05) / 100.0, used * (percent + 0.05) / 100.0);
-        // While the thread runs, the two numbers are from different moments. If their ranges do not
-        // meet, the first one counts.
+        // While the thread runs, OVS reads the two numbers at different times. If their ranges do
+        // not overlap, the cycles per packet count.
         if low <= most && high >= least {
             (least, most) = (least.max(low), most.min(high));
         }
@@ -102,12 +113,12 @@ fn busy_cycles(perf: &str, packets: f64) -> Option<f64> {
     Some(f64::midpoint(least, most))
 }
 
-/// Reads the answer about one thread.
+/// Parses the output of `pmd-perf-show` for one PMD thread.
 pub(crate) fn parse(perf: &str) -> anyhow::Result<PmdReading> {
     let packets = field(perf, "Rx packets:")
         .with_context(|| format!("`Rx packets:` is missing in:\n{perf}"))?;
     let hits = |label| field(perf, label).map_or(0, count);
-    // Cycles are absent before the first packet.
+    // Before the first packet, the output has no cycles.
     let busy_cycles = if packets > 0.0 {
         let cycles = busy_cycles(perf, packets);
         count(cycles.with_context(|| format!("`cycles/pkt` is missing in:\n{perf}"))?)
@@ -162,21 +173,24 @@ pmd thread numa_id 0 core_id 1:
         assert_eq!((pmd.megaflow_hits, pmd.upcalls), (525, 1));
         assert_eq!(pmd.since(&pmd), PmdReading::default());
         assert_eq!(pmd.since(&PmdReading::default()), pmd);
+        assert_eq!(pmd.with(&pmd).since(&pmd), pmd);
     }
 
-    /// `pmd-stats-show` of the same moment had 3006492352 busy cycles.
+    /// When this output was recorded, `pmd-stats-show` reported the exact number: 3006492352 busy
+    /// cycles.
     #[test]
     fn busy_cycles_are_closer_than_either_rounded_number() {
         let busy = parse(PERF).unwrap().busy_cycles;
         assert!(busy.abs_diff(3_006_492_352) < 6_237_536 / 4, "{busy}");
-        // The number is more than the share allows, so the ranges do not meet.
+        // The cycles per packet are higher than the percentage permits, so the ranges do not
+        // overlap.
         let apart = PERF.replace("482 cycles/pkt", "999 cycles/pkt");
         assert_eq!(parse(&apart).unwrap().busy_cycles, 6_237_536 * 999);
         let alone = PERF.replace("- busy iterations", "- other iterations");
         assert_eq!(parse(&alone).unwrap().busy_cycles, 6_237_536 * 482);
     }
 
-    /// The answer in the form of OVS 3.2 and later, with the lines on sleep.
+    /// Output of `pmd-perf-show` in OVS 3.2 or later, with lines about sleep.
     const LATER: &str = "
 Time: 14:02:31.870
 Measurement duration: 2.004 s

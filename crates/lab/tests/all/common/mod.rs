@@ -1,4 +1,5 @@
-//! A foreign device side: `dpdk-testpmd` forwards between two vhost-user ports.
+//! Starts `dpdk-testpmd`, a vhost device that is not part of Penstock, to forward between two
+//! vhost-user ports.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,10 +9,10 @@ use std::time::Instant;
 use penstock_guest::driver::{DriverConfig, RxFrame, VirtioNet};
 use penstock_testing::patience;
 
-/// Runs one testpmd at a time, because each one polls a core.
+/// Lets only one testpmd run at a time, because each testpmd polls a core.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// Two vhost-user ports. A frame that enters one of them leaves at the other.
+/// A running testpmd with two vhost-user ports. The testpmd forwards each frame to the other port.
 pub struct Testpmd {
     dir: PathBuf,
     extra: String,
@@ -20,8 +21,8 @@ pub struct Testpmd {
 }
 
 impl Testpmd {
-    /// Starts testpmd with `extra` device arguments. If it is not installed, prints so and returns
-    /// `None`.
+    /// Starts testpmd with the device arguments `extra`. If testpmd is not installed, prints that
+    /// the test is skipped, and returns `None`.
     pub fn start(tag: &str, extra: &str) -> Option<Self> {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         if !Path::new("/usr/bin/dpdk-testpmd").exists() {
@@ -35,7 +36,7 @@ impl Testpmd {
         Some(pmd)
     }
 
-    /// Kills the running testpmd, if any, and starts another one on the same sockets.
+    /// Kills the running testpmd, if any, and starts a new testpmd on the same sockets.
     pub fn restart(&mut self) {
         self.kill();
         let vdev = |i: usize| {
@@ -55,7 +56,7 @@ impl Testpmd {
         self.child = Some(child);
     }
 
-    /// Kills testpmd, which looks like a crash.
+    /// Kills testpmd, as if it had crashed.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -70,7 +71,8 @@ impl Testpmd {
         self.dir.join(format!("{port}.sock"))
     }
 
-    /// Configuration of a port, with enough time for testpmd to start.
+    /// Returns the driver configuration for a port. The driver waits long enough for testpmd to
+    /// start.
     pub fn config(&self, port: usize) -> DriverConfig {
         let mut config = DriverConfig::new(self.socket(port));
         config.wait = patience();
@@ -85,7 +87,8 @@ impl Drop for Testpmd {
     }
 }
 
-/// Tries `step` until it returns true. Panics with `what` after the time limit.
+/// Calls `step` until `step` returns true. Panics with the text `what` if `step` does not return
+/// true within the time limit.
 #[expect(clippy::disallowed_methods, reason = "a bound for a peer that never answers")]
 pub fn until(what: &str, mut step: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -103,7 +106,7 @@ pub fn receive(vm: &mut VirtioNet) -> Vec<u8> {
     got
 }
 
-/// A frame of `len` bytes. `seed` changes every byte after the addresses.
+/// Builds a frame of `len` bytes. The value of `seed` changes every byte after the Ethernet header.
 pub fn frame(len: usize, seed: usize) -> Vec<u8> {
     let mut frame: Vec<u8> =
         (0..len).map(|i| u8::try_from((i * 7 + seed * 13) % 251).unwrap()).collect();

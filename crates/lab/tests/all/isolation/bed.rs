@@ -1,4 +1,4 @@
-//! A host with a configuration, and a driver behind each of its ports.
+//! A configured host in the test's process, with a driver behind each of the host's ports.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::collections::BTreeMap;
@@ -56,15 +56,15 @@ impl Bed {
         tx.publish();
     }
 
-    /// Sends `frame` and returns its receivers with the received frames. The switch has decided
-    /// about the frame when it has returned the sender's buffer.
+    /// Sends `frame` from the port `from`, and returns the receiving ports with the received
+    /// frames. The function also waits until the switch has returned the sender's buffer.
     pub fn reach(&mut self, from: &str, frame: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         self.settle();
         self.send(from, frame);
         self.settled()
     }
 
-    /// Waits until the switch has handled all sent frames, and discards the received ones.
+    /// Waits until the switch has handled all sent frames, and discards all received frames.
     pub fn settle(&mut self) {
         self.settled();
     }
@@ -162,8 +162,8 @@ pub fn udp(from: MacAddr, to: MacAddr, src: &str, dst: &str) -> Vec<u8> {
     f.extend([8, 0, 0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0]);
     f.extend(src.parse::<std::net::Ipv4Addr>().unwrap().octets());
     f.extend(dst.parse::<std::net::Ipv4Addr>().unwrap().octets());
-    let sum = penstock_dataplane::egress::finish::sum(&f[14..34], 0);
-    let sum = penstock_dataplane::egress::finish::checksum(sum);
+    let sum = penstock_dataplane::finish::sum(&f[14..34], 0);
+    let sum = penstock_dataplane::finish::checksum(sum);
     f[24..26].copy_from_slice(&sum.to_be_bytes());
     f.extend([0, 7, 0, 9, 0, 26, 0, 0]);
     f.resize(60, 3);
@@ -180,7 +180,8 @@ pub fn udp6(from: MacAddr, to: MacAddr, src: &str, dst: &str) -> Vec<u8> {
     f
 }
 
-/// An ARP request. `sender` is the hardware address inside it, and `from` is the frame's source.
+/// Builds an ARP request. `sender` is the hardware address in the request, and `from` is the
+/// frame's source address.
 pub fn arp(from: MacAddr, sender: MacAddr, src: &str, dst: &str) -> Vec<u8> {
     let mut f = [MacAddr::BROADCAST.0, from.0].concat();
     f.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
@@ -192,7 +193,7 @@ pub fn arp(from: MacAddr, sender: MacAddr, src: &str, dst: &str) -> Vec<u8> {
     f
 }
 
-/// An unsolicited neighbour advertisement for `target`, from `fd00::1`.
+/// Builds an unsolicited neighbour advertisement for `target`, from `fd00::1`.
 pub fn nd_advertisement(from: MacAddr, target: &str) -> Vec<u8> {
     let mut f = vec![0x33, 0x33, 0, 0, 0, 1];
     f.extend(from.0);

@@ -1,5 +1,5 @@
-//! Tests of tenants, VLANs and addresses with real frames through real ports of a configured host.
-//! No frame of a guest reaches a port that it must not reach.
+//! Tests of tenants, VLANs and address bindings, with frames through the vhost-user ports of a
+//! configured host. A guest's frame must not reach a port of another network.
 
 mod bed;
 
@@ -70,7 +70,7 @@ fn a_broadcast_stays_in_its_tenants_vlan() {
     let mut bed = Bed::start(CONFIG, &ALL);
     let f = broadcast(RED2);
     assert_eq!(bed.reach("red2", &f), [("red1", f.clone()), ("uplink", tagged(&f, 100))]);
-    // VLAN 200 has one port, and the trunk does not carry it.
+    // VLAN 200 has only one port, and the trunk does not carry VLAN 200.
     assert_eq!(bed.reach("red3", &f), []);
     assert_eq!(bed.reach("blue1", &f), [("blue2", f.clone()), ("uplink", tagged(&f, 300))]);
     // A tenant without VLANs has a separate untagged network.
@@ -89,8 +89,8 @@ fn a_unicast_frame_finds_nobody_in_another_network() {
     let mut bed = Bed::start(CONFIG, &ALL);
     // After this frame the switch knows all addresses of blue.
     bed.reach("blue1", &broadcast(OTHER));
-    // If red sends to the same address, the address is unknown in red. The frame is flooded in red
-    // and nowhere else.
+    // The address is unknown in red's network. So a frame from red to this address is flooded
+    // there, and nowhere else.
     let f = udp(RED2, OTHER, "10.0.0.2", "10.0.0.9");
     assert_eq!(bed.reach("red2", &f), [("red1", f.clone()), ("uplink", tagged(&f, 100))]);
     bed.check();
@@ -103,10 +103,10 @@ fn foreign_vlans_are_dropped_at_the_door() {
     for vid in [200, 300, 4094] {
         assert_eq!(bed.reach("red2", &tagged(&f, vid)), [], "VLAN {vid}");
     }
-    // A guest may send the tag of its own VLAN.
+    // A guest may tag frames with its own VLAN.
     assert_eq!(bed.reach("red2", &tagged(&f, 100)).len(), 2);
-    // A trunk without a native VLAN accepts no untagged frames and no frames of VLANs that it does
-    // not carry.
+    // A trunk without a native VLAN drops untagged frames, and frames of VLANs that it does not
+    // carry.
     assert_eq!(bed.reach("uplink", &broadcast(OTHER)), []);
     assert_eq!(bed.reach("uplink", &tagged(&broadcast(OTHER), 200)), []);
     assert_eq!(bed.drops("red2", "vlan-ingress"), 3);
@@ -126,7 +126,7 @@ fn a_port_with_bound_addresses_cannot_use_others() {
     for f in &honest {
         assert!(!bed.reach("red1", f).is_empty(), "an honest frame was dropped: {f:02x?}");
     }
-    // Each frame is sent three times, because a decision from the cache must be the same.
+    // Each frame is sent three times, because the flow cache must not change the decision.
     for _ in 0..3 {
         let lies = [
             udp(OTHER, RED2, "10.0.0.1", "10.0.0.2"),
@@ -149,7 +149,7 @@ fn a_port_with_bound_addresses_cannot_use_others() {
 fn a_neighbour_cannot_take_over_a_bound_address() {
     let mut bed = Bed::start(CONFIG, &ALL);
     bed.reach("red1", &arp(RED1, RED1, "10.0.0.1", "10.0.0.2"));
-    // The port red2 has no binding and claims red1's MAC.
+    // Port red2 has no address binding, and claims red1's MAC address.
     bed.reach("red2", &broadcast(RED1));
     // Frames to red1's address still reach red1 and no other port.
     let f = udp(OTHER, RED1, "10.0.0.9", "10.0.0.1");
@@ -190,7 +190,7 @@ fn rules_drop_and_redirect_and_a_reload_with_an_error_changes_nothing() {
     bed.reload(&format!("{CONFIG}{rule}")).unwrap();
     assert_eq!(bed.reach("red2", &f), []);
     assert_eq!(bed.drops("red2", "rule"), 1);
-    // After an error, the running configuration stays in force with its rule.
+    // If a reload fails, the running configuration and its rule stay active.
     let errors = bed.reload(&format!("{CONFIG}{rule}[[port]]\nname = \"x\"\n")).unwrap_err();
     assert!(errors.contains("\"x\""), "{errors}");
     assert_eq!(bed.reach("red2", &f), []);
@@ -203,8 +203,8 @@ fn rules_drop_and_redirect_and_a_reload_with_an_error_changes_nothing() {
     bed.reload(&format!("{CONFIG}{dscp}")).unwrap();
     let got = bed.reach("red2", &f);
     assert_eq!(got[0].1[15], 46 << 2);
-    let sum = penstock_dataplane::egress::finish::sum(&got[0].1[14..34], 0);
-    assert_eq!(penstock_dataplane::egress::finish::checksum(sum), 0, "header checksum");
+    let sum = penstock_dataplane::finish::sum(&got[0].1[14..34], 0);
+    assert_eq!(penstock_dataplane::finish::checksum(sum), 0, "header checksum");
     bed.check();
 }
 

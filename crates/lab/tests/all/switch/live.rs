@@ -1,6 +1,6 @@
-//! Tests of a hypervisor's operations on a switch while the guest runs. The hypervisor logs written
-//! pages, adds and removes memory, and replaces descriptors. None of these operations loses a
-//! frame.
+//! Tests of a hypervisor's requests to a switch while the guest runs. The hypervisor makes the
+//! switch log written pages, adds and removes memory, and replaces file descriptors. No request of
+//! the hypervisor may lose a frame.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,21 +14,21 @@ use super::rig::{Port, Rig, frame, mac, receive, send};
 
 const PAGE: usize = 4096;
 
-/// Reads the bytes of a page.
+/// Returns the bytes of the page at guest address `at`.
 fn page(vm: &VirtioNet, at: u64) -> Vec<u8> {
     let mut bytes = vec![0; PAGE];
     assert!(vm.memory().read(at, &mut bytes), "page {at:#x} is not the guest's");
     bytes
 }
 
-/// Addresses of the pages that the switch may write.
+/// Returns the guest addresses of the pages that the switch may write.
 fn writable(vm: &mut VirtioNet) -> BTreeSet<u64> {
     let ranges = vm.written_by_switch();
     let pages = |(at, len): (u64, usize)| (at..at + len as u64).step_by(PAGE);
     ranges.into_iter().flat_map(pages).collect()
 }
 
-/// A copy of a guest's memory. It is updated as in a migration.
+/// A copy of a guest's memory, updated from the log as in a migration.
 struct Copy {
     pages: BTreeMap<u64, Vec<u8>>,
     marked: u64,
@@ -56,7 +56,7 @@ impl Copy {
     }
 }
 
-/// Sends `n` frames from `a` to `b`, a few at a time, and checks that each one arrives.
+/// Sends `n` frames from `a` to `b`, one by one, and checks that each frame arrives.
 fn exchange(a: &mut VirtioNet, b: &mut VirtioNet, from: u32, n: u32) {
     for k in from..from + n {
         let f = frame(mac(0), mac(1), 60 + (k as usize * 41) % 1440, k);
@@ -92,7 +92,7 @@ fn a_copy_made_by_the_log_is_the_guests_memory() {
             copy_b.follow(&b, &log_b);
             copy_a.follow(&a, &log_a);
         }
-        // When the rings have stopped, the log includes the last written pages.
+        // After the rings have stopped, the log includes the last written pages.
         a.close();
         b.close();
         rig.wait_gone_of(&[0, 1]);
@@ -124,7 +124,7 @@ fn logging_goes_on_and_off_under_traffic_without_a_lost_frame() {
     rig.check();
 }
 
-/// Sends one frame from `memory` through the second queue pair.
+/// Sends the frame `f` from the guest memory `window` through the VM's second queue pair.
 fn send_from(vm: &mut VirtioNet, window: &mut penstock_guest::driver::Window, f: &[u8]) {
     window.bytes_mut(0, 12).fill(0);
     window.bytes_mut(12, f.len()).copy_from_slice(f);
@@ -161,7 +161,7 @@ fn memory_comes_and_goes_under_traffic_without_a_lost_frame() {
         exchange(&mut a, &mut b, round.into(), 5);
         a.remove_memory(&memory).unwrap();
         assert_eq!(rig.counters(0).rx_errors, before);
-        // The ring still exists, but the memory does not.
+        // The ring still works, but the switch no longer has the memory.
         send_from(&mut a, &mut window, &f);
         rig.until("the chain is refused", |rig| rig.counters(0).rx_errors == before + 1);
         exchange(&mut a, &mut b, round.into(), 5);
@@ -171,8 +171,8 @@ fn memory_comes_and_goes_under_traffic_without_a_lost_frame() {
     rig.check();
 }
 
-/// Number of descriptors and mappings of a guest's memory in this process, which runs both the
-/// switch and the guest.
+/// Returns the numbers of file descriptors and mappings of a guest's memory in the test's process.
+/// The switch and the guest run in the test's process.
 fn holders(memory: &GuestMemory) -> (usize, usize) {
     let inode = memory.inode().unwrap();
     let fds = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -242,7 +242,7 @@ fn a_wrong_change_of_memory_is_refused_and_the_driver_may_come_again() {
         rig.wait_up(2);
         exchange(&mut a, &mut b, 0, 10);
     }
-    // One region belongs to the guest. It may add 31 regions, and the next one is refused.
+    // The guest has one region and may add 31. The switch refuses the next one.
     let spare: Vec<_> = (10..42).map(|n| GuestMemory::spare(n, 4096).unwrap().0).collect();
     spare[..31].iter().for_each(|memory| a.add_memory(memory).unwrap());
     exchange(&mut a, &mut b, 0, 10);
@@ -270,7 +270,7 @@ fn a_driver_that_shortens_its_memory_loses_its_session_and_nobody_else_does() {
         use vhost::vhost_user::VhostUserFrontend;
         a.frontend().unwrap().add_mem_region(&region).unwrap();
         file.set_len(4096).unwrap();
-        // The frame is beyond the end of the file.
+        // This frame is beyond the new end of the file.
         let mut raw = a.raw(1);
         let at = raw.avail_idx();
         let slot = at % raw.size();
@@ -279,7 +279,7 @@ fn a_driver_that_shortens_its_memory_loses_its_session_and_nobody_else_does() {
         raw.write_avail_idx(at.wrapping_add(1));
         raw.kick();
         rig.until("the session ends and says why", |rig| {
-            rig.status(0).error.is_some_and(|error| error.contains("shortened a file"))
+            rig.status(0).error.is_some_and(|error| error.contains("shortened the file"))
         });
         assert_eq!(rig.state(1), AttachState::Up);
         let mut config = rig.driver(0);
@@ -293,7 +293,7 @@ fn a_driver_that_shortens_its_memory_loses_its_session_and_nobody_else_does() {
 #[test]
 fn a_driver_that_sleeps_is_woken_by_a_switch_that_comes_back() {
     use std::os::fd::AsFd;
-    // The previous switch returned chains and died before it notified the driver.
+    // This simulates a switch that returned chains and died before it notified the driver.
     let (rig, mut a, mut b) = pair(|c| c);
     assert!(b.rx().arm());
     b.rx().clear_call();

@@ -1,5 +1,6 @@
-//! Tests of the data path over real vhost-user sockets. Our worker and ports are on one side. On
-//! the other is our driver, the guest's side, which shares no code with them.
+//! Tests of the data path over vhost-user sockets. One side of each socket is Penstock's port,
+//! which a worker serves. The guest's driver is on the other side of the socket, and shares no code
+//! with the switch.
 
 mod live;
 mod packed;
@@ -19,7 +20,7 @@ fn pair(config: impl Fn(DriverConfig) -> DriverConfig) -> (Rig, VirtioNet, Virti
     let a = VirtioNet::connect(config(rig.driver(0))).unwrap();
     let b = VirtioNet::connect(config(rig.driver(1))).unwrap();
     rig.wait_up(2);
-    // The switch has learned both addresses, so it floods no frame after this point.
+    // The switch learns both addresses, so that it floods no later frame.
     let (mut a, mut b) = (a, b);
     rig::announce(&mut a, mac(0), &mut b);
     rig::announce(&mut b, mac(1), &mut a);
@@ -211,7 +212,7 @@ fn queue_pairs_share_a_port() {
     let mut b = VirtioNet::connect(config(1)).unwrap();
     rig.wait_up(2);
     assert_eq!(rig.queues_up(0), 2);
-    // The switch serves both queues of the sender, and flows spread over both queues of the
+    // The switch serves both queues of the sender, and spreads flows over both queues of the
     // receiver.
     for n in 0..64 {
         let f = rig::flow_frame(mac(0), mac(1), 100, n, u16::try_from(n).unwrap());
@@ -271,7 +272,8 @@ fn a_hostile_driver_hurts_only_itself() {
 #[test]
 fn a_driver_may_enable_rings_before_it_acknowledges_features() {
     use std::io::{Read, Write};
-    // QEMU sends this: request, flags (version 1, reply requested), length, ring, on.
+    // QEMU sends these words: request, flags (version 1, reply requested), length, ring, and 1 for
+    // enabled.
     let rig = Rig::start(&[Port::default()]);
     let mut stream = std::os::unix::net::UnixStream::connect(rig.driver(0).socket).unwrap();
     let mut ask = |words: &[u32], reply: usize| {

@@ -1,4 +1,4 @@
-//! The tests of the data path with packed rings.
+//! Tests of the data path with packed virtio rings.
 
 use penstock_dataplane::port::AttachState;
 use penstock_dataplane::port::vhost_user::SocketMode;
@@ -119,7 +119,8 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
         rig::attach(&mut a);
         rig::attach(&mut b);
         rig.wait_up(2);
-        // Frames to unknown addresses are floods, and a port may have few of them at once.
+        // The switch floods frames to unknown addresses, and limits such frames. So it must know
+        // the address first.
         rig::announce(&mut b, mac(1), &mut a);
         for round in 0..20 {
             let f = frame(mac(0), mac(1), 100, round);
@@ -129,8 +130,8 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
             rig.wait_gone_of(&[0]);
             // The other guest is not affected.
             assert_eq!(rig.state(1), AttachState::Up);
-            // Frames that are sent without a switch are sent again, in order, when a switch
-            // connects.
+            // Frames that were sent while the driver was disconnected arrive, in order, after it
+            // has reconnected.
             let late: Vec<_> = (0..3).map(|n| frame(mac(0), mac(1), 200, 100 * n)).collect();
             late.iter().for_each(|f| send(&mut a, &VnetHdr::default(), f));
             rig::attach(&mut a);
@@ -144,8 +145,7 @@ fn a_driver_that_goes_and_comes_back_is_taken_up_again_in_both_modes() {
 
 #[test]
 fn rings_said_to_be_at_their_start_are_taken_up_where_they_stand() {
-    // QEMU's network device does this after it lost its switch: it sends no base and no inflight
-    // region.
+    // After QEMU's network device lost its switch, it sends no base and no inflight region.
     for (features, buffer) in [
         (BASE, 2048),
         (BASE | Features::IN_ORDER, 2048),
@@ -182,7 +182,8 @@ fn rings_said_to_be_at_their_start_are_taken_up_where_they_stand() {
     }
 }
 
-/// Sends a frame in one descriptor, or in a chain with `parts` of payload.
+/// Sends the frame `f` in one descriptor if `parts` is 0, and otherwise in a chain with `parts`
+/// descriptors of payload.
 fn send_in(vm: &mut VirtioNet, f: &[u8], parts: usize) {
     if parts == 0 {
         return send(vm, &VnetHdr::default(), f);
@@ -206,7 +207,7 @@ fn a_packed_ring_whose_position_is_unknown_is_never_up() {
     receive(&mut b, 1);
     a.close();
     rig.wait_gone_of(&[0]);
-    // Before this, another switch ran the ring and left no trace.
+    // This state looks as if another switch had run the ring and recorded no position.
     let mut raw = a.raw(1);
     raw.used_window().u16_at(0).store(0, std::sync::atomic::Ordering::Relaxed);
     assert!(a.reconnect().is_err(), "the ring cannot be taken up");
@@ -233,8 +234,9 @@ fn an_armed_queue_is_interrupted_and_a_polled_one_is_not() {
             assert!(b.rx().call_fd().read().is_err(), "polled: no interrupt");
             assert!(b.rx().arm(), "nothing is waiting");
             send(&mut a, &VnetHdr::default(), &f);
-            // An interrupt for the previous frame may still arrive. The worker writes a frame, then
-            // checks whether an interrupt is requested, and may be delayed between the two steps.
+            // An interrupt for the previous frame may still arrive. The worker writes a frame and
+            // then checks whether an interrupt is requested. A delay between the two steps makes
+            // the interrupt late.
             rig::wait("the interrupt", || b.rx().call_fd().read().is_ok() && !b.rx().arm());
             receive(&mut b, 1);
         }
@@ -332,7 +334,7 @@ fn a_hostile_driver_hurts_only_itself() {
         rig.until("the bad chain is counted", |rig| rig.counters(2).rx_errors == bad);
         exchange(1);
     }
-    // This chain does not end. The switch stops the ring, and the port reports no more errors.
+    // This chain does not end. So the switch stops the ring, and counts no more errors.
     write(6, scratch, 100, 0, AVAIL | 1);
     exchange(2);
     write(7, scratch, 100, 0, AVAIL);

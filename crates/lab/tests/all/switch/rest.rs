@@ -1,4 +1,5 @@
-//! The worker does not poll silent ports. It serves them again when they send.
+//! Tests that the worker does not poll silent ports, and serves a silent port again when the port
+//! sends.
 
 use penstock_dataplane::worker::AWAKE_MIN;
 use penstock_guest::driver::{Features, VirtioNet, VnetHdr};
@@ -7,7 +8,8 @@ use crate::switch::rig::{Port, Rig, announce, frame, mac, receive, send, wait};
 
 const PORTS: usize = AWAKE_MIN + 4;
 
-/// Drivers on all ports. The caller chooses the features of the last one.
+/// Starts a switch with a driver on each port. The driver of the last port has the features
+/// `wanted`.
 fn bed(wanted: Features) -> (Rig, Vec<VirtioNet>) {
     let rig = Rig::start(&vec![Port::default(); PORTS]);
     let connect = |i| {
@@ -37,8 +39,7 @@ fn a_silent_port_speaks_again(wanted: Features) {
     announce(last, mac(2), first);
     wait("all that may rest do", || resting(&rig) == (PORTS - AWAKE_MIN) as u64);
     for n in 0..3 {
-        // Resting ports are among the silent ports, and both of these ports were silent long
-        // enough.
+        // Both ports may be at rest, because both were silent long enough.
         wait("all that may rest do", || resting(&rig) == (PORTS - AWAKE_MIN) as u64);
         send(last, &VnetHdr::default(), &frame(mac(2), mac(1), 60, n));
         assert_eq!(receive(first, 1)[0].1, frame(mac(2), mac(1), 60, n));
@@ -63,7 +64,7 @@ fn a_driver_kicks_once_when_it_wakes_and_not_while_it_is_awake() {
     let (rig, mut drivers) = bed(Features::BASIC);
     wait("all that may rest do", || resting(&rig) == (PORTS - AWAKE_MIN) as u64);
     let before: Vec<u64> = drivers.iter_mut().map(kicks).collect();
-    // All drivers send at once. Those of resting ports kick, and the others do not.
+    // All drivers send at the same time. Only drivers of resting ports kick.
     for (i, driver) in drivers.iter_mut().enumerate() {
         let from = mac(u8::try_from(i).unwrap());
         send(driver, &VnetHdr::default(), &frame(from, mac(200), 60, 0));

@@ -1,4 +1,4 @@
-//! A switch in this process. It has one worker and vhost-user ports in one tenant's network.
+//! A switch in the test's process, with one worker and vhost-user ports.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::{PortCounters, PortReading};
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfig};
 use penstock_dataplane::port::{AttachState, AttachStatus};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc;
-use penstock_dataplane::worker::{WorkerConfig, WorkerHandle, spawn};
+use penstock_dataplane::worker::{WorkerConfig, WorkerHandle, Workers, spawn};
 use penstock_guest::driver::{self, DriverConfig, VirtioNet, VnetHdr};
 use penstock_testing::patience;
 use penstock_units::{MacAddr, Nanos, PortId, Vid, WorkerId};
 
-/// Waits until `done` is true, at most [`patience`].
+/// Waits until `done` returns true. Panics after [`patience`].
 pub fn wait(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -96,7 +96,8 @@ impl Rig {
             socket_group: None,
         };
         let id = PortId(u16::try_from(i).unwrap());
-        let (mut vhost, queues) = VhostUser::start(config, id, self.worker.clone()).unwrap();
+        let (mut vhost, queues) =
+            VhostUser::start(config, id, Workers::from(self.worker.clone())).unwrap();
         let counters = Arc::new(PortCounters::default());
         self.worker.attach_port(id, queues, Arc::clone(&counters)).unwrap();
         vhost.serve().unwrap();
@@ -112,7 +113,8 @@ impl Rig {
         self.gone.merge(&port.counters.read());
     }
 
-    /// Gives every tenant one untagged network of all its ports.
+    /// Gives the worker a new configuration, in which every tenant has one untagged network with
+    /// all ports of the tenant.
     fn swap(&mut self) {
         self.generation += 1;
         let mut domains: Vec<Domain> = Vec::new();
@@ -142,7 +144,7 @@ impl Rig {
         self.ports[i].as_ref().unwrap()
     }
 
-    /// Configuration of the driver at port `i`, on the other side of its socket.
+    /// Returns the configuration for a driver on the other side of port `i`'s socket.
     pub fn driver(&self, i: usize) -> DriverConfig {
         let mut config = DriverConfig::new(self.dir.join(format!("{i}.sock")));
         config.mode = match self.port(i).spec.mode {
@@ -181,14 +183,15 @@ impl Rig {
         wait(what, || done(self));
     }
 
-    /// Waits until each port's session has ended and both directions have left the worker.
-    /// `queues_up` is already zero when one direction has left.
+    /// Waits until each port's session has ended and the worker has released both directions of the
+    /// port. The counter `queues_up` is not sufficient, because it is already zero when only one
+    /// direction is released.
     pub fn wait_gone_of(&self, ports: &[usize]) {
         let gone = |i: &usize| matches!(self.state(*i), AttachState::Waiting | AttachState::Error);
         wait("the ports have let go", || ports.iter().all(gone));
     }
 
-    /// Checks the identities of the counters at a batch boundary.
+    /// Checks at a batch boundary that the worker's and the ports' counters add up.
     pub fn check(&self) {
         let readings = self.worker.checkpoint().unwrap();
         let (mut forwarded, mut delivered) = (self.gone.forwarded, self.gone.tx_frames);
@@ -202,7 +205,7 @@ impl Rig {
 }
 
 impl Rig {
-    /// Prints where each port's frames went, to explain a failed test.
+    /// Prints the state and the counters of each port, to explain a failed test.
     fn tell(&self) {
         for (i, port) in self.ports.iter().enumerate() {
             let Some(port) = port else { continue };
@@ -224,7 +227,7 @@ impl Drop for Rig {
     }
 }
 
-/// Connects a prepared driver and retries until the switch is ready.
+/// Connects a prepared driver. The call retries until the switch accepts the connection.
 pub fn attach(driver: &mut VirtioNet) {
     wait("the driver is connected", || driver.try_reconnect().unwrap().is_some());
 }
@@ -233,13 +236,14 @@ pub fn mac(i: u8) -> MacAddr {
     MacAddr([0x52, 0x54, 0, 0, 0, i])
 }
 
-/// Lets the switch learn the port of `mac` by a frame to `other`.
+/// Sends a broadcast from `mac`, which `other` receives. From the broadcast the switch learns the
+/// port of `mac`.
 pub fn announce(driver: &mut VirtioNet, mac: MacAddr, other: &mut VirtioNet) {
     send(driver, &VnetHdr::default(), &frame(mac, MacAddr::BROADCAST, 60, 0));
     receive(other, 1);
 }
 
-/// A UDP frame whose payload depends on `n`.
+/// Builds a UDP frame of `len` bytes with a payload that depends on `n`.
 pub fn frame(from: MacAddr, to: MacAddr, len: usize, n: u32) -> Vec<u8> {
     flow_frame(from, to, len, n, 7)
 }
@@ -260,19 +264,19 @@ pub fn headers(from: MacAddr, to: MacAddr, len: usize, proto: u8) -> Vec<u8> {
     f.extend([8, 0, 0x45, 0]);
     f.extend(u16::try_from(len - 14).unwrap().to_be_bytes());
     f.extend([0, 1, 0x40, 0, 64, proto, 0, 0, 10, 0, 0, from.0[5], 10, 0, 0, to.0[5]]);
-    let sum = penstock_dataplane::egress::finish::sum(&f[14..34], 0);
-    let sum = penstock_dataplane::egress::finish::checksum(sum);
+    let sum = penstock_dataplane::finish::sum(&f[14..34], 0);
+    let sum = penstock_dataplane::finish::checksum(sum);
     f[24..26].copy_from_slice(&sum.to_be_bytes());
     f
 }
 
-/// A large TCP segment with the metadata that a guest's stack gives it.
+/// Builds a large TCP segment with the virtio header that a guest's stack would send.
 pub fn tcp_segment(from: MacAddr, to: MacAddr, payload: usize, mss: u16) -> (VnetHdr, Vec<u8>) {
     let mut f = headers(from, to, 54 + payload, 6);
     f.extend([0, 80, 0, 81, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 1, 1, 0, 0, 0, 0]);
     let length = u64::try_from(20 + payload).unwrap();
-    let pseudo = penstock_dataplane::egress::finish::sum(&f[26..34], 6 + length);
-    let pseudo = !penstock_dataplane::egress::finish::checksum(pseudo);
+    let pseudo = penstock_dataplane::finish::sum(&f[26..34], 6 + length);
+    let pseudo = !penstock_dataplane::finish::checksum(pseudo);
     f[50..52].copy_from_slice(&pseudo.to_be_bytes());
     f.extend((0..=250_u8).cycle().take(payload));
     let header = VnetHdr {
@@ -305,7 +309,7 @@ pub fn send_on(driver: &mut VirtioNet, queue: usize, header: &VnetHdr, frame: &[
     tx.publish();
 }
 
-/// Receives all frames that have arrived.
+/// Returns all frames that have arrived at the driver.
 pub fn drain(driver: &mut VirtioNet) -> Vec<(VnetHdr, Vec<u8>)> {
     drain_queue(driver, 0)
 }
@@ -322,7 +326,7 @@ pub fn drain_queue(driver: &mut VirtioNet, queue: usize) -> Vec<(VnetHdr, Vec<u8
     got
 }
 
-/// Receives exactly `n` frames.
+/// Waits until exactly `n` frames have arrived at the driver, and returns them.
 pub fn receive(driver: &mut VirtioNet, n: usize) -> Vec<(VnetHdr, Vec<u8>)> {
     let mut got = Vec::new();
     let start = Instant::now();

@@ -1,14 +1,14 @@
-//! Two workers with a thread each exchange frames between their ports over real vhost-user sockets.
-//! Meanwhile ports move from one worker to the other.
+//! Tests with two workers, each in its own thread. The workers exchange frames between their
+//! vhost-user ports while ports move from one worker to the other.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use penstock_dataplane::classify::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::vhost_user::{SocketMode, VhostUser, VhostUserConfig};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{WorkerConfig, Workers};
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
@@ -26,7 +26,7 @@ struct Bed {
 }
 
 impl Bed {
-    /// Starts the workers. Worker `n` serves port `n`.
+    /// Starts two workers. Worker `n` serves port `n`.
     fn start(name: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
@@ -76,7 +76,7 @@ impl Bed {
         self.dir.join(format!("{n}.sock"))
     }
 
-    /// Connects both drivers and lets both workers learn their addresses.
+    /// Connects both drivers, and lets both workers learn the drivers' addresses.
     fn drivers(&self) -> (VirtioNet, VirtioNet) {
         let connect = |n| VirtioNet::connect(DriverConfig::new(self.socket(n))).unwrap();
         let (mut a, mut b) = (connect(0), connect(1));
@@ -86,7 +86,7 @@ impl Bed {
         (a, b)
     }
 
-    /// Checks the identities of the counters while no frame is between the workers.
+    /// Checks that the workers' counters add up while no frame is in transit between the workers.
     fn check(&self) {
         let readings = self.workers.checkpoint().unwrap();
         for (id, reading) in &readings {
@@ -122,6 +122,16 @@ fn frames_of_all_sizes_cross_workers_whole() {
     bed.check();
 }
 
+/// Ends the second thread of a test when this value is dropped. Without this guard, a failed
+/// assertion would wait for the second thread forever.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn ports_move_between_workers_and_no_frame_is_lost_or_overtaken() {
     const FRAMES: u32 = 30_000;
@@ -131,10 +141,11 @@ fn ports_move_between_workers_and_no_frame_is_lost_or_overtaken() {
     let (end, mut moves) = (AtomicBool::new(false), 0);
     let (mut sent, mut next) = (0, 0);
     std::thread::scope(|scope| {
+        let ended = Ended(&end);
         let mover = scope.spawn(|| {
             let mut moved = 0;
-            // Ports take every pair of workers in turn. In two of these, one worker serves both
-            // ports.
+            // The ports go through all four assignments to workers. In two of them, one worker
+            // serves both ports.
             for (port, to) in [(0, 1), (1, 0), (0, 0), (1, 1)].into_iter().cycle() {
                 if end.load(Ordering::Relaxed) {
                     break;
@@ -160,7 +171,7 @@ fn ports_move_between_workers_and_no_frame_is_lost_or_overtaken() {
             }
             next == FRAMES || mover.is_finished()
         });
-        end.store(true, Ordering::Relaxed);
+        drop(ended);
         moves = mover.join().unwrap();
     });
     assert_eq!(next, FRAMES);

@@ -62,7 +62,7 @@ fn the_page_has_help_unit_and_value() {
         "penstock_port_delay_seconds_total{port=\"vm1\"} 2.5",
         "penstock_port_dropped_frames_total{port=\"vm1\",reason=\"rule\"} 3",
         "penstock_port_up{port=\"vm1\",tenant=\"\",type=\"tap\",state=\"up\"} 1.0",
-        "penstock_worker_charged_cycles_total{worker=\"0\"} 250",
+        "penstock_worker_charged_cycles_total{worker=\"0\"} 250000000",
         "penstock_host_info{host=\"node7\",version=\"0.1.0\"} 1.0",
     ] {
         assert!(page.lines().any(|other| other == line), "{line}\nis not in\n{page}");
@@ -121,7 +121,7 @@ fn names_and_pages_are_as_promtool_wants_them() {
     lint::ask_promtool(&text(&page(sample()).unwrap()));
 }
 
-/// `PENSTOCK_BLESS=1` rewrites the committed list.
+/// With `PENSTOCK_BLESS=1`, the test rewrites the list in `docs/reference/metrics.md`.
 #[test]
 fn the_list_in_the_docs_is_fresh() {
     let mut list =

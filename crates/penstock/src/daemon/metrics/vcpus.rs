@@ -1,11 +1,10 @@
-//! Metrics of virtual CPUs. The scheduler in `[vcpu] run_dir` reports their values. Without a
-//! scheduler there are none.
+//! Metrics of virtual CPUs. The metrics show the values that the vCPU scheduler of `[vcpu] run_dir`
+//! reports. Without a scheduler, metrics of virtual CPUs have no values.
 
 use penstock_vcpu_host::state::{CpuState, State, VcpuState};
 
 use super::{Labels, Metric, Source};
 
-/// Source of a metric's value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Of {
     Vcpu(fn(&VcpuState) -> f64),
@@ -14,10 +13,9 @@ pub(super) enum Of {
     Count(fn(&VcpuState) -> u64),
     Cpu(fn(&CpuState) -> f64),
     CpuCount(fn(&CpuState) -> u64),
-    /// A flag of a VM. It is 1 if the VM does not receive the service of its contract.
+    /// 1 if a VM does not receive the service that its contract promises, otherwise 0.
     Problem,
-    /// A flag of the scheduler. It is 1 if a watchdog takes back lent time when the scheduler
-    /// fails.
+    /// 1 if a watchdog runs, which ends real-time slices if the scheduler fails, otherwise 0.
     Guarded,
 }
 
@@ -33,31 +31,36 @@ pub(super) fn metrics() -> Vec<Metric> {
     let gauge = |name, unit, help, value| metric(name, unit, true, "vm, vcpu", help, value);
     let count =
         |name, unit, help, value| metric(name, unit, false, "vm, vcpu", help, Of::Count(value));
-    let waits = "waits for its processor since the start, by percentile; 100 is the longest";
+    let waits = "waiting time of the vCPU since the start, by percentile; 100 is the longest";
     vec![
         gauge(
             "_share",
             "ratio",
-            "part of the time of all vCPUs on its processor, since VMs last came or went",
+            "vCPU's part of the run time of the processor's vCPUs since the set of VMs changed",
             Of::Vcpu(|vcpu| vcpu.share_percent / 100.0),
         ),
         gauge(
             "_entitled",
             "ratio",
-            "part by weight while all vCPUs of its processor have work",
+            "part of the processor by the vCPU's weight while all vCPUs have work",
             Of::Vcpu(|vcpu| vcpu.entitled_percent / 100.0),
         ),
         metric("_wait", "seconds", true, "vm, vcpu, percentile", waits, Of::Waits),
-        count("", "waits", "waits for its processor that ended", |vcpu| vcpu.waits),
-        count("_missed", "waits", "waits longer than its deadline and 1 ms", |vcpu| vcpu.missed),
-        count("", "slices", "slices lent to the vCPU and used", |vcpu| vcpu.boosts),
+        count("", "waits", "ended waits of the vCPU for its processor", |vcpu| vcpu.waits),
+        count(
+            "_missed",
+            "waits",
+            "waits that were more than 1 ms longer than the deadline",
+            |vcpu| vcpu.missed,
+        ),
+        count("", "slices", "real-time slices that the vCPU got and used", |vcpu| vcpu.boosts),
         count("", "events", "external events for the vCPU", |vcpu| vcpu.events),
         metric(
             "_unkept",
             "",
             true,
             "vm",
-            "1 while the VM is absent or lacks what it asks for; `vcpu show` says why",
+            "1 while the VM is absent or lacks configured service; see `penstock vcpu show`",
             Of::Problem,
         ),
         metric(
@@ -65,7 +68,7 @@ pub(super) fn metrics() -> Vec<Metric> {
             "ratio",
             true,
             "cpu",
-            "part of the processor's time that scheduling takes",
+            "part of the processor's time that the scheduler itself uses",
             Of::Cpu(|cpu| cpu.own_percent / 100.0),
         ),
         metric(
@@ -81,7 +84,7 @@ pub(super) fn metrics() -> Vec<Metric> {
             "",
             true,
             "",
-            "1 while the scheduler has a watchdog; without one nothing is lent",
+            "1 if the scheduler has a watchdog; without a watchdog, vCPUs get no slices",
             Of::Guarded,
         ),
     ]
@@ -91,14 +94,15 @@ fn labels(vm: &str, vcpu: usize) -> Labels {
     vec![("vm", vm.to_owned()), ("vcpu", vcpu.to_string())]
 }
 
-/// Returns a value of each vCPU with its labels. The scheduler's list sets the order of the
-/// numbers.
+/// Returns the value of a metric for each vCPU, with the vCPU's labels. The label `vcpu` is the
+/// position of the vCPU in the list of its VM's vCPUs.
 fn each<T>(state: &State, value: impl Fn(&VcpuState) -> T) -> Vec<(Labels, T)> {
     let vcpus = state.vms.iter().flat_map(|vm| vm.vcpus.iter().enumerate().map(move |it| (vm, it)));
     vcpus.map(|(vm, (at, vcpu))| (labels(&vm.name, at), value(vcpu))).collect()
 }
 
-/// The label is not `quantile`, because summaries reserve it and these metrics are not summaries.
+/// The label is `percentile` and not `quantile`, because only summaries may have the label
+/// `quantile`.
 fn by_percentile(state: &State) -> Vec<(Labels, f64)> {
     let percentiles = |vcpu: &VcpuState| {
         [
@@ -167,7 +171,7 @@ mod tests {
         let web = VmState {
             name: "web".to_owned(),
             vcpus: vec![vcpu(0), vcpu(7)],
-            problem: Some("no deadline is kept".to_owned()),
+            problem: Some("deadline refused".to_owned()),
             ..VmState::default()
         };
         let cpu = CpuState { cpu: 3, own_percent: 1.5, skipped: 4, ..CpuState::default() };

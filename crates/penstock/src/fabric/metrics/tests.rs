@@ -103,7 +103,7 @@ fn names_and_pages_are_as_promtool_wants_them() {
     lint::ask_promtool(&text(&page(sample(true)).unwrap()));
 }
 
-/// `PENSTOCK_BLESS=1` rewrites the committed list.
+/// With `PENSTOCK_BLESS=1`, the test rewrites the list in `docs/reference/metrics.md`.
 #[test]
 fn the_list_of_the_controllers_metrics_in_the_docs_is_fresh() {
     let mut list =
@@ -125,7 +125,7 @@ fn the_list_of_the_controllers_metrics_in_the_docs_is_fresh() {
     committed::compare_part(&file, markers, &list, "-p penstock the_list_of_the_controllers");
 }
 
-/// Every metric of the docs with its labels.
+/// Returns the name and the labels of every metric in `docs/reference/metrics.md`.
 fn documented() -> Vec<(String, BTreeSet<String>)> {
     let text = fs::read_to_string(root().join("docs/reference/metrics.md")).unwrap();
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `penstock_"));
@@ -138,7 +138,7 @@ fn documented() -> Vec<(String, BTreeSet<String>)> {
     rows.map(metric).collect()
 }
 
-/// The metrics in a text, each with the labels in its selector.
+/// Returns the metrics that `text` names, each with the labels that its selector contains.
 fn named(text: &str) -> Vec<(String, Vec<String>)> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices("penstock_") {

@@ -1,4 +1,4 @@
-//! Views as JSON, and `/metrics`.
+//! Serves the controller's views as JSON, and the page `/metrics`.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub fn router(controller: Arc<Controller>) -> Router {
 
 async fn whole(State(views): State<Shared>, Path(what): Path<String>) -> Response {
     if !WHOLE.contains(&what.as_str()) {
-        let why = format!("there is no such view; ask for one of {}", WHOLE.join(", "));
+        let why = format!("the view does not exist; request one of {}", WHOLE.join(", "));
         return refused(StatusCode::NOT_FOUND, &why);
     }
     answer(views.whole(&what).await)
@@ -38,7 +38,7 @@ async fn of_tenant(
     Path((what, tenant)): Path<(String, String)>,
 ) -> Response {
     if !["explain", "history"].contains(&what.as_str()) {
-        return refused(StatusCode::NOT_FOUND, "ask for explain/TENANT or history/TENANT");
+        return refused(StatusCode::NOT_FOUND, "request explain/TENANT or history/TENANT");
     }
     answer(views.of_tenant(&what, &tenant).await)
 }
@@ -51,10 +51,10 @@ fn answer(view: Result<View, Missing>) -> Response {
             response.headers_mut().insert(header::AGE, age);
             response
         }
-        Err(Missing::Unknown) => refused(StatusCode::NOT_FOUND, "there is no such tenant"),
+        Err(Missing::Unknown) => refused(StatusCode::NOT_FOUND, "the tenant does not exist"),
         Err(Missing::NotLeading) => refused(
             StatusCode::SERVICE_UNAVAILABLE,
-            "this controller does not lead; /api/status says who does",
+            "this controller does not lead; /api/status names the leader",
         ),
         Err(Missing::Busy) => refused(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -77,8 +77,8 @@ async fn metrics(State(views): State<Shared>, request: HeaderMap) -> Response {
         let view = views.whole(what).await.ok()?;
         Some((view.age, Value::clone(&view.value)))
     };
-    // The views are read in sequence because all wait for the same controller. If the first one
-    // fails, the others are not tried.
+    // This reads the views in sequence, because all views wait for the same controller. If the
+    // first view fails, this does not try the others.
     let Some((age, status)) = view("status").await else {
         let why = "the controller is updating hosts and switches\n";
         return (StatusCode::SERVICE_UNAVAILABLE, why).into_response();

@@ -4,7 +4,7 @@ use axum::Router;
 use axum::http::header;
 use axum::routing::get;
 
-/// Path, content and media type of each file.
+/// Path, content and media type of each file of the page.
 pub static FILES: [(&str, &str, &str); 7] = [
     ("/", include_str!("assets/page.html"), "text/html; charset=utf-8"),
     ("/page/page.css", include_str!("assets/page.css"), "text/css; charset=utf-8"),

@@ -1,24 +1,26 @@
-//! The controller's page for operators at `/`, its contents as JSON below `/api`, and `/metrics`.
+//! The controller's page for operators at `/`, its data as JSON below `/api`, and `/metrics`.
 //!
 //! # Problem
 //!
-//! The page has no login, and browsers send it requests from scripts of other sites.
+//! The controller's page has no login, and scripts of other sites can make browsers send requests
+//! to it.
 //!
 //! # Approach
 //!
-//! The server only reads: it accepts GET and HEAD without a request body. A page may load only what
-//! this server sent (Content-Security-Policy). All text reaches the page as JSON and is shown as
-//! text.
+//! The server only reads: it accepts GET and HEAD without a request body. A page may load only
+//! resources of this server (Content-Security-Policy). All text reaches the page as JSON, and the
+//! page inserts it as text and not as markup.
 //!
-//! On a loopback address, the server answers only requests for a loopback name. Otherwise a foreign
-//! name that resolves to this machine could read the page (DNS rebinding). On any other address,
-//! everybody who reaches the page may read it. So that address belongs behind a proxy that
-//! authenticates its users.
+//! On a loopback address, the server answers only requests for a loopback name. If the server
+//! answered requests for any name, a foreign name that resolves to this machine could read the page
+//! (DNS rebinding). On an address that is not a loopback address, everybody who reaches the page
+//! may read it. Put a proxy that authenticates its users before an address that other machines
+//! reach.
 //!
 //! # Cost
 //!
-//! The number of readers does not matter, because a view is made at most twice a second
-//! ([`views`]). [`crate::pages`] limits the connections.
+//! The number of readers does not matter, because the controller makes a view at most twice a
+//! second ([`views`]). [`crate::pages`] limits the connections.
 
 mod api;
 mod files;
@@ -40,18 +42,17 @@ use tokio::sync::watch;
 
 use crate::pages;
 
-/// Name of the page in the log.
 const WHAT: &str = "the controller's page";
 
-/// Policy of the page. It may run, show and request only what this server sends.
+/// Content-Security-Policy of the page: it may run, show and request only resources of this server.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; \
     frame-ancestors 'none'";
 
-/// Serves until `stopping` becomes true.
+/// Serves the page until `stopping` becomes true.
 ///
 /// # Errors
-/// The listener fails.
+/// Returns an error if the listener fails.
 pub async fn serve(
     listener: TcpListener,
     controller: Arc<Controller>,
@@ -61,7 +62,7 @@ pub async fn serve(
     pages::serve(WHAT, listener, router(controller, only_local), stopping).await
 }
 
-/// All routes. If `only_local`, requests must name a loopback host.
+/// All routes. If `only_local` is true, requests must name a loopback host.
 fn router(controller: Arc<Controller>, only_local: bool) -> Router {
     let guard = move |request: Request, next: Next| guarded(request, next, only_local);
     files::router().merge(api::router(controller)).layer(middleware::from_fn(guard))
@@ -90,12 +91,12 @@ async fn guarded(request: Request, next: Next, only_local: bool) -> Response {
 fn refusal(headers: &HeaderMap, only_local: bool) -> Option<(StatusCode, &'static str)> {
     let empty = headers.get(header::CONTENT_LENGTH).is_none_or(|length| length == "0");
     if !empty || headers.contains_key(header::TRANSFER_ENCODING) {
-        return Some((StatusCode::PAYLOAD_TOO_LARGE, "nothing here takes a request body"));
+        return Some((StatusCode::PAYLOAD_TOO_LARGE, "this server accepts no request body"));
     }
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     if only_local && !host.is_some_and(is_loopback_name) {
-        let why = "ask for localhost, 127.0.0.1 or [::1]: this address is for this machine only; \
-                   a proxy in front of it sets the Host header so";
+        let why = "request localhost, 127.0.0.1 or [::1], because this page is for this machine \
+                   only; a proxy must set the Host header to one of them";
         return Some((StatusCode::MISDIRECTED_REQUEST, why));
     }
     None

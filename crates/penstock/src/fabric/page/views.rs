@@ -1,14 +1,15 @@
-//! The controller's views, made once for all readers.
+//! The controller's views, shared by all readers.
 //!
 //! # Problem
 //!
-//! A leader is busy while switches apply a plan, for seconds if one of them is slow. Meanwhile any
-//! number of pages and scrapers request views.
+//! A leader is busy while switches apply a plan, for seconds if a switch is slow. While the leader
+//! is busy, any number of pages and scrapers may request views.
 //!
 //! # Approach
 //!
-//! A view younger than [`FRESH`] is served again. If the controller does not answer within
-//! [`PATIENCE`], the last view is served with its age, and the reader shows that age.
+//! The server sends a stored view again while the view is younger than [`FRESH`]. If the controller
+//! does not answer within [`PATIENCE`], the server sends the last view with its age, and the reader
+//! shows the age.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -19,11 +20,11 @@ use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// Age up to which a view is served again.
+/// If a stored view is younger than this age, the server sends the stored view again.
 pub const FRESH: Duration = Duration::from_millis(500);
 /// Longest wait for an answer from the controller.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// Limit of concurrent views of one tenant. These are made for each reader.
+/// Limit on concurrent requests for views of single tenants, which readers do not share.
 const OF_TENANTS_MAX: usize = 4;
 
 #[derive(Clone, Debug)]
@@ -32,12 +33,12 @@ pub struct View {
     pub age: Duration,
 }
 
-/// Why there is no view.
+/// Reason why the controller has no view to show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
     /// This controller does not lead, so it has no views.
     NotLeading,
-    /// The controller has no such tenant.
+    /// The controller has no tenant of this name.
     Unknown,
     /// The controller did not answer within [`PATIENCE`].
     Busy,
@@ -50,12 +51,12 @@ pub struct Views {
     controller: Arc<Controller>,
     kept: BTreeMap<&'static str, Kept>,
     of_tenants: tokio::sync::Semaphore,
-    /// Time of the controller's last missed answer. Until [`FRESH`] has passed, no other reader
-    /// waits for the controller.
+    /// Time of the controller's last missed answer. After a missed answer, no other reader waits
+    /// for the controller until [`FRESH`] has passed.
     busy: std::sync::Mutex<Option<Instant>>,
 }
 
-/// The views of the whole fabric.
+/// Names of the views that show the whole fabric.
 pub const WHOLE: [&str; 6] = ["status", "topology", "tenants", "bindings", "events", "history"];
 
 impl Views {
@@ -65,7 +66,6 @@ impl Views {
         Self { controller, kept, of_tenants, busy: std::sync::Mutex::default() }
     }
 
-    /// Requests a view from the controller within [`PATIENCE`].
     async fn ask(&self, what: &str, name: &str) -> Result<Option<Value>, Missing> {
         let busy = || self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         if busy().is_some_and(|at| at.elapsed() < FRESH) {
@@ -103,7 +103,7 @@ impl Views {
         }
     }
 
-    /// Returns `explain` or `history` of a tenant.
+    /// Returns the view `explain` or `history` of a tenant.
     pub async fn of_tenant(&self, what: &str, tenant: &str) -> Result<View, Missing> {
         let _turn = self.of_tenants.acquire().await;
         if let Some(value) = self.ask(what, tenant).await? {

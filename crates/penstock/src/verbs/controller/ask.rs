@@ -26,7 +26,8 @@ type Client = OperatorServiceClient<Channel>;
 /// Sends the request and prints the answer.
 ///
 /// # Errors
-/// No controller listens on the socket, or it refuses the request.
+/// Returns an error if no controller listens on the socket, or if the controller refuses the
+/// request.
 pub async fn run(socket: &Path, command: &AskCommand, json: bool) -> Result<ExitCode> {
     let absent = "the controller is not running; start it with `penstock controller run --config \
                   FILE`, or name its socket with --socket";
@@ -42,7 +43,7 @@ pub async fn run(socket: &Path, command: &AskCommand, json: bool) -> Result<Exit
     Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns the answer, and whether the controller did all of the request.
+/// Returns the answer, and whether the controller carried out the whole request.
 async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, bool)> {
     let view = |what: &str, name: &str| {
         timed(GetViewRequest { what: what.to_owned(), name: name.to_owned() })
@@ -87,7 +88,8 @@ async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, boo
     Ok((value, !refused))
 }
 
-/// Returns a refusal in which mistakes name `file`. The controller received only the file's text.
+/// Returns a refusal in which each mistake names `file`. The controller receives only the text of
+/// the file, so its error texts do not contain the file's name.
 fn named(status: &Status, file: &Path) -> Status {
     let line = |line: &str| match line.strip_prefix("tenants:") {
         Some(rest) => format!("{}:{rest}\n", file.display()),
@@ -142,7 +144,8 @@ fn told(command: &AskCommand, value: &Value) -> String {
         AskCommand::Service { service, .. } => served(value, service),
         AskCommand::Mode { mode } => format!("mode is {mode}\n"),
         AskCommand::Revert => format!(
-            "previous binding in force, mode is hold\n{} promoted to a queue, {} demoted, {}\n",
+            "the previous binding is in force, and the mode is hold\n{} promoted to a queue, {} \
+             demoted, {}\n",
             counted(number(&value["promoted"]), "tenant"),
             count(number(&value["demoted"])),
             counted(number(&value["steps"]), "step"),
@@ -153,7 +156,8 @@ fn told(command: &AskCommand, value: &Value) -> String {
     }
 }
 
-/// Returns the effect of a change on a tenant's VMs. The answer has the name of the variant.
+/// Returns the effect of a change on a tenant's VMs as text. The argument `how` is the name of a
+/// [`Moved`] variant, from the controller's answer.
 fn moved(how: &Value) -> String {
     let known = [Moved::InPlace, Moved::Rerouted, Moved::Anew];
     let moved = known.iter().find(|moved| *how == format!("{moved:?}"));
@@ -167,7 +171,7 @@ fn served(value: &Value, service: &str) -> String {
         let name = text(&tenant["name"]);
         match tenant["stays"].as_str() {
             Some(why) => told += &format!("tenant {name} stays: {why}\n"),
-            None => told += &format!("tenant {name} moved off; {}\n", moved(&tenant["how"])),
+            None => told += &format!("tenant {name} left the node; {}\n", moved(&tenant["how"])),
         }
     }
     printable_lines(&told)
@@ -219,8 +223,8 @@ fn status(value: &Value) -> String {
     let later = match later["hosts"].as_u64() {
         None => String::new(),
         Some(hosts) => format!(
-            "\n{} later decisions than this controller ({}: {}.{}). If no other controller leads, \
-             the store is an old copy; then run:\n  penstock controller epoch --at-least {}",
+            "\n{} later decisions than this controller ({} has {}.{}). If no other controller \
+             leads, the store is an old copy; then run:\n  penstock controller epoch --at-least {}",
             if hosts == 1 { "1 host has".to_owned() } else { format!("{hosts} hosts have") },
             text(&later["host"]),
             later["has"]["epoch"],
@@ -232,8 +236,8 @@ fn status(value: &Value) -> String {
         "controller {} leads, mode {}, decision {}.{} (epoch.generation)\n\
          {}, {} with a queue\n\
          {} of {} hosts connected, {}, out of date: {out}\n\
-         interval {}: {} hosts reported, {} tenants promoted, {} demoted, {}, {} us\n\
-         largest error of a queue's weight: {} ppm{later}",
+         interval {}: {} hosts reported, {} tenants promoted, {} demoted, {}, took {} us\n\
+         largest shortfall of a queue's share: {} ppm of the link{later}",
         text(&value["name"]),
         text(&value["mode"]),
         value["stamp"]["epoch"],
@@ -445,7 +449,7 @@ mod tests {
         assert_eq!(
             told(&service, &json!({ "node": "s1", "moves": moves })),
             "s1 is drained\n\
-             tenant web moved off; its VMs were placed again and may have moved\n\
+             tenant web left the node; the tenant's VMs were placed again and may have moved\n\
              tenant db stays: no server has a free slot\n"
         );
         let mode = AskCommand::Mode { mode: "hold".into() };

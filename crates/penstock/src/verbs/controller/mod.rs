@@ -1,7 +1,8 @@
 //! `penstock controller`: commands to a running controller, and offline plans.
 //!
 //! `plan` and `what-if` read a datacenter and its tenants (`docs/reference/fabric.md`) and place
-//! the tenants in the order of their file. They need no controller and change nothing.
+//! the tenants in the order of their file. `plan` and `what-if` need no controller and change
+//! nothing.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ mod what_if;
 /// Runs the command. Exit 1 if a file is wrong or a tenant has no place.
 ///
 /// # Errors
-/// An output cannot be written.
+/// Returns an error if an output cannot be written.
 pub fn run(args: &ControllerArgs) -> Result<ExitCode> {
     let json = args.json;
     match &args.command {
@@ -52,15 +53,16 @@ fn load(files: &FabricFiles) -> Option<(FabricFile, Vec<TenantWish>)> {
     Some((fabric, tenants))
 }
 
-/// A datacenter with all tenants that have a place.
+/// A datacenter after the offline placement of its tenants, and the outcome for each tenant.
 struct Placed {
     datacenter: Datacenter,
-    /// One entry per tenant, in the order of the file.
+    /// One outcome per tenant, in the order of the tenants' file.
     outcomes: Vec<Result<TenantSlot, Refusal>>,
 }
 
-/// Places all tenants in the order of the file. If a tenant was not placed, `near` and `apart` of
-/// other tenants ignore it.
+/// Places all tenants in the order of the file. A tenant may ask for a place near to or apart from
+/// another tenant (`near`, `apart`). If the tenant that `near` or `apart` names was not placed, the
+/// key has no effect.
 fn place(
     topology: Topology,
     fabric: &FabricFile,

@@ -1,8 +1,9 @@
 //! Draws the tree as SVG, coloured by load. Links show their reserved bandwidth, and servers show
 //! their used slots.
 //!
-//! A node has its name below it. In a layer that is too wide for names, only the first and the last
-//! node have a name. The others show it as a tooltip.
+//! The name of a node is below the node. If a layer has no room for the names of all nodes, only
+//! its first and its last node have a visible name. A node without a visible name shows its name as
+//! a tooltip.
 
 use std::fmt::Write as _;
 
@@ -18,7 +19,7 @@ const LAYER: f64 = 150.0;
 const BOX: f64 = 10.0;
 /// Colour of nodes and links that are out of service.
 const OUT: &str = "#bbb";
-/// Width of a character of a name.
+/// Width of a character of a name, in units of the SVG.
 const LETTER: f64 = 7.0;
 
 /// Returns the picture of a datacenter called `name`.
@@ -50,8 +51,10 @@ pub(super) fn svg(datacenter: &Datacenter, name: &str) -> String {
 }
 
 fn legend(text: &mut String) {
-    let _ =
-        write!(text, "<text x=\"{MARGIN}\" y=\"40\">link: reserved; server: slots taken</text>");
+    let _ = write!(
+        text,
+        "<text x=\"{MARGIN}\" y=\"40\">links: reserved bandwidth; servers: used slots</text>"
+    );
     let steps =
         [0.0, 0.25, 0.5, 0.75, 1.0].map(|load| (colour(load), format!("{:.0} %", 100.0 * load)));
     let steps = steps.into_iter().chain([(OUT.to_owned(), "out of service".to_owned())]);
@@ -66,12 +69,12 @@ fn legend(text: &mut String) {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a place in a picture")]
+#[expect(clippy::cast_precision_loss, reason = "coordinates of a picture are far below 2^53")]
 fn number(n: usize) -> f64 {
     n as f64
 }
 
-/// Returns a node's position, and the width that is available to it.
+/// Returns a node's position, and the width that is available for the node.
 fn spot(datacenter: &Datacenter, node: NodeId) -> (f64, f64, f64) {
     let topology = datacenter.topology();
     let layer = topology.layer_of(node);
@@ -140,8 +143,8 @@ fn place(text: &mut String, datacenter: &Datacenter, node: NodeId) {
     );
 }
 
-/// Writes the names of a layer's nodes. Writes only the first and the last if there is no room for
-/// all.
+/// Writes the names of a layer's nodes: all names, or the first and the last if there is no room
+/// for all.
 fn names(text: &mut String, datacenter: &Datacenter, layer: usize) {
     let topology = datacenter.topology();
     let name = |node| topology.name(node).to_string();

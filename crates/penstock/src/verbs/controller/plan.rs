@@ -18,7 +18,7 @@ use crate::verbs::{print, print_json};
 /// Runs the command. Exit 1 if a file is wrong or a tenant is refused.
 ///
 /// # Errors
-/// An output cannot be written.
+/// Returns an error if an output cannot be written.
 pub(super) fn run(args: &PlanArgs, json: bool) -> Result<ExitCode> {
     let Some((fabric, tenants)) = load(&args.files) else { return Ok(ExitCode::FAILURE) };
     let placed = place(fabric.topology.clone(), &fabric, fabric.policy, &tenants)?;
@@ -35,8 +35,7 @@ pub(super) fn run(args: &PlanArgs, json: bool) -> Result<ExitCode> {
     Ok(if all { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Returns a request as text, such as `12 x 100M`. If there are several classes, it lists all of
-/// them.
+/// Returns a request as text, such as `12 x 100M`. The text lists all VM classes of the tenant.
 fn wanted(hose: &Hose) -> String {
     let class = |c: &penstock_fabric::hose::VmClass| match c.send == c.recv {
         true => format!("{} x {}", c.vms, c.send),
@@ -101,7 +100,8 @@ fn told(placed: &Placed, tenants: &[TenantWish]) -> String {
     text
 }
 
-/// Returns the totals of the slots and of each layer's links.
+/// Returns, as text, the number of used slots, and the reserved bandwidth of the links of each
+/// layer.
 fn totals(placed: &Placed) -> String {
     let (topology, ledger) = (placed.datacenter.topology(), placed.datacenter.ledger());
     let free: u64 = topology.layer(0).map(|s| u64::from(ledger.free_slots(s))).sum();

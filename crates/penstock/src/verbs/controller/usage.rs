@@ -2,23 +2,27 @@
 //!
 //! A record has lines of `interval,tenant,used_pct` below a heading of these words. `used_pct` is
 //! the usage factor of QShare eq. (1) in percent, which may be above 100. A tenant without a line
-//! in an interval uses nothing in it. A file with a wrong line is refused.
+//! in an interval uses nothing in this interval. If a line of a record is wrong, the whole record
+//! is refused.
 
 use std::collections::HashMap;
 
 use anyhow::{Context as _, Result, ensure};
 use penstock_units::Rng;
 
-/// Part of the guarantee that each tenant demands, by interval and position of the tenant. With 1
-/// or more, the tenant takes all that it can get.
+/// Demand of each tenant in each interval, as a part of the tenant's guarantee. The outer list has
+/// an entry for each interval, and each inner list has an entry for each tenant. A tenant with a
+/// demand of 1 or more takes all available bandwidth.
 pub(super) type Usage = Vec<Vec<f64>>;
 
 const HEADING: &str = "interval,tenant,used_pct";
 
-/// Reads the usage of a record. `file` is the name of the record in errors.
+/// Parses the recorded usage in `text`. The argument `file` is the name of the recorded file, for
+/// errors.
 ///
 /// # Errors
-/// A line is wrong. The error has the number of the first such line and the reason.
+/// Returns an error if the heading or a line of the recorded usage is wrong. The error for a record
+/// contains the number of the first wrong line and the reason.
 pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage> {
     let place: HashMap<&str, usize> = tenants.iter().copied().zip(0..).collect();
     let mut lines = (1..).zip(text.lines());
@@ -30,7 +34,10 @@ pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage
             read(line, &place).with_context(|| format!("{file}:{number}"))?;
         if last != Some(interval) {
             let ascends = last.is_none_or(|last| interval > last);
-            ensure!(ascends, "{file}:{number}: interval {interval} is out of order; sort by it");
+            ensure!(
+                ascends,
+                "{file}:{number}: interval {interval} is out of order; sort the lines"
+            );
             usage.push(vec![0.0; tenants.len()]);
             last = Some(interval);
         }
@@ -38,7 +45,7 @@ pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage
             here[tenant] = part;
         }
     }
-    ensure!(!usage.is_empty(), "{file}: no interval; record at least one");
+    ensure!(!usage.is_empty(), "{file}: the file has no interval; record at least one interval");
     Ok(usage)
 }
 
@@ -47,20 +54,20 @@ fn read(line: &str, place: &HashMap<&str, usize>) -> Result<(u64, usize, f64)> {
     let [interval, tenant, used] = cells[..] else {
         anyhow::bail!("{} values; write `{HEADING}`", cells.len());
     };
-    let interval = interval
-        .parse()
-        .ok()
-        .with_context(|| format!("interval `{interval}` is no whole number; write 0 or above"))?;
+    let interval = interval.parse().ok().with_context(|| {
+        format!("interval `{interval}` is not a whole number; write 0 or above")
+    })?;
     let tenant = place.get(tenant).copied();
     let tenant = tenant.with_context(|| format!("no tenant is called `{}`", cells[1]))?;
     let used = used.parse::<f64>().ok().filter(|used| used.is_finite() && *used >= 0.0);
     let used =
-        used.with_context(|| format!("`{}` is no percentage; write 0 or above", cells[2]))?;
+        used.with_context(|| format!("`{}` is not a percentage; write 0 or above", cells[2]))?;
     Ok((interval, tenant, used / 100.0))
 }
 
-/// Generates usage. In each interval, a random part `inactive` of the tenants uses a part of its
-/// guarantee that is uniform from 0 to 1. The other tenants use all that they can get.
+/// Generates usage. In each interval, each tenant is inactive with probability `inactive`. An
+/// inactive tenant uses a random part of its guarantee, uniform from 0 to 1. An active tenant uses
+/// all available bandwidth.
 pub(super) fn made_up(tenants: usize, intervals: u32, inactive: f64, seed: u64) -> Usage {
     let mut rng = Rng::new(seed);
     let one = |rng: &mut Rng| if rng.unit() < inactive { rng.unit() } else { 1.0 };
@@ -84,9 +91,9 @@ mod tests {
             ("tenant,interval\n", "u.csv:1: the heading"),
             ("interval,tenant,used_pct\n1,red\n", "u.csv:2: 2 values"),
             ("interval,tenant,used_pct\n1,red,1\n1,green,1\n", "u.csv:3: no tenant is called"),
-            ("interval,tenant,used_pct\n1,red,NaN\n", "u.csv:2: `NaN` is no percentage"),
-            ("interval,tenant,used_pct\n1,red,-1\n", "`-1` is no percentage"),
-            ("interval,tenant,used_pct\nx,red,1\n", "interval `x` is no whole number"),
+            ("interval,tenant,used_pct\n1,red,NaN\n", "u.csv:2: `NaN` is not a percentage"),
+            ("interval,tenant,used_pct\n1,red,-1\n", "`-1` is not a percentage"),
+            ("interval,tenant,used_pct\nx,red,1\n", "interval `x` is not a whole number"),
             ("interval,tenant,used_pct\n2,red,1\n1,red,1\n", "u.csv:3: interval 1 is out of order"),
             ("interval,tenant,used_pct\n", "no interval"),
         ] {

@@ -1,5 +1,6 @@
-//! `penstock controller what-if` replays the same tenants and usage with other queues, maps,
-//! weights of placement, or over-subscription.
+//! `penstock controller what-if` simulates a fabric with several combinations of settings, always
+//! with the same tenants and usage. The settings of a simulation are numbers of queues, maps,
+//! weights of placement, and over-subscription.
 
 use std::fs;
 use std::process::ExitCode;
@@ -20,7 +21,7 @@ use crate::cli::{MapMode, WhatIfArgs};
 use crate::table::{Align, Table};
 use crate::verbs::{print, print_json};
 
-/// One combination of settings.
+/// One combination of settings that the command simulates.
 #[derive(Clone, Copy, Debug)]
 struct Variant {
     queues: u8,
@@ -29,7 +30,8 @@ struct Variant {
     oversubscription: Option<f64>,
 }
 
-/// Results of a variant. Shares are in percent, and means are over intervals.
+/// Results of one simulated combination of settings. Fields that contain shares are percentages.
+/// Each mean is over all intervals of the simulation.
 #[derive(Clone, Copy, Debug, Default)]
 struct Findings {
     placed: usize,
@@ -44,7 +46,7 @@ struct Findings {
 /// Runs `penstock controller what-if`.
 ///
 /// # Errors
-/// The record is wrong, a setting is invalid, or an output cannot be written.
+/// Returns an error if the record is wrong, a setting is invalid, or an output cannot be written.
 pub(super) fn run(args: &WhatIfArgs, json: bool) -> Result<ExitCode> {
     let Some((fabric, tenants)) = load(&args.files) else { return Ok(ExitCode::FAILURE) };
     let usage = match &args.usage {
@@ -68,7 +70,8 @@ pub(super) fn run(args: &WhatIfArgs, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns all combinations of the given lists. A setting without a list is as in the file.
+/// Returns all combinations of the values in the lists of settings. A setting without a list on the
+/// command line has the value in the fabric's file.
 fn variants(args: &WhatIfArgs, fabric: &FabricFile) -> Vec<Variant> {
     fn or<T: Copy>(given: &[T], else_: T) -> Vec<T> {
         if given.is_empty() { vec![else_] } else { given.to_vec() }
@@ -88,17 +91,18 @@ fn variants(args: &WhatIfArgs, fabric: &FabricFile) -> Vec<Variant> {
     all
 }
 
-/// Returns the topology. With a ratio, the highest tier has the rate for this over-subscription.
+/// Returns the topology. If `ratio` is set, the highest tier gets the rate for this
+/// over-subscription.
 fn topology(fabric: &FabricFile, ratio: Option<f64>) -> Result<Topology> {
     let Some(ratio) = ratio else { return Ok(fabric.topology.clone()) };
     let mut regular = fabric.regular.clone().context(
         "--oversubscription needs a regular topology; write [servers] and [[tier]] in its file",
     )?;
     let tiers = regular.tiers.len();
-    anyhow::ensure!(tiers > 1, "--oversubscription needs two tiers or more; there is one");
+    anyhow::ensure!(tiers > 1, "--oversubscription needs two tiers or more; the topology has one");
     let below = regular.tiers[tiers - 2];
     let highest = &mut regular.tiers[tiers - 1];
-    #[expect(clippy::cast_precision_loss, reason = "a rate by a ratio")]
+    #[expect(clippy::cast_precision_loss, reason = "a rate is far below 2^52 bit/s")]
     let down = below.rate.0 as f64 * f64::from(below.fan_out);
     let rate = down / (ratio * f64::from(highest.uplinks));
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive")]
@@ -118,14 +122,14 @@ fn try_out(
         policy.queue_weight = QueueWeight::Fixed(weight);
     }
     let placed = place(topology(fabric, variant.oversubscription)?, fabric, policy, tenants)?;
-    // The binding must not use reserved queues except the shared one.
+    // The binding must not use reserved queues except the shared queue.
     let queues = u8::try_from(policy.dedicated() + 1).unwrap_or(u8::MAX);
     let settings = Settings { queues, ..Settings::new(variant.mode.into()) };
     let binding = Binding::new(settings, placed.datacenter.topology().links())?;
     Ok(replay(&placed, binding, usage))
 }
 
-/// A tenant with links, and its position in the file.
+/// A placed tenant that uses links, and its position in the file.
 struct Player<'a> {
     at: usize,
     slot: TenantSlot,

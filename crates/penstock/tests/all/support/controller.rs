@@ -1,4 +1,4 @@
-//! A controller as a process.
+//! Starts a controller as a process and sends requests to it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use nix::unistd::Pid;
 use penstock_testing::scaled;
 use serde_json::Value;
 
-/// A tree of ten servers.
+/// Topology of a tree with ten servers.
 pub const FABRIC: &str = r#"[fabric]
 name = "two racks"
 queues = 4
@@ -26,7 +26,7 @@ rate = "1G"
 fan_out = 2
 rate = "1G"
 "#;
-/// Switches in memory.
+/// Configuration of switches that exist only in memory.
 pub const SWITCHES: &str = r#"
 [[switch]]
 name = "rack-0"
@@ -40,7 +40,8 @@ driver = "sim"
 name = "core-0"
 driver = "sim"
 "#;
-/// Time limit within which a successor leads (docs/reference/controller.md).
+/// Maximum time until another controller leads after the loss of the leader
+/// (docs/reference/controller.md).
 pub const TAKE_OVER: Duration = Duration::from_secs(15);
 
 /// A controller as a process, killed with the test.
@@ -55,12 +56,12 @@ impl Controller {
         Self::over(folder, name, store, FABRIC, SWITCHES)
     }
 
-    /// Starts a controller with this fabric and these switches.
+    /// Starts a controller with the tables `fabric` and `switches` in its file.
     pub fn over(folder: &Path, name: &str, store: &str, fabric: &str, switches: &str) -> Self {
         Self::with(folder, name, "", store, fabric, switches)
     }
 
-    /// Starts a controller with this fabric, these switches and more keys in its file.
+    /// Starts a controller with `keys` and the tables `fabric` and `switches` in its file.
     pub fn with(
         folder: &Path,
         name: &str,
@@ -88,8 +89,8 @@ impl Controller {
         Self { child, socket }
     }
 
-    /// Sends a request. Returns whether the exit status is zero, and the answer. `None` if there is
-    /// no answer.
+    /// Sends a request. Returns whether the command's exit status is 0, and the controller's
+    /// answer. Returns `None` if the controller does not answer.
     pub fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
         let mut command = Command::new("timeout");
         command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
@@ -98,8 +99,8 @@ impl Controller {
         Some((done.status.success(), value))
     }
 
-    /// Returns the reason why the controller refuses a request. Panics if it does not answer or
-    /// accepts.
+    /// Returns the reason why the controller refuses a request. Panics if the controller accepts
+    /// the request or does not answer.
     pub fn refuses(&self, words: &[&str]) -> String {
         let mut command = Command::new("timeout");
         command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
@@ -144,14 +145,14 @@ impl Drop for Controller {
     }
 }
 
-/// Repeats a check until it is true and returns the time that this took. `limit` is the longest
-/// time on an idle machine.
+/// Repeats a check until it is true and returns the time that this took. `limit` is the maximum
+/// time that the check may take on an idle machine.
 #[expect(clippy::disallowed_methods, reason = "what processes take is the result")]
 pub fn until(limit: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let (start, limit) = (Instant::now(), scaled(limit));
     while !holds() {
         assert!(start.elapsed() < limit, "{what}: not within {limit:?}");
-        // This is a pause between two requests to a process and not a wait for it.
+        // This is a pause between two requests to the process.
         std::thread::sleep(Duration::from_millis(50));
     }
     start.elapsed()

@@ -1,7 +1,7 @@
 //! Two guests that flood a third guest and an uplink, in the test's own process.
 //!
-//! The worker may spend few cycles (`capacity`). So the worker is the bottleneck even if the
-//! machine is busy with other work.
+//! The worker may spend only `capacity` cycles per second, so the worker is the bottleneck even if
+//! the machine is busy with other work.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,24 +15,25 @@ use crate::support::{self, Daemon, Scratch, await_some, await_true};
 
 /// Cycles per second that the worker may spend, enough for about ten thousand frames.
 pub const CAPACITY: u64 = 15_000_000;
-/// Cycles per second at which a full ring lasts for a third of a second. So the ring is never
-/// empty, whatever else runs here.
+/// Cycles per second of a slow worker. With 4,000,000 cycles per second, a worker needs a third of
+/// a second for the frames of a full ring. Because the worker is slow, the ring of a sender is
+/// never empty, even on a busy machine.
 pub const FEW: u64 = 4_000_000;
-/// Ports with one guest each, in the order of their addresses. The first two send.
+/// Ports with one guest each, in the order of their addresses. The guests at the first two ports
+/// send.
 pub const PORTS: [&str; 4] = ["vm1", "vm2", "sink", "up"];
 pub const SINK: u8 = 2;
 pub const UP: u8 = 3;
-/// Bytes of a frame, without the header before it.
+/// Size of a frame in bytes, without the virtio header.
 const FRAME: usize = 1500;
 const HEADER: usize = 12;
 /// Number of frames that a guest sends in one turn.
 const BURST: usize = 32;
-/// Descriptors of a ring: enough that a loop still finds frames after a while without its core.
+/// Descriptors of a ring: enough for a guest that loses its core for a while.
 const RING: u16 = 1024;
 
 fn objects(scratch: &Scratch, capacity: u64) -> String {
-    // The first lines belong to `[worker]`, because the head of the configuration ends with this
-    // table.
+    // The first lines belong to `[worker]`, the last table of the text from `configuration`.
     let mut text = format!(
         "capacity = {capacity}\nschedule = \"hbs\"\n\n[[tenant]]\nname = \"red\"\nvlans = [100]\n"
     );
@@ -54,19 +55,20 @@ fn objects(scratch: &Scratch, capacity: u64) -> String {
     text
 }
 
-/// Orders to the guests. The test changes them while the guests run.
+/// Instructions for the thread that runs the guests. The test changes the guests' orders while the
+/// guests run.
 #[derive(Debug, Default)]
 pub struct Orders {
     stop: AtomicBool,
-    /// Whether the second VM sends too.
+    /// Whether the second VM also sends, in the same way as the first VM.
     pub both: AtomicBool,
-    /// Whether the VMs send to the uplink instead of the sink.
+    /// Whether the VMs send to the uplink instead of the VM `sink`.
     pub up: AtomicBool,
     /// Whether the receivers leave arrived frames in their rings.
     pub deaf: AtomicBool,
 }
 
-/// Cycles of a port so far, its batches, and the batches that left frames in the ring.
+/// Cycles, batches and full batches of a port so far.
 #[derive(Debug)]
 struct Sent {
     cycles: u64,
@@ -77,7 +79,7 @@ struct Sent {
 /// Runs one test at a time, because guests and workers poll.
 static ONE: Mutex<()> = Mutex::new(());
 
-/// A switch with guests at all its ports. The guests have their own thread.
+/// A switch with guests at all its ports. The guests run in their own thread.
 pub struct Bed {
     pub daemon: Daemon,
     pub orders: Arc<Orders>,
@@ -90,7 +92,7 @@ impl Bed {
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let scratch = Scratch::new();
         let text = support::configuration(&scratch.0, &objects(&scratch, capacity));
-        // If something else runs here, a worker that sleeps wakes late and spends less than it may.
+        // On a busy machine, a worker that sleeps wakes late and spends less than its capacity.
         let text = text.replace("idle_backoff_us = 1000", "idle_backoff_us = 0");
         fs::write(scratch.0.join("host.toml"), text).unwrap();
         let daemon = Daemon::start_in(scratch)?;
@@ -113,8 +115,8 @@ impl Bed {
         count
     }
 
-    /// Reads a counter of several ports at one time. Between two requests, a busy machine would let
-    /// hundreds of frames pass.
+    /// Reads a counter of several ports in one request. The function sends only one request,
+    /// because on a busy machine hundreds of frames may pass between two requests.
     pub fn counts<const N: usize>(&self, of: [&str; N], name: &str) -> [u64; N] {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
@@ -139,11 +141,12 @@ impl Bed {
         self.daemon.ask(&format!("port set {what} --no-save")).ok();
     }
 
-    /// Part of the first VM in the cycles that both VMs spend from now on. It is measured while
-    /// neither ring is empty, because a VM without frames rightly leaves its cycles to others.
+    /// Measures which part of the cycles of both VMs the first VM spends after the call. The
+    /// measurement counts only while the rings of both VMs contain frames, because the other VM
+    /// gets the cycles of a VM without frames.
     pub fn part_of_vm1(&self) -> f64 {
         let read = || self.read_both();
-        // Frames and tokens from the time of the old settings do not count for the new ones.
+        // Frames and tokens from before the change do not count for the new settings.
         let changed = read();
         let spent = |since: &[Sent; 2], now: &[Sent; 2]| {
             now[0].cycles - since[0].cycles + now[1].cycles - since[1].cycles
@@ -166,7 +169,7 @@ impl Bed {
         })
     }
 
-    /// Cycles and batches of both VMs, read at one time.
+    /// Cycles and batches of both VMs, from one request.
     fn read_both(&self) -> [Sent; 2] {
         let stats = self.daemon.ask("stats --json").json();
         let ports = stats["ports"].as_array().unwrap();
@@ -177,8 +180,8 @@ impl Bed {
         })
     }
 
-    /// Repeats the request until the answer, which covers the last seconds, is `limit`. `None` if
-    /// the machine is so busy with other work that this work limits all ports.
+    /// An answer of `penstock explain` covers the last seconds, so the function repeats the request
+    /// until the answer is `limit`. Returns `None` if other work on the machine limits all ports.
     pub fn explained(&self, port: &str, limit: &str) -> Option<serde_json::Value> {
         let mut asked = 0;
         await_some(&format!("{port} to be held by {limit}"), || {
@@ -188,6 +191,9 @@ impl Bed {
                 return Some(Some(answer));
             }
             asked += 1;
+            if asked % 100 == 0 {
+                println!("{port} is held by {}: {}", answer["limit"], answer["why"]);
+            }
             (asked > 100 && machine_is_busy()).then(|| {
                 penstock_testing::skip(format_args!(
                     "other programs have the processors: {}",

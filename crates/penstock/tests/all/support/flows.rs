@@ -13,10 +13,10 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::support::{Daemon, await_true};
 
-/// Bytes of a datagram.
+/// Size of the payload of a UDP datagram, in bytes.
 const DATAGRAM: usize = 1_000;
 
-/// A network namespace. It exists while its process runs.
+/// A network namespace. The namespace exists while its process runs.
 pub struct Namespace(Child);
 
 impl Namespace {
@@ -26,8 +26,8 @@ impl Namespace {
         Self(command.spawn().unwrap())
     }
 
-    /// Waits until the process has its own namespace, and moves the other end of a port's link into
-    /// it.
+    /// Waits until the process has its own network namespace, and then connects the port to this
+    /// namespace by a link.
     pub fn join(&self, daemon: &Daemon, port: &str, address: &str) {
         let own = || std::fs::read_link(format!("/proc/{}/ns/net", self.0.id())).ok();
         let ours = std::fs::read_link("/proc/self/ns/net").unwrap();
@@ -62,16 +62,16 @@ impl Drop for Namespace {
     }
 }
 
-/// Two flows from one namespace to the other. Each sends several times its part of the link.
+/// Two flows from one namespace to another. Each flow sends more than its share of the link.
 pub struct Flows {
     stop: Arc<AtomicBool>,
-    /// Bytes that arrived, by flow.
+    /// Number of bytes that arrived at the receivers, for each of the two flows.
     pub arrived: Arc<[AtomicU64; 2]>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Flows {
-    /// Starts a flow to each of these ports, with its code point.
+    /// Starts two flows, each to a UDP port of `to` and with a code point.
     pub fn start(from: &Namespace, to: &Namespace, flows: [(u16, u8); 2]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let arrived: Arc<[AtomicU64; 2]> = Arc::default();
@@ -103,7 +103,7 @@ impl Drop for Flows {
     }
 }
 
-/// Sends about 200 Mbit/s.
+/// Sends datagrams at about 200 Mbit/s until `stop` is true.
 fn send(socket: &UdpSocket, port: u16, stop: &AtomicBool) {
     let datagram = [0x5a; DATAGRAM];
     while !stop.load(Relaxed) {

@@ -1,4 +1,4 @@
-//! A daemon in its own network namespace. Only the command line drives it.
+//! A daemon in its own network namespace, controlled only through the command line.
 
 pub mod controller;
 pub mod flood;
@@ -40,7 +40,8 @@ impl Drop for Scratch {
     }
 }
 
-/// Polls until `look` returns a value. Panics with `what` after the time limit.
+/// Polls until `look` returns a value. Panics with the text `what` if `look` returns no value
+/// within the time limit.
 pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     #[expect(clippy::disallowed_methods, reason = "the bound of the wait is real time")]
     let now = Instant::now;
@@ -55,12 +56,11 @@ pub fn await_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Like [`await_some`], for a condition.
+/// Polls until `look` returns true, like [`await_some`].
 pub fn await_true(what: &str, mut look: impl FnMut() -> bool) {
     await_some(what, || look().then_some(()));
 }
 
-/// Output and exit status of a command.
 #[derive(Debug)]
 pub struct Told {
     pub status: ExitStatus,
@@ -100,15 +100,15 @@ impl From<Output> for Told {
     }
 }
 
-/// Runs `penstock` against this socket.
+/// Runs `penstock` with the daemon's socket `socket`.
 pub fn penstock(socket: &Path, arguments: &[&str]) -> Told {
     let mut command = Command::new(BINARY);
     command.args(arguments).env("PENSTOCK_SOCKET", socket).env_remove("RUST_LOG");
     command.output().unwrap().into()
 }
 
-/// Options that create a namespace on this machine. If this is not possible, prints the reason on
-/// standard error and returns `None`.
+/// Options of `unshare` that create a namespace on this machine. If no set of options works, prints
+/// the reason on standard error and returns `None`.
 pub fn namespace_options() -> Option<&'static [&'static str]> {
     let works = |options: &[&str]| {
         let script = "ip link set lo up && ip tuntap add dev tap0 mode tap";
@@ -136,8 +136,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon with these objects after `[host]`, and waits until it is ready. `None` if
-    /// this machine does not permit it.
+    /// Starts a daemon with `objects` after `[host]` in its file, and waits until the daemon is
+    /// ready. Returns `None` if this machine does not permit a network namespace.
     pub fn start(objects: &str) -> Option<Self> {
         let scratch = Scratch::new();
         fs::write(scratch.0.join("host.toml"), configuration(&scratch.0, objects)).unwrap();
@@ -149,7 +149,8 @@ impl Daemon {
         Self::start_after("true", scratch)
     }
 
-    /// Like [`Self::start_in`]. First a shell runs `setup` in the process that becomes the daemon.
+    /// Like [`Self::start_in`]. Works like [`Self::start_in`], but a shell first runs the commands
+    /// `setup` in the daemon's process.
     pub fn start_after(setup: &str, scratch: Scratch) -> Option<Self> {
         let options = namespace_options()?;
         let notify = scratch.0.join("notify");
@@ -159,7 +160,7 @@ impl Daemon {
         let log = fs::File::create(scratch.0.join("log")).unwrap();
         let child = Command::new("unshare")
             .args(options)
-            // `exec` makes the child process the daemon itself.
+            // With `exec`, the child process becomes the daemon.
             .args(["--", "sh", "-c", &format!("ip link set lo up && {setup} && exec \"$@\"")])
             .args(["sh", BINARY])
             .args(["host", "run", "--log-format", "json", "--config"])
@@ -175,7 +176,7 @@ impl Daemon {
         Some(daemon)
     }
 
-    /// Waits for a notice to the service manager.
+    /// Waits until the daemon has sent the notice `wanted` to the service manager.
     #[track_caller]
     pub fn await_notice(&mut self, wanted: &str) {
         let mut buffer = [0; 512];
@@ -209,12 +210,12 @@ impl Daemon {
         self.scratch.0.join("host.toml")
     }
 
-    /// Rewrites the configuration file with these objects.
+    /// Rewrites the configuration file with `objects` after `[host]`.
     pub fn write_config(&self, objects: &str) {
         fs::write(self.config(), configuration(&self.scratch.0, objects)).unwrap();
     }
 
-    /// Runs a command against the daemon. `line` holds its words.
+    /// Runs the `penstock` command `line` against the daemon.
     pub fn ask(&self, line: &str) -> Told {
         penstock(&self.socket(), &line.split_whitespace().collect::<Vec<_>>())
     }
@@ -273,7 +274,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Returns a configuration file with these objects.
+/// Returns a configuration file with `objects` after `[host]`.
 pub fn configuration(directory: &Path, objects: &str) -> String {
     let at = directory.display();
     format!(

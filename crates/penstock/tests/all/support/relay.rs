@@ -1,17 +1,18 @@
-//! A relay that can be cut. Bytes in flight then stay in it, and neither side is notified.
+//! A relay between two processes that a test can cut. Neither side is notified of a cut.
 //!
 //! # Approach
 //!
-//! The relay behaves like a network that lost a link, and not like a peer that closed. Connections
-//! stay open on both sides. The relay accepts new connections and does not answer them. Bytes that
-//! were sent meanwhile arrive when the relay is restored.
+//! A cut relay behaves like a network that lost a link, and not like a peer that closed its
+//! connection. While the relay is cut, connections stay open on both sides. The relay accepts new
+//! connections and does not answer. Bytes that were sent during the cut arrive when the relay is
+//! restored.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 
-/// Whether bytes may pass.
+/// Whether bytes may pass through the relay.
 #[derive(Debug, Default)]
 struct Gate {
     cut: Mutex<bool>,
@@ -25,16 +26,14 @@ impl Gate {
     }
 }
 
-/// A relay. Its threads end with the test's process.
+/// A relay. The relay's threads end with the test's process.
 #[derive(Debug)]
 pub struct Relay {
-    /// Address at which the relay listens.
     pub address: SocketAddr,
     gate: Arc<Gate>,
 }
 
 impl Relay {
-    /// Starts a relay to `target`.
     pub fn to(target: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

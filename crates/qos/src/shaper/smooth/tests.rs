@@ -15,7 +15,8 @@ fn smooth(rate: u64) -> Smooth {
     Smooth::new(BitsPerSecond(rate)).unwrap()
 }
 
-/// Departures until second `secs` of a VM that always has a frame.
+/// Shapes the frames of a VM for `secs` seconds in which a frame always waits, and returns the
+/// departures of the frames.
 fn backlogged(smooth: &mut Smooth, bytes: u32, secs: u64) -> Vec<(Nanos, u32)> {
     let mut sent = Vec::new();
     loop {
@@ -27,7 +28,8 @@ fn backlogged(smooth: &mut Smooth, bytes: u32, secs: u64) -> Vec<(Nanos, u32)> {
     }
 }
 
-/// Rate from `from` to `to` as a multiple of `rate`.
+/// Returns the mean rate of the departures between the times `from` and `to`, as a multiple of
+/// `rate`.
 fn rate_in(sent: &[(Nanos, u32)], from: u64, to: u64, rate: u64) -> f64 {
     let within = sent.iter().filter(|s| s.0 >= Nanos(from) && s.0 < Nanos(to));
     let bytes: u64 = within.map(|s| u64::from(s.1)).sum();

@@ -1,6 +1,6 @@
-//! Guests, schedulers and their roles, for tests of the service over real threads. Computing
-//! processes represent VMs of one vCPU. Scheduler and watchdog are the test's own program, which
-//! runs one of the two role functions at the end of this file.
+//! Guests, schedulers and watchdogs for tests of the service with real threads. Busy processes
+//! represent VMs with one vCPU. To run a scheduler or a watchdog, the test program starts itself
+//! again. The new process runs a *role*, which is one of the functions at the end of this file.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::{Path, PathBuf};
@@ -16,13 +16,14 @@ use penstock_vcpu_host::policy::{self, Policy};
 use penstock_vcpu_host::state::{State, VmState};
 use penstock_vcpu_host::{threads, watchdog};
 
-/// File beside the scheduler's directory, in which a watchdog records its events.
+/// Name of the file beside the scheduler's run directory in which a test's watchdog records its
+/// events.
 pub const SIGHTS: &str = "sights";
 
-/// Environment variable with the argument of a role.
+/// Environment variable that passes the argument `path` to a new process of the test program.
 pub const PATH: &str = "PENSTOCK_TEST_PATH";
 
-/// All tests use one processor, one after another.
+/// Lock of the processor that all tests use. Only one test runs at a time.
 pub static PROCESSOR: Mutex<()> = Mutex::new(());
 
 #[track_caller]
@@ -30,7 +31,8 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     until_ok(|| look().ok_or(what))
 }
 
-/// Waits for a success. The last error is in the message if there is none.
+/// Calls `look` until it succeeds. If `look` does not succeed in time, the panic message has the
+/// last error.
 #[track_caller]
 fn until_ok<T, E: std::fmt::Debug>(mut look: impl FnMut() -> Result<T, E>) -> T {
     let begin = Instant::now();
@@ -56,7 +58,7 @@ pub fn affinity(id: u32) -> CpuSet {
     sched_getaffinity(pid(id)).unwrap()
 }
 
-/// A process that computes until it is dropped.
+/// A process that computes until this value is dropped.
 pub struct Guest(Child);
 
 impl Guest {
@@ -77,7 +79,7 @@ impl Drop for Guest {
     }
 }
 
-/// A command that runs this program in a role with the argument `path`.
+/// Makes a command that runs the test program in the role `name` with the argument `path`.
 pub fn role(name: &str, path: &Path) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let test = format!("support::role_of_{name}");
@@ -92,7 +94,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Schedules VMs `vm0`, `vm1`, ... on the last processor. The first has a deadline.
+    /// Starts a scheduler for the VMs `vm0`, `vm1`, ... on the last processor. The VM `vm0` has a
+    /// deadline.
     pub fn start(dir: &Path, guests: &[&Guest], deadline: &str) -> Self {
         let mut text = String::new();
         for (at, guest) in guests.iter().enumerate() {
@@ -105,7 +108,7 @@ impl Scheduler {
         Self::with(dir, &text)
     }
 
-    /// Schedules the VMs of these tables.
+    /// Starts a scheduler for the `[[vm]]` tables in `vms`.
     pub fn with(dir: &Path, vms: &str) -> Self {
         std::fs::create_dir_all(dir).unwrap();
         let cpu = (0..CpuSet::count()).rfind(|c| affinity(0).is_set(*c).unwrap()).unwrap();
@@ -120,8 +123,8 @@ impl Scheduler {
         kill(pid(self.child.id()), signal).unwrap();
     }
 
-    /// Sends SIGTERM to the thread that waits for the signal. Unlike in the real program, the first
-    /// thread of a test does not block the signal.
+    /// Sends SIGTERM to the thread that waits for the signal, because the first thread of a test
+    /// program does not block the signal.
     pub fn terminate(&self) {
         let threads = threads::named(self.child.id(), "support::role_*").unwrap();
         let (pid, tid) = (threads[0].pid, threads[0].tid);
@@ -153,7 +156,8 @@ impl Drop for Scheduler {
     }
 }
 
-/// The processor and a directory, or `None` if no thread may be real-time.
+/// Locks the processor for a test and names a directory for the test; `None` if threads may not
+/// have real-time policies.
 pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     let guard = PROCESSOR.lock().unwrap_or_else(PoisonError::into_inner);
     let may = std::thread::spawn(|| policy::set(0, Policy::Fifo { priority: 1 }).is_ok());
@@ -165,14 +169,15 @@ pub fn prepare(name: &str) -> Option<(MutexGuard<'static, ()>, PathBuf)> {
     Some((guard, dir.join(format!("penstock-vcpu-{name}-{}", std::process::id()))))
 }
 
-/// Ensures that only the watchdog can take back the scheduler's loans.
+/// Waits until the scheduler has a watchdog. The function checks that the watchdog's priority is
+/// above all guests and scheduling threads.
 pub fn watched(scheduler: &Scheduler) {
     let id = until("a watchdog", || {
         let state = State::load(&scheduler.dir.join("run")).ok()?;
         (state.watchdog > 0).then_some(state.watchdog)
     });
     let above = Policy::Fifo { priority: watchdog::PRIORITY };
-    // In a test the service runs in a test's thread, and not in the first thread of its process.
+    // In a test the service does not run in the first thread of its process.
     let threads = threads::named(id, "support::role_*").unwrap();
     let first = threads.iter().any(|thread| policy::get(thread.tid).is_ok_and(|p| p == above));
     assert!(first, "it waits for no guest and no scheduler");
@@ -196,7 +201,7 @@ fn role_of_scheduler() {
     let watchdog = |run_dir: &std::path::Path| role("watchdog", run_dir);
     if let Err(error) = penstock_vcpu_host::service::run(&load, &watchdog) {
         eprintln!("{error}");
-        // The role has failed. The test that started it judges the result.
+        // The role has failed, and the test that started this process judges the result.
         std::process::exit(1);
     }
 }

@@ -1,2 +1,2 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// Nothing of it is used here.
+// Empty: the test uses nothing of this header.

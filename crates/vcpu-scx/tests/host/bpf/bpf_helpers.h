@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
-// What the program's headers take from libbpf, for a program of this machine.
+// Replaces the parts of libbpf that the program's headers use, for a program of this machine.
 #define SEC(name)
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) value *name
@@ -9,7 +9,7 @@
 #define __ksym
 #define barrier_var(variable) asm volatile("" : "+r"(variable))
 
-// No map has anything.
+// All maps are empty.
 static inline void *bpf_map_lookup_elem(void *map, const void *key)
 {
 	return 0;

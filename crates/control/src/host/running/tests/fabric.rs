@@ -33,8 +33,8 @@ fn terms(code_points: &[(&str, u8)], weights: &[u32], map: &[(u8, u8)]) -> Fabri
     }
 }
 
-/// The state in force: the code points of vm1's port and of all tenants, and weights and queues by
-/// code point.
+/// Returns the fabric settings in the workers' snapshot: code points of vm1's port and of all
+/// tenants, queue weights, and the queues of three code points.
 fn in_force(host: &Host, fake: &Fake) -> (Option<u8>, Vec<Option<u8>>, Vec<u16>, [u8; 3]) {
     let snapshot = fake.snapshot();
     let up = snapshot.ports.iter().flatten().find(|port| port.queue.is_some()).unwrap();
@@ -64,7 +64,8 @@ fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
     assert_eq!((file.text(), host.config_toml()), (text.clone(), text.clone()), "not written");
     assert_eq!(host.set_fabric(&plan).unwrap().changes, Vec::<String>::new());
     assert_eq!(fake.calls(), Vec::<String>::new(), "it is so already");
-    // The file is read again, an object is changed, and a tenant that the plan names is added.
+    // The plan stays in force when the file is read again, an object changes, and a tenant of the
+    // plan is added.
     host.reload().unwrap();
     assert_eq!(in_force(&host, &fake), told);
     std::fs::write(&file.0, text.replace("queues = 4", "queues = 5")).unwrap();
@@ -75,7 +76,7 @@ fn a_plan_is_in_force_until_the_next_whatever_happens_to_the_file() {
     assert_eq!(in_force(&host, &fake).1, [Some(8), Some(0), Some(16)]);
     let error = host.set_tenant("red", &[("dscp".into(), "9".into())], false).unwrap_err();
     assert!(error.to_string().contains("with [fabric], the controller assigns DSCPs"), "{error}");
-    // The next plan is in force completely, and nothing of the previous plan is left.
+    // The next plan replaces the previous plan completely.
     host.set_fabric(&terms(&[("blue", 16)], &[1, 1, 1, 1, 1, 1, 1, 9], &[(16, 7)])).unwrap();
     let next = in_force(&host, &fake);
     assert_eq!((next.1, next.3), (vec![Some(0), Some(16), Some(0)], [0, 0, 7]));
@@ -108,7 +109,7 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
     };
     assert_eq!(ceilings(), []);
     host.set_fabric(&plan).unwrap();
-    // Frames that red sends wait in a lane behind the four queues. Blue's own limit takes
+    // Frames that red sends wait in lane 4, after the four queues. Blue's configured limit takes
     // precedence. Received frames are policed at a quarter above the guarantee, but not below the
     // minimum rate of a meter.
     let laid = vec![(None, Some(8_000)), (Some(90_000_000), Some(75_000_000))];
@@ -154,7 +155,7 @@ fn what_cannot_be_done_changes_nothing_and_says_why() {
     let alone = TempFile::new("fabric-none", TEXT);
     let (host, _) = start(&alone);
     let error = host.set_fabric(&FabricTerms::default()).unwrap_err().to_string();
-    assert!(error.contains("in no fabric"), "{error}");
+    assert!(error.contains("not in a fabric"), "{error}");
 }
 
 #[test]

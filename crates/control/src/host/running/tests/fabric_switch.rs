@@ -33,7 +33,8 @@ fn both(left: PortQueues, right: PortQueues) -> BTreeMap<String, PortQueues> {
     [("left".to_owned(), left), ("right".to_owned(), right)].into()
 }
 
-/// Weights of each port, and the pairs of code point and queue outside the shared queue.
+/// For each port: its name, the weights of its queues, and pairs of a code point and its queue
+/// (without the shared queue 0).
 type InForce = Vec<(String, Vec<u32>, Vec<(u32, u32)>)>;
 
 fn in_force(host: &Host) -> InForce {
@@ -73,7 +74,7 @@ fn what_is_told_is_in_force_at_once_and_through_reloads() {
         .unwrap_err()
         .to_string();
     assert!(error.contains("with [switch], the controller sets `weights`"), "{error}");
-    // The next settings are in force completely, and nothing of the previous ones is left.
+    // The next settings replace the previous settings completely.
     let next: BTreeMap<_, _> = [("left".to_owned(), told(&[], &[(8, 1)]))].into();
     host.set_switch(&next).unwrap();
     assert_eq!(in_force(&host)[0].2, [(8, 1)]);
@@ -90,8 +91,8 @@ fn what_cannot_be_done_changes_nothing_and_says_why() {
         assert_eq!(in_force(&host), before);
         error.to_string()
     };
-    assert!(wrong("vm1", told(&[], &[])).contains("\"vm1\" is not a port with queues"));
-    assert!(wrong("none", told(&[], &[])).contains("\"none\" is not a port"));
+    assert!(wrong("vm1", told(&[], &[])).contains("may not set the queues of port \"vm1\""));
+    assert!(wrong("none", told(&[], &[])).contains("may not set the queues of port \"none\""));
     assert!(wrong("left", told(&[10_001], &[])).contains("weight 10001 is above 10000"));
     assert!(wrong("left", told(&[], &[(64, 1)])).contains("64 is not a DSCP"));
     assert!(wrong("left", told(&[], &[(8, 64)])).contains("more than 64 queues"));
@@ -99,5 +100,5 @@ fn what_cannot_be_done_changes_nothing_and_says_why() {
     let (host, _) = start(&alone);
     assert_eq!(host.switch_ports().unwrap(), []);
     let error = host.set_switch(&BTreeMap::new()).unwrap_err().to_string();
-    assert!(error.contains("no switch of a fabric"), "{error}");
+    assert!(error.contains("not a switch of a fabric"), "{error}");
 }

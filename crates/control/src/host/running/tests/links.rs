@@ -1,4 +1,5 @@
-//! Two watched links. Frames that one link's limits drop do not count as load of the other link.
+//! Tests of two watched links. If the limits of one link drop a frame, the frame does not count as
+//! load of the other link.
 
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::offload::Offload;
@@ -24,7 +25,8 @@ tap.interface = "t1"
 tenant = "red"
 "#;
 
-/// The VM floods for 100 ms. The limits in force drop nearly all of its frames.
+/// In this test, the VM on port 2 sends a flood of frames for 100 ms. The limit on the VM's part of
+/// the link drops nearly all frames of the VM's flood.
 fn flood(fake: &Fake, now: Nanos) {
     let snapshot = fake.snapshot();
     let limits = snapshot.port(2).unwrap().ingress_policer.as_ref().unwrap();
@@ -47,8 +49,8 @@ fn what_one_link_holds_back_is_no_load_of_another() {
     for _ in 0..20 {
         host.watch_links(now);
         now += Nanos::from_millis(100);
-        // 1,250,000 bytes are 100 ms of 100 Mbit/s. `left` is full, and `right` sends a tenth of
-        // these bytes.
+        // 1,250,000 bytes are 100 ms of 100 Mbit/s. `left` is full, and `right` has a load of a
+        // tenth.
         fake.counters(0).tx_link.add(1_250_000);
         fake.counters(1).tx_link.add(125_000);
         flood(&fake, now);

@@ -1,13 +1,14 @@
-//! Explains to the operator why a session ended.
+//! Explains to the operator why a vhost-user session ended.
 //!
 //! # Problem
-//! A driver that does not accept the offered features hangs up, and the protocol gives it no way to
-//! say why. QEMU hangs up if its guest has more queue pairs than the port, or uses features that
-//! the port no longer offers.
+//! A driver that does not accept the offered features hangs up, and the vhost-user protocol has no
+//! message for the reason. QEMU hangs up if its guest has more queue pairs than the port, or uses
+//! features that the port no longer offers.
 //!
 //! # Approach
-//! If a driver read the features and hung up at once without acknowledging any, it did not accept
-//! them. The message then names what may be missing: queue pairs and features.
+//! If a driver reads the features and hangs up at once without acknowledging any feature, the
+//! driver did not accept the features. If the driver did not accept the features, the log message
+//! names possible causes: missing queue pairs and missing features.
 
 use vhost::vhost_user::{Error, Result};
 
@@ -17,13 +18,13 @@ use super::{
     feature_names, refuse,
 };
 use crate::port::ring::{RING_SIZE_MAX, RingError};
-use crate::worker::SleepCause;
+use crate::wake::Cause as SleepCause;
 
-/// All features that depend on the configuration.
+/// All virtio features that a port offers only if its configuration has the offload.
 const OFFLOADS: u64 =
     F_CSUM | F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_HOST_TSO4 | F_HOST_TSO6;
 
-/// A request of the driver that is refused.
+/// Reason why the session refuses a driver's request, or why the session ends.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum SessionError {
     #[error(
@@ -39,13 +40,13 @@ pub(in super::super) enum SessionError {
     )]
     NotOffered(u64),
     #[error(
-        "ring {index}: the driver gives it {size} descriptors, the limit is {RING_SIZE_MAX}; use 1 \
-         to {RING_SIZE_MAX}"
+        "ring {index}: the driver gives the ring {size} descriptors, the limit is {RING_SIZE_MAX}; \
+         use 1 to {RING_SIZE_MAX}"
     )]
     RingSize { index: u32, size: u32 },
     #[error(
-        "the driver announces {regions} memory regions and sends {files} descriptors; send one for \
-         each"
+        "the driver announces {regions} memory regions and sends {files} descriptors; send one \
+         descriptor for each region"
     )]
     Descriptors { regions: usize, files: usize },
     #[error(
@@ -56,18 +57,21 @@ pub(in super::super) enum SessionError {
     #[error("the driver's {0} descriptor is not an eventfd")]
     NotEvent(&'static str),
     #[error(
-        "the driver removes {len} bytes of memory at {guest:#x}, which is not one of its regions"
+        "the driver removes {len} bytes of memory at {guest:#x}, which is not one of the driver's \
+         memory regions"
     )]
     NoRegion { guest: u64, len: u64 },
-    #[error("the driver shortened a file behind its memory, its log or its inflight region")]
+    #[error("the driver shortened the file of its memory, dirty log or inflight region")]
     Shortened,
     #[error(
-        "the driver made the worker wait for {} ms {}; its port is stopped for a while",
+        "the driver made the worker wait for {} ms {}; the switch stops the driver's \
+         port for a while",
         .0.slept.0 / 1_000_000,
         match .0.cause {
             SleepCause::Memory | SleepCause::Gone =>
-                "by its memory: it punched holes into it, or the host swaps it out",
-            SleepCause::Call => "by a call descriptor that is full and blocks",
+                "for a page of the guest's memory: the driver punched holes into the memory, or \
+                 the host swaps the memory out",
+            SleepCause::Call => "because the driver's call descriptor is full and blocks",
         }
     )]
     Halted(Halted),
@@ -81,14 +85,14 @@ fn queue_pairs(pairs: u16) -> String {
     format!("{pairs} queue pair{}", if pairs == 1 { "" } else { "s" })
 }
 
-/// Features by name and as a number.
+/// Text for a set of virtio features: the features' names, and the set as a hexadecimal number.
 fn words(features: u64) -> String {
     let names = feature_names(features).join(", ");
     if names.is_empty() { format!("{features:#x}") } else { format!("{names} ({features:#x})") }
 }
 
 impl Session {
-    /// An error if the driver shortened a mapped file, or the worker stopped the port.
+    /// Returns an error if the driver shortened a mapped file, or if the worker stopped the port.
     pub(in super::super) fn check_alarm(&self) -> Result<()> {
         if self.alarm().read().is_err() {
             return Ok(());
@@ -102,8 +106,9 @@ impl Session {
         self.halted.get().is_some()
     }
 
-    /// Why the session failed; `None` if it did not fail. `at_once` says that this session and the
-    /// one before it ended at once, because the driver refused the features.
+    /// Returns the reason why the session failed, or `None` if the session did not fail. `at_once`
+    /// says that this session and the previous session ended at once, because the driver refused
+    /// the features.
     pub(in super::super) fn failure(&self, end: &Error, at_once: bool) -> Option<String> {
         match end {
             Error::Disconnected | Error::SocketBroken(_) => {}
@@ -113,7 +118,7 @@ impl Session {
         (at_once && self.was_refused()).then(|| self.refusal())
     }
 
-    /// Whether the driver read the offered features and acknowledged none.
+    /// Whether the driver read the offered features and acknowledged no feature.
     pub(in super::super) const fn was_refused(&self) -> bool {
         self.has_offered && self.features == 0
     }
@@ -125,11 +130,13 @@ impl Session {
             0 => (String::new(), String::new()),
             _ => (
                 format!(" without {}", words(missing)),
-                ", or it uses these features: set `offloads` back or restart the VM".to_owned(),
+                ", and if the guest uses the missing features, set `offloads` back or restart the \
+                 VM"
+                .to_owned(),
             ),
         };
         format!(
-            "the driver hangs up when it sees what the port offers: {pairs}{features}; \
+            "the driver disconnects when it reads the port's offer of {pairs}{features}; \
              if the guest has more queue pairs, give the port more `queues`{remedy}"
         )
     }

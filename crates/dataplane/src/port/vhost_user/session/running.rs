@@ -1,5 +1,5 @@
-//! Changes to running rings. They are made in place, so that a ring is never absent while frames
-//! pass.
+//! The module `running` changes the vrings of a running vhost-user port. A vring stays with the
+//! worker while the session changes the vring, so that frames keep flowing.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::port::guest_memory::GuestMemory;
 use crate::port::inflight::RingLayout;
 
 impl Session {
-    /// Layout of the driver's rings.
+    /// Layout of the driver's rings: split or packed.
     pub(super) fn layout(&self) -> RingLayout {
         if self.has(F_RING_PACKED) { RingLayout::Packed } else { RingLayout::Split }
     }
 
-    /// Finds the position of a ring that is about to start, and lets it record its progress if
-    /// there is an inflight region.
+    /// Finds the position of a ring that is about to start. If the session has an inflight region,
+    /// the ring records its progress in the region.
     pub(super) fn place(&mut self, index: usize, ring: &mut Virtqueue) -> Result<()> {
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let recover = core::mem::take(&mut self.rings[index].recover);
@@ -35,37 +35,38 @@ impl Session {
         if let Some(inflight) = &self.inflight
             && !ring.track(inflight, queue, stood)
         {
-            let what = "the inflight region has no place for the ring: not recorded";
+            let what = "the ring's progress is not recorded: the inflight region has no entry for \
+                        the ring";
             tracing::warn!(port = %self.name, ring = index, "{what}");
         }
         ring.set_log(self.log_of(index));
         Ok(())
     }
 
-    /// The log of ring `index`; `None` if its writes are not logged.
+    /// The dirty log of ring number `index`. Returns `None` if the ring's writes are not logged.
     fn log_of(&self, index: usize) -> Option<RingLog> {
         let log = self.log.as_ref().filter(|_| self.has(F_LOG_ALL))?;
         Some(RingLog { log: Arc::clone(log), used: self.rings[index].log_used })
     }
 
-    /// Updates the logging of every running ring. When this returns, the worker has released any
-    /// previous log.
+    /// Passes the session's dirty log to every running ring. After the call, the worker no longer
+    /// writes to any previous dirty log.
     pub(super) fn set_logs(&mut self) {
         if self.has(F_LOG_ALL) && self.log.is_none() {
-            let what = "asked to log what it writes, but no log was set";
+            let what = "the driver requested a dirty log, but did not set one";
             tracing::warn!(port = %self.name, "{what}");
         }
         (0..self.rings.len()).for_each(|index| self.set_log(index));
     }
 
-    /// Like [`Self::set_logs`], for one ring.
+    /// Passes the session's dirty log to ring number `index` if the ring runs.
     pub(super) fn set_log(&mut self, index: usize) {
         if self.rings[index].running {
             let _ = self.change_running(index, RingChange::Log(self.log_of(index)));
         }
     }
 
-    /// Passes the driver's call descriptor to a running ring.
+    /// Passes the driver's call descriptor to ring number `index` if the ring runs.
     pub(super) fn set_call(&mut self, index: usize) {
         if self.rings[index].running {
             let call = self.rings[index].call.as_ref().and_then(|call| call.try_clone().ok());
@@ -90,7 +91,8 @@ impl Session {
         Ok(())
     }
 
-    /// Lets the worker change a ring between two batches. Returns the previous value.
+    /// Lets the worker change a ring between two batches. Returns the value that the ring's setting
+    /// had before the change.
     fn change_running(&self, index: usize, change: RingChange) -> Option<RingChange> {
         let side = if index.is_multiple_of(2) { Side::Tx } else { Side::Rx };
         let queue = QueueId(u16::try_from(index / 2).unwrap_or(u16::MAX));

@@ -1,5 +1,5 @@
-// Requests the views every interval and shows them. If the server does not answer, it shows the age
-// of the displayed values.
+// Requests the views every interval and shows them. If the server does not answer, the page shows
+// the age of its values.
 
 import { byId, clock, make, percent, plural, seconds } from "./words.js";
 import { chooseNode, colourBy, showScale, showTree } from "./tree.js";
@@ -44,18 +44,18 @@ function banner(status) {
   const old = known.changed > 0 && age > limit;
   let [text, kind] = ["", ""];
   if (known.changed === 0 && known.problem) text = `No answer yet: ${known.problem}`;
-  else if (old) text = `What is shown is ${seconds(age)} old: ${known.problem || "the controller is busy"}.`;
+  else if (old) text = `These values are ${seconds(age)} old: ${known.problem || "the controller is busy"}.`;
   else if (status && !status.leads) {
     kind = "warn";
     text = status.leader
-      ? `This controller does not lead. The one at ${status.leader} does: look at its page.`
-      : "This controller does not lead, and nobody is known to lead.";
+      ? `This controller does not lead. The leader is ${status.leader}: see its page.`
+      : "This controller does not lead, and the leader is not known.";
   } else if (status?.mode === "observe") {
     kind = "warn";
-    text = "Mode observe: decisions are shown, nothing is changed on hosts or switches.";
+    text = "Mode observe: the controller decides, but changes no host or switch.";
   } else if (status?.mode === "hold") {
     kind = "warn";
-    text = "Mode hold: queues stay as they are until the mode is active again.";
+    text = "Mode hold: tenants keep their queues until the mode is active.";
   }
   const holder = byId("banner");
   holder.hidden = !text;
@@ -70,14 +70,14 @@ function figures(status) {
   const queues = status.tenants ? percent(status.with_queues / status.tenants) : "–";
   const list = [
     ["Tenants", status.tenants, "placed"],
-    ["With queues", status.with_queues, `${queues} of them`],
-    ["Hosts here", status.hosts_connected, `of ${status.servers}`],
+    ["With queues", status.with_queues, `${queues} of tenants`],
+    ["Hosts connected", status.hosts_connected, `of ${status.servers}`],
     ["Switches", status.switches, `${status.out_of_date.length} out of date`,
       status.out_of_date.length > 0],
     ["Last interval", `${(last.took_us / 1000).toFixed(1)} ms`,
       `${(last.decided_in_us / 1000).toFixed(1)} ms deciding`],
     ["Drift", all.drifted, "this term", last.drifted > 0],
-    ["Taken back", all.taken_back, "plans this term", last.taken_back],
+    ["Rolled back", all.taken_back, "plans this term", last.taken_back],
     ["Agents refused", status.agents.refused, "since the start"],
     ["Weight error", percent(status.worst_weight_error_ppm / 1e6), "worst port"],
   ];
@@ -178,7 +178,7 @@ async function turn() {
     const name = chosenTenant();
     if (name != null) await whyOf(name);
   } catch (problem) {
-    // The next interval starts even if this one failed.
+    // The next interval starts even if this interval failed.
     console.error(problem);
   }
   const pause = Math.min(Math.max(known.status?.interval_ms ?? 1000, 1000), 10000);
@@ -190,7 +190,7 @@ byId("by-used").addEventListener("click", () => colourBy("used"));
 byId("find").addEventListener("input", () => showTenants(known.tenants, openTenant));
 byId("warnings").addEventListener("change", showEvents);
 setInterval(() => banner(known.status), 1000);
-// #tenant=NAME or #node=NAME opens one tenant or node. Users can share such a link.
+// #tenant=NAME or #node=NAME opens one tenant or node. Users can share links with such a fragment.
 const wanted = new URLSearchParams(location.hash.slice(1));
 if (wanted.has("tenant")) chooseTenant(wanted.get("tenant"));
 if (wanted.has("node")) chooseNode(wanted.get("node"));

@@ -1,4 +1,4 @@
-// The tenants: a table of their guarantees and rates, with the reasons.
+// Shows a table of tenants with guarantees and rates, and the reasons for placement and queue.
 
 import { byId, clock, draw, line, make, percent, plural, rate } from "./words.js";
 
@@ -26,7 +26,7 @@ const COLUMNS = [
 
 export const chosenTenant = () => chosen;
 
-// Loads the server's history, for a page that was opened late.
+// Loads the server's history of intervals before the page was opened.
 export function learn(history) {
   times = history.times;
   lines.clear();
@@ -176,9 +176,9 @@ function showTenant(t) {
   }
   const places = Object.entries(t.servers).map(([server, vms]) => `${server} (${vms})`);
   const many = places.length > 24 ? `, and ${places.length - 24} more` : "";
-  const reasons = why?.why ?? ["asking why …"];
+  const reasons = why?.why ?? ["loading …"];
   holder.replaceChildren(
-    make("h3", {}, `${t.name}: why it has what it has`),
+    make("h3", {}, `${t.name}: reasons for its placement and queue`),
     make("ul", { id: "why" }, ...reasons.map((text) => make("li", {}, text))),
     chart(t),
     make("p", { class: "hint" }, `${plural(t.vms, "VM")} below ${t.root}, by server: `

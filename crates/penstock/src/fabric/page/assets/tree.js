@@ -2,7 +2,7 @@
 
 import { byId, draw, make, percent, plural, rate } from "./words.js";
 
-// Above this many servers, a rack is drawn as one box with its fullest link.
+// Number of servers above which a rack is drawn as one box with its fullest link.
 const SERVERS_MAX = 64;
 // Largest number of boxes in a row.
 const ROW_MAX = 200;
@@ -21,7 +21,7 @@ function share(link, by) {
   return Math.max(link[`${by}_up`], link[`${by}_down`]) / link.rate;
 }
 
-// Nodes to draw, by layer from the top. Each is centred below its parents.
+// Nodes to draw, by layer from the top. Each node is centred below its parents.
 function layout(topology) {
   const layers = [];
   const servers = topology.nodes.filter((node) => node.kind === "server").length;
@@ -92,7 +92,7 @@ function edge(link, at) {
   }, draw("title", {}, text));
 }
 
-// Servers below a rack that are not drawn, and the rack's fullest link to one of them.
+// Servers below a rack that are not drawn, and the rack's fullest link to such a server.
 function fold(topology, rows, folded) {
   const counts = new Map();
   const drawn = new Set(rows.flat().map((node) => node.name));
@@ -176,7 +176,7 @@ function links(topology, name) {
 }
 
 function facts(node) {
-  const state = node.connected ? "told and up to date" : "out of date or away";
+  const state = node.connected ? "up to date" : "out of date or away";
   const parts = [node.kind, node.driver && `driver ${node.driver}`, `service ${node.service}`];
   if (node.kind === "server") {
     parts.push(node.connected ? "agent connected" : "agent away");
@@ -207,6 +207,6 @@ function showNode(data, choose) {
     make("h3", {}, node.name),
     make("p", {}, facts(node)),
     cards.length ? make("div", { class: "ports" }, ...cards)
-      : make("p", { class: "hint" }, "No tenant's tree has a port here."),
+      : make("p", { class: "hint" }, "No tenant uses a port here."),
     make("ul", {}, ...links(topology, chosen)));
 }

@@ -1,4 +1,4 @@
-// Elements, numbers and times. Text from the server is always shown as text and never as markup.
+// Makes elements, and formats numbers and times. Text from the server is never shown as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -42,7 +42,7 @@ export function seconds(ms) {
 
 export const plural = (n, one, many = `${one}s`) => `${n} ${n === 1 ? one : many}`;
 
-// Points of a line through values, in a box. Each value's index is its time.
+// Points of a line through values, in a box. The index of a value is its time.
 export function line(values, top, width, height) {
   const step = width / Math.max(values.length - 1, 1);
   const y = (value) => (height - 2 - (value / (top || 1)) * (height - 4)).toFixed(1);

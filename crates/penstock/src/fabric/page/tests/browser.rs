@@ -1,5 +1,4 @@
-//! Tests the page in headless Chromium: what it shows, and that it loads nothing from other
-//! servers.
+//! Tests the page in headless Chromium: its content, and that it loads nothing from other servers.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -23,7 +22,7 @@ fn chromium() -> Option<PathBuf> {
     found
 }
 
-/// Runs the browser with its own profile. Returns its output and its log.
+/// Runs the browser with its own profile. Returns the browser's output and log.
 async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (String, String) {
     let profile = std::env::temp_dir().join(format!("penstock-{name}-{}", std::process::id()));
     let fixed = [
@@ -52,7 +51,7 @@ async fn browse(program: &Path, name: &str, args: &[String], url: &str) -> (Stri
     (text(&out.stdout), text(&out.stderr))
 }
 
-/// Directory of the screenshots: `target/page`, independent of the target's folder.
+/// Directory of the screenshots, which is `page` in cargo's target directory.
 fn pictures() -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let target = program.ancestors().nth(3).unwrap();
@@ -66,15 +65,15 @@ fn complaints(log: &str) -> Vec<&str> {
     log.lines().filter(|line| line.contains("CONSOLE")).collect()
 }
 
-/// Text of the element with this id, up to the next element that has an id.
+/// Text of the HTML element with the given id, up to the next element that has an id.
 fn part<'a>(dom: &'a str, id: &str) -> &'a str {
     let from = dom.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {dom}"));
     let rest = &dom[from + 4..];
     &rest[..rest.find(" id=\"").unwrap_or(rest.len())]
 }
 
-/// URLs that the page made Chromium load, from its network log. Requests of the browser itself have
-/// no origin and are left out.
+/// URLs that the page made Chromium load, from its network log. The list omits requests that
+/// Chromium makes for its own purposes, which have no origin.
 fn asked(net_log: &str) -> Vec<String> {
     let log: serde_json::Value = serde_json::from_str(net_log).unwrap();
     let events = log["events"].as_array().unwrap().iter().map(|event| &event["params"]);
@@ -102,7 +101,7 @@ async fn operators_see_tenants_queues_and_reasons_and_nobody_else_is_asked() {
     assert!(rows.contains("own, DSCP ") && rows.contains("shared"), "{rows}");
     assert!(rows.contains("600 Mbit/s"), "a guarantee: {rows}");
     assert!(rows.matches("<polyline class=\"got\"").count() >= 6, "lines of the past: {rows}");
-    assert!(part(&dom, "why").contains("all of its VMs are on one server"), "{dom}");
+    assert!(part(&dom, "why").contains("all VMs of the tenant are on one server"), "{dom}");
     let node = part(&dom, "node");
     assert!(node.contains("shared by all others") && node.contains("DSCP "), "{node}");
     let tree = part(&dom, "tree");

@@ -1,5 +1,5 @@
-//! Tests of the page over HTTP and in a browser. Behind it are a controller and simulated switches
-//! and hosts.
+//! Tests of the page over HTTP and in a browser, with a controller and simulated switches and
+//! hosts.
 
 mod browser;
 mod world;
@@ -16,7 +16,7 @@ async fn raw(world: &World, request: &str) -> String {
     let mut stream = TcpStream::connect(world.address).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = Vec::new();
-    // A reset of the connection is no failure, because the answer came before it.
+    // A reset of the connection is not a failure, because the answer arrives before the reset.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).unwrap()
 }

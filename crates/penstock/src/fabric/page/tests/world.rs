@@ -1,5 +1,6 @@
-//! A simulated fabric for the tests of the page. It has two racks of switches and servers with
-//! hostile names, a controller that leads them, agents that report, and the page.
+//! A simulated fabric for the tests of the page. The fabric has two racks of servers, switches, a
+//! controller that leads, agents that report, and the page. One switch of the simulated fabric has
+//! a name that contains a script.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -29,7 +30,8 @@ use tokio::task::JoinSet;
 
 /// Address of the controller that other controllers send to their agents.
 pub const ADVERTISED: &str = "192.0.2.7:9750";
-/// Name, number of VMs (one per server), guarantee of each VM, and Mbit/s that each sends.
+/// Name, number of VMs (one per server), guarantee of each VM in Mbit/s, and sending rate of each
+/// VM in Mbit/s.
 pub const TENANTS: [(&str, u32, u64, u64); 6] = [
     ("web", 10, 60, 55),
     ("search", 10, 40, 48),
@@ -38,9 +40,9 @@ pub const TENANTS: [(&str, u32, u64, u64); 6] = [
     ("backup", 6, 30, 4),
     ("idle", 1, 100, 0),
 ];
-/// Name of a switch that would run as a script if the page took it as markup.
+/// Name of a switch that would run as a script if the page treated the name as markup.
 pub const HOSTILE: &str = "<script>document.title='owned'</script>";
-/// A server that disconnects.
+/// Name of the server that disconnects from the controller during the test.
 pub const AWAY: &str = "rack2-server5";
 const QUEUES: u8 = 4;
 const RATE: BitsPerSecond = BitsPerSecond(1_000_000_000);
@@ -132,7 +134,8 @@ fn tenants() -> Vec<TenantSpec> {
     TENANTS.into_iter().chain([("science", 10, 900, 0)]).map(tenant).collect()
 }
 
-/// Controller, agents and page. They run until stopped or dropped.
+/// The running controller, agents and page of a test. Controller, agents and page run until this
+/// value is stopped or dropped.
 #[derive(Debug)]
 pub struct World {
     pub address: SocketAddr,
@@ -145,7 +148,8 @@ pub struct World {
 }
 
 impl World {
-    /// Starts everything and waits until the controller leads with all tenants.
+    /// Starts the controller, the agents and the page, and waits until the controller leads with
+    /// all tenants.
     pub async fn start() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let at = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -170,8 +174,8 @@ impl World {
                 );
                 match operator.add_tenants(tonic::Request::new(TomlText::default())).await {
                     Ok(added) => return added.into_inner().text,
-                    // On a busy machine the lease may expire meanwhile. The controller then leads
-                    // again.
+                    // On a busy machine the lease may expire before the request. The controller
+                    // then leads again.
                     Err(lost) => assert_eq!(lost.code(), tonic::Code::FailedPrecondition, "{lost}"),
                 }
             }
@@ -187,7 +191,7 @@ impl World {
         world
     }
 
-    /// Another controller over the same store, which does not lead.
+    /// Starts a second controller that uses the same store and does not lead.
     pub async fn follower(&self) -> Self {
         Self::with("two", Arc::clone(&self.store), self.switches.clone())
     }
@@ -215,7 +219,7 @@ impl World {
         Self { address, controller, switches, store, folder: None, stop, tasks }
     }
 
-    /// Waits until the controller has decided this many more intervals.
+    /// Waits until the controller has completed `more` further control intervals.
     pub async fn intervals(&self, more: u64) {
         let number = |status: &Value| status["last_interval"]["number"].as_u64();
         let until = number(&self.status(|_| true).await).unwrap() + more;
@@ -259,7 +263,8 @@ impl Drop for World {
     }
 }
 
-/// Follows the plans and reports the traffic of its tenants' VMs, until its session ends.
+/// Simulates a host's agent: follows plans and reports traffic of tenants' VMs, until the agent's
+/// session ends.
 async fn agent(hosts: Arc<Registry>, host: String) {
     let (number, mut messages) = hosts.begin(&host, Stamp::default()).unwrap();
     let mut reports = tokio::time::interval(INTERVAL / 2);
@@ -285,8 +290,8 @@ async fn agent(hosts: Arc<Registry>, host: String) {
     }
 }
 
-/// Usage of a tenant's VM in 100 ms. It varies around the VM's rate, so that the graph shows a
-/// change.
+/// Usage of a tenant's VM in 100 ms. The usage varies around the VM's rate, so that the graph shows
+/// a change.
 fn usage(name: &str, count: u64) -> v1::TenantUsage {
     let mbit = TENANTS.iter().find(|(tenant, ..)| *tenant == name).map_or(0, |(.., mbit)| *mbit);
     let wave = 80 + (count * 7 + mbit) % 41;

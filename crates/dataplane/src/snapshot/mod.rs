@@ -1,0 +1,22 @@
+//! The control plane compiles the configuration into a snapshot for the data path. A snapshot is
+//! immutable and is shared by all workers. The control plane gives workers a new snapshot between
+//! two batches.
+
+pub mod binding;
+pub mod matching;
+mod policy;
+mod port_qos;
+pub mod rules;
+pub(crate) mod signature;
+pub(crate) mod tables;
+
+pub use binding::Binding;
+pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
+pub(crate) use policy::Patch;
+pub use policy::{
+    AGEING_DEFAULT_S, Domain, DomainMap, NO_DOMAIN, OutputSet, PortPolicy, SlowPathLimit, Snapshot,
+    VidSet, VlanPolicy,
+};
+pub use port_qos::{IngressPolicy, PortQos};
+pub use rules::{RuleTable, RuleTableError, SUBTABLES_DEFAULT};
+pub use tables::RuleTables;

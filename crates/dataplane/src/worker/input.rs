@@ -1,0 +1,308 @@
+//! Runs the batch of a queue pair: receives, polices, classifies and delivers the frames.
+
+use penstock_units::{Cycles, Nanos, PortId, WorkerId};
+
+use super::account::OwnBatch;
+use super::aside::Why;
+use super::bill::Taken;
+use super::context::Context;
+use super::roster::{Event, Roster};
+use super::shaping::{Gates, Holder, Limits, SOON};
+use super::{SAMPLE_EVERY, WorkerConfig};
+use crate::batch::Batch;
+use crate::classify::{Classifier, ClassifierConfig};
+use crate::counters::PortCounters;
+use crate::ingress_policer::count_segments;
+use crate::snapshot::Snapshot;
+use crate::tsc::{CycleCounter, Stage, Work};
+use crate::unit::Unit;
+use penstock_qos::delay_scale::part_of;
+
+/// A worker's state for receiving and classifying the batches of its queue pairs.
+#[derive(Debug)]
+pub(super) struct Input {
+    classifier: Classifier,
+    /// For each port, the shaper and the rate limit that make the port's frames wait in the ring.
+    gates: Gates,
+    /// For each port, whether the worker copies the port's frames into memory of the switch before
+    /// it delivers them ([`super::Worker::stop_sleeper`]).
+    apart: Box<[bool]>,
+    until_sample: u32,
+}
+
+impl Input {
+    pub fn new(config: &WorkerConfig) -> Self {
+        Self {
+            classifier: Classifier::new(&ClassifierConfig {
+                fdb_entries: config.fdb_entries,
+                seed: config.seed,
+                max_ports: config.max_ports,
+            }),
+            gates: Gates::new(config.max_ports),
+            apart: vec![false; config.max_ports].into_boxed_slice(),
+            until_sample: SAMPLE_EVERY,
+        }
+    }
+
+    /// Makes this input the input of worker number `me`. If `shares` is true, the worker's MAC
+    /// table reports new addresses to other workers.
+    pub fn for_worker(mut self, me: WorkerId, shares: bool) -> Self {
+        if shares {
+            self.classifier.fdb_mut().share();
+        }
+        self.classifier = self.classifier.for_worker(me.index());
+        self
+    }
+
+    pub const fn classifier(&self) -> &Classifier {
+        &self.classifier
+    }
+
+    pub const fn classifier_mut(&mut self) -> &mut Classifier {
+        &mut self.classifier
+    }
+
+    pub fn on_snapshot(&mut self, new: &Snapshot) {
+        self.classifier.on_snapshot(new);
+    }
+
+    /// Makes the worker copy the port's frames into memory of the switch first. Returns false if
+    /// the worker already copies the port's frames.
+    pub fn set_apart(&mut self, port: PortId) -> bool {
+        let apart = self.apart.get_mut(port.index());
+        apart.is_some_and(|apart| !core::mem::replace(apart, true))
+    }
+
+    /// Receives one batch from a queue pair, and delivers its frames. Returns `None` if no frame
+    /// waited at the queue pair. `lent` is true if the port has no tokens and uses time that no
+    /// port with tokens needs.
+    pub fn run<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        unit: Unit,
+        waited: Cycles,
+        lent: bool,
+    ) -> Option<Taken> {
+        let id = unit.port.index();
+        let snapshot = &*ctx.snapshot;
+        let policy = snapshot.ports.get(id)?.as_deref()?;
+        let counters = ctx.port_counters[id].as_deref()?;
+        self.until_sample -= 1;
+        let sample = self.until_sample == 0;
+
+        let (batch, class) = (&mut *ctx.batch, policy.qos.priority);
+        batch.clear();
+        batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
+        ctx.ports[id].queues[unit.queue.index()].rx_burst(batch);
+        batch.take_in_if(self.apart[id]);
+        let (frames, more) = (batch.len(), !batch.has_room());
+        if frames == 0 && batch.errors == 0 {
+            counters.rx_empty.add(1);
+            self.until_sample += 1;
+            return None;
+        }
+        let mut work = Work { port: unit.port, frames, bytes: batch.bytes(), misses: 0 };
+        ctx.counter.spent(Stage::Ingress, &work);
+        let taken = if sample { ctx.counter.now() } else { Cycles::ZERO };
+
+        count_taken(counters, batch);
+        let last = ctx.account.last();
+        let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(last));
+        if let Some(limits) = &policy.ingress_policer {
+            limits.police(batch, Nanos(nanos), counters);
+            (work.frames, work.bytes) = (batch.len(), batch.bytes());
+        }
+        let (port, classifier) = (unit.port.0, &mut self.classifier);
+        work.misses = classifier.classify(batch, port, policy, snapshot, second, nanos, counters);
+        ctx.counter.spent(Stage::Classification, &work);
+        let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
+
+        let (egress, batch, mut around) = ctx.delivery();
+        egress.set_now(Nanos(nanos));
+        egress.deliver(batch, unit.port, &mut around);
+        let slot = &mut ctx.ports[id];
+        let queue = &mut slot.queues[unit.queue.index()];
+        queue.rx_done();
+        queue.publish();
+        ctx.touched.took(unit, &mut slot.marked[unit.queue.index()]);
+        ctx.counter.spent(Stage::Egress, &work);
+        if sample {
+            self.until_sample = SAMPLE_EVERY;
+        }
+        Some(Taken {
+            batch: OwnBatch { unit, class, frames, more, lent },
+            priced: (work.frames, work.bytes),
+            waited,
+            edges: sample.then_some([taken, classified]),
+        })
+    }
+
+    /// After a batch was charged, counts how long the batch's frames waited in the port's ring.
+    /// Puts a port with a shaper or a rate limit aside until its next frame is due.
+    #[inline]
+    pub fn after<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        taken: &Taken,
+    ) {
+        let (unit, waited, last) = (taken.batch.unit, taken.waited, ctx.last());
+        let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(waited));
+        if let Some(counters) = ctx.of(unit.port) {
+            roster.delays.count(unit.port, second, nanos, counters);
+        }
+        roster.delays.begin(unit, last);
+        if self.gates.is_gated(unit.port) {
+            self.hold(ctx, roster, unit.port, Nanos(nanos));
+        }
+    }
+
+    #[inline(never)]
+    fn hold<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+        waited: Nanos,
+    ) {
+        if self.gates.is_shaped(port) {
+            self.shape(ctx, roster, port, waited);
+        }
+        self.gates.note_leaves(port, ctx.egress.take_left(port), ctx.nanos());
+        if let Some(holder) = self.holder(ctx, roster, port) {
+            roster.put_aside(ctx, port, Why::Policed);
+            if let Some(counters) = ctx.of(port) {
+                let waits = match holder {
+                    Holder::Bits => &counters.police_waits,
+                    Holder::Frames => &counters.police_pps_waits,
+                    Holder::Network => &counters.send_waits,
+                };
+                waits.add(1);
+            }
+        }
+    }
+
+    /// Lets the worker poll a port again if the port's rate limit is out of debt. If the rate limit
+    /// is still in debt, the worker still does not poll the port.
+    pub fn release<C: CycleCounter>(
+        &mut self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        if self.holder(ctx, roster, port).is_none() {
+            roster.take_back(ctx, port, Why::Policed);
+        }
+    }
+
+    /// Returns the rate limit for which a port must wait because the limit is in debt for more than
+    /// [`SOON`], and arms the timer event for the time at which the debt is paid. Returns `None` if
+    /// the port need not wait.
+    fn holder<C: CycleCounter>(
+        &self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) -> Option<Holder> {
+        let now = ctx.nanos();
+        let (wait, holder) = self.gates.debt(port, now);
+        let held = wait > SOON;
+        if held {
+            roster.arm(Event::Policed(port), Nanos(now.0.saturating_add(wait.0)));
+        }
+        held.then_some(holder)
+    }
+
+    fn shape<C: CycleCounter>(
+        &mut self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+        waited: Nanos,
+    ) {
+        let now = ctx.nanos();
+        let since = now.saturating_sub(waited);
+        if let Some(counters) = ctx.of(port) {
+            let waited = now.saturating_sub(since);
+            counters.shaped[part_of(waited)].add(ctx.batch.len() as u64);
+        }
+        if let Some(at) = self.gates.pass(port, &ctx.batch, since, now)
+            && at > now + SOON
+        {
+            roster.arm(Event::Shaped(port), at);
+            roster.put_aside(ctx, port, Why::Shaped);
+        }
+    }
+
+    /// Gives a port the shaper and the rate limits that the snapshot contains for the port.
+    pub fn place_gate<C: CycleCounter>(
+        &mut self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        port: PortId,
+    ) {
+        let policy = ctx.policy(port);
+        let terms = policy.and_then(|policy| policy.shape);
+        let own = policy.and_then(|policy| policy.ingress_policer.clone());
+        let network = policy.and_then(|policy| policy.tenant_policer.clone());
+        let network = network.filter(|limit| limit.waits());
+        let gone = self.gates.set(port, terms.as_ref(), Limits { own, network });
+        if gone.shaper {
+            roster.cancel(Event::Shaped(port));
+            roster.take_back(ctx, port, Why::Shaped);
+        }
+        if gone.policer {
+            roster.cancel(Event::Policed(port));
+            roster.take_back(ctx, port, Why::Policed);
+        }
+    }
+
+    /// Removes the state of a port that has no more queue pairs on this worker.
+    pub fn forget(&mut self, port: PortId) {
+        self.gates.forget(port);
+    }
+}
+
+/// Adds the cycles of each stage of a batch (reception, classification and delivery) to the port's
+/// counters.
+pub(super) fn count_stages(
+    counters: &PortCounters,
+    frames: usize,
+    [began, taken, classified, ended]: [Cycles; 4],
+) {
+    counters.sampled_frames.add(frames as u64);
+    counters.cycles_ingress.add(taken.saturating_sub(began).0);
+    counters.cycles_classification.add(classified.saturating_sub(taken).0);
+    counters.cycles_egress.add(ended.saturating_sub(classified).0);
+}
+
+/// Counts the frames, bytes and errors of a received batch, before policing and classification.
+#[inline]
+fn count_taken(counters: &PortCounters, batch: &mut Batch) {
+    counters.rx_batches.add(1);
+    counters.rx_frames.add(batch.len() as u64);
+    counters.rx_bytes.add(batch.bytes() as u64);
+    if !batch.has_room() {
+        counters.rx_full.add(1);
+    }
+    if batch.errors > 0 {
+        counters.rx_errors.add(u64::from(batch.errors));
+        batch.errors = 0;
+    }
+    if batch.asks_for_offloads() {
+        count_offloads(batch, counters);
+    }
+}
+
+fn count_offloads(batch: &Batch, counters: &PortCounters) {
+    let (mut tso, mut csum) = (0, 0);
+    for frame in batch.frames() {
+        tso += u64::from(frame.offload.is_gso());
+        csum += u64::from(frame.offload.needs_csum());
+    }
+    counters.rx_tso.add(tso);
+    counters.rx_csum.add(csum);
+    if tso > 0 {
+        count_segments(batch, counters);
+    }
+}

@@ -1,0 +1,379 @@
+//! Live experiment `limits`: a rate limit gives real TCP and UDP streams its rate.
+//!
+//! # Problem
+//!
+//! A default Linux guest sends segments of 64 KiB. A limit that drops such segments costs a TCP
+//! stream most of its rate, and an operator cannot sell the rate.
+//!
+//! # Source
+//!
+//! The limits are the baseline of C2QoS §II-B and the policers of FS-VDE §4.2.
+//!
+//! # Approach
+//!
+//! Two endpoints with default offloads run the kernel's TCP. For each kind of limit and each rate,
+//! one iperf3 stream runs against the limit. The switch's counters give the delivered rate in the
+//! bytes that the limit counts. Then four streams share a limit, a flood of UDP datagrams meets
+//! each kind of limit, and a port gets limits in bits and in frames together.
+//!
+//! # Departures
+//!
+//! The limits on the senders of a full link (`link` with `egress = "fifo"`) are not measured.
+//!
+//! The round trip is the one of the machine, about 0.1 ms. The kernel of the test machine has no
+//! netem, so a round trip of 5 ms is not measured.
+//!
+//! # Cost
+//!
+//! A run takes four minutes.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::needs::needs;
+use super::stage::{Reading, Stage};
+use crate::evidence::{Claim, Context, Outcome};
+use crate::rig::plan::{Plan, Vm};
+use crate::rig::platform;
+use penstock_guest::bed::Bed;
+
+const VM: &str = "vm";
+const NET: &str = "net";
+const VM_PLACE: usize = 0;
+const NET_PLACE: usize = 1;
+/// Tenant of the VM.
+const TENANT: &str = "lab";
+const SERVER: u16 = 5_201;
+/// Rates of the limits for TCP, in Mbit/s.
+const RATES: [u32; 4] = [10, 100, 1_000, 2_000];
+/// Time between two readings of the switch's counters.
+const STEP: Duration = Duration::from_millis(250);
+/// Number of readings in a second.
+const SECOND: usize = 4;
+/// Seconds of a stream before the measurement.
+const SETTLE: f64 = 2.0;
+const LONGEST: Duration = Duration::from_secs(60);
+/// Payload and Mbit/s of the limit for UDP: frames of 64 and of 1,518 bytes, FCS included.
+const FLOODS: [(&str, u32); 2] = [("18", 20), ("1472", 100)];
+
+/// Congestion control of the TCP streams, even if the machine has another default. CUBIC (RFC 9438)
+/// is Linux's default.
+const CONGESTION: &str = "cubic";
+
+/// Kind of a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Police,
+    Receive,
+    TenantReceive,
+    Send,
+    Link,
+    Ceiling,
+}
+
+impl Kind {
+    const ALL: [Self; 6] =
+        [Self::Police, Self::Receive, Self::TenantReceive, Self::Send, Self::Link, Self::Ceiling];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Police => "police",
+            Self::Receive => "receive",
+            Self::TenantReceive => "tenant receive",
+            Self::Send => "tenant send",
+            Self::Link => "link",
+            Self::Ceiling => "ceiling",
+        }
+    }
+
+    /// Returns the sender and the receiver of the stream that meets the limit.
+    const fn way(self) -> (&'static str, &'static str, usize) {
+        match self {
+            Self::Receive | Self::TenantReceive => (NET, VM, VM_PLACE),
+            Self::Police | Self::Send | Self::Link | Self::Ceiling => (VM, NET, NET_PLACE),
+        }
+    }
+
+    /// Bytes that the limit counts for each frame besides the frame's own: the FCS, or all overhead
+    /// of a link.
+    const fn overhead(self) -> f64 {
+        match self {
+            Self::Link | Self::Ceiling => 24.0,
+            _ => 4.0,
+        }
+    }
+
+    /// Sets the limit to `mbps` Mbit/s.
+    fn set(self, stage: &Stage, mbps: u32) -> anyhow::Result<()> {
+        let rate = format!("\"{mbps}M\"");
+        match self {
+            Self::Police => {
+                let police = format!("police={{cir={rate}}}");
+                stage.change("port", VM, &["ingress_policy=bps", &police])
+            }
+            Self::Receive => stage.change("port", VM, &[&format!("receive={{rate={rate}}}")]),
+            Self::TenantReceive => {
+                stage.change("tenant", TENANT, &[&format!("receive={{rate={rate}}}")])
+            }
+            Self::Send => stage.change("tenant", TENANT, &[&format!("send={{rate={rate}}}")]),
+            Self::Link => {
+                stage.change("port", NET, &["egress=fair-share", &format!("link={mbps}M")])
+            }
+            Self::Ceiling => {
+                let wfq = format!("wfq={{ceilings={{{TENANT}={rate}}}}}");
+                stage.change("port", NET, &["egress=wfq", "link=40G", &wfq])
+            }
+        }
+    }
+
+    fn clear(self, stage: &Stage) -> anyhow::Result<()> {
+        match self {
+            Self::Police => stage.change("port", VM, &["ingress_policy=", "police="]),
+            Self::Receive => stage.change("port", VM, &["receive="]),
+            Self::TenantReceive => stage.change("tenant", TENANT, &["receive="]),
+            Self::Send => stage.change("tenant", TENANT, &["send="]),
+            Self::Link => stage.change("port", NET, &["egress=", "link="]),
+            Self::Ceiling => stage.change("port", NET, &["egress=", "link=", "wfq="]),
+        }
+    }
+}
+
+fn plan() -> Plan {
+    let vm = Vm { name: VM.to_owned(), to: Some(NET.to_owned()), ..Vm::default() };
+    let net = Vm { name: NET.to_owned(), shared: true, answers: true, ..Vm::default() };
+    Plan { offloads: true, ..Plan::new("", vec![vm, net]) }
+}
+
+/// Delivered rate of a stream, in per cent of its limit.
+#[derive(Debug, Clone, Copy)]
+struct Got {
+    mean: f64,
+    /// The second with the highest rate.
+    most: f64,
+}
+
+/// Runs the live experiment.
+///
+/// # Errors
+/// Returns an error if a program of the experiment is missing or fails.
+pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
+    needs("iperf3", "iperf3")?;
+    let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
+    let secs = context.live.secs.unwrap_or(4.0).max(2.0);
+    let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
+    let mut stage = Stage::start(&bed, "limits", &plan())?;
+    let port = SERVER.to_string();
+    for (server, client, place) in [(NET, VM, NET_PLACE), (VM, NET, VM_PLACE)] {
+        stage.start_program(&bed, server, "iperf3", &["-s", "-p", &port])?;
+        stage.await_tcp(client, place, SERVER)?;
+    }
+    let (mut least, mut most) = (f64::INFINITY, 0.0_f64);
+    for (n, kind) in (0_u32..).zip(Kind::ALL) {
+        let mut points = Vec::new();
+        for mbps in RATES {
+            context.progress(f64::from(n) / 12.0, format!("{} {mbps}M", kind.name()));
+            let got = limited(&bed, &mut stage, kind, mbps, &Stream::Tcp, secs)?;
+            (least, most) = (least.min(got.mean), most.max(got.most));
+            points.push((f64::from(mbps), got.mean));
+            outcome.note(&format!("{}_{mbps}M_most_pct", kind.name()), got.most);
+        }
+        outcome.series(kind.name(), "% of the limit", points);
+    }
+    context.progress(0.5, "four streams");
+    let mut fairness = f64::INFINITY;
+    for kind in Kind::ALL {
+        let jain = four(&bed, &mut stage, kind, 100, secs)?;
+        outcome.note(&format!("{}_four_flows_fairness", kind.name()), jain);
+        fairness = fairness.min(jain);
+    }
+    let mut floods = Vec::new();
+    for (n, kind) in (0_u32..).zip(Kind::ALL) {
+        for (payload, mbps) in FLOODS {
+            context.progress(0.7 + f64::from(n) / 24.0, format!("UDP, {}", kind.name()));
+            let stream = Stream::Udp(payload, 2 * mbps);
+            let got = limited(&bed, &mut stage, kind, mbps, &stream, secs)?;
+            outcome.note(&format!("{}_udp_{payload}_pct", kind.name()), got.mean);
+            floods.push(got.mean);
+        }
+    }
+    context.progress(0.97, "bits and frames");
+    let both = both(&bed, &mut stage, secs, &mut outcome)?;
+    conclude(&mut outcome, (least, most), &floods, fairness, both);
+    Ok(outcome)
+}
+
+enum Stream {
+    Tcp,
+    /// Datagrams with a payload of the given bytes, offered at a rate in Mbit/s of frames.
+    Udp(&'static str, u32),
+}
+
+impl Stream {
+    fn words(&self, to: usize, secs: f64) -> Vec<String> {
+        let words = ["-c", &Plan::ip(to).to_string(), "-p", &SERVER.to_string()];
+        let mut words: Vec<String> = words.map(str::to_owned).to_vec();
+        words.extend(["-t".to_owned(), format!("{:.0}", secs.ceil())]);
+        match self {
+            Self::Tcp => words.extend(["-C", CONGESTION].map(str::to_owned)),
+            Self::Udp(payload, mbps) => {
+                // iperf3 counts only the payload of a datagram.
+                let bytes: f64 = payload.parse().unwrap_or(1.0);
+                let offered = f64::from(*mbps) * 1e6 * bytes / (bytes + 46.0);
+                let more = ["-u", "-l", payload, "-b", &format!("{offered:.0}")];
+                words.extend(more.map(str::to_owned));
+            }
+        }
+        words
+    }
+}
+
+/// Runs one stream against the limit, and measures its delivered rate.
+fn limited(
+    bed: &Bed,
+    stage: &mut Stage,
+    kind: Kind,
+    mbps: u32,
+    stream: &Stream,
+    secs: f64,
+) -> anyhow::Result<Got> {
+    kind.set(stage, mbps)?;
+    let (from, to, place) = kind.way();
+    let words = stream.words(place, secs + SETTLE + 1.0);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let program = stage.start_program(bed, from, "iperf3", &words)?;
+    stage.watch(SETTLE, STEP)?;
+    let readings = stage.watch(secs, STEP)?;
+    stage.await_program(program, LONGEST)?;
+    kind.clear(stage)?;
+    let of = |before: &Reading, after: &Reading| {
+        100.0 * delivered(before, after, (from, to), kind.overhead()) / (f64::from(mbps) * 1e6)
+    };
+    let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
+    let seconds = readings.windows(SECOND + 1).map(|window| of(&window[0], &window[SECOND]));
+    Ok(Got { mean: of(first, last), most: seconds.fold(0.0, f64::max) })
+}
+
+/// Returns the bits per second that arrived at `to`, with the headers of each segment of a large
+/// segment and `overhead` bytes for each frame.
+fn delivered(before: &Reading, after: &Reading, (from, to): (&str, &str), overhead: f64) -> f64 {
+    let of = |name: &str| after.per_second(before, from, name);
+    let frames = of("rx_frames") - of("rx_tso") + of("rx_segments");
+    let on_wire = of("rx_bytes") + of("rx_segment_headers") + overhead * frames;
+    // The receiver counts a large segment once, as it was sent.
+    8.0 * after.per_second(before, to, "tx_bytes") * on_wire / of("rx_bytes").max(1.0)
+}
+
+/// Returns Jain's fairness index of the rates of four streams that share a limit.
+fn four(bed: &Bed, stage: &mut Stage, kind: Kind, mbps: u32, secs: f64) -> anyhow::Result<f64> {
+    kind.set(stage, mbps)?;
+    let (from, _, place) = kind.way();
+    let mut words = Stream::Tcp.words(place, 2.0 * secs);
+    words.extend(["-P", "4", "-O", "1", "-J"].map(str::to_owned));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let program = stage.start_program(bed, from, "iperf3", &words)?;
+    let said = stage.await_program(program, LONGEST)?;
+    kind.clear(stage)?;
+    let said: Value = serde_json::from_str(&said).context("reading iperf3's output")?;
+    let rate = |stream: &Value| stream["receiver"]["bits_per_second"].as_f64();
+    let streams = said["end"]["streams"].as_array().context("iperf3's output has no streams")?;
+    let rates: Vec<f64> = streams.iter().filter_map(rate).collect();
+    anyhow::ensure!(rates.len() == 4, "iperf3's output has {} streams", rates.len());
+    Ok(jain(&rates))
+}
+
+fn jain(rates: &[f64]) -> f64 {
+    let sum: f64 = rates.iter().sum();
+    let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
+    #[expect(clippy::cast_precision_loss, reason = "a few streams")]
+    let count = rates.len() as f64;
+    sum * sum / (count * squares)
+}
+
+/// Gives the port limits in bits and in frames together, with each limit in turn the tighter one.
+/// Returns the largest error of the rate, in per cent.
+fn both(bed: &Bed, stage: &mut Stage, secs: f64, outcome: &mut Outcome) -> anyhow::Result<f64> {
+    let mut worst = 0.0_f64;
+    // A frame has 1,518 bytes, so 4,000 frames/s are 48.6 Mbit/s.
+    for (mbps, pps, due) in [(100_u32, 4_000_u32, 4_000.0), (30, 8_000, 30e6 / 8.0 / 1_518.0)] {
+        let police = format!("police={{cir=\"{mbps}M\",pps=\"{pps}\"}}");
+        stage.change("port", VM, &["ingress_policy=bps", &police])?;
+        let words = Stream::Udp("1472", 200).words(NET_PLACE, secs + SETTLE + 1.0);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let program = stage.start_program(bed, VM, "iperf3", &words)?;
+        stage.watch(SETTLE, STEP)?;
+        let readings = stage.watch(secs, STEP)?;
+        stage.await_program(program, LONGEST)?;
+        let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
+        let got = last.per_second(first, NET, "tx_frames");
+        outcome.note(&format!("both_{mbps}M_{pps}pps"), got);
+        worst = worst.max(100.0 * (got / due - 1.0).abs());
+    }
+    Kind::Police.clear(stage)?;
+    Ok(worst)
+}
+
+fn conclude(
+    outcome: &mut Outcome,
+    (least, most): (f64, f64),
+    floods: &[f64],
+    fairness: f64,
+    both: f64,
+) {
+    let tcp = "one TCP stream with default offloads: the least part of a limit, over each kind of \
+               limit but that of a full link, 10 Mbit/s to 2 Gbit/s, at a round trip of 0.1 ms";
+    outcome.claim(Claim::new("limited_tcp_pct_min", tcp, "%").at_least(95.0).measured(least));
+    outcome.claim(
+        Claim::new("limited_tcp_over_pct_max", "the second with the highest rate", "%")
+            .at_most(102.0)
+            .measured(most),
+    );
+    outcome.claim(udp_claim(floods).within(98.0, 101.0));
+    outcome.claim(
+        Claim::new("limited_four_flows_fairness", "Jain's index of four streams of one VM", "")
+            .at_least(0.9)
+            .measured(fairness),
+    );
+    outcome.claim(both_claim(both).at_most(2.0));
+}
+
+/// Returns the claim about floods, measured by the flood whose rate is furthest from its limit.
+pub(crate) fn udp_claim(floods: &[f64]) -> Claim {
+    let furthest =
+        floods.iter().copied().max_by(|a, b| (a - 100.0).abs().total_cmp(&(b - 100.0).abs()));
+    let what = "a flood of datagrams in frames of 64 or 1,518 bytes: the rate furthest from the \
+                limit, over the measured kinds of limit";
+    Claim::new("limited_udp_pct", what, "%").measured(furthest.unwrap_or(f64::NAN))
+}
+
+/// Returns the claim about limits in bits and frames of one port.
+pub(crate) fn both_claim(error: f64) -> Claim {
+    let what = "the largest error of the rate, with bits or frames as the tighter limit of a port";
+    Claim::new("both_limits_error_pct", what, "%").measured(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_equal_streams_are_fair_and_one_of_four_is_not() {
+        assert!((jain(&[2.0; 4]) - 1.0).abs() < 1e-12);
+        assert!((jain(&[1.0, 0.0, 0.0, 0.0]) - 0.25).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_datagram_is_offered_by_its_payload() {
+        let words = Stream::Udp("1472", 100).words(0, 1.0);
+        let at = words.iter().position(|word| word == "-b").unwrap();
+        let bits: f64 = words[at + 1].parse().unwrap();
+        assert!((bits / 1_472.0 * 1_518.0 - 100e6).abs() < 200.0, "{bits}");
+    }
+
+    #[test]
+    fn the_plan_has_one_vm_and_one_shared_port() {
+        let text = plan().configuration(std::path::Path::new("/d"), (1, 0));
+        assert_eq!(text.matches("tenant = \"lab\"").count(), 1, "{text}");
+    }
+}

@@ -1,0 +1,140 @@
+//! CoDel decides when a queue signals congestion to its senders, before the queue is full.
+//!
+//! # Problem
+//!
+//! TCP increases its rate until a frame is lost. A queue that drops frames only when it is full
+//! remains nearly full, so each frame waits as long as the queue allows. A full queue also drops
+//! many frames of one flow in a row, and TCP then waits for its retransmission timeout.
+//!
+//! # Source
+//!
+//! CoDel is from RFC 8289 §5. The use of ECN instead of a drop is from RFC 8289 §4.6 and RFC 3168.
+//!
+//! # Approach
+//!
+//! CoDel looks at the time that each departing frame waited. If every frame of [`INTERVAL`] waited
+//! longer than [`TARGET`], CoDel signals with one frame: the caller marks the frame, or drops the
+//! frame if its sender does not support marks. While the wait stays above the target, the time
+//! between the n-th signal and the next one is [`INTERVAL`] / √n, so TCP flows slow down more and
+//! more. A queue that contains at most one frame of the largest size needs no signal, because the
+//! output would otherwise become idle.
+//!
+//! # Departures
+//!
+//! RFC 8289 computes 1/√n by an approximation; this code uses an integer square root.
+//!
+//! # Cost
+//!
+//! A departing frame costs two comparisons. A signal costs one integer square root.
+
+use penstock_units::Nanos;
+
+/// Wait that a queue may have for longer than [`INTERVAL`] without a signal (RFC 8289 §4.3).
+pub const TARGET: Nanos = Nanos::from_millis(5);
+/// Time of the order of the longest usual round trip (RFC 8289 §4.2).
+pub const INTERVAL: Nanos = Nanos::from_millis(100);
+
+/// State of CoDel for one queue.
+#[derive(Clone, Debug, Default)]
+pub struct Codel {
+    /// Time at which the wait will have been above the target for one interval. `None` while the
+    /// wait is below the target.
+    above_until: Option<Nanos>,
+    signalling: bool,
+    /// Time of the next signal, while `signalling` is true.
+    next: Nanos,
+    /// Number of signals since the wait rose above the target.
+    count: u64,
+    /// Value of `count` at the beginning of the current series of signals.
+    first_count: u64,
+}
+
+impl Codel {
+    /// Returns the state of an empty queue.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns true if the departing frame is to be marked or dropped. The frame waited for
+    /// `waited`. The argument `backlog` is true if more bytes wait behind the frame than the
+    /// largest frame has. If the caller drops the frame, it calls the function again for the next
+    /// frame.
+    pub fn signals(&mut self, waited: Nanos, backlog: bool, now: Nanos) -> bool {
+        if waited < TARGET || !backlog {
+            (self.above_until, self.signalling) = (None, false);
+            return false;
+        }
+        let until = *self.above_until.get_or_insert(now + INTERVAL);
+        if self.signalling {
+            if now < self.next {
+                return false;
+            }
+            self.count += 1;
+            self.next = after(self.next, self.count);
+            return true;
+        }
+        if now < until {
+            return false;
+        }
+        self.signalling = true;
+        // A series that follows soon after another one starts at the rate that was needed before.
+        let recent = now.saturating_sub(self.next) < Nanos(16 * INTERVAL.0);
+        let needed = self.count - self.first_count;
+        self.count = if needed > 1 && recent { needed } else { 1 };
+        self.first_count = self.count;
+        self.next = after(now, self.count);
+        true
+    }
+}
+
+/// Returns the time of the signal after the `count`-th signal, which was at time `at`.
+fn after(at: Nanos, count: u64) -> Nanos {
+    at + Nanos((INTERVAL.0 * INTERVAL.0 / count.max(1)).isqrt())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets a frame depart every millisecond from `from_ms` to `to_ms`, each with the wait
+    /// `wait_ms`. Returns the times of the signals in milliseconds.
+    fn run(codel: &mut Codel, from_ms: u64, to_ms: u64, wait_ms: u64, backlog: bool) -> Vec<u64> {
+        let wait = Nanos::from_millis(wait_ms);
+        let times = from_ms..to_ms;
+        times.filter(|ms| codel.signals(wait, backlog, Nanos::from_millis(*ms))).collect()
+    }
+
+    #[test]
+    fn signals_come_after_one_interval_and_then_more_often() {
+        let mut codel = Codel::new();
+        // 100 ms after the first frame; then 100, 100/√2, 100/√3 ... ms later.
+        assert_eq!(run(&mut codel, 0, 480, 6, true), [100, 200, 271, 329, 379, 424, 464]);
+    }
+
+    #[test]
+    fn no_signal_below_the_target_or_without_a_backlog() {
+        let mut codel = Codel::new();
+        assert_eq!(run(&mut codel, 0, 1_000, 4, true), []);
+        assert_eq!(run(&mut codel, 1_000, 2_000, 50, false), []);
+        // One short wait in each interval means that the queue is only a burst.
+        for start in (2_000..3_000).step_by(99) {
+            assert_eq!(run(&mut codel, start, start + 98, 50, true), []);
+            assert_eq!(run(&mut codel, start + 98, start + 99, 1, true), []);
+        }
+    }
+
+    #[test]
+    fn a_new_series_soon_after_another_starts_at_its_rate() {
+        let mut codel = Codel::new();
+        let first = run(&mut codel, 0, 1_000, 6, true);
+        assert_eq!(run(&mut codel, 1_000, 1_001, 1, true), []);
+        let second = run(&mut codel, 1_001, 1_300, 6, true);
+        assert_eq!(second[0], 1_101);
+        let gap = INTERVAL.0 / u64::try_from(first.len() - 1).unwrap().isqrt() / 1_000_000;
+        assert!(second[1] - second[0] <= gap, "{second:?} after {} signals", first.len());
+        // After a long pause, the next series starts at one signal per interval again.
+        assert_eq!(run(&mut codel, 1_300, 1_301, 1, true), []);
+        assert_eq!(run(&mut codel, 9_000, 9_250, 6, true), [9_100, 9_200]);
+    }
+}

@@ -1,0 +1,84 @@
+//! Simulated ports that the worker must notify of delivered frames, which costs cycles.
+//!
+//! A driver that does not poll is woken by an event descriptor, and an AF_XDP socket sends when it
+//! is called. The worker makes a system call for each notification, after the batches that
+//! delivered frames to the port.
+
+use penstock_dataplane::batch::Batch;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::memory_queue::MemoryQueue;
+use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
+use penstock_units::Cycles;
+
+use crate::cost::SimCounter;
+
+/// The way in which a port learns of frames that the switch delivered to the port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Notice {
+    /// The port polls its rings.
+    #[default]
+    Poll,
+    /// The port waits for an interrupt. The worker notifies (kicks) the port once for each round of
+    /// batches.
+    Kick,
+    /// The port is an AF_XDP socket. The worker makes a send call once for each round of batches.
+    SendCall,
+}
+
+/// A memory queue whose notifications take `cost` cycles of its worker's core.
+#[derive(Debug)]
+pub(crate) struct Notified {
+    pub queue: MemoryQueue,
+    pub counter: SimCounter,
+    pub cost: Cycles,
+    /// Whether frames were delivered to the port since the last notification.
+    pub delivered: bool,
+}
+
+impl PortQueue for Notified {
+    fn pending(&mut self, now: Cycles) -> Pending {
+        self.queue.pending(now)
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        self.queue.rx_burst(batch);
+    }
+
+    fn rx_done(&mut self) {
+        self.queue.rx_done();
+    }
+
+    fn tx_ready(&self) -> bool {
+        self.queue.tx_ready()
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        self.queue.caps()
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        let outcome = self.queue.tx_burst(batch, frames);
+        self.delivered |= outcome.frames > 0;
+        outcome
+    }
+
+    fn publish(&mut self) {
+        self.queue.publish();
+    }
+
+    fn rest(&mut self) -> bool {
+        self.queue.rest()
+    }
+
+    fn wake(&mut self) {
+        self.queue.wake();
+    }
+
+    fn notify(&mut self) -> u32 {
+        if !core::mem::take(&mut self.delivered) {
+            return 0;
+        }
+        self.counter.advance(self.cost);
+        1
+    }
+}

@@ -6,7 +6,7 @@
 //! implementation (RFC 1071, RFC 9293).
 
 use penstock_dataplane::batch::{Batch, FRAME_MIN, HEAD_COPY};
-use penstock_dataplane::finish::{Segmenter, finish_checksum};
+use penstock_dataplane::finish::{SEGMENTS_PER_FRAME_MAX, Segmenter, finish_checksum};
 use penstock_dataplane::headers::parse::{Headers, parse};
 use penstock_dataplane::offload::{Offload, VNET_HDR_LEN};
 
@@ -93,7 +93,7 @@ fn finish(batch: &Batch, bytes: &[u8], offload: Offload) {
 
 fn cut(batch: &Batch, bytes: &[u8], offload: Offload) {
     let mut segmenter = Segmenter::new();
-    let Ok(count) = segmenter.begin(batch, 0) else { return };
+    let Ok(count) = segmenter.begin(batch, 0, SEGMENTS_PER_FRAME_MAX) else { return };
     let (header, mss) = (usize::from(offload.hdr_len), usize::from(offload.gso_size));
     let (mut scratch, mut segments) = (Batch::new(), Vec::new());
     loop {

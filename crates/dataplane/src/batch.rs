@@ -189,6 +189,11 @@ impl Batch {
         self.most = if frames < BATCH_FRAMES { frames } else { BATCH_FRAMES };
     }
 
+    /// Returns the present limit on the number of frames.
+    pub(crate) const fn most(&self) -> usize {
+        self.most
+    }
+
     /// Whether any frame's bytes contain a VLAN tag. The check of a batch's frames has no branch
     /// per frame.
     #[inline]

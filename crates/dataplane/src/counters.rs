@@ -165,6 +165,7 @@ counters! {
         rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
         rx_segments: "frames", "wire frames made from the port's segmentation requests";
         rx_segment_headers: "bytes", "header bytes added by segmenting the port's requests";
+        rx_cut: "frames", "large segments (TSO) cut because of the port's shaper or a slow limit";
         rx_csum: "frames", "frames taken from the port with an unfinished checksum";
         forwarded: "frames", "frames from this port that were delivered";
         replicated: "frames", "extra copies made of this port's frames (floods, several outputs)";

@@ -134,9 +134,8 @@ impl Segmenter {
     ///
     /// # Errors
     /// Returns [`CannotFinish`] if the frame's headers are longer than the frame's private head.
-    /// Also returns [`CannotFinish`] if the frame would become more than [`SEGMENTS_PER_FRAME_MAX`]
-    /// segments.
-    pub fn begin(&mut self, batch: &Batch, i: usize) -> Result<usize, CannotFinish> {
+    /// Also returns [`CannotFinish`] if the frame would become more than `most` segments.
+    pub fn begin(&mut self, batch: &Batch, i: usize, most: usize) -> Result<usize, CannotFinish> {
         let frame: &Frame = batch.frame(i);
         let head = batch.head(i);
         let o = frame.offload;
@@ -154,7 +153,7 @@ impl Segmenter {
         let payload = (frame.len as usize).saturating_sub(header_len);
         let mss = usize::from(o.gso_size);
         let segments = payload.div_ceil(mss).max(1);
-        if segments > SEGMENTS_PER_FRAME_MAX {
+        if segments > most {
             return Err(CannotFinish);
         }
         self.headers[..header_len].copy_from_slice(&head[..header_len]);
@@ -318,7 +317,7 @@ mod tests {
             let (bytes, offload) = tcp(ipv6, vlan);
             let batch = batch_of(&bytes, offload, vlan);
             let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
-            assert_eq!(segmenter.begin(&batch, 0), Ok(3));
+            assert_eq!(segmenter.begin(&batch, 0, 3), Ok(3));
             assert!(segmenter.fill(&mut scratch));
             assert_eq!(scratch.len(), 3);
             let (l3, l4) = (if vlan { 18 } else { 14 }, usize::from(offload.csum_start));
@@ -357,9 +356,15 @@ mod tests {
         let (bytes, mut offload) = tcp(false, false);
         offload.gso_size = 1;
         let mut segmenter = Segmenter::new();
-        assert_eq!(segmenter.begin(&batch_of(&bytes, offload, false), 0), Err(CannotFinish));
+        assert_eq!(
+            segmenter.begin(&batch_of(&bytes, offload, false), 0, SEGMENTS_PER_FRAME_MAX),
+            Err(CannotFinish)
+        );
         offload.gso_size = 32;
-        assert_eq!(segmenter.begin(&batch_of(&bytes, offload, false), 0), Ok(125));
+        assert_eq!(
+            segmenter.begin(&batch_of(&bytes, offload, false), 0, SEGMENTS_PER_FRAME_MAX),
+            Ok(125)
+        );
     }
 
     #[test]
@@ -367,7 +372,7 @@ mod tests {
         let (bytes, mut offload) = tcp(false, false);
         offload.gso_size = 32;
         let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
-        segmenter.begin(&batch_of(&bytes, offload, false), 0).unwrap();
+        segmenter.begin(&batch_of(&bytes, offload, false), 0, SEGMENTS_PER_FRAME_MAX).unwrap();
         let mut total = 0;
         loop {
             scratch.clear();

@@ -77,7 +77,9 @@ use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond, Weight};
 
 use crate::bucket::{Bucket, PARTS_OF_BYTE, PARTS_OF_FRAME};
 use crate::frame_sizes::FrameSizes;
-use crate::policer::{DEPTH_MAX, PACKETS_MAX, RATE_MAX, SEGMENT, Size};
+use crate::policer::{
+    CUT_BELOW, CUT_BELOW_PACKETS, DEPTH_MAX, PACKETS_MAX, RATE_MAX, SEGMENT, Size,
+};
 
 /// Rate limits of a tenant or a VM: rates and bursts in bytes and in frames. A meter reduces rates
 /// to [`RATE_MAX`] or [`PACKETS_MAX`], and bursts to [`DEPTH_MAX`]. A burst of 0 bytes or frames
@@ -353,6 +355,18 @@ impl EgressPolicer {
     #[must_use]
     pub fn waits(&self) -> bool {
         self.tenant.as_ref().map_or(self.vm.terms.waits, |tenant| tenant.terms.waits)
+    }
+
+    /// Whether large segments must be cut before the limit, because their frames wait and one
+    /// segment takes too long at the limit's rate ([`CUT_BELOW`]).
+    #[must_use]
+    pub fn cuts(&self) -> bool {
+        let slow = |meter: &Meter| {
+            meter.terms.bytes.is_some_and(|(rate, _)| rate < CUT_BELOW)
+                || meter.terms.frames.is_some_and(|(rate, _)| rate < CUT_BELOW_PACKETS)
+        };
+        let own = self.tenant.is_none() || self.sharing == Sharing::Strict;
+        self.waits() && (own && slow(&self.vm) || self.tenant.as_deref().is_some_and(slow))
     }
 
     /// Returns the time until the next frame may pass, and the limit that makes the frame wait, for

@@ -119,6 +119,12 @@ pub const BATCH_TIME: Nanos = Nanos::from_millis(1);
 /// frame is longer than the recent ones. In any second, at most 2 % more than the rate passes
 /// because of the debt.
 pub const DEBT_TIME: Nanos = Nanos::from_millis(16);
+/// Rate in bits per second below which the switch cuts large segments at a limit with waiting
+/// frames. At a lower rate, a segment of 64 KiB takes more than 10 ms, and a second that begins
+/// with the segment could get 1 % more than the rate.
+pub const CUT_BELOW: BitsPerSecond = BitsPerSecond(SEGMENT.bytes as u64 * 8 * 100);
+/// Like [`CUT_BELOW`], for a limit in frames per second.
+pub const CUT_BELOW_PACKETS: PacketsPerSecond = PacketsPerSecond(SEGMENT.frames as u64 * 100);
 /// Smallest depth in bytes of a limit with waiting frames: one frame of 1,518 bytes with a tag.
 pub const WAIT_DEPTH_MIN: u32 = 1_522;
 
@@ -382,6 +388,19 @@ impl Policer {
             _ => SEGMENT.bytes,
         };
         Self { spec, at: AtomicU64::new(0), committed, other, sizes: FrameSizes::new(segment) }
+    }
+
+    /// Whether large segments must be cut before the limit, because their frames wait and one
+    /// segment takes too long at the limit's rate ([`CUT_BELOW`]).
+    #[must_use]
+    pub fn cuts(&self) -> bool {
+        let slow = match self.spec.limit {
+            Limit::SingleRate { cir: rate, .. } | Limit::TwoRate { pir: rate, .. } => {
+                rate < CUT_BELOW
+            }
+            Limit::Packets { rate, .. } => rate < CUT_BELOW_PACKETS,
+        };
+        slow && self.spec.waits
     }
 
     /// Returns the limit that the policer enforces.

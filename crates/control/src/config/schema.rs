@@ -153,7 +153,12 @@ fn of_tables() -> Value {
         "Shape": {
             "anyOf": [has(&["send"]), has(&["receive"])],
             "if": has(&["period_ms"]),
-            "then": need(&["shaper"], json!({ "shaper": { "const": "token-bucket" } }))
+            "then": need(&["shaper"], json!({ "shaper": { "const": "token-bucket" } })),
+            "not": {
+                "anyOf": [has(&["window_us"]), has(&["interval_ms"])],
+                "properties": { "shaper": { "const": "token-bucket" } },
+                "required": ["shaper"]
+            }
         }
     })
 }

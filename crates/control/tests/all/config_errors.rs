@@ -297,28 +297,26 @@ vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100
 vhost-user.queues = 2
-vhost-user.offloads = { tso = false }
 queue = { excess = "hold" }
-shape = { send = "100k", receive = "20G" }
+shape = { send = "100k", receive = "20G", window_us = 0, interval_ms = 5 }
 
 [[port]]
 name = "vm4"
 vhost-user.socket = "/run/vm4.sock"
 tenant = "red"
 vlan = 100
-shape = { send = "4M", shaper = "token-bucket", period_ms = 0 }
+shape = { send = "4M", shaper = "token-bucket", period_ms = 0, window_us = 5 }
 "#,
         &[
-            "8:20: port \"vm3\": only a `fair-share` output can leave frames in the \
+            "7:20: port \"vm3\": only a `fair-share` output can leave frames in the \
                  senders' rings; set excess = \"drop\", or egress = \"fair-share\" on a shared \
                  port",
-            "9:9: port \"vm3\": `shape.send` needs a single queue pair, and this port has \
-                 several; set queues = 1, or shape with `shape.receive` of the receivers",
-            r#"9:18: port "vm3": `shape.send` 100k is out of range; write 256k to 10G"#,
-            r#"9:36: port "vm3": `shape.receive` 20G is out of range; write 256k to 10G"#,
-            "16:18: port \"vm4\": a large TCP segment would leave in one burst despite \
-                 `shape`; set offloads = { tso = false }, so that the VM segments its packets",
-            r#"16:61: port "vm4": `shape.period_ms` 0 is out of range; write 1 to 1000"#,
+            r#"8:18: port "vm3": `shape.send` 100k is out of range; write 256k to 10G"#,
+            r#"8:36: port "vm3": `shape.receive` 20G is out of range; write 256k to 10G"#,
+            r#"8:55: port "vm3": `shape.window_us` 0 is out of range; write 1 to 100000"#,
+            r#"8:72: port "vm3": `shape.interval_ms` 5 is out of range; write 10 to 60000"#,
+            r#"15:61: port "vm4": `shape.period_ms` 0 is out of range; write 1 to 1000"#,
+            "15:76: port \"vm4\": `window_us` belongs to the shaper `smooth`; remove it",
         ],
     ),
     (

@@ -216,6 +216,8 @@ const APPENDED: &[(&str, &[&str])] = &[
             "egress = \"drr\"",
             "queue = { bytes = 100 }",
             "shape = { period_ms = 5 }",
+            "shape = { send = \"4M\", window_us = 0 }",
+            "shape = { send = \"4M\", shaper = \"token-bucket\", interval_ms = 500 }",
             "wfq = { weights = [1] }",
             "trunk = []",
             "native = 5",

@@ -491,6 +491,11 @@ impl Finisher {
         Self { scratch: Batch::new(), segmenter: finish::Segmenter::new(), cuts_left: 0 }
     }
 
+    /// Whether the worker may still cut a frame into `segments` segments in this turn.
+    fn may_cut(&self, segments: u32) -> bool {
+        segments as usize <= finish::SEGMENTS_PER_FRAME_MAX.min(self.cuts_left)
+    }
+
     /// Finishes the offloads of frame `i` and passes the resulting frames to `sink`, one batch at a
     /// time.
     fn run(
@@ -512,8 +517,8 @@ impl Finisher {
             }
             return;
         }
-        let wanted = self.segmenter.begin(batch, i).ok();
-        let Some(segments) = wanted.filter(|segments| *segments <= self.cuts_left) else {
+        let most = finish::SEGMENTS_PER_FRAME_MAX.min(self.cuts_left);
+        let Ok(segments) = self.segmenter.begin(batch, i, most) else {
             delivery.outcome.too_big += 1;
             return;
         };

@@ -9,8 +9,9 @@ use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::counters::PortCounters;
 use crate::finish;
+use crate::ingress_policer::on_wire;
 use crate::port::Held;
-use crate::queue::{CELL, FrameStore, Memory, Pacing, Refused, Source, Stored};
+use crate::queue::{CELL, FrameStore, Memory, OutputQueue, Refused, Source, Stored};
 use crate::snapshot::Snapshot;
 use crate::unit::Unit;
 
@@ -132,30 +133,33 @@ impl Egress {
             return;
         };
         let from = source_of(source, around.snapshot);
-        // A shaper would send a large segment all at once.
-        let cuts = matches!(queue.terms().pacing, Pacing::Shaped(_));
         let Waiting { now, store, .. } = &mut self.waiting;
         let memory = &mut Memory::of(store, queues);
         let finished = memory.is_the_ports();
-        let mut push = |part: &Batch, i: usize, delivery: &mut Delivery| match queue
-            .push(memory, part, i, &from, *now)
-        {
-            Ok(()) => delivery.waiting += 1,
-            Err(refused) => match queue.limited_by().filter(|_| refused == Refused::Full) {
-                None | Some(Policed::Pass) => delivery.queue_full += 1,
-                Some(Policed::AboveVm) => delivery.receive_limit += 1,
-                Some(Policed::AboveTenant) => delivery.tenant_limit += 1,
-            },
-        };
+        let mut push =
+            |queue: &mut OutputQueue, part: &Batch, i: usize, delivery: &mut Delivery| {
+                let Err(refused) = queue.push(memory, part, i, &from, *now) else {
+                    delivery.waiting += 1;
+                    return;
+                };
+                match queue.limited_by().filter(|_| refused == Refused::Full) {
+                    None | Some(Policed::Pass) => delivery.queue_full += 1,
+                    Some(Policed::AboveVm) => delivery.receive_limit += 1,
+                    Some(Policed::AboveTenant) => delivery.tenant_limit += 1,
+                }
+            };
         for &i in frames {
             let i = usize::from(i);
             let offload = batch.at(i).offload;
-            if !(cuts && offload.is_gso()) && (!finished || caps.takes(offload)) {
-                push(batch, i, delivery);
+            let cut = offload.is_gso()
+                && self.finisher.may_cut(on_wire(batch, i).frames)
+                && queue.cuts(batch, i, &from, *now);
+            if !cut && (!finished || caps.takes(offload)) {
+                push(queue, batch, i, delivery);
                 continue;
             }
             self.finisher.run(batch, i, delivery, |parts, delivery| {
-                (0..parts.len()).for_each(|part| push(parts, part, delivery));
+                (0..parts.len()).for_each(|part| push(queue, parts, part, delivery));
             });
         }
         if queue.is_over(source.0, memory, *now) && !self.waiting.over.contains(&output) {

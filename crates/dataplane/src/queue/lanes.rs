@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use penstock_qos::policer::CUT_BELOW;
 use penstock_qos::wfq::{Depth, QUEUES_MAX, Wfq};
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -131,6 +132,11 @@ impl Lanes {
         let queue = self.points[usize::from(dscp) % DSCPS].queue;
         let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
         Class { queue: lane.unwrap_or(queue), dscp }
+    }
+
+    /// Whether the rate ceiling of a queue is so low that a large segment takes long.
+    pub(super) fn cuts(&self, queue: u8) -> bool {
+        self.classes.held().any(|(lane, held)| lane == queue && held.rate < CUT_BELOW)
     }
 
     /// If rate ceilings delay all waiting frames, returns the earliest time at which a ceiling

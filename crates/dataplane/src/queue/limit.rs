@@ -47,6 +47,11 @@ impl OutputLimit {
         Arc::ptr_eq(&self.policer, policer)
     }
 
+    /// Whether large segments must be cut before they wait ([`EgressPolicer::cuts`]).
+    pub(super) fn cuts(&self) -> bool {
+        self.policer.cuts()
+    }
+
     /// Begins a burst.
     pub(super) fn begin(&mut self) {
         self.held = self.holder.take();

@@ -86,6 +86,13 @@ impl Line {
         }
     }
 
+    /// Whether a large segment that begins with `head` must be cut, because its queue has a low rate
+    /// ceiling.
+    pub(super) fn cuts(&mut self, head: &[u8], source: &Source, now: Nanos) -> bool {
+        let class = self.class_of(head, source, now);
+        self.lanes().is_some_and(|lanes| lanes.cuts(class.queue))
+    }
+
     /// Whether a frame's queue has room for a frame of `len` bytes that takes `wire` bytes on a
     /// link. `free` is the free memory of all outputs, in bytes.
     pub(super) fn has_room(&self, class: Class, (len, wire): (u32, u32), free: u64) -> bool {

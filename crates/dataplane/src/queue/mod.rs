@@ -44,6 +44,7 @@ pub(crate) use line::Source;
 pub(crate) use memory::Memory;
 pub use output::OutputQueue;
 pub(crate) use output::{FCS, Refused};
+pub(crate) use pacer::reshape;
 pub use pacer::shaper;
 pub use store::{CELL, FrameStore, Stored};
 pub use terms::{Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind, ShareTerms};

@@ -107,6 +107,14 @@ impl OutputQueue {
             || from_outside()
     }
 
+    /// Whether frame `i` of `batch`, a large segment, must be cut before it waits. The output sends
+    /// a segment at once, and at a low rate that is a burst.
+    pub(crate) fn cuts(&mut self, batch: &Batch, i: usize, source: &Source, now: Nanos) -> bool {
+        self.pacer.cuts()
+            || self.limit.as_ref().is_some_and(OutputLimit::cuts)
+            || self.line.cuts(batch.head(i), source, now)
+    }
+
     /// Returns the limit that the output's frames wait for. Returns `None` if they wait for no
     /// limit.
     pub(crate) fn limited_by(&self) -> Option<Policed> {

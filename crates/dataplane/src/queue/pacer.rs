@@ -1,5 +1,6 @@
 //! A pacer determines the times at which an output may send its waiting frames.
 
+use penstock_qos::policer::CUT_BELOW;
 use penstock_qos::shaper::{RateError, Shaper, Smooth, TokenBucket};
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -29,8 +30,23 @@ pub fn shaper(terms: &ShapeTerms) -> Result<Shaper, RateError> {
         ShaperKind::TokenBucket(period) => {
             Shaper::TokenBucket(TokenBucket::new(terms.rate, period)?)
         }
-        ShaperKind::Smooth => Shaper::Smooth(Smooth::new(terms.rate)?),
+        ShaperKind::Smooth(smoothing) => {
+            Shaper::Smooth(Smooth::new(terms.rate)?.smoothed(smoothing))
+        }
     })
+}
+
+/// Changes a shaper with the terms `old` to `new`, so that frames sent so far still count. Returns
+/// false if only a new shaper can have the terms `new`.
+pub(crate) fn reshape(shaper: &mut Shaper, old: &mut ShapeTerms, new: ShapeTerms) -> bool {
+    if !old.kind.is_like(new.kind) || shaper.set_rate(new.rate).is_err() {
+        return false;
+    }
+    if let ShaperKind::Smooth(smoothing) = new.kind {
+        shaper.set_smoothing(smoothing);
+    }
+    *old = new;
+    true
 }
 
 /// State of an output's pacer, one variant for each kind of [`Pacing`].
@@ -81,11 +97,20 @@ impl Pacer {
                 *rate = new;
                 true
             }
-            (Self::Shaped { terms, shaper, .. }, Pacing::Shaped(new)) if terms.kind == new.kind => {
-                *terms = new;
-                shaper.set_rate(new.rate).is_ok()
+            (Self::Shaped { terms, shaper, .. }, Pacing::Shaped(new)) => {
+                reshape(shaper, terms, new)
             }
             _ => false,
+        }
+    }
+
+    /// Whether large segments must be cut before they wait, because the output would send a segment
+    /// at once that takes long at the output's rate.
+    pub(super) fn cuts(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Link { rate, .. } => *rate < CUT_BELOW,
+            Self::Shaped { .. } => true,
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_qos::egress_policer::EgressPolicer;
 use penstock_qos::fair_share::Bound;
+use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos, Weight};
 
 use super::{Classes, LaneCounters, OutputQueue};
@@ -51,7 +52,17 @@ pub enum ShaperKind {
     /// bucket as the baseline.
     TokenBucket(Nanos),
     /// The shaper spaces frames evenly and sends the frames one by one.
-    Smooth,
+    Smooth(Smoothing),
+}
+
+impl ShaperKind {
+    /// Whether a shaper of this kind can become one of kind `other` between two frames.
+    pub(crate) fn is_like(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Smooth(_), Self::Smooth(_)) => true,
+            (one, other) => one == other,
+        }
+    }
 }
 
 /// A shaper's rate limit and method.
@@ -175,16 +186,16 @@ impl QueueHome {
         self.lanes.as_deref()
     }
 
-    /// Whether the queue can apply `terms` without a new queue, because only the rate differs.
+    /// Whether the queue can apply `terms` without a new queue, because only the rate or
+    /// the smoothing differs.
     #[must_use]
     pub fn fits(&self, terms: &QueueTerms) -> bool {
-        let kind = |pacing| match pacing {
-            Pacing::None => (0, None),
-            Pacing::Link(_) => (1, None),
-            Pacing::Shaped(ShapeTerms { kind, .. }) => (2, Some(kind)),
+        let paced = match (terms.pacing, self.terms.pacing) {
+            (Pacing::None, Pacing::None) | (Pacing::Link(_), Pacing::Link(_)) => true,
+            (Pacing::Shaped(one), Pacing::Shaped(other)) => one.kind.is_like(other.kind),
+            _ => false,
         };
-        let same = QueueTerms { pacing: self.terms.pacing, ..*terms } == self.terms;
-        same && kind(terms.pacing) == kind(self.terms.pacing)
+        paced && QueueTerms { pacing: self.terms.pacing, ..*terms } == self.terms
     }
 
     /// Sets the output's pacing from the next snapshot on.

@@ -12,11 +12,23 @@ use super::{SAMPLE_EVERY, WorkerConfig};
 use crate::batch::Batch;
 use crate::classify::{Classifier, ClassifierConfig};
 use crate::counters::PortCounters;
+use crate::drop::DropReason;
 use crate::ingress_policer::count_segments;
+use crate::port::PortQueue;
 use crate::snapshot::Snapshot;
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::Unit;
 use penstock_qos::delay_scale::part_of;
+
+/// Reasons why the worker does more with a port's frames than to take them from the port's ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Apart {
+    /// The worker copies the frames into memory of the switch before it delivers them
+    /// ([`super::Worker::stop_sleeper`]).
+    copied: bool,
+    /// The port has a cutter for its large segments.
+    cut: bool,
+}
 
 /// A worker's state for receiving and classifying the batches of its queue pairs.
 #[derive(Debug)]
@@ -24,9 +36,8 @@ pub(super) struct Input {
     classifier: Classifier,
     /// For each port, the shaper and the rate limit that make the port's frames wait in the ring.
     gates: Gates,
-    /// For each port, whether the worker copies the port's frames into memory of the switch before
-    /// it delivers them ([`super::Worker::stop_sleeper`]).
-    apart: Box<[bool]>,
+    /// For each port, why its frames are not only taken from its ring.
+    apart: Box<[Apart]>,
     until_sample: u32,
 }
 
@@ -39,7 +50,7 @@ impl Input {
                 max_ports: config.max_ports,
             }),
             gates: Gates::new(config.max_ports),
-            apart: vec![false; config.max_ports].into_boxed_slice(),
+            apart: vec![Apart::default(); config.max_ports].into_boxed_slice(),
             until_sample: SAMPLE_EVERY,
         }
     }
@@ -70,7 +81,7 @@ impl Input {
     /// the worker already copies the port's frames.
     pub fn set_apart(&mut self, port: PortId) -> bool {
         let apart = self.apart.get_mut(port.index());
-        apart.is_some_and(|apart| !core::mem::replace(apart, true))
+        apart.is_some_and(|apart| !core::mem::replace(&mut apart.copied, true))
     }
 
     /// Receives one batch from a queue pair, and delivers its frames. Returns `None` if no frame
@@ -90,11 +101,19 @@ impl Input {
         self.until_sample -= 1;
         let sample = self.until_sample == 0;
 
-        let (batch, class) = (&mut *ctx.batch, policy.qos.priority);
+        let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
         batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
-        ctx.ports[id].queues[unit.queue.index()].rx_burst(batch);
-        batch.take_in_if(self.apart[id]);
+        let queue = &mut *ctx.ports[id].queues[unit.queue.index()];
+        let counted = if self.apart[id] == Apart::default() {
+            queue.rx_burst(batch);
+            false
+        } else {
+            let since = ctx.account.last().saturating_sub(waited);
+            let arrived = Nanos(ctx.clock.nanos(since));
+            self.receive_apart(batch, queue, unit.port, arrived, counters)
+        };
+        let batch = &mut **batch;
         let (frames, more) = (batch.len(), !batch.has_room());
         if frames == 0 && batch.errors == 0 {
             counters.rx_empty.add(1);
@@ -105,7 +124,9 @@ impl Input {
         ctx.counter.spent(Stage::Ingress, &work);
         let taken = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
-        count_taken(counters, batch);
+        if !counted {
+            count_taken(counters, batch);
+        }
         let last = ctx.account.last();
         let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(last));
         if let Some(limits) = &policy.ingress_policer {
@@ -135,6 +156,40 @@ impl Input {
             waited,
             edges: sample.then_some([taken, classified]),
         })
+    }
+
+    /// Fills `batch` for a port in [`Self::apart`]: from the port's cutter if the cutter holds
+    /// frames, or from the port's ring, where the next frame arrived at time `arrived`. Returns true
+    /// if the frames were already counted when the worker took them from the ring.
+    #[cold]
+    fn receive_apart(
+        &mut self,
+        batch: &mut Box<Batch>,
+        queue: &mut dyn PortQueue,
+        port: PortId,
+        arrived: Nanos,
+        counters: &PortCounters,
+    ) -> bool {
+        let Apart { copied, cut } = self.apart[port.index()];
+        if cut && self.gates.give(port, batch, counters) {
+            return true;
+        }
+        queue.rx_burst(batch);
+        let large = batch.frames().iter().any(|frame| frame.offload.is_gso());
+        let cutter = self.gates.cutter_of_next(port).filter(|_| large);
+        batch.take_in_if(copied || cutter.is_some());
+        let Some(cutter) = cutter else { return false };
+        count_taken(counters, batch);
+        let most = batch.most();
+        cutter.take(batch, arrived, counters);
+        batch.limit(most);
+        self.gates.give(port, batch, counters)
+    }
+
+    /// Whether frames of the port wait in the port's cutter.
+    #[inline]
+    pub fn holds(&self, port: PortId) -> bool {
+        self.apart[port.index()].cut && self.gates.holds(port)
     }
 
     /// After a batch was charged, counts how long the batch's frames waited in the port's ring.
@@ -221,7 +276,7 @@ impl Input {
         waited: Nanos,
     ) {
         let now = ctx.nanos();
-        let since = now.saturating_sub(waited);
+        let since = self.gates.arrived(port).unwrap_or(now.saturating_sub(waited));
         if let Some(counters) = ctx.of(port) {
             let waited = now.saturating_sub(since);
             counters.shaped[part_of(waited)].add(ctx.batch.len() as u64);
@@ -247,6 +302,9 @@ impl Input {
         let network = policy.and_then(|policy| policy.tenant_policer.clone());
         let network = network.filter(|limit| limit.waits());
         let gone = self.gates.set(port, terms.as_ref(), Limits { own, network });
+        if let Some(apart) = self.apart.get_mut(port.index()) {
+            apart.cut = self.gates.has_cutter(port);
+        }
         if gone.shaper {
             roster.cancel(Event::Shaped(port));
             roster.take_back(ctx, port, Why::Shaped);
@@ -258,8 +316,15 @@ impl Input {
     }
 
     /// Removes the state of a port that has no more queue pairs on this worker.
-    pub fn forget(&mut self, port: PortId) {
-        self.gates.forget(port);
+    pub fn forget<C: CycleCounter>(&mut self, ctx: &Context<C>, port: PortId) {
+        let lost = self.gates.forget(port) as u64;
+        if let Some(counters) = ctx.of(port).filter(|_| lost > 0) {
+            counters.queued.sub(lost);
+            counters.drops[DropReason::QueueGone as usize].add(lost);
+        }
+        if let Some(apart) = self.apart.get_mut(port.index()) {
+            apart.cut = false;
+        }
     }
 }
 

@@ -113,7 +113,7 @@ impl<C: CycleCounter> Worker<C> {
         slot.owned &= !(1 << queue.index());
         if slot.owned == 0 {
             self.outputs.leave(&mut self.ctx, &mut self.roster, port);
-            self.input.forget(port);
+            self.input.forget(&self.ctx, port);
             self.roster.forget(port);
         }
         let slot = &mut self.ctx.ports[port.index()];
@@ -132,7 +132,7 @@ impl<C: CycleCounter> Worker<C> {
         self.ctx.notify();
         if self.ctx.ports.get(port.index()).is_some() {
             self.outputs.forget(&mut self.ctx, &mut self.roster, port);
-            self.input.forget(port);
+            self.input.forget(&self.ctx, port);
             self.roster.forget(port);
         }
         self.roster.remove(&self.ctx, port);

@@ -27,6 +27,7 @@ mod bill;
 mod clock;
 mod config;
 mod context;
+mod cutter;
 mod delay;
 mod handle;
 mod inbox;

@@ -114,7 +114,7 @@ impl<C: CycleCounter> Worker<C> {
     fn run_queue(&mut self, unit: Unit, lent: bool) -> Option<Bill> {
         let now = self.ctx.last();
         let queue = &mut self.ctx.ports[unit.port.index()].queues[unit.queue.index()];
-        if queue.pending(now) == Pending::No {
+        if queue.pending(now) == Pending::No && !self.input.holds(unit.port) {
             return None;
         }
         let waited = self.roster.delays.of(unit, now);

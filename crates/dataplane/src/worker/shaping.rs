@@ -17,7 +17,7 @@
 //! Until the computed departure time, the worker does not poll the port. The shaper counts a frame
 //! when the worker receives the frame from the port's ring, and not when the frame leaves. A frame
 //! longer than one MTU departs as early as a frame of one MTU would, and the next frame waits for
-//! the difference.
+//! the difference. Large segments (TSO) are cut first ([`super::cutter`]).
 //!
 //! A port sends at most one group of frames more than the shaper permits, because the worker
 //! receives the frames in groups. If the shaper's rate is below 20 Mbit/s, a group contains only
@@ -43,9 +43,11 @@ use penstock_qos::policer::{Limit, Policer};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Nanos, PortId};
 
+use super::cutter::Cutter;
 use crate::batch::{BATCH_FRAMES, Batch};
+use crate::counters::PortCounters;
 use crate::ingress_policer::IngressPolicer;
-use crate::queue::{FCS, ShapeTerms, ShaperKind, shaper};
+use crate::queue::{FCS, ShapeTerms, ShaperKind, reshape, shaper};
 
 /// If a port's next frame is due later than this time from now, the worker puts the port aside. If
 /// the next frame is due earlier, the port stays in the schedule, because a worker's turn takes
@@ -86,6 +88,12 @@ impl Limits {
         self.own.iter().flat_map(|limits| limits.waiting())
     }
 
+    /// Whether large segments must be cut before one of the limits.
+    fn cuts(&self) -> bool {
+        self.own().any(|limit| limit.cuts())
+            || self.network.as_ref().is_some_and(|limit| limit.cuts())
+    }
+
     fn is_none(&self) -> bool {
         self.own().next().is_none() && self.network.is_none()
     }
@@ -105,6 +113,12 @@ impl Limits {
 struct Gate {
     shaping: Option<Shaping>,
     limits: Limits,
+    /// Whether large segments are cut, because the port has a shaper or a slow limit.
+    cuts: bool,
+    /// Cuts the segments. Without [`Self::cuts`], the cutter may still hold earlier frames.
+    cutter: Option<Box<Cutter>>,
+    /// Whether the cutter gave the frames of the port's last batch.
+    gave: bool,
     /// Whether the port sent frames to a shared port since its limit [`Limits::network`] was in
     /// debt, so that the port waits for the limit.
     leaves: bool,
@@ -131,7 +145,7 @@ fn group_of(terms: &ShapeTerms) -> usize {
         return 1;
     }
     let time = match terms.kind {
-        ShaperKind::Smooth => GROUP_TIME,
+        ShaperKind::Smooth(_) => GROUP_TIME,
         ShaperKind::TokenBucket(period) => period.min(GROUP_TIME),
     };
     let frames = terms.rate.0.saturating_mul(time.0) / 8_000_000_000 / u64::from(FRAME);
@@ -152,12 +166,70 @@ impl Gates {
         let policer = !gate.limits.are_in(&limits);
         let gone = Gone { shaper: gate.set_shaper(terms), policer };
         gate.limits = limits;
-        *slot = (gate.shaping.is_some() || !gate.limits.is_none()).then_some(gate);
+        gate.cuts = gate.shaping.is_some() || gate.limits.cuts();
+        // What the cutter still holds leaves under the new limits.
+        if gate.cuts && gate.cutter.is_none() {
+            gate.cutter = Some(Box::new(Cutter::new()));
+        } else if !gate.cuts {
+            gate.cutter.take_if(|cutter| cutter.is_empty());
+        }
+        let needed = gate.cutter.is_some() || gate.shaping.is_some() || !gate.limits.is_none();
+        *slot = needed.then_some(gate);
         gone
     }
 
-    pub(super) fn forget(&mut self, port: PortId) {
+    /// Removes all limits of a port. Returns the number of frames that the cutter held and that are
+    /// lost.
+    pub(super) fn forget(&mut self, port: PortId) -> usize {
+        let lost = self.cutter(port).map_or(0, Cutter::clear);
         self.set(port, None, Limits::default());
+        lost
+    }
+
+    /// Whether the port has a cutter, which may be empty.
+    pub(super) fn has_cutter(&mut self, port: PortId) -> bool {
+        self.cutter(port).is_some()
+    }
+
+    /// Returns the cutter for the port's next large segments. Returns `None` if they are not cut.
+    pub(super) fn cutter_of_next(&mut self, port: PortId) -> Option<&mut Cutter> {
+        let gate = self.0.get_mut(port.index())?.as_mut().filter(|gate| gate.cuts)?;
+        gate.cutter.as_deref_mut()
+    }
+
+    fn cutter(&mut self, port: PortId) -> Option<&mut Cutter> {
+        self.0.get_mut(port.index())?.as_mut()?.cutter.as_deref_mut()
+    }
+
+    /// Whether the port's cutter holds frames, which leave before the frames in the port's rings.
+    pub(super) fn holds(&self, port: PortId) -> bool {
+        let cutter = self.0[port.index()].as_ref().and_then(|gate| gate.cutter.as_deref());
+        cutter.is_some_and(|cutter| !cutter.is_empty())
+    }
+
+    /// Fills the empty `batch` from the port's cutter. Returns false if the cutter is empty, so that
+    /// the worker must take the frames from the port's ring.
+    pub(super) fn give(
+        &mut self,
+        port: PortId,
+        batch: &mut Batch,
+        counters: &PortCounters,
+    ) -> bool {
+        let Some(Some(gate)) = self.0.get_mut(port.index()) else { return false };
+        gate.gave = false;
+        let Some(cutter) = gate.cutter.as_deref_mut().filter(|cutter| !cutter.is_empty()) else {
+            return false;
+        };
+        cutter.give(batch, port, counters);
+        gate.gave = true;
+        true
+    }
+
+    /// Returns the time at which the frames of the port's last batch arrived in the port's ring, if
+    /// the frames came from the port's cutter.
+    pub(super) fn arrived(&self, port: PortId) -> Option<Nanos> {
+        let gate = self.0[port.index()].as_ref().filter(|gate| gate.gave)?;
+        gate.cutter.as_ref().map(|cutter| cutter.arrived())
     }
 
     /// Records whether the batch that the worker took from a port had frames to a shared port. A
@@ -221,20 +293,17 @@ impl Gate {
     /// Sets the rate and the method of the shaper. Returns true if a shaper was removed.
     fn set_shaper(&mut self, terms: Option<&ShapeTerms>) -> bool {
         let Some(terms) = terms else { return self.shaping.take().is_some() };
-        match &mut self.shaping {
-            Some(shaping) if shaping.terms == *terms => {}
-            Some(shaping) if shaping.terms.kind == terms.kind => {
-                // Frames sent so far still count, so the rate changes without a step.
-                if shaping.shaper.set_rate(terms.rate).is_ok() {
-                    (shaping.terms, shaping.group) = (*terms, group_of(terms));
-                }
+        if let Some(shaping) = &mut self.shaping {
+            if shaping.terms == *terms {
+                return false;
             }
-            shaping => {
-                let made = shaper(terms).ok();
-                let group = group_of(terms);
-                *shaping = made.map(|shaper| Shaping { terms: *terms, shaper, group });
+            if reshape(&mut shaping.shaper, &mut shaping.terms, *terms) {
+                shaping.group = group_of(terms);
+                return false;
             }
         }
+        let (made, group) = (shaper(terms).ok(), group_of(terms));
+        self.shaping = made.map(|shaper| Shaping { terms: *terms, shaper, group });
         false
     }
 
@@ -264,10 +333,11 @@ mod tests {
     use crate::offload::Offload;
     use penstock_qos::egress_policer::{Meter, Sharing, Terms};
     use penstock_qos::policer::{Size, Spec};
+    use penstock_qos::shaper::Smoothing;
     use penstock_units::BitsPerSecond;
 
     fn terms(rate: u64) -> ShapeTerms {
-        ShapeTerms { rate: BitsPerSecond(rate), kind: ShaperKind::Smooth }
+        ShapeTerms { rate: BitsPerSecond(rate), kind: ShaperKind::Smooth(Smoothing::DEFAULT) }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod prop_classify_parse;
 mod prop_classify_rules;
 mod ring_race;
 mod ring_records;
+mod segments_shaped;
 mod shared_entitlement;
 mod split_ring;
 mod split_ring_differential;

@@ -32,7 +32,7 @@ use core::fmt;
 
 use penstock_units::{BitsPerSecond, Nanos};
 
-pub use smooth::{GROUP_TIME, GROUPS_FROM, INTERVAL, Smooth, WIDTH, Window};
+pub use smooth::{GROUP_TIME, GROUPS_FROM, INTERVAL, Smooth, Smoothing, WIDTH, Window};
 pub use token_bucket::{PERIOD_OF_XEN, TokenBucket};
 
 /// Lowest rate of a shaper in bits per second.
@@ -104,6 +104,14 @@ impl Shaper {
         match self {
             Self::TokenBucket(shaper) => shaper.set_rate(rate),
             Self::Smooth(shaper) => shaper.set_rate(rate),
+        }
+    }
+
+    /// Changes the window and the control interval of a [`Smooth`] shaper from the next frame on.
+    /// Another shaper has no window.
+    pub fn set_smoothing(&mut self, smoothing: Smoothing) {
+        if let Self::Smooth(shaper) = self {
+            shaper.set_smoothing(smoothing);
         }
     }
 

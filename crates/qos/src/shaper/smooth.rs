@@ -19,7 +19,7 @@
 //! - δ is the spacing in ns per byte: after a frame of s bytes, the next frame departs s·δ later.
 //! - The [`Window`] is the range in which the spacing δ must be. The centre of the window is e^c ns
 //!   per byte, and the slow rule changes the exponent c. For the spacing after a frame of 1,500
-//!   bytes, the window is [`WIDTH`] wide. Each end of the window of spacings is at most 30 % away
+//!   bytes, the window is as wide as [`Smoothing::width`]. Each end of the window of spacings is at most 30 % away
 //!   from the window's centre.
 //! - The *credit* is the level of a token bucket that fills at the configured rate R. The depth of
 //!   the credit is the number of bytes that the configured rate yields in [`DEPTH_TIME`], but at
@@ -37,7 +37,7 @@
 //!   the credit is at most half of its set point, or at least 1.5 times its set point, the spacing
 //!   δ is at an end of its window.
 //! - The *slow* rule moves the window of the spacing. The slow rule adjusts the window after each
-//!   [`INTERVAL`] in which frames waited for more than half of the time. The slow rule computes the
+//!   [`Smoothing::interval`] in which frames waited for more than half of the time. The slow rule computes the
 //!   error of an interval as e = ln(r / R), where R is the configured rate. In e = ln(r / R), r is
 //!   the rate that would have resulted if the spacing δ had always been at the window's centre. In
 //!   each interval, the slow rule adds [`KP`] (e - e') + [`KI`] e to the exponent c, where e' is
@@ -82,7 +82,7 @@
 //! # Cost
 //!
 //! Each frame costs a few multiplications, and each interval costs a logarithm and an exponential.
-//! The shaper of a VM takes 160 bytes.
+//! The shaper of a VM takes 176 bytes.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -107,6 +107,27 @@ pub const KP: f64 = 0.2;
 pub const KI: f64 = 0.5;
 /// Largest change of c in one interval, where c is the logarithm of the window's centre.
 pub const STEP_MAX: f64 = 0.7;
+
+/// Width of the window and length of the control interval of a [`Smooth`] shaper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Smoothing {
+    /// Width of the window of spacings after a frame of 1,500 bytes. A wider window keeps the rate
+    /// more exactly, and a narrower window lets the spacing vary less.
+    pub width: Nanos,
+    /// Time between two movements of the window. The interval must not be 0.
+    pub interval: Nanos,
+}
+
+impl Smoothing {
+    /// [`WIDTH`] and [`INTERVAL`], the values in §IV of "Defeating Network Jitter".
+    pub const DEFAULT: Self = Self { width: WIDTH, interval: INTERVAL };
+}
+
+impl Default for Smoothing {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
 
 const REFERENCE: f64 = 1_500.0;
 /// Maximum distance of the window's ends from its centre, as a fraction of the centre.
@@ -143,6 +164,7 @@ struct IntervalSums {
 #[derive(Clone, Debug)]
 pub struct Smooth {
     rate: BitsPerSecond,
+    smoothing: Smoothing,
     /// Natural logarithm of the window's centre (c), where the centre is in ns per byte.
     centre: f64,
     window: Window,
@@ -177,6 +199,7 @@ impl Smooth {
         let rate = checked(rate)?;
         let mut smooth = Self {
             rate,
+            smoothing: Smoothing::DEFAULT,
             centre: due(rate).ln(),
             window: Window { low: 0.0, centre: 0.0, high: 0.0 },
             credit: 0,
@@ -196,6 +219,20 @@ impl Smooth {
         smooth.credit = smooth.depth / 2;
         smooth.place();
         Ok(smooth)
+    }
+
+    /// Sets the width of the window and the control interval. The window keeps its centre.
+    #[must_use]
+    pub fn smoothed(mut self, smoothing: Smoothing) -> Self {
+        self.set_smoothing(smoothing);
+        self
+    }
+
+    /// Changes the width of the window and the control interval from the next frame on.
+    pub fn set_smoothing(&mut self, smoothing: Smoothing) {
+        let interval = smoothing.interval.max(Nanos(1));
+        self.smoothing = Smoothing { interval, ..smoothing };
+        self.place();
     }
 
     /// Multiplies the centre of the window by `factor`, so that a test can start a shaper at a
@@ -227,12 +264,19 @@ impl Smooth {
         self.group_max = if self.rate < GROUPS_FROM { 0 } else { group.min(GROUP_MAX) };
     }
 
+    /// Returns the distance from the window's centre to its ends, as a fraction of the centre.
+    fn half(&self) -> f64 {
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+        let width = self.smoothing.width.0 as f64;
+        (width / 2.0 / (REFERENCE * due(self.rate))).min(HALF_MAX)
+    }
+
     /// Computes the ends of the window from its centre.
     fn place(&mut self) {
         let due = due(self.rate);
         self.centre = self.centre.clamp((due / FAR).ln(), (due * FAR).ln());
         let centre = self.centre.exp();
-        let half = half(self.rate);
+        let half = self.half();
         self.window = Window { low: centre * (1.0 - half), centre, high: centre * (1.0 + half) };
     }
 
@@ -260,7 +304,7 @@ impl Smooth {
         self.depth / PARTS
     }
 
-    /// Returns the number of control intervals ([`INTERVAL`]) that have ended.
+    /// Returns the number of control intervals ([`Smoothing::interval`]) that have ended.
     #[must_use]
     pub const fn intervals(&self) -> u64 {
         self.intervals
@@ -359,14 +403,15 @@ impl Smooth {
 
     /// Adjusts the window for the intervals that ended before `now` (the slow rule).
     fn pass(&mut self, now: Nanos) {
-        let ended = now.saturating_sub(self.interval_at).0 / INTERVAL.0;
+        let interval = self.smoothing.interval;
+        let ended = now.saturating_sub(self.interval_at).0 / interval.0;
         if ended == 0 {
             return;
         }
-        self.interval_at += Nanos(ended * INTERVAL.0);
+        self.interval_at += Nanos(ended * interval.0);
         self.intervals += ended;
         let seen = core::mem::take(&mut self.seen);
-        if seen.busy * 2 > INTERVAL.0 && seen.bytes > 0.0 {
+        if seen.busy * 2 > interval.0 && seen.bytes > 0.0 {
             self.control(&seen);
         } else {
             self.drift(1);
@@ -393,7 +438,7 @@ impl Smooth {
     /// longest spacing yields the rate.
     fn drift(&mut self, intervals: u64) {
         self.error = None;
-        let rest = due(self.rate).ln() - (1.0 + half(self.rate)).ln();
+        let rest = due(self.rate).ln() - (1.0 + self.half()).ln();
         let left = 0.5_f64.powi(i32::try_from(intervals.min(64)).unwrap_or(64));
         self.centre = rest + (self.centre - rest) * left;
     }
@@ -410,13 +455,6 @@ fn due(rate: BitsPerSecond) -> f64 {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below an hour")]
 fn nanos(ns: f64) -> Nanos {
     Nanos(ns.ceil() as u64)
-}
-
-/// Returns the distance from the window's centre to its ends, as a fraction of the centre.
-fn half(rate: BitsPerSecond) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-    let width = WIDTH.0 as f64;
-    (width / 2.0 / (REFERENCE * due(rate))).min(HALF_MAX)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use penstock_dataplane::queue::{
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_qos::fair_share::{Bound, Excess};
+use penstock_qos::shaper::Smoothing;
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
@@ -254,7 +255,8 @@ fn a_sending_limit_keeps_its_rate_and_frames_wait_in_the_ring() {
         let mut world = world(&WorldConfig::default());
         let sink = world.add_vm(1, 1_024, SinkSpec::default()).expect("possible");
         let vm = world.add_vm(1, 256, SinkSpec::default()).expect("possible");
-        let terms = ShapeTerms { rate: BitsPerSecond(rate), kind: ShaperKind::Smooth };
+        let terms =
+            ShapeTerms { rate: BitsPerSecond(rate), kind: ShaperKind::Smooth(Smoothing::DEFAULT) };
         world.set_policy(vm, |policy| policy.shape = Some(terms));
         world.introduce(sink);
         let secs = if rate < 10_000_000 { 20 } else { 4 };
@@ -272,7 +274,9 @@ fn a_sending_limit_keeps_its_rate_and_frames_wait_in_the_ring() {
 
 #[test]
 fn a_receiving_limit_keeps_its_rate_and_order() {
-    for kind in [ShaperKind::Smooth, ShaperKind::TokenBucket(Nanos::from_millis(50))] {
+    for kind in
+        [ShaperKind::Smooth(Smoothing::DEFAULT), ShaperKind::TokenBucket(Nanos::from_millis(50))]
+    {
         let mut case = uplink(
             &WorldConfig::default(),
             shaped(8_000_000, kind),

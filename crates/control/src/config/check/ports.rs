@@ -85,23 +85,14 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
 
 /// Checks the keys `queue`, `shape` and `wfq` of a port.
 fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
-    let attachment = port.attachment();
     if let Some(queue) = &port.queue {
         queue.check(object, port.egress, report);
     }
     if let Some(shape) = &port.shape {
-        let has_tso = attachment.as_ref().is_some_and(|of| of.offloads().tso);
-        shape.check(object, port.egress, has_tso, report);
+        shape.check(object, port.egress, report);
     }
     if let Some(wfq) = &port.wfq {
         wfq.check(object, port.egress, report);
-    }
-    let has_several = attachment.is_some_and(|of| of.queues() > 1);
-    if has_several && port.shaped().is_some() {
-        // There is one shaper, but each queue pair has its own clock.
-        let problem = "`shape.send` needs a single queue pair, and this port has several";
-        let remedy = "set queues = 1, or shape with `shape.receive` of the receivers";
-        report.at(object, "shape", problem, remedy);
     }
 }
 

@@ -1,0 +1,137 @@
+//! A port's large segments are cut before a shaper or a slow rate limit, and leave part by part.
+//!
+//! # Problem
+//!
+//! A guest sends TCP segments of 64 KiB. Behind a shaper of 2 Mbit/s, such a segment would leave in
+//! one burst and then hold the port for a quarter of a second.
+//!
+//! # Source
+//!
+//! VM jitter §III-C spaces single packets. Offload metadata is from virtio 1.2 §5.1.6.2.
+//!
+//! # Approach
+//!
+//! If a batch from the port's ring contains a large segment, the cutter copies the whole batch and
+//! the guest gets its buffers back. From then on, the worker takes the port's frames from the
+//! cutter and not from a ring, until the cutter is empty. A segment is cut into the frames that a
+//! guest without TSO would have sent, so the later stages treat each part like such a frame. The
+//! cutter thus holds at most one batch of a port, and the guest's other frames wait in its rings.
+//!
+//! The cutter cuts only a segment whose metadata agrees with its headers. Other frames pass as they
+//! are, and classification drops them with their reason.
+//!
+//! # Cost
+//!
+//! Cutting costs two copies of a segment and the checksums of its parts. A port without a shaper
+//! and without a slow limit has no cutter.
+
+use penstock_units::{Nanos, PortId};
+
+use crate::batch::Batch;
+use crate::counters::PortCounters;
+use crate::finish::Segmenter;
+use crate::headers::parse::parse;
+
+/// Frames that the worker took from a port's rings and that have not left the cutter yet.
+#[derive(Debug)]
+pub(super) struct Cutter {
+    held: Box<Batch>,
+    /// Number of frames in `held` that left or that the segmenter is cutting.
+    begun: usize,
+    segmenter: Segmenter,
+    /// Number of segments that the segmenter has yet to cut.
+    left: usize,
+    /// Time at which the held frames arrived in the ring.
+    arrived: Nanos,
+}
+
+impl Cutter {
+    pub fn new() -> Self {
+        let (held, segmenter) = (Batch::new(), Segmenter::new());
+        Self { held, begun: 0, segmenter, left: 0, arrived: Nanos::ZERO }
+    }
+
+    /// Number of frames that have not left the cutter yet.
+    pub fn len(&self) -> usize {
+        self.held.len() - self.begun + self.left
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Time at which the frames of the last [`Self::give`] arrived in the port's ring.
+    pub const fn arrived(&self) -> Nanos {
+        self.arrived
+    }
+
+    /// Takes all frames of `batch`, which arrived in the ring at time `arrived`. The cutter must be
+    /// empty. The frames of `batch` must not need the guest's memory.
+    pub fn take(&mut self, batch: &mut Box<Batch>, arrived: Nanos, counters: &PortCounters) {
+        core::mem::swap(batch, &mut self.held);
+        batch.clear();
+        (self.begun, self.arrived) = (0, arrived);
+        counters.queued.add(self.held.len() as u64);
+    }
+
+    /// Moves the next frames into `batch` while `batch` has room, and cuts large segments.
+    pub fn give(&mut self, batch: &mut Batch, port: PortId, counters: &PortCounters) {
+        while batch.has_room() && !self.is_empty() {
+            if self.left > 0 {
+                let before = batch.len();
+                self.segmenter.fill(batch);
+                self.left -= (batch.len() - before).min(self.left);
+                if batch.len() == before {
+                    break;
+                }
+            } else if let Some(segments) = self.begin(port) {
+                self.begun += 1;
+                self.left = segments;
+                counters.rx_cut.add(1);
+                counters.replicated.add(segments as u64 - 1);
+                counters.queued.add(segments as u64 - 1);
+            } else if copy(&self.held, self.begun, batch) {
+                self.begun += 1;
+            } else {
+                break;
+            }
+        }
+        counters.queued.sub(batch.len() as u64);
+    }
+
+    /// Discards all frames. Returns the number of discarded frames.
+    pub fn clear(&mut self) -> usize {
+        let lost = self.len();
+        self.held.clear();
+        (self.begun, self.left) = (0, 0);
+        lost
+    }
+
+    /// Begins to cut the next held frame. Returns the number of its segments. Returns `None` if the
+    /// frame is not a valid large segment.
+    fn begin(&mut self, port: PortId) -> Option<usize> {
+        let (i, held) = (self.begun, &mut *self.held);
+        if !held.frame(i).offload.is_gso() {
+            return None;
+        }
+        let len = held.frame(i).len;
+        let valid = parse(held, i, port.0).is_ok();
+        if held.frame(i).len < len {
+            // The parser took the tag off, which belongs to each part.
+            held.set_tagged(i, true);
+        }
+        if !valid || !held.frame(i).offload.is_gso() {
+            return None;
+        }
+        self.segmenter.begin(held, i, usize::MAX).ok()
+    }
+}
+
+/// Copies frame `i` of `from` to the end of `to`. Returns false if `to` has no room for the frame.
+fn copy(from: &Batch, i: usize, to: &mut Batch) -> bool {
+    let (len, offload) = (from.frame(i).len as usize, from.frame(i).offload);
+    let Some(space) = to.arena_space(len) else { return false };
+    from.copy_to(i, space);
+    to.push_arena(len, offload);
+    true
+}

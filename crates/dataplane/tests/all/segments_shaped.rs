@@ -1,0 +1,309 @@
+//! Behind a shaper or a slow rate limit, large segments (TSO) of a guest leave part by part, from
+//! all queue pairs of the port together, and nothing is lost or counted twice.
+
+use std::sync::Arc;
+
+use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::ingress_policer::IngressPolicer;
+use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload, OffloadCaps};
+use penstock_dataplane::port::PortQueue;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::queue::{ShapeTerms, ShaperKind};
+use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::tsc::CycleCounter;
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_qos::policer::{Limit, Policer, Spec};
+use penstock_qos::shaper::Smoothing;
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, TscRate, Vid};
+
+use crate::common;
+
+const HZ: u64 = 1_000_000_000;
+const MS: u64 = HZ / 1_000;
+const HEADERS: usize = 54;
+const MSS: usize = 1_460;
+/// Bytes of a part with its FCS, as a shaper counts them.
+const PART: u64 = (HEADERS + MSS) as u64 + 4;
+
+type Core = common::Core<10>;
+
+/// A worker with a sender (port 0) and a receiver (port 1).
+struct Bed {
+    worker: Worker<Core>,
+    core: Core,
+    senders: Vec<MemoryDriver>,
+    receiver: MemoryDriver,
+    counters: [Arc<PortCounters>; 2],
+    generation: u64,
+}
+
+impl Bed {
+    fn new(pairs: usize, policy: impl FnOnce(&mut PortPolicy)) -> Self {
+        let core = Core::default();
+        let config =
+            WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
+        let mut worker = Worker::new(&config, core.clone(), None);
+        let (mut senders, mut queues) = (Vec::new(), Vec::<Box<dyn PortQueue>>::new());
+        for _ in 0..pairs {
+            let (queue, driver) = memory_queue(256, OffloadCaps::ALL);
+            senders.push(driver);
+            queues.push(Box::new(queue));
+        }
+        let (queue, receiver) = memory_queue(8_192, OffloadCaps::ALL);
+        let counters: [Arc<PortCounters>; 2] = Default::default();
+        assert!(worker.attach(PortId(0), queues, Arc::clone(&counters[0])).is_ok());
+        assert!(worker.attach(PortId(1), vec![Box::new(queue)], Arc::clone(&counters[1])).is_ok());
+        let mut bed = Self { worker, core, senders, receiver, counters, generation: 0 };
+        bed.set(policy);
+        // The switch learns where the receiver is.
+        let mut hello = segment(0, 100, false).bytes;
+        hello[..6].fill(0xff);
+        hello[6..12].copy_from_slice(&[0x52, 0, 0, 0, 0, 1]);
+        assert!(bed.receiver.send(MemoryFrame::plain(hello)));
+        bed.run(MS);
+        bed.senders.iter().for_each(|driver| while driver.receive().is_some() {});
+        bed
+    }
+
+    /// Gives the sender a new policy.
+    fn set(&mut self, change: impl FnOnce(&mut PortPolicy)) {
+        self.generation += 1;
+        let mut sender = PortPolicy::access(0, Some(1), Vid::UNTAGGED, 0);
+        change(&mut sender);
+        let receiver = PortPolicy::access(1, Some(1), Vid::UNTAGGED, 0);
+        let policies = [sender, receiver].map(|policy| Some(Arc::new(policy.finish())));
+        let domain = Domain { tenant: Some(1), vid: 0, members: [0, 1].into(), fdb_limit: 64 };
+        let snapshot = Snapshot::new(self.generation, policies.into(), vec![domain], vec![], 300);
+        self.worker.swap_snapshot(Arc::new(snapshot));
+    }
+
+    /// Runs the worker for `cycles` cycles. Returns the received frames with the times at which
+    /// they arrived.
+    fn run(&mut self, cycles: u64) -> Vec<(u64, MemoryFrame)> {
+        let (end, mut got) = (self.core.now().0 + cycles, Vec::new());
+        while self.core.now().0 < end {
+            if self.worker.turn() == Turn::Idle {
+                self.core.0.advance_to(Cycles((self.core.now().0 + 1_000).min(end)));
+                self.worker.rested();
+            }
+            let now = self.core.now().0;
+            got.extend(core::iter::from_fn(|| self.receiver.receive()).map(|frame| (now, frame)));
+        }
+        got
+    }
+
+    fn adds_up(&self) {
+        for counters in &self.counters {
+            let reading = counters.read();
+            assert_eq!(reading.unaccounted(), 0, "{reading:?}");
+        }
+    }
+}
+
+/// Returns a TCP segment from the sender to the receiver, with `payload` bytes whose sequence begins
+/// at `sequence`, and with a VLAN tag if `tagged` is true.
+fn segment(sequence: usize, payload: usize, tagged: bool) -> MemoryFrame {
+    let mut bytes = vec![0x52, 0, 0, 0, 0, 1, 0x52, 0, 0, 0, 0, 2];
+    if tagged {
+        bytes.extend([0x81, 0, 0, 0]);
+    }
+    let l3 = u16::try_from(bytes.len() + 2).unwrap();
+    bytes.extend([8, 0, 0x45, 0]);
+    bytes.extend(u16::try_from(40 + payload).unwrap().to_be_bytes());
+    bytes.extend([0, 1, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+    bytes.extend([0, 80, 0, 81]);
+    bytes.extend(u32::try_from(sequence).unwrap().to_be_bytes());
+    bytes.extend([0, 0, 0, 1, 0x50, 0x10, 1, 1, 0, 0, 0, 0]);
+    bytes.extend((sequence..sequence + payload).map(|at| u8::try_from(at % 251).unwrap()));
+    let offload = Offload {
+        flags: F_NEEDS_CSUM,
+        gso_type: GSO_TCPV4,
+        hdr_len: l3 + 40,
+        gso_size: u16::try_from(MSS).unwrap(),
+        csum_start: l3 + 20,
+        csum_offset: 16,
+    };
+    MemoryFrame { bytes, offload }
+}
+
+fn shaped(rate: u64) -> impl Fn(&mut PortPolicy) {
+    let kind = ShaperKind::Smooth(Smoothing::DEFAULT);
+    move |policy| policy.shape = Some(ShapeTerms { rate: BitsPerSecond(rate), kind })
+}
+
+/// Checks that the frames are the parts of one stream in order, without gaps, and ready to be sent.
+/// Returns the number of payload bytes.
+fn payload_in_order(frames: &[(u64, MemoryFrame)]) -> usize {
+    frames.iter().fold(0, |next, (_, frame)| {
+        assert_eq!(frame.offload, Offload::NONE);
+        let sequence = u32::from_be_bytes(frame.bytes[38..42].try_into().unwrap());
+        assert_eq!(sequence as usize, next);
+        let payload = &frame.bytes[HEADERS..];
+        let due = (next..next + payload.len()).map(|at| u8::try_from(at % 251).unwrap());
+        assert!(due.eq(payload.iter().copied()), "from byte {next}");
+        next + payload.len()
+    })
+}
+
+#[test]
+fn the_parts_of_a_segment_are_spaced_at_the_rate() {
+    for rate in [2_000_000, 100_000_000, 1_000_000_000] {
+        let mut bed = Bed::new(1, shaped(rate));
+        let payload = 40 * MSS;
+        // Enough for 200 ms, at least three segments.
+        let segments = (rate as usize / 8 / 5 / payload).max(3);
+        let (mut sent, mut got) = (0, Vec::new());
+        while sent < segments || got.len() < 40 * segments {
+            while sent < segments && bed.senders[0].send(segment(sent * payload, payload, false)) {
+                sent += 1;
+            }
+            got.extend(bed.run(MS));
+            assert!(bed.core.now().0 < 3 * HZ, "{} of {}", got.len(), 40 * segments);
+        }
+        assert_eq!(payload_in_order(&got), segments * payload);
+        // A token bucket's worth of frames may leave early; the rest leaves at the rate.
+        let after = got.len() / 2;
+        let time = got[got.len() - 1].0 - got[after].0;
+        let bits = (got.len() - 1 - after) as u64 * PART * 8;
+        let off = bits as f64 * 1e9 / time as f64 / rate as f64;
+        assert!((0.9..1.1).contains(&off), "{rate}: {off}");
+        let group = if rate < 20_000_000 { 1 } else { (rate / 8 / 2_000 / 1_500).clamp(1, 43) };
+        let most = got.chunk_by(|a, b| a.0 == b.0).map(<[_]>::len).max().unwrap();
+        assert!(most as u64 <= group, "{rate}: {most} frames at once, {group} allowed");
+        let reading = bed.counters[0].read();
+        assert_eq!((reading.rx_cut, reading.rx_tso), (segments as u64, segments as u64));
+        assert_eq!((reading.queued, reading.dropped()), (0, 0));
+        bed.adds_up();
+    }
+}
+
+#[test]
+fn all_queue_pairs_of_a_port_share_one_shaper() {
+    let mut bed = Bed::new(3, shaped(20_000_000));
+    let mut bits = 0;
+    for _ in 0..1_000 {
+        for driver in &bed.senders {
+            while driver.unsent() < 2 {
+                assert!(driver.send(segment(0, 20 * MSS, false)));
+            }
+        }
+        bits += bed.run(MS).len() as u64 * PART * 8;
+    }
+    let off = bits as f64 / 20e6;
+    assert!((0.98..1.06).contains(&off), "{off}");
+    let unsent: Vec<_> = bed.senders.iter().map(MemoryDriver::unsent).collect();
+    assert_eq!(unsent, [2; 3].map(|n| n.min(2)), "each pair is served in its turn");
+    bed.adds_up();
+}
+
+#[test]
+fn a_slow_limit_cuts_and_a_fast_one_does_not() {
+    for (cir, cuts) in [(10_000_000, true), (1_000_000_000, false)] {
+        let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs: 10_000, ebs: 0 };
+        let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
+        let mut bed = Bed::new(1, |policy| {
+            let own = vec![Arc::clone(&policer)];
+            let limits = IngressPolicer { own, links: Vec::new() };
+            policy.ingress_policer = Some(Arc::new(limits));
+        });
+        let (mut sent, mut most, mut bytes) = (0, 0, 0);
+        for _ in 0..1_000 {
+            while bed.senders[0].unsent() < 4 {
+                assert!(bed.senders[0].send(segment(sent, 40 * MSS, false)));
+                sent += 40 * MSS;
+            }
+            for (_, frame) in bed.run(MS) {
+                most = most.max(frame.bytes.len());
+                bytes += frame.bytes.len() as u64;
+            }
+        }
+        assert_eq!(most > 2_000, !cuts, "{cir}: the longest frame has {most} bytes");
+        assert_eq!(bed.counters[0].read().rx_cut > 0, cuts);
+        let off = (bytes * 8) as f64 / cir as f64;
+        let floor = if cuts { 0.97 } else { 0.9 };
+        assert!((floor..1.02).contains(&off), "{cir}: {off}");
+        bed.adds_up();
+    }
+}
+
+#[test]
+fn other_frames_of_a_batch_keep_their_place_and_bad_metadata_is_dropped() {
+    let mut bed = Bed::new(1, shaped(500_000_000));
+    let plain = |sequence| MemoryFrame::plain(segment(sequence, 100, false).bytes);
+    let mut bad = segment(0, 3 * MSS, false);
+    bad.offload.csum_start += 1;
+    let frames = [plain(0), segment(100, 3 * MSS, true), bad, plain(100 + 3 * MSS)];
+    frames.into_iter().for_each(|frame| assert!(bed.senders[0].send(frame)));
+    let got = bed.run(20 * MS);
+    assert_eq!(payload_in_order(&got), 200 + 3 * MSS, "a tag of VLAN 0 is taken off each part");
+    let reading = bed.counters[0].read();
+    assert_eq!(reading.drops[DropReason::BadOffload as usize], 1);
+    assert_eq!((reading.rx_frames, reading.rx_cut, reading.queued), (4, 1, 0));
+    bed.adds_up();
+}
+
+#[test]
+fn tiny_parts_pass_and_take_no_more_frames_in_a_turn_than_others() {
+    let mut bed = Bed::new(1, shaped(100_000_000));
+    let mut hostile = segment(0, 2_000, false);
+    hostile.offload.gso_size = 1;
+    assert!(bed.senders[0].send(hostile));
+    let got = bed.run(100 * MS);
+    assert_eq!((got.len(), payload_in_order(&got)), (2_000, 2_000));
+    let most = got.chunk_by(|a, b| a.0 == b.0).map(<[_]>::len).max().unwrap();
+    assert!(most <= 32, "{most}");
+    bed.adds_up();
+}
+
+#[test]
+fn without_its_shaper_a_port_sends_what_was_held_and_then_whole_segments() {
+    let mut bed = Bed::new(1, shaped(1_000_000));
+    for sequence in [0, 20 * MSS] {
+        assert!(bed.senders[0].send(segment(sequence, 20 * MSS, false)));
+    }
+    let first = bed.run(50 * MS);
+    assert!((1..15).contains(&first.len()), "{}", first.len());
+    assert!(bed.counters[0].read().queued > 0);
+    bed.set(|_| {});
+    let rest = bed.run(5 * MS);
+    assert_eq!(first.len() + rest.len(), 21, "20 parts and a whole segment");
+    assert!(rest.last().unwrap().1.offload.is_gso());
+    assert_eq!(bed.counters[0].read().queued, 0);
+    bed.adds_up();
+}
+
+#[test]
+fn what_a_port_held_is_counted_as_lost_when_it_leaves() {
+    let mut bed = Bed::new(1, shaped(1_000_000));
+    assert!(bed.senders[0].send(segment(0, 20 * MSS, false)));
+    let got = bed.run(50 * MS).len() as u64;
+    assert!(got < 20);
+    bed.worker.detach(PortId(0));
+    let reading = bed.counters[0].read();
+    assert_eq!(reading.drops[DropReason::QueueGone as usize], 20 - got);
+    bed.adds_up();
+}
+
+#[test]
+fn a_window_may_change_while_frames_wait() {
+    let mut bed = Bed::new(1, shaped(4_000_000));
+    let mut bits = 0;
+    for second in 0..2 {
+        for _ in 0..1_000 {
+            while bed.senders[0].unsent() < 2 {
+                assert!(bed.senders[0].send(segment(0, 20 * MSS, false)));
+            }
+            bits += bed.run(MS).len() as u64 * PART * 8;
+        }
+        if second == 0 {
+            let (width, interval) = (Nanos::from_micros(100), Nanos::from_millis(100));
+            let kind = ShaperKind::Smooth(Smoothing { width, interval });
+            let terms = ShapeTerms { rate: BitsPerSecond(4_000_000), kind };
+            bed.set(|policy| policy.shape = Some(terms));
+        }
+    }
+    let off = bits as f64 / 8e6;
+    assert!((0.97..1.06).contains(&off), "{off}");
+    bed.adds_up();
+}

@@ -511,6 +511,45 @@ impl Batch {
         &self.segments[f.seg_first as usize..f.seg_first as usize + f.seg_count as usize]
     }
 
+    /// Removes the `count` bytes after the first `first` bytes of frame `i`, and lets `change` edit
+    /// the remaining bytes. The frame's bytes then lie in the arena. Returns false, and leaves the
+    /// frame unchanged, if the arena has no room for the frame or the frame is not long enough.
+    pub(crate) fn cut_out(
+        &mut self,
+        i: usize,
+        (first, count): (usize, usize),
+        change: impl FnOnce(&mut [u8]),
+    ) -> bool {
+        let (old, used) = (self.frame(i).len as usize, self.arena_used);
+        if first + count >= old || !self.at(i).has_segments() {
+            return false;
+        }
+        let mut arena = core::mem::take(&mut self.arena);
+        let copied = arena.get_mut(used..used + old).map(|copy| {
+            self.copy_to(i, copy);
+            copy.copy_within(..first, count);
+            change(&mut copy[count..]);
+        });
+        self.arena = arena;
+        if copied.is_none() {
+            return false;
+        }
+        let (from, len) = (used + count, old - count);
+        let (head, start) = (len.min(HEAD_COPY), usize::from(self.frames[i].start));
+        self.slots[i].0[start..start + head].copy_from_slice(&self.arena[from..from + head]);
+        let rest = segment(self.arena[from + head..from + len].as_ptr(), len - head);
+        let frame = &mut self.frames[i];
+        self.segments[usize::from(frame.seg_first)] = rest;
+        #[expect(clippy::cast_possible_truncation, reason = "the frame was longer before")]
+        {
+            (frame.len, frame.head) = (len as u32, head as u8);
+        }
+        frame.seg_count = u16::from(len > head);
+        self.bytes -= count;
+        self.arena_used = (used + old).next_multiple_of(64);
+        true
+    }
+
     #[inline(always)]
     pub(crate) fn take_in_if(&mut self, wanted: bool) {
         if wanted {

@@ -166,6 +166,8 @@ counters! {
         rx_segments: "frames", "wire frames made from the port's segmentation requests";
         rx_segment_headers: "bytes", "header bytes added by segmenting the port's requests";
         rx_cut: "frames", "large segments (TSO) cut because of the port's shaper or a slow limit";
+        rx_marked: "frames", "frames of this port marked (ECN) because a limit makes them wait";
+        rx_trimmed: "frames", "large segments of this port without their first part, as a signal";
         rx_csum: "frames", "frames taken from the port with an unfinished checksum";
         forwarded: "frames", "frames from this port that were delivered";
         replicated: "frames", "extra copies made of this port's frames (floods, several outputs)";
@@ -192,6 +194,7 @@ counters! {
         police_pps_waits: "times", "times the port's frames waited for the rate `pps` of `police`";
         send_waits: "times", "times the port's frames waited for the limit `send` of its tenant";
         receive_waits: "times", "times frames to the port waited for a limit `receive`";
+        tx_trimmed: "frames", "large segments to the port without their first part, as a signal";
         tx_marked: "frames", "frames to the port that a limit marked \"congestion experienced\"";
         link_held: "bytes", "bytes of the port's frames that were dropped as `link-limit`";
         tx_link: "bytes", "bytes on the wire of frames delivered to a watched link";

@@ -20,6 +20,7 @@
 pub mod batch;
 pub mod classify;
 pub mod confine;
+mod congestion;
 pub mod counters;
 pub mod drop;
 pub mod egress;

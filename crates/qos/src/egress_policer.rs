@@ -96,6 +96,16 @@ pub struct Terms {
     pub waits: bool,
 }
 
+impl Terms {
+    fn time_for(&self, size: Size) -> Nanos {
+        let bytes = u64::from(size.bytes) + u64::from(size.frames) * u64::from(self.per_frame);
+        let time = |units: u64, rate: u64| units.saturating_mul(1_000_000_000) / rate.max(1);
+        let bits = self.bytes.map_or(0, |(rate, _)| time(bytes * 8, rate.0));
+        let frames = self.frames.map_or(0, |(rate, _)| time(size.frames.into(), rate.0));
+        Nanos(bits.max(frames))
+    }
+}
+
 /// Whether a VM may use more of its tenant's bandwidth than the VM's own part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
@@ -367,6 +377,15 @@ impl EgressPolicer {
         };
         let own = self.tenant.is_none() || self.sharing == Sharing::Strict;
         self.waits() && (own && slow(&self.vm) || self.tenant.as_deref().is_some_and(slow))
+    }
+
+    /// Returns the time in which the limits pass frames of the size `size`. A VM that may borrow
+    /// counts as if it had the whole rate of its tenant.
+    #[must_use]
+    pub fn time_for(&self, size: Size) -> Nanos {
+        let own = self.tenant.is_none() || self.sharing == Sharing::Strict;
+        let vm = if own { self.vm.terms.time_for(size) } else { Nanos(0) };
+        self.tenant.as_ref().map_or(vm, |tenant| vm.max(tenant.terms.time_for(size)))
     }
 
     /// Returns the time until the next frame may pass, and the limit that makes the frame wait, for

@@ -403,6 +403,19 @@ impl Policer {
         slow && self.spec.waits
     }
 
+    /// Returns the time in which the limit's rate passes frames of the size `size`.
+    #[must_use]
+    pub fn time_for(&self, size: Size) -> Nanos {
+        let bytes = u64::from(size.bytes) + u64::from(size.frames) * u64::from(self.spec.per_frame);
+        let (units, rate) = match self.spec.limit {
+            Limit::SingleRate { cir: rate, .. } | Limit::TwoRate { pir: rate, .. } => {
+                (bytes * 8, rate.0)
+            }
+            Limit::Packets { rate, .. } => (size.frames.into(), rate.0),
+        };
+        Nanos(units.saturating_mul(1_000_000_000) / rate.max(1))
+    }
+
     /// Returns the limit that the policer enforces.
     #[must_use]
     pub const fn spec(&self) -> &Spec {

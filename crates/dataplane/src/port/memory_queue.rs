@@ -138,6 +138,10 @@ impl PortQueue for MemoryQueue {
         }
     }
 
+    fn backlog(&mut self) -> usize {
+        lock(&self.rings).to_switch.len()
+    }
+
     fn rx_done(&mut self) {}
 
     fn tx_ready(&self) -> bool {

@@ -216,6 +216,17 @@ impl SplitRing {
         !self.stopped && self.word(self.available, 1).load(Ordering::Relaxed) != self.next_available
     }
 
+    /// Number of chains that the driver has made available and that the switch has not examined. A
+    /// driver may write any index, so the number is at most the ring's size.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        if self.stopped {
+            return 0;
+        }
+        let available = self.word(self.available, 1).load(Ordering::Relaxed);
+        usize::from(available.wrapping_sub(self.next_available).min(self.size))
+    }
+
     /// Number of available chains. If the switch knows of fewer than `want` chains, it reads the
     /// driver's available index again.
     #[inline]

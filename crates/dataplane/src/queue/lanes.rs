@@ -13,6 +13,7 @@
 
 use std::sync::Arc;
 
+use penstock_qos::codel::Codel;
 use penstock_qos::policer::CUT_BELOW;
 use penstock_qos::wfq::{Depth, QUEUES_MAX, Wfq};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -62,6 +63,9 @@ pub(super) struct Lanes {
     /// Latest time at which moved code points start to use their new queues.
     until: Nanos,
     pub(super) counters: Arc<LaneCounters>,
+    /// For each queue with a rate ceiling, the state of its early signals and the length of its
+    /// longest frame on a link, in bytes.
+    early: Box<[(Codel, u32)]>,
 }
 
 impl Lanes {
@@ -75,6 +79,7 @@ impl Lanes {
             following: 0,
             until: Nanos::ZERO,
             counters: Arc::default(),
+            early: vec![Default::default(); QUEUES_MAX].into_boxed_slice(),
         }
     }
 
@@ -132,6 +137,24 @@ impl Lanes {
         let queue = self.points[usize::from(dscp) % DSCPS].queue;
         let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
         Class { queue: lane.unwrap_or(queue), dscp }
+    }
+
+    /// Whether a queue has a rate ceiling.
+    pub(super) fn has_ceiling(&self, queue: u8) -> bool {
+        self.classes.held().any(|(lane, _)| lane == queue)
+    }
+
+    /// Whether the departing frame is to signal congestion, because the frames of its queue wait too
+    /// long for the queue's rate ceiling.
+    pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
+        let queue = frame.class.queue;
+        if !self.has_ceiling(queue) {
+            return false;
+        }
+        let Some((codel, longest)) = self.early.get_mut(usize::from(queue)) else { return false };
+        *longest = (*longest).max(frame.wire());
+        let (_, behind) = self.wfq.backlog(queue.into());
+        codel.signals(waited, behind > u64::from(*longest), now)
     }
 
     /// Whether the rate ceiling of a queue is so low that a large segment takes long.

@@ -93,6 +93,11 @@ impl Line {
         self.lanes().is_some_and(|lanes| lanes.cuts(class.queue))
     }
 
+    /// Whether the frames of a class wait for a rate ceiling.
+    pub(super) fn has_ceiling(&self, class: Class) -> bool {
+        self.lanes().is_some_and(|lanes| lanes.has_ceiling(class.queue))
+    }
+
     /// Whether a frame's queue has room for a frame of `len` bytes that takes `wire` bytes on a
     /// link. `free` is the free memory of all outputs, in bytes.
     pub(super) fn has_room(&self, class: Class, (len, wire): (u32, u32), free: u64) -> bool {

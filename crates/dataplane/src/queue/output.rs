@@ -12,8 +12,9 @@ use super::line::{Line, Next};
 use super::pacer::Pacer;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
+use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
-use crate::headers::{is_ect, mark_congestion};
+use crate::headers::is_ect;
 use crate::ingress_policer::{link_bytes, on_wire};
 
 /// Reason why a frame cannot wait in an output queue.
@@ -31,6 +32,15 @@ pub(crate) const fn reason(limit: Policed) -> DropReason {
         Policed::AboveTenant => DropReason::TenantLimit,
         Policed::AboveVm | Policed::Pass => DropReason::ReceiveLimit,
     }
+}
+
+/// Number of frames that signalled congestion and left the queue.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Signalled {
+    /// Frames that were marked (ECN).
+    pub marked: u64,
+    /// Large segments that lost their first part.
+    pub trimmed: u64,
 }
 
 /// Bytes of Ethernet's frame check sequence (FCS). Rates in bit/s include the FCS.
@@ -192,7 +202,8 @@ impl OutputQueue {
         let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
         (frame.class, frame.size) = (class, size);
         // A frame in the port's own memory cannot be marked any more.
-        frame.ect = self.limit.is_some() && frame.in_port().is_none() && is_ect(batch.head(i));
+        let early = self.limit.is_some() || self.line.has_ceiling(class);
+        frame.ect = early && frame.in_port().is_none() && is_ect(batch.head(i));
         if self.line.push(source, frame, now) {
             return Ok(());
         }
@@ -244,7 +255,7 @@ impl OutputQueue {
     /// Removes up to `most` frames that are due from the output queue. Frames that must be copied
     /// to `output` are added to the empty `batch`. Each removed frame keeps its memory until the
     /// caller calls [`Self::sent`]. Calls `lost` with the source of each frame that the queue
-    /// dropped. Returns the number of frames that the queue marked to signal congestion.
+    /// dropped. Returns the number of removed frames that signal congestion.
     pub(crate) fn load(
         &mut self,
         memory: &mut Memory<'_>,
@@ -252,10 +263,10 @@ impl OutputQueue {
         (output, most): (u16, usize),
         now: Nanos,
         lost: &mut impl FnMut(u16, DropReason),
-    ) -> u64 {
+    ) -> Signalled {
         self.sending.clear();
         self.waits.clear();
-        let mut marked = 0;
+        let mut signalled = Signalled::default();
         if let Some(limit) = &mut self.limit {
             limit.begin();
         }
@@ -274,10 +285,11 @@ impl OutputQueue {
                 continue;
             }
             let signals = self.signals(&frame, waited, now);
-            if let Some(limit) = signals.filter(|_| !frame.ect) {
+            let whole = !frame.ect && !is_trimmable(&frame.offload, frame.len);
+            if let Some(reason) = signals.filter(|_| whole) {
                 self.head = None;
                 memory.release(&frame);
-                lost(frame.source, reason(limit));
+                lost(frame.source, reason);
                 continue;
             }
             if memory.load(&frame, batch, output).is_err() {
@@ -285,8 +297,12 @@ impl OutputQueue {
             }
             self.head = None;
             if signals.is_some() {
-                mark_congestion(batch.head_mut(batch.len() - 1));
-                marked += 1;
+                match signal(batch, batch.len() - 1) {
+                    Signal::Marked => signalled.marked += 1,
+                    Signal::Trimmed => signalled.trimmed += 1,
+                    // Without room for the rest of a segment, the next frame signals.
+                    Signal::Drop => {}
+                }
             }
             self.pacer.went(now, frame.wire());
             if let Some(limit) = &mut self.limit {
@@ -300,13 +316,17 @@ impl OutputQueue {
             self.sending.push(frame);
             self.waits.push(waited);
         }
-        marked
+        signalled
     }
 
-    /// Returns the limit whose congestion the frame that leaves the queue is to signal.
-    fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> Option<Policed> {
+    /// If the frame that leaves the queue is to signal congestion, returns the reason with which the
+    /// frame is dropped if it can signal in no other way.
+    fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> Option<DropReason> {
+        if let Some(lanes) = self.line.lanes_mut() {
+            return lanes.signals(frame, waited, now).then_some(DropReason::QueueFull);
+        }
         let (limit, behind) = (self.limit.as_mut()?, self.line.fifo_bytes()?);
-        limit.signals(frame, waited, behind, now)
+        limit.signals(frame, waited, behind, now).map(reason)
     }
 
     /// Returns the frames of the last [`Self::load`], in order.

@@ -420,9 +420,10 @@ fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
                 _ => late += 1,
             };
             let now = bench.queue.load(memory, &mut out, (1, 32), bench.now, &mut lost);
-            marked += now;
+            assert_eq!(now.trimmed, 0, "a single packet");
+            marked += now.marked;
             let ce = (0..out.len()).filter(|i| out.head(*i)[15] & 3 == 3).count() as u64;
-            assert_eq!(ce, now, "in step {step}");
+            assert_eq!(ce, now.marked, "in step {step}");
             bench.queue.sent(memory);
         }
         // 500 ms: none in the first 100 ms, then 100, 71, 58 ... ms apart.
@@ -437,6 +438,38 @@ fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
         bench.queue.clear(memory, bench.now, |_| {});
         assert!(bench.store.is_empty(), "every cell is free again");
     }
+}
+
+#[test]
+fn a_ceiling_signals_early_and_other_queues_do_not() {
+    let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    let link = Pacing::Link(BitsPerSecond(1_000_000_000));
+    let terms = QueueTerms { pacing: link, bound, frames: 1_024, order: Order::Wfq };
+    let mut bench = Bench::new(terms, false, false);
+    bench.store = FrameStore::new(2_000);
+    bench.queue.change(link, None, classes([1; 4], true), Nanos::ZERO);
+    let mut early = [0; 5];
+    for _ in 0..5_000_u64 {
+        // 80 Mbit/s arrive for a ceiling of 40 Mbit/s, and as much for a queue without a ceiling.
+        for port in [4, 1] {
+            let mut batch = Batch::new();
+            batch.push(&frame(port, 0, 1_000), Offload::NONE).unwrap();
+            let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+            if bench.queue.len() < 500 {
+                bench.queue.push(memory, &batch, 0, &source(port), bench.now).unwrap();
+            }
+        }
+        bench.now += Nanos::from_micros(100);
+        let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+        let mut lost = |port: u16, why| {
+            assert_eq!(why, DropReason::QueueFull);
+            early[usize::from(port)] += 1;
+        };
+        bench.queue.load(memory, &mut Batch::new(), (1, 32), bench.now, &mut lost);
+        bench.queue.sent(memory);
+    }
+    assert!((3..12).contains(&early[4]), "{early:?}");
+    assert_eq!(early[1], 0);
 }
 
 #[test]

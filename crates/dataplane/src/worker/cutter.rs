@@ -114,17 +114,23 @@ impl Cutter {
         if !held.frame(i).offload.is_gso() {
             return None;
         }
-        let len = held.frame(i).len;
-        let valid = parse(held, i, port.0).is_ok();
-        if held.frame(i).len < len {
-            // The parser took the tag off, which belongs to each part.
-            held.set_tagged(i, true);
-        }
-        if !valid || !held.frame(i).offload.is_gso() {
+        if !is_valid(held, i, port) {
             return None;
         }
         self.segmenter.begin(held, i, usize::MAX).ok()
     }
+}
+
+/// Whether frame `i`, which came from `port`, is a large segment whose offload metadata agrees with
+/// its headers. The frame keeps its VLAN tag.
+pub(super) fn is_valid(batch: &mut Batch, i: usize, port: PortId) -> bool {
+    let len = batch.frame(i).len;
+    let valid = parse(batch, i, port.0).is_ok();
+    if batch.frame(i).len < len {
+        // The parser took the tag off.
+        batch.set_tagged(i, true);
+    }
+    valid && batch.frame(i).offload.is_gso()
 }
 
 /// Copies frame `i` of `from` to the end of `to`. Returns false if `to` has no room for the frame.

@@ -6,11 +6,13 @@ use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Taken;
 use super::context::Context;
+use super::cutter::is_valid;
 use super::roster::{Event, Roster};
 use super::shaping::{Gates, Holder, Limits, SOON};
 use super::{SAMPLE_EVERY, WorkerConfig};
 use crate::batch::Batch;
 use crate::classify::{Classifier, ClassifierConfig};
+use crate::congestion::{Signal, signal};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::ingress_policer::count_segments;
@@ -28,6 +30,8 @@ struct Apart {
     copied: bool,
     /// The port has a cutter for its large segments.
     cut: bool,
+    /// The port has a rate limit for which frames wait.
+    waits: bool,
 }
 
 /// A worker's state for receiving and classifying the batches of its queue pairs.
@@ -109,9 +113,9 @@ impl Input {
             queue.rx_burst(batch);
             false
         } else {
-            let since = ctx.account.last().saturating_sub(waited);
-            let arrived = Nanos(ctx.clock.nanos(since));
-            self.receive_apart(batch, queue, unit.port, arrived, counters)
+            let now = ctx.account.last();
+            let times = [now.saturating_sub(waited), now].map(|at| Nanos(ctx.clock.nanos(at)));
+            self.receive_apart(batch, queue, unit, times.into(), counters)
         };
         let batch = &mut **batch;
         let (frames, more) = (batch.len(), !batch.has_room());
@@ -158,11 +162,41 @@ impl Input {
         })
     }
 
-    /// Fills `batch` for a port in [`Self::apart`]: from the port's cutter if the cutter holds
-    /// frames, or from the port's ring, where the next frame arrived at time `arrived`. Returns true
-    /// if the frames were already counted when the worker took them from the ring.
+    /// Fills `batch` for a port in [`Self::apart`]. The next frame of the ring arrived at time
+    /// `arrived`. Returns true if the frames were already counted when the worker took them from
+    /// the ring.
     #[cold]
     fn receive_apart(
+        &mut self,
+        batch: &mut Box<Batch>,
+        queue: &mut dyn PortQueue,
+        unit: Unit,
+        (arrived, now): (Nanos, Nanos),
+        counters: &PortCounters,
+    ) -> bool {
+        let counted = self.fill(batch, queue, unit.port, arrived, counters);
+        if !self.apart[unit.port.index()].waits || batch.is_empty() {
+            return counted;
+        }
+        if !counted {
+            count_taken(counters, batch);
+        }
+        if let Some(holder) = self.gates.signals(unit, queue.backlog(), now)
+            && !signal_first(batch, unit.port, holder, counters)
+        {
+            // More frames wait behind the only frame, which was dropped.
+            queue.rx_done();
+            batch.clear();
+            if !self.fill(batch, queue, unit.port, arrived, counters) {
+                count_taken(counters, batch);
+            }
+        }
+        true
+    }
+
+    /// Fills `batch` from the port's cutter, or from the ring if the cutter is empty. Returns true
+    /// if the frames were already counted.
+    fn fill(
         &mut self,
         batch: &mut Box<Batch>,
         queue: &mut dyn PortQueue,
@@ -170,11 +204,14 @@ impl Input {
         arrived: Nanos,
         counters: &PortCounters,
     ) -> bool {
-        let Apart { copied, cut } = self.apart[port.index()];
+        let Apart { copied, cut, waits } = self.apart[port.index()];
         if cut && self.gates.give(port, batch, counters) {
             return true;
         }
         queue.rx_burst(batch);
+        if waits {
+            self.gates.note_sizes(port, batch);
+        }
         let large = batch.frames().iter().any(|frame| frame.offload.is_gso());
         let cutter = self.gates.cutter_of_next(port).filter(|_| large);
         batch.take_in_if(copied || cutter.is_some());
@@ -226,6 +263,7 @@ impl Input {
         self.gates.note_leaves(port, ctx.egress.take_left(port), ctx.nanos());
         if let Some(holder) = self.holder(ctx, roster, port) {
             roster.put_aside(ctx, port, Why::Policed);
+            self.gates.note_held(port, holder);
             if let Some(counters) = ctx.of(port) {
                 let waits = match holder {
                     Holder::Bits => &counters.police_waits,
@@ -304,6 +342,7 @@ impl Input {
         let gone = self.gates.set(port, terms.as_ref(), Limits { own, network });
         if let Some(apart) = self.apart.get_mut(port.index()) {
             apart.cut = self.gates.has_cutter(port);
+            apart.waits = self.gates.has_early(port);
         }
         if gone.shaper {
             roster.cancel(Event::Shaped(port));
@@ -323,9 +362,31 @@ impl Input {
             counters.drops[DropReason::QueueGone as usize].add(lost);
         }
         if let Some(apart) = self.apart.get_mut(port.index()) {
-            apart.cut = false;
+            (apart.cut, apart.waits) = (false, false);
         }
     }
+}
+
+/// Makes the first frame of a batch signal that a limit holds the port. Returns false if the frame
+/// was the only one and is dropped.
+fn signal_first(batch: &mut Batch, port: PortId, holder: Holder, counters: &PortCounters) -> bool {
+    // Only a large segment with valid metadata can lose a part.
+    if batch.frame(0).offload.is_gso() && !is_valid(batch, 0, port) {
+        return true;
+    }
+    match signal(batch, 0) {
+        Signal::Marked => counters.rx_marked.add(1),
+        Signal::Trimmed => counters.rx_trimmed.add(1),
+        Signal::Drop => {
+            let reason = match holder {
+                Holder::Bits | Holder::Frames => DropReason::Policed,
+                Holder::Network => DropReason::SendLimit,
+            };
+            counters.drops[reason as usize].add(1);
+            batch.retain(!1);
+        }
+    }
+    !batch.is_empty()
 }
 
 /// Adds the cycles of each stage of a batch (reception, classification and delivery) to the port's

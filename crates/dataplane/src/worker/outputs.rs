@@ -27,7 +27,7 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::egress::PortSlot;
 use crate::port::PortQueue;
-use crate::queue::{Memory, OutputQueue, QueueHome};
+use crate::queue::{Memory, OutputQueue, QueueHome, Signalled};
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::OUTPUT;
 use crate::unit::Unit;
@@ -304,13 +304,15 @@ impl Outputs {
         let most = room(queues).min(BATCH_FRAMES);
         ctx.batch.limit(most);
         let memory = &mut Memory::of(ctx.egress.store(), queues);
-        let marked = queue.load(memory, &mut ctx.batch, (port.0, most), now, &mut |source, why| {
-            count_loss(counters, source, port, why);
-        });
-        if marked > 0
+        let signalled =
+            queue.load(memory, &mut ctx.batch, (port.0, most), now, &mut |source, why| {
+                count_loss(counters, source, port, why);
+            });
+        if signalled != Signalled::default()
             && let Some(counters) = counters[port.index()].as_deref()
         {
-            counters.tx_marked.add(marked);
+            counters.tx_marked.add(signalled.marked);
+            counters.tx_trimmed.add(signalled.trimmed);
         }
         let frames = queue.sending().len();
         if frames == 0 {

@@ -29,6 +29,12 @@
 //! port's rate limit. A worker therefore checks the debt again before it polls a port with a rate
 //! limit.
 //!
+//! While the frames in a ring wait too long for a limit, the first frame of a batch signals
+//! congestion ([`crate::congestion`], [`penstock_qos::codel`]). A ring does not record when a frame
+//! arrived, so the worker estimates the wait from the number of frames in the ring and the limit's
+//! rate. Without signals, the stream that began first would keep most of the rate: a ring that
+//! never drops a frame makes no TCP stream slow down.
+//!
 //! A limit on the frames that a tenant sends through shared ports is charged at the output, which
 //! may belong to another worker. After a batch with frames to a shared port, the worker does not
 //! poll the sending port while the tenant's limit is in debt. A port that sends only to ports of
@@ -38,16 +44,18 @@
 
 use std::sync::Arc;
 
+use penstock_qos::codel::Codel;
 use penstock_qos::egress_policer::EgressPolicer;
-use penstock_qos::policer::{Limit, Policer};
+use penstock_qos::policer::{Limit, Policer, Size};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Nanos, PortId};
 
 use super::cutter::Cutter;
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::counters::PortCounters;
-use crate::ingress_policer::IngressPolicer;
+use crate::ingress_policer::{IngressPolicer, on_wire};
 use crate::queue::{FCS, ShapeTerms, ShaperKind, reshape, shaper};
+use crate::unit::{QUEUES_MAX, Unit};
 
 /// If a port's next frame is due later than this time from now, the worker puts the port aside. If
 /// the next frame is due earlier, the port stays in the schedule, because a worker's turn takes
@@ -88,6 +96,13 @@ impl Limits {
         self.own.iter().flat_map(|limits| limits.waiting())
     }
 
+    /// Returns the time in which the limits pass frames of the size `size`.
+    fn time_for(&self, size: Size) -> Nanos {
+        let own = self.own().map(|limit| limit.time_for(size));
+        let network = self.network.iter().map(|limit| limit.time_for(size));
+        own.chain(network).max().unwrap_or_default()
+    }
+
     /// Whether large segments must be cut before one of the limits.
     fn cuts(&self) -> bool {
         self.own().any(|limit| limit.cuts())
@@ -119,9 +134,21 @@ struct Gate {
     cutter: Option<Box<Cutter>>,
     /// Whether the cutter gave the frames of the port's last batch.
     gave: bool,
+    /// State of the early signals to the port's senders, if the port has a limit.
+    early: Option<Box<Early>>,
     /// Whether the port sent frames to a shared port since its limit [`Limits::network`] was in
     /// debt, so that the port waits for the limit.
     leaves: bool,
+}
+
+/// State of the signals of congestion that a limit sends before the ring is full.
+#[derive(Debug, Default)]
+struct Early {
+    codel: [Codel; QUEUES_MAX],
+    /// Sum of the sizes of the frames of the last batch from a ring, and their number.
+    recent: (Size, u32),
+    /// The limit for which the port waited before the present batch.
+    held: Option<Holder>,
 }
 
 /// For each port number, the port's shaper and waiting rate limit, or `None` if the port has
@@ -172,6 +199,11 @@ impl Gates {
             gate.cutter = Some(Box::new(Cutter::new()));
         } else if !gate.cuts {
             gate.cutter.take_if(|cutter| cutter.is_empty());
+        }
+        if gate.limits.is_none() {
+            gate.early = None;
+        } else {
+            gate.early.get_or_insert_default();
         }
         let needed = gate.cutter.is_some() || gate.shaping.is_some() || !gate.limits.is_none();
         *slot = needed.then_some(gate);
@@ -243,6 +275,46 @@ impl Gates {
                 limit.refill(now);
                 limit.wait().is_some()
             };
+    }
+
+    /// Whether a limit of the port signals congestion early.
+    pub(super) fn has_early(&self, port: PortId) -> bool {
+        let gate = self.0.get(port.index()).and_then(Option::as_ref);
+        gate.is_some_and(|gate| gate.early.is_some())
+    }
+
+    /// Notes the sizes of the frames that the worker took from a ring of the port.
+    pub(super) fn note_sizes(&mut self, port: PortId, batch: &Batch) {
+        let Some(Some(gate)) = self.0.get_mut(port.index()) else { return };
+        let Some(early) = &mut gate.early else { return };
+        let mut sum = Size::default();
+        (0..batch.len()).for_each(|i| sum += on_wire(batch, i));
+        early.recent = (sum, u32::try_from(batch.len()).unwrap_or(0));
+    }
+
+    /// Notes that a limit made the port wait after its last batch.
+    pub(super) fn note_held(&mut self, port: PortId, holder: Holder) {
+        if let Some(Some(Gate { early: Some(early), .. })) = self.0.get_mut(port.index()) {
+            early.held = Some(holder);
+        }
+    }
+
+    /// Returns the limit whose congestion the next frame of a queue pair is to signal, while
+    /// `backlog` frames wait behind it in the ring. Returns `None` if the frame is no signal.
+    pub(super) fn signals(&mut self, unit: Unit, backlog: usize, now: Nanos) -> Option<Holder> {
+        let gate = self.0.get_mut(unit.port.index())?.as_mut()?;
+        let early = gate.early.as_deref_mut()?;
+        let held = early.held.take();
+        let (sum, frames) = early.recent;
+        let behind = u32::try_from(backlog).unwrap_or(u32::MAX);
+        let all = |part: u32| {
+            let units = u64::from(part) * u64::from(behind) / u64::from(frames.max(1));
+            u32::try_from(units).unwrap_or(u32::MAX)
+        };
+        let waits = Size { bytes: all(sum.bytes), frames: all(sum.frames) };
+        let waited = if held.is_some() { gate.limits.time_for(waits) } else { Nanos::ZERO };
+        let signals = early.codel.get_mut(unit.queue.index())?.signals(waited, backlog > 1, now);
+        held.filter(|_| signals)
     }
 
     /// Whether the port has a shaper or a rate limit for which frames wait.
@@ -332,7 +404,7 @@ mod tests {
     use super::*;
     use crate::offload::Offload;
     use penstock_qos::egress_policer::{Meter, Sharing, Terms};
-    use penstock_qos::policer::{Size, Spec};
+    use penstock_qos::policer::Spec;
     use penstock_qos::shaper::Smoothing;
     use penstock_units::BitsPerSecond;
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::counters::{PortCounters, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload, OffloadCaps};
@@ -282,6 +282,66 @@ fn what_a_port_held_is_counted_as_lost_when_it_leaves() {
     bed.worker.detach(PortId(0));
     let reading = bed.counters[0].read();
     assert_eq!(reading.drops[DropReason::QueueGone as usize], 20 - got);
+    bed.adds_up();
+}
+
+/// Runs a port with a limit of 200 Mbit/s for a second, with `waiting` segments of 58 kB in its
+/// ring at all times. Returns the port's counters and the received frames.
+fn behind_a_limit(waiting: usize, ecn: u8) -> (PortReading, Vec<(u64, MemoryFrame)>) {
+    let limit = Limit::SingleRate { cir: BitsPerSecond(200_000_000), cbs: 10_000, ebs: 0 };
+    let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
+    let mut bed = Bed::new(1, |policy| {
+        let limits = IngressPolicer { own: vec![policer], links: Vec::new() };
+        policy.ingress_policer = Some(Arc::new(limits));
+    });
+    let mut got = Vec::new();
+    for _ in 0..1_000 {
+        while bed.senders[0].unsent() < waiting {
+            let mut frame = segment(0, 40 * MSS, false);
+            frame.bytes[15] |= ecn;
+            assert!(bed.senders[0].send(frame));
+        }
+        got.extend(bed.run(MS));
+    }
+    bed.adds_up();
+    (bed.counters[0].read(), got)
+}
+
+#[test]
+fn a_long_ring_behind_a_limit_signals_early_and_loses_one_packet_at_a_time() {
+    // A segment takes 2.4 ms at the limit.
+    let (quiet, _) = behind_a_limit(2, 0);
+    assert_eq!((quiet.rx_trimmed, quiet.rx_marked, quiet.dropped()), (0, 0, 0));
+    let (full, got) = behind_a_limit(10, 0);
+    assert!((5..60).contains(&full.rx_trimmed), "{}", full.rx_trimmed);
+    assert_eq!((full.rx_marked, full.dropped()), (0, 0));
+    let trimmed = got.iter().filter(|(_, frame)| frame.bytes.len() == HEADERS + 39 * MSS);
+    assert_eq!(trimmed.count() as u64, full.rx_trimmed);
+    let (marked, got) = behind_a_limit(10, 2);
+    assert!((5..60).contains(&marked.rx_marked), "{}", marked.rx_marked);
+    assert_eq!((marked.rx_trimmed, marked.dropped()), (0, 0));
+    let ce = got.iter().filter(|(_, frame)| frame.bytes[15] & 3 == 3).count();
+    assert_eq!(ce as u64, marked.rx_marked);
+}
+
+#[test]
+fn single_packets_behind_a_limit_are_dropped_as_policed() {
+    let limit = Limit::SingleRate { cir: BitsPerSecond(10_000_000), cbs: 10_000, ebs: 0 };
+    let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
+    let mut bed = Bed::new(1, |policy| {
+        let limits = IngressPolicer { own: vec![policer], links: Vec::new() };
+        policy.ingress_policer = Some(Arc::new(limits));
+    });
+    for _ in 0..1_000 {
+        while bed.senders[0].unsent() < 20 {
+            assert!(bed.senders[0].send(MemoryFrame::plain(segment(0, MSS, false).bytes)));
+        }
+        bed.run(MS);
+    }
+    let reading = bed.counters[0].read();
+    let dropped = reading.drops[DropReason::Policed as usize];
+    assert!((5..60).contains(&dropped), "{dropped}");
+    assert_eq!(reading.dropped(), dropped);
     bed.adds_up();
 }
 

@@ -48,6 +48,22 @@ impl Outcome {
         self.platform.insert(name.to_owned(), value.into());
     }
 
+    /// Adds the results of another run to this outcome. The names of all its claims, series and
+    /// notes get the prefix `prefix`.
+    pub fn append(&mut self, prefix: &str, other: Self) {
+        self.claims.extend(other.claims.into_iter().map(|mut claim| {
+            claim.id = format!("{prefix}_{}", claim.id);
+            claim.statement = format!("{prefix}: {}", claim.statement);
+            claim
+        }));
+        let series = other.series.into_iter();
+        self.series.extend(
+            series.map(|series| Series { name: format!("{prefix} {}", series.name), ..series }),
+        );
+        let notes = other.platform.into_iter();
+        self.platform.extend(notes.map(|(name, value)| (format!("{prefix}_{name}"), value)));
+    }
+
     /// Records that the event `what` happened at the time `at` in the run called `run`. The time
     /// `at` has the unit of the run's time axis.
     pub fn event(&mut self, run: &str, at: f64, what: &str) {

@@ -256,13 +256,18 @@ fn limited(
 }
 
 /// Returns the bits per second that arrived at `to`, with the headers of each segment of a large
-/// segment and `overhead` bytes for each frame.
+/// segment and `overhead` bytes for each frame. A slow limit cuts all segments, and the receiver
+/// then counts the frames of the wire.
 fn delivered(before: &Reading, after: &Reading, (from, to): (&str, &str), overhead: f64) -> f64 {
     let of = |name: &str| after.per_second(before, from, name);
     let frames = of("rx_frames") - of("rx_tso") + of("rx_segments");
     let on_wire = of("rx_bytes") + of("rx_segment_headers") + overhead * frames;
+    let bytes = after.per_second(before, to, "tx_bytes");
+    if of("rx_cut") + after.per_second(before, to, "sw_tso") > 0.0 {
+        return 8.0 * (bytes + overhead * after.per_second(before, to, "tx_frames"));
+    }
     // The receiver counts a large segment once, as it was sent.
-    8.0 * after.per_second(before, to, "tx_bytes") * on_wire / of("rx_bytes").max(1.0)
+    8.0 * bytes * on_wire / of("rx_bytes").max(1.0)
 }
 
 /// Returns Jain's fairness index of the rates of four streams that share a limit.

@@ -4,6 +4,7 @@
 use penstock_units::BitsPerSecond;
 
 use super::stage::Stage;
+use crate::evidence::Outcome;
 use crate::jitter::shaper::Kind;
 use crate::rig::plan::{Bound, Plan, Vm};
 use crate::rig::stats::to_f64;
@@ -17,11 +18,45 @@ pub(super) const NET: &str = "net";
 pub(super) const VM_PLACE: usize = 0;
 pub(super) const NET_PLACE: usize = 1;
 
-/// Returns a plan with the shaped VM and the VM that represents the network.
+/// The guests for which a figure is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Guest {
+    /// Without offloads, and with one queue pair: the guest cuts its segments itself.
+    Plain,
+    /// With checksum offload, TSO and two queue pairs, as a Linux guest has them if nobody changes
+    /// its settings.
+    Default,
+}
+
+impl Guest {
+    /// Returns `plan` with this kind of guests.
+    pub fn of(self, plan: Plan) -> Plan {
+        match self {
+            Self::Plain => plan,
+            Self::Default => Plan { offloads: true, pairs: 2, ..plan },
+        }
+    }
+}
+
+/// Measures a figure with both kinds of guests, one after the other, and adds both results to
+/// `outcome`. The names of the results with default guests begin with `default_guest`.
+pub(super) fn with_both(
+    outcome: &mut Outcome,
+    mut measure: impl FnMut(Guest) -> anyhow::Result<Outcome>,
+) -> anyhow::Result<()> {
+    let plain = measure(Guest::Plain)?;
+    outcome.claims.extend(plain.claims);
+    outcome.series.extend(plain.series);
+    outcome.platform.extend(plain.platform);
+    outcome.append("default_guest", measure(Guest::Default)?);
+    Ok(())
+}
+
+/// Returns a plan with the shaped VM and the VM that represents the network. The guests are
+/// [`Guest::Plain`].
 pub(super) fn plan() -> Plan {
     let vm = Vm::sender(VM, NET, Bound::default());
     let net = Vm { answers: true, ..Vm::sink(NET) };
-    // Ports offer no offloads, because a shaper would send a large segment at once.
     Plan::new("", vec![vm, net])
 }
 
@@ -65,6 +100,9 @@ mod tests {
     fn the_vm_may_be_shaped() {
         let text = plan().configuration(Path::new("/d"), (1, 0));
         assert!(text.contains("offloads = { csum = false, tso = false }"), "{text}");
+        let default = Guest::Default.of(plan()).configuration(Path::new("/d"), (1, 0));
+        assert!(default.contains("offloads = { csum = true, tso = true }"), "{default}");
+        assert_eq!(default.matches("vhost-user.queues = 2").count(), 2, "{default}");
         assert!(text.contains("actions = [\"output:net\"]"), "{text}");
         assert_eq!((plan().number(VM), plan().number(NET)), (Some(VM_PLACE), Some(NET_PLACE)));
     }

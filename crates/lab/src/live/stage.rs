@@ -88,10 +88,12 @@ impl Stage {
             let offloads = if plan.offloads { "on" } else { "off" };
             let mtu = if plan.mtu == 0 { 1_500 } else { plan.mtu };
             command.arg("--nic").arg(format!(
-                "socket={},mode=client,netns={netns},mac={},ip={}/8,offloads={offloads},mtu={mtu}",
+                "socket={},mode=client,netns={netns},mac={},ip={}/8,offloads={offloads},mtu={mtu},\
+                 queues={}",
                 ours.socket(&vm.name).display(),
                 Plan::mac(number),
                 Plan::ip(number),
+                plan.pairs.max(1),
             ));
             namespaces.push((vm.name.clone(), netns));
         }

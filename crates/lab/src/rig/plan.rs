@@ -131,6 +131,8 @@ pub(crate) struct Plan {
     pub vms: Vec<Vm>,
     /// Whether ports offer checksum and segmentation offload.
     pub offloads: bool,
+    /// Number of queue pairs of each VM. If the number is 0, each VM has one queue pair.
+    pub pairs: u16,
     /// Whether the ports listen on their vhost-user sockets, instead of connecting to them.
     pub listens: bool,
     /// Whether endpoints and programs get a real-time priority. The value has no effect if the
@@ -271,6 +273,9 @@ impl Plan {
             dir.display(),
             vm.more
         );
+        if self.pairs > 1 {
+            let _ = writeln!(text, "vhost-user.queues = {}", self.pairs);
+        }
         let bound = &vm.bound;
         let policy = match bound.policy {
             Policy::None => String::new(),

@@ -47,6 +47,9 @@ use crate::port::inflight::PackedInflight;
 use crate::port::split_ring::RingAddresses;
 use position::{F_AVAIL, F_USED, Position};
 
+/// Number of descriptors that the switch looks at to estimate how many chains wait.
+const LOOK_MAX: u16 = 64;
+
 /// Copy of a packed ring's descriptor that was read once from guest memory.
 #[derive(Clone, Copy, Debug)]
 struct Descriptor {
@@ -226,6 +229,19 @@ impl PackedRing {
     pub fn has_waiting(&self) -> bool {
         let flags = self.half(self.next.index, 1).load(Ordering::Relaxed) >> 48;
         !self.stopped && flags & u64::from(F_AVAIL | F_USED) == u64::from(self.next.ready)
+    }
+
+    /// Number of chains that the driver has made available and that the switch has not examined. The
+    /// ring has no index, so the count looks at the next [`LOOK_MAX`] descriptors only.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        let (mut at, mut chains) = (self.next, 0);
+        for _ in 0..if self.stopped { 0 } else { LOOK_MAX.min(self.size) } {
+            let Some(descriptor) = self.read(at) else { break };
+            chains += usize::from(descriptor.flags & F_NEXT == 0);
+            at.advance(1, self.size);
+        }
+        chains
     }
 
     #[cold]

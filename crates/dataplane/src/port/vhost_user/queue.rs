@@ -127,6 +127,11 @@ impl PortQueue for VhostQueue {
         }
     }
 
+    fn backlog(&mut self) -> usize {
+        stall::enter(self.port);
+        self.rx.as_ref().map_or(0, |ring| ring.waiting())
+    }
+
     #[inline]
     fn rx_done(&mut self) {
         stall::enter(self.port);

@@ -59,6 +59,10 @@ impl Virtqueue {
         either!(self, ring => ring.has_waiting())
     }
 
+    pub(super) fn waiting(&self) -> usize {
+        either!(self, ring => ring.waiting())
+    }
+
     #[inline]
     pub(super) fn take(&mut self, batch: &mut Batch) {
         either!(self, ring => ring.take(batch));

@@ -123,3 +123,30 @@ fn an_idle_minute_earns_no_more_than_the_depth() {
     // The bound is 50 ms and a second, at a byte per microsecond.
     assert!((1_000_000..=1_050_000).contains(&passed), "{passed}");
 }
+
+#[test]
+fn a_narrow_window_spaces_evenly_and_a_short_interval_corrects_sooner() {
+    let rate = BitsPerSecond(2_000_000);
+    let spacing = |smoothing: Smoothing| {
+        let mut smooth = Smooth::new(rate).unwrap().smoothed(smoothing);
+        let window = smooth.window();
+        // Frames always wait, and every third frame is short, so the credit varies.
+        let mut departures = Vec::new();
+        for n in 0..600 {
+            departures.push(smooth.depart(Nanos(0), if n % 3 == 0 { 300 } else { 1_500 }));
+        }
+        (window, departures, smooth.intervals())
+    };
+    let narrow = Smoothing { width: Nanos::from_micros(100), interval: Nanos::from_millis(100) };
+    let (wide_window, wide, seconds) = spacing(Smoothing::DEFAULT);
+    let (window, even, tenths) = spacing(narrow);
+    let width = |window: Window| (window.high - window.low) * REFERENCE;
+    assert!((width(window) - 100_000.0).abs() < 1.0, "{window:?}");
+    assert!((width(wide_window) - 3_000_000.0).abs() < 1.0, "{wide_window:?}");
+    // The frames take 2.6 s.
+    assert_eq!((seconds, tenths), (2, 26));
+    for times in [wide, even] {
+        let mean = 8.0 * 660_000.0 / (times[599].0 as f64 / 1e9);
+        assert!((0.97..1.05).contains(&(mean / 2e6)), "{mean}");
+    }
+}

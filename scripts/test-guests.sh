@@ -142,31 +142,43 @@ tso_passes() {
         [ $((bytes / (frames > 0 ? frames : 1))) -gt 4096 ]
 }
 
-# limited FROM ADDRESS MBITS: one TCP stream of large segments gets the rate of `police`, in the bytes
-# that the limit counts: of 1,518 bytes of a frame, 1,448 are TCP's. No frame is dropped.
+# limited WHAT FROM ADDRESS MBITS PORT COUNTER OBJECT ON OFF: sets a limit on an object (such as
+# `port vm1`) with the words ON. One TCP stream of large segments then gets the limit's rate, in the
+# bytes that the limit counts, the counter of the port grows, and the limit drops no frame of the
+# sender. The words OFF take the limit away.
 limited() {
-    local from=$1 address=$2 limit=$3 red
-    red=$(port_counter "$from" police_red)
-    check "$from: limited to $limit Mbit/s" \
-        ctl port set "$from" ingress_policy=bps "police={cir=\"${limit}M\"}" --no-save
+    local what=$1 from=$2 address=$3 limit=$4 port=$5 counter=$6 object=$7 on=$8 off=$9 red before
+    red=$(port_counter "$from" police_red) before=$(port_counter "$port" "$counter")
+    # Several words each.
+    # shellcheck disable=SC2086
+    check "$what: limited to $limit Mbit/s" ctl $object $on --no-save
     iperf "$from" "$address"
-    check "$from: the stream gets 85 to 102 % of $limit Mbit/s" within_limit "$limit"
-    check "$from: frames waited for the rate" [ "$(port_counter "$from" police_waits)" -gt 0 ]
-    check "$from: the limit dropped no frame" [ "$(port_counter "$from" police_red)" = "$red" ]
-    check "$from: without a limit again" ctl port set "$from" ingress_policy= police= --no-save
+    check "$what: the stream gets 85 to 102 % of $limit Mbit/s" within_limit "$limit"
+    check "$what: $counter of $port grew" [ "$(port_counter "$port" "$counter")" -gt "$before" ]
+    check "$what: the limit dropped no frame" [ "$(port_counter "$from" police_red)" = "$red" ]
+    # shellcheck disable=SC2086
+    check "$what: without a limit again" ctl $object $off --no-save
 }
 
-# limited_receiver FROM TO ADDRESS MBITS: one TCP stream of large segments to TO gets the rate of
-# `receive`, in the bytes that the limit counts.
-limited_receiver() {
-    local from=$1 to=$2 address=$3 limit=$4
-    check "$to: receives at most $limit Mbit/s" \
-        ctl port set "$to" "receive={rate=\"${limit}M\"}" --no-save
-    iperf "$from" "$address"
-    check "$to: the stream gets 85 to 102 % of $limit Mbit/s" within_limit "$limit"
-    check "$to: frames waited for the limit" [ "$(port_counter "$to" receive_waits)" -gt 0 ]
-    check "$to: without a limit again" ctl port set "$to" receive= --no-save
+# Every kind of limit between the guest vm1, with its default offloads and two queue pairs, and an
+# endpoint.
+guest_limited() {
+    limited "police of an endpoint" ep1 10.0.0.12 1000 ep1 police_waits "port set ep1" \
+        'ingress_policy=bps police={cir="1G"}' 'ingress_policy= police='
+    limited "police of a guest" vm1 10.0.0.12 100 vm1 police_waits "port set vm1" \
+        'ingress_policy=bps police={cir="100M"}' 'ingress_policy= police='
+    limited "police of a guest, slow" vm1 10.0.0.12 20 vm1 rx_cut "port set vm1" \
+        'ingress_policy=bps police={cir="20M"}' 'ingress_policy= police='
+    limited "receive of a guest" ep1 10.0.0.21 100 vm1 receive_waits "port set vm1" \
+        'receive={rate="100M"}' receive=
+    limited "receive of a guest's tenant" ep1 10.0.0.21 100 vm1 receive_waits "tenant set blue" \
+        'receive={rate="100M"}' receive=
+    limited "shape.send of a guest" vm1 10.0.0.12 20 vm1 rx_cut "port set vm1" \
+        'shape={send="20M"}' shape=
+    limited "shape.receive of a guest" ep1 10.0.0.21 20 vm1 sw_tso "port set vm1" \
+        'shape={receive="20M"}' shape=
 }
+
 # within_limit MBITS: whether $RATE fits a limit of so many Mbit/s.
 within_limit() {
     awk -v limit="$1" '{ got = $1 * ($2 ~ /^G/ ? 1000 : $2 ~ /^K/ ? 0.001 : 1) * 1518 / 1448 }
@@ -213,9 +225,7 @@ main() {
     check "iperf3 endpoint 2 to endpoint 1" iperf ep1 10.0.0.12 -R
     tso_passes ep1 ep2 10.0.0.12
     tso_passes vm1 vm2 10.0.0.22
-    limited ep1 10.0.0.12 1000
-    limited vm1 10.0.0.12 100
-    limited_receiver ep1 vm1 10.0.0.21 100
+    guest_limited
     check "counters add up" counters_settle
     undisturbed "kill -9 of guest 2" kill_guest
     undisturbed "port del and add" delete_and_add

@@ -3,13 +3,13 @@
 //! # Problem
 //!
 //! A queue that is too long must make TCP slow down. If the switch drops a large segment (TSO) for
-//! this purpose, TCP loses up to 46 packets at once. TCP then sends all of them again, and waits for
-//! its retransmission timeout if no later packet arrives.
+//! this purpose, TCP loses up to 46 packets at once. TCP then sends all of them again, and waits
+//! for its retransmission timeout if no later packet arrives.
 //!
 //! # Source
 //!
-//! ECN is from RFC 3168 §5. RFC 8289 §4.6 recommends a mark instead of a drop. Partial checksums are
-//! from virtio 1.2 §5.1.6.2.
+//! ECN is from RFC 3168 §5. RFC 8289 §4.6 recommends a mark instead of a drop. Partial checksums
+//! are from virtio 1.2 §5.1.6.2.
 //!
 //! # Approach
 //!

@@ -124,6 +124,10 @@ impl Ceiling {
         let from = self.free.max(now.saturating_sub(self.late));
         self.free = Nanos(from.0.saturating_add(time(u64::from(bytes), self.rate).0));
     }
+
+    fn came_back(&mut self, bytes: u32) {
+        self.free = self.free.saturating_sub(time(u64::from(bytes), self.rate));
+    }
 }
 
 /// Returns the time that `bytes` bytes take at the rate `rate`.
@@ -223,6 +227,14 @@ impl<T: Copy + Default> Wfq<T> {
             lane.ceiling = rate.map(Ceiling::new);
         }
         true
+    }
+
+    /// Takes a frame of `bytes` bytes, which [`Self::next`] returned, off the ceiling of its queue
+    /// again, because the caller drops the frame instead of sending it.
+    pub fn not_sent(&mut self, queue: usize, bytes: u32) {
+        if let Some(ceiling) = self.lanes.get_mut(queue).and_then(|lane| lane.ceiling.as_mut()) {
+            ceiling.came_back(bytes);
+        }
     }
 
     /// Returns the earliest time at which a queue that waits because of its ceiling may send.

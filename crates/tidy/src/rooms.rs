@@ -20,6 +20,7 @@ const ROOMS: &[&[&str]] = &[
     &[
         "batch",
         "confine",
+        "congestion",
         "counters",
         "drop",
         "finish",

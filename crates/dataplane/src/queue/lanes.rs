@@ -144,8 +144,8 @@ impl Lanes {
         self.classes.held().any(|(lane, _)| lane == queue)
     }
 
-    /// Whether the departing frame is to signal congestion, because the frames of its queue wait too
-    /// long for the queue's rate ceiling.
+    /// Whether the departing frame is to signal congestion, because the frames of its queue wait
+    /// too long for the queue's rate ceiling.
     pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
         let queue = frame.class.queue;
         if !self.has_ceiling(queue) {
@@ -155,6 +155,12 @@ impl Lanes {
         *longest = (*longest).max(frame.wire());
         let (_, behind) = self.wfq.backlog(queue.into());
         codel.signals(waited, behind > u64::from(*longest), now)
+    }
+
+    /// Notes that a departing frame is dropped as a signal instead of being sent.
+    pub(super) fn drops(&mut self, frame: &Stored) {
+        self.wfq.not_sent(frame.class.queue.into(), frame.wire());
+        self.counters.lost(frame);
     }
 
     /// Whether the rate ceiling of a queue is so low that a large segment takes long.

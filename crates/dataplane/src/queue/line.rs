@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use penstock_qos::codel::{Codel, TARGET};
 use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Offer};
 use penstock_units::Nanos;
 
@@ -68,15 +69,6 @@ impl Line {
         }
     }
 
-    /// Returns the bytes of the waiting frames of a [`Order::Fifo`] output, or `None` for the other
-    /// orders, in which the next frame is not always the oldest one.
-    pub(super) const fn fifo_bytes(&self) -> Option<u64> {
-        match self {
-            Self::Fifo(fifo) => Some(fifo.bytes),
-            Self::Fair(_) | Self::Wfq(_) => None,
-        }
-    }
-
     /// Returns the class of a frame of `source` that begins with `head`. For an output with a
     /// single queue, the class has queue 0.
     pub(super) fn class_of(&mut self, head: &[u8], source: &Source, now: Nanos) -> Class {
@@ -86,16 +78,20 @@ impl Line {
         }
     }
 
-    /// Whether a large segment that begins with `head` must be cut, because its queue has a low rate
-    /// ceiling.
+    /// Whether a large segment that begins with `head` must be cut, because its queue has a low
+    /// rate ceiling.
     pub(super) fn cuts(&mut self, head: &[u8], source: &Source, now: Nanos) -> bool {
         let class = self.class_of(head, source, now);
         self.lanes().is_some_and(|lanes| lanes.cuts(class.queue))
     }
 
-    /// Whether the frames of a class wait for a rate ceiling.
-    pub(super) fn has_ceiling(&self, class: Class) -> bool {
-        self.lanes().is_some_and(|lanes| lanes.has_ceiling(class.queue))
+    /// Whether frames of a class may signal congestion without a limit of the output.
+    pub(super) fn signals_early(&self, class: Class) -> bool {
+        match self {
+            Self::Fifo(_) => false,
+            Self::Fair(_) => true,
+            Self::Wfq(lanes) => lanes.has_ceiling(class.queue),
+        }
     }
 
     /// Whether a frame's queue has room for a frame of `len` bytes that takes `wire` bytes on a
@@ -206,6 +202,11 @@ pub(super) struct Fifo {
 }
 
 impl Fifo {
+    /// Bytes of the waiting frames.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     fn has_room(&self, bytes: u32, free: u64) -> bool {
         let Self { frames, most, bound, .. } = self;
         let limit = bound.bytes.min(free / 2);
@@ -233,6 +234,9 @@ pub(super) struct Fair {
     /// Tenant of each source port, and value of `generation` when the queue last read the port's
     /// weights. Generation 0 means that the port is not a member of the fair-share queue.
     members: Box<[(u16, u32)]>,
+    /// For each source port, the state of the early signals to its senders, and the length of its
+    /// longest frame on the link, in bytes.
+    early: Box<[(Codel, u32)]>,
     /// Number of member ports of each tenant, indexed by tenant.
     ports: Box<[u16]>,
     generation: u32,
@@ -251,6 +255,7 @@ impl Fair {
             frames: terms.frames,
             bound: terms.bound,
             members: vec![(0, 0); ports].into_boxed_slice(),
+            early: vec![Default::default(); ports].into_boxed_slice(),
             ports: vec![0; tenants].into_boxed_slice(),
             generation: 1,
         }
@@ -308,6 +313,20 @@ impl Fair {
         if *ports == 0 {
             self.share.remove_tenant(tenant.into(), |_, frame| lost(frame));
         }
+    }
+
+    /// Whether the departing frame is to signal congestion to its sender. The queue holds only a
+    /// part of the sender's frames, and the others wait in the sender's ring for a time that the
+    /// queue does not know. So a sender of which more than a quarter of the limit waits counts as
+    /// if its frames waited for CoDel's target.
+    pub(super) fn signals(&mut self, frame: &Stored, free: u64, waited: Nanos, now: Nanos) -> bool {
+        let vm = usize::from(frame.source);
+        let full = self.is_over(vm, 4, free, now);
+        let behind = self.share.account(vm).map_or(0, |account| account.queued_bytes);
+        let Some((codel, longest)) = self.early.get_mut(vm) else { return false };
+        *longest = (*longest).max(frame.wire());
+        let waited = if full { waited.max(TARGET) } else { waited };
+        codel.signals(waited, behind > u64::from(*longest), now)
     }
 
     /// Whether more frames of `vm` wait than 1/`part` of the VM's limit. No VM gets more than half

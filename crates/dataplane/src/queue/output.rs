@@ -202,7 +202,7 @@ impl OutputQueue {
         let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
         (frame.class, frame.size) = (class, size);
         // A frame in the port's own memory cannot be marked any more.
-        let early = self.limit.is_some() || self.line.has_ceiling(class);
+        let early = self.limit.is_some() || self.line.signals_early(class);
         frame.ect = early && frame.in_port().is_none() && is_ect(batch.head(i));
         if self.line.push(source, frame, now) {
             return Ok(());
@@ -284,10 +284,13 @@ impl OutputQueue {
                 lost(frame.source, DropReason::QueueLate);
                 continue;
             }
-            let signals = self.signals(&frame, waited, now);
             let whole = !frame.ect && !is_trimmable(&frame.offload, frame.len);
+            let signals = self.signals((&frame, whole), memory.free_bytes(), waited, now);
             if let Some(reason) = signals.filter(|_| whole) {
                 self.head = None;
+                if let Some(lanes) = self.line.lanes_mut() {
+                    lanes.drops(&frame);
+                }
                 memory.release(&frame);
                 lost(frame.source, reason);
                 continue;
@@ -319,14 +322,27 @@ impl OutputQueue {
         signalled
     }
 
-    /// If the frame that leaves the queue is to signal congestion, returns the reason with which the
-    /// frame is dropped if it can signal in no other way.
-    fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> Option<DropReason> {
-        if let Some(lanes) = self.line.lanes_mut() {
-            return lanes.signals(frame, waited, now).then_some(DropReason::QueueFull);
+    /// If the frame that leaves the queue is to signal congestion, returns the reason with which
+    /// the frame is dropped if it can signal in no other way. `whole` is true for such a frame.
+    /// `free` is the free memory of all queues, in bytes.
+    fn signals(
+        &mut self,
+        (frame, whole): (&Stored, bool),
+        free: u64,
+        waited: Nanos,
+        now: Nanos,
+    ) -> Option<DropReason> {
+        match &mut self.line {
+            Line::Wfq(lanes) => lanes.signals(frame, waited, now).then_some(DropReason::QueueFull),
+            // Other frames wait in their sender's ring, and none is dropped.
+            Line::Fair(_) if whole => None,
+            Line::Fair(fair) => {
+                fair.signals(frame, free, waited, now).then_some(DropReason::QueueFull)
+            }
+            Line::Fifo(fifo) => {
+                self.limit.as_mut()?.signals(frame, waited, fifo.bytes(), now).map(reason)
+            }
         }
-        let (limit, behind) = (self.limit.as_mut()?, self.line.fifo_bytes()?);
-        limit.signals(frame, waited, behind, now).map(reason)
     }
 
     /// Returns the frames of the last [`Self::load`], in order.

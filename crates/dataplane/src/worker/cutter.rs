@@ -114,23 +114,22 @@ impl Cutter {
         if !held.frame(i).offload.is_gso() {
             return None;
         }
-        if !is_valid(held, i, port) {
-            return None;
-        }
+        transport(held, i, port)?;
         self.segmenter.begin(held, i, usize::MAX).ok()
     }
 }
 
-/// Whether frame `i`, which came from `port`, is a large segment whose offload metadata agrees with
-/// its headers. The frame keeps its VLAN tag.
-pub(super) fn is_valid(batch: &mut Batch, i: usize, port: PortId) -> bool {
+/// Returns the transport protocol of frame `i`, which came from `port`. Returns `None` if the
+/// frame's headers are invalid or its offload metadata does not agree with them. The frame keeps
+/// its VLAN tag.
+pub(super) fn transport(batch: &mut Batch, i: usize, port: PortId) -> Option<u8> {
     let len = batch.frame(i).len;
-    let valid = parse(batch, i, port.0).is_ok();
+    let headers = parse(batch, i, port.0);
     if batch.frame(i).len < len {
         // The parser took the tag off.
         batch.set_tagged(i, true);
     }
-    valid && batch.frame(i).offload.is_gso()
+    headers.ok().map(|headers| headers.key.proto())
 }
 
 /// Copies frame `i` of `from` to the end of `to`. Returns false if `to` has no room for the frame.

@@ -6,7 +6,7 @@ use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Taken;
 use super::context::Context;
-use super::cutter::is_valid;
+use super::cutter::transport;
 use super::roster::{Event, Roster};
 use super::shaping::{Gates, Holder, Limits, SOON};
 use super::{SAMPLE_EVERY, WorkerConfig};
@@ -15,6 +15,8 @@ use crate::classify::{Classifier, ClassifierConfig};
 use crate::congestion::{Signal, signal};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::headers::is_ect;
+use crate::headers::parse::TCP;
 use crate::ingress_policer::count_segments;
 use crate::port::PortQueue;
 use crate::snapshot::Snapshot;
@@ -370,8 +372,9 @@ impl Input {
 /// Makes the first frame of a batch signal that a limit holds the port. Returns false if the frame
 /// was the only one and is dropped.
 fn signal_first(batch: &mut Batch, port: PortId, holder: Holder, counters: &PortCounters) -> bool {
-    // Only a large segment with valid metadata can lose a part.
-    if batch.frame(0).offload.is_gso() && !is_valid(batch, 0, port) {
+    // Other frames without ECN than those of TCP are no signal: their senders would not slow down.
+    let transport = transport(batch, 0, port);
+    if transport.is_none() || transport != Some(TCP) && !is_ect(batch.head(0)) {
         return true;
     }
     match signal(batch, 0) {

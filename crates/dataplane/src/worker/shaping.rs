@@ -239,8 +239,8 @@ impl Gates {
         cutter.is_some_and(|cutter| !cutter.is_empty())
     }
 
-    /// Fills the empty `batch` from the port's cutter. Returns false if the cutter is empty, so that
-    /// the worker must take the frames from the port's ring.
+    /// Fills the empty `batch` from the port's cutter. Returns false if the cutter is empty, so
+    /// that the worker must take the frames from the port's ring.
     pub(super) fn give(
         &mut self,
         port: PortId,

@@ -14,7 +14,8 @@
 //! Two endpoints with default offloads run the kernel's TCP. For each kind of limit and each rate,
 //! one iperf3 stream runs against the limit. The switch's counters give the delivered rate in the
 //! bytes that the limit counts. Then four streams share a limit, a flood of UDP datagrams meets
-//! each kind of limit, and a port gets limits in bits and in frames together.
+//! each kind of limit, and a port gets limits in bits and in frames together. At last, two streams
+//! show what it costs to cut segments before a slow limit.
 //!
 //! # Departures
 //!
@@ -23,9 +24,12 @@
 //! The round trip is the one of the machine, about 0.1 ms. The kernel of the test machine has no
 //! netem, so a round trip of 5 ms is not measured.
 //!
+//! The switch offers no segmentation offload for UDP, so a guest cuts its UDP segments itself, and
+//! floods consist of single datagrams.
+//!
 //! # Cost
 //!
-//! A run takes four minutes.
+//! A run takes five minutes.
 
 use std::time::Duration;
 
@@ -52,6 +56,8 @@ const RATES: [u32; 4] = [10, 100, 1_000, 2_000];
 const STEP: Duration = Duration::from_millis(250);
 /// Number of readings in a second.
 const SECOND: usize = 4;
+/// Limit in Mbit/s at which the cost of cutting is measured.
+const CUT_MBPS: u32 = 50;
 /// Seconds of a stream before the measurement.
 const SETTLE: f64 = 2.0;
 const LONGEST: Duration = Duration::from_secs(60);
@@ -201,7 +207,34 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     context.progress(0.97, "bits and frames");
     let both = both(&bed, &mut stage, secs, &mut outcome)?;
     conclude(&mut outcome, (least, most), &floods, fairness, both);
+    drop(stage);
+    let cut = cost(&bed, "limits-cut", true, secs)?;
+    let whole = cost(&bed, "limits-whole", false, secs)?;
+    outcome.note("cycles_per_byte_cut", cut);
+    outcome.note("cycles_per_byte_without_tso", whole);
+    let what = "cycles per byte of a stream that the switch cuts, over those of the same stream \
+                from a guest without TSO";
+    outcome.claim(Claim::new("cut_cost", what, "").at_most(1.3).measured(cut / whole));
     Ok(outcome)
+}
+
+/// Returns the cycles that a byte of a TCP stream costs its sender under a limit at which the
+/// switch cuts large segments. Without `offloads`, the guest cuts them itself.
+fn cost(bed: &Bed, name: &str, offloads: bool, secs: f64) -> anyhow::Result<f64> {
+    let mut stage = Stage::start(bed, name, &Plan { offloads, ..plan() })?;
+    stage.start_program(bed, NET, "iperf3", &["-s", "-p", &SERVER.to_string()])?;
+    stage.await_tcp(VM, NET_PLACE, SERVER)?;
+    Kind::Police.set(&stage, CUT_MBPS)?;
+    let words = Stream::Tcp.words(NET_PLACE, 2.0 * secs + SETTLE + 1.0);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let program = stage.start_program(bed, VM, "iperf3", &words)?;
+    stage.watch(SETTLE, STEP)?;
+    let readings = stage.watch(2.0 * secs, STEP)?;
+    stage.await_program(program, LONGEST)?;
+    let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
+    let cut = last.per_second(first, VM, "rx_cut") > 0.0;
+    anyhow::ensure!(cut == offloads, "segments were cut: {cut}, with offloads: {offloads}");
+    Ok(last.per_second(first, VM, "cycles") / last.per_second(first, NET, "tx_bytes"))
 }
 
 enum Stream {

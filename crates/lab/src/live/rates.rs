@@ -25,8 +25,8 @@
 //! The two iperf3 programs, their kernel stacks and the endpoint share one core. The shared core
 //! reaches 1 to 2.4 Gbit/s with packets of 1,500 bytes, also if the shaper cuts the segments of a
 //! guest with TSO, because the receiver gets as many frames. For the limit of 2 Gbit/s, the
-//! interfaces have an MTU of [`JUMBO`], so the programs send only 28,000 frames per second. The experiment's record contains two more results at 2
-//! Gbit/s, which no claim uses:
+//! interfaces have an MTU of [`JUMBO`], so the programs send only 28,000 frames per second. The
+//! experiment's record contains two more results at 2 Gbit/s, which no claim uses:
 //!
 //! - `..._2000_mtu_1500_pct` is the result with packets of 1,500 bytes, if the programs reach 2
 //!   Gbit/s.

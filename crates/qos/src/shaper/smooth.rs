@@ -19,8 +19,8 @@
 //! - δ is the spacing in ns per byte: after a frame of s bytes, the next frame departs s·δ later.
 //! - The [`Window`] is the range in which the spacing δ must be. The centre of the window is e^c ns
 //!   per byte, and the slow rule changes the exponent c. For the spacing after a frame of 1,500
-//!   bytes, the window is as wide as [`Smoothing::width`]. Each end of the window of spacings is at most 30 % away
-//!   from the window's centre.
+//!   bytes, the window is as wide as [`Smoothing::width`]. Each end of the window of spacings is at
+//!   most 30 % away from the window's centre.
 //! - The *credit* is the level of a token bucket that fills at the configured rate R. The depth of
 //!   the credit is the number of bytes that the configured rate yields in [`DEPTH_TIME`], but at
 //!   least four frames of the longest length. The *set point* of the credit is half of the credit's
@@ -37,11 +37,11 @@
 //!   the credit is at most half of its set point, or at least 1.5 times its set point, the spacing
 //!   δ is at an end of its window.
 //! - The *slow* rule moves the window of the spacing. The slow rule adjusts the window after each
-//!   [`Smoothing::interval`] in which frames waited for more than half of the time. The slow rule computes the
-//!   error of an interval as e = ln(r / R), where R is the configured rate. In e = ln(r / R), r is
-//!   the rate that would have resulted if the spacing δ had always been at the window's centre. In
-//!   each interval, the slow rule adds [`KP`] (e - e') + [`KI`] e to the exponent c, where e' is
-//!   the previous error. The change of c is at most ±[`STEP_MAX`].
+//!   [`Smoothing::interval`] in which frames waited for more than half of the time. The slow rule
+//!   computes the error of an interval as e = ln(r / R), where R is the configured rate. In e =
+//!   ln(r / R), r is the rate that would have resulted if the spacing δ had always been at the
+//!   window's centre. In each interval, the slow rule adds [`KP`] (e - e') + [`KI`] e to the
+//!   exponent c, where e' is the previous error. The change of c is at most ±[`STEP_MAX`].
 //! - After an interval in which frames waited for at most half of the time, the window moves
 //!   towards shorter spacings. If few frames waited, the window moves half of the distance to the
 //!   position at which its longest spacing yields the rate R. The `smooth` shaper does not delay

@@ -231,8 +231,8 @@ impl PackedRing {
         !self.stopped && flags & u64::from(F_AVAIL | F_USED) == u64::from(self.next.ready)
     }
 
-    /// Number of chains that the driver has made available and that the switch has not examined. The
-    /// ring has no index, so the count looks at the next [`LOOK_MAX`] descriptors only.
+    /// Number of chains that the driver has made available and that the switch has not examined.
+    /// The ring has no index, so the count looks at the next 64 descriptors only.
     #[must_use]
     pub fn waiting(&self) -> usize {
         let (mut at, mut chains) = (self.next, 0);

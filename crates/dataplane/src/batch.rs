@@ -564,6 +564,10 @@ impl Batch {
         for i in 0..self.len {
             let (first, count) = (self.frames[i].seg_first as usize, self.frames[i].seg_count);
             let end = first + count as usize;
+            let arena = self.arena.as_ptr_range();
+            if self.segments[first..end].iter().all(|s| arena.contains(&s.data)) {
+                continue;
+            }
             let len: usize = self.segments[first..end].iter().map(|s| s.len as usize).sum();
             let Some(room) = self.arena.get_mut(self.arena_used..self.arena_used + len) else {
                 return;

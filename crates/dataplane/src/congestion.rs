@@ -18,7 +18,7 @@
 //! number, so the receiver asks at once for the missing part. A frame that is a single packet is
 //! dropped whole.
 
-use crate::batch::Batch;
+use crate::batch::{Batch, HEAD_COPY};
 use crate::finish::{checksum, sum};
 use crate::headers::{is_ect, mark_congestion};
 use crate::offload::{GSO_TCPV6, Offload};
@@ -37,7 +37,10 @@ pub(crate) enum Signal {
 /// Whether a frame with `offload` and `len` bytes is a large segment of several parts.
 pub(crate) fn is_trimmable(offload: &Offload, len: u32) -> bool {
     let headers = u32::from(offload.hdr_len);
-    offload.is_gso() && offload.gso_size > 0 && len > headers + u32::from(offload.gso_size)
+    offload.is_gso()
+        && offload.gso_size > 0
+        && headers as usize <= HEAD_COPY
+        && len > headers + u32::from(offload.gso_size)
 }
 
 /// Makes frame `i` of `batch` signal congestion. The frame's offload metadata must agree with its
@@ -62,6 +65,13 @@ fn trim(batch: &mut Batch, i: usize) -> bool {
         return false;
     }
     let ipv6 = frame.offload.gso_type == GSO_TCPV6;
+    // The IP header may end before the frame, and then not all of the payload is TCP's.
+    let (field, before) = if ipv6 { (l3 + 4, l3 + 40) } else { (l3 + 2, l3) };
+    let head = batch.head(i);
+    let said = u32::from(u16::from_be_bytes([head[field], head[field + 1]]));
+    if said + before as u32 != frame.len {
+        return false;
+    }
     let edit = |bytes: &mut [u8]| {
         let length = if ipv6 { l3 + 4 } else { l3 + 2 };
         change(&mut bytes[length..], |length: u16| length.wrapping_sub(gso_size));

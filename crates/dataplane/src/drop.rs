@@ -65,6 +65,8 @@ reasons! {
     RingFull = "ring-full", "the output port had no buffer; the receiver is too slow";
     HandoverFull =
         "handover-full", "the ring to the output port's worker is full; the worker is too slow";
+    EarlySignal = "early-signal",
+        "the frame waited long for a limit, and its loss tells TCP to slow down (RFC 8289)";
     QueueFull =
         "queue-full", "the output's queue is full; buy a higher rate for the output or send less";
     QueueLate = "queue-late",

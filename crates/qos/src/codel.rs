@@ -17,7 +17,8 @@
 //! frame if its sender does not support marks. While the wait stays above the target, the time
 //! between the n-th signal and the next one is [`INTERVAL`] / √n, so TCP flows slow down more and
 //! more. A queue that contains at most one frame of the largest size needs no signal, because the
-//! output would otherwise become idle.
+//! output would otherwise become idle. At a low rate, where a frame takes long, target and interval
+//! grow with the frame ([`Pace`]).
 //!
 //! # Departures
 //!
@@ -33,6 +34,26 @@ use penstock_units::Nanos;
 pub const TARGET: Nanos = Nanos::from_millis(5);
 /// Time of the order of the longest usual round trip (RFC 8289 §4.2).
 pub const INTERVAL: Nanos = Nanos::from_millis(100);
+
+/// Target and interval of a queue. If a frame takes long, one frame must not look like a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    target: Nanos,
+    interval: Nanos,
+}
+
+impl Pace {
+    /// [`TARGET`] and [`INTERVAL`].
+    pub const DEFAULT: Self = Self { target: TARGET, interval: INTERVAL };
+
+    /// Returns the pace of a queue whose frames take the time `frame` each: a target of at least one
+    /// and a half frames, and an interval of at least eight frames.
+    #[must_use]
+    pub fn of(frame: Nanos) -> Self {
+        let times = |n: u64| Nanos(frame.0.saturating_mul(n));
+        Self { target: TARGET.max(Nanos(times(3).0 / 2)), interval: INTERVAL.max(times(8)) }
+    }
+}
 
 /// State of CoDel for one queue.
 #[derive(Clone, Debug, Default)]
@@ -60,18 +81,19 @@ impl Codel {
     /// `waited`. The argument `backlog` is true if more bytes wait behind the frame than the
     /// largest frame has. If the caller drops the frame, it calls the function again for the next
     /// frame.
-    pub fn signals(&mut self, waited: Nanos, backlog: bool, now: Nanos) -> bool {
-        if waited < TARGET || !backlog {
+    pub fn signals(&mut self, waited: Nanos, pace: Pace, backlog: bool, now: Nanos) -> bool {
+        let interval = pace.interval;
+        if waited < pace.target || !backlog {
             (self.above_until, self.signalling) = (None, false);
             return false;
         }
-        let until = *self.above_until.get_or_insert(now + INTERVAL);
+        let until = *self.above_until.get_or_insert(now + interval);
         if self.signalling {
             if now < self.next {
                 return false;
             }
             self.count += 1;
-            self.next = after(self.next, self.count);
+            self.next = after(self.next, interval, self.count);
             return true;
         }
         if now < until {
@@ -79,18 +101,19 @@ impl Codel {
         }
         self.signalling = true;
         // A series that follows soon after another one starts at the rate that was needed before.
-        let recent = now.saturating_sub(self.next) < Nanos(16 * INTERVAL.0);
+        let recent = now.saturating_sub(self.next) < Nanos(interval.0.saturating_mul(16));
         let needed = self.count - self.first_count;
         self.count = if needed > 1 && recent { needed } else { 1 };
         self.first_count = self.count;
-        self.next = after(now, self.count);
+        self.next = after(now, interval, self.count);
         true
     }
 }
 
 /// Returns the time of the signal after the `count`-th signal, which was at time `at`.
-fn after(at: Nanos, count: u64) -> Nanos {
-    at + Nanos((INTERVAL.0 * INTERVAL.0 / count.max(1)).isqrt())
+fn after(at: Nanos, interval: Nanos, count: u64) -> Nanos {
+    let square = u128::from(interval.0) * u128::from(interval.0) / u128::from(count.max(1));
+    at + Nanos(u64::try_from(square.isqrt()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -102,7 +125,9 @@ mod tests {
     fn run(codel: &mut Codel, from_ms: u64, to_ms: u64, wait_ms: u64, backlog: bool) -> Vec<u64> {
         let wait = Nanos::from_millis(wait_ms);
         let times = from_ms..to_ms;
-        times.filter(|ms| codel.signals(wait, backlog, Nanos::from_millis(*ms))).collect()
+        times
+            .filter(|ms| codel.signals(wait, Pace::DEFAULT, backlog, Nanos::from_millis(*ms)))
+            .collect()
     }
 
     #[test]

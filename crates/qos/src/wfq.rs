@@ -229,6 +229,20 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
+    /// Returns the time that a frame of `bytes` bytes takes at the ceiling of a queue. Returns `None`
+    /// if the queue has no ceiling.
+    #[must_use]
+    pub fn ceiling_time(&self, queue: usize, bytes: u32) -> Option<Nanos> {
+        let ceiling = self.lanes.get(queue)?.ceiling?;
+        Some(time(u64::from(bytes), ceiling.rate))
+    }
+
+    /// Whether the ceiling of a queue makes the queue's next frame wait.
+    #[must_use]
+    pub fn is_held(&self, queue: usize, now: Nanos) -> bool {
+        self.lanes.get(queue).is_some_and(|lane| lane.until(now).is_some())
+    }
+
     /// Takes a frame of `bytes` bytes, which [`Self::next`] returned, off the ceiling of its queue
     /// again, because the caller drops the frame instead of sending it.
     pub fn not_sent(&mut self, queue: usize, bytes: u32) {

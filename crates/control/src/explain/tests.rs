@@ -138,6 +138,11 @@ fn frames_that_wait_for_a_receivers_limit_are_the_destination() {
     assert_eq!(answer.found(), Limit::Destination(receiver.clone()));
     let why = format!("waited for the limit `receive` of {receiver}, which held frames back 70 ");
     assert!(answer.why.contains(&why), "{}", answer.why);
+    growth.ports[1].queues = vec![QueueStatus::default()];
+    let answer = ask(&growth);
+    let why = format!("waited at {receiver} for the ceiling of their tenant, which held frames");
+    assert!(answer.why.contains(&why), "{}", answer.why);
+    assert!(answer.remedy.contains("`wfq.ceilings`"), "{}", answer.remedy);
 }
 
 #[test]

@@ -195,6 +195,16 @@ impl Question<'_> {
         if self.drops(&super::FULL) < super::NOTICEABLE_PERMILLE
             && let Some(to) = self.waited_for()
         {
+            if !to.queues.is_empty() {
+                let why = format!(
+                    "most of the port's frames waited at {receiver} for the ceiling of their \
+                     tenant, which held frames back {} times",
+                    to.reading.receive_waits
+                );
+                let remedy = "raise the tenant's rate in `wfq.ceilings`, or send less; in a \
+                              fabric, raise the tenant's guarantee or wait for a queue";
+                return (why, remedy);
+            }
             let why = format!(
                 "most of the port's frames waited for the limit `receive` of {receiver}, which \
                  held frames back {} times",

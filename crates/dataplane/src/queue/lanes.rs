@@ -13,14 +13,14 @@
 
 use std::sync::Arc;
 
-use penstock_qos::codel::Codel;
+use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::policer::CUT_BELOW;
 use penstock_qos::wfq::{Depth, QUEUES_MAX, Wfq};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::classes::{Class, DSCPS};
 use super::line::Next;
-use super::{Classes, LaneCounters, QueueTerms, Stored};
+use super::{Classes, HeldLane, LaneCounters, QueueTerms, Stored};
 use crate::headers::dscp_of;
 
 /// Longest time for which a moved code point stays in its old queue.
@@ -97,6 +97,11 @@ impl Lanes {
         for (lane, rate) in rates.into_iter().enumerate() {
             // An unchanged ceiling keeps its used budget.
             self.wfq.set_ceiling(lane, rate);
+            if held(&classes, lane) != held(&self.classes, lane)
+                && let Some(early) = self.early.get_mut(lane)
+            {
+                *early = Default::default();
+            }
             let depth = rate.map_or(self.depth, |rate| held_depth(self.depth, rate));
             self.wfq.set_depth(lane, depth);
         }
@@ -148,13 +153,13 @@ impl Lanes {
     /// too long for the queue's rate ceiling.
     pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
         let queue = frame.class.queue;
-        if !self.has_ceiling(queue) {
-            return false;
-        }
+        let Some(time) = self.wfq.ceiling_time(queue.into(), frame.wire()) else { return false };
+        // Frames may also wait for the link or the receiver.
+        let held = self.wfq.is_held(queue.into(), now);
         let Some((codel, longest)) = self.early.get_mut(usize::from(queue)) else { return false };
         *longest = (*longest).max(frame.wire());
         let (_, behind) = self.wfq.backlog(queue.into());
-        codel.signals(waited, behind > u64::from(*longest), now)
+        codel.signals(waited, Pace::of(time), held && behind > u64::from(*longest), now)
     }
 
     /// Notes that a departing frame is dropped as a signal instead of being sent.
@@ -207,4 +212,9 @@ impl Lanes {
         left(&next.item);
         Some(Next { frame: next.item, since: now.saturating_sub(next.waited) })
     }
+}
+
+/// Returns the tenant and the ceiling of a lane. Returns `None` if the lane has no ceiling.
+fn held(classes: &Classes, lane: usize) -> Option<HeldLane> {
+    classes.held().find(|(number, _)| usize::from(*number) == lane).map(|(_, held)| held)
 }

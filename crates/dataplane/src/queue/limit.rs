@@ -8,12 +8,11 @@
 //! and a burst is worth its turn of the worker. The bucket keeps the tokens of the pause.
 //!
 //! While frames wait too long for the limit, the queue signals congestion early
-//! ([`penstock_qos::codel`]): it marks a frame of a sender that supports ECN (RFC 3168), and drops
-//! another frame.
+//! ([`penstock_qos::codel`]) with one frame ([`crate::congestion`]).
 
 use std::sync::Arc;
 
-use penstock_qos::codel::Codel;
+use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::egress_policer::{EgressPolicer, Policed};
 use penstock_units::Nanos;
 
@@ -77,21 +76,20 @@ impl OutputLimit {
         self.sent && self.holder.is_some()
     }
 
-    /// Returns the limit to which the departing frame is a signal of congestion, or `None` if the
-    /// frame is no signal. The frame waited for `waited`, and `behind` bytes wait behind the frame.
+    /// Whether the departing frame is to signal congestion. The frame waited for `waited`, and
+    /// `behind` bytes wait behind the frame.
     pub(super) fn signals(
         &mut self,
         frame: &Stored,
         waited: Nanos,
         behind: u64,
         now: Nanos,
-    ) -> Option<Policed> {
+    ) -> bool {
         self.longest = self.longest.max(frame.len);
         // Frames may also wait for the receiver, which would not become faster by a signal.
-        let held = self.holder();
-        let backlog = held.is_some() && behind > u64::from(self.longest);
-        let signals = self.codel.signals(waited, backlog, now);
-        held.filter(|_| signals)
+        let backlog = self.holder().is_some() && behind > u64::from(self.longest);
+        let pace = Pace::of(self.policer.time_for(frame.size));
+        self.codel.signals(waited, pace, backlog, now)
     }
 
     /// Charges a frame that is sent.

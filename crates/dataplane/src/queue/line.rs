@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use penstock_qos::codel::{Codel, TARGET};
+use penstock_qos::codel::{Codel, Pace, TARGET};
 use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Offer};
 use penstock_units::Nanos;
 
@@ -75,6 +75,15 @@ impl Line {
         match self {
             Self::Fifo(_) | Self::Fair(_) => Class::default(),
             Self::Wfq(lanes) => lanes.class_of(head, source.tenant.checked_sub(1), now),
+        }
+    }
+
+    /// Whether the line has room for the parts of a batch of large segments. A fair-share queue must
+    /// not drop a part, because its senders' frames wait in their rings.
+    pub(super) fn has_room_for_parts(&self) -> bool {
+        match self {
+            Self::Fifo(_) | Self::Wfq(_) => true,
+            Self::Fair(fair) => fair.frames.saturating_sub(fair.share.len()) > PARTS_ROOM,
         }
     }
 
@@ -242,6 +251,10 @@ pub(super) struct Fair {
     generation: u32,
 }
 
+/// Room in frames from which a fair-share queue lets segments be cut: more than the worker cuts in a
+/// turn.
+const PARTS_ROOM: u32 = 512;
+
 /// Number of bytes that a queue accepts above its byte limit, so that a whole batch fits. A queue
 /// that reaches its byte limit within a batch must still accept the rest of the batch. The factor
 /// of two is needed because the segments of a batch take more bytes on a link than in memory.
@@ -326,7 +339,7 @@ impl Fair {
         let Some((codel, longest)) = self.early.get_mut(vm) else { return false };
         *longest = (*longest).max(frame.wire());
         let waited = if full { waited.max(TARGET) } else { waited };
-        codel.signals(waited, behind > u64::from(*longest), now)
+        codel.signals(waited, Pace::DEFAULT, behind > u64::from(*longest), now)
     }
 
     /// Whether more frames of `vm` wait than 1/`part` of the VM's limit. No VM gets more than half

@@ -26,14 +26,6 @@ pub(crate) enum Refused {
     NoMemory,
 }
 
-/// Returns the drop reason of frames above a limit.
-pub(crate) const fn reason(limit: Policed) -> DropReason {
-    match limit {
-        Policed::AboveTenant => DropReason::TenantLimit,
-        Policed::AboveVm | Policed::Pass => DropReason::ReceiveLimit,
-    }
-}
-
 /// Number of frames that signalled congestion and left the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Signalled {
@@ -120,6 +112,9 @@ impl OutputQueue {
     /// Whether frame `i` of `batch`, a large segment, must be cut before it waits. The output sends
     /// a segment at once, and at a low rate that is a burst.
     pub(crate) fn cuts(&mut self, batch: &Batch, i: usize, source: &Source, now: Nanos) -> bool {
+        if !self.line.has_room_for_parts() {
+            return false;
+        }
         self.pacer.cuts()
             || self.limit.as_ref().is_some_and(OutputLimit::cuts)
             || self.line.cuts(batch.head(i), source, now)
@@ -131,9 +126,10 @@ impl OutputQueue {
         self.limit.as_ref().and_then(OutputLimit::holder)
     }
 
-    /// Whether the output sent frames and now begins to wait for its limit.
+    /// Whether the output sent frames and now begins to wait for its limit or a ceiling.
     pub(crate) fn begins_to_wait(&self) -> bool {
-        self.limit.as_ref().is_some_and(OutputLimit::begins_to_wait)
+        let sent = !self.waits.is_empty();
+        self.limit.as_ref().is_some_and(OutputLimit::begins_to_wait) || sent && self.is_held()
     }
 
     /// Number of frames that wait for the output.
@@ -286,20 +282,20 @@ impl OutputQueue {
             }
             let whole = !frame.ect && !is_trimmable(&frame.offload, frame.len);
             let signals = self.signals((&frame, whole), memory.free_bytes(), waited, now);
-            if let Some(reason) = signals.filter(|_| whole) {
+            if signals && whole {
                 self.head = None;
                 if let Some(lanes) = self.line.lanes_mut() {
                     lanes.drops(&frame);
                 }
                 memory.release(&frame);
-                lost(frame.source, reason);
+                lost(frame.source, DropReason::EarlySignal);
                 continue;
             }
             if memory.load(&frame, batch, output).is_err() {
                 break;
             }
             self.head = None;
-            if signals.is_some() {
+            if signals {
                 match signal(batch, batch.len() - 1) {
                     Signal::Marked => signalled.marked += 1,
                     Signal::Trimmed => signalled.trimmed += 1,
@@ -331,16 +327,14 @@ impl OutputQueue {
         free: u64,
         waited: Nanos,
         now: Nanos,
-    ) -> Option<DropReason> {
+    ) -> bool {
         match &mut self.line {
-            Line::Wfq(lanes) => lanes.signals(frame, waited, now).then_some(DropReason::QueueFull),
+            Line::Wfq(lanes) => lanes.signals(frame, waited, now),
             // Other frames wait in their sender's ring, and none is dropped.
-            Line::Fair(_) if whole => None,
-            Line::Fair(fair) => {
-                fair.signals(frame, free, waited, now).then_some(DropReason::QueueFull)
-            }
+            Line::Fair(fair) => !whole && fair.signals(frame, free, waited, now),
             Line::Fifo(fifo) => {
-                self.limit.as_mut()?.signals(frame, waited, fifo.bytes(), now).map(reason)
+                let bytes = fifo.bytes();
+                self.limit.as_mut().is_some_and(|limit| limit.signals(frame, waited, bytes, now))
             }
         }
     }

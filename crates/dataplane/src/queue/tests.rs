@@ -416,7 +416,7 @@ fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
             let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
             let mut out = Batch::new();
             let mut lost = |_, why| match why {
-                DropReason::ReceiveLimit => early += 1,
+                DropReason::EarlySignal => early += 1,
                 _ => late += 1,
             };
             let now = bench.queue.load(memory, &mut out, (1, 32), bench.now, &mut lost);
@@ -462,7 +462,7 @@ fn a_ceiling_signals_early_and_other_queues_do_not() {
         bench.now += Nanos::from_micros(100);
         let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
         let mut lost = |port: u16, why| {
-            assert_eq!(why, DropReason::QueueFull);
+            assert_eq!(why, DropReason::EarlySignal);
             early[usize::from(port)] += 1;
         };
         bench.queue.load(memory, &mut Batch::new(), (1, 32), bench.now, &mut lost);

@@ -17,15 +17,16 @@
 //! guest without TSO would have sent, so the later stages treat each part like such a frame. The
 //! cutter thus holds at most one batch of a port, and the guest's other frames wait in its rings.
 //!
-//! The cutter cuts only a segment whose metadata agrees with its headers. Other frames pass as they
-//! are, and classification drops them with their reason.
+//! The cutter cuts only a segment whose metadata agrees with its headers, and whose headers fit into
+//! the private head of a frame. Other frames pass as they are, and classification drops the invalid
+//! ones with their reason.
 //!
 //! # Cost
 //!
 //! Cutting costs two copies of a segment and the checksums of its parts. A port without a shaper
 //! and without a slow limit has no cutter.
 
-use penstock_units::{Nanos, PortId};
+use penstock_units::{Nanos, PortId, QueueId};
 
 use crate::batch::Batch;
 use crate::counters::PortCounters;
@@ -41,14 +42,16 @@ pub(super) struct Cutter {
     segmenter: Segmenter,
     /// Number of segments that the segmenter has yet to cut.
     left: usize,
-    /// Time at which the held frames arrived in the ring.
+    /// Time at which the held frames arrived in the ring of the queue pair `from`.
     arrived: Nanos,
+    from: QueueId,
 }
 
 impl Cutter {
     pub fn new() -> Self {
         let (held, segmenter) = (Batch::new(), Segmenter::new());
-        Self { held, begun: 0, segmenter, left: 0, arrived: Nanos::ZERO }
+        let from = QueueId(0);
+        Self { held, begun: 0, segmenter, left: 0, arrived: Nanos::ZERO, from }
     }
 
     /// Number of frames that have not left the cutter yet.
@@ -65,12 +68,22 @@ impl Cutter {
         self.arrived
     }
 
-    /// Takes all frames of `batch`, which arrived in the ring at time `arrived`. The cutter must be
-    /// empty. The frames of `batch` must not need the guest's memory.
-    pub fn take(&mut self, batch: &mut Box<Batch>, arrived: Nanos, counters: &PortCounters) {
+    /// Queue pair in whose ring the frames of the last [`Self::give`] arrived.
+    pub const fn from(&self) -> QueueId {
+        self.from
+    }
+
+    /// Takes all frames of `batch`, which arrived in the ring of queue pair `from` at time `arrived`.
+    /// The cutter must be empty. The frames of `batch` must not need the guest's memory.
+    pub fn take(
+        &mut self,
+        batch: &mut Box<Batch>,
+        (from, arrived): (QueueId, Nanos),
+        counters: &PortCounters,
+    ) {
         core::mem::swap(batch, &mut self.held);
         batch.clear();
-        (self.begun, self.arrived) = (0, arrived);
+        (self.begun, self.from, self.arrived) = (0, from, arrived);
         counters.queued.add(self.held.len() as u64);
     }
 

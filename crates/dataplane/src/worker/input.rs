@@ -124,6 +124,10 @@ impl Input {
         if frames == 0 && batch.errors == 0 {
             counters.rx_empty.add(1);
             self.until_sample += 1;
+            if counted {
+                // The only frame was dropped as a signal, and no other frame followed.
+                give_back(ctx, unit);
+            }
             return None;
         }
         let mut work = Work { port: unit.port, frames, bytes: batch.bytes(), misses: 0 };
@@ -147,11 +151,7 @@ impl Input {
         let (egress, batch, mut around) = ctx.delivery();
         egress.set_now(Nanos(nanos));
         egress.deliver(batch, unit.port, &mut around);
-        let slot = &mut ctx.ports[id];
-        let queue = &mut slot.queues[unit.queue.index()];
-        queue.rx_done();
-        queue.publish();
-        ctx.touched.took(unit, &mut slot.marked[unit.queue.index()]);
+        give_back(ctx, unit);
         ctx.counter.spent(Stage::Egress, &work);
         if sample {
             self.until_sample = SAMPLE_EVERY;
@@ -176,20 +176,25 @@ impl Input {
         (arrived, now): (Nanos, Nanos),
         counters: &PortCounters,
     ) -> bool {
-        let counted = self.fill(batch, queue, unit.port, arrived, counters);
-        if !self.apart[unit.port.index()].waits || batch.is_empty() {
+        let counted = self.fill(batch, queue, unit, arrived, counters);
+        let may_signal = self.apart[unit.port.index()].waits
+            && !batch.is_empty()
+            && self.gates.is_held(unit)
+            && heeds_signals(batch, unit.port);
+        if !may_signal {
+            return counted;
+        }
+        if !self.gates.signals(unit, queue.backlog(), now) {
             return counted;
         }
         if !counted {
             count_taken(counters, batch);
         }
-        if let Some(holder) = self.gates.signals(unit, queue.backlog(), now)
-            && !signal_first(batch, unit.port, holder, counters)
-        {
+        if !signal_first(batch, counters) {
             // More frames wait behind the only frame, which was dropped.
             queue.rx_done();
             batch.clear();
-            if !self.fill(batch, queue, unit.port, arrived, counters) {
+            if !self.fill(batch, queue, unit, arrived, counters) {
                 count_taken(counters, batch);
             }
         }
@@ -202,17 +207,21 @@ impl Input {
         &mut self,
         batch: &mut Box<Batch>,
         queue: &mut dyn PortQueue,
-        port: PortId,
+        unit: Unit,
         arrived: Nanos,
         counters: &PortCounters,
     ) -> bool {
+        let port = unit.port;
         let Apart { copied, cut, waits } = self.apart[port.index()];
-        if cut && self.gates.give(port, batch, counters) {
-            return true;
+        if cut {
+            if self.gates.give(port, batch, counters) {
+                return true;
+            }
+            self.apart[port.index()].cut = self.gates.cuts(port);
         }
         queue.rx_burst(batch);
         if waits {
-            self.gates.note_sizes(port, batch);
+            self.gates.note_sizes(unit, batch);
         }
         let large = batch.frames().iter().any(|frame| frame.offload.is_gso());
         let cutter = self.gates.cutter_of_next(port).filter(|_| large);
@@ -220,7 +229,7 @@ impl Input {
         let Some(cutter) = cutter else { return false };
         count_taken(counters, batch);
         let most = batch.most();
-        cutter.take(batch, arrived, counters);
+        cutter.take(batch, (unit.queue, arrived), counters);
         batch.limit(most);
         self.gates.give(port, batch, counters)
     }
@@ -263,9 +272,10 @@ impl Input {
             self.shape(ctx, roster, port, waited);
         }
         self.gates.note_leaves(port, ctx.egress.take_left(port), ctx.nanos());
-        if let Some(holder) = self.holder(ctx, roster, port) {
+        let holder = self.holder(ctx, roster, port);
+        self.gates.note_held(port, holder);
+        if let Some(holder) = holder {
             roster.put_aside(ctx, port, Why::Policed);
-            self.gates.note_held(port, holder);
             if let Some(counters) = ctx.of(port) {
                 let waits = match holder {
                     Holder::Bits => &counters.police_waits,
@@ -316,9 +326,10 @@ impl Input {
         waited: Nanos,
     ) {
         let now = ctx.nanos();
-        let since = self.gates.arrived(port).unwrap_or(now.saturating_sub(waited));
+        let since = now.saturating_sub(waited);
         if let Some(counters) = ctx.of(port) {
-            let waited = now.saturating_sub(since);
+            // The parts of a segment have waited since the segment arrived.
+            let waited = now.saturating_sub(self.gates.arrived(port).unwrap_or(since));
             counters.shaped[part_of(waited)].add(ctx.batch.len() as u64);
         }
         if let Some(at) = self.gates.pass(port, &ctx.batch, since, now)
@@ -343,7 +354,7 @@ impl Input {
         let network = network.filter(|limit| limit.waits());
         let gone = self.gates.set(port, terms.as_ref(), Limits { own, network });
         if let Some(apart) = self.apart.get_mut(port.index()) {
-            apart.cut = self.gates.has_cutter(port);
+            apart.cut = self.gates.cuts(port) || self.gates.holds(port);
             apart.waits = self.gates.has_early(port);
         }
         if gone.shaper {
@@ -369,23 +380,34 @@ impl Input {
     }
 }
 
+/// Returns the buffers of a received batch to the driver of the queue pair.
+#[inline(always)]
+fn give_back<C: CycleCounter>(ctx: &mut Context<C>, unit: Unit) {
+    let slot = &mut ctx.ports[unit.port.index()];
+    let queue = &mut slot.queues[unit.queue.index()];
+    queue.rx_done();
+    queue.publish();
+    ctx.touched.took(unit, &mut slot.marked[unit.queue.index()]);
+}
+
+/// Whether the first frame of a batch is one of TCP or supports ECN. The senders of other frames
+/// would not slow down after a signal.
+fn heeds_signals(batch: &mut Batch, port: PortId) -> bool {
+    match transport(batch, 0, port) {
+        Some(TCP) => true,
+        Some(_) => is_ect(batch.head(0)),
+        None => false,
+    }
+}
+
 /// Makes the first frame of a batch signal that a limit holds the port. Returns false if the frame
 /// was the only one and is dropped.
-fn signal_first(batch: &mut Batch, port: PortId, holder: Holder, counters: &PortCounters) -> bool {
-    // Other frames without ECN than those of TCP are no signal: their senders would not slow down.
-    let transport = transport(batch, 0, port);
-    if transport.is_none() || transport != Some(TCP) && !is_ect(batch.head(0)) {
-        return true;
-    }
+fn signal_first(batch: &mut Batch, counters: &PortCounters) -> bool {
     match signal(batch, 0) {
         Signal::Marked => counters.rx_marked.add(1),
         Signal::Trimmed => counters.rx_trimmed.add(1),
         Signal::Drop => {
-            let reason = match holder {
-                Holder::Bits | Holder::Frames => DropReason::Policed,
-                Holder::Network => DropReason::SendLimit,
-            };
-            counters.drops[reason as usize].add(1);
+            counters.drops[DropReason::EarlySignal as usize].add(1);
             batch.retain(!1);
         }
     }

@@ -3,15 +3,20 @@
 
 use std::sync::Arc;
 
-use penstock_units::{PortId, QueueId};
+use penstock_units::{Cycles, PortId, QueueId};
 
 use super::Worker;
 use super::absent::Absent;
+use super::bill::Bill;
 use crate::counters::PortCounters;
 use crate::port::PortQueue;
 use crate::tsc::CycleCounter;
 use crate::unit::QUEUES_MAX;
 use crate::unit::Unit;
+
+/// Maximum number of batches that a port sends at once from its cutter when a queue pair leaves. The
+/// cutter holds at most two large segments, which are this many frames at an MSS of 128 bytes.
+const HELD_BATCHES: usize = 1_024;
 
 /// A queue pair that the control plane moves to a worker.
 pub struct Arrival {
@@ -103,9 +108,10 @@ impl<C: CycleCounter> Worker<C> {
         if !self.ctx.owns(port, queue) {
             return None;
         }
+        let unit = Unit { port, queue };
+        self.send_held(unit);
         // The driver is notified of all work done here.
         self.ctx.notify();
-        let unit = Unit { port, queue };
         self.roster.wake(&mut self.ctx, unit);
         self.roster.schedule.leave(unit);
         self.ctx.account.buckets_mut().note_waiting(unit, false);
@@ -125,6 +131,19 @@ impl<C: CycleCounter> Worker<C> {
             self.rank();
         }
         Some(pair)
+    }
+
+    /// Sends all frames that the port's cutter holds, without a pause between them, so that no later
+    /// frame of a queue pair that moves to another worker overtakes them.
+    fn send_held(&mut self, unit: Unit) {
+        for _ in 0..HELD_BATCHES {
+            if !self.input.holds(unit.port) {
+                break;
+            }
+            let taken = self.input.run(&mut self.ctx, unit, Cycles::ZERO, false);
+            let Some(taken) = taken else { break };
+            self.settle(&Bill::Queue(taken));
+        }
     }
 
     /// Detaches `port` from this worker. Returns the port's queue pairs that are on this worker.

@@ -190,7 +190,7 @@ impl<C: CycleCounter> Worker<C> {
     #[inline]
     fn refill_if_due(&mut self) {
         if self.ctx.account.buckets().is_due(self.ctx.last()) {
-            refill::run(&mut self.ctx, &mut self.roster);
+            refill::run(&mut self.ctx, &mut self.roster, &self.input);
         }
     }
 

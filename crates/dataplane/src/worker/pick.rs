@@ -65,7 +65,7 @@ impl<C: CycleCounter> Worker<C> {
         let held = self.roster.schedule.held() > 0;
         let now = self.ctx.last();
         if self.ctx.account.buckets_mut().is_due_early(now, held) {
-            refill::run(&mut self.ctx, &mut self.roster);
+            refill::run(&mut self.ctx, &mut self.roster, &self.input);
             if let Some(ran) = self.sweep() {
                 return Some(ran);
             }

@@ -11,6 +11,7 @@ use penstock_qos::latency_bound::GLANCES;
 use penstock_units::PortId;
 
 use super::context::Context;
+use super::input::Input;
 use super::roster::Roster;
 use crate::port::Pending;
 use crate::tsc::{CycleCounter, Stage, Work};
@@ -28,11 +29,11 @@ const LOOKS: usize = 256;
 
 /// Refills the cycle buckets, and charges the cycles of the refill to the host.
 #[inline(never)]
-pub(super) fn run<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster) {
+pub(super) fn run<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster, input: &Input) {
     let passed = generate(ctx, roster);
     keep_books(ctx);
     if !passed {
-        glance(ctx, roster);
+        glance(ctx, roster, input);
     }
     ctx.counter.spent(Stage::Refill, &Work::NONE);
     ctx.charge_host();
@@ -57,7 +58,7 @@ fn generate<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster) -> bool 
 /// units use the whole core for long, a unit with tokens may get no turn, and its waiting frames
 /// would stay unnoticed. If the worker treated a port with waiting frames as idle, the port would
 /// lose its tokens above the bucket's depth.
-fn glance<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster) {
+fn glance<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster, input: &Input) {
     for _ in 0..GLANCES {
         let Some(unit) = roster.schedule.glance() else { break };
         if unit.queue == OUTPUT {
@@ -68,7 +69,8 @@ fn glance<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster) {
         let queue = &mut ctx.ports[unit.port.index()].queues[unit.queue.index()];
         // A unit that can only be polled may have frames, so its share is kept.
         let pending = queue.pending(ctx.account.last());
-        ctx.account.buckets_mut().note_waiting(unit, pending != Pending::No);
+        let waits = pending != Pending::No || input.holds(unit.port);
+        ctx.account.buckets_mut().note_waiting(unit, waits);
         if pending == Pending::Yes
             && let Some(counters) = ctx.of(unit.port)
         {

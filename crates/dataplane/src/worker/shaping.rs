@@ -44,7 +44,7 @@
 
 use std::sync::Arc;
 
-use penstock_qos::codel::Codel;
+use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::egress_policer::EgressPolicer;
 use penstock_qos::policer::{Limit, Policer, Size};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
@@ -96,17 +96,21 @@ impl Limits {
         self.own.iter().flat_map(|limits| limits.waiting())
     }
 
-    /// Returns the time in which the limits pass frames of the size `size`.
-    fn time_for(&self, size: Size) -> Nanos {
-        let own = self.own().map(|limit| limit.time_for(size));
-        let network = self.network.iter().map(|limit| limit.time_for(size));
-        own.chain(network).max().unwrap_or_default()
+    /// Returns the time in which the limit that holds a port passes frames of the size `size`.
+    fn time_for(&self, holder: Holder, size: Size) -> Nanos {
+        match holder {
+            Holder::Network => self.network.as_ref().map_or(Nanos::ZERO, |l| l.time_for(size)),
+            Holder::Bits | Holder::Frames => {
+                self.own().map(|limit| limit.time_for(size)).max().unwrap_or_default()
+            }
+        }
     }
 
-    /// Whether large segments must be cut before one of the limits.
-    fn cuts(&self) -> bool {
-        self.own().any(|limit| limit.cuts())
-            || self.network.as_ref().is_some_and(|limit| limit.cuts())
+    /// Whether large segments must be cut before one of the limits. The limit on the frames that
+    /// leave the host counts only if the port's frames leave.
+    fn cut(&self, leaves: bool) -> bool {
+        let network = self.network.as_ref().filter(|_| leaves);
+        self.own().any(|limit| limit.cuts()) || network.is_some_and(|limit| limit.cuts())
     }
 
     fn is_none(&self) -> bool {
@@ -128,9 +132,8 @@ impl Limits {
 struct Gate {
     shaping: Option<Shaping>,
     limits: Limits,
-    /// Whether large segments are cut, because the port has a shaper or a slow limit.
-    cuts: bool,
-    /// Cuts the segments. Without [`Self::cuts`], the cutter may still hold earlier frames.
+    /// Cuts large segments. If the port has no shaper and no slow limit any more, the cutter may
+    /// still hold earlier frames.
     cutter: Option<Box<Cutter>>,
     /// Whether the cutter gave the frames of the port's last batch.
     gave: bool,
@@ -145,8 +148,9 @@ struct Gate {
 #[derive(Debug, Default)]
 struct Early {
     codel: [Codel; QUEUES_MAX],
-    /// Sum of the sizes of the frames of the last batch from a ring, and their number.
-    recent: (Size, u32),
+    /// For each queue pair, the sum of the sizes of the frames of the last batch from its ring, and
+    /// their number.
+    recent: [(Size, u32); QUEUES_MAX],
     /// The limit for which the port waited before the present batch.
     held: Option<Holder>,
 }
@@ -193,11 +197,11 @@ impl Gates {
         let policer = !gate.limits.are_in(&limits);
         let gone = Gone { shaper: gate.set_shaper(terms), policer };
         gate.limits = limits;
-        gate.cuts = gate.shaping.is_some() || gate.limits.cuts();
+        let may_cut = gate.shaping.is_some() || gate.limits.cut(true);
         // What the cutter still holds leaves under the new limits.
-        if gate.cuts && gate.cutter.is_none() {
+        if may_cut && gate.cutter.is_none() {
             gate.cutter = Some(Box::new(Cutter::new()));
-        } else if !gate.cuts {
+        } else if !may_cut {
             gate.cutter.take_if(|cutter| cutter.is_empty());
         }
         if gate.limits.is_none() {
@@ -218,15 +222,17 @@ impl Gates {
         lost
     }
 
-    /// Whether the port has a cutter, which may be empty.
-    pub(super) fn has_cutter(&mut self, port: PortId) -> bool {
-        self.cutter(port).is_some()
+    /// Whether large segments of the port may have to be cut.
+    pub(super) fn cuts(&self, port: PortId) -> bool {
+        let gate = self.0.get(port.index()).and_then(Option::as_ref);
+        gate.is_some_and(|gate| gate.shaping.is_some() || gate.limits.cut(true))
     }
 
     /// Returns the cutter for the port's next large segments. Returns `None` if they are not cut.
     pub(super) fn cutter_of_next(&mut self, port: PortId) -> Option<&mut Cutter> {
-        let gate = self.0.get_mut(port.index())?.as_mut().filter(|gate| gate.cuts)?;
-        gate.cutter.as_deref_mut()
+        let gate = self.0.get_mut(port.index())?.as_mut()?;
+        let cuts = gate.shaping.is_some() || gate.limits.cut(gate.leaves);
+        gate.cutter.as_deref_mut().filter(|_| cuts)
     }
 
     fn cutter(&mut self, port: PortId) -> Option<&mut Cutter> {
@@ -283,38 +289,55 @@ impl Gates {
         gate.is_some_and(|gate| gate.early.is_some())
     }
 
-    /// Notes the sizes of the frames that the worker took from a ring of the port.
-    pub(super) fn note_sizes(&mut self, port: PortId, batch: &Batch) {
-        let Some(Some(gate)) = self.0.get_mut(port.index()) else { return };
+    /// Notes the sizes of the frames that the worker took from the ring of a queue pair.
+    pub(super) fn note_sizes(&mut self, unit: Unit, batch: &Batch) {
+        let Some(Some(gate)) = self.0.get_mut(unit.port.index()) else { return };
         let Some(early) = &mut gate.early else { return };
         let mut sum = Size::default();
         (0..batch.len()).for_each(|i| sum += on_wire(batch, i));
-        early.recent = (sum, u32::try_from(batch.len()).unwrap_or(0));
-    }
-
-    /// Notes that a limit made the port wait after its last batch.
-    pub(super) fn note_held(&mut self, port: PortId, holder: Holder) {
-        if let Some(Some(Gate { early: Some(early), .. })) = self.0.get_mut(port.index()) {
-            early.held = Some(holder);
+        if let Some(recent) = early.recent.get_mut(unit.queue.index()) {
+            *recent = (sum, u32::try_from(batch.len()).unwrap_or(0));
         }
     }
 
-    /// Returns the limit whose congestion the next frame of a queue pair is to signal, while
-    /// `backlog` frames wait behind it in the ring. Returns `None` if the frame is no signal.
-    pub(super) fn signals(&mut self, unit: Unit, backlog: usize, now: Nanos) -> Option<Holder> {
-        let gate = self.0.get_mut(unit.port.index())?.as_mut()?;
-        let early = gate.early.as_deref_mut()?;
-        let held = early.held.take();
-        let (sum, frames) = early.recent;
-        let behind = u32::try_from(backlog).unwrap_or(u32::MAX);
-        let all = |part: u32| {
-            let units = u64::from(part) * u64::from(behind) / u64::from(frames.max(1));
+    /// Notes whether a limit makes the port wait after its last batch.
+    pub(super) fn note_held(&mut self, port: PortId, holder: Option<Holder>) {
+        if let Some(Some(Gate { early: Some(early), .. })) = self.0.get_mut(port.index()) {
+            early.held = holder;
+        }
+    }
+
+    /// Whether the port waited for a limit before the present batch, and the batch is from the ring
+    /// of this queue pair.
+    pub(super) fn is_held(&self, unit: Unit) -> bool {
+        let Some(gate) = self.0.get(unit.port.index()).and_then(Option::as_ref) else {
+            return false;
+        };
+        let held = gate.early.as_ref().is_some_and(|early| early.held.is_some());
+        let cutter = gate.cutter.as_deref().filter(|_| gate.gave);
+        held && cutter.is_none_or(|cutter| cutter.from() == unit.queue)
+    }
+
+    /// Whether the next frame of a queue pair is to signal congestion, while `backlog` frames wait
+    /// behind it in the ring.
+    pub(super) fn signals(&mut self, unit: Unit, backlog: usize, now: Nanos) -> bool {
+        let Some(Some(Gate { early: Some(early), limits, .. })) = self.0.get_mut(unit.port.index())
+        else {
+            return false;
+        };
+        let Some(holder) = early.held else { return false };
+        let (sum, frames) = early.recent[unit.queue.index() % QUEUES_MAX];
+        let all = |part: u32, frames_behind: usize| {
+            let units = u64::from(part) * frames_behind as u64 / u64::from(frames.max(1));
             u32::try_from(units).unwrap_or(u32::MAX)
         };
-        let waits = Size { bytes: all(sum.bytes), frames: all(sum.frames) };
-        let waited = if held.is_some() { gate.limits.time_for(waits) } else { Nanos::ZERO };
-        let signals = early.codel.get_mut(unit.queue.index())?.signals(waited, backlog > 1, now);
-        held.filter(|_| signals)
+        let time = |frames_behind| {
+            let (bytes, frames) = (all(sum.bytes, frames_behind), all(sum.frames, frames_behind));
+            limits.time_for(holder, Size { bytes, frames })
+        };
+        let (waited, pace) = (time(backlog), Pace::of(time(1)));
+        let codel = &mut early.codel[unit.queue.index() % QUEUES_MAX];
+        codel.signals(waited, pace, backlog > 1, now)
     }
 
     /// Whether the port has a shaper or a rate limit for which frames wait.

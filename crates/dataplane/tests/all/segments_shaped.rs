@@ -13,9 +13,10 @@ use penstock_dataplane::queue::{ShapeTerms, ShaperKind};
 use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_qos::shaper::Smoothing;
-use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, TscRate, Vid};
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid};
 
 use crate::common;
 
@@ -274,6 +275,46 @@ fn without_its_shaper_a_port_sends_what_was_held_and_then_whole_segments() {
 }
 
 #[test]
+fn a_queue_pair_that_moves_leaves_no_part_behind_and_none_is_overtaken() {
+    let mut bed = Bed::new(2, shaped(1_000_000));
+    assert!(bed.senders[0].send(segment(0, 20 * MSS, false)));
+    let mut got = bed.run(50 * MS);
+    assert!(got.len() < 20);
+    assert!(bed.worker.release(PortId(0), QueueId(0)).is_some());
+    got.extend(bed.run(0));
+    got.extend(core::iter::from_fn(|| bed.receiver.receive()).map(|frame| (0, frame)));
+    assert_eq!((got.len(), payload_in_order(&got)), (20, 20 * MSS));
+    assert_eq!(bed.counters[0].read().queued, 0);
+    bed.adds_up();
+}
+
+#[test]
+fn a_late_worker_does_not_send_what_it_missed_in_one_burst() {
+    let mut bed = Bed::new(1, shaped(2_000_000));
+    assert!(bed.senders[0].send(segment(0, 40 * MSS, false)));
+    let before = bed.run(20 * MS).len();
+    bed.core.0.advance_to(Cycles(bed.core.now().0 + 150 * MS));
+    let after = bed.run(MS).len();
+    // The shaper's credit is worth 50 ms, which are eight frames.
+    assert!(before < 10 && after <= 10, "{before}, then {after} at once");
+}
+
+#[test]
+fn a_limit_of_what_leaves_the_host_cuts_nothing_for_neighbours() {
+    let mut bed = Bed::new(1, |policy| {
+        let rate = Some((BitsPerSecond(10_000_000), 10_000));
+        let terms = Terms { bytes: rate, waits: true, ..Terms::default() };
+        let limit = EgressPolicer::new(Meter::new(terms), None, Sharing::Strict);
+        policy.tenant_policer = Some(Arc::new(limit));
+    });
+    for sequence in (0..5).map(|n| n * 40 * MSS) {
+        assert!(bed.senders[0].send(segment(sequence, 40 * MSS, false)));
+    }
+    let got = bed.run(10 * MS);
+    assert!(got.len() == 5 && got.iter().all(|(_, frame)| frame.offload.is_gso()));
+}
+
+#[test]
 fn what_a_port_held_is_counted_as_lost_when_it_leaves() {
     let mut bed = Bed::new(1, shaped(1_000_000));
     assert!(bed.senders[0].send(segment(0, 20 * MSS, false)));
@@ -325,7 +366,7 @@ fn a_long_ring_behind_a_limit_signals_early_and_loses_one_packet_at_a_time() {
 }
 
 #[test]
-fn single_packets_of_tcp_are_dropped_as_policed_and_others_wait_without_a_loss() {
+fn single_packets_of_tcp_are_dropped_as_signals_and_others_wait_without_a_loss() {
     for (proto, drops) in [(6, 5..60), (17, 0..1)] {
         let limit = Limit::SingleRate { cir: BitsPerSecond(10_000_000), cbs: 10_000, ebs: 0 };
         let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
@@ -342,7 +383,7 @@ fn single_packets_of_tcp_are_dropped_as_policed_and_others_wait_without_a_loss()
             bed.run(MS);
         }
         let reading = bed.counters[0].read();
-        let dropped = reading.drops[DropReason::Policed as usize];
+        let dropped = reading.drops[DropReason::EarlySignal as usize];
         assert!(drops.contains(&dropped), "protocol {proto}: {dropped}");
         assert_eq!(reading.dropped(), dropped);
         bed.adds_up();

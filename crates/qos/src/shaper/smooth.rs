@@ -82,7 +82,7 @@
 //! # Cost
 //!
 //! Each frame costs a few multiplications, and each interval costs a logarithm and an exponential.
-//! The shaper of a VM takes 176 bytes.
+//! The shaper of a VM takes 184 bytes.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -114,7 +114,8 @@ pub struct Smoothing {
     /// Width of the window of spacings after a frame of 1,500 bytes. A wider window keeps the rate
     /// more exactly, and a narrower window lets the spacing vary less.
     pub width: Nanos,
-    /// Time between two movements of the window. The interval must not be 0.
+    /// Time between two movements of the window. The shaper uses at least the time of eight frames
+    /// of 1,500 bytes.
     pub interval: Nanos,
 }
 
@@ -129,6 +130,9 @@ impl Default for Smoothing {
     }
 }
 
+/// Number of frames of 1,500 bytes that a control interval has at least. With fewer frames, the mean
+/// rate of an interval says little.
+const INTERVAL_FRAMES: f64 = 8.0;
 const REFERENCE: f64 = 1_500.0;
 /// Maximum distance of the window's ends from its centre, as a fraction of the centre.
 const HALF_MAX: f64 = 0.3;
@@ -165,6 +169,8 @@ struct IntervalSums {
 pub struct Smooth {
     rate: BitsPerSecond,
     smoothing: Smoothing,
+    /// Control interval in use, which has at least [`INTERVAL_FRAMES`] frames.
+    interval: Nanos,
     /// Natural logarithm of the window's centre (c), where the centre is in ns per byte.
     centre: f64,
     window: Window,
@@ -200,6 +206,7 @@ impl Smooth {
         let mut smooth = Self {
             rate,
             smoothing: Smoothing::DEFAULT,
+            interval: INTERVAL,
             centre: due(rate).ln(),
             window: Window { low: 0.0, centre: 0.0, high: 0.0 },
             credit: 0,
@@ -230,8 +237,8 @@ impl Smooth {
 
     /// Changes the width of the window and the control interval from the next frame on.
     pub fn set_smoothing(&mut self, smoothing: Smoothing) {
-        let interval = smoothing.interval.max(Nanos(1));
-        self.smoothing = Smoothing { interval, ..smoothing };
+        self.smoothing = smoothing;
+        self.size();
         self.place();
     }
 
@@ -255,13 +262,16 @@ impl Smooth {
         self
     }
 
-    /// Computes the depth of the credit and the maximum size of a group from the configured rate.
+    /// Computes the depth of the credit, the maximum size of a group and the control interval from the
+    /// configured rate.
     fn size(&mut self) {
         let of = |time: Nanos| self.rate.0.saturating_mul(time.0);
         let depth = i64::try_from(of(DEPTH_TIME)).unwrap_or(i64::MAX / 2);
         self.depth = depth.max(4 * i64::from(self.longest) * PARTS);
         let group = u32::try_from(of(GROUP_TIME) / PARTS.unsigned_abs()).unwrap_or(u32::MAX);
         self.group_max = if self.rate < GROUPS_FROM { 0 } else { group.min(GROUP_MAX) };
+        let frames = nanos(INTERVAL_FRAMES * REFERENCE * due(self.rate));
+        self.interval = self.smoothing.interval.max(frames);
     }
 
     /// Returns the distance from the window's centre to its ends, as a fraction of the centre.
@@ -403,7 +413,7 @@ impl Smooth {
 
     /// Adjusts the window for the intervals that ended before `now` (the slow rule).
     fn pass(&mut self, now: Nanos) {
-        let interval = self.smoothing.interval;
+        let interval = self.interval;
         let ended = now.saturating_sub(self.interval_at).0 / interval.0;
         if ended == 0 {
             return;

@@ -68,8 +68,8 @@ fn trim(batch: &mut Batch, i: usize) -> bool {
     // The IP header may end before the frame, and then not all of the payload is TCP's.
     let (field, before) = if ipv6 { (l3 + 4, l3 + 40) } else { (l3 + 2, l3) };
     let head = batch.head(i);
-    let said = u32::from(u16::from_be_bytes([head[field], head[field + 1]]));
-    if said + before as u32 != frame.len {
+    let said = usize::from(u16::from_be_bytes([head[field], head[field + 1]]));
+    if said + before != frame.len as usize {
         return false;
     }
     let edit = |bytes: &mut [u8]| {

@@ -182,7 +182,7 @@ counters! {
         tx_kicks: "notifications", "interrupts sent to the port's driver";
         vcpu_wakes: "wakes", "wake-ups of the VM's vCPU scheduler, one system call each";
         sw_csum: "frames", "checksums computed in software, because this port cannot compute them";
-        sw_tso: "frames", "large segments cut in software, because this port cannot cut them or is slow";
+        sw_tso: "frames", "large segments cut in software, as this port cannot or is slow";
         cache_hits: "frames", "frames with a decision in the exact-match cache";
         rule_lookups: "frames", "frames that went through the rules' tuple-space search";
         slow_path: "frames", "frames that took the slow path: learning or flooding";
@@ -193,9 +193,9 @@ counters! {
         police_waits: "times", "times the port's frames waited for the rate `cir` of `police`";
         police_pps_waits: "times", "times the port's frames waited for the rate `pps` of `police`";
         send_waits: "times", "times the port's frames waited for the limit `send` of its tenant";
-        receive_waits: "times", "times frames to the port waited for a limit `receive` or a ceiling";
+        receive_waits: "times", "times frames to the port waited for `receive` or a ceiling";
         tx_trimmed: "frames", "large segments to the port without their first part, as a signal";
-        tx_marked: "frames", "frames to the port marked \"congestion experienced\" because frames wait";
+        tx_marked: "frames", "frames to the port marked \"congestion experienced\" (ECN)";
         link_held: "bytes", "bytes of the port's frames that were dropped as `link-limit`";
         tx_link: "bytes", "bytes on the wire of frames delivered to a watched link";
         cycles: "cycles", "TSC cycles that the port was charged for its batches";
@@ -211,7 +211,7 @@ counters! {
         debt: "cycles", "cycles by which the port's cycle bucket is overdrawn now, or 0", gauge;
         delay: "nanoseconds", "sum of the longest possible waits of batches in the port's ring";
         delay_max: "nanoseconds", "longest wait of a batch in this or the previous second", peak;
-        queued: "frames", "frames of this port waiting in a queue or as parts of a segment now", gauge;
+        queued: "frames", "frames of this port now waiting in a queue or as parts", gauge;
         held_back: "times", "skipped polls of the port because of the port's backlog at an output";
         tx_queued: "frames", "frames waiting for this port in its queue now", gauge;
         tx_queue_p50: "nanoseconds", "median wait in this port's queue, over the last second", peak;

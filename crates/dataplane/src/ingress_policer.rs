@@ -13,9 +13,8 @@
 //! share one policer state ([`penstock_qos::policer`]), even if several workers poll the queue
 //! pairs. A port's policer state survives a new snapshot.
 //!
-//! If the operator states no depth for the port's own limit, the limit drops no frame. The policer
-//! charges each batch, and the worker does not poll the port while the policer is in debt
-//! (`worker/shaping.rs`).
+//! If the operator states no depth for the port's own limit, the policer charges each batch, and
+//! the worker does not poll the port while the policer is in debt (`worker/shaping.rs`).
 //!
 //! # Cost
 //! A port without limits costs one comparison per batch. For a batch within the limit, the policer

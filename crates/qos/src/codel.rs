@@ -22,7 +22,11 @@
 //!
 //! # Departures
 //!
-//! RFC 8289 computes 1/√n by an approximation; this code uses an integer square root.
+//! - RFC 8289 computes 1/√n by an approximation; this code uses an integer square root.
+//! - In RFC 8289, the times between signals depend only on the number of signals. A ring with 256
+//!   segments of 64 KiB makes frames wait for seconds, and the streams in it would need many
+//!   seconds to become slower. Here the times are shorter by the factor waited / (4 × target), up
+//!   to 16.
 //!
 //! # Cost
 //!
@@ -35,6 +39,11 @@ pub const TARGET: Nanos = Nanos::from_millis(5);
 /// Time of the order of the longest usual round trip (RFC 8289 §4.2).
 pub const INTERVAL: Nanos = Nanos::from_millis(100);
 
+/// Number of targets above which a wait is so long that the times between signals become shorter.
+const FAST_FROM: u64 = 4;
+/// Largest factor by which the times between signals become shorter.
+const FAST_MOST: u64 = 16;
+
 /// Target and interval of a queue. If a frame takes long, one frame must not look like a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
@@ -46,8 +55,8 @@ impl Pace {
     /// [`TARGET`] and [`INTERVAL`].
     pub const DEFAULT: Self = Self { target: TARGET, interval: INTERVAL };
 
-    /// Returns the pace of a queue whose frames take the time `frame` each: a target of at least one
-    /// and a half frames, and an interval of at least eight frames.
+    /// Returns the pace of a queue whose frames take the time `frame` each: a target of at least
+    /// one and a half frames, and an interval of at least eight frames.
     #[must_use]
     pub fn of(frame: Nanos) -> Self {
         let times = |n: u64| Nanos(frame.0.saturating_mul(n));
@@ -88,6 +97,9 @@ impl Codel {
             return false;
         }
         let until = *self.above_until.get_or_insert(now + interval);
+        // The more a wait is above the target, the shorter are the times between signals.
+        let over = (waited.0 / pace.target.0.max(1) / FAST_FROM).clamp(1, FAST_MOST);
+        let interval = Nanos(interval.0 / over);
         if self.signalling {
             if now < self.next {
                 return false;
@@ -147,6 +159,14 @@ mod tests {
             assert_eq!(run(&mut codel, start, start + 98, 50, true), []);
             assert_eq!(run(&mut codel, start + 98, start + 99, 1, true), []);
         }
+    }
+
+    #[test]
+    fn a_very_long_wait_signals_more_often() {
+        let signals = |wait| run(&mut Codel::new(), 0, 1_000, wait, true).len();
+        let (short, long, longest) = (signals(19), signals(200), signals(5_000));
+        assert_eq!(short, signals(6));
+        assert!(long > 2 * short && longest > long, "{short}, {long}, {longest}");
     }
 
     #[test]

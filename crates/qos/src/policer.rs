@@ -34,15 +34,16 @@
 //!
 //! # Frames that wait
 //!
-//! A limit for which the operator states no depth ([`Spec::waiting`]) drops no frame. Every frame
-//! that the switch takes passes and is charged, so the bucket may go into debt. The switch takes no
-//! more frames from the port until the debt is paid ([`Policer::wait`]), so the frames wait in the
-//! sender's own ring. With a limit that delays frames, a stream of large segments gets its rate
-//! without a loss. In any time t, a limit that delays frames passes at most one batch more than the
-//! rate yields in t and [`WAIT_DEPTH`] together. A batch has about as many frames as the rate
-//! yields in [`BATCH_TIME`] ([`Policer::batch`]), but at least one. The sizes of earlier frames
-//! predict the sizes of a batch's frames, so a batch may be longer than its prediction when a
-//! sender begins to send longer frames.
+//! A limit for which the operator states no depth ([`Spec::waiting`]) marks every frame that the
+//! switch takes green and charges it, so the bucket may go into debt. The switch takes no more
+//! frames from the port until the debt is paid ([`Policer::wait`]), so the frames wait in the
+//! sender's own ring. With a limit that delays frames, a stream of large segments gets its rate. At
+//! a rate below [`CUT_BELOW`], the switch cuts large segments first. In any time t, a limit that
+//! delays frames passes at most one batch more than the rate yields in t and [`WAIT_DEPTH`]
+//! together. A batch has about as many frames as the rate yields in [`BATCH_TIME`]
+//! ([`Policer::batch`]), but at least one. The sizes of earlier frames predict the sizes of a
+//! batch's frames, so a batch may be longer than its prediction when a sender begins to send longer
+//! frames.
 //!
 //! # What is counted
 //!

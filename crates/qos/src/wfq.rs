@@ -229,8 +229,8 @@ impl<T: Copy + Default> Wfq<T> {
         true
     }
 
-    /// Returns the time that a frame of `bytes` bytes takes at the ceiling of a queue. Returns `None`
-    /// if the queue has no ceiling.
+    /// Returns the time that a frame of `bytes` bytes takes at the ceiling of a queue. Returns
+    /// `None` if the queue has no ceiling.
     #[must_use]
     pub fn ceiling_time(&self, queue: usize, bytes: u32) -> Option<Nanos> {
         let ceiling = self.lanes.get(queue)?.ceiling?;

@@ -78,8 +78,8 @@ impl Line {
         }
     }
 
-    /// Whether the line has room for the parts of a batch of large segments. A fair-share queue must
-    /// not drop a part, because its senders' frames wait in their rings.
+    /// Whether the line has room for the parts of a batch of large segments. A fair-share queue
+    /// must not drop a part, because its senders' frames wait in their rings.
     pub(super) fn has_room_for_parts(&self) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) => true,
@@ -251,8 +251,8 @@ pub(super) struct Fair {
     generation: u32,
 }
 
-/// Room in frames from which a fair-share queue lets segments be cut: more than the worker cuts in a
-/// turn.
+/// Room in frames from which a fair-share queue lets segments be cut: more than the worker cuts in
+/// a turn.
 const PARTS_ROOM: u32 = 512;
 
 /// Number of bytes that a queue accepts above its byte limit, so that a whole batch fits. A queue

@@ -17,9 +17,9 @@
 //! guest without TSO would have sent, so the later stages treat each part like such a frame. The
 //! cutter thus holds at most one batch of a port, and the guest's other frames wait in its rings.
 //!
-//! The cutter cuts only a segment whose metadata agrees with its headers, and whose headers fit into
-//! the private head of a frame. Other frames pass as they are, and classification drops the invalid
-//! ones with their reason.
+//! The cutter cuts only a segment whose metadata agrees with its headers, and whose headers fit
+//! into the private head of a frame. Other frames pass as they are, and classification drops the
+//! invalid ones with their reason.
 //!
 //! # Cost
 //!
@@ -73,8 +73,8 @@ impl Cutter {
         self.from
     }
 
-    /// Takes all frames of `batch`, which arrived in the ring of queue pair `from` at time `arrived`.
-    /// The cutter must be empty. The frames of `batch` must not need the guest's memory.
+    /// Takes all frames of `batch`, which arrived in the ring of queue pair `from` at time
+    /// `arrived`. The cutter must be empty. The frames of `batch` must not need the guest's memory.
     pub fn take(
         &mut self,
         batch: &mut Box<Batch>,

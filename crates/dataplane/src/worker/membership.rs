@@ -14,8 +14,8 @@ use crate::tsc::CycleCounter;
 use crate::unit::QUEUES_MAX;
 use crate::unit::Unit;
 
-/// Maximum number of batches that a port sends at once from its cutter when a queue pair leaves. The
-/// cutter holds at most two large segments, which are this many frames at an MSS of 128 bytes.
+/// Maximum number of batches that a port sends at once from its cutter when a queue pair leaves.
+/// The cutter holds at most two large segments, which are this many frames at an MSS of 128 bytes.
 const HELD_BATCHES: usize = 1_024;
 
 /// A queue pair that the control plane moves to a worker.
@@ -133,8 +133,8 @@ impl<C: CycleCounter> Worker<C> {
         Some(pair)
     }
 
-    /// Sends all frames that the port's cutter holds, without a pause between them, so that no later
-    /// frame of a queue pair that moves to another worker overtakes them.
+    /// Sends all frames that the port's cutter holds, without a pause between them, so that no
+    /// later frame of a queue pair that moves to another worker overtakes them.
     fn send_held(&mut self, unit: Unit) {
         for _ in 0..HELD_BATCHES {
             if !self.input.holds(unit.port) {

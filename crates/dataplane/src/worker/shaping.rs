@@ -62,6 +62,9 @@ use crate::unit::{QUEUES_MAX, Unit};
 /// longer than 1 us.
 pub(super) const SOON: Nanos = Nanos(1_000);
 
+/// Number of frames from which the mean size of a ring's frames is computed.
+const RECENT_FRAMES: u32 = 64;
+
 #[derive(Debug)]
 struct Shaping {
     terms: ShapeTerms,
@@ -148,8 +151,8 @@ struct Gate {
 #[derive(Debug, Default)]
 struct Early {
     codel: [Codel; QUEUES_MAX],
-    /// For each queue pair, the sum of the sizes of the frames of the last batch from its ring, and
-    /// their number.
+    /// For each queue pair, the sum of the sizes of the last frames from its ring, and their
+    /// number. A single short frame must not make the ring look short.
     recent: [(Size, u32); QUEUES_MAX],
     /// The limit for which the port waited before the present batch.
     held: Option<Holder>,
@@ -295,9 +298,13 @@ impl Gates {
         let Some(early) = &mut gate.early else { return };
         let mut sum = Size::default();
         (0..batch.len()).for_each(|i| sum += on_wire(batch, i));
-        if let Some(recent) = early.recent.get_mut(unit.queue.index()) {
-            *recent = (sum, u32::try_from(batch.len()).unwrap_or(0));
+        let Some((sizes, frames)) = early.recent.get_mut(unit.queue.index()) else { return };
+        if *frames >= RECENT_FRAMES {
+            // The older half of the frames counts half.
+            (sizes.bytes, sizes.frames, *frames) = (sizes.bytes / 2, sizes.frames / 2, *frames / 2);
         }
+        *sizes += sum;
+        *frames += u32::try_from(batch.len()).unwrap_or(0);
     }
 
     /// Notes whether a limit makes the port wait after its last batch.

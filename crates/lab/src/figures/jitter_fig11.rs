@@ -186,14 +186,19 @@ fn picture(record: &Record) -> Picture {
     let names = ["4 M", "8 M", "16 M", "32 M", "200 M", "2 G"];
     let axis = || Axis::named("limit, bit/s", names);
     let series = |name: &str| record.series(name).map(points).into_iter().flatten();
-    let rate = Panel::new("(a) rate", axis(), Axis::linear("% of the limit").to(110.0))
-        .bars("TCP", series("tcp"))
-        .bars("UDP", series("udp"))
-        .published("the limit", 100.0);
-    let error = Panel::new("(b) largest deviation", axis(), Axis::linear("%").to(1.2))
-        .bars("TCP", series("tcp error"))
-        .bars("UDP", series("udp error"))
-        .published("highest that holds", 1.0);
+    let mut rate = Panel::new("(a) rate", axis(), Axis::linear("% of the limit").to(110.0));
+    let mut error = Panel::new("(b) largest deviation", axis(), Axis::linear("%").to(1.2));
+    for (guest, of) in [("", ""), ("default_guest ", ", default guest")] {
+        for (name, proto) in [("TCP", "tcp"), ("UDP", "udp")] {
+            let (mean, worst) = (format!("{guest}{proto}"), format!("{guest}{proto} error"));
+            if record.series(&mean).is_some() {
+                rate = rate.bars(format!("{name}{of}"), series(&mean));
+                error = error.bars(format!("{name}{of}"), series(&worst));
+            }
+        }
+    }
+    let rate = rate.published("the limit", 100.0);
+    let error = error.published("highest that holds", 1.0);
     Picture::new("VM jitter, Fig. 11: the mean rate under smoothing").panel(rate).panel(error)
 }
 

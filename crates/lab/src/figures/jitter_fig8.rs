@@ -71,9 +71,12 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 fn picture(record: &Record) -> Picture {
     let panel = |title: &str, what: &str, y: &str| {
         let mut panel = Panel::new(title, Axis::linear("time, s"), Axis::linear(y));
-        for kind in Kind::BOTH {
-            if let Some(series) = record.series(&format!("{} {what}", kind.name())) {
-                panel = panel.series(kind.name(), series);
+        for (guest, of) in [("", ""), ("default_guest ", ", default guest")] {
+            for kind in Kind::BOTH {
+                let name = format!("{guest}{} {what}", kind.name());
+                if let Some(series) = record.series(&name) {
+                    panel = panel.series(format!("{}{of}", kind.name()), series);
+                }
             }
         }
         panel

@@ -130,9 +130,12 @@ fn picture(record: &Record) -> Picture {
     }
     let mut panel =
         Panel::new("(c) distribution", Axis::linear("waiting, ms"), Axis::linear("%").to(100.0));
-    for kind in Kind::BOTH {
-        if let Some(series) = record.series(&format!("{} distribution", kind.name())) {
-            panel = panel.series(kind.name(), series);
+    for (guest, of) in [("", ""), ("default_guest ", ", default guest")] {
+        for kind in Kind::BOTH {
+            let name = format!("{guest}{} distribution", kind.name());
+            if let Some(series) = record.series(&name) {
+                panel = panel.series(format!("{}{of}", kind.name()), series);
+            }
         }
     }
     picture.panel(panel)

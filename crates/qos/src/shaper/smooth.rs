@@ -130,8 +130,8 @@ impl Default for Smoothing {
     }
 }
 
-/// Number of frames of 1,500 bytes that a control interval has at least. With fewer frames, the mean
-/// rate of an interval says little.
+/// Number of frames of 1,500 bytes that a control interval has at least. With fewer frames, the
+/// mean rate of an interval says little.
 const INTERVAL_FRAMES: f64 = 8.0;
 const REFERENCE: f64 = 1_500.0;
 /// Maximum distance of the window's ends from its centre, as a fraction of the centre.
@@ -262,8 +262,8 @@ impl Smooth {
         self
     }
 
-    /// Computes the depth of the credit, the maximum size of a group and the control interval from the
-    /// configured rate.
+    /// Computes the depth of the credit, the maximum size of a group and the control interval from
+    /// the configured rate.
     fn size(&mut self) {
         let of = |time: Nanos| self.rate.0.saturating_mul(time.0);
         let depth = i64::try_from(of(DEPTH_TIME)).unwrap_or(i64::MAX / 2);

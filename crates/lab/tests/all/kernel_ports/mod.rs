@@ -217,6 +217,23 @@ fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
     host.shutdown().unwrap();
 }
 
+/// Runs streams until one gets at least `enough` Mbit/s, at most five. On a busy machine, a stream may
+/// get less than its limit because the programs get no processor time. A limit that costs TCP its
+/// rate costs it in each run. Returns the highest rate in Mbit/s, and checks that no stream exceeds
+/// `most`.
+fn best_stream(lab: &Lab, enough: u64, most: u64) -> u64 {
+    let mut best = 0;
+    for _ in 0..5 {
+        let rate = stream(lab);
+        assert!(rate <= most, "{rate} Mbit/s in the bytes of TCP alone");
+        best = best.max(rate);
+        if best >= enough {
+            break;
+        }
+    }
+    best
+}
+
 /// Returns the rate of one TCP stream from namespace a to namespace b over four seconds, in Mbit/s.
 fn stream(lab: &Lab) -> u64 {
     let mut told = String::new();
@@ -258,16 +275,15 @@ fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
         assert_eq!(report.warnings, Vec::<String>::new());
     };
     set("a", &[("ingress_policy", "bps"), ("police", "{ cir = \"200M\" }")]);
-    let policed = stream(&lab);
+    let policed = best_stream(&lab, 150, 204);
     let waits = counter(&host, "a", "police_waits");
     assert!(waits > 0, "the stream was never held: {policed} Mbit/s");
     assert_eq!(counter(&host, "a", "police_red"), 0);
     set("a", &[("ingress_policy", ""), ("police", "")]);
     set("b", &[("receive", "{ rate = \"200M\" }")]);
-    let received = stream(&lab);
+    let received = best_stream(&lab, 150, 204);
     assert!(counter(&host, "a", "rx_tso") > 0);
-    assert!(policed <= 204, "police: {policed} Mbit/s in the bytes of TCP alone");
-    assert!(policed >= 150 && received >= 100, "police {policed}, receive {received} Mbit/s");
+    assert!(policed >= 150 && received >= 150, "police {policed}, receive {received} Mbit/s");
     host.shutdown().unwrap();
 }
 

@@ -426,8 +426,8 @@ fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
             assert_eq!(ce, now.marked, "in step {step}");
             bench.queue.sent(memory);
         }
-        // 500 ms: none in the first 100 ms, then 50, 35, 29 ... ms apart, because a wait of 40 ms is
-        // eight times the target.
+        // 500 ms: none in the first 100 ms, then 50, 35, 29 ... ms apart, because a wait of 40 ms
+        // is eight times the target.
         let signals = 8..=24;
         assert!(late == 0, "{late}");
         if ecn == 0 {

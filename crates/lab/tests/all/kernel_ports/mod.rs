@@ -217,10 +217,10 @@ fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
     host.shutdown().unwrap();
 }
 
-/// Runs streams until one gets at least `enough` Mbit/s, at most five. On a busy machine, a stream may
-/// get less than its limit because the programs get no processor time. A limit that costs TCP its
-/// rate costs it in each run. Returns the highest rate in Mbit/s, and checks that no stream exceeds
-/// `most`.
+/// Runs streams until one gets at least `enough` Mbit/s, at most five. On a busy machine, a stream
+/// may get less than its limit because the programs get no processor time. A limit that costs TCP
+/// its rate costs it in each run. Returns the highest rate in Mbit/s, and checks that no stream
+/// exceeds `most`.
 fn best_stream(lab: &Lab, enough: u64, most: u64) -> u64 {
     let mut best = 0;
     for _ in 0..5 {

@@ -133,6 +133,14 @@ fn shaped(rate: u64) -> impl Fn(&mut PortPolicy) {
     move |policy| policy.shape = Some(ShapeTerms { rate: BitsPerSecond(rate), kind })
 }
 
+/// Gives a port a limit of `cir` bits per second for which its frames wait.
+fn policed(cir: u64) -> impl FnOnce(&mut PortPolicy) {
+    let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs: 10_000, ebs: 0 };
+    let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
+    let limits = IngressPolicer { own: vec![policer], links: Vec::new() };
+    move |policy| policy.ingress_policer = Some(Arc::new(limits))
+}
+
 /// Checks that the frames are the parts of one stream in order, without gaps, and ready to be sent.
 /// Returns the number of payload bytes.
 fn payload_in_order(frames: &[(u64, MemoryFrame)]) -> usize {
@@ -201,13 +209,7 @@ fn all_queue_pairs_of_a_port_share_one_shaper() {
 #[test]
 fn a_slow_limit_cuts_and_a_fast_one_does_not() {
     for (cir, cuts) in [(10_000_000, true), (1_000_000_000, false)] {
-        let limit = Limit::SingleRate { cir: BitsPerSecond(cir), cbs: 10_000, ebs: 0 };
-        let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
-        let mut bed = Bed::new(1, |policy| {
-            let own = vec![Arc::clone(&policer)];
-            let limits = IngressPolicer { own, links: Vec::new() };
-            policy.ingress_policer = Some(Arc::new(limits));
-        });
+        let mut bed = Bed::new(1, policed(cir));
         let (mut sent, mut most, mut bytes) = (0, 0, 0);
         for _ in 0..1_000 {
             while bed.senders[0].unsent() < 4 {
@@ -329,12 +331,7 @@ fn what_a_port_held_is_counted_as_lost_when_it_leaves() {
 /// Runs a port with a limit of 200 Mbit/s for a second, with `waiting` segments of 58 kB in its
 /// ring at all times. Returns the port's counters and the received frames.
 fn behind_a_limit(waiting: usize, ecn: u8) -> (PortReading, Vec<(u64, MemoryFrame)>) {
-    let limit = Limit::SingleRate { cir: BitsPerSecond(200_000_000), cbs: 10_000, ebs: 0 };
-    let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
-    let mut bed = Bed::new(1, |policy| {
-        let limits = IngressPolicer { own: vec![policer], links: Vec::new() };
-        policy.ingress_policer = Some(Arc::new(limits));
-    });
+    let mut bed = Bed::new(1, policed(200_000_000));
     let mut got = Vec::new();
     for _ in 0..1_000 {
         while bed.senders[0].unsent() < waiting {
@@ -368,12 +365,7 @@ fn a_long_ring_behind_a_limit_signals_early_and_loses_one_packet_at_a_time() {
 #[test]
 fn single_packets_of_tcp_are_dropped_as_signals_and_others_wait_without_a_loss() {
     for (proto, drops) in [(6, 5..60), (17, 0..1)] {
-        let limit = Limit::SingleRate { cir: BitsPerSecond(10_000_000), cbs: 10_000, ebs: 0 };
-        let policer = Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()));
-        let mut bed = Bed::new(1, |policy| {
-            let limits = IngressPolicer { own: vec![policer], links: Vec::new() };
-            policy.ingress_policer = Some(Arc::new(limits));
-        });
+        let mut bed = Bed::new(1, policed(10_000_000));
         let mut packet = segment(0, MSS, false).bytes;
         packet[23] = proto;
         for _ in 0..1_000 {

@@ -340,10 +340,12 @@ fn what_is_rewritten_after_it_was_read_changes_nothing() {
 
 #[test]
 fn a_split_ring_rewritten_while_it_is_read_hurts_nobody() {
+    let _race = crate::common::one_race();
     race(false, 0x2545_f491_4f6c_dd1d);
 }
 
 #[test]
 fn a_packed_ring_rewritten_while_it_is_read_hurts_nobody() {
+    let _race = crate::common::one_race();
     race(true, 0x9e37_79b9_7f4a_7c15);
 }

@@ -384,6 +384,7 @@ impl Drop for Stop<'_> {
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test is limited in time")]
 fn a_thread_that_rewrites_the_ring_while_it_is_read_harms_only_its_own_ring() {
+    let _race = crate::common::one_race();
     for in_order in [false, true] {
         let mut guest = Guest::new();
         guest.size = 64;

@@ -98,11 +98,9 @@ pub struct Terms {
 
 impl Terms {
     fn time_for(&self, size: Size) -> Nanos {
-        let bytes = u64::from(size.bytes) + u64::from(size.frames) * u64::from(self.per_frame);
-        let time = |units: u64, rate: u64| units.saturating_mul(1_000_000_000) / rate.max(1);
-        let bits = self.bytes.map_or(0, |(rate, _)| time(bytes * 8, rate.0));
-        let frames = self.frames.map_or(0, |(rate, _)| time(size.frames.into(), rate.0));
-        Nanos(bits.max(frames))
+        let bits = self.bytes.map(|(rate, _)| size.time_at(rate, self.per_frame));
+        let frames = self.frames.map(|(rate, _)| size.time_at_packets(rate));
+        bits.max(frames).unwrap_or_default()
     }
 }
 

@@ -150,6 +150,19 @@ pub struct Size {
     pub frames: u32,
 }
 
+impl Size {
+    /// Returns the time that the frames take at `rate`, with `per_frame` more bytes for each frame.
+    pub(crate) fn time_at(self, rate: BitsPerSecond, per_frame: u8) -> Nanos {
+        let bytes = u64::from(self.bytes) + u64::from(self.frames) * u64::from(per_frame);
+        Nanos((bytes * 8).saturating_mul(1_000_000_000) / rate.0.max(1))
+    }
+
+    /// Returns the time that the frames take at `rate` frames per second.
+    pub(crate) fn time_at_packets(self, rate: PacketsPerSecond) -> Nanos {
+        Nanos(u64::from(self.frames) * 1_000_000_000 / rate.0.max(1))
+    }
+}
+
 impl core::ops::AddAssign for Size {
     fn add_assign(&mut self, other: Self) {
         self.bytes = self.bytes.saturating_add(other.bytes);
@@ -407,14 +420,12 @@ impl Policer {
     /// Returns the time in which the limit's rate passes frames of the size `size`.
     #[must_use]
     pub fn time_for(&self, size: Size) -> Nanos {
-        let bytes = u64::from(size.bytes) + u64::from(size.frames) * u64::from(self.spec.per_frame);
-        let (units, rate) = match self.spec.limit {
+        match self.spec.limit {
             Limit::SingleRate { cir: rate, .. } | Limit::TwoRate { pir: rate, .. } => {
-                (bytes * 8, rate.0)
+                size.time_at(rate, self.spec.per_frame)
             }
-            Limit::Packets { rate, .. } => (size.frames.into(), rate.0),
-        };
-        Nanos(units.saturating_mul(1_000_000_000) / rate.max(1))
+            Limit::Packets { rate, .. } => size.time_at_packets(rate),
+        }
     }
 
     /// Returns the limit that the policer enforces.

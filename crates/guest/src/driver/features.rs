@@ -47,6 +47,15 @@ impl Features {
     /// The device uses buffers in the order in which they were made available.
     pub const IN_ORDER: Self = Self(1 << 35);
 
+    /// The driver accepts UDP/IPv4 segments larger than the MTU.
+    pub const GUEST_USO4: Self = Self(1 << 54);
+    /// The driver accepts UDP/IPv6 segments larger than the MTU.
+    pub const GUEST_USO6: Self = Self(1 << 55);
+    /// The device accepts UDP segments larger than the MTU.
+    pub const HOST_USO: Self = Self(1 << 56);
+
+    /// Offloads of UDP segmentation in both directions (virtio 1.3).
+    pub const USO: Self = Self(Self::GUEST_USO4.0 | Self::GUEST_USO6.0 | Self::HOST_USO.0);
     /// Offloads of checksums and of TCP segmentation in both directions.
     pub const OFFLOADS: Self = Self(
         Self::CSUM.0
@@ -107,6 +116,9 @@ const NAMES: &[(Features, &str)] = &[
     (Features::VERSION_1, "version_1"),
     (Features::RING_PACKED, "ring_packed"),
     (Features::IN_ORDER, "in_order"),
+    (Features::GUEST_USO4, "guest_uso4"),
+    (Features::GUEST_USO6, "guest_uso6"),
+    (Features::HOST_USO, "host_uso"),
 ];
 
 impl BitOr for Features {

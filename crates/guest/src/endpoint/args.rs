@@ -12,6 +12,7 @@ use crate::keys::{KeyError, Keys};
 pub struct EndpointArgs {
     /// Add a NIC: `socket=PATH[,netns=NAME][,mode=client|server][,mac=MAC][,ip=ADDR/LEN]`
     /// `[,mtu=1500][,offloads=off][,queues=1][,if=eth0][,ring=256][,mrg=off][,packed=on]`
+    /// `[,delay-us=0]`
     #[arg(long = "nic", required = true)]
     pub nics: Vec<NicSpec>,
     /// Create missing namespaces, and remove them at the end
@@ -57,6 +58,18 @@ impl FromStr for OnOff {
     }
 }
 
+/// A delay in microseconds, of at most a second.
+struct Delay(u32);
+
+impl FromStr for Delay {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let us = text.parse().ok().filter(|us| *us <= 1_000_000);
+        us.map(Self).ok_or("write the microseconds that a received frame waits, 0 to 1000000")
+    }
+}
+
 /// A validated interface address with its prefix length.
 struct Prefix(String);
 
@@ -91,6 +104,7 @@ impl FromStr for NicSpec {
             ring_size: keys.optional("ring")?.unwrap_or(256),
             mergeable: keys.optional::<OnOff>("mrg")?.is_none_or(|s| s.0),
             packed: keys.optional::<OnOff>("packed")?.is_some_and(|s| s.0),
+            delay_us: keys.optional::<Delay>("delay-us")?.map_or(0, |delay| delay.0),
         };
         keys.finish()?;
         Ok(nic)
@@ -105,11 +119,12 @@ mod tests {
     fn a_whole_nic_is_read_and_errors_name_the_key() {
         let nic: NicSpec =
             "netns=red1,socket=/p/vm1.sock,mode=server,mac=52:54:00:00:00:01,ip=10.0.0.1/24,\
-             mtu=9000,offloads=off,queues=2,packed=on"
+             mtu=9000,offloads=off,queues=2,packed=on,delay-us=2500"
                 .parse()
                 .unwrap();
         assert_eq!((nic.name().as_str(), nic.mtu, nic.offloads), ("red1/eth0", 9000, false));
         assert_eq!((nic.mode, nic.queues, nic.mergeable), (SocketMode::Server, 2, true));
+        assert_eq!(nic.delay_us, 2_500);
         assert!(nic.packed && !"socket=/a".parse::<NicSpec>().unwrap().packed);
         let error = |text: &str| text.parse::<NicSpec>().unwrap_err().to_string();
         assert_eq!(error("netns=a"), "`netns=a`: socket is missing");
@@ -118,5 +133,6 @@ mod tests {
                 .ends_with("write an address with its prefix length, such as 10.0.0.1/24")
         );
         assert!(error("socket=/a,offloads=maybe").ends_with("write `on` or `off`"));
+        assert!(error("socket=/a,delay-us=1000001").ends_with("0 to 1000000"));
     }
 }

@@ -27,12 +27,25 @@ pub struct NicReport {
     pub rx_bytes: u64,
     /// Number of frames from the switch to the namespace that still need segmentation (TSO).
     pub rx_tso_frames: u64,
-    /// Number of frames that the TAP did not accept.
+    /// Number of frames that the TAP did not accept, or for which the NIC's delay had no room.
     pub rx_refused: u64,
     /// Number of received frames with invalid ring entries.
     pub rx_bad: u64,
     /// Names of the features that the NIC and the switch negotiated.
     pub features: String,
+}
+
+impl NicReport {
+    /// Counts a frame of `len` bytes that the TAP accepted (`written`) or refused.
+    pub(crate) fn count_written(&mut self, written: bool, len: usize, tso: bool) {
+        if !written {
+            self.rx_refused += 1;
+            return;
+        }
+        self.rx_frames += 1;
+        self.rx_bytes += len as u64;
+        self.rx_tso_frames += u64::from(tso);
+    }
 }
 
 /// Counters of all NICs at one moment.

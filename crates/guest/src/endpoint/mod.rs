@@ -29,6 +29,7 @@
 
 mod args;
 mod counters;
+mod delay;
 mod netns;
 mod nic;
 mod run;

@@ -1,6 +1,6 @@
 //! Implements a NIC, which connects the queues of a TAP to the queue pairs of a virtio-net device.
 
-use std::io::{self, IoSlice};
+use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use nix::errno::Errno;
 use nix::sys::uio::writev;
 
 use super::counters::NicReport;
+use super::delay::DelayLine;
 use super::spec::NicSpec;
 use super::{netns, tap};
 use crate::driver::{
@@ -36,6 +37,8 @@ pub(crate) struct Nic {
     /// Whether each TAP queue may have a frame to read, in the order of the queues. An epoll event
     /// sets the flag of a queue, and EAGAIN clears the flag.
     pub readable: Vec<bool>,
+    /// For each queue, the frames from the switch that wait for the NIC's delay.
+    lines: Vec<DelayLine>,
     pub attached: bool,
     ever_attached: bool,
     back_off: Duration,
@@ -52,13 +55,17 @@ impl Nic {
         let taps = tap::open(place, &spec.interface, spec.queues)
             .with_context(|| format!("nic {name}: opening the TAP"))?;
         netns::configure(spec).with_context(|| format!("nic {name}"))?;
-        let device = VirtioNet::prepare(config(spec)).with_context(|| format!("nic {name}"))?;
+        let uso = taps.iter().all(tap::knows_uso);
+        let device =
+            VirtioNet::prepare(config(spec, uso)).with_context(|| format!("nic {name}"))?;
         let readable = vec![true; taps.len()];
+        let lines = taps.iter().map(|_| DelayLine::new(spec.delay_us)).collect();
         Ok(Self {
             spec: spec.clone(),
             device,
             taps,
             readable,
+            lines,
             attached: false,
             ever_attached: false,
             back_off: FIRST_BACK_OFF,
@@ -88,7 +95,7 @@ impl Nic {
             return false;
         }
         // The namespace still receives frames that the old switch had delivered.
-        while self.ring_to_tap() > 0 {}
+        while self.ring_to_tap(now_ns) > 0 {}
         self.attached = false;
         self.back_off = FIRST_BACK_OFF;
         self.next_try_ns = now_ns;
@@ -130,11 +137,31 @@ impl Nic {
 
     /// Moves one burst of frames in each direction on every queue. Returns the number of moved
     /// frames.
-    pub fn turn(&mut self) -> usize {
+    pub fn turn(&mut self, now_ns: u64) -> usize {
+        let late = self.lines_to_tap(now_ns);
         if !self.attached {
-            return 0;
+            return late;
         }
-        self.ring_to_tap() + self.tap_to_ring()
+        late + self.ring_to_tap(now_ns) + self.tap_to_ring()
+    }
+
+    /// Time at which the next delayed frame leaves, in nanoseconds since the start; `None` if no
+    /// frame is delayed.
+    pub fn next_frame_ns(&self) -> Option<u64> {
+        self.lines.iter().filter_map(DelayLine::next_ns).min()
+    }
+
+    fn lines_to_tap(&mut self, now_ns: u64) -> usize {
+        let mut moved = 0;
+        for (line, tap) in self.lines.iter_mut().zip(&self.taps) {
+            while let Some(held) = line.pop(now_ns) {
+                let written = nix::unistd::write(tap, &held.bytes);
+                let len = held.bytes.len() - VNET_HDR_LEN;
+                self.counters.count_written(written.is_ok(), len, held.gso);
+                moved += 1;
+            }
+        }
+        moved
     }
 
     fn tap_to_ring(&mut self) -> usize {
@@ -148,11 +175,18 @@ impl Nic {
         moved
     }
 
-    fn ring_to_tap(&mut self) -> usize {
+    fn ring_to_tap(&mut self, now_ns: u64) -> usize {
         let mut moved = 0;
         let counters = &mut self.counters;
-        for (pair, tap) in self.device.pairs_mut().iter_mut().zip(&self.taps) {
-            moved += pair.rx.recv(BURST, |frame| write_frame(frame, tap, counters));
+        let queues = self.device.pairs_mut().iter_mut().zip(&self.taps);
+        for ((pair, tap), line) in queues.zip(&mut self.lines) {
+            moved += pair.rx.recv(BURST, |frame| {
+                if !line.delays() {
+                    write_frame(frame, tap, counters);
+                } else if !line.push(frame, now_ns) {
+                    counters.rx_refused += 1;
+                }
+            });
         }
         moved
     }
@@ -193,7 +227,8 @@ impl Nic {
     }
 }
 
-fn config(spec: &NicSpec) -> DriverConfig {
+/// Returns the driver's configuration. `uso` tells whether the TAP knows large segments of UDP.
+fn config(spec: &NicSpec, uso: bool) -> DriverConfig {
     let mut config = DriverConfig::new(&spec.socket);
     config.mode = spec.mode;
     config.wanted = Features::BASIC | Features::EVENT_IDX;
@@ -202,6 +237,9 @@ fn config(spec: &NicSpec) -> DriverConfig {
     let mtu_slot = (VNET_HDR_LEN + 18 + usize::from(spec.mtu)).next_multiple_of(64);
     if spec.offloads {
         config.wanted = config.wanted | Features::OFFLOADS;
+        if uso {
+            config.wanted = config.wanted | Features::USO;
+        }
         config.tx_slot_bytes = BIG_SLOT;
         config.rx_buffer_bytes = if spec.mergeable { MERGED_BUFFER } else { BIG_SLOT };
     } else {
@@ -277,12 +315,6 @@ fn write_frame(frame: &RxFrame<'_>, tap: &OwnedFd, counters: &mut NicReport) {
     for (part, buffer) in parts.iter_mut().zip(frame.buffers()) {
         *part = IoSlice::new(buffer);
     }
-    match writev(tap, &parts[..frame.buffers().len()]).map_err(io::Error::from) {
-        Ok(_) => {
-            counters.rx_frames += 1;
-            counters.rx_bytes += frame.len() as u64;
-            counters.rx_tso_frames += u64::from(frame.hdr.is_gso());
-        }
-        Err(_) => counters.rx_refused += 1,
-    }
+    let written = writev(tap, &parts[..frame.buffers().len()]).is_ok();
+    counters.count_written(written, frame.len(), frame.hdr.is_gso());
 }

@@ -141,7 +141,7 @@ impl<'a> Server<'a> {
                 next_report = Some(at + step);
                 each(&self.report());
             }
-            if self.nics.iter_mut().map(Nic::turn).sum::<usize>() > 0 {
+            if self.nics.iter_mut().map(|nic| nic.turn(now)).sum::<usize>() > 0 {
                 last_moved = now;
                 self.look(0)?;
             } else if now - last_moved < self.spec.spin_us * 1000 {
@@ -188,8 +188,11 @@ impl<'a> Server<'a> {
             let tries = self.nics.iter().filter_map(Nic::next_try_ns);
             let due = tries.chain(next_report).min().unwrap_or(u64::MAX);
             let left = due.saturating_sub(now).min(LONGEST_SLEEP_NS);
+            // A sleep has whole milliseconds, and a delayed frame must not leave late.
+            let frame = self.nics.iter().filter_map(Nic::next_frame_ns).min();
+            let frame = frame.map_or(u64::MAX, |at| at.saturating_sub(now) / 1_000_000);
             self.sleeps += 1;
-            self.look(left.div_ceil(1_000_000))?;
+            self.look(left.div_ceil(1_000_000).min(frame))?;
         }
         self.nics.iter_mut().for_each(Nic::disarm);
         Ok(())

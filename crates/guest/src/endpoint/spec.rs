@@ -33,6 +33,9 @@ pub struct NicSpec {
     pub mergeable: bool,
     /// Whether the rings are packed. If `packed` is true, the switch must support packed rings.
     pub packed: bool,
+    /// Time for which each frame from the switch waits before the namespace gets the frame, in
+    /// microseconds.
+    pub delay_us: u32,
 }
 
 impl NicSpec {

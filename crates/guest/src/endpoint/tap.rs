@@ -25,6 +25,8 @@ const IFF_VNET_HDR: u16 = 0x4000;
 const TUN_F_CSUM: libc::c_ulong = 1;
 const TUN_F_TSO4: libc::c_ulong = 2;
 const TUN_F_TSO6: libc::c_ulong = 4;
+/// `TUN_F_USO4` and `TUN_F_USO6`, which Linux 6.2 and later know.
+const TUN_F_USO: libc::c_ulong = 0x60;
 
 /// The part of `struct ifreq` that TUNSETIFF reads.
 #[repr(C)]
@@ -92,7 +94,21 @@ pub(crate) fn set_offloads(tap: &OwnedFd, features: Features) -> io::Result<()> 
         if features.contains(Features::HOST_TSO6) {
             flags |= TUN_F_TSO6;
         }
+        if features.contains(Features::HOST_USO) {
+            flags |= TUN_F_USO;
+        }
     }
+    set_flags(tap, flags)
+}
+
+/// Whether the kernel knows large segments of UDP at a TAP that was just opened.
+pub(crate) fn knows_uso(tap: &OwnedFd) -> bool {
+    let known = set_flags(tap, TUN_F_CSUM | TUN_F_USO).is_ok();
+    // The attachment sets the offloads again.
+    known && set_flags(tap, 0).is_ok()
+}
+
+fn set_flags(tap: &OwnedFd, flags: libc::c_ulong) -> io::Result<()> {
     // SAFETY: TUNSETOFFLOAD takes its argument by value.
     // WHY: no safe interface to this setting exists.
     check(unsafe { libc::ioctl(tap.as_raw_fd(), TUNSETOFFLOAD, flags) })

@@ -3,7 +3,8 @@
 //! # Problem
 //!
 //! A queue that is too long must make TCP slow down. If the switch drops a large segment (TSO) for
-//! this purpose, TCP loses up to 46 packets at once. TCP then sends all of them again, and waits
+//! this purpose, TCP loses up to 46 packets at once. The same is true of protocols such as QUIC,
+//! whose guests send large UDP segments. TCP then sends all of them again, and waits
 //! for its retransmission timeout if no later packet arrives.
 //!
 //! # Source
@@ -21,7 +22,7 @@
 use crate::batch::{Batch, HEAD_COPY};
 use crate::finish::{checksum, sum};
 use crate::headers::{is_ect, mark_congestion};
-use crate::offload::{GSO_TCPV6, Offload};
+use crate::offload::{GSO_UDP_L4, Offload};
 
 /// How a frame signals congestion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +61,16 @@ fn trim(batch: &mut Batch, i: usize) -> bool {
     let Offload { hdr_len, gso_size, csum_start, csum_offset, .. } = frame.offload;
     let (headers, l4) = (usize::from(hdr_len), usize::from(csum_start));
     let l3 = if frame.tagged { 18 } else { 14 };
-    let fits = l3 + 20 <= l4 && l4 + 20 <= headers && headers <= frame.head_len();
+    let udp = frame.offload.gso_type == GSO_UDP_L4;
+    let least = if udp { 8 } else { 20 };
+    let fits = l3 + 20 <= l4 && l4 + least <= headers && headers <= frame.head_len();
     if !fits || !is_trimmable(&frame.offload, frame.len) {
         return false;
     }
-    let ipv6 = frame.offload.gso_type == GSO_TCPV6;
-    // The IP header may end before the frame, and then not all of the payload is TCP's.
-    let (field, before) = if ipv6 { (l3 + 4, l3 + 40) } else { (l3 + 2, l3) };
     let head = batch.head(i);
+    let ipv6 = head[l3] >> 4 == 6;
+    // The IP header may end before the frame, and then not all of the payload is TCP's or UDP's.
+    let (field, before) = if ipv6 { (l3 + 4, l3 + 40) } else { (l3 + 2, l3) };
     let said = usize::from(u16::from_be_bytes([head[field], head[field + 1]]));
     if said + before != frame.len as usize {
         return false;
@@ -80,8 +83,11 @@ fn trim(batch: &mut Batch, i: usize) -> bool {
             let own = checksum(sum(&bytes[l3..l4], 0));
             bytes[l3 + 10..l3 + 12].copy_from_slice(&own.to_be_bytes());
         }
-        let sequence = &mut bytes[l4 + 4..];
-        if let Some(field) = sequence.first_chunk_mut::<4>() {
+        // The bytes from 4 on are TCP's sequence number or UDP's length.
+        let place = &mut bytes[l4 + 4..];
+        if udp {
+            change(place, |length: u16| length.wrapping_sub(gso_size));
+        } else if let Some(field) = place.first_chunk_mut::<4>() {
             *field = u32::from_be_bytes(*field).wrapping_add(u32::from(gso_size)).to_be_bytes();
         }
         // The sum of the pseudo-header contains the length (RFC 1624, equation 3).
@@ -111,7 +117,7 @@ fn change(bytes: &mut [u8], to: impl FnOnce(u16) -> u16) {
 mod tests {
     use super::*;
     use crate::finish::Segmenter;
-    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4};
+    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
 
     const MSS: u16 = 1_000;
 
@@ -211,6 +217,32 @@ mod tests {
             due[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
             assert_eq!(rest[..end], due[..end]);
             assert_eq!(rest[end..], bytes[end + 1_000..]);
+        }
+    }
+
+    #[test]
+    fn a_large_udp_segment_loses_its_first_datagram() {
+        for ipv6 in [false, true] {
+            let (mut bytes, offload) = segment(ipv6, false, 0, 2_976);
+            let l4 = usize::from(offload.csum_start);
+            let length = u16::try_from(bytes.len() - l4).unwrap();
+            bytes[l4 + 4..l4 + 6].copy_from_slice(&length.to_be_bytes());
+            bytes[if ipv6 { 20 } else { 23 }] = 17;
+            let hdr_len = u16::try_from(l4 + 8).unwrap();
+            let uso = Offload { gso_type: GSO_UDP_L4, csum_offset: 6, hdr_len, ..offload };
+            let mut batch = batch_of(false, &bytes, uso);
+            let mut whole = parts(&batch);
+            assert_eq!((whole.len(), signal(&mut batch, 0)), (3, Signal::Trimmed));
+            let mut rest = parts(&batch);
+            whole.remove(0);
+            for part in whole.iter_mut().chain(&mut rest).filter(|_| !ipv6) {
+                part[18..20].fill(0);
+                part[24..26].fill(0);
+            }
+            assert_eq!(rest, whole, "IPv6 {ipv6}");
+            let mut left = Vec::new();
+            batch.copy_out(0, &mut left);
+            assert_eq!(left[l4 + 4..l4 + 6], (length - 1_000).to_be_bytes());
         }
     }
 

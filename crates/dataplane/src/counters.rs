@@ -162,7 +162,7 @@ counters! {
         rx_full: "batches", "batches that ended because the batch was full; more frames may wait";
         kept_waiting: "looks", "checks that found frames waiting while other ports were served";
         rx_empty: "polls", "polls that found no frame";
-        rx_tso: "frames", "frames taken that carry a segmentation request (TSO)";
+        rx_tso: "frames", "frames taken that carry a segmentation request (TSO or USO)";
         rx_segments: "frames", "wire frames made from the port's segmentation requests";
         rx_segment_headers: "bytes", "header bytes added by segmenting the port's requests";
         rx_cut: "frames", "large segments (TSO) cut because of the port's shaper or a slow limit";
@@ -174,7 +174,7 @@ counters! {
         tx_frames: "frames", "frames delivered to the port";
         tx_bytes: "bytes", "bytes of frames delivered to the port, without FCS";
         tx_batches: "batches", "bursts delivered to the port";
-        tx_tso: "frames", "frames delivered that carry a segmentation request (TSO)";
+        tx_tso: "frames", "frames delivered that carry a segmentation request (TSO or USO)";
         net_sent_frames: "frames", "frames of this tenant's port delivered to shared ports";
         net_sent_bytes: "bytes", "bytes that this tenant's port sent to shared ports";
         net_received_frames: "frames", "frames from shared ports delivered to this tenant's port";
@@ -196,7 +196,7 @@ counters! {
         receive_waits: "times", "times frames to the port waited for `receive` or a ceiling";
         tx_trimmed: "frames", "large segments to the port without their first part, as a signal";
         tx_marked: "frames", "frames to the port marked \"congestion experienced\" (ECN)";
-        link_held: "bytes", "bytes of the port's frames that were dropped as `link-limit`";
+        link_waits: "times", "times the port's frames waited for the port's part of a full link";
         tx_link: "bytes", "bytes on the wire of frames delivered to a watched link";
         cycles: "cycles", "TSC cycles that the port was charged for its batches";
         stolen: "cycles", "TSC cycles for which the worker lost its core during the port's batches";

@@ -46,8 +46,6 @@ reasons! {
         "the destination is a link-local group address (802.1D), which no bridge forwards";
     Policed = "policed",
         "the frame exceeds the port's rate (`police`); buy a higher rate or send less";
-    LinkLimit = "link-limit",
-        "the frame exceeds the port's part of a full uplink; wait until the uplink has room";
     ReceiveLimit = "receive-limit",
         "the frame exceeds the receiver's limit or part of the tenant's limit (`receive`)";
     TenantLimit = "tenant-limit",

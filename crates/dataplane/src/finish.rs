@@ -1,14 +1,14 @@
-//! The switch computes checksums and segments TCP frames in software for outputs without these
-//! offloads.
+//! The switch computes checksums and segments TCP and UDP frames in software for outputs without
+//! these offloads.
 //!
 //! # Problem
 //!
-//! A guest may send a TCP segment of 64 KiB with an unfinished checksum. The output may accept only
+//! A guest may send a segment of 64 KiB with an unfinished checksum. The output may accept only
 //! finished frames of at most the output's MTU.
 //!
 //! # Source
 //!
-//! The sources of offload finishing are virtio 1.2 §5.1.6.2, RFC 1071 and RFC 9293.
+//! The sources of offload finishing are virtio 1.3 §5.1.6.2, RFC 768, RFC 1071 and RFC 9293.
 //!
 //! # Approach
 //!
@@ -22,14 +22,14 @@
 //! counters `sw_csum` and `sw_tso` count the finished frames.
 
 use crate::batch::{Batch, Frame};
-use crate::offload::Offload;
+use crate::offload::{GSO_TCPV6, GSO_UDP_L4, Offload};
 
-/// Maximum number of TCP segments of one frame. A frame of 64 KiB at an MSS of 536 (RFC 9293's
+/// Maximum number of segments of one frame. A frame of 64 KiB at an MSS of 536 (RFC 9293's
 /// default) needs 122 segments. Without a limit, one frame with an MSS of one byte could cost as
 /// much as a thousand frames.
 pub const SEGMENTS_PER_FRAME_MAX: usize = 128;
 
-/// Maximum number of TCP segments that a worker cuts in one turn, for all outputs. A batch ends
+/// Maximum number of segments that a worker cuts in one turn, for all outputs. A batch ends
 /// with the frame that takes the batch over 64 KiB. At an MSS of 536, a batch therefore becomes 245
 /// segments plus one segment for each frame. Without a limit, small frames with a smaller MSS could
 /// make one turn as long as a hundred turns.
@@ -99,7 +99,7 @@ pub fn finish_checksum(batch: &Batch, i: usize, scratch: &mut Batch) -> Result<(
     Ok(())
 }
 
-/// A segmenter cuts one TCP frame at a time into segments.
+/// A segmenter cuts one TCP or UDP frame at a time into segments.
 #[derive(Debug)]
 pub struct Segmenter {
     headers: [u8; 128],
@@ -107,6 +107,7 @@ pub struct Segmenter {
     l3: usize,
     l4: usize,
     ipv6: bool,
+    udp: bool,
     mss: usize,
     payload: Vec<u8>,
     done: usize,
@@ -123,6 +124,7 @@ impl Segmenter {
             l3: 0,
             l4: 0,
             ipv6: false,
+            udp: false,
             mss: 1,
             payload: Vec::with_capacity(crate::batch::FRAME_MAX),
             done: 0,
@@ -130,7 +132,7 @@ impl Segmenter {
         }
     }
 
-    /// Begins to cut frame `i` into TCP segments. Returns the number of segments of the frame.
+    /// Begins to cut frame `i` into segments. Returns the number of segments of the frame.
     ///
     /// # Errors
     /// Returns [`CannotFinish`] if the frame's headers are longer than the frame's private head.
@@ -144,7 +146,7 @@ impl Segmenter {
         let l3 = if frame.tagged { 18 } else { 14 };
         let fits = header_len <= head.len()
             && header_len <= self.headers.len()
-            && l4 + 20 <= header_len
+            && l4 + if o.gso_type == GSO_UDP_L4 { 8 } else { 20 } <= header_len
             && l3 + 20 <= l4
             && o.gso_size > 0;
         if !fits {
@@ -161,7 +163,9 @@ impl Segmenter {
         batch.copy_out(i, &mut self.payload);
         self.payload.drain(..header_len);
         (self.header_len, self.l3, self.l4, self.mss) = (header_len, l3, l4, mss);
-        self.ipv6 = o.gso_type == crate::offload::GSO_TCPV6;
+        // The version is in the first half of the IP header's first byte.
+        self.ipv6 = o.gso_type == GSO_TCPV6 || head[l3] >> 4 == 6;
+        self.udp = o.gso_type == GSO_UDP_L4;
         (self.done, self.index) = (0, 0);
         Ok(segments)
     }
@@ -191,7 +195,7 @@ impl Segmenter {
     }
 
     /// Sets the lengths, the IP identification, the TCP sequence number, the flags and the
-    /// checksums of a segment.
+    /// checksums of a segment, which begins at byte `offset` of the payload.
     fn patch(&self, bytes: &mut [u8], offset: usize, last: bool) {
         let (l3, l4) = (self.l3, self.l4);
         let l3_len = bytes.len() - l3;
@@ -209,22 +213,35 @@ impl Segmenter {
             bytes[l3 + 10..l3 + 12].copy_from_slice(&own.to_be_bytes());
             l3 + 12..l3 + 20
         };
-        let mut sequence = [0; 4];
-        sequence.copy_from_slice(&bytes[l4 + 4..l4 + 8]);
-        let moved = u32::try_from(offset).unwrap_or(u32::MAX);
-        let sequence = u32::from_be_bytes(sequence).wrapping_add(moved);
-        bytes[l4 + 4..l4 + 8].copy_from_slice(&sequence.to_be_bytes());
-        if !last {
-            bytes[l4 + 13] &= !0x09; // FIN and PSH belong to the last segment only
+        if self.udp {
+            bytes[l4 + 4..l4 + 6].copy_from_slice(&word(l4_len));
+        } else {
+            tcp_position(&mut bytes[l4..], offset, last);
         }
-        if offset > 0 {
-            bytes[l4 + 13] &= !0x80; // CWR to the first only (RFC 3168 §6.1.2)
-        }
-        bytes[l4 + 16..l4 + 18].fill(0);
+        let (field, protocol) = if self.udp { (l4 + 6, 17) } else { (l4 + 16, 6) };
+        bytes[field..field + 2].fill(0);
         let length = u64::try_from(l4_len).unwrap_or(0);
-        let pseudo = sum(&bytes[addresses], 6 + length);
+        let pseudo = sum(&bytes[addresses], protocol + length);
         let own = checksum(sum(&bytes[l4..], pseudo));
-        bytes[l4 + 16..l4 + 18].copy_from_slice(&own.to_be_bytes());
+        // In UDP, a checksum of zero means "none" (RFC 768).
+        let own = if self.udp && own == 0 { 0xffff } else { own };
+        bytes[field..field + 2].copy_from_slice(&own.to_be_bytes());
+    }
+}
+
+/// Sets the sequence number and the flags of a TCP segment, which begins at byte `offset` of the
+/// payload.
+fn tcp_position(tcp: &mut [u8], offset: usize, last: bool) {
+    let mut sequence = [0; 4];
+    sequence.copy_from_slice(&tcp[4..8]);
+    let moved = u32::try_from(offset).unwrap_or(u32::MAX);
+    let sequence = u32::from_be_bytes(sequence).wrapping_add(moved);
+    tcp[4..8].copy_from_slice(&sequence.to_be_bytes());
+    if !last {
+        tcp[13] &= !0x09; // FIN and PSH belong to the last segment only
+    }
+    if offset > 0 {
+        tcp[13] &= !0x80; // CWR to the first only (RFC 3168 §6.1.2)
     }
 }
 
@@ -237,7 +254,7 @@ impl Default for Segmenter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4, GSO_TCPV6};
+    use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4};
 
     const PAYLOAD: usize = 4000;
 
@@ -348,6 +365,34 @@ mod tests {
                 payload.extend_from_slice(&f[l4 + 32..]);
             }
             assert_eq!(payload, bytes[l4 + 32..]);
+        }
+    }
+
+    #[test]
+    fn a_large_udp_segment_becomes_datagrams() {
+        for ipv6 in [false, true] {
+            // The first 8 bytes of the TCP header stand for UDP's, and the rest is payload.
+            let (mut bytes, offload) = tcp(ipv6, false);
+            let (l3, l4) = (14, usize::from(offload.csum_start));
+            bytes[if ipv6 { l3 + 6 } else { l3 + 9 }] = 17;
+            let hdr_len = u16::try_from(l4 + 8).unwrap();
+            let uso = Offload { gso_type: GSO_UDP_L4, csum_offset: 6, hdr_len, ..offload };
+            let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
+            assert_eq!(segmenter.begin(&batch_of(&bytes, uso, false), 0, 3), Ok(3));
+            assert!(segmenter.fill(&mut scratch));
+            let mut payload = Vec::new();
+            for i in 0..3 {
+                let f = bytes_of(&scratch, i);
+                let addresses = if ipv6 { l3 + 8..l3 + 40 } else { l3 + 12..l3 + 20 };
+                let len = u64::try_from(f.len() - l4).unwrap();
+                let pseudo = sum(&f[addresses], 17 + len);
+                assert_eq!(checksum(sum(&f[l4..], pseudo)), 0, "datagram {i}");
+                assert_eq!(f[l4..l4 + 4], bytes[l4..l4 + 4], "ports");
+                let length = u16::from_be_bytes([f[l4 + 4], f[l4 + 5]]);
+                assert_eq!(u64::from(length), len);
+                payload.extend_from_slice(&f[l4 + 8..]);
+            }
+            assert_eq!(payload, bytes[l4 + 8..]);
         }
     }
 

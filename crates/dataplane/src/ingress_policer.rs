@@ -13,27 +13,29 @@
 //! share one policer state ([`penstock_qos::policer`]), even if several workers poll the queue
 //! pairs. A port's policer state survives a new snapshot.
 //!
-//! If the operator states no depth for the port's own limit, the policer charges each batch, and
-//! the worker does not poll the port while the policer is in debt (`worker/shaping.rs`).
+//! A port's part of a link, and a limit of its own for which the operator states no depth, drop no
+//! frames. The policer charges each batch, and the worker does not poll the port while the policer
+//! is in debt (`worker/shaping.rs`).
 //!
 //! # Cost
 //! A port without limits costs one comparison per batch. For a batch within the limit, the policer
 //! reads each frame's length and makes two or three atomic operations.
 //!
 //! # Departures
-//! A link's limit also drops frames that would stay on the host, because the frames' destination is
-//! not known before classification.
+//! A link's limit also delays frames that would stay on the host, because the frames' destination
+//! is not known before classification.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
 
-use penstock_qos::bottleneck::{FRAME_OVERHEAD, on_link};
+use penstock_qos::bottleneck::FRAME_OVERHEAD;
 use penstock_qos::policer::{Colour, Policer, Size};
 use penstock_units::Nanos;
 
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::offload::GSO_UDP_L4;
 
 /// Rate limits on the frames that the switch takes from a port.
 #[derive(Clone, Debug, Default)]
@@ -51,10 +53,20 @@ pub struct LinkLimit {
     /// Whether the shared link is the bottleneck at present, so that the rate limit applies. All
     /// ports with a rate limit on the link share the flag `active`.
     pub active: Arc<AtomicBool>,
-    /// Bytes of dropped frames, over all ports with a part of the link. The number of dropped bytes
-    /// uses each frame's size on the link.
-    pub held: Arc<AtomicU64>,
+    /// Nanoseconds for which the frames of all ports together waited for the ports' parts of the
+    /// link.
+    pub waited: Arc<AtomicU64>,
+    /// The limit. Its frames wait ([`Spec::waiting`]).
+    ///
+    /// [`Spec::waiting`]: penstock_qos::policer::Spec::waiting
     pub policer: Arc<Policer>,
+}
+
+impl LinkLimit {
+    /// Whether the link is the bottleneck at present.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
 }
 
 impl IngressPolicer {
@@ -76,28 +88,28 @@ impl IngressPolicer {
     pub fn police(&self, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
         match &self.own[..] {
             [] => {}
-            [policer] if policer.spec().waits() => charge(policer, batch, now, counters),
+            [policer] if policer.spec().waits() => {
+                let colour = if charge(policer, batch, now) {
+                    &counters.police_green
+                } else {
+                    &counters.police_yellow
+                };
+                colour.add(batch.len() as u64);
+            }
             [policer] => own(policer, batch, now, counters),
             several => all(several, batch, now, counters),
         }
-        for link in &self.links {
-            if link.active.load(Ordering::Relaxed) {
-                part(link, batch, now, counters);
-            }
+        for link in self.links.iter().filter(|link| link.is_active()) {
+            charge(&link.policer, batch, now);
         }
     }
 }
 
 /// Charges a batch that passes. The worker takes the port's next batch when the debt is paid.
-fn charge(policer: &Policer, batch: &Batch, now: Nanos, counters: &PortCounters) {
+/// Returns whether the batch is green.
+fn charge(policer: &Policer, batch: &Batch, now: Nanos) -> bool {
     policer.refill(now);
-    let frames = batch.len();
-    if frames == 0 {
-        return;
-    }
-    let green = policer.charge((0..frames).map(|i| on_wire(batch, i)));
-    let of_colour = if green { &counters.police_green } else { &counters.police_yellow };
-    of_colour.add(frames as u64);
+    batch.is_empty() || policer.charge((0..batch.len()).map(|i| on_wire(batch, i)))
 }
 
 /// Applies limits in bits and in frames together. Each frame has one colour: a frame that a limit
@@ -114,8 +126,7 @@ fn all(limits: &[Arc<Policer>], batch: &mut Batch, now: Nanos, counters: &PortCo
     let frames = batch.len();
     let mut green = true;
     for policer in limits.iter().filter(|policer| policer.spec().waits()) {
-        policer.refill(now);
-        green &= frames == 0 || policer.charge((0..frames).map(|i| on_wire(batch, i)));
+        green &= charge(policer, batch, now);
     }
     let yellow = if green { yellow.min(frames as u64) } else { frames as u64 };
     counters.police_green.add(frames as u64 - yellow);
@@ -132,18 +143,6 @@ fn own(policer: &Policer, batch: &mut Batch, now: Nanos, counters: &PortCounters
     marks.drop_own(batch, counters);
 }
 
-fn part(link: &LinkLimit, batch: &mut Batch, now: Nanos, counters: &PortCounters) {
-    let mut marks = Marks::default();
-    marks.mark(&link.policer, batch, now);
-    let red = marks.drop_red(batch);
-    if red > 0 {
-        let held = on_link(u64::from(marks.held.bytes), u64::from(marks.held.frames));
-        link.held.fetch_add(held, Ordering::Relaxed);
-        counters.link_held.add(held);
-        counters.drops[DropReason::LinkLimit as usize].add(red);
-    }
-}
-
 /// Colours that the policer gave to the frames of a batch.
 #[derive(Default)]
 struct Marks {
@@ -151,8 +150,6 @@ struct Marks {
     yellow: u64,
     /// Bit mask of the frames in the batch that the policer marked red (above all rates) and drops.
     red: u32,
-    /// Size of the batch's red frames on a wire.
-    held: Size,
 }
 
 impl Marks {
@@ -172,28 +169,19 @@ impl Marks {
             match policer.mark(*size) {
                 Colour::Green => self.green += 1,
                 Colour::Yellow => self.yellow += 1,
-                Colour::Red => {
-                    self.red |= 1 << i;
-                    self.held += *size;
-                }
+                Colour::Red => self.red |= 1 << i,
             }
         }
     }
 
     /// Drops the frames that the port's own limit marked red.
     fn drop_own(&self, batch: &mut Batch, counters: &PortCounters) {
-        let red = self.drop_red(batch);
-        if red > 0 {
+        if self.red != 0 {
+            let red = self.red.count_ones().into();
+            batch.retain(!self.red);
             counters.police_red.add(red);
             counters.drops[DropReason::Policed as usize].add(red);
         }
-    }
-
-    fn drop_red(&self, batch: &mut Batch) -> u64 {
-        if self.red != 0 {
-            batch.retain(!self.red);
-        }
-        self.red.count_ones().into()
     }
 }
 
@@ -224,10 +212,15 @@ const SEGMENTS_MAX: u32 = 1_024;
 fn segments_of(batch: &Batch, i: usize) -> Size {
     let frame = batch.at(i);
     let whole = Size { bytes: frame.len, frames: 1 };
-    // The upper half of byte 12 of the TCP header is the header's length in words.
-    let tcp = usize::from(frame.offload.csum_start);
-    let Some(offset) = batch.head(i).get(tcp + 12) else { return whole };
-    let headers = u32::from(frame.offload.csum_start) + u32::from(offset >> 4) * 4;
+    let l4 = usize::from(frame.offload.csum_start);
+    let l4_len = if frame.offload.gso_type == GSO_UDP_L4 {
+        8
+    } else {
+        // The upper half of byte 12 of the TCP header is the header's length in words.
+        let Some(offset) = batch.head(i).get(l4 + 12) else { return whole };
+        u32::from(offset >> 4) * 4
+    };
+    let headers = u32::from(frame.offload.csum_start) + l4_len;
     let payload = frame.len.saturating_sub(headers);
     let segments = payload.div_ceil(u32::from(frame.offload.gso_size).max(1));
     let segments = segments.clamp(1, SEGMENTS_MAX);
@@ -283,7 +276,7 @@ mod tests {
         assert_eq!(lens(&frames), [1_500, 250, 300, 200], "neither bucket pays for 600 and 100");
         let read = counters.read();
         assert_eq!((read.police_green, read.police_yellow, read.police_red), (3, 1, 2));
-        assert_eq!((read.drops[DropReason::Policed as usize], read.link_held), (2, 0));
+        assert_eq!(read.drops[DropReason::Policed as usize], 2);
         let mut frames = batch(&[1_000]);
         limits.police(&mut frames, Nanos(2_000_000), &counters);
         assert_eq!((lens(&frames), counters.read().police_green), (vec![1_000], 4));
@@ -293,22 +286,20 @@ mod tests {
     fn a_part_of_a_link_limits_only_while_the_link_is_full() {
         let active = Arc::new(AtomicBool::new(false));
         let spec = Spec::new(Limit::SingleRate { cir: CIR, cbs: 1_524, ebs: 0 }).unwrap();
-        let policer = Arc::new(Policer::new(spec.per_frame(24)));
-        let held = Arc::new(AtomicU64::new(0));
-        let links =
-            vec![LinkLimit { active: Arc::clone(&active), held: Arc::clone(&held), policer }];
+        let policer = Arc::new(Policer::new(spec.per_frame(24).waiting()));
+        let (part, waited) = (Arc::clone(&policer), Arc::default());
+        let links = vec![LinkLimit { active: Arc::clone(&active), waited, policer: part }];
         let limits = IngressPolicer { own: Vec::new(), links };
         let counters = PortCounters::default();
         let mut frames = batch(&[1_000; 20]);
         limits.police(&mut frames, Nanos(0), &counters);
-        assert_eq!(frames.len(), 20);
+        assert_eq!((frames.len(), policer.wait()), (20, Nanos::ZERO));
         active.store(true, Ordering::Relaxed);
         limits.police(&mut frames, Nanos(0), &counters);
-        assert_eq!(frames.len(), 1);
+        let debt = 20 * 1_024 - 1_524;
+        assert_eq!((frames.len(), policer.wait()), (20, Nanos::from_micros(debt)));
         let read = counters.read();
-        assert_eq!(read.drops[DropReason::LinkLimit as usize], 19);
-        assert_eq!((read.link_held, read.police_red), (19 * 1_024, 0));
-        assert_eq!(held.load(Ordering::Relaxed), 19 * 1_024, "it is this link's");
+        assert_eq!((read.police_green, read.police_yellow, read.police_red), (0, 0, 0));
     }
 
     #[test]
@@ -335,6 +326,9 @@ mod tests {
         counters.rx_tso.add(1);
         counters.rx_bytes.add(10_126);
         assert_eq!(counters.read().on_wire(), [8, 7 * 66 + 10_000 + 60]);
+        let mut large = Batch::new();
+        large.push(&bytes, Offload { gso_type: GSO_UDP_L4, csum_offset: 6, ..offload }).unwrap();
+        assert_eq!(on_wire(&large, 0), Size { bytes: 7 * 42 + 10_024, frames: 7 }, "UDP");
         let mut large = Batch::new();
         large.push(&bytes, offload).unwrap();
         let pps = policer(Limit::Packets { rate: PacketsPerSecond(1), burst: 8 });

@@ -1,6 +1,6 @@
 //! Offload metadata of a frame: the checked content of a virtio-net header, in host byte order.
 //!
-//! The source for the offload metadata is virtio 1.2 §5.1.6. The classifier compares `csum_start`,
+//! The source for the offload metadata is virtio 1.3 §5.1.6. The classifier compares `csum_start`,
 //! `csum_offset`, `hdr_len` and `gso_size` of each frame with the headers that the switch parsed
 //! ([`Offload::check`]). Before the comparison, the switch uses no value that a peer wrote as an
 //! offset.
@@ -20,6 +20,8 @@ pub const GSO_NONE: u8 = 0;
 pub const GSO_TCPV4: u8 = 1;
 /// `VIRTIO_NET_HDR_GSO_TCPV6`.
 pub const GSO_TCPV6: u8 = 4;
+/// `VIRTIO_NET_HDR_GSO_UDP_L4`: datagrams of one UDP flow, over IPv4 or IPv6.
+pub const GSO_UDP_L4: u8 = 5;
 
 /// Checksum and segmentation work that hardware, a guest or the switch still has to do on a frame.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,11 +29,12 @@ pub const GSO_TCPV6: u8 = 4;
 pub struct Offload {
     /// Field `flags` of the virtio-net header, with the bits [`F_NEEDS_CSUM`] and [`F_DATA_VALID`].
     pub flags: u8,
-    /// Segmentation type of the frame ([`GSO_NONE`], [`GSO_TCPV4`] or [`GSO_TCPV6`]).
+    /// Segmentation type of the frame ([`GSO_NONE`], [`GSO_TCPV4`], [`GSO_TCPV6`] or
+    /// [`GSO_UDP_L4`]).
     pub gso_type: u8,
     /// Length in bytes of all headers of the frame. The length in `hdr_len` is only a hint.
     pub hdr_len: u16,
-    /// Payload bytes of each segment (MSS).
+    /// Payload bytes of each segment (the MSS in TCP).
     pub gso_size: u16,
     /// Offset in bytes, from the start of the frame, of the first byte that the checksum covers.
     pub csum_start: u16,
@@ -136,12 +139,12 @@ impl Offload {
     /// Compares the offload metadata with the parser's results and the frame's length. `check`
     /// clears unknown flag bits of the metadata and corrects `hdr_len`. `l4_start` is the offset of
     /// the TCP or UDP header, or 0 if there is none. `l4_end` is the offset in bytes of the end of
-    /// a TCP header.
+    /// this header.
     ///
     /// # Errors
     /// Returns [`DropReason::BadOffload`] if the metadata does not point at the checksum of the
     /// frame's own TCP or UDP header. Returns [`DropReason::BadOffload`] also if the metadata
-    /// requests segmentation of a frame that is not TCP.
+    /// requests segmentation of a frame of another protocol.
     pub fn check(
         &mut self,
         l4_start: u16,
@@ -167,9 +170,13 @@ impl Offload {
             self.csum_offset = 0;
         }
         if self.is_gso() {
-            let want = if ipv6 { GSO_TCPV6 } else { GSO_TCPV4 };
-            if self.gso_type != want
-                || l4_proto != 6
+            let fits = match self.gso_type {
+                GSO_TCPV4 => l4_proto == 6 && !ipv6,
+                GSO_TCPV6 => l4_proto == 6 && ipv6,
+                GSO_UDP_L4 => l4_proto == 17,
+                _ => false,
+            };
+            if !fits
                 || l4_start == 0
                 || self.gso_size == 0
                 || !self.needs_csum()
@@ -195,13 +202,15 @@ pub struct OffloadCaps {
     pub tso4: bool,
     /// Whether the peer accepts large TCP/IPv6 segments.
     pub tso6: bool,
+    /// Whether the peer accepts large UDP segments over IPv4 and IPv6.
+    pub uso: bool,
 }
 
 impl OffloadCaps {
-    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true };
+    pub const ALL: Self = Self { csum: true, tso4: true, tso6: true, uso: true };
     /// The peer performs no offloads, so the switch sends frames with finished checksums and no
     /// longer than the MTU.
-    pub const NONE: Self = Self { csum: false, tso4: false, tso6: false };
+    pub const NONE: Self = Self { csum: false, tso4: false, tso6: false, uso: false };
 
     /// Whether the peer accepts a frame with offload metadata `offload` unchanged.
     #[inline]
@@ -211,6 +220,7 @@ impl OffloadCaps {
             GSO_NONE => self.csum || !offload.needs_csum(),
             GSO_TCPV4 => self.csum && self.tso4,
             GSO_TCPV6 => self.csum && self.tso6,
+            GSO_UDP_L4 => self.csum && self.uso,
             _ => false,
         }
     }
@@ -273,6 +283,28 @@ mod tests {
         assert_eq!(tso().check(0, 0, 0, false, 60_000), Err(DropReason::BadOffload));
         assert_eq!(tso().check(34, 17, 42, false, 60_000), Err(DropReason::BadOffload));
         assert_eq!(tso().check(34, 6, 66, false, 60), Err(DropReason::BadOffload));
+    }
+
+    #[test]
+    fn large_udp_segments_belong_to_udp_of_both_families() {
+        let uso = Offload { gso_type: GSO_UDP_L4, gso_size: 1_200, csum_offset: 6, ..tso() };
+        for ipv6 in [false, true] {
+            let mut o = uso;
+            assert_eq!(o.check(34, 17, 42, ipv6, 60_000), Ok(()));
+            assert_eq!(o.hdr_len, 42);
+        }
+        let tcp = Offload { csum_offset: 16, ..uso };
+        for mut bad in [Offload { gso_size: 0, ..uso }, Offload { flags: 0, ..uso }, tcp] {
+            assert_eq!(
+                bad.check(34, 17, 42, false, 60_000),
+                Err(DropReason::BadOffload),
+                "{bad:?}"
+            );
+        }
+        let mut tcp = tcp;
+        assert_eq!(tcp.check(34, 6, 66, false, 60_000), Err(DropReason::BadOffload));
+        assert!(OffloadCaps::ALL.takes(uso));
+        assert!(!OffloadCaps { uso: false, ..OffloadCaps::ALL }.takes(uso));
     }
 
     #[test]

@@ -14,7 +14,9 @@
 //! # Approach
 //!
 //! The load of a link is the traffic that the uplink sent, plus the traffic that the limits held
-//! back. The load of a link includes Ethernet's [`FRAME_OVERHEAD`] for each frame. The handler
+//! back. The load of a link includes Ethernet's [`FRAME_OVERHEAD`] for each frame. The frames above
+//! a limit wait, so nobody knows how much a VM would have sent. While a VM's frames wait, the VM
+//! counts as if it could fill the link ([`held_back`]). The handler
 //! measures the load in thousandths of the link's capacity. Two thresholds with hysteresis decide
 //! when the limits apply:
 //!
@@ -61,7 +63,7 @@
 
 use penstock_units::{BitsPerSecond, Nanos};
 
-use crate::policer::{DEPTH_MAX, SEGMENT};
+use crate::policer::{Limit, Spec, SpecError, wait_depth};
 
 /// Bytes that Ethernet adds to each frame on the link: the FCS, preamble, start delimiter and gap.
 pub const FRAME_OVERHEAD: u8 = 24;
@@ -128,6 +130,14 @@ pub struct Sent {
 #[must_use]
 pub const fn on_link(bytes: u64, frames: u64) -> u64 {
     bytes.saturating_add(frames.saturating_mul(FRAME_OVERHEAD as u64))
+}
+
+/// Returns the bytes that a link of this capacity carries in the time for which VMs waited for
+/// their parts of the link.
+#[must_use]
+pub fn held_back(capacity: BitsPerSecond, waited: Nanos) -> u64 {
+    let bytes = u128::from(capacity.0) * u128::from(waited.0) / 8_000_000_000;
+    u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
 /// Detector that decides whether a link is the bottleneck.
@@ -274,12 +284,15 @@ impl Bottleneck {
     }
 }
 
-/// Returns the burst size of a VM's limit in bytes: 1 ms at its rate, but at least two large TSO
-/// segments. If the burst size were larger, a VM could exceed its new limit for some time.
-#[must_use]
-pub fn part_depth(rate: BitsPerSecond) -> u32 {
-    let bytes = u32::try_from(rate.0 / 8_000).unwrap_or(DEPTH_MAX);
-    bytes.clamp(2 * SEGMENT.bytes, DEPTH_MAX)
+/// Returns a VM's limit on its part of a link, for which the VM's frames wait.
+///
+/// # Errors
+///
+/// Returns an error if `rate` is not a rate of a policer ([`crate::policer::RATE_MIN`] to
+/// [`crate::policer::RATE_MAX`]).
+pub fn part(rate: BitsPerSecond) -> Result<Spec, SpecError> {
+    let limit = Limit::SingleRate { cir: rate, cbs: wait_depth(rate), ebs: 0 };
+    Ok(Spec::new(limit)?.per_frame(FRAME_OVERHEAD).waiting())
 }
 
 /// Divides the bandwidth of a link among the VMs that may send to the link. The argument `bought`
@@ -401,6 +414,16 @@ mod tests {
         let sent = Sent { bytes: on_link(1_488_095 * 60, 1_488_095), held_back: 0 };
         handler.observe(Nanos::from_millis(100), sent);
         assert_eq!(handler.sent_permille(), 999);
+    }
+
+    #[test]
+    fn a_vm_that_waits_all_the_time_keeps_the_limits_applied() {
+        assert_eq!(held_back(LINK, Nanos::from_millis(100)), 125_000_000);
+        let mut bed = Bed::new();
+        assert_eq!(bed.steps(2, 1_000, 0).len(), 1);
+        // The VM has a tenth of the link, and the others send nothing.
+        assert_eq!(bed.steps(100, 99, 980), []);
+        assert_eq!(bed.steps(12, 99, 0).len(), 1, "it sends less");
     }
 
     #[test]

@@ -86,6 +86,12 @@ impl Codel {
         Self::default()
     }
 
+    /// Whether the wait was above the target for an interval, and still is.
+    #[must_use]
+    pub const fn is_signalling(&self) -> bool {
+        self.signalling
+    }
+
     /// Returns true if the departing frame is to be marked or dropped. The frame waited for
     /// `waited`. The argument `backlog` is true if more bytes wait behind the frame than the
     /// largest frame has. If the caller drops the frame, it calls the function again for the next

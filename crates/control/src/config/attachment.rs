@@ -178,7 +178,7 @@ pub enum ZeroCopy {
 pub struct Offloads {
     /// Whether frames may pass with unfinished checksums.
     pub csum: bool,
-    /// Whether TCP segments of up to 64 KiB pass uncut. Needs `csum`.
+    /// Whether TCP and UDP segments of up to 64 KiB pass uncut. Needs `csum`.
     pub tso: bool,
 }
 

@@ -269,7 +269,7 @@ impl Question<'_> {
         if noticeable(self.drops(&OWN)) || self.at_shaped_rate() || self.at_policed_rate() {
             return Limit::OwnRate;
         }
-        if noticeable(self.drops(&[DropReason::LinkLimit])) {
+        if self.waits_often(self.port.reading.link_waits) {
             return Limit::Link(self.link().map_or_else(String::new, |link| link.port.clone()));
         }
         if noticeable(self.drops(&FULL)) {
@@ -311,7 +311,11 @@ impl Question<'_> {
     /// True if, after most batches of the port, the next frames had to wait because of the limit
     /// `police`, or because of the limit `send` of its tenant.
     fn at_policed_rate(&self) -> bool {
-        let waits = self.waits().1;
+        self.waits_often(self.waits().1)
+    }
+
+    /// Whether a limit made the port wait after most of its batches.
+    fn waits_often(&self, waits: u64) -> bool {
         waits > 0 && permille(waits, self.port.reading.rx_batches) >= FULL_PERMILLE
     }
 

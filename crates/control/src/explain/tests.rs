@@ -157,13 +157,14 @@ fn its_part_of_a_full_link_is_the_link() {
         parts,
         ..LinkStatus::default()
     }];
-    dropped(&mut growth, DropReason::LinkLimit, 400_000);
+    let reading = &mut growth.ports[0].reading;
+    (reading.rx_batches, reading.link_waits) = (1_000, 900);
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Link("up".into()));
     assert_eq!(
         answer.why,
-        "the link of up sends 99.0 % of 10.00 Gbit/s; the port's share is 2.47 Gbit/s, and this \
-         limit dropped 40.0 % of the port's frames"
+        "the link of up sends 99.0 % of 10.00 Gbit/s; the port's share is 2.47 Gbit/s, and \
+         the port's frames waited 900 times for it"
     );
     // Before the handler activates limits, the full ring of the uplink yields the same verdict.
     let mut growth = Growth { links: growth.links, ..full_core() };

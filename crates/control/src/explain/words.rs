@@ -166,12 +166,11 @@ impl Question<'_> {
         let (sent, capacity) = (percent(link.sent_permille), bits(link.capacity_bps));
         let mut why = format!("the link of {port} sends {sent} of {capacity}");
         let part = link.parts.iter().find(|part| part.port == self.port.name);
-        let held = self.drops(&[DropReason::LinkLimit]);
-        if let Some(part) = part.filter(|_| held > 0) {
+        let waits = self.port.reading.link_waits;
+        if let Some(part) = part.filter(|_| waits > 0) {
             let part = bits(part.bps);
-            let held = percent(held);
             why.push_str(&format!(
-                "; the port's share is {part}, and this limit dropped {held} of the port's frames"
+                "; the port's share is {part}, and the port's frames waited {waits} times for it"
             ));
         } else {
             let full = percent(self.drops(&[DropReason::RingFull, DropReason::HandoverFull]));

@@ -13,7 +13,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use penstock_dataplane::counters::PortCounterSets;
-use penstock_qos::bottleneck::{Bottleneck, Change, Sent};
+use penstock_qos::bottleneck::{Bottleneck, Change, Sent, held_back};
 use penstock_units::Nanos;
 
 use super::apply::{Core, lock};
@@ -51,7 +51,7 @@ impl Handlers {
         handlers.retain(|name, _| links.contains_key(name));
         for (name, link) in &links {
             let Some(sets) = counters.get(name) else { continue };
-            let held_back = link.held.load(Ordering::Relaxed);
+            let held_back = held_back(link.capacity, Nanos(link.waited.load(Ordering::Relaxed)));
             let sent = Sent { bytes: sets.read().tx_link, held_back };
             let handler = handlers.entry(name.clone()).or_insert_with(|| Handler::new(link));
             if handler.bottleneck.capacity() != link.capacity {

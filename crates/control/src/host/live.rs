@@ -301,7 +301,8 @@ fn refused(error: impl core::error::Error) -> AttachError {
 }
 
 fn caps(offloads: Offloads) -> OffloadCaps {
-    OffloadCaps { csum: offloads.csum, tso4: offloads.tso, tso6: offloads.tso }
+    let Offloads { csum, tso } = offloads;
+    OffloadCaps { csum, tso4: tso, tso6: tso, uso: tso }
 }
 
 /// Converts a vhost-user attachment to the data path's configuration. Returns `None` if the

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
-use penstock_qos::bottleneck::{FRAME_OVERHEAD, limits, part_depth};
+use penstock_qos::bottleneck::{limits, part};
 use penstock_qos::policer::{Limit, Policer, RATE_MAX, RATE_MIN, Spec};
 use penstock_units::BitsPerSecond;
 
@@ -24,9 +24,9 @@ pub struct WatchedLink {
     /// Whether each VM is currently limited to its part of the link. A worker reads this flag of
     /// the link before each batch of frames.
     pub active: Arc<AtomicBool>,
-    /// Number of bytes in frames that the link's limits dropped, with Ethernet's overhead for each
-    /// frame. The workers count the bytes of dropped frames.
-    pub held: Arc<AtomicU64>,
+    /// Nanoseconds for which the VMs' frames waited for the VMs' parts of the link, all VMs
+    /// together. The workers count them.
+    pub waited: Arc<AtomicU64>,
     /// Policers that limit each VM to its part of the link, by the name of the VM's port.
     parts: BTreeMap<String, Arc<Policer>>,
 }
@@ -74,8 +74,8 @@ impl IngressPolicers {
     pub(super) fn of(&self, port: &str) -> Option<Arc<IngressPolicer>> {
         let part = |link: &WatchedLink| {
             let policer = Arc::clone(link.parts.get(port)?);
-            let (active, held) = (Arc::clone(&link.active), Arc::clone(&link.held));
-            Some(LinkLimit { active, held, policer })
+            let (active, waited) = (Arc::clone(&link.active), Arc::clone(&link.waited));
+            Some(LinkLimit { active, waited, policer })
         };
         let own = self.own.get(port).cloned().unwrap_or_default();
         let limits = IngressPolicer { own, links: self.links.values().filter_map(part).collect() };
@@ -91,14 +91,13 @@ fn kept(old: Option<&Arc<Policer>>, spec: Spec) -> Arc<Policer> {
 fn link(old: Option<&WatchedLink>, capacity: BitsPerSecond, vms: &[&Port]) -> WatchedLink {
     let bought: Vec<_> = vms.iter().map(|port| port.bought()).collect();
     let parts = vms.iter().zip(limits(capacity, &bought)).filter_map(|(port, rate)| {
-        let cir = rate.clamp(RATE_MIN, RATE_MAX);
-        let spec = Spec::new(Limit::SingleRate { cir, cbs: part_depth(cir), ebs: 0 }).ok()?;
+        let spec = part(rate.clamp(RATE_MIN, RATE_MAX)).ok()?;
         let old = old.and_then(|old| old.parts.get(&port.name));
-        Some((port.name.clone(), kept(old, spec.per_frame(FRAME_OVERHEAD))))
+        Some((port.name.clone(), kept(old, spec)))
     });
-    let (active, held) =
-        old.map(|old| (Arc::clone(&old.active), Arc::clone(&old.held))).unwrap_or_default();
-    WatchedLink { capacity, active, held, parts: parts.collect() }
+    let (active, waited) =
+        old.map(|old| (Arc::clone(&old.active), Arc::clone(&old.waited))).unwrap_or_default();
+    WatchedLink { capacity, active, waited, parts: parts.collect() }
 }
 
 #[cfg(test)]

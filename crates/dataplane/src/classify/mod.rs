@@ -55,7 +55,7 @@ pub use cache::CACHE_ENTRIES;
 pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, News};
 
 use crate::headers::edit;
-use crate::headers::key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, HashSeed};
+use crate::headers::key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, FlowKey, HashSeed};
 use crate::headers::parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_plain};
 use crate::snapshot::signature::Candidates;
 use crate::snapshot::{Patch, PortPolicy, Snapshot};
@@ -520,6 +520,12 @@ impl Classifier {
     #[must_use]
     pub fn cached(&self, port: u16) -> u16 {
         self.cache.held(port)
+    }
+
+    /// Returns a hash of the addresses, the protocol and the ports of a frame.
+    #[must_use]
+    pub(crate) fn flow_hash(&self, key: &FlowKey) -> u32 {
+        flow_hash(self.seed.flow(key))
     }
 
     /// Number of frames whose source address was not learned, because the port had no token or the

@@ -284,7 +284,7 @@ impl PortError {
 
 /// Names of the offloads in `caps`, for status output.
 fn offload_names(caps: OffloadCaps) -> Vec<&'static str> {
-    [(caps.csum, "csum"), (caps.tso4, "tso4"), (caps.tso6, "tso6")]
+    [(caps.csum, "csum"), (caps.tso4, "tso4"), (caps.tso6, "tso6"), (caps.uso, "uso")]
         .into_iter()
         .filter(|(on, _)| *on)
         .map(|(_, name)| name)

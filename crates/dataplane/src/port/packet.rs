@@ -73,14 +73,16 @@ impl Packet {
         interface
             .set_up()
             .map_err(|e| PortError::system(name, "bring the interface up", "run as root", e))?;
+        // No option of a packet socket tells whether the kernel takes large segments of UDP (6.2).
+        let offloads = OffloadCaps { uso: false, ..config.offloads };
         let queue = PacketQueue {
             socket,
-            caps: config.offloads,
+            caps: offloads,
             spacing: PollSpacing::default(),
             now: Cycles::ZERO,
             pieces: Box::new(FramePieces::new()),
         };
-        Ok((Self { interface, offloads: config.offloads }, vec![Box::new(queue)]))
+        Ok((Self { interface, offloads }, vec![Box::new(queue)]))
     }
 
     #[must_use]

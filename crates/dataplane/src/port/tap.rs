@@ -25,6 +25,8 @@ use crate::unit::QUEUES_MAX;
 const TUN_F_CSUM: libc::c_uint = 1;
 const TUN_F_TSO4: libc::c_uint = 2;
 const TUN_F_TSO6: libc::c_uint = 4;
+/// `TUN_F_USO4` and `TUN_F_USO6`, which Linux 6.2 and later know.
+const TUN_F_USO: libc::c_uint = 0x60;
 
 #[derive(Clone, Debug)]
 pub struct TapConfig {
@@ -63,13 +65,13 @@ impl Tap {
             return Err(PortError::Limit { object: name.to_owned(), problem, limit });
         }
         let (interface, files) = open_queues(config)?;
-        let queues = files.into_iter().map(|file| {
+        let offloads = files.first().map_or(config.offloads, |(_, caps)| *caps);
+        let queues = files.into_iter().map(|(file, caps)| {
             let (spacing, pieces) = (PollSpacing::default(), Box::new(FramePieces::new()));
-            let caps = config.offloads;
             Box::new(TapQueue { file, caps, spacing, now: Cycles::ZERO, pieces }) as Box<_>
         });
         let queues = queues.collect();
-        Ok((Self { interface, queues: config.queues, offloads: config.offloads }, queues))
+        Ok((Self { interface, queues: config.queues, offloads }, queues))
     }
 
     #[must_use]
@@ -85,7 +87,9 @@ impl Tap {
     }
 }
 
-fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<File>), PortError> {
+type Opened = (File, OffloadCaps);
+
+fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<Opened>), PortError> {
     let name = config.interface.as_str();
     let interface = Interface::new(name, config.netns.as_deref())?;
     let mut files = Vec::with_capacity(usize::from(config.queues));
@@ -100,7 +104,8 @@ fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<File>), PortError> 
     Ok((interface, files))
 }
 
-fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortError> {
+/// Opens a queue. Returns its file, and the offloads that the kernel accepts.
+fn open_queue(config: &TapConfig, interface: &Interface) -> Result<Opened, PortError> {
     let name = config.interface.as_str();
     let file = File::from(helper::descriptor(config.netns.as_deref(), name, helper::Kind::Tun)?);
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -111,7 +116,7 @@ fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortErr
     request.ifr_ifru.ifru_flags =
         libc::c_short::from_ne_bytes(u16::try_from(flags).unwrap_or(u16::MAX).to_ne_bytes());
     let header = libc::c_int::try_from(VNET_HDR_LEN).unwrap_or(12);
-    let o = config.offloads;
+    let mut o = config.offloads;
     let offloads = if o.csum { TUN_F_CSUM } else { 0 }
         | if o.csum && o.tso4 { TUN_F_TSO4 } else { 0 }
         | if o.csum && o.tso6 { TUN_F_TSO6 } else { 0 };
@@ -130,11 +135,15 @@ fn open_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortErr
     check("attach to the TAP interface", remedy, attached)?;
     // SAFETY: TUNSETVNETHDRSZ takes an int. WHY: as above.
     check("set the header size", "", unsafe { libc::ioctl(fd, libc::TUNSETVNETHDRSZ, &header) })?;
-    // SAFETY: TUNSETOFFLOAD takes an unsigned long by value. WHY: as above.
-    check("set offloads", "", unsafe {
-        libc::ioctl(fd, libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads))
-    })?;
-    Ok(file)
+    let set = |offloads| {
+        // SAFETY: TUNSETOFFLOAD takes an unsigned long by value. WHY: as above.
+        unsafe { libc::ioctl(fd, libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads)) }
+    };
+    o.uso &= o.csum && set(offloads | TUN_F_USO) == 0;
+    if !o.uso {
+        check("set offloads", "", set(offloads))?;
+    }
+    Ok((file, o))
 }
 
 /// One queue of a TAP interface.

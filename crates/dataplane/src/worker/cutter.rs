@@ -31,6 +31,7 @@ use penstock_units::{Nanos, PortId, QueueId};
 use crate::batch::Batch;
 use crate::counters::PortCounters;
 use crate::finish::Segmenter;
+use crate::headers::key::FlowKey;
 use crate::headers::parse::parse;
 
 /// Frames that the worker took from a port's rings and that have not left the cutter yet.
@@ -127,22 +128,22 @@ impl Cutter {
         if !held.frame(i).offload.is_gso() {
             return None;
         }
-        transport(held, i, port)?;
+        key_of(held, i, port)?;
         self.segmenter.begin(held, i, usize::MAX).ok()
     }
 }
 
-/// Returns the transport protocol of frame `i`, which came from `port`. Returns `None` if the
-/// frame's headers are invalid or its offload metadata does not agree with them. The frame keeps
-/// its VLAN tag.
-pub(super) fn transport(batch: &mut Batch, i: usize, port: PortId) -> Option<u8> {
+/// Returns the headers of frame `i`, which came from `port`, as a key. Returns `None` if the headers
+/// are invalid or the frame's offload metadata does not agree with them. The frame keeps its VLAN
+/// tag.
+pub(super) fn key_of(batch: &mut Batch, i: usize, port: PortId) -> Option<FlowKey> {
     let len = batch.frame(i).len;
     let headers = parse(batch, i, port.0);
     if batch.frame(i).len < len {
         // The parser took the tag off.
         batch.set_tagged(i, true);
     }
-    headers.ok().map(|headers| headers.key.proto())
+    headers.ok().map(|headers| headers.key)
 }
 
 /// Copies frame `i` of `from` to the end of `to`. Returns false if `to` has no room for the frame.

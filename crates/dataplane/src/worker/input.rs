@@ -6,7 +6,7 @@ use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Taken;
 use super::context::Context;
-use super::cutter::transport;
+use super::cutter::key_of;
 use super::roster::{Event, Roster};
 use super::shaping::{Gates, Holder, Limits, SOON};
 use super::{SAMPLE_EVERY, WorkerConfig};
@@ -16,6 +16,7 @@ use crate::congestion::{Signal, signal};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::headers::is_ect;
+use crate::headers::key::FlowKey;
 use crate::headers::parse::TCP;
 use crate::ingress_policer::count_segments;
 use crate::port::PortQueue;
@@ -177,14 +178,14 @@ impl Input {
         counters: &PortCounters,
     ) -> bool {
         let counted = self.fill(batch, queue, unit, arrived, counters);
-        let may_signal = self.apart[unit.port.index()].waits
-            && !batch.is_empty()
-            && self.gates.is_held(unit)
-            && heeds_signals(batch, unit.port);
+        let may_signal =
+            self.apart[unit.port.index()].waits && !batch.is_empty() && self.gates.is_held(unit);
         if !may_signal {
             return counted;
         }
-        if !self.gates.signals(unit, queue.backlog(), now) {
+        let Some(key) = heeds_signals(batch, unit.port) else { return counted };
+        let first = (self.classifier.flow_hash(&key), batch.frame(0).len);
+        if !self.gates.signals(unit, first, queue.backlog(), now) {
             return counted;
         }
         if !counted {
@@ -272,15 +273,16 @@ impl Input {
             self.shape(ctx, roster, port, waited);
         }
         self.gates.note_leaves(port, ctx.egress.take_left(port), ctx.nanos());
-        let holder = self.holder(ctx, roster, port);
-        self.gates.note_held(port, holder);
-        if let Some(holder) = holder {
+        let held = self.held(ctx, roster, port);
+        self.gates.note_held(port, held);
+        if let Some((_, holder)) = held {
             roster.put_aside(ctx, port, Why::Policed);
             if let Some(counters) = ctx.of(port) {
                 let waits = match holder {
                     Holder::Bits => &counters.police_waits,
                     Holder::Frames => &counters.police_pps_waits,
                     Holder::Network => &counters.send_waits,
+                    Holder::Link(_) => &counters.link_waits,
                 };
                 waits.add(1);
             }
@@ -295,27 +297,27 @@ impl Input {
         roster: &mut Roster,
         port: PortId,
     ) {
-        if self.holder(ctx, roster, port).is_none() {
+        if self.held(ctx, roster, port).is_none() {
             roster.take_back(ctx, port, Why::Policed);
         }
     }
 
     /// Returns the rate limit for which a port must wait because the limit is in debt for more than
-    /// [`SOON`], and arms the timer event for the time at which the debt is paid. Returns `None` if
-    /// the port need not wait.
-    fn holder<C: CycleCounter>(
+    /// [`SOON`], with the wait, and arms the timer event for the time at which the debt is paid.
+    /// Returns `None` if the port need not wait.
+    fn held<C: CycleCounter>(
         &self,
         ctx: &Context<C>,
         roster: &mut Roster,
         port: PortId,
-    ) -> Option<Holder> {
+    ) -> Option<(Nanos, Holder)> {
         let now = ctx.nanos();
         let (wait, holder) = self.gates.debt(port, now);
-        let held = wait > SOON;
-        if held {
-            roster.arm(Event::Policed(port), Nanos(now.0.saturating_add(wait.0)));
+        if wait <= SOON {
+            return None;
         }
-        held.then_some(holder)
+        roster.arm(Event::Policed(port), Nanos(now.0.saturating_add(wait.0)));
+        Some((wait, holder))
     }
 
     fn shape<C: CycleCounter>(
@@ -390,14 +392,11 @@ fn give_back<C: CycleCounter>(ctx: &mut Context<C>, unit: Unit) {
     ctx.touched.took(unit, &mut slot.marked[unit.queue.index()]);
 }
 
-/// Whether the first frame of a batch is one of TCP or supports ECN. The senders of other frames
-/// would not slow down after a signal.
-fn heeds_signals(batch: &mut Batch, port: PortId) -> bool {
-    match transport(batch, 0, port) {
-        Some(TCP) => true,
-        Some(_) => is_ect(batch.head(0)),
-        None => false,
-    }
+/// Returns the headers of the first frame of a batch, if the frame is one of TCP or supports ECN. The
+/// senders of other frames would not slow down after a signal.
+fn heeds_signals(batch: &mut Batch, port: PortId) -> Option<FlowKey> {
+    let key = key_of(batch, 0, port)?;
+    (key.proto() == TCP || is_ect(batch.head(0))).then_some(key)
 }
 
 /// Makes the first frame of a batch signal that a limit holds the port. Returns false if the frame

@@ -24,7 +24,7 @@
 //! one frame.
 //!
 //! A rate limit without a stated depth ([`IngressPolicer::waiting`]) charges each batch to its
-//! bucket. If the bucket of the rate limit is in debt, the worker does not poll the port. Several
+//! bucket, and so does the port's part of a full link. If the bucket of the rate limit is in debt, the worker does not poll the port. Several
 //! workers may poll queue pairs of one port, and each worker may add a batch to the debt of the
 //! port's rate limit. A worker therefore checks the debt again before it polls a port with a rate
 //! limit.
@@ -42,10 +42,12 @@
 //!
 //! [`IngressPolicer::waiting`]: crate::ingress_policer::IngressPolicer::waiting
 
+use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::egress_policer::EgressPolicer;
+use penstock_qos::flow_shares::FlowShares;
 use penstock_qos::policer::{Limit, Policer, Size};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Nanos, PortId};
@@ -76,7 +78,7 @@ struct Shaping {
 /// Rate limits for which a port's frames wait in the ring.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Limits {
-    /// The port's own limits. Those that drop frames have no gate.
+    /// The port's own limits, and its parts of links. Limits that drop frames have no gate.
     pub own: Option<Arc<IngressPolicer>>,
     /// The limit on the frames that the port's tenant sends through shared ports.
     pub network: Option<Arc<EgressPolicer>>,
@@ -92,39 +94,77 @@ pub(super) enum Holder {
     Frames,
     /// The limit on the frames that the port's tenant sends through shared ports.
     Network,
+    /// The port's part of a full link, as its place in [`IngressPolicer::links`].
+    Link(usize),
 }
 
 impl Limits {
-    fn own(&self) -> impl Iterator<Item = &Arc<Policer>> {
-        self.own.iter().flat_map(|limits| limits.waiting())
+    /// The port's own limits for which frames wait, and its parts of links that are full now.
+    fn own(&self) -> impl Iterator<Item = (&Arc<Policer>, Holder)> {
+        let holder = |limit: &Arc<Policer>| match limit.spec().limit() {
+            Limit::Packets { .. } => Holder::Frames,
+            Limit::SingleRate { .. } | Limit::TwoRate { .. } => Holder::Bits,
+        };
+        let own = self.own.iter().flat_map(|limits| limits.waiting());
+        let links = self.own.iter().flat_map(|limits| limits.links.iter().enumerate());
+        let full = links.filter(|(_, link)| link.is_active());
+        own.map(move |limit| (limit, holder(limit)))
+            .chain(full.map(|(place, link)| (&link.policer, Holder::Link(place))))
+    }
+
+    /// Like [`Self::own`], with the parts of links that are not full.
+    fn possible(&self) -> impl Iterator<Item = &Arc<Policer>> {
+        let links = self.own.iter().flat_map(|limits| limits.links.iter());
+        let own = self.own.iter().flat_map(|limits| limits.waiting());
+        own.chain(links.map(|link| &link.policer))
     }
 
     /// Returns the time in which the limit that holds a port passes frames of the size `size`.
     fn time_for(&self, holder: Holder, size: Size) -> Nanos {
         match holder {
             Holder::Network => self.network.as_ref().map_or(Nanos::ZERO, |l| l.time_for(size)),
-            Holder::Bits | Holder::Frames => {
-                self.own().map(|limit| limit.time_for(size)).max().unwrap_or_default()
+            Holder::Bits | Holder::Frames | Holder::Link(_) => {
+                self.own().map(|(limit, _)| limit.time_for(size)).max().unwrap_or_default()
             }
         }
     }
 
-    /// Whether large segments must be cut before one of the limits. The limit on the frames that
-    /// leave the host counts only if the port's frames leave.
+    /// Whether large segments must be cut before one of the limits now. The limit on the frames
+    /// that leave the host counts only if the port's frames leave.
     fn cut(&self, leaves: bool) -> bool {
         let network = self.network.as_ref().filter(|_| leaves);
-        self.own().any(|limit| limit.cuts()) || network.is_some_and(|limit| limit.cuts())
+        self.own().any(|(limit, _)| limit.cuts()) || network.is_some_and(|limit| limit.cuts())
+    }
+
+    /// Whether large segments may have to be cut before one of the limits.
+    fn may_cut(&self) -> bool {
+        let network = self.network.as_ref().is_some_and(|limit| limit.cuts());
+        network || self.possible().any(|limit| limit.cuts())
     }
 
     fn is_none(&self) -> bool {
-        self.own().next().is_none() && self.network.is_none()
+        self.possible().next().is_none() && self.network.is_none()
+    }
+
+    /// Whether the port's frames may have to wait now.
+    fn apply(&self) -> bool {
+        self.network.is_some() || self.own().next().is_some()
     }
 
     /// Whether `other` has all limits of `self`.
     fn are_in(&self, other: &Self) -> bool {
-        let own = |limit| other.own().any(|other| Arc::ptr_eq(limit, other));
+        let own = |limit| other.possible().any(|other| Arc::ptr_eq(limit, other));
         let network = |limit| other.network.as_ref().is_some_and(|other| Arc::ptr_eq(limit, other));
-        self.own().all(own) && self.network.iter().all(network)
+        self.possible().all(own) && self.network.iter().all(network)
+    }
+
+    /// Counts a wait for the limit `holder`, if the port's part of a link holds it.
+    fn count_wait(&self, wait: Nanos, holder: Holder) {
+        if let (Some(limits), Holder::Link(place)) = (&self.own, holder)
+            && let Some(link) = limits.links.get(place)
+        {
+            link.waited.fetch_add(wait.0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -151,6 +191,9 @@ struct Gate {
 #[derive(Debug, Default)]
 struct Early {
     codel: [Codel; QUEUES_MAX],
+    /// For each queue pair, the number of signals that wait for a frame of a heavy flow.
+    due: [u8; QUEUES_MAX],
+    flows: FlowShares,
     /// For each queue pair, the sum of the sizes of the last frames from its ring, and their
     /// number. A single short frame must not make the ring look short.
     recent: [(Size, u32); QUEUES_MAX],
@@ -200,7 +243,7 @@ impl Gates {
         let policer = !gate.limits.are_in(&limits);
         let gone = Gone { shaper: gate.set_shaper(terms), policer };
         gate.limits = limits;
-        let may_cut = gate.shaping.is_some() || gate.limits.cut(true);
+        let may_cut = gate.shaping.is_some() || gate.limits.may_cut();
         // What the cutter still holds leaves under the new limits.
         if may_cut && gate.cutter.is_none() {
             gate.cutter = Some(Box::new(Cutter::new()));
@@ -228,7 +271,7 @@ impl Gates {
     /// Whether large segments of the port may have to be cut.
     pub(super) fn cuts(&self, port: PortId) -> bool {
         let gate = self.0.get(port.index()).and_then(Option::as_ref);
-        gate.is_some_and(|gate| gate.shaping.is_some() || gate.limits.cut(true))
+        gate.is_some_and(|gate| gate.shaping.is_some() || gate.limits.may_cut())
     }
 
     /// Returns the cutter for the port's next large segments. Returns `None` if they are not cut.
@@ -295,7 +338,7 @@ impl Gates {
     /// Notes the sizes of the frames that the worker took from the ring of a queue pair.
     pub(super) fn note_sizes(&mut self, unit: Unit, batch: &Batch) {
         let Some(Some(gate)) = self.0.get_mut(unit.port.index()) else { return };
-        let Some(early) = &mut gate.early else { return };
+        let Some(early) = gate.early.as_mut().filter(|_| gate.limits.apply()) else { return };
         let mut sum = Size::default();
         (0..batch.len()).for_each(|i| sum += on_wire(batch, i));
         let Some((sizes, frames)) = early.recent.get_mut(unit.queue.index()) else { return };
@@ -307,10 +350,13 @@ impl Gates {
         *frames += u32::try_from(batch.len()).unwrap_or(0);
     }
 
-    /// Notes whether a limit makes the port wait after its last batch.
-    pub(super) fn note_held(&mut self, port: PortId, holder: Option<Holder>) {
-        if let Some(Some(Gate { early: Some(early), .. })) = self.0.get_mut(port.index()) {
-            early.held = holder;
+    /// Notes whether a limit makes the port wait after its last batch, and for how long.
+    pub(super) fn note_held(&mut self, port: PortId, held: Option<(Nanos, Holder)>) {
+        if let Some(Some(Gate { early: Some(early), limits, .. })) = self.0.get_mut(port.index()) {
+            early.held = held.map(|(_, holder)| holder);
+            if let Some((wait, holder)) = held {
+                limits.count_wait(wait, holder);
+            }
         }
     }
 
@@ -326,8 +372,15 @@ impl Gates {
     }
 
     /// Whether the next frame of a queue pair is to signal congestion, while `backlog` frames wait
-    /// behind it in the ring.
-    pub(super) fn signals(&mut self, unit: Unit, backlog: usize, now: Nanos) -> bool {
+    /// behind it in the ring. The next frame has a flow and a length in bytes. A signal waits for a
+    /// frame of a flow that uses at least its share of the limit, until the next signal is due.
+    pub(super) fn signals(
+        &mut self,
+        unit: Unit,
+        (flow, bytes): (u32, u32),
+        backlog: usize,
+        now: Nanos,
+    ) -> bool {
         let Some(Some(Gate { early: Some(early), limits, .. })) = self.0.get_mut(unit.port.index())
         else {
             return false;
@@ -344,7 +397,15 @@ impl Gates {
         };
         let (waited, pace) = (time(backlog), Pace::of(time(1)));
         let codel = &mut early.codel[unit.queue.index() % QUEUES_MAX];
-        codel.signals(waited, pace, backlog > 1, now)
+        let due = &mut early.due[unit.queue.index() % QUEUES_MAX];
+        early.flows.note(flow, bytes);
+        *due += u8::from(codel.signals(waited, pace, backlog > 1, now));
+        if !codel.is_signalling() {
+            *due = 0;
+        }
+        let signals = *due > 1 || *due == 1 && early.flows.is_heavy(flow);
+        *due -= u8::from(signals);
+        signals
     }
 
     /// Whether the port has a shaper or a rate limit for which frames wait.
@@ -411,15 +472,14 @@ impl Gate {
 
     fn limit(&self) -> usize {
         let group = self.shaping.as_ref().map_or(BATCH_FRAMES, |shaping| shaping.group);
-        let own = self.limits.own().fold(group, |most, limit| limit.batch(most));
+        let own = self.limits.own().fold(group, |most, (limit, _)| limit.batch(most));
         self.limits.network.as_ref().map_or(own, |limit| limit.batch(own))
     }
 
     fn debt(&self, now: Nanos) -> (Nanos, Holder) {
-        let own = self.limits.own().map(|limit| {
+        let own = self.limits.own().map(|(limit, holder)| {
             limit.refill(now);
-            let frames = matches!(limit.spec().limit(), Limit::Packets { .. });
-            (limit.wait(), if frames { Holder::Frames } else { Holder::Bits })
+            (limit.wait(), holder)
         });
         let network = self.limits.network.iter().filter(|_| self.leaves).map(|limit| {
             limit.refill(now);
@@ -432,6 +492,9 @@ impl Gate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::sync::atomic::{AtomicBool, AtomicU64};
+
+    use crate::ingress_policer::LinkLimit;
     use crate::offload::Offload;
     use penstock_qos::egress_policer::{Meter, Sharing, Terms};
     use penstock_qos::policer::Spec;
@@ -495,6 +558,35 @@ mod tests {
         assert_eq!(gates.set(port, None, own(&other)), replaced);
         assert_eq!(gates.set(port, None, Limits::default()), replaced);
         assert!(!gates.is_gated(port));
+    }
+
+    #[test]
+    fn a_part_of_a_link_holds_only_while_the_link_is_full() {
+        let (mut gates, port) = (Gates::new(2), PortId(1));
+        let part = penstock_qos::bottleneck::part(BitsPerSecond(8_000_000)).unwrap();
+        let policer = Arc::new(Policer::new(part));
+        let (active, waited): (Arc<AtomicBool>, Arc<AtomicU64>) = Default::default();
+        let link = LinkLimit {
+            active: Arc::clone(&active),
+            waited: Arc::clone(&waited),
+            policer: Arc::clone(&policer),
+        };
+        let own = Some(Arc::new(IngressPolicer { own: Vec::new(), links: vec![link] }));
+        let limits = Limits { own, network: None };
+        gates.set(port, None, limits.clone());
+        policer.charge([Size { bytes: 10_000, frames: 1 }].into_iter());
+        assert!(gates.is_gated(port) && gates.cuts(port) && gates.cutter_of_next(port).is_none());
+        assert_eq!((gates.debt(port, Nanos(0)).0, gates.limit(port)), (Nanos(0), BATCH_FRAMES));
+        active.store(true, Ordering::Relaxed);
+        assert!(gates.cutter_of_next(port).is_some());
+        let debt = gates.debt(port, Nanos(0));
+        assert!(debt.0 > Nanos::from_millis(5) && debt.1 == Holder::Link(0), "{debt:?}");
+        gates.note_held(port, Some(debt));
+        gates.note_held(port, None);
+        assert_eq!(waited.load(Ordering::Relaxed), debt.0.0);
+        assert_eq!(gates.set(port, None, limits), Gone::default(), "nothing changed");
+        active.store(false, Ordering::Relaxed);
+        assert_eq!(gates.debt(port, Nanos(0)).0, Nanos(0));
     }
 
     #[test]

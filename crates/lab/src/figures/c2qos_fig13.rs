@@ -25,13 +25,13 @@
 //! %. The C2QoS paper's VM1 did not exceed about 4.5 Gbit/s, and the paper does not say why.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
 use penstock_qos::bottleneck::{
-    Bottleneck, Change, FRAME_OVERHEAD, INTERVAL, Sent, limits, on_link, part_depth,
+    Bottleneck, Change, INTERVAL, Sent, held_back, limits, on_link, part,
 };
-use penstock_qos::policer::{Limit, Policer, Spec};
+use penstock_qos::policer::Policer;
 use penstock_sim::testbed::Traffic;
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -56,27 +56,27 @@ const EVENT: Nanos = Nanos::from_secs(15);
 struct Handler {
     state: Bottleneck,
     active: Arc<AtomicBool>,
+    waited: Arc<AtomicU64>,
 }
 
 impl Handler {
     fn new(host: &mut Host, bought: &[Option<BitsPerSecond>]) -> anyhow::Result<Self> {
-        let active = Arc::new(AtomicBool::new(false));
-        for (vm, cir) in host.vms.clone().into_iter().zip(limits(LINK, bought)) {
-            let cbs = part_depth(cir);
-            let spec = Spec::new(Limit::SingleRate { cir, cbs, ebs: 0 })?.per_frame(FRAME_OVERHEAD);
-            let (active, policer) = (Arc::clone(&active), Arc::new(Policer::new(spec)));
-            let part = LinkLimit { active, held: Arc::default(), policer };
+        let (active, waited) = (Arc::new(AtomicBool::new(false)), Arc::default());
+        for (vm, rate) in host.vms.clone().into_iter().zip(limits(LINK, bought)) {
+            let policer = Arc::new(Policer::new(part(rate)?));
+            let (active, waited) = (Arc::clone(&active), Arc::clone(&waited));
+            let part = LinkLimit { active, waited, policer };
             host.bed.set_limits(
                 vm,
                 Some(Arc::new(IngressPolicer { own: Vec::new(), links: vec![part] })),
             );
         }
-        Ok(Self { state: Bottleneck::new(LINK), active })
+        Ok(Self { state: Bottleneck::new(LINK), active, waited })
     }
 
     fn look(&mut self, now: Nanos, host: &Host) {
         let uplink = host.bed.uplink();
-        let held_back = host.read().iter().map(|vm| vm.port.link_held).sum();
+        let held_back = held_back(LINK, Nanos(self.waited.load(Ordering::Relaxed)));
         let sent = Sent { bytes: on_link(uplink.tx_bytes, uplink.tx_frames), held_back };
         match self.state.observe(now, sent) {
             Some(Change::Enter) => self.active.store(true, Ordering::Relaxed),

@@ -122,7 +122,7 @@ fn a_full_link_brings_the_limits_in_and_they_go_when_it_has_room() {
     await_true("the link to be full", || {
         daemon.inside(TRAFFIC).ok();
         let now = stats(&daemon);
-        now["links"][0]["limited"] == true && count(&now, "vm", "drops", "link-limit") > 0
+        now["links"][0]["limited"] == true && count(&now, "vm", "counters", "link_waits") > 0
     });
     // All traffic so far may have passed before the daemon first recorded the counters.
     let answer = explained_during(&daemon, "vm", "link", || {

@@ -55,6 +55,9 @@ const F_PROTOCOL_FEATURES: u64 = 1 << 30;
 const F_VERSION_1: u64 = 1 << 32;
 const F_RING_PACKED: u64 = 1 << 34;
 const F_IN_ORDER: u64 = 1 << 35;
+const F_GUEST_USO4: u64 = 1 << 54;
+const F_GUEST_USO6: u64 = 1 << 55;
+const F_HOST_USO: u64 = 1 << 56;
 
 const NAMES: &[(u64, &str)] = &[
     (F_CSUM, "csum"),
@@ -63,6 +66,9 @@ const NAMES: &[(u64, &str)] = &[
     (F_GUEST_TSO6, "guest-tso6"),
     (F_HOST_TSO4, "host-tso4"),
     (F_HOST_TSO6, "host-tso6"),
+    (F_GUEST_USO4, "guest-uso4"),
+    (F_GUEST_USO6, "guest-uso6"),
+    (F_HOST_USO, "host-uso"),
     (F_MRG_RXBUF, "mrg-rxbuf"),
     (F_MQ, "mq"),
     (F_INDIRECT_DESC, "indirect-desc"),
@@ -100,6 +106,7 @@ fn offered(config: &VhostUserConfig) -> u64 {
         (o.csum, F_CSUM | F_GUEST_CSUM),
         (o.csum && o.tso4, F_HOST_TSO4 | F_GUEST_TSO4),
         (o.csum && o.tso6, F_HOST_TSO6 | F_GUEST_TSO6),
+        (o.csum && o.uso, F_HOST_USO | F_GUEST_USO4 | F_GUEST_USO6),
     ] {
         if wanted {
             features |= bits;
@@ -313,6 +320,7 @@ impl Session {
             csum: self.has(F_GUEST_CSUM),
             tso4: self.has(F_GUEST_TSO4),
             tso6: self.has(F_GUEST_TSO6),
+            uso: self.has(F_GUEST_USO4) && self.has(F_GUEST_USO6),
         }
     }
 

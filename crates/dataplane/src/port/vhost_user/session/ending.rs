@@ -14,15 +14,22 @@ use vhost::vhost_user::{Error, Result};
 
 use super::super::halt::Halted;
 use super::{
-    F_CSUM, F_GUEST_CSUM, F_GUEST_TSO4, F_GUEST_TSO6, F_HOST_TSO4, F_HOST_TSO6, Session,
-    feature_names, refuse,
+    F_CSUM, F_GUEST_CSUM, F_GUEST_TSO4, F_GUEST_TSO6, F_GUEST_USO4, F_GUEST_USO6, F_HOST_TSO4,
+    F_HOST_TSO6, F_HOST_USO, Session, feature_names, refuse,
 };
 use crate::port::ring::{RING_SIZE_MAX, RingError};
 use crate::wake::Cause as SleepCause;
 
 /// All virtio features that a port offers only if its configuration has the offload.
-const OFFLOADS: u64 =
-    F_CSUM | F_GUEST_CSUM | F_GUEST_TSO4 | F_GUEST_TSO6 | F_HOST_TSO4 | F_HOST_TSO6;
+const OFFLOADS: u64 = F_CSUM
+    | F_GUEST_CSUM
+    | F_GUEST_TSO4
+    | F_GUEST_TSO6
+    | F_HOST_TSO4
+    | F_HOST_TSO6
+    | F_GUEST_USO4
+    | F_GUEST_USO6
+    | F_HOST_USO;
 
 /// Reason why the session refuses a driver's request, or why the session ends.
 #[derive(Debug, thiserror::Error)]

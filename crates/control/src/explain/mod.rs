@@ -17,8 +17,9 @@
 //!    port's own rate is also the limit if the port sends at the rate `shape.send` and the shaper
 //!    delayed most of its frames. The port's own rate is also the limit if frames had to wait for
 //!    `police` or `send` after most of the port's batches.
-//! 3. A link limits the port if frames were dropped with the reason `link-limit`, by an uplink's
-//!    full ring, or by a full queue of a `wfq` port.
+//! 3. A link limits the port if frames had to wait for the port's part of the full link after most
+//!    of the port's batches. A link also limits the port if frames were dropped by an uplink's full
+//!    ring, or by a full queue of a `wfq` port.
 //! 4. The destination limits the port if a receiver's ring or queue dropped frames, or if most of
 //!    the port's frames waited while a receiver's limit `receive` held frames back.
 //! 5. A link limits the port if frames stay in the port's ring because too many of its frames wait

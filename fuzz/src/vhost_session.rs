@@ -428,7 +428,7 @@ fn connect() -> (Line, SteppedPort) {
         path: PathBuf::from("/fuzz"),
         mode: SocketMode::Server,
         queue_pairs: PAIRS,
-        offloads: OffloadCaps { csum: true, tso4: true, tso6: true },
+        offloads: OffloadCaps::ALL,
         socket_mode: 0o600,
         socket_owner: None,
         socket_group: None,

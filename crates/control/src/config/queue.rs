@@ -39,10 +39,12 @@ pub enum Excess {
     expecting = "a table of queue limits such as { bytes = 262144 }"
 )]
 pub struct Queue {
-    /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144. A port without
-    /// `queue`, for which frames wait because of `receive`, has the limit 2097152.
+    /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144, or 2097152 for each
+    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, and for a port with a limit
+    /// `receive` without a burst.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2_048, max = 8_388_608))]
-    pub bytes: u64,
+    pub bytes: Option<u64>,
     /// Longest wait of a frame in microseconds, 100 to 10000000. When the oldest frame has waited
     /// longer than `wait_us`, the switch accepts no further frame (`excess = "hold"`) or drops the
     /// oldest frame (`excess = "drop"`). The default wait is 10000 µs. The default is 1000000 µs
@@ -64,13 +66,15 @@ pub struct Queue {
 
 impl Default for Queue {
     fn default() -> Self {
-        Self { bytes: 256 * 1024, wait_us: None, frames: 4_096, excess: None }
+        Self { bytes: None, wait_us: None, frames: 4_096, excess: None }
     }
 }
 
 impl Queue {
     pub(super) fn check<T>(&self, object: &Object<'_, T>, egress: Egress, report: &mut Report<'_>) {
-        outside(object, "queue.bytes", self.bytes, &BYTES, report);
+        if let Some(bytes) = self.bytes {
+            outside(object, "queue.bytes", bytes, &BYTES, report);
+        }
         outside(object, "queue.frames", self.frames, &FRAMES, report);
         if let Some(wait) = self.wait_us {
             outside(object, "queue.wait_us", wait, &WAIT_US, report);
@@ -93,7 +97,9 @@ pub(super) enum Paced {
     Limited,
 }
 
-/// Bytes of frames that may wait for a limit (`receive`) by default. The limit is the product of 2
+/// Bytes of waiting frames, unless the frames wait for a limit.
+const BYTES_DEFAULT: u64 = 256 * 1_024;
+/// Bytes of frames that may wait for a limit or a shared link by default. The limit is the product of 2
 /// Gbit/s and a round trip of 8 ms, so that one TCP stream gets its rate. Early signals keep the
 /// queue shorter while it is limited by TCP.
 const LIMITED_BYTES: u64 = 2 << 20;
@@ -118,8 +124,9 @@ pub(super) fn terms(
         Egress::Fifo => Order::Fifo,
     };
     let is_limited = paced == Paced::Limited && order == Order::Fifo;
-    let bytes = if is_limited { LIMITED_BYTES } else { Queue::default().bytes };
-    let queue = queue.unwrap_or(Queue { bytes, ..Queue::default() });
+    let limited = is_limited || order == Order::FairShare;
+    let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
+    let queue = queue.unwrap_or_default();
     let wait_us = queue.wait_us.unwrap_or(match paced {
         _ if order == Order::Wfq => 1_000_000,
         Paced::Shaped(_) => 1_000_000,
@@ -130,11 +137,13 @@ pub(super) fn terms(
         (Order::FairShare, None | Some(Excess::Hold)) => QosExcess::Hold,
         _ => QosExcess::Drop,
     };
-    let bound = Bound { bytes: queue.bytes, wait: Nanos::from_micros(wait_us), excess };
+    let held_bytes = queue.bytes.unwrap_or(LIMITED_BYTES);
+    let bytes = queue.bytes.unwrap_or(bytes);
+    let bound = Bound { bytes, wait: Nanos::from_micros(wait_us), excess };
     let link = link.map(|link| Pacing::Link(link.0));
     let pacing = match paced {
         Paced::Shaped(terms) => Pacing::Shaped(terms),
         Paced::No | Paced::Limited => link.unwrap_or_default(),
     };
-    Some(QueueTerms { order, pacing, bound, frames: queue.frames })
+    Some(QueueTerms { order, pacing, bound, held_bytes, frames: queue.frames })
 }

@@ -79,6 +79,8 @@ impl Handler {
 
     fn look(&mut self, name: &str, link: &WatchedLink, sent: Sent, now: Nanos) {
         self.looked = now;
+        // A link that was removed and added again has a new flag, and may have an old handler.
+        link.active.store(self.bottleneck.is_limited(), Ordering::Relaxed);
         let Some(change) = self.bottleneck.observe(now, sent) else { return };
         let limited = change == Change::Enter;
         link.active.store(limited, Ordering::Relaxed);

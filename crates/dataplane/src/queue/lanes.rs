@@ -58,6 +58,8 @@ pub(super) struct Lanes {
     /// Limits on the frames that wait in each queue. Lanes of rate-limited tenants have limits of
     /// their own.
     depth: Depth,
+    /// Limits on the frames that wait in each lane with a rate ceiling.
+    held: Depth,
     /// Bit mask of code points that still use their old queue after the last change of classes.
     following: u64,
     /// Latest time at which moved code points start to use their new queues.
@@ -71,11 +73,13 @@ pub(super) struct Lanes {
 impl Lanes {
     pub(super) fn new(terms: &QueueTerms) -> Self {
         let depth = Depth { bytes: terms.bound.bytes, wait: terms.bound.wait };
+        let held = Depth { bytes: terms.held_bytes, ..depth };
         Self {
             wfq: Wfq::new(QUEUES_MAX, terms.frames, depth),
             classes: Arc::default(),
             points: [Point::default(); DSCPS],
             depth,
+            held,
             following: 0,
             until: Nanos::ZERO,
             counters: Arc::default(),
@@ -102,7 +106,7 @@ impl Lanes {
             {
                 *early = Default::default();
             }
-            let depth = rate.map_or(self.depth, |rate| held_depth(self.depth, rate));
+            let depth = rate.map_or(self.depth, |rate| held_depth(self.held, rate));
             self.wfq.set_depth(lane, depth);
         }
         self.classes = classes;
@@ -164,8 +168,13 @@ impl Lanes {
 
     /// Notes that a departing frame is dropped as a signal instead of being sent.
     pub(super) fn drops(&mut self, frame: &Stored) {
-        self.wfq.not_sent(frame.class.queue.into(), frame.wire());
+        self.not_sent(frame, frame.wire());
         self.counters.lost(frame);
+    }
+
+    /// Notes that `bytes` bytes of a departing frame are not sent.
+    pub(super) fn not_sent(&mut self, frame: &Stored, bytes: u32) {
+        self.wfq.not_sent(frame.class.queue.into(), bytes);
     }
 
     /// Whether the rate ceiling of a queue is so low that a large segment takes long.

@@ -295,17 +295,26 @@ impl OutputQueue {
                 break;
             }
             self.head = None;
+            // The frame as it is sent.
+            let mut sent = frame;
             if signals {
-                match signal(batch, batch.len() - 1) {
+                let last = batch.len() - 1;
+                match signal(batch, last) {
                     Signal::Marked => signalled.marked += 1,
-                    Signal::Trimmed => signalled.trimmed += 1,
+                    Signal::Trimmed => {
+                        signalled.trimmed += 1;
+                        sent.size = on_wire(batch, last);
+                        if let Some(lanes) = self.line.lanes_mut() {
+                            lanes.not_sent(&frame, frame.wire().saturating_sub(sent.wire()));
+                        }
+                    }
                     // Without room for the rest of a segment, the next frame signals.
                     Signal::Drop => {}
                 }
             }
-            self.pacer.went(now, frame.wire());
+            self.pacer.went(now, sent.wire());
             if let Some(limit) = &mut self.limit {
-                limit.went(&frame);
+                limit.went(&sent);
             }
             if let Some(lanes) = self.line.lanes() {
                 lanes.counters.went(&frame);

@@ -96,6 +96,9 @@ pub struct QueueTerms {
     /// per VM with [`Order::FairShare`], per queue with [`Order::Wfq`], and for the whole output
     /// with [`Order::Fifo`].
     pub bound: Bound,
+    /// Limit on the waiting bytes of a tenant with a rate ceiling, at an output with
+    /// [`Order::Wfq`].
+    pub held_bytes: u64,
     /// Maximum number of waiting frames of the whole output. With [`Order::Wfq`], a queue's frames
     /// may not exceed the output's remaining room for frames.
     pub frames: u32,

@@ -80,6 +80,7 @@ impl PortQueue for OwnMemory {
 
 fn terms(order: Order, excess: Excess) -> QueueTerms {
     QueueTerms {
+        held_bytes: 262_144,
         order,
         pacing: Pacing::Link(BitsPerSecond(100_000_000)),
         bound: Bound { bytes: 20_000, wait: Nanos::from_millis(2), excess },
@@ -363,7 +364,13 @@ fn a_link_that_was_idle_does_not_send_faster_for_it() {
 /// bytes in a millisecond.
 fn limited(bytes: u64) -> Bench {
     let bound = Bound { bytes, wait: Nanos::from_secs(1), excess: Excess::Drop };
-    let terms = QueueTerms { pacing: Pacing::None, bound, frames: 64, order: Order::Fifo };
+    let terms = QueueTerms {
+        held_bytes: 262_144,
+        pacing: Pacing::None,
+        bound,
+        frames: 64,
+        order: Order::Fifo,
+    };
     let mut bench = Bench::new(terms, false, false);
     bench.store = FrameStore::new(1_000);
     let rate = Some((BitsPerSecond(8_000_000), 1_000));
@@ -445,7 +452,8 @@ fn a_long_wait_is_told_to_the_senders_by_marks_or_else_by_drops() {
 fn a_ceiling_signals_early_and_other_queues_do_not() {
     let bound = Bound { bytes: 1 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
     let link = Pacing::Link(BitsPerSecond(1_000_000_000));
-    let terms = QueueTerms { pacing: link, bound, frames: 1_024, order: Order::Wfq };
+    let terms =
+        QueueTerms { held_bytes: 262_144, pacing: link, bound, frames: 1_024, order: Order::Wfq };
     let mut bench = Bench::new(terms, false, false);
     bench.store = FrameStore::new(2_000);
     bench.queue.change(link, None, classes([1; 4], true), Nanos::ZERO);

@@ -105,6 +105,7 @@ impl Bed {
 
 fn terms(link: u64) -> QueueTerms {
     QueueTerms {
+        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(link)),
         bound: Bound::default(),

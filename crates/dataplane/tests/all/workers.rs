@@ -259,6 +259,7 @@ fn frames_that_wait_for_an_output_keep_their_turn_although_their_sender_moved() 
     let mut bed = Bed::new(&[&[0], &[0]]);
     introduce(&mut bed, &[0, 1]);
     let terms = QueueTerms {
+        held_bytes: 262_144,
         order: Order::FairShare,
         pacing: Pacing::Link(BitsPerSecond(10_000_000)),
         bound: Bound::default(),

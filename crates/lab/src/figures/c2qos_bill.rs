@@ -243,6 +243,7 @@ fn lower_class(
             let up = bed.add(1_024, Notice::Poll)?;
             let high = bed.add(RING, Notice::Poll)?;
             let terms = QueueTerms {
+                held_bytes: 262_144,
                 order,
                 pacing: Pacing::Link(BitsPerSecond(100_000_000_000)),
                 bound: Bound::default(),

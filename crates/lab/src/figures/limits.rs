@@ -93,7 +93,11 @@ impl Bed {
                 let (bytes, wait) = (2 << 20, Nanos::from_millis(200));
                 let bound = Bound { bytes, wait, excess: Excess::Drop };
                 let (order, pacing) = (Order::Fifo, Pacing::None);
-                let home = QueueHome::new(QueueTerms { order, pacing, bound, frames: 4_096 }, 8, 8);
+                let home = QueueHome::new(
+                    QueueTerms { held_bytes: 2 << 20, order, pacing, bound, frames: 4_096 },
+                    8,
+                    8,
+                );
                 let limit = limit();
                 home.set_limit(Some(Arc::clone(&limit)));
                 self.world.set_policy(self.to, |policy| {
@@ -170,7 +174,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         bed.police(vec![bits(BitsPerSecond(mbps * 1_000_000)), frames])?;
         worst = worst.max(100.0 * (bed.flood(1_514, due) / due - 1.0).abs());
     }
-    outcome.claim(live::udp_claim(&floods).within(99.0, 101.0));
+    outcome.claim(live::udp_claim("64 or 1,518 bytes", &floods).within(99.0, 101.0));
     outcome.claim(live::both_claim(worst).at_most(1.0));
     Ok(outcome)
 }

@@ -121,7 +121,13 @@ fn a_queue_takes_permitted_traffic_from_outside() {
     let mut world = world(1);
     let (to, outside, neighbour) = (vm(&mut world), vm(&mut world), vm(&mut world));
     let bound = Bound { excess: Excess::Drop, ..Bound::default() };
-    let terms = QueueTerms { order: Order::Fifo, pacing: Pacing::None, bound, frames: 512 };
+    let terms = QueueTerms {
+        held_bytes: 262_144,
+        order: Order::Fifo,
+        pacing: Pacing::None,
+        bound,
+        frames: 512,
+    };
     let home = QueueHome::new(terms, 16, 16);
     world.set_policy(to, |policy| policy.queue = Some(home));
     world.set_policy(outside, |policy| policy.tenant = None);
@@ -149,7 +155,13 @@ fn waiting(rate: u64) -> Terms {
 /// Gives the port a queue in which its frames wait for `policer`.
 fn wait_for(world: &mut World, port: PortHandle, policer: EgressPolicer) {
     let bound = Bound { bytes: 256 << 10, wait: Nanos::from_millis(200), excess: Excess::Drop };
-    let terms = QueueTerms { order: Order::Fifo, pacing: Pacing::None, bound, frames: 4_096 };
+    let terms = QueueTerms {
+        held_bytes: 262_144,
+        order: Order::Fifo,
+        pacing: Pacing::None,
+        bound,
+        frames: 4_096,
+    };
     let home = QueueHome::new(terms, 16, 16);
     let policer = Arc::new(policer);
     home.set_limit(Some(Arc::clone(&policer)));

@@ -236,7 +236,12 @@ fn allowed_cores() -> anyhow::Result<Vec<u32>> {
     Ok(cores.filter_map(|core| u32::try_from(core).ok()).collect())
 }
 
-fn pin(core: u32) -> anyhow::Result<()> {
+/// Makes this thread run only on `core`.
+///
+/// # Errors
+///
+/// Returns an error if the machine has no such core or does not allow it.
+pub fn pin(core: u32) -> anyhow::Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(usize::try_from(core)?)
         .and_then(|()| sched_setaffinity(Pid::from_raw(0), &cpus))

@@ -26,9 +26,14 @@
 //! VM1. *Native* latency is measured under the same policy while the other VMs send nothing. The
 //! latency that a policy adds is compared with the latency that `bps` adds.
 //!
+//! The paper's limit in bits has a stated burst and drops the frames above it, and its VMs send
+//! without TSO. The same limit is also measured with VMs that send large segments, and a limit
+//! without a stated burst, for which frames wait, is measured with both kinds of VMs
+//! ([`Way::BITS`]).
+//!
 //! # Cost
 //!
-//! A run of the experiment takes five to eight minutes.
+//! A run of the experiment takes eight to twelve minutes.
 
 use std::time::Duration;
 
@@ -103,20 +108,50 @@ impl Sale {
 enum Way {
     Free,
     Bps,
+    /// As [`Self::Bps`], with VMs that send large segments.
+    BpsTso,
+    /// A limit in bits per second without a stated burst, for which frames wait.
+    Waits,
+    /// As [`Self::Waits`], with VMs that send large segments.
+    WaitsTso,
     Strict,
     Minmax,
     C2qos,
 }
 
 impl Way {
+    /// Limits in bits per second: the paper's one first.
+    const BITS: [Self; 4] = [Self::Bps, Self::BpsTso, Self::Waits, Self::WaitsTso];
+
     fn name(self) -> &'static str {
         match self {
             Self::Free => "free",
             Self::Bps => "bps",
+            Self::BpsTso => "bps-tso",
+            Self::Waits => "bps-waits",
+            Self::WaitsTso => "bps-waits-tso",
             Self::Strict => "strict",
             Self::Minmax => "minmax",
             Self::C2qos => "minmax-hbs",
         }
+    }
+
+    /// Whether the VMs send large segments.
+    fn offloads(self) -> bool {
+        matches!(self, Self::BpsTso | Self::WaitsTso)
+    }
+
+    fn is_bits(self) -> bool {
+        Self::BITS.contains(&self)
+    }
+
+    /// Limits a VM to `bits` bits per second.
+    fn limit(self, stage: &mut Stage, vm: &str, bits: f64) -> anyhow::Result<()> {
+        if matches!(self, Self::Bps | Self::BpsTso) {
+            return stage.limit(vm, bits);
+        }
+        let police = format!("police={{cir={bits:.0}}}");
+        stage.change("port", vm, &["ingress_policy=bps", &police])
     }
 
     fn plan(self, sale: Sale) -> Plan {
@@ -127,14 +162,12 @@ impl Way {
                 Bound { policy, cycles, weight: 1, ..Bound::default() }
             };
             match (self, part) {
-                (Self::Free, _) | (Self::Bps, None) => Bound::default(),
-                (Self::Bps, Some(part)) => {
-                    let bits = sale.bits(part);
-                    Bound { policy: Policy::Bps, bits, ..Bound::default() }
+                // Limits in bits are set when the switch runs, and after each calibration.
+                (Self::Free | Self::Bps | Self::BpsTso | Self::Waits | Self::WaitsTso, _) => {
+                    Bound::default()
                 }
                 (Self::Strict, Some(_)) => of(Policy::Strict),
-                (Self::Strict | Self::Minmax, _) => of(Policy::Minmax),
-                (Self::C2qos, _) => of(Policy::Minmax),
+                (Self::Strict | Self::Minmax | Self::C2qos, _) => of(Policy::Minmax),
             }
         };
         let mut vms: Vec<Vm> = VMS
@@ -152,6 +185,7 @@ impl Way {
             }
         }
         let mut plan = Plan::new(if self == Self::C2qos { "hbs" } else { "round-robin" }, vms);
+        plan.offloads = self.offloads();
         plan.worker = format!("capacity = {:.0}\n", sale.capacity);
         plan
     }
@@ -206,17 +240,22 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
     let secs = context.live.secs.unwrap_or(3.0).max(1.0);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
-    let sale = sell(&bed, (CORE_PART * bed.tsc_hz()).round(), secs)?;
-    outcome.note(
-        "sold",
-        json!({ "capacity_mcycles_per_s": sale.capacity / 1e6, "mbps": sale.bps / 1e6,
-            "share_of_cycles": sale.share }),
-    );
+    let capacity = (CORE_PART * bed.tsc_hz()).round();
+    let (plain, tso) = (sell(&bed, capacity, false, secs)?, sell(&bed, capacity, true, secs)?);
+    for (name, sale) in [("sold", plain), ("sold_tso", tso)] {
+        outcome.note(
+            name,
+            json!({ "capacity_mcycles_per_s": sale.capacity / 1e6, "mbps": sale.bps / 1e6,
+                "share_of_cycles": sale.share }),
+        );
+    }
     let mut all = Vec::new();
     let mut tally = Tally::default();
     let wanted = context.live.runs.unwrap_or(2);
-    for (way, i) in [Way::Bps, Way::Strict, Way::Minmax, Way::C2qos].into_iter().zip(0_u32..) {
-        context.progress(f64::from(i) / 4.0, way.name());
+    let ways = Way::BITS.into_iter().chain([Way::Strict, Way::Minmax, Way::C2qos]);
+    for (way, i) in ways.zip(0_u32..) {
+        context.progress(f64::from(i) / 7.0, way.name());
+        let sale = if way.offloads() { tso } else { plain };
         let found = under(&bed, way, sale, (secs, wanted), &mut tally)?;
         for ((vm, _), curve) in VMS.iter().zip(&found.curves) {
             outcome.series(&format!("{} {vm}", way.name()), "Mbit/s", curve.iter().copied());
@@ -271,10 +310,13 @@ fn serve(bed: &Bed, stage: &mut Stage) -> anyhow::Result<()> {
     stage.await_tcp("vm1", NET_PLACE, 19765)
 }
 
-/// Runs a calibration, in which VM1 and VM3 send frames of 1024 bytes, without limits.
-fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
+/// Runs a calibration, in which VM1 and VM3 send frames of 1024 bytes, or large segments of such
+/// frames with `offloads`. No VM has a limit.
+fn sell(bed: &Bed, capacity: f64, offloads: bool, secs: f64) -> anyhow::Result<Sale> {
     let free = Sale { capacity, ..Sale::default() };
-    let mut stage = Stage::start(bed, Way::Free.name(), &Way::Free.plan(free))?;
+    let plan = Plan { offloads, ..Way::Free.plan(free) };
+    let name = if offloads { "free-tso" } else { "free" };
+    let mut stage = Stage::start(bed, name, &plan)?;
     serve(bed, &mut stage)?;
     for vm in ["vm1", "vm3"] {
         send(bed, &mut stage, vm, false)?;
@@ -292,6 +334,9 @@ fn under(
 ) -> anyhow::Result<Found> {
     let mut stage = Stage::start(bed, way.name(), &way.plan(sale))?;
     serve(bed, &mut stage)?;
+    if way.is_bits() {
+        VMS.iter().try_for_each(|(vm, part)| way.limit(&mut stage, vm, sale.bits(*part)))?;
+    }
     let mut found = Found::default();
     found.us[0] = latency(bed, &mut stage, secs)?;
     let capacity = sale.capacity;
@@ -381,9 +426,9 @@ impl Turns for Phases<'_> {
     }
 
     fn measure(&mut self, by: &Calm) -> anyhow::Result<Noisy> {
-        if self.way == Way::Bps {
+        if self.way.is_bits() {
             for (vm, part) in VMS {
-                self.stage.limit(vm, by.sale.bits(part))?;
+                self.way.limit(self.stage, vm, by.sale.bits(part))?;
             }
         }
         let waited = self.stage.waited_ns();
@@ -417,7 +462,7 @@ fn bought(way: Way, judged: &Judged<Calm, Noisy>) -> f64 {
     let [before, after] = [&judged.before, &judged.after].map(|calm| calm.sale.bits(VMS[0].1));
     // `bps` sells bits according to the calibration before the window. Other policies sell cycles.
     // Their worth in bits changes with the machine, so the mean of both calibrations counts.
-    if way == Way::Bps { before } else { f64::midpoint(before, after) }
+    if way.is_bits() { before } else { f64::midpoint(before, after) }
 }
 
 /// Returns VM1's rate in percent of its purchase, for each of the three phases.
@@ -473,7 +518,7 @@ fn latency_us(said: &str) -> Option<f64> {
 }
 
 fn conclude(outcome: &mut Outcome, all: &[Found]) {
-    let [bps, strict, minmax, c2qos] = all else { return };
+    let [bps, bps_tso, waits, waits_tso, strict, minmax, c2qos] = all else { return };
     let delta = |found: &Found| 100.0 * (found.vm1_pct[1] / found.vm1_pct[0] - 1.0);
     let least = |pct: &[f64]| pct.iter().copied().fold(f64::INFINITY, super::noisy::nan_min);
     let left = |found: &Found| 100.0 * (found.us[1] - found.us[0]) / (bps.us[1] - bps.us[0]);
@@ -492,6 +537,21 @@ fn conclude(outcome: &mut Outcome, all: &[Found]) {
             "bps_vm1_min_pct",
             "The least part of its purchase that VM1 gets, under `bps`.",
             least(&bps.vm1_pct),
+        ),
+        (
+            "bps_tso_vm1_min_pct",
+            "The same, with VMs that send large segments.",
+            least(&bps_tso.vm1_pct),
+        ),
+        (
+            "bps_waits_vm1_min_pct",
+            "The same under `bps` without a stated burst.",
+            least(&waits.vm1_pct),
+        ),
+        (
+            "bps_waits_tso_vm1_min_pct",
+            "The same under `bps` without a stated burst, with VMs that send large segments.",
+            least(&waits_tso.vm1_pct),
         ),
         (
             "added_latency_left_cycles_pct",

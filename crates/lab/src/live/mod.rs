@@ -45,6 +45,7 @@ mod classes;
 mod demo;
 mod demo_story;
 mod fabric;
+mod gso_flood;
 mod limits;
 mod machine;
 mod many;

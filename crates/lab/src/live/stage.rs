@@ -12,6 +12,7 @@
 //! Without real-time priority, a kernel that preempts only at its tick lets other programs keep the
 //! core for 4 ms.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -57,10 +58,16 @@ pub(crate) struct Reading {
 
 impl Reading {
     /// Returns the bits per second, FCS included, that the VM at `port` sent since the reading
-    /// `before`.
+    /// `before`. A large segment counts as the frames that it becomes on the wire.
     pub fn bps(&self, before: &Self, port: &str) -> f64 {
-        let frames = self.per_second(before, port, "rx_frames");
-        8.0 * (self.per_second(before, port, "rx_bytes") + 4.0 * frames)
+        self.wire_bps(before, port, 4.0)
+    }
+
+    /// Works like [`Self::bps`], with `overhead` bytes for each frame instead of the FCS.
+    pub fn wire_bps(&self, before: &Self, port: &str, overhead: f64) -> f64 {
+        let of = |name: &str| self.per_second(before, port, name);
+        let frames = of("rx_frames") - of("rx_tso") + of("rx_segments");
+        8.0 * (of("rx_bytes") + of("rx_segment_headers") + overhead * frames)
     }
 
     /// Returns the increase per second of the port's counter `name` since the reading `before`.
@@ -89,11 +96,12 @@ impl Stage {
             let mtu = if plan.mtu == 0 { 1_500 } else { plan.mtu };
             command.arg("--nic").arg(format!(
                 "socket={},mode=client,netns={netns},mac={},ip={}/8,offloads={offloads},mtu={mtu},\
-                 queues={}",
+                 queues={},delay-us={}",
                 ours.socket(&vm.name).display(),
                 Plan::mac(number),
                 Plan::ip(number),
                 plan.pairs.max(1),
+                plan.delay_us,
             ));
             namespaces.push((vm.name.clone(), netns));
         }
@@ -118,12 +126,22 @@ impl Stage {
         &self.dir
     }
 
-    /// Builds a command that runs in the namespace of `vm`, on the generator's core.
-    pub fn inside(&self, vm: &str, program: &str, words: &[&str]) -> anyhow::Result<Command> {
+    /// Opens the network namespace of `vm`.
+    pub fn namespace(&self, vm: &str) -> anyhow::Result<File> {
+        let path = self.netns(vm)?;
+        File::open(&path).with_context(|| path)
+    }
+
+    fn netns(&self, vm: &str) -> anyhow::Result<String> {
         let netns = self.namespaces.iter().find(|(name, _)| name == vm);
         let (_, netns) = netns.with_context(|| format!("no VM is named {vm}"))?;
+        Ok(format!("/run/netns/{netns}"))
+    }
+
+    /// Builds a command that runs in the namespace of `vm`, on the generator's core.
+    pub fn inside(&self, vm: &str, program: &str, words: &[&str]) -> anyhow::Result<Command> {
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{netns}"));
+        command.arg(format!("--net={}", self.netns(vm)?));
         command.args(["--", "taskset", "-c", &self.core]);
         if self.prompt {
             command.arg("chrt").args(REAL_TIME);

@@ -141,6 +141,9 @@ pub(crate) struct Plan {
     pub prompt: bool,
     /// MTU in bytes of the interfaces in network namespaces. An MTU of 0 means 1,500 bytes.
     pub mtu: u16,
+    /// Time for which each frame to a network namespace waits in the namespace's NIC, in
+    /// microseconds. A round trip is longer by twice the time.
+    pub delay_us: u32,
 }
 
 impl Plan {

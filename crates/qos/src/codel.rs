@@ -26,7 +26,9 @@
 //! - In RFC 8289, the times between signals depend only on the number of signals. A ring with 256
 //!   segments of 64 KiB makes frames wait for seconds, and the streams in it would need many
 //!   seconds to become slower. Here the times are shorter by the factor waited / (4 × target), up
-//!   to 16.
+//!   to 16. When the wait falls below two targets, the count of signals begins anew. With the old
+//!   count, more signals would follow before the senders had reacted to the last ones, and a single
+//!   stream would become slower than the output.
 //!
 //! # Cost
 //!
@@ -77,6 +79,8 @@ pub struct Codel {
     count: u64,
     /// Value of `count` at the beginning of the current series of signals.
     first_count: u64,
+    /// Whether signals came early because of a very long wait, and the count is from then.
+    fast: bool,
 }
 
 impl Codel {
@@ -109,6 +113,11 @@ impl Codel {
         if self.signalling {
             if now < self.next {
                 return false;
+            }
+            self.fast |= over > 1;
+            if self.fast && waited.0 < 2 * pace.target.0 {
+                (self.count, self.first_count, self.next) = (0, 0, now);
+                self.fast = false;
             }
             self.count += 1;
             self.next = after(self.next, interval, self.count);
@@ -173,6 +182,14 @@ mod tests {
         let (short, long, longest) = (signals(19), signals(200), signals(5_000));
         assert_eq!(short, signals(6));
         assert!(long > 2 * short && longest > long, "{short}, {long}, {longest}");
+    }
+
+    #[test]
+    fn after_a_very_long_wait_the_signals_are_few_again() {
+        let mut codel = Codel::new();
+        let many = run(&mut codel, 0, 1_000, 200, true);
+        assert!(many.len() > 100, "{many:?}");
+        assert_eq!(run(&mut codel, 1_000, 1_300, 9, true), [1_000, 1_100, 1_171, 1_229, 1_279]);
     }
 
     #[test]

@@ -23,9 +23,10 @@ cleanup() {
     if [ -n "${KEEP:-}" ]; then say "logs: $WORK"; else rm -rf "$WORK"; fi
 }
 
-# vhost_port NAME MODE MAC IP QUEUES
+# vhost_port NAME MODE MAC IP QUEUES [TENANT]: without a tenant, the port is shared.
 vhost_port() {
-    printf '\n[[port]]\nname = "%s"\ntenant = "blue"\nvhost-user.mode = "%s"\n' "$1" "$2"
+    printf '\n[[port]]\nname = "%s"\nvhost-user.mode = "%s"\n' "$1" "$2"
+    [ -z "${6-}" ] || printf 'tenant = "%s"\n' "$6"
     printf 'vhost-user.socket = "%s"\nmac = ["%s"]\nip = ["%s"]\n' "$WORK/$1.sock" "$3" "$4"
     printf 'vhost-user.queues = %s\n' "$5"
 }
@@ -33,9 +34,9 @@ vhost_port() {
 write_config() {
     switch_config test-guests
     printf '\n[[tenant]]\nname = "blue"\n'
-    vhost_port vm1 server 52:54:00:00:02:01 10.0.0.21 2
-    vhost_port vm2 client 52:54:00:00:02:02 10.0.0.22 2
-    vhost_port ep1 server 52:54:00:00:01:01 10.0.0.11 1
+    vhost_port vm1 server 52:54:00:00:02:01 10.0.0.21 2 blue
+    vhost_port vm2 client 52:54:00:00:02:02 10.0.0.22 2 blue
+    vhost_port ep1 server 52:54:00:00:01:01 10.0.0.11 1 blue
     vhost_port ep2 client 52:54:00:00:01:02 10.0.0.12 1
 }
 
@@ -152,7 +153,8 @@ limited() {
     # Several words each.
     # shellcheck disable=SC2086
     check "$what: limited to $limit Mbit/s" ctl $object $on --no-save
-    iperf "$from" "$address"
+    # The limits of a full link begin when the link has been full for 200 ms.
+    iperf "$from" "$address" -O 1
     check "$what: the stream gets 85 to 102 % of $limit Mbit/s" within_limit "$limit"
     check "$what: $counter of $port grew" [ "$(port_counter "$port" "$counter")" -gt "$before" ]
     check "$what: the limit dropped no frame" [ "$(port_counter "$from" police_red)" = "$red" ]
@@ -161,7 +163,7 @@ limited() {
 }
 
 # Every kind of limit between the guest vm1, with its default offloads and two queue pairs, and an
-# endpoint.
+# endpoint. The endpoint ep2 has a shared port.
 guest_limited() {
     limited "police of an endpoint" ep1 10.0.0.12 1000 ep1 police_waits "port set ep1" \
         'ingress_policy=bps police={cir="1G"}' 'ingress_policy= police='
@@ -173,6 +175,14 @@ guest_limited() {
         'receive={rate="100M"}' receive=
     limited "receive of a guest's tenant" ep1 10.0.0.21 100 vm1 receive_waits "tenant set blue" \
         'receive={rate="100M"}' receive=
+    limited "send of a guest's tenant" vm1 10.0.0.12 100 vm1 send_waits "tenant set blue" \
+        'send={rate="100M"}' send=
+    limited "fair-share link" vm1 10.0.0.12 100 vm1 held_back "port set ep2" \
+        'egress=fair-share link=100M' 'egress= link='
+    limited "full link" vm1 10.0.0.12 100 vm1 link_waits "port set ep2" \
+        'egress=fifo link=100M' 'egress= link='
+    limited "ceiling of a guest's tenant" vm1 10.0.0.12 100 ep2 receive_waits "port set ep2" \
+        'egress=wfq link=10G wfq={ceilings={blue="100M"}}' 'egress= link= wfq='
     limited "shape.send of a guest" vm1 10.0.0.12 20 vm1 rx_cut "port set vm1" \
         'shape={send="20M"}' shape=
     limited "shape.receive of a guest" ep1 10.0.0.21 20 vm1 sw_tso "port set vm1" \

@@ -91,7 +91,8 @@ pub struct PortPlan {
     pub cycles: CyclesPerSecond,
     /// Source of `cycles`.
     pub basis: Basis,
-    /// Bandwidth on the host's link that the port purchased, in bits per second.
+    /// Bandwidth on the host's link that the port's purchased rate takes, in bits per second with
+    /// Ethernet's overhead for each frame.
     pub bandwidth: BitsPerSecond,
     /// Workers that own the port's queue pairs.
     pub workers: WorkerSet,
@@ -224,7 +225,8 @@ impl Planner<'_> {
 
     /// Returns the sum of the rates of all uplinks with a `link`, in bits per second.
     fn link(&self) -> Option<BitsPerSecond> {
-        let links = self.config.ports.iter().filter_map(|port| port.link);
+        let uplinks = self.config.ports.iter().filter(|port| port.tenant.is_none());
+        let links = uplinks.filter_map(|port| port.link);
         links.map(|link| link.0).reduce(|a, b| BitsPerSecond(a.0.saturating_add(b.0)))
     }
 
@@ -290,7 +292,7 @@ impl Planner<'_> {
             uncertainty: self.model.map_or(0.0, |model| model.uncertainty(&profile)),
             cycles,
             basis,
-            bandwidth: contract.as_ref().map(Contract::bandwidth).unwrap_or_default(),
+            bandwidth: contract.as_ref().map(Contract::on_link).unwrap_or_default(),
             workers: homes.collect(),
             share: to_f64(cycles.0) / to_f64(each.0.max(1)),
             price: self.model.map(|model| model.price(&profile, at)).unwrap_or_default(),

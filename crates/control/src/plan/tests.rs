@@ -258,9 +258,17 @@ fn more_bandwidth_than_the_link_has_is_refused() {
     let [refusal] = plan.refusals.as_slice() else { panic!("{:?}", plan.refusals) };
     assert_eq!(
         refusal.to_string(),
-        "uplink: 12G bit/s are sold and the link carries 10G: 2G too much; sell port a 6G instead \
-         of 8G, or reduce each port's purchase to 83.33 %"
+        "uplink: 12.234G bit/s are sold with Ethernet's overhead, and the link carries 10G: 2.234G \
+         too much; sell port a 5800M instead of 8G, or reduce each port's purchase to 81.73 %"
     );
+    // The link of a tenant's port carries none of the uplink's frames.
+    let tenants = port("c", "link = \"40G\"\negress = \"wfq\"");
+    let plan = plan_of(&(RED.to_owned() + uplink + &ports + &tenants), Some(&model()), 1);
+    assert_eq!((plan.refusals.len(), plan.link), (1, Some(BitsPerSecond(10_000_000_000))));
+    // 10 Gbit/s of the shortest frames take 13.1 Gbit/s of a link.
+    let short = port("a", "cycles = 1000\ncontract = { rate = \"10G\", size = 64 }");
+    let plan = plan_of(&(RED.to_owned() + uplink + &short), Some(&model()), 1);
+    assert!(plan.refusals[0].problem.starts_with("13.125G bit/s are sold"), "{:?}", plan.refusals);
 }
 
 #[test]

@@ -61,7 +61,7 @@ pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigErro
     let mut all = Vec::new();
     if let Some(excess) = &plan.admission.link {
         let problem = format!(
-            "{} bit/s are sold and the link carries {}: {} too much",
+            "{} bit/s are sold with Ethernet's overhead, and the link carries {}: {} too much",
             short(excess.sold.0),
             short(excess.there.0),
             short(excess.sold.0 - excess.there.0)

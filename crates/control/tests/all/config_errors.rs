@@ -194,6 +194,21 @@ per_second = 0
     (
         r#"[[port]]
 name = "vm3"
+tap = { interface = "t3", mtu = 1500 }
+tenant = "red"
+vlan = 100
+contract = { rate = "0", size = 1523 }
+"#,
+        &[
+            "6:12: port \"vm3\": a contract of rate 0 sells nothing; write a rate such as \
+             \"4G\" or \"600kpps\", or remove `contract`",
+            "6:12: port \"vm3\": the contract's size 1523 is above the port's longest frame of \
+             1522 bytes; sell shorter frames, or raise `tap.mtu`",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
 vhost-user.socket = "/run/vm3.sock"
 tenant = "red"
 vlan = 100

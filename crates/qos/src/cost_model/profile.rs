@@ -8,6 +8,8 @@ use core::str::FromStr;
 
 use penstock_units::{BitsPerSecond, PacketsPerSecond};
 
+use crate::bottleneck::FRAME_OVERHEAD;
+
 /// Smallest size of a frame in bytes, FCS included.
 pub const SIZE_MIN: u16 = 64;
 /// Largest size of a frame in bytes, FCS included. A segmentation request counts as the frames into
@@ -351,6 +353,14 @@ impl Contract {
         }
     }
 
+    /// Returns the bits per second that the purchased rate occupies on a link: the frames with the
+    /// preamble, the start delimiter and the gap (RFC 1242 §3.4), rounded up.
+    #[must_use]
+    pub fn on_link(&self) -> BitsPerSecond {
+        let bytes = self.sizes.mean() + to_f64(u64::from(FRAME_OVERHEAD)) - to_f64(FCS);
+        BitsPerSecond(whole_up(self.frames_per_second() * 8.0 * bytes))
+    }
+
     /// Returns the profile of the VM's frames: the tenant's declaration, and the host's rules and
     /// ring.
     #[must_use]
@@ -407,6 +417,7 @@ mod tests {
         assert!((bits.frames_per_second() - 488_281.25).abs() < 1e-6);
         let frames = Contract { rate: Rate::Packets(PacketsPerSecond(488_281)), ..bits.clone() };
         assert_eq!(frames.bandwidth(), BitsPerSecond(488_281 * 8 * 1024));
+        assert_eq!(frames.on_link(), BitsPerSecond(488_281 * 8 * 1044));
         assert_eq!(
             (bits.rate.to_string(), frames.rate.to_string().as_str()),
             ("4G".into(), "488281pps")

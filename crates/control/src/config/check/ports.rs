@@ -12,6 +12,7 @@ use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
 use super::super::rtp;
+use super::super::share::ContractRate;
 use super::super::values::{check_count, check_names, check_range, check_socket};
 use super::world::World;
 
@@ -40,6 +41,7 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         }
         rtp::check(object, &port.rtp, port.tenant.is_some(), report);
         check_receive(object, port, report);
+        check_contract(object, port, report);
     }
     check_targets(draft, report);
     check_bindings(draft, world, report);
@@ -93,6 +95,28 @@ fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
     }
     if let Some(wfq) = &port.wfq {
         wfq.check(object, port.egress, report);
+    }
+}
+
+fn check_contract(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let Some(contract) = &port.contract else { return };
+    let nothing = match contract.rate {
+        ContractRate::Bits(rate) => rate.0 == 0,
+        ContractRate::Packets(rate) => rate.0 == 0,
+    };
+    if nothing {
+        let remedy = "write a rate such as \"4G\" or \"600kpps\", or remove `contract`";
+        report.at(object, "contract", "a contract of rate 0 sells nothing", remedy);
+    }
+    // A tag, the Ethernet header and the FCS come on top of the MTU.
+    let longest = port.tap.as_ref().and_then(|tap| tap.mtu).map(|mtu| mtu + 22);
+    let sizes = contract.size.iter().flat_map(|sizes| sizes.0.entries());
+    let above = sizes.map(|(size, _)| u32::from(*size)).max().zip(longest);
+    if let Some((size, longest)) = above.filter(|(size, longest)| size > longest) {
+        let problem = format!(
+            "the contract's size {size} is above the port's longest frame of {longest} bytes"
+        );
+        report.at(object, "contract", problem, "sell shorter frames, or raise `tap.mtu`");
     }
 }
 

@@ -43,11 +43,13 @@
 //! The switch does not count the waiting frames in a guest's ring, because the ring belongs to the
 //! guest. Full batches of a port are the sign that frames wait in the port's ring.
 
+mod bought;
 pub(crate) mod history;
 #[cfg(test)]
 mod tests;
 mod words;
 
+pub(crate) use bought::Bought;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::snapshot::IngressPolicy;
@@ -105,9 +107,8 @@ pub(crate) struct PortGrowth {
     pub(crate) queues: Vec<QueueStatus>,
     /// Debt of the port's cycle bucket at the later reading of the counters, in cycles.
     pub(crate) debt: u64,
-    /// Text that says how the port's traffic exceeds its contract's profile; `None` if the traffic
-    /// conforms to the profile.
-    pub(crate) breach: Option<String>,
+    /// The port's contract; `None` if the port has none.
+    pub(crate) bought: Option<Bought>,
     /// The rate `shape.send` in bits per second; `None` if the port's frames are not shaped.
     pub(crate) shaped_bps: Option<u64>,
     /// Depth in bytes of the port's `police`, if the limit drops frames and the depth is too small
@@ -233,6 +234,7 @@ pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanatio
         ..Explanation::default()
     };
     question.word(&mut answer, &limit);
+    question.in_what_was_bought(&mut answer, &limit);
     answer.limit = limit.name().to_owned();
     answer.limit_port = limit.port().to_owned();
     Some(answer)

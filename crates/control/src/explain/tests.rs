@@ -1,5 +1,9 @@
 //! Tests each limit of `penstock explain`, and the order of the limits.
 
+use penstock_qos::cost_model::{Contract, Flows, Rate};
+use penstock_qos::learner::{Breach, PortLearning};
+use penstock_units::BitsPerSecond;
+
 use super::*;
 use crate::api::LinkPart;
 
@@ -26,7 +30,7 @@ fn full_core() -> Growth {
         dscp: None,
         queues: Vec::new(),
         debt: 0,
-        breach: None,
+        bought: None,
         shaped_bps: None,
         shallow: None,
     };
@@ -282,17 +286,67 @@ fn a_debt_that_outlasts_the_window_is_its_entitlement() {
     assert_eq!(ask(&growth).found(), Limit::Nothing);
 }
 
+/// A contract of 4 Gbit/s in frames of 1,024 bytes. In a breach, the port sends 64 bytes.
+fn bought(breach: bool) -> Bought {
+    let contract = Contract {
+        rate: Rate::Bits(BitsPerSecond(4_000_000_000)),
+        sizes: "1024".parse().unwrap(),
+        flows: Flows::Multiple,
+    };
+    let learned = PortLearning {
+        breach: breach.then_some(Breach::Size { declared: 1_024.0, seen: 64.0 }),
+        breach_for: Nanos::from_secs(if breach { 35 } else { 0 }),
+        less_for: Nanos::from_secs(12),
+        model_error: Some(0.01),
+        ..PortLearning::default()
+    };
+    Bought::new(&contract, Some(&learned))
+}
+
+#[test]
+fn the_first_line_is_about_what_was_bought() {
+    let mut growth = full_core();
+    growth.ports[0].bought = Some(bought(false));
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Neighbours);
+    let verdict = "gets 20.8 % of the 4.00 Gbit/s it bought, because other ports use its core";
+    assert_eq!((answer.verdict.as_str(), answer.since_ms), (verdict, Some(12_000)));
+    // Frames of 4,884 bytes make it 39.1 Gbit/s.
+    growth.ports[1].bought = Some(bought(false));
+    let concerned = ask(&growth).concerned;
+    assert_eq!((concerned[0].port.as_str(), concerned[0].got_permille), ("noisy", 208));
+    growth.ports[0].reading.rx_bytes = 496_000_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.verdict, "gets the 4.00 Gbit/s it bought");
+    assert_eq!((answer.since_ms, answer.concerned.len()), (None, 0));
+    growth.ports[0].reading.rx_full = 0;
+    growth.ports[0].reading.rx_bytes = 246_000_000;
+    let verdict = "sends 50.0 % of the 4.00 Gbit/s it bought, and nothing on this host limits it";
+    assert_eq!(ask(&growth).verdict, verdict);
+    // Frames that are dropped do not arrive.
+    dropped(&mut growth, DropReason::Policed, 500_000);
+    let verdict = "gets 25.0 % of the 4.00 Gbit/s it bought, because another limit of its own is \
+                   lower";
+    assert_eq!(ask(&growth).verdict, verdict);
+}
+
 #[test]
 fn a_port_outside_its_profile_is_told_so_before_it_is_sold_more() {
     let mut growth = full_core();
     growth.ports[0].cycles = vec![401_400_000];
     growth.ports[0].reading.throttled = 1_268_000_000;
-    growth.ports[0].breach = Some("frames of 64 bytes in the mean, 1024 were declared".into());
+    growth.ports[0].bought = Some(bought(true));
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Entitlement);
-    let why = "the port sends traffic outside its contract's profile (frames of 64 bytes in the \
-               mean, 1024 were declared), and its cycles are computed for the declared traffic; \
-               the port used 401.4 Mcycles/s";
+    assert_eq!(
+        answer.verdict,
+        "gets 20.8 % of the 4.00 Gbit/s it bought, because its frames are 64 bytes and it was \
+         sold 1024"
+    );
+    assert_eq!((answer.got_permille, answer.since_ms), (Some(208), Some(35_000)));
+    let why = "the port sends traffic outside its contract's profile (the mean frame has 64 \
+               bytes, but 1024 bytes were declared), and its cycles are computed for the declared \
+               traffic; the port used 401.4 Mcycles/s";
     assert!(answer.why.starts_with(why), "{}", answer.why);
     let remedy = "make the VM send the traffic that its `contract` declares";
     assert!(answer.remedy.starts_with(remedy), "{}", answer.remedy);

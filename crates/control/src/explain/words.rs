@@ -4,12 +4,12 @@ use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};
 
 /// Returns thousandths as a percentage in text, such as `63.4 %`.
-fn percent(permille: u64) -> String {
+pub(super) fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
 }
 
 /// Returns an amount as text with decimal prefix and unit, rounded down, such as `201.4 Mcycles/s`.
-fn amount(value: u64, unit: &str) -> String {
+pub(super) fn amount(value: u64, unit: &str) -> String {
     match value {
         0..10_000 => format!("{value} {unit}"),
         10_000..1_000_000 => format!("{}.{} k{unit}", value / 1_000, value % 1_000 / 100),
@@ -41,7 +41,8 @@ impl Question<'_> {
             Limit::Core => self.core(answer),
             Limit::Nothing => self.nothing(answer),
         };
-        let (why, remedy) = match &self.port.breach {
+        let breach = self.port.bought.as_ref().and_then(|bought| bought.breach);
+        let (why, remedy) = match breach {
             // The plan computed the port's cycles for its declared traffic. Other traffic is the
             // first reason.
             Some(breach) if matches!(limit, Limit::Entitlement | Limit::Neighbours) => (

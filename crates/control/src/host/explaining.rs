@@ -12,7 +12,7 @@ use super::apply::{Core, lock};
 use super::error::{ApiError, ErrorKind};
 use crate::api::{Explanation, LinkStatus, QueueStatus};
 use crate::explain::history::{History, Moment, PortMoment};
-use crate::explain::{Growth, PortGrowth, WorkerGrowth, explain};
+use crate::explain::{Bought, Growth, PortGrowth, WorkerGrowth, explain};
 use crate::plan::shallow_depth;
 
 /// The history of counters, one reading per second.
@@ -148,10 +148,11 @@ impl Core {
                 }
                 let id = shared.ports.get(name).map(|port| port.id);
                 let learned = id.and_then(|id| shared.pricing.learned(id));
-                let breach = learned.and_then(|learned| learned.breach);
-                (name.clone(), (terms, breach.map(|breach| breach.to_string())))
+                let contract = plan.port(name).and_then(|port| port.contract.as_ref());
+                let bought = contract.map(|contract| Bought::new(contract, learned.as_ref()));
+                (name.clone(), (terms, bought))
             };
-            let terms: BTreeMap<String, (PortQos, Option<String>)> =
+            let terms: BTreeMap<String, (PortQos, Option<Bought>)> =
                 now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
@@ -168,7 +169,7 @@ impl Core {
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
-            let (qos, breach) = terms.get(name).cloned().unwrap_or_default();
+            let (qos, bought) = terms.get(name).cloned().unwrap_or_default();
             PortGrowth {
                 name: name.clone(),
                 reading: grown.reading,
@@ -180,7 +181,7 @@ impl Core {
                 dscp: dscps.get(name).copied(),
                 queues: grown.queues,
                 debt: moment.reading.debt,
-                breach,
+                bought,
                 shaped_bps: shaped.get(name).copied(),
                 shallow: shallow.get(name).copied(),
             }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use penstock_control::api::{self, Explanation, Limit};
+use penstock_control::api::{self, Concerned, Explanation, Limit};
 use penstock_vcpu_host::state::VmState;
 
 use super::{print, print_json, vcpu};
@@ -78,12 +78,17 @@ fn verdict(limit: &Limit) -> String {
 
 /// Returns the text that `penstock explain` prints: first the answer, then the evidence.
 fn text(answer: &Explanation) -> String {
+    let first = match answer.verdict.as_str() {
+        "" => format!(": {}", verdict(&answer.found())),
+        verdict => format!(" {}", printable(verdict)),
+    };
     let mut text = format!(
-        "{}: {}\n  {}\n  remedy: {}\n\nover the last {:.1} s:\n",
+        "{}{first}\n  {}\n{}  remedy: {}\n{}\nover the last {:.1} s:\n",
         printable(&answer.port),
-        verdict(&answer.found()),
         printable(&answer.why),
+        answer.since_ms.map_or_else(String::new, since),
         printable(&answer.remedy),
+        concerned(answer),
         to_f64(answer.window_ms) / 1e3
     );
     let mut line = |name: &str, value: String| text.push_str(&format!("  {name:<10} {value}\n"));
@@ -138,6 +143,30 @@ fn text(answer: &Explanation) -> String {
     }
     text.push_str(&consumers(answer));
     text
+}
+
+/// Returns the line that says how long the port has got less than it bought.
+fn since(ms: u64) -> String {
+    let seconds = ms / 1_000;
+    let time = match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7_200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3_600),
+    };
+    format!("  duration: {time}\n")
+}
+
+/// Returns a line for each other port that gets less than it bought.
+fn concerned(answer: &Explanation) -> String {
+    let line = |port: &Concerned| {
+        format!(
+            "  also: {} gets {} of the {} it bought\n",
+            printable(&port.port),
+            permille(port.got_permille),
+            printable(&port.bought)
+        )
+    };
+    answer.concerned.iter().map(line).collect()
 }
 
 fn consumers(answer: &Explanation) -> String {
@@ -228,6 +257,38 @@ over the last 3.0 s:
 PORTS ON CORE   SHARE          CYCLES  ENTITLED  CLASS       RATE
 vm2            75.0 %  1.50 Gcycles/s         -      8  9.00 Mpps  4.32 Gbit/s
 "
+        );
+    }
+
+    #[test]
+    fn a_port_with_a_contract_reads_what_it_gets_of_it() {
+        let answer = Explanation {
+            verdict: "gets 62.0 % of the 4.00 Gbit/s it bought, because its frames are short"
+                .into(),
+            bought: "4.00 Gbit/s".into(),
+            got_permille: Some(620),
+            since_ms: Some(95_000),
+            concerned: vec![Concerned {
+                port: "vm9".into(),
+                bought: "1.50 Mpps".into(),
+                got_permille: 801,
+            }],
+            ..answer()
+        };
+        assert!(
+            text(&answer).starts_with(
+                "\
+vm1 gets 62.0 % of the 4.00 Gbit/s it bought, because its frames are short
+  the link of up
+  duration: 95 s
+  remedy: a faster one
+  also: vm9 gets 80.1 % of the 1.50 Mpps it bought
+
+over the last 3.0 s:
+"
+            ),
+            "{}",
+            text(&answer)
         );
     }
 

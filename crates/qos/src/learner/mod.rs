@@ -41,8 +41,7 @@
 //!    When the model's error falls to half of [`LearnConfig::drift_limit`], the learner reports
 //!    another event.
 //! 3. The entitlement `E` changes only for throttled ports, because the bucket limits the rate of
-//!    no other port. A port's need for cycles is `n = r · c · t`, limited to a range of multiples
-//!    of the base `B` ([`LearnConfig::factor`]). If the delivered fraction `d` is below 1 although
+//!    no other port. A port's need for cycles is `n = r · c · t`. If the delivered fraction `d` is below 1 although
 //!    `E ≥ n`, frames are lost outside of the bucket, and the learner slowly increases the trim
 //!    `t`. If the delivered fraction `d` is above 1, the learner decreases the trim `t`.
 //!     - If the delivered fraction `d` is below 1, the learner sets the entitlement `E` to `max(E,
@@ -100,8 +99,6 @@ pub struct LearnConfig {
     /// Number of consecutive intervals without a violation, after which a port counts as inside its
     /// profile again.
     pub return_intervals: u32,
-    /// Smallest and largest entitlement of a port, as multiples of the base `B`.
-    pub factor: (f64, f64),
     /// Maximum of the trim minus 1. The trim is a factor in a port's need for cycles.
     pub trim_max: f64,
     /// Relative error of the model above which drift is reported.
@@ -117,7 +114,6 @@ impl Default for LearnConfig {
             size_tolerance: 0.1,
             hit_share_min: 0.9,
             return_intervals: 3,
-            factor: (0.7, 1.3),
             trim_max: 0.05,
             drift_limit: 0.15,
         }
@@ -213,7 +209,7 @@ pub enum Event {
 }
 
 /// State of the learner for one port, for reports.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PortLearning {
     /// Current entitlement `E`.
     pub entitlement: CyclesPerSecond,
@@ -231,6 +227,12 @@ pub struct PortLearning {
     /// Violation of the port's profile. `None` if the port's traffic complies with the profile of
     /// its contract.
     pub breach: Option<Breach>,
+    /// Time for which the port's traffic has violated its profile. The learner counts intervals with
+    /// enough frames.
+    pub breach_for: Nanos,
+    /// Time for which the port has got less than 99 % of its purchase, counted like
+    /// [`Self::breach_for`].
+    pub less_for: Nanos,
     /// Cycles per second that the port needs but does not get, because there is too little
     /// headroom.
     pub short: CyclesPerSecond,

@@ -1,10 +1,12 @@
 //! Keeps the learner's state for one port.
 
-use penstock_units::{CyclesPerSecond, PortId};
+use penstock_units::{CyclesPerSecond, Nanos, PortId};
 
 use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
 use crate::cost_model::{FCS, Rate, to_f64, whole_up};
 
+/// Delivered fraction from which a port counts as getting its purchase.
+const ENOUGH: f64 = 0.99;
 /// Number of the last measured costs of which the learner takes the median.
 const WINDOW: usize = 3;
 
@@ -57,6 +59,10 @@ pub(super) struct Port {
     /// Delivered fraction `d` of the last interval with enough frames.
     delivered: Option<f64>,
     breach: Option<Breach>,
+    /// Time for which the violation has lasted.
+    breach_for: Nanos,
+    /// Time for which the delivered fraction has been below [`ENOUGH`].
+    less_for: Nanos,
     /// Number of consecutive intervals since the last violation in which the port was inside its
     /// profile.
     inside: u32,
@@ -74,6 +80,8 @@ impl Port {
             trim: 1.0,
             delivered: None,
             breach: None,
+            breach_for: Nanos::ZERO,
+            less_for: Nanos::ZERO,
             inside: 0,
             drifts: false,
         }
@@ -114,6 +122,8 @@ impl Port {
             full_error,
             delivered: self.delivered,
             breach: self.breach,
+            breach_for: self.breach_for,
+            less_for: self.less_for,
             short: self.short,
         }
     }
@@ -149,7 +159,13 @@ impl Port {
             Rate::Packets(_) => frames / seconds,
         };
         self.delivered = (promised > 0.0).then(|| passed / promised);
-        if !self.keeps_profile(config, breach(config, &contract, mean, hit_share), &mut tell) {
+        let lasts = |before: Nanos, does: bool| {
+            if does { Nanos(before.0.saturating_add(seen.elapsed.0)) } else { Nanos::ZERO }
+        };
+        self.less_for = lasts(self.less_for, self.delivered.is_some_and(|part| part < ENOUGH));
+        let breach = breach(config, &contract, mean, hit_share);
+        self.breach_for = lasts(self.breach_for, breach.is_some());
+        if !self.keeps_profile(config, breach, &mut tell) {
             return None;
         }
         let cost = to_f64(seen.cycles) / frames;
@@ -221,11 +237,7 @@ impl Port {
     /// entitlement that the port needs, if this entitlement exceeds the port's reservation.
     fn correct(&mut self, config: &LearnConfig, rate: f64) -> Option<u64> {
         let (cost, delivered) = (self.full.settled()?, self.delivered?);
-        let base = to_f64(self.terms.base.0);
-        let need = |trim: f64| {
-            let need = rate * cost * trim;
-            whole_up(need.clamp(base * config.factor.0, base * config.factor.1))
-        };
+        let need = |trim: f64| whole_up(rate * cost * trim);
         let missing = 1.0 - delivered;
         if missing > config.dead_band {
             // The entitlement suffices for the cost, but too little is delivered. Frames are

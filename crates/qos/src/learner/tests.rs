@@ -71,6 +71,39 @@ fn a_model_ten_per_cent_wrong_either_way_is_corrected_in_a_few_intervals() {
 }
 
 #[test]
+fn only_unsold_cycles_bound_a_correction() {
+    // Frames to an AF_XDP uplink cost three times what the model says.
+    for (capacity, due) in [(400_000_000, 300_000_000), (250_000_000, 250_000_000)] {
+        let mut learner = learner(capacity, &[(A, terms(1_000.0))]);
+        let mut events = Vec::new();
+        for _ in 0..8 {
+            let seen = flood(entitlement(&learner, A), 3_000, SIZE);
+            events.extend(learner.step([(A, seen)]).events);
+        }
+        let got = entitlement(&learner, A).0;
+        assert!(got.abs_diff(due) < due / 500, "{got} of {due}");
+        let short = events.iter().any(|event| matches!(event, Event::Short(A, _)));
+        assert_eq!(short, capacity < 300_000_000, "{events:?}");
+    }
+}
+
+#[test]
+fn a_lack_and_a_breach_have_lasted_since_they_began() {
+    let mut learner = learner(100_000_000, &[(A, terms(1_000.0))]);
+    let times = |learner: &Learner| {
+        let state = learner.port(A).unwrap();
+        [state.less_for, state.breach_for]
+    };
+    let base = CyclesPerSecond(100_000_000);
+    (0..3).for_each(|_| drop(learner.step([(A, flood(base, 1_200, SIZE))])));
+    assert_eq!(times(&learner), [Nanos::from_millis(300), Nanos::ZERO]);
+    (0..2).for_each(|_| drop(learner.step([(A, flood(base, 1_200, 512))])));
+    assert_eq!(times(&learner), [Nanos::from_millis(500), Nanos::from_millis(200)]);
+    learner.step([(A, flood(base, 1_000, SIZE))]);
+    assert_eq!(times(&learner), [Nanos::ZERO; 2]);
+}
+
+#[test]
 fn the_example_of_the_module_documentation() {
     let mut learner = learner(110_000_000, &[(A, terms(1_000.0))]);
     let before = learner.step([(A, flood(CyclesPerSecond(100_000_000), 1_100, SIZE))]);

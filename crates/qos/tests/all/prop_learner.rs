@@ -65,8 +65,6 @@ proptest! {
             let mut ledger = Ledger::new(&capacity);
             for (terms, (_, state)) in ports.iter().zip(learner.ports()) {
                 ledger.claim(terms.workers, state.entitlement.0.max(state.base.0));
-                let factor = float(state.entitlement.0) / float(state.base.0);
-                prop_assert!((0.699..1.301).contains(&factor), "{state:?}");
             }
             prop_assert!(ledger.fits());
         }

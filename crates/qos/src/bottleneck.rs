@@ -202,7 +202,9 @@ impl Bottleneck {
             return None;
         };
         self.sent_permille = self.permille(went, passed);
-        self.load_permille = self.permille(went.saturating_add(held), passed);
+        // Several VMs, or several workers of a VM, may wait at the same time.
+        let held = self.permille(held, passed).min(1_000);
+        self.load_permille = self.sent_permille.saturating_add(held);
         if self.limited { self.look_out(then, now) } else { self.look_in(then, now) }
     }
 
@@ -253,7 +255,8 @@ impl Bottleneck {
     }
 
     /// Load of the link in the last interval, in thousandths of its capacity. The load exceeds 1000
-    /// if the sum of sent and held-back traffic exceeds the link's capacity.
+    /// if the sum of sent and held-back traffic exceeds the link's capacity. Held-back traffic
+    /// counts as at most the capacity.
     #[must_use]
     pub const fn load_permille(&self) -> u64 {
         self.load_permille
@@ -424,6 +427,8 @@ mod tests {
         // The VM has a tenth of the link, and the others send nothing.
         assert_eq!(bed.steps(100, 99, 980), []);
         assert_eq!(bed.steps(12, 99, 0).len(), 1, "it sends less");
+        bed.steps(10, 990, 3_000);
+        assert_eq!(bed.handler.load_permille(), 1_990, "three VMs wait");
     }
 
     #[test]

@@ -16,8 +16,8 @@
 //!
 //! [`FlowShares`] counts the bytes of sampled frames for up to [`FLOWS`] flows. The older half of
 //! the sample counts half. A flow is heavy if its bytes are at least the mean of all counted flows,
-//! so a queue with a single flow has only a heavy flow. If a frame of another flow arrives while the
-//! table is full, that flow replaces the flow with the fewest bytes.
+//! so a queue with a single flow has only a heavy flow. If a frame of another flow arrives while
+//! the table is full, that flow replaces the flow with the fewest bytes.
 //!
 //! # Cost
 //!

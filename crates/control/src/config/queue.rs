@@ -99,9 +99,9 @@ pub(super) enum Paced {
 
 /// Bytes of waiting frames, unless the frames wait for a limit.
 const BYTES_DEFAULT: u64 = 256 * 1_024;
-/// Bytes of frames that may wait for a limit or a shared link by default. The limit is the product of 2
-/// Gbit/s and a round trip of 8 ms, so that one TCP stream gets its rate. Early signals keep the
-/// queue shorter while it is limited by TCP.
+/// Bytes of frames that may wait for a limit or a shared link by default. The limit is the product
+/// of 2 Gbit/s and a round trip of 8 ms, so that one TCP stream gets its rate. Early signals keep
+/// the queue shorter while it is limited by TCP.
 const LIMITED_BYTES: u64 = 2 << 20;
 /// Longest wait of a frame for a limit (`receive`) by default. At 10 Mbit/s, three large segments
 /// of 64 KiB take 160 ms.

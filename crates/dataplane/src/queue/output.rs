@@ -295,23 +295,7 @@ impl OutputQueue {
                 break;
             }
             self.head = None;
-            // The frame as it is sent.
-            let mut sent = frame;
-            if signals {
-                let last = batch.len() - 1;
-                match signal(batch, last) {
-                    Signal::Marked => signalled.marked += 1,
-                    Signal::Trimmed => {
-                        signalled.trimmed += 1;
-                        sent.size = on_wire(batch, last);
-                        if let Some(lanes) = self.line.lanes_mut() {
-                            lanes.not_sent(&frame, frame.wire().saturating_sub(sent.wire()));
-                        }
-                    }
-                    // Without room for the rest of a segment, the next frame signals.
-                    Signal::Drop => {}
-                }
-            }
+            let sent = if signals { self.signal(batch, frame, &mut signalled) } else { frame };
             self.pacer.went(now, sent.wire());
             if let Some(limit) = &mut self.limit {
                 limit.went(&sent);
@@ -325,6 +309,24 @@ impl OutputQueue {
             self.waits.push(waited);
         }
         signalled
+    }
+
+    /// Makes the last frame of the batch signal congestion. Returns the frame as it is sent.
+    fn signal(&mut self, batch: &mut Batch, frame: Stored, counted: &mut Signalled) -> Stored {
+        let (last, mut sent) = (batch.len() - 1, frame);
+        match signal(batch, last) {
+            Signal::Marked => counted.marked += 1,
+            Signal::Trimmed => {
+                counted.trimmed += 1;
+                sent.size = on_wire(batch, last);
+                if let Some(lanes) = self.line.lanes_mut() {
+                    lanes.not_sent(&frame, frame.wire().saturating_sub(sent.wire()));
+                }
+            }
+            // Without room for the rest of a segment, the next frame signals.
+            Signal::Drop => {}
+        }
+        sent
     }
 
     /// If the frame that leaves the queue is to signal congestion, returns the reason with which

@@ -133,9 +133,9 @@ impl Cutter {
     }
 }
 
-/// Returns the headers of frame `i`, which came from `port`, as a key. Returns `None` if the headers
-/// are invalid or the frame's offload metadata does not agree with them. The frame keeps its VLAN
-/// tag.
+/// Returns the headers of frame `i`, which came from `port`, as a key. Returns `None` if the
+/// headers are invalid or the frame's offload metadata does not agree with them. The frame keeps
+/// its VLAN tag.
 pub(super) fn key_of(batch: &mut Batch, i: usize, port: PortId) -> Option<FlowKey> {
     let len = batch.frame(i).len;
     let headers = parse(batch, i, port.0);

@@ -392,8 +392,8 @@ fn give_back<C: CycleCounter>(ctx: &mut Context<C>, unit: Unit) {
     ctx.touched.took(unit, &mut slot.marked[unit.queue.index()]);
 }
 
-/// Returns the headers of the first frame of a batch, if the frame is one of TCP or supports ECN. The
-/// senders of other frames would not slow down after a signal.
+/// Returns the headers of the first frame of a batch, if the frame is one of TCP or supports ECN.
+/// The senders of other frames would not slow down after a signal.
 fn heeds_signals(batch: &mut Batch, port: PortId) -> Option<FlowKey> {
     let key = key_of(batch, 0, port)?;
     (key.proto() == TCP || is_ect(batch.head(0))).then_some(key)

@@ -24,10 +24,10 @@
 //! one frame.
 //!
 //! A rate limit without a stated depth ([`IngressPolicer::waiting`]) charges each batch to its
-//! bucket, and so does the port's part of a full link. If the bucket of the rate limit is in debt, the worker does not poll the port. Several
-//! workers may poll queue pairs of one port, and each worker may add a batch to the debt of the
-//! port's rate limit. A worker therefore checks the debt again before it polls a port with a rate
-//! limit.
+//! bucket, and so does the port's part of a full link. If the bucket of the rate limit is in debt,
+//! the worker does not poll the port. Several workers may poll queue pairs of one port, and each
+//! worker may add a batch to the debt of the port's rate limit. A worker therefore checks the debt
+//! again before it polls a port with a rate limit.
 //!
 //! While the frames in a ring wait too long for a limit, the first frame of a batch signals
 //! congestion ([`crate::congestion`], [`penstock_qos::codel`]). A ring does not record when a frame

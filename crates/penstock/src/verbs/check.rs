@@ -141,7 +141,8 @@ fn workers(plan: &CapacityPlan) -> String {
         plan.ports.iter().filter(|p| p.basis != Basis::None).map(|p| p.bandwidth.0).sum();
     match plan.link {
         Some(link) => {
-            let _ = writeln!(text, "uplink: {}, {} sold", bits(link.0), bits(sold));
+            let (link, sold) = (bits(link.0), bits(sold));
+            let _ = writeln!(text, "uplink: {link}, {sold} sold with Ethernet's overhead");
         }
         None => text.push_str("uplink: not checked, as no port has a `link`\n"),
     }

@@ -41,9 +41,10 @@
 //!    When the model's error falls to half of [`LearnConfig::drift_limit`], the learner reports
 //!    another event.
 //! 3. The entitlement `E` changes only for throttled ports, because the bucket limits the rate of
-//!    no other port. A port's need for cycles is `n = r · c · t`. If the delivered fraction `d` is below 1 although
-//!    `E ≥ n`, frames are lost outside of the bucket, and the learner slowly increases the trim
-//!    `t`. If the delivered fraction `d` is above 1, the learner decreases the trim `t`.
+//!    no other port. A port's need for cycles is `n = r · c · t`. If the delivered fraction `d` is
+//!    below 1 although `E ≥ n`, frames are lost outside of the bucket, and the learner slowly
+//!    increases the trim `t`. If the delivered fraction `d` is above 1, the learner decreases the
+//!    trim `t`.
 //!     - If the delivered fraction `d` is below 1, the learner sets the entitlement `E` to `max(E,
 //!       n)`, as far as the headroom permits.
 //!     - If the delivered fraction `d` is above 1, the modelled cost was too high, and the learner
@@ -227,8 +228,8 @@ pub struct PortLearning {
     /// Violation of the port's profile. `None` if the port's traffic complies with the profile of
     /// its contract.
     pub breach: Option<Breach>,
-    /// Time for which the port's traffic has violated its profile. The learner counts intervals with
-    /// enough frames.
+    /// Time for which the port's traffic has violated its profile. The learner counts intervals
+    /// with enough frames.
     pub breach_for: Nanos,
     /// Time for which the port has got less than 99 % of its purchase, counted like
     /// [`Self::breach_for`].

@@ -39,7 +39,7 @@ pub enum Excess {
     expecting = "a table of queue limits such as { bytes = 262144 }"
 )]
 pub struct Queue {
-    /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144, or 2097152 for each
+    /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144, or 8388608 for each
     /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, and for a port with a limit
     /// `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,10 +99,10 @@ pub(super) enum Paced {
 
 /// Bytes of waiting frames, unless the frames wait for a limit.
 const BYTES_DEFAULT: u64 = 256 * 1_024;
-/// Bytes of frames that may wait for a limit or a shared link by default. The limit is the product
-/// of 2 Gbit/s and a round trip of 8 ms, so that one TCP stream gets its rate. Early signals keep
-/// the queue shorter while it is limited by TCP.
-const LIMITED_BYTES: u64 = 2 << 20;
+/// Bytes of frames that may wait for a limit or a shared link by default. The default is above the
+/// window that Linux gives a TCP stream by default (`tcp_rmem`, 6 MiB), so a stream that begins
+/// fast loses no segments. Early signals keep the queue shorter while it is limited by TCP.
+const LIMITED_BYTES: u64 = 8 << 20;
 /// Longest wait of a frame for a limit (`receive`) by default. At 10 Mbit/s, three large segments
 /// of 64 KiB take 160 ms.
 const LIMITED_WAIT_US: u64 = 200_000;

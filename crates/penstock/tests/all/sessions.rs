@@ -76,7 +76,14 @@ fn a_port_says_why_its_driver_fails_and_the_log_does_not_fill() {
         assert!(VirtioNet::connect(rich.clone()).is_err());
     }
     await_port(&switch, "narrow", "error", &["last session", "1 queue pair;", "`queues`"]);
-    let words = ["host-tso4", "guest-tso6", "(0x1983)", "`offloads`", "restart the VM"];
+    let words = [
+        "host-tso4",
+        "guest-tso6",
+        "host-uso",
+        "(0x1c0000000001983)",
+        "`offloads`",
+        "restart the VM",
+    ];
     await_port(&switch, "plain", "error", &words);
     let missing = ["absent.sock: no such socket", "start the VM"];
     await_port(&switch, "absent", "waiting", &missing);

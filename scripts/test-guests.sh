@@ -179,8 +179,9 @@ guest_limited() {
         'send={rate="100M"}' send=
     limited "fair-share link" vm1 10.0.0.12 100 vm1 held_back "port set ep2" \
         'egress=fair-share link=100M' 'egress= link='
-    limited "full link" vm1 10.0.0.12 100 vm1 link_waits "port set ep2" \
-        'egress=fifo link=100M' 'egress= link='
+    # Each of the three tenants' ports has a third of 99 % of the full link.
+    limited "full link" vm1 10.0.0.12 49 vm1 link_waits "port set ep2" \
+        'egress=fifo link=150M' 'egress= link='
     limited "ceiling of a guest's tenant" vm1 10.0.0.12 100 ep2 receive_waits "port set ep2" \
         'egress=wfq link=10G wfq={ceilings={blue="100M"}}' 'egress= link= wfq='
     limited "shape.send of a guest" vm1 10.0.0.12 20 vm1 rx_cut "port set vm1" \

@@ -26,7 +26,7 @@
 //! - In RFC 8289, the times between signals depend only on the number of signals. A ring with 256
 //!   segments of 64 KiB makes frames wait for seconds, and the streams in it would need many
 //!   seconds to become slower. Here the times are shorter by the factor waited / (4 × target), up
-//!   to 16. When the wait falls below two targets, the count of signals begins anew. With the old
+//!   to 16. When the wait falls below two targets, the count of signals begins at 1. With the old
 //!   count, more signals would follow before the senders had reacted to the last ones, and a single
 //!   stream would become slower than the output.
 //!

@@ -153,8 +153,8 @@ limited() {
     # Several words each.
     # shellcheck disable=SC2086
     check "$what: limited to $limit Mbit/s" ctl $object $on --no-save
-    # The limits of a full link begin when the link has been full for 200 ms.
-    iperf "$from" "$address" -O 1
+    # shellcheck disable=SC2086
+    iperf "$from" "$address" ${LATER-}
     check "$what: the stream gets 85 to 102 % of $limit Mbit/s" within_limit "$limit"
     check "$what: $counter of $port grew" [ "$(port_counter "$port" "$counter")" -gt "$before" ]
     check "$what: the limit dropped no frame" [ "$(port_counter "$from" police_red)" = "$red" ]
@@ -179,8 +179,9 @@ guest_limited() {
         'send={rate="100M"}' send=
     limited "fair-share link" vm1 10.0.0.12 100 vm1 held_back "port set ep2" \
         'egress=fair-share link=100M' 'egress= link='
-    # Each of the three tenants' ports has a third of 99 % of the full link.
-    limited "full link" vm1 10.0.0.12 49 vm1 link_waits "port set ep2" \
+    # Each of the three tenants' ports has a third of 99 % of the full link, which begins when the link
+    # has been full for 200 ms.
+    LATER="-O 1" limited "full link" vm1 10.0.0.12 49 vm1 link_waits "port set ep2" \
         'egress=fifo link=150M' 'egress= link='
     limited "ceiling of a guest's tenant" vm1 10.0.0.12 100 ep2 receive_waits "port set ep2" \
         'egress=wfq link=10G wfq={ceilings={blue="100M"}}' 'egress= link= wfq='

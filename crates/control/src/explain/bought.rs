@@ -18,8 +18,8 @@ const MODEL_ERROR: f64 = 0.02;
 /// What a port bought, and what the learner knows about the port.
 #[derive(Clone, Debug)]
 pub(crate) struct Bought {
-    pub(crate) rate: Rate,
-    pub(crate) breach: Option<Breach>,
+    rate: Rate,
+    pub(super) breach: Option<Breach>,
     /// Time since which the port's traffic violates its profile, or since which the port gets less
     /// than it bought.
     since: Option<Nanos>,

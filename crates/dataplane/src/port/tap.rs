@@ -87,6 +87,7 @@ impl Tap {
     }
 }
 
+/// File of a queue, and the offloads that the kernel accepts.
 type Opened = (File, OffloadCaps);
 
 fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<Opened>), PortError> {

@@ -4,8 +4,8 @@
 //!
 //! A queue that is too long must make TCP slow down. If the switch drops a large segment (TSO) for
 //! this purpose, TCP loses up to 46 packets at once. TCP then sends all of them again, and waits
-//! for its retransmission timeout if no later packet arrives. Protocols in large segments of UDP, such
-//! as QUIC, lose as many datagrams.
+//! for its retransmission timeout if no later packet arrives. Protocols in large segments of UDP,
+//! such as QUIC, lose as many datagrams.
 //!
 //! # Source
 //!

@@ -599,18 +599,30 @@ impl Batch {
 
     /// Copies frame `i` in its present form to `out`, which must have exactly the frame's length.
     pub fn copy_to(&self, i: usize, out: &mut [u8]) {
-        let head = self.head(i);
-        let (first, mut rest) = out.split_at_mut(head.len());
-        first.copy_from_slice(head);
+        self.copy_part(i, 0, out);
+    }
+
+    /// Copies the bytes of frame `i` in its present form from offset `from` on to `out`. The frame
+    /// must have as many bytes behind `from` as `out` has.
+    pub(crate) fn copy_part(&self, i: usize, from: usize, out: &mut [u8]) {
+        let head = self.head(i).get(from..).unwrap_or_default();
+        let mut skip = from.saturating_sub(self.head(i).len());
+        let (first, mut rest) = out.split_at_mut(head.len().min(out.len()));
+        first.copy_from_slice(&head[..first.len()]);
         for s in self.segments(i) {
-            let (to, after) = core::mem::take(&mut rest).split_at_mut(s.len as usize);
+            let there = (s.len as usize).saturating_sub(skip).min(rest.len());
+            let (to, after) = core::mem::take(&mut rest).split_at_mut(there);
             // SAFETY: a segment has `len` readable bytes until the batch is cleared, because its
-            // port keeps guest memory mapped for the turn. `to` has `len` bytes.
+            // port keeps guest memory mapped for the turn. If `to` has bytes, `skip` is below `len`
+            // and `to` has at most `len - skip` bytes.
             // WHY: guest memory may change during the copy, so no slice over it may exist.
             #[allow(unsafe_code, reason = "a segment may lie in guest memory")]
             unsafe {
-                crate::mem::copy(to.as_mut_ptr(), s.data, to.len());
+                if !to.is_empty() {
+                    crate::mem::copy(to.as_mut_ptr(), s.data.add(skip), to.len());
+                }
             }
+            skip = skip.saturating_sub(s.len as usize);
             rest = after;
         }
         debug_assert!(rest.is_empty());

@@ -170,7 +170,7 @@ mod tests {
     fn parts(batch: &Batch) -> Vec<Vec<u8>> {
         let (mut segmenter, mut scratch) = (Segmenter::new(), Batch::new());
         segmenter.begin(batch, 0, 100).unwrap();
-        assert!(segmenter.fill(&mut scratch));
+        assert!(segmenter.fill(batch, 0, &mut scratch));
         let copy = |i| {
             let mut out = Vec::new();
             scratch.copy_out(i, &mut out);

@@ -99,7 +99,8 @@ pub fn finish_checksum(batch: &Batch, i: usize, scratch: &mut Batch) -> Result<(
     Ok(())
 }
 
-/// A segmenter cuts one TCP or UDP frame at a time into segments.
+/// A segmenter cuts one TCP or UDP frame at a time into segments. The frame's payload is copied once,
+/// into the segments.
 #[derive(Debug)]
 pub struct Segmenter {
     headers: [u8; 128],
@@ -109,13 +110,14 @@ pub struct Segmenter {
     ipv6: bool,
     udp: bool,
     mss: usize,
-    payload: Vec<u8>,
+    /// Bytes of the frame's payload, and how many of them are in segments already.
+    payload: usize,
     done: usize,
     index: u16,
 }
 
 impl Segmenter {
-    /// Creates an idle segmenter with room for the largest frame.
+    /// Creates an idle segmenter.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -126,7 +128,7 @@ impl Segmenter {
             ipv6: false,
             udp: false,
             mss: 1,
-            payload: Vec::with_capacity(crate::batch::FRAME_MAX),
+            payload: 0,
             done: 0,
             index: 0,
         }
@@ -159,9 +161,7 @@ impl Segmenter {
             return Err(CannotFinish);
         }
         self.headers[..header_len].copy_from_slice(&head[..header_len]);
-        self.payload.clear();
-        batch.copy_out(i, &mut self.payload);
-        self.payload.drain(..header_len);
+        self.payload = payload;
         (self.header_len, self.l3, self.l4, self.mss) = (header_len, l3, l4, mss);
         // The version is in the first half of the IP header's first byte.
         self.ipv6 = o.gso_type == GSO_TCPV6 || head[l3] >> 4 == 6;
@@ -170,20 +170,20 @@ impl Segmenter {
         Ok(segments)
     }
 
-    /// Adds the frame's next segments to `scratch` while `scratch` has room. Returns true if the
-    /// segmenter has added all segments.
-    pub fn fill(&mut self, scratch: &mut Batch) -> bool {
+    /// Adds the next segments of frame `i`, with which the segmenter began, to `scratch` while
+    /// `scratch` has room. Returns true if the segmenter has added all segments.
+    pub fn fill(&mut self, batch: &Batch, i: usize, scratch: &mut Batch) -> bool {
         loop {
             let from = self.done;
-            let to = (from + self.mss).min(self.payload.len());
+            let to = (from + self.mss).min(self.payload);
             let len = self.header_len + (to - from);
             if !scratch.has_room() {
                 return false;
             }
             let Some(bytes) = scratch.arena_space(len) else { return false };
             bytes[..self.header_len].copy_from_slice(&self.headers[..self.header_len]);
-            bytes[self.header_len..].copy_from_slice(&self.payload[from..to]);
-            let last = to == self.payload.len();
+            batch.copy_part(i, self.header_len + from, &mut bytes[self.header_len..]);
+            let last = to == self.payload;
             self.patch(bytes, from, last);
             scratch.push_arena(len, Offload::NONE);
             self.done = to;
@@ -335,7 +335,7 @@ mod tests {
             let batch = batch_of(&bytes, offload, vlan);
             let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
             assert_eq!(segmenter.begin(&batch, 0, 3), Ok(3));
-            assert!(segmenter.fill(&mut scratch));
+            assert!(segmenter.fill(&batch, 0, &mut scratch));
             assert_eq!(scratch.len(), 3);
             let (l3, l4) = (if vlan { 18 } else { 14 }, usize::from(offload.csum_start));
             let mut payload = Vec::new();
@@ -378,8 +378,9 @@ mod tests {
             let hdr_len = u16::try_from(l4 + 8).unwrap();
             let uso = Offload { gso_type: GSO_UDP_L4, csum_offset: 6, hdr_len, ..offload };
             let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
-            assert_eq!(segmenter.begin(&batch_of(&bytes, uso, false), 0, 3), Ok(3));
-            assert!(segmenter.fill(&mut scratch));
+            let batch = batch_of(&bytes, uso, false);
+            assert_eq!(segmenter.begin(&batch, 0, 3), Ok(3));
+            assert!(segmenter.fill(&batch, 0, &mut scratch));
             let mut payload = Vec::new();
             for i in 0..3 {
                 let f = bytes_of(&scratch, i);
@@ -417,11 +418,12 @@ mod tests {
         let (bytes, mut offload) = tcp(false, false);
         offload.gso_size = 32;
         let (mut scratch, mut segmenter) = (Batch::new(), Segmenter::new());
-        segmenter.begin(&batch_of(&bytes, offload, false), 0, SEGMENTS_PER_FRAME_MAX).unwrap();
+        let batch = batch_of(&bytes, offload, false);
+        segmenter.begin(&batch, 0, SEGMENTS_PER_FRAME_MAX).unwrap();
         let mut total = 0;
         loop {
             scratch.clear();
-            let done = segmenter.fill(&mut scratch);
+            let done = segmenter.fill(&batch, 0, &mut scratch);
             total += scratch.len();
             if done {
                 break;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use penstock_control::plan::WhatIf;
 
 /// Default socket of the switch's daemon.
 pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
@@ -133,6 +134,10 @@ pub enum HostCommand {
         /// Configuration file of a switch.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Say whether a port could buy this contract, as in `vm7=4G@imix,class=2`. Changes
+        /// nothing. Other keys: weight, flows, min_pps, max_rate, max_pps.
+        #[arg(long, value_name = "PORT=RATE[@SIZE][,KEY=VALUE]...")]
+        what_if: Option<WhatIf>,
         #[command(flatten)]
         json: Json,
     },

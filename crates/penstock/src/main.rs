@@ -68,7 +68,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::Controller(command) => verbs::controller::run(&command),
         Command::Host(HostCommand::Run(args)) => daemon::run(&args, socket),
-        Command::Host(HostCommand::Check { config, json }) => verbs::check::run(&config, json.json),
+        Command::Host(HostCommand::Check { config, what_if, json }) => {
+            verbs::check::run(&config, what_if.as_ref(), json.json)
+        }
         Command::Host(HostCommand::Schema { kind }) => verbs::host::schema(&kind),
         Command::Host(HostCommand::Helper { log_format }) => daemon::help(log_format),
         command => {

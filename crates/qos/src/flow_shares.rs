@@ -82,9 +82,37 @@ impl FlowShares {
     }
 }
 
+/// Number of signals that wait for a frame of a heavy flow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Due(u8);
+
+impl Due {
+    /// Whether a frame is to carry a signal. `new` is true if another signal is due, and
+    /// `signalling` if the queue is still too long. `heavy` tells whether the frame's flow is
+    /// heavy. If two signals are due, the frame of any flow carries one.
+    pub fn signals(&mut self, new: bool, signalling: bool, heavy: impl FnOnce() -> bool) -> bool {
+        self.0 = if signalling { self.0.saturating_add(new.into()) } else { 0 };
+        let signals = self.0 > 1 || self.0 == 1 && heavy();
+        self.0 -= u8::from(signals);
+        signals
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_waits_for_a_heavy_flow_until_the_next_is_due() {
+        let mut due = Due::default();
+        assert!(!due.signals(false, true, || true), "none is due");
+        assert!(!due.signals(true, true, || false));
+        assert!(due.signals(false, true, || true), "the heavy flow carries it");
+        assert!(!due.signals(true, true, || false));
+        assert!(due.signals(true, true, || false), "two are due");
+        assert!(!due.signals(false, false, || true), "the queue is short again");
+        assert!(!due.signals(false, true, || true), "and nothing is left");
+    }
 
     #[test]
     fn a_single_flow_is_heavy() {

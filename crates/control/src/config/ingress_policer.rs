@@ -8,8 +8,8 @@ use penstock_units as units;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::contract::{Contract, ContractRate, Sizes};
 use super::release::IngressPolicy;
-use super::share::{Contract, ContractRate, Sizes};
 
 /// Mean frame size of IMIX in bytes, FCS included (RFC 6985: 7 frames of 64 bytes, 4 of 594, 1 of
 /// 1518).
@@ -132,8 +132,21 @@ fn packets(rate: units::PacketsPerSecond, burst: Option<u32>) -> Limit {
     Limit::Packets { rate, burst: burst.unwrap_or_else(|| wait_frames(rate)) }
 }
 
-/// Returns the limits of a port under `policy`, from `police` or from the rate of `contract`. There
-/// is no limit under the policies `none`, `cycles-strict` and `cycles-minmax`.
+/// Returns the limits `max_rate` and `max_pps` of a contract.
+fn maxima(contract: &Contract) -> Vec<Waits> {
+    let bits = contract.max_rate.map(|rate| single_rate(rate.0));
+    let frames = contract.max_pps.map(|rate| packets(rate.0, None));
+    bits.into_iter().chain(frames).map(|limit| (limit, true)).collect()
+}
+
+/// Returns a limit in bits per second for which frames wait.
+fn single_rate(cir: units::BitsPerSecond) -> Limit {
+    Limit::SingleRate { cir, cbs: wait_depth(cir), ebs: 0 }
+}
+
+/// Returns the limits of a port: `max_rate` and `max_pps` of `contract`, and under the policies
+/// `bps` and `pps` those of `police`. Without any of these limits, `bps` and `pps` limit the port
+/// to the guaranteed rate of `contract`.
 ///
 /// # Errors
 /// Returns an error if the port has neither `police` nor `contract`, or if a limit is impossible.
@@ -147,7 +160,13 @@ pub(super) fn checked(
     for (limit, _) in given.iter().flatten() {
         Spec::new(*limit)?;
     }
-    let rate = contract.map(|contract| contract.rate);
+    let maxima = contract.map(maxima).unwrap_or_default();
+    for (limit, _) in &maxima {
+        let of_contract =
+            |error: SpecError| IngressPolicerError { key: "contract", ..error.into() };
+        Spec::new(*limit).map_err(of_contract)?;
+    }
+    let rate = contract.map(Contract::guaranteed);
     let limits = match (policy, given, rate) {
         (IngressPolicy::Bps, Some(_), _) if police.is_some_and(|police| police.cir.is_none()) => {
             let remedy = "write cir = \"...\", or set ingress_policy = \"pps\"";
@@ -160,8 +179,9 @@ pub(super) fn checked(
             return Err(IngressPolicerError::new("police", problem, remedy));
         }
         (IngressPolicy::Bps | IngressPolicy::Pps, Some(limits), _) => limits,
+        (IngressPolicy::Bps | IngressPolicy::Pps, None, _) if !maxima.is_empty() => Vec::new(),
         (IngressPolicy::Bps, None, Some(ContractRate::Bits(cir))) => {
-            vec![(Limit::SingleRate { cir, cbs: wait_depth(cir), ebs: 0 }, true)]
+            vec![(single_rate(cir), true)]
         }
         (IngressPolicy::Pps, None, Some(ContractRate::Packets(rate))) => {
             vec![(packets(rate, None), true)]
@@ -183,7 +203,37 @@ pub(super) fn checked(
         let spec = Spec::new(limit)?.per_frame(FCS_BYTES);
         Ok(if waits { spec.waiting() } else { spec })
     };
-    limits.into_iter().map(spec).collect()
+    let mut all: Vec<Waits> = limits;
+    for limit in maxima {
+        // Equal limits would share one bucket, and would charge it twice.
+        if !all.contains(&limit) {
+            all.push(limit);
+        }
+    }
+    all.into_iter().map(spec).collect()
+}
+
+/// Returns the keys of the tightest limits in bits and in frames per second of a port.
+pub(super) fn keys(
+    police: Option<&IngressPolicer>,
+    contract: Option<&Contract>,
+    policy: IngressPolicy,
+) -> [&'static str; 2] {
+    let police = police.filter(|_| matches!(policy, IngressPolicy::Bps | IngressPolicy::Pps));
+    let tighter = |own: Option<u64>, max: Option<u64>, keys: [&'static str; 2]| match (own, max) {
+        (None, None) => "`rate` of `contract`",
+        (Some(own), Some(max)) if own <= max => keys[0],
+        (Some(_), None) => keys[0],
+        (_, Some(_)) => keys[1],
+    };
+    let cir = police.and_then(|police| police.cir).map(|rate| rate.0.0);
+    let max_rate = contract.and_then(|contract| contract.max_rate).map(|rate| rate.0.0);
+    let pps = police.and_then(|police| police.pps).map(|rate| rate.0.0);
+    let max_pps = contract.and_then(|contract| contract.max_pps).map(|rate| rate.0.0);
+    [
+        tighter(cir, max_rate, ["`cir` of `police`", "`max_rate` of `contract`"]),
+        tighter(pps, max_pps, ["`pps` of `police`", "`max_pps` of `contract`"]),
+    ]
 }
 
 /// Returns the rate that a port purchased, in bits per second with FCS: the contract's rate,
@@ -197,7 +247,7 @@ pub(super) fn bought(
         units::BitsPerSecond(rate.0.saturating_mul(8 * size.unwrap_or(IMIX_BYTES)))
     };
     match (contract, police) {
-        (Some(contract), _) => Some(match contract.rate {
+        (Some(contract), _) => Some(match contract.guaranteed() {
             ContractRate::Bits(rate) => rate,
             ContractRate::Packets(rate) => of_frames(rate, contract.size.as_ref().map(Sizes::mean)),
         }),

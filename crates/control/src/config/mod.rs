@@ -17,6 +17,7 @@
 
 mod attachment;
 mod check;
+mod contract;
 mod cost_model;
 mod draft;
 mod edit;
@@ -53,6 +54,7 @@ pub(crate) use penstock_toml::{read_file, save};
 pub use attachment::{
     Attachment, Offloads, Packet, Queues, SocketMode, Tap, VhostUser, Xdp, ZeroCopy,
 };
+pub use contract::{Contract, ContractRate, Flows, Sizes};
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use egress_policer::{EgressPolicer, Sharing};
@@ -76,7 +78,7 @@ pub use rtp::RtpStream;
 pub use rule::{Action, Match, Rule};
 pub use schema::{SCHEMAS, schema};
 pub use shape::{Shape, Shaper};
-pub use share::{Contract, ContractRate, Flows, ModelSection, Priority, Sizes, Weight};
+pub use share::{ModelSection, Priority, Weight};
 pub use switch::{ListenTls, SwitchSection, SwitchTerms};
 pub use upgrade::{current_port, outdated};
 pub use vlan::{FileMode, Vlan, VlanList, VlanRange};

@@ -13,6 +13,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::attachment::{Attachment, Packet, Tap, VhostUser, Xdp};
+use super::contract::Contract;
 use super::egress_policer::EgressPolicer;
 use super::fabric::FabricSection;
 use super::host::{ForwardingSection, HostSection, WorkerSection};
@@ -23,7 +24,7 @@ use super::release::{Egress, IngressPolicy};
 use super::rtp::RtpStream;
 use super::rule::Rule;
 use super::shape::Shape;
-use super::share::{Contract, ModelSection, Priority, Weight};
+use super::share::{ModelSection, Priority, Weight};
 use super::switch::SwitchSection;
 use super::vlan::{Vlan, VlanList};
 use super::wfq::Wfq;

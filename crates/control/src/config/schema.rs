@@ -146,6 +146,10 @@ fn of_tables() -> Value {
             },
             "not": has(&["ebs", "pir"])
         },
+        "Contract": {
+            "anyOf": [has(&["rate"]), has(&["min_rate"]), has(&["min_pps"])],
+            "not": { "anyOf": [has(&["rate", "min_rate"]), has(&["rate", "min_pps"])] }
+        },
         "EgressPolicer": {
             "anyOf": [has(&["rate"]), has(&["pps"])],
             "dependentRequired": { "burst": ["rate"], "frames": ["pps"] }

@@ -105,8 +105,8 @@ impl Tenant {
 }
 
 impl Port {
-    /// Returns the limits on the frames that the port sends. There is no limit under the policies
-    /// `none`, `cycles-strict` and `cycles-minmax`.
+    /// Returns the limits on the frames that the port sends: those of `police` under the policies
+    /// `bps` and `pps`, and the maxima of `contract`.
     ///
     /// # Errors
     /// Returns an error if the port has neither `police` nor `contract`, or if a limit is
@@ -120,6 +120,11 @@ impl Port {
     #[must_use]
     pub fn ingress_policers(&self) -> Vec<Spec> {
         self.checked_ingress_policers().unwrap_or_default()
+    }
+
+    /// Returns the keys of the port's tightest limits in bits and in frames per second.
+    pub(crate) fn limit_keys(&self) -> [&'static str; 2] {
+        ingress_policer::keys(self.police.as_ref(), self.contract.as_ref(), self.ingress_policy)
     }
 
     /// Returns the rate that the port purchased, in bits per second with FCS: the contract's rate,

@@ -87,6 +87,9 @@ const FULL: [DropReason; 5] = [
 /// Limit on the ports that an answer lists as users of the core.
 const CONSUMERS_MAX: usize = 5;
 
+/// The key of a tenant's limit on sent frames.
+const SEND: &str = "send";
+
 /// Growth of a port's counters between two readings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PortGrowth {
@@ -114,6 +117,8 @@ pub(crate) struct PortGrowth {
     /// Depth in bytes of the port's `police`, if the limit drops frames and the depth is too small
     /// for large segments.
     pub(crate) shallow: Option<u32>,
+    /// Keys of the port's tightest limits in bits and in frames per second.
+    pub(crate) limit_keys: [&'static str; 2],
 }
 
 /// Growth of a worker's counters between two readings.
@@ -325,7 +330,8 @@ impl Question<'_> {
     /// Returns the limit for which the port's frames waited most often, and the number of waits.
     fn waits(&self) -> (&'static str, u64) {
         let PortReading { police_waits, police_pps_waits, send_waits, .. } = self.port.reading;
-        let waits = [("cir", police_waits), ("pps", police_pps_waits), ("send", send_waits)];
+        let [bits, frames] = self.port.limit_keys;
+        let waits = [(bits, police_waits), (frames, police_pps_waits), (SEND, send_waits)];
         waits.into_iter().max_by_key(|(_, times)| *times).unwrap_or_default()
     }
 

@@ -115,17 +115,22 @@ impl Question<'_> {
             why
         } else {
             let (sends, (rate, times)) = (bits(self.sends_bps()), self.waits());
-            if rate == "send" {
+            if rate == super::SEND {
                 let why = format!(
                     "the port sends {sends}, and its frames waited {times} times for the limit \
                      `send` of its tenant"
                 );
                 return (why, "raise `send` of the tenant, or make its VMs send less");
             }
-            format!(
-                "the port sends {sends}, and its frames waited {times} times for the rate `{rate}` \
-                 of `police` (policy {policy})"
-            )
+            let why = format!(
+                "the port sends {sends}, and its frames waited {times} times for the rate {rate}"
+            );
+            if rate.ends_with("`contract`") {
+                let remedy = "raise this rate of the contract with `penstock port set`, or make \
+                              the VM send less";
+                return (why, remedy);
+            }
+            format!("{why} (policy {policy})")
         };
         (why, "raise `police` with `penstock port set`, or make the VM send less")
     }

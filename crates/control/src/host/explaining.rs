@@ -138,7 +138,7 @@ impl Core {
 
     /// Returns the growth of all counters between two readings.
     fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
-        let (terms, capacity, stalled, dscps, (shaped, shallow), in_fabric) = {
+        let (terms, capacity, stalled, dscps, (shaped, shallow, keys), in_fabric) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;
             let bought = |name: &String| {
@@ -163,9 +163,12 @@ impl Core {
             let ports = shared.config.ports.iter();
             let shallow: BTreeMap<String, u32> =
                 ports.filter_map(|port| Some((port.name.clone(), shallow_depth(port)?))).collect();
+            let ports = shared.config.ports.iter();
+            let keys: BTreeMap<String, [&'static str; 2]> =
+                ports.map(|port| (port.name.clone(), port.limit_keys())).collect();
             let in_fabric = shared.config.fabric.is_some();
             let code_points = shared.config.code_points();
-            (terms, capacity, stalled, code_points, (shaped, shallow), in_fabric)
+            (terms, capacity, stalled, code_points, (shaped, shallow, keys), in_fabric)
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
@@ -184,6 +187,7 @@ impl Core {
                 bought,
                 shaped_bps: shaped.get(name).copied(),
                 shallow: shallow.get(name).copied(),
+                limit_keys: keys.get(name).copied().unwrap_or_default(),
             }
         };
         let workers = now.workers.iter().enumerate().map(|(id, reading)| {

@@ -19,7 +19,7 @@ use super::apply::{Core, lock, worker_failed};
 use super::error::ApiError;
 use super::pricing::Pricing;
 use crate::config::{self, ConfigErrors, HostConfig};
-use crate::plan::{CapacityPlan, Planner, PortPlan};
+use crate::plan::{CapacityPlan, Origin, Planner, PortPlan, Warning};
 use crate::snapshot::{IdTable, Sold};
 
 /// Interval between two readings of the ports' counters by the learner.
@@ -63,13 +63,13 @@ impl Core {
             None => None,
             Some(file) => {
                 let path = self.dir.join(file);
-                match known.filter(|(known, _)| !fresh && *known == path) {
+                match known.clone().filter(|(known, _)| !fresh && *known == path) {
                     Some(known) => Some(known),
                     None => Some((path.clone(), Arc::new(config::load_model(&path)?))),
                 }
             }
         };
-        let plan = Planner {
+        let mut plan = Planner {
             config,
             model: model.as_ref().map(|(_, model)| model),
             ids,
@@ -77,11 +77,20 @@ impl Core {
             tsc: self.switch.tsc(),
         }
         .plan();
+        let foreign = model.as_ref().and_then(|(_, model)| Origin::here().mistake(config, model));
+        // A host that starts, perhaps with a new kernel, serves its VMs with the model that it has.
+        let same = known.zip(model.as_ref()).is_some_and(|((_, old), (_, new))| old == *new);
+        if before.capacity.is_empty() || same {
+            let told = foreign.iter().map(ToString::to_string);
+            plan.warnings.extend(told.map(|text| Warning { ports: Vec::new(), text }));
+        } else {
+            plan.refusals.extend(foreign);
+        }
         if !plan.refusals.is_empty() {
             return Err(ConfigErrors(plan.refusals));
         }
-        if learner.capacity() != plan.capacity {
-            learner = Learner::new(LearnConfig::default(), &plan.capacity);
+        if learner.capacity() != plan.sellable {
+            learner = Learner::new(LearnConfig::default(), &plan.sellable);
         }
         learner.set_ports(terms(&plan));
         let sold = sold(&plan, &learner);

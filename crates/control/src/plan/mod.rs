@@ -21,11 +21,15 @@
 //! from the plan.
 
 mod depths;
+mod origin;
 mod text;
 mod warn;
+mod what_if;
 
 pub(crate) use depths::shallow_depth;
+pub(crate) use origin::Origin;
 pub use warn::Warning;
+pub use what_if::{Supposed, WhatIf};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -33,14 +37,13 @@ use std::sync::Arc;
 use penstock_qos::admission::{self, Admission, Claim, WorkerSet};
 use penstock_qos::c2tb::free_floor;
 use penstock_qos::cost_model::{
-    Action as Work, BatchPrice, Contract, CostModel, Deployment, Flows, Profile, Rate, RingKind,
-    SizeMix,
+    Action as Work, BatchPrice, Contract, CostModel, Deployment, Profile, RingKind,
 };
 use penstock_qos::latency_bound::Batches;
 use penstock_qos::learner::Terms;
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate};
 
-use crate::config::{self, Action, ConfigError, ConfigErrors, ContractRate, HostConfig, Port};
+use crate::config::{self, Action, ConfigError, ConfigErrors, HostConfig, Port};
 use crate::host::data_path::home;
 use crate::snapshot::IdTable;
 
@@ -49,6 +52,10 @@ const DISAGREE: f64 = 0.1;
 /// Relative difference between the rates of this machine's time-stamp counter and the cost model's,
 /// at which the plan warns.
 const TSC_DIFFERS: f64 = 0.01;
+
+/// Part of a core, in thousandths, that the host keeps for its own work: refills, ageing and control
+/// requests. No port can purchase it.
+const HOST_PERMILLE: u64 = 10;
 
 /// Source of the number of cycles that a port purchased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,6 +144,9 @@ pub struct CapacityPlan {
     pub ports: Vec<PortPlan>,
     /// Capacity of each worker in cycles per second.
     pub capacity: Vec<CyclesPerSecond>,
+    /// Part of each worker's capacity that ports can purchase. The rest is for the host's own work
+    /// and for the guaranteed minimum (floor) of ports without metered cycles.
+    pub sellable: Vec<CyclesPerSecond>,
     /// Sum of the rates of all uplinks in bits per second; `None` if no uplink has a `link`.
     pub link: Option<BitsPerSecond>,
     /// Result of admission control: whether the host's cycles and link suffice for all purchases.
@@ -148,6 +158,14 @@ pub struct CapacityPlan {
 }
 
 impl CapacityPlan {
+    /// Returns the bandwidth on the link that all ports purchased, in bits per second.
+    #[must_use]
+    pub fn sold_bandwidth(&self) -> BitsPerSecond {
+        let buyers = self.ports.iter().filter(|port| port.basis != Basis::None);
+        let sold = buyers.map(|port| port.bandwidth.0);
+        BitsPerSecond(sold.fold(0, u64::saturating_add))
+    }
+
     /// Returns the plan of a port; `None` if the port does not exist.
     #[must_use]
     pub fn port(&self, name: &str) -> Option<&PortPlan> {
@@ -192,11 +210,30 @@ impl Planner<'_> {
                 workers: port.workers,
             })
             .collect();
-        plan.admission = admission::admit(&plan.capacity, plan.link, &claims);
+        plan.sellable = self.sellable(&plan);
+        plan.admission = admission::admit(&plan.sellable, plan.link, &claims);
         self.floors(&mut plan);
         self.look_at_turns(&mut plan);
         plan.refusals.extend(text::refusals(&plan, &sellers));
         plan
+    }
+
+    /// Computes [`CapacityPlan::sellable`].
+    fn sellable(&self, plan: &CapacityPlan) -> Vec<CyclesPerSecond> {
+        let by_class = self.config.worker.schedule == config::Schedule::Hbs;
+        let core = self.tsc.hz();
+        let host = core / 1_000 * HOST_PERMILLE;
+        let of = |(worker, capacity): (usize, &CyclesPerSecond)| {
+            let here = |port: &&PortPlan| port.workers.contains(WorkerSet::one(worker));
+            let free = |port: &PortPlan| {
+                let ports = &self.config.ports;
+                ports.iter().any(|other| other.name == port.name && !is_metered(other))
+            };
+            let has_free = by_class && plan.ports.iter().filter(here).any(free);
+            let floors = if has_free { free_floor(*capacity, *capacity, 1).0 } else { 0 };
+            CyclesPerSecond(capacity.0.min(core - host).saturating_sub(floors))
+        };
+        plan.capacity.iter().enumerate().map(of).collect()
     }
 
     /// Computes the guaranteed minimum [`PortPlan::floor`] of all ports without metered cycles,
@@ -261,7 +298,7 @@ impl Planner<'_> {
     }
 
     fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut CapacityPlan) -> PortPlan {
-        let contract = port.contract.as_ref().map(contract_of);
+        let contract = port.contract.as_ref().map(config::Contract::terms);
         let mut profile = match &contract {
             Some(contract) => contract.profile(0, RingKind::Split),
             None => Profile::default(),
@@ -350,6 +387,8 @@ pub struct Checked {
     pub model: Option<Arc<CostModel>>,
     /// Capacity plan of the configuration, which may contain refusals.
     pub plan: CapacityPlan,
+    /// Rate of this machine's time-stamp counter.
+    tsc: TscRate,
 }
 
 impl Checked {
@@ -367,40 +406,28 @@ impl Checked {
             Some(file) => Some(Arc::new(config::load_model(&dir.join(file))?)),
             None => None,
         };
+        let tsc = penstock_dataplane::tsc::calibrate();
         let mut plan = Planner {
             config: &config,
             model: model.as_ref(),
             ids: &IdTable::default().next(&config),
             workers: config.worker.cores.len().max(1),
-            tsc: penstock_dataplane::tsc::calibrate(),
+            tsc,
         }
         .plan();
+        let foreign = model.as_ref().and_then(|model| Origin::here().mistake(&config, model));
+        plan.refusals.extend(foreign);
         warn::missing_here(&config, &mut plan);
         for outdated in config::outdated(&text) {
             plan.warn([], outdated);
         }
-        Ok(Self { config, model, plan })
+        Ok(Self { config, model, plan, tsc })
     }
 }
 
 fn is_metered(port: &Port) -> bool {
     use config::IngressPolicy::{CyclesMinmax, CyclesStrict};
     matches!(port.ingress_policy, CyclesStrict | CyclesMinmax)
-}
-
-/// Converts a configured contract to the form that the cost model uses.
-fn contract_of(contract: &config::Contract) -> Contract {
-    Contract {
-        rate: match contract.rate {
-            ContractRate::Bits(rate) => Rate::Bits(rate),
-            ContractRate::Packets(rate) => Rate::Packets(rate),
-        },
-        sizes: contract.size.as_ref().map_or_else(SizeMix::imix, |size| size.0.clone()),
-        flows: match contract.flows {
-            config::Flows::Single => Flows::Single,
-            config::Flows::Multiple => Flows::Multiple,
-        },
-    }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "rates are compared and shown with three digits")]

@@ -126,7 +126,7 @@ fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: b
 }
 
 /// Returns the part `left_e4` / 10000 of the amount `of`, rounded down to three digits.
-fn down(of: u64, left_e4: u32) -> u64 {
+pub(super) fn down(of: u64, left_e4: u32) -> u64 {
     let left = u128::from(of) * u128::from(left_e4) / 10_000;
     let left = u64::try_from(left).unwrap_or(u64::MAX);
     let mut unit = 1;

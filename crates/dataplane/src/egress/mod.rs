@@ -527,7 +527,7 @@ impl Finisher {
         delivery.replicated += segments as u64 - 1;
         loop {
             scratch.clear();
-            let done = self.segmenter.fill(scratch);
+            let done = self.segmenter.fill(batch, i, scratch);
             sink(scratch, delivery);
             if done {
                 return;

@@ -13,12 +13,12 @@
 
 use std::sync::Arc;
 
-use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::policer::CUT_BELOW;
 use penstock_qos::wfq::{Depth, QUEUES_MAX, Wfq};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::classes::{Class, DSCPS};
+use super::early::{Departure, EarlySignals};
 use super::line::Next;
 use super::{Classes, HeldLane, LaneCounters, QueueTerms, Stored};
 use crate::headers::dscp_of;
@@ -65,9 +65,8 @@ pub(super) struct Lanes {
     /// Latest time at which moved code points start to use their new queues.
     until: Nanos,
     pub(super) counters: Arc<LaneCounters>,
-    /// For each queue with a rate ceiling, the state of its early signals and the length of its
-    /// longest frame on a link, in bytes.
-    early: Box<[(Codel, u32)]>,
+    /// The state of the early signals of each queue with a rate ceiling.
+    early: Box<[EarlySignals]>,
 }
 
 impl Lanes {
@@ -158,12 +157,11 @@ impl Lanes {
     pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
         let queue = frame.class.queue;
         let Some(time) = self.wfq.ceiling_time(queue.into(), frame.wire()) else { return false };
-        // Frames may also wait for the link or the receiver.
         let held = self.wfq.is_held(queue.into(), now);
-        let Some((codel, longest)) = self.early.get_mut(usize::from(queue)) else { return false };
-        *longest = (*longest).max(frame.wire());
         let (_, behind) = self.wfq.backlog(queue.into());
-        codel.signals(waited, Pace::of(time), held && behind > u64::from(*longest), now)
+        let departure = Departure { waited, time, held, behind, now };
+        let early = self.early.get_mut(usize::from(queue));
+        early.is_some_and(|early| early.signals(frame, departure))
     }
 
     /// Notes that a departing frame is dropped as a signal instead of being sent.

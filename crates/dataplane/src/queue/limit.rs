@@ -7,16 +7,16 @@
 //! the output also waits for [`PAUSE`]. Several outputs that wait for one tenant thus take turns,
 //! and a burst is worth its turn of the worker. The bucket keeps the tokens of the pause.
 //!
-//! While frames wait too long for the limit, the queue signals congestion early
-//! ([`penstock_qos::codel`]) with one frame ([`crate::congestion`]).
+//! While frames wait too long for the limit, the queue signals congestion early ([`super::early`])
+//! with one frame ([`crate::congestion`]).
 
 use std::sync::Arc;
 
-use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::egress_policer::{EgressPolicer, Policed};
 use penstock_units::Nanos;
 
 use super::Stored;
+use super::early::{Departure, EarlySignals};
 
 /// Time for which an output lets other outputs of its tenant go first after a burst.
 const PAUSE: Nanos = Nanos::from_micros(50);
@@ -25,9 +25,7 @@ const PAUSE: Nanos = Nanos::from_micros(50);
 #[derive(Debug)]
 pub(super) struct OutputLimit {
     policer: Arc<EgressPolicer>,
-    codel: Codel,
-    /// Length of the longest frame that left the queue, in bytes.
-    longest: u32,
+    early: EarlySignals,
     /// Limit that made the queue wait since the last burst.
     holder: Option<Policed>,
     /// Limit that made the queue wait before the present burst.
@@ -38,7 +36,8 @@ pub(super) struct OutputLimit {
 
 impl OutputLimit {
     pub(super) fn new(policer: Arc<EgressPolicer>) -> Self {
-        Self { policer, codel: Codel::new(), longest: 0, holder: None, held: None, sent: false }
+        let early = EarlySignals::default();
+        Self { policer, early, holder: None, held: None, sent: false }
     }
 
     /// Whether `self` enforces `policer`.
@@ -85,11 +84,8 @@ impl OutputLimit {
         behind: u64,
         now: Nanos,
     ) -> bool {
-        self.longest = self.longest.max(frame.len);
-        // Frames may also wait for the receiver, which would not become faster by a signal.
-        let backlog = self.holder().is_some() && behind > u64::from(self.longest);
-        let pace = Pace::of(self.policer.time_for(frame.size));
-        self.codel.signals(waited, pace, backlog, now)
+        let (time, held) = (self.policer.time_for(frame.size), self.holder().is_some());
+        self.early.signals(frame, Departure { waited, time, held, behind, now })
     }
 
     /// Charges a frame that is sent.

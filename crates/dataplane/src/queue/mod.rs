@@ -30,6 +30,7 @@
 //! the port has its own memory. The worker's loop allocates no memory.
 
 mod classes;
+mod early;
 mod lanes;
 mod limit;
 mod line;

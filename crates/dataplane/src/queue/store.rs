@@ -56,7 +56,7 @@ pub struct Stored {
     /// the size of its segments. The output queue sets `size`.
     pub(super) size: Size,
     /// Hash of the frame's flow.
-    hash: u32,
+    pub(super) hash: u32,
     pub offload: Offload,
     /// VLAN tag control information (TCI) of the frame.
     tci: u16,

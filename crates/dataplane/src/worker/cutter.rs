@@ -23,8 +23,8 @@
 //!
 //! # Cost
 //!
-//! Cutting costs two copies of a segment and the checksums of its parts. A port without a shaper
-//! and without a slow limit has no cutter.
+//! Cutting costs two copies of a segment, one of them within the cache, and the checksums of its
+//! parts. A port without a shaper and without a slow limit has no cutter.
 
 use penstock_units::{Nanos, PortId, QueueId};
 
@@ -93,7 +93,7 @@ impl Cutter {
         while batch.has_room() && !self.is_empty() {
             if self.left > 0 {
                 let before = batch.len();
-                self.segmenter.fill(batch);
+                self.segmenter.fill(&self.held, self.begun - 1, batch);
                 self.left -= (batch.len() - before).min(self.left);
                 if batch.len() == before {
                     break;

@@ -47,7 +47,7 @@ use std::sync::Arc;
 
 use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::egress_policer::EgressPolicer;
-use penstock_qos::flow_shares::FlowShares;
+use penstock_qos::flow_shares::{Due, FlowShares};
 use penstock_qos::policer::{Limit, Policer, Size};
 use penstock_qos::shaper::{FRAME, GROUP_TIME, GROUPS_FROM, Shaper};
 use penstock_units::{Nanos, PortId};
@@ -192,7 +192,7 @@ struct Gate {
 struct Early {
     codel: [Codel; QUEUES_MAX],
     /// For each queue pair, the number of signals that wait for a frame of a heavy flow.
-    due: [u8; QUEUES_MAX],
+    due: [Due; QUEUES_MAX],
     flows: FlowShares,
     /// For each queue pair, the sum of the sizes of the last frames from its ring, and their
     /// number. A single short frame must not make the ring look short.
@@ -399,13 +399,8 @@ impl Gates {
         let codel = &mut early.codel[unit.queue.index() % QUEUES_MAX];
         let due = &mut early.due[unit.queue.index() % QUEUES_MAX];
         early.flows.note(flow, bytes);
-        *due += u8::from(codel.signals(waited, pace, backlog > 1, now));
-        if !codel.is_signalling() {
-            *due = 0;
-        }
-        let signals = *due > 1 || *due == 1 && early.flows.is_heavy(flow);
-        *due -= u8::from(signals);
-        signals
+        let new = codel.signals(waited, pace, backlog > 1, now);
+        due.signals(new, codel.is_signalling(), || early.flows.is_heavy(flow))
     }
 
     /// Whether the port has a shaper or a rate limit for which frames wait.

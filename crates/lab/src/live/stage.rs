@@ -52,7 +52,9 @@ pub(crate) struct Stage {
 /// Counters of all ports of the switch at one moment.
 #[derive(Debug, Clone)]
 pub(crate) struct Reading {
-    at: std::time::Instant,
+    /// Nanoseconds from the daemon's start to the reading. The lab's own clock would add the time
+    /// that the reading takes to arrive.
+    at_ns: u64,
     stats: Value,
 }
 
@@ -73,7 +75,7 @@ impl Reading {
     /// Returns the increase per second of the port's counter `name` since the reading `before`.
     pub fn per_second(&self, before: &Self, port: &str, name: &str) -> f64 {
         let grown = count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name));
-        to_f64(grown) / self.at.duration_since(before.at).as_secs_f64()
+        1e9 * to_f64(grown) / to_f64(self.at_ns.saturating_sub(before.at_ns).max(1))
     }
 }
 
@@ -245,7 +247,8 @@ impl Stage {
 
     pub fn read(&self) -> anyhow::Result<Reading> {
         let stats = self.ours.stats()?;
-        Ok(Reading { at: clock::now(), stats })
+        let at_ns = stats["time_ns"].as_u64().context("counters without their time")?;
+        Ok(Reading { at_ns, stats })
     }
 
     /// Reads the counters immediately, and then every `step` for `secs` seconds.

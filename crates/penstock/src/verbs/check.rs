@@ -7,21 +7,21 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use penstock_control::config::{ConfigErrors, HostConfig};
-use penstock_control::plan::{Basis, CapacityPlan, Checked, PortPlan};
+use penstock_control::plan::{Basis, CapacityPlan, Checked, PortPlan, WhatIf};
 use serde_json::{Value, json};
 
 use super::host::mistakes;
-use super::{planned_vcpus, print, print_json};
+use super::{planned_vcpus, print, print_json, what_if};
 use crate::table::{
     Align, Table, counted, counted_items, cycles_per_second, or_dash, percent, printable,
 };
 
 /// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the ports
-/// purchased more than the host has.
+/// purchased more than the host has. With `what`, the exit status is about this contract.
 ///
 /// # Errors
 /// Returns an error if standard output cannot be written.
-pub fn run(file: &Path, as_json: bool) -> Result<ExitCode> {
+pub fn run(file: &Path, what: Option<&WhatIf>, as_json: bool) -> Result<ExitCode> {
     let (checked, errors) = match Checked::load(file) {
         Ok(checked) => {
             let refusals = ConfigErrors(checked.plan.refusals.clone());
@@ -30,6 +30,16 @@ pub fn run(file: &Path, as_json: bool) -> Result<ExitCode> {
         Err(errors) => (None, errors),
     };
     let fits = errors.0.is_empty();
+    if let (Some(what), Some(checked)) = (what, &checked) {
+        let answer = what_if::ask(checked, what);
+        if as_json {
+            print_json(&answer.json)?;
+        } else {
+            print(&answer.text)?;
+            eprint!("{}", answer.error);
+        }
+        return Ok(if answer.fits { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     if as_json {
         print_json(&answer(checked.as_ref(), &errors))?;
     } else {
@@ -46,7 +56,7 @@ pub fn run(file: &Path, as_json: bool) -> Result<ExitCode> {
 }
 
 fn told(file: &Path, checked: &Checked) -> String {
-    let Checked { config, model, plan } = checked;
+    let Checked { config, model, plan, .. } = checked;
     let mut text = format!(
         "{}: valid ({}, {}, {})\n",
         file.display(),
@@ -97,7 +107,7 @@ fn ports(config: &HostConfig, plan: &CapacityPlan) -> String {
         table.row([
             port.name.clone(),
             port.ingress_policy.to_string(),
-            or_dash(&of.contract.as_ref().map(|c| c.rate.to_string()).unwrap_or_default()),
+            or_dash(&port.contract.as_ref().map(ToString::to_string).unwrap_or_default()),
             if of.contract.is_some() { frames(of) } else { "-".to_owned() },
             match of.cost.filter(|_| of.contract.is_some()) {
                 Some(cost) => format!("{cost:.0} ±{:.0} %", 100.0 * of.uncertainty),
@@ -115,7 +125,7 @@ fn ports(config: &HostConfig, plan: &CapacityPlan) -> String {
 }
 
 /// Returns the frame profile of a port as text, such as `1024 single, 3 rules, +vlan-push`.
-fn frames(port: &PortPlan) -> String {
+pub(super) fn frames(port: &PortPlan) -> String {
     let profile = &port.profile;
     let mut text = format!("{} {}", profile.sizes, profile.flows);
     if profile.rules > 0 {
@@ -129,19 +139,19 @@ fn frames(port: &PortPlan) -> String {
 
 fn workers(plan: &CapacityPlan) -> String {
     let mut text = String::new();
-    for (worker, (there, room)) in plan.capacity.iter().zip(&plan.admission.room).enumerate() {
+    let of_workers = plan.capacity.iter().zip(&plan.sellable).zip(&plan.admission.room);
+    for (worker, ((there, sellable), room)) in of_workers.enumerate() {
         let _ = writeln!(
             text,
-            "worker {worker}: {} cycles/s, {} cycles/s unsold",
+            "worker {worker}: {} cycles/s, {} kept for the host, {} unsold",
             cycles_per_second(there.0),
+            cycles_per_second(there.0.saturating_sub(sellable.0)),
             cycles_per_second(room.0)
         );
     }
-    let sold: u64 =
-        plan.ports.iter().filter(|p| p.basis != Basis::None).map(|p| p.bandwidth.0).sum();
     match plan.link {
         Some(link) => {
-            let (link, sold) = (bits(link.0), bits(sold));
+            let (link, sold) = (bits(link.0), bits(plan.sold_bandwidth().0));
             let _ = writeln!(text, "uplink: {link}, {sold} sold with Ethernet's overhead");
         }
         None => text.push_str("uplink: not checked, as no port has a `link`\n"),
@@ -149,7 +159,7 @@ fn workers(plan: &CapacityPlan) -> String {
     text
 }
 
-fn bits(rate: u64) -> String {
+pub(super) fn bits(rate: u64) -> String {
     crate::table::bits_per_second(crate::table::to_f64(rate))
 }
 
@@ -165,7 +175,7 @@ fn unfit(errors: &ConfigErrors) -> String {
 
 fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
     let mut answer = json!({ "ok": errors.0.is_empty(), "errors": errors });
-    let Some(Checked { config, model, plan }) = checked else { return answer };
+    let Some(Checked { config, model, plan, .. }) = checked else { return answer };
     let ports = config.ports.iter().zip(&plan.ports).map(|(port, of)| {
         json!({
             "port": port.name,
@@ -190,9 +200,15 @@ fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
             "workers": of.workers.iter().collect::<Vec<_>>(),
         })
     });
-    let workers = plan.capacity.iter().zip(&plan.admission.room).enumerate();
-    let workers = workers
-        .map(|(id, (there, room))| json!({ "worker": id, "capacity": there.0, "room": room.0 }));
+    let workers = plan.capacity.iter().zip(&plan.sellable).zip(&plan.admission.room).enumerate();
+    let workers = workers.map(|(id, ((there, sellable), room))| {
+        json!({
+            "worker": id,
+            "capacity": there.0,
+            "sellable": sellable.0,
+            "room": room.0,
+        })
+    });
     answer["ports"] = ports.collect();
     answer["vcpus"] = config.vcpu.as_ref().map(|it| planned_vcpus::json(&config.vms, it)).into();
     answer["workers"] = workers.collect();

@@ -28,6 +28,7 @@ pub mod queues;
 pub mod stats;
 pub mod tenant;
 pub mod vcpu;
+mod what_if;
 
 /// Writes `text` to standard output. If the reader has ended (`| head`), the program ends silently.
 ///

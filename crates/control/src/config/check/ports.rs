@@ -12,7 +12,6 @@ use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
 use super::super::rtp;
-use super::super::share::ContractRate;
 use super::super::values::{check_count, check_names, check_range, check_socket};
 use super::world::World;
 
@@ -100,13 +99,8 @@ fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>)
 
 fn check_contract(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
     let Some(contract) = &port.contract else { return };
-    let nothing = match contract.rate {
-        ContractRate::Bits(rate) => rate.0 == 0,
-        ContractRate::Packets(rate) => rate.0 == 0,
-    };
-    if nothing {
-        let remedy = "write a rate such as \"4G\" or \"600kpps\", or remove `contract`";
-        report.at(object, "contract", "a contract of rate 0 sells nothing", remedy);
+    if let Some((problem, remedy)) = contract.mistake() {
+        report.at(object, "contract", problem, remedy);
     }
     // A tag, the Ethernet header and the FCS come on top of the MTU.
     let longest = port.tap.as_ref().and_then(|tap| tap.mtu).map(|mtu| mtu + 22);

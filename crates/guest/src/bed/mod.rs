@@ -4,9 +4,11 @@
 //! | Module | Content |
 //! |---|---|
 //! | [`guard`] | a process that removes all objects of a measurement at its end |
+//! | [`outside`] | interfaces outside a switch, in a network namespace of their own |
 //! | [`process`] | daemons that the guard ends, and commands with output |
 
 pub mod guard;
+pub mod outside;
 pub mod process;
 
 use std::path::{Path, PathBuf};

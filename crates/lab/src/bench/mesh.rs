@@ -53,7 +53,7 @@ use crate::rig::ovs;
 use crate::rig::pair::SettledWindow;
 use crate::rig::plan::{AllTo, Plan, Vm};
 use crate::rig::stats::{Spread, paired_ratio, to_f64};
-use crate::rig::through::{Outside, check_uplink};
+use crate::rig::through::{Outside, check_uplink, uplink};
 use crate::rig::{self, Rig, Timed};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Guard;
@@ -167,7 +167,7 @@ impl Point {
         let name = format!("{switch}-{}-{}", self.ports, self.cores.len());
         plan.all_to = Some(match self.uplink {
             false => AllTo::Others,
-            true => AllTo::Uplink(Outside::uplink(bed, &name)?),
+            true => AllTo::Uplink(uplink(bed, &name)?),
         });
         plan.cores.clone_from(&self.cores);
         plan.idle_backoff_us = bed.idle_backoff_us();

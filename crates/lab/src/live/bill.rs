@@ -43,7 +43,7 @@ use crate::rig::plan::{AllTo, Bound, Plan, Policy, Vm};
 use crate::rig::platform;
 use crate::rig::stats::{middle, to_f64};
 use crate::rig::switch::count;
-use crate::rig::through::Outside;
+use crate::rig::through;
 use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
@@ -278,7 +278,7 @@ fn charged_over_caused(with: &Accounts, without: &Accounts) -> f64 {
 /// Returns the cycles charged to a VM that sends to an AF_XDP uplink, divided by the cycles that
 /// the VM caused.
 fn calls(bed: &Bed, sitting: &mut Sitting) -> anyhow::Result<f64> {
-    let outside = Outside::uplink(bed, "bill")?;
+    let outside = through::uplink(bed, "bill")?;
     let vms = vec![Vm { name: "neighbour".to_owned(), ..Vm::default() }];
     let plan = Plan { all_to: Some(AllTo::Uplink(outside)), ..Plan::new("round-robin", vms) };
     let mut stage = Stage::start(bed, "calls", &plan)?;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::plan::Plan;
 use super::switch::{Case, LEAST_BITS, Switch, VM_A, VM_B, WorkerReading, fresh_dir, socket_in};
-use super::through::{HOPS, Outside, Through};
+use super::through::{self, HOPS, Outside, Through};
 use crate::penstock::penstock;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask, await_ok, await_some};
@@ -101,14 +101,14 @@ impl Penstock {
         qos: Qos,
         way: Option<Through>,
     ) -> anyhow::Result<Self> {
-        let outside = way.map(|way| Outside::make(bed, way, "ours")).transpose()?;
+        let outside = way.map(|way| through::make(bed, way, "ours")).transpose()?;
         let text = |dir: &Path| configuration(dir, bed, offloads, &qos, outside.as_ref());
         let mut penstock = Self::run(bed, (name, name), text)?;
         outside.as_ref().map(Outside::join).transpose()?;
         let settings = &mut penstock.settings;
         settings.insert("penstock_idle_backoff_us".into(), bed.idle_backoff_us().into());
         if let Some(outside) = &outside {
-            outside.describe(settings);
+            settings.insert("through".into(), outside.way.name().into());
         }
         let qos = format!("{}, {}", qos.schedule, qos.policy);
         settings.insert(format!("{name}_qos").replace('-', "_"), qos.into());

@@ -34,7 +34,7 @@ use serde_json::{Map, Value};
 
 use super::plan::{Plan, Policy};
 use super::switch::{Case, LEAST_BITS, Switch, VM_A, VM_B, WorkerReading, fresh_dir, socket_in};
-use super::through::{HOPS, Outside, Through};
+use super::through::{self, HOPS, Outside, Through, in_ovs};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ThreadClock, ask};
 use perf::PmdReading;
@@ -152,7 +152,7 @@ impl OvsDpdk {
     /// Works like [`Self::start`], but without offloads. If `way` is set, frames leave the switch
     /// through one interface and return through another interface.
     pub fn start_through(bed: &Bed, way: Option<Through>) -> anyhow::Result<Self> {
-        let outside = way.map(|way| Outside::make(bed, way, "ovs")).transpose()?;
+        let outside = way.map(|way| through::make(bed, way, "ovs")).transpose()?;
         let threads = Threads::alone(bed);
         let mut ovs = Self::start_in(bed, "ovs", Tso::Off, &["a", "b"], &threads, outside)?;
         ovs.set_case(Case::L3)?;
@@ -351,7 +351,7 @@ fn add_ports(
     }
     let Some(outside) = outside else { return Ok(()) };
     for (number, end) in (ports.len() + 1..).zip(outside.ends) {
-        let kind = outside.way.in_ovs(end);
+        let kind = in_ovs(outside.way, end);
         let add =
             format!("add-port br0 {end} -- set Interface {end} ofport_request={number} {kind}");
         let mut add = words(&add);

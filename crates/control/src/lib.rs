@@ -18,4 +18,6 @@ pub mod config;
 mod explain;
 pub mod host;
 pub mod plan;
+pub mod report;
 pub mod snapshot;
+pub mod what_if;

@@ -7,12 +7,12 @@
 use core::fmt;
 use core::str::FromStr;
 
-use super::text::down;
-use super::{CapacityPlan, Checked, Planner};
 use crate::config::{
     self, BitsPerSecond, ConfigError, ConfigErrors, Contract, ContractRate, Flows, HostConfig,
     IngressPolicy, PacketsPerSecond, Port, Priority, VhostUser, Weight,
 };
+use crate::plan::text::down;
+use crate::plan::{CapacityPlan, Checked, Planner, is_metered};
 use crate::snapshot::IdTable;
 
 /// A contract that a port might buy.
@@ -40,7 +40,7 @@ pub struct Supposed {
 }
 
 const FORM: &str = "write PORT=RATE[@SIZE][,KEY=VALUE]..., as in vm7=4G@imix,class=2";
-const KEYS: &str = "use `class`, `weight`, `flows`, `min_pps`, `max_rate` and `max_pps`";
+const KEYS: &str = "use `class`, `weight`, `flows`, `uplink`, `min_pps`, `max_rate`, `max_pps`";
 
 impl FromStr for WhatIf {
     type Err = String;
@@ -89,6 +89,9 @@ impl FromStr for WhatIf {
                         }
                     };
                 }
+                "uplink" => {
+                    contract.uplink = Some(value.parse().map_err(|error| bad(key, &error))?);
+                }
                 "min_pps" => contract.min_pps = Some(frames()?),
                 "max_pps" => contract.max_pps = Some(frames()?),
                 "max_rate" => {
@@ -110,7 +113,8 @@ impl FromStr for WhatIf {
 
 impl fmt::Display for WhatIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, flows } = &self.contract;
+        let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, flows, uplink } =
+            &self.contract;
         let rate = rate.or(min_rate.map(|rate| ContractRate::Bits(rate.0)));
         write!(f, "{}=", self.port)?;
         rate.map_or(Ok(()), |rate| write!(f, "{rate}"))?;
@@ -121,6 +125,7 @@ impl fmt::Display for WhatIf {
         if *flows == Flows::Multiple {
             f.write_str(",flows=multiple")?;
         }
+        uplink.map_or(Ok(()), |percent| write!(f, ",uplink={percent}"))?;
         self.class.map_or(Ok(()), |class| write!(f, ",class={}", class.0.get()))?;
         self.weight.map_or(Ok(()), |weight| write!(f, ",weight={}", weight.0.get()))
     }
@@ -148,7 +153,8 @@ impl WhatIf {
 
 impl Checked {
     /// Plans the host as if the port of `what` had another contract. A new port is planned on the
-    /// worker with the most unsold cycles, for the first tenant of the configuration.
+    /// worker with the most unsold cycles, for the first tenant of the configuration, and on the
+    /// VLAN of this tenant's first port.
     ///
     /// # Errors
     /// Returns the mistakes that the configuration would have.
@@ -176,7 +182,7 @@ impl Checked {
         };
         port.contract = Some(what.contract.clone());
         port.cycles = None;
-        if !super::is_metered(port) {
+        if !is_metered(port) {
             port.ingress_policy = IngressPolicy::CyclesMinmax;
         }
         port.priority = what.class.unwrap_or(port.priority);
@@ -190,9 +196,11 @@ impl Checked {
             model: self.model.as_ref(),
             ids: &IdTable::default().next(&config),
             workers: config.worker.cores.len().max(1),
+            origin: &self.origin,
             tsc: self.tsc,
         }
-        .plan();
+        .plan()
+        .strict();
         Ok((config, plan))
     }
 
@@ -208,10 +216,14 @@ impl Checked {
                 remedy: "name an existing port, or add a [[tenant]]".to_owned(),
             }]));
         };
+        // A tenant may have networks on VLANs only.
+        let mut siblings = self.config.ports.iter();
+        let sibling = siblings.find(|port| port.tenant.as_ref() == Some(&tenant.name));
         let rooms = self.plan.admission.room.iter().zip(0..);
         let worker = rooms.max_by_key(|(room, worker)| (room.0, core::cmp::Reverse(*worker)));
         Ok(Port {
             tenant: Some(tenant.name.clone()),
+            vlan: sibling.and_then(|port| port.vlan),
             worker: worker.map(|(_, worker)| worker),
             ..Port::new(name, VhostUser::new(format!("/run/penstock/{name}.sock")))
         })
@@ -231,8 +243,8 @@ fn largest(most: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{MODEL_HZ, RED, checked, model, port};
     use super::*;
+    use crate::plan::tests::{MODEL_HZ, RED, checked, model, port};
 
     fn host(more: &str) -> Checked {
         let text = RED.to_owned()
@@ -250,8 +262,8 @@ mod tests {
         for text in [
             "vm7=4G@imix,class=2",
             "vm7=600kpps@64",
-            "vm7=1G",
-            "a=1G@64:7+1518:1,min_pps=5k,max_rate=2G,max_pps=1M,flows=multiple,class=1,weight=9",
+            "vm7=1G,flows=multiple",
+            "a=1G@64:7+1518:1,min_pps=5k,max_rate=2G,max_pps=1M,uplink=50,class=1,weight=9",
         ] {
             assert_eq!(what(text).to_string(), text);
         }

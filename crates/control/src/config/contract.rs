@@ -129,6 +129,11 @@ pub struct Contract {
     /// Number of flows in the contract's traffic, `single` or `multiple`. Default `single`.
     #[serde(default)]
     pub flows: Flows,
+    /// Part of the frames that leave through an uplink, in per cent, 0 to 100. By default, all
+    /// frames take the most expensive way that the port's network permits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 100))]
+    pub uplink: Option<u8>,
 }
 
 impl Contract {
@@ -175,6 +180,9 @@ impl Contract {
         if rate.is_some() && (min_rate.is_some() || min_pps.is_some()) {
             let problem = "`rate` excludes `min_rate` and `min_pps`, which guarantee rates too";
             return odd(problem.to_owned(), "keep `rate`, or keep `min_rate` and `min_pps`");
+        }
+        if let Some(percent) = self.uplink.filter(|percent| *percent > 100) {
+            return odd(format!("`uplink` {percent} is out of range"), "write 0 to 100 (per cent)");
         }
         let min = [
             ("rate", *rate),
@@ -281,6 +289,7 @@ mod tests {
             ("rate = \"1G\"\nmin_pps = \"5k\"", "`rate` excludes `min_rate` and `min_pps`"),
             ("max_rate = \"1G\"", "the contract guarantees no rate"),
             ("min_rate = 0", "a contract of rate 0 sells nothing"),
+            ("rate = \"1G\"\nuplink = 101", "`uplink` 101 is out of range"),
             ("rate = \"2G\"\nmax_rate = \"1G\"", "`max_rate` 1G is below `rate` 2G"),
             ("min_pps = \"2k\"\nmax_pps = \"1k\"", "`max_pps` 1kpps is below `min_pps` 2kpps"),
             (

@@ -331,6 +331,29 @@ mod tests {
         assert_eq!(got, Ok(Some((frames, false))));
     }
 
+    #[test]
+    fn maxima_of_a_contract_hold_under_every_policy() {
+        let max = "contract = { min_rate = \"1G\", max_rate = \"2G\", max_pps = \"600k\" }";
+        let cir = BitsPerSecond(2 * G);
+        let bits = (Limit::SingleRate { cir, cbs: 1_000_000, ebs: 0 }, true);
+        let frames = (Limit::Packets { rate: PacketsPerSecond(600_000), burst: 2_400 }, true);
+        for policy in ["none", "bps", "pps", "cycles-strict", "cycles-minmax"] {
+            let got = specs(&format!("ingress_policy = \"{policy}\"\n{max}"));
+            assert_eq!(got, Ok(vec![bits, frames]), "{policy}");
+        }
+        let police =
+            |cir| format!("ingress_policy = \"bps\"\npolice = {{ cir = \"{cir}\" }}\n{max}");
+        assert_eq!(specs(&police("2G")), Ok(vec![bits, frames]), "equal limits are one limit");
+        assert_eq!(specs(&police("3G")).unwrap().len(), 3);
+        let keys = |toml: &str| port(toml).limit_keys();
+        assert_eq!(keys(&police("2G")), ["`cir` of `police`", "`max_pps` of `contract`"]);
+        assert_eq!(keys(&police("3G"))[0], "`max_rate` of `contract`");
+        let rate = "ingress_policy = \"bps\"\ncontract = { rate = \"1G\" }";
+        assert_eq!(keys(rate)[0], "`rate` of `contract`");
+        let error = specs("contract = { rate = \"1k\", max_rate = \"2k\" }").unwrap_err();
+        assert!(error.starts_with("rate 2k is out of range"), "{error}");
+    }
+
     /// Tests that a contract and a policer of equal rate pass the same frames: 1,000 frames of 64
     /// bytes with FCS are 512,000 bits.
     #[test]

@@ -1,5 +1,5 @@
-//! Keys for a port's share of the cycles (`cycle_weight`, `priority`), and `[model]`, the cost model
-//! that converts contracts to cycles.
+//! Keys for a port's share of the cycles (`cycle_weight`, `priority`), and `[model]`, the cost
+//! model that converts contracts to cycles.
 
 use std::path::PathBuf;
 

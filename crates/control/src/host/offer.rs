@@ -63,7 +63,7 @@ impl Core {
             None => None,
             Some(file) => {
                 let path = self.dir.join(file);
-                match known.clone().filter(|(known, _)| !fresh && *known == path) {
+                match known.filter(|(known, _)| !fresh && *known == path) {
                     Some(known) => Some(known),
                     None => Some((path.clone(), Arc::new(config::load_model(&path)?))),
                 }
@@ -74,18 +74,11 @@ impl Core {
             model: model.as_ref().map(|(_, model)| model),
             ids,
             workers: self.switch.workers().len(),
+            origin: &Origin::here(),
             tsc: self.switch.tsc(),
         }
         .plan();
-        let foreign = model.as_ref().and_then(|(_, model)| Origin::here().mistake(config, model));
-        // A host that starts, perhaps with a new kernel, serves its VMs with the model that it has.
-        let same = known.zip(model.as_ref()).is_some_and(|((_, old), (_, new))| old == *new);
-        if before.capacity.is_empty() || same {
-            let told = foreign.iter().map(ToString::to_string);
-            plan.warnings.extend(told.map(|text| Warning { ports: Vec::new(), text }));
-        } else {
-            plan.refusals.extend(foreign);
-        }
+        tolerate(&mut plan, &before);
         if !plan.refusals.is_empty() {
             return Err(ConfigErrors(plan.refusals));
         }
@@ -236,6 +229,21 @@ fn tell(event: &Event, name: &dyn Fn(PortId) -> String) {
                  to sell; move the port, or sell less",
                 name(*id)
             );
+        }
+    }
+}
+
+/// Makes each doubt about the cost model a warning if the plan in force has the same doubt, or if
+/// the host starts: a host with a new kernel or release must serve its VMs. Other doubts are
+/// refusals.
+fn tolerate(plan: &mut CapacityPlan, before: &CapacityPlan) {
+    let starts = before.capacity.is_empty();
+    for doubt in std::mem::take(&mut plan.doubts) {
+        let text = doubt.to_string();
+        if starts || before.warnings.iter().any(|warning| warning.text == text) {
+            plan.warnings.push(Warning { ports: Vec::new(), text });
+        } else {
+            plan.refusals.push(doubt);
         }
     }
 }

@@ -22,14 +22,13 @@
 
 mod depths;
 mod origin;
-mod text;
+pub(crate) mod text;
 mod warn;
-mod what_if;
+mod ways;
 
 pub(crate) use depths::shallow_depth;
 pub(crate) use origin::Origin;
 pub use warn::Warning;
-pub use what_if::{Supposed, WhatIf};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -37,7 +36,7 @@ use std::sync::Arc;
 use penstock_qos::admission::{self, Admission, Claim, WorkerSet};
 use penstock_qos::c2tb::free_floor;
 use penstock_qos::cost_model::{
-    Action as Work, BatchPrice, Contract, CostModel, Deployment, Profile, RingKind,
+    Action as Work, BatchPrice, Contract, CostModel, Deployment, Profile, RingKind, Work as Part,
 };
 use penstock_qos::latency_bound::Batches;
 use penstock_qos::learner::Terms;
@@ -53,8 +52,8 @@ const DISAGREE: f64 = 0.1;
 /// at which the plan warns.
 const TSC_DIFFERS: f64 = 0.01;
 
-/// Part of a core, in thousandths, that the host keeps for its own work: refills, ageing and control
-/// requests. No port can purchase it.
+/// Part of a core, in thousandths, that the host keeps for its own work: refills, ageing and
+/// control requests. No port can purchase it.
 const HOST_PERMILLE: u64 = 10;
 
 /// Source of the number of cycles that a port purchased.
@@ -153,6 +152,9 @@ pub struct CapacityPlan {
     pub admission: Admission,
     /// Reasons why the plan is refused; empty if the plan fits.
     pub refusals: Vec<ConfigError>,
+    /// Reasons why the cost model does not suffice for the contracts. A new plan is refused for
+    /// them ([`Self::strict`]). A daemon that starts keeps its configuration, and warns.
+    pub(crate) doubts: Vec<ConfigError>,
     /// Warnings about a plan that fits the host.
     pub warnings: Vec<Warning>,
 }
@@ -164,6 +166,13 @@ impl CapacityPlan {
         let buyers = self.ports.iter().filter(|port| port.basis != Basis::None);
         let sold = buyers.map(|port| port.bandwidth.0);
         BitsPerSecond(sold.fold(0, u64::saturating_add))
+    }
+
+    /// Returns the plan with all doubts about the cost model as refusals.
+    #[must_use]
+    pub(crate) fn strict(mut self) -> Self {
+        self.refusals.append(&mut self.doubts);
+        self
     }
 
     /// Returns the plan of a port; `None` if the port does not exist.
@@ -183,6 +192,8 @@ pub struct Planner<'a> {
     /// Table of the ports' numbers.
     pub ids: &'a IdTable,
     pub workers: usize,
+    /// The machine on which the cost model should have been measured.
+    pub(crate) origin: &'a Origin,
     /// Rate of this machine's time-stamp counter.
     pub tsc: TscRate,
 }
@@ -215,6 +226,8 @@ impl Planner<'_> {
         self.floors(&mut plan);
         self.look_at_turns(&mut plan);
         plan.refusals.extend(text::refusals(&plan, &sellers));
+        let foreign = self.model.and_then(|model| self.origin.mistake(self.config, model));
+        plan.doubts.extend(foreign);
         plan
     }
 
@@ -304,7 +317,7 @@ impl Planner<'_> {
             None => Profile::default(),
         };
         profile.rules = self.rules(port);
-        profile.actions = self.work(port);
+        profile.actions = self.work(port, &profile);
         let at = self.deployment();
         let cost = self.model.map(|model| model.per_frame(&profile, at));
         let modelled = self.model.zip(contract.as_ref());
@@ -319,6 +332,9 @@ impl Planner<'_> {
         if contract.is_some() && basis == Basis::None && is_metered(port) {
             plan.refusals.push(text::no_model(port));
         }
+        let unknown = self.model.filter(|_| basis == Basis::Contract);
+        let unknown = unknown.and_then(|model| model.lacks(&profile));
+        plan.doubts.extend(unknown.map(|action| text::no_cost(port, action)));
         let id = PortId(self.ids.port(&port.name).unwrap_or_default());
         let queues = (0..port.attachment().map_or(1, |of| of.queues())).map(QueueId);
         let homes = queues.map(|queue| home(id, queue, port.worker, self.workers).index());
@@ -356,15 +372,15 @@ impl Planner<'_> {
         u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// Returns the changes that the switch makes to the port's frames: adding a VLAN tag, or
-    /// setting a code point.
-    fn work(&self, port: &Port) -> Vec<Work> {
-        let mut work = Vec::new();
+    /// Returns the actions of the switch on the port's frames that cost extra cycles: the ways of
+    /// the frames, adding a VLAN tag, and setting a code point.
+    fn work(&self, port: &Port, sizes: &Profile) -> Vec<Part> {
+        let (mut work, out) = self.ways(port, sizes);
         let uplinks = || self.config.ports.iter().filter(|port| port.tenant.is_none());
         if let Some(vlan) = port.vlan {
             let carries = |uplink: &Port| uplink.trunk.as_ref().is_some_and(|t| t.contains(vlan));
             if uplinks().any(carries) {
-                work.push(Work::VlanPush);
+                work.extend((out > 0).then_some(Part { action: Work::VlanPush, permille: out }));
             }
         }
         let marks = |rule: &config::Rule| {
@@ -373,7 +389,7 @@ impl Planner<'_> {
             here && ours && rule.actions.iter().any(|a| matches!(a, Action::SetDscp(_)))
         };
         if self.config.rules.iter().any(marks) {
-            work.push(Work::Dscp);
+            work.push(Work::Dscp.into());
         }
         work
     }
@@ -388,7 +404,8 @@ pub struct Checked {
     /// Capacity plan of the configuration, which may contain refusals.
     pub plan: CapacityPlan,
     /// Rate of this machine's time-stamp counter.
-    tsc: TscRate,
+    pub(crate) tsc: TscRate,
+    pub(crate) origin: Origin,
 }
 
 impl Checked {
@@ -406,26 +423,26 @@ impl Checked {
             Some(file) => Some(Arc::new(config::load_model(&dir.join(file))?)),
             None => None,
         };
-        let tsc = penstock_dataplane::tsc::calibrate();
+        let (tsc, origin) = (penstock_dataplane::tsc::calibrate(), Origin::here());
         let mut plan = Planner {
             config: &config,
             model: model.as_ref(),
             ids: &IdTable::default().next(&config),
             workers: config.worker.cores.len().max(1),
+            origin: &origin,
             tsc,
         }
-        .plan();
-        let foreign = model.as_ref().and_then(|model| Origin::here().mistake(&config, model));
-        plan.refusals.extend(foreign);
+        .plan()
+        .strict();
         warn::missing_here(&config, &mut plan);
         for outdated in config::outdated(&text) {
             plan.warn([], outdated);
         }
-        Ok(Self { config, model, plan, tsc })
+        Ok(Self { config, model, plan, tsc, origin })
     }
 }
 
-fn is_metered(port: &Port) -> bool {
+pub(crate) fn is_metered(port: &Port) -> bool {
     use config::IngressPolicy::{CyclesMinmax, CyclesStrict};
     matches!(port.ingress_policy, CyclesStrict | CyclesMinmax)
 }

@@ -57,35 +57,37 @@ pub(crate) fn model_toml() -> String {
 }
 
 /// Rate of the counter in [`model_toml`].
-pub(super) const MODEL_HZ: u64 = 2_000_000_000;
+pub(crate) const MODEL_HZ: u64 = 2_000_000_000;
 
-pub(super) fn model() -> Arc<CostModel> {
+pub(crate) fn model() -> Arc<CostModel> {
     Arc::new(config::parse_model(&model_toml(), "model.toml").unwrap())
 }
 
-fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> CapacityPlan {
+pub(super) fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> CapacityPlan {
     let head = "[host]\nname = \"h\"\n";
     let config = config::parse(&format!("{head}{text}"), "").unwrap();
     let ids = IdTable::default().next(&config);
     let tsc = TscRate::from_hz(MODEL_HZ);
-    Planner { config: &config, model, ids: &ids, workers, tsc }.plan()
+    let origin = Origin::default();
+    Planner { config: &config, model, ids: &ids, workers, origin: &origin, tsc }.plan()
 }
 
 /// Returns a checked configuration of a host with one worker.
-pub(super) fn checked(text: &str, model: Option<&Arc<CostModel>>) -> Checked {
+pub(crate) fn checked(text: &str, model: Option<&Arc<CostModel>>) -> Checked {
     let config = config::parse(&format!("[host]\nname = \"h\"\n{text}"), "").unwrap();
     let plan = plan_of(text, model, 1);
-    Checked { config, model: model.cloned(), plan, tsc: TscRate::from_hz(MODEL_HZ) }
+    let (tsc, origin) = (TscRate::from_hz(MODEL_HZ), Origin::default());
+    Checked { config, model: model.cloned(), plan, tsc, origin }
 }
 
-pub(super) fn port(name: &str, more: &str) -> String {
+pub(crate) fn port(name: &str, more: &str) -> String {
     format!(
         "[[port]]\nname = \"{name}\"\nvhost-user.socket = \"/run/{name}.sock\"\n\
          tenant = \"red\"\n{more}\n"
     )
 }
 
-pub(super) const RED: &str = "[[tenant]]\nname = \"red\"\n";
+pub(crate) const RED: &str = "[[tenant]]\nname = \"red\"\n";
 
 fn texts(plan: &CapacityPlan) -> Vec<&str> {
     plan.warnings.iter().map(|warning| warning.text.as_str()).collect()
@@ -291,7 +293,8 @@ fn a_tag_for_the_uplink_and_the_rules_that_apply_are_counted() {
         + &port("a", "vlan = 7\ncontract = { rate = \"1Mpps\", size = 64 }");
     let plan = plan_of(&text, Some(&model()), 1);
     let a = plan.port("a").unwrap();
-    assert_eq!((a.profile.rules, a.profile.actions.as_slice()), (1, &[Work::VlanPush][..]));
+    let work = [Work::ToPacket, Work::VlanPush].map(Part::from);
+    assert_eq!((a.profile.rules, a.profile.actions.as_slice()), (1, &work[..]));
     assert_eq!(a.cycles, CyclesPerSecond(110_000_000));
 }
 

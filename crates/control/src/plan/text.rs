@@ -1,7 +1,7 @@
 //! Writes the texts of a plan's refusals and warnings.
 
 use penstock_qos::admission::{Excess, Remedy};
-use penstock_qos::cost_model::Rate;
+use penstock_qos::cost_model::{Action, Rate};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
 
 use super::{Basis, CapacityPlan, is_metered, to_f64};
@@ -18,6 +18,13 @@ pub(super) fn no_model(port: &Port) -> ConfigError {
     let problem = "the contract cannot be converted to cycles without a cost model".to_owned();
     let remedy = "run penstock calibrate and name the file in [model], or write `cycles`";
     refusal(object, problem, remedy.to_owned())
+}
+
+/// Returns the error for a contract that needs an action for which the cost model has no cost.
+pub(super) fn no_cost(port: &Port, action: Action) -> ConfigError {
+    let problem = format!("the cost model has no cost for \"{action}\"");
+    let remedy = "run penstock calibrate again, or write `cycles`";
+    refusal(format!("port {:?}", port.name), problem, remedy.to_owned())
 }
 
 /// Warns if the port's `cycles` differ from the cycles that the cost model computes from its
@@ -126,7 +133,7 @@ fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: b
 }
 
 /// Returns the part `left_e4` / 10000 of the amount `of`, rounded down to three digits.
-pub(super) fn down(of: u64, left_e4: u32) -> u64 {
+pub(crate) fn down(of: u64, left_e4: u32) -> u64 {
     let left = u128::from(of) * u128::from(left_e4) / 10_000;
     let left = u64::try_from(left).unwrap_or(u64::MAX);
     let mut unit = 1;

@@ -70,7 +70,7 @@ pub use cell::{Cell, CellKey, Stages};
 pub use price::BatchPrice;
 pub use profile::{
     Action, Contract, FCS, Flows, MIX_MAX, Profile, Rate, RingKind, SIZE_MAX, SIZE_MIN, SizeMix,
-    SizeMixError,
+    SizeMixError, Work,
 };
 pub(crate) use profile::{to_f64, whole_up};
 pub use published::{CORES_PUBLISHED, NUMA_PUBLISHED, VMS_PUBLISHED};
@@ -303,18 +303,21 @@ impl CostModel {
     }
 
     /// Returns the mean cost of a profile's frames in each stage, in cycles (`C_single` in C2QoS).
-    /// The costs of checksums and segmentation count as egress, and the costs of rewrites count as
-    /// classification.
+    /// The costs of checksums, of segmentation and of ways out of the host count as egress, and the
+    /// costs of rewrites count as classification.
     #[must_use]
     pub fn single(&self, profile: &Profile) -> Stages {
         let Profile { sizes, flows, rules, ring, actions } = profile;
         let of_size = |size: f64| {
             let mut stages = self.grid.at(*ring, *flows, *rules, size);
-            for action in actions {
-                let Some(term) = self.parts.actions.get(action) else { continue };
-                let cost = term.per_frame.median + term.per_byte * size;
-                match action {
+            for work in actions {
+                let cost = self.work(*work, size);
+                match work.action {
                     Action::Checksum | Action::Segmentation => stages.egress += cost,
+                    Action::ToTap | Action::ToPacket | Action::ToXdp => stages.egress += cost,
+                    Action::FromTap | Action::FromPacket | Action::FromXdp => {
+                        stages.ingress += cost;
+                    }
                     Action::VlanPush | Action::VlanPop | Action::Dscp => {
                         stages.classification += cost;
                     }
@@ -374,13 +377,22 @@ impl CostModel {
         let (batch, cells) =
             (self.parts.batch.per_batch.median, f64::from(self.parts.batch.frames));
         let full = self.grid.at(profile.ring, profile.flows, profile.rules, mean).total();
-        let actions: f64 = profile.actions.iter().map(|action| self.action(*action, mean)).sum();
+        let actions: f64 = profile.actions.iter().map(|work| self.work(*work, mean)).sum();
         (batch + n * (full - batch / cells + actions).max(0.0)) * self.factor(at)
     }
 
-    fn action(&self, action: Action, size: f64) -> f64 {
-        let term = self.parts.actions.get(&action);
-        term.map_or(0.0, |term| term.per_frame.median + term.per_byte * size)
+    /// Returns what an action on a part of the frames adds to the mean cost of a frame of this
+    /// size, in cycles. An action without a measured cost adds nothing ([`Self::lacks`]).
+    fn work(&self, work: Work, size: f64) -> f64 {
+        let term = self.parts.actions.get(&work.action);
+        term.map_or(0.0, |term| work.part() * (term.per_frame.median + term.per_byte * size))
+    }
+
+    /// Returns the first action of the profile for which the model has no cost.
+    #[must_use]
+    pub fn lacks(&self, profile: &Profile) -> Option<Action> {
+        let works = profile.actions.iter().filter(|work| work.permille > 0);
+        works.map(|work| work.action).find(|action| !self.parts.actions.contains_key(action))
     }
 
     /// Returns the expected cost of a batch as a linear function of its frames and bytes, in
@@ -390,7 +402,7 @@ impl CostModel {
     pub fn price(&self, profile: &Profile, at: Deployment) -> BatchPrice {
         let points: Vec<(f64, f64)> = (self.grid.sizes().iter().map(|size| f64::from(*size)))
             .map(|size| {
-                let actions: f64 = profile.actions.iter().map(|a| self.action(*a, size)).sum();
+                let actions: f64 = profile.actions.iter().map(|work| self.work(*work, size)).sum();
                 let cell = self.grid.at(profile.ring, profile.flows, profile.rules, size);
                 (size, cell.total() + actions)
             })

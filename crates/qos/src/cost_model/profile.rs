@@ -252,12 +252,69 @@ pub enum Action {
     /// Splits a segmentation request (TSO) into frames. Each frame into which a segmentation
     /// request is split counts as a segmentation action.
     Segmentation,
+    /// Takes the frame from a TAP interface instead of a VM's ring.
+    FromTap,
+    /// Takes the frame from a packet socket instead of a VM's ring.
+    FromPacket,
+    /// Takes the frame from an AF_XDP socket instead of a VM's ring.
+    FromXdp,
+    /// Sends the frame to a TAP interface instead of a VM's ring.
+    ToTap,
+    /// Sends the frame to a packet socket instead of a VM's ring.
+    ToPacket,
+    /// Sends the frame to an AF_XDP socket instead of a VM's ring.
+    ToXdp,
+}
+
+/// Part of an operation in the cost of a frame, in thousandths, that means "every frame".
+const EVERY: u16 = 1_000;
+
+/// An action, and the part of a VM's frames to which the switch applies it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Work {
+    /// What the switch does with the frames.
+    pub action: Action,
+    /// Part of the frames in thousandths.
+    pub permille: u16,
+}
+
+impl Work {
+    /// Returns the part of the frames as a fraction.
+    #[must_use]
+    pub fn part(self) -> f64 {
+        f64::from(self.permille) / f64::from(EVERY)
+    }
+}
+
+impl From<Action> for Work {
+    /// Returns the action for every frame.
+    fn from(action: Action) -> Self {
+        Self { action, permille: EVERY }
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.action)?;
+        if self.permille == EVERY { Ok(()) } else { write!(f, " of {} %", self.permille / 10) }
+    }
 }
 
 impl Action {
     /// All actions, in the order of declaration.
-    pub const ALL: [Self; 5] =
-        [Self::VlanPush, Self::VlanPop, Self::Dscp, Self::Checksum, Self::Segmentation];
+    pub const ALL: [Self; 11] = [
+        Self::VlanPush,
+        Self::VlanPop,
+        Self::Dscp,
+        Self::Checksum,
+        Self::Segmentation,
+        Self::FromTap,
+        Self::FromPacket,
+        Self::FromXdp,
+        Self::ToTap,
+        Self::ToPacket,
+        Self::ToXdp,
+    ];
 
     /// Returns the name of the action in files, such as `vlan-push`.
     #[must_use]
@@ -268,6 +325,12 @@ impl Action {
             Self::Dscp => "dscp",
             Self::Checksum => "checksum",
             Self::Segmentation => "segmentation",
+            Self::FromTap => "from-tap",
+            Self::FromPacket => "from-packet",
+            Self::FromXdp => "from-xdp",
+            Self::ToTap => "to-tap",
+            Self::ToPacket => "to-packet",
+            Self::ToXdp => "to-xdp",
         }
     }
 }
@@ -283,7 +346,8 @@ impl FromStr for Action {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::ALL.into_iter().find(|action| action.name() == text).ok_or(
-            "an action is \"vlan-push\", \"vlan-pop\", \"dscp\", \"checksum\" or \"segmentation\"",
+            "an action is \"vlan-push\", \"vlan-pop\", \"dscp\", \"checksum\" or \
+             \"segmentation\", or a way such as \"from-tap\" or \"to-xdp\"",
         )
     }
 }
@@ -299,8 +363,8 @@ pub struct Profile {
     pub rules: u32,
     /// Layout of the VM's rings (split or packed).
     pub ring: RingKind,
-    /// Actions, such as a VLAN push, that the switch applies to every frame of the VM.
-    pub actions: Vec<Action>,
+    /// Actions, such as a VLAN push, that the switch applies to the VM's frames.
+    pub actions: Vec<Work>,
 }
 
 /// A purchased rate, in bits or frames per second.

@@ -94,7 +94,8 @@ fn rules_count_by_their_logarithm_and_not_beyond_the_table() {
 fn actions_add_their_terms_and_unknown_ones_nothing() {
     let plain = model().single(&profile("1000"));
     let mut with = profile("1000");
-    with.actions = vec![Action::VlanPush, Action::Checksum, Action::Dscp];
+    with.actions =
+        [Action::VlanPush, Action::Checksum, Action::Dscp].into_iter().map(Work::from).collect();
     let dear = model().single(&with);
     assert!((dear.classification - plain.classification - 6.0).abs() < 1e-9);
     assert!((dear.egress - plain.egress - 60.0).abs() < 1e-9);

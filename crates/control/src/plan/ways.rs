@@ -1,0 +1,151 @@
+//! The ways of a port's frames: the type of port from which they come, and the types of ports to
+//! which they go. A frame to an uplink costs several times as much as a frame to a VM.
+//!
+//! A contract may say which part of its frames leaves through an uplink. Without this part, the
+//! plan assumes the most expensive way that the port's network permits.
+
+use penstock_qos::cost_model::{Action as Work, CostModel, Profile, Work as Part};
+
+use super::Planner;
+use crate::config::{Attachment, Port};
+
+/// All frames of a port, in thousandths.
+const ALL: u16 = 1_000;
+
+/// The ways to one kind of destination: local ports, or uplinks.
+#[derive(Clone, Copy)]
+struct Way {
+    /// The most expensive type of port; `None` if frames go to a VM's ring.
+    to: Option<Work>,
+    /// Cycles that this way adds to a frame, by the cost model.
+    cost: f64,
+}
+
+impl Planner<'_> {
+    /// Returns the ways of the port's frames, and the part of the frames that leaves through an
+    /// uplink, in thousandths. `sizes` has the sizes of the port's frames.
+    pub(super) fn ways(&self, port: &Port, sizes: &Profile) -> (Vec<Part>, u16) {
+        let others = || self.config.ports.iter().filter(|other| other.name != port.name);
+        let uplinks = || others().filter(|other| other.tenant.is_none());
+        let local = others().filter(|other| other.tenant.is_some() && other.tenant == port.tenant);
+        let (up, local) = (self.dearest(uplinks(), sizes), self.dearest(local, sizes));
+        let asked = port.contract.as_ref().and_then(|contract| contract.uplink);
+        let out = match asked {
+            _ if uplinks().next().is_none() => 0,
+            Some(percent) => 10 * u16::from(percent.min(100)),
+            None if up.cost >= local.cost => ALL,
+            None => 0,
+        };
+        let own = from(port).map(Part::from);
+        let to = [(up.to, out), (local.to, ALL - out)].into_iter().filter_map(|(to, permille)| {
+            to.filter(|_| permille > 0).map(|action| Part { action, permille })
+        });
+        (own.into_iter().chain(to).collect(), out)
+    }
+
+    /// Returns the most expensive way to one of `ports`.
+    fn dearest<'a>(&self, ports: impl Iterator<Item = &'a Port>, sizes: &Profile) -> Way {
+        let ways = ports.map(|port| {
+            let to = to(port);
+            Way { to, cost: self.model.zip(to).map_or(0.0, |(model, to)| cost(model, to, sizes)) }
+        });
+        let none = Way { to: None, cost: 0.0 };
+        // Of ways with equal costs, a way that the model does not know must stay visible.
+        ways.fold(none, |dear, way| {
+            if way.cost > dear.cost || way.cost >= dear.cost && dear.to.is_none() {
+                way
+            } else {
+                dear
+            }
+        })
+    }
+}
+
+/// Returns the cycles that an action adds to each frame.
+fn cost(model: &CostModel, action: Work, sizes: &Profile) -> f64 {
+    let bare = Profile { actions: Vec::new(), ..sizes.clone() };
+    let with = Profile { actions: vec![action.into()], ..sizes.clone() };
+    model.single(&with).total() - model.single(&bare).total()
+}
+
+/// Returns the action of taking a frame from the port; `None` for a VM's ring.
+fn from(port: &Port) -> Option<Work> {
+    match port.attachment()? {
+        Attachment::VhostUser(_) => None,
+        Attachment::Tap(_) => Some(Work::FromTap),
+        Attachment::Packet(_) => Some(Work::FromPacket),
+        Attachment::Xdp(_) => Some(Work::FromXdp),
+    }
+}
+
+/// Returns the action of sending a frame to the port; `None` for a VM's ring.
+fn to(port: &Port) -> Option<Work> {
+    match port.attachment()? {
+        Attachment::VhostUser(_) => None,
+        Attachment::Tap(_) => Some(Work::ToTap),
+        Attachment::Packet(_) => Some(Work::ToPacket),
+        Attachment::Xdp(_) => Some(Work::ToXdp),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::CapacityPlan;
+    use super::super::tests::{RED, model, model_toml, plan_of, port};
+    use crate::config::parse_model;
+    use std::sync::Arc;
+
+    /// A frame to an AF_XDP port costs 300 cycles more than a frame to a VM, a frame to a TAP 80.
+    fn with_ways() -> String {
+        let mut text = model_toml();
+        for (name, cycles) in [("to-xdp", 300), ("to-tap", 80), ("from-tap", 40)] {
+            text += &format!(
+                "\n[[action]]\nname = \"{name}\"\nsource = \"measured\"\nper_byte = 0\n\
+                 per_frame = {{ median = {cycles}, min = {cycles}, max = {cycles} }}\n"
+            );
+        }
+        text
+    }
+
+    fn planned(more: &str, contract: &str) -> CapacityPlan {
+        let model = Arc::new(parse_model(&with_ways(), "").unwrap());
+        let contract = format!("contract = {{ rate = \"1Mpps\", size = 64{contract} }}");
+        plan_of(&(RED.to_owned() + &port("a", &contract) + more), Some(&model), 1)
+    }
+
+    const UPLINK: &str = "[[port]]\nname = \"up\"\nxdp.interface = \"e0\"\n";
+    const CONTAINER: &str = "[[port]]\nname = \"c\"\ntap.interface = \"t\"\ntenant = \"red\"\n";
+
+    #[test]
+    fn a_contract_is_priced_by_the_most_expensive_way_that_it_may_use() {
+        let cost = |more: &str, contract: &str| planned(more, contract).ports[0].cost.unwrap();
+        let near = |cost: f64, want: f64| assert!((cost - want).abs() < 1e-6, "{cost}, not {want}");
+        near(cost("", ""), 100.0);
+        near(cost(UPLINK, ""), 400.0);
+        near(cost(UPLINK, ", uplink = 50"), 250.0);
+        near(cost(UPLINK, ", uplink = 0"), 100.0);
+        near(cost(CONTAINER, ""), 180.0);
+        let both = CONTAINER.to_owned() + UPLINK;
+        near(cost(&both, ""), 400.0);
+        near(cost(&both, ", uplink = 25"), 100.0 + 75.0 + 60.0);
+        let container = CONTAINER.to_owned() + "contract = { rate = \"1Mpps\", size = 64 }\n";
+        near(planned(&container, "").ports[1].cost.unwrap(), 140.0);
+    }
+
+    #[test]
+    fn a_way_that_was_never_measured_is_refused() {
+        let sold = "contract = { rate = \"1Mpps\", size = 64 }";
+        let text = RED.to_owned() + &port("a", sold) + UPLINK;
+        let plan = plan_of(&text, Some(&model()), 1);
+        assert!(plan.refusals.is_empty(), "a host that starts with its old model starts");
+        let plan = plan.strict();
+        let [refusal] = plan.refusals.as_slice() else { panic!("{:?}", plan.refusals) };
+        assert_eq!(
+            refusal.to_string(),
+            "port \"a\": the cost model has no cost for \"to-xdp\"; run penstock calibrate again, \
+             or write `cycles`"
+        );
+        let bought = text.replace(sold, "cycles = \"100M\"");
+        assert!(plan_of(&bought, Some(&model()), 1).strict().refusals.is_empty());
+    }
+}

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use penstock_control::plan::WhatIf;
+use penstock_control::what_if::WhatIf;
 
 /// Default socket of the switch's daemon.
 pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
@@ -55,6 +55,9 @@ pub enum Command {
     Top(TopArgs),
     /// Explain what limits a port's rate now, and which ports use its core.
     Explain(ExplainArgs),
+    /// Report what each contract got in the past, minute by minute, and who was responsible if it
+    /// got less.
+    Report(crate::verbs::report::ReportArgs),
     /// Run a fabric's controller, send commands to a controller, or plan a fabric offline.
     Controller(ControllerArgs),
     /// Schedule the vCPU threads of this host's VMs by share and deadline.
@@ -135,7 +138,7 @@ pub enum HostCommand {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
         /// Say whether a port could buy this contract, as in `vm7=4G@imix,class=2`. Changes
-        /// nothing. Other keys: weight, flows, min_pps, max_rate, max_pps.
+        /// nothing. Other keys: weight, flows, uplink, min_pps, max_rate, max_pps.
         #[arg(long, value_name = "PORT=RATE[@SIZE][,KEY=VALUE]...")]
         what_if: Option<WhatIf>,
         #[command(flatten)]

@@ -29,6 +29,7 @@ mod pairs;
 mod rates;
 mod table;
 mod top;
+mod unix_time;
 mod verbs;
 mod wire;
 
@@ -60,6 +61,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Vcpu(command) => verbs::vcpu::run(&command),
         Command::Endpoint(args) => verbs::endpoint::run(&args),
         Command::Calibrate(args) => calibrate::run(args),
+        Command::Report(args) => verbs::report::run(&args),
         Command::Lab(moved) => Ok(usage(&moved.text("lab"))),
         Command::Bench(moved) => Ok(usage(&moved.text("bench"))),
         Command::Guard => {
@@ -101,6 +103,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         Command::Host(_)
         | Command::Endpoint(_)
         | Command::Calibrate(_)
+        | Command::Report(_)
         | Command::Lab(_)
         | Command::Bench(_)
         | Command::Guard

@@ -20,13 +20,16 @@ use crate::plan::shallow_depth;
 pub(super) struct Past(Mutex<History>);
 
 impl Past {
-    /// If the last reading in the history is at least a second old, adds a reading of the counters.
-    pub(super) fn remember(&self, core: &Core) {
+    /// If the last reading in the history is at least a second old, adds a reading of the counters
+    /// and returns it.
+    pub(super) fn remember(&self, core: &Core) -> Option<Moment> {
         let now = core.switch.uptime();
-        if lock(&self.0).is_due(now) {
+        let due = lock(&self.0).is_due(now);
+        due.then(|| {
             let moment = core.moment();
-            lock(&self.0).push(moment);
-        }
+            lock(&self.0).push(moment.clone());
+            moment
+        })
     }
 
     /// Explains the rate of `port` from the counters of the last `seconds` seconds.
@@ -68,7 +71,7 @@ impl Past {
 
 impl Core {
     /// Writes into the answer whether the port sends the traffic that its contract declares.
-    fn profile(&self, answer: &mut Explanation) {
+    pub(super) fn profile(&self, answer: &mut Explanation) {
         let shared = lock(&self.shared);
         let plan = shared.pricing.plan.port(&answer.port);
         let Some(contract) = plan.and_then(|plan| plan.contract.as_ref()) else { return };
@@ -137,7 +140,7 @@ impl Core {
     }
 
     /// Returns the growth of all counters between two readings.
-    fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
+    pub(super) fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
         let (terms, capacity, stalled, dscps, (shaped, shallow, keys), in_fabric) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;

@@ -4,6 +4,7 @@ mod apply;
 mod bounding;
 pub(crate) mod data_path;
 mod error;
+mod evidence;
 mod explaining;
 mod fabric;
 mod fabric_switch;

@@ -31,6 +31,7 @@ use penstock_units::Nanos;
 use super::apply::{Core, Outcome, lock, worker_failed};
 use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind, HostError};
+use super::evidence::Evidence;
 use super::explaining::Past;
 use super::ledger::{Ledger, NetworkUse};
 use super::links::Handlers;
@@ -56,6 +57,7 @@ pub struct Host {
     pub(super) changing: Mutex<Changing>,
     pub(super) links: Handlers,
     pub(super) past: Past,
+    pub(super) evidence: Evidence,
     pub(super) path: Option<PathBuf>,
 }
 
@@ -137,8 +139,8 @@ impl Host {
         let dir = Core::dir_of(path.as_deref());
         let core = Core { switch, shared: Mutex::new(shared), dir };
         let links = Handlers::default();
-        let past = Past::default();
-        let host = Self { core, changing: Mutex::new(changing), links, past, path };
+        let (past, evidence) = (Past::default(), Evidence::default());
+        let host = Self { core, changing: Mutex::new(changing), links, past, evidence, path };
         let outdated = config::outdated(&text);
         let outcome = host.core.apply(config, text.into(), true)?;
         for warning in warnings(outcome).into_iter().chain(outdated) {
@@ -246,10 +248,14 @@ impl Host {
         self.core.learning()
     }
 
-    /// Adds a reading of the counters to the history that [`Self::explain`] uses. The daemon must
-    /// call `remember`, which adds the reading, at least once a second.
-    pub fn remember(&self) {
-        self.past.remember(&self.core);
+    /// Adds a reading of the counters to the history that [`Self::explain`] uses, and once a minute
+    /// writes what contracts got ([`crate::report`]). The daemon must call `remember` at least once
+    /// a second, with the seconds of Unix time.
+    pub fn remember(&self, unix_s: u64) {
+        if let Some(moment) = self.past.remember(&self.core) {
+            let links = || self.links.status(&self.core);
+            self.evidence.note(&self.core, &moment, links, unix_s);
+        }
     }
 
     /// Explains a port's rate from the counters of the last `seconds` seconds, at most 10.

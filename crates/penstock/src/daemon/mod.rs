@@ -43,6 +43,7 @@ use tokio::task::JoinSet;
 
 use crate::cli::{LogFormat, RunArgs};
 use crate::pages;
+use crate::unix_time::unix_s;
 use crate::wire::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use fabric::Fabric;
@@ -308,7 +309,7 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
         let host = Arc::clone(&host);
         tokio::task::spawn_blocking(move || {
             host.watch_links(Nanos(since_start));
-            host.remember();
+            host.remember(unix_s());
         })
         .await
         .context("daemon: internal error in the watch of links")?;

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use penstock_control::config::{ConfigErrors, HostConfig};
-use penstock_control::plan::{Basis, CapacityPlan, Checked, PortPlan, WhatIf};
+use penstock_control::plan::{Basis, CapacityPlan, Checked, PortPlan};
+use penstock_control::what_if::WhatIf;
 use serde_json::{Value, json};
 
 use super::host::mistakes;
@@ -188,7 +189,7 @@ fn answer(checked: Option<&Checked>, errors: &ConfigErrors) -> Value {
                 "bits_per_second": c.bandwidth().0,
             })),
             "rules": of.profile.rules,
-            "actions": of.profile.actions.iter().map(|a| a.name()).collect::<Vec<_>>(),
+            "actions": of.profile.actions.iter().map(ToString::to_string).collect::<Vec<_>>(),
             "cycles_per_frame": of.cost,
             "uncertainty": of.uncertainty,
             "cycles_per_second": of.cycles.0,

@@ -25,6 +25,7 @@ pub mod host;
 mod planned_vcpus;
 pub mod port;
 pub mod queues;
+pub mod report;
 pub mod stats;
 pub mod tenant;
 pub mod vcpu;

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use penstock_control::config::ConfigErrors;
-use penstock_control::plan::{Checked, PortPlan, Supposed, WhatIf};
+use penstock_control::plan::{Checked, PortPlan};
+use penstock_control::what_if::{Supposed, WhatIf};
 use serde_json::{Value, json};
 
 use super::check::{bits, frames};

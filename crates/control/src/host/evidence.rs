@@ -1,0 +1,105 @@
+//! Records once a minute what each port with a contract bought and got ([`crate::report`]).
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use penstock_qos::cost_model::Rate;
+use penstock_units::Nanos;
+
+use super::apply::{Core, lock};
+use crate::api::LinkStatus;
+use crate::explain::history::Moment;
+use crate::explain::{Growth, explain};
+use crate::report::{Cause, Minute, Store, Unit};
+
+/// Time between two records of a port.
+const EVERY: Nanos = Nanos::from_secs(60);
+
+/// The state between two records.
+#[derive(Debug, Default)]
+pub(super) struct Evidence(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// The counters at the last record.
+    before: Option<Moment>,
+    /// Longest wait of a batch in each port's ring since then, in nanoseconds.
+    waits: BTreeMap<String, u64>,
+    /// Whether the last record could not be written.
+    failed: bool,
+}
+
+impl Evidence {
+    /// Notes a reading of the counters. If the last record is a minute old, writes a record that
+    /// ends at `unix_s`, in seconds of Unix time.
+    pub(super) fn note(
+        &self,
+        core: &Core,
+        now: &Moment,
+        links: impl FnOnce() -> Vec<LinkStatus>,
+        unix_s: u64,
+    ) {
+        let mut state = lock(&self.0);
+        for (name, port) in &now.ports {
+            let wait = state.waits.entry(name.clone()).or_default();
+            *wait = (*wait).max(port.reading.delay_max);
+        }
+        let Some(before) = &state.before else {
+            state.before = Some(now.clone());
+            return;
+        };
+        if now.at.saturating_sub(before.at) < EVERY {
+            return;
+        }
+        let growth = core.growth(before, now, links());
+        let waits = std::mem::take(&mut state.waits);
+        let minutes = core.minutes(&growth, &waits, unix_s);
+        state.before = Some(now.clone());
+        let dir = lock(&core.shared).config.host.state_dir.clone();
+        match Store::new(&dir).add(&minutes) {
+            Ok(()) => state.failed = false,
+            Err(error) if !state.failed => {
+                state.failed = true;
+                tracing::warn!(
+                    "the minutes of contracts cannot be written to {}: {error}; check the \
+                     directory's permissions and space",
+                    dir.display()
+                );
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+impl Core {
+    /// Returns the minute of each port with a contract.
+    fn minutes(&self, growth: &Growth, waits: &BTreeMap<String, u64>, at: u64) -> Vec<Minute> {
+        let bought = |name: &str| {
+            let shared = lock(&self.shared);
+            let plan = shared.pricing.plan.port(name)?;
+            Some(match plan.contract.as_ref()?.rate {
+                Rate::Bits(rate) => (Unit::Bits, rate.0),
+                Rate::Packets(rate) => (Unit::Packets, rate.0),
+            })
+        };
+        let minute = |status: crate::api::PortStatus| {
+            let (unit, bought) = bought(&status.name)?;
+            let mut answer = explain(growth, &status)?;
+            self.profile(&mut answer);
+            self.bound(&mut answer, growth);
+            let got = u128::from(bought) * u128::from(answer.got_permille?) / 1_000;
+            Some(Minute {
+                at,
+                unit,
+                bought,
+                got: u64::try_from(got).unwrap_or(u64::MAX),
+                cause: Cause::of(&answer),
+                class: u8::try_from(answer.priority).unwrap_or(u8::MAX),
+                wait_max_us: waits.get(&status.name).map_or(0, |wait| wait / 1_000),
+                bound_us: answer.bound_us,
+                port: status.name,
+            })
+        };
+        self.port_states().into_iter().filter_map(minute).collect()
+    }
+}

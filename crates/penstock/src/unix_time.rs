@@ -1,0 +1,9 @@
+//! The time of day, for records that outlive the daemon.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Returns the present time in seconds of Unix time.
+#[expect(clippy::disallowed_methods, reason = "the program is the outermost layer")]
+pub fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}

@@ -72,6 +72,7 @@ lane_migration() { under_unit test-migration.sh; }
 lane_testpmd() {
     as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}" "${TESTPMD_CELLS-pairs}"
 }
+lane_calibration() { "$REPO/scripts/test-calibration.sh"; }
 lane_scx() { "$REPO/scripts/test-scx.sh"; }
 lane_instructions() { "$REPO/scripts/instructions.sh"; }
 lane_formats() { "$REPO/scripts/formats.sh"; }

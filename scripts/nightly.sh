@@ -36,6 +36,7 @@ process|runs the tests that start the release program as a process
 guests|runs Linux guests and endpoints with the release program
 migration|moves a guest between two ports of the release program
 testpmd|runs all 32 combinations of settings of DPDK's virtio driver, 10 s each
+calibration|measures a cost model with the release program, and prices contracts by it
 scx|runs the sched_ext scheduler in a guest's kernel, in rounds of 5 s
 properties|runs all tests, with a random seed for property tests
 ignored|runs tests that are marked as too long or as measurements
@@ -60,6 +61,7 @@ part_process() { cargo test --locked --release -p penstock --tests --no-fail-fas
 part_guests() { scripts/test-guests.sh; }
 part_migration() { scripts/test-migration.sh; }
 part_testpmd() { scripts/test-testpmd.sh 10; }
+part_calibration() { scripts/test-calibration.sh; }
 part_scx() { SCX_SECONDS=600 SCX_ROUND=5 scripts/test-scx.sh; }
 part_properties() {
     local seed=${PROPTEST_RNG_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}

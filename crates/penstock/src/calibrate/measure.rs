@@ -42,8 +42,10 @@ use penstock_qos::cost_model::{
 };
 use penstock_units::TscRate;
 
+use super::disturbed::Watch;
 use super::offload::{self, Kind};
 use super::rig::{Load, Reading, Rig, Setting, Times};
+use super::ways;
 use penstock_guest::bed::{Bed, BedArgs, Guard};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
@@ -71,6 +73,9 @@ pub struct CalibrateArgs {
     /// Number of rounds (1 to 100). Default: 5; with --quick: 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
+    /// Write the model although other work disturbed more than a tenth of the measurements
+    #[arg(long)]
+    pub accept_disturbed: bool,
     #[command(flatten)]
     pub bed: BedArgs,
 }
@@ -100,16 +105,25 @@ pub struct Calibration {
 /// Returns an error if the switch cannot be started or fails.
 pub fn run(args: &CalibrateArgs, guard: &Guard) -> anyhow::Result<Calibration> {
     let bed = Bed::new(&args.bed, guard.clone())?;
+    let watch = Watch::begin();
     let mut bench = Bench { bed, times: args.times(), rounds: args.rounds(), began: clock::now() };
     let cells = bench.cells()?;
     let batch = bench.batch()?;
-    let actions = bench.actions()?;
+    let mut actions = bench.actions()?;
+    let ways = ways::measure(&bench.bed, bench.times, bench.rounds, BURST)?;
+    actions.extend(ways.terms);
+    bench.say("ways to and from interfaces");
     let vms = bench.vms()?;
+    let disturbed = watch.verdict(&all(&cells, |reading| reading.waited));
+    if let Some(text) = disturbed.filter(|_| !args.accept_disturbed) {
+        anyhow::bail!(text);
+    }
     let cores = CORES_PUBLISHED.map(|(n, factor)| match n {
         1 => (1, exact(Source::Measured)),
         n => (n, Coefficient::published(factor)),
     });
-    let notes = notes(&cells, &bench);
+    let mut notes = notes(&cells, &bench);
+    notes.extend(ways.notes);
     let frames = Spread::of(&all(&cells, |reading| reading.batch)).map_or(32.0, |s| s.median);
     let model = CostModel::new(Parts {
         about: about(args, &bench.bed),

@@ -4,11 +4,15 @@
 //! |---|---|
 //! | [`measure`] | measures the costs of frames, batches and actions, and the effect of more VMs |
 //! | `rig` | starts one switch with its VMs, for one configuration |
+//! | `disturbed` | tells whether other work disturbed the measurements |
 //! | `offload` | sends frames with unfinished checksums or segmentation |
+//! | `ways` | measures the costs of frames to and from interfaces of the kernel |
 
+mod disturbed;
 mod measure;
 mod offload;
 mod rig;
+mod ways;
 
 use std::process::ExitCode;
 

@@ -36,10 +36,12 @@ pub(super) enum Kind {
     Segments,
 }
 
+const OFFLOADS: &str = "vhost-user.offloads = { csum = true, tso = true }";
+
 /// Returns a setting with offloads, for a receiver that negotiates no offload.
 pub(super) fn setting() -> Setting {
     let mut setting = Setting::plain("offload", RingKind::Split, String::new());
-    setting.keys = ["offloads = true", "offloads = true", ""];
+    setting.keys = [OFFLOADS, OFFLOADS, ""];
     setting
 }
 

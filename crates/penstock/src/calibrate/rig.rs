@@ -36,6 +36,8 @@ const RING_OF_ALL: u16 = 1024;
 /// A window is measured again if the worker or a VM waits for its core during more than this part
 /// of the window.
 const QUIET: f64 = 0.01;
+/// Limit on windows without a usable reading, for each sample.
+const MISSED_MAX: usize = 10;
 /// Number of rounds of the load generator between two readings of the clock.
 const TURNS: u32 = 8;
 
@@ -168,6 +170,8 @@ pub(super) struct Rig {
     socket: PathBuf,
     worker: ThreadClock,
     name: String,
+    /// The port whose counters are read; `None` means all ports.
+    only: Option<&'static str>,
     /// VMs at the switch's ports, which send and receive frames. The list of VMs is empty if the
     /// module `offload` uses the switch's sockets.
     vms: Vec<LoadVm>,
@@ -176,7 +180,17 @@ pub(super) struct Rig {
 impl Rig {
     /// Starts the switch, attaches the VMs, and stops the switch.
     pub fn start(bed: &Bed, setting: &Setting) -> anyhow::Result<Self> {
+        Self::start_with(bed, setting, || Ok(()))
+    }
+
+    /// Works like [`Self::start`], and calls `join` after the switch has made its ports.
+    pub fn start_with(
+        bed: &Bed,
+        setting: &Setting,
+        join: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
         let (mut rig, dir) = Self::daemon(bed, setting)?;
+        join()?;
         let spec = setting.load(&dir);
         let vms = bed.on_generator_core(|| {
             let connect = |number| Ok(LoadVm::connect(&spec, number)?);
@@ -211,7 +225,7 @@ impl Rig {
         });
         up.with_context(|| daemon.last_words())?;
         let worker = ThreadClock::find(daemon.id(), "penstock-w")?;
-        Ok((Self { daemon, socket, worker, name, vms: Vec::new() }, dir))
+        Ok((Self { daemon, socket, worker, name, only: None, vms: Vec::new() }, dir))
     }
 
     /// Stops the process with SIGSTOP, which frees its core.
@@ -248,16 +262,25 @@ impl Rig {
     ) -> anyhow::Result<Reading> {
         self.daemon.check()?;
         self.daemon.signal(Signal::SIGCONT)?;
-        let mut best: Option<Reading> = None;
-        for _ in 0..times.tries {
+        let (mut best, mut missed): (Option<Reading>, usize) = (None, 0);
+        let mut tried = 0;
+        while tried < times.tries {
             drive(times.warm_secs)?;
             let (before, waited) = (self.totals()?, self.worker.waited_ns());
             let generator_ns = drive(times.window_secs)?;
             let worker_ns = self.worker.waited_ns() - waited;
             let waited = to_f64(worker_ns.max(generator_ns)) / 1e9 / times.window_secs;
             let cycles = times.window_secs * bed.tsc_hz();
-            let reading = self.totals()?.since(&before, cycles, waited);
-            let reading = reading.with_context(|| self.name.clone())?;
+            let reading = match self.totals()?.since(&before, cycles, waited) {
+                Ok(reading) => reading,
+                // A switch that lost its core for all of a short window has nothing to read.
+                Err(_) if missed < MISSED_MAX => {
+                    missed += 1;
+                    continue;
+                }
+                Err(error) => return Err(error.context(self.name.clone())),
+            };
+            tried += 1;
             if best.is_none_or(|best| reading.waited < best.waited) {
                 best = Some(reading);
             }
@@ -269,10 +292,33 @@ impl Rig {
         best.context("no window was measured")
     }
 
+    /// Makes all further readings count only the frames and costs of one port.
+    pub fn count_only(&mut self, port: &'static str) {
+        self.only = Some(port);
+    }
+
+    /// Returns the part of the frames to a port that the port dropped since the switch started.
+    pub fn tx_dropped_part(&self, port: &str) -> anyhow::Result<f64> {
+        self.daemon.signal(Signal::SIGCONT)?;
+        let stats = self.stats();
+        self.pause()?;
+        let stats = stats?;
+        let ports = stats["ports"].as_array().context("no ports")?;
+        let port = ports.iter().find(|of| of["port"] == port).context("the port is missing")?;
+        let drops = port["tx_drops"].as_object().context("no drops")?;
+        let dropped: u64 = drops.values().filter_map(Value::as_u64).sum();
+        let sent = port["counters"]["tx_frames"].as_u64().context("no counter tx_frames")?;
+        Ok(to_f64(dropped) / to_f64((sent + dropped).max(1)))
+    }
+
     fn totals(&self) -> anyhow::Result<Totals> {
+        totals(&self.stats()?, self.only)
+    }
+
+    fn stats(&self) -> anyhow::Result<Value> {
         let mut command = Command::new(THIS_PROGRAM);
         let text = ask(command.arg("--socket").arg(&self.socket).args(["stats", "--json"]))?;
-        totals(&serde_json::from_str(&text).context("reading the counters")?)
+        serde_json::from_str(&text).context("reading the counters")
     }
 }
 
@@ -310,9 +356,10 @@ fn settle(vms: &mut [LoadVm]) {
     }
 }
 
-fn totals(stats: &Value) -> anyhow::Result<Totals> {
+fn totals(stats: &Value, only: Option<&str>) -> anyhow::Result<Totals> {
     let mut sum = Totals::default();
-    for port in stats["ports"].as_array().context("no ports")? {
+    let counted = |port: &&Value| only.is_none_or(|only| port["port"] == only);
+    for port in stats["ports"].as_array().context("no ports")?.iter().filter(counted) {
         let count = |name: &str| {
             port["counters"][name].as_u64().with_context(|| format!("no counter is called {name}"))
         };
@@ -369,10 +416,12 @@ mod tests {
             });
             serde_json::json!({"ports": [{"counters": counters, "drops": {}}]})
         };
-        let (before, after) = (totals(&stats(1)).unwrap(), totals(&stats(11)).unwrap());
+        let (before, after) = (totals(&stats(1), None).unwrap(), totals(&stats(11), None).unwrap());
         let reading = after.since(&before, 128_000.0, 0.0).unwrap();
         assert_eq!(reading.stages, Stages { ingress: 50.0, classification: 25.0, egress: 25.0 });
         assert!((reading.batch - 32.0).abs() < 1e-9 && (reading.busy - 0.5).abs() < 1e-9);
         assert!(after.since(&after, 1.0, 0.0).is_err());
+        let other = totals(&stats(1), Some("v1")).unwrap();
+        assert_eq!((other.frames, other.cycles), (0, 0), "the port has no name");
     }
 }

@@ -152,6 +152,22 @@ impl SimCounter {
         self.counter.advance(by);
     }
 
+    /// Advances the core's cycle counter by the cost of a port's own work for a batch: the cost of
+    /// `frames` frames with `bytes` bytes (without FCS), with the core's factor and noise.
+    pub(crate) fn spend(&self, cost: StageCost, frames: usize, bytes: usize) {
+        let mut noise = self.noise.lock().unwrap_or_else(PoisonError::into_inner);
+        self.advance_by(cost.of(frames, bytes + FCS * frames), &mut noise);
+    }
+
+    /// Advances the core's cycle counter by `cost`, to which factor and noise are applied.
+    fn advance_by(&self, cost: f64, noise: &mut Noise) {
+        let cost = cost * self.costs.factor * noise.factor + noise.carry;
+        let whole = cost.floor();
+        noise.carry = cost - whole;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a batch")]
+        self.counter.advance(Cycles(whole as u64));
+    }
+
     /// Advances the core's cycle counter to `to`, unless the cycle counter is already above `to`.
     pub fn advance_to(&self, to: Cycles) {
         self.counter.advance_to(to);
@@ -180,11 +196,7 @@ impl CycleCounter for SimCounter {
             let draw = noise.rng.unit() + noise.rng.unit() - 1.0;
             noise.factor = 1.0 + self.costs.noise * draw;
         }
-        let cost = self.costs.stage(stage, work) * self.costs.factor * noise.factor + noise.carry;
-        let whole = cost.floor();
-        noise.carry = cost - whole;
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a batch")]
-        self.counter.advance(Cycles(whole as u64));
+        self.advance_by(self.costs.stage(stage, work), &mut noise);
     }
 }
 

@@ -58,7 +58,7 @@ use penstock_units::Nanos;
 
 use super::paper_platform::{self as paper, Flows, Placement};
 use super::paper_testbed::{
-    self as testbed, Host, Policy, Scenario, Sold, WARM_UP, delta_pct, mpps,
+    self as testbed, Host, Policy, Scenario, Sold, WARM_UP, delta_pct, mpps, worst,
 };
 use crate::evidence::stats::{distribution, percentile};
 use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
@@ -143,11 +143,6 @@ fn deployed(ctx: &Context<'_>, vms: usize, cores: u16) -> anyhow::Result<Vec<(f6
         host.bed.send(vm, Nanos::ZERO, Traffic::greedy(SIZES[number % SIZES.len()].into()));
     }
     Ok(deviations(ctx, &mut host, &sold))
-}
-
-/// Returns the value with the largest magnitude, or NaN if `values` is empty.
-fn worst(values: impl Iterator<Item = f64>) -> f64 {
-    values.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(f64::NAN)
 }
 
 fn accuracy(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {

@@ -85,6 +85,7 @@ mod c2qos_fig5;
 mod c2qos_fig6;
 mod c2qos_fig7;
 mod c2qos_overhead;
+mod contracts;
 mod core_loop;
 mod fabric_agents;
 mod fabric_bed;

@@ -56,8 +56,8 @@ use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::admission::WorkerSet;
 use penstock_qos::cost_model::{
-    About, BatchTerm, Cell, CellKey, Coefficient, Contract, CostModel, Deployment, Flows, Parts,
-    Profile, Rate, RingKind, SizeMix, Source, Spread,
+    About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, Contract, CostModel,
+    Deployment, Flows, Parts, Profile, Rate, RingKind, SizeMix, Source, Spread, Work,
 };
 use penstock_qos::latency_bound::{Batches, Bound, Core, Member, Surplus, of_class};
 use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
@@ -91,6 +91,12 @@ pub const REFILL: Nanos = Nanos::from_micros(50);
 /// Cycles that the worker spends outside batches. The check of an empty port costs nothing, because
 /// the published costs of frames already include it.
 pub const OVERHEADS: Overheads = Overheads { look: Cycles::ZERO, ..Overheads::ASSUMED };
+/// The uplink of the paper's testbed. The published costs of a frame contain the uplink's.
+pub const LINK: Link = Link {
+    rate: BitsPerSecond(10_000_000_000),
+    ring: 2048,
+    cost: StageCost { batch: 0.0, frame: 0.0, byte: 0.0 },
+};
 /// Number of descriptors in a VM's ring (virtio's default).
 pub const RING: usize = 256;
 /// Time that a probe spends on each side of the switch. `qperf tcp_lat` reports half of a round
@@ -156,6 +162,9 @@ pub struct Sold {
     /// Weight with which the VM shares idle cycles.
     pub weight: u64,
     pub class: u8,
+    /// Part of the frames that leaves through the uplink, in thousandths. It matters only if
+    /// frames to the uplink cost more than frames to a VM ([`Scenario::link`]).
+    pub out: u16,
 }
 
 /// Creates a purchase of `gbps` Gbit/s in frames of `size` bytes, with one flow.
@@ -177,13 +186,25 @@ pub fn mpps(mpps: f64, size: u16) -> anyhow::Result<Sold> {
 pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
     let contract = Contract { rate, sizes, flows: Flows::Single };
     let weight = contract.bandwidth().0.div_ceil(1_000_000_000);
-    Ok(Sold { contract, weight: weight.max(1), class: 8 })
+    Ok(Sold { contract, weight: weight.max(1), class: 8, out: 1_000 })
 }
 
 impl Sold {
     pub fn in_class(mut self, class: u8) -> Self {
         self.class = class;
         self
+    }
+
+    /// Returns the purchase, with `permille` thousandths of the frames to the uplink.
+    pub fn to_uplink(mut self, permille: u16) -> Self {
+        self.out = permille;
+        self
+    }
+
+    /// Returns the profile for which the seller computes the cost of a frame.
+    fn profile(&self) -> Profile {
+        let out = Work { action: Action::ToXdp, permille: self.out };
+        Profile { actions: vec![out], ..self.contract.profile(1, RingKind::Split) }
     }
 
     /// Returns the frames per second that the purchase permits.
@@ -208,6 +229,7 @@ pub struct Scenario<'a> {
     pub learns: bool,
     /// Class of the uplink's port, which has no bucket.
     pub uplink_class: u8,
+    pub link: Link,
     /// Cycles to classify a frame of many flows. The paper's text permits two values of the
     /// classification cost.
     pub many_flows: f64,
@@ -219,7 +241,8 @@ impl<'a> Scenario<'a> {
         let placement = Placement::OneNode;
         let (remote, learns, uplink_class) = (false, true, 1);
         let many_flows = paper::CLASSIFICATION_MULTIPLE;
-        Self { seed, vms, policy, cores: 1, placement, remote, learns, uplink_class, many_flows }
+        let (cores, link) = (1, LINK);
+        Self { seed, vms, policy, cores, placement, remote, learns, uplink_class, link, many_flows }
     }
 
     /// Places the VMs' memory on another NUMA node than the I/O core, as in §VI-A of the paper.
@@ -306,12 +329,21 @@ impl<'a> Scenario<'a> {
                 frames: 32,
                 source: Source::Published,
             },
-            actions: BTreeMap::new(),
+            actions: self.ways(),
             vms,
             cores: [(1, ONE), (2, two_cores)].into(),
             numa_remote,
         };
         CostModel::new(parts).context("the paper's cost table as a model")
+    }
+
+    /// Returns the seller's cost of a frame to the uplink, with a random error.
+    fn ways(&self) -> BTreeMap<Action, ActionTerm> {
+        let mut rng = Rng::new(self.seed).fork(0x7761_7973);
+        let wrong = 1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0);
+        let StageCost { frame, byte, .. } = self.link.cost;
+        let (per_frame, source) = (Spread::exact(frame * wrong), Source::Measured);
+        BTreeMap::from([(Action::ToXdp, ActionTerm { per_frame, per_byte: byte * wrong, source })])
     }
 
     /// Returns the settings of the testbed, without VMs.
@@ -338,7 +370,7 @@ impl<'a> Scenario<'a> {
                 idle: Cycles(200),
                 overheads: OVERHEADS,
             },
-            link: Link { rate: BitsPerSecond(10_000_000_000), ring: 2048 },
+            link: self.link,
             uplink: PortQos { priority: priority(self.uplink_class)?, ..PortQos::default() },
             vms: self.vms.len(),
             schedule: self.policy.schedule(),
@@ -384,7 +416,7 @@ impl Host {
         let mut bases: Vec<CyclesPerSecond> = scenario
             .vms
             .iter()
-            .map(|vm| model.entitlement(&vm.contract, &vm.contract.profile(1, RingKind::Split), at))
+            .map(|vm| model.entitlement(&vm.contract, &vm.profile(), at))
             .collect();
         for core in 0..usize::from(scenario.cores.max(1)) {
             let here = |vm: usize| worker(vm) == core;
@@ -412,7 +444,7 @@ impl Host {
             if scenario.policy == Policy::Rates {
                 bed.set_limits(id, Some(limit(vm.contract.rate)?));
             }
-            let profile = vm.contract.profile(1, RingKind::Split);
+            let profile = vm.profile();
             terms.push((
                 id.port(),
                 Terms {
@@ -432,8 +464,7 @@ impl Host {
             learner
         });
         let last = vec![PortReading::default(); vms.len()];
-        let profiles =
-            scenario.vms.iter().map(|vm| vm.contract.profile(1, RingKind::Split)).collect();
+        let profiles = scenario.vms.iter().map(Sold::profile).collect();
         let (schedule, uplink) = (scenario.policy.schedule(), priority(scenario.uplink_class)?);
         let now = Nanos::ZERO;
         Ok(Self { bed, vms, learner, model, at, profiles, schedule, uplink, last, now, bases })
@@ -510,12 +541,14 @@ impl Host {
             let due = u128::from(self.bed.qos(*vm).entitlement.0) * u128::from(LEARN_EVERY.0);
             // Whether the VM spent at least 98 % of the cycles that its bucket received.
             let throttled = u128::from(cycles) * 1_000_000_000 >= due / 100 * 98;
+            let ([frames, bytes], [frames_before, bytes_before]) =
+                (now.on_wire(), before.on_wire());
             seen.push((
                 vm.port(),
                 Observation {
                     elapsed: LEARN_EVERY,
-                    frames: now.rx_frames - before.rx_frames,
-                    bytes: now.rx_bytes - before.rx_bytes,
+                    frames: frames - frames_before,
+                    bytes: bytes - bytes_before,
                     cycles,
                     lookups: now.rx_frames - before.rx_frames,
                     cache_hits: now.cache_hits - before.cache_hits,
@@ -644,6 +677,11 @@ impl Record {
 /// Returns the change from `before` to `after` in percent.
 pub fn delta_pct(before: f64, after: f64) -> f64 {
     100.0 * (after / before - 1.0)
+}
+
+/// Returns the value with the largest magnitude, or NaN if `values` is empty.
+pub fn worst(values: impl Iterator<Item = f64>) -> f64 {
+    values.max_by(|a, b| a.abs().total_cmp(&b.abs())).unwrap_or(f64::NAN)
 }
 
 /// Returns the latencies of probes sent between two times, in microseconds. A latency is half of a

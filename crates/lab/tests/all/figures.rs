@@ -129,6 +129,7 @@ mod short_figures {
         fig13: "c2qos-fig13";
         bill: "c2qos-bill";
         limits: "limits";
+        contracts: "contracts";
         fsvde_fig4: "fsvde-fig4";
         fsvde_table2: "fsvde-table2";
         qshare_table1: "qshare-table1";

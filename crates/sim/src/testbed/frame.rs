@@ -2,6 +2,7 @@
 //! mark that identifies the frame's purpose.
 
 use penstock_dataplane::batch::{Batch, BatchFull};
+use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload};
 use penstock_units::MacAddr;
 
 /// Size of a simulated frame's header in bytes. A frame without FCS is at least as long as its
@@ -9,6 +10,8 @@ use penstock_units::MacAddr;
 const HEAD: usize = 56;
 const FCS: usize = 4;
 const MARK: usize = 42;
+/// Length in bytes of the headers of Ethernet, IPv4 and TCP without options.
+const TCP_HEADERS: usize = 54;
 
 /// Mark in the header of a simulated frame, which identifies the frame's purpose. The numbers in
 /// marks are values of the sender's cycle counter. Bulk frames have no mark.
@@ -111,6 +114,35 @@ impl Writer {
     }
 }
 
+impl Writer {
+    /// Adds a large segment (TSO) to `batch`, which becomes `segments` frames of `size` bytes each,
+    /// FCS included.
+    pub(super) fn push_segments(
+        &mut self,
+        batch: &mut Batch,
+        size: usize,
+        segments: u16,
+    ) -> Result<(), BatchFull> {
+        let payload = size.saturating_sub(FCS + TCP_HEADERS).max(1);
+        let len = TCP_HEADERS + payload * usize::from(segments);
+        let mut head = self.head;
+        head[16..18].copy_from_slice(&u16::try_from(len - 14).unwrap_or(u16::MAX).to_be_bytes());
+        // The protocol is TCP, with a header of five words.
+        (head[23], head[46]) = (6, 0x50);
+        batch.push_head(&head, len)?;
+        let at = batch.len() - 1;
+        batch.frame_mut(at).offload = Offload {
+            flags: F_NEEDS_CSUM,
+            gso_type: GSO_TCPV4,
+            hdr_len: u16::try_from(TCP_HEADERS).unwrap_or(u16::MAX),
+            gso_size: u16::try_from(payload).unwrap_or(u16::MAX),
+            csum_start: 34,
+            csum_offset: 16,
+        };
+        Ok(())
+    }
+}
+
 /// Reads the sender's port, the receiver's port and the mark from a header.
 pub(super) fn read(head: &[u8]) -> Option<(u16, u16, Option<Mark>)> {
     let word = |at: usize| Some(u16::from_be_bytes([*head.get(at)?, *head.get(at + 1)?]));
@@ -121,6 +153,17 @@ pub(super) fn read(head: &[u8]) -> Option<(u16, u16, Option<Mark>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_large_segment_is_what_a_guest_would_send() {
+        let mut batch = Batch::new();
+        Writer::new(3, 4).push_segments(&mut batch, 1_506, 44).unwrap();
+        let frame = *batch.frame(0);
+        let mut offload = frame.offload;
+        assert_eq!(frame.len, 54 + 44 * 1_448);
+        assert_eq!(offload.check(34, 6, 54, false, frame.len), Ok(()));
+        assert_eq!(read(batch.head(0)), Some((3, 4, None)));
+    }
 
     #[test]
     fn a_written_header_reads_the_same() {

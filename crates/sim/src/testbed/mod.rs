@@ -51,7 +51,7 @@ use crate::cores::{Cores, WorldConfig};
 use crate::cost::Costs;
 
 pub use nic::{Carried, Link};
-pub use traffic::{Flows, Pace, Probe, Requests, Traffic};
+pub use traffic::{Flows, Pace, Probe, Requests, ToVm, Traffic};
 
 use frame::Mark;
 use nic::{Nic, NicPort};
@@ -164,7 +164,8 @@ impl Testbed {
         let counters = bed.uplink.clone();
         for (worker, queue) in (0..workers).zip(0..) {
             let counter = bed.cores.all[worker].counter.clone();
-            let pair = Box::new(NicPort { nic: Arc::clone(&bed.nic), worker, counter });
+            let (nic, cost) = (Arc::clone(&bed.nic), setup.link.cost);
+            let pair = Box::new(NicPort { nic, worker, counter, cost });
             let unit = Unit { port: PortId(UPLINK), queue: QueueId(queue) };
             let attached = bed.cores.attach(unit, workers, worker, pair, &counters);
             debug_assert!(attached, "the place is free");

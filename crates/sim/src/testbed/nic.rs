@@ -14,7 +14,7 @@ use penstock_units::{BitsPerSecond, Cycles, Nanos, TscRate};
 use super::frame::{Mark, Writer, read};
 use super::traffic::Requests;
 use super::vm::{SMALL, around, lock};
-use crate::cost::SimCounter;
+use crate::cost::{SimCounter, StageCost};
 use penstock_units::Rng;
 
 /// Number of bytes that Ethernet adds to a frame on the wire, for FCS, preamble, start delimiter
@@ -22,12 +22,14 @@ use penstock_units::Rng;
 const OVERHEAD: u64 = 24;
 const FCS: u64 = 4;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     /// Rate of the link in bits per second, including preambles and gaps.
     pub rate: BitsPerSecond,
     /// Number of frames that fit in the uplink's ring.
     pub ring: usize,
+    /// Cycles that a frame to the uplink costs more than a frame to a VM.
+    pub cost: StageCost,
 }
 
 /// Counters of one VM's traffic on the link.
@@ -218,6 +220,7 @@ pub(super) struct NicPort {
     pub(super) nic: Arc<Mutex<Nic>>,
     pub(super) worker: usize,
     pub(super) counter: SimCounter,
+    pub(super) cost: StageCost,
 }
 
 impl PortQueue for NicPort {
@@ -244,6 +247,8 @@ impl PortQueue for NicPort {
         let mut nic = lock(&self.nic);
         let mut out = TxOutcome::default();
         let now = self.counter.now().0;
+        let lens = frames.iter().map(|&i| batch.frame(usize::from(i)).len as usize);
+        self.counter.spend(self.cost, frames.len(), lens.sum());
         for &i in frames {
             let i = usize::from(i);
             let len = u64::from(batch.frame(i).len);

@@ -2,6 +2,8 @@
 
 use penstock_units::Nanos;
 
+use super::VmId;
+
 /// Rate at which a VM sends bulk traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
@@ -35,6 +37,19 @@ pub struct Traffic {
     /// Frame sizes in bytes, FCS included, and their weights.
     pub sizes: Vec<(usize, u32)>,
     pub flows: Flows,
+    /// The VM to which a part of the frames goes; all other frames go to the second server.
+    pub to: Option<ToVm>,
+    /// Number of frames of each large segment (TSO) that the VM sends instead of single frames; 0
+    /// and 1 mean single frames.
+    pub segments: u16,
+}
+
+/// A VM on the same host as the destination of traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToVm {
+    pub vm: VmId,
+    /// Part of the frames in thousandths.
+    pub permille: u16,
 }
 
 impl Traffic {
@@ -47,20 +62,34 @@ impl Traffic {
     /// Creates traffic of one frame size and one flow, at the maximum rate.
     #[must_use]
     pub fn greedy(size: usize) -> Self {
-        Self { pace: Pace::Greedy, sizes: vec![(size, 1)], flows: Flows::Single }
+        Self { pace: Pace::Greedy, sizes: vec![(size, 1)], ..Self::default() }
     }
 
     /// Creates traffic of one frame size and one flow, at a fixed rate.
     #[must_use]
     pub fn paced(size: usize, frames_per_second: f64) -> Self {
         let pace = Pace::FramesPerSecond(frames_per_second);
-        Self { pace, sizes: vec![(size, 1)], flows: Flows::Single }
+        Self { pace, sizes: vec![(size, 1)], ..Self::default() }
     }
 
     /// Returns the traffic, with frames that belong to many flows.
     #[must_use]
     pub fn with_many_flows(mut self) -> Self {
         self.flows = Flows::Multiple;
+        self
+    }
+
+    /// Returns the traffic, with `permille` thousandths of the frames to the VM `vm`.
+    #[must_use]
+    pub fn to_vm(mut self, vm: VmId, permille: u16) -> Self {
+        self.to = Some(ToVm { vm, permille });
+        self
+    }
+
+    /// Returns the traffic as large segments (TSO) of `segments` frames each, at most 44.
+    #[must_use]
+    pub fn in_segments(mut self, segments: u16) -> Self {
+        self.segments = segments.min(44);
         self
     }
 

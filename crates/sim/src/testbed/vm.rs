@@ -238,8 +238,16 @@ impl Vm {
             }
         }
         let many = phase.traffic.flows == Flows::Multiple;
+        let (segments, to) = (phase.traffic.segments, phase.traffic.to);
         let flow = many.then(|| self.rng.next_u64());
-        self.writer.push(batch, size, flow, None).ok()
+        let local =
+            to.filter(|to| to.permille >= 1_000 || self.rng.below(1_000) < to.permille.into());
+        let mut to_vm = local.map(|to| Writer::new(self.port, to.vm.port().0));
+        let writer = to_vm.as_mut().unwrap_or(&mut self.writer);
+        if segments > 1 {
+            return writer.push_segments(batch, size, segments).ok();
+        }
+        writer.push(batch, size, flow, None).ok()
     }
 
     /// Handles a frame that the VM received.

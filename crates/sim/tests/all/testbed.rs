@@ -24,7 +24,7 @@ fn setup(seed: u64) -> Setup {
             idle: Cycles(200),
             overheads: Overheads::ASSUMED,
         },
-        link: Link { rate: BitsPerSecond(10_000_000_000), ring: 512 },
+        link: Link { rate: BitsPerSecond(10_000_000_000), ring: 512, cost: StageCost::default() },
         uplink: PortQos::default(),
         vms: 16,
         schedule: ScheduleKind::RoundRobin,

@@ -98,7 +98,7 @@ fn cut(batch: &Batch, bytes: &[u8], offload: Offload) {
     let (mut scratch, mut segments) = (Batch::new(), Vec::new());
     loop {
         scratch.clear();
-        let done = segmenter.fill(&mut scratch);
+        let done = segmenter.fill(batch, 0, &mut scratch);
         for i in 0..scratch.len() {
             let mut out = Vec::new();
             scratch.copy_out(i, &mut out);

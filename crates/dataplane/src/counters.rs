@@ -190,8 +190,8 @@ counters! {
         police_green: "frames", "frames that the port's policer found within the committed rate";
         police_yellow: "frames", "frames above the committed rate that pass (excess or peak)";
         police_red: "frames", "frames above all rates, dropped as `policed`";
-        police_waits: "times", "times the port's frames waited for its limit in bits per second";
-        police_pps_waits: "times", "times the port's frames waited for its limit in frames per second";
+        police_waits: "times", "times the port's frames waited for its limit in bits/s";
+        police_pps_waits: "times", "times the port's frames waited for its limit in frames/s";
         send_waits: "times", "times the port's frames waited for the limit `send` of its tenant";
         receive_waits: "times", "times frames to the port waited for `receive` or a ceiling";
         tx_trimmed: "frames", "large segments to the port without their first part, as a signal";

@@ -99,8 +99,8 @@ pub fn finish_checksum(batch: &Batch, i: usize, scratch: &mut Batch) -> Result<(
     Ok(())
 }
 
-/// A segmenter cuts one TCP or UDP frame at a time into segments. The frame's payload is copied once,
-/// into the segments.
+/// A segmenter cuts one TCP or UDP frame at a time into segments. The frame's payload is copied
+/// once, into the segments.
 #[derive(Debug)]
 pub struct Segmenter {
     headers: [u8; 128],

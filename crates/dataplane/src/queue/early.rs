@@ -1,8 +1,8 @@
 //! Early signals of an output queue: decides which departing frames signal congestion to their
 //! senders while frames wait too long for a rate limit.
 //!
-//! CoDel ([`penstock_qos::codel`]) decides when a signal is due. The signal goes to a flow that uses
-//! at least its share of the limit ([`penstock_qos::flow_shares`]).
+//! CoDel ([`penstock_qos::codel`]) decides when a signal is due. The signal goes to a flow that
+//! uses at least its share of the limit ([`penstock_qos::flow_shares`]).
 
 use penstock_qos::codel::{Codel, Pace};
 use penstock_qos::flow_shares::{Due, FlowShares};

@@ -213,27 +213,34 @@ pub(super) fn checked(
     all.into_iter().map(spec).collect()
 }
 
-/// Returns the keys of the tightest limits in bits and in frames per second of a port.
+/// Returns the tightest limits in bits and in frames per second of a port: the key, and the rate.
 pub(super) fn keys(
     police: Option<&IngressPolicer>,
     contract: Option<&Contract>,
     policy: IngressPolicy,
-) -> [&'static str; 2] {
+) -> [(&'static str, u64); 2] {
     let police = police.filter(|_| matches!(policy, IngressPolicy::Bps | IngressPolicy::Pps));
     let tighter = |own: Option<u64>, max: Option<u64>, keys: [&'static str; 2]| match (own, max) {
-        (None, None) => "`rate` of `contract`",
-        (Some(own), Some(max)) if own <= max => keys[0],
-        (Some(_), None) => keys[0],
-        (_, Some(_)) => keys[1],
+        (None, None) => ("`rate` of `contract`", 0),
+        (Some(own), max) if max.is_none_or(|max| own <= max) => (keys[0], own),
+        (_, max) => (keys[1], max.unwrap_or(0)),
     };
     let cir = police.and_then(|police| police.cir).map(|rate| rate.0.0);
     let max_rate = contract.and_then(|contract| contract.max_rate).map(|rate| rate.0.0);
+    let rate = contract.map(Contract::guaranteed);
     let pps = police.and_then(|police| police.pps).map(|rate| rate.0.0);
     let max_pps = contract.and_then(|contract| contract.max_pps).map(|rate| rate.0.0);
-    [
+    let mut limits = [
         tighter(cir, max_rate, ["`cir` of `police`", "`max_rate` of `contract`"]),
         tighter(pps, max_pps, ["`pps` of `police`", "`max_pps` of `contract`"]),
-    ]
+    ];
+    // Without other limits, `bps` and `pps` limit the port to its guaranteed rate.
+    match rate {
+        Some(ContractRate::Bits(rate)) if limits[0].1 == 0 => limits[0].1 = rate.0,
+        Some(ContractRate::Packets(rate)) if limits[1].1 == 0 => limits[1].1 = rate.0,
+        _ => {}
+    }
+    limits
 }
 
 /// Returns the rate that a port purchased, in bits per second with FCS: the contract's rate,
@@ -345,11 +352,12 @@ mod tests {
             |cir| format!("ingress_policy = \"bps\"\npolice = {{ cir = \"{cir}\" }}\n{max}");
         assert_eq!(specs(&police("2G")), Ok(vec![bits, frames]), "equal limits are one limit");
         assert_eq!(specs(&police("3G")).unwrap().len(), 3);
-        let keys = |toml: &str| port(toml).limit_keys();
+        let keys = |toml: &str| port(toml).tightest_limits().map(|(key, _)| key);
         assert_eq!(keys(&police("2G")), ["`cir` of `police`", "`max_pps` of `contract`"]);
         assert_eq!(keys(&police("3G"))[0], "`max_rate` of `contract`");
         let rate = "ingress_policy = \"bps\"\ncontract = { rate = \"1G\" }";
-        assert_eq!(keys(rate)[0], "`rate` of `contract`");
+        assert_eq!(port(rate).tightest_limits()[0], ("`rate` of `contract`", G));
+        assert_eq!(port(&police("3G")).tightest_limits()[0].1, 2 * G);
         let error = specs("contract = { rate = \"1k\", max_rate = \"2k\" }").unwrap_err();
         assert!(error.starts_with("rate 2k is out of range"), "{error}");
     }

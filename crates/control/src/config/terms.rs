@@ -122,8 +122,8 @@ impl Port {
         self.checked_ingress_policers().unwrap_or_default()
     }
 
-    /// Returns the keys of the port's tightest limits in bits and in frames per second.
-    pub(crate) fn limit_keys(&self) -> [&'static str; 2] {
+    /// Returns the port's tightest limits in bits and in frames per second: the key, and the rate.
+    pub(crate) fn tightest_limits(&self) -> [(&'static str, u64); 2] {
         ingress_policer::keys(self.police.as_ref(), self.contract.as_ref(), self.ingress_policy)
     }
 

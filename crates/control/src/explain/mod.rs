@@ -117,8 +117,8 @@ pub(crate) struct PortGrowth {
     /// Depth in bytes of the port's `police`, if the limit drops frames and the depth is too small
     /// for large segments.
     pub(crate) shallow: Option<u32>,
-    /// Keys of the port's tightest limits in bits and in frames per second.
-    pub(crate) limit_keys: [&'static str; 2],
+    /// The port's tightest limits in bits and in frames per second: the key, and the rate.
+    pub(crate) limits: [(&'static str, u64); 2],
 }
 
 /// Growth of a worker's counters between two readings.
@@ -319,7 +319,14 @@ impl Question<'_> {
     /// True if, after most batches of the port, the next frames had to wait because of the limit
     /// `police`, or because of the limit `send` of its tenant.
     fn at_policed_rate(&self) -> bool {
-        self.waits_often(self.waits().1)
+        let PortReading { police_waits, police_pps_waits, send_waits, .. } = self.port.reading;
+        // After each large segment, the port waits although its mean rate is below the limit.
+        let at = |sends: u64, rate: u64| permille(sends, rate) >= ENTITLED_PERMILLE;
+        let [(_, bits), (_, frames)] = self.port.limits;
+        let sends = self.growth.per_second(self.port.reading.on_wire()[0]);
+        self.waits_often(police_waits) && at(self.sends_bps(), bits)
+            || self.waits_often(police_pps_waits) && at(sends, frames)
+            || self.waits_often(send_waits)
     }
 
     /// Whether a limit made the port wait after most of its batches.
@@ -330,7 +337,7 @@ impl Question<'_> {
     /// Returns the limit for which the port's frames waited most often, and the number of waits.
     fn waits(&self) -> (&'static str, u64) {
         let PortReading { police_waits, police_pps_waits, send_waits, .. } = self.port.reading;
-        let [bits, frames] = self.port.limit_keys;
+        let [(bits, _), (frames, _)] = self.port.limits;
         let waits = [(bits, police_waits), (frames, police_pps_waits), (SEND, send_waits)];
         waits.into_iter().max_by_key(|(_, times)| *times).unwrap_or_default()
     }

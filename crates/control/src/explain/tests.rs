@@ -33,7 +33,7 @@ fn full_core() -> Growth {
         bought: None,
         shaped_bps: None,
         shallow: None,
-        limit_keys: ["`cir` of `police`", "`pps` of `police`"],
+        limits: [("`cir` of `police`", 4_000_000), ("`pps` of `police`", 1_000)],
     };
     Growth {
         nanos: 1_000_000_000,
@@ -123,7 +123,10 @@ fn frames_that_wait_for_the_rate_of_police_are_its_own_rate() {
     assert!(answer.remedy.contains("raise `send`"), "{}", answer.remedy);
     let reading = &mut growth.ports[0].reading;
     (reading.police_pps_waits, reading.send_waits) = (0, 0);
-    growth.ports[0].limit_keys = ["`max_rate` of `contract`", "`max_pps` of `contract`"];
+    let max = |rate| [("`max_rate` of `contract`", rate), ("`max_pps` of `contract`", 0)];
+    growth.ports[0].limits = max(8_000_000);
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "only bursts wait, the rate is lower");
+    growth.ports[0].limits = max(4_000_000);
     let answer = ask(&growth);
     assert!(answer.why.ends_with("900 times for the rate `max_rate` of `contract`"), "{answer:?}");
     assert!(answer.remedy.contains("raise this rate of the contract"), "{}", answer.remedy);

@@ -141,7 +141,7 @@ impl Core {
 
     /// Returns the growth of all counters between two readings.
     pub(super) fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
-        let (terms, capacity, stalled, dscps, (shaped, shallow, keys), in_fabric) = {
+        let (terms, capacity, stalled, dscps, (shaped, shallow, tightest), in_fabric) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;
             let bought = |name: &String| {
@@ -167,11 +167,11 @@ impl Core {
             let shallow: BTreeMap<String, u32> =
                 ports.filter_map(|port| Some((port.name.clone(), shallow_depth(port)?))).collect();
             let ports = shared.config.ports.iter();
-            let keys: BTreeMap<String, [&'static str; 2]> =
-                ports.map(|port| (port.name.clone(), port.limit_keys())).collect();
+            let tightest: BTreeMap<_, _> =
+                ports.map(|port| (port.name.clone(), port.tightest_limits())).collect();
             let in_fabric = shared.config.fabric.is_some();
             let code_points = shared.config.code_points();
-            (terms, capacity, stalled, code_points, (shaped, shallow, keys), in_fabric)
+            (terms, capacity, stalled, code_points, (shaped, shallow, tightest), in_fabric)
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
@@ -190,7 +190,7 @@ impl Core {
                 bought,
                 shaped_bps: shaped.get(name).copied(),
                 shallow: shallow.get(name).copied(),
-                limit_keys: keys.get(name).copied().unwrap_or_default(),
+                limits: tightest.get(name).copied().unwrap_or_default(),
             }
         };
         let workers = now.workers.iter().enumerate().map(|(id, reading)| {

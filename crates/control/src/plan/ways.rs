@@ -36,7 +36,7 @@ impl Planner<'_> {
             None if up.cost >= local.cost => ALL,
             None => 0,
         };
-        let own = from(port).map(Part::from);
+        let own = in_and_out(port).map(|(from, _)| Part::from(from));
         let to = [(up.to, out), (local.to, ALL - out)].into_iter().filter_map(|(to, permille)| {
             to.filter(|_| permille > 0).map(|action| Part { action, permille })
         });
@@ -46,7 +46,7 @@ impl Planner<'_> {
     /// Returns the most expensive way to one of `ports`.
     fn dearest<'a>(&self, ports: impl Iterator<Item = &'a Port>, sizes: &Profile) -> Way {
         let ways = ports.map(|port| {
-            let to = to(port);
+            let to = in_and_out(port).map(|(_, to)| to);
             Way { to, cost: self.model.zip(to).map_or(0.0, |(model, to)| cost(model, to, sizes)) }
         });
         let none = Way { to: None, cost: 0.0 };
@@ -68,23 +68,14 @@ fn cost(model: &CostModel, action: Work, sizes: &Profile) -> f64 {
     model.single(&with).total() - model.single(&bare).total()
 }
 
-/// Returns the action of taking a frame from the port; `None` for a VM's ring.
-fn from(port: &Port) -> Option<Work> {
+/// Returns the actions of taking a frame from the port and of sending a frame to the port; `None`
+/// for a VM's ring.
+fn in_and_out(port: &Port) -> Option<(Work, Work)> {
     match port.attachment()? {
         Attachment::VhostUser(_) => None,
-        Attachment::Tap(_) => Some(Work::FromTap),
-        Attachment::Packet(_) => Some(Work::FromPacket),
-        Attachment::Xdp(_) => Some(Work::FromXdp),
-    }
-}
-
-/// Returns the action of sending a frame to the port; `None` for a VM's ring.
-fn to(port: &Port) -> Option<Work> {
-    match port.attachment()? {
-        Attachment::VhostUser(_) => None,
-        Attachment::Tap(_) => Some(Work::ToTap),
-        Attachment::Packet(_) => Some(Work::ToPacket),
-        Attachment::Xdp(_) => Some(Work::ToXdp),
+        Attachment::Tap(_) => Some((Work::FromTap, Work::ToTap)),
+        Attachment::Packet(_) => Some((Work::FromPacket, Work::ToPacket)),
+        Attachment::Xdp(_) => Some((Work::FromXdp, Work::ToXdp)),
     }
 }
 

@@ -278,7 +278,13 @@ impl Rig {
                     missed += 1;
                     continue;
                 }
-                Err(error) => return Err(error.context(self.name.clone())),
+                Err(error) => {
+                    return Err(error.context(format!(
+                        "{}: {}",
+                        self.name,
+                        self.daemon.last_words()
+                    )));
+                }
             };
             tried += 1;
             if best.is_none_or(|best| reading.waited < best.waited) {

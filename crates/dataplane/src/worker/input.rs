@@ -2,14 +2,15 @@
 
 use penstock_units::{Cycles, Nanos, PortId, WorkerId};
 
+use super::WorkerConfig;
 use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Taken;
 use super::context::Context;
 use super::cutter::key_of;
 use super::roster::{Event, Roster};
+use super::sampler::Sampler;
 use super::shaping::{Gates, Holder, Limits, SOON};
-use super::{SAMPLE_EVERY, WorkerConfig};
 use crate::batch::Batch;
 use crate::classify::{Classifier, ClassifierConfig};
 use crate::congestion::{Signal, signal};
@@ -45,7 +46,7 @@ pub(super) struct Input {
     gates: Gates,
     /// For each port, why its frames are not only taken from its ring.
     apart: Box<[Apart]>,
-    until_sample: u32,
+    sampler: Sampler,
 }
 
 impl Input {
@@ -58,7 +59,7 @@ impl Input {
             }),
             gates: Gates::new(config.max_ports),
             apart: vec![Apart::default(); config.max_ports].into_boxed_slice(),
-            until_sample: SAMPLE_EVERY,
+            sampler: Sampler::new(),
         }
     }
 
@@ -105,8 +106,7 @@ impl Input {
         let snapshot = &*ctx.snapshot;
         let policy = snapshot.ports.get(id)?.as_deref()?;
         let counters = ctx.port_counters[id].as_deref()?;
-        self.until_sample -= 1;
-        let sample = self.until_sample == 0;
+        let sample = self.sampler.count();
 
         let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
@@ -124,7 +124,7 @@ impl Input {
         let (frames, more) = (batch.len(), !batch.has_room());
         if frames == 0 && batch.errors == 0 {
             counters.rx_empty.add(1);
-            self.until_sample += 1;
+            self.sampler.undo();
             if counted {
                 // The only frame was dropped as a signal, and no other frame followed.
                 give_back(ctx, unit);
@@ -155,7 +155,7 @@ impl Input {
         give_back(ctx, unit);
         ctx.counter.spent(Stage::Egress, &work);
         if sample {
-            self.until_sample = SAMPLE_EVERY;
+            self.sampler.renew();
         }
         Some(Taken {
             batch: OwnBatch { unit, class, frames, more, lent },

@@ -6,8 +6,8 @@
 //! ARCHITECTURE.md). A unit is a queue pair, the queue of an output, or the inbox of frames from
 //! other workers. The module `pick` checks before a batch that the port has tokens, and the module
 //! `bill` charges the port for the batch. The worker reads the cycle counter only once for each
-//! bill, because a bill begins where the previous bill ended. In every [`SAMPLE_EVERY`]th batch,
-//! the worker also reads the cycle counter between the stages.
+//! bill, because a bill begins where the previous bill ended. In one batch of
+//! [`SAMPLE_EVERY`], the worker also reads the cycle counter between the stages.
 //!
 //! A turn takes no lock and makes no allocation. In a turn, the worker makes only the system calls
 //! that a type of port needs, for example a send call on an AF_XDP socket. The crate `sim`
@@ -42,6 +42,7 @@ mod refill;
 mod request;
 mod resting;
 mod roster;
+mod sampler;
 mod shaping;
 mod sharing;
 mod thread;
@@ -65,7 +66,8 @@ use input::Input;
 use outputs::Outputs;
 use roster::{Event, Roster};
 
-/// Number of batches between two samples: the worker times the stages of every 64th batch.
+/// Mean number of batches between two samples: the worker times the stages of one batch in 64, at
+/// random.
 pub const SAMPLE_EVERY: u32 = 64;
 
 /// A worker's state. [`spawn`] runs a worker in a thread, and `sim` calls [`Worker::turn`]

@@ -22,7 +22,7 @@
 //! The figure's numbers come from the worker's counters ([`super::paper_counters`]):
 //!
 //! - Panel (a) shows the charged cycles, from 10^5 frames/s to the capacity of the link.
-//! - Panels (b) and (c) show the cycles of each stage, sampled in every 64th batch.
+//! - Panels (b) and (c) show the cycles of each stage, sampled in one batch of 64.
 //!
 //! The figure compares the worker's counters with every number that the C2QoS paper states
 //! ([`super::paper_platform::statements`]). A line fit of ingress cycles over frame sizes gives the
@@ -40,7 +40,7 @@
 //!
 //! In `live` the figure measures the cost on this machine, between two VMs of the load generator
 //! behind vhost-user ports. The live numbers come from the worker's counters: cycles of turns that
-//! moved frames, and stages from every 64th batch. In panel (a) of Fig. 5 the rate varies from 20
+//! moved frames, and stages from one batch in 64. In panel (a) of Fig. 5 the rate varies from 20
 //! to 80 % of the maximum rate of one core. In panels (b) and (c) of Fig. 5 the VM sends at its
 //! maximum, so that batches are full. The picture scales the results of panels (b) and (c) of Fig.
 //! 5 to 10^5 frames/s. The term "many flows" means 100,000 flows, of which the exact-match cache
@@ -76,8 +76,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 const STAGES: [&str; 3] = ["ingress", "classification", "egress"];
 /// Sending rate in panels (b) and (c) of Fig. 5, in frames per second.
 const RATE: f64 = paper::RATE;
-/// Length of a measurement of the cycles in each stage, which the worker samples in every 64th
-/// batch. [`CHARGED_FOR`] is the length of a measurement with counters that cover all batches.
+/// Length of a measurement of the cycles in each stage, which the worker samples in one batch of
+/// 64. [`CHARGED_FOR`] is the length of a measurement with counters that cover all batches.
 const STAGES_FOR: Nanos = Nanos::from_secs(2);
 const CHARGED_FOR: Nanos = Nanos::from_millis(500);
 

@@ -11,7 +11,7 @@
 //!
 //! VMs send at a fixed rate through the production worker. A frame's cost is the increase of the
 //! ports' counters, divided by the number of frames. The counter `cycles` covers all batches, and
-//! the worker samples the three stages in every 64th batch. Only the simulated core knows the true
+//! the worker samples the three stages in one batch of 64. Only the simulated core knows the true
 //! costs and their noise.
 //!
 //! # Cost

@@ -398,11 +398,15 @@ impl Totals {
         let stages: Vec<f64> =
             self.stages.iter().zip(before.stages).map(|(now, then)| to_f64(now - then)).collect();
         let sampled: f64 = stages.iter().sum();
-        ensure!(sampled > 0.0, "no batch was sampled; the window is too short");
+        let batches = self.batches - before.batches;
+        ensure!(
+            sampled > 0.0,
+            "none of {batches} batches with {frames} frames was sampled; the window is too short"
+        );
         let part = |stage: usize| cycles / to_f64(frames) * stages[stage] / sampled;
         Ok(Reading {
             stages: Stages { ingress: part(0), classification: part(1), egress: part(2) },
-            batch: to_f64(frames) / to_f64((self.batches - before.batches).max(1)),
+            batch: to_f64(frames) / to_f64(batches.max(1)),
             busy: cycles / window,
             waited,
         })

@@ -21,6 +21,9 @@ use super::rig::{Load, Rig, Setting, Times};
 const SIZES: [u16; 2] = [64, 1500];
 /// A way is not measured if the interface drops more than this part of the frames.
 const LOST: f64 = 0.05;
+/// Shortest window of a measurement, in seconds. Interfaces of the kernel move frames in bursts,
+/// and a window needs some hundred batches.
+const WINDOW_SECS: f64 = 0.1;
 
 const WAYS: [(Through, Action, Action); 3] = [
     (Through::Tap, Action::ToTap, Action::FromTap),
@@ -42,6 +45,7 @@ type Costs = [f64; SIZES.len()];
 /// # Errors
 /// Returns an error if frames between VMs cannot be measured.
 pub(super) fn measure(bed: &Bed, times: Times, rounds: u32, burst: usize) -> anyhow::Result<Ways> {
+    let times = Times { window_secs: times.window_secs.max(WINDOW_SECS), ..times };
     let mut ways = Ways { terms: BTreeMap::new(), notes: Vec::new() };
     let mut plain = Rig::start(bed, &setting("ways", rules("v1", "v0")))?;
     for (way, out, back) in WAYS {

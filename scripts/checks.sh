@@ -198,6 +198,7 @@ test_lanes() {
     lane guests "Linux guests and endpoints on a running switch"
     lane migration "a Linux guest moves between two ports while traffic runs"
     lane testpmd "DPDK's virtio driver on a running switch"
+    lane calibration "a cost model with costs of uplinks, and contracts priced by it"
     wait "$lints" "$guest"
     join clippy "lints, warnings are errors"
     join doc "documentation, warnings are errors"

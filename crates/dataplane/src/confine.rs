@@ -69,6 +69,8 @@ pub enum Role {
     Dialler,
     /// The thread watches the state of an AF_XDP port's interface.
     Link,
+    /// The thread records that the process runs.
+    Witness,
 }
 
 /// Condition on one argument of a system call.
@@ -226,6 +228,7 @@ fn allowed(role: Role) -> Vec<Table> {
         Role::Session => vec![COMMON, SESSION],
         Role::Dialler => vec![COMMON, DIALLER],
         Role::Link => vec![COMMON, LINK],
+        Role::Witness => vec![COMMON],
     }
 }
 
@@ -442,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_confined_thread_has_no_capability_and_opens_no_file() {
-        for role in [Role::Worker, Role::Session, Role::Dialler, Role::Link] {
+        for role in [Role::Worker, Role::Session, Role::Dialler, Role::Link, Role::Witness] {
             let (told, thread_id) = std::sync::mpsc::channel();
             let (done, wait) = std::sync::mpsc::channel::<()>();
             let thread = std::thread::spawn(move || {

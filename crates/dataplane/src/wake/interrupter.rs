@@ -61,7 +61,7 @@ impl Interrupter {
 /// # Errors
 /// Returns an error if the kernel refuses to install the handler. No known kernel refuses to
 /// install a handler for this signal.
-pub(crate) fn install() -> Result<()> {
+pub(super) fn install() -> Result<()> {
     extern "C" fn on_signal(_: libc::c_int) {
         super::stall::signal();
     }

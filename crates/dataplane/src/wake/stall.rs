@@ -18,9 +18,10 @@
 //!
 //! After a batch longer than [`SLEEP_MAX`] without a wait for the core, the worker calls
 //! [`culprit`] to find the port that blocked the thread. A process that is stopped by SIGSTOP, the
-//! cgroup freezer or a debugger also sleeps. If the thread waited for a peer's memory, the kernel
-//! counts a page fault. If the process was stopped, the kernel counts none. If the kernel counted
-//! no page fault while the thread slept, the worker blames no port for the sleep.
+//! cgroup freezer or a debugger also sleeps. A time in which the whole process was stopped does not
+//! count as a sleep of the thread ([`super::witness`]). If the thread waited for a peer's memory,
+//! the kernel also counts a page fault. If the kernel counted no page fault while the thread slept,
+//! the worker blames no port for the sleep.
 //!
 //! The timer's signals also reveal waits that are shorter than [`SLEEP_MAX`], by sampling. A signal
 //! that was due while the thread slept comes late. The share of late signals during the use of a
@@ -42,6 +43,7 @@ use nix::time::{ClockId, clock_gettime};
 use penstock_units::{Nanos, PortId};
 
 use super::interrupter::PERIOD_MS;
+use super::witness::{WITNESS, Witness};
 
 /// Longest time for which access to a port's memory may block a batch. The worker stops a port if a
 /// batch sleeps in the port's memory for longer.
@@ -49,7 +51,7 @@ pub const SLEEP_MAX: Nanos = Nanos::from_millis(20);
 
 /// Longest regular gap between two signals, in nanoseconds. If the gap between two timer signals is
 /// longer than this constant, the thread was delayed.
-const GAP: u64 = 3 * Nanos::from_millis(PERIOD_MS).0 / 2;
+pub(super) const GAP: u64 = 3 * Nanos::from_millis(PERIOD_MS).0 / 2;
 
 /// Time between two signals of the timer, in nanoseconds.
 const PERIOD: u64 = Nanos::from_millis(PERIOD_MS).0;
@@ -229,7 +231,8 @@ thread_local! {
     };
 }
 
-fn now() -> u64 {
+/// The monotonic clock's time in nanoseconds.
+pub(super) fn now() -> u64 {
     let at = clock_gettime(ClockId::CLOCK_MONOTONIC);
     at.map_or(0, |at| u64::try_from(at.num_nanoseconds()).unwrap_or(0))
 }
@@ -305,6 +308,10 @@ pub(crate) fn arm() -> Nanos {
 /// Handles a signal of the timer that watches the thread's sleeps. The handler only sets `Cell`
 /// values and calls `clock_gettime` and `getrusage`, which are allowed in a signal handler.
 pub(crate) fn signal() {
+    signal_with(&WITNESS);
+}
+
+fn signal_with(witness: &Witness) {
     WATCH.with(|watch| {
         if !watch.armed.get() {
             return;
@@ -316,6 +323,8 @@ pub(crate) fn signal() {
         if !slept || watch.at.get() == NOBODY {
             return;
         }
+        // In a time in which the whole process was stopped, no signal of the timer was due.
+        let last = last.saturating_add(witness.silent(last, now));
         let due = late(watch.first.get(), last, now);
         let waited = (due > 0).then(|| watch.late.add(watch.at.get(), now, due)).flatten();
         if let Some(waited) = waited {
@@ -438,8 +447,31 @@ mod tests {
         assert_eq!(who(), None);
     }
 
-    /// If the process was stopped while the worker polled a port, the signal handler cannot tell
-    /// the stop from a sleep in the port's memory.
+    #[test]
+    fn a_stop_of_the_whole_process_is_nobodys_although_pages_faulted() {
+        let stopped = |witness: &Witness| {
+            enter(PortId(3));
+            WATCH.with(|watch| {
+                watch.armed.set(true);
+                watch.signal.set(now().saturating_sub(20 * PERIOD));
+            });
+            before(true);
+            signal_with(witness);
+            took(SLEEP_MAX);
+            who()
+        };
+        let witness = Witness::new();
+        witness.record(now().saturating_sub(21 * PERIOD));
+        assert_eq!(stopped(&witness), None, "the witness was stopped, too");
+        let witness = Witness::new();
+        witness.record(now());
+        assert_eq!(stopped(&witness), Some((3, Cause::Memory, None)));
+        // The witness was stopped only for a part of the sleep.
+        let witness = Witness::new();
+        witness.record(now().saturating_sub(3 * PERIOD));
+        assert_eq!(stopped(&witness), Some((3, Cause::Memory, None)));
+    }
+
     #[test]
     fn a_sleep_without_a_page_fault_is_nobodys() {
         // In the first round, pages of the code itself may cause page faults.

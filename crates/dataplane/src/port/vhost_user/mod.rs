@@ -160,8 +160,8 @@ impl VhostUser {
     /// thread.
     pub fn serve(&mut self) -> Result<(), PortError> {
         let object = self.config.path.display().to_string();
-        wake::install()
-            .map_err(|e| PortError::system(&object, "set a signal handler", RAISE_NOFILE, e))?;
+        wake::prepare()
+            .map_err(|e| PortError::system(&object, "watch its threads", RAISE_NOFILE, e))?;
         let failed = |e| PortError::system(&object, "start its thread", RAISE_NOFILE, e);
         let source = match self.config.mode {
             SocketMode::Server => {

@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::stat::fstat;
 use penstock_guest::driver::{DriverConfig, VirtioNet, VnetHdr};
 
 use crate::support::{self, Daemon, Scratch, await_some, await_true};
@@ -66,6 +68,9 @@ pub struct Orders {
     pub up: AtomicBool,
     /// Whether the receivers leave arrived frames in their rings.
     pub deaf: AtomicBool,
+    /// Whether the first VM returns pages of its buffers to the kernel again and again, as a
+    /// memory balloon does. The switch gets a page fault for each page that it uses afterwards.
+    pub balloons: AtomicBool,
 }
 
 /// Cycles, batches and full batches of a port so far.
@@ -223,6 +228,7 @@ impl Drop for Bed {
 
 /// Runs the guests until the test ends them.
 fn live(mut devices: Vec<VirtioNet>, orders: &Orders) {
+    let (mut page, mut turns) = (0, 0_u32);
     while !orders.stop.load(Relaxed) {
         let to = if orders.up.load(Relaxed) { UP } else { SINK };
         let senders = if orders.both.load(Relaxed) { 2 } else { 1 };
@@ -235,9 +241,25 @@ fn live(mut devices: Vec<VirtioNet>, orders: &Orders) {
                 moved += device.rx().recv(2 * BURST, |_| ());
             }
         }
+        turns = turns.wrapping_add(1);
+        if orders.balloons.load(Relaxed) && turns.is_multiple_of(512) {
+            give_back(&devices[0], &mut page);
+        }
         if moved == 0 {
             std::thread::yield_now();
         }
+    }
+}
+
+/// Returns page number `page` of the device's memory to the kernel, counted from the end. The
+/// buffers are in the second half of the memory. Advances `page`.
+fn give_back(device: &VirtioNet, page: &mut i64) {
+    const PAGE: i64 = 4096;
+    let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    for file in device.memory().files() {
+        let pages = fstat(file).unwrap().st_size / PAGE;
+        *page = (*page + 1) % (pages / 2);
+        fallocate(file, how, (pages - 1 - *page) * PAGE, PAGE).unwrap();
     }
 }
 

@@ -73,6 +73,9 @@ lane_testpmd() {
     as_own_user "$REPO/scripts/test-testpmd.sh" "${TESTPMD_SECONDS:-1}" "${TESTPMD_CELLS-pairs}"
 }
 lane_calibration() { "$REPO/scripts/test-calibration.sh"; }
+lane_contracts() {
+    cargo test "${WORKSPACE[@]}" --test all -- --ignored tutorial_contracts
+}
 lane_scx() { "$REPO/scripts/test-scx.sh"; }
 lane_instructions() { "$REPO/scripts/instructions.sh"; }
 lane_formats() { "$REPO/scripts/formats.sh"; }
@@ -198,7 +201,7 @@ test_lanes() {
     lane guests "Linux guests and endpoints on a running switch"
     lane migration "a Linux guest moves between two ports while traffic runs"
     lane testpmd "DPDK's virtio driver on a running switch"
-    lane calibration "a cost model with costs of uplinks, and contracts priced by it"
+    lane contracts "the tutorial that measures costs, sells a contract and proves it"
     wait "$lints" "$guest"
     join clippy "lints, warnings are errors"
     join doc "documentation, warnings are errors"

@@ -9,7 +9,7 @@ use core::str::FromStr;
 
 use crate::config::{
     self, BitsPerSecond, ConfigError, ConfigErrors, Contract, ContractRate, Flows, HostConfig,
-    IngressPolicy, PacketsPerSecond, Port, Priority, VhostUser, Weight,
+    IngressPolicy, PacketsPerSecond, Port, Priority, Ring, VhostUser, Weight,
 };
 use crate::plan::text::down;
 use crate::plan::{CapacityPlan, Checked, Planner, is_metered};
@@ -40,7 +40,8 @@ pub struct Supposed {
 }
 
 const FORM: &str = "write PORT=RATE[@SIZE][,KEY=VALUE]..., as in vm7=4G@imix,class=2";
-const KEYS: &str = "use `class`, `weight`, `flows`, `uplink`, `min_pps`, `max_rate`, `max_pps`";
+const KEYS: &str =
+    "use `class`, `weight`, `flows`, `ring`, `uplink`, `min_pps`, `max_rate`, `max_pps`";
 
 impl FromStr for WhatIf {
     type Err = String;
@@ -84,9 +85,14 @@ impl FromStr for WhatIf {
                     contract.flows = match value {
                         "single" => Flows::Single,
                         "multiple" => Flows::Multiple,
-                        _ => {
-                            return Err(format!("flows: {value:?} is neither single nor multiple"));
-                        }
+                        _ => return Err(format!("flows: {value:?}: write single or multiple")),
+                    };
+                }
+                "ring" => {
+                    contract.ring = match value {
+                        "split" => Ring::Split,
+                        "packed" => Ring::Packed,
+                        _ => return Err(format!("ring: {value:?}: write split or packed")),
                     };
                 }
                 "uplink" => {
@@ -113,7 +119,7 @@ impl FromStr for WhatIf {
 
 impl fmt::Display for WhatIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, flows, uplink } =
+        let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, flows, ring, uplink } =
             &self.contract;
         let rate = rate.or(min_rate.map(|rate| ContractRate::Bits(rate.0)));
         write!(f, "{}=", self.port)?;
@@ -124,6 +130,9 @@ impl fmt::Display for WhatIf {
         max_pps.map_or(Ok(()), |rate| write!(f, ",max_pps={}", rate.0))?;
         if *flows == Flows::Multiple {
             f.write_str(",flows=multiple")?;
+        }
+        if *ring == Ring::Packed {
+            f.write_str(",ring=packed")?;
         }
         uplink.map_or(Ok(()), |percent| write!(f, ",uplink={percent}"))?;
         self.class.map_or(Ok(()), |class| write!(f, ",class={}", class.0.get()))?;
@@ -262,7 +271,7 @@ mod tests {
         for text in [
             "vm7=4G@imix,class=2",
             "vm7=600kpps@64",
-            "vm7=1G,flows=multiple",
+            "vm7=1G,flows=multiple,ring=packed",
             "a=1G@64:7+1518:1,min_pps=5k,max_rate=2G,max_pps=1M,uplink=50,class=1,weight=9",
         ] {
             assert_eq!(what(text).to_string(), text);

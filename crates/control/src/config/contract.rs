@@ -102,6 +102,26 @@ pub enum Flows {
     Multiple,
 }
 
+/// Layout of the rings of a VM's driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ring {
+    /// Separate descriptor table, available ring and used ring, the layout of most drivers.
+    #[default]
+    Split,
+    /// One ring of descriptors (virtio 1.1), for example with `packed=on` of a QEMU device.
+    Packed,
+}
+
+impl From<Ring> for cost_model::RingKind {
+    fn from(ring: Ring) -> Self {
+        match ring {
+            Ring::Split => Self::Split,
+            Ring::Packed => Self::Packed,
+        }
+    }
+}
+
 /// Purchased rates, and the traffic for which they hold, such as `{ rate = "4G", size = 1024,
 /// flows = "single" }` (C2QoS §III-D). The switch guarantees `rate`, or `min_rate` and `min_pps`
 /// together, and never exceeds `max_rate` and `max_pps`.
@@ -129,6 +149,9 @@ pub struct Contract {
     /// Number of flows in the contract's traffic, `single` or `multiple`. Default `single`.
     #[serde(default)]
     pub flows: Flows,
+    /// Layout of the driver's rings, `split` or `packed`. Default `split`.
+    #[serde(default)]
+    pub ring: Ring,
     /// Part of the frames that leave through an uplink, in per cent, 0 to 100. By default, all
     /// frames take the most expensive way that the port's network permits.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use penstock_qos::cost_model::{
     self as qos, About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, CostModel,
-    ModelError, Parts, Source, Spread,
+    ModelError, Parts, Source, Spread, Verification, Verified,
 };
 use penstock_toml::ConfigErrors;
 use penstock_toml::text::read as text;
@@ -18,7 +18,8 @@ use penstock_toml::{Object, Report, list, section, unknown_sections};
 use penstock_units::TscRate;
 use serde::Deserialize;
 
-const SECTIONS: [&str; 7] = ["about", "batch", "numa_remote", "vms", "cores", "action", "cell"];
+const SECTIONS: [&str; 9] =
+    ["about", "batch", "numa_remote", "vms", "cores", "action", "cell", "verification", "verified"];
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -100,6 +101,21 @@ struct CellTable {
     source: Word<Source>,
 }
 
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VerificationTable {
+    date: String,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VerifiedTable {
+    name: String,
+    bought: f64,
+    delivered: f64,
+    band: f64,
+}
+
 impl CellTable {
     fn key(&self) -> CellKey {
         CellKey { ring: self.ring.0, flows: self.flows.0, rules: self.rules, size: self.size }
@@ -115,6 +131,8 @@ struct Draft<'a> {
     cores: Vec<Object<'a, CountTable>>,
     actions: Vec<Object<'a, ActionTable>>,
     cells: Vec<Object<'a, CellTable>>,
+    verification: Option<Object<'a, VerificationTable>>,
+    verified: Vec<Object<'a, VerifiedTable>>,
 }
 
 /// Reads the text of a cost model. The argument `file` is the file's name in error messages.
@@ -132,6 +150,8 @@ pub fn parse_model(text: &str, file: &str) -> Result<CostModel, ConfigErrors> {
             cores: list(root, "cores", report),
             actions: list(root, "action", report),
             cells: list(root, "cell", report),
+            verification: section(root, "verification", report),
+            verified: list(root, "verified", report),
         };
         check(&draft, report);
         if !report.is_empty() {
@@ -171,6 +191,10 @@ fn check(draft: &Draft<'_>, report: &mut Report<'_>) {
     let remedy = "write the file again with `penstock calibrate`";
     for (name, _) in missing.iter().filter(|(_, missing)| *missing) {
         report.file(format!("the section [{name}] is missing"), remedy);
+    }
+    if let (None, Some(object)) = (&draft.verification, draft.verified.first()) {
+        let problem = "the section [verification] is missing";
+        report.at(object, "name", problem, "verify again with `penstock calibrate --verify`");
     }
     if let Some(object) = &draft.about
         && let Some(about) = &object.value
@@ -249,7 +273,21 @@ impl Draft<'_> {
             vms: all(&self.vms, counted)?,
             cores: all(&self.cores, counted)?,
             numa_remote: Coefficient { factor: numa.factor.into(), source: numa.source.0 },
+            verified: self.verified()?,
         })
+    }
+
+    /// Returns the result of the last verification, if there is one. The outer `None` means that an
+    /// entry has a mistake.
+    fn verified(&self) -> Option<Option<Verification>> {
+        let Some(of) = &self.verification else { return Some(None) };
+        let date = of.value.as_ref()?.date.clone();
+        let case = |object: &Object<'_, VerifiedTable>| {
+            let VerifiedTable { name, bought, delivered, band } = object.value.clone()?;
+            Some(Verified { name, bought, delivered, band })
+        };
+        let cases = self.verified.iter().map(case).collect::<Option<_>>()?;
+        Some(Some(Verification { date, cases }))
     }
 
     /// Reports an error of [`CostModel::new`] at the place of the mistake in the file.
@@ -288,6 +326,10 @@ impl Draft<'_> {
             },
             ModelError::Numa => match &self.numa_remote {
                 Some(object) => report.at(object, "factor", problem, remedy),
+                None => report.file(problem, remedy),
+            },
+            ModelError::Verified(at) => match self.verified.get(at) {
+                Some(object) => report.at(object, "bought", problem, remedy),
                 None => report.file(problem, remedy),
             },
             _ => report.file(problem, remedy),
@@ -348,6 +390,13 @@ fn write_model(out: &mut String, parts: &Parts) -> core::fmt::Result {
         writeln!(out, "classification = {}", spread(&cell.classification))?;
         writeln!(out, "egress = {}", spread(&cell.egress))?;
         writeln!(out, "source = \"{}\"", cell.source)?;
+    }
+    if let Some(Verification { date, cases }) = &parts.verified {
+        writeln!(out, "\n[verification]\ndate = {}", quoted(date))?;
+        for Verified { name, bought, delivered, band } in cases {
+            writeln!(out, "\n[[verified]]\nname = {}", quoted(name))?;
+            writeln!(out, "bought = {bought:.1}\ndelivered = {delivered:.1}\nband = {band:.4}")?;
+        }
     }
     Ok(())
 }
@@ -421,6 +470,21 @@ source = "measured"
         assert_eq!(model.parts().about.cpu, "a \"cpu\"");
         assert_eq!(model.parts().cells.len(), 4);
         assert_eq!(parse_model(&model_text(&model), "again.toml").unwrap(), model);
+    }
+
+    #[test]
+    fn the_result_of_a_verification_is_kept_with_the_model() {
+        let case =
+            "[[verified]]\nname = \"64 bytes\"\nbought = 1000\ndelivered = 860\nband = 0.03\n";
+        let text = format!("{}\n[verification]\ndate = \"2026-11-28\"\n{case}", good());
+        let model = parse_model(&text, "model.toml").unwrap();
+        let verified = model.parts().verified.as_ref().unwrap();
+        assert!(!verified.holds(), "{verified}");
+        assert_eq!(parse_model(&model_text(&model), "again.toml").unwrap(), model);
+        let error = refused(&text.replace("bought = 1000", "bought = 0"));
+        assert!(error.contains("the verified contract number 1 has impossible numbers"), "{error}");
+        let error = refused(&(good() + case));
+        assert!(error.contains("the section [verification] is missing; verify again"), "{error}");
     }
 
     #[test]

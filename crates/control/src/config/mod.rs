@@ -54,7 +54,7 @@ pub(crate) use penstock_toml::{read_file, save};
 pub use attachment::{
     Attachment, Offloads, Packet, Queues, SocketMode, Tap, VhostUser, Xdp, ZeroCopy,
 };
-pub use contract::{Contract, ContractRate, Flows, Sizes};
+pub use contract::{Contract, ContractRate, Flows, Ring, Sizes};
 pub use cost_model::{load_model, model_text, parse_model};
 pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use egress_policer::{EgressPolicer, Sharing};

@@ -27,6 +27,8 @@ struct State {
     waits: BTreeMap<String, u64>,
     /// Whether the last record could not be written.
     failed: bool,
+    /// Number of records of each port since the daemon's start, by cause.
+    counts: BTreeMap<(String, Cause), u64>,
 }
 
 impl Evidence {
@@ -54,6 +56,9 @@ impl Evidence {
         let growth = core.growth(before, now, links());
         let waits = std::mem::take(&mut state.waits);
         let minutes = core.minutes(&growth, &waits, unix_s);
+        for minute in &minutes {
+            *state.counts.entry((minute.port.clone(), minute.cause)).or_default() += 1;
+        }
         state.before = Some(now.clone());
         let dir = lock(&core.shared).config.host.state_dir.clone();
         match Store::new(&dir).add(&minutes) {
@@ -68,6 +73,15 @@ impl Evidence {
             }
             Err(_) => {}
         }
+    }
+}
+
+impl Evidence {
+    /// Returns the seconds of each port's contract since the daemon's start, by cause.
+    pub(super) fn seconds(&self) -> Vec<(String, Cause, u64)> {
+        let each = EVERY.0 / 1_000_000_000;
+        let counts = &lock(&self.0).counts;
+        counts.iter().map(|((port, cause), n)| (port.clone(), *cause, n * each)).collect()
     }
 }
 

@@ -45,6 +45,7 @@ use crate::config::{
     self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
 };
 use crate::plan::CapacityPlan;
+use crate::report::Cause;
 use crate::snapshot::Compiler;
 
 /// Interval between two attempts to attach ports in state `error`.
@@ -256,6 +257,12 @@ impl Host {
             let links = || self.links.status(&self.core);
             self.evidence.note(&self.core, &moment, links, unix_s);
         }
+    }
+
+    /// Returns how many seconds of each port's contract had each cause, since the daemon's start.
+    #[must_use]
+    pub fn contract_seconds(&self) -> Vec<(String, Cause, u64)> {
+        self.evidence.seconds()
     }
 
     /// Explains a port's rate from the counters of the last `seconds` seconds, at most 10.

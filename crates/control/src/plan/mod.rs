@@ -36,7 +36,7 @@ use std::sync::Arc;
 use penstock_qos::admission::{self, Admission, Claim, WorkerSet};
 use penstock_qos::c2tb::free_floor;
 use penstock_qos::cost_model::{
-    Action as Work, BatchPrice, Contract, CostModel, Deployment, Profile, RingKind, Work as Part,
+    Action as Work, BatchPrice, Contract, CostModel, Deployment, Profile, Work as Part,
 };
 use penstock_qos::latency_bound::Batches;
 use penstock_qos::learner::Terms;
@@ -290,6 +290,11 @@ impl Planner<'_> {
             plan.warn([], text);
         }
         let Some(model) = self.model else { return };
+        let sold = self.config.ports.iter().any(|port| port.contract.is_some());
+        let wrong = model.parts().verified.as_ref().filter(|verified| sold && !verified.holds());
+        if let Some(verified) = wrong {
+            plan.warn([], format!("[model]: {verified}; run penstock calibrate --verify again"));
+        }
         let about = &model.parts().about;
         let (theirs, ours) = (to_f64(about.tsc.hz()), to_f64(self.tsc.hz()));
         if (theirs - ours).abs() > TSC_DIFFERS * ours {
@@ -312,9 +317,9 @@ impl Planner<'_> {
 
     fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut CapacityPlan) -> PortPlan {
         let contract = port.contract.as_ref().map(config::Contract::terms);
-        let mut profile = match &contract {
-            Some(contract) => contract.profile(0, RingKind::Split),
-            None => Profile::default(),
+        let mut profile = match (&contract, &port.contract) {
+            (Some(contract), Some(key)) => contract.profile(0, key.ring.into()),
+            _ => Profile::default(),
         };
         profile.rules = self.rules(port);
         profile.actions = self.work(port, &profile);

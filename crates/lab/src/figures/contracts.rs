@@ -25,27 +25,31 @@
 //! - `min_pps`: a VM sends the frames per second that it bought, beside a VM that floods the core
 //!   with long frames, with short frames, or with many flows.
 //!
+//! - `verify`: contracts are sold without learning, as by `penstock calibrate --verify`. The costs
+//!   of the model are true, or one of them is 15 % too high or too low.
+//!
 //! # Departures
 //!
 //! The simulated VMs do not notify the switch (kicks), so no VM floods with kicks.
 
-use penstock_qos::cost_model::{Rate, SizeMix};
+use penstock_qos::cost_model::{Flows as ModelFlows, Rate, SizeMix, Verified};
 use penstock_sim::StageCost;
 use penstock_sim::testbed::{Link, Traffic, VmId, VmReading};
 use penstock_units::{BitsPerSecond, Nanos, PacketsPerSecond};
 
 use super::paper_platform::{self as paper, Flows, Placement};
 use super::paper_testbed::{
-    self as testbed, Host, LINK, Policy, Scenario, Sold, WARM_UP, delta_pct, mpps, worst,
+    self as testbed, Errors, Host, LINK, Policy, Scenario, Sold, WARM_UP, delta_pct, mpps, worst,
 };
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
+use crate::live;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "contracts",
     source: "C2QoS §III-D, §VI-B",
     about: "delivered rate over the purchased rate, by the way of the frames",
     sim: Some(sim),
-    live: None,
+    live: Some(live::contracts),
     picture,
 };
 
@@ -59,6 +63,12 @@ const SOLD: f64 = 0.9;
 const UPLINK: StageCost = StageCost { batch: 0.0, frame: 700.0, byte: 0.3 };
 /// Frames of a large segment, and the size of each frame with FCS.
 const SEGMENTS: (u16, u16) = (44, 1506);
+/// Share of the core that a contract of a verification is worth.
+const VERIFIED: f64 = 0.3;
+/// Start and length of the measurement of a verified contract.
+const VERIFIED_FOR: (Nanos, Nanos) = (Nanos::from_millis(100), Nanos::from_millis(400));
+/// Error of the one wrong cost of a model that a verification must find.
+const SPOILED: f64 = 0.15;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Frame sizes of the VMs in turn; `None` means IMIX.
 const SIZES: [Option<u16>; 5] = [Some(64), None, Some(512), Some(1024), Some(1500)];
@@ -112,11 +122,11 @@ fn delivered(vm: &VmReading) -> u64 {
     vm.port.on_wire()[0] - vm.port.dropped() - vm.carried.dropped
 }
 
-/// Measures each VM's frames per second over [`LENGTH`], beginning at `from`.
-fn rates(ctx: &Context<'_>, host: &mut Host, from: Nanos) -> Vec<f64> {
+/// Measures each VM's frames per second over `length`, beginning at `from`.
+fn rates(ctx: &Context<'_>, host: &mut Host, (from, length): (Nanos, Nanos)) -> Vec<f64> {
     host.run_until(from);
     let before: Vec<u64> = host.read().iter().map(delivered).collect();
-    let length = ctx.scaled(LENGTH);
+    let length = ctx.scaled(length);
     host.run_until(from + length);
     let secs = testbed::float(length.0) / 1e9;
     let after = host.read();
@@ -151,7 +161,7 @@ fn deviations(ctx: &Context<'_>, count: usize, way: Way) -> anyhow::Result<Vec<f
         let traffic = Traffic::greedy(64).with_sizes(&sizes).to_vm(to, 1_000 - way.out());
         host.bed.send(id, Nanos::ZERO, traffic);
     }
-    let rates = rates(ctx, &mut host, WARM_UP);
+    let rates = rates(ctx, &mut host, (WARM_UP, LENGTH));
     Ok(sold.iter().zip(rates).take(count).map(|(vm, rate)| delta_pct(vm.frames(), rate)).collect())
 }
 
@@ -172,7 +182,7 @@ fn segments(ctx: &Context<'_>, count: usize) -> anyhow::Result<Vec<f64>> {
         let traffic = Traffic::greedy(size.into()).in_segments(frames);
         host.bed.send(id, Nanos::ZERO, traffic.to_vm(next(&host.vms, vm), 1_000));
     }
-    let rates = rates(ctx, &mut host, LEARNED);
+    let rates = rates(ctx, &mut host, (LEARNED, LENGTH));
     Ok(sold.iter().zip(rates).take(count).map(|(vm, rate)| delta_pct(vm.frames(), rate)).collect())
 }
 
@@ -196,8 +206,57 @@ fn kept(ctx: &Context<'_>, size: usize, many_flows: bool) -> anyhow::Result<f64>
         };
         host.bed.send(id, Nanos::ZERO, traffic.to_vm(next(&host.vms, vm), 1_000));
     }
-    let rates = rates(ctx, &mut host, WARM_UP);
+    let rates = rates(ctx, &mut host, (WARM_UP, LENGTH));
     Ok(100.0 * rates[0] / sold[0].frames())
+}
+
+/// Sells a contract by a model without learning, as `penstock calibrate --verify` does, and returns
+/// what it got. `wrong` multiplies the model's cost of the contract's frames.
+fn verified(
+    ctx: &Context<'_>,
+    size: u32,
+    flows: ModelFlows,
+    wrong: Option<f64>,
+) -> anyhow::Result<Verified> {
+    let many = flows == ModelFlows::Multiple;
+    let of = if many { Flows::Multiple } else { Flows::Single };
+    let factor = paper::vms_factor(2, Placement::OneNode);
+    let bought = VERIFIED * testbed::float(paper::HZ) / (paper::cost(size, of).total() * factor);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 100 M")]
+    let rate = Rate::Packets(PacketsPerSecond(bought as u64));
+    let mut vm = testbed::sold(rate, SizeMix::fixed(u16::try_from(size)?)?)?.to_uplink(0);
+    vm.contract.flows = flows;
+    let sold = [vm, mpps(0.001, 64)?.to_uplink(0)];
+    let scenario = Scenario::new(ctx.seed, &sold, Policy::StrictHbs);
+    let errors = Errors::One(wrong.map(|factor| (size, flows, factor)));
+    let mut host = Scenario { link: link(), learns: false, errors, ..scenario }.build()?;
+    let traffic = Traffic::greedy(usize::try_from(size)?);
+    let traffic = if many { traffic.with_many_flows() } else { traffic };
+    let (from, to) = (host.vms[0], host.vms[1]);
+    host.bed.send(from, Nanos::ZERO, traffic.to_vm(to, 1_000));
+    let delivered = rates(ctx, &mut host, VERIFIED_FOR)[0];
+    let (name, band) = (format!("{size} bytes, {flows} flows"), Verified::band(0.0));
+    Ok(Verified { name, bought: sold[0].frames(), delivered, band })
+}
+
+/// Returns the part of models about which the verification says the truth, in per cent. One cost of
+/// each model is too high or too low, or all are true.
+fn verify_catches(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<f64> {
+    let (mut right, mut all) = (0_u32, 0_u32);
+    for wrong in [None, Some(1.0 - SPOILED), Some(1.0 + SPOILED)] {
+        let mut points = Vec::new();
+        for flows in ModelFlows::ALL {
+            for size in paper::SIZES {
+                let case = verified(ctx, size, flows, wrong)?;
+                all += 1;
+                right += u32::from(case.holds() == wrong.is_none());
+                points.push((f64::from(all), 100.0 * case.deviation()));
+            }
+        }
+        let name = wrong.map_or_else(|| "true".to_owned(), |of| format!("{:.0} %", 100.0 * of));
+        outcome.series(&format!("verified, costs of {name}"), "%", points);
+    }
+    Ok(100.0 * f64::from(right) / f64::from(all))
 }
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
@@ -242,6 +301,11 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
             .at_least(99.5)
             .measured(least),
     );
+    ctx.progress(0.95, "verification of models with one wrong cost");
+    let catches = verify_catches(ctx, &mut outcome)?;
+    let what =
+        "part of models, true or with one cost wrong by 15 %, that a verification judges right";
+    outcome.claim(Claim::new("verify_catches_pct", what, "%").at_least(100.0).measured(catches));
     Ok(outcome)
 }
 

@@ -73,6 +73,7 @@ pub mod plot;
 pub mod report;
 pub mod run;
 pub mod seeds;
+pub mod sellers_errors;
 
 mod c2qos_bill;
 mod c2qos_fig1;

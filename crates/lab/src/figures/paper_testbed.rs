@@ -70,11 +70,11 @@ use penstock_units::{
     Weight,
 };
 
+pub use super::sellers_errors::{Errors, MODEL_ERROR};
+
 use super::paper_platform::{self as paper, Placement};
 use crate::evidence::{Axis, Outcome, Panel};
 
-/// Largest error of a cost or cost factor in the seller's model, as a share of the true value.
-pub const MODEL_ERROR: f64 = 0.1;
 /// Numbers of VMs on a host for which `penstock calibrate` measures the cost factor.
 const MEASURED_VMS: [u32; 5] = [1, 2, 4, 8, 16];
 /// Largest error of a batch's cost, as a share of the cost.
@@ -227,6 +227,8 @@ pub struct Scenario<'a> {
     /// Whether the VMs' memory is on another NUMA node than the I/O core.
     pub remote: bool,
     pub learns: bool,
+    /// Errors of the seller's model.
+    pub errors: Errors,
     /// Class of the uplink's port, which has no bucket.
     pub uplink_class: u8,
     pub link: Link,
@@ -241,8 +243,20 @@ impl<'a> Scenario<'a> {
         let placement = Placement::OneNode;
         let (remote, learns, uplink_class) = (false, true, 1);
         let many_flows = paper::CLASSIFICATION_MULTIPLE;
-        let (cores, link) = (1, LINK);
-        Self { seed, vms, policy, cores, placement, remote, learns, uplink_class, link, many_flows }
+        let (cores, link, errors) = (1, LINK, Errors::Random);
+        Self {
+            seed,
+            vms,
+            policy,
+            cores,
+            placement,
+            remote,
+            learns,
+            errors,
+            uplink_class,
+            link,
+            many_flows,
+        }
     }
 
     /// Places the VMs' memory on another NUMA node than the I/O core, as in §VI-A of the paper.
@@ -272,7 +286,7 @@ impl<'a> Scenario<'a> {
     fn sellers_factors(&self) -> (BTreeMap<u32, Coefficient>, Coefficient, Coefficient) {
         let mut rng = Rng::new(self.seed).fork(0x6661_6374_6f72);
         let mut measured = |truth: f64| Coefficient {
-            factor: Spread::exact(truth * (1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0))),
+            factor: Spread::exact(truth * self.errors.draw(&mut rng)),
             source: Source::Measured,
         };
         let cores = measured(paper::TWO_CORES);
@@ -294,7 +308,7 @@ impl<'a> Scenario<'a> {
                 Flows::Multiple => paper::Flows::Multiple,
             };
             let stages = paper::cost_if(size, many, self.many_flows);
-            let wrong = 1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0);
+            let wrong = self.errors.of_cell(size, flows, &mut rng);
             let spread = |cost: f64| Spread::exact(cost * wrong);
             let key = CellKey { ring: RingKind::Split, flows, rules: 1, size: size.try_into()? };
             Ok((
@@ -333,6 +347,7 @@ impl<'a> Scenario<'a> {
             vms,
             cores: [(1, ONE), (2, two_cores)].into(),
             numa_remote,
+            verified: None,
         };
         CostModel::new(parts).context("the paper's cost table as a model")
     }
@@ -340,7 +355,7 @@ impl<'a> Scenario<'a> {
     /// Returns the seller's cost of a frame to the uplink, with a random error.
     fn ways(&self) -> BTreeMap<Action, ActionTerm> {
         let mut rng = Rng::new(self.seed).fork(0x7761_7973);
-        let wrong = 1.0 + MODEL_ERROR * (2.0 * rng.unit() - 1.0);
+        let wrong = self.errors.draw(&mut rng);
         let StageCost { frame, byte, .. } = self.link.cost;
         let (per_frame, source) = (Spread::exact(frame * wrong), Source::Measured);
         BTreeMap::from([(Action::ToXdp, ActionTerm { per_frame, per_byte: byte * wrong, source })])

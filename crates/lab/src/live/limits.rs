@@ -17,6 +17,15 @@
 //! each kind of limit, and a port gets limits in bits and in frames together. At last, two streams
 //! show what it costs to cut segments before a slow limit.
 //!
+//! # A disturbed machine
+//!
+//! A cell with one stream is repeated, at most [`TRIES`] times, if other programs or the
+//! hypervisor took processor time, or if the limit never acted on the stream: no frame waited, was
+//! marked or was dropped from the stream's first frame on. Such a stream did not need its rate. For
+//! example, Linux ends slow start when a pause of the machine lengthens a round trip. The cell that
+//! was disturbed least counts. Every repetition, and what the limit did in each cell below the
+//! claim, is in the outcome.
+//!
 //! # Departures
 //!
 //! The round trip of the machine is about 0.1 ms. For a round trip of 5 ms, each endpoint delays
@@ -35,6 +44,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use super::gso_flood::GsoFlood;
+use super::machine;
 use super::needs::needs;
 use super::stage::{Reading, Stage};
 use crate::evidence::{Claim, Context, Outcome};
@@ -58,16 +68,29 @@ const SECOND: usize = 4;
 /// Limit in Mbit/s at which the cost of cutting is measured.
 const CUT_MBPS: u32 = 50;
 /// Number of measurements of each cost. Other load on the machine makes a cost up to twice as high.
-const CUT_TURNS: usize = 4;
+const CUT_TURNS: usize = 8;
 /// Seconds of a stream before the measurement.
 const SETTLE: f64 = 2.0;
 /// Round trip of the far endpoints, in microseconds.
 const FAR_US: u32 = 5_000;
+/// Lowest part of its limit, in per cent, that a stream must get.
+const LEAST: f64 = 95.0;
+/// Number of measurements of one cell on a disturbed machine.
+const TRIES: usize = 3;
+/// A cell is disturbed if more than this percentage of the processors' time was taken.
+const TAKEN_MAX: f64 = 2.0;
 const LONGEST: Duration = Duration::from_secs(60);
-/// Payload and Mbit/s of the limit for UDP: frames of 64 and of 1,518 bytes, FCS included.
-const FLOODS: [(&str, u32); 2] = [("18", 20), ("1472", 100)];
+/// Payload and Mbit/s of the limit for UDP: frames of 64 and of 1,518 bytes, FCS included. A flood
+/// is twice as fast. At more than about 80,000 datagrams per second, iperf3 and the endpoints need
+/// their whole core.
+const FLOODS: [(&str, u32); 2] = [("18", 10), ("1472", 100)];
 /// Mbit/s of the limit for large segments of UDP.
 const GSO_MBPS: u32 = 100;
+
+/// Counters of a port that count waits of its frames for a limit, and for the output of a link.
+const WAITS: [&str; 5] = ["police_waits", "send_waits", "receive_waits", "link_waits", "held_back"];
+/// Counters of a port that count signals to its senders. Dropped frames are signals, too.
+const SIGNALS: [&str; 4] = ["rx_marked", "rx_trimmed", "tx_marked", "tx_trimmed"];
 
 /// Congestion control of the TCP streams, even if the machine has another default. CUBIC (RFC 9438)
 /// is Linux's default.
@@ -175,6 +198,19 @@ struct Got {
     mean: f64,
     /// The second with the highest rate.
     most: f64,
+    /// How often frames of the stream waited for the limit, from the first frame on.
+    waits: u64,
+    /// How many frames were marked, trimmed or dropped, from the first frame on.
+    signals: u64,
+    /// Percentage of the processors' time that other programs and the hypervisor took.
+    taken: f64,
+}
+
+impl Got {
+    /// Whether the machine, and not the limit, may have determined the rate.
+    fn is_disturbed(&self) -> bool {
+        self.taken > TAKEN_MAX || self.waits + self.signals == 0
+    }
 }
 
 /// Runs the live experiment.
@@ -251,14 +287,47 @@ fn one_stream(
         for mbps in RATES {
             let name = kind.name();
             context.progress(progress + f64::from(n) * 0.3 / 7.0, format!("{name} {mbps}M"));
-            let got = limited(bed, stage, kind, mbps, &Stream::Tcp, secs)?;
+            let cell = format!("{name}_{mbps}M{suffix}");
+            let got = undisturbed(&cell, outcome, || {
+                limited(bed, stage, kind, mbps, &Stream::Tcp, secs)
+            })?;
             (least, most) = (least.min(got.mean), most.max(got.most));
             points.push((f64::from(mbps), got.mean));
-            outcome.note(&format!("{name}_{mbps}M{suffix}_most_pct"), got.most);
+            outcome.note(&format!("{cell}_most_pct"), got.most);
         }
         outcome.series(&format!("{}{suffix}", kind.name()), "% of the limit", points);
     }
     Ok((least, most))
+}
+
+/// Measures a cell again while the machine disturbs it. Returns the measurement that was disturbed
+/// least, and notes the others and what the limit did in a cell below the claim.
+fn undisturbed(
+    cell: &str,
+    outcome: &mut Outcome,
+    mut measure: impl FnMut() -> anyhow::Result<Got>,
+) -> anyhow::Result<Got> {
+    let mut tries = vec![measure()?];
+    while tries.len() < TRIES && tries.iter().all(Got::is_disturbed) {
+        tries.push(measure()?);
+    }
+    let least = |one: &&Got, other: &&Got| {
+        let untouched = |got: &Got| got.waits + got.signals == 0;
+        untouched(one).cmp(&untouched(other)).then(one.taken.total_cmp(&other.taken))
+    };
+    let got = *tries.iter().min_by(least).context("no cell was measured")?;
+    #[expect(clippy::cast_precision_loss, reason = "counts of one cell")]
+    let number = |count: u64| count as f64;
+    for (nth, of) in (1_u32..).zip(&tries) {
+        if tries.len() > 1 || of.mean < LEAST {
+            let of_try = format!("{cell}_try{nth}");
+            outcome.note(&format!("{of_try}_pct"), of.mean);
+            outcome.note(&format!("{of_try}_waits"), number(of.waits));
+            outcome.note(&format!("{of_try}_signals"), number(of.signals));
+            outcome.note(&format!("{of_try}_taken_pct"), of.taken);
+        }
+    }
+    Ok(got)
 }
 
 /// Returns what a byte of a stream costs that the switch cuts, over what it costs if the guest cuts
@@ -282,11 +351,11 @@ fn cost(bed: &Bed, name: &str, offloads: bool, secs: f64) -> anyhow::Result<f64>
     stage.start_program(bed, NET, "iperf3", &["-s", "-p", &SERVER.to_string()])?;
     stage.await_tcp(VM, NET_PLACE, SERVER)?;
     Kind::Police.set(&stage, CUT_MBPS)?;
-    let words = Stream::Tcp.words(NET_PLACE, 2.0 * secs + SETTLE + 1.0);
+    let words = Stream::Tcp.words(NET_PLACE, secs + SETTLE + 1.0);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let program = stage.start_program(bed, VM, "iperf3", &words)?;
     stage.watch(SETTLE, STEP)?;
-    let readings = stage.watch(2.0 * secs, STEP)?;
+    let readings = stage.watch(secs, STEP)?;
     stage.await_program(program, LONGEST)?;
     let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
     let cut = last.per_second(first, VM, "rx_cut") > 0.0;
@@ -332,9 +401,12 @@ fn limited(
     let (from, to, place) = kind.way();
     let words = stream.words(place, secs + SETTLE + 1.0);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let cores = [bed.worker_core(), bed.generator_core()];
+    let (before, machine) = (stage.read()?, machine::Reading::take(&cores));
     let program = stage.start_program(bed, from, "iperf3", &words)?;
     stage.watch(SETTLE, STEP)?;
     let readings = stage.watch(secs, STEP)?;
+    let taken = machine.until(&machine::Reading::take(&cores)).taken_pct();
     stage.await_program(program, LONGEST)?;
     kind.clear(stage)?;
     let of = |before: &Reading, after: &Reading| {
@@ -342,7 +414,19 @@ fn limited(
     };
     let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
     let seconds = readings.windows(SECOND + 1).map(|window| of(&window[0], &window[SECOND]));
-    Ok(Got { mean: of(first, last), most: seconds.fold(0.0, f64::max) })
+    let grown = |names: &[&str]| -> u64 {
+        let both = [from, to].into_iter();
+        both.flat_map(|port| names.iter().map(move |name| (port, name)))
+            .map(|(port, name)| last.grown(&before, port, name))
+            .sum()
+    };
+    Ok(Got {
+        mean: of(first, last),
+        most: seconds.fold(0.0, f64::max),
+        waits: grown(&WAITS),
+        signals: grown(&SIGNALS) + last.dropped(&before, from) + last.dropped(&before, to),
+        taken,
+    })
 }
 
 /// Floods a limit with large segments of UDP. Returns the delivered rate in per cent of the limit.
@@ -380,12 +464,14 @@ fn delivered(before: &Reading, after: &Reading, (from, to): (&str, &str), overhe
     bytes * after.wire_bps(before, from, overhead) / of("rx_bytes").max(1.0)
 }
 
-/// Returns Jain's fairness index of the rates of four streams that share a limit.
+/// Returns Jain's fairness index of the rates of four streams that share a limit. The streams have
+/// the same time to settle as a single stream. A link with `fifo` has no limit until it has been
+/// full for 0.3 s, and the streams' windows then fit no limit.
 fn four(bed: &Bed, stage: &mut Stage, kind: Kind, mbps: u32, secs: f64) -> anyhow::Result<f64> {
     kind.set(stage, mbps)?;
     let (from, _, place) = kind.way();
     let mut words = Stream::Tcp.words(place, 2.0 * secs);
-    words.extend(["-P", "4", "-O", "1", "-J"].map(str::to_owned));
+    words.extend(["-P", "4", "-O", &format!("{SETTLE:.0}"), "-J"].map(str::to_owned));
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let program = stage.start_program(bed, from, "iperf3", &words)?;
     let said = stage.await_program(program, LONGEST)?;
@@ -438,7 +524,7 @@ fn conclude(
 ) {
     let tcp = "one TCP stream with default offloads: the least part of a limit, over each kind of \
                limit, 10 Mbit/s to 2 Gbit/s, at round trips of 0.1 and 5 ms";
-    outcome.claim(Claim::new("limited_tcp_pct_min", tcp, "%").at_least(95.0).measured(least));
+    outcome.claim(Claim::new("limited_tcp_pct_min", tcp, "%").at_least(LEAST).measured(least));
     outcome.claim(
         Claim::new("limited_tcp_over_pct_max", "the second with the highest rate", "%")
             .at_most(102.0)
@@ -479,6 +565,21 @@ mod tests {
     fn four_equal_streams_are_fair_and_one_of_four_is_not() {
         assert!((jain(&[2.0; 4]) - 1.0).abs() < 1e-12);
         assert!((jain(&[1.0, 0.0, 0.0, 0.0]) - 0.25).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_disturbed_cell_is_repeated_and_the_least_disturbed_counts() {
+        let got = |mean, waits, taken| Got { mean, most: mean, waits, signals: 0, taken };
+        let run = |cells: &[Got]| {
+            let (mut outcome, mut next) = (Outcome::default(), cells.iter());
+            let got = undisturbed("cell", &mut outcome, || Ok(*next.next().unwrap())).unwrap();
+            (got.mean, next.len())
+        };
+        // A low rate alone is no reason to repeat a cell.
+        assert_eq!(run(&[got(22.0, 5, 0.1), got(99.0, 5, 0.1)]), (22.0, 1));
+        assert_eq!(run(&[got(22.0, 0, 0.1), got(97.0, 5, 0.1)]), (97.0, 0));
+        assert_eq!(run(&[got(99.0, 5, 40.0), got(94.0, 5, 0.1)]), (94.0, 0));
+        assert_eq!(run(&[got(50.0, 5, 9.0), got(60.0, 0, 0.0), got(70.0, 5, 8.0)]), (70.0, 0));
     }
 
     #[test]

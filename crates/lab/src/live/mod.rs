@@ -23,6 +23,8 @@
 //! | `machine` | CPU time of other programs and the hypervisor during a measurement |
 //! | `needs` | checks that programs are installed |
 //! | `classes` | C2QoS Fig. 3 and Fig. 11: latency on a full core |
+//! | `contracts` | C2QoS Fig. 11: delivered rate over the purchased rate |
+//! | `limits`, `gso_flood` | rate limits with real TCP and UDP |
 //! | `bandwidth` | C2QoS Fig. 10: iperf3 and qperf |
 //! | `applications` | C2QoS Fig. 12: FTP servers and web servers |
 //! | `shares` | FS-VDE, Table II: five flows of two clients |
@@ -42,6 +44,7 @@ mod bill;
 mod bracket;
 mod capture;
 mod classes;
+mod contracts;
 mod demo;
 mod demo_story;
 mod fabric;
@@ -67,6 +70,7 @@ pub(crate) use applications::run as fig12;
 pub(crate) use bandwidth::run as fig10;
 pub(crate) use bill::run as bill;
 pub(crate) use classes::{fig3, fig11};
+pub(crate) use contracts::run as contracts;
 pub(crate) use demo::{picture as demo_picture, run as demo};
 pub(crate) use fabric::{
     fig4 as qshare_fig4, fig5 as qshare_fig5, story as fabric_demo,

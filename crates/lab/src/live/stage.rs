@@ -74,8 +74,26 @@ impl Reading {
 
     /// Returns the increase per second of the port's counter `name` since the reading `before`.
     pub fn per_second(&self, before: &Self, port: &str, name: &str) -> f64 {
-        let grown = count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name));
+        let grown = self.grown(before, port, name);
         1e9 * to_f64(grown) / to_f64(self.at_ns.saturating_sub(before.at_ns).max(1))
+    }
+
+    /// Returns the increase of the port's counter `name` since the reading `before`.
+    pub fn grown(&self, before: &Self, port: &str, name: &str) -> u64 {
+        count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name))
+    }
+
+    /// Returns the number of frames from and to the port that were dropped since the reading
+    /// `before`.
+    pub fn dropped(&self, before: &Self, port: &str) -> u64 {
+        let all = |stats: &Value| {
+            let ports = stats["ports"].as_array().into_iter().flatten();
+            let of = ports.filter(|of| of["port"] == port);
+            let drops = of.flat_map(|of| [&of["drops"], &of["tx_drops"]]);
+            let counts = drops.filter_map(Value::as_object).flat_map(|of| of.values());
+            counts.filter_map(Value::as_u64).sum::<u64>()
+        };
+        all(&self.stats).saturating_sub(all(&before.stats))
     }
 }
 

@@ -56,10 +56,13 @@ pub(super) const LARGEST: u16 = 1518;
 /// Maximum number of frames that a VM sends in a turn.
 pub(super) const BURST: usize = 32;
 
+/// Frame size of an offer that means IMIX (RFC 6985).
+pub(crate) const IMIX: u16 = 0;
+
 /// Traffic that a sender offers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Offer {
-    /// Size of the frames in bytes, FCS included.
+    /// Size of the frames in bytes, FCS included, or [`IMIX`].
     pub size: u16,
     pub flows: u32,
     pub rate: Rate,
@@ -507,7 +510,10 @@ fn phase(offer: &Offer) -> Phase {
     Phase {
         at_secs: 0.0,
         rate: Some(offer.rate),
-        sizes: Some(SizeMix::fixed(offer.size)),
+        sizes: Some(match offer.size {
+            IMIX => SizeMix::imix(),
+            size => SizeMix::fixed(size),
+        }),
         flows: Some(offer.flows),
     }
 }

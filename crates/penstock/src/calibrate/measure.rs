@@ -46,14 +46,14 @@ use super::disturbed::Watch;
 use super::offload::{self, Kind};
 use super::rig::{Load, Reading, Rig, Setting, Times};
 use super::ways;
-use penstock_guest::bed::{Bed, BedArgs, Guard};
+use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
 
 /// Number of flows in measurements with many flows, more than the flow cache holds.
-const MANY_FLOWS: u32 = 100_000;
+pub(super) const MANY_FLOWS: u32 = 100_000;
 /// Number of frames that a VM publishes at once.
-const BURST: usize = 32;
+pub(super) const BURST: usize = 32;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Frames per second in measurements in which the VMs send frames one by one.
 const SINGLE_RATE: f64 = 50_000.0;
@@ -68,8 +68,14 @@ pub struct CalibrateArgs {
     #[arg(long)]
     pub quick: bool,
     /// File for the cost model (`-`: standard output)
-    #[arg(long, value_name = "FILE")]
-    pub out: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "model")]
+    pub out: Option<PathBuf>,
+    /// Sell contracts by the model on throw-away ports, and measure what they get
+    #[arg(long)]
+    pub verify: bool,
+    /// Verify the cost model in this file instead of a new one, and add the result to the file
+    #[arg(long, value_name = "FILE", requires = "verify", conflicts_with_all = ["out", "rounds"])]
+    pub model: Option<PathBuf>,
     /// Number of rounds (1 to 100). Default: 5; with --quick: 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
@@ -85,7 +91,7 @@ impl CalibrateArgs {
         self.rounds.unwrap_or(if self.quick { 2 } else { 5 })
     }
 
-    fn times(&self) -> Times {
+    pub(super) fn times(&self) -> Times {
         let (warm_secs, window_secs, tries) =
             if self.quick { (0.02, 0.06, 1) } else { (0.08, 0.25, 3) };
         Times { warm_secs, window_secs, tries }
@@ -103,14 +109,13 @@ pub struct Calibration {
 ///
 /// # Errors
 /// Returns an error if the switch cannot be started or fails.
-pub fn run(args: &CalibrateArgs, guard: &Guard) -> anyhow::Result<Calibration> {
-    let bed = Bed::new(&args.bed, guard.clone())?;
+pub fn run(args: &CalibrateArgs, bed: &Bed) -> anyhow::Result<Calibration> {
     let watch = Watch::begin();
     let mut bench = Bench { bed, times: args.times(), rounds: args.rounds(), began: clock::now() };
     let cells = bench.cells()?;
     let batch = bench.batch()?;
     let mut actions = bench.actions()?;
-    let ways = ways::measure(&bench.bed, bench.times, bench.rounds, BURST)?;
+    let ways = ways::measure(bench.bed, bench.times, bench.rounds, BURST)?;
     actions.extend(ways.terms);
     bench.say("ways to and from interfaces");
     let vms = bench.vms()?;
@@ -126,13 +131,14 @@ pub fn run(args: &CalibrateArgs, guard: &Guard) -> anyhow::Result<Calibration> {
     notes.extend(ways.notes);
     let frames = Spread::of(&all(&cells, |reading| reading.batch)).map_or(32.0, |s| s.median);
     let model = CostModel::new(Parts {
-        about: about(args, &bench.bed),
+        about: about(args, bench.bed),
         cells: cells.iter().filter_map(|(key, seen)| Some((*key, cell(seen)?))).collect(),
         batch: BatchTerm { frames: whole(frames).max(1), ..batch },
         actions,
         vms,
         cores: cores.into(),
         numa_remote: Coefficient::published(NUMA_PUBLISHED),
+        verified: None,
     })
     .context("the measurements make no cost model, as the machine was too busy; measure again")?;
     Ok(Calibration { model, notes })
@@ -140,14 +146,14 @@ pub fn run(args: &CalibrateArgs, guard: &Guard) -> anyhow::Result<Calibration> {
 
 type Cells = BTreeMap<CellKey, Vec<Reading>>;
 
-struct Bench {
-    bed: Bed,
+struct Bench<'a> {
+    bed: &'a Bed,
     times: Times,
     rounds: u32,
     began: Instant,
 }
 
-impl Bench {
+impl Bench<'_> {
     fn say(&self, what: &str) {
         let secs = self.began.elapsed().as_secs();
         eprintln!("penstock calibrate: {what} ({secs} s)");
@@ -159,7 +165,7 @@ impl Bench {
             for rules in RULES {
                 let name = format!("{ring}-{rules}");
                 let setting = Setting::plain(name, ring, rule_tables(rules));
-                rigs.insert((ring, rules), Rig::start(&self.bed, &setting)?);
+                rigs.insert((ring, rules), Rig::start(self.bed, &setting)?);
             }
         }
         let mut keys = Vec::new();
@@ -181,7 +187,7 @@ impl Bench {
                     rate: Rate::Max,
                     burst: BURST,
                 };
-                let reading = rig.sample(&self.bed, &load, self.times)?;
+                let reading = rig.sample(self.bed, &load, self.times)?;
                 cells.entry(*key).or_default().push(reading);
                 if (done + 1) % 24 == 0 {
                     let all = keys.len();
@@ -199,12 +205,12 @@ impl Bench {
     /// Measures the cost of a batch from single frames and from full batches.
     fn batch(&mut self) -> anyhow::Result<BatchTerm> {
         let mut rig =
-            Rig::start(&self.bed, &Setting::plain("batch", RingKind::Split, rule_tables(1)))?;
+            Rig::start(self.bed, &Setting::plain("batch", RingKind::Split, rule_tables(1)))?;
         let load = |rate, burst| Load { sizes: SizeMix::fixed(64), flows: 1, rate, burst };
         let mut terms = Vec::new();
         for _ in 0..self.rounds {
-            let one = rig.sample(&self.bed, &load(Rate::Frames(SINGLE_RATE), 1), self.times)?;
-            let full = rig.sample(&self.bed, &load(Rate::Max, BURST), self.times)?;
+            let one = rig.sample(self.bed, &load(Rate::Frames(SINGLE_RATE), 1), self.times)?;
+            let full = rig.sample(self.bed, &load(Rate::Max, BURST), self.times)?;
             // cost(n) = batch / n + frame
             let parts = 1.0 / one.batch - 1.0 / full.batch;
             terms.push(((one.stages.total() - full.stages.total()) / parts).max(0.0));
@@ -239,14 +245,14 @@ impl Bench {
             mark("unmarked", "\"normal\""),
             mark("marked", "\"set-dscp:46\", \"normal\""),
         ] {
-            rigs.push(Rig::start(&self.bed, &setting)?);
+            rigs.push(Rig::start(self.bed, &setting)?);
         }
         let load = Load { sizes: SizeMix::fixed(256), flows: 1, rate: Rate::Max, burst: BURST };
         let mut seen: [Vec<f64>; 3] = Default::default();
         for _ in 0..self.rounds {
             let mut costs = Vec::new();
             for rig in &mut rigs {
-                costs.push(rig.sample(&self.bed, &load, self.times)?.stages.total());
+                costs.push(rig.sample(self.bed, &load, self.times)?.stages.total());
             }
             for (of, pair) in seen.iter_mut().zip(costs.chunks_exact(2)) {
                 of.push((pair[1] - pair[0]).max(0.0));
@@ -265,7 +271,7 @@ impl Bench {
 
     /// Measures the cost of checksums and segmentation for a receiver without these offloads.
     fn offloads(&mut self) -> anyhow::Result<BTreeMap<Action, ActionTerm>> {
-        let (mut rig, dir) = Rig::daemon(&self.bed, &offload::setting())?;
+        let (mut rig, dir) = Rig::daemon(self.bed, &offload::setting())?;
         let mut pair = self.bed.on_generator_core(|| offload::Pair::connect(&dir))?;
         let kinds = [
             Kind::Plain(128),
@@ -279,7 +285,7 @@ impl Bench {
             let mut costs = Vec::new();
             for kind in kinds {
                 pair.offer(kind);
-                let reading = rig.measure(&self.bed, self.times, &mut |secs| {
+                let reading = rig.measure(self.bed, self.times, &mut |secs| {
                     self.bed.on_generator_core(|| pair.drive(secs))
                 })?;
                 costs.push(reading.stages.total());
@@ -304,14 +310,14 @@ impl Bench {
         let mut rigs = Vec::new();
         for senders in VMS {
             let plain = Setting::plain(format!("vms-{senders}"), RingKind::Split, rule_tables(1));
-            rigs.push((senders, Rig::start(&self.bed, &Setting { senders, ..plain })?));
+            rigs.push((senders, Rig::start(self.bed, &Setting { senders, ..plain })?));
         }
         let load = Load { sizes: SizeMix::imix(), flows: 1, rate: Rate::Max, burst: BURST };
         let mut factors: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for _ in 0..self.rounds {
             let mut alone = None;
             for (senders, rig) in &mut rigs {
-                let cost = rig.sample(&self.bed, &load, self.times)?.stages.total();
+                let cost = rig.sample(self.bed, &load, self.times)?.stages.total();
                 let alone = *alone.get_or_insert(cost);
                 factors.entry(u32::try_from(*senders)?).or_default().push(cost / alone);
             }
@@ -348,7 +354,7 @@ fn all(cells: &Cells, of: impl Fn(&Reading) -> f64) -> Vec<f64> {
 
 /// Rules that distinguish flows, although no frame matches. The rules have eight different masks,
 /// so that more rules need more searches and not only larger tables.
-fn rule_tables(rules: u32) -> String {
+pub(super) fn rule_tables(rules: u32) -> String {
     let mut text = String::new();
     for n in 0..rules {
         let (form, place) = (n % 8, n / 8);
@@ -381,7 +387,7 @@ fn shuffle(keys: &mut [CellKey], round: u32) {
     }
 }
 
-fn notes(cells: &Cells, bench: &Bench) -> Vec<String> {
+fn notes(cells: &Cells, bench: &Bench<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     let busy = |seen: &Vec<Reading>| Spread::of(&seen.iter().map(|r| r.busy).collect::<Vec<_>>());
     let idle = cells.values().filter(|seen| busy(seen).is_some_and(|b| b.median < LIMIT_BUSY));

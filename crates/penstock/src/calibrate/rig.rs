@@ -54,12 +54,15 @@ pub(super) struct Setting {
     pub vlan: Option<u16>,
     /// Rules of the switch, as `[[rule]]` tables of its configuration file.
     pub rules: String,
+    /// Further keys of `[worker]`, and further sections.
+    pub head: String,
 }
 
 impl Setting {
     /// Returns a setting in which one VM sends to another without tags.
     pub fn plain(name: impl Into<String>, ring: RingKind, rules: String) -> Self {
-        Self { name: name.into(), ring, senders: 1, keys: [""; 3], vlan: None, rules }
+        let (keys, head) = ([""; 3], String::new());
+        Self { name: name.into(), ring, senders: 1, keys, vlan: None, rules, head }
     }
 
     fn configuration(&self, dir: &std::path::Path, bed: &Bed) -> String {
@@ -69,8 +72,9 @@ impl Setting {
         let mut text = format!(
             "[host]\nname = \"calibrate\"\nsocket = \"{at}/host.sock\"\n\
              state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\n\
-             control_cores = [{control}]\nidle_backoff_us = 0\n\n\
-             [[tenant]]\nname = \"t\"\n{tenant}\n"
+             control_cores = [{control}]\nidle_backoff_us = 0\n{}\n\
+             [[tenant]]\nname = \"t\"\n{tenant}\n",
+            self.head
         );
         for at_port in 0..=self.senders {
             let (name, keys) = (vm_name(at_port), if at_port == 0 { receiver } else { senders });
@@ -155,6 +159,16 @@ pub(super) struct Reading {
     pub waited: f64,
 }
 
+/// What a port got that sent as fast as it could.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Delivered {
+    /// Frames per second that arrived at the receiver.
+    pub rate: f64,
+    /// Part of the looks at the sender's ring that found no frame, so that the sender had sent less
+    /// than it was permitted.
+    pub starved: f64,
+}
+
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Totals {
     frames: u64,
@@ -236,19 +250,79 @@ impl Rig {
     /// Sends `load` in several windows, and returns the reading of the window that other work
     /// disturbed least.
     pub fn sample(&mut self, bed: &Bed, load: &Load, times: Times) -> anyhow::Result<Reading> {
-        let phase = Phase {
-            at_secs: 0.0,
-            rate: Some(load.rate),
-            sizes: Some(load.sizes.clone()),
-            flows: Some(load.flows),
-        };
-        let mut vms = std::mem::take(&mut self.vms);
-        vms.iter_mut().for_each(|vm| vm.change(&phase));
+        let mut vms = self.vms_with(&[load]);
         let reading = self.measure(bed, times, &mut |secs| {
             bed.on_generator_core(|| drive(&mut vms, secs, load.burst))
         });
         self.vms = vms;
         reading
+    }
+
+    /// Returns the VMs. From now on, each sender sends the load in its place of `loads`, which
+    /// begins again after its end.
+    fn vms_with(&mut self, loads: &[&Load]) -> Vec<LoadVm> {
+        let mut vms = std::mem::take(&mut self.vms);
+        for (vm, load) in vms.iter_mut().skip(1).zip(loads.iter().cycle()) {
+            vm.change(&Phase {
+                at_secs: 0.0,
+                rate: Some(load.rate),
+                sizes: Some(load.sizes.clone()),
+                flows: Some(load.flows),
+            });
+        }
+        vms
+    }
+
+    /// Changes a key of a port of the running switch.
+    pub fn change(&self, port: &str, key: &str) -> anyhow::Result<()> {
+        self.daemon.signal(Signal::SIGCONT)?;
+        let mut command = Command::new(THIS_PROGRAM);
+        command.arg("--socket").arg(&self.socket).args(["port", "set", port, key, "--no-save"]);
+        let told = ask(&mut command);
+        self.pause()?;
+        told.map(drop).with_context(|| format!("{}: {}", self.name, self.daemon.last_words()))
+    }
+
+    /// Sends `loads`, one for each sender, in several windows. Returns what arrived from each
+    /// sender in the window that other work disturbed least.
+    pub fn deliver(
+        &mut self,
+        bed: &Bed,
+        loads: &[&Load],
+        times: Times,
+    ) -> anyhow::Result<Vec<Delivered>> {
+        self.daemon.check()?;
+        self.daemon.signal(Signal::SIGCONT)?;
+        let mut vms = self.vms_with(loads);
+        let burst = loads.first().context("no load")?.burst;
+        let mut best: Option<(f64, Vec<Delivered>)> = None;
+        let mut failed = None;
+        for _ in 0..times.tries {
+            let before = self.worker.waited_ns();
+            let seen = bed.on_generator_core(|| delivered(&mut vms, times, burst));
+            let (got, generator_ns) = match seen {
+                Ok(seen) => seen,
+                Err(error) => {
+                    failed = Some(error);
+                    break;
+                }
+            };
+            let worker_ns = self.worker.waited_ns() - before;
+            let secs = times.warm_secs + times.window_secs;
+            let waited = to_f64(worker_ns.max(generator_ns)) / 1e9 / secs;
+            if best.as_ref().is_none_or(|(least, _)| waited < *least) {
+                best = Some((waited, got));
+            }
+            if waited <= QUIET {
+                break;
+            }
+        }
+        self.vms = vms;
+        self.pause()?;
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(best.context("no window was measured")?.1),
+        }
     }
 
     /// Measures the switch while the closure `drive` sends frames. The closure `drive` sends for
@@ -348,6 +422,53 @@ fn drive(vms: &mut [LoadVm], secs: f64, burst: usize) -> anyhow::Result<u64> {
     let waited = run_queue_wait_ns() - waited;
     settle(vms);
     Ok(waited)
+}
+
+/// Sends as fast as possible. Returns what arrived from each sender after the warm-up, and the
+/// nanoseconds for which the generator waited for its core.
+fn delivered(
+    vms: &mut [LoadVm],
+    times: Times,
+    burst: usize,
+) -> anyhow::Result<(Vec<Delivered>, u64)> {
+    let (began, waited) = (clock::now(), run_queue_wait_ns());
+    vms.iter_mut().for_each(|vm| vm.restart_pacing(0));
+    let (mut looks, mut empty) = (0_u64, vec![0_u64; vms.len().saturating_sub(1)]);
+    let mut warm: Option<(Duration, Vec<u64>)> = None;
+    let mut elapsed = Duration::ZERO;
+    while elapsed.as_secs_f64() < times.warm_secs + times.window_secs {
+        let now = clock::nanos(elapsed);
+        for _ in 0..TURNS {
+            looks += 1;
+            for (vm, empty) in vms.iter_mut().skip(1).zip(&mut empty) {
+                *empty += u64::from(vm.outstanding() == 0);
+                vm.turn(now, burst)?;
+            }
+            if let Some(receiver) = vms.first_mut() {
+                while receiver.receive() > 0 {}
+            }
+        }
+        elapsed = began.elapsed();
+        if warm.is_none() && elapsed.as_secs_f64() >= times.warm_secs {
+            warm = Some((elapsed, arrived(vms)));
+            looks = 0;
+            empty.fill(0);
+        }
+    }
+    let (after, waited) = (arrived(vms), run_queue_wait_ns() - waited);
+    let (since, before) = warm.context("the window is too short")?;
+    settle(vms);
+    let secs = (elapsed - since).as_secs_f64();
+    let of = |((after, before), empty): ((u64, u64), u64)| Delivered {
+        rate: to_f64(after - before) / secs,
+        starved: to_f64(empty) / to_f64(looks.max(1)),
+    };
+    Ok((after.into_iter().zip(before).zip(empty).map(of).collect(), waited))
+}
+
+/// Returns the number of frames that arrived at the receiver from each sender.
+fn arrived(vms: &[LoadVm]) -> Vec<u64> {
+    vms.first().into_iter().flat_map(LoadVm::arrived).skip(1).map(|from| from.frames).collect()
 }
 
 fn settle(vms: &mut [LoadVm]) {

@@ -49,7 +49,7 @@ pub(super) fn measure(bed: &Bed, times: Times, rounds: u32, burst: usize) -> any
     let mut ways = Ways { terms: BTreeMap::new(), notes: Vec::new() };
     let mut plain = Rig::start(bed, &setting("ways", rules("v1", "v0")))?;
     for (way, out, back) in WAYS {
-        let measured = Outside::create(bed.guard(), way, netns(way), &ENDS)
+        let measured = Outside::create(bed.guard(), way, netns("c", way), &ENDS)
             .and_then(|outside| pair(bed, &outside, &mut plain, (times, rounds, burst)));
         match measured {
             Ok([to, from]) => ways.terms.extend([(out, to), (back, from)]),
@@ -66,12 +66,14 @@ fn setting(name: &str, rules: String) -> Setting {
     Setting::plain(name, RingKind::Split, rules)
 }
 
-fn netns(way: Through) -> String {
-    format!("pc{}-{}", std::process::id(), way.name())
+/// Returns the name of the network namespace with interfaces of this type. `what` distinguishes
+/// namespaces of one process.
+pub(super) fn netns(what: &str, way: Through) -> String {
+    format!("p{what}{}-{}", std::process::id(), way.name())
 }
 
 /// Returns a rule that sends all frames of one port to another.
-fn rules(from: &str, to: &str) -> String {
+pub(super) fn rules(from: &str, to: &str) -> String {
     format!(
         "\n[[rule]]\nname = \"{from}\"\npriority = 10\nport = \"{from}\"\nmatch = {{}}\n\
          actions = [\"output:{to}\"]\n"

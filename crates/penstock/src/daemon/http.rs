@@ -33,7 +33,8 @@ async fn metrics(State(shared): State<Shared>, request: HeaderMap) -> Response {
         let (mut status, ports, learning) = (host.status(), host.ports(), host.learning());
         parts.enter(&mut status);
         let vcpus = vcpu::of_host(&status.vcpu_dir);
-        let reading = Reading { status, ports, stats, learning, vcpus };
+        let contracts = host.contract_seconds();
+        let reading = Reading { status, ports, stats, learning, contracts, vcpus };
         page(reading).map_err(|error| error.to_string())
     });
     match made.await.map_err(|error| error.to_string()).flatten() {

@@ -24,6 +24,7 @@ use penstock_control::api::{
     RtpStatus, Stats, SwitchStatus,
 };
 use penstock_control::host::PortLearning;
+use penstock_control::report::Cause;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_qos::delay_scale;
 use penstock_vcpu_host::state::State;
@@ -47,6 +48,8 @@ pub struct Reading {
     pub stats: Stats,
     /// The learned cost of each port that purchased cycles.
     pub learning: Vec<(String, PortLearning)>,
+    /// For each port with a contract, the seconds with each cause ([`Cause`]).
+    pub contracts: Vec<(String, Cause, u64)>,
     /// State of the vCPU scheduler, if one runs.
     pub vcpus: Option<State>,
 }
@@ -75,6 +78,7 @@ enum Source {
     LinkEntered,
     LinkPart,
     Learning(fn(&PortLearning) -> Option<f64>),
+    Contract,
     Fabric(fn(&FabricStatus) -> f64),
     FabricCount(&'static str),
     Switch(fn(&SwitchStatus) -> f64),
@@ -238,6 +242,17 @@ fn catalogue() -> Vec<Metric> {
     }
     metrics.extend(link_metrics());
     metrics.extend(learning_metrics());
+    metrics.push(Metric {
+        name: "penstock_port_contract".to_owned(),
+        unit: "seconds",
+        is_gauge: false,
+        labels: "port, cause",
+        help:
+            "time of the port's contract since the daemon's start, by what the port got and why: \
+               the causes of `penstock report`"
+                .to_owned(),
+        source: Source::Contract,
+    });
     metrics.extend(fabric_metrics());
     metrics.extend(switch_metrics());
     metrics.extend(vcpus::metrics());
@@ -537,6 +552,7 @@ impl Reading {
                 self.vcpus.iter().flat_map(|state| vcpus::values(state, of)).collect()
             }
             Source::Port(_)
+            | Source::Contract
             | Source::Drops
             | Source::TxDrops
             | Source::Delay(_)
@@ -599,6 +615,13 @@ impl Reading {
                 .collect(),
             Source::Drops => ports.iter().flat_map(|p| by_reason(&p.port, &p.drops)).collect(),
             Source::TxDrops => ports.iter().flat_map(|p| by_reason(&p.port, &p.tx_drops)).collect(),
+            Source::Contract => {
+                let labels = |port: &str, cause: Cause| {
+                    vec![("port", port.to_owned()), ("cause", cause.name().to_owned())]
+                };
+                let all = self.contracts.iter();
+                all.map(|(port, cause, seconds)| (labels(port, *cause), *seconds)).collect()
+            }
             Source::RtpCount(value) => self.streams(value),
             Source::Queue(value) => self.queues(value),
             Source::SwitchCount(field) => {

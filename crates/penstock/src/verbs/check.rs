@@ -69,7 +69,11 @@ fn told(file: &Path, checked: &Checked) -> String {
     if let Some(model) = model {
         let about = &model.parts().about;
         let (host, date) = (printable(&about.host), printable(&about.date));
-        let _ = writeln!(text, "cost model: measured on {host}, {date}");
+        let verified = model.parts().verified.as_ref().map_or_else(
+            || "not verified (penstock calibrate --verify)".to_owned(),
+            |verified| printable(&verified.to_string()).to_string(),
+        );
+        let _ = writeln!(text, "cost model: measured on {host}, {date}; {verified}");
     }
     if plan.ports.iter().any(|port| port.basis != Basis::None || port.contract.is_some()) {
         text.push('\n');

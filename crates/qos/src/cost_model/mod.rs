@@ -58,6 +58,7 @@ mod price;
 mod profile;
 mod published;
 mod spread;
+mod verification;
 
 use core::fmt;
 use std::collections::BTreeMap;
@@ -75,6 +76,7 @@ pub use profile::{
 pub(crate) use profile::{to_f64, whole_up};
 pub use published::{CORES_PUBLISHED, NUMA_PUBLISHED, VMS_PUBLISHED};
 pub use spread::{Source, Spread};
+pub use verification::{BAND_LEAST, BAND_MOST, Verification, Verified};
 
 /// Frame sizes in bytes for which `penstock calibrate` measures costs (C2QoS §III-D).
 pub const SIZES: [u16; 6] = [64, 128, 256, 512, 1024, 1500];
@@ -162,6 +164,8 @@ pub struct Parts {
     pub cores: BTreeMap<u32, Coefficient>,
     /// Factor for a VM whose memory is on another NUMA node than the I/O core.
     pub numa_remote: Coefficient,
+    /// What contracts got that the model priced; `None` if the model was not verified.
+    pub verified: Option<Verification>,
 }
 
 /// Mistake in the data of a cost model.
@@ -185,6 +189,9 @@ pub enum ModelError {
     Cores(u32),
     /// The coefficient for a remote NUMA node is out of range.
     Numa,
+    /// The contract with this position in the verification has impossible numbers
+    /// ([`Verified::is_sound`]).
+    Verified(usize),
 }
 
 impl fmt::Display for ModelError {
@@ -209,6 +216,12 @@ impl fmt::Display for ModelError {
                 write!(f, "the coefficient for {n} I/O cores is missing or wrong; {FACTOR}")
             }
             Self::Numa => write!(f, "the coefficient of a remote NUMA node is wrong; {FACTOR}"),
+            Self::Verified(at) => write!(
+                f,
+                "the verified contract number {} has impossible numbers; write a `bought` above 0, \
+                 a `delivered` of 0 or more and a `band` of 0 to 1",
+                at + 1
+            ),
         }
     }
 }
@@ -262,6 +275,10 @@ impl CostModel {
         if !is_factor(&parts.numa_remote) {
             return Err(ModelError::Numa);
         }
+        let cases = parts.verified.iter().flat_map(|verified| &verified.cases);
+        if let Some(at) = cases.into_iter().position(|case| !case.is_sound()) {
+            return Err(ModelError::Verified(at));
+        }
         Ok(Self { parts, grid })
     }
 
@@ -276,6 +293,15 @@ impl CostModel {
     #[must_use]
     pub fn axes(&self) -> (&[u16], &[u32]) {
         (self.grid.sizes(), self.grid.rules())
+    }
+
+    /// Returns the model with the result of a verification.
+    ///
+    /// # Errors
+    /// Returns an error if a contract of the verification has impossible numbers.
+    pub fn with_verification(mut self, verified: Verification) -> Result<Self, ModelError> {
+        self.parts.verified = Some(verified);
+        Self::new(self.parts)
     }
 
     /// Returns a copy of the model in which `change` replaces each measured cost. Simulations call

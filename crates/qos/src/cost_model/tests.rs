@@ -46,6 +46,7 @@ fn parts() -> Parts {
         vms: of(&VMS_PUBLISHED),
         cores: of(&CORES_PUBLISHED),
         numa_remote: Coefficient::published(NUMA_PUBLISHED),
+        verified: None,
     }
 }
 

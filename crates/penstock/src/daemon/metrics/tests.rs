@@ -26,6 +26,7 @@ fn sample() -> Reading {
             &[("rule", 3)],
         ),
         learning: Vec::new(),
+        contracts: vec![("vm1".into(), penstock_control::report::Cause::Kept, 60)],
         vcpus: None,
     }
 }

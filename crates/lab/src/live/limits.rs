@@ -409,6 +409,7 @@ fn limited(
     let taken = machine.until(&machine::Reading::take(&cores)).taken_pct();
     stage.await_program(program, LONGEST)?;
     kind.clear(stage)?;
+    stage.await_silence(from)?;
     let of = |before: &Reading, after: &Reading| {
         100.0 * delivered(before, after, (from, to), kind.overhead()) / (f64::from(mbps) * 1e6)
     };
@@ -446,6 +447,7 @@ fn gso_flood(
     let readings = stage.watch(secs, STEP)?;
     flood.end()?;
     kind.clear(stage)?;
+    stage.await_silence(from)?;
     let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
     outcome.note("gso_datagrams_whole", f64::from(last.per_second(first, from, "rx_tso") > 0.0));
     Ok(100.0 * delivered(first, last, (from, to), kind.overhead()) / limit)

@@ -263,6 +263,24 @@ impl Stage {
         self.ours.waited_ns()
     }
 
+    /// Waits until hardly any frame comes from the VM at `port`. After a flood, frames may wait in
+    /// the VM's ring, and they would take the rate of the next stream.
+    ///
+    /// # Errors
+    /// Returns an error if the VM still sends after [`START_LIMIT`].
+    pub fn await_silence(&self, port: &str) -> anyhow::Result<()> {
+        let began = clock::now();
+        loop {
+            let readings = self.watch(0.2, Duration::from_millis(100))?;
+            if let [first, .., last] = &readings[..]
+                && last.grown(first, port, "rx_frames") < 10
+            {
+                return Ok(());
+            }
+            anyhow::ensure!(began.elapsed() < START_LIMIT, "{port} does not stop sending");
+        }
+    }
+
     pub fn read(&self) -> anyhow::Result<Reading> {
         let stats = self.ours.stats()?;
         let at_ns = stats["time_ns"].as_u64().context("counters without their time")?;

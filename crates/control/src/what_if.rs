@@ -284,7 +284,8 @@ mod tests {
             ("vm7=4G,class=9", "class: "),
             ("vm7=4G,colour=2", "the key \"colour\" is not known; use `class`"),
             ("vm7=4kpps,min_pps=2k", "min_pps: RATE is in frames"),
-            ("vm7=4G,flows=few", "flows: \"few\" is neither"),
+            ("vm7=4G,flows=few", "flows: \"few\": write single or multiple"),
+            ("vm7=4G,ring=none", "ring: \"none\": write split or packed"),
         ] {
             let got = text.parse::<WhatIf>().unwrap_err();
             assert!(got.starts_with(error), "{text}: {got}");

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Calibrates this host with the shortest measurements, and sells contracts by the new model: to a VM,
 # to uplinks of each type, and one that does not fit. The costs may be wrong beside other load; only
-# the way from `calibrate` over `--verify` to `host check` is tested. Needs root for the costs of uplinks. Prints
-# PASS, FAIL and SKIP lines. Takes about a minute and a half.
+# the way from `calibrate` over `--verify` to `host check` is tested. Needs root for the costs of
+# uplinks. Prints PASS, FAIL and SKIP lines. Takes about two minutes.
 #
 #   test-calibration.sh    PENSTOCK_BIN, or the program that cargo built
 set -uo pipefail

@@ -74,9 +74,7 @@ impl Evidence {
             Err(_) => {}
         }
     }
-}
 
-impl Evidence {
     /// Returns the seconds of each port's contract since the daemon's start, by cause.
     pub(super) fn seconds(&self) -> Vec<(String, Cause, u64)> {
         let each = EVERY.0 / 1_000_000_000;

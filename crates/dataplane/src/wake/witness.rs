@@ -7,8 +7,8 @@
 //! [`PERIOD_MS`] ms. If the witness recorded no time during the worker's sleep, the whole process
 //! was stopped, and no port is to blame.
 //!
-//! The witness costs one hundred wake-ups per second, about 0.05 % of one of the host's cores. It
-//! starts with the first port of a VM, and runs until the process ends.
+//! The witness costs one hundred wake-ups per second on a core of the control threads. It starts
+//! with the first port of a VM, and runs until the process ends.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use core::time::Duration;

@@ -35,8 +35,8 @@ impl Sampler {
     /// Draws the distance to the next chosen batch: at least half of [`SAMPLE_EVERY`], and less
     /// than one and a half.
     pub const fn renew(&mut self) {
-        // Constants of the generator: Numerical Recipes, third edition, 7.1.7. The upper bits of
-        // the state are the most random ones.
+        // A linear congruential generator with the constants of Numerical Recipes in C (second
+        // edition, 7.1). The upper bits of the state are the most random ones.
         self.random = self.random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         self.until = SAMPLE_EVERY / 2 + ((self.random >> 16) % SAMPLE_EVERY);
     }

@@ -81,8 +81,8 @@ const TRIES: usize = 3;
 const TAKEN_MAX: f64 = 2.0;
 const LONGEST: Duration = Duration::from_secs(60);
 /// Payload and Mbit/s of the limit for UDP: frames of 64 and of 1,518 bytes, FCS included. A flood
-/// is twice as fast. At more than about 80,000 datagrams per second, iperf3 and the endpoints need
-/// their whole core.
+/// is twice as fast as its limit. Generator, endpoints and receiver share a core, so floods of
+/// short datagrams are slow.
 const FLOODS: [(&str, u32); 2] = [("18", 10), ("1472", 100)];
 /// Mbit/s of the limit for large segments of UDP.
 const GSO_MBPS: u32 = 100;

@@ -32,7 +32,7 @@ use crate::table::to_f64;
 
 use super::measure::{BURST, CalibrateArgs, MANY_FLOWS, rule_tables};
 use super::rig::{Load, Rig, Setting, Times};
-use super::ways::{netns, rules};
+use super::ways::{WAYS, hops, netns};
 
 /// Part of the core's cycles that a contract is worth. The generator must offer more than the
 /// contract, and it is slower than the switch.
@@ -46,12 +46,6 @@ const MIXED: [Option<u16>; 5] = [Some(64), None, Some(512), Some(1024), Some(150
 /// Keys of the sender's port. Each case sets a contract of its own.
 const SENDER: &str =
     "ingress_policy = \"cycles-strict\"\ncontract = { rate = \"1kpps\", size = 64 }";
-
-const WAYS: [(Through, Action); 3] = [
-    (Through::Tap, Action::ToTap),
-    (Through::Packet, Action::ToPacket),
-    (Through::Xdp, Action::ToXdp),
-];
 
 /// The traffic of one contract.
 #[derive(Debug, Clone)]
@@ -145,9 +139,12 @@ pub fn run(
         seller.sell_all(bed, &mut rig, &cases)?;
     }
     eprintln!("penstock calibrate: verified {} contracts", seller.cases.len());
-    for way in WAYS.into_iter().filter(|(_, out)| model.parts().actions.contains_key(out)) {
-        if let Err(error) = seller.sell_way(bed, way, &file) {
-            let name = way.0.name();
+    for (way, out, _) in WAYS {
+        if !model.parts().actions.contains_key(&out) {
+            continue;
+        }
+        if let Err(error) = seller.sell_way(bed, (way, out), &file) {
+            let name = way.name();
             seller.notes.push(format!("contracts to {name} ports were not verified: {error:#}"));
         }
     }
@@ -222,8 +219,7 @@ impl Seller<'_> {
     /// Sells contracts for frames that leave through interfaces of one type.
     fn sell_way(&mut self, bed: &Bed, way: (Through, Action), model: &Path) -> anyhow::Result<()> {
         let outside = Outside::create(bed.guard(), way.0, netns("v", way.0), &ENDS)?;
-        let [first, second] = ENDS;
-        let hops = outside.ports("") + &rules("v1", first) + &rules(second, "v0");
+        let hops = hops(&outside);
         let setting = setting(format!("sold-{}", way.0.name()), RingKind::Split, hops, model);
         let mut rig = Rig::start_with(bed, &setting, || outside.join())?;
         for size in [64, 1500] {

@@ -25,7 +25,8 @@ const LOST: f64 = 0.05;
 /// and a window needs some hundred batches.
 const WINDOW_SECS: f64 = 0.1;
 
-const WAYS: [(Through, Action, Action); 3] = [
+/// Types of interfaces, with the actions of a frame to and from one.
+pub(super) const WAYS: [(Through, Action, Action); 3] = [
     (Through::Tap, Action::ToTap, Action::FromTap),
     (Through::Packet, Action::ToPacket, Action::FromPacket),
     (Through::Xdp, Action::ToXdp, Action::FromXdp),
@@ -72,8 +73,15 @@ pub(super) fn netns(what: &str, way: Through) -> String {
     format!("p{what}{}-{}", std::process::id(), way.name())
 }
 
+/// Returns the uplink ports, and the rules that send the first VM's frames out through one
+/// interface and back through the other.
+pub(super) fn hops(outside: &Outside) -> String {
+    let [first, second] = ENDS;
+    outside.ports("") + &rules("v1", first) + &rules(second, "v0")
+}
+
 /// Returns a rule that sends all frames of one port to another.
-pub(super) fn rules(from: &str, to: &str) -> String {
+fn rules(from: &str, to: &str) -> String {
     format!(
         "\n[[rule]]\nname = \"{from}\"\npriority = 10\nport = \"{from}\"\nmatch = {{}}\n\
          actions = [\"output:{to}\"]\n"
@@ -88,7 +96,7 @@ fn pair(
     (times, rounds, burst): (Times, u32, usize),
 ) -> anyhow::Result<[ActionTerm; 2]> {
     let [first, second] = ENDS;
-    let hops = outside.ports("") + &rules("v1", first) + &rules(second, "v0");
+    let hops = hops(outside);
     let mut rig = Rig::start_with(bed, &setting(outside.way.name(), hops), || outside.join())?;
     let mut seen: [Vec<Costs>; 2] = Default::default();
     for _ in 0..rounds {

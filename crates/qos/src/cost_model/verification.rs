@@ -78,10 +78,10 @@ pub struct Verification {
 }
 
 impl Verification {
-    /// Whether every contract got its rate.
+    /// Whether contracts were measured, and every one got its rate.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.cases.iter().all(Verified::holds)
+        !self.cases.is_empty() && self.cases.iter().all(Verified::holds)
     }
 
     /// Returns the contract that is furthest outside its band, in proportion to the band.
@@ -145,6 +145,7 @@ mod tests {
             "does not hold: 1 of 2 contracts were outside their bands on 2026-11-28; 64 bytes got \
              86 % of its rate"
         );
+        assert!(!of(&[]).holds(), "nothing was measured");
         assert!(!of(&[case("too much", 1.15e6, 0.08)]).holds(), "a gift is a wrong cost, too");
     }
 

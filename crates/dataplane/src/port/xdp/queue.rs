@@ -62,6 +62,8 @@ pub(super) struct XdpQueue {
     link: Arc<LinkState>,
     /// Whether the tx ring has entries that the kernel may not have seen.
     to_send: bool,
+    /// Whether the kernel had no room for some of these entries when it was woken last.
+    left_over: bool,
     spacing: PollSpacing,
     now: Cycles,
     statistics_due: u64,
@@ -87,6 +89,7 @@ impl XdpQueue {
             software,
             link,
             to_send: false,
+            left_over: false,
             spacing: PollSpacing::default(),
             now: Cycles::ZERO,
             statistics_due: 0,
@@ -193,7 +196,8 @@ impl XdpQueue {
                 break;
             }
         }
-        self.to_send = left > 0;
+        self.left_over = left > 0;
+        self.to_send = self.left_over;
         calls
     }
 
@@ -202,7 +206,7 @@ impl XdpQueue {
     /// intervals.
     #[cold]
     fn nudge(&mut self) {
-        if self.to_send && self.link.is_up() {
+        if self.left_over && self.link.is_up() {
             self.wake_to_send();
         }
         if self.rings.fill.needs_wakeup() {
@@ -231,7 +235,8 @@ impl PortQueue for XdpQueue {
         if self.rings.rx.waiting() > 0 {
             return Pending::Yes;
         }
-        if (self.to_send || self.rings.fill.needs_wakeup()) && self.spacing.is_due(now) {
+        // New entries wait for `notify`, whose cost their senders pay. A port pays for its polls.
+        if (self.left_over || self.rings.fill.needs_wakeup()) && self.spacing.is_due(now) {
             self.nudge();
         }
         if now.0 >= self.statistics_due { Pending::Unknown } else { Pending::No }

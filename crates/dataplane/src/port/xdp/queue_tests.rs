@@ -195,6 +195,23 @@ fn frames_are_sent_as_they_are_and_too_long_ones_are_not() {
     assert_eq!(queue.free(), SEND as usize);
 }
 
+/// The senders pay for a notification, and the port that is polled next for a look.
+#[test]
+fn new_frames_are_sent_by_a_notification_and_not_by_a_look() {
+    let (mut queue, _kernel) = rig();
+    let mut batch = Batch::new();
+    batch.push(&frame(0, 60), Offload::NONE).unwrap();
+    assert_eq!(queue.tx_burst(&batch, &[0]).frames, 1);
+    queue.publish();
+    let now = Cycles(1_000);
+    let _ = queue.pending(now);
+    assert!(queue.to_send && queue.spacing.is_due(now), "the look left the frame to `notify`");
+    // What the kernel had no room for is sent by a look, because no notification may follow.
+    queue.left_over = true;
+    let _ = queue.pending(now);
+    assert!(!queue.spacing.is_due(now));
+}
+
 #[test]
 fn a_full_tx_ring_drops_frames_and_recovers() {
     let (mut queue, mut kernel) = rig();

@@ -228,6 +228,7 @@ impl Account {
     ) -> Cycles {
         let stolen = match payer {
             Payer::Host => self.stolen.of_host(passed),
+            Payer::Ports { .. } => self.stolen.of_calls(passed),
             _ => self.stolen.of(passed, price),
         };
         if stolen == Cycles::ZERO {

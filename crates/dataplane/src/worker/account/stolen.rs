@@ -14,7 +14,8 @@
 //! expected cost of a batch is the usual cost of recent batches. If the run-queue wait grew by more
 //! than half of the excess, the whole excess counts as `stolen`. If the run-queue wait grew by at
 //! most half of the excess cost, only the growth of the run-queue wait counts as `stolen`. The
-//! sender never pays for stolen cycles.
+//! sender never pays for stolen cycles. A system call for ports has no expected cost, so that only
+//! the growth of the run-queue wait counts.
 //!
 //! The run-queue wait does not include time for which a hypervisor stopped the whole machine. If a
 //! hypervisor stopped the whole machine during a batch, the port that sent the batch pays for the
@@ -94,8 +95,19 @@ impl StolenTime {
     /// Returns the stolen part of a batch's suspicious cost `cost`. `due` is the cost that the cost
     /// model expects for the batch, or `None` if the worker has no cost model.
     pub fn of(&mut self, cost: Cycles, due: Option<Cycles>) -> Cycles {
-        let due = due.unwrap_or(self.usual);
-        self.stolen_of(cost, due)
+        let excess = cost.saturating_sub(due.unwrap_or(self.usual));
+        self.stolen_of(cost, excess, |grown| {
+            // Refilling the cold caches also counts as stolen.
+            if grown.0 > excess.0 / 2 { excess } else { grown }
+        })
+    }
+
+    /// Returns the stolen part of the suspicious cost `cost` of system calls for ports. A system
+    /// call has no expected cost, so only the growth of the run-queue wait counts as stolen.
+    /// Otherwise a VM whose send call takes long would not pay for it when another thread, such as
+    /// the kernel's own for network traffic, takes the core in the call.
+    pub fn of_calls(&mut self, cost: Cycles) -> Cycles {
+        self.stolen_of(cost, cost.saturating_sub(self.usual), |grown| grown.min(cost))
     }
 
     /// The host's own work has no expected cost, so only the growth of the run-queue wait counts as
@@ -112,13 +124,18 @@ impl StolenTime {
         self.rate.to_cycles(grown)
     }
 
-    fn stolen_of(&mut self, cost: Cycles, due: Cycles) -> Cycles {
+    /// Returns the stolen part of `cost`, by the growth of the run-queue wait. If the port would
+    /// have to pay for more than a sleep of [`stall::SLEEP_MAX`], all of `excess` is stolen.
+    fn stolen_of(
+        &mut self,
+        cost: Cycles,
+        excess: Cycles,
+        by_wait: impl FnOnce(Cycles) -> Cycles,
+    ) -> Cycles {
         if self.wait.is_none() {
             return Cycles::ZERO;
         }
-        let (grown, excess) = (self.grown(), cost.saturating_sub(due));
-        // Refilling the cold caches also counts as stolen.
-        let stolen = if grown.0 > excess.0 / 2 { excess } else { grown };
+        let stolen = by_wait(self.grown());
         let kept = cost.saturating_sub(stolen);
         if kept <= self.rate.to_cycles(stall::SLEEP_MAX) {
             return stolen;
@@ -175,6 +192,12 @@ mod tests {
         // Work of the host may take long. Only the wait itself is stolen from it.
         has_waited(5_110_000);
         assert_eq!(stolen.of_host(Cycles(900_000)), Cycles(100_000));
+        // A port pays for its system calls, although another thread took the core in a call.
+        has_waited(6_010_000);
+        assert_eq!(stolen.of_calls(Cycles(1_300_000)), Cycles(900_000));
+        has_waited(6_020_000);
+        let day = Cycles(86_400_000_000_000);
+        assert_eq!(stolen.of_calls(day), Cycles(day.0 - 8_000), "but not for a long sleep");
         std::fs::remove_file(&path).unwrap();
     }
 }

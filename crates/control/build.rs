@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("PortStats.queues", "skip_serializing_if = \"Vec::is_empty\""),
         ("HostStatus.fabric", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.switch", "skip_serializing_if = \"Option::is_none\""),
+        ("HostStatus.machine", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.vcpu_dir", "skip"),
     ] {
         config.field_attribute(fields, format!("#[serde({serde})]"));

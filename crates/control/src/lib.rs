@@ -15,7 +15,7 @@
 
 pub mod api;
 pub mod config;
-mod explain;
+pub mod explain;
 pub mod host;
 pub mod plan;
 pub mod report;

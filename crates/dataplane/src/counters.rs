@@ -68,13 +68,15 @@ macro_rules! counters {
     ($(#[$doc:meta])* $set:ident / $reading:ident {
          $($field:ident: $unit:literal, $help:literal $(, $level:ident)?;)*
      }
-     arrays { $($array:ident[$len:expr]: $aunit:literal, $ahelp:literal;)* }) => {
+     arrays { $($array:ident[$len:expr]: $aunit:literal, $ahelp:literal;)* }
+     unread { $($unread:ident: $uhelp:literal;)* }) => {
         $(#[$doc])*
         #[derive(Debug)]
         #[repr(align(128))]
         pub struct $set {
             $(#[doc = $help] pub $field: Counter,)*
             $(#[doc = $ahelp] pub $array: [Counter; $len],)*
+            $(#[doc = $uhelp] pub $unread: Counter,)*
         }
 
         #[doc = concat!("A reading of [`", stringify!($set), "`].")]
@@ -91,6 +93,7 @@ macro_rules! counters {
                 Self {
                     $($field: Counter::default(),)*
                     $($array: core::array::from_fn(|_| Counter::default()),)*
+                    $($unread: Counter::default(),)*
                 }
             }
         }
@@ -226,6 +229,10 @@ counters! {
         varied[PARTS]: "frames", "frames of this port by delay variation (RFC 3393) in the switch";
         tx_waited[PARTS]: "frames", "frames to this port by waiting time in the port's queue";
         shaped[PARTS]: "frames", "frames of this port by the delay of the port's shaper";
+        refused_at[1]: "numbers", "sum, over refused frames of this port, of the receiver's number";
+    }
+    unread {
+        number: "Number of the port. A worker sets it when the port joins.";
     }
 }
 
@@ -253,6 +260,7 @@ counters! {
         heartbeat: "cycles", "TSC value at the last loop turn", gauge;
     }
     arrays {}
+    unread {}
 }
 
 /// Counters of a port, with one set per worker, so that each set has one writer.
@@ -293,6 +301,28 @@ impl From<Arc<PortCounters>> for PortCounterSets {
     }
 }
 
+/// Reasons for which frames are dropped because the receiver has no room, or exceeds its own
+/// limits.
+pub const REFUSED: [DropReason; 5] = [
+    DropReason::RingFull,
+    DropReason::HandoverFull,
+    DropReason::QueueFull,
+    DropReason::ReceiveLimit,
+    DropReason::TenantLimit,
+];
+
+impl PortCounters {
+    /// Counts frames of this port that the port `target` did not take.
+    pub fn count_refused(&self, target: Option<&Self>, reason: DropReason, frames: u64) {
+        self.drops[reason as usize].add(frames);
+        let Some(target) = target else { return };
+        target.tx_drops[reason as usize].add(frames);
+        if REFUSED.contains(&reason) {
+            self.refused_at[0].add(target.number.get().saturating_mul(frames));
+        }
+    }
+}
+
 impl PortReading {
     /// Sets `queued` to zero if the sum of `queued` over all workers is negative. The sum can be
     /// negative if the workers' counters were not read at the same moment.
@@ -312,6 +342,18 @@ impl PortReading {
         // The sets may be written while they are read, so one count may be ahead of another.
         let whole = self.rx_frames.saturating_sub(self.rx_tso);
         [whole + self.rx_segments, self.rx_bytes + self.rx_segment_headers]
+    }
+
+    /// Number of frames from the port that a receiver refused, and the number of the receiver, if
+    /// one receiver refused nearly all of them.
+    #[must_use]
+    pub fn refused(&self) -> (u64, Option<u16>) {
+        let refused = REFUSED.iter().map(|reason| self.drops[*reason as usize]).sum::<u64>();
+        let [sum] = self.refused_at;
+        let number = (sum + refused / 2).checked_div(refused).unwrap_or(0);
+        let apart = sum.abs_diff(number * refused);
+        let one = refused > 0 && apart.saturating_mul(50) <= refused;
+        (refused, u16::try_from(number).ok().filter(|_| one))
     }
 
     /// Number of frames from the port that were dropped, over all reasons.
@@ -345,6 +387,29 @@ mod tests {
         set.queued.set(1);
         assert_eq!(set.read().unaccounted(), 1);
         assert_eq!(PortReading::FIELDS.len(), set.read().values().len());
+    }
+
+    #[test]
+    fn a_port_knows_the_receiver_that_refused_its_frames() {
+        let port = |number| {
+            let set = PortCounters::default();
+            set.number.set(number);
+            set
+        };
+        let (source, near, far) = (port(1), port(2), port(9));
+        assert_eq!(source.read().refused(), (0, None));
+        source.count_refused(Some(&far), DropReason::RingFull, 990);
+        source.count_refused(Some(&near), DropReason::QueueFull, 2);
+        source.count_refused(Some(&near), DropReason::PortDown, 500);
+        source.count_refused(None, DropReason::NoPort, 500);
+        assert_eq!(source.read().refused(), (992, Some(9)), "other reasons do not count");
+        assert_eq!(far.read().tx_drops[DropReason::RingFull as usize], 990);
+        source.count_refused(Some(&near), DropReason::RingFull, 400);
+        assert_eq!(source.read().refused(), (1_392, None), "two receivers");
+        let zero = port(0);
+        let other = port(1);
+        other.count_refused(Some(&zero), DropReason::RingFull, 5);
+        assert_eq!(other.read().refused(), (5, Some(0)));
     }
 
     #[test]

@@ -53,6 +53,7 @@ struct AboutTable {
     date: String,
     cpu: String,
     made_by: String,
+    core_distance_ns: Option<u32>,
     tsc_hz: u64,
 }
 
@@ -250,6 +251,7 @@ impl Draft<'_> {
                 date: about.date,
                 cpu: about.cpu,
                 made_by: about.made_by,
+                core_distance_ns: about.core_distance_ns,
                 tsc: TscRate::from_hz(about.tsc_hz),
             },
             cells: all(&self.cells, |table| {
@@ -359,10 +361,13 @@ fn quoted(text: &str) -> String {
 }
 
 fn write_model(out: &mut String, parts: &Parts) -> core::fmt::Result {
-    let About { host, date, cpu, made_by, tsc } = &parts.about;
+    let About { host, date, cpu, made_by, core_distance_ns, tsc } = &parts.about;
     writeln!(out, "\n[about]\nversion = {}", qos::VERSION)?;
     for (key, value) in [("host", host), ("date", date), ("cpu", cpu), ("made_by", made_by)] {
         writeln!(out, "{key} = {}", quoted(value))?;
+    }
+    if let Some(nanos) = core_distance_ns {
+        writeln!(out, "core_distance_ns = {nanos}")?;
     }
     writeln!(out, "tsc_hz = {}", tsc.hz())?;
     let batch = &parts.batch;

@@ -1,7 +1,7 @@
 //! Words the first line of `penstock explain` in what the port bought.
 
 use penstock_qos::cost_model::{Contract, Rate};
-use penstock_qos::learner::{Breach, PortLearning};
+use penstock_qos::learner::{Breach, MachineState, PortLearning};
 use penstock_units::Nanos;
 
 use super::words::{amount, percent};
@@ -17,7 +17,7 @@ const MODEL_ERROR: f64 = 0.02;
 
 /// What a port bought, and what the learner knows about the port.
 #[derive(Clone, Debug)]
-pub(crate) struct Bought {
+pub struct Bought {
     rate: Rate,
     pub(super) breach: Option<Breach>,
     /// Time since which the port's traffic violates its profile, or since which the port gets less
@@ -28,7 +28,8 @@ pub(crate) struct Bought {
 }
 
 impl Bought {
-    pub(crate) fn new(contract: &Contract, learned: Option<&PortLearning>) -> Self {
+    #[must_use]
+    pub fn new(contract: &Contract, learned: Option<&PortLearning>) -> Self {
         let breach = learned.and_then(|learned| learned.breach);
         let since = learned.map(|learned| match breach {
             Some(_) => learned.breach_for,
@@ -40,6 +41,11 @@ impl Bought {
             since: since.filter(|since| since.0 > 0),
             model_error: learned.and_then(|learned| learned.model_error).unwrap_or(0.0),
         }
+    }
+
+    #[cfg(test)]
+    pub(super) fn set_model_error(&mut self, error: f64) {
+        self.model_error = error;
     }
 
     fn text(&self) -> String {
@@ -68,7 +74,7 @@ impl Question<'_> {
             limit => format!(
                 "gets {} of the {rate} it bought, because {}",
                 percent(got),
-                because(bought, limit)
+                because(bought, limit, self.growth.machine)
             ),
         };
         answer.bought = rate;
@@ -114,7 +120,7 @@ impl Question<'_> {
 }
 
 /// Returns the reason why a port gets less than it bought, as the end of a sentence.
-fn because(bought: &Bought, limit: &Limit) -> String {
+fn because(bought: &Bought, limit: &Limit, machine: Option<MachineState>) -> String {
     let by_cycles = matches!(limit, Limit::Entitlement | Limit::Neighbours | Limit::Core);
     match (bought.breach, limit) {
         (Some(Breach::Size { declared, seen }), _) if by_cycles => {
@@ -133,7 +139,15 @@ fn because(bought: &Bought, limit: &Limit) -> String {
         (_, Limit::Destination(port)) => format!("the receiver {port} takes no more"),
         (_, Limit::Entitlement) if bought.model_error > MODEL_ERROR => {
             let percent = bought.model_error * 100.0;
-            format!("its frames cost {percent:.0} % more than the cost model says")
+            // If the machine changed, the error is not the port's own.
+            let all = machine.filter(|machine| machine.error > MODEL_ERROR).map_or_else(
+                String::new,
+                |machine| {
+                    let (error, since) = (machine.error * 100.0, machine.lasts.0 / 1_000_000_000);
+                    format!(", and those of all ports {error:.0} % more, for {since} s")
+                },
+            );
+            format!("its frames cost {percent:.0} % more than the cost model says{all}")
         }
         (_, Limit::Entitlement) => "it used all of its cycles".to_owned(),
         (_, Limit::Neighbours) => "other ports use its core".to_owned(),

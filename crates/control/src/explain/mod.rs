@@ -29,7 +29,8 @@
 //!    cycle bucket is in debt.
 //! 7. The neighbours, which are other ports, limit the port if its frames waited and the other
 //!    ports kept the port below its entitlement.
-//! 8. The core limits the port if the port's frames waited and the core was full.
+//! 8. The core limits the port if the port's frames waited and the core was full, or if other
+//!    programs took the core and little of its time was left.
 //! 9. If no other limit of the list applies, the port sends less than its limits allow.
 //!
 //! Frames count as waiting if half of the port's batches were full. Dropped frames show no limit if
@@ -49,11 +50,12 @@ pub(crate) mod history;
 mod tests;
 mod words;
 
-pub(crate) use bought::Bought;
-use penstock_dataplane::counters::{PortReading, WorkerReading};
+pub use bought::Bought;
+use penstock_dataplane::counters::{PortReading, REFUSED, WorkerReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::snapshot::IngressPolicy;
 use penstock_qos::delay_scale::part_of;
+use penstock_qos::learner::MachineState;
 use penstock_units::Nanos;
 
 use crate::api::{Consumer, Explanation, Limit, LinkStatus, PortStatus, QueueStatus, bits_of};
@@ -68,6 +70,9 @@ const THROTTLED_PERMILLE: u64 = 50;
 const FULL_PERMILLE: u64 = 500;
 /// A core is full if its load is at least this many thousandths of its capacity.
 const CORE_FULL_PERMILLE: u64 = 950;
+/// If other programs took a core, the core limits its ports from this load on, in thousandths of
+/// the core's time with the time that was taken.
+const TAKEN_PERMILLE: u64 = 800;
 /// A port has a core to itself if it causes at least this many thousandths of the core's load.
 const ALONE_PERMILLE: u64 = 900;
 /// If a port used at least this many thousandths of its entitlement, the port got its entitlement.
@@ -76,14 +81,6 @@ const ENTITLED_PERMILLE: u64 = 970;
 const LINK_FULL_PERMILLE: u64 = 950;
 /// Reasons of drops that occur because the sender exceeds its own rate limits.
 const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
-/// Reasons of drops that occur because the receiver has no room, or exceeds its own rate limits.
-const FULL: [DropReason; 5] = [
-    DropReason::RingFull,
-    DropReason::HandoverFull,
-    DropReason::QueueFull,
-    DropReason::ReceiveLimit,
-    DropReason::TenantLimit,
-];
 /// Limit on the ports that an answer lists as users of the core.
 const CONSUMERS_MAX: usize = 5;
 
@@ -92,54 +89,58 @@ const SEND: &str = "send";
 
 /// Growth of a port's counters between two readings.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PortGrowth {
-    pub(crate) name: String,
-    pub(crate) reading: PortReading,
+pub struct PortGrowth {
+    pub name: String,
+    /// Number of the port in the data path.
+    pub number: u16,
+    pub reading: PortReading,
     /// Cycles that each worker charged to the port.
-    pub(crate) cycles: Vec<u64>,
-    pub(crate) policy: IngressPolicy,
+    pub cycles: Vec<u64>,
+    pub policy: IngressPolicy,
     /// Cycles per second to which the port is entitled. A port without metering is entitled to its
     /// guaranteed minimum ([`crate::plan::PortPlan::floor`]).
-    pub(crate) entitled: u64,
-    pub(crate) weight: u16,
-    pub(crate) priority: u8,
+    pub entitled: u64,
+    pub weight: u16,
+    pub priority: u8,
     /// Code point of the port's tenant; `None` if the tenant has no code point.
-    pub(crate) dscp: Option<u8>,
+    pub dscp: Option<u8>,
     /// The `wfq` queues of the port. In each queue, the counter `drops` has the growth between the
     /// two readings. The other counters of a queue have the values of the second reading.
-    pub(crate) queues: Vec<QueueStatus>,
+    pub queues: Vec<QueueStatus>,
     /// Debt of the port's cycle bucket at the later reading of the counters, in cycles.
-    pub(crate) debt: u64,
+    pub debt: u64,
     /// The port's contract; `None` if the port has none.
-    pub(crate) bought: Option<Bought>,
+    pub bought: Option<Bought>,
     /// The rate `shape.send` in bits per second; `None` if the port's frames are not shaped.
-    pub(crate) shaped_bps: Option<u64>,
+    pub shaped_bps: Option<u64>,
     /// Depth in bytes of the port's `police`, if the limit drops frames and the depth is too small
     /// for large segments.
-    pub(crate) shallow: Option<u32>,
+    pub shallow: Option<u32>,
     /// The port's tightest limits in bits and in frames per second: the key, and the rate.
-    pub(crate) limits: [(&'static str, u64); 2],
+    pub limits: [(&'static str, u64); 2],
 }
 
 /// Growth of a worker's counters between two readings.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WorkerGrowth {
-    pub(crate) reading: WorkerReading,
-    pub(crate) stalled: bool,
+pub struct WorkerGrowth {
+    pub reading: WorkerReading,
+    pub stalled: bool,
 }
 
 /// Growth of all counters between two readings.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Growth {
-    pub(crate) nanos: u64,
-    pub(crate) tsc_hz: u64,
+pub struct Growth {
+    pub nanos: u64,
+    pub tsc_hz: u64,
     /// Capacity of a worker in cycles per second.
-    pub(crate) capacity: u64,
-    pub(crate) ports: Vec<PortGrowth>,
-    pub(crate) workers: Vec<WorkerGrowth>,
-    pub(crate) links: Vec<LinkStatus>,
+    pub capacity: u64,
+    pub ports: Vec<PortGrowth>,
+    pub workers: Vec<WorkerGrowth>,
+    pub links: Vec<LinkStatus>,
     /// Whether a controller sets the queues of the host.
-    pub(crate) in_fabric: bool,
+    pub in_fabric: bool,
+    /// How the machine differs from its calibration; `None` if it does not.
+    pub machine: Option<MachineState>,
 }
 
 fn permille(part: u64, of: u64) -> u64 {
@@ -209,7 +210,7 @@ pub(crate) struct Question<'a> {
 }
 
 /// Explains the rate of a port; `None` if the port does not exist.
-pub(crate) fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanation> {
+pub fn explain(growth: &Growth, status: &PortStatus) -> Option<Explanation> {
     let port = growth.ports.iter().find(|port| port.name == status.name)?;
     let busiest = (0..port.cycles.len()).max_by_key(|worker| port.cycles[*worker]);
     let worker = match busiest {
@@ -280,7 +281,7 @@ impl Question<'_> {
         if self.waits_often(self.port.reading.link_waits) {
             return Limit::Link(self.link().map_or_else(String::new, |link| link.port.clone()));
         }
-        if noticeable(self.drops(&FULL)) {
+        if noticeable(self.drops(&REFUSED)) {
             return self.receiver();
         }
         if self.port.reading.held_back > 0 {
@@ -306,7 +307,20 @@ impl Question<'_> {
         if no_turn || permille(reading.rx_full, reading.rx_batches) >= FULL_PERMILLE {
             return self.on_core();
         }
+        if self.core_was_taken() {
+            return Limit::Core;
+        }
         Limit::Nothing
+    }
+
+    /// Whether other programs took the core so long that the worker needed nearly all of the rest.
+    /// Rings overflow while the worker is away, although the batches after that are not full.
+    fn core_was_taken(&self) -> bool {
+        let stolen = self.growth.stolen_permille(self.worker);
+        let Some(growth) = self.growth.workers.get(self.worker) else { return false };
+        let WorkerReading { cycles_charged, cycles_host, .. } = growth.reading;
+        let used = permille(cycles_charged + cycles_host, self.growth.core_cycles());
+        stolen >= THROTTLED_PERMILLE && used + stolen >= TAKEN_PERMILLE
     }
 
     /// True if the port sends at the rate of its shaper and the shaper delayed most of the port's
@@ -382,12 +396,17 @@ impl Question<'_> {
         self.growth.links.iter().max_by_key(|link| (link.limited, link.load_permille))
     }
 
-    /// Returns the receiver that dropped the most frames.
+    /// Returns the receiver that dropped the port's frames. If several did, returns the receiver
+    /// that dropped the most frames of all ports.
     fn receiver(&self) -> Limit {
         let full = |port: &PortGrowth| -> u64 {
-            FULL.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
+            REFUSED.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
         };
-        let most = self.growth.ports.iter().filter(|p| full(p) > 0).max_by_key(|port| full(port));
+        let refused = || self.growth.ports.iter().filter(|port| full(port) > 0);
+        // Other ports may lose more frames at another receiver.
+        let (_, own) = self.port.reading.refused();
+        let own = own.and_then(|number| refused().find(|port| port.number == number));
+        let most = own.or_else(|| refused().max_by_key(|port| full(port)));
         let Some(port) = most else { return Limit::Destination(String::new()) };
         if self.full_queue(&port.name).is_some() {
             return Limit::Link(port.name.clone());

@@ -14,6 +14,7 @@ const HZ: u64 = 2_000_000_000;
 fn full_core() -> Growth {
     let port = |name: &str, cycles: u64| PortGrowth {
         name: name.to_owned(),
+        number: u16::from(name != "vm"),
         reading: PortReading {
             rx_frames: 1_000_000,
             rx_bytes: 100_000_000,
@@ -50,6 +51,7 @@ fn full_core() -> Growth {
         }],
         links: Vec::new(),
         in_fabric: false,
+        machine: None,
     }
 }
 
@@ -219,6 +221,34 @@ fn a_full_ring_at_a_receiver_is_the_receiver() {
 }
 
 #[test]
+fn a_full_receiver_is_told_from_another_that_refuses_more() {
+    let mut growth = full_core();
+    growth.ports.push(PortGrowth { name: "own".into(), number: 7, ..PortGrowth::default() });
+    dropped(&mut growth, DropReason::RingFull, 120_000);
+    growth.ports[0].reading.refused_at = [7 * 120_000];
+    growth.ports[1].reading.tx_drops[DropReason::RingFull as usize] = 900_000;
+    growth.ports[2].reading.tx_drops[DropReason::RingFull as usize] = 120_000;
+    assert_eq!(ask(&growth).found(), Limit::Destination("own".into()));
+    // Two receivers refused the port's frames, so the one that refused most counts.
+    growth.ports[0].reading.refused_at = [7 * 60_000 + 60_000];
+    assert_eq!(ask(&growth).found(), Limit::Destination("noisy".into()));
+}
+
+#[test]
+fn a_core_that_other_programs_took_is_the_core_although_batches_are_not_full() {
+    let mut growth = full_core();
+    growth.ports[0].reading.rx_full = 1_000;
+    let reading = &mut growth.workers[0].reading;
+    (reading.cycles_charged, reading.cycles_idle) = (1_000_000_000, 200_000_000);
+    reading.cycles_stolen = 800_000_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Core);
+    assert_eq!(answer.why, "the core of worker 0 ran other programs for 40.0 % of the time");
+    growth.workers[0].reading.cycles_charged = 700_000_000;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "a quarter of the core was left");
+}
+
+#[test]
 fn a_receiver_that_may_not_have_more_is_told_from_one_that_is_slow() {
     let mut growth = full_core();
     dropped(&mut growth, DropReason::TenantLimit, 120_000);
@@ -331,6 +361,18 @@ fn the_first_line_is_about_what_was_bought() {
     growth.ports[0].reading.rx_bytes = 246_000_000;
     let verdict = "sends 50.0 % of the 4.00 Gbit/s it bought, and nothing on this host limits it";
     assert_eq!(ask(&growth).verdict, verdict);
+    // The model is wrong for this port, or for all ports.
+    growth.ports[0].reading.rx_full = 31_250;
+    growth.ports[0].cycles = vec![401_400_000];
+    growth.ports[0].reading.throttled = 1_268_000_000;
+    growth.ports[0].bought.as_mut().unwrap().set_model_error(0.3);
+    let because = "because its frames cost 30 % more than the cost model says";
+    assert!(ask(&growth).verdict.ends_with(because), "{}", ask(&growth).verdict);
+    growth.machine = Some(MachineState { error: 0.25, lasts: Nanos::from_secs(62) });
+    let verdict = ask(&growth).verdict;
+    assert!(verdict.ends_with(", and those of all ports 25 % more, for 62 s"), "{verdict}");
+    growth.ports[0].reading.throttled = 0;
+    growth.ports[0].reading.rx_full = 0;
     // Frames that are dropped do not arrive.
     dropped(&mut growth, DropReason::Policed, 500_000);
     let verdict = "gets 25.0 % of the 4.00 Gbit/s it bought, because another limit of its own is \

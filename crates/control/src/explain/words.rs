@@ -154,7 +154,7 @@ impl Question<'_> {
                  frames",
                 queue.queue,
                 queue.weight,
-                percent(self.drops(&super::FULL))
+                percent(self.drops(&super::REFUSED))
             );
             let remedy = if self.growth.in_fabric {
                 "ask the controller for the reason (`penstock controller explain TENANT`), or \
@@ -186,18 +186,18 @@ impl Question<'_> {
     }
 
     fn destination(&self, port: &str) -> (String, &'static str) {
-        let share = percent(self.drops(&super::FULL));
+        let share = percent(self.drops(&super::REFUSED));
         let receiver = if port.is_empty() { "a removed receiver" } else { port };
         let above = self.drops(&[DropReason::ReceiveLimit]);
         let together = self.drops(&[DropReason::TenantLimit]);
-        if 2 * (above + together) > self.drops(&super::FULL) {
+        if 2 * (above + together) > self.drops(&super::REFUSED) {
             let whose = if above >= together { "the port" } else { "the tenant" };
             let why = format!(
                 "{receiver} received too much: `receive` of {whose} dropped {share} of the frames"
             );
             return (why, "raise `receive` of the receiver or its tenant, or send less");
         }
-        if self.drops(&super::FULL) < super::NOTICEABLE_PERMILLE
+        if self.drops(&super::REFUSED) < super::NOTICEABLE_PERMILLE
             && let Some(to) = self.waited_for()
         {
             if !to.queues.is_empty() {

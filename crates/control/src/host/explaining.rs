@@ -97,7 +97,7 @@ impl Core {
         }
         if let Some(delivered) = learned.as_ref().and_then(|learned| learned.delivered) {
             let percent = delivered * 100.0;
-            let more = format!("; in the last second, {percent:.1} % of the rate were delivered");
+            let more = format!("; lately, {percent:.1} % of the rate were delivered");
             answer.profile.push_str(&more);
         }
         let error = learned.and_then(|learned| learned.model_error);
@@ -141,7 +141,7 @@ impl Core {
 
     /// Returns the growth of all counters between two readings.
     pub(super) fn growth(&self, before: &Moment, now: &Moment, links: Vec<LinkStatus>) -> Growth {
-        let (terms, capacity, stalled, dscps, (shaped, shallow, tightest), in_fabric) = {
+        let (terms, capacity, stalled, dscps, (shaped, shallow, tightest), in_fabric, machine) = {
             let shared = lock(&self.shared);
             let plan = &shared.pricing.plan;
             let bought = |name: &String| {
@@ -153,9 +153,9 @@ impl Core {
                 let learned = id.and_then(|id| shared.pricing.learned(id));
                 let contract = plan.port(name).and_then(|port| port.contract.as_ref());
                 let bought = contract.map(|contract| Bought::new(contract, learned.as_ref()));
-                (name.clone(), (terms, bought))
+                (name.clone(), (terms, bought, id.map_or(0, |id| id.0)))
             };
-            let terms: BTreeMap<String, (PortQos, Option<Bought>)> =
+            let terms: BTreeMap<String, (PortQos, Option<Bought>, u16)> =
                 now.ports.keys().map(bought).collect();
             let capacity = shared.config.worker.capacity.map_or(0, |capacity| capacity.0.0);
             let stalled: Vec<bool> = shared.watches.iter().map(|watch| watch.stalled).collect();
@@ -171,13 +171,15 @@ impl Core {
                 ports.map(|port| (port.name.clone(), port.tightest_limits())).collect();
             let in_fabric = shared.config.fabric.is_some();
             let code_points = shared.config.code_points();
-            (terms, capacity, stalled, code_points, (shaped, shallow, tightest), in_fabric)
+            let machine = shared.pricing.learner.machine();
+            (terms, capacity, stalled, code_points, (shaped, shallow, tightest), in_fabric, machine)
         };
         let port = |(name, moment): (&String, &PortMoment)| {
             let grown = moment.since(before.ports.get(name));
-            let (qos, bought) = terms.get(name).cloned().unwrap_or_default();
+            let (qos, bought, number) = terms.get(name).cloned().unwrap_or_default();
             PortGrowth {
                 name: name.clone(),
+                number,
                 reading: grown.reading,
                 cycles: grown.cycles,
                 policy: qos.ingress,
@@ -205,6 +207,7 @@ impl Core {
             workers: workers.collect(),
             links,
             in_fabric,
+            machine,
         }
     }
 }

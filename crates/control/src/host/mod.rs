@@ -23,6 +23,7 @@ pub use error::{ApiError, ErrorKind, HostError};
 pub use fabric::FabricChange;
 pub use fabric_switch::{PortQueues, SwitchPort};
 pub use ledger::NetworkUse;
+pub use offer::observed;
 pub use overlay::{FabricTerms, Held};
 pub use penstock_qos::learner::PortLearning;
 pub use readings::FdbFilter;

@@ -18,12 +18,21 @@ use penstock_units::{CyclesPerSecond, Nanos, PortId};
 use super::apply::{Core, lock, worker_failed};
 use super::error::ApiError;
 use super::pricing::Pricing;
+use super::state::Shared;
+use crate::api::MachineChange;
 use crate::config::{self, ConfigErrors, HostConfig};
 use crate::plan::{CapacityPlan, Origin, Planner, PortPlan, Warning};
 use crate::snapshot::{IdTable, Sold};
 
-/// Interval between two readings of the ports' counters by the learner.
-const LEARN_EVERY: Nanos = Nanos::from_secs(1);
+/// Shortest interval between two readings of the ports' counters by the learner. The daemon asks
+/// ten times a second, not exactly on time.
+const LEARN_EVERY: Nanos = Nanos::from_millis(90);
+/// Longest interval of a port that sends few frames.
+const SLOW_EVERY: Nanos = Nanos::from_secs(1);
+/// Entitlements that differ by less than this part, [`SMALL_PART`], from those in force are changed
+/// once in this time. A change is a new snapshot for all workers.
+const APPLY_EVERY: Nanos = Nanos::from_secs(1);
+const SMALL_PART: u64 = 200;
 /// A port counts as limited by its cycles if its frames waited for cycles in at least 1/20 of an
 /// interval.
 const THROTTLED_PART: u64 = 20;
@@ -96,9 +105,10 @@ impl Core {
     /// snapshot, which the workers already use.
     pub(super) fn accept(&self, offer: Offer, snapshot: Arc<Snapshot>) {
         let mut shared = lock(&self.shared);
-        let seen = shared.pricing.seen.take();
+        let seen = std::mem::take(&mut shared.pricing.seen);
+        let learned_at = shared.pricing.learned_at;
         let Offer { model, plan, learner, .. } = offer;
-        shared.pricing = Pricing { model, plan, learner, seen, snapshot };
+        shared.pricing = Pricing { model, plan, learner, learned_at, seen, snapshot };
     }
 
     /// Returns the learned state of each port that purchased cycles, by name.
@@ -109,51 +119,58 @@ impl Core {
         ports.filter_map(|(id, state)| Some((name(id)?, state))).collect()
     }
 
+    /// Returns how the machine differs from its calibration.
+    pub(super) fn machine(&self) -> Option<MachineChange> {
+        let state = lock(&self.shared).pricing.learner.machine()?;
+        #[expect(clippy::cast_possible_truncation, reason = "`as` saturates")]
+        let cost_permille = (state.error * 1_000.0).round() as i32;
+        Some(MachineChange { cost_permille, since_ms: state.lasts.0 / 1_000_000 })
+    }
+
     /// Reads the ports' counters if [`LEARN_EVERY`] has passed, and corrects the entitlements. The
     /// caller must prevent changes of the configuration while the function runs.
     ///
     /// # Errors
     /// Returns an error if a worker has ended.
     pub(super) fn learn(&self, now: Nanos) -> Result<(), ApiError> {
-        let step = {
+        {
             let mut shared = lock(&self.shared);
             if !shared.config.model.learn || shared.pricing.learner.ports().next().is_none() {
-                shared.pricing.seen = None;
+                shared.pricing.seen.clear();
                 return Ok(());
             }
-            let due = shared.pricing.seen.as_ref().map(|(last, _)| *last + LEARN_EVERY);
-            if due.is_some_and(|due| now < due) {
+            if now < shared.pricing.learned_at.0 + LEARN_EVERY {
                 return Ok(());
             }
-            let ports = shared.ports.values().map(|port| (port.id, port.counters.read()));
-            let readings: BTreeMap<PortId, PortReading> = ports.collect();
-            let hz = self.switch.tsc().hz();
-            let before = shared.pricing.seen.replace((now, readings.clone()));
-            let Some((last, before)) = before else { return Ok(()) };
-            let elapsed = now.saturating_sub(last);
-            let seen = readings.iter().filter_map(|(id, reading)| {
-                let grown = grown(before.get(id)?, reading, elapsed, hz)?;
-                Some((*id, grown))
-            });
+            shared.pricing.learned_at.0 = now;
+            let seen = observe(&mut shared, now, self.switch.tsc().hz());
             let step = shared.pricing.learner.step(seen);
             let ids = shared.compiler.ids().clone();
             for event in &step.events {
                 tell(event, &|id: PortId| ids.port_name(id.0).unwrap_or_default().to_owned());
             }
-            step
-        };
-        if step.changes.is_empty() {
-            return Ok(());
         }
         let old = Arc::clone(&lock(&self.shared).pricing.snapshot);
-        let changes: BTreeMap<PortId, CyclesPerSecond> = step.changes.into_iter().collect();
+        let (entitlements, small_too) = {
+            let pricing = &lock(&self.shared).pricing;
+            (entitlements(&pricing.learner), now >= pricing.learned_at.1 + APPLY_EVERY)
+        };
+        let matters = |(id, cycles): (&PortId, &CyclesPerSecond)| {
+            let Some(now) = old.port(id.0).map(|port| port.qos.entitlement) else { return false };
+            cycles.0.abs_diff(now.0) > if small_too { 0 } else { now.0 / SMALL_PART }
+        };
+        if !entitlements.iter().any(matters) {
+            return Ok(());
+        }
         let new = Arc::new(old.with_qos(|id, qos| {
-            if let Some(cycles) = changes.get(&id) {
+            if let Some(cycles) = entitlements.get(&id) {
                 qos.entitlement = *cycles;
             }
         }));
         self.switch.swap_snapshot(Arc::clone(&new)).map_err(worker_failed)?;
-        lock(&self.shared).pricing.snapshot = new;
+        let pricing = &mut lock(&self.shared).pricing;
+        pricing.snapshot = new;
+        pricing.learned_at.1 = now;
         Ok(())
     }
 
@@ -175,9 +192,40 @@ fn sold(plan: &CapacityPlan, learner: &Learner) -> BTreeMap<String, Sold> {
     plan.ports.iter().map(of).collect()
 }
 
-/// Returns the activity of a port between two readings of its counters; `None` if the counters were
-/// reset.
-fn grown(
+/// Ends the interval of each port that claims cycles and sent enough frames, or has a long
+/// interval. Returns the ports' activity in their intervals.
+fn observe(shared: &mut Shared, now: Nanos, hz: u64) -> Vec<(PortId, Observation)> {
+    let Shared { pricing: Pricing { learner, seen, .. }, ports, .. } = shared;
+    let claims = |id: &PortId| learner.port(*id).is_some();
+    let ports = ports.values().filter(|port| claims(&port.id));
+    let readings: Vec<_> = ports.map(|port| (port.id, port.counters.read())).collect();
+    seen.retain(|id, _| claims(id));
+    let few = LearnConfig::DEFAULT.frames_min;
+    let mut all = Vec::new();
+    for (id, reading) in readings {
+        let Some((since, before)) = seen.get(&id) else {
+            seen.insert(id, (now, reading));
+            continue;
+        };
+        let elapsed = now.saturating_sub(*since);
+        let grown = observed(before, &reading, elapsed, hz);
+        if grown.is_some_and(|grown| grown.frames < few) && elapsed < SLOW_EVERY {
+            continue;
+        }
+        all.extend(grown.map(|grown| (id, grown)));
+        seen.insert(id, (now, reading));
+    }
+    all
+}
+
+fn entitlements(learner: &Learner) -> BTreeMap<PortId, CyclesPerSecond> {
+    learner.ports().map(|(id, state)| (id, state.entitlement)).collect()
+}
+
+/// Returns what the learner observes of a port between two readings of its counters. Returns `None`
+/// if the counters were reset.
+#[must_use]
+pub fn observed(
     before: &PortReading,
     after: &PortReading,
     elapsed: Nanos,
@@ -195,6 +243,12 @@ fn grown(
         cache_hits: after.cache_hits.checked_sub(before.cache_hits)?,
         throttled: u128::from(held) * u128::from(THROTTLED_PART) > core,
     })
+}
+
+/// Returns an error of the cost model as words: `30 % more than at the calibration`.
+fn against_model(error: f64) -> String {
+    let word = if error < 0.0 { "less" } else { "more" };
+    format!("{:.0} % {word} than at the calibration", 100.0 * error.abs())
 }
 
 fn tell(event: &Event, name: &dyn Fn(PortId) -> String) {
@@ -229,6 +283,17 @@ fn tell(event: &Event, name: &dyn Fn(PortId) -> String) {
                  to sell; move the port, or sell less",
                 name(*id)
             );
+        }
+        Event::MachineChanged(error) => {
+            tracing::warn!(
+                "the frames of all ports cost {}, so the machine changed: other programs or \
+                 machines may use its caches, or its frequency differs; run penstock calibrate if \
+                 this lasts",
+                against_model(*error)
+            );
+        }
+        Event::MachineSettled(error) => {
+            tracing::info!("the frames of all ports cost only {}", against_model(*error));
         }
     }
 }

@@ -18,8 +18,10 @@ pub(super) struct Pricing {
     pub(super) model: Option<(PathBuf, Arc<CostModel>)>,
     pub(super) plan: Arc<CapacityPlan>,
     pub(super) learner: Learner,
-    /// Time and port counters of the learner's last reading.
-    pub(super) seen: Option<(Nanos, BTreeMap<PortId, PortReading>)>,
+    /// Time of the learner's last reading, and of its last change of entitlements.
+    pub(super) learned_at: (Nanos, Nanos),
+    /// For each port, the time and the counters at the end of its last interval.
+    pub(super) seen: BTreeMap<PortId, (Nanos, PortReading)>,
     /// The workers' snapshot.
     pub(super) snapshot: Arc<Snapshot>,
 }
@@ -37,7 +39,8 @@ impl Default for Pricing {
             model: None,
             plan: Arc::default(),
             learner: Learner::new(LearnConfig::default(), &[]),
-            seen: None,
+            learned_at: Default::default(),
+            seen: BTreeMap::new(),
             snapshot: Arc::default(),
         }
     }

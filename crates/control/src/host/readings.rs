@@ -57,6 +57,7 @@ impl Core {
             workers: worker_states(self.switch.as_ref(), &watches, &schedule),
             fabric: None,
             switch: None,
+            machine: self.machine(),
         }
     }
 

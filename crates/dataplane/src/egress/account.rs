@@ -100,9 +100,6 @@ fn account_drops(d: &Delivery, source: &PortCounters, target: Option<&PortCounte
         (DropReason::SendLimit, d.send_limit),
     ];
     for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
-        source.drops[reason as usize].add(n);
-        if let Some(target) = target {
-            target.tx_drops[reason as usize].add(n);
-        }
+        source.count_refused(target, reason, n);
     }
 }

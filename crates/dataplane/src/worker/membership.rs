@@ -74,6 +74,7 @@ impl<C: CycleCounter> Worker<C> {
         if !free || !room.is_empty() || room.capacity() < QUEUES_MAX {
             return Err(room);
         }
+        counters.number.set(port.0.into());
         self.ctx.ports[port.index()].queues = room;
         self.ctx.port_counters[port.index()] = Some(counters);
         Ok(())

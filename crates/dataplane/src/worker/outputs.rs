@@ -506,12 +506,20 @@ fn count_loss(
     target: PortId,
     reason: DropReason,
 ) {
-    if let Some(counters) = counters.get(usize::from(source)).and_then(Option::as_deref) {
-        counters.queued.sub(1);
-        counters.drops[reason as usize].add(1);
+    let target = counters[target.index()].as_deref();
+    if let Some(target) = target {
+        target.tx_queued.sub(1);
     }
-    if let Some(counters) = counters[target.index()].as_deref() {
-        counters.tx_queued.sub(1);
-        counters.tx_drops[reason as usize].add(1);
+    match counters.get(usize::from(source)).and_then(Option::as_deref) {
+        Some(source) => {
+            source.queued.sub(1);
+            source.count_refused(target, reason, 1);
+        }
+        // The source has left meanwhile.
+        None => {
+            if let Some(target) = target {
+                target.tx_drops[reason as usize].add(1);
+            }
+        }
     }
 }

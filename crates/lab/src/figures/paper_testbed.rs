@@ -82,6 +82,12 @@ pub const BATCH_NOISE: f64 = 0.05;
 /// Cost factor of a host with one VM, which is exactly 1. The cost factor of a host with more VMs
 /// is relative to one VM.
 const ONE: Coefficient = Coefficient { factor: Spread::exact(1.0), source: Source::Measured };
+/// The learner's settings. What must last for seconds on a host must last for three steps here.
+pub const LEARNS: LearnConfig = LearnConfig {
+    return_after: Nanos::from_millis(300),
+    drift_after: Nanos::from_millis(300),
+    ..LearnConfig::DEFAULT
+};
 /// Time between two learning steps of the cost model.
 pub const LEARN_EVERY: Nanos = Nanos::from_millis(100);
 /// Simulated time of the warm-up, before a figure's measurements begin.
@@ -335,6 +341,7 @@ impl<'a> Scenario<'a> {
                 date: "2021".to_owned(),
                 cpu: "Intel Xeon E5-4603 v2".to_owned(),
                 made_by: "the cost table of the simulated figures".to_owned(),
+                core_distance_ns: None,
                 tsc: TscRate::from_hz(paper::HZ),
             },
             cells,
@@ -474,7 +481,7 @@ impl Host {
         let metered = !matches!(scenario.policy, Policy::None | Policy::Rates);
         let capacity = vec![CyclesPerSecond(paper::HZ); usize::from(scenario.cores.max(1))];
         let learner = (scenario.learns && metered).then(|| {
-            let mut learner = Learner::new(LearnConfig::default(), &capacity);
+            let mut learner = Learner::new(LEARNS, &capacity);
             learner.set_ports(terms);
             learner
         });

@@ -20,8 +20,8 @@ mod vcpus;
 use std::fmt;
 
 use penstock_control::api::{
-    Delays, FabricStatus, HostStatus, LinkStatus, Named, PortStats, PortStatus, QueueStatus,
-    RtpStatus, Stats, SwitchStatus,
+    Delays, FabricStatus, HostStatus, LinkStatus, MachineChange, Named, PortStats, PortStatus,
+    QueueStatus, RtpStatus, Stats, SwitchStatus,
 };
 use penstock_control::host::PortLearning;
 use penstock_control::report::Cause;
@@ -60,6 +60,7 @@ enum Source {
     Uptime,
     Generation,
     Tsc,
+    Machine(fn(&MachineChange) -> f64),
     PortUp,
     PortQueuesUp,
     Port(&'static str),
@@ -124,16 +125,39 @@ fn name(prefix: &str, field: &str, unit: &str) -> String {
     if stem.is_empty() { prefix.to_owned() } else { format!("{prefix}_{stem}") }
 }
 
+fn gauge(
+    name: &str,
+    unit: &'static str,
+    labels: &'static str,
+    help: &str,
+    source: Source,
+) -> Metric {
+    let (name, help) = (name.to_owned(), help.to_owned());
+    Metric { name, unit, is_gauge: true, labels, help, source }
+}
+
+/// Gauges of a machine whose frames do not cost what they cost at the calibration.
+fn machine_gauges() -> [Metric; 2] {
+    [
+        gauge(
+            "penstock_host_cost_change",
+            "",
+            "",
+            "cost of the frames of all ports, relative to the calibration, minus 1; 0 below 0.15",
+            Source::Machine(|machine| f64::from(machine.cost_permille) / 1e3),
+        ),
+        gauge(
+            "penstock_host_cost_changed",
+            "seconds",
+            "",
+            "time for which the frames of all ports have cost more or less than at the calibration",
+            Source::Machine(|machine| to_f64(machine.since_ms) / 1e3),
+        ),
+    ]
+}
+
 /// Gauges of the host, its ports and workers.
 fn gauges() -> Vec<Metric> {
-    let gauge = |name: &str, unit, labels, help: &str, source| Metric {
-        name: name.to_owned(),
-        unit,
-        is_gauge: true,
-        labels,
-        help: help.to_owned(),
-        source,
-    };
     vec![
         gauge(
             "penstock_host_info",
@@ -191,6 +215,7 @@ fn gauges() -> Vec<Metric> {
 /// Returns all metrics, in the order in which the page `/metrics` prints the metrics.
 fn catalogue() -> Vec<Metric> {
     let mut metrics = gauges();
+    metrics.extend(machine_gauges());
     for (field, unit, help) in PortReading::FIELDS {
         let (unit, source) = match *unit {
             "nanoseconds" => ("seconds", Source::PortTime(field)),
@@ -451,7 +476,7 @@ fn learning_metrics() -> Vec<Metric> {
         (
             "delivered",
             "ratio",
-            "delivered rate as a part of the purchased rate, in the last second with enough frames",
+            "delivered rate as a part of the purchased rate, in the learner's last interval",
             delivered,
         ),
         ("in_profile", "", "1 while the port sends frames as its contract declares", inside),
@@ -517,6 +542,7 @@ impl Reading {
             Source::Uptime => one(to_f64(status.uptime_s)),
             Source::Generation => one(to_f64(status.generation)),
             Source::Tsc => one(to_f64(status.tsc_hz)),
+            Source::Machine(value) => one(status.machine.as_ref().map_or(0.0, value)),
             Source::PortUp => self.ports.iter().map(port_up).collect(),
             Source::PortQueuesUp => self
                 .ports

@@ -52,8 +52,8 @@ use switch::{Switch, Switched};
 
 /// Longest time between a signal and the end of the daemon.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
-/// Interval between two checks of the workers' heartbeats.
-const TICK: Duration = Duration::from_millis(250);
+/// Interval between two checks of the workers' heartbeats, and between two steps of the learner.
+const TICK: Duration = Duration::from_millis(100);
 /// Limit of concurrent requests on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
 /// Limit of connections at once on the API's socket. Further connections wait in the socket's

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::{self, FabricStatus, HostStatus, SwitchStatus};
+use penstock_control::api::{self, FabricStatus, HostStatus, MachineChange, SwitchStatus};
 use penstock_control::config::{self, ConfigErrors, FileSchema};
 use penstock_controller::files;
 
@@ -105,6 +105,19 @@ pub async fn reload(socket: &Path, json: bool) -> Result<ExitCode> {
     report(client.reload(timed(api::ReloadRequest {})).await, json)
 }
 
+/// Returns how the cost of frames differs from the calibration.
+fn changed(machine: &MachineChange) -> String {
+    let (percent, word) = match machine.cost_permille {
+        permille if permille < 0 => (-permille, "less"),
+        permille => (permille, "more"),
+    };
+    format!(
+        "{:.0} % {word} than at the calibration, for {}",
+        f64::from(percent) / 10.0,
+        seconds(machine.since_ms / 1_000)
+    )
+}
+
 fn shown(status: &HostStatus) -> String {
     let config = if status.config.is_empty() { "none" } else { &status.config };
     let lines = [
@@ -116,7 +129,8 @@ fn shown(status: &HostStatus) -> String {
         ("TSC", format!("{:.3} GHz", to_f64(status.tsc_hz) / 1e9)),
     ];
     let mut text = String::new();
-    for (key, value) in lines {
+    let machine = status.machine.as_ref().map(|machine| ("frames cost", changed(machine)));
+    for (key, value) in lines.into_iter().chain(machine) {
         let _ = writeln!(text, "{key:<15}{}", printable(&value));
     }
     for worker in &status.workers {
@@ -205,6 +219,7 @@ mod tests {
             }],
             fabric: None,
             switch: None,
+            machine: Some(MachineChange { cost_permille: 305, since_ms: 62_000 }),
         };
         assert_eq!(
             shown(&status),
@@ -215,6 +230,7 @@ configuration  /etc/penstock/host.toml
 generation     3
 uptime         1h 6m
 TSC            2.200 GHz
+frames cost    30 % more than at the calibration, for 1m 2s
 worker 0       running on core 3, round-robin, busy 12.3 % since start, heartbeat 2 ms ago
 "
         );

@@ -139,6 +139,9 @@ pub struct About {
     pub cpu: String,
     /// Program that made the cost model: its version and its command line.
     pub made_by: String,
+    /// Time in which a cache line went between the cores of the switch and of the load and back, in
+    /// nanoseconds. Frames cost more if the cores share no cache. `None` if it was not measured.
+    pub core_distance_ns: Option<u32>,
     /// Frequency of the host's time-stamp counter in hertz. All costs of the model count cycles of
     /// the time-stamp counter.
     pub tsc: TscRate,

@@ -38,6 +38,7 @@ fn parts() -> Parts {
             date: "2026-11-21T13:00:00Z".into(),
             cpu: "c".into(),
             made_by: "test".into(),
+            core_distance_ns: None,
             tsc: TscRate::from_hz(2_000_000_000),
         },
         cells,

@@ -34,8 +34,8 @@
 //!    [`LearnConfig::size_tolerance`] of the declared mean. If the tenant declared few flows, at
 //!    least [`LearnConfig::hit_share_min`] of the port's lookups must also hit the cache. When a
 //!    port leaves its profile, the learner immediately lowers the port's entitlement `E` to `min(E,
-//!    B)`, and learns no costs. After [`LearnConfig::return_intervals`] consecutive intervals
-//!    without a violation, the port counts as inside its profile again.
+//!    B)`, and learns no costs. After [`LearnConfig::return_after`] without a violation,
+//!    the port counts as inside its profile again.
 //! 2. The learner records the model's error `c/m − 1` for every port that sends. If the model's
 //!    error for full batches exceeds [`LearnConfig::drift_limit`], the learner reports an event.
 //!    When the model's error falls to half of [`LearnConfig::drift_limit`], the learner reports
@@ -73,6 +73,8 @@
 //! The evaluation of an interval takes O(ports), plus O(2^workers) for each distinct set of workers
 //! with a port that needs more cycles. Only the control plane calls the learner.
 
+mod lasting;
+mod machine;
 mod port;
 
 use std::collections::BTreeMap;
@@ -81,6 +83,9 @@ use penstock_units::{CyclesPerSecond, Nanos, PortId};
 
 use crate::admission::{Ledger, WorkerSet};
 use crate::cost_model::{Contract, Flows, Rate, to_f64};
+pub use machine::MachineState;
+
+use machine::Machine;
 use port::Port;
 
 /// Parameters of the learner, with defaults that Penstock uses.
@@ -97,27 +102,34 @@ pub struct LearnConfig {
     pub size_tolerance: f64,
     /// Smallest fraction of lookups that must hit the cache, if few flows were declared.
     pub hit_share_min: f64,
-    /// Number of consecutive intervals without a violation, after which a port counts as inside its
-    /// profile again.
-    pub return_intervals: u32,
+    /// Time without a violation, after which a port counts as inside its profile again.
+    pub return_after: Nanos,
     /// Maximum of the trim minus 1. The trim is a factor in a port's need for cycles.
     pub trim_max: f64,
     /// Relative error of the model above which drift is reported.
     pub drift_limit: f64,
+    /// Time for which the error must last before drift, or its end, is reported.
+    pub drift_after: Nanos,
+}
+
+impl LearnConfig {
+    /// The parameters that Penstock uses.
+    pub const DEFAULT: Self = Self {
+        frames_min: 1_000,
+        gain: 0.5,
+        dead_band: 0.002,
+        size_tolerance: 0.1,
+        hit_share_min: 0.9,
+        return_after: Nanos::from_secs(3),
+        trim_max: 0.05,
+        drift_limit: 0.15,
+        drift_after: Nanos::from_secs(3),
+    };
 }
 
 impl Default for LearnConfig {
     fn default() -> Self {
-        Self {
-            frames_min: 1_000,
-            gain: 0.5,
-            dead_band: 0.002,
-            size_tolerance: 0.1,
-            hit_share_min: 0.9,
-            return_intervals: 3,
-            trim_max: 0.05,
-            drift_limit: 0.15,
-        }
+        Self::DEFAULT
     }
 }
 
@@ -207,6 +219,12 @@ pub enum Event {
     Settled(PortId, f64),
     /// The port lacks the given number of cycles per second, because there is too little headroom.
     Short(PortId, CyclesPerSecond),
+    /// The frames of all ports cost more or less than the model says: the model's median error
+    /// exceeds [`LearnConfig::drift_limit`].
+    MachineChanged(f64),
+    /// The model's median error of all ports has fallen to half of [`LearnConfig::drift_limit`] or
+    /// less.
+    MachineSettled(f64),
 }
 
 /// State of the learner for one port, for reports.
@@ -254,13 +272,15 @@ pub struct Learner {
     config: LearnConfig,
     capacity: Vec<CyclesPerSecond>,
     ports: BTreeMap<PortId, Port>,
+    machine: Machine,
 }
 
 impl Learner {
     /// Returns a learner without ports, for workers of these capacities.
     #[must_use]
     pub fn new(config: LearnConfig, capacity: &[CyclesPerSecond]) -> Self {
-        Self { config, capacity: capacity.to_vec(), ports: BTreeMap::new() }
+        let (ports, machine) = (BTreeMap::new(), Machine::default());
+        Self { config, capacity: capacity.to_vec(), ports, machine }
     }
 
     /// Capacity of each worker in cycles per second.
@@ -290,6 +310,13 @@ impl Learner {
         self.ports.get(&id).map(Port::state)
     }
 
+    /// Returns how the machine differs from its calibration. Returns `None` if it does not, or if
+    /// too few ports send to tell.
+    #[must_use]
+    pub const fn machine(&self) -> Option<MachineState> {
+        self.machine.state()
+    }
+
     /// Returns the learner's state of all ports, in the order of their numbers.
     pub fn ports(&self) -> impl Iterator<Item = (PortId, PortLearning)> + '_ {
         self.ports.iter().map(|(id, port)| (*id, port.state()))
@@ -302,13 +329,19 @@ impl Learner {
         let before: BTreeMap<PortId, CyclesPerSecond> =
             self.ports.iter().map(|(id, port)| (*id, port.entitlement)).collect();
         let mut wishes: BTreeMap<WorkerSet, Vec<(PortId, u64)>> = BTreeMap::new();
+        let (mut errors, mut elapsed) = (Vec::new(), Nanos::ZERO);
         for (id, observation) in seen {
             let Some(port) = self.ports.get_mut(&id) else { continue };
             let wish = port.see(&self.config, &observation, |event| step.events.push(event(id)));
+            if let Some(error) = port.error_now(&self.config, &observation) {
+                errors.push(error);
+                elapsed = elapsed.max(observation.elapsed);
+            }
             if let Some(wanted) = wish.filter(|wanted| *wanted > port.reserved()) {
                 wishes.entry(port.terms.workers).or_default().push((id, wanted));
             }
         }
+        step.events.extend(self.machine.see(&self.config, &mut errors, elapsed));
         self.grant(wishes, &mut step.events);
         let changed =
             self.ports.iter().filter(|(id, port)| before.get(id) != Some(&port.entitlement));

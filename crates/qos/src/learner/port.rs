@@ -2,6 +2,7 @@
 
 use penstock_units::{CyclesPerSecond, Nanos, PortId};
 
+use super::lasting::Lasting;
 use super::{Breach, Event, LearnConfig, Observation, PortLearning, Terms, bought, breach};
 use crate::cost_model::{FCS, Rate, to_f64, whole_up};
 
@@ -63,10 +64,9 @@ pub(super) struct Port {
     breach_for: Nanos,
     /// Time for which the delivered fraction has been below [`ENOUGH`].
     less_for: Nanos,
-    /// Number of consecutive intervals since the last violation in which the port was inside its
-    /// profile.
-    inside: u32,
-    drifts: bool,
+    /// Time since the last violation in which the port sent inside its profile.
+    inside_for: Nanos,
+    drift: Lasting,
 }
 
 impl Port {
@@ -82,8 +82,8 @@ impl Port {
             breach: None,
             breach_for: Nanos::ZERO,
             less_for: Nanos::ZERO,
-            inside: 0,
-            drifts: false,
+            inside_for: Nanos::ZERO,
+            drift: Lasting::default(),
         }
     }
 
@@ -128,6 +128,13 @@ impl Port {
         }
     }
 
+    /// Returns the model's error, if the port sent enough frames inside its profile in an interval
+    /// that was seen just now.
+    pub(super) fn error_now(&self, config: &LearnConfig, seen: &Observation) -> Option<f64> {
+        let sent = seen.frames >= config.frames_min.max(1) && self.breach.is_none();
+        self.state().model_error.filter(|_| sent)
+    }
+
     /// Stores how many cycles per second the port lacks. Returns true if the port lacked no cycles
     /// before and now lacks some.
     pub(super) fn set_short(&mut self, short: u64) -> bool {
@@ -165,7 +172,7 @@ impl Port {
         self.less_for = lasts(self.less_for, self.delivered.is_some_and(|part| part < ENOUGH));
         let breach = breach(config, &contract, mean, hit_share);
         self.breach_for = lasts(self.breach_for, breach.is_some());
-        if !self.keeps_profile(config, breach, &mut tell) {
+        if !self.keeps_profile(config, breach, seen.elapsed, &mut tell) {
             return None;
         }
         let cost = to_f64(seen.cycles) / frames;
@@ -173,7 +180,7 @@ impl Port {
         if seen.throttled {
             self.full.add(cost, config.gain);
         }
-        self.watch_drift(config, &mut tell);
+        self.watch_drift(config, seen.elapsed, &mut tell);
         if !seen.throttled {
             self.short = CyclesPerSecond(0);
             return None;
@@ -187,6 +194,7 @@ impl Port {
         &mut self,
         config: &LearnConfig,
         breach: Option<Breach>,
+        elapsed: Nanos,
         tell: &mut impl FnMut(&dyn Fn(PortId) -> Event),
     ) -> bool {
         match (breach, self.breach) {
@@ -195,7 +203,7 @@ impl Port {
                     tell(&|id| Event::Left(id, breach));
                 }
                 self.breach = Some(breach);
-                self.inside = 0;
+                self.inside_for = Nanos::ZERO;
                 self.trim = 1.0;
                 self.short = CyclesPerSecond(0);
                 self.entitlement = self.entitlement.min(self.terms.base);
@@ -203,8 +211,8 @@ impl Port {
             }
             (None, None) => true,
             (None, Some(_)) => {
-                self.inside += 1;
-                if self.inside < config.return_intervals {
+                self.inside_for = Nanos(self.inside_for.0.saturating_add(elapsed.0));
+                if self.inside_for < config.return_after {
                     return false;
                 }
                 self.breach = None;
@@ -217,17 +225,16 @@ impl Port {
     fn watch_drift(
         &mut self,
         config: &LearnConfig,
+        elapsed: Nanos,
         tell: &mut impl FnMut(&dyn Fn(PortId) -> Event),
     ) {
         let Some(error) = self.state().full_error else { return };
-        let limit = if self.drifts { config.drift_limit / 2.0 } else { config.drift_limit };
-        let beyond = error.abs() > limit;
-        if beyond != self.drifts {
-            self.drifts = beyond;
-            if beyond {
-                tell(&|id| Event::Drift(id, error));
-            } else {
-                tell(&|id| Event::Settled(id, error));
+        let drifts = self.drift.is_on();
+        let limit = if drifts { config.drift_limit / 2.0 } else { config.drift_limit };
+        if self.drift.see(error.abs() > limit, elapsed, config.drift_after) {
+            match drifts {
+                false => tell(&|id| Event::Drift(id, error)),
+                true => tell(&|id| Event::Settled(id, error)),
             }
         }
     }

@@ -40,7 +40,9 @@ fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
 }
 
 fn learner(capacity: u64, ports: &[(PortId, Terms)]) -> Learner {
-    let mut learner = Learner::new(LearnConfig::default(), &[CyclesPerSecond(capacity)]);
+    let three = Nanos::from_millis(300);
+    let config = LearnConfig { return_after: three, drift_after: three, ..LearnConfig::default() };
+    let mut learner = Learner::new(config, &[CyclesPerSecond(capacity)]);
     learner.set_ports(ports.iter().cloned());
     learner
 }

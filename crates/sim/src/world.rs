@@ -64,6 +64,7 @@ pub struct World {
     domains: Vec<Domain>,
     seed: Rng,
     max_ports: usize,
+    stolen: Cycles,
 }
 
 impl World {
@@ -109,6 +110,7 @@ impl World {
             domains: Vec::new(),
             seed: Rng::new(seed),
             max_ports,
+            stolen: Cycles::ZERO,
         }
     }
 
@@ -259,6 +261,18 @@ impl World {
         }
     }
 
+    /// Lets another program take all cores for a time, between two turns. On a host, the worker
+    /// learns of the stolen time from the kernel, so the counters are those of [`Self::worker`].
+    pub fn steal(&mut self, time: Nanos) {
+        let taken = self.cores.rate.to_cycles(time);
+        for core in &mut self.cores.all {
+            let now = core.counter.now();
+            core.jump(Cycles(now.0 + taken.0));
+        }
+        self.stolen = Cycles(self.stolen.0 + taken.0 * self.cores.all.len() as u64);
+        self.cores.stir();
+    }
+
     /// Advances the idle core `at` to the time at which the core may find a frame.
     fn skip_idle(&mut self, at: usize, end: Nanos) {
         // A busy core may send a frame to this core at any time, so the time must not exceed that
@@ -374,6 +388,9 @@ impl World {
     pub fn worker(&self) -> WorkerReading {
         let mut sum = WorkerReading::default();
         self.cores.all.iter().for_each(|core| sum.merge(&core.worker.counters().read()));
+        // The worker counts time between two turns as idle.
+        sum.cycles_idle -= self.stolen.0;
+        sum.cycles_stolen += self.stolen.0;
         sum
     }
 }

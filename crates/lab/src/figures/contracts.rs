@@ -28,6 +28,10 @@
 //! - `verify`: contracts are sold without learning, as by `penstock calibrate --verify`. The costs
 //!   of the model are true, or one of them is 15 % too high or too low.
 //!
+//! - `false_remedy`: in made situations, `penstock explain` names the true cause ([`remedies`]).
+//!
+//! [`remedies`]: super::remedies
+//!
 //! # Departures
 //!
 //! The simulated VMs do not notify the switch (kicks), so no VM floods with kicks.
@@ -306,6 +310,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let what =
         "part of models, true or with one cost wrong by 15 %, that a verification judges right";
     outcome.claim(Claim::new("verify_catches_pct", what, "%").at_least(100.0).measured(catches));
+    ctx.progress(0.97, "made situations");
+    let wrong = super::remedies::wrong(ctx, &mut outcome)?;
+    outcome.claim(live::false_remedy(wrong));
     Ok(outcome)
 }
 

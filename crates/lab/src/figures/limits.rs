@@ -187,7 +187,8 @@ fn float(n: u64) -> f64 {
 fn picture(record: &Record) -> Picture {
     let y = Axis::linear("delivered rate, % of the limit").from(0.0);
     let panel = Panel::new("one stream under each limit", Axis::log("limit, Mbit/s"), y);
-    let all = record.series_of("");
+    // The cost of cutting has its own unit.
+    let all = record.series_of("").filter(|(name, _)| !name.starts_with(live::COST));
     let panel = all.fold(panel, |panel, (name, series)| panel.line(name, points(series)));
     Picture::new(format!("limits: the part of a limit that a stream gets ({})", record.mode))
         .panel(panel)

@@ -115,6 +115,7 @@ mod qshare_fig6;
 mod qshare_scale;
 mod qshare_table1;
 mod registry;
+mod remedies;
 mod shaped_vm;
 mod vcpu_bed;
 

@@ -56,6 +56,7 @@ mod needs;
 mod noisy;
 mod picture;
 mod rates;
+mod remedies;
 mod requests;
 mod rtp;
 mod shaped;
@@ -70,13 +71,13 @@ pub(crate) use applications::run as fig12;
 pub(crate) use bandwidth::run as fig10;
 pub(crate) use bill::run as bill;
 pub(crate) use classes::{fig3, fig11};
-pub(crate) use contracts::run as contracts;
+pub(crate) use contracts::{false_remedy, run as contracts};
 pub(crate) use demo::{picture as demo_picture, run as demo};
 pub(crate) use fabric::{
     fig4 as qshare_fig4, fig5 as qshare_fig5, story as fabric_demo,
     story_picture as fabric_demo_picture,
 };
-pub(crate) use limits::{both_claim, run as limits, udp_claim};
+pub(crate) use limits::{COST, both_claim, run as limits, udp_claim};
 pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
 pub(crate) use picture::by_unit as picture;

@@ -403,7 +403,8 @@ impl Testbed {
 /// Returns a rule that reads the whole five-tuple and never matches, so that the switch
 /// distinguishes flows by five-tuple. OVS's exact-match cache also distinguishes flows by
 /// five-tuple, because the cache's key is the whole header.
-fn five_tuple() -> RuleTables {
+#[must_use]
+pub fn five_tuple() -> RuleTables {
     let host = |last| Some(IpMatch::v4_prefix(std::net::Ipv4Addr::new(240, 0, 0, last), 32));
     let matching = Match {
         src_ip: host(1),

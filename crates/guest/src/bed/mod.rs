@@ -3,10 +3,12 @@
 //!
 //! | Module | Content |
 //! |---|---|
+//! | [`distance`] | how far two cores are apart |
 //! | [`guard`] | a process that removes all objects of a measurement at its end |
 //! | [`outside`] | interfaces outside a switch, in a network namespace of their own |
 //! | [`process`] | daemons that the guard ends, and commands with output |
 
+pub mod distance;
 pub mod guard;
 pub mod outside;
 pub mod process;
@@ -190,7 +192,19 @@ impl Bed {
         map.insert("generator_core".into(), self.generator_core.into());
         map.insert("raised_priority".into(), self.weighed.into());
         map.insert("tsc_hz".into(), self.tsc_hz.into());
+        // A hypervisor moves the cores, so the distance tells runs apart.
+        let distance = self.core_distance_ns().ok().flatten();
+        map.insert("core_distance_ns".into(), distance.map(f64::round).into());
         map
+    }
+
+    /// Returns how far the worker's core and the generator's core are apart, in nanoseconds
+    /// ([`distance::round_trip_ns`]). Programs on these cores must be stopped.
+    ///
+    /// # Errors
+    /// Returns an error if a thread cannot be pinned.
+    pub fn core_distance_ns(&self) -> anyhow::Result<Option<f64>> {
+        distance::round_trip_ns(self.generator_core, self.worker_core)
     }
 
     /// Runs `work` in a new thread that is pinned to the CPU core of the traffic generator.

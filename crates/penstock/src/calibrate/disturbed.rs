@@ -1,6 +1,7 @@
 //! Tells whether other work disturbed a calibration, and which.
 //!
-//! A window counts as disturbed if the worker or the load generator waited for its core. The causes
+//! A calibration is also disturbed if the same frames cost different amounts in its rounds. A
+//! window counts as disturbed if the worker or the load generator waited for its core. The causes
 //! are the processes outside of this session that used most processor time, and the hypervisor
 //! (steal time, `proc_stat(5)`).
 
@@ -9,11 +10,16 @@ use std::fs;
 use std::time::Instant;
 
 use penstock_guest::clock;
+use penstock_qos::cost_model::Spread;
 
+use super::rig::{Apart, alike};
 use crate::table::to_f64;
 
 /// A calibration is refused if more than this part of its windows was disturbed.
 const DISTURBED_MAX: f64 = 0.1;
+/// A calibration is refused if the costs of the same frames differ by more than this part between
+/// the rounds, in the median of all combinations.
+const UNSTEADY_MAX: f64 = 0.3;
 /// A window is disturbed if a thread waited for its core for more than this part of the window.
 const WAITED: f64 = 0.01;
 /// Number of processes that an error names.
@@ -60,6 +66,46 @@ impl Watch {
         ))
     }
 
+    /// Returns an error text if the cores moved. `apart` has the distances in all windows.
+    pub(super) fn moved(apart: &[Apart]) -> Option<String> {
+        let known: Vec<f64> = apart.iter().filter_map(|apart| apart.nanos()).collect();
+        let Spread { median, min, max } = Spread::of(&known)?;
+        let other = |apart: &&Apart| {
+            apart.moved() || apart.nanos().is_some_and(|nanos| !alike(nanos, median))
+        };
+        let part = ratio(apart.iter().filter(other).count(), apart.len());
+        (part > DISTURBED_MAX).then(|| {
+            format!(
+                "a cache line went between the two cores and back in {min:.0} ns at some times, \
+                 and in {max:.0} ns at others: a hypervisor moves the processors, so that the same \
+                 frames cost different amounts; give the machine processors of its own, or accept \
+                 the model with --accept-disturbed"
+            )
+        })
+    }
+
+    /// Returns an error text if the same frames did not cost the same in all rounds. `costs` has
+    /// the costs of each combination.
+    pub(super) fn unsteady(costs: &[Vec<f64>]) -> Option<String> {
+        let ratio = |costs: &Vec<f64>| {
+            let least = costs.iter().copied().reduce(f64::min)?;
+            let most = costs.iter().copied().reduce(f64::max)?;
+            Some(most / least - 1.0)
+        };
+        let ratios: Vec<f64> = costs.iter().filter_map(ratio).collect();
+        let median = Spread::of(&ratios)?.median;
+        (median > UNSTEADY_MAX).then(|| {
+            format!(
+                "the same frames cost {:.0} % more at some times than at others (median of {} \
+                 combinations); another program or machine may use the processor's caches, or the \
+                 frequency changes; calibrate again when the machine is steady, or accept the \
+                 model with --accept-disturbed",
+                100.0 * median,
+                ratios.len()
+            )
+        })
+    }
+
     /// Returns the processes that used most processor time since the beginning, and steal time.
     fn causes(&self) -> Vec<String> {
         let all = self.began.elapsed().as_secs_f64().max(1e-3) * TICKS_PER_SECOND;
@@ -84,8 +130,11 @@ impl Watch {
 
 /// Returns the part of the windows that were disturbed.
 fn part(waited: &[f64]) -> f64 {
-    let disturbed = waited.iter().filter(|waited| **waited > WAITED).count();
-    to_f64(disturbed as u64) / to_f64((waited.len() as u64).max(1))
+    ratio(waited.iter().filter(|waited| **waited > WAITED).count(), waited.len())
+}
+
+fn ratio(some: usize, all: usize) -> f64 {
+    to_f64(some as u64) / to_f64((all as u64).max(1))
 }
 
 /// Returns the processor time of all processes of other sessions, without Penstock's.
@@ -130,6 +179,28 @@ mod tests {
         assert!(text.starts_with("in 20 % of the measurements"), "{text}");
         assert!(text.ends_with("with --accept-disturbed"), "{text}");
         assert!((part(&[]) - 0.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn a_calibration_is_refused_if_the_machine_is_not_steady() {
+        let steady = vec![vec![100.0, 110.0, 105.0], vec![200.0, 210.0], vec![90.0, 300.0]];
+        assert_eq!(Watch::unsteady(&steady), None, "one combination alone is not the machine");
+        let unsteady = vec![vec![100.0, 150.0], vec![200.0, 310.0], vec![90.0, 90.0]];
+        let text = Watch::unsteady(&unsteady).unwrap();
+        assert!(text.starts_with("the same frames cost 50 % more at some times"), "{text}");
+        assert!(text.ends_with("with --accept-disturbed"), "{text}");
+        assert_eq!(Watch::unsteady(&[]), None);
+    }
+
+    #[test]
+    fn a_calibration_is_refused_if_the_cores_moved() {
+        let near = vec![Apart::still(100.0); 18];
+        let with = |more: &[Apart]| Watch::moved(&[&near[..], more].concat());
+        assert_eq!(with(&[Apart::still(140.0), Apart::still(520.0)]), None, "one in twenty");
+        let text = with(&[Apart::still(520.0); 3]).unwrap();
+        assert!(text.contains("in 100 ns at some times, and in 520 ns at others"), "{text}");
+        assert!(with(&[Apart::between(100.0, 520.0); 3]).is_some(), "in a window");
+        assert_eq!(Watch::moved(&[Apart::default()]), None, "one core is never apart");
     }
 
     #[test]

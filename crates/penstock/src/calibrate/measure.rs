@@ -20,8 +20,8 @@
 //! - The measured value of a cell is the number of cycles that the worker charges to the port. A
 //!   sample of the batches shows how the worker's cycles are divided among ingress, classification
 //!   and egress.
-//! - VMs write every byte of their frames, and publish 32 frames at once. Bursts of 32 frames fill
-//!   the batches, even if the VMs are slower than the switch.
+//! - VMs write every byte of their frames, and publish 32 frames at once. The VMs bought a small
+//!   part of the core and offer more, as VMs with contracts do, so that their batches are full.
 //! - If other work disturbs a window, the window is measured again.
 //!
 //! # Many flows
@@ -37,14 +37,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use penstock_qos::cost_model::{
-    About, Action, ActionTerm, BatchTerm, CORES_PUBLISHED, Cell, CellKey, Coefficient, CostModel,
-    Flows, NUMA_PUBLISHED, Parts, RULES, RingKind, SIZES, Source, Spread, Stages,
+    About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, CostModel, Flows,
+    NUMA_PUBLISHED, Parts, RULES, RingKind, SIZES, Source, Spread, Stages,
 };
 use penstock_units::TscRate;
 
 use super::disturbed::Watch;
 use super::offload::{self, Kind};
-use super::rig::{Load, Reading, Rig, Setting, Times};
+use super::rig::{Apart, Load, Reading, Rig, Setting, Times};
 use super::ways;
 use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::clock;
@@ -57,9 +57,9 @@ pub(super) const BURST: usize = 32;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Frames per second in measurements in which the VMs send frames one by one.
 const SINGLE_RATE: f64 = 50_000.0;
-/// If the worker is busy for at least this fraction of a window, the worker limits the frame rate,
-/// and not the generator.
-const LIMIT_BUSY: f64 = 0.95;
+/// If batches have at least this number of frames, the sender's cycles limit the frame rate, and
+/// not the generator.
+const FULL: f64 = 0.95 * 32.0;
 
 /// `penstock calibrate`.
 #[derive(Debug, Clone, clap::Args)]
@@ -79,7 +79,7 @@ pub struct CalibrateArgs {
     /// Number of rounds (1 to 100). Default: 5; with --quick: 2
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     pub rounds: Option<u32>,
-    /// Write the model although other work disturbed more than a tenth of the measurements
+    /// Write the model although other work disturbed the measurements
     #[arg(long)]
     pub accept_disturbed: bool,
     #[command(flatten)]
@@ -120,23 +120,25 @@ pub fn run(args: &CalibrateArgs, bed: &Bed) -> anyhow::Result<Calibration> {
     bench.say("ways to and from interfaces");
     let vms = bench.vms()?;
     let disturbed = watch.verdict(&all(&cells, |reading| reading.waited));
+    let cost = |reading: &Reading| reading.stages.total();
+    let costs: Vec<Vec<f64>> = cells.values().map(|of| of.iter().map(cost).collect()).collect();
+    let apart: Vec<Apart> = cells.values().flatten().map(|reading| reading.apart).collect();
+    let moved = Watch::moved(&apart);
+    let disturbed = moved.or(disturbed).or_else(|| Watch::unsteady(&costs));
     if let Some(text) = disturbed.filter(|_| !args.accept_disturbed) {
         anyhow::bail!(text);
     }
-    let cores = CORES_PUBLISHED.map(|(n, factor)| match n {
-        1 => (1, exact(Source::Measured)),
-        n => (n, Coefficient::published(factor)),
-    });
     let mut notes = notes(&cells, &bench);
     notes.extend(ways.notes);
     let frames = Spread::of(&all(&cells, |reading| reading.batch)).map_or(32.0, |s| s.median);
     let model = CostModel::new(Parts {
-        about: about(args, bench.bed),
+        about: About { core_distance_ns: distance(&apart), ..about(args, bench.bed) },
         cells: cells.iter().filter_map(|(key, seen)| Some((*key, cell(seen)?))).collect(),
         batch: BatchTerm { frames: whole(frames).max(1), ..batch },
         actions,
         vms,
-        cores: cores.into(),
+        // The published factor for two cores is the cost of locks, and our workers share none.
+        cores: BTreeMap::from([(1, exact(Source::Measured))]),
         numa_remote: Coefficient::published(NUMA_PUBLISHED),
         verified: None,
     })
@@ -285,7 +287,7 @@ impl Bench<'_> {
             let mut costs = Vec::new();
             for kind in kinds {
                 pair.offer(kind);
-                let reading = rig.measure(self.bed, self.times, &mut |secs| {
+                let reading = rig.measure(self.times, &mut |secs| {
                     self.bed.on_generator_core(|| pair.drive(secs))
                 })?;
                 costs.push(reading.stages.total());
@@ -389,13 +391,13 @@ fn shuffle(keys: &mut [CellKey], round: u32) {
 
 fn notes(cells: &Cells, bench: &Bench<'_>) -> Vec<String> {
     let mut notes = Vec::new();
-    let busy = |seen: &Vec<Reading>| Spread::of(&seen.iter().map(|r| r.busy).collect::<Vec<_>>());
-    let idle = cells.values().filter(|seen| busy(seen).is_some_and(|b| b.median < LIMIT_BUSY));
+    let fill = |seen: &Vec<Reading>| Spread::of(&seen.iter().map(|r| r.batch).collect::<Vec<_>>());
+    let short = cells.values().filter(|seen| fill(seen).is_some_and(|fill| fill.median < FULL));
     let fills = Spread::of(&all(cells, |reading| reading.batch));
-    if let (count @ 1.., Some(fills)) = (idle.count(), fills) {
+    if let (count @ 1.., Some(fills)) = (short.count(), fills) {
         notes.push(format!(
-            "in {count} of {} combinations the generator limited the rate; batches had {:.1} \
-             frames in the median and {:.1} at least",
+            "in {count} of {} combinations the generator was too slow to fill the batches, which \
+             had {:.1} frames in the median and {:.1} at least",
             cells.len(),
             fills.median,
             fills.min
@@ -414,8 +416,8 @@ fn notes(cells: &Cells, bench: &Bench<'_>) -> Vec<String> {
         notes.push("switch and generator shared a core; the figures are not reliable".to_owned());
     }
     notes.push(
-        "several I/O cores and remote NUMA nodes were not measured; the model contains published \
-         values"
+        "several workers were not measured together; as they share no lock, the model assumes that \
+         a frame costs the same on each. Remote NUMA nodes have the published factor"
             .into(),
     );
     notes
@@ -436,8 +438,15 @@ fn about(args: &CalibrateArgs, bed: &Bed) -> About {
             "penstock {}{build} calibrate{quick} --rounds {rounds}",
             env!("CARGO_PKG_VERSION")
         ),
+        core_distance_ns: None,
         tsc: TscRate::from_hz(whole_hz(bed.tsc_hz())),
     }
+}
+
+/// Returns the median distance of the cores.
+fn distance(apart: &[Apart]) -> Option<u32> {
+    let known: Vec<f64> = apart.iter().filter_map(|apart| apart.nanos()).collect();
+    Spread::of(&known).map(|spread| whole(spread.median))
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small count")]

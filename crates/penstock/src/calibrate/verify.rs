@@ -10,9 +10,11 @@
 //! switch for its counters would take the generator's core.
 //!
 //! If the sender's ring was empty for a part of the window ([`STARVED`]), the generator is too slow
-//! to judge the contract, and the case is left out with a note. A case outside its band is measured
-//! again, at most [`Times::tries`] times, and the median counts. Several VMs buy contracts for
-//! different traffic at the same time, which together are worth [`SHARE`] of the core.
+//! to judge the contract, and the case is left out with a note. A case is also left out if the
+//! cores are not as far apart as at the calibration, because a hypervisor moved the processors. A
+//! case outside its band is measured again, at most [`Times::tries`] times, and the median counts.
+//! Several VMs buy contracts for different traffic at the same time, which together are worth
+//! [`SHARE`] of the core.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -31,7 +33,7 @@ use penstock_qos::cost_model::{
 use crate::table::to_f64;
 
 use super::measure::{BURST, CalibrateArgs, MANY_FLOWS, rule_tables};
-use super::rig::{Load, Rig, Setting, Times};
+use super::rig::{Delivered, Load, Rig, Setting, Times, alike};
 use super::ways::{WAYS, hops, netns};
 
 /// Part of the core's cycles that a contract is worth. The generator must offer more than the
@@ -156,7 +158,7 @@ fn setting(name: String, ring: RingKind, rules: String, model: &Path) -> Setting
         "schedule = \"hbs\"\n\n[model]\nfile = \"{}\"\nlearn = false\nany_host = true\n",
         model.display()
     );
-    Setting { head, keys: [SENDER, "", ""], ..Setting::plain(name, ring, rules) }
+    Setting { head, keys: [SENDER, "", ""], sold: 0.0, ..Setting::plain(name, ring, rules) }
 }
 
 struct Seller<'a> {
@@ -194,13 +196,14 @@ impl Seller<'_> {
         let loads: Vec<Load> = cases.iter().map(Case::load).collect();
         let loads: Vec<&Load> = loads.iter().collect();
         let mut seen: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
-        for _ in 0..self.times.tries {
+        for tries_left in (0..self.times.tries).rev() {
             let delivered = rig.deliver(bed, &loads, self.times)?;
-            if delivered.iter().any(|of| of.starved > STARVED) {
+            if let Some(why) = self.unfit(&delivered) {
+                if tries_left > 0 {
+                    continue;
+                }
                 let name = &sold.first().context("no contract")?.name;
-                self.notes.push(format!(
-                    "{name}: not verified, because the load generator sends less than was bought"
-                ));
+                self.notes.push(format!("{name}: not verified, because {why}"));
                 return Ok(());
             }
             for ((of, seen), sold) in delivered.iter().zip(&mut seen).zip(&mut sold) {
@@ -214,6 +217,23 @@ impl Seller<'_> {
         }
         self.cases.append(&mut sold);
         Ok(())
+    }
+
+    /// Returns why a window says nothing about the model; `None` if it says something.
+    fn unfit(&self, delivered: &[Delivered]) -> Option<String> {
+        if delivered.iter().any(|of| of.starved > STARVED) {
+            return Some("the load generator sends less than was bought".to_owned());
+        }
+        let apart = delivered.first()?.apart;
+        let then = f64::from(self.model.parts().about.core_distance_ns?);
+        match apart.nanos() {
+            None if apart.moved() => Some("a hypervisor moved the processors".to_owned()),
+            Some(now) if !alike(now, then) => Some(format!(
+                "a cache line takes {now:.0} ns between the cores and back, and took {then:.0} ns \
+                 at the calibration: a hypervisor moved the processors"
+            )),
+            _ => None,
+        }
     }
 
     /// Sells contracts for frames that leave through interfaces of one type.

@@ -77,7 +77,12 @@ pub(super) fn netns(what: &str, way: Through) -> String {
 /// interface and back through the other.
 pub(super) fn hops(outside: &Outside) -> String {
     let [first, second] = ENDS;
-    outside.ports("") + &rules("v1", first) + &rules(second, "v0")
+    // Frames of the kernel that come in at the first interface would go round for ever.
+    let stop = format!(
+        "\n[[rule]]\nname = \"stop\"\npriority = 10\nport = \"{first}\"\nmatch = {{}}\n\
+         actions = [\"drop\"]\n"
+    );
+    outside.ports("") + &rules("v1", first) + &rules(second, "v0") + &stop
 }
 
 /// Returns a rule that sends all frames of one port to another.

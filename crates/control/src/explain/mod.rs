@@ -34,11 +34,11 @@
 //! 9. If no other limit of the list applies, the port sends less than its limits allow.
 //!
 //! Frames count as waiting if half of the port's batches were full. Dropped frames show no limit if
-//! they are less than [`NOTICEABLE_PERMILLE`] thousandths of the port's frames.
+//! they are less than `NOTICEABLE_PERMILLE` thousandths of the port's frames.
 //!
 //! # Cost
 //! `penstock explain` causes no work for the workers. The daemon reads existing counters once per
-//! second into a ring of [`history::SECONDS`] readings.
+//! second into a ring of `history::SECONDS` readings.
 //!
 //! # Departures
 //! The switch does not count the waiting frames in a guest's ring, because the ring belongs to the

@@ -316,11 +316,13 @@ impl Question<'_> {
     /// Whether other programs took the core so long that the worker needed nearly all of the rest.
     /// Rings overflow while the worker is away, although the batches after that are not full.
     fn core_was_taken(&self) -> bool {
+        // A port whose batches were never full had no backlog when the worker came back.
+        let waited = self.port.reading.rx_full > 0;
         let stolen = self.growth.stolen_permille(self.worker);
         let Some(growth) = self.growth.workers.get(self.worker) else { return false };
         let WorkerReading { cycles_charged, cycles_host, .. } = growth.reading;
         let used = permille(cycles_charged + cycles_host, self.growth.core_cycles());
-        stolen >= THROTTLED_PERMILLE && used + stolen >= TAKEN_PERMILLE
+        waited && stolen >= THROTTLED_PERMILLE && used + stolen >= TAKEN_PERMILLE
     }
 
     /// True if the port sends at the rate of its shaper and the shaper delayed most of the port's

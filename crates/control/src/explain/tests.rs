@@ -244,6 +244,9 @@ fn a_core_that_other_programs_took_is_the_core_although_batches_are_not_full() {
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Core);
     assert_eq!(answer.why, "the core of worker 0 ran other programs for 40.0 % of the time");
+    growth.ports[0].reading.rx_full = 0;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "it sends little and has no backlog");
+    growth.ports[0].reading.rx_full = 1_000;
     growth.workers[0].reading.cycles_charged = 700_000_000;
     assert_eq!(ask(&growth).found(), Limit::Nothing, "a quarter of the core was left");
 }

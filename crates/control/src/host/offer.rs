@@ -106,9 +106,9 @@ impl Core {
     pub(super) fn accept(&self, offer: Offer, snapshot: Arc<Snapshot>) {
         let mut shared = lock(&self.shared);
         let seen = std::mem::take(&mut shared.pricing.seen);
-        let learned_at = shared.pricing.learned_at;
+        let Pricing { learned_at, applied_at, .. } = shared.pricing;
         let Offer { model, plan, learner, .. } = offer;
-        shared.pricing = Pricing { model, plan, learner, learned_at, seen, snapshot };
+        shared.pricing = Pricing { model, plan, learner, learned_at, applied_at, seen, snapshot };
     }
 
     /// Returns the learned state of each port that purchased cycles, by name.
@@ -139,10 +139,10 @@ impl Core {
                 shared.pricing.seen.clear();
                 return Ok(());
             }
-            if now < shared.pricing.learned_at.0 + LEARN_EVERY {
+            if now < shared.pricing.learned_at + LEARN_EVERY {
                 return Ok(());
             }
-            shared.pricing.learned_at.0 = now;
+            shared.pricing.learned_at = now;
             let seen = observe(&mut shared, now, self.switch.tsc().hz());
             let step = shared.pricing.learner.step(seen);
             let ids = shared.compiler.ids().clone();
@@ -153,7 +153,7 @@ impl Core {
         let old = Arc::clone(&lock(&self.shared).pricing.snapshot);
         let (entitlements, small_too) = {
             let pricing = &lock(&self.shared).pricing;
-            (entitlements(&pricing.learner), now >= pricing.learned_at.1 + APPLY_EVERY)
+            (entitlements(&pricing.learner), now >= pricing.applied_at + APPLY_EVERY)
         };
         let matters = |(id, cycles): (&PortId, &CyclesPerSecond)| {
             let Some(now) = old.port(id.0).map(|port| port.qos.entitlement) else { return false };
@@ -170,7 +170,7 @@ impl Core {
         self.switch.swap_snapshot(Arc::clone(&new)).map_err(worker_failed)?;
         let pricing = &mut lock(&self.shared).pricing;
         pricing.snapshot = new;
-        pricing.learned_at.1 = now;
+        pricing.applied_at = now;
         Ok(())
     }
 

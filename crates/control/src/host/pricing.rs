@@ -18,8 +18,10 @@ pub(super) struct Pricing {
     pub(super) model: Option<(PathBuf, Arc<CostModel>)>,
     pub(super) plan: Arc<CapacityPlan>,
     pub(super) learner: Learner,
-    /// Time of the learner's last reading, and of its last change of entitlements.
-    pub(super) learned_at: (Nanos, Nanos),
+    /// Time of the learner's last reading.
+    pub(super) learned_at: Nanos,
+    /// Time of the learner's last change of entitlements.
+    pub(super) applied_at: Nanos,
     /// For each port, the time and the counters at the end of its last interval.
     pub(super) seen: BTreeMap<PortId, (Nanos, PortReading)>,
     /// The workers' snapshot.
@@ -39,7 +41,8 @@ impl Default for Pricing {
             model: None,
             plan: Arc::default(),
             learner: Learner::new(LearnConfig::default(), &[]),
-            learned_at: Default::default(),
+            learned_at: Nanos::ZERO,
+            applied_at: Nanos::ZERO,
             seen: BTreeMap::new(),
             snapshot: Arc::default(),
         }

@@ -21,6 +21,8 @@
 //!   [`LEARN_TSO`].
 //! - `min_pps`: a VM sends the frames per second that it bought, beside three VMs that flood with
 //!   long frames, with short frames, or with many flows.
+//! - `false_remedy`: in made situations, `penstock explain` names the true cause
+//!   ([`super::remedies`]).
 //! - `uplink`: the contracts to AF_XDP ports of `--verify`, without learning.
 //!
 //! # Departures

@@ -24,6 +24,7 @@
 //! | `needs` | checks that programs are installed |
 //! | `classes` | C2QoS Fig. 3 and Fig. 11: latency on a full core |
 //! | `contracts` | C2QoS Fig. 11: delivered rate over the purchased rate |
+//! | `remedies` | made situations, and whether `penstock explain` names their causes |
 //! | `limits`, `gso_flood` | rate limits with real TCP and UDP |
 //! | `bandwidth` | C2QoS Fig. 10: iperf3 and qperf |
 //! | `applications` | C2QoS Fig. 12: FTP servers and web servers |
@@ -82,6 +83,7 @@ pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;
 pub(crate) use picture::by_unit as picture;
 pub(crate) use rates::run as jitter_fig11;
+pub(crate) use remedies::wrong_words;
 pub(crate) use requests::run as jitter_fig9;
 pub(crate) use rtp::run as jitter_fig8;
 pub(crate) use shares::run as table2;

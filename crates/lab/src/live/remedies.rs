@@ -167,7 +167,7 @@ pub(super) fn wrong(bed: &Bed, model: &Path, outcome: &mut Outcome) -> anyhow::R
 
 /// Returns the daemon's answer about a situation, if the answer is wrong.
 fn explained(bed: &Bed, model: &Path, number: usize, made: Made) -> anyhow::Result<Option<String>> {
-    let Made { cause: [limit, port, words], vm, offer, neighbour, receiver, worker, .. } = made;
+    let Made { cause, vm, offer, neighbour, receiver, worker, .. } = made;
     let (more, drains) = receiver;
     let to = Vm { more: more.to_owned(), drains, ..Vm::sink("to") };
     let mut vms = vec![vm, to, Vm::sink("far")];
@@ -188,11 +188,21 @@ fn explained(bed: &Bed, model: &Path, number: usize, made: Made) -> anyhow::Resu
     let answer: Value = serde_json::from_str(&answer).context("reading the answer")?;
     let text = |key: &str| answer[key].as_str().unwrap_or_default();
     let (why, verdict) = (text("why"), text("verdict"));
-    let right = text("limit") == limit
-        && text("limit_port") == port
-        && (why.contains(words) || verdict.contains(words));
-    let told = || format!("{} {}: {why} | {verdict}", text("limit"), text("limit_port"));
-    Ok((!right).then(told))
+    Ok(wrong_words(cause, [text("limit"), text("limit_port")], [why, verdict]))
+}
+
+/// Returns an answer about a made situation as text, if the answer is wrong. `cause` has the name
+/// of the true limit, the port that the answer must name, and words that it must contain. `named`
+/// has the limit and the port of the answer.
+pub(crate) fn wrong_words(
+    cause: [&str; 3],
+    named: [&str; 2],
+    [why, verdict]: [&str; 2],
+) -> Option<String> {
+    let ([limit, port, words], [said, of]) = (cause, named);
+    let has_words = why.contains(words) || verdict.contains(words);
+    let is_right = said == limit && of == port && has_words;
+    (!is_right).then(|| format!("{said} {of}: {why} | {verdict}"))
 }
 
 #[cfg(test)]
@@ -205,5 +215,14 @@ mod tests {
         assert_eq!(all.len(), 12);
         let names: std::collections::BTreeSet<&str> = all.iter().map(|made| made.name).collect();
         assert_eq!(names.len(), all.len(), "names are unique");
+    }
+
+    #[test]
+    fn an_answer_is_wrong_in_its_limit_its_port_or_its_words() {
+        let wrong = |named, why| wrong_words(["link", "up", "share"], named, [why, ""]);
+        assert_eq!(wrong(["link", "up"], "its share"), None);
+        assert_eq!(wrong(["link", "up"], "full").unwrap(), "link up: full | ");
+        assert!(wrong(["link", "to"], "its share").is_some());
+        assert!(wrong(["core", "up"], "its share").is_some());
     }
 }

@@ -143,7 +143,7 @@ fn machine_gauges() -> [Metric; 2] {
             "penstock_host_cost_change",
             "",
             "",
-            "cost of the frames of all ports, relative to the calibration, minus 1; 0 below 0.15",
+            "cost of all frames over that of the calibration, minus 1; 0 if they agree",
             Source::Machine(|machine| f64::from(machine.cost_permille) / 1e3),
         ),
         gauge(

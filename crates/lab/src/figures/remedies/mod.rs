@@ -20,6 +20,7 @@ use anyhow::Context as _;
 use penstock_control::explain::explain;
 
 use crate::evidence::{Context, Outcome};
+use crate::live;
 use bed::Bed;
 use made::{MADE, Made};
 
@@ -46,13 +47,9 @@ fn wrong_answer(made: &Made, seed: u64) -> anyhow::Result<Option<String>> {
     (made.make)(&mut bed)?;
     let growth = bed.grow();
     let answer = explain(&growth, &bed::status()).context("the port is gone")?;
-    let cause = made.cause;
-    let right = answer.limit == cause.limit
-        && answer.limit_port == cause.port
-        && [&answer.why, &answer.verdict].iter().any(|text| text.contains(cause.words));
-    let told =
-        || format!("{} {}: {} | {}", answer.limit, answer.limit_port, answer.why, answer.verdict);
-    Ok((!right).then(told))
+    let cause = [made.cause.limit, made.cause.port, made.cause.words];
+    let texts = [&*answer.why, &*answer.verdict];
+    Ok(live::wrong_words(cause, [&answer.limit, &answer.limit_port], texts))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::unit::QUEUES_MAX;
 use penstock_dataplane::unit::Unit;
 use penstock_dataplane::worker::{Arrival, Worker, WorkerConfig};
+use penstock_qos::c2tb::Spare;
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Rng, TscRate, WorkerId};
 
 use crate::cost::{Costs, SimCounter};
@@ -29,6 +30,8 @@ pub struct WorldConfig {
     pub schedule: ScheduleKind,
     /// Treatment of queue pairs without frames by the schedule `hbs`.
     pub readiness: Readiness,
+    /// Rule by which ports get the cycles that no port bought or used.
+    pub spare: Spare,
     /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
     /// Cycles per second that each worker may spend on frames. `None` lets a worker
@@ -42,6 +45,7 @@ impl Default for WorldConfig {
             workers: 1,
             schedule: ScheduleKind::RoundRobin,
             readiness: Readiness::Pending,
+            spare: Spare::Pool,
             refill: Nanos::from_micros(50),
             capacity: None,
         }
@@ -83,6 +87,7 @@ impl Cores {
                 id: WorkerId(id),
                 schedule: config.schedule,
                 readiness: config.readiness,
+                spare: config.spare,
                 refill: config.refill,
                 capacity: config.capacity,
                 fdb_entries: FDB_ENTRIES,

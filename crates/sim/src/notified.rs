@@ -6,11 +6,10 @@
 
 use penstock_dataplane::batch::Batch;
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::memory_queue::MemoryQueue;
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_units::Cycles;
 
-use crate::cost::SimCounter;
+use crate::cost::{Overheads, SimCounter};
 
 /// The way in which a port learns of frames that the switch delivered to the port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,17 +24,35 @@ pub enum Notice {
     SendCall,
 }
 
-/// A memory queue whose notifications take `cost` cycles of its worker's core.
-#[derive(Debug)]
-pub(crate) struct Notified {
-    pub queue: MemoryQueue,
-    pub counter: SimCounter,
-    pub cost: Cycles,
-    /// Whether frames were delivered to the port since the last notification.
-    pub delivered: bool,
+impl Notice {
+    /// Returns the queue pair `queue`, with notifications that take cycles of the core that has
+    /// `counter`.
+    pub(crate) fn pair(
+        self,
+        queue: impl PortQueue + 'static,
+        counter: SimCounter,
+        overheads: Overheads,
+    ) -> Box<dyn PortQueue> {
+        let cost = match self {
+            Self::Poll => return Box::new(queue),
+            Self::Kick => overheads.kick,
+            Self::SendCall => overheads.send_call,
+        };
+        Box::new(Notified { queue, counter, cost, delivered: false })
+    }
 }
 
-impl PortQueue for Notified {
+/// A queue pair whose notifications take `cost` cycles of its worker's core.
+#[derive(Debug)]
+struct Notified<Q> {
+    queue: Q,
+    counter: SimCounter,
+    cost: Cycles,
+    /// Whether frames were delivered to the port since the last notification.
+    delivered: bool,
+}
+
+impl<Q: PortQueue> PortQueue for Notified<Q> {
     fn pending(&mut self, now: Cycles) -> Pending {
         self.queue.pending(now)
     }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::snapshot::PortQos;
 use penstock_dataplane::snapshot::{Domain, PortPolicy};
@@ -20,7 +19,7 @@ use crate::cores::{Cores, WorldConfig};
 use crate::cost::Costs;
 use crate::events::EventQueue;
 use crate::frames::udp_frame;
-use crate::notified::{Notice, Notified};
+use crate::notified::Notice;
 use crate::sink::{SinkSpec, SinkStats};
 use crate::source::{SourceSpec, SourceStats};
 
@@ -155,15 +154,7 @@ impl World {
         driver.connect_bell(self.cores.all[home].worker.doorbell(), bell_of(unit));
         let overheads = self.cores.costs.overheads;
         let counter = self.cores.all[home].counter.clone();
-        let cost = match notice {
-            Notice::Poll => None,
-            Notice::Kick => Some(overheads.kick),
-            Notice::SendCall => Some(overheads.send_call),
-        };
-        let pair: Box<dyn PortQueue> = match cost {
-            None => Box::new(queue),
-            Some(cost) => Box::new(Notified { queue, counter, cost, delivered: false }),
-        };
+        let pair = notice.pair(queue, counter, overheads);
         if !self.cores.attach(unit, 1, home, pair, &counters) {
             return Err(WorldError::TooManyPorts(self.vms.len() + 1, self.max_ports));
         }

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
-use super::release::{Readiness, Schedule};
+use super::release::{Readiness, Schedule, SpareCycles};
 use super::values::{check_name, check_range, check_socket};
 
 /// `[host]`: name, files and limits of the daemon.
@@ -121,6 +121,11 @@ pub struct WorkerSection {
     /// Method by which the schedule `hbs` treats a port that sends no frames. Default `pending`.
     #[serde(skip_serializing_if = "is_default")]
     pub readiness: Readiness,
+    /// Rule by which ports get the cycles that no port bought or used. With the value `printed`,
+    /// the worker follows Algorithm 1 of C2QoS, which loses a part of the cycles, so that the two
+    /// rules can be compared. Default `pool`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub spare_cycles: SpareCycles,
     /// Interval between two refills of the cycle buckets in microseconds, 10 to 1000. Default 50.
     #[schemars(range(min = 10, max = 1000))]
     pub refill_us: u32,
@@ -140,6 +145,7 @@ impl Default for WorkerSection {
             idle_turns: IDLE_TURNS,
             schedule: Schedule::RoundRobin,
             readiness: Readiness::Pending,
+            spare_cycles: SpareCycles::Pool,
             refill_us: 50,
             capacity: None,
             control_cores: Vec::new(),

@@ -86,6 +86,20 @@ choice!(
     later []
 );
 
+/// Rule by which ports get the cycles that no port bought or used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SpareCycles {
+    /// Ports with the policy `cycles-minmax` that have room in their buckets share all spare cycles
+    /// by weight.
+    #[default]
+    Pool,
+    /// Ports get spare cycles as in Algorithm 1 of C2QoS, which loses a part of them. For
+    /// comparisons.
+    Printed,
+}
+
+choice!(SpareCycles, "SpareCycles", now ["pool" => Pool, "printed" => Printed], later []);
+
 /// Limit on the frames that a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IngressPolicy {

@@ -18,6 +18,7 @@ use penstock_dataplane::schedule::{self, ScheduleKind};
 use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::tsc;
 use penstock_dataplane::worker::{FdbChunk, WorkerConfig, WorkerError, Workers};
+use penstock_qos::c2tb::Spare;
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
 
 use super::data_path::{AttachError, DataPath, Link, home};
@@ -59,6 +60,10 @@ impl LiveSwitch {
             readiness: match config.worker.readiness {
                 config::Readiness::Pending => schedule::Readiness::Pending,
                 config::Readiness::Demotion => schedule::Readiness::Demotion,
+            },
+            spare: match config.worker.spare_cycles {
+                config::SpareCycles::Pool => Spare::Pool,
+                config::SpareCycles::Printed => Spare::Printed,
             },
             refill: Nanos::from_micros(config.worker.refill_us.into()),
             capacity: config.worker.capacity.map(|capacity| capacity.0),

@@ -1,5 +1,6 @@
 //! This module defines the parameters with which a worker starts.
 
+use penstock_qos::c2tb::Spare;
 use penstock_units::{CyclesPerSecond, Nanos, TscRate, WorkerId};
 
 use crate::schedule::{Readiness, ScheduleKind};
@@ -21,6 +22,8 @@ pub struct WorkerConfig {
     /// Policy of the discipline `hbs` for queue pairs without frames: such a queue pair keeps its
     /// class, or is demoted class by class.
     pub readiness: Readiness,
+    /// Rule by which ports get the cycles that no port bought or used.
+    pub spare: Spare,
     /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
     /// Cycles per second that the worker may spend on frames. `None` means that the worker may
@@ -45,6 +48,7 @@ impl Default for WorkerConfig {
             idle_turns: 4096,
             schedule: ScheduleKind::RoundRobin,
             readiness: Readiness::Pending,
+            spare: Spare::Pool,
             refill: Nanos::from_micros(50),
             capacity: None,
             fdb_entries: 8192,

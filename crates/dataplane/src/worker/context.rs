@@ -47,10 +47,10 @@ pub(super) struct Context<C> {
 impl<C: CycleCounter> Context<C> {
     pub fn new(config: &WorkerConfig, counter: C, wait: Option<RunQueueWait>) -> Self {
         let now = counter.now();
-        let (ports, capacity, refill) = (config.max_ports, config.capacity, config.refill);
+        let ports = config.max_ports;
         Self {
             clock: Clock::new(now, config.tsc),
-            account: Account::new(ports, config.tsc, capacity, refill, now, wait),
+            account: Account::new(config, now, wait),
             ports: core::iter::repeat_with(PortSlot::default).take(ports).collect(),
             port_counters: vec![None; ports],
             snapshot: Arc::new(Snapshot::default()),

@@ -144,6 +144,12 @@ impl<'a> Context<'a> {
         self
     }
 
+    /// Whether the simulated phases have their full length.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.part >= 1.0
+    }
+
     /// Returns the length of a phase in this run, given its full length. Figures call `scaled` only
     /// for the lengths of repetitions and waits. Warm-ups, and intervals that the figure varies,
     /// always keep their full length.

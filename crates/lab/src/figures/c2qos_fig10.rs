@@ -39,6 +39,11 @@
 //! 2 and 3. Under the policy `cycles` the limits are strict. If the VMs shared idle cycles, VM3
 //! would fill the *link* in the first phase. The figure does not cover the latency of a full link.
 //!
+//! # The paper's algorithms as printed
+//!
+//! `cycles-minmax` with HBS is also run with Algorithm 1 of the paper as printed and with demotion
+//! instead of checks for frames (`_as_printed`), with the same costs and traffic.
+//!
 //! # Departures
 //!
 //! Under `cycles-minmax` the cycles of the first phase would pay for 11.1 Gbit/s, which is more
@@ -89,30 +94,39 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
     testbed::describe(&mut outcome);
     let policies = [Policy::Rates, Policy::StrictHbs, Policy::MinMaxHbs];
+    let runs = policies.map(|policy| (policy, false)).into_iter();
     let mut vm1 = Vec::new();
-    for (done, policy) in (0_u32..).zip(policies) {
-        ctx.progress(f64::from(done) / 7.0, policy.name());
-        let mut host = Scenario::new(ctx.seed, &sold, policy).remote().build()?;
+    for (done, (policy, printed)) in (0_u32..).zip(runs.chain([(Policy::MinMaxHbs, true)])) {
+        let name = name(policy, printed);
+        ctx.progress(f64::from(done) / 9.0, &name);
+        let scenario = Scenario { printed, ..Scenario::new(ctx.seed, &sold, policy) };
+        let mut host = scenario.remote().build()?;
         host.bed.send(host.vms[0], Nanos::ZERO, Traffic::greedy(1024));
         noise(ctx, &mut host);
         let length = Nanos(3 * ctx.scaled(PHASE).0);
         let record = host.record(length, ctx.scaled(Nanos::from_millis(500)));
-        record.add_to(&mut outcome, policy.name());
+        record.add_to(&mut outcome, &name);
         vm1.push([0, 1, 2].map(|phase| record.gbps(0, ctx.span(span(phase)))));
     }
     bandwidth_claims(&mut outcome, &vm1);
     let policies = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
+    let runs = policies.map(|policy| (policy, false)).into_iter();
     let mut added = Vec::new();
-    for (done, policy) in (3_u32..).zip(policies) {
-        ctx.progress(f64::from(done) / 7.0, policy.name());
-        added.push(latency(ctx, &sold, policy, &mut outcome)?);
+    for (done, (policy, printed)) in (4_u32..).zip(runs.chain([(Policy::StrictHbs, true)])) {
+        ctx.progress(f64::from(done) / 9.0, name(policy, printed));
+        added.push(latency(ctx, &sold, (policy, printed), &mut outcome)?);
     }
     latency_claims(&mut outcome, &added);
     Ok(outcome)
 }
 
+/// Returns the name of a run, with the paper's algorithms as printed or with Penstock's.
+fn name(policy: Policy, printed: bool) -> String {
+    format!("{}{}", policy.name(), if printed { " as printed" } else { "" })
+}
+
 fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
-    let [bps, strict, minmax] = vm1 else { return };
+    let [bps, strict, minmax, printed] = vm1 else { return };
     outcome.claim(
         Claim::new("bps_vm1_phase2_delta_pct", "bps: VM1's change when VM2 and VM4 send 64 B", "%")
             .published(-12.0)
@@ -148,16 +162,31 @@ fn bandwidth_claims(outcome: &mut Outcome, vm1: &[[f64; 3]]) {
         .at_least(6.0)
         .measured(minmax[0]),
     );
+    for (id, what, gbps) in [
+        (
+            "minmax_vm1_gbps_min_as_printed",
+            "cycles-minmax with the printed algorithms: VM1's lowest rate of all phases",
+            printed.iter().copied().fold(f64::INFINITY, f64::min),
+        ),
+        (
+            "minmax_vm1_gbps_phase1_as_printed",
+            "cycles-minmax with the printed algorithms: VM1's rate while two VMs sleep",
+            printed[0],
+        ),
+    ] {
+        outcome.claim(Claim::new(id, what, "Gbit/s").measured(gbps));
+    }
 }
 
 /// Returns VM1's mean latency while the other VMs are noisy, in microseconds.
 fn latency(
     ctx: &Context<'_>,
     sold: &[Sold],
-    policy: Policy,
+    (policy, printed): (Policy, bool),
     outcome: &mut Outcome,
 ) -> anyhow::Result<f64> {
-    let mut host = Scenario::new(ctx.seed, sold, policy).remote().build()?;
+    let scenario = Scenario { printed, ..Scenario::new(ctx.seed, sold, policy) };
+    let mut host = scenario.remote().build()?;
     let vm1 = host.vms[0];
     host.bed.send(vm1, Nanos::ZERO, Traffic::paced(1024, sold[0].frames() * OWN));
     if policy != Policy::None {
@@ -174,13 +203,13 @@ fn latency(
         let here = latencies(&trips, (from, from + Nanos(step)));
         (testbed::float((n + 1) * step) / 1e9, mean(&here))
     });
-    outcome.series(&format!("{} vm1 latency", policy.name()), "us", means);
+    outcome.series(&format!("{} vm1 latency", name(policy, printed)), "us", means);
     let phase = |n| mean(&latencies(&trips, (start(ctx, n), start(ctx, n + 1))));
     Ok(f64::midpoint(phase(1), phase(2)))
 }
 
 fn latency_claims(outcome: &mut Outcome, latency: &[f64]) {
-    let &[native, bps, cycles, hbs] = latency else { return };
+    let &[native, bps, cycles, hbs, printed] = latency else { return };
     let left = |us: f64| 100.0 * (us - native) / (bps - native);
     outcome.claim(
         Claim::new(
@@ -200,6 +229,14 @@ fn latency_claims(outcome: &mut Outcome, latency: &[f64]) {
         .at_most(5.0)
         .measured(left(hbs)),
     );
+    outcome.claim(
+        Claim::new(
+            "added_latency_left_pct_hbs_as_printed",
+            "share of bps's added latency that remains with the printed algorithms",
+            "%",
+        )
+        .measured(left(printed)),
+    );
     outcome.claim(Claim::new("native_latency_us", "latency of VM1 alone", "us").measured(native));
     outcome.claim(Claim::new("bps_latency_us", "latency of VM1 under bps", "us").measured(bps));
 }
@@ -209,16 +246,26 @@ fn picture(record: &Record) -> Picture {
         return live::picture(record, "time, s (rates); number of the case (shares)");
     }
     let mut picture = Picture::new("C2QoS, Fig. 10: three of four VMs become noisy");
-    for policy in [Policy::Rates, Policy::StrictHbs, Policy::MinMaxHbs] {
+    let runs = [
+        (Policy::Rates, false),
+        (Policy::StrictHbs, false),
+        (Policy::MinMaxHbs, false),
+        (Policy::MinMaxHbs, true),
+    ];
+    for (policy, printed) in runs {
+        let name = name(policy, printed);
         picture = picture
-            .panel(testbed::panel(record, policy.name(), "bandwidth", "Gbit/s"))
-            .panel(testbed::panel(record, policy.name(), "core", "% of the core"));
+            .panel(testbed::panel(record, &name, "bandwidth", "Gbit/s"))
+            .panel(testbed::panel(record, &name, "core", "% of the core"));
     }
     let mut panel =
         Panel::new("VM1's latency", Axis::linear("time, s"), Axis::log("us, half a round trip"));
-    for policy in [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs] {
-        if let Some(series) = record.series(&format!("{} vm1 latency", policy.name())) {
-            panel = panel.series(policy.name(), series);
+    let policies = [Policy::None, Policy::Rates, Policy::Strict, Policy::StrictHbs];
+    let runs = policies.map(|policy| (policy, false)).into_iter();
+    for (policy, printed) in runs.chain([(Policy::StrictHbs, true)]) {
+        let name = name(policy, printed);
+        if let Some(series) = record.series(&format!("{name} vm1 latency")) {
+            panel = panel.series(&name, series);
         }
     }
     picture.panel(panel)

@@ -30,6 +30,10 @@
 //! four VMs are backlogged. VM2 stops sending after two seconds, and VM4 after four seconds. The
 //! remaining VMs share the cycles of a VM that has stopped.
 //!
+//! The same run is repeated with the paper's Algorithm 1 as printed, and the schedule `hbs` with
+//! demotion (`_as_printed`). As printed, Algorithm 1 loses a part of the cycles that overflow while
+//! a VM sleeps.
+//!
 //! `vm1_max_gcps` and `vm3_max_gcps` are the cycles of VM1 and VM3 while all VMs are backlogged.
 //! The figure compares the cycles of VM1 and VM3 with the printed 0.36 and 0.72 G cycles/s. In
 //! every phase the sum of the VMs' cycles must be the whole capacity.
@@ -39,14 +43,15 @@ use penstock_sim::testbed::{Setup, Testbed, Traffic, VmId};
 use penstock_units::{CyclesPerSecond, Nanos, Weight};
 
 use super::paper_testbed::{self as testbed, Policy, RING, Scenario, gbps};
-use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record};
+use crate::evidence::{Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record};
+use crate::live;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "c2qos-fig7",
     source: "C2QoS §IV-A, Fig. 7",
     about: "unsold and unused cycles are divided by weight",
     sim: Some(sim),
-    live: None,
+    live: Some(live::fig7),
     picture,
 };
 
@@ -61,6 +66,8 @@ const CORE: f64 = 2.2;
 /// phase.
 const PHASE: Nanos = Nanos::from_secs(2);
 const SETTLE: Nanos = Nanos::from_millis(100);
+/// End of the names of the series with the paper's algorithms as printed.
+const AS_PRINTED: &str = " as printed";
 /// VMs that send no frames in each phase. The phases and VMs of the figure are numbered from 0.
 const ASLEEP: [&[usize]; 3] = [&[], &[1], &[1, 3]];
 /// Number of readings of the cycle counters in each phase.
@@ -82,11 +89,12 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
     testbed::describe(&mut outcome);
     outcome.note("capacity_gcps", SALEABLE);
-    let sold = hand_out(ctx, SALEABLE)?;
-    let whole = hand_out(ctx, CORE)?;
+    let sold = hand_out(ctx, SALEABLE, false)?;
+    let whole = hand_out(ctx, CORE, false)?;
+    let printed = hand_out(ctx, SALEABLE, true)?;
     outcome.note("batches", sold.batches);
     outcome.note("refills", sold.refills);
-    for (shares, name) in [(&sold, ""), (&whole, " of 2.2 G")] {
+    for (shares, name) in [(&sold, ""), (&whole, " of 2.2 G"), (&printed, AS_PRINTED)] {
         for vm in 0..VMS.len() {
             let points = shares.over_time.iter().map(|(at, all)| (*at, all[vm]));
             outcome.series(&format!("VM{}{name}", vm + 1), "Gcycles/s", points);
@@ -134,15 +142,20 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         Claim::new("used_pct_min", what, "%").within(99.9, 100.1).measured(used(&sold, SALEABLE)),
     );
     let what =
+        "Algorithm 1 as printed: used share of the capacity, in the phase with the lowest use";
+    outcome
+        .claim(Claim::new("used_pct_min_as_printed", what, "%").measured(used(&printed, SALEABLE)));
+    let what =
         "generated = charged + stored + discarded, and charged and lent = the ports' counters";
-    let balanced = sold.balanced && whole.balanced;
+    let balanced = sold.balanced && whole.balanced && printed.balanced;
     outcome.claim(Claim::truth("ledger_balances", what, balanced));
     Ok(outcome)
 }
 
-/// Runs the figure's three phases on a core with `gcps` G cycles/s for sale.
-fn hand_out(ctx: &Context<'_>, gcps: f64) -> anyhow::Result<Shares> {
-    let (mut bed, vms) = build(ctx.seed, gcps)?;
+/// Runs the figure's three phases on a core with `gcps` G cycles/s for sale, with the paper's
+/// algorithms as printed or with Penstock's.
+fn hand_out(ctx: &Context<'_>, gcps: f64, printed: bool) -> anyhow::Result<Shares> {
+    let (mut bed, vms) = build(ctx.seed, gcps, printed)?;
     let read = |bed: &Testbed| [0, 1, 2, 3].map(|vm| bed.vm(vms[vm]).port.cycles);
     let length = ctx.scaled(PHASE);
     let counted = length.saturating_sub(SETTLE);
@@ -172,10 +185,11 @@ fn hand_out(ctx: &Context<'_>, gcps: f64) -> anyhow::Result<Shares> {
 }
 
 /// Builds a host on which all VMs send at their maximum.
-fn build(seed: u64, gcps: f64) -> anyhow::Result<(Testbed, [VmId; 4])> {
+fn build(seed: u64, gcps: f64, printed: bool) -> anyhow::Result<(Testbed, [VmId; 4])> {
     let sold = [0, 1, 2, 3].map(|vm| gbps(VMS[vm].0, SIZE));
     let sold = sold.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let scenario = Scenario::new(seed, &sold, Policy::MinMax).remote();
+    let policy = if printed { Policy::MinMaxHbs } else { Policy::MinMax };
+    let scenario = Scenario { printed, ..Scenario::new(seed, &sold, policy).remote() };
     let mut bed = Testbed::new(&Setup { capacity: Some(rate(gcps)), ..scenario.setup()? });
     let mut vms = Vec::new();
     for ((_, bought), sold) in VMS.iter().zip(&sold) {
@@ -204,6 +218,9 @@ fn rate(gcps: f64) -> CyclesPerSecond {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live::picture(record, "phase");
+    }
     let panel = |title: &str, suffix: &str| {
         let y = Axis::linear("cycles, G/s").to(1.75);
         let mut panel = Panel::new(title, Axis::linear("time, s"), y);
@@ -221,12 +238,12 @@ fn picture(record: &Record) -> Picture {
     Picture::new("C2QoS, Fig. 7: shares of one core by purchase and weight")
         .panel(sold)
         .panel(panel("(b) all 2.2 G can be sold", " of 2.2 G"))
+        .panel(panel("2.16 G, Algorithm 1 as printed", AS_PRINTED))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::Mode;
     use crate::figures::RunArgs;
     use clap::Parser as _;
 
@@ -251,7 +268,7 @@ mod tests {
     fn a_core_without_its_own_part_gives_a_sixth_and_a_third_of_the_rest() {
         let args = Cli::parse_from(["run", "c2qos-fig7"]).args;
         let context = Context::new("c2qos-fig7", (Mode::Sim, 3), &args.live, None, None);
-        let shares = hand_out(&context, CORE).unwrap().of_phase[0];
+        let shares = hand_out(&context, CORE, false).unwrap().of_phase[0];
         // 1.2 G are sold. Refills take a part of the other 1 G cycles.
         let refills = 1_000_000_000 / testbed::REFILL.0 * testbed::OVERHEADS.refill.0;
         let sixth = (1.0 - testbed::float(refills) / 1e9) / 6.0;

@@ -23,7 +23,8 @@
 //!   the uplink are assumed ([`UPLINK`]): an AF_XDP socket costs a frame about a microsecond.
 //! - `tso`: 1 or 4 VMs send large segments of 44 frames, after 10 s of learning.
 //! - `min_pps`: a VM sends the frames per second that it bought, beside a VM that floods the core
-//!   with long frames, with short frames, or with many flows.
+//!   with long frames, with short frames, with many flows, or with kicks: single frames to a VM
+//!   that wants an interrupt for each.
 //!
 //! - `verify`: contracts are sold without learning, as by `penstock calibrate --verify`. The costs
 //!   of the model are true, or one of them is 15 % too high or too low.
@@ -32,10 +33,6 @@
 //!
 //! [`remedies`]: super::remedies
 //!
-//! # Departures
-//!
-//! The simulated VMs do not notify the switch (kicks), so no VM floods with kicks.
-
 use penstock_qos::cost_model::{Flows as ModelFlows, Rate, SizeMix, Verified};
 use penstock_sim::StageCost;
 use penstock_sim::testbed::{Link, Traffic, VmId, VmReading};
@@ -190,21 +187,29 @@ fn segments(ctx: &Context<'_>, count: usize) -> anyhow::Result<Vec<f64>> {
     Ok(sold.iter().zip(rates).take(count).map(|(vm, rate)| delta_pct(vm.frames(), rate)).collect())
 }
 
-/// Frames of a VM that floods the core.
-const FLOODS: [(&str, usize, bool); 3] =
-    [("bits", 1500, false), ("packets", 64, false), ("flows", 64, true)];
+/// Frames of a VM that floods the core. [`KICKS`] also floods with kicks.
+const FLOODS: [(&str, usize, bool); 4] =
+    [("bits", 1500, false), ("packets", 64, false), ("flows", 64, true), (KICKS, 64, false)];
+const KICKS: &str = "kicks";
+/// Frames per second of each VM that floods with kicks. A frame arrives seldom enough for a batch
+/// and a kick of its own.
+const KICKS_PER_SECOND: f64 = 300_000.0;
 
 /// Returns the part of its purchased frames that a VM delivers beside three VMs that flood, in per
 /// cent.
-fn kept(ctx: &Context<'_>, size: usize, many_flows: bool) -> anyhow::Result<f64> {
+fn kept(ctx: &Context<'_>, (flood, size, many_flows): (&str, usize, bool)) -> anyhow::Result<f64> {
     let bought = 0.3;
     let sold = [mpps(bought, 64)?, mpps(0.01, 64)?, mpps(0.01, 64)?, mpps(0.01, 64)?];
-    let sold = sold.map(|sold| sold.to_uplink(0));
+    let mut sold = sold.map(|sold| sold.to_uplink(0));
+    // Each VM sends to the next one, and the last one to the victim.
+    sold[2].interrupts = flood == KICKS;
+    sold[3].interrupts = flood == KICKS;
     let scenario = Scenario::new(ctx.seed, &sold, Policy::MinMaxHbs);
     let mut host = Scenario { link: link(), ..scenario }.build()?;
     for (vm, id) in host.vms.clone().into_iter().enumerate() {
         let traffic = match vm {
             0 => Traffic::paced(64, bought * 1e6),
+            _ if flood == KICKS => Traffic::paced(size, KICKS_PER_SECOND),
             _ if many_flows => Traffic::greedy(size).with_many_flows(),
             _ => Traffic::greedy(size),
         };
@@ -294,9 +299,10 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     }
     deviation(&mut outcome, "tso", "large segments (TSO), after 10 s of learning", &all);
     let mut least = f64::INFINITY;
-    for (name, size, many_flows) in FLOODS {
+    for flood in FLOODS {
+        let name = flood.0;
         ctx.progress(0.9, format_args!("beside a flood of {name}"));
-        let kept = kept(ctx, size, many_flows)?;
+        let kept = kept(ctx, flood)?;
         outcome.note(&format!("min_pps_kept_pct_{name}"), kept);
         least = least.min(kept);
     }

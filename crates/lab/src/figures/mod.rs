@@ -68,6 +68,7 @@ pub mod files;
 pub mod missed;
 pub mod paper_counters;
 pub mod paper_platform;
+mod paper_record;
 pub mod paper_testbed;
 pub mod plot;
 pub mod report;

@@ -55,6 +55,7 @@ use penstock_dataplane::schedule::{Readiness, ScheduleKind};
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::worker::bucket_terms;
 use penstock_qos::admission::WorkerSet;
+use penstock_qos::c2tb::Spare;
 use penstock_qos::cost_model::{
     About, Action, ActionTerm, BatchTerm, Cell, CellKey, Coefficient, Contract, CostModel,
     Deployment, Flows, Parts, Profile, Rate, RingKind, SizeMix, Source, Spread, Work,
@@ -64,12 +65,13 @@ use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
 use penstock_sim::testbed::{Link, Setup, Testbed, Timed, VmId, VmReading};
-use penstock_sim::{Costs, Overheads, StageCost};
+use penstock_sim::{Costs, Notice, Overheads, StageCost};
 use penstock_units::{
     BitsPerSecond, Cycles, CyclesPerSecond, Nanos, PacketsPerSecond, PortId, Priority, TscRate,
     Weight,
 };
 
+pub use super::paper_record::Record;
 pub use super::sellers_errors::{Errors, MODEL_ERROR};
 
 use super::paper_platform::{self as paper, Placement};
@@ -171,6 +173,8 @@ pub struct Sold {
     /// Part of the frames that leaves through the uplink, in thousandths. It matters only if
     /// frames to the uplink cost more than frames to a VM ([`Scenario::link`]).
     pub out: u16,
+    /// Whether the VM waits for an interrupt when it receives, instead of polling.
+    pub interrupts: bool,
 }
 
 /// Creates a purchase of `gbps` Gbit/s in frames of `size` bytes, with one flow.
@@ -192,7 +196,7 @@ pub fn mpps(mpps: f64, size: u16) -> anyhow::Result<Sold> {
 pub fn sold(rate: Rate, sizes: SizeMix) -> anyhow::Result<Sold> {
     let contract = Contract { rate, sizes, flows: Flows::Single };
     let weight = contract.bandwidth().0.div_ceil(1_000_000_000);
-    Ok(Sold { contract, weight: weight.max(1), class: 8, out: 1_000 })
+    Ok(Sold { contract, weight: weight.max(1), class: 8, out: 1_000, interrupts: false })
 }
 
 impl Sold {
@@ -241,6 +245,9 @@ pub struct Scenario<'a> {
     /// Cycles to classify a frame of many flows. The paper's text permits two values of the
     /// classification cost.
     pub many_flows: f64,
+    /// Whether the workers run the paper's algorithms as printed: refills by Algorithm 1, and
+    /// classes with demotion (§IV-B.3), instead of Penstock's.
+    pub printed: bool,
 }
 
 impl<'a> Scenario<'a> {
@@ -249,7 +256,7 @@ impl<'a> Scenario<'a> {
         let placement = Placement::OneNode;
         let (remote, learns, uplink_class) = (false, true, 1);
         let many_flows = paper::CLASSIFICATION_MULTIPLE;
-        let (cores, link, errors) = (1, LINK, Errors::Random);
+        let (cores, link, errors, printed) = (1, LINK, Errors::Random, false);
         Self {
             seed,
             vms,
@@ -262,6 +269,7 @@ impl<'a> Scenario<'a> {
             uplink_class,
             link,
             many_flows,
+            printed,
         }
     }
 
@@ -396,7 +404,8 @@ impl<'a> Scenario<'a> {
             uplink: PortQos { priority: priority(self.uplink_class)?, ..PortQos::default() },
             vms: self.vms.len(),
             schedule: self.policy.schedule(),
-            readiness: Readiness::Pending,
+            readiness: if self.printed { Readiness::Demotion } else { Readiness::Pending },
+            spare: if self.printed { Spare::Printed } else { Spare::Pool },
             refill: REFILL,
             seed: self.seed,
         })
@@ -462,7 +471,8 @@ impl Host {
                 priority: priority(vm.class)?,
                 ..PortQos::default()
             };
-            let id = bed.add_vm(RING, qos, worker(number));
+            let notice = if vm.interrupts { Notice::Kick } else { Notice::Poll };
+            let id = bed.add_notified_vm((RING, notice), qos, worker(number));
             if scenario.policy == Policy::Rates {
                 bed.set_limits(id, Some(limit(vm.contract.rate)?));
             }
@@ -628,72 +638,9 @@ fn limit(rate: Rate) -> anyhow::Result<Arc<IngressPolicer>> {
     Ok(Arc::new(IngressPolicer { own: own.into_iter().collect(), links: Vec::<LinkLimit>::new() }))
 }
 
-/// Counters of all VMs at equal intervals.
-#[derive(Clone, Debug)]
-pub struct Record {
-    step: Nanos,
-    readings: Vec<Vec<VmReading>>,
-}
-
 #[expect(clippy::cast_precision_loss, reason = "counts of seconds")]
 pub fn float(n: u64) -> f64 {
     n as f64
-}
-
-impl Record {
-    fn secs(&self) -> f64 {
-        float(self.step.0) / 1e9
-    }
-
-    fn at(&self, secs: f64) -> usize {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index")]
-        let at = (secs / self.secs()).round() as usize;
-        at.min(self.readings.len() - 1)
-    }
-
-    fn mean(&self, (from, to): (f64, f64), of: impl Fn(&VmReading) -> u64, vm: usize) -> f64 {
-        let (from, to) = (self.at(from), self.at(to).max(self.at(from) + 1));
-        let to = to.min(self.readings.len() - 1);
-        let grown = of(&self.readings[to][vm]) - of(&self.readings[from][vm]);
-        float(grown) / (self.secs() * float((to - from) as u64))
-    }
-
-    /// Returns the rate of a VM on the link in Gbit/s, between two times in seconds.
-    pub fn gbps(&self, vm: usize, span: (f64, f64)) -> f64 {
-        self.mean(span, |r| r.carried.bytes, vm) * 8.0 / 1e9
-    }
-
-    /// Returns the rate of a VM on the link in million frames/s, between two times in seconds.
-    pub fn mpps(&self, vm: usize, span: (f64, f64)) -> f64 {
-        self.mean(span, |r| r.carried.frames, vm) / 1e6
-    }
-
-    /// Returns the share of a core that a VM's batches took, between two times in seconds.
-    pub fn core_share(&self, vm: usize, span: (f64, f64)) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "a frequency")]
-        let hz = paper::HZ as f64;
-        self.mean(span, |r| r.port.cycles, vm) / hz
-    }
-
-    /// Adds two series over time for each VM: its bandwidth and its share of the core. The names of
-    /// the added series begin with `prefix`.
-    pub fn add_to(&self, outcome: &mut Outcome, prefix: &str) {
-        let vms = self.readings.first().map_or(0, Vec::len);
-        let spans = |of: &dyn Fn((f64, f64)) -> f64| -> Vec<(f64, f64)> {
-            (1..self.readings.len())
-                .map(|i| {
-                    let to = float(i as u64) * self.secs();
-                    (to, of((to - self.secs(), to)))
-                })
-                .collect()
-        };
-        for vm in 0..vms {
-            let name = format!("{prefix} vm{}", vm + 1);
-            outcome.series(&format!("{name} bandwidth"), "Gbit/s", spans(&|s| self.gbps(vm, s)));
-            let share = spans(&|s| 100.0 * self.core_share(vm, s));
-            outcome.series(&format!("{name} core"), "% of a core", share);
-        }
-    }
 }
 
 /// Returns the change from `before` to `after` in percent.

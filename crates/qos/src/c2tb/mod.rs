@@ -79,6 +79,8 @@
 //!   backlogged, the pool and the paper's fixed `C_idle` give the same result.
 //! - C2QoS has no arrears, no lent cycles and no floors.
 //!
+//! The printed algorithm can be chosen for comparisons ([`Spare::Printed`]).
+//!
 //! # Cost
 //!
 //! A charge, a check of a port's tokens, and a refill take O(1) for any number of buckets (see
@@ -86,9 +88,11 @@
 
 mod bucket;
 mod ledger;
+mod printed;
 mod refill;
 
 pub use ledger::Ledger;
+pub use printed::Spare;
 
 use bucket::{Bucket, Clocks};
 use penstock_units::{Cycles, CyclesPerSecond, TscRate, Weight};
@@ -198,7 +202,8 @@ pub struct BucketSet {
     capacity_fraction: u64,
     /// Sum of the rates of all buckets, in units of 2^-56 cycles per core cycle.
     rates: u128,
-    /// Sum of the depths of all buckets of the worker, in cycles.
+    /// Sum of the depths of all buckets of the worker, in cycles: the maximum of a bucket's
+    /// arrears. 0 if buckets have no arrears ([`Spare::Printed`]).
     depths: i64,
     /// Number of cycles in the pool, from which buckets below their limit are filled. If the
     /// buckets' entitlements exceed the cycles that the core could spend, the pool is negative.
@@ -211,6 +216,9 @@ pub struct BucketSet {
     spent_elsewhere: u64,
     /// Cycles that the core spent on the host's own work since the last refill.
     host: u64,
+    spare: Spare,
+    /// Whether a port without tokens may run if no port with tokens has frames.
+    lends: bool,
     ledger: Ledger,
 }
 
@@ -219,6 +227,7 @@ impl BucketSet {
     /// argument `capacity` is the part of the core's cycles that ports may spend.
     #[must_use]
     pub fn new(slots: usize, core: TscRate, capacity: CyclesPerSecond) -> Self {
+        let capacity = per_cycle(capacity.0.min(core.hz()), core);
         Self {
             buckets: vec![Bucket::NONE; slots].into_boxed_slice(),
             earning: Vec::with_capacity(slots),
@@ -227,7 +236,7 @@ impl BucketSet {
             earning_weights: 0,
             clocks: Clocks::default(),
             core,
-            capacity: per_cycle(capacity.0.min(core.hz()), core),
+            capacity,
             capacity_fraction: 0,
             rates: 0,
             depths: 0,
@@ -235,6 +244,8 @@ impl BucketSet {
             carry: 0,
             spent_elsewhere: 0,
             host: 0,
+            spare: Spare::Pool,
+            lends: capacity >= 1 << FRACTION,
             ledger: Ledger::default(),
         }
     }
@@ -279,12 +290,14 @@ impl BucketSet {
     }
 
     fn set_terms(&mut self, slot: usize, terms: &Terms) {
+        let weight = self.weight(terms);
         let bucket = &mut self.buckets[slot];
         let depth = i64::try_from(terms.depth.0.clamp(1, DEPTH_MAX)).unwrap_or(i64::MAX);
-        self.depths += depth - bucket.depth;
+        if self.spare == Spare::Pool {
+            self.depths += depth - bucket.depth;
+        }
         let rate = per_cycle(terms.entitlement.0, self.core);
         self.rates = self.rates - u128::from(bucket.rate) + u128::from(rate);
-        let weight = if terms.mode == Mode::Strict { 0 } else { terms.weight.get().into() };
         (bucket.rate, bucket.depth, bucket.mode, bucket.weight) = (rate, depth, terms.mode, weight);
     }
 
@@ -298,7 +311,9 @@ impl BucketSet {
         self.delist(slot);
         let bucket = core::mem::replace(&mut self.buckets[slot], Bucket::NONE);
         self.keep_fraction(bucket.fraction);
-        self.depths -= bucket.depth;
+        if self.spare == Spare::Pool {
+            self.depths -= bucket.depth;
+        }
         self.rates -= u128::from(bucket.rate);
         self.ledger.stored -= bucket.tokens;
         self.ledger.brought -= bucket.tokens;
@@ -321,8 +336,7 @@ impl BucketSet {
     #[inline]
     #[must_use]
     pub fn may_borrow(&self, slot: usize) -> bool {
-        self.capacity >= 1 << FRACTION
-            && self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
+        self.lends && self.buckets.get(slot).is_some_and(|bucket| bucket.mode != Mode::Strict)
     }
 
     /// Returns the tokens of the bucket of `slot`, in cycles. 0 if the slot has no bucket.
@@ -414,14 +428,15 @@ impl BucketSet {
 
     /// Returns the number of core cycles, from the last refill on, until a refill gives tokens to
     /// the bucket of `slot`. Returns `None` if the bucket already has tokens, if its port may run
-    /// without tokens, or if no refill gives tokens to the bucket. The result for a
-    /// [`Mode::MinMax`] bucket is 0, because the tokens that the bucket will get from the pool are
-    /// unknown.
+    /// without tokens, if no refill gives tokens to the bucket, or if refills are regular
+    /// ([`Spare::Printed`]). The result for a [`Mode::MinMax`] bucket is 0, because the tokens that
+    /// the bucket will get from the pool are unknown.
     #[must_use]
     pub fn wait(&self, slot: usize) -> Option<Cycles> {
         let bucket = self.buckets.get(slot).filter(|bucket| bucket.is_metered())?;
         let level = bucket.level(self.clocks, self.depths);
         match bucket.mode {
+            _ if self.spare == Spare::Printed => None,
             Mode::Free => None,
             _ if level > 0 => None,
             Mode::MinMax => Some(Cycles::ZERO),

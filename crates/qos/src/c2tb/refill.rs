@@ -27,7 +27,7 @@
 //! immediately.
 
 use super::bucket::Clocks;
-use super::{BucketSet, FRACTION, FRACTION_MASK, POOL_FRACTION};
+use super::{BucketSet, FRACTION, FRACTION_MASK, POOL_FRACTION, Spare};
 use penstock_units::Cycles;
 
 /// Elapsed time in microseconds for which a refill visits one bucket. If a refill's visit to a
@@ -46,6 +46,10 @@ impl BucketSet {
     /// can be spent.
     pub fn refill(&mut self, elapsed: Cycles) {
         let elapsed = elapsed.0.min(1 << 40);
+        if self.spare == Spare::Printed {
+            self.refill_as_printed(elapsed);
+            return;
+        }
         let budget = self.budget(elapsed);
         self.ledger.generated += budget;
         self.ledger.stored += budget.cast_signed();

@@ -48,6 +48,43 @@ fn figure_7_as_printed_and_as_it_adds_up() {
     close(&figure_7(HZ), &[0.366_666e9, 0.366_666e9, 0.733_333e9, 0.733_333e9]);
 }
 
+/// Two of four ports are silent, so their cycles overflow. As printed, Algorithm 1 gives the other
+/// two ports 1/6 and 5/6 x 4/6 x 2/6 of the overflow, and loses the rest.
+#[test]
+fn the_printed_algorithm_loses_a_part_of_what_overflows() {
+    let core = TscRate::from_hz(HZ);
+    let mut set =
+        BucketSet::new(4, core, CyclesPerSecond(2_160_000_000)).with_spare(Spare::Printed);
+    let busy = [true, false, true, false];
+    for (slot, weight) in [1, 1, 2, 2].into_iter().enumerate() {
+        set.join(slot, &terms(weight * 200_000_000, weight, Mode::MinMax), 0);
+    }
+    let mut charged = [0_u64; 4];
+    let refills = 20_000;
+    for refill in 0..refills {
+        set.refill(INTERVAL);
+        for slot in (0..4).filter(|slot| busy[*slot]) {
+            let tokens = set.tokens(slot).max(0).cast_unsigned();
+            set.charge(slot, Cycles(tokens), true);
+            // The buckets of the silent ports are full after 50 refills.
+            charged[slot] += if refill < 100 { 0 } else { tokens };
+            assert!(!set.may_borrow(slot) && set.wait(slot).is_none());
+        }
+    }
+    let seconds = f64::from(refills - 100) * INTERVAL.0 as f64 / HZ as f64;
+    let got = charged.map(|sum| sum as f64 / seconds);
+    // Ports 2 and 4 would get 0.36 and 0.72 G cycles/s, and overflow with them and with their parts
+    // of the overflow: `o = 1.08 + o x (5/36 + 50/324)` in G cycles/s.
+    let overflow = 1.08e9 / (1.0 - 5.0 / 36.0 - 50.0 / 324.0);
+    let want = [0.36e9 + overflow / 6.0, 0.0, 0.72e9 + overflow * 25.0 / 108.0, 0.0];
+    let near = got.iter().zip(&want).all(|(got, want)| (got - want).abs() < 1e6);
+    assert!(near, "{got:?} for {want:?}");
+    assert!(want.iter().sum::<f64>() < 0.9 * 2.16e9, "a part is lost");
+    let ledger = set.ledger();
+    assert_eq!(ledger.unaccounted(), 0);
+    assert!(ledger.discarded > 0);
+}
+
 /// Algorithm 1 of C2QoS as printed would give the four ports of the test the fractions 0.167,
 /// 0.139, 0.231 and 0.154 of the pool. By Algorithm 1 of C2QoS as printed, the remaining 31 % of
 /// the pool would be lost.

@@ -45,10 +45,12 @@ use penstock_dataplane::snapshot::{
 use penstock_dataplane::tsc::CycleCounter as _;
 use penstock_dataplane::unit::Unit;
 use penstock_dataplane::worker::{Ledger, Turn};
+use penstock_qos::c2tb::Spare;
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, QueueId, Rng, TscRate, Vid};
 
 use crate::cores::{Cores, WorldConfig};
 use crate::cost::Costs;
+use crate::notified::Notice;
 
 pub use nic::{Carried, Link};
 pub use traffic::{Flows, Pace, Probe, Requests, ToVm, Traffic};
@@ -81,6 +83,8 @@ pub struct Setup {
     pub schedule: ScheduleKind,
     /// Treatment of queue pairs without frames by the schedule `hbs`.
     pub readiness: Readiness,
+    /// Rule by which ports get the cycles that no port bought or used.
+    pub spare: Spare,
     /// Time between two refills of the cycle buckets.
     pub refill: Nanos,
     /// Seed of all random numbers of the testbed.
@@ -143,6 +147,7 @@ impl Testbed {
             workers: setup.workers,
             schedule: setup.schedule,
             readiness: setup.readiness,
+            spare: setup.spare,
             refill: setup.refill,
             capacity: setup.capacity,
         };
@@ -180,6 +185,20 @@ impl Testbed {
     /// Panics if the testbed has no room for the VM, or if there is no worker with the number
     /// `worker`.
     pub fn add_vm(&mut self, ring: usize, qos: PortQos, worker: usize) -> VmId {
+        self.add_notified_vm((ring, Notice::Poll), qos, worker)
+    }
+
+    /// Adds a VM as [`Self::add_vm`] does, which learns of frames for it by `notice`.
+    ///
+    /// # Panics
+    /// Panics if the testbed has no room for the VM, or if there is no worker with the number
+    /// `worker`.
+    pub fn add_notified_vm(
+        &mut self,
+        (ring, notice): (usize, Notice),
+        qos: PortQos,
+        worker: usize,
+    ) -> VmId {
         let number = self.vms.len();
         assert!(
             number + 1 < self.max && worker < self.homes.len(),
@@ -193,7 +212,8 @@ impl Testbed {
         vm.post(self.cycles(Nanos::from_micros(5)), SMALL, |_| Mark::Greeting);
         let vm = Arc::new(Mutex::new(vm));
         let counter = self.cores.all[worker].counter.clone();
-        let pair = Box::new(VmPort { vm: Arc::clone(&vm), counter });
+        let queue = VmPort { vm: Arc::clone(&vm), counter: counter.clone() };
+        let pair = notice.pair(queue, counter, self.cores.costs.overheads);
         let counters = PortCounterSets::new(self.homes.len());
         let attached =
             self.cores.attach(Unit { port, queue: QueueId(0) }, 1, worker, pair, &counters);

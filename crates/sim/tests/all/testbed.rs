@@ -3,6 +3,7 @@
 
 use penstock_dataplane::schedule::{Readiness, ScheduleKind};
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
+use penstock_qos::c2tb::Spare;
 use penstock_sim::testbed::{Link, Probe, Requests, Setup, Testbed, Traffic, VmId, VmReading};
 use penstock_sim::{Costs, Overheads, StageCost};
 use penstock_units::{BitsPerSecond, Cycles, CyclesPerSecond, Nanos, TscRate};
@@ -29,6 +30,7 @@ fn setup(seed: u64) -> Setup {
         vms: 16,
         schedule: ScheduleKind::RoundRobin,
         readiness: Readiness::Pending,
+        spare: Spare::Pool,
         refill: Nanos::from_micros(50),
         seed,
     }

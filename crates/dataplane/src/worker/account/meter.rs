@@ -26,13 +26,14 @@
 
 use penstock_qos::c2tb::{BucketSet, Ledger, Mode, Terms, default_depth, free_floor};
 use penstock_qos::share::{Owner, forecast, settle};
-use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, TscRate, WorkerId};
+use penstock_units::{Cycles, CyclesPerSecond, PortId, TscRate, WorkerId};
 
 use crate::counters::PortCounters;
 use crate::peers::Notes;
 use crate::peers::WORKERS_MAX;
 use crate::snapshot::{IngressPolicy, PortQos};
 use crate::unit::Unit;
+use crate::worker::config::WorkerConfig;
 
 /// Extra depth of a port's bucket if several workers have queue pairs of the port, in milliseconds
 /// of the port's entitlement on this worker. The extra depth keeps the port's tokens until this
@@ -150,19 +151,15 @@ pub fn terms(qos: &PortQos, parts: u64, core: TscRate, floor: Option<CyclesPerSe
 }
 
 impl Meter {
-    pub(super) fn new(
-        slots: usize,
-        core: TscRate,
-        capacity: Option<CyclesPerSecond>,
-        interval: Nanos,
-    ) -> Self {
-        let capacity = capacity.unwrap_or(CyclesPerSecond(core.hz()));
+    pub(super) fn new(config: &WorkerConfig) -> Self {
+        let (slots, core) = (config.max_ports, config.tsc);
+        let capacity = config.capacity.unwrap_or(CyclesPerSecond(core.hz()));
         Self {
-            buckets: BucketSet::new(slots, core, capacity),
+            buckets: BucketSet::new(slots, core, capacity).with_spare(config.spare),
             core,
             capacity,
             floor: None,
-            interval: core.to_cycles(interval).0.max(EARLY),
+            interval: core.to_cycles(config.refill).0.max(EARLY),
             due: u64::MAX,
             refilled_at: 0,
             lost: 0,

@@ -40,12 +40,13 @@ mod stolen;
 
 use std::sync::Arc;
 
-use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority, TscRate};
+use penstock_units::{Cycles, PortId, Priority};
 
 use crate::counters::{PortCounters, WorkerCounters};
 use crate::peers::Peers;
 use crate::unit::OUTPUT;
 use crate::unit::Unit;
+use crate::worker::config::WorkerConfig;
 use bound::BatchBound;
 use pace::Pace;
 use stolen::StolenTime;
@@ -122,22 +123,14 @@ pub(super) struct Account {
 }
 
 impl Account {
-    /// Creates the account of a worker with up to `ports` ports. The worker may spend `capacity`
-    /// cycles per second, or the whole core if `capacity` is `None`. `refill` is the time between
-    /// two refills of the worker's buckets.
-    pub fn new(
-        ports: usize,
-        core: TscRate,
-        capacity: Option<CyclesPerSecond>,
-        refill: Nanos,
-        now: Cycles,
-        wait: Option<RunQueueWait>,
-    ) -> Self {
+    /// Creates the account of a worker.
+    pub fn new(config: &WorkerConfig, now: Cycles, wait: Option<RunQueueWait>) -> Self {
+        let core = config.tsc;
         Self {
             last: now,
-            meter: Meter::new(ports, core, capacity, refill),
-            pace: Pace::new(core, capacity),
-            bound: BatchBound::new(ports, core),
+            meter: Meter::new(config),
+            pace: Pace::new(core, config.capacity),
+            bound: BatchBound::new(config.max_ports, core),
             stolen: StolenTime::new(core, wait),
             counters: Arc::new(WorkerCounters::default()),
         }

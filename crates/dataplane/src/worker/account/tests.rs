@@ -1,4 +1,4 @@
-use penstock_units::QueueId;
+use penstock_units::{CyclesPerSecond, QueueId, TscRate};
 use proptest::prelude::*;
 
 use super::*;
@@ -23,8 +23,9 @@ impl Bench {
         counters.push(None);
         let ports = usize::from(PORTS);
         let peers = Mesh::new(1, ports).peers.remove(0);
-        let (rate, refill) = (TscRate::from_hz(HZ), Nanos::from_micros(50));
-        let account = Account::new(ports, rate, None, refill, Cycles::ZERO, None);
+        let tsc = TscRate::from_hz(HZ);
+        let config = WorkerConfig { tsc, max_ports: ports, ..WorkerConfig::default() };
+        let account = Account::new(&config, Cycles::ZERO, None);
         Self { account, counters, peers, now: 0 }
     }
 

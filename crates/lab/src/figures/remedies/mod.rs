@@ -24,20 +24,26 @@ use crate::live;
 use bed::Bed;
 use made::{MADE, Made};
 
+/// In a run with shorter phases, one of this many situations is made.
+const SHORT: usize = 8;
+
 /// Returns the number of situations that are explained wrongly. Writes the wrong answers into the
 /// outcome.
 ///
 /// # Errors
 /// Returns an error if a situation cannot be made.
 pub(super) fn wrong(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<u32> {
-    let mut wrong = 0;
-    for made in MADE {
+    // In short runs, a few situations show that the figure works. A test makes all of them.
+    let every = if ctx.is_whole() { 1 } else { SHORT };
+    let (mut wrong, mut situations) = (0, 0);
+    for made in MADE.iter().step_by(every) {
+        situations += 1;
         if let Some(answer) = wrong_answer(made, ctx.seed).context(made.name)? {
             outcome.note(&format!("false_remedy, {}", made.name), answer);
             wrong += 1;
         }
     }
-    outcome.note("made_situations", MADE.len());
+    outcome.note("made_situations", situations);
     Ok(wrong)
 }
 

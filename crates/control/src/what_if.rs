@@ -40,8 +40,8 @@ pub struct Supposed {
 }
 
 const FORM: &str = "write PORT=RATE[@SIZE][,KEY=VALUE]..., as in vm7=4G@imix,class=2";
-const KEYS: &str =
-    "use `class`, `weight`, `flows`, `ring`, `uplink`, `min_pps`, `max_rate`, `max_pps`";
+const KEYS: &str = "use `class`, `weight`, `flows`, `ring`, `segments`, `uplink`, `min_pps`, \
+                    `max_rate`, `max_pps`";
 
 impl FromStr for WhatIf {
     type Err = String;
@@ -81,23 +81,7 @@ impl FromStr for WhatIf {
                     let weight_of = penstock_units::Weight::new(number()?);
                     weight = Some(Weight(weight_of.map_err(|error| bad(key, &error))?));
                 }
-                "flows" => {
-                    contract.flows = match value {
-                        "single" => Flows::Single,
-                        "multiple" => Flows::Multiple,
-                        _ => return Err(format!("flows: {value:?}: write single or multiple")),
-                    };
-                }
-                "ring" => {
-                    contract.ring = match value {
-                        "split" => Ring::Split,
-                        "packed" => Ring::Packed,
-                        _ => return Err(format!("ring: {value:?}: write split or packed")),
-                    };
-                }
-                "uplink" => {
-                    contract.uplink = Some(value.parse().map_err(|error| bad(key, &error))?);
-                }
+                "flows" | "ring" | "segments" | "uplink" => traffic(&mut contract, key, value)?,
                 "min_pps" => contract.min_pps = Some(frames()?),
                 "max_pps" => contract.max_pps = Some(frames()?),
                 "max_rate" => {
@@ -117,10 +101,29 @@ impl FromStr for WhatIf {
     }
 }
 
+/// Sets a key that describes the traffic of a contract.
+fn traffic(contract: &mut Contract, key: &str, value: &str) -> Result<(), String> {
+    let bad = |error: &dyn fmt::Display| format!("{key}: {error}");
+    let unknown = |names: &str| Err(format!("{key}: {value:?}: write {names}"));
+    match (key, value) {
+        ("flows", "single") => contract.flows = Flows::Single,
+        ("flows", "multiple") => contract.flows = Flows::Multiple,
+        ("flows", _) => return unknown("single or multiple"),
+        ("ring", "split") => contract.ring = Ring::Split,
+        ("ring", "packed") => contract.ring = Ring::Packed,
+        ("ring", _) => return unknown("split or packed"),
+        ("segments", "true") => contract.segments = true,
+        ("segments", "false") => contract.segments = false,
+        ("segments", _) => return unknown("true or false"),
+        _ => contract.uplink = Some(value.parse().map_err(|error| bad(&error))?),
+    }
+    Ok(())
+}
+
 impl fmt::Display for WhatIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, flows, ring, uplink } =
-            &self.contract;
+        let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, .. } = &self.contract;
+        let Contract { flows, ring, segments, uplink, .. } = &self.contract;
         let rate = rate.or(min_rate.map(|rate| ContractRate::Bits(rate.0)));
         write!(f, "{}=", self.port)?;
         rate.map_or(Ok(()), |rate| write!(f, "{rate}"))?;
@@ -133,6 +136,9 @@ impl fmt::Display for WhatIf {
         }
         if *ring == Ring::Packed {
             f.write_str(",ring=packed")?;
+        }
+        if *segments {
+            f.write_str(",segments=true")?;
         }
         uplink.map_or(Ok(()), |percent| write!(f, ",uplink={percent}"))?;
         self.class.map_or(Ok(()), |class| write!(f, ",class={}", class.0.get()))?;
@@ -272,6 +278,7 @@ mod tests {
             "vm7=4G@imix,class=2",
             "vm7=600kpps@64",
             "vm7=1G,flows=multiple,ring=packed",
+            "vm7=1G,segments=true",
             "a=1G@64:7+1518:1,min_pps=5k,max_rate=2G,max_pps=1M,uplink=50,class=1,weight=9",
         ] {
             assert_eq!(what(text).to_string(), text);

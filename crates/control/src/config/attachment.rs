@@ -37,6 +37,10 @@ pub struct VhostUser {
     /// Offloads of checksums and segmentation to the virtual machine. Default `true`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub offloads: Offloads,
+    /// Whether the guest's driver waits for interrupts, as Linux's does, instead of polling. The
+    /// switch serves both; the key is for the price of frames to the guest. Default `false`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub interrupts: bool,
     /// File mode of the socket, only with `mode = "server"`. Default `"0600"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket_mode: Option<FileMode>,
@@ -59,6 +63,7 @@ impl VhostUser {
             mode: SocketMode::default(),
             queues: Queues::default(),
             offloads: Offloads::default(),
+            interrupts: false,
             socket_mode: None,
             socket_owner: None,
             socket_group: None,
@@ -240,6 +245,18 @@ pub enum Attachment {
 }
 
 impl Attachment {
+    /// Whether the switch serves both attachments in the same way, so that a port need not attach
+    /// again. They may differ in [`VhostUser::interrupts`].
+    #[must_use]
+    pub fn is_served_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::VhostUser(one), Self::VhostUser(other)) => {
+                VhostUser { interrupts: other.interrupts, ..one.clone() } == *other
+            }
+            _ => self == other,
+        }
+    }
+
     /// Names of the attachment types, which are also the keys of their tables.
     pub const TYPES: [&'static str; 4] = ["vhost-user", "tap", "packet", "xdp"];
 

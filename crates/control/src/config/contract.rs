@@ -4,6 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use penstock_qos::cost_model::{self, Rate, SizeMix, SizeMixError};
+use penstock_toml::text::is_default;
 use penstock_toml::{BitsPerSecond, PacketsPerSecond, text_value};
 use penstock_units as units;
 use schemars::JsonSchema;
@@ -152,6 +153,10 @@ pub struct Contract {
     /// Layout of the driver's rings, `split` or `packed`. Default `split`.
     #[serde(default)]
     pub ring: Ring,
+    /// Whether the VM sends large segments (TSO) and frames without checksums, as Linux does. The
+    /// switch cuts and completes them for ports without these offloads. Default `false`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub segments: bool,
     /// Part of the frames that leave through an uplink, in per cent, 0 to 100. By default, all
     /// frames take the most expensive way that the port's network permits.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -131,10 +131,12 @@ enum Form {
 fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" | "rtp" => Form::List,
-        "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "mtu" | "slow_path"
-        | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight" | "uplink_share"
-        | "depth" | "contract" | "police" | "match" | "queue" | "shape" | "receive" | "send"
-        | "wfq" | "dscp" | "vhost-user" | "tap" | "packet" | "xdp" => Form::Literal,
+        "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "interrupts" | "mtu"
+        | "slow_path" | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight"
+        | "uplink_share" | "depth" | "contract" | "police" | "match" | "queue" | "shape"
+        | "receive" | "send" | "wfq" | "dscp" | "vhost-user" | "tap" | "packet" | "xdp" => {
+            Form::Literal
+        }
         _ => Form::Text,
     }
 }

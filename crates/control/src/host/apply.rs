@@ -70,7 +70,9 @@ impl PortChanges {
         for (name, port) in live {
             match wanted.get(name.as_str()) {
                 None => plan.removed.push(name.clone()),
-                Some(new) if *new != port.attachment => plan.reattached.push(name.clone()),
+                Some(new) if !new.is_served_like(&port.attachment) => {
+                    plan.reattached.push(name.clone())
+                }
                 Some(_) => {}
             }
         }

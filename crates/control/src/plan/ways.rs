@@ -19,6 +19,8 @@ struct Way {
     to: Option<Work>,
     /// Cycles that this way adds to a frame, by the cost model.
     cost: f64,
+    /// Whether the switch cuts large segments on this way.
+    finishes: bool,
 }
 
 impl Planner<'_> {
@@ -36,20 +38,28 @@ impl Planner<'_> {
             None if up.cost >= local.cost => ALL,
             None => 0,
         };
-        let own = in_and_out(port).map(|(from, _)| Part::from(from));
-        let to = [(up.to, out), (local.to, ALL - out)].into_iter().filter_map(|(to, permille)| {
-            to.filter(|_| permille > 0).map(|action| Part { action, permille })
+        let own = in_and_out(port).0.map(Part::from);
+        let segments = port.contract.as_ref().is_some_and(|contract| contract.segments);
+        let to = [(up, out), (local, ALL - out)].into_iter().flat_map(|(way, permille)| {
+            // The cost of a cut contains the cost of the checksum of each frame.
+            let finished = (segments && way.finishes).then_some(Work::Segmentation);
+            let all = way.to.into_iter().chain(finished).filter(move |_| permille > 0);
+            all.map(move |action| Part { action, permille })
         });
-        (own.into_iter().chain(to).collect(), out)
+        // A trunk port's frames lose their tags on the way to an access port.
+        let tagged = port.trunk.is_some() && out < ALL;
+        let pop = tagged.then_some(Part { action: Work::VlanPop, permille: ALL - out });
+        (own.into_iter().chain(to).chain(pop).collect(), out)
     }
 
     /// Returns the most expensive way to one of `ports`.
     fn dearest<'a>(&self, ports: impl Iterator<Item = &'a Port>, sizes: &Profile) -> Way {
         let ways = ports.map(|port| {
-            let to = in_and_out(port).map(|(_, to)| to);
-            Way { to, cost: self.model.zip(to).map_or(0.0, |(model, to)| cost(model, to, sizes)) }
+            let to = in_and_out(port).1;
+            let cost = self.model.zip(to).map_or(0.0, |(model, to)| cost(model, to, sizes));
+            Way { to, cost, finishes: matches!(port.attachment(), Some(Attachment::Xdp(_))) }
         });
-        let none = Way { to: None, cost: 0.0 };
+        let none = Way { to: None, cost: 0.0, finishes: false };
         // Of ways with equal costs, a way that the model does not know must stay visible.
         ways.fold(none, |dear, way| {
             if way.cost > dear.cost || way.cost >= dear.cost && dear.to.is_none() {
@@ -68,15 +78,19 @@ fn cost(model: &CostModel, action: Work, sizes: &Profile) -> f64 {
     model.single(&with).total() - model.single(&bare).total()
 }
 
-/// Returns the actions of taking a frame from the port and of sending a frame to the port; `None`
-/// for a VM's ring.
-fn in_and_out(port: &Port) -> Option<(Work, Work)> {
-    match port.attachment()? {
-        Attachment::VhostUser(_) => None,
-        Attachment::Tap(_) => Some((Work::FromTap, Work::ToTap)),
-        Attachment::Packet(_) => Some((Work::FromPacket, Work::ToPacket)),
-        Attachment::Xdp(_) => Some((Work::FromXdp, Work::ToXdp)),
-    }
+/// Returns the actions of taking a frame from the port and of sending a frame to the port. `None`
+/// means as for the ring of a VM that polls.
+fn in_and_out(port: &Port) -> (Option<Work>, Option<Work>) {
+    let (from, to) = match port.attachment() {
+        None => return (None, None),
+        Some(Attachment::VhostUser(vm)) => {
+            return (None, vm.interrupts.then_some(Work::ToInterrupt));
+        }
+        Some(Attachment::Tap(_)) => (Work::FromTap, Work::ToTap),
+        Some(Attachment::Packet(_)) => (Work::FromPacket, Work::ToPacket),
+        Some(Attachment::Xdp(_)) => (Work::FromXdp, Work::ToXdp),
+    };
+    (Some(from), Some(to))
 }
 
 #[cfg(test)]
@@ -89,7 +103,14 @@ mod tests {
     /// A frame to an AF_XDP port costs 300 cycles more than a frame to a VM, a frame to a TAP 80.
     fn with_ways() -> String {
         let mut text = model_toml();
-        for (name, cycles) in [("to-xdp", 300), ("to-tap", 80), ("from-tap", 40)] {
+        for (name, cycles) in [
+            ("to-xdp", 300),
+            ("to-tap", 80),
+            ("from-tap", 40),
+            ("to-interrupt", 60),
+            ("segmentation", 12),
+            ("vlan-pop", 3),
+        ] {
             text += &format!(
                 "\n[[action]]\nname = \"{name}\"\nsource = \"measured\"\nper_byte = 0\n\
                  per_frame = {{ median = {cycles}, min = {cycles}, max = {cycles} }}\n"
@@ -121,6 +142,28 @@ mod tests {
         near(cost(&both, ", uplink = 25"), 100.0 + 75.0 + 60.0);
         let container = CONTAINER.to_owned() + "contract = { rate = \"1Mpps\", size = 64 }\n";
         near(planned(&container, "").ports[1].cost.unwrap(), 140.0);
+    }
+
+    #[test]
+    fn the_price_has_interrupts_segments_and_tags() {
+        let near = |plan: &CapacityPlan, want: f64| {
+            let cost = plan.ports[0].cost.unwrap();
+            assert!((cost - want).abs() < 1e-6, "{cost}, not {want}");
+        };
+        let linux = "[[port]]\nname = \"l\"\ntenant = \"red\"\n\
+                     vhost-user = { socket = \"/run/l.sock\", interrupts = true }\n";
+        near(&planned(linux, ""), 160.0);
+        let both = linux.to_owned() + UPLINK;
+        near(&planned(&both, ", uplink = 50"), 100.0 + 150.0 + 30.0);
+        near(&planned(UPLINK, ", segments = true"), 400.0 + 12.0);
+        near(&planned(UPLINK, ", segments = true, uplink = 50"), 250.0 + 6.0);
+        near(&planned(linux, ", segments = true"), 160.0);
+        let tenant = RED.replace("name = \"red\"\n", "name = \"red\"\nvlans = [100]\n");
+        assert_ne!(tenant, RED);
+        let sold = "trunk = [100]\ncontract = { rate = \"1Mpps\", size = 64 }";
+        let text = tenant + &port("a", sold) + linux + "vlan = 100\n";
+        let model = Arc::new(parse_model(&with_ways(), "").unwrap());
+        near(&plan_of(&text, Some(&model), 1), 163.0);
     }
 
     #[test]

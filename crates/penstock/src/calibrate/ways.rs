@@ -1,5 +1,5 @@
-//! Measures what a frame costs more if it comes from an interface of the kernel, or goes to one,
-//! instead of a VM.
+//! Measures what a frame costs more if it comes from an interface of the kernel, or goes to one, or
+//! to a VM that waits for interrupts, instead of a VM that polls.
 //!
 //! A VM's frames leave the switch through one interface, cross the kernel once, and return to a
 //! second VM through another interface ([`Outside`]). The costs of the first VM's port contain the
@@ -60,7 +60,25 @@ pub(super) fn measure(bed: &Bed, times: Times, rounds: u32, burst: usize) -> any
             )),
         }
     }
+    ways.terms.insert(Action::ToInterrupt, interrupts(bed, &mut plain, (times, rounds, burst))?);
     Ok(ways)
+}
+
+/// Measures frames to a VM that waits for interrupts.
+fn interrupts(
+    bed: &Bed,
+    plain: &mut Rig,
+    (times, rounds, burst): (Times, u32, usize),
+) -> anyhow::Result<ActionTerm> {
+    let setting = setting("interrupts", rules("v1", "v0"));
+    let mut rig = Rig::start(bed, &Setting { interrupts: true, ..setting })?;
+    let mut seen = Vec::new();
+    for _ in 0..rounds {
+        let alone = costs(plain, bed, "v1", times, burst)?;
+        let with = costs(&mut rig, bed, "v1", times, burst)?;
+        seen.push([with[0] - alone[0], with[1] - alone[1]]);
+    }
+    term(&seen)
 }
 
 fn setting(name: &str, rules: String) -> Setting {

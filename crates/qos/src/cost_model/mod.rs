@@ -343,7 +343,9 @@ impl CostModel {
                 let cost = self.work(*work, size);
                 match work.action {
                     Action::Checksum | Action::Segmentation => stages.egress += cost,
-                    Action::ToTap | Action::ToPacket | Action::ToXdp => stages.egress += cost,
+                    Action::ToTap | Action::ToPacket | Action::ToXdp | Action::ToInterrupt => {
+                        stages.egress += cost;
+                    }
                     Action::FromTap | Action::FromPacket | Action::FromXdp => {
                         stages.ingress += cost;
                     }

@@ -264,6 +264,8 @@ pub enum Action {
     ToPacket,
     /// Sends the frame to an AF_XDP socket instead of a VM's ring.
     ToXdp,
+    /// Sends the frame to a VM that waits for interrupts, instead of a VM that polls its ring.
+    ToInterrupt,
 }
 
 /// Part of an operation in the cost of a frame, in thousandths, that means "every frame".
@@ -302,7 +304,7 @@ impl fmt::Display for Work {
 
 impl Action {
     /// All actions, in the order of declaration.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::VlanPush,
         Self::VlanPop,
         Self::Dscp,
@@ -314,6 +316,7 @@ impl Action {
         Self::ToTap,
         Self::ToPacket,
         Self::ToXdp,
+        Self::ToInterrupt,
     ];
 
     /// Returns the name of the action in files, such as `vlan-push`.
@@ -331,6 +334,7 @@ impl Action {
             Self::ToTap => "to-tap",
             Self::ToPacket => "to-packet",
             Self::ToXdp => "to-xdp",
+            Self::ToInterrupt => "to-interrupt",
         }
     }
 }

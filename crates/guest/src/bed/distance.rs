@@ -11,15 +11,20 @@
 //!
 //! Two threads, one on each core, take turns at counting up a number. The core of the switch must
 //! be idle, so the switch must be stopped.
+//!
+//! On a machine whose processors move, windows can only be compared if all are measured at the same
+//! distance. [`Kept`] waits until the processors are back at the more common distance.
 
 use core::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
 use super::pin;
 use crate::clock;
 
+/// Time between two looks while [`Kept::wait`] waits.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Turns of each thread. A turn takes 50 to 500 ns.
 const TURNS: u32 = 4_000;
 /// Longest time of a measurement. If a thread loses its core for longer, nothing is measured.
@@ -60,6 +65,78 @@ pub fn round_trip_ns(one: u32, other: u32) -> anyhow::Result<Option<f64>> {
         let trip = |took: u128| took as f64 / turns;
         Ok(asks?.map(trip))
     })
+}
+
+/// Two distances of cores are the same but for noise if their ratio is at most this. Cores that
+/// share a cache are four times as near as others.
+const ALIKE: f64 = 1.6;
+/// Number of looks at the distance, over [`LOOK_FOR`], from which the more common one follows.
+const SAMPLES: u32 = 200;
+const LOOK_FOR: Duration = Duration::from_secs(10);
+
+/// Whether two distances of cores are the same but for noise.
+#[must_use]
+pub fn alike(one: f64, other: f64) -> bool {
+    one.max(other) <= ALIKE * one.min(other)
+}
+
+/// The distance at which all windows are measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Kept {
+    nanos: f64,
+    /// Time after which windows at other distances are accepted.
+    until: Instant,
+}
+
+impl Kept {
+    /// Looks at the distance of two cores for some seconds, and keeps the median for the time
+    /// `lasts`. Returns `None` if the cores are the same.
+    ///
+    /// # Errors
+    /// Returns an error if a thread cannot be pinned.
+    pub fn find([one, other]: [u32; 2], lasts: Duration) -> anyhow::Result<Option<Self>> {
+        let began = clock::now();
+        let mut seen = Vec::new();
+        while one != other && began.elapsed() < LOOK_FOR {
+            seen.extend(round_trip_ns(one, other)?);
+            let due = LOOK_FOR * u32::try_from(seen.len())? / SAMPLES;
+            clock::wait_readable(None, due.saturating_sub(began.elapsed()));
+        }
+        seen.sort_by(f64::total_cmp);
+        Ok(seen.get(seen.len() / 2).map(|nanos| Self::at(*nanos, lasts)))
+    }
+
+    /// Keeps the distance `nanos` for the time `lasts`.
+    #[must_use]
+    pub fn at(nanos: f64, lasts: Duration) -> Self {
+        Self { nanos, until: clock::now() + lasts }
+    }
+
+    /// Whether windows at other distances are still to be repeated.
+    #[must_use]
+    pub fn lasts(&self) -> bool {
+        clock::now() < self.until
+    }
+
+    /// Whether a distance is the kept one. An unknown distance is not.
+    #[must_use]
+    pub fn is(&self, nanos: Option<f64>) -> bool {
+        nanos.is_some_and(|nanos| alike(nanos, self.nanos))
+    }
+
+    /// Waits until two cores are at the kept distance, or the time is over. Returns the distance.
+    ///
+    /// # Errors
+    /// Returns an error if a thread cannot be pinned.
+    pub fn wait(&self, [one, other]: [u32; 2]) -> anyhow::Result<Option<f64>> {
+        loop {
+            let nanos = round_trip_ns(one, other)?;
+            if self.is(nanos) || !self.lasts() {
+                return Ok(nanos);
+            }
+            clock::wait_readable(None, PAUSE);
+        }
+    }
 }
 
 /// Takes all turns of the second thread.
@@ -105,6 +182,19 @@ mod tests {
         let nanos = some.unwrap();
         assert!((1.0..1e6).contains(&nanos), "{nanos}");
         assert!(round_trip_ns(u32::MAX, cores[0]).is_err());
+    }
+
+    #[test]
+    fn a_kept_distance_is_waited_for_until_its_time_is_over() {
+        let kept = Kept::at(500.0, Duration::from_secs(60));
+        assert!(kept.lasts() && kept.is(Some(620.0)) && kept.is(Some(300.0)));
+        assert!(!kept.is(Some(110.0)) && !kept.is(None));
+        // No cores are a millisecond apart.
+        let never = Kept::at(1e6, Duration::from_millis(30));
+        let cores = super::super::allowed_cores().unwrap();
+        let two = [cores[0], *cores.last().unwrap()];
+        assert!(!never.is(never.wait(two).unwrap()) && !never.lasts());
+        assert_eq!(Kept::find([two[0]; 2], Duration::ZERO).unwrap(), None);
     }
 
     #[test]

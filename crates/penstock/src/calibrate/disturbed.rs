@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::time::Instant;
 
+use penstock_guest::bed::distance::alike;
 use penstock_guest::clock;
 use penstock_qos::cost_model::Spread;
 
-use super::rig::{Apart, alike};
+use super::rig::Apart;
 use crate::table::to_f64;
 
 /// A calibration is refused if more than this part of its windows was disturbed.

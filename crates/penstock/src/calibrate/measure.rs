@@ -46,6 +46,7 @@ use super::disturbed::Watch;
 use super::offload::{self, Kind};
 use super::rig::{Apart, Load, Reading, Rig, Setting, Times};
 use super::ways;
+use penstock_guest::bed::distance::Kept;
 use penstock_guest::bed::{Bed, BedArgs};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
@@ -61,10 +62,15 @@ const SINGLE_RATE: f64 = 50_000.0;
 /// not the generator.
 const FULL: f64 = 0.95 * 32.0;
 
+/// On a machine whose processors move, windows wait for the more common distance of the cores for
+/// at most this time, all together.
+const PATIENCE: Duration = Duration::from_secs(1_200);
+const PATIENCE_QUICK: Duration = Duration::from_secs(300);
+
 /// `penstock calibrate`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct CalibrateArgs {
-    /// Measure for less than a minute, with fewer rounds and shorter measurements
+    /// Measure for about a minute, with fewer rounds and shorter measurements
     #[arg(long)]
     pub quick: bool,
     /// File for the cost model (`-`: standard output)
@@ -94,7 +100,12 @@ impl CalibrateArgs {
     pub(super) fn times(&self) -> Times {
         let (warm_secs, window_secs, tries) =
             if self.quick { (0.02, 0.06, 1) } else { (0.08, 0.25, 3) };
-        Times { warm_secs, window_secs, tries }
+        Times { warm_secs, window_secs, tries, kept: None }
+    }
+
+    /// Returns the longest time in which windows wait for cores that moved.
+    pub(super) const fn patience(&self) -> Duration {
+        if self.quick { PATIENCE_QUICK } else { PATIENCE }
     }
 }
 
@@ -111,7 +122,9 @@ pub struct Calibration {
 /// Returns an error if the switch cannot be started or fails.
 pub fn run(args: &CalibrateArgs, bed: &Bed) -> anyhow::Result<Calibration> {
     let watch = Watch::begin();
-    let mut bench = Bench { bed, times: args.times(), rounds: args.rounds(), began: clock::now() };
+    let kept = Kept::find([bed.generator_core(), bed.worker_core()], args.patience())?;
+    let times = Times { kept, ..args.times() };
+    let mut bench = Bench { bed, times, rounds: args.rounds(), began: clock::now() };
     let cells = bench.cells()?;
     let batch = bench.batch()?;
     let mut actions = bench.actions()?;

@@ -22,6 +22,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use penstock_control::config::model_text;
 use penstock_guest::bed::Bed;
+use penstock_guest::bed::distance::{Kept, alike};
 use penstock_guest::bed::outside::{ENDS, Outside, Through};
 use penstock_guest::clock;
 use penstock_guest::load::{Rate, SizeMix};
@@ -33,7 +34,7 @@ use penstock_qos::cost_model::{
 use crate::table::to_f64;
 
 use super::measure::{BURST, CalibrateArgs, MANY_FLOWS, rule_tables};
-use super::rig::{Delivered, Load, Rig, Setting, Times, alike};
+use super::rig::{Delivered, Load, Rig, Setting, Times};
 use super::ways::{WAYS, hops, netns};
 
 /// Part of the core's cycles that a contract is worth. The generator must offer more than the
@@ -49,6 +50,9 @@ const MIXED: [Option<u16>; 5] = [Some(64), None, Some(512), Some(1024), Some(150
 const SENDER: &str =
     "ingress_policy = \"cycles-strict\"\ncontract = { rate = \"1kpps\", size = 64 }";
 
+/// Key of the receiver's port if it waits for interrupts.
+const INTERRUPTS: &str = "vhost-user.interrupts = true";
+
 /// The traffic of one contract.
 #[derive(Debug, Clone)]
 struct Case {
@@ -59,15 +63,27 @@ struct Case {
     size: Option<u16>,
     /// Way out of the host that all frames take; `None` if the frames go to a VM.
     way: Option<(Through, Action)>,
+    /// Whether the receiving VM waits for interrupts.
+    interrupts: bool,
 }
 
 impl Case {
-    const PLAIN: Self =
-        Self { ring: RingKind::Split, flows: Flows::Single, rules: 1, size: None, way: None };
+    const PLAIN: Self = Self {
+        ring: RingKind::Split,
+        flows: Flows::Single,
+        rules: 1,
+        size: None,
+        way: None,
+        interrupts: false,
+    };
 
     fn name(&self) -> String {
         let size = self.size.map_or_else(|| "imix".to_owned(), |size| format!("{size} bytes"));
-        let way = self.way.map_or_else(String::new, |(way, _)| format!(" to {}", way.name()));
+        let way = match self.way {
+            Some((way, _)) => format!(" to {}", way.name()),
+            None if self.interrupts => " to a VM with interrupts".to_owned(),
+            None => String::new(),
+        };
         let flows = match self.flows {
             Flows::Single => "single flow",
             Flows::Multiple => "many flows",
@@ -77,13 +93,18 @@ impl Case {
         format!("{size}{way}, {flows}, {rules}, {} ring", self.ring)
     }
 
+    fn action(&self) -> Option<Action> {
+        let interrupts = self.interrupts.then_some(Action::ToInterrupt);
+        self.way.map(|(_, action)| action).or(interrupts)
+    }
+
     fn profile(&self) -> anyhow::Result<Profile> {
         Ok(Profile {
             sizes: self.size.map_or_else(|| Ok(Sizes::imix()), Sizes::fixed)?,
             flows: self.flows,
             rules: self.rules,
             ring: self.ring,
-            actions: self.way.iter().map(|(_, action)| Work::from(*action)).collect(),
+            actions: self.action().map(Work::from).into_iter().collect(),
         })
     }
 
@@ -116,14 +137,17 @@ pub fn run(
 ) -> anyhow::Result<(Verification, Vec<String>)> {
     let file = bed.dir().join("verified.toml");
     std::fs::write(&file, model_text(model)).context("writing the model")?;
-    let mut seller = Seller { model, times: args.times(), cases: Vec::new(), notes: Vec::new() };
+    let then = model.parts().about.core_distance_ns.map(f64::from);
+    let kept = then.map(|nanos| Kept::at(nanos, args.patience()));
+    let times = Times { kept, ..args.times() };
+    let mut seller = Seller { model, times, cases: Vec::new(), notes: Vec::new() };
     for ring in [RingKind::Split, RingKind::Packed] {
         for rules in RULES {
             let setting = setting(format!("sold-{ring}-{rules}"), ring, rule_tables(rules), &file);
             let mut rig = Rig::start(bed, &setting)?;
             for flows in Flows::ALL {
                 for size in SIZES {
-                    let case = Case { ring, flows, rules, size: Some(size), way: None };
+                    let case = Case { ring, flows, rules, size: Some(size), ..Case::PLAIN };
                     seller.sell(bed, &mut rig, &case)?;
                 }
             }
@@ -141,6 +165,15 @@ pub fn run(
         seller.sell_all(bed, &mut rig, &cases)?;
     }
     eprintln!("penstock calibrate: verified {} contracts", seller.cases.len());
+    if model.parts().actions.contains_key(&Action::ToInterrupt) {
+        let of = setting("sold-interrupts".to_owned(), RingKind::Split, rule_tables(1), &file);
+        let of = Setting { interrupts: true, keys: [SENDER, INTERRUPTS, ""], ..of };
+        let mut rig = Rig::start(bed, &of)?;
+        for size in [64, 1500] {
+            let case = Case { size: Some(size), interrupts: true, ..Case::PLAIN };
+            seller.sell(bed, &mut rig, &case)?;
+        }
+    }
     for (way, out, _) in WAYS {
         if !model.parts().actions.contains_key(&out) {
             continue;
@@ -294,5 +327,12 @@ mod tests {
         assert_eq!(case.name(), "imix to xdp, single flow, 1 rule, split ring");
         assert!(case.contract(1).contains("uplink=100"));
         assert_eq!(case.profile().unwrap().actions, [Work::from(Action::ToXdp)]);
+        let case = Case { size: Some(64), interrupts: true, ..Case::PLAIN };
+        assert_eq!(
+            case.name(),
+            "64 bytes to a VM with interrupts, single flow, 1 rule, split ring"
+        );
+        assert!(case.contract(1).contains("uplink=0"));
+        assert_eq!(case.profile().unwrap().actions, [Work::from(Action::ToInterrupt)]);
     }
 }

@@ -93,14 +93,17 @@ pub enum Destination {
     Others,
     /// The frames go to a station that is not a VM of the run.
     Outside(Mac, Ipv4Addr),
+    /// Every second frame goes to the VM that the field names, and the others to a station that is
+    /// not a VM of the run.
+    Half(String, Mac, Ipv4Addr),
 }
 
 impl Destination {
-    /// Returns the name of the VM if the destination is a single VM.
+    /// Returns the name of the VM if at most one VM receives frames.
     #[must_use]
     pub fn vm(&self) -> Option<&str> {
         match self {
-            Self::Vm(name) => Some(name),
+            Self::Vm(name) | Self::Half(name, ..) => Some(name),
             Self::Others | Self::Outside(..) => None,
         }
     }
@@ -139,6 +142,10 @@ pub struct VmSpec {
     /// interrupts and polls, but the switch pays for each interrupt.
     #[serde(default)]
     pub interrupts: bool,
+    /// Whether the VM notifies the switch in each turn, even if the switch wants no notification
+    /// and the VM sends nothing.
+    #[serde(default)]
+    pub kicks: bool,
 }
 
 impl VmSpec {
@@ -163,6 +170,7 @@ impl VmSpec {
             phases: Vec::new(),
             stamped: false,
             interrupts: false,
+            kicks: false,
         }
     }
 
@@ -180,6 +188,10 @@ impl VmSpec {
                 vms[number + 1..].iter().chain(&vms[..number]).map(address).collect()
             }
             Some(Destination::Outside(mac, ip)) => vec![(*mac, *ip)],
+            Some(Destination::Half(name, mac, ip)) => {
+                let vm = vms.iter().find(|vm| vm.name == *name).map(address);
+                vm.into_iter().chain([(*mac, *ip)]).collect()
+            }
         }
     }
 
@@ -252,6 +264,9 @@ mod tests {
         assert_eq!(target(1, &vms), [3]);
         vms[1].to = Some(Destination::Outside(Mac([2, 0, 0, 0, 0, 9]), Ipv4Addr::LOCALHOST));
         assert_eq!(target(1, &vms), [9]);
+        let station = (Mac([2, 0, 0, 0, 0, 9]), Ipv4Addr::LOCALHOST);
+        vms[1].to = Some(Destination::Half("vm3".to_owned(), station.0, station.1));
+        assert_eq!(target(1, &vms), [3, 9]);
         vms[1].to = None;
         assert!(target(1, &vms).is_empty());
     }

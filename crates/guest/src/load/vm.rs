@@ -224,6 +224,9 @@ impl LoadVm {
             tx.publish();
             self.counters.tx_frames += sent as u64;
         }
+        if self.spec.kicks {
+            tx.kick_now();
+        }
         Ok(sent)
     }
 

@@ -117,11 +117,16 @@ enum Way {
     Strict,
     Minmax,
     C2qos,
+    /// As [`Self::C2qos`], with the paper's algorithms as printed.
+    Printed,
 }
 
 impl Way {
     /// Limits in bits per second: the paper's one first.
     const BITS: [Self; 4] = [Self::Bps, Self::BpsTso, Self::Waits, Self::WaitsTso];
+
+    /// Limits in cycles.
+    const CYCLES: [Self; 4] = [Self::Strict, Self::Minmax, Self::C2qos, Self::Printed];
 
     fn name(self) -> &'static str {
         match self {
@@ -133,6 +138,7 @@ impl Way {
             Self::Strict => "strict",
             Self::Minmax => "minmax",
             Self::C2qos => "minmax-hbs",
+            Self::Printed => "minmax-hbs-as-printed",
         }
     }
 
@@ -167,7 +173,9 @@ impl Way {
                     Bound::default()
                 }
                 (Self::Strict, Some(_)) => of(Policy::Strict),
-                (Self::Strict | Self::Minmax | Self::C2qos, _) => of(Policy::Minmax),
+                (Self::Strict | Self::Minmax | Self::C2qos | Self::Printed, _) => {
+                    of(Policy::Minmax)
+                }
             }
         };
         let mut vms: Vec<Vm> = VMS
@@ -179,14 +187,18 @@ impl Way {
             })
             .collect();
         vms.push(Vm { name: NET.to_owned(), bound: bound(None), ..Vm::default() });
-        if self == Self::C2qos {
+        let by_class = matches!(self, Self::C2qos | Self::Printed);
+        if by_class {
             for vm in &mut vms {
                 vm.bound.priority = if [NET, "vm1"].contains(&vm.name.as_str()) { 1 } else { 3 };
             }
         }
-        let mut plan = Plan::new(if self == Self::C2qos { "hbs" } else { "round-robin" }, vms);
+        let mut plan = Plan::new(if by_class { "hbs" } else { "round-robin" }, vms);
         plan.offloads = self.offloads();
         plan.worker = format!("capacity = {:.0}\n", sale.capacity);
+        if self == Self::Printed {
+            plan.worker.push_str("spare_cycles = \"printed\"\nreadiness = \"demotion\"\n");
+        }
         plan
     }
 }
@@ -252,9 +264,9 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut all = Vec::new();
     let mut tally = Tally::default();
     let wanted = context.live.runs.unwrap_or(2);
-    let ways = Way::BITS.into_iter().chain([Way::Strict, Way::Minmax, Way::C2qos]);
+    let ways = Way::BITS.into_iter().chain(Way::CYCLES);
     for (way, i) in ways.zip(0_u32..) {
-        context.progress(f64::from(i) / 7.0, way.name());
+        context.progress(f64::from(i) / 8.0, way.name());
         let sale = if way.offloads() { tso } else { plain };
         let found = under(&bed, way, sale, (secs, wanted), &mut tally)?;
         for ((vm, _), curve) in VMS.iter().zip(&found.curves) {
@@ -517,10 +529,14 @@ fn latency_us(said: &str) -> Option<f64> {
     Some(value * factor)
 }
 
+/// Returns the least of all values, or NaN if one of them is NaN.
+fn least(pct: &[f64]) -> f64 {
+    pct.iter().copied().fold(f64::INFINITY, super::noisy::nan_min)
+}
+
 fn conclude(outcome: &mut Outcome, all: &[Found]) {
-    let [bps, bps_tso, waits, waits_tso, strict, minmax, c2qos] = all else { return };
+    let [bps, bps_tso, waits, waits_tso, strict, minmax, c2qos, printed] = all else { return };
     let delta = |found: &Found| 100.0 * (found.vm1_pct[1] / found.vm1_pct[0] - 1.0);
-    let least = |pct: &[f64]| pct.iter().copied().fold(f64::INFINITY, super::noisy::nan_min);
     let left = |found: &Found| 100.0 * (found.us[1] - found.us[0]) / (bps.us[1] - bps.us[0]);
     let claims = [
         (
@@ -563,10 +579,25 @@ fn conclude(outcome: &mut Outcome, all: &[Found]) {
             "Added latency with cycles and classes, in percent of what `bps` adds.",
             left(c2qos),
         ),
+        (
+            "added_latency_left_as_printed_pct",
+            "The same with the paper's algorithms as printed.",
+            left(printed),
+        ),
+        (
+            "minmax_vm1_min_as_printed_pct",
+            "The least part of its purchase that VM1 gets with the paper's algorithms as printed.",
+            least(&printed.vm1_pct),
+        ),
     ];
     for (id, statement, value) in claims {
         outcome.claim(Claim::new(id, statement, "%").measured(value));
     }
+    rates_in_full_steps(outcome, strict, c2qos);
+}
+
+/// Adds the claims about VM1's rate in steps in which its ring was never empty.
+fn rates_in_full_steps(outcome: &mut Outcome, strict: &Found, c2qos: &Found) {
     for (name, how, found, low) in [
         ("strict", "under strict cycles", strict, 97.0),
         ("minmax", "with spare cycles and classes", c2qos, 99.0),

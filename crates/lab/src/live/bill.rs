@@ -144,7 +144,7 @@ fn of_worker(stats: &[&Value; 2], name: &str) -> f64 {
 }
 
 fn offer(size: u16, rate: Rate) -> Offer {
-    Offer { size, flows: 1, rate }
+    Offer { size: size.into(), flows: 1, rate }
 }
 
 impl<'a> Stage<'a> {

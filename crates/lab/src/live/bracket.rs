@@ -290,7 +290,7 @@ pub(crate) fn doubt(window: &Window, offers: &[(String, Offer)]) -> Option<Doubt
             Rate::Stop => return false,
             Rate::Max => return sent.full < RING_FULL,
             Rate::Frames(due) => due,
-            Rate::Bits(due) => due / (f64::from(offer.size) * 8.0),
+            Rate::Bits(due) => due / (offer.size.mean() * 8.0),
         };
         // If the switch empties a ring a tenth more slowly than it is filled, the ring is full a
         // tenth of the time.
@@ -417,7 +417,7 @@ mod tests {
             idle: 0.0,
             standstill: 0.0,
         };
-        let of = |rate| vec![("vm".to_owned(), Offer { size: 512, flows: 1, rate })];
+        let of = |rate| vec![("vm".to_owned(), Offer { size: 512.into(), flows: 1, rate })];
         let paced = of(Rate::Frames(100.0));
         assert_eq!(doubt(&window(99.0, 0.0, 0.0), &paced), None);
         assert_eq!(doubt(&window(60.0, 0.3, 0.0), &paced), None, "the switch took no more");

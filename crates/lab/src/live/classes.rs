@@ -174,8 +174,8 @@ fn worst_batch_us(bulk: Capacity, tsc_hz: f64) -> f64 {
 
 /// Measures the cost of a small and of a large frame on a switch without limits.
 fn costs(bed: &Bed, rig: &mut Rig) -> anyhow::Result<(Capacity, Capacity)> {
-    let mut cost = |size| {
-        let greedy = Offer { size, flows: 1, rate: Rate::Max };
+    let mut cost = |size: u16| {
+        let greedy = Offer { size: size.into(), flows: 1, rate: Rate::Max };
         let all: Vec<_> = (2..=CLASSES).map(|class| (name(class, 1), greedy.clone())).collect();
         rig.awake(|rig| Ok(rig.cost(bed, &all, COST)?.0))
     };
@@ -290,9 +290,9 @@ fn offers(bed: &Bed, probe: Capacity, all: bool) -> Vec<(String, Offer)> {
     let offer = |(class, number)| {
         let rate = if is_measured(class, number) {
             let pps = OFFERED * part(class) * bed.tsc_hz() / probe.cycles;
-            Offer { size: PROBE, flows: 1, rate: Rate::Frames(pps) }
+            Offer { size: PROBE.into(), flows: 1, rate: Rate::Frames(pps) }
         } else {
-            Offer { size: BULK, flows: 1, rate: Rate::Max }
+            Offer { size: BULK.into(), flows: 1, rate: Rate::Max }
         };
         (name(class, number), rate)
     };
@@ -356,7 +356,7 @@ impl Seen {
     }
 }
 
-/// Runs the live experiment of C2QoS Fig. 11 (c).
+/// Runs the live experiment of C2QoS Fig. 11: (c), and then (a) and (b) ([`super::accuracy`]).
 ///
 /// # Errors
 ///
@@ -386,6 +386,7 @@ pub(crate) fn fig11(context: &Context<'_>) -> anyhow::Result<Outcome> {
     }
     subjects.describe(&mut outcome);
     conclude_fig11(&mut outcome, &seen, &explained);
+    super::accuracy::panels(context, &subjects.bed, &mut outcome)?;
     for claim in tally.claims() {
         outcome.claim(claim);
     }
@@ -528,8 +529,9 @@ pub(crate) fn fig3(context: &Context<'_>) -> anyhow::Result<Outcome> {
                 .take(usize::from(vms))
                 .enumerate()
                 .map(|(i, (class, number))| {
-                    let probe = Offer { size: PROBE, flows: 1, rate: Rate::Frames(PROBE_PPS) };
-                    let bulk = Offer { size: BULK, flows: 1, rate: Rate::Max };
+                    let probe =
+                        Offer { size: PROBE.into(), flows: 1, rate: Rate::Frames(PROBE_PPS) };
+                    let bulk = Offer { size: BULK.into(), flows: 1, rate: Rate::Max };
                     (name(*class, *number), if i == 0 { probe } else { bulk })
                 })
                 .collect();

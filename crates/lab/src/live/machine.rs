@@ -118,6 +118,14 @@ impl Reading {
         reading
     }
 
+    /// Returns the percentage of the cores' time between this reading and the later reading `now`
+    /// in which the cores were idle.
+    pub fn idle_pct(&self, now: &Self) -> f64 {
+        let all = (now.at - self.at) * now.cores;
+        let busy = now.spent - self.spent + now.stolen - self.stolen;
+        (100.0 * (1.0 - busy / all.max(1e-9))).clamp(0.0, 100.0)
+    }
+
     /// Returns the activity of the machine between this reading and the later reading `now`.
     pub fn until(&self, now: &Self) -> Machine {
         let secs = now.at - self.at;

@@ -58,7 +58,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut rig = Rig::ours(&bed, "many", &Plan::new("round-robin", vms))?;
     let names: Vec<String> = (0..MOST).map(name).collect();
     let cost = |rig: &mut Rig, vms: usize| {
-        let offer = Offer { size: 512, flows: 1, rate: Rate::Max };
+        let offer = Offer { size: 512.into(), flows: 1, rate: Rate::Max };
         let offers: Vec<_> =
             names[..vms].iter().map(|name| (name.clone(), offer.clone())).collect();
         rig.awake(|rig| Ok(rig.capacity(&bed, &offers, secs)?.cycles))

@@ -23,6 +23,9 @@
 //! | `machine` | CPU time of other programs and the hypervisor during a measurement |
 //! | `needs` | checks that programs are installed |
 //! | `classes` | C2QoS Fig. 3 and Fig. 11: latency on a full core |
+//! | `sold` | VMs that bought rates from this host's cost model |
+//! | `idle_cycles` | C2QoS Fig. 7: shares of unsold and unused cycles |
+//! | `accuracy` | C2QoS Fig. 11 (a) and (b): delivered rate over the purchased rate |
 //! | `contracts` | C2QoS Fig. 11: delivered rate over the purchased rate |
 //! | `remedies` | made situations, and whether `penstock explain` names their causes |
 //! | `limits`, `gso_flood` | rate limits with real TCP and UDP |
@@ -39,6 +42,7 @@
 //! | `vcpu` | VM jitter, Figs. 2, 6, 7 and 12: virtual processors on one core |
 //! | `vde` | `vde_switch` for comparison |
 
+mod accuracy;
 mod applications;
 mod bandwidth;
 mod bill;
@@ -50,6 +54,7 @@ mod demo;
 mod demo_story;
 mod fabric;
 mod gso_flood;
+mod idle_cycles;
 mod limits;
 mod machine;
 mod many;
@@ -62,6 +67,7 @@ mod requests;
 mod rtp;
 mod shaped;
 mod shares;
+mod sold;
 mod spacing;
 mod stage;
 mod uplink;
@@ -78,6 +84,7 @@ pub(crate) use fabric::{
     fig4 as qshare_fig4, fig5 as qshare_fig5, story as fabric_demo,
     story_picture as fabric_demo_picture,
 };
+pub(crate) use idle_cycles::run as fig7;
 pub(crate) use limits::{COST, both_claim, run as limits, udp_claim};
 pub(crate) use many::run as fig6;
 pub(crate) use noisy::run as fig1;

@@ -133,7 +133,7 @@ impl Case {
         let flows = if self.event == Event::Size { 1 } else { MANY };
         let same_bits = if small { bytes(SIZE) / bytes(64) } else { 1.0 };
         let rate = if self.flood { Rate::Max } else { Rate::Frames(OVER * pps * same_bits) };
-        Offer { size, flows, rate }
+        Offer { size: size.into(), flows, rate }
     }
 }
 
@@ -196,7 +196,7 @@ fn crowd_f64(crowd: usize) -> f64 {
 }
 
 pub(super) fn well_behaved(pps: f64) -> Offer {
-    Offer { size: SIZE, flows: 1, rate: Rate::Frames(OVER * pps) }
+    Offer { size: SIZE.into(), flows: 1, rate: Rate::Frames(OVER * pps) }
 }
 
 /// A running switch that is measured, with its VMs. [`SUBJECTS`] lists the names of the measured
@@ -313,7 +313,7 @@ impl Turns for Bout<'_> {
     type Found = Seen;
 
     fn calibrate(&mut self) -> anyhow::Result<Speed> {
-        let greedy = Offer { size: SIZE, flows: 1, rate: Rate::Max };
+        let greedy = Offer { size: SIZE.into(), flows: 1, rate: Rate::Max };
         let both = vec![("victim".to_owned(), greedy.clone()), (noisy(0), greedy)];
         self.subject.limit(None)?;
         let mut window = |offers: &[(String, Offer)], secs| {

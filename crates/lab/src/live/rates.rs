@@ -227,7 +227,7 @@ fn generated(bed: &Bed, secs: f64) -> anyhow::Result<f64> {
     plan.vms[VM_PLACE].more = format!("shape = {{ send = {} }}\n", bits(WIDE_FROM).0);
     let mut rig = Rig::ours(bed, "generator", &plan)?;
     let rate = Rate::Bits(WIDE_FROM * 1e6 * OFFERED);
-    let offers = [(VM.to_owned(), Offer { size: 1_518, flows: 1, rate })];
+    let offers = [(VM.to_owned(), Offer { size: 1_518.into(), flows: 1, rate })];
     let span = Span { warm: secs / 3.0, secs, parts: 1 };
     let window = rig.awake(|rig| rig.once(bed, &offers, span));
     // A paused daemon cannot exit.

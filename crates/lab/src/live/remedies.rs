@@ -7,13 +7,12 @@
 //! then the daemon is asked. The answer is wrong if its first cause is not the made one, if it
 //! names another port, or if its text lacks the words that tell the cause from its siblings.
 
-use std::path::Path;
-
 use anyhow::Context as _;
 use serde_json::Value;
 
+use super::sold::Model;
 use crate::evidence::Outcome;
-use crate::rig::fleet::Offer;
+use crate::rig::fleet::{Offer, Size};
 use crate::rig::plan::{Bound, Plan, Policy, Vm};
 use crate::rig::{Rig, Span};
 use penstock_guest::bed::Bed;
@@ -43,11 +42,11 @@ struct Made {
 }
 
 const fn greedy(size: u16) -> Offer {
-    Offer { size, flows: 1, rate: Rate::Max }
+    Offer { size: Size::Of(size), flows: 1, rate: Rate::Max }
 }
 
 const fn slow(size: u16) -> Offer {
-    Offer { size, flows: 1, rate: Rate::Frames(20_000.0) }
+    Offer { size: Size::Of(size), flows: 1, rate: Rate::Frames(20_000.0) }
 }
 
 fn with(more: &str) -> Vm {
@@ -92,7 +91,7 @@ fn made() -> Vec<Made> {
         situation(
             "shorter frames than were sold",
             ["entitlement", "", "it was sold 1024"],
-            sold("cycles-strict", "rate = \"100kpps\", size = 1024"),
+            sold("cycles-strict", "rate = \"400M\", size = 1024"),
             greedy(64),
         ),
         Made {
@@ -150,7 +149,7 @@ fn made_on_a_full_core() -> Vec<Made> {
 ///
 /// # Errors
 /// Returns an error if a situation cannot be made.
-pub(super) fn wrong(bed: &Bed, model: &Path, outcome: &mut Outcome) -> anyhow::Result<u32> {
+pub(super) fn wrong(bed: &Bed, model: &Model, outcome: &mut Outcome) -> anyhow::Result<u32> {
     let mut wrong = 0;
     let all: Vec<Made> = made().into_iter().chain(made_on_a_full_core()).collect();
     outcome.note("made_situations", all.len());
@@ -166,7 +165,12 @@ pub(super) fn wrong(bed: &Bed, model: &Path, outcome: &mut Outcome) -> anyhow::R
 }
 
 /// Returns the daemon's answer about a situation, if the answer is wrong.
-fn explained(bed: &Bed, model: &Path, number: usize, made: Made) -> anyhow::Result<Option<String>> {
+fn explained(
+    bed: &Bed,
+    model: &Model,
+    number: usize,
+    made: Made,
+) -> anyhow::Result<Option<String>> {
     let Made { cause, vm, offer, neighbour, receiver, worker, .. } = made;
     let (more, drains) = receiver;
     let to = Vm { more: more.to_owned(), drains, ..Vm::sink("to") };
@@ -176,7 +180,7 @@ fn explained(bed: &Bed, model: &Path, number: usize, made: Made) -> anyhow::Resu
         vms.push(Vm::sender("a", "far", Bound { priority, ..Bound::default() }));
         offers.push(("a".to_owned(), offer));
     }
-    let file = model.display();
+    let file = model.file.display();
     let worker = format!("{worker}\n[model]\nfile = \"{file}\"\nany_host = true\n");
     let plan = Plan { worker, ..Plan::new("hbs", vms) };
     let mut rig = Rig::ours(bed, &format!("remedy-{number}"), &plan)?;

@@ -86,7 +86,7 @@ impl Sale {
 
     fn offer(&self, vm: usize) -> Offer {
         let pps = OVER * self.bits[vm] / bits(SIZES[vm]);
-        Offer { size: SIZES[vm], flows: 1, rate: Rate::Frames(pps) }
+        Offer { size: SIZES[vm].into(), flows: 1, rate: Rate::Frames(pps) }
     }
 
     fn plan(&self, handler: bool) -> Plan {
@@ -149,7 +149,7 @@ impl Turns for Runs<'_> {
         self.scales.awake(|rig| {
             let mut costs = Costs { cycles: [0.0; 3], doubt: None };
             for (cost, size) in costs.cycles.iter_mut().zip(SIZES) {
-                let greedy = Offer { size, flows: 1, rate: Rate::Max };
+                let greedy = Offer { size: size.into(), flows: 1, rate: Rate::Max };
                 let offers = [("vm1".to_owned(), greedy)];
                 let (found, window) = rig.cost(bed, &offers, COST)?;
                 *cost = found.cycles;
@@ -168,7 +168,7 @@ impl Turns for Runs<'_> {
         let (bed, secs) = (self.bed, self.secs);
         let mut curves = Curves::default();
         rig.switch.resume()?;
-        let flood = Offer { size: SIZES[2], flows: 1, rate: Rate::Max };
+        let flood = Offer { size: SIZES[2].into(), flows: 1, rate: Rate::Max };
         for (first, warm) in [(sale.offer(0), 0.4), (flood, 0.0)] {
             let offers = [("vm1".to_owned(), first), ("vm2".to_owned(), sale.offer(1))];
             let window = rig.once(bed, &offers, Span { warm, secs, parts: parts(secs) })?;

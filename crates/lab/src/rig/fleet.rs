@@ -56,14 +56,44 @@ pub(super) const LARGEST: u16 = 1518;
 /// Maximum number of frames that a VM sends in a turn.
 pub(super) const BURST: usize = 32;
 
-/// Frame size of an offer that means IMIX (RFC 6985).
-pub(crate) const IMIX: u16 = 0;
+/// Sizes of the frames of an offer in bytes, FCS included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Size {
+    Of(u16),
+    /// As many frames of the one size as of the other.
+    Pair(u16, u16),
+    /// IMIX (RFC 6985).
+    Imix,
+}
+
+impl Size {
+    fn mix(self) -> SizeMix {
+        match self {
+            Self::Of(size) => SizeMix::fixed(size),
+            Self::Pair(one, other) => SizeMix(vec![(one, 1), (other, 1)]),
+            Self::Imix => SizeMix::imix(),
+        }
+    }
+
+    /// Returns the mean size of a frame.
+    pub fn mean(self) -> f64 {
+        let mix = self.mix().0;
+        let frames: f64 = mix.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let bytes: f64 = mix.iter().map(|(size, w)| f64::from(*size) * f64::from(*w)).sum();
+        bytes / frames
+    }
+}
+
+impl From<u16> for Size {
+    fn from(size: u16) -> Self {
+        Self::Of(size)
+    }
+}
 
 /// Traffic that a sender offers.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Offer {
-    /// Size of the frames in bytes, FCS included, or [`IMIX`].
-    pub size: u16,
+    pub size: Size,
     pub flows: u32,
     pub rate: Rate,
 }
@@ -71,7 +101,7 @@ pub(crate) struct Offer {
 impl Offer {
     /// Creates an offer with rate 0, so that the VM sends nothing.
     pub fn silence() -> Self {
-        Self { size: 64, flows: 1, rate: Rate::Stop }
+        Self { size: Size::Of(64), flows: 1, rate: Rate::Stop }
     }
 }
 
@@ -278,6 +308,11 @@ impl Fleet {
         if let Some(number) = self.names.iter().position(|n| n == name) {
             self.vms[number].change(&phase(offer));
         }
+    }
+
+    /// Returns the number of frames that each VM has put into its ring, in the plan's order.
+    pub fn sent_frames(&mut self) -> Vec<u64> {
+        self.vms.iter_mut().map(|vm| vm.counters().tx_frames).collect()
     }
 
     pub fn hush(&mut self) {
@@ -490,7 +525,7 @@ fn spec(switch: &dyn Switch, plan: &Plan) -> LoadSpec {
         let mut spec = VmSpec::new(&vm.name, socket, Plan::mac(number), Plan::ip(number));
         spec.mode = if switch.listens() { SocketMode::Client } else { SocketMode::Server };
         spec.to = plan.destination(number);
-        (spec.stamped, spec.interrupts) = (vm.stamped, vm.interrupts);
+        (spec.stamped, spec.interrupts, spec.kicks) = (vm.stamped, vm.interrupts, vm.kicks);
         let ring_size = if spec.to.is_some() { RING } else { SINK_RING };
         spec.ring_size = plan.link.map_or(ring_size, |link| link.ring_size);
         if plan.link.is_some_and(|link| link.packed) {
@@ -510,10 +545,7 @@ fn phase(offer: &Offer) -> Phase {
     Phase {
         at_secs: 0.0,
         rate: Some(offer.rate),
-        sizes: Some(match offer.size {
-            IMIX => SizeMix::imix(),
-            size => SizeMix::fixed(size),
-        }),
+        sizes: Some(offer.size.mix()),
         flows: Some(offer.flows),
     }
 }

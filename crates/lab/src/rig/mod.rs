@@ -42,6 +42,7 @@ use fleet::{Fleet, Offer, Window};
 use link::Link;
 use penstock::Penstock;
 use penstock_guest::bed::Bed;
+use penstock_guest::clock;
 use plan::Plan;
 use stats::to_f64;
 use switch::{Case, Switch, WorkerReading};
@@ -270,6 +271,26 @@ impl Rig {
     ) -> anyhow::Result<Window> {
         let span = Span { warm: WARM_SECS, secs, parts: PARTS };
         quietest(Window::wait, || self.once(bed, offers, span))
+    }
+
+    /// Measures the frames per second that the switch takes from each VM's ring, in the plan's
+    /// order, while the VMs in `offers` send. The VMs' rings must be full before the call. Repeats
+    /// a window that other work disturbed ([`quietest`]).
+    pub fn taken(
+        &mut self,
+        bed: &Bed,
+        offers: &[(String, Offer)],
+        secs: f64,
+    ) -> anyhow::Result<Vec<f64>> {
+        let span = Span { warm: 0.0, secs, parts: 1 };
+        let take = || {
+            let (before, start) = (self.fleet.sent_frames(), clock::now());
+            let window = self.once(bed, offers, span)?;
+            let (after, took) = (self.fleet.sent_frames(), start.elapsed().as_secs_f64());
+            let rates = before.iter().zip(after).map(|(from, to)| to_f64(to - from) / took);
+            Ok((window, rates.collect()))
+        };
+        quietest(|(window, _): &(Window, Vec<f64>)| window.wait(), take).map(|(_, rates)| rates)
     }
 
     /// Measures one window in which the VMs in `offers` send. All other VMs send nothing. Unlike

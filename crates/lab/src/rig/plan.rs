@@ -77,6 +77,8 @@ pub(crate) struct Vm {
     pub drains: f64,
     /// Whether the VM requests an interrupt for the frames that it receives.
     pub interrupts: bool,
+    /// Whether the VM notifies the switch in each turn of the load generator.
+    pub kicks: bool,
 }
 
 impl Vm {
@@ -104,6 +106,8 @@ pub(crate) enum AllTo {
     Others,
     /// All VMs send to a station behind an uplink.
     Uplink(Outside),
+    /// VMs with a destination send every second frame to a station behind an uplink.
+    Half(Outside),
 }
 
 /// All VMs of an experiment, and the configuration of the workers.
@@ -173,13 +177,17 @@ impl Plan {
             None => self.vms[number].to.clone().map(Destination::Vm),
             Some(AllTo::Others) => Some(Destination::Others),
             Some(AllTo::Uplink(_)) => Some(Destination::Outside(STATION.0, STATION.1)),
+            Some(AllTo::Half(_)) => {
+                let to = self.vms[number].to.clone()?;
+                Some(Destination::Half(to, STATION.0, STATION.1))
+            }
         }
     }
 
-    /// Returns the uplink to which all VMs send, if the plan has an uplink.
+    /// Returns the uplink to which VMs send, if the plan has an uplink.
     pub fn uplink(&self) -> Option<&Outside> {
         match &self.all_to {
-            Some(AllTo::Uplink(outside)) => Some(outside),
+            Some(AllTo::Uplink(outside) | AllTo::Half(outside)) => Some(outside),
             Some(AllTo::Others) | None => None,
         }
     }
@@ -193,7 +201,7 @@ impl Plan {
                 let vms = self.vms.iter().enumerate();
                 vms.map(|(n, vm)| (vm.name.as_str(), n + 1, Self::mac(n))).collect()
             }
-            Some(AllTo::Uplink(outside)) => {
+            Some(AllTo::Uplink(outside) | AllTo::Half(outside)) => {
                 let ends = outside.ends.iter();
                 ends.map(|end| (*end, self.vms.len() + 1, STATION.0)).collect()
             }
@@ -432,5 +440,13 @@ mod tests {
         assert!(text.contains("actions = [\"output:u0\"]") && !text.contains("\"u1\""), "{text}");
         assert_eq!(plan.destination(1), Some(Destination::Outside(STATION.0, STATION.1)));
         assert!(plan.flows()[0].ends_with("actions=output:3"), "{:?}", plan.flows());
+        let Some(AllTo::Uplink(outside)) = plan.all_to.take() else { panic!("no uplink") };
+        (plan.vms[0].to, plan.all_to) = (Some("vm2".to_owned()), Some(AllTo::Half(outside)));
+        let text = plan.configuration(Path::new("/d"), (1, 0));
+        for to in ["output:u0", "output:vm2"] {
+            assert!(text.contains(&format!("actions = [\"{to}\"]")), "{to} is missing in\n{text}");
+        }
+        let half = Destination::Half("vm2".to_owned(), STATION.0, STATION.1);
+        assert_eq!([0, 1].map(|vm| plan.destination(vm)), [Some(half), None]);
     }
 }

@@ -13,7 +13,7 @@
 //! # Approach
 //!
 //! `penstock calibrate` measures the model, and `penstock calibrate --verify` sells contracts by it
-//! ([`verified`]). Then switches with learning sell contracts:
+//! ([`verify`]). Then switches with learning sell contracts:
 //!
 //! - `vm`: 1 to 16 VMs send to VMs, and offer more than they bought ([`super::sold`]). Their frame
 //!   sizes are single sizes and IMIX.
@@ -22,8 +22,8 @@
 //! - `tso`: a Linux network namespace with default offloads sends one TCP stream (iperf3), after
 //!   [`LEARN_TSO`].
 //! - `min_pps`: a VM sends the frames per second that it bought, beside three VMs that flood with
-//!   long frames, with short frames, with many flows, or with notifications: single frames to a
-//!   receiver that wants an interrupt for each, and a notification of the switch in each turn.
+//!   long frames, with short frames, with many flows, or with notifications: short frames to a
+//!   receiver that wants interrupts, and a notification of the switch in each turn of the load.
 //! - `false_remedy`: in made situations, `penstock explain` names the true cause
 //!   ([`super::remedies`]).
 //!

@@ -3,12 +3,13 @@
 //! # Approach
 //!
 //! Each VM buys the same part of the core: frames that cost as many cycles by the model. A VM's
-//! contract states frame sizes and the part of the frames that goes to an uplink. The VMs
-//! offer more than they bought, so that their rates show what their contracts are worth. A contract's
+//! contract states frame sizes and the part of the frames that goes to an uplink. The VMs offer
+//! more than they bought, so that their rates show what their contracts are worth. A contract's
 //! `max_pps` is its `min_pps`, as if an operator sells exactly a rate: the VM gets no more when the
-//! machine is faster than when the daemon learned. The daemon learns for [`LEARN`] before rates are measured. The rate of a VM that sends to another VM is
-//! measured at the receiver. The rate of a VM that sends to an uplink is the rate at which the
-//! switch takes frames from the VM's ring, without the frames that the switch drops.
+//! machine is faster than when the daemon learned. The daemon learns for [`LEARN`] before rates are
+//! measured. The rate of a VM that sends to another VM is measured at the receiver. The rate of a
+//! VM that sends to an uplink is the rate at which the switch takes frames from the VM's ring,
+//! without the frames that the switch drops.
 //!
 //! On a machine whose hypervisor moves the processors, a frame costs several times as much at one
 //! time as at another ([`penstock_guest::bed::distance`]). A case counts only if the cores were at

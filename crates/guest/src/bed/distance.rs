@@ -12,7 +12,7 @@
 //! Two threads, one on each core, take turns at counting up a number. The core of the switch must
 //! be idle, so the switch must be stopped.
 //!
-//! On a machine whose processors move, windows can only be compared if all are measured at the same
+//! If a machine's processors move, windows can only be compared if all are measured at the same
 //! distance. [`Kept`] waits until the processors are back at the more common distance.
 
 use core::sync::atomic::{AtomicU32, Ordering};

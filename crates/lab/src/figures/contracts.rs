@@ -23,8 +23,8 @@
 //!   the uplink are assumed ([`UPLINK`]): an AF_XDP socket costs a frame about a microsecond.
 //! - `tso`: 1 or 4 VMs send large segments of 44 frames, after 10 s of learning.
 //! - `min_pps`: a VM sends the frames per second that it bought, beside a VM that floods the core
-//!   with long frames, with short frames, with many flows, or with kicks: single frames to a VM
-//!   that wants an interrupt for each.
+//!   with long frames, with short frames, with many flows, or with kicks: short frames to VMs
+//!   that want interrupts.
 //!
 //! - `verify`: contracts are sold without learning, as by `penstock calibrate --verify`. The costs
 //!   of the model are true, or one of them is 15 % too high or too low.
@@ -191,8 +191,7 @@ fn segments(ctx: &Context<'_>, count: usize) -> anyhow::Result<Vec<f64>> {
 const FLOODS: [(&str, usize, bool); 4] =
     [("bits", 1500, false), ("packets", 64, false), ("flows", 64, true), (KICKS, 64, false)];
 const KICKS: &str = "kicks";
-/// Frames per second of each VM that floods with kicks. A frame arrives seldom enough for a batch
-/// and a kick of its own.
+/// Frames per second of each VM that floods with kicks.
 const KICKS_PER_SECOND: f64 = 300_000.0;
 
 /// Returns the part of its purchased frames that a VM delivers beside three VMs that flood, in per

@@ -14,6 +14,9 @@
 //!
 //! # Departures
 //!
+//! A VM's contract is also its maximum, so a rate exceeds its purchase only by the depth of the
+//! limit ([`super::sold`]). In the paper, only cycles limit the VMs.
+//!
 //! The VMs of a case together buy about a sixth of a core, because the load generator on its one
 //! core must offer more than the VMs bought.
 

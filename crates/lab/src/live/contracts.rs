@@ -29,6 +29,9 @@
 //!
 //! # Departures
 //!
+//! In `vm`, `uplink` and `tso`, a contract's maximum is its minimum ([`super::sold`]), so these
+//! claims show missing cycles, and no excess. The verification has no maximum and shows both.
+//!
 //! All contracts of a case together are worth about a sixth of a core, because the load generator
 //! on its one core must offer more than the VMs bought.
 

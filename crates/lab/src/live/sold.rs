@@ -11,7 +11,7 @@
 //! VM that sends to an uplink is the rate at which the switch takes frames from the VM's ring,
 //! without the frames that the switch drops.
 //!
-//! On a machine whose hypervisor moves the processors, a frame costs several times as much at one
+//! If a hypervisor moves the processors of the machine, a frame costs several times as much at one
 //! time as at another ([`penstock_guest::bed::distance`]). A case counts only if the cores were at
 //! the distance of the calibration before and after the case ([`Model::steadily`]). Other cases are
 //! repeated, and the record says how many.
@@ -38,7 +38,7 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::distance::Kept;
 use penstock_guest::load::Rate;
 
-/// On a machine whose processors move, cases are repeated for at most this time.
+/// If the machine's processors move, cases are repeated for at most this time.
 const PATIENCE: Duration = Duration::from_secs(900);
 /// Ingress policy of VMs that buy exactly a rate.
 pub(super) const STRICT: &str = "cycles-strict";

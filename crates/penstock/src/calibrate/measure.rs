@@ -62,7 +62,7 @@ const SINGLE_RATE: f64 = 50_000.0;
 /// not the generator.
 const FULL: f64 = 0.95 * 32.0;
 
-/// On a machine whose processors move, windows wait for the more common distance of the cores for
+/// If the machine's processors move, windows wait for the more common distance of the cores for
 /// at most this time, all together.
 const PATIENCE: Duration = Duration::from_secs(1_200);
 const PATIENCE_QUICK: Duration = Duration::from_secs(300);

@@ -18,7 +18,7 @@ use penstock_units::{CyclesPerSecond, Nanos, PortId};
 use super::apply::{Core, lock, worker_failed};
 use super::error::ApiError;
 use super::pricing::Pricing;
-use super::state::Shared;
+use super::state::{LivePort, Shared};
 use crate::api::MachineChange;
 use crate::config::{self, ConfigErrors, HostConfig};
 use crate::plan::{CapacityPlan, Origin, Planner, PortPlan, Warning};
@@ -36,6 +36,8 @@ const SMALL_PART: u64 = 200;
 /// A port counts as limited by its cycles if its frames waited for cycles in at least 1/20 of an
 /// interval.
 const THROTTLED_PART: u64 = 20;
+/// A port counts as backlogged if its frames waited or were served in all but 1/20 of an interval.
+const BACKLOGGED_PART: u128 = 20;
 
 /// A capacity plan that fits the host, and the entitlements of its ports.
 #[derive(Debug)]
@@ -198,17 +200,18 @@ fn observe(shared: &mut Shared, now: Nanos, hz: u64) -> Vec<(PortId, Observation
     let Shared { pricing: Pricing { learner, seen, .. }, ports, .. } = shared;
     let claims = |id: &PortId| learner.port(*id).is_some();
     let ports = ports.values().filter(|port| claims(&port.id));
-    let readings: Vec<_> = ports.map(|port| (port.id, port.counters.read())).collect();
+    let read = |port: &LivePort| (port.id, port.counters.read(), port.attachment.queues());
+    let readings: Vec<_> = ports.map(read).collect();
     seen.retain(|id, _| claims(id));
     let few = LearnConfig::DEFAULT.frames_min;
     let mut all = Vec::new();
-    for (id, reading) in readings {
+    for (id, reading, queues) in readings {
         let Some((since, before)) = seen.get(&id) else {
             seen.insert(id, (now, reading));
             continue;
         };
         let elapsed = now.saturating_sub(*since);
-        let grown = observed(before, &reading, elapsed, hz);
+        let grown = observed(before, &reading, (elapsed, hz), queues);
         if grown.is_some_and(|grown| grown.frames < few) && elapsed < SLOW_EVERY {
             continue;
         }
@@ -222,26 +225,31 @@ fn entitlements(learner: &Learner) -> BTreeMap<PortId, CyclesPerSecond> {
     learner.ports().map(|(id, state)| (id, state.entitlement)).collect()
 }
 
-/// Returns what the learner observes of a port between two readings of its counters. Returns `None`
-/// if the counters were reset.
+/// Returns what the learner observes of a port with `queues` queue pairs between two readings of
+/// its counters, on cores with `hz` cycles per second. Returns `None` if the counters were reset.
 #[must_use]
 pub fn observed(
     before: &PortReading,
     after: &PortReading,
-    elapsed: Nanos,
-    hz: u64,
+    (elapsed, hz): (Nanos, u64),
+    queues: u16,
 ) -> Option<Observation> {
     let held = after.throttled.checked_sub(before.throttled)?;
+    let cycles = after.cycles.checked_sub(before.cycles)?;
     let core = u128::from(elapsed.0) * u128::from(hz) / 1_000_000_000;
+    // The waits of several queue pairs may overlap.
+    let waited = after.delay.checked_sub(before.delay)? / u64::from(queues.max(1));
+    let waited = u128::from(waited) * u128::from(hz) / 1_000_000_000;
     let ([frames, bytes], [frames_before, bytes_before]) = (after.on_wire(), before.on_wire());
     Some(Observation {
         elapsed,
         frames: frames.checked_sub(frames_before)?,
         bytes: bytes.checked_sub(bytes_before)?,
         lookups: after.rx_frames.checked_sub(before.rx_frames)?,
-        cycles: after.cycles.checked_sub(before.cycles)?,
+        cycles,
         cache_hits: after.cache_hits.checked_sub(before.cache_hits)?,
         throttled: u128::from(held) * u128::from(THROTTLED_PART) > core,
+        backlogged: waited + u128::from(cycles) >= core - core / BACKLOGGED_PART,
     })
 }
 

@@ -24,16 +24,23 @@ const BOOKS: u32 = 2;
 /// once.
 const BOOKS_SHARED: u32 = 4;
 
+/// Number of units without tokens that a refill checks for frames.
+const HELD_LOOKS: usize = 2;
+
 /// Maximum number of units that a worker without buckets checks once a second.
 const LOOKS: usize = 256;
 
 /// Refills the cycle buckets, and charges the cycles of the refill to the host.
 #[inline(never)]
 pub(super) fn run<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster, input: &Input) {
+    let held = ctx.account.buckets().holds_back(roster.schedule.held() > 0);
     let passed = generate(ctx, roster);
     keep_books(ctx);
     if !passed {
         glance(ctx, roster, input);
+    }
+    if held {
+        look_at_held(ctx, roster);
     }
     ctx.counter.spent(Stage::Refill, &Work::NONE);
     ctx.charge_host();
@@ -75,6 +82,21 @@ fn glance<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster, input: &In
             && let Some(counters) = ctx.of(unit.port)
         {
             counters.kept_waiting.add(1);
+        }
+    }
+}
+
+/// Checks for a few units whose ports have no tokens whether frames wait. A unit without tokens
+/// gets no turn, so frames that arrive after its last batch would not count as waiting for cycles.
+fn look_at_held<C: CycleCounter>(ctx: &mut Context<C>, roster: &mut Roster) {
+    for _ in 0..HELD_LOOKS.min(roster.schedule.len()) {
+        let Some(unit) = roster.schedule.next_held() else { break };
+        if unit.queue == OUTPUT || ctx.account.buckets().may_run(unit.port) {
+            continue;
+        }
+        let queue = &mut ctx.ports[unit.port.index()].queues[unit.queue.index()];
+        if queue.pending(ctx.account.last()) == Pending::Yes {
+            ctx.account.buckets_mut().note_wants(unit.port);
         }
     }
 }

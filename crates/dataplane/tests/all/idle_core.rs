@@ -288,6 +288,41 @@ fn a_port_without_entitlement_is_never_held() {
     assert_eq!(bed.worker.counters().read().refills, 0);
 }
 
+/// A guest's TCP keeps few segments in its ring (TCP small queues): it sends the next ones when the
+/// switch has taken the last ones. Each batch empties the ring, and the next frames arrive while
+/// the port has no tokens. They wait for cycles.
+#[test]
+fn frames_that_arrive_without_tokens_wait_for_cycles() {
+    // A batch of 1200 cycles takes 120 us, of which the guest needs 10 to 20 us. The switch sees
+    // the frames at one of the next refills, every 50 us.
+    for (schedule, least) in BOTH.into_iter().zip([0.5, 0.1]) {
+        let waited = waited_for_cycles(Bed::new(schedule, &[sender(CyclesStrict, 1, 8); 2]));
+        assert!((least..0.95).contains(&waited), "{schedule:?}: {waited}");
+    }
+}
+
+/// Returns the part of the time in which the frames of the first of two ports waited for cycles.
+fn waited_for_cycles(mut bed: Bed) -> f64 {
+    let step = |bed: &mut Bed| {
+        let taken = bed.counters[0].rx_frames.get();
+        (0..4).for_each(|_| assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 2)))));
+        while bed.counters[0].rx_frames.get() < taken + 4 {
+            bed.run(MS / 100, &[]);
+        }
+        // The guest takes 10 us to send again.
+        bed.run(MS / 100, &[]);
+    };
+    // The full bucket lasts for some batches.
+    (0..100).for_each(|_| step(&mut bed));
+    let (from, before) = (bed.now(), bed.counters.iter().map(|c| c.read()).collect::<Vec<_>>());
+    (0..200).for_each(|_| step(&mut bed));
+    let passed = (bed.now() - from) as f64;
+    let grown: Vec<_> = bed.counters.iter().zip(before).map(|(c, b)| c.read().since(&b)).collect();
+    assert_eq!(grown[1].throttled, 0, "a port without frames waits for nothing");
+    assert_eq!(grown[0].kept_waiting, 0, "no other port had the core");
+    grown[0].throttled as f64 / passed
+}
+
 /// After a sleep or a control request, the next batch is charged only its own cost.
 #[test]
 fn a_pause_is_charged_to_no_port() {

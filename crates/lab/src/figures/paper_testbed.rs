@@ -49,6 +49,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context as _;
+use penstock_control::host::observed;
 use penstock_dataplane::counters::PortReading;
 use penstock_dataplane::ingress_policer::{IngressPolicer, LinkLimit};
 use penstock_dataplane::schedule::{Readiness, ScheduleKind};
@@ -61,7 +62,7 @@ use penstock_qos::cost_model::{
     Deployment, Flows, Parts, Profile, Rate, RingKind, SizeMix, Source, Spread, Work,
 };
 use penstock_qos::latency_bound::{Batches, Bound, Core, Member, Surplus, of_class};
-use penstock_qos::learner::{LearnConfig, Learner, Observation, Terms};
+use penstock_qos::learner::{LearnConfig, Learner, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
 use penstock_sim::testbed::{Link, Setup, Testbed, Timed, VmId, VmReading};
@@ -569,24 +570,8 @@ impl Host {
         for (vm, last) in self.vms.iter().zip(&mut self.last) {
             let now = self.bed.vm(*vm).port;
             let before = std::mem::replace(last, now);
-            let cycles = now.cycles - before.cycles;
-            let due = u128::from(self.bed.qos(*vm).entitlement.0) * u128::from(LEARN_EVERY.0);
-            // Whether the VM spent at least 98 % of the cycles that its bucket received.
-            let throttled = u128::from(cycles) * 1_000_000_000 >= due / 100 * 98;
-            let ([frames, bytes], [frames_before, bytes_before]) =
-                (now.on_wire(), before.on_wire());
-            seen.push((
-                vm.port(),
-                Observation {
-                    elapsed: LEARN_EVERY,
-                    frames: frames - frames_before,
-                    bytes: bytes - bytes_before,
-                    cycles,
-                    lookups: now.rx_frames - before.rx_frames,
-                    cache_hits: now.cache_hits - before.cache_hits,
-                    throttled,
-                },
-            ));
+            let observed = observed(&before, &now, (LEARN_EVERY, paper::HZ), 1);
+            seen.extend(observed.map(|observed| (vm.port(), observed)));
         }
         let changes = learner.step(seen).changes;
         let qos = |(port, entitlement): (PortId, CyclesPerSecond)| {

@@ -19,8 +19,9 @@
 //!   sizes are single sizes and IMIX.
 //! - `uplink`: 4 VMs send all frames, or every second frame, to an AF_XDP port. The record also has
 //!   the contracts to AF_XDP ports of `--verify`, which are sold without learning.
-//! - `tso`: a Linux network namespace with default offloads sends one TCP stream (iperf3), after
-//!   [`LEARN_TSO`].
+//! - `tso`: a Linux network namespace with default offloads sends one TCP stream (iperf3) with
+//!   Linux's default congestion control, CUBIC, after [`LEARN_TSO`]. BBR would offer less than the
+//!   contract at times: every 10 s it waits for a round trip with an empty queue.
 //! - `min_pps`: a VM sends the frames per second that it bought, beside three VMs that flood with
 //!   long frames, with short frames, with many flows, or with notifications: short frames to a
 //!   receiver that wants interrupts, and a notification of the switch in each turn of the load.
@@ -39,6 +40,7 @@ use std::time::Duration;
 
 use penstock_control::config::load_model;
 
+use super::limits::CONGESTION;
 use super::needs::needs;
 use super::sold::{Model, Sale, Way, buyer, calibrate, model, name, plan};
 use super::stage::Stage;
@@ -182,7 +184,7 @@ fn segments(bed: &Bed, model: &Model, secs: f64) -> anyhow::Result<f64> {
     stage.start_program(bed, "net", "iperf3", &["-s", "-p", &port])?;
     stage.await_tcp("vm", 1, SERVER)?;
     let length = format!("{:.0}", (LEARN_TSO + secs + 1.0).ceil());
-    let words = ["-c", &to, "-p", &port, "-t", &length];
+    let words = ["-c", &to, "-p", &port, "-t", &length, "-C", CONGESTION];
     let program = stage.start_program(bed, "vm", "iperf3", &words)?;
     stage.watch(LEARN_TSO, STEP)?;
     let readings = stage.watch(secs, STEP)?;

@@ -98,7 +98,7 @@ const SIGNALS: [&str; 4] = ["rx_marked", "rx_trimmed", "tx_marked", "tx_trimmed"
 
 /// Congestion control of the TCP streams, even if the machine has another default. CUBIC (RFC 9438)
 /// is Linux's default.
-const CONGESTION: &str = "cubic";
+pub(super) const CONGESTION: &str = "cubic";
 
 /// Kind of a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

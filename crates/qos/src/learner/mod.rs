@@ -23,8 +23,8 @@
 //! - `d` is the delivered fraction: the rate at which frames passed, divided by the purchased rate.
 //! - The need `n` is the entitlement, in cycles per second, with which the port can send at its
 //!   purchased rate `r`.
-//! - `t` is the trim: a factor of at least 1 that allows for frames that are lost outside of the
-//!   bucket.
+//! - `t` is the trim: a factor of at least 1 that allows for a cost that varies within an interval,
+//!   and for frames that are lost outside of the bucket.
 //!
 //! # Approach
 //!
@@ -32,24 +32,30 @@
 //!
 //! 1. A port is *inside its profile* if its mean frame size is within
 //!    [`LearnConfig::size_tolerance`] of the declared mean. If the tenant declared few flows, at
-//!    least [`LearnConfig::hit_share_min`] of the port's lookups must also hit the cache. When a
-//!    port leaves its profile, the learner immediately lowers the port's entitlement `E` to `min(E,
-//!    B)`, and learns no costs. After [`LearnConfig::return_after`] without a violation,
-//!    the port counts as inside its profile again.
+//!    least [`LearnConfig::hit_share_min`] of the port's frames must also pass without a lookup
+//!    that misses the cache. When a port leaves its profile, the learner immediately lowers the
+//!    port's entitlement `E` to `min(E, B)`, and learns no costs. After
+//!    [`LearnConfig::return_after`] without a violation, the port counts as inside its profile
+//!    again.
 //! 2. The learner records the model's error `c/m − 1` for every port that sends. If the model's
 //!    error for full batches exceeds [`LearnConfig::drift_limit`], the learner reports an event.
 //!    When the model's error falls to half of [`LearnConfig::drift_limit`], the learner reports
 //!    another event.
-//! 3. The entitlement `E` changes only for throttled ports, because the bucket limits the rate of
-//!    no other port. A port's need for cycles is `n = r · c · t`. If the delivered fraction `d` is
-//!    below 1 although `E ≥ n`, frames are lost outside of the bucket, and the learner slowly
-//!    increases the trim `t`. If the delivered fraction `d` is above 1, the learner decreases the
-//!    trim `t`.
+//! 3. The entitlement `E` grows only for throttled ports, because the bucket limits the rate of no
+//!    other port. A port's need for cycles is `n = r · c · t`. If the delivered fraction `d` is
+//!    below 1 although `E ≥ n`, the learner increases the trim `t`: beyond `E / (r · c)` if the
+//!    port had frames for the whole interval, and otherwise by at most [`LearnConfig::trim_max`],
+//!    because the port may have offered too little. If the delivered fraction `d` is above 1, the
+//!    learner decreases the trim `t`.
 //!     - If the delivered fraction `d` is below 1, the learner sets the entitlement `E` to `max(E,
-//!       n)`, as far as the headroom permits.
+//!       n)`, as far as the headroom permits, but at most to twice its reservation. With more
+//!       cycles, batches are larger, and each frame costs less.
 //!     - If the delivered fraction `d` is above 1, the modelled cost was too high, and the learner
 //!       sets the entitlement `E` to `min(E, n)`.
-//! 4. Headroom is the capacity that admission control has not sold. The total reservation of all
+//! 4. If a port is not throttled, its trim decreases to 1, and its entitlement `E` to what its
+//!    frames cost and a quarter more, but not below `B`. The time constant is
+//!    [`LearnConfig::give_back_after`].
+//! 5. Headroom is the capacity that admission control has not sold. The total reservation of all
 //!    ports, which is the sum of `max(B, E)`, never exceeds the workers' capacity ([`Ledger`]). If
 //!    there is too little headroom, all ports on the same set of workers get the same fraction of
 //!    their additional needs.
@@ -66,7 +72,7 @@
 //!
 //! A batch that is not full costs more per frame, so the measured cost of a port that is not
 //! throttled is too high. The learner reports the measured cost of a port that is not throttled,
-//! but never uses this cost.
+//! but never raises an entitlement because of this cost.
 //!
 //! # Cost
 //!
@@ -93,6 +99,9 @@ use port::Port;
 pub struct LearnConfig {
     /// The learner ignores an interval in which the port sent fewer frames than `frames_min`.
     pub frames_min: u64,
+    /// The same for a throttled port. It is lower, because a port that gets far too few cycles
+    /// cannot send many frames.
+    pub frames_min_throttled: u64,
     /// Weight of a newly measured cost in the exponential average of costs, above 0 and at most 1.
     pub gain: f64,
     /// Largest deviation of the delivered fraction `d` from 1 that the learner ignores.
@@ -104,8 +113,11 @@ pub struct LearnConfig {
     pub hit_share_min: f64,
     /// Time without a violation, after which a port counts as inside its profile again.
     pub return_after: Nanos,
-    /// Maximum of the trim minus 1. The trim is a factor in a port's need for cycles.
+    /// Maximum of the trim minus 1, for a port that had no frames for a part of the interval. The
+    /// trim is a factor in a port's need for cycles.
     pub trim_max: f64,
+    /// Time constant with which a port that is not throttled loses cycles that it does not need.
+    pub give_back_after: Nanos,
     /// Relative error of the model above which drift is reported.
     pub drift_limit: f64,
     /// Time for which the error must last before drift, or its end, is reported.
@@ -116,15 +128,25 @@ impl LearnConfig {
     /// The parameters that Penstock uses.
     pub const DEFAULT: Self = Self {
         frames_min: 1_000,
+        frames_min_throttled: 50,
         gain: 0.5,
         dead_band: 0.002,
         size_tolerance: 0.1,
         hit_share_min: 0.9,
         return_after: Nanos::from_secs(3),
         trim_max: 0.05,
+        give_back_after: Nanos::from_secs(60),
         drift_limit: 0.15,
         drift_after: Nanos::from_secs(3),
     };
+}
+
+impl LearnConfig {
+    /// Returns the smallest number of frames with which an interval counts.
+    fn least(&self, seen: &Observation) -> u64 {
+        let least = if seen.throttled { self.frames_min_throttled } else { self.frames_min };
+        least.max(1)
+    }
 }
 
 impl Default for LearnConfig {
@@ -166,6 +188,8 @@ pub struct Observation {
     pub cache_hits: u64,
     /// Whether the port had frames but no tokens for a substantial part of the interval.
     pub throttled: bool,
+    /// Whether the port had frames, waiting or served, in all or nearly all of the interval.
+    pub backlogged: bool,
 }
 
 /// Property of a port's traffic that violates the profile of the port's contract.
@@ -180,7 +204,7 @@ pub enum Breach {
     },
     /// The port declared few flows, but too few of its frames hit the cache.
     Flows {
-        /// Observed fraction of lookups that hit the cache.
+        /// Observed fraction of frames without a lookup that missed the cache.
         hit_share: f64,
     },
 }

@@ -11,6 +11,13 @@ const ENOUGH: f64 = 0.99;
 /// Number of the last measured costs of which the learner takes the median.
 const WINDOW: usize = 3;
 
+/// A port that is not throttled keeps this many times its need for cycles.
+const SPARE: f64 = 1.25;
+
+/// In an interval, an entitlement at most doubles. A port with far too few cycles sends small
+/// batches, in which each frame costs more than in the batches that more cycles permit.
+const GROWS_MOST: f64 = 2.0;
+
 /// Exponential average of medians of costs, which a single outlier does not change.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RobustMean {
@@ -131,7 +138,7 @@ impl Port {
     /// Returns the model's error, if the port sent enough frames inside its profile in an interval
     /// that was seen just now.
     pub(super) fn error_now(&self, config: &LearnConfig, seen: &Observation) -> Option<f64> {
-        let sent = seen.frames >= config.frames_min.max(1) && self.breach.is_none();
+        let sent = seen.frames >= config.least(seen) && self.breach.is_none();
         self.state().model_error.filter(|_| sent)
     }
 
@@ -153,12 +160,15 @@ impl Port {
         mut tell: impl FnMut(&dyn Fn(PortId) -> Event),
     ) -> Option<u64> {
         let contract = self.terms.contract.clone()?;
-        if seen.frames < config.frames_min.max(1) || seen.elapsed.0 == 0 {
+        if seen.frames < config.least(seen) || seen.elapsed.0 == 0 {
             return None;
         }
         let frames = to_f64(seen.frames);
         let mean = to_f64(seen.bytes) / frames + to_f64(FCS);
-        let hit_share = to_f64(seen.cache_hits) / to_f64(seen.lookups.max(1));
+        // A large segment has one lookup for many frames, so that a few new flows are many of few
+        // lookups. They cost little per frame.
+        let missed = seen.lookups.saturating_sub(seen.cache_hits);
+        let hit_share = 1.0 - to_f64(missed) / frames;
         let seconds = to_f64(seen.elapsed.0) / 1e9;
         let (rate, promised) = bought(&contract);
         let passed = match contract.rate {
@@ -183,9 +193,10 @@ impl Port {
         self.watch_drift(config, seen.elapsed, &mut tell);
         if !seen.throttled {
             self.short = CyclesPerSecond(0);
+            self.give_back(config, rate, seconds);
             return None;
         }
-        self.correct(config, rate)
+        self.correct(config, rate, seen.backlogged)
     }
 
     /// Records that a violation of the profile begins or ends. Returns whether the port counts as
@@ -239,20 +250,38 @@ impl Port {
         }
     }
 
+    /// Slowly gives back cycles that a port that is not throttled does not need, by rule 4 in the
+    /// documentation of [`super`]. The argument `rate` is the purchased rate `r` of the port in
+    /// frames per second.
+    fn give_back(&mut self, config: &LearnConfig, rate: f64, seconds: f64) {
+        let part = (seconds * 1e9 / to_f64(config.give_back_after.0)).min(1.0);
+        self.trim -= part * (self.trim - 1.0);
+        // A batch that is not full costs more per frame, so this is at least what the port needs.
+        let Some(cost) = self.any.value() else { return };
+        let keeps = whole_up(rate * cost * self.trim * SPARE).max(self.terms.base.0);
+        let excess = self.entitlement.0.saturating_sub(keeps);
+        self.entitlement.0 -= whole_up(to_f64(excess) * part).min(excess);
+    }
+
     /// Corrects the entitlement of a throttled port by rule 3 in the documentation of [`super`].
     /// The argument `rate` is the purchased rate `r` of the port in frames per second. Returns the
     /// entitlement that the port needs, if this entitlement exceeds the port's reservation.
-    fn correct(&mut self, config: &LearnConfig, rate: f64) -> Option<u64> {
+    fn correct(&mut self, config: &LearnConfig, rate: f64, backlogged: bool) -> Option<u64> {
         let (cost, delivered) = (self.full.settled()?, self.delivered?);
         let need = |trim: f64| whole_up(rate * cost * trim);
         let missing = 1.0 - delivered;
         if missing > config.dead_band {
-            // The entitlement suffices for the cost, but too little is delivered. Frames are
-            // therefore lost outside of the bucket.
+            // The entitlement suffices for the mean cost, but too little is delivered.
             if self.entitlement.0 >= need(self.trim) {
-                self.trim = (self.trim + config.gain * missing).min(1.0 + config.trim_max);
+                self.trim = if backlogged {
+                    to_f64(self.entitlement.0) / (rate * cost) + config.gain * missing
+                } else {
+                    let most = (1.0 + config.trim_max).max(self.trim);
+                    (self.trim + config.gain * missing).min(most)
+                };
             }
-            let wanted = need(self.trim).max(self.entitlement.0);
+            let most = whole_up(to_f64(self.reserved()) * GROWS_MOST);
+            let wanted = need(self.trim).min(most).max(self.entitlement.0);
             if wanted > self.reserved() {
                 return Some(wanted);
             }

@@ -36,7 +36,15 @@ fn flood(entitlement: CyclesPerSecond, cost: u64, size: u64) -> Observation {
         lookups: frames,
         cache_hits: frames,
         throttled: true,
+        backlogged: true,
     }
+}
+
+/// Returns an observation of a throttled port that sent `frames` declared frames for `cycles`.
+fn throttled(frames: u64, cycles: u64) -> Observation {
+    let few = flood(CyclesPerSecond(10_000), 1_000, SIZE);
+    let bytes = frames * (SIZE - 4);
+    Observation { frames, bytes, cycles, lookups: frames, cache_hits: frames, ..few }
 }
 
 fn learner(capacity: u64, ports: &[(PortId, Terms)]) -> Learner {
@@ -87,6 +95,19 @@ fn only_unsold_cycles_bound_a_correction() {
         let short = events.iter().any(|event| matches!(event, Event::Short(A, _)));
         assert_eq!(short, capacity < 300_000_000, "{events:?}");
     }
+}
+
+/// Each frame wakes a guest, so that the port can send only 100 frames a second.
+#[test]
+fn a_port_that_gets_a_thousandth_of_its_rate_learns_too() {
+    let mut learner = learner(20_000_000_000, &[(A, terms(1_000.0))]);
+    for _ in 0..10 {
+        let slow = entitlement(&learner, A);
+        let frames = slow.0 / 1_000_000;
+        learner
+            .step([(A, Observation { elapsed: Nanos::from_secs(1), ..throttled(frames, slow.0) })]);
+    }
+    assert_eq!(entitlement(&learner, A).0, 20_000_000_000, "{:?}", learner.port(A));
 }
 
 #[test]
@@ -195,6 +216,10 @@ fn a_segmentation_request_that_hits_the_cache_keeps_to_a_single_flow() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     learner.step([(A, large)]);
     assert_eq!(learner.port(A).unwrap().breach, None);
+    // A quarter of the requests belongs to new connections, but only one in 160 frames.
+    large.cache_hits -= large.cache_hits / 4;
+    learner.step([(A, large)]);
+    assert_eq!(learner.port(A).unwrap().breach, None);
 }
 
 #[test]
@@ -211,19 +236,50 @@ fn one_interval_without_its_core_changes_nothing() {
 }
 
 #[test]
-fn losses_outside_of_the_bucket_are_made_up_within_bounds() {
+fn a_port_that_always_has_frames_gets_its_rate_even_if_its_mean_cost_is_covered() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    // The cost varies within an interval, so that a part of the entitlement is of no use.
+    for part in [98, 60] {
+        for _ in 0..60 {
+            let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * part);
+            learner.step([(A, flood(effective, 1_000, SIZE))]);
+        }
+        assert!(deviation(&learner, A).abs() < 0.005, "{:?}", learner.port(A));
+    }
+    assert!(entitlement(&learner, A).0 <= 170_000_000, "{:?}", learner.port(A));
+    // The whole entitlement is of use again.
+    for _ in 0..40 {
+        learner.step([(A, flood(entitlement(&learner, A), 1_000, SIZE))]);
+    }
+    assert!(entitlement(&learner, A).0.abs_diff(100_000_000) < 500_000, "{:?}", learner.port(A));
+}
+
+#[test]
+fn a_port_that_offers_too_little_gets_little_more() {
     let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
     for _ in 0..40 {
-        // Another process used the core for two per cent of the time.
-        let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * 98);
-        learner.step([(A, flood(effective, 1_000, SIZE))]);
-    }
-    assert!(deviation(&learner, A).abs() < 0.005, "{:?}", learner.port(A));
-    for _ in 0..40 {
-        let effective = CyclesPerSecond(entitlement(&learner, A).0 / 2);
-        learner.step([(A, flood(effective, 1_000, SIZE))]);
+        let half = flood(CyclesPerSecond(entitlement(&learner, A).0 / 2), 1_000, SIZE);
+        learner.step([(A, Observation { backlogged: false, ..half })]);
     }
     assert!(entitlement(&learner, A).0 <= 105_100_000, "{:?}", learner.port(A));
+}
+
+#[test]
+fn a_port_that_is_not_throttled_gives_back_what_it_does_not_need() {
+    let mut learner = learner(300_000_000, &[(A, terms(1_000.0))]);
+    // The first frames were dear.
+    for _ in 0..8 {
+        learner.step([(A, flood(entitlement(&learner, A), 2_500, SIZE))]);
+    }
+    assert!(entitlement(&learner, A).0 > 240_000_000);
+    for (cost, least) in [(1_200, 150_000_000), (500, 100_000_000)] {
+        for _ in 0..3_000 {
+            let calm = flood(CyclesPerSecond(100_000 * cost), cost, SIZE);
+            learner.step([(A, Observation { throttled: false, ..calm })]);
+        }
+        let got = entitlement(&learner, A).0;
+        assert!((least..least + 2_000_000).contains(&got), "{got} of {least}");
+    }
 }
 
 #[test]

@@ -30,8 +30,8 @@ fn terms(megabits: u64, size: u16, cost: f64, workers: WorkerSet) -> Terms {
 }
 
 fn observations() -> impl Strategy<Value = Observation> {
-    (0..200_000_u64, 60..9_000_u64, 0..5_000_u64, 0..=100_u64, any::<bool>()).prop_map(
-        |(frames, bytes, cost, hits, throttled)| Observation {
+    (0..200_000_u64, 60..9_000_u64, 0..5_000_u64, 0..=100_u64, any::<[bool; 2]>()).prop_map(
+        |(frames, bytes, cost, hits, [throttled, backlogged])| Observation {
             elapsed: INTERVAL,
             frames,
             bytes: frames * bytes,
@@ -39,6 +39,7 @@ fn observations() -> impl Strategy<Value = Observation> {
             lookups: frames,
             cache_hits: frames * hits / 100,
             throttled,
+            backlogged,
         },
     )
 }
@@ -95,6 +96,7 @@ proptest! {
                 lookups: frames.max(1_000),
                 cache_hits: frames.max(1_000),
                 throttled: true,
+                backlogged: true,
             };
             learner.step([(PortId(0), seen)]);
             let now = learner.port(PortId(0)).expect("it is there").entitlement;
@@ -129,6 +131,7 @@ proptest! {
                 lookups: frames,
                 cache_hits: frames,
                 throttled: true,
+                backlogged: true,
             };
             learner.step([(PortId(0), seen)]);
             if at >= 8 {

@@ -266,6 +266,18 @@ impl Meter {
         }
     }
 
+    /// Records that frames wait at a port. If the port has no tokens, the frames wait for cycles
+    /// since the last refill.
+    #[inline]
+    pub fn note_wants(&mut self, port: PortId) {
+        let without = self.metered > 0 && !self.buckets.may_run(port.index());
+        if let Some(books) = self.books.get_mut(port.index()).filter(|_| without)
+            && books.empty_since == 0
+        {
+            books.empty_since = self.refilled_at;
+        }
+    }
+
     /// Whether a port without tokens may use time that no port with tokens needs.
     #[inline]
     pub fn may_borrow(&self, port: PortId) -> bool {

@@ -348,7 +348,7 @@ impl Bed {
                 .zip(last.ports.iter().zip(&now.ports))
                 .filter_map(|(id, (old, new))| {
                     let elapsed = now.at.saturating_sub(last.at);
-                    Some((PortId(id), observed(old, new, elapsed, CORE.hz())?))
+                    Some((PortId(id), observed(old, new, (elapsed, CORE.hz()), 1)?))
                 })
                 .collect();
             for (id, entitlement) in learner.step(seen).changes {

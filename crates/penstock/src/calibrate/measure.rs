@@ -56,6 +56,8 @@ pub(super) const MANY_FLOWS: u32 = 100_000;
 /// Number of frames that a VM publishes at once.
 pub(super) const BURST: usize = 32;
 const VMS: [usize; 5] = [1, 2, 4, 8, 16];
+/// Numbers of workers that are measured together, if the machine has the cores.
+const WORKERS: [usize; 3] = [2, 4, 8];
 /// Frames per second in measurements in which the VMs send frames one by one.
 const SINGLE_RATE: f64 = 50_000.0;
 /// If batches have at least this number of frames, the sender's cycles limit the frame rate, and
@@ -132,6 +134,7 @@ pub fn run(args: &CalibrateArgs, bed: &Bed) -> anyhow::Result<Calibration> {
     actions.extend(ways.terms);
     bench.say("ways to and from interfaces");
     let vms = bench.vms()?;
+    let cores = bench.cores()?;
     let disturbed = watch.verdict(&all(&cells, |reading| reading.waited));
     let cost = |reading: &Reading| reading.stages.total();
     let costs: Vec<Vec<f64>> = cells.values().map(|of| of.iter().map(cost).collect()).collect();
@@ -141,7 +144,7 @@ pub fn run(args: &CalibrateArgs, bed: &Bed) -> anyhow::Result<Calibration> {
     if let Some(text) = disturbed.filter(|_| !args.accept_disturbed) {
         anyhow::bail!(text);
     }
-    let mut notes = notes(&cells, &bench);
+    let mut notes = notes(&cells, &bench, &cores);
     notes.extend(ways.notes);
     let frames = Spread::of(&all(&cells, |reading| reading.batch)).map_or(32.0, |s| s.median);
     let model = CostModel::new(Parts {
@@ -150,8 +153,7 @@ pub fn run(args: &CalibrateArgs, bed: &Bed) -> anyhow::Result<Calibration> {
         batch: BatchTerm { frames: whole(frames).max(1), ..batch },
         actions,
         vms,
-        // The published factor for two cores is the cost of locks, and our workers share none.
-        cores: BTreeMap::from([(1, exact(Source::Measured))]),
+        cores,
         numa_remote: Coefficient::published(NUMA_PUBLISHED),
         verified: None,
     })
@@ -345,6 +347,37 @@ impl Bench<'_> {
         }
         Ok(vms)
     }
+
+    /// Measures how much more a frame costs if several workers serve the same VMs. The generator
+    /// needs a core of its own.
+    fn cores(&mut self) -> anyhow::Result<BTreeMap<u32, Coefficient>> {
+        let mut cores = BTreeMap::from([(1, exact(Source::Measured))]);
+        let load = Load { sizes: SizeMix::imix(), flows: 1, rate: Rate::Max, burst: BURST };
+        for workers in WORKERS {
+            let free = self.bed.worker_cores(workers);
+            if !free.is_ok_and(|free| !free.contains(&self.bed.generator_core())) {
+                break;
+            }
+            let rig = |on: usize| {
+                let name = format!("cores-{workers}-{on}");
+                let plain = Setting::plain(name, RingKind::Split, rule_tables(1));
+                Rig::start(self.bed, &Setting { senders: workers, workers: on, ..plain })
+            };
+            let (mut alone, mut shared) = (rig(1)?, rig(workers)?);
+            let mut factors = Vec::new();
+            for _ in 0..self.rounds {
+                let cost = |rig: &mut Rig| {
+                    anyhow::Ok(rig.sample(self.bed, &load, self.times)?.stages.total())
+                };
+                factors.push(cost(&mut shared)? / cost(&mut alone)?);
+            }
+            let factor =
+                Spread::of(&factors).context("no batch with several workers was measured")?;
+            cores.insert(u32::try_from(workers)?, Coefficient { factor, source: Source::Measured });
+            self.say(&format!("{workers} workers together"));
+        }
+        Ok(cores)
+    }
 }
 
 const fn exact(source: Source) -> Coefficient {
@@ -402,7 +435,7 @@ fn shuffle(keys: &mut [CellKey], round: u32) {
     }
 }
 
-fn notes(cells: &Cells, bench: &Bench<'_>) -> Vec<String> {
+fn notes(cells: &Cells, bench: &Bench<'_>, cores: &BTreeMap<u32, Coefficient>) -> Vec<String> {
     let mut notes = Vec::new();
     let fill = |seen: &Vec<Reading>| Spread::of(&seen.iter().map(|r| r.batch).collect::<Vec<_>>());
     let short = cells.values().filter(|seen| fill(seen).is_some_and(|fill| fill.median < FULL));
@@ -428,11 +461,15 @@ fn notes(cells: &Cells, bench: &Bench<'_>) -> Vec<String> {
     if worker == generator {
         notes.push("switch and generator shared a core; the figures are not reliable".to_owned());
     }
-    notes.push(
-        "several workers were not measured together; as they share no lock, the model assumes that \
-         a frame costs the same on each. Remote NUMA nodes have the published factor"
-            .into(),
-    );
+    let most = cores.keys().last().copied().unwrap_or(1);
+    if most == 1 {
+        notes.push(
+            "there is no core for a second worker, so several workers were not measured together; \
+             as they share no lock, the model assumes that a frame costs the same on each"
+                .into(),
+        );
+    }
+    notes.push("remote NUMA nodes have the published factor".into());
     notes
 }
 

@@ -56,6 +56,8 @@ pub(super) struct Setting {
     pub ring: RingKind,
     /// Number of VMs that send. All senders send to one further VM.
     pub senders: usize,
+    /// Number of workers of the switch.
+    pub workers: usize,
     /// Configuration keys of the senders' ports, of the receiver's port, and of the tenant.
     pub keys: [&'static str; 3],
     /// VLAN of the senders' ports; `None` means untagged.
@@ -77,7 +79,8 @@ impl Setting {
     pub fn plain(name: impl Into<String>, ring: RingKind, rules: String) -> Self {
         let (keys, head) = ([""; 3], "schedule = \"hbs\"\n".to_owned());
         let (name, vlan, interrupts) = (name.into(), None, false);
-        Self { name, ring, senders: 1, keys, vlan, interrupts, rules, head, sold: SOLD }
+        let (senders, workers, sold) = (1, 1, SOLD);
+        Self { name, ring, senders, workers, keys, vlan, interrupts, rules, head, sold }
     }
 
     /// Returns the keys with which a sender's port buys its part of the core.
@@ -90,13 +93,13 @@ impl Setting {
         format!("ingress_policy = \"cycles-strict\"\ncycles = {cycles:.0}\n")
     }
 
-    fn configuration(&self, dir: &std::path::Path, bed: &Bed) -> String {
+    fn configuration(&self, dir: &std::path::Path, bed: &Bed) -> anyhow::Result<String> {
         let at = dir.display();
-        let (worker, control) = (bed.worker_core(), bed.generator_core());
+        let (workers, control) = (bed.worker_cores(self.workers)?, bed.generator_core());
         let ([senders, receiver, tenant], bought) = (self.keys, self.bought(bed));
         let mut text = format!(
             "[host]\nname = \"calibrate\"\nsocket = \"{at}/host.sock\"\n\
-             state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\n\
+             state_dir = \"{at}/state\"\n\n[worker]\ncores = {workers:?}\n\
              control_cores = [{control}]\nidle_backoff_us = 0\n{}\n\
              [[tenant]]\nname = \"t\"\n{tenant}\n",
             self.head
@@ -118,7 +121,7 @@ impl Setting {
                 text += "mac = [\"52:54:00:00:05:01\"]\n";
             }
         }
-        text + &self.rules
+        Ok(text + &self.rules)
     }
 
     fn load(&self, dir: &std::path::Path) -> LoadSpec {
@@ -312,7 +315,7 @@ impl Rig {
         let dir = bed.dir().join(&name);
         std::fs::create_dir(&dir).context("making a directory")?;
         let file = dir.join("host.toml");
-        std::fs::write(&file, setting.configuration(&dir, bed)).context("writing a file")?;
+        std::fs::write(&file, setting.configuration(&dir, bed)?).context("writing a file")?;
         let mut command = Command::new(THIS_PROGRAM);
         command.args(["host", "run", "--config"]).arg(&file).env_remove("PENSTOCK_SOCKET");
         let mut daemon = Daemon::start(&mut command, dir.join("log"), bed.guard())?;

@@ -40,8 +40,8 @@ pub struct Supposed {
 }
 
 const FORM: &str = "write PORT=RATE[@SIZE][,KEY=VALUE]..., as in vm7=4G@imix,class=2";
-const KEYS: &str = "use `class`, `weight`, `flows`, `ring`, `segments`, `uplink`, `min_pps`, \
-                    `max_rate`, `max_pps`";
+const KEYS: &str = "use `class`, `weight`, `flows`, `ring`, `segments`, `uplink`, `numa`, \
+                    `min_pps`, `max_rate`, `max_pps`";
 
 impl FromStr for WhatIf {
     type Err = String;
@@ -81,7 +81,9 @@ impl FromStr for WhatIf {
                     let weight_of = penstock_units::Weight::new(number()?);
                     weight = Some(Weight(weight_of.map_err(|error| bad(key, &error))?));
                 }
-                "flows" | "ring" | "segments" | "uplink" => traffic(&mut contract, key, value)?,
+                "flows" | "ring" | "segments" | "uplink" | "numa" => {
+                    traffic(&mut contract, key, value)?
+                }
                 "min_pps" => contract.min_pps = Some(frames()?),
                 "max_pps" => contract.max_pps = Some(frames()?),
                 "max_rate" => {
@@ -115,6 +117,7 @@ fn traffic(contract: &mut Contract, key: &str, value: &str) -> Result<(), String
         ("segments", "true") => contract.segments = true,
         ("segments", "false") => contract.segments = false,
         ("segments", _) => return unknown("true or false"),
+        ("numa", _) => contract.numa = Some(value.parse().map_err(|error| bad(&error))?),
         _ => contract.uplink = Some(value.parse().map_err(|error| bad(&error))?),
     }
     Ok(())
@@ -123,7 +126,7 @@ fn traffic(contract: &mut Contract, key: &str, value: &str) -> Result<(), String
 impl fmt::Display for WhatIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Contract { rate, min_rate, min_pps, max_rate, max_pps, size, .. } = &self.contract;
-        let Contract { flows, ring, segments, uplink, .. } = &self.contract;
+        let Contract { flows, ring, segments, uplink, numa, .. } = &self.contract;
         let rate = rate.or(min_rate.map(|rate| ContractRate::Bits(rate.0)));
         write!(f, "{}=", self.port)?;
         rate.map_or(Ok(()), |rate| write!(f, "{rate}"))?;
@@ -141,6 +144,7 @@ impl fmt::Display for WhatIf {
             f.write_str(",segments=true")?;
         }
         uplink.map_or(Ok(()), |percent| write!(f, ",uplink={percent}"))?;
+        numa.map_or(Ok(()), |node| write!(f, ",numa={node}"))?;
         self.class.map_or(Ok(()), |class| write!(f, ",class={}", class.0.get()))?;
         self.weight.map_or(Ok(()), |weight| write!(f, ",weight={}", weight.0.get()))
     }
@@ -221,15 +225,12 @@ impl Checked {
 
     fn new_port(&self, name: &str) -> Result<Port, ConfigErrors> {
         let Some(tenant) = self.config.tenants.first() else {
-            return Err(ConfigErrors(vec![ConfigError {
-                file: String::new(),
-                line: 0,
-                column: 0,
-                object: format!("port {name:?}"),
-                problem: "the port does not exist, and the configuration has no tenant for it"
-                    .to_owned(),
-                remedy: "name an existing port, or add a [[tenant]]".to_owned(),
-            }]));
+            let problem = "the port does not exist, and the configuration has no tenant for it";
+            return Err(ConfigErrors(vec![ConfigError::placeless(
+                format!("port {name:?}"),
+                problem.to_owned(),
+                "name an existing port, or add a [[tenant]]".to_owned(),
+            )]));
         };
         // A tenant may have networks on VLANs only.
         let mut siblings = self.config.ports.iter();
@@ -279,6 +280,7 @@ mod tests {
             "vm7=600kpps@64",
             "vm7=1G,flows=multiple,ring=packed",
             "vm7=1G,segments=true",
+            "vm7=1G,uplink=50,numa=1",
             "a=1G@64:7+1518:1,min_pps=5k,max_rate=2G,max_pps=1M,uplink=50,class=1,weight=9",
         ] {
             assert_eq!(what(text).to_string(), text);

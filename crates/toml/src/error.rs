@@ -27,6 +27,14 @@ pub struct ConfigError {
     pub remedy: String,
 }
 
+impl ConfigError {
+    /// Returns an error about an object, without a place in a file.
+    #[must_use]
+    pub const fn placeless(object: String, problem: String, remedy: String) -> Self {
+        Self { file: String::new(), line: 0, column: 0, object, problem, remedy }
+    }
+}
+
 impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.file.is_empty() {

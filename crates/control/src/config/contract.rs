@@ -162,6 +162,10 @@ pub struct Contract {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 100))]
     pub uplink: Option<u8>,
+    /// NUMA node of the VM's memory. If the node is not the node of the worker's CPU, a frame costs
+    /// more, by the factor `numa_remote` of the cost model. By default, the memory counts as local.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa: Option<u16>,
 }
 
 impl Contract {

@@ -211,13 +211,12 @@ fn plain(mut value: Value) -> Value {
 /// Writes the configuration `config` as TOML text, for a host without a configuration file.
 pub(crate) fn text_of(config: &super::model::HostConfig) -> Result<String, ConfigError> {
     let document = toml_edit::ser::to_document(config);
-    let failed = |error: toml_edit::ser::Error| ConfigError {
-        file: String::new(),
-        line: 0,
-        column: 0,
-        object: "configuration".to_owned(),
-        problem: format!("the configuration cannot be written as TOML: {error}"),
-        remedy: "this is a defect of Penstock, please report it".to_owned(),
+    let failed = |error: toml_edit::ser::Error| {
+        ConfigError::placeless(
+            "configuration".to_owned(),
+            format!("the configuration cannot be written as TOML: {error}"),
+            "this is a defect of Penstock, please report it".to_owned(),
+        )
     };
     let document = document.map_err(failed)?;
     let mut root = Table::new();

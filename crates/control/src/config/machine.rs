@@ -1,6 +1,6 @@
 //! The machine's CPUs and accounts, to which a configuration refers.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Properties of the machine on which a configuration depends. If a property of the machine is
@@ -31,6 +31,20 @@ impl Machine {
     pub fn default_core(&self) -> Option<u32> {
         self.cores.as_ref()?.last().copied()
     }
+}
+
+/// Returns the NUMA node of each CPU, from a directory like `/sys/devices/system/node`. The result
+/// is empty if the kernel does not tell.
+pub(crate) fn numa_nodes(dir: &Path) -> BTreeMap<u32, u16> {
+    let mut nodes = BTreeMap::new();
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("node"));
+        let Some(node) = number.and_then(|number| number.parse::<u16>().ok()) else { continue };
+        let list = std::fs::read_to_string(entry.path().join("cpulist")).unwrap_or_default();
+        nodes.extend(cpu_list(&list).into_iter().flatten().map(|cpu| (cpu, node)));
+    }
+    nodes
 }
 
 /// Returns the number of a user or group. If `name` is a number, returns this number. The number of
@@ -65,5 +79,18 @@ mod tests {
         assert_eq!(cpu_list(" 0-2,8\n").unwrap(), BTreeSet::from([0, 1, 2, 8]));
         assert_eq!(cpu_list(""), None);
         assert_eq!(cpu_list("0-x"), None);
+    }
+
+    #[test]
+    fn each_cpu_has_the_numa_node_that_the_kernel_tells() {
+        let dir = std::env::temp_dir().join(format!("penstock-nodes-{}", std::process::id()));
+        for (node, list) in [("node0", "0-1\n"), ("node1", "2,5\n"), ("node2", "\n")] {
+            std::fs::create_dir_all(dir.join(node)).unwrap();
+            std::fs::write(dir.join(node).join("cpulist"), list).unwrap();
+        }
+        std::fs::write(dir.join("possible"), "0-2\n").unwrap();
+        assert_eq!(numa_nodes(&dir), BTreeMap::from([(0, 0), (1, 0), (2, 1), (5, 1)]));
+        assert!(numa_nodes(&dir.join("none")).is_empty());
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

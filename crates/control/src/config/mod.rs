@@ -65,7 +65,7 @@ pub use limits::{
     BINDINGS_MAX, DOMAINS_MAX, FDB_MAX, PORTS_MAX, RULE_MASKS_MAX, RULES_MAX, TENANTS_MAX,
 };
 pub use machine::Machine;
-pub(crate) use machine::account;
+pub(crate) use machine::{account, numa_nodes};
 pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };

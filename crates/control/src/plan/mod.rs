@@ -40,7 +40,7 @@ use penstock_qos::cost_model::{
 };
 use penstock_qos::latency_bound::Batches;
 use penstock_qos::learner::Terms;
-use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate};
+use penstock_units::{BitsPerSecond, CyclesPerSecond, PortId, QueueId, TscRate, WorkerId};
 
 use crate::config::{self, Action, ConfigError, ConfigErrors, HostConfig, Port};
 use crate::host::data_path::home;
@@ -309,10 +309,11 @@ impl Planner<'_> {
         }
     }
 
-    fn deployment(&self) -> Deployment {
+    fn deployment(&self, port: &Port, homes: &[WorkerId]) -> Deployment {
         let vms = self.config.ports.iter().filter(|port| port.tenant.is_some()).count();
         let number = |count: usize| u32::try_from(count.max(1)).unwrap_or(u32::MAX);
-        Deployment { vms: number(vms), cores: number(self.workers), numa_remote: false }
+        let numa_remote = self.origin.is_remote(self.config, port, homes);
+        Deployment { vms: number(vms), cores: number(self.workers), numa_remote }
     }
 
     fn port(&self, port: &Port, each: CyclesPerSecond, plan: &mut CapacityPlan) -> PortPlan {
@@ -323,7 +324,12 @@ impl Planner<'_> {
         };
         profile.rules = self.rules(port);
         profile.actions = self.work(port, &profile);
-        let at = self.deployment();
+        let id = PortId(self.ids.port(&port.name).unwrap_or_default());
+        let queues = (0..port.attachment().map_or(1, |of| of.queues())).map(QueueId);
+        let homes = queues.map(|queue| home(id, queue, port.worker, self.workers));
+        let homes: Vec<WorkerId> = homes.collect();
+        let at = self.deployment(port, &homes);
+        plan.doubts.extend(self.origin.no_node(port));
         let cost = self.model.map(|model| model.per_frame(&profile, at));
         let modelled = self.model.zip(contract.as_ref());
         let modelled = modelled.map(|(model, contract)| model.entitlement(contract, &profile, at));
@@ -340,9 +346,6 @@ impl Planner<'_> {
         let unknown = self.model.filter(|_| basis == Basis::Contract);
         let unknown = unknown.and_then(|model| model.lacks(&profile));
         plan.doubts.extend(unknown.map(|action| text::no_cost(port, action)));
-        let id = PortId(self.ids.port(&port.name).unwrap_or_default());
-        let queues = (0..port.attachment().map_or(1, |of| of.queues())).map(QueueId);
-        let homes = queues.map(|queue| home(id, queue, port.worker, self.workers).index());
         let entry = PortPlan {
             name: port.name.clone(),
             id,
@@ -351,7 +354,7 @@ impl Planner<'_> {
             cycles,
             basis,
             bandwidth: contract.as_ref().map(Contract::on_link).unwrap_or_default(),
-            workers: homes.collect(),
+            workers: homes.iter().map(|worker| worker.index()).collect(),
             share: to_f64(cycles.0) / to_f64(each.0.max(1)),
             price: self.model.map(|model| model.price(&profile, at)).unwrap_or_default(),
             floor: CyclesPerSecond::default(),

@@ -64,12 +64,21 @@ pub(crate) fn model() -> Arc<CostModel> {
 }
 
 pub(super) fn plan_of(text: &str, model: Option<&Arc<CostModel>>, workers: usize) -> CapacityPlan {
+    plan_on(&Origin::default(), text, model, workers)
+}
+
+/// Works like [`plan_of`] on a machine with known properties.
+pub(super) fn plan_on(
+    origin: &Origin,
+    text: &str,
+    model: Option<&Arc<CostModel>>,
+    workers: usize,
+) -> CapacityPlan {
     let head = "[host]\nname = \"h\"\n";
     let config = config::parse(&format!("{head}{text}"), "").unwrap();
     let ids = IdTable::default().next(&config);
     let tsc = TscRate::from_hz(MODEL_HZ);
-    let origin = Origin::default();
-    Planner { config: &config, model, ids: &ids, workers, origin: &origin, tsc }.plan()
+    Planner { config: &config, model, ids: &ids, workers, origin, tsc }.plan()
 }
 
 /// Returns a checked configuration of a host with one worker.

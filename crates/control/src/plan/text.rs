@@ -7,24 +7,20 @@ use penstock_units::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
 use super::{Basis, CapacityPlan, is_metered, to_f64};
 use crate::config::{ConfigError, Port};
 
-fn refusal(object: String, problem: String, remedy: String) -> ConfigError {
-    ConfigError { file: String::new(), line: 0, column: 0, object, problem, remedy }
-}
-
 /// Returns the error for a contract that cannot be converted to cycles because the host has no cost
 /// model.
 pub(super) fn no_model(port: &Port) -> ConfigError {
     let object = format!("port {:?}", port.name);
     let problem = "the contract cannot be converted to cycles without a cost model".to_owned();
     let remedy = "run penstock calibrate and name the file in [model], or write `cycles`";
-    refusal(object, problem, remedy.to_owned())
+    ConfigError::placeless(object, problem, remedy.to_owned())
 }
 
 /// Returns the error for a contract that needs an action for which the cost model has no cost.
 pub(super) fn no_cost(port: &Port, action: Action) -> ConfigError {
     let problem = format!("the cost model has no cost for \"{action}\"");
     let remedy = "run penstock calibrate again, or write `cycles`";
-    refusal(format!("port {:?}", port.name), problem, remedy.to_owned())
+    ConfigError::placeless(format!("port {:?}", port.name), problem, remedy.to_owned())
 }
 
 /// Warns if the port's `cycles` differ from the cycles that the cost model computes from its
@@ -74,7 +70,7 @@ pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigErro
             short(excess.sold.0 - excess.there.0)
         );
         let remedies = remedies(plan, sellers, &excess.remedies, true);
-        all.push(refusal("uplink".to_owned(), problem, remedies));
+        all.push(ConfigError::placeless("uplink".to_owned(), problem, remedies));
     }
     for excess in &plan.admission.cycles {
         let problem = format!(
@@ -87,7 +83,7 @@ pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigErro
         if remedy.is_empty() {
             remedy = "add a worker, or sell fewer cycles".to_owned();
         }
-        all.push(refusal(workers_text(excess), problem, remedy));
+        all.push(ConfigError::placeless(workers_text(excess), problem, remedy));
     }
     all
 }

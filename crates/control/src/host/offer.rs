@@ -320,3 +320,35 @@ fn tolerate(plan: &mut CapacityPlan, before: &CapacityPlan) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: (Nanos, u64) = (Nanos(1_000_000_000), 2_000_000_000);
+
+    fn seen(delay: u64, cycles: u64, queues: u16) -> Observation {
+        let after = PortReading { delay, cycles, ..PortReading::default() };
+        observed(&PortReading::default(), &after, SECOND, queues).unwrap()
+    }
+
+    #[test]
+    fn a_port_is_backlogged_if_its_frames_waited_or_were_served_nearly_all_the_time() {
+        // 0.9 s in the ring, and 0.06 s of the core.
+        assert!(seen(900_000_000, 120_000_000, 1).backlogged);
+        assert!(!seen(880_000_000, 120_000_000, 1).backlogged);
+        // The waits of two queue pairs may be at the same time.
+        assert!(!seen(900_000_000, 120_000_000, 2).backlogged);
+        assert!(seen(1_800_000_000, 120_000_000, 2).backlogged);
+    }
+
+    #[test]
+    fn a_twentieth_of_the_time_without_cycles_is_enough_to_be_throttled() {
+        for (throttled, is) in [(100_000_000, false), (101_000_000, true)] {
+            let after = PortReading { throttled, ..PortReading::default() };
+            let seen = observed(&PortReading::default(), &after, SECOND, 1).unwrap();
+            assert_eq!(seen.throttled, is, "{throttled}");
+            assert_eq!(observed(&after, &PortReading::default(), SECOND, 1), None, "reset");
+        }
+    }
+}

@@ -54,7 +54,8 @@
 //!       sets the entitlement `E` to `min(E, n)`.
 //! 4. If a port is not throttled, its trim decreases to 1, and its entitlement `E` to what its
 //!    frames cost and a quarter more, but not below `B`. The time constant is
-//!    [`LearnConfig::give_back_after`].
+//!    [`LearnConfig::give_back_after`]. If the delivered fraction `d` is above 1, the entitlement
+//!    falls at once to what the purchased rate costs, because the bucket would not limit the port.
 //! 5. Headroom is the capacity that admission control has not sold. The total reservation of all
 //!    ports, which is the sum of `max(B, E)`, never exceeds the workers' capacity ([`Ledger`]). If
 //!    there is too little headroom, all ports on the same set of workers get the same fraction of

@@ -258,6 +258,12 @@ impl Port {
         self.trim -= part * (self.trim - 1.0);
         // A batch that is not full costs more per frame, so this is at least what the port needs.
         let Some(cost) = self.any.value() else { return };
+        // The port gets more than it bought, although its bucket limits nothing.
+        if self.delivered.is_some_and(|part| part > 1.0 + config.dead_band) {
+            self.trim = 1.0;
+            self.entitlement.0 = self.entitlement.0.min(whole_up(rate * cost));
+            return;
+        }
         let keeps = whole_up(rate * cost * self.trim * SPARE).max(self.terms.base.0);
         let excess = self.entitlement.0.saturating_sub(keeps);
         self.entitlement.0 -= whole_up(to_f64(excess) * part).min(excess);

@@ -264,6 +264,22 @@ fn a_port_that_offers_too_little_gets_little_more() {
     assert!(entitlement(&learner, A).0 <= 105_100_000, "{:?}", learner.port(A));
 }
 
+/// A port got far more cycles than it needs, and offers less than they permit, so that its bucket
+/// limits nothing.
+#[test]
+fn a_port_with_too_many_cycles_does_not_keep_more_than_it_bought() {
+    let mut learner = learner(400_000_000, &[(A, terms(1_000.0))]);
+    for _ in 0..8 {
+        learner.step([(A, flood(entitlement(&learner, A), 2_500, SIZE))]);
+    }
+    for _ in 0..20 {
+        let offered = CyclesPerSecond(180_000_000).min(entitlement(&learner, A));
+        let throttled = offered == entitlement(&learner, A);
+        learner.step([(A, Observation { throttled, ..flood(offered, 1_000, SIZE) })]);
+    }
+    assert!(deviation(&learner, A).abs() < 0.01, "{:?}", learner.port(A));
+}
+
 #[test]
 fn a_port_that_is_not_throttled_gives_back_what_it_does_not_need() {
     let mut learner = learner(300_000_000, &[(A, terms(1_000.0))]);

@@ -106,6 +106,8 @@ main() {
 BIN=$(penstock_bin)
 if [ "$(id -u)" != 0 ]; then
     skip "guests: needs root for network namespaces"
+elif [ ! -c /dev/net/tun ]; then
+    skip "guests: no /dev/net/tun"
 elif ! have qemu-system-x86_64; then
     skip "guests: qemu-system-x86_64 is not installed"
 elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then

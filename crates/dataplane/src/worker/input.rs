@@ -332,6 +332,7 @@ impl Input {
         if let Some(counters) = ctx.of(port) {
             // The parts of a segment have waited since the segment arrived.
             let waited = now.saturating_sub(self.gates.arrived(port).unwrap_or(since));
+            let waited = self.gates.shaped_wait(port, &ctx.batch, waited);
             counters.shaped[part_of(waited)].add(ctx.batch.len() as u64);
         }
         if let Some(at) = self.gates.pass(port, &ctx.batch, since, now)

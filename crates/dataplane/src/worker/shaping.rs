@@ -73,6 +73,11 @@ struct Shaping {
     shaper: Shaper,
     /// Maximum number of frames that the worker receives from the shaped port at once.
     group: usize,
+    /// Whether the worker put the port aside after the port's last batch.
+    aside: bool,
+    /// Wait of the first batch of the present group of frames. Zero if the group's first batch did
+    /// not wait for the shaper, or if the ring was seen empty since.
+    behind: Nanos,
 }
 
 /// Rate limits for which a port's frames wait in the ring.
@@ -443,7 +448,24 @@ impl Gates {
         for frame in batch.frames() {
             shaping.shaper.depart(since, frame.len + FCS);
         }
-        Some(shaping.shaper.clone().depart(now, FRAME))
+        let next = shaping.shaper.clone().depart(now, FRAME);
+        shaping.aside = next > now + SOON;
+        Some(next)
+    }
+
+    /// Returns how long the frames of a shaped port's batch waited for the shaper. `waited` is the
+    /// time since the worker last looked at the port's ring. A group of frames may take several
+    /// batches. The worker receives the later batches without a wait, but their frames were in the
+    /// ring while the first batch waited.
+    pub(super) fn shaped_wait(&mut self, port: PortId, batch: &Batch, waited: Nanos) -> Nanos {
+        let Some(gate) = self.0.get_mut(port.index()).and_then(Option::as_mut) else {
+            return waited;
+        };
+        let full = batch.len() >= gate.limit();
+        let Some(shaping) = &mut gate.shaping else { return waited };
+        let behind = if shaping.aside { waited } else { shaping.behind };
+        shaping.behind = if full { behind } else { Nanos::ZERO };
+        behind.max(waited)
     }
 }
 
@@ -461,7 +483,13 @@ impl Gate {
             }
         }
         let (made, group) = (shaper(terms).ok(), group_of(terms));
-        self.shaping = made.map(|shaper| Shaping { terms: *terms, shaper, group });
+        self.shaping = made.map(|shaper| Shaping {
+            terms: *terms,
+            shaper,
+            group,
+            aside: false,
+            behind: Nanos::ZERO,
+        });
         false
     }
 
@@ -526,6 +554,33 @@ mod tests {
         assert!((1.98e6..=2.02e6).contains(&rate), "{rate}");
         assert_eq!(gates.set(port, None, Limits::default()), Gone { shaper: true, policer: false });
         assert_eq!(gates.limit(port), BATCH_FRAMES);
+    }
+
+    #[test]
+    fn frames_behind_a_batch_that_waited_have_waited_as_long() {
+        let (mut gates, port) = (Gates::new(2), PortId(1));
+        gates.set(port, Some(&terms(200_000_000)), Limits::default());
+        let batch_of = |frames: usize| {
+            let mut batch = Batch::new();
+            (0..frames).for_each(|_| batch.push(&[0; 508], Offload::NONE).unwrap());
+            batch
+        };
+        let (full, rest) = (batch_of(8), batch_of(3));
+        let (short, long) = (Nanos(200), Nanos::from_micros(400));
+        // A group has 12,500 bytes. Its last batch reaches the end of the group.
+        let mut now = Nanos(0);
+        for batch in [&full; 3] {
+            assert_eq!(gates.shaped_wait(port, batch, short), short, "nothing waited yet");
+            now = gates.pass(port, batch, now, now).unwrap();
+        }
+        assert!(now > Nanos(0) + SOON);
+        let waits = [(&full, long), (&full, short), (&rest, short), (&full, short)];
+        let waits = waits.map(|(batch, waited)| {
+            let wait = gates.shaped_wait(port, batch, waited);
+            gates.pass(port, batch, now, now).unwrap();
+            wait
+        });
+        assert_eq!(waits, [long, long, long, short], "the third batch emptied the ring");
     }
 
     fn own(policer: &Arc<Policer>) -> Limits {

@@ -73,4 +73,11 @@ mod tests {
             .collect();
         assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
     }
+    #[test]
+    fn a_shaper_is_named_whatever_part_of_its_groups_the_first_batch_has() {
+        let shaper = MADE.iter().find(|made| made.name == "shaper").unwrap();
+        for seed in [17, 47, 58] {
+            assert_eq!(wrong_answer(shaper, seed).unwrap(), None, "seed {seed}");
+        }
+    }
 }

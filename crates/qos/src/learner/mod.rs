@@ -48,18 +48,20 @@
 //!    because the port may have offered too little. If the delivered fraction `d` is above 1, the
 //!    learner decreases the trim `t`.
 //!     - If the delivered fraction `d` is below 1, the learner sets the entitlement `E` to `max(E,
-//!       n)`, as far as the headroom permits, but at most to twice its reservation. With more
-//!       cycles, batches are larger, and each frame costs less.
+//!       n)`, up to the base `B` at once, and above `B` as far as the headroom permits, but at most
+//!       to twice the larger of `E` and `B`. With more cycles, batches are larger, and each frame
+//!       costs less.
 //!     - If the delivered fraction `d` is above 1, the modelled cost was too high, and the learner
 //!       sets the entitlement `E` to `min(E, n)`.
 //! 4. If a port is not throttled, its trim decreases to 1, and its entitlement `E` to what its
 //!    frames cost and a quarter more, but not below `B`. The time constant is
 //!    [`LearnConfig::give_back_after`]. If the delivered fraction `d` is above 1, the entitlement
 //!    falls at once to what the purchased rate costs, because the bucket would not limit the port.
-//! 5. Headroom is the capacity that admission control has not sold. The total reservation of all
-//!    ports, which is the sum of `max(B, E)`, never exceeds the workers' capacity ([`Ledger`]). If
-//!    there is too little headroom, all ports on the same set of workers get the same fraction of
-//!    their additional needs.
+//! 5. Headroom is the capacity that is above the sum of all entitlements `E`. The sum of all
+//!    entitlements never exceeds the workers' capacity ([`Ledger`]). So a port with `E < B` lends
+//!    what it does not need. If it needs its base again, it gets the base at once, and the ports
+//!    above their bases lose. If there is too little headroom, all ports on the same set of workers
+//!    get the same fraction of their additional needs.
 //!
 //! # Example
 //!
@@ -291,6 +293,9 @@ pub struct Step {
     pub events: Vec<Event>,
 }
 
+/// Entitlements above the bases that ports need, in cycles per second.
+type Wishes = BTreeMap<PortId, u64>;
+
 /// The learner, with the state of all ports of a host.
 #[derive(Clone, Debug)]
 pub struct Learner {
@@ -326,7 +331,8 @@ impl Learner {
             };
             self.ports.insert(id, port);
         }
-        self.keep_within_capacity();
+        // New ports may need what others have above their bases.
+        self.grant(Wishes::new(), &mut Vec::new());
     }
 
     /// Returns the learner's state of a port. Returns `None` if the port claims no cycles.
@@ -353,7 +359,7 @@ impl Learner {
         let mut step = Step::default();
         let before: BTreeMap<PortId, CyclesPerSecond> =
             self.ports.iter().map(|(id, port)| (*id, port.entitlement)).collect();
-        let mut wishes: BTreeMap<WorkerSet, Vec<(PortId, u64)>> = BTreeMap::new();
+        let mut wishes = Wishes::new();
         let (mut errors, mut elapsed) = (Vec::new(), Nanos::ZERO);
         for (id, observation) in seen {
             let Some(port) = self.ports.get_mut(&id) else { continue };
@@ -362,8 +368,8 @@ impl Learner {
                 errors.push(error);
                 elapsed = elapsed.max(observation.elapsed);
             }
-            if let Some(wanted) = wish.filter(|wanted| *wanted > port.reserved()) {
-                wishes.entry(port.terms.workers).or_default().push((id, wanted));
+            if let Some(wanted) = wish {
+                wishes.insert(id, wanted);
             }
         }
         step.events.extend(self.machine.see(&self.config, &mut errors, elapsed));
@@ -374,16 +380,31 @@ impl Learner {
         step
     }
 
-    /// Grants cycles beyond the reservations of ports, limited by the headroom. Ports on the fewest
-    /// workers get additional cycles first.
-    fn grant(&mut self, wishes: BTreeMap<WorkerSet, Vec<(PortId, u64)>>, events: &mut Vec<Event>) {
+    /// Grants cycles beyond the bases of ports, limited by the headroom. Ports on the fewest workers
+    /// get additional cycles first. If the entitlements exceed the capacity, for example because a
+    /// port needs the base that it lent, all cycles above the bases are granted anew.
+    fn grant(&mut self, mut wishes: Wishes, events: &mut Vec<Event>) {
+        if !self.ledger().fits() {
+            for (id, port) in &mut self.ports {
+                let had = port.entitlement;
+                if had > port.terms.base {
+                    port.entitlement = port.terms.base;
+                    wishes.entry(*id).or_insert(had.0);
+                }
+            }
+        }
         let mut ledger = self.ledger();
-        let mut wishes: Vec<_> = wishes.into_iter().collect();
-        wishes.sort_by_key(|(workers, _)| workers.len());
-        for (workers, wishes) in wishes {
-            let reserved = |id: &PortId| self.ports.get(id).map_or(0, Port::reserved);
+        let mut sets: BTreeMap<WorkerSet, Vec<(PortId, u64)>> = BTreeMap::new();
+        for (id, wanted) in wishes {
+            let Some(port) = self.ports.get(&id) else { continue };
+            sets.entry(port.terms.workers).or_default().push((id, wanted));
+        }
+        let mut sets: Vec<_> = sets.into_iter().collect();
+        sets.sort_by_key(|(workers, _)| workers.len());
+        for (workers, wishes) in sets {
+            let has = |id: &PortId| self.ports.get(id).map_or(0, |port| port.entitlement.0);
             let more: Vec<u64> =
-                wishes.iter().map(|(id, wanted)| wanted.saturating_sub(reserved(id))).collect();
+                wishes.iter().map(|(id, wanted)| wanted.saturating_sub(has(id))).collect();
             let sum = more.iter().copied().fold(0, u64::saturating_add);
             let room = ledger.room(workers).0.min(sum);
             for ((id, wanted), more) in wishes.into_iter().zip(more) {
@@ -399,33 +420,13 @@ impl Learner {
         }
     }
 
-    /// Returns a ledger of the reserved cycles of the workers: for each port, the larger of its
-    /// base and its entitlement.
+    /// Returns a ledger of the entitlements of all ports.
     fn ledger(&self) -> Ledger {
         let mut ledger = Ledger::new(&self.capacity);
         for port in self.ports.values() {
-            ledger.claim(port.terms.workers, port.reserved());
+            ledger.claim(port.terms.workers, port.entitlement.0);
         }
         ledger
-    }
-
-    /// Reduces entitlements above the base if new ports need the headroom.
-    fn keep_within_capacity(&mut self) {
-        let raised: Vec<PortId> = (self.ports.iter())
-            .filter(|(_, port)| port.entitlement > port.terms.base)
-            .map(|(id, _)| *id)
-            .collect();
-        let mut ledger = Ledger::new(&self.capacity);
-        for port in self.ports.values() {
-            ledger.claim(port.terms.workers, port.terms.base.0);
-        }
-        for id in raised {
-            let Some(port) = self.ports.get_mut(&id) else { continue };
-            let more = port.entitlement.0 - port.terms.base.0;
-            let granted = more.min(ledger.room(port.terms.workers).0);
-            ledger.claim(port.terms.workers, granted);
-            port.entitlement = CyclesPerSecond(port.terms.base.0 + granted);
-        }
     }
 }
 

@@ -110,10 +110,9 @@ impl Port {
         Self { terms, entitlement, ..self }
     }
 
-    /// Returns the cycles per second that no other port may get: the larger of the port's base and
-    /// the port's entitlement. The reservation includes the base even if the entitlement is
-    /// smaller, because the port may need the base again.
-    pub(super) fn reserved(&self) -> u64 {
+    /// Returns the cycles per second that the port may have whatever other ports need: the larger
+    /// of the port's base and the port's entitlement.
+    fn own(&self) -> u64 {
         self.entitlement.0.max(self.terms.base.0)
     }
 
@@ -150,9 +149,8 @@ impl Port {
         new
     }
 
-    /// Evaluates an interval. Returns the entitlement that the port needs, if this entitlement
-    /// exceeds the port's reservation. If the port's reservation covers the needed entitlement, the
-    /// learner applies the entitlement immediately.
+    /// Evaluates an interval. Sets the entitlement that the port needs, up to the port's base.
+    /// Returns the needed entitlement if it exceeds the base and the entitlement.
     pub(super) fn see(
         &mut self,
         config: &LearnConfig,
@@ -271,7 +269,7 @@ impl Port {
 
     /// Corrects the entitlement of a throttled port by rule 3 in the documentation of [`super`].
     /// The argument `rate` is the purchased rate `r` of the port in frames per second. Returns the
-    /// entitlement that the port needs, if this entitlement exceeds the port's reservation.
+    /// needed entitlement if it exceeds the base and the entitlement.
     fn correct(&mut self, config: &LearnConfig, rate: f64, backlogged: bool) -> Option<u64> {
         let (cost, delivered) = (self.full.settled()?, self.delivered?);
         let need = |trim: f64| whole_up(rate * cost * trim);
@@ -286,12 +284,13 @@ impl Port {
                     (self.trim + config.gain * missing).min(most)
                 };
             }
-            let most = whole_up(to_f64(self.reserved()) * GROWS_MOST);
+            let own = self.own();
+            let most = whole_up(to_f64(own) * GROWS_MOST);
             let wanted = need(self.trim).min(most).max(self.entitlement.0);
-            if wanted > self.reserved() {
+            self.entitlement = CyclesPerSecond(wanted.min(own));
+            if wanted > own {
                 return Some(wanted);
             }
-            self.entitlement = CyclesPerSecond(wanted);
             self.short = CyclesPerSecond(0);
         } else {
             self.short = CyclesPerSecond(0);

@@ -315,16 +315,27 @@ fn head_room_is_divided_and_a_shortage_is_reported_once() {
 }
 
 #[test]
-fn a_port_that_needs_less_keeps_its_claim() {
+fn a_port_that_needs_less_lends_its_base_and_gets_it_back_at_once() {
     let ports = [(A, terms(1_000.0)), (B, terms(1_000.0))];
     let mut learner = learner(200_000_000, &ports);
-    for _ in 0..10 {
-        let a = (A, flood(entitlement(&learner, A), 900, SIZE));
-        let b = (B, flood(entitlement(&learner, B), 1_100, SIZE));
-        learner.step([a, b]);
-    }
-    assert!(entitlement(&learner, A).0 < 91_000_000);
-    assert_eq!(entitlement(&learner, B).0, 100_000_000, "what A does not need is still A's");
+    let mut step = |costs: [u64; 2]| {
+        let seen = [(A, costs[0]), (B, costs[1])]
+            .map(|(id, c)| (id, flood(entitlement(&learner, id), c, SIZE)));
+        learner.step(seen);
+        [A, B].map(|id| entitlement(&learner, id).0)
+    };
+    let settle = |step: &mut dyn FnMut([u64; 2]) -> [u64; 2], costs| {
+        (0..10).map(|_| step(costs)).last().unwrap()
+    };
+    let [a, b] = settle(&mut step, [900, 1_100]);
+    assert!(a < 91_000_000 && b > 109_500_000, "{a} {b}");
+    // As soon as A's frames cost what was sold, A has its base, and B keeps its own.
+    step([1_000, 1_100]);
+    let [a, b] = step([1_000, 1_100]);
+    assert!(a > 99_000_000, "{a}");
+    assert!((100_000_000..=101_000_000).contains(&b) && a + b <= 200_000_000, "{a} {b}");
+    let [a, b] = settle(&mut step, [1_100, 1_100]);
+    assert_eq!([a, b], [100_000_000; 2], "nothing is unsold");
 }
 
 #[test]

@@ -65,7 +65,9 @@ proptest! {
             learner.step((0..).map(PortId).zip(step));
             let mut ledger = Ledger::new(&capacity);
             for (terms, (_, state)) in ports.iter().zip(learner.ports()) {
-                ledger.claim(terms.workers, state.entitlement.0.max(state.base.0));
+                ledger.claim(terms.workers, state.entitlement.0);
+                let has_base = state.entitlement >= state.base;
+                prop_assert!(state.short.0 == 0 || has_base, "{state:?} lacks what it bought");
             }
             prop_assert!(ledger.fits());
         }

@@ -78,6 +78,7 @@ struct Sale {
     /// Fraction of the worker's used cycles that it spent on frames of the FTP servers. The frames
     /// of the clients' port took the rest of the worker's used cycles.
     ftp_share: f64,
+    spent: [Spent; 2],
 }
 
 /// The ingress policy of a run. `Free` means that no port has a limit.
@@ -142,6 +143,45 @@ fn cycles_part(name: &str, ftp_share: f64) -> f64 {
     if name == NET { 1.0 - ftp_share } else { ftp_share * part(name) }
 }
 
+/// What frames of some ports cost the worker.
+#[derive(Debug, Clone, Copy, Default)]
+struct Spent {
+    cycles_per_second: f64,
+    cycles_per_frame: f64,
+    frames_per_batch: f64,
+}
+
+impl Spent {
+    fn of(readings: &[Reading], ports: &[&str]) -> Self {
+        let [first, .., last] = readings else { return Self::default() };
+        let sum = |name| ports.iter().map(|port| last.per_second(first, port, name)).sum::<f64>();
+        let [cycles, frames, batches] = ["cycles", "rx_frames", "rx_batches"].map(sum);
+        Self {
+            cycles_per_second: cycles,
+            cycles_per_frame: cycles / frames,
+            frames_per_batch: frames / batches,
+        }
+    }
+
+    fn middle(all: impl Iterator<Item = Self>) -> Self {
+        let all: Vec<Self> = all.collect();
+        let of = |of: fn(&Self) -> f64| middle(&all.iter().map(of).collect::<Vec<_>>());
+        Self {
+            cycles_per_second: of(|one| one.cycles_per_second),
+            cycles_per_frame: of(|one| one.cycles_per_frame),
+            frames_per_batch: of(|one| one.frames_per_batch),
+        }
+    }
+
+    fn json(self) -> serde_json::Value {
+        json!({
+            "mcycles_per_s": self.cycles_per_second / 1e6,
+            "cycles_per_frame": self.cycles_per_frame,
+            "frames_per_batch": self.frames_per_batch,
+        })
+    }
+}
+
 /// Rates of the FTP servers and response times of the web servers in a run under one policy.
 #[derive(Debug, Clone, Default)]
 struct Found {
@@ -152,6 +192,8 @@ struct Found {
     /// Total number of requests per second that the two web servers answer.
     requests: f64,
     ftp_over_time: Vec<(f64, f64)>,
+    /// What the FTP servers cost, and then what the clients' port costs, while only FTP sends.
+    spent: [Spent; 2],
     /// Percentage of the time in which the programs' core was idle while the web servers had load.
     idle_pct: f64,
 }
@@ -165,6 +207,7 @@ impl Found {
             us: [of(&|run| run.us[0]), of(&|run| run.us[1])],
             requests: of(&|run| run.requests),
             ftp_over_time: runs.last().map(|run| run.ftp_over_time.clone()).unwrap_or_default(),
+            spent: [0, 1].map(|side| Spent::middle(runs.iter().map(|run| run.spent[side]))),
             idle_pct: of(&|run| run.idle_pct),
         }
     }
@@ -189,7 +232,8 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note(
         "sold",
         json!({ "capacity_mcycles_per_s": capacity / 1e6, "ftp_mbps": sale.ftp_bps / 1e6,
-            "ftp_share_of_cycles": sale.ftp_share }),
+            "ftp_share_of_cycles": sale.ftp_share, "ftp_alone": sale.spent[0].json(),
+            "clients_of_ftp_alone": sale.spent[1].json() }),
     );
     let runs = context.live.runs.unwrap_or(3).max(1);
     let mut turns = vec![Vec::new(); Way::ALL.len()];
@@ -211,6 +255,8 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
                 "p50_us": found.us[0],
                 "p99_us": found.us[1],
                 "requests_per_s": found.requests,
+                "ftp_alone": found.spent[0].json(),
+                "clients_of_ftp_alone": found.spent[1].json(),
                 "idle_pct_of_the_programs_core": found.idle_pct,
             }),
         );
@@ -228,20 +274,17 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 
 /// Runs the calibration: only the FTP servers send, without limits.
 fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
-    let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0 };
+    let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0, spent: Default::default() };
     let mut stage = Stage::start(bed, "sale", &Way::Free.plan(free))?;
     serve(bed, &mut stage)?;
     download(bed, &mut stage)?;
     let readings = stage.watch(secs, STEP)?;
     // The first half does not count, because TCP needs time to find its rate.
     let late = &readings[readings.len() / 2..];
-    let cycles = |port: &str| match late {
-        [first, .., last] => last.per_second(first, port, "cycles"),
-        _ => f64::NAN,
-    };
-    let ftp: f64 = FTP.iter().map(|port| cycles(port)).sum();
+    let spent = [&FTP[..], &[NET]].map(|ports| Spent::of(late, ports));
+    let [ftp, net] = spent.map(|spent| spent.cycles_per_second);
     let ftp_bps = FTP.iter().map(|port| mean_bps(late, port)).sum();
-    Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + cycles(NET)) })
+    Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + net), spent })
 }
 
 /// Runs one policy: first FTP alone, then FTP with load on the web servers. A *Native* run has no
@@ -278,6 +321,7 @@ fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
     let both = |readings: &[Reading]| FTP.iter().map(|port| mean_bps(readings, port)).sum();
     if way != Way::Free {
         found.ftp_bps = [both(&readings[..calm]), both(&readings[calm..])];
+        found.spent = [&FTP[..], &[NET]].map(|ports| Spent::of(&readings[..calm], ports));
         let step = STEP.as_secs_f64();
         found.ftp_over_time = readings
             .windows(2)

@@ -17,8 +17,8 @@ use crate::table::{
     Align, Table, counted, counted_items, cycles_per_second, or_dash, percent, printable,
 };
 
-/// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the ports
-/// purchased more than the host has. With `what`, the exit status is about this contract.
+/// Runs `host check`, which needs no daemon. Exit 1 if there is a mistake, or if the host
+/// cannot promise what the ports purchased. With `what`, the exit status is about this contract.
 ///
 /// # Errors
 /// Returns an error if standard output cannot be written.
@@ -168,13 +168,14 @@ pub(super) fn bits(rate: u64) -> String {
     crate::table::bits_per_second(crate::table::to_f64(rate))
 }
 
-/// Returns the reasons why the purchases do not fit the host, one per line.
+/// Returns the reasons why the host cannot promise the purchases, one per line.
 fn unfit(errors: &ConfigErrors) -> String {
     let mut text = String::new();
     for error in &errors.0 {
         let _ = writeln!(text, "{}", printable(&error.to_string()));
     }
-    text.push_str("penstock: the ports purchased more than this host has\n");
+    let reasons = counted_items(errors.0.len(), "reason");
+    let _ = writeln!(text, "penstock: the host cannot promise these purchases, for {reasons}");
     text
 }
 

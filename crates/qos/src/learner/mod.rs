@@ -55,8 +55,9 @@
 //!       sets the entitlement `E` to `min(E, n)`.
 //! 4. If a port is not throttled, its trim decreases to 1, and its entitlement `E` to what its
 //!    frames cost and a quarter more, but not below `B`. The time constant is
-//!    [`LearnConfig::give_back_after`]. If the delivered fraction `d` is above 1, the entitlement
-//!    falls at once to what the purchased rate costs, because the bucket would not limit the port.
+//!    [`LearnConfig::give_back_after`]. If the delivered fraction `d` is above 1, the trim
+//!    decreases as for a throttled port, and the entitlement falls at once to what the purchased
+//!    rate costs with this trim, because the bucket would not limit the port.
 //! 5. Headroom is the capacity that is above the sum of all entitlements `E`. The sum of all
 //!    entitlements never exceeds the workers' capacity ([`Ledger`]). So a port with `E < B` lends
 //!    what it does not need. If it needs its base again, it gets the base at once, and the ports

@@ -256,10 +256,13 @@ impl Port {
         self.trim -= part * (self.trim - 1.0);
         // A batch that is not full costs more per frame, so this is at least what the port needs.
         let Some(cost) = self.any.value() else { return };
-        // The port gets more than it bought, although its bucket limits nothing.
-        if self.delivered.is_some_and(|part| part > 1.0 + config.dead_band) {
-            self.trim = 1.0;
-            self.entitlement.0 = self.entitlement.0.min(whole_up(rate * cost));
+        // The port gets more than it bought, although its bucket limits nothing. A port at its
+        // maximum rate exceeds its purchase by little, and still needs most of its trim.
+        if let Some(more) = self.delivered.map(|part| part - 1.0)
+            && more > config.dead_band
+        {
+            self.trim = (self.trim - config.gain * more).max(1.0);
+            self.entitlement.0 = self.entitlement.0.min(whole_up(rate * cost * self.trim));
             return;
         }
         let keeps = whole_up(rate * cost * self.trim * SPARE).max(self.terms.base.0);

@@ -281,6 +281,22 @@ fn a_port_with_too_many_cycles_does_not_keep_more_than_it_bought() {
 }
 
 #[test]
+fn a_port_that_slightly_exceeds_its_purchase_keeps_its_trim() {
+    let mut learner = learner(200_000_000, &[(A, terms(1_000.0))]);
+    for _ in 0..60 {
+        let effective = CyclesPerSecond(entitlement(&learner, A).0 / 100 * 80);
+        learner.step([(A, flood(effective, 1_000, SIZE))]);
+    }
+    let before = entitlement(&learner, A).0;
+    assert!(before > 124_000_000, "{before}");
+    // The port is at its maximum rate, which is its purchase.
+    let at_most = flood(CyclesPerSecond(100_300_000), 1_000, SIZE);
+    learner.step([(A, Observation { throttled: false, ..at_most })]);
+    let after = entitlement(&learner, A).0;
+    assert!(after <= before && after > 124_000_000, "{after} after {before}");
+}
+
+#[test]
 fn a_port_that_is_not_throttled_gives_back_what_it_does_not_need() {
     let mut learner = learner(300_000_000, &[(A, terms(1_000.0))]);
     // The first frames were dear.

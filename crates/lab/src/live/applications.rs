@@ -463,7 +463,8 @@ mod tests {
 
     #[test]
     fn what_is_sold_is_ninety_percent_of_the_cycles() {
-        let sale = Sale { capacity: 1e8, ftp_bps: 1e9, ftp_share: 0.8 };
+        let spent = Default::default();
+        let sale = Sale { capacity: 1e8, ftp_bps: 1e9, ftp_share: 0.8, spent };
         let plan = Way::C2qos.plan(sale);
         let sold: f64 = plan.vms.iter().map(|vm| vm.bound.cycles).sum();
         assert!((sold - 0.9e8).abs() < 1.0, "{sold}");

@@ -381,9 +381,9 @@ impl Learner {
         step
     }
 
-    /// Grants cycles beyond the bases of ports, limited by the headroom. Ports on the fewest workers
-    /// get additional cycles first. If the entitlements exceed the capacity, for example because a
-    /// port needs the base that it lent, all cycles above the bases are granted anew.
+    /// Grants cycles beyond the bases of ports, limited by the headroom. Ports on the fewest
+    /// workers get additional cycles first. If the entitlements exceed the capacity, for example
+    /// because a port needs the base that it lent, all cycles above the bases are granted again.
     fn grant(&mut self, mut wishes: Wishes, events: &mut Vec<Event>) {
         if !self.ledger().fits() {
             for (id, port) in &mut self.ports {

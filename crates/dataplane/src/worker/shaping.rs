@@ -562,7 +562,9 @@ mod tests {
         gates.set(port, Some(&terms(200_000_000)), Limits::default());
         let batch_of = |frames: usize| {
             let mut batch = Batch::new();
-            (0..frames).for_each(|_| batch.push(&[0; 508], Offload::NONE).unwrap());
+            for _ in 0..frames {
+                batch.push(&[0; 508], Offload::NONE).unwrap();
+            }
             batch
         };
         let (full, rest) = (batch_of(8), batch_of(3));

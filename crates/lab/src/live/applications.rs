@@ -78,7 +78,6 @@ struct Sale {
     /// Fraction of the worker's used cycles that it spent on frames of the FTP servers. The frames
     /// of the clients' port took the rest of the worker's used cycles.
     ftp_share: f64,
-    spent: [Spent; 2],
 }
 
 /// The ingress policy of a run. `Free` means that no port has a limit.
@@ -152,6 +151,11 @@ struct Spent {
 }
 
 impl Spent {
+    /// Returns what the FTP servers cost, and then what the clients' port costs.
+    fn both(readings: &[Reading]) -> [Self; 2] {
+        [&FTP[..], &[NET]].map(|ports| Self::of(readings, ports))
+    }
+
     fn of(readings: &[Reading], ports: &[&str]) -> Self {
         let [first, .., last] = readings else { return Self::default() };
         let sum = |name| ports.iter().map(|port| last.per_second(first, port, name)).sum::<f64>();
@@ -228,12 +232,12 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let secs = context.live.secs.unwrap_or(4.0);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
     let capacity = (CORE_PART * bed.tsc_hz()).round();
-    let sale = sell(&bed, capacity, secs)?;
+    let (sale, spent) = sell(&bed, capacity, secs)?;
     outcome.note(
         "sold",
         json!({ "capacity_mcycles_per_s": capacity / 1e6, "ftp_mbps": sale.ftp_bps / 1e6,
-            "ftp_share_of_cycles": sale.ftp_share, "ftp_alone": sale.spent[0].json(),
-            "clients_of_ftp_alone": sale.spent[1].json() }),
+            "ftp_share_of_cycles": sale.ftp_share, "ftp_alone": spent[0].json(),
+            "clients_of_ftp_alone": spent[1].json() }),
     );
     let runs = context.live.runs.unwrap_or(3).max(1);
     let mut turns = vec![Vec::new(); Way::ALL.len()];
@@ -272,19 +276,20 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-/// Runs the calibration: only the FTP servers send, without limits.
-fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<Sale> {
-    let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0, spent: Default::default() };
+/// Runs the calibration: only the FTP servers send, without limits. Returns the sale, and what the
+/// frames cost.
+fn sell(bed: &Bed, capacity: f64, secs: f64) -> anyhow::Result<(Sale, [Spent; 2])> {
+    let free = Sale { capacity, ftp_bps: 0.0, ftp_share: 0.0 };
     let mut stage = Stage::start(bed, "sale", &Way::Free.plan(free))?;
     serve(bed, &mut stage)?;
     download(bed, &mut stage)?;
     let readings = stage.watch(secs, STEP)?;
     // The first half does not count, because TCP needs time to find its rate.
     let late = &readings[readings.len() / 2..];
-    let spent = [&FTP[..], &[NET]].map(|ports| Spent::of(late, ports));
+    let spent = Spent::both(late);
     let [ftp, net] = spent.map(|spent| spent.cycles_per_second);
     let ftp_bps = FTP.iter().map(|port| mean_bps(late, port)).sum();
-    Ok(Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + net), spent })
+    Ok((Sale { capacity, ftp_bps, ftp_share: ftp / (ftp + net) }, spent))
 }
 
 /// Runs one policy: first FTP alone, then FTP with load on the web servers. A *Native* run has no
@@ -321,7 +326,7 @@ fn under(bed: &Bed, way: Way, sale: Sale, secs: f64) -> anyhow::Result<Found> {
     let both = |readings: &[Reading]| FTP.iter().map(|port| mean_bps(readings, port)).sum();
     if way != Way::Free {
         found.ftp_bps = [both(&readings[..calm]), both(&readings[calm..])];
-        found.spent = [&FTP[..], &[NET]].map(|ports| Spent::of(&readings[..calm], ports));
+        found.spent = Spent::both(&readings[..calm]);
         let step = STEP.as_secs_f64();
         found.ftp_over_time = readings
             .windows(2)
@@ -463,8 +468,7 @@ mod tests {
 
     #[test]
     fn what_is_sold_is_ninety_percent_of_the_cycles() {
-        let spent = Default::default();
-        let sale = Sale { capacity: 1e8, ftp_bps: 1e9, ftp_share: 0.8, spent };
+        let sale = Sale { capacity: 1e8, ftp_bps: 1e9, ftp_share: 0.8 };
         let plan = Way::C2qos.plan(sale);
         let sold: f64 = plan.vms.iter().map(|vm| vm.bound.cycles).sum();
         assert!((sold - 0.9e8).abs() < 1.0, "{sold}");

@@ -73,6 +73,7 @@ mod tests {
             .collect();
         assert!(wrong.is_empty(), "{} are wrong:\n{}", wrong.len(), wrong.join("\n"));
     }
+
     #[test]
     fn a_shaper_is_named_whatever_part_of_its_groups_the_first_batch_has() {
         let shaper = MADE.iter().find(|made| made.name == "shaper").unwrap();

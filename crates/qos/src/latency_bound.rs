@@ -85,6 +85,8 @@
 //!   [`crate::c2tb`]), and other ports may wait.
 //! - The kernel or control work may use the core for some time.
 //! - If a queue pair was idle and is not polled, the worker needs time to wake it.
+//! - The worker wakes drivers by calls of the kernel. While such a call takes longer than
+//!   [`LOWER_CLASS`], batches of later classes may take as long as the call.
 //! - Frames may be delayed after the end of the batch, on the link and at the receiver.
 //!
 //! # Departures
@@ -106,8 +108,9 @@ use crate::cost_model::{CostModel, Deployment, FCS, Profile, to_f64, whole_up};
 
 /// Maximum number of frames in a batch.
 pub const BATCH_FRAMES: u32 = 32;
-/// Longest time for which a batch may run, for a port that is not in the worker's first class. A
-/// full batch takes less than 5 µs at nearly all frame sizes, so the limit costs no throughput.
+/// Longest time for which a batch may run, for a port that is not in the worker's first class and
+/// whose frames cause no calls of the kernel. A full batch takes less than 5 µs at nearly all frame
+/// sizes, so the limit costs no throughput.
 pub const LOWER_CLASS: Nanos = Nanos::from_micros(5);
 /// Number of units that a worker checks for frames after each refill, outside of decisions.
 pub const GLANCES: u32 = 4;

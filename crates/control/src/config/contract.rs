@@ -123,6 +123,9 @@ impl From<Ring> for cost_model::RingKind {
     }
 }
 
+/// A contract whose limit is at most this many times its guaranteed rate sells exactly a rate.
+const CAPPED: f64 = 1.01;
+
 /// Purchased rates, and the traffic for which they hold, such as `{ rate = "4G", size = 1024,
 /// flows = "single" }` (C2QoS §III-D). The switch guarantees `rate`, or `min_rate` and `min_pps`
 /// together, and never exceeds `max_rate` and `max_pps`.
@@ -184,6 +187,15 @@ impl Contract {
     #[must_use]
     pub fn terms(&self) -> cost_model::Contract {
         self.of(self.guaranteed())
+    }
+
+    /// Returns whether a limit keeps the port at the guaranteed rate, or hardly above it.
+    #[must_use]
+    pub fn is_capped(&self) -> bool {
+        let bits = self.max_rate.map(|rate| ContractRate::Bits(rate.0));
+        let frames = self.max_pps.map(|rate| ContractRate::Packets(rate.0));
+        let sold = self.frames(self.guaranteed()) * CAPPED;
+        bits.into_iter().chain(frames).any(|most| self.frames(most) <= sold)
     }
 
     /// Returns the frames per second of the declared sizes that have a rate.
@@ -294,6 +306,20 @@ mod tests {
         assert_eq!(size("size = \"64:7+1518:1\"").unwrap().as_deref(), Some("64:7+1518:1"));
         let error = size("size = 63").unwrap_err();
         assert!(error.message().contains("size 63 is out of range; write 64 to 9018"), "{error}");
+    }
+
+    #[test]
+    fn a_limit_at_the_guaranteed_rate_caps() {
+        for (text, capped) in [
+            ("rate = \"1G\"", false),
+            ("rate = \"1G\"\nmax_rate = \"1G\"", true),
+            ("rate = \"1G\"\nmax_rate = \"1005M\"", true),
+            ("rate = \"1G\"\nmax_rate = \"1020M\"", false),
+            ("min_pps = \"5k\"\nmax_pps = \"5k\"", true),
+            ("min_rate = \"1G\"\nmax_pps = \"1954k\"\nsize = 64", true),
+        ] {
+            assert_eq!(contract(text).is_capped(), capped, "{text}");
+        }
     }
 
     fn contract(text: &str) -> Contract {

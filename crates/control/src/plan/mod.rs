@@ -104,6 +104,8 @@ pub struct PortPlan {
     pub workers: WorkerSet,
     /// The port's purchased cycles as a fraction of one worker's capacity.
     pub share: f64,
+    /// Whether the port's contract has a limit that is its guaranteed rate.
+    pub capped: bool,
     /// Expected cost of a batch of the port's frames, as a function of the batch's frames and
     /// bytes.
     pub price: BatchPrice,
@@ -129,6 +131,7 @@ impl PortPlan {
         let learns = self.basis == Basis::Contract;
         (self.basis != Basis::None).then(|| Terms {
             contract: self.contract.clone().filter(|_| learns),
+            capped: self.capped,
             model_cost: self.cost.unwrap_or(0.0),
             base: self.cycles,
             workers: self.workers,
@@ -356,6 +359,7 @@ impl Planner<'_> {
             bandwidth: contract.as_ref().map(Contract::on_link).unwrap_or_default(),
             workers: homes.iter().map(|worker| worker.index()).collect(),
             share: to_f64(cycles.0) / to_f64(each.0.max(1)),
+            capped: port.contract.as_ref().is_some_and(config::Contract::is_capped),
             price: self.model.map(|model| model.price(&profile, at)).unwrap_or_default(),
             floor: CyclesPerSecond::default(),
             batches: self.model.map(|model| {

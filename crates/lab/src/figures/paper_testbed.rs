@@ -482,6 +482,7 @@ impl Host {
                 id.port(),
                 Terms {
                     contract: Some(vm.contract.clone()),
+                    capped: false,
                     model_cost: model.per_frame(&profile, at),
                     base: *base,
                     workers: WorkerSet::one(worker(number)),

@@ -165,6 +165,8 @@ pub struct Terms {
     /// The contract. If an operator set the port's cycles directly, the contract is `None`, and the
     /// learner corrects nothing.
     pub contract: Option<Contract>,
+    /// Whether a limit lets the port send no more than the contract guarantees.
+    pub capped: bool,
     /// Modelled cost `m` of a frame in cycles, including all coefficients.
     pub model_cost: f64,
     /// Base `B`: the entitlement that admission control gave, in cycles per second.

@@ -258,7 +258,8 @@ impl Port {
         let Some(cost) = self.any.value() else { return };
         // The port gets more than it bought, although its bucket limits nothing. A port at its
         // maximum rate exceeds its purchase by little, and still needs most of its trim.
-        if let Some(more) = self.delivered.map(|part| part - 1.0)
+        if !self.terms.capped
+            && let Some(more) = self.delivered.map(|part| part - 1.0)
             && more > config.dead_band
         {
             self.trim = (self.trim - config.gain * more).max(1.0);

@@ -20,7 +20,8 @@ fn terms(model_cost: f64) -> Terms {
     let contract = contract(819_200_000);
     let base =
         CyclesPerSecond(crate::cost_model::whole_up(contract.frames_per_second() * model_cost));
-    Terms { contract: Some(contract), model_cost, base, workers: WorkerSet::one(0) }
+    let (capped, workers) = (false, WorkerSet::one(0));
+    Terms { contract: Some(contract), capped, model_cost, base, workers }
 }
 
 /// Returns an observation of a port that always had frames of `size` bytes, each with a cost of
@@ -278,6 +279,24 @@ fn a_port_with_too_many_cycles_does_not_keep_more_than_it_bought() {
         learner.step([(A, Observation { throttled, ..flood(offered, 1_000, SIZE) })]);
     }
     assert!(deviation(&learner, A).abs() < 0.01, "{:?}", learner.port(A));
+}
+
+/// Frames became cheaper, and a rate limit keeps the port at its purchase for most of the time.
+#[test]
+fn a_port_at_a_limit_that_is_its_purchase_keeps_a_quarter_more() {
+    let after = |capped| {
+        let mut learner = learner(400_000_000, &[(A, Terms { capped, ..terms(1_000.0) })]);
+        for _ in 0..8 {
+            learner.step([(A, flood(entitlement(&learner, A), 1_500, SIZE))]);
+        }
+        for _ in 0..20 {
+            let seen = flood(CyclesPerSecond(101_000_000), 1_000, SIZE);
+            learner.step([(A, Observation { throttled: false, ..seen })]);
+        }
+        entitlement(&learner, A).0
+    };
+    assert!(after(true) > 125_000_000, "{}", after(true));
+    assert!(after(false) < 102_000_000, "{}", after(false));
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn float(value: u64) -> f64 {
 fn terms(megabits: u64, size: u16, cost: f64, workers: WorkerSet) -> Terms {
     let contract = contract(megabits, size, Flows::Single);
     let base = CyclesPerSecond(whole(contract.frames_per_second() * cost));
-    Terms { contract: Some(contract), model_cost: cost, base, workers }
+    Terms { contract: Some(contract), capped: false, model_cost: cost, base, workers }
 }
 
 fn observations() -> impl Strategy<Value = Observation> {

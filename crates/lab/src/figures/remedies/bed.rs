@@ -188,6 +188,7 @@ impl Bed {
         let (model_cost, base) = (Self::cost(size) * error, part * error * float(CORE.hz()));
         let terms = Terms {
             contract: Some(contract.clone()),
+            capped: false,
             model_cost,
             base: cycles(base),
             workers: WorkerSet::one(0),

@@ -150,10 +150,10 @@ impl<C: CycleCounter> Context<C> {
 
     /// Charges a port for work on `frames` of the port's frames that was not part of a batch of the
     /// port.
-    pub fn charge_port(&mut self, port: PortId, frames: u64) {
+    pub fn charge_port(&mut self, port: PortId, frames: u64) -> Settled {
         let payer = Payer::Ports { parts: core::iter::once((port, frames)), frames };
         let books = Books { counters: &self.port_counters, peers: &self.peers };
-        self.account.settle(self.counter.now(), payer, || None, books);
+        self.account.settle(self.counter.now(), payer, || None, books)
     }
 
     /// Divides the cost of a batch from an output queue among the senders of its frames, in

@@ -29,9 +29,9 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use penstock_units::PortId;
+use penstock_units::{Cycles, PortId};
 
-use super::account::{Books, Payer};
+use super::account::{Books, Payer, Settled};
 use super::context::Context;
 use crate::tsc::CycleCounter;
 use crate::unit::Unit;
@@ -86,7 +86,8 @@ impl<C: CycleCounter> Context<C> {
         let Some(queue) = slot.queues.get_mut(pair) else { return };
         let taken = queue.notify_taken();
         if taken > 0 {
-            self.charge_port(unit.port, 1);
+            let cost = self.charge_port(unit.port, 1).cost;
+            self.account.note_call(unit.port, cost);
         }
         let Some(queue) = self.ports[port].queues.get_mut(pair) else { return };
         let given = queue.notify();
@@ -97,7 +98,12 @@ impl<C: CycleCounter> Context<C> {
             let parts = parts.map(|payer| (payer.port, u64::from(payer.frames)));
             let payer = Payer::Ports { parts, frames };
             let books = Books { counters: &self.port_counters, peers: &self.peers };
-            self.account.settle(self.counter.now(), payer, || None, books);
+            let Settled { cost, .. } =
+                self.account.settle(self.counter.now(), payer, || None, books);
+            for payer in self.touched.payers(place) {
+                let part = cost.0.saturating_mul(u64::from(payer.frames)) / frames.max(1);
+                self.account.note_call(payer.port, Cycles(part));
+            }
         }
         if let Some(counters) = &self.port_counters[port]
             && taken + given > 0

@@ -23,6 +23,11 @@
 //! For example, if a batch of 32 frames costs 24 us, a limit of 5 us allows 6 frames in the next
 //! batch. A batch of 6 frames then costs 4.5 us, so the limit of 5 us again allows 6 frames.
 //!
+//! A batch may cause calls of the kernel, which wake drivers or send on sockets. A call can take
+//! ten times as long as [`LOWER_CLASS`], however few frames the batch has. So a batch may take as
+//! long as the calls that a batch of the port causes on average. Without this, a port whose
+//! receiver wants interrupts would send single frames with a wake-up each.
+//!
 //! # Departures
 //!
 //! The paper's batches always have 32 frames.
@@ -47,9 +52,22 @@ pub(super) struct BatchBound {
     cycles: u64,
     /// Highest latency class among the worker's ports.
     first: Priority,
-    /// Maximum number of frames in each port's next batch, indexed by port number.
-    frames: Box<[u8]>,
+    /// State of each port, indexed by port number.
+    ports: Box<[Port]>,
 }
+
+#[derive(Debug, Clone, Copy)]
+struct Port {
+    /// Maximum number of frames in the next batch.
+    frames: u8,
+    /// Cycles of calls of the kernel since the last batch.
+    called: u64,
+    /// Exponential average of the cycles of calls that a batch causes.
+    calls: u64,
+}
+
+/// Reciprocal of the weight of a batch in the average of [`Port::calls`].
+const CALLS_OVER: u64 = 8;
 
 /// Number of frames in a full batch.
 const WHOLE: u8 = {
@@ -64,7 +82,7 @@ impl BatchBound {
         Self {
             cycles: tsc.to_cycles(LOWER_CLASS).0.max(1),
             first: Priority::LAST,
-            frames: vec![WHOLE; ports].into_boxed_slice(),
+            ports: vec![Port { frames: WHOLE, called: 0, calls: 0 }; ports].into_boxed_slice(),
         }
     }
 
@@ -80,7 +98,15 @@ impl BatchBound {
         if class <= self.first {
             return BATCH_FRAMES;
         }
-        self.frames.get(port.index()).map_or(BATCH_FRAMES, |frames| usize::from(*frames))
+        self.ports.get(port.index()).map_or(BATCH_FRAMES, |port| usize::from(port.frames))
+    }
+
+    /// Records the cost of a call of the kernel that the port's frames caused.
+    #[inline]
+    pub(super) fn note_call(&mut self, port: PortId, cost: Cycles) {
+        if let Some(port) = self.ports.get_mut(port.index()) {
+            port.called = port.called.saturating_add(cost.0);
+        }
     }
 
     /// Records the cost of a port's batch of `frames` frames.
@@ -89,10 +115,13 @@ impl BatchBound {
         if class <= self.first {
             return;
         }
-        let Some(next) = self.frames.get_mut(port.index()) else { return };
-        if cost.0 > self.cycles || *next < WHOLE {
-            let fit = (frames as u64).saturating_mul(self.cycles) / cost.0.max(1);
-            *next = u8::try_from(fit.max(1)).unwrap_or(WHOLE).min(WHOLE);
+        let Some(port) = self.ports.get_mut(port.index()) else { return };
+        let called = core::mem::take(&mut port.called) / CALLS_OVER;
+        port.calls = port.calls - port.calls / CALLS_OVER + called;
+        let most = port.calls.max(self.cycles);
+        if cost.0 > most || port.frames < WHOLE {
+            let fit = (frames as u64).saturating_mul(most) / cost.0.max(1);
+            port.frames = u8::try_from(fit.max(1)).unwrap_or(WHOLE).min(WHOLE);
         }
     }
 }
@@ -133,5 +162,22 @@ mod tests {
         assert_eq!(next(&mut bound, 32, 4_999), 32);
         assert_eq!(next(&mut bound, 1, 90_000), 1, "never none");
         assert_eq!(next(&mut bound, 1, 0), 32);
+    }
+
+    /// A batch costs 6,000 cycles and 1,000 more for each frame, and wakes a driver for 100,000.
+    #[test]
+    fn a_batch_may_take_as_long_as_the_calls_that_it_causes() {
+        let mut bound = bound();
+        bound.set_first(Priority::FIRST);
+        let mut run = |call| {
+            let frames = bound.frames(ME, Priority::LAST);
+            bound.note(ME, Priority::LAST, frames, Cycles(6_000 + 1_000 * frames as u64));
+            bound.note_call(ME, Cycles(call));
+            frames
+        };
+        let mut runs = |call, of: usize| (0..of).map(|_| run(call)).last().unwrap();
+        assert_eq!(runs(0, 5), 1, "no batch fits");
+        assert_eq!(runs(100_000, 20), 32);
+        assert_eq!(runs(0, 60), 1, "the driver polls again");
     }
 }

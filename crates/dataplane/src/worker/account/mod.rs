@@ -181,6 +181,12 @@ impl Account {
         self.bound.set_first(first);
     }
 
+    /// Records that frames of the port caused a call of the kernel, which cost `cost`.
+    #[inline]
+    pub fn note_call(&mut self, port: PortId, cost: Cycles) {
+        self.bound.note_call(port, cost);
+    }
+
     /// Settles a bill: charges all cycles since the previous bill until `now` to the payer. `price`
     /// computes the expected cost of the batch, or returns `None` if the worker has no cost model.
     #[inline]

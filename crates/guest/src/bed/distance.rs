@@ -112,6 +112,12 @@ impl Kept {
         Self { nanos, until: clock::now() + lasts }
     }
 
+    /// Returns the kept distance in nanoseconds.
+    #[must_use]
+    pub const fn nanos(&self) -> f64 {
+        self.nanos
+    }
+
     /// Whether windows at other distances are still to be repeated.
     #[must_use]
     pub fn lasts(&self) -> bool {

@@ -94,12 +94,12 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let uplink = [(4, Way::Uplink), (4, Way::Half)];
     let what = "to an AF_XDP uplink, all and half of the frames";
     sales(context, (&bed, &model), ("uplink", what, 3.0), &uplink, &mut outcome)?;
-    context.progress(0.85, "large segments");
+    context.progress(0.85, format_args!("large segments{}", model.waits_for()));
     let tso = model.steadily(&bed, || segments(&bed, &model, 4.0 * secs))?;
     deviation(&mut outcome, "tso", "large segments (TSO), after 10 s of learning", tso, 3.0);
     let mut least = f64::INFINITY;
     for (name, size, flows) in FLOODS {
-        context.progress(0.9, format_args!("beside a flood of {name}"));
+        context.progress(0.9, format_args!("beside a flood of {name}{}", model.waits_for()));
         let kept = model.steadily(&bed, || kept(&bed, &model, (name, size, flows), secs))?;
         outcome.note(&format!("min_pps_kept_pct_{name}"), kept);
         least = least.min(kept);
@@ -127,7 +127,7 @@ fn sales(
     let mut all = Vec::new();
     for (vms, way) in cases {
         let case = format!("{vms} VMs, {way:?}").to_lowercase();
-        context.progress(0.6, &case);
+        context.progress(0.6, format_args!("{case}{}", model.waits_for()));
         let sizes = SIZES.into_iter().cycle().take(*vms).map(|size| [size, size]).collect();
         let sale = Sale { model, sizes, way: *way, worker: "", share: SHARE };
         let here = sale.deviations(bed, &format!("contracts-{id}-{vms}-{way:?}"), secs)?;

@@ -13,8 +13,9 @@
 //!
 //! If a hypervisor moves the processors of the machine, a frame costs several times as much at one
 //! time as at another ([`penstock_guest::bed::distance`]). A case counts only if the cores were at
-//! the distance of the calibration before and after the case ([`Model::steadily`]). Other cases are
-//! repeated, and the record says how many.
+//! the distance of the calibration before and after the case, and if the hypervisor took less than
+//! [`TAKEN_MOST_PCT`] of the cores during the case ([`Model::steadily`]). Other cases are repeated,
+//! and the record says how many.
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
@@ -27,6 +28,7 @@ use penstock_qos::cost_model::{
 };
 use serde_json::Value;
 
+use super::machine;
 use crate::evidence::Outcome;
 use crate::penstock::penstock;
 use crate::rig::fleet::{Offer, Size};
@@ -38,8 +40,11 @@ use penstock_guest::bed::Bed;
 use penstock_guest::bed::distance::Kept;
 use penstock_guest::load::Rate;
 
-/// If the machine's processors move, cases are repeated for at most this time.
+/// If the hypervisor moves or takes the machine's processors, cases are repeated for at most this
+/// time.
 const PATIENCE: Duration = Duration::from_secs(900);
+/// Largest percentage of the cores' time that the hypervisor and the CPU limit may take in a case.
+const TAKEN_MOST_PCT: f64 = 1.0;
 /// Ingress policy of VMs that buy exactly a rate.
 pub(super) const STRICT: &str = "cycles-strict";
 /// Number of rules of a sender's port ([`Plan`]).
@@ -90,41 +95,68 @@ pub(super) struct Model {
     pub costs: CostModel,
     /// The cores' distance at the calibration.
     kept: Option<Kept>,
-    /// Numbers of cases that were repeated because the cores moved, and that moved in every try.
-    moved: Cell<(u32, u32)>,
+    disturbed: Cell<Disturbed>,
+}
+
+/// Numbers of disturbed runs of cases.
+#[derive(Debug, Clone, Copy, Default)]
+struct Disturbed {
+    /// Runs that were repeated because the cores moved.
+    moved: u32,
+    /// Runs that were repeated because the hypervisor or the CPU limit took the cores.
+    taken: u32,
+    /// Cases whose every run was disturbed.
+    every: u32,
 }
 
 impl Model {
     /// Runs a case while the cores are at the calibration's distance. Repeats the case if the cores
-    /// moved.
+    /// moved, or if the hypervisor or the CPU limit took them.
     pub fn steadily<T>(
         &self,
         bed: &Bed,
         mut case: impl FnMut() -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
+        let cores = [bed.generator_core(), bed.worker_core()];
         loop {
             if let Some(kept) = self.kept {
-                kept.wait([bed.generator_core(), bed.worker_core()])?;
+                kept.wait(cores)?;
             }
-            let found = case()?;
-            let Some(kept) = self.kept else { return Ok(found) };
-            let (repeated, never) = self.moved.get();
-            if kept.is(bed.core_distance_ns()?) {
-                return Ok(found);
+            let before = machine::Reading::take(&cores);
+            let result = case()?;
+            let machine = before.until(&machine::Reading::take(&cores));
+            let Some(kept) = self.kept else { return Ok(result) };
+            let moved = !kept.is(bed.core_distance_ns()?);
+            let taken = machine.stolen_pct + machine.throttled_pct > TAKEN_MOST_PCT;
+            if !moved && !taken {
+                return Ok(result);
             }
-            if !kept.lasts() {
-                self.moved.set((repeated, never + 1));
-                return Ok(found);
+            let (mut seen, again) = (self.disturbed.get(), kept.lasts());
+            match (again, moved) {
+                (false, _) => seen.every += 1,
+                (true, true) => seen.moved += 1,
+                (true, false) => seen.taken += 1,
             }
-            self.moved.set((repeated + 1, never));
+            self.disturbed.set(seen);
+            if !again {
+                return Ok(result);
+            }
         }
     }
 
-    /// Adds how often the cores moved to the outcome.
+    /// Returns for which machine the cases wait, to be shown with the progress.
+    pub fn waits_for(&self) -> String {
+        self.kept.map_or_else(String::new, |kept| {
+            format!("; counts while the cores are about {:.0} ns apart", kept.nanos())
+        })
+    }
+
+    /// Adds how often cases were disturbed to the outcome.
     pub fn describe(&self, outcome: &mut Outcome) {
-        let (repeated, never) = self.moved.get();
-        outcome.note("cases_repeated_because_cores_moved", repeated);
-        outcome.note("cases_with_moved_cores", never);
+        let Disturbed { moved, taken, every } = self.disturbed.get();
+        outcome.note("cases_repeated_because_cores_moved", moved);
+        outcome.note("cases_repeated_because_cores_were_taken", taken);
+        outcome.note("cases_with_disturbed_cores", every);
         let distance = self.costs.parts().about.core_distance_ns;
         outcome.note("core_distance_ns_of_the_model", distance);
     }
@@ -156,7 +188,7 @@ pub(super) fn model(bed: &Bed, more: &[&str]) -> anyhow::Result<Model> {
     let costs = load_model(&file)?;
     let distance = costs.parts().about.core_distance_ns.map(f64::from);
     let kept = distance.map(|nanos| Kept::at(nanos, PATIENCE));
-    Ok(Model { file, costs, kept, moved: Cell::default() })
+    Ok(Model { file, costs, kept, disturbed: Cell::default() })
 }
 
 /// Runs `penstock calibrate`. A model that does not hold is no error: the claims say so.

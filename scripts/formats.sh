@@ -24,12 +24,15 @@ find_promtool() {
 
 # Returns the folder with ajv and a TOML reader in its `node_modules`.
 find_ajv() {
-    local dir=${AJV_DIR:-$CACHE/ajv}
+    local dir=${AJV_DIR:-$CACHE/ajv} try
     have node || return
-    if [ ! -d "$dir/node_modules/ajv" ] && have npm; then
-        npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$dir" \
+    # npm's first connection to the registry sometimes hangs, and a second one does not.
+    for try in 1 2 3; do
+        [ ! -d "$dir/node_modules/smol-toml" ] && have npm || break
+        say "npm install, try $try" >&2
+        timeout 60 npm install --no-audit --no-fund --ignore-scripts --prefix "$dir" \
             ajv@8.20.0 smol-toml@1.9.1 >&2 </dev/null
-    fi
+    done
     [ ! -d "$dir/node_modules/ajv" ] || echo "$dir"
 }
 

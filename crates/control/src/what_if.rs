@@ -180,13 +180,21 @@ impl Checked {
     pub fn suppose(&self, what: &WhatIf) -> Result<Supposed, ConfigErrors> {
         let added = !self.config.ports.iter().any(|port| port.name == what.port);
         let (config, plan) = self.plan_with(what)?;
-        let fits = |permille| {
-            let less = self.plan_with(&what.scaled(permille));
-            less.is_ok_and(|(_, plan)| plan.refusals.is_empty())
-        };
-        let nearest = if plan.refusals.is_empty() { None } else { largest(999, fits) };
-        let nearest = nearest.map(|permille| what.scaled(permille));
+        let nearest = if plan.refusals.is_empty() { None } else { self.nearest(what) };
         Ok(Supposed { config, plan, added, nearest })
+    }
+
+    /// Returns the question with the highest rate that fits, below the rate of `what`. Looks at
+    /// thousandths of the rate, and if none fits, at thousandths of a thousandth.
+    fn nearest(&self, what: &WhatIf) -> Option<WhatIf> {
+        let whole = [what.clone(), what.scaled(1), what.scaled(1).scaled(1)];
+        whole.into_iter().find_map(|whole| {
+            let fits = |permille| {
+                let less = self.plan_with(&whole.scaled(permille));
+                less.is_ok_and(|(_, plan)| plan.refusals.is_empty())
+            };
+            largest(999, fits).map(|permille| whole.scaled(permille))
+        })
     }
 
     fn plan_with(&self, what: &WhatIf) -> Result<(HostConfig, CapacityPlan), ConfigErrors> {
@@ -323,6 +331,9 @@ mod tests {
         assert!(!fits(&nearest.scaled(1_010)), "{nearest} is the largest");
         // The host sells 1.98 G cycles, and port a has 0.5 G. A frame costs 100.
         assert_eq!((MODEL_HZ, nearest.to_string().as_str()), (2_000_000_000, "b=14800kpps@64"));
+        // Less than a thousandth of this fits.
+        let nearest = host.suppose(&what("b=20Gpps@64")).unwrap().nearest.unwrap();
+        assert_eq!(nearest.to_string(), "b=14800kpps@64");
     }
 
     #[test]

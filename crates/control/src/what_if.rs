@@ -185,7 +185,8 @@ impl Checked {
     }
 
     /// Returns the question with the highest rate that fits, below the rate of `what`. Looks at
-    /// thousandths of the rate, and if none fits, at thousandths of a thousandth.
+    /// thousandths of the rate. If none fits, looks at thousandths of a thousandth, and so on to a
+    /// billionth.
     fn nearest(&self, what: &WhatIf) -> Option<WhatIf> {
         let whole = [what.clone(), what.scaled(1), what.scaled(1).scaled(1)];
         whole.into_iter().find_map(|whole| {

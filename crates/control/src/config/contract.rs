@@ -123,7 +123,7 @@ impl From<Ring> for cost_model::RingKind {
     }
 }
 
-/// A contract whose limit is at most this many times its guaranteed rate sells exactly a rate.
+/// A contract sells exactly a rate if its limit is at most this many times the guaranteed rate.
 const CAPPED: f64 = 1.01;
 
 /// Purchased rates, and the traffic for which they hold, such as `{ rate = "4G", size = 1024,

@@ -29,9 +29,9 @@
 
 use core::sync::atomic::{Ordering, fence};
 
-use penstock_units::{Cycles, PortId};
+use penstock_units::PortId;
 
-use super::account::{Books, Payer, Settled};
+use super::account::{Books, Payer};
 use super::context::Context;
 use crate::tsc::CycleCounter;
 use crate::unit::Unit;
@@ -87,23 +87,18 @@ impl<C: CycleCounter> Context<C> {
         let taken = queue.notify_taken();
         if taken > 0 {
             let cost = self.charge_port(unit.port, 1).cost;
-            self.account.note_call(unit.port, cost);
+            self.account.note_call(cost, core::iter::once((unit.port, 1)), 1);
         }
         let Some(queue) = self.ports[port].queues.get_mut(pair) else { return };
         let given = queue.notify();
         let rung = self.ring_bell(unit.port);
         if given + rung > 0 {
-            let frames = self.touched.payers(place).map(|payer| u64::from(payer.frames)).sum();
-            let parts = self.touched.payers(place);
-            let parts = parts.map(|payer| (payer.port, u64::from(payer.frames)));
-            let payer = Payer::Ports { parts, frames };
+            let payers = || self.touched.payers(place).map(|p| (p.port, u64::from(p.frames)));
+            let frames = payers().map(|(_, frames)| frames).sum();
+            let payer = Payer::Ports { parts: payers(), frames };
             let books = Books { counters: &self.port_counters, peers: &self.peers };
-            let Settled { cost, .. } =
-                self.account.settle(self.counter.now(), payer, || None, books);
-            for payer in self.touched.payers(place) {
-                let part = cost.0.saturating_mul(u64::from(payer.frames)) / frames.max(1);
-                self.account.note_call(payer.port, Cycles(part));
-            }
+            let settled = self.account.settle(self.counter.now(), payer, || None, books);
+            self.account.note_call(settled.cost, payers(), frames);
         }
         if let Some(counters) = &self.port_counters[port]
             && taken + given > 0

@@ -105,7 +105,7 @@ struct Disturbed {
     moved: u32,
     /// Runs that were repeated because the hypervisor or the CPU limit took the cores.
     taken: u32,
-    /// Cases whose every run was disturbed.
+    /// Cases without an undisturbed run.
     every: u32,
 }
 

@@ -57,7 +57,9 @@
 //!    frames cost and a quarter more, but not below `B`. The time constant is
 //!    [`LearnConfig::give_back_after`]. If the delivered fraction `d` is above 1, the trim
 //!    decreases as for a throttled port, and the entitlement falls at once to what the purchased
-//!    rate costs with this trim, because the bucket would not limit the port.
+//!    rate costs with this trim, because the bucket would not limit the port. A port that a
+//!    rate limit keeps at its purchase ([`Terms::capped`]) is left out: more cycles give it no more
+//!    than it bought, and cover costs that vary.
 //! 5. Headroom is the capacity that is above the sum of all entitlements `E`. The sum of all
 //!    entitlements never exceeds the workers' capacity ([`Ledger`]). So a port with `E < B` lends
 //!    what it does not need. If it needs its base again, it gets the base at once, and the ports

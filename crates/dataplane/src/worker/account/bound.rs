@@ -34,8 +34,8 @@
 //!
 //! # Cost
 //!
-//! The limit on the batch size costs one comparison per batch, and one division if a whole batch
-//! would take longer than the limit.
+//! For a port below the highest class, the limit costs a few additions and comparisons per batch,
+//! and one division if a whole batch would take longer than the limit.
 
 use penstock_qos::latency_bound::{self, LOWER_CLASS};
 use penstock_units::{Cycles, PortId, Priority, TscRate};

@@ -181,10 +181,18 @@ impl Account {
         self.bound.set_first(first);
     }
 
-    /// Records that frames of the port caused a call of the kernel, which cost `cost`.
-    #[inline]
-    pub fn note_call(&mut self, port: PortId, cost: Cycles) {
-        self.bound.note_call(port, cost);
+    /// Records that `frames` frames of the ports in `parts` caused a call of the kernel, which cost
+    /// `cost`.
+    pub fn note_call(
+        &mut self,
+        cost: Cycles,
+        parts: impl Iterator<Item = (PortId, u64)>,
+        frames: u64,
+    ) {
+        let mut rest = Parts { cost: cost.0, frames };
+        for (port, frames) in parts {
+            self.bound.note_call(port, rest.next(frames));
+        }
     }
 
     /// Settles a bill: charges all cycles since the previous bill until `now` to the payer. `price`

@@ -1,5 +1,6 @@
 //! The command line of `penstock-lab`.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -47,6 +48,11 @@ enum LabCommand {
     Bench(Benchmark),
     /// Send and receive frames as VMs on vhost-user ports
     Load(LoadArgs),
+    /// Write manual pages of all commands to a directory
+    Man {
+        /// Directory for the pages, which must exist
+        dir: PathBuf,
+    },
     /// Run a vCPU in ring 3, for measurements
     #[command(hide = true)]
     Microguest(MicroguestArgs),
@@ -68,6 +74,12 @@ fn run(command: LabCommand) -> anyhow::Result<ExitCode> {
     match command {
         LabCommand::List { json } => {
             print!("{}", figures::run::list(json)?);
+            Ok(ExitCode::SUCCESS)
+        }
+        LabCommand::Man { dir } => {
+            clap_mangen::generate_to(<Cli as clap::CommandFactory>::command(), &dir).with_context(
+                || format!("manual pages: cannot write to the directory {}", dir.display()),
+            )?;
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Run(args) if args.mode == Mode::Live => {

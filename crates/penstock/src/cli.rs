@@ -81,6 +81,11 @@ pub enum Command {
         /// Shell that reads the script.
         shell: Shell,
     },
+    /// Write manual pages of all commands to a directory.
+    Man {
+        /// Directory for the pages, which must exist.
+        dir: PathBuf,
+    },
 }
 
 /// Arguments of a command that moved to another program.

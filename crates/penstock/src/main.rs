@@ -58,6 +58,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let socket = cli.socket.as_deref();
     match cli.command {
         Command::Completions { shell } => completions(shell),
+        Command::Man { dir } => man(&dir),
         Command::Vcpu(command) => verbs::vcpu::run(&command),
         Command::Endpoint(args) => verbs::endpoint::run(&args),
         Command::Calibrate(args) => calibrate::run(args),
@@ -109,7 +110,8 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         | Command::Guard
         | Command::Controller(_)
         | Command::Vcpu(_)
-        | Command::Completions { .. } => {
+        | Command::Completions { .. }
+        | Command::Man { .. } => {
             unreachable!("handled without a daemon")
         }
     }
@@ -124,5 +126,11 @@ fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "penstock", &mut script);
     verbs::print(&String::from_utf8(script).context("completions")?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn man(dir: &Path) -> Result<ExitCode> {
+    clap_mangen::generate_to(Cli::command(), dir)
+        .with_context(|| format!("manual pages: cannot write to the directory {}", dir.display()))?;
     Ok(ExitCode::SUCCESS)
 }

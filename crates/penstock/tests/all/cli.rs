@@ -310,6 +310,10 @@ fn what_needs_no_daemon_works_without() {
     let scratch = Scratch::new();
     let socket = scratch.0.join("none.sock");
     assert!(penstock(&socket, &["completions", "bash"]).ok().contains("_penstock"));
+    penstock(&socket, &["man", &scratch.0.display().to_string()]).ok();
+    let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
+    assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    assert!(penstock(&socket, &["man", "/nowhere"]).fails().contains("/nowhere"));
     let schema = penstock(&socket, &["host", "schema"]).json();
     assert!(schema["properties"]["host"].is_object());
     let schema = penstock(&socket, &["host", "schema", "controller"]).json();

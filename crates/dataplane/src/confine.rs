@@ -191,6 +191,8 @@ const SESSION: Table = &[
     (libc::SYS_readlink, Any),
     (libc::SYS_readlinkat, Any),
     (libc::SYS_dup, Any),
+    (libc::SYS_dup3, Any),
+    (libc::SYS_socketpair, Any),
     (libc::SYS_eventfd2, Any),
     (libc::SYS_memfd_create, Any),
     (libc::SYS_ftruncate, Any),

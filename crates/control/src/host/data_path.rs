@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
+use penstock_dataplane::port::kept::Kept;
 use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
@@ -33,6 +34,16 @@ pub(crate) trait Link: Send + Sync {
     /// Whether the interface or socket is lost, so that the port must be attached again.
     fn is_gone(&self) -> bool {
         false
+    }
+
+    /// Begins [`Self::keep`] without waiting for its end.
+    fn begin_to_keep(&self) {}
+
+    /// Ends the port's threads as [`Self::close`] does, and returns what the next process needs to
+    /// continue the port. Returns `None` if nothing can be continued.
+    fn keep(&self, name: &str) -> Option<Kept> {
+        let _ = name;
+        None
     }
 
     /// Ends the port's threads that send requests to the port's worker. The host calls `close` once
@@ -85,4 +96,12 @@ pub(crate) trait DataPath: Send + Sync {
     fn tsc(&self) -> TscRate;
     fn uptime(&self) -> Nanos;
     fn stop(&self) -> Result<(), WorkerError>;
+
+    /// Lets frames wait in the senders' rings until [`Self::resume`].
+    fn pause(&self) -> Result<(), WorkerError> {
+        Ok(())
+    }
+
+    /// Lets frames flow again after [`Self::pause`].
+    fn resume(&self) {}
 }

@@ -2,6 +2,7 @@
 //! interfaces.
 
 use core::hash::{BuildHasher, Hasher};
+use std::collections::BTreeMap;
 use std::hash::RandomState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::kept::Kept;
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::tap::{Tap, TapConfig};
 use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
@@ -33,11 +35,45 @@ pub(super) struct LiveSwitch {
     cores: Vec<Option<u32>>,
     tsc: TscRate,
     started: Nanos,
+    kept: Arc<KeptPorts>,
+}
+
+/// State that the former process left, by port. A port takes its state when it attaches.
+#[derive(Debug)]
+pub(super) struct KeptPorts(Mutex<BTreeMap<String, Kept>>);
+
+impl KeptPorts {
+    pub(super) fn new(kept: Vec<Kept>) -> Self {
+        let kept = kept.into_iter().map(|kept| (kept.port().to_owned(), kept));
+        Self(Mutex::new(kept.collect()))
+    }
+
+    fn tsc(&self) -> Option<TscRate> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.values().find_map(Kept::tsc)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    fn take(&self, port: &str) -> Option<Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(port)
+    }
+
+    /// Ends the sessions that no port took.
+    pub(super) fn drop_rest(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
 }
 
 impl LiveSwitch {
     /// Calibrates the time-stamp counter and starts the workers.
-    pub(super) fn start(config: &HostConfig, machine: &Machine) -> Result<Self, WorkerError> {
+    pub(super) fn start(
+        config: &HostConfig,
+        machine: &Machine,
+        kept: Arc<KeptPorts>,
+    ) -> Result<Self, WorkerError> {
         let mut cores: Vec<_> = config.worker.cores.iter().copied().map(Some).collect();
         if cores.is_empty() {
             cores.push(machine.default_core());
@@ -47,7 +83,8 @@ impl LiveSwitch {
             Seccomp::Log => confine::Mode::Log,
             Seccomp::Off => confine::Mode::Off,
         });
-        let tsc = tsc::calibrate();
+        // The measurement takes longer than all other steps of a restart together.
+        let tsc = kept.tsc().unwrap_or_else(tsc::calibrate);
         let settings = WorkerConfig {
             id: WorkerId(0),
             core: None,
@@ -75,7 +112,11 @@ impl LiveSwitch {
             max_ports: PORTS_MAX,
         };
         let workers = Workers::spawn(&settings, &cores)?;
-        Ok(Self { workers, cores, tsc, started: tsc::raw_clock() })
+        if !kept.is_empty() {
+            // No sender's frames are taken before its receivers are back.
+            workers.pause()?;
+        }
+        Ok(Self { workers, cores, tsc, started: tsc::raw_clock(), kept })
     }
 
     fn join(
@@ -102,6 +143,7 @@ impl DataPath for LiveSwitch {
         worker: Option<u16>,
         counters: &PortCounterSets,
     ) -> Result<Arc<dyn Link>, AttachError> {
+        let kept = self.kept.take(name);
         let link: Arc<dyn Link> = match attachment {
             Attachment::VhostUser(_) => {
                 let Some(config) = vhost_config(name, attachment).transpose()? else {
@@ -110,7 +152,7 @@ impl DataPath for LiveSwitch {
                 let (mut vhost, queues) =
                     VhostUser::start(config, id, self.workers.clone()).map_err(refused)?;
                 self.join(id, queues, worker, counters)?;
-                if let Err(error) = vhost.serve().map_err(refused) {
+                if let Err(error) = vhost.serve_from(kept).map_err(refused) {
                     vhost.stop();
                     drop(self.workers.detach_port(id));
                     return Err(error);
@@ -118,14 +160,14 @@ impl DataPath for LiveSwitch {
                 Arc::new(VhostLink(Mutex::new(vhost)))
             }
             Attachment::Tap(config::Tap { interface, netns, queues, offloads, mtu }) => {
-                let (tap, queues) = Tap::open(&TapConfig {
+                let config = TapConfig {
                     interface: interface.clone(),
                     netns: netns.as_ref().map(PathBuf::from),
                     queues: queues.0,
                     offloads: caps(*offloads),
                     mtu: *mtu,
-                })
-                .map_err(refused)?;
+                };
+                let (tap, queues) = Tap::open_from(&config, kept).map_err(refused)?;
                 self.join(id, queues, worker, counters)?;
                 Arc::new(tap)
             }
@@ -219,6 +261,14 @@ impl DataPath for LiveSwitch {
     fn stop(&self) -> Result<(), WorkerError> {
         self.workers.stop()
     }
+
+    fn pause(&self) -> Result<(), WorkerError> {
+        self.workers.pause()
+    }
+
+    fn resume(&self) {
+        self.workers.resume();
+    }
 }
 
 struct VhostLink(Mutex<VhostUser>);
@@ -231,9 +281,21 @@ impl Link for VhostLink {
     fn close(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).stop();
     }
+
+    fn begin_to_keep(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).begin_to_keep();
+    }
+
+    fn keep(&self, _: &str) -> Option<Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).keep()
+    }
 }
 
 impl Link for Tap {
+    fn keep(&self, name: &str) -> Option<Kept> {
+        self.keep(name)
+    }
+
     fn status(&self) -> AttachStatus {
         self.status()
     }

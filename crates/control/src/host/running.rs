@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, TryLockError};
 
+use penstock_dataplane::port::kept::Kept;
 use penstock_dataplane::port::peer_memory::set_memory_limits;
 use penstock_qos::learner::PortLearning;
 use penstock_units::Nanos;
@@ -35,7 +36,7 @@ use super::evidence::Evidence;
 use super::explaining::Past;
 use super::ledger::{Ledger, NetworkUse};
 use super::links::Handlers;
-use super::live::LiveSwitch;
+use super::live::{KeptPorts, LiveSwitch};
 use super::overlay::Overlay;
 use super::pricing::Pricing;
 use super::readings::FdbFilter;
@@ -79,13 +80,30 @@ impl Host {
     /// Returns an error if the configuration has mistakes or was changed after it was loaded, or if
     /// a worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
+        Self::start_from(config, config_path, Vec::new())
+    }
+
+    /// Like [`Self::start`], but ports continue the sessions that the former process kept
+    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end.
+    ///
+    /// # Errors
+    /// Returns an error as [`Self::start`] does.
+    pub fn start_from(
+        config: HostConfig,
+        config_path: Option<PathBuf>,
+        kept: Vec<Kept>,
+    ) -> Result<Self, HostError> {
         let machine = Machine::here();
+        let kept = Arc::new(KeptPorts::new(kept));
         let make = |config: &HostConfig| -> Result<Box<dyn DataPath>, ApiError> {
             set_memory_limits(config.host.memory_limits());
-            let switch = LiveSwitch::start(config, &Machine::here()).map_err(worker_failed)?;
-            Ok(Box::new(switch))
+            let switch = LiveSwitch::start(config, &Machine::here(), Arc::clone(&kept));
+            Ok(Box::new(switch.map_err(worker_failed)?))
         };
-        Self::start_with(config, config_path, machine, make)
+        let host = Self::start_with(config, config_path, machine, make)?;
+        kept.drop_rest();
+        host.core.switch.resume();
+        Ok(host)
     }
 
     fn start_with(
@@ -557,6 +575,23 @@ impl Host {
             self.core.detach(&name).map_err(worker_failed)?;
         }
         self.core.switch.stop().map_err(worker_failed)
+    }
+
+    /// Like [`Self::shutdown`], but returns what the next process needs to continue the ports: the
+    /// sessions of vhost-user ports and the interfaces of TAP ports.
+    ///
+    /// # Errors
+    /// Returns an error as [`Self::shutdown`] does.
+    pub fn hand_over(&self) -> Result<Vec<Kept>, ApiError> {
+        // Every port that goes would otherwise drop the frames of the ports that go later.
+        self.core.switch.pause().map_err(worker_failed)?;
+        let links = lock(&self.core.shared).attached();
+        links.iter().for_each(|(_, link)| link.begin_to_keep());
+        let tsc = self.core.switch.tsc();
+        let kept = links.iter().filter_map(|(name, link)| Some(link.keep(name)?.with_tsc(tsc)));
+        let kept = kept.collect();
+        self.shutdown()?;
+        Ok(kept)
     }
 
     fn report(&self, outcome: Outcome) -> ChangeReport {

@@ -50,6 +50,12 @@ pub(super) struct Shared {
 }
 
 impl Shared {
+    /// Returns all attached ports with their names.
+    pub(super) fn attached(&self) -> Vec<(String, Arc<dyn Link>)> {
+        let link = |(name, port): (&String, &LivePort)| Some((name.clone(), port.link.clone()?));
+        self.ports.iter().filter_map(link).collect()
+    }
+
     /// Returns the entitlement and latency class of a port, with learned corrections.
     pub(super) fn terms(&self, port: &str) -> PortQos {
         let mut qos = self.compiler.bought(port);

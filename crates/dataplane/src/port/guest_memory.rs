@@ -70,6 +70,8 @@ struct Region {
     host: *mut u8,
     /// Origin of the region: the offset in the region's file, and the file's device and inode.
     origin: (u64, u64, u64),
+    /// The region's file, for a process that continues the session.
+    file: Arc<File>,
     /// Keeps the region's memory mapped at the address `host`. Successive maps of the guest share
     /// the mappings of unchanged regions.
     mapping: Arc<Mapping>,
@@ -100,7 +102,7 @@ impl GuestMemory {
         if specs.len() > REGIONS_MAX {
             return Err(MemoryError::TooMany(specs.len()));
         }
-        let regions = specs.iter().map(|spec| map_region(account, spec));
+        let regions = specs.into_iter().map(|spec| map_region(account, spec));
         Self::of(regions.collect::<Result<Vec<_>, _>>()?)
     }
 
@@ -120,7 +122,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// Returns a [`MemoryError`] if the region is refused. The original memory map stays unchanged.
-    pub fn with(&self, account: &MemoryAccount, spec: &RegionSpec) -> Result<Self, MemoryError> {
+    pub fn with(&self, account: &MemoryAccount, spec: RegionSpec) -> Result<Self, MemoryError> {
         let mut regions = self.regions.to_vec();
         regions.push(map_region(account, spec)?);
         Self::of(regions)
@@ -134,6 +136,18 @@ impl GuestMemory {
         let mut regions = self.regions.to_vec();
         regions.retain(|r| (r.guest, r.user, r.len) != (guest, user, len));
         (regions.len() < self.regions.len()).then(|| Self { regions: regions.into_boxed_slice() })
+    }
+
+    /// Copies of the regions' specifications, with descriptors of their own.
+    ///
+    /// # Errors
+    /// Returns an error if no file descriptor is free.
+    pub(super) fn specs(&self) -> std::io::Result<Vec<RegionSpec>> {
+        let spec = |r: &Region| {
+            let (guest, user, len, offset) = (r.guest, r.user, r.len, r.origin.0);
+            Ok(RegionSpec { guest, user, len, offset, file: r.file.try_clone()? })
+        };
+        self.regions.iter().map(spec).collect()
     }
 
     fn of(mut regions: Vec<Region>) -> Result<Self, MemoryError> {
@@ -281,17 +295,18 @@ fn origin(spec: &RegionSpec) -> Result<(u64, u64, u64), MemoryError> {
     Ok((spec.offset, stat.st_dev, stat.st_ino))
 }
 
-fn map_region(account: &MemoryAccount, spec: &RegionSpec) -> Result<Region, MemoryError> {
-    let &RegionSpec { guest, user, len, .. } = spec;
+fn map_region(account: &MemoryAccount, spec: RegionSpec) -> Result<Region, MemoryError> {
+    let RegionSpec { guest, user, len, .. } = spec;
     let wraps = guest.checked_add(len).is_none() || user.checked_add(len).is_none();
     if len == 0 || wraps {
         return Err(MemoryError::Shape(guest));
     }
-    let origin = origin(spec)?;
+    let origin = origin(&spec)?;
     let mapping = Mapping::new(account, &spec.file, spec.offset, len)
         .map_err(|source| MemoryError::Map { guest, source })?;
     let host = mapping.at().as_ptr();
-    Ok(Region { guest, user, len, host, origin, mapping: Arc::new(mapping) })
+    let (file, mapping) = (Arc::new(spec.file), Arc::new(mapping));
+    Ok(Region { guest, user, len, host, origin, file, mapping })
 }
 
 #[cfg(test)]
@@ -345,7 +360,7 @@ mod tests {
         .unwrap();
         let at = first.translate(0x1_0000, 1, &mut 0).unwrap();
         let both =
-            first.with(&MemoryAccount::default(), &spec(0x8000, 0x1000, 0, file(0x1000))).unwrap();
+            first.with(&MemoryAccount::default(), spec(0x8000, 0x1000, 0, file(0x1000))).unwrap();
         assert_eq!(both.translate(0x1_0000, 1, &mut 0), Some(at), "mapped once");
         assert_eq!(both.guest_address(at), Some(0x1_0000));
         assert_eq!(both.guest_address(at.wrapping_add(0x2000)), None);
@@ -353,10 +368,10 @@ mod tests {
         drop(first);
         // SAFETY: `both` still maps it. WHY: a fault would show that it does not.
         unsafe { at.write_volatile(1) };
-        let clash = both.with(&MemoryAccount::default(), &spec(0x8800, 0x1000, 0, file(0x1000)));
+        let clash = both.with(&MemoryAccount::default(), spec(0x8800, 0x1000, 0, file(0x1000)));
         assert!(matches!(clash, Err(MemoryError::Shape(0x8800))));
         assert!(matches!(
-            both.with(&MemoryAccount::default(), &spec(0x9000, 0x2000, 0, file(0x1000))),
+            both.with(&MemoryAccount::default(), spec(0x9000, 0x2000, 0, file(0x1000))),
             Err(MemoryError::Map { source: MappingError::Short { .. }, .. })
         ));
         for (guest, user, len) in [
@@ -374,10 +389,10 @@ mod tests {
         let mut full = none;
         for i in 0..REGIONS_MAX as u64 {
             full = full
-                .with(&MemoryAccount::default(), &spec(i << 20, 0x1000, 0, file(0x1000)))
+                .with(&MemoryAccount::default(), spec(i << 20, 0x1000, 0, file(0x1000)))
                 .unwrap();
         }
-        let more = full.with(&MemoryAccount::default(), &spec(1 << 40, 0x1000, 0, file(0x1000)));
+        let more = full.with(&MemoryAccount::default(), spec(1 << 40, 0x1000, 0, file(0x1000)));
         assert!(matches!(more, Err(MemoryError::TooMany(n)) if n == REGIONS_MAX + 1));
     }
 

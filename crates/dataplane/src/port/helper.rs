@@ -32,7 +32,7 @@
 #![allow(unsafe_code, reason = "descriptors that came with a message or from a service manager")]
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
@@ -40,16 +40,13 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, FcntlArg, fcntl};
 use nix::poll::{PollTimeout, poll};
-use nix::sys::socket::{
-    self, AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType,
-    UnixAddr, sockopt,
-};
+use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr, sockopt};
 use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeVal;
 use nix::unistd::{Gid, Uid, fchownat};
 
-use super::PortError;
 use super::vnet_socket::in_netns;
+use super::{PortError, passing};
 
 /// Path of the Unix socket on which the helper listens.
 pub const HELPER_SOCKET: &str = "/run/penstock-helper/socket";
@@ -62,9 +59,6 @@ const MESSAGE_MAX: usize = 256;
 const PATIENCE: i64 = 2;
 /// First byte of a request that changes a socket's owner.
 const GIVE: u8 = 4;
-/// Maximum number of descriptors in one message (the kernel's `SCM_MAX_FD`). A receiver has room
-/// for `PASSED_MAX` descriptors, so that it receives and closes every unwanted descriptor.
-const PASSED_MAX: usize = 253;
 /// File system type (magic number) of sockets without a path.
 const SOCKFS: i64 = 0x534f_434b;
 /// Pause in milliseconds before the helper accepts connections again, if no file descriptor was
@@ -206,31 +200,17 @@ fn be_patient(socket: &OwnedFd) -> nix::Result<()> {
     socket::setsockopt(socket, sockopt::SendTimeout, &limit)
 }
 
+/// Sends a message with at most one descriptor.
 fn send(to: &OwnedFd, bytes: &[u8], passed: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let passed = passed.map(|fd| [fd.as_raw_fd()]);
-    let rights = passed.as_ref().map(|fds| ControlMessage::ScmRights(fds));
-    let (flags, bytes) = (MsgFlags::MSG_NOSIGNAL, [IoSlice::new(bytes)]);
-    socket::sendmsg::<()>(to.as_raw_fd(), &bytes, rights.as_slice(), flags, None)?;
-    Ok(())
+    passing::send(to, bytes, passed.as_slice())
 }
 
+/// Receives a message. A message with more than one descriptor is an error.
 fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = nix::cmsg_space!([libc::c_int; PASSED_MAX]);
-    let mut bytes = [IoSliceMut::new(bytes)];
-    let flags = MsgFlags::MSG_CMSG_CLOEXEC;
-    let got = socket::recvmsg::<()>(from.as_raw_fd(), &mut bytes, Some(&mut space), flags)?;
-    let mut passed = Vec::new();
-    for message in got.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(fds) = message {
-            // SAFETY: the kernel has just made the descriptors for this process, and nothing else
-            // owns them.
-            // WHY: no safe form turns a number into an owned descriptor.
-            passed.extend(fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
-    }
-    let (bytes, first) = (got.bytes, passed.pop());
+    let (len, mut passed) = passing::receive(from, bytes)?;
+    let first = passed.pop();
     match passed.is_empty() {
-        true => Ok((bytes, first)),
+        true => Ok((len, first)),
         false => Err(io::Error::from_raw_os_error(libc::EINVAL)),
     }
 }
@@ -241,17 +221,13 @@ fn receive(from: &OwnedFd, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedF
 /// # Errors
 /// Returns an error if the service manager passed no listening socket, or if the socket failed.
 pub fn serve_activated() -> io::Result<()> {
-    let of_us = std::env::var("LISTEN_PID").is_ok_and(|pid| pid == std::process::id().to_string());
-    if !of_us || std::env::var("LISTEN_FDS").is_ok_and(|count| count != "1") {
+    let passed = passing::from_service_manager();
+    let [(_, listener)] = passed.as_slice() else {
         let why = "the helper needs exactly one socket from the service manager; run \
                    `systemctl start penstock-helper.socket`";
         return Err(io::Error::new(io::ErrorKind::NotConnected, why));
-    }
-    /// Number of the first descriptor that a service manager passes, see sd_listen_fds(3).
-    const FIRST: i32 = 3;
-    // SAFETY: `LISTEN_PID` says that the descriptor was passed to this process, and nothing else
-    // owns the descriptor. WHY: no safe form turns a number into an owned descriptor.
-    serve(&unsafe { OwnedFd::from_raw_fd(FIRST) })
+    };
+    serve(listener)
 }
 
 /// The helper serves requests one after the other. A request takes the helper some microseconds,
@@ -400,17 +376,16 @@ mod tests {
                 socket::socket(AddressFamily::Unix, SockType::SeqPacket, flags, None).unwrap();
             be_patient(&asking).unwrap();
             socket::connect(asking.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
-            let fds = vec![passed.as_raw_fd(); count];
             let text = [&[kind], &[1_u8; 8][..]].concat();
-            let (rights, bytes) = ([ControlMessage::ScmRights(&fds)], [IoSlice::new(&text)]);
-            let none = MsgFlags::empty();
-            socket::sendmsg::<()>(asking.as_raw_fd(), &bytes, &rights, none, None).unwrap();
+            passing::send(&asking, &text, &vec![passed.as_fd(); count]).unwrap();
             let mut answer = [0; MESSAGE_MAX];
             let (len, got) = receive(&asking, &mut answer).unwrap();
             assert!(got.is_none());
             i32::from_le_bytes(answer[..len].try_into().unwrap())
         };
-        for (kind, count) in [(GIVE, 2), (GIVE, 3), (GIVE, PASSED_MAX), (Kind::Inet as u8, 1)] {
+        for (kind, count) in
+            [(GIVE, 2), (GIVE, 3), (GIVE, passing::PASSED_MAX), (Kind::Inet as u8, 1)]
+        {
             assert_eq!(ask(kind, count), libc::EINVAL, "{kind} {count}");
         }
         let left = open_files().into_iter().filter(|&open| open == inode).count();

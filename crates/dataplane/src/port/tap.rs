@@ -13,6 +13,7 @@ use std::path::PathBuf;
 
 use penstock_units::Cycles;
 
+use super::kept::{Files, Kept, KeptTap, State};
 use super::vnet_socket::{
     ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, last_error, piece,
     too_many_segments, write_vectored,
@@ -48,8 +49,10 @@ pub struct TapConfig {
 #[derive(Debug)]
 pub struct Tap {
     interface: Interface,
-    queues: u16,
+    kept: KeptTap,
     offloads: OffloadCaps,
+    /// Second descriptors of the queues, for [`Self::keep`].
+    files: Vec<File>,
 }
 
 impl Tap {
@@ -59,19 +62,50 @@ impl Tap {
     /// Returns a [`PortError`] if the permission is missing, if the interface is in use or is not a
     /// TAP, or if the namespace does not exist.
     pub fn open(config: &TapConfig) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
+        Self::open_from(config, None)
+    }
+
+    /// Like [`Self::open`], but with the queues that the former process kept. If the kept queues
+    /// belong to another interface or have another number, they are closed.
+    ///
+    /// # Errors
+    /// Returns a [`PortError`] as [`Self::open`] does.
+    pub fn open_from(
+        config: &TapConfig,
+        kept: Option<Kept>,
+    ) -> Result<(Self, Vec<Box<dyn PortQueue>>), PortError> {
         let name = config.interface.as_str();
         if !(1..=QUEUES_MAX).contains(&usize::from(config.queues)) {
             let (problem, limit) = ("number of queues", QUEUES_MAX as u64);
             return Err(PortError::Limit { object: name.to_owned(), problem, limit });
         }
-        let (interface, files) = open_queues(config)?;
+        // The namespace of the kept interface may be gone.
+        let kept = kept.and_then(|kept| open_queues(config, kept_queues(config, kept)?).ok());
+        let (interface, files) = match kept {
+            Some(kept) => kept,
+            None => open_queues(config, Vec::new())?,
+        };
+        let failed = |e| PortError::system(name, "copy a descriptor", "raise LimitNOFILE", e);
+        let copies = files.iter().map(|(file, _)| file.try_clone().map_err(failed));
+        let copies = copies.collect::<Result<Vec<_>, _>>()?;
         let offloads = files.first().map_or(config.offloads, |(_, caps)| *caps);
         let queues = files.into_iter().map(|(file, caps)| {
             let (spacing, pieces) = (PollSpacing::default(), Box::new(FramePieces::new()));
             Box::new(TapQueue { file, caps, spacing, now: Cycles::ZERO, pieces }) as Box<_>
         });
         let queues = queues.collect();
-        Ok((Self { interface, queues: config.queues, offloads }, queues))
+        Ok((Self { interface, kept: kept_as(config), offloads, files: copies }, queues))
+    }
+
+    /// Returns the queues of the interface for the next process. The interface exists as long as
+    /// the returned value.
+    #[must_use]
+    pub fn keep(&self, port: &str) -> Option<Kept> {
+        let mut files = Files::default();
+        for file in &self.files {
+            files.put(file.try_clone().ok()?);
+        }
+        Some(Kept::new(port.to_owned(), State::Tap(self.kept.clone()), files))
     }
 
     #[must_use]
@@ -82,7 +116,7 @@ impl Tap {
             error: None,
             features: super::offload_names(self.offloads),
             ring_sizes: Vec::new(),
-            queues_up: if up { self.queues } else { 0 },
+            queues_up: if up { self.kept.queues } else { 0 },
         }
     }
 }
@@ -90,12 +124,28 @@ impl Tap {
 /// File of a queue, and the offloads that the kernel accepts.
 type Opened = (File, OffloadCaps);
 
-fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<Opened>), PortError> {
+fn kept_as(config: &TapConfig) -> KeptTap {
+    let TapConfig { interface, netns, queues, .. } = config;
+    KeptTap { interface: interface.clone(), netns: netns.clone(), queues: *queues }
+}
+
+/// Files of the kept queues, if they belong to the interface of `config`.
+fn kept_queues(config: &TapConfig, kept: Kept) -> Option<Vec<File>> {
+    let State::Tap(tap) = kept.state else { return None };
+    if tap != kept_as(config) {
+        return None;
+    }
+    let mut files = kept.files;
+    (0..usize::from(tap.queues)).map(|number| files.take_file(number).ok()).collect()
+}
+
+fn open_queues(config: &TapConfig, kept: Vec<File>) -> Result<(Interface, Vec<Opened>), PortError> {
     let name = config.interface.as_str();
     let interface = Interface::new(name, config.netns.as_deref())?;
     let mut files = Vec::with_capacity(usize::from(config.queues));
+    let mut kept = kept.into_iter();
     for _ in 0..config.queues {
-        files.push(open_queue(config, &interface)?);
+        files.push(open_queue(config, &interface, kept.next())?);
     }
     let failed = |call, e| PortError::system(name, call, "run as root or with CAP_NET_ADMIN", e);
     if let Some(mtu) = config.mtu {
@@ -105,8 +155,22 @@ fn open_queues(config: &TapConfig) -> Result<(Interface, Vec<Opened>), PortError
     Ok((interface, files))
 }
 
-/// Opens a queue. Returns its file, and the offloads that the kernel accepts.
-fn open_queue(config: &TapConfig, interface: &Interface) -> Result<Opened, PortError> {
+/// Opens a queue, or prepares the `kept` one. Returns its file, and the offloads that the kernel
+/// accepts.
+fn open_queue(
+    config: &TapConfig,
+    interface: &Interface,
+    kept: Option<File>,
+) -> Result<Opened, PortError> {
+    let file = match kept {
+        Some(file) => file,
+        None => attached_queue(config, interface)?,
+    };
+    set_queue(config, file)
+}
+
+/// Makes a queue of the interface. The kernel makes the interface if it does not exist.
+fn attached_queue(config: &TapConfig, interface: &Interface) -> Result<File, PortError> {
     let name = config.interface.as_str();
     let file = File::from(helper::descriptor(config.netns.as_deref(), name, helper::Kind::Tun)?);
     let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
@@ -116,33 +180,49 @@ fn open_queue(config: &TapConfig, interface: &Interface) -> Result<Opened, PortE
     let mut request = interface.request();
     request.ifr_ifru.ifru_flags =
         libc::c_short::from_ne_bytes(u16::try_from(flags).unwrap_or(u16::MAX).to_ne_bytes());
+    // SAFETY: TUNSETIFF takes an `ifreq`. WHY: ioctl has no safe form.
+    let attached = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &request) };
+    let remedy = "run as root; if a program uses the interface, end the program; if the interface \
+                  is not a TAP device, choose another name";
+    checked(name, "attach to the TAP interface", remedy, attached)?;
+    Ok(file)
+}
+
+/// Turns a negative result of a system call into an error.
+fn checked(
+    name: &str,
+    call: &'static str,
+    remedy: &'static str,
+    done: libc::c_int,
+) -> Result<(), PortError> {
+    if done < 0 {
+        let e = std::io::Error::from_raw_os_error(last_error());
+        return Err(PortError::system(name, call, remedy, e));
+    }
+    Ok(())
+}
+
+/// Sets the header and the offloads of a queue. Returns the queue's file, and the offloads that the
+/// kernel accepts.
+fn set_queue(config: &TapConfig, file: File) -> Result<Opened, PortError> {
+    let name = config.interface.as_str();
     let header = libc::c_int::try_from(VNET_HDR_LEN).unwrap_or(12);
     let mut o = config.offloads;
     let offloads = if o.csum { TUN_F_CSUM } else { 0 }
         | if o.csum && o.tso4 { TUN_F_TSO4 } else { 0 }
         | if o.csum && o.tso6 { TUN_F_TSO6 } else { 0 };
     let fd = file.as_raw_fd();
-    let check = |call, remedy, done: libc::c_int| {
-        if done < 0 {
-            let e = std::io::Error::from_raw_os_error(last_error());
-            return Err(PortError::system(name, call, remedy, e));
-        }
-        Ok(())
-    };
-    // SAFETY: TUNSETIFF takes an `ifreq`. WHY: ioctl has no safe form.
-    let attached = unsafe { libc::ioctl(fd, libc::TUNSETIFF, &request) };
-    let remedy = "run as root; if a program uses the interface, end the program; if the interface \
-                  is not a TAP device, choose another name";
-    check("attach to the TAP interface", remedy, attached)?;
     // SAFETY: TUNSETVNETHDRSZ takes an int. WHY: as above.
-    check("set the header size", "", unsafe { libc::ioctl(fd, libc::TUNSETVNETHDRSZ, &header) })?;
+    checked(name, "set the header size", "", unsafe {
+        libc::ioctl(fd, libc::TUNSETVNETHDRSZ, &header)
+    })?;
     let set = |offloads| {
         // SAFETY: TUNSETOFFLOAD takes an unsigned long by value. WHY: as above.
         unsafe { libc::ioctl(fd, libc::TUNSETOFFLOAD, libc::c_ulong::from(offloads)) }
     };
     o.uso &= o.csum && set(offloads | TUN_F_USO) == 0;
     if !o.uso {
-        check("set offloads", "", set(offloads))?;
+        checked(name, "set offloads", "", set(offloads))?;
     }
     Ok((file, o))
 }

@@ -13,6 +13,7 @@
 //! senders' rings. The hold lasts as long as a few messages to the workers take. If a switch has
 //! only one worker, the control plane need not hold it.
 
+use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
@@ -43,6 +44,8 @@ struct Shared {
     /// Lock that the control plane takes for each hold of the workers and for each attachment of a
     /// port.
     changes: Mutex<()>,
+    /// Whether the workers stay held between changes ([`Workers::pause`]).
+    paused: AtomicBool,
     /// Lock that the control plane takes for writing while it moves a queue pair from one worker to
     /// another.
     moves: RwLock<()>,
@@ -64,11 +67,17 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if self.workers.handles.len() > 1 {
-            for handle in &self.workers.handles {
-                // A worker that has ended needs no release.
-                let _ = handle.ask(Request::Hold(false));
-            }
+        if self.workers.handles.len() > 1 && !self.workers.paused.load(Ordering::Relaxed) {
+            self.workers.release();
+        }
+    }
+}
+
+impl Shared {
+    fn release(&self) {
+        for handle in &self.handles {
+            // A worker that has ended needs no release.
+            let _ = handle.ask(Request::Hold(false));
         }
     }
 }
@@ -80,7 +89,8 @@ impl Workers {
         rings: Vec<Arc<Positions>>,
     ) -> Self {
         let (changes, moves) = (Mutex::default(), RwLock::default());
-        Self(Arc::new(Shared { handles, directory, rings, changes, moves }))
+        let paused = AtomicBool::new(false);
+        Self(Arc::new(Shared { handles, directory, rings, changes, paused, moves }))
     }
 
     /// Starts one worker for each core in `cores`. All other start parameters of the workers come
@@ -129,14 +139,38 @@ impl Workers {
         let changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         let held = Held { workers: &self.0, _changes: changes };
         if self.0.handles.len() > 1 {
-            for handle in &self.0.handles {
-                handle.ask(Request::Hold(true))?;
-            }
-            while !self.is_drained() {
-                std::thread::yield_now();
-            }
+            self.hold_all()?;
         }
         Ok(held)
+    }
+
+    fn hold_all(&self) -> Result<(), WorkerError> {
+        for handle in &self.0.handles {
+            handle.ask(Request::Hold(true))?;
+        }
+        while !self.is_drained() {
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Holds all workers until [`Self::resume`], so that frames wait in the senders' rings while
+    /// ports are attached or detached one after the other.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
+    pub fn pause(&self) -> Result<(), WorkerError> {
+        let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.paused.store(true, Ordering::Relaxed);
+        self.hold_all()
+    }
+
+    /// Lets the workers receive frames again after [`Self::pause`].
+    pub fn resume(&self) {
+        let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.0.paused.swap(false, Ordering::Relaxed) {
+            self.0.release();
+        }
     }
 
     /// Whether no frame is in any of the rings between workers. For each ring, the function reads

@@ -11,6 +11,7 @@ use std::os::unix::net::UnixStream;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
 use penstock_units::QueueId;
 
 use super::session::Session;
@@ -20,26 +21,28 @@ use super::session::Session;
 const DEAF_MS: u8 = 1;
 
 /// Wakes kicked queue pairs until the connection has a message or has ended, or until the session's
-/// alarm is signalled.
-pub(super) fn serve_until_message(connection: &UnixStream, session: &Session) {
+/// alarm or the port's `wake` is signalled.
+pub(super) fn serve_until_message(connection: &UnixStream, session: &Session, wake: &EventFd) {
     let kicks: Vec<(QueueId, &File)> = session.kicks().collect();
     let mut fds = vec![
         PollFd::new(connection.as_fd(), PollFlags::POLLIN),
         PollFd::new(session.alarm().as_fd(), PollFlags::POLLIN),
+        PollFd::new(wake.as_fd(), PollFlags::POLLIN),
     ];
+    let others = fds.len();
     fds.extend(kicks.iter().map(|(_, kick)| PollFd::new(kick.as_fd(), PollFlags::POLLIN)));
     let mut deaf = false;
     loop {
-        let heard = if deaf { &mut fds[..2] } else { &mut fds[..] };
+        let heard = if deaf { &mut fds[..others] } else { &mut fds[..] };
         let timeout = if deaf { PollTimeout::from(DEAF_MS) } else { PollTimeout::NONE };
         match poll(heard, timeout) {
             Err(Errno::EINTR) => continue,
             // The next read of the connection returns the error.
             Err(_) => return,
-            Ok(_) if fds[..2].iter().any(happened) => return,
+            Ok(_) if fds[..others].iter().any(happened) => return,
             Ok(_) if deaf => deaf = false,
             Ok(_) => {
-                for ((queue, kick), fd) in kicks.iter().zip(&fds[2..]) {
+                for ((queue, kick), fd) in kicks.iter().zip(&fds[others..]) {
                     if happened(fd) {
                         // The value does not matter, because any event on the descriptor means that
                         // the driver wants service.

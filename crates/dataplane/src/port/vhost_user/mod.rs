@@ -20,6 +20,7 @@ mod early_enable;
 mod halt;
 mod kicks;
 mod queue;
+mod resume;
 mod serve;
 mod session;
 mod socket;
@@ -31,14 +32,17 @@ mod virtqueue;
 
 use std::os::unix::thread::JoinHandleExt;
 use std::path::PathBuf;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::pthread::pthread_kill;
 use penstock_units::PortId;
 
+use super::kept::{Files, Kept, KeptSession, State};
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
 use crate::port::QueueOwners;
@@ -84,6 +88,9 @@ pub struct VhostUserConfig {
 struct Shared {
     connected: bool,
     stopping: bool,
+    /// Whether a session that stops keeps its state for the next process.
+    keeps: bool,
+    kept: Option<(KeptSession, Files)>,
     error: Option<String>,
     /// Reason why the port has no connection yet. `waits` is `None` if the port does not wait for a
     /// VM's connection.
@@ -159,6 +166,16 @@ impl VhostUser {
     /// Returns a [`PortError`] if the switch cannot bind the socket's path, or cannot start a
     /// thread.
     pub fn serve(&mut self) -> Result<(), PortError> {
+        self.serve_from(None)
+    }
+
+    /// Like [`Self::serve`], but first continues the session that the former process kept. If the
+    /// kept session does not fit the port's configuration, the session ends, and the driver can
+    /// connect again.
+    ///
+    /// # Errors
+    /// Returns a [`PortError`] as [`Self::serve`] does.
+    pub fn serve_from(&mut self, kept: Option<Kept>) -> Result<(), PortError> {
         let object = self.config.path.display().to_string();
         wake::prepare()
             .map_err(|e| PortError::system(&object, "watch its threads", RAISE_NOFILE, e))?;
@@ -173,6 +190,8 @@ impl VhostUser {
             }
             SocketMode::Client => Source::Dialler(Dialler::start(&self.config).map_err(failed)?),
         };
+        let (continued, continues) = channel();
+        let continues = kept.is_some().then_some(continues);
         let server = serve::Server {
             config: self.config.clone(),
             id: self.id,
@@ -180,6 +199,11 @@ impl VhostUser {
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
             halt: Arc::clone(&self.halt),
+            kept: kept.and_then(|kept| match kept.state {
+                State::VhostUser(session) => Some((session, kept.files)),
+                State::Tap(_) => None,
+            }),
+            continued,
         };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", self.config.name))
@@ -187,6 +211,10 @@ impl VhostUser {
             .spawn(move || server.run(&source))
             .map_err(failed)?;
         self.thread = Some(thread);
+        if let Some(continues) = continues {
+            // The other ports send to this port as soon as it is attached.
+            let _ = continues.recv_timeout(CONTINUE_LIMIT);
+        }
         Ok(())
     }
 
@@ -227,6 +255,37 @@ impl VhostUser {
         tracing::error!(port = %self.config.name, "the session does not end: thread abandoned");
     }
 
+    /// Asks the session's thread to end and to keep its state, and returns at once. If the switch
+    /// asks all ports before it waits for the first one, the sessions end at the same time.
+    pub fn begin_to_keep(&self) {
+        {
+            let mut shared = lock(&self.shared);
+            (shared.keeps, shared.stopping) = (true, true);
+        }
+        let _ = self.wake.write(1);
+    }
+
+    /// Ends the port and returns its session for the next process. Returns `None` if no driver is
+    /// connected. The connection and the driver's memory stay open in the returned value.
+    pub fn keep(&mut self) -> Option<Kept> {
+        self.begin_to_keep();
+        // A session ends between two messages. A driver that stopped in the middle of a message
+        // loses its session, because `stop` shuts its connection down.
+        let is_done = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        for _ in 0..KEEP_TRIES {
+            if is_done() {
+                break;
+            }
+            let _ = poll(&mut [], PollTimeout::from(KEEP_PAUSE_MS));
+        }
+        if !is_done() {
+            lock(&self.shared).keeps = false;
+        }
+        self.stop();
+        let (session, files) = lock(&self.shared).kept.take()?;
+        Some(Kept::new(self.config.name.clone(), State::VhostUser(session), files))
+    }
+
     /// Ends the session and waits until the worker has released the guest's memory.
     pub fn stop(&mut self) {
         // The session sets its connection before it checks whether it must stop.
@@ -253,4 +312,10 @@ const JOIN_PAUSE_MS: u16 = 2;
 /// Number of signals after which the switch abandons the session's thread. After two seconds of
 /// signals without effect, the switch abandons the thread.
 const JOIN_TRIES: u32 = 1_000;
+/// Longest wait for a kept session to continue.
+const CONTINUE_LIMIT: Duration = Duration::from_millis(500);
+/// Milliseconds between two looks at a session that keeps its state.
+const KEEP_PAUSE_MS: u8 = 1;
+/// Number of looks after which a session is not kept.
+const KEEP_TRIES: u32 = 200;
 const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

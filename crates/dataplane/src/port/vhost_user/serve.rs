@@ -3,6 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -14,12 +15,14 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::attempts::Attempts;
 use super::dialler::Dialler;
 use super::halt::{Halt, Pauses};
+use super::resume::resume;
 use super::session::{Session, SessionError};
 use super::socket::Listener;
 use super::throttle::{self, Throttle};
 use super::{SharedState, VhostUserConfig, early_enable, lock};
 use crate::confine::{Role, confine};
 use crate::port::QueueOwners;
+use crate::port::kept::{Files, KeptSession};
 
 const RETRY_MS: u16 = 250;
 
@@ -54,10 +57,22 @@ pub(super) struct Server {
     pub(super) shared: SharedState,
     pub(super) wake: Arc<EventFd>,
     pub(super) halt: Arc<Halt>,
+    /// Session of the former process, which the port continues before it accepts connections.
+    pub(super) kept: Option<(KeptSession, Files)>,
+    /// Channel that gets a message when the kept session runs or has failed.
+    pub(super) continued: Sender<()>,
+}
+
+/// Begin of a session.
+enum Begin {
+    /// A driver has connected.
+    Connected(UnixStream),
+    /// The former process left its session.
+    Kept(UnixStream, KeptSession, Files),
 }
 
 impl Server {
-    pub(super) fn run(self, source: &Source) {
+    pub(super) fn run(mut self, source: &Source) {
         if let Err(e) = confine(Role::Session) {
             lock(&self.shared).error = Some(format!("cannot give up privileges: {e}"));
             return;
@@ -72,14 +87,14 @@ impl Server {
             knocks: Attempts::default(),
         };
         while !lock(&self.shared).stopping {
-            let stream = match source {
-                Source::Listener(listener) => self.accept(&listener.socket),
-                Source::Dialler(dialler) => self.connect(dialler, &mut memory.knocks),
+            let begin = match self.kept.take() {
+                Some((kept, files)) => self.continued(kept, files),
+                None => self.connection(source, &mut memory.knocks),
             };
-            if let Some(stream) = stream {
+            if let Some(begin) = begin {
                 self.pay(&mut memory.throttle, throttle::CONNECTION);
                 // The session's descriptors and memory are released before any pause.
-                if self.session(stream, &mut memory) {
+                if self.session(begin, &mut memory) {
                     self.stay_out(&mut memory.pauses);
                 }
                 if matches!(source, Source::Dialler(_)) {
@@ -87,6 +102,24 @@ impl Server {
                     // busy.
                     self.wait(None, PollTimeout::from(RETRY_MS));
                 }
+            }
+        }
+    }
+
+    fn connection(&self, source: &Source, knocks: &mut Attempts) -> Option<Begin> {
+        let stream = match source {
+            Source::Listener(listener) => self.accept(&listener.socket),
+            Source::Dialler(dialler) => self.connect(dialler, knocks),
+        };
+        stream.map(Begin::Connected)
+    }
+
+    fn continued(&self, kept: KeptSession, mut files: Files) -> Option<Begin> {
+        match files.take(kept.connection) {
+            Ok(connection) => Some(Begin::Kept(connection.into(), kept, files)),
+            Err(error) => {
+                tracing::warn!(port = %self.config.name, "the session does not continue: {error}");
+                None
             }
         }
     }
@@ -160,7 +193,11 @@ impl Server {
 
     /// Serves one connection from its first message to its last message. Returns whether the worker
     /// stopped the port.
-    fn session(&self, stream: UnixStream, memory: &mut Memory) -> bool {
+    fn session(&self, begin: Begin, memory: &mut Memory) -> bool {
+        let (stream, kept) = match begin {
+            Begin::Connected(stream) => (stream, None),
+            Begin::Kept(stream, kept, files) => (stream, Some((kept, files))),
+        };
         // Without the first clone, `stop` could not end the session and would wait for it forever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
             (Ok(connection), Ok(early)) => (connection, early),
@@ -196,25 +233,22 @@ impl Server {
             Session::new(&self.config, Box::new((self.id, Arc::clone(&self.owners))), shared, halt);
         let backend = Arc::new(Mutex::new(session));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
-        let mut is_told = false;
-        let mut end = loop {
-            if let Ok(session) = backend.lock() {
-                is_told = is_told || self.greet(&session, memory);
-                super::kicks::serve_until_message(&early, &session);
-            }
-            if let Err(end) = serve_message(&early, &backend, &mut handler) {
-                break end;
-            }
-            self.pay(&mut memory.throttle, throttle::MESSAGE + spent(&backend));
-            // A driver may have sent thousands of messages that the session has not read yet.
-            if lock(&self.shared).stopping {
-                break Error::Disconnected;
-            }
+        let is_kept = kept.is_some();
+        let resumed = kept.map_or(Ok(()), |kept| resume(&mut handler, &backend, &early, kept));
+        if is_kept {
+            let outcome = if resumed.is_ok() { "continues" } else { "cannot continue" };
+            tracing::info!(port = %self.config.name, "the session of the former process {outcome}");
+            let _ = self.continued.send(());
+        }
+        let mut end = match resumed {
+            Ok(()) => self.serve(&early, &backend, &mut handler, is_kept, memory),
+            Err(end) => end,
         };
         drop(handler);
         let at_once = now().saturating_sub(began) < AT_ONCE;
         let mut was_halted = false;
         if let Ok(mut session) = backend.lock() {
+            self.keep(&mut session, early);
             session.end();
             // The alarm may have been signalled while the driver hung up.
             if let Err(late) = session.check_alarm() {
@@ -225,6 +259,46 @@ impl Server {
         }
         self.pay(&mut memory.throttle, spent(&backend));
         was_halted
+    }
+
+    /// Serves the driver's messages and kicks. Returns the reason why the session ends. `is_told`
+    /// says that the driver's connection needs no log message.
+    fn serve(
+        &self,
+        connection: &UnixStream,
+        backend: &Mutex<Session>,
+        handler: &mut BackendReqHandler<Mutex<Session>>,
+        mut is_told: bool,
+        memory: &mut Memory,
+    ) -> Error {
+        loop {
+            if let Ok(session) = backend.lock() {
+                is_told = is_told || self.greet(&session, memory);
+                super::kicks::serve_until_message(connection, &session, &self.wake);
+            }
+            // A driver may have sent thousands of messages that the session has not read yet.
+            if lock(&self.shared).stopping {
+                return Error::Disconnected;
+            }
+            if let Err(end) = serve_message(connection, backend, handler) {
+                return end;
+            }
+            self.pay(&mut memory.throttle, throttle::MESSAGE + spent(backend));
+        }
+    }
+
+    /// Keeps the session for the next process if the switch stops for a restart.
+    fn keep(&self, session: &mut Session, connection: UnixStream) {
+        if !lock(&self.shared).keeps || !session.can_continue() {
+            return;
+        }
+        let mut files = Files::default();
+        match session.keep(connection.into(), &mut files) {
+            Ok(kept) => lock(&self.shared).kept = Some((kept, files)),
+            Err(error) => {
+                tracing::warn!(port = %self.config.name, "the session is not kept: {error}");
+            }
+        }
     }
 
     /// Waits until the pause of the stopped port is over.
@@ -273,6 +347,7 @@ impl Server {
                 }
                 shared.error = Some(format!("last session: {failure}"));
             }
+            None if shared.kept.is_some() => {}
             None => tracing::info!(port = %name, "driver disconnected"),
         }
     }

@@ -5,6 +5,7 @@
 //! applied to a running ring, the session takes the ring out of the worker to change it.
 
 mod ending;
+mod keeping;
 mod running;
 
 use core::cell::Cell;
@@ -34,6 +35,7 @@ use crate::port::peer_memory::MemoryAccount;
 use crate::port::split_ring::{RING_SIZE_MAX, RingAddresses, RingSpec};
 use crate::port::{QueueOwners, Unreachable};
 pub(super) use ending::SessionError;
+use keeping::SharedFiles;
 
 const F_CSUM: u64 = 1 << 0;
 const F_GUEST_CSUM: u64 = 1 << 1;
@@ -164,6 +166,8 @@ pub(super) struct Session {
     removed: Vec<(u64, u64, u64)>,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<Arc<InflightRegion>>,
+    /// Files of the dirty log and of the inflight region, for a process that continues the session.
+    shared_files: SharedFiles,
     /// Number of units of the port's [`throttle`] that the session spent since the last call of
     /// [`Self::take_spent`].
     spent: Cell<u64>,
@@ -228,6 +232,7 @@ impl Session {
             removed: Vec::new(),
             log: None,
             inflight: None,
+            shared_files: SharedFiles::default(),
             spent: Cell::new(0),
         }
     }
@@ -251,6 +256,7 @@ impl Session {
         self.removed.clear();
         self.log = None;
         self.inflight = None;
+        self.shared_files = SharedFiles::default();
     }
 
     /// Makes reads and writes of the driver's event descriptor non-blocking. A full or empty
@@ -617,6 +623,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             InflightRegion::map(&self.account, self.layout(), &file, offset, len, (queues, size))
                 .map_err(refuse)?;
         region.set_alarm(&self.halt.alarm);
+        self.shared_files.inflight = Some((file, offset, len, (queues, size)));
         let running: Vec<usize> =
             (0..self.rings.len()).filter(|&i| self.rings[i].running).collect();
         running.iter().for_each(|&index| self.halt(index));
@@ -647,7 +654,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let new = match &self.memory {
             // QEMU announces each region once for every queue pair. The new descriptor is closed.
             Some(memory) if memory.has(&spec).map_err(refuse)? => return Ok(None),
-            Some(memory) => memory.with(&self.account, &spec),
+            Some(memory) => memory.with(&self.account, spec),
             None => GuestMemory::map(&self.account, vec![spec]),
         };
         self.remap(new.map_err(refuse)?)?;
@@ -700,6 +707,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             let what = "the dirty log is shorter than the guest's memory; some marks are lost";
             tracing::warn!(port = %self.name, bytes = len, "{what}");
         }
+        self.shared_files.log = Some((file, offset, len));
         let before = self.log.replace(Arc::new(log));
         self.set_logs();
         drop(before);

@@ -1,0 +1,292 @@
+//! State that a port leaves to the next process of the switch, so that the port's peer sees only a
+//! pause.
+//!
+//! # Problem
+//! A restart of the switch used to end all vhost-user sessions, and to remove the TAP interfaces
+//! that the switch had made. QEMU connects again only once a second, and an interface that is made
+//! a second time has lost its addresses and routes.
+//!
+//! # Approach
+//! A port that stops for a restart returns a [`Kept`]: a text that describes the session, and the
+//! descriptors that the text refers to by number. [`Kept::seal`] sends both into a socket pair and
+//! returns the receiving end. The kernel keeps descriptors that wait in a socket, so the whole
+//! state of a port is one descriptor, the *carrier*. The service manager stores the carriers
+//! (sd_pid_notify_with_fds(3), `FDSTORE=1`) and passes them to the next process.
+//!
+//! The next process applies the state by the same functions as the messages of a peer. State that
+//! does not fit the new configuration is therefore refused like a message that does not fit.
+//!
+//! # Cost
+//! A port keeps one more descriptor for each memory region of its guest, and for each queue of a
+//! TAP interface.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use penstock_units::TscRate;
+use serde::{Deserialize, Serialize};
+
+use super::passing::{self, PASSED_MAX};
+
+/// Version of the format of [`Message`]. A program reads only its own version.
+const VERSION: u32 = 1;
+/// Limit of the state's text in bytes. The text of a port with 16 rings and 32 memory regions has
+/// about 8,000 bytes.
+const TEXT_MAX: usize = 64 << 10;
+
+/// State of one port, with the descriptors that the state refers to.
+#[derive(Debug)]
+pub struct Kept {
+    port: String,
+    tsc: Option<TscRate>,
+    pub(super) state: State,
+    pub(super) files: Files,
+}
+
+/// Message in a carrier.
+#[derive(Debug, Serialize, Deserialize)]
+struct Message {
+    version: u32,
+    port: String,
+    tsc_hz: Option<u64>,
+    state: State,
+}
+
+/// The only part of a message that all versions have.
+#[derive(Debug, Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+/// State of a port by kind.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum State {
+    VhostUser(KeptSession),
+    Tap(KeptTap),
+}
+
+/// Number of a descriptor in [`Files`].
+pub(super) type FileNumber = usize;
+
+/// State of a vhost-user session between two messages. No ring runs.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptSession {
+    pub(super) connection: FileNumber,
+    pub(super) features: u64,
+    pub(super) protocol: u64,
+    pub(super) memory: Vec<KeptRegion>,
+    pub(super) log: Option<KeptRange>,
+    pub(super) inflight: Option<KeptInflight>,
+    pub(super) rings: Vec<KeptRing>,
+}
+
+/// A memory region of a guest; see [`super::guest_memory::RegionSpec`].
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptRegion {
+    pub(super) guest: u64,
+    pub(super) user: u64,
+    pub(super) range: KeptRange,
+}
+
+/// A range of a file, in bytes.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptRange {
+    pub(super) file: FileNumber,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+}
+
+/// The inflight region of a session.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptInflight {
+    pub(super) range: KeptRange,
+    pub(super) queues: u16,
+    pub(super) size: u16,
+}
+
+/// State of a ring in the terms of the vhost-user protocol.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptRing {
+    pub(super) size: u32,
+    /// Addresses of the descriptors, the available ring and the used ring, if the driver gave them.
+    pub(super) addresses: Option<[u64; 3]>,
+    pub(super) log_used: Option<u64>,
+    pub(super) base: u32,
+    /// Whether `base` is the position at which the worker stopped.
+    pub(super) exact: bool,
+    pub(super) kick: Option<FileNumber>,
+    pub(super) call: Option<FileNumber>,
+    pub(super) kicked: bool,
+    pub(super) enabled: bool,
+}
+
+/// State of a TAP port. Its queues are the first descriptors.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptTap {
+    pub(super) interface: String,
+    pub(super) netns: Option<std::path::PathBuf>,
+    pub(super) queues: u16,
+}
+
+/// Numbered descriptors of a port's state.
+#[derive(Debug, Default)]
+pub(super) struct Files(Vec<Option<OwnedFd>>);
+
+impl Files {
+    pub(super) fn put(&mut self, file: impl Into<OwnedFd>) -> FileNumber {
+        self.0.push(Some(file.into()));
+        self.0.len() - 1
+    }
+
+    /// Takes descriptor number `number`, which can be taken once.
+    ///
+    /// # Errors
+    /// Returns an error if the state lacks the descriptor.
+    pub(super) fn take(&mut self, number: FileNumber) -> io::Result<OwnedFd> {
+        let file = self.0.get_mut(number).and_then(Option::take);
+        file.ok_or_else(|| io::Error::other(format!("the state lacks descriptor {number}")))
+    }
+
+    pub(super) fn take_file(&mut self, number: FileNumber) -> io::Result<File> {
+        self.take(number).map(File::from)
+    }
+}
+
+impl Kept {
+    pub(super) const fn new(port: String, state: State, files: Files) -> Self {
+        Self { port, tsc: None, state, files }
+    }
+
+    /// Adds the rate of the time-stamp counter, so that the next process need not measure it.
+    #[must_use]
+    pub fn with_tsc(self, tsc: TscRate) -> Self {
+        Self { tsc: Some(tsc), ..self }
+    }
+
+    /// Rate of the time-stamp counter. `None` if the former process did not add it.
+    #[must_use]
+    pub const fn tsc(&self) -> Option<TscRate> {
+        self.tsc
+    }
+
+    /// Name of the port that the state belongs to.
+    #[must_use]
+    pub fn port(&self) -> &str {
+        &self.port
+    }
+
+    /// Puts the state and its descriptors into a carrier.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel refuses the socket pair, or if the state exceeds a message.
+    pub fn seal(self) -> io::Result<OwnedFd> {
+        let files: Vec<OwnedFd> = self.files.0.into_iter().flatten().collect();
+        let (port, tsc_hz, state) = (self.port, self.tsc.map(TscRate::hz), self.state);
+        let message = Message { version: VERSION, port, tsc_hz, state };
+        let text = serde_json::to_vec(&message)?;
+        if files.len() > PASSED_MAX || text.len() > TEXT_MAX {
+            let (files, bytes) = (files.len(), text.len());
+            return Err(io::Error::other(format!(
+                "{files} descriptors and {bytes} bytes; the limits are {PASSED_MAX} and {TEXT_MAX}"
+            )));
+        }
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (sender, carrier) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        let passed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        passing::send(&sender, &text, &passed)?;
+        Ok(carrier)
+    }
+
+    /// Takes the state out of a carrier.
+    ///
+    /// # Errors
+    /// Returns an error if the descriptor is no carrier, or if another version wrote the state.
+    pub fn open(carrier: &OwnedFd) -> io::Result<Self> {
+        let mut text = vec![0; TEXT_MAX];
+        let (len, files) = passing::receive(carrier, &mut text)?;
+        let text = &text[..len];
+        let broken = |what: String| io::Error::other(format!("state of a port: {what}"));
+        let found: Versioned = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
+        if found.version != VERSION {
+            let version = found.version;
+            return Err(broken(format!(
+                "version {version}; this program continues only sessions of version {VERSION}"
+            )));
+        }
+        let message: Message = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
+        let files = Files(files.into_iter().map(Some).collect());
+        let tsc = message.tsc_hz.map(TscRate::from_hz);
+        Ok(Self { port: message.port, tsc, state: message.state, files })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    fn session(files: &mut Files, connection: UnixStream) -> KeptSession {
+        let connection = files.put(connection);
+        let range = |file| KeptRange { file, offset: 4096, len: u64::MAX };
+        KeptSession {
+            connection,
+            features: u64::MAX,
+            memory: vec![KeptRegion { guest: 1, user: 2, range: range(0) }],
+            rings: vec![KeptRing { addresses: Some([1, 2, u64::MAX]), ..KeptRing::default() }],
+            ..KeptSession::default()
+        }
+    }
+
+    #[test]
+    fn state_and_descriptors_come_out_as_they_went_in() {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let mut files = Files::default();
+        let state = State::VhostUser(session(&mut files, ours));
+        let kept = Kept::new("vm1".to_owned(), state, files).with_tsc(TscRate::from_hz(3));
+        let mut kept = Kept::open(&kept.seal().unwrap()).unwrap();
+        assert_eq!((kept.port(), kept.tsc()), ("vm1", Some(TscRate::from_hz(3))));
+        let State::VhostUser(found) = kept.state else { panic!("another kind") };
+        let (same, _) = UnixStream::pair().unwrap();
+        assert_eq!(found, session(&mut Files::default(), same));
+        let mut ours = UnixStream::from(kept.files.take(found.connection).unwrap());
+        assert!(kept.files.take(found.connection).is_err(), "a descriptor has one owner");
+        assert!(kept.files.take(99).is_err());
+        ours.write_all(b"here").unwrap();
+        let mut heard = [0; 4];
+        peer.read_exact(&mut heard).unwrap();
+        assert_eq!(&heard, b"here");
+    }
+
+    #[test]
+    fn what_is_no_state_is_refused() {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let carrier = |text: &[u8]| {
+            let (sender, carrier) =
+                socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+            passing::send(&sender, text, &[]).unwrap();
+            Kept::open(&carrier).unwrap_err().to_string()
+        };
+        assert!(carrier(b"{\"version\":2,\"new\":1}").contains("version 2"));
+        assert!(carrier(b"{\"version\":1}").contains("missing field"));
+        assert!(carrier(b"").contains("state of a port"));
+        let taken = OwnedFd::from(UnixStream::pair().unwrap().0);
+        assert!(Kept::open(&taken).is_err());
+    }
+
+    /// The state of version 1 as the first program with this version wrote it. A change of this
+    /// text needs a new version.
+    #[test]
+    fn the_format_of_version_1_stays() {
+        let text = include_str!("kept-version-1.json");
+        let message: Message = serde_json::from_str(text).unwrap();
+        assert_eq!(
+            serde_json::to_value(&message).unwrap(),
+            serde_json::from_str::<serde_json::Value>(text).unwrap()
+        );
+        assert_eq!(message.version, VERSION);
+    }
+}

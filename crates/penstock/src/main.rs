@@ -130,7 +130,8 @@ fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
 }
 
 fn man(dir: &Path) -> Result<ExitCode> {
-    clap_mangen::generate_to(Cli::command(), dir)
-        .with_context(|| format!("manual pages: cannot write to the directory {}", dir.display()))?;
+    clap_mangen::generate_to(Cli::command(), dir).with_context(|| {
+        format!("manual pages: cannot write to the directory {}", dir.display())
+    })?;
     Ok(ExitCode::SUCCESS)
 }

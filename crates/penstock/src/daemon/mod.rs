@@ -13,6 +13,7 @@
 
 mod affinity;
 mod fabric;
+mod handover;
 mod http;
 pub(crate) mod logs;
 mod metrics;
@@ -100,7 +101,7 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     let path = std::path::absolute(&args.config)
         .with_context(|| format!("configuration {}", args.config.display()))?;
     let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
-    let host = Arc::new(Host::start(config, Some(path))?);
+    let host = Arc::new(Host::start_from(config, Some(path), handover::take())?);
     let joined = fabric::join(&host, &directory)?;
     let switch = switch::become_one(&host, &directory)?;
     keep_off_workers(&host, &control_cores)?;
@@ -184,6 +185,7 @@ async fn serve(
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
     let status = host.status();
+    handover::clear(&notifier);
     notifier.send(&format!("READY=1\nSTATUS={} ports", host.ports().len()));
     tracing::info!(
         host = status.name,
@@ -213,7 +215,7 @@ async fn serve(
     };
     notifier.send("STOPPING=1");
     let _ = stop.send(true);
-    let ended = tokio::time::timeout(SHUTDOWN_LIMIT, end(host, tasks)).await;
+    let ended = tokio::time::timeout(SHUTDOWN_LIMIT, end(host, tasks, notifier)).await;
     match (failed, ended) {
         (Some(error), _) => Err(error),
         (None, Ok(result)) => result.map(|()| ExitCode::SUCCESS),
@@ -225,14 +227,25 @@ async fn serve(
     }
 }
 
-/// Waits for running requests, then detaches the ports and stops the workers.
-async fn end(host: Arc<Host>, mut tasks: JoinSet<Result<()>>) -> Result<()> {
+/// Waits for running requests, then detaches the ports and stops the workers. The service manager
+/// gets the ports' sessions for the next process.
+async fn end(
+    host: Arc<Host>,
+    mut tasks: JoinSet<Result<()>>,
+    notifier: Arc<Notifier>,
+) -> Result<()> {
     let drained = async { while tasks.join_next().await.is_some() {} };
     // A client that keeps its connection open must not delay the shutdown.
     if tokio::time::timeout(Duration::from_secs(1), drained).await.is_err() {
         tasks.abort_all();
     }
-    let stopped = tokio::task::spawn_blocking(move || host.shutdown()).await;
+    let stop = move || {
+        if !notifier.has_manager() {
+            return host.shutdown();
+        }
+        host.hand_over().map(|kept| handover::store(&notifier, kept))
+    };
+    let stopped = tokio::task::spawn_blocking(stop).await;
     stopped.context("daemon: internal error in the shutdown")?.context("daemon: shutdown")?;
     tracing::info!("stopped");
     Ok(())

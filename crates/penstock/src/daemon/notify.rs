@@ -11,12 +11,24 @@
 //! not listen, the daemon logs the first failure and continues to run.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd as _, AsRawFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+
+/// Milliseconds between two attempts to send to a service manager whose queue is full.
+const SEND_PAUSE_MS: u8 = 10;
+const SEND_TRIES: u32 = 50;
+/// Longest wait in milliseconds for the service manager to read all messages.
+const BARRIER_MS: u16 = 1_000;
 
 /// Sender of notifications to the service manager. If no service manager started the process, the
 /// sender does nothing.
@@ -65,6 +77,52 @@ impl Notifier {
             }
         };
         Ok(Self { target, watchdog, failed: AtomicBool::new(false) })
+    }
+
+    /// Whether a service manager started the process.
+    #[must_use]
+    pub const fn has_manager(&self) -> bool {
+        self.target.is_some()
+    }
+
+    /// Sends a state together with a descriptor.
+    ///
+    /// # Errors
+    /// Returns an error if the service manager does not listen.
+    pub fn pass(&self, state: &str, fd: &impl AsRawFd) -> io::Result<()> {
+        let Some((sender, address)) = &self.target else {
+            return Err(io::Error::other("no service manager"));
+        };
+        let to = match address.as_abstract_name() {
+            Some(name) => UnixAddr::new_abstract(name)?,
+            None => UnixAddr::new(address.as_pathname().unwrap_or(Path::new("")))?,
+        };
+        let fds = [fd.as_raw_fd()];
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let bytes = [IoSlice::new(state.as_bytes())];
+        // The queue of the manager's socket may be full for a moment.
+        for _ in 0..SEND_TRIES {
+            let sent = sendmsg(sender.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), Some(&to));
+            match sent {
+                Err(Errno::EAGAIN) => {
+                    let mut fds = [PollFd::new(sender.as_fd(), PollFlags::POLLOUT)];
+                    let _ = poll(&mut fds, PollTimeout::from(SEND_PAUSE_MS));
+                }
+                sent => return sent.map(drop).map_err(io::Error::from),
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    /// Waits until the service manager has read all messages, at most a second
+    /// (sd_notify_barrier(3)).
+    pub fn wait_until_read(&self) {
+        let Ok((ours, theirs)) = io::pipe() else { return };
+        if self.pass("BARRIER=1", &theirs).is_ok() {
+            drop(theirs);
+            let mut fds = [PollFd::new(ours.as_fd(), PollFlags::empty())];
+            let _ = poll(&mut fds, PollTimeout::from(BARRIER_MS));
+        }
     }
 
     /// Sends a state, such as `READY=1`.

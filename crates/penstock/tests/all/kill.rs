@@ -1,10 +1,11 @@
-//! Tests of `kill -9` of the switch in the middle of bursts. A kill of the switch only delays the
-//! guests' frames. The hypervisor reconnects and returns the inflight region. The switch returns
-//! every descriptor once and in order.
+//! Tests of `kill -9` and of restarts of the switch in the middle of bursts. A kill of the switch
+//! only delays the guests' frames. The hypervisor reconnects and returns the inflight region. The
+//! switch returns every descriptor once and in order. After a restart under a service manager, the
+//! hypervisor's connection goes on.
 #![expect(clippy::disallowed_methods, reason = "a test's waits are bounded by the clock")]
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -12,8 +13,12 @@ use penstock_guest::driver::{DriverConfig, Features, FrameId, RxCounters, TxCoun
 use penstock_guest::driver::{VirtioNet, VnetHdr};
 use penstock_testing::{patience, repetitions};
 
+use crate::support::manager::Manager;
+
 /// Number of times that the nightly run kills the switch.
 const KILLS: u64 = 50;
+/// Number of times that the nightly run restarts the switch.
+const RESTARTS: u64 = 20;
 /// Maximum number of frames in flight. At most 100 frames are in flight, so that the receiver
 /// always has free buffers, and only the switch can lose a frame.
 const WINDOW: u64 = 100;
@@ -36,6 +41,7 @@ struct Kind {
 struct Switch {
     dir: PathBuf,
     child: Child,
+    manager: Manager,
 }
 
 impl Switch {
@@ -57,13 +63,17 @@ impl Switch {
             port("b", B)
         );
         std::fs::write(dir.join("host.toml"), config).unwrap();
-        let child = Self::run(&dir);
-        Self { dir, child }
+        let mut manager = Manager::new(&dir);
+        let child = Self::run(&dir, &mut manager);
+        Self { dir, child, manager }
     }
 
-    fn run(dir: &std::path::Path) -> Child {
+    /// Starts the program with the descriptors that the service manager stored.
+    fn run(dir: &std::path::Path, manager: &mut Manager) -> Child {
+        manager.read();
         let log = std::fs::File::options().create(true).append(true).open(dir.join("log"));
-        Command::new(env!("CARGO_BIN_EXE_penstock"))
+        manager
+            .command(env!("CARGO_BIN_EXE_penstock"))
             .args(["host", "run", "--config"])
             .arg(dir.join("host.toml"))
             .env_remove("PENSTOCK_SOCKET")
@@ -80,7 +90,22 @@ impl Switch {
 
     fn restart(&mut self) {
         self.child.wait().unwrap();
-        self.child = Self::run(&self.dir);
+        self.child = Self::run(&self.dir, &mut self.manager);
+    }
+
+    fn terminate(&self) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.manager.read();
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Whether the service manager got `notice` since the last call.
+    fn says(&mut self, notice: &str) -> bool {
+        self.manager.read().iter().any(|line| line == notice)
     }
 
     fn driver(&self, port: &str, kind: Kind) -> VirtioNet {
@@ -224,24 +249,77 @@ impl Flow {
 /// Runs one test at a time, because each switch polls a core.
 static ONE: Mutex<()> = Mutex::new(());
 
+impl Flow {
+    fn new(from: VirtioNet, to: VirtioNet, kind: Kind) -> Self {
+        let (sent, returned, arrived, again, may_lose) = (0, 0, 0, 0, 0);
+        Self { from, to, kind, sends: true, sent, returned, seen: vec![], arrived, again, may_lose }
+    }
+
+    /// Pumps until `done` returns true.
+    fn pump_while(&mut self, what: &str, mut done: impl FnMut() -> bool) {
+        let start = Instant::now();
+        while !done() {
+            self.pump();
+            assert!(start.elapsed() < patience(), "waited in vain: {what}");
+        }
+    }
+}
+
+/// Restarts the switch under a service manager. The drivers keep their connections. Every frame
+/// arrives once, and every descriptor is returned once and in order.
+fn restart_in_bursts(name: &str, kind: Kind) {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut switch = Switch::start(name);
+    let (to, from) = (switch.driver("b", kind), switch.driver("a", kind));
+    let mut flow = Flow::new(from, to, kind);
+    let mut random = 0x5eed;
+    for restart in 0..repetitions(RESTARTS) {
+        let enough = flow.arrived + 500 + next(&mut random) % 5000;
+        flow.pump_until("frames before a restart", |flow| flow.arrived >= enough);
+        let published = flow.sent;
+        flow.pump_until("frames to be stopped over", |flow| flow.sent > published);
+        switch.terminate();
+        flow.pump_while("the end of the switch", || switch.has_ended());
+        switch.restart();
+        assert_eq!(switch.manager.store.len(), 2, "restart {restart}: a session is not stored");
+        flow.pump_while("the start of the switch", || switch.says("READY=1"));
+        let sent = flow.sent;
+        flow.pump_until("frames after a restart", |flow| flow.is_settled(sent));
+        flow.check();
+        assert!(flow.from.is_connected() && flow.to.is_connected(), "restart {restart}");
+        assert_eq!(flow.again, 0, "restart {restart}: frames were delivered twice");
+        assert!(switch.manager.store.is_empty(), "the store is emptied");
+    }
+    flow.sends = false;
+    flow.pump_until("the last frames", |flow| flow.returned == flow.sent);
+    assert_eq!(flow.arrived, flow.sent);
+}
+
+#[test]
+fn a_restart_keeps_the_sessions_of_split_rings() {
+    let features = Features::VERSION_1 | Features::MRG_RXBUF | Features::EVENT_IDX;
+    let kind = Kind { features, buffer: 256, parts: 4, inflight: false };
+    restart_in_bursts("kept-split", kind);
+    restart_in_bursts("kept-inflight", Kind { inflight: true, ..kind });
+}
+
+#[test]
+fn a_restart_keeps_the_sessions_of_packed_rings() {
+    let features = Features::VERSION_1 | Features::RING_PACKED | Features::MRG_RXBUF;
+    let kind = Kind { features, buffer: 256, parts: 4, inflight: false };
+    restart_in_bursts("kept-packed", kind);
+    restart_in_bursts("kept-packed-inflight", Kind { inflight: true, ..kind });
+    let features = features | Features::IN_ORDER;
+    restart_in_bursts("kept-in-order", Kind { features, ..kind });
+}
+
 fn kill_in_bursts(name: &str, kind: Kind) {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut switch = Switch::start(name);
     // The receiver connects first, because otherwise its port drops frames.
     let to = switch.driver("b", kind);
     let from = switch.driver("a", kind);
-    let mut flow = Flow {
-        from,
-        to,
-        kind,
-        sends: true,
-        sent: 0,
-        returned: 0,
-        seen: vec![],
-        arrived: 0,
-        again: 0,
-        may_lose: 0,
-    };
+    let mut flow = Flow::new(from, to, kind);
     let (mut random, mut doubled) = (0x5eed, 0);
     let kills = repetitions(KILLS);
     for kill in 0..kills {

@@ -26,6 +26,7 @@ mod penstock_switch;
 mod police;
 mod printed;
 mod queues;
+mod restart;
 mod sessions;
 mod stopped;
 mod support;

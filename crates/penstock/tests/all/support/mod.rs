@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod flood;
 pub mod flows;
+pub mod manager;
 pub mod relay;
 
 use std::fs;

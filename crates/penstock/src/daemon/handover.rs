@@ -1,0 +1,59 @@
+//! Hands the ports' sessions over to the next process through the service manager's descriptor
+//! store.
+//!
+//! # Source
+//!
+//! sd_pid_notify_with_fds(3): a message with `FDSTORE=1` and descriptors lets the service manager
+//! keep the descriptors under the name `FDNAME`. The service manager passes the stored descriptors
+//! to the next start of the service (sd_listen_fds(3)), and closes them if the service stays
+//! stopped. `FileDescriptorStoreMax=` of the unit limits their number.
+//!
+//! # Approach
+//!
+//! The daemon stores one descriptor for each port ([`Kept::seal`]). If the daemon has no service
+//! manager, or if the store refuses a descriptor, the sessions end, and the guests connect again.
+
+use penstock_dataplane::port::kept::Kept;
+use penstock_dataplane::port::passing;
+
+use super::notify::Notifier;
+
+/// Name of the stored descriptors.
+const NAME: &str = "penstock-port";
+
+/// Takes the ports' sessions that the former process stored.
+pub(super) fn take() -> Vec<Kept> {
+    let stored = passing::from_service_manager().into_iter().filter(|(name, _)| name == NAME);
+    let opened = stored.filter_map(|(_, carrier)| match Kept::open(&carrier) {
+        Ok(kept) => Some(kept),
+        Err(error) => {
+            tracing::warn!("a stored session does not continue: {error}");
+            None
+        }
+    });
+    opened.collect()
+}
+
+/// Removes the sessions of the former process from the store, after the ports took them.
+pub(super) fn clear(notifier: &Notifier) {
+    notifier.send(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"));
+}
+
+/// Stores the ports' sessions for the next process.
+pub(super) fn store(notifier: &Notifier, kept: Vec<Kept>) {
+    let mut stored = 0;
+    for kept in kept {
+        let port = kept.port().to_owned();
+        // A hang-up of the carrier's other end is no reason to close the carrier (`FDPOLL=0`).
+        let state = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={NAME}");
+        let passed = kept.seal().and_then(|carrier| notifier.pass(&state, &carrier));
+        match passed {
+            Ok(()) => stored += 1,
+            Err(error) => tracing::warn!(port, "the session is not kept: {error}"),
+        }
+    }
+    if stored > 0 {
+        notifier.wait_until_read();
+        tracing::info!(ports = stored, "sessions stored for the next process");
+    }
+}

@@ -1,0 +1,175 @@
+//! Tests of a restart under a service manager that keeps descriptors, apart from the frames on the
+//! way (see [`crate::kill`]).
+
+use std::process::{Child, Command, Stdio};
+
+use penstock_guest::driver::{DriverConfig, VirtioNet};
+use penstock_testing::patience;
+
+use crate::support::manager::Manager;
+use crate::support::{Scratch, Told, await_true, configuration, penstock};
+
+/// A daemon under a service manager.
+struct Service {
+    scratch: Scratch,
+    manager: Manager,
+    child: Child,
+}
+
+impl Service {
+    fn start(objects: impl Fn(&str) -> String) -> Self {
+        let scratch = Scratch::new();
+        let mut service = Self {
+            manager: Manager::new(&scratch.0),
+            child: Command::new("true").spawn().unwrap(),
+            scratch,
+        };
+        service.configure(objects);
+        service.run();
+        service
+    }
+
+    fn configure(&self, objects: impl Fn(&str) -> String) {
+        let objects = objects(&self.scratch.0.display().to_string());
+        let text = configuration(&self.scratch.0, &objects).replace("metrics =", "# metrics =");
+        std::fs::write(self.scratch.0.join("host.toml"), text).unwrap();
+    }
+
+    fn run(&mut self) {
+        let log = self.scratch.0.join("log");
+        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
+        self.child = self
+            .manager
+            .command(crate::support::BINARY)
+            .args(["host", "run", "--config"])
+            .arg(self.scratch.0.join("host.toml"))
+            .stdin(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        await_true("READY=1", || self.manager.read().iter().any(|line| line == "READY=1"));
+    }
+
+    fn stop(&mut self) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        await_true("the end of the daemon", || {
+            self.manager.read();
+            self.child.try_wait().unwrap().is_some()
+        });
+    }
+
+    fn ask(&self, line: &str) -> Told {
+        let words = line.split_whitespace().collect::<Vec<_>>();
+        penstock(&self.scratch.0.join("host.sock"), &words)
+    }
+
+    fn driver(&self, port: &str, queue_pairs: u16) -> VirtioNet {
+        let mut config = DriverConfig::new(self.scratch.0.join(format!("{port}.sock")));
+        config.queue_pairs = queue_pairs;
+        config.wait = patience();
+        VirtioNet::connect(config).unwrap()
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(self.scratch.0.join("log")).unwrap()
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("{}", self.log());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn vms(at: &str, names: &[&str], more: &str) -> String {
+    let port = |name: &&str| {
+        format!(
+            "[[port]]\nname = \"{name}\"\ntenant = \"t\"\n\
+             vhost-user.socket = \"{at}/{name}.sock\"\n{more}\n"
+        )
+    };
+    format!("[[tenant]]\nname = \"t\"\n{}", names.iter().map(port).collect::<String>())
+}
+
+#[test]
+fn sessions_that_no_longer_fit_end_and_the_others_go_on() {
+    let queues = "vhost-user.queues = 2";
+    let mut service = Service::start(|at| vms(at, &["wide", "same", "gone"], queues));
+    let mut drivers = ["wide", "same", "gone"].map(|port| service.driver(port, 2));
+    service.stop();
+    assert_eq!(service.manager.store.len(), 3);
+    service.configure(|at| {
+        let same = vms(at, &["same"], queues);
+        same + "[[port]]\nname = \"wide\"\ntenant = \"t\"\nvhost-user.socket = \""
+            + at
+            + "/wide.sock\"\n"
+    });
+    service.run();
+    let [wide, same, gone] = &mut drivers;
+    await_true("the end of the session that does not fit", || !wide.is_connected());
+    await_true("the end of the session without a port", || !gone.is_connected());
+    assert!(same.is_connected());
+    let state =
+        |port: &str| service.ask(&format!("port show {port} --json")).json()["state"].clone();
+    assert_eq!(state("same"), "up");
+    assert_eq!(state("wide"), "error");
+    assert!(service.log().contains("set `offloads` and `queues` back"), "{}", service.log());
+    service.driver("wide", 1);
+}
+
+#[test]
+fn a_connection_that_has_not_negotiated_ends_and_an_idle_port_has_nothing_to_keep() {
+    let mut service = Service::start(|at| vms(at, &["early", "idle"], ""));
+    let early = std::os::unix::net::UnixStream::connect(service.scratch.0.join("early.sock"));
+    let early = early.unwrap();
+    await_true("the connection", || {
+        service.ask("port show early --json").json()["state"] == "connected"
+    });
+    service.stop();
+    assert!(service.manager.store.is_empty());
+    let end = std::io::Read::read(&mut &early, &mut [0; 1]);
+    assert_eq!(end.unwrap(), 0, "the connection has ended");
+    service.run();
+    service.driver("idle", 1);
+}
+
+#[test]
+fn an_interface_keeps_its_number_and_addresses() {
+    let name = format!("penstock-restart-{}", std::process::id());
+    let ip = |line: &str| {
+        let output = Command::new("ip").args(line.split_whitespace()).output().unwrap();
+        output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+    };
+    if ip(&format!("netns add {name}")).is_none() {
+        penstock_testing::skip("needs root and `ip netns`");
+        return;
+    }
+    let outcome = std::panic::catch_unwind(|| {
+        let mut service = Service::start(|_| {
+            format!(
+                "[[tenant]]\nname = \"t\"\n[[port]]\nname = \"tap\"\ntenant = \"t\"\n\
+                 tap.interface = \"rt0\"\ntap.netns = \"{name}\"\ntap.queues = 2\n"
+            )
+        });
+        ip(&format!("-n {name} addr add 10.9.0.1/24 dev rt0")).unwrap();
+        let before = ip(&format!("-n {name} -o addr show dev rt0")).unwrap();
+        assert!(before.contains("10.9.0.1"), "{before}");
+        service.stop();
+        service.run();
+        assert_eq!(ip(&format!("-n {name} -o addr show dev rt0")).unwrap(), before);
+        assert_eq!(service.ask("port show tap --json").json()["state"], "up");
+        service.stop();
+        service.manager.store.clear();
+        let left = ip(&format!("-n {name} -o addr show dev rt0"));
+        assert_eq!(left, None, "without a store, the interface goes with the switch");
+    });
+    ip(&format!("netns del {name}")).unwrap();
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}

@@ -8,6 +8,7 @@ const PROTO: &str = "penstock/host/v1/host.proto";
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=proto/{PROTO}");
     let mut config = prost_build::Config::new();
+    config.btree_map(["."]);
     config.message_attribute(".", "#[derive(serde::Serialize)]");
     for (fields, serde) in [
         ("counters", "serialize_with = \"super::by_name\""),
@@ -18,6 +19,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("HostStatus.fabric", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.switch", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.machine", "skip_serializing_if = \"Option::is_none\""),
+        ("PortStatus.labels", "skip_serializing_if = \"std::collections::BTreeMap::is_empty\""),
+        ("Tenant.labels", "skip_serializing_if = \"std::collections::BTreeMap::is_empty\""),
+        ("Explanation.labels", "skip_serializing_if = \"std::collections::BTreeMap::is_empty\""),
         ("HostStatus.vcpu_dir", "skip"),
     ] {
         config.field_attribute(fields, format!("#[serde({serde})]"));

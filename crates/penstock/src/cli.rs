@@ -230,6 +230,8 @@ pub enum VcpuCommand {
     },
     /// Show shares, waiting times and missed deadlines of every vCPU.
     Show {
+        #[command(flatten)]
+        labels: Selectors,
         /// Run directory of the scheduler.
         #[arg(long, value_name = "DIR", default_value = penstock_vcpu_host::config::RUN_DIR)]
         run_dir: PathBuf,
@@ -271,11 +273,16 @@ pub enum VcpuCommand {
 /// `penstock port`.
 #[derive(Debug, Subcommand)]
 pub enum PortCommand {
-    /// List all ports.
-    List(Json),
+    /// List all ports, or the ports with some labels.
+    List {
+        #[command(flatten)]
+        labels: Selectors,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Show one port: state, features, rings, configuration.
     Show {
-        /// Name of the port.
+        /// Name of the port, or a label KEY=VALUE that only this port has.
         name: String,
         #[command(flatten)]
         json: Json,
@@ -295,8 +302,13 @@ pub enum PortCommand {
 /// `penstock tenant`.
 #[derive(Debug, Subcommand)]
 pub enum TenantCommand {
-    /// List all tenants.
-    List(Json),
+    /// List all tenants, or the tenants with some labels.
+    List {
+        #[command(flatten)]
+        labels: Selectors,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Add a tenant.
     #[command(after_help = "Keys of [[tenant]]: docs/reference/configuration.md. Example:\n  \
         penstock tenant add blue vlans=200-210 fdb_limit=512")]
@@ -322,10 +334,19 @@ pub enum FlowCommand {
     Del(NameArgs),
 }
 
+/// Option that selects objects by their labels.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Selectors {
+    /// Only objects with this label, as KEY=VALUE, or as KEY for any value. May be repeated; all
+    /// labels must match.
+    #[arg(short = 'l', long = "label", value_name = "LABEL")]
+    pub labels: Vec<String>,
+}
+
 /// Arguments of `add` and `set`: the name of an object, and `key=value` pairs.
 #[derive(Debug, Args)]
 pub struct ObjectArgs {
-    /// Name of the object.
+    /// Name of the object. For `set` also a label KEY=VALUE that only this object has.
     pub name: String,
     /// Keys and values, as in `vlan=100`. docs/reference/cli.md shows how to write lists and
     /// tables.
@@ -338,7 +359,7 @@ pub struct ObjectArgs {
 /// Arguments of `del`: the name of the object to delete.
 #[derive(Debug, Args)]
 pub struct NameArgs {
-    /// Name of the object.
+    /// Name of the object. For ports and tenants also a label KEY=VALUE that only this object has.
     pub name: String,
     #[command(flatten)]
     pub save: Save,
@@ -383,6 +404,8 @@ pub struct StatsArgs {
     /// Ports to print. Default: all.
     #[arg(value_name = "PORT")]
     pub ports: Vec<String>,
+    #[command(flatten)]
+    pub labels: Selectors,
     /// Print JSON instead of text; with --watch, one object per line.
     #[arg(long)]
     pub json: bool,
@@ -415,7 +438,7 @@ pub struct StatsArgs {
 /// `penstock explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// Name of the VM's port.
+    /// Name of the VM's port, or a label KEY=VALUE that only this port has.
     #[arg(value_name = "PORT")]
     pub port: String,
     /// Number of past seconds to examine (1 to 10).

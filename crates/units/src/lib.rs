@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod id;
+pub mod labels;
 mod mac;
 mod quantity;
 mod rate;
@@ -14,6 +15,7 @@ mod share;
 mod vlan;
 
 pub use id::{CpuId, PortId, QueueId, TenantId, VcpuId, VmId, WorkerId};
+pub use labels::Labels;
 pub use mac::{MacAddr, ParseMacError};
 pub use quantity::{Bytes, Cycles, Nanos, Packets};
 pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError, TscRate};

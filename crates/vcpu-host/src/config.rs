@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use penstock_units::Labels;
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
 use penstock_vcpu::planned::{Planned, planned};
@@ -30,6 +31,7 @@ struct File {
 pub struct VmConfig {
     /// Name of the VM, by which reports of events identify the VM.
     pub name: String,
+    pub labels: Labels,
     pub source: Source,
     /// Pattern for the names of the VM's vCPU threads, with `*` for any text; `None` means QEMU's
     /// names for vCPU threads.
@@ -82,6 +84,7 @@ impl Config {
         let vm = |table: &VmTable| {
             Some(VmConfig {
                 name: table.name.clone(),
+                labels: table.labels.clone(),
                 source: table.source()?,
                 threads: table.threads.clone(),
                 contract: table.contract()?,

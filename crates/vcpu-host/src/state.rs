@@ -1,5 +1,6 @@
 //! State of the vCPU scheduler, in a file that `penstock vcpu show` reads.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
@@ -49,6 +50,8 @@ pub struct CpuState {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VmState {
     pub name: String,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
     /// Mode of the VM that is in force, one of `none`, `periodic`, `aperiodic` and `reserved`. The
     /// mode in force may differ from the mode in the configuration.
     pub mode: String,

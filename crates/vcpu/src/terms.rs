@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use penstock_units::{Nanos, Weight};
+use penstock_units::{Labels, Nanos, Weight};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +63,9 @@ pub enum VcpuMode {
 pub struct VmTable {
     /// Unique name of the VM. The key `vm` of a port refers to the VM by this name.
     pub name: String,
+    /// Labels for other programs, at most 32, as in `{ vm-uuid = "..." }`. Default: none.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// Process id of the VM. A `[[vm]]` table has exactly one of the keys `pid`, `cgroup`,
     /// `process` and `domain`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

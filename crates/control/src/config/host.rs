@@ -19,7 +19,7 @@ use super::values::{check_name, check_range, check_socket};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostSection {
-    /// Name shown in status and metrics; 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Name shown in status and metrics; 1 to 64 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
     /// Unix socket of the API. Default `/run/penstock/host.sock`.
     #[serde(default = "default_socket")]

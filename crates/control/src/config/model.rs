@@ -8,6 +8,7 @@ use core::net::IpAddr;
 
 use penstock_toml::text::is_default;
 use penstock_toml::{BitsPerSecond, CyclesPerSecond};
+use penstock_units::Labels;
 use penstock_vcpu::terms::{VcpuSection, VmTable};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -74,8 +75,11 @@ pub struct HostConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tenant {
-    /// Unique name of the tenant, 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Unique name of the tenant, 1 to 64 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
+    /// Labels for other programs, at most 32, as in `{ project = "..." }`. Default: none.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// The tenant's VLANs. Each VLAN of a tenant is a separate network. By default, the tenant has
     /// one untagged network.
     #[serde(default, skip_serializing_if = "VlanList::is_empty")]
@@ -113,6 +117,7 @@ impl Tenant {
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            labels: Labels::default(),
             vlans: VlanList::default(),
             fdb_limit: default_fdb_limit(),
             uplink_weight: Weight::default(),
@@ -151,8 +156,12 @@ impl Default for SlowPath {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Port {
-    /// Unique name of the port, 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Unique name of the port, 1 to 64 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
+    /// Labels for other programs, at most 32, as in `{ vm-uuid = "...", iface-id = "..." }`.
+    /// Commands accept a label `KEY=VALUE` instead of the port's name. Default: none.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
     /// Name of the port's tenant; default: none, the port is shared (an uplink) and carries the
     /// networks of all tenants on its VLANs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -285,6 +294,7 @@ impl Port {
         }
         Self {
             name: name.into(),
+            labels: Labels::default(),
             vhost_user,
             tap,
             packet,

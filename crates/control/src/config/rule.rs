@@ -14,7 +14,7 @@ use super::vlan::Vlan;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
-    /// Unique name of the rule, 1 to 32 characters of `a-z A-Z 0-9 . _ -`.
+    /// Unique name of the rule, 1 to 64 characters of `a-z A-Z 0-9 . _ -`.
     pub name: String,
     /// Priority of the rule, 0 to 65535. Of all rules that match a frame, the rule with the highest
     /// priority applies; among equal priorities, the first rule in the file applies. Default 100.

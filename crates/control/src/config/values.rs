@@ -6,7 +6,7 @@ use std::path::Path;
 use penstock_toml::{Object, Report};
 
 /// Longest name of a host, tenant, port or rule, in bytes.
-const NAME_BYTES_MAX: usize = 32;
+const NAME_BYTES_MAX: usize = 64;
 /// Longest path of a unix socket in bytes, which is one byte less than `sun_path` (108).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Longest name in a topology, in bytes.
@@ -33,7 +33,8 @@ pub(super) fn check_name<T>(object: &Object<'_, T>, name: &str, report: &mut Rep
     } else if let Some(c) = name.chars().find(|c| !allowed(*c)) {
         report.at(object, "name", format!("the name contains {c:?}"), remedy);
     } else if name.len() > NAME_BYTES_MAX {
-        let problem = format!("the name has {} characters, the limit is 32", name.len());
+        let problem =
+            format!("the name has {} characters, the limit is {NAME_BYTES_MAX}", name.len());
         report.at(object, "name", problem, remedy);
     }
 }

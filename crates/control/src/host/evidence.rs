@@ -109,6 +109,7 @@ impl Core {
                 class: u8::try_from(answer.priority).unwrap_or(u8::MAX),
                 wait_max_us: waits.get(&status.name).map_or(0, |wait| wait / 1_000),
                 bound_us: answer.bound_us,
+                labels: status.labels,
                 port: status.name,
             })
         };

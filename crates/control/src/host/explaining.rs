@@ -63,6 +63,7 @@ impl Past {
         core.profile(&mut answer);
         core.bound(&mut answer, &growth);
         let plan = Arc::clone(&lock(&core.shared).pricing.plan);
+        answer.labels = status.labels;
         answer.warnings = plan.warnings_of(port).map(ToString::to_string).collect();
         core.vcpus(&mut answer);
         Ok(answer)

@@ -340,6 +340,7 @@ fn port_status(port: &Port, live: &LivePort, workers: Vec<u16>) -> PortStatus {
         features: status.features.into_iter().map(str::to_owned).collect(),
         ring_sizes: status.ring_sizes,
         workers: workers.into_iter().map(Into::into).collect(),
+        labels: port.labels.as_map().clone(),
         ..PortStatus::default()
     }
 }

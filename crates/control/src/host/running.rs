@@ -34,6 +34,7 @@ use super::data_path::DataPath;
 use super::error::{ApiError, ErrorKind, HostError};
 use super::evidence::Evidence;
 use super::explaining::Past;
+use super::labels::{ObjectLabel, named};
 use super::ledger::{Ledger, NetworkUse};
 use super::links::Handlers;
 use super::live::{KeptPorts, LiveSwitch};
@@ -202,6 +203,46 @@ impl Host {
     #[must_use]
     pub fn tenants(&self) -> Vec<Tenant> {
         self.config().tenants.clone()
+    }
+
+    /// Returns the name of the port that `text` names: the port's name, or a label `KEY=VALUE` that
+    /// only this port has.
+    ///
+    /// # Errors
+    /// Returns an error if no port or several ports have the label.
+    pub fn port_named(&self, text: &str) -> Result<String, ApiError> {
+        let config = self.config();
+        let ports = config.ports.iter();
+        named("port", text, ports.map(|port| (port.name.as_str(), port.labels.as_map())))
+    }
+
+    /// Like [`Self::port_named`], for a tenant.
+    ///
+    /// # Errors
+    /// Returns an error if no tenant or several tenants have the label.
+    pub fn tenant_named(&self, text: &str) -> Result<String, ApiError> {
+        let config = self.config();
+        let tenants = config.tenants.iter();
+        named("tenant", text, tenants.map(|of| (of.name.as_str(), of.labels.as_map())))
+    }
+
+    /// Returns the labels of all ports, tenants and VMs.
+    #[must_use]
+    pub fn labels(&self) -> Vec<ObjectLabel> {
+        let config = self.config();
+        let ports = config.ports.iter().map(|of| ("port", &of.name, &of.labels));
+        let tenants = config.tenants.iter().map(|of| ("tenant", &of.name, &of.labels));
+        let vms = config.vms.iter().map(|of| ("vm", &of.name, &of.labels));
+        let all = ports.chain(tenants).chain(vms);
+        let labels = all.flat_map(|(kind, name, labels)| {
+            labels.iter().map(move |(label, value)| ObjectLabel {
+                kind,
+                name: name.clone(),
+                label: label.to_owned(),
+                value: value.to_owned(),
+            })
+        });
+        labels.collect()
     }
 
     #[must_use]

@@ -2,6 +2,7 @@
 
 use core::fmt;
 use core::str::FromStr;
+use std::collections::BTreeMap;
 
 use crate::api::{Explanation, Limit};
 
@@ -140,22 +141,26 @@ pub struct Minute {
     pub wait_max_us: u64,
     /// Upper bound on the wait by the port's class, in microseconds; `None` if there is none.
     pub bound_us: Option<u64>,
+    /// Labels of the port in this minute.
+    pub labels: BTreeMap<String, String>,
 }
 
 /// A minute is a line with its values in the order of declaration, separated by tabs. `-` means
-/// that there is no bound.
+/// that there is no bound. Each label follows as `KEY=VALUE`.
 impl fmt::Display for Minute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { at, port, unit, bought, got, cause, class, wait_max_us, bound_us } = self;
+        let Self { at, port, unit, bought, got, cause, class, wait_max_us, bound_us, labels } =
+            self;
         let unit = match unit {
             Unit::Bits => "bit/s",
             Unit::Packets => "pps",
         };
         write!(f, "{at}\t{port}\t{unit}\t{bought}\t{got}\t{cause}\t{class}\t{wait_max_us}\t")?;
         match bound_us {
-            Some(bound) => write!(f, "{bound}"),
-            None => f.write_str("-"),
+            Some(bound) => write!(f, "{bound}")?,
+            None => f.write_str("-")?,
         }
+        labels.iter().try_for_each(|(key, value)| write!(f, "\t{key}={value}"))
     }
 }
 
@@ -165,11 +170,17 @@ impl FromStr for Minute {
     fn from_str(line: &str) -> Result<Self, Self::Err> {
         const ERROR: &str = "not a line of a report";
         let fields: Vec<&str> = line.split('\t').collect();
-        let [at, port, unit, bought, got, cause, class, wait, bound] = fields[..] else {
+        let [at, port, unit, bought, got, cause, class, wait, bound, ref labels @ ..] = fields[..]
+        else {
             return Err(ERROR);
         };
         let number = |text: &str| text.parse::<u64>().map_err(|_| ERROR);
+        let label = |text: &&str| {
+            let (key, value) = text.split_once('=').ok_or(ERROR)?;
+            Ok((key.to_owned(), value.to_owned()))
+        };
         Ok(Self {
+            labels: labels.iter().map(label).collect::<Result<_, _>>()?,
             at: number(at)?,
             port: port.to_owned(),
             unit: match unit {
@@ -203,8 +214,10 @@ mod tests {
             class: 2,
             wait_max_us: 120,
             bound_us: Some(900),
+            labels: [("iface-id".to_owned(), "a=b c".to_owned())].into(),
         };
-        for minute in [minute.clone(), Minute { unit: Unit::Bits, bound_us: None, ..minute }] {
+        let bare = Minute { bound_us: None, labels: BTreeMap::new(), ..minute.clone() };
+        for minute in [minute.clone(), bare, Minute { unit: Unit::Bits, ..minute }] {
             assert_eq!(minute.to_string().parse(), Ok(minute));
         }
         for bad in ["", "1\tvm1\tbit/s\t1\t1\tkept\t1\t1", "x\tvm1\tbit/s\t1\t1\tkept\t1\t1\t-"] {

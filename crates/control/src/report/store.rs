@@ -128,6 +128,7 @@ mod tests {
             class: 8,
             wait_max_us: 5,
             bound_us: None,
+            labels: Default::default(),
         }
     }
 

@@ -8,6 +8,8 @@ use super::{Cause, Minute, Unit};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub port: String,
+    /// Labels of the port. A port with other labels is another contract.
+    pub labels: BTreeMap<String, String>,
     pub unit: Unit,
     /// The purchased rate, in the unit `unit`.
     pub bought: u64,
@@ -33,8 +35,9 @@ impl Summary {
         let mut all: Vec<(Self, u128)> = Vec::new();
         for minute in minutes {
             let same = |(of, _): &(Self, u128)| {
-                let known = (&of.port, of.unit, of.bought, of.class);
-                known == (&minute.port, minute.unit, minute.bought, minute.class)
+                let known = (&of.port, &of.labels, of.unit, of.bought, of.class);
+                let port = (&minute.port, &minute.labels);
+                known == (port.0, port.1, minute.unit, minute.bought, minute.class)
             };
             let at = all.iter().position(same).unwrap_or_else(|| {
                 all.push((Self::begin(minute), 0));
@@ -56,6 +59,7 @@ impl Summary {
     fn begin(minute: &Minute) -> Self {
         Self {
             port: minute.port.clone(),
+            labels: minute.labels.clone(),
             unit: minute.unit,
             bought: minute.bought,
             class: minute.class,
@@ -108,6 +112,7 @@ mod tests {
             class: 1,
             wait_max_us,
             bound_us: Some(100),
+            labels: Default::default(),
         };
         let minutes = [
             minute(60, 1_000, 1_000, Cause::Kept, 90),

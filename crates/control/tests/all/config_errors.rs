@@ -114,7 +114,7 @@ name = "h2"
     (
         r#"port = 5
 "#,
-        &["1:1: port \"tap1\": unknown key `port`; known here: name, tenant, vhost-user, \
+        &["1:1: port \"tap1\": unknown key `port`; known here: name, labels, tenant, vhost-user, \
                  tap, packet, xdp, worker, vlan, trunk, native, qinq, mac, ip, slow_path, \
                  ingress_policy, cycles, depth, cycle_weight, priority, contract, police, \
                  receive, link, egress, wfq, queue, shape, uplink_share, rtp, vm"],
@@ -487,7 +487,7 @@ name = "x y"
         &[
             "2:1: port \"x y\": unknown key `type`; replace `type` by a table vhost-user, \
                  tap, packet or xdp, as in tap.interface = \"tap1\"",
-            "3:8: port \"x y\": the name contains ' '; write 1 to 32 characters of a-z A-Z \
+            "3:8: port \"x y\": the name contains ' '; write 1 to 64 characters of a-z A-Z \
                  0-9 . _ -",
         ],
     ),
@@ -550,7 +550,7 @@ name = "?"
              to `vlans` of [[tenant]] red, or change the port",
             "9:26: rule \"r\": there is no port \"nobody\"; add a [[port]] of this name, or \
              correct the name",
-            "11:8: tenant \"?\": the name contains '?'; write 1 to 32 characters of a-z A-Z \
+            "11:8: tenant \"?\": the name contains '?'; write 1 to 64 characters of a-z A-Z \
                  0-9 . _ -",
         ],
     ),
@@ -588,53 +588,9 @@ vhost-user.socket = "/run/vm1.sock"
 tenant="blue"
 "#,
         &[
-            r#"2:8: port "vm1": the name "vm1" is used twice; choose another name"#,
-            "3:21: port \"vm1\": socket /run/vm1.sock is already used by port \"vm1\"; choose \
-                 another socket",
-        ],
-    ),
-    (
-        r#"[[tenant]]
-name = ""
-"#,
-        &["2:8: tenant \"\": the name is empty; write 1 to 32 characters of a-z A-Z 0-9 . \
-                 _ -"],
-    ),
-    (
-        r#"[[tenant]]
-name = "a/b"
-"#,
-        &["2:8: tenant \"a/b\": the name contains '/'; write 1 to 32 characters of a-z A-Z \
-                 0-9 . _ -"],
-    ),
-    (
-        r#"[[tenant]]
-name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-"#,
-        &["2:8: tenant \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\": the name has 33 characters, \
-                 the limit is 32; write 1 to 32 characters of a-z A-Z 0-9 . _ -"],
-    ),
-];
-
-#[test]
-fn names() {
-    appended(NAMES);
-}
-
-const KEYS_OF_ANOTHER_PORT_TYPE: &[Case] = &[
-    (
-        r#"[[port]]
-name = "t"
-tap.interface = "t"
-tenant = "blue"
-tap.socket = "/x"
-tap.mode = "client"
-"#,
-        &[
-            "5:5: port \"t\": unknown key `socket`; known here: interface, netns, queues, \
-                 offloads, mtu",
-            "6:5: port \"t\": unknown key `mode`; known here: interface, netns, queues, \
-                 offloads, mtu",
+            "2:8: tenant \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\": the \
+                 name has 65 characters, the limit is 64; write 1 to 64 characters of a-z A-Z \
+                 0-9 . _ -",
         ],
     ),
     (

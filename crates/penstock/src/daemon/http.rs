@@ -34,7 +34,8 @@ async fn metrics(State(shared): State<Shared>, request: HeaderMap) -> Response {
         parts.enter(&mut status);
         let vcpus = vcpu::of_host(&status.vcpu_dir);
         let contracts = host.contract_seconds();
-        let reading = Reading { status, ports, stats, learning, contracts, vcpus };
+        let labels = host.labels();
+        let reading = Reading { status, ports, labels, stats, learning, contracts, vcpus };
         page(reading).map_err(|error| error.to_string())
     });
     match made.await.map_err(|error| error.to_string()).flatten() {

@@ -23,7 +23,7 @@ use penstock_control::api::{
     Delays, FabricStatus, HostStatus, LinkStatus, MachineChange, Named, PortStats, PortStatus,
     QueueStatus, RtpStatus, Stats, SwitchStatus,
 };
-use penstock_control::host::PortLearning;
+use penstock_control::host::{ObjectLabel, PortLearning};
 use penstock_control::report::Cause;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_qos::delay_scale;
@@ -45,6 +45,7 @@ use crate::verbs::delays;
 pub struct Reading {
     pub status: HostStatus,
     pub ports: Vec<PortStatus>,
+    pub labels: Vec<ObjectLabel>,
     pub stats: Stats,
     /// The learned cost of each port that purchased cycles.
     pub learning: Vec<(String, PortLearning)>,
@@ -62,6 +63,8 @@ enum Source {
     Tsc,
     Machine(fn(&MachineChange) -> f64),
     PortUp,
+    /// Labels of objects of this kind. The kind is also the name of the metric's first label.
+    Labels(&'static str),
     PortQueuesUp,
     Port(&'static str),
     /// A field of [`PortReading`] in nanoseconds, shown in seconds.
@@ -157,6 +160,19 @@ fn machine_gauges() -> [Metric; 2] {
 }
 
 /// Gauges of the host, its ports and workers.
+/// Metrics with the labels of ports, tenants and VMs.
+fn label_gauges() -> [Metric; 3] {
+    [
+        ("port", "port, label, value", "a label of a port"),
+        ("tenant", "tenant, label, value", "a label of a tenant"),
+        ("vm", "vm, label, value", "a label of a VM with scheduled vCPUs"),
+    ]
+    .map(|(kind, labels, what)| {
+        let help = format!("always 1; {what}, as the configuration has it");
+        gauge(&format!("penstock_{kind}_labels"), "", labels, &help, Source::Labels(kind))
+    })
+}
+
 fn gauges() -> Vec<Metric> {
     vec![
         gauge(
@@ -215,7 +231,7 @@ fn gauges() -> Vec<Metric> {
 /// Returns all metrics, in the order in which the page `/metrics` prints the metrics.
 fn catalogue() -> Vec<Metric> {
     let mut metrics = gauges();
-    metrics.extend(machine_gauges());
+    metrics.extend(label_gauges().into_iter().chain(machine_gauges()));
     for (field, unit, help) in PortReading::FIELDS {
         let (unit, source) = match *unit {
             "nanoseconds" => ("seconds", Source::PortTime(field)),
@@ -543,6 +559,9 @@ impl Reading {
             Source::Generation => one(to_f64(status.generation)),
             Source::Tsc => one(to_f64(status.tsc_hz)),
             Source::Machine(value) => one(status.machine.as_ref().map_or(0.0, value)),
+            Source::Labels(kind) => {
+                self.labels.iter().filter(|of| of.kind == kind).map(label).collect()
+            }
             Source::PortUp => self.ports.iter().map(port_up).collect(),
             Source::PortQueuesUp => self
                 .ports
@@ -681,6 +700,12 @@ impl Reading {
 fn link_parts(link: &LinkStatus) -> Vec<(Labels, f64)> {
     let labels = |vm: &str| vec![("port", link.port.clone()), ("vm", vm.to_owned())];
     link.parts.iter().map(|part| (labels(&part.port), to_f64(part.bps) / 8.0)).collect()
+}
+
+fn label(of: &ObjectLabel) -> (Labels, f64) {
+    let labels =
+        vec![(of.kind, of.name.clone()), ("label", of.label.clone()), ("value", of.value.clone())];
+    (labels, 1.0)
 }
 
 fn port_up(port: &PortStatus) -> (Labels, f64) {

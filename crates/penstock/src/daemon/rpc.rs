@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_control::host::{ApiError, ErrorKind, FdbFilter, Host};
+use penstock_control::host::{ApiError, ErrorKind, FdbFilter, Host, selected};
 use penstock_control::{api, config};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -128,20 +128,28 @@ impl HostService for Service {
         Ok(Response::new(report))
     }
 
-    async fn list_ports(&self, _: Request<api::ListPortsRequest>) -> Reply<api::ListPortsReply> {
-        Ok(Response::new(api::ListPortsReply { ports: self.call(Host::ports).await? }))
+    async fn list_ports(
+        &self,
+        request: Request<api::ListPortsRequest>,
+    ) -> Reply<api::ListPortsReply> {
+        let selectors = request.into_inner().selectors;
+        let mut ports = self.call(Host::ports).await?;
+        ports.retain(|port| selected(&selectors, &port.labels));
+        Ok(Response::new(api::ListPortsReply { ports }))
     }
 
     async fn get_port(&self, request: Request<api::GetPortRequest>) -> Reply<api::GetPortReply> {
         let name = request.into_inner().name;
-        let wanted = name.clone();
-        let (port, configured) = self
+        let text_of_name = name.clone();
+        let found = self
             .call(move |host| {
+                let wanted = host.port_named(&text_of_name)?;
                 let port = host.ports().into_iter().find(|port| port.name == wanted);
                 let configured = host.port_configs().into_iter().find(|port| port.name == wanted);
-                (port, configured)
+                Ok((port, configured))
             })
             .await?;
+        let (port, configured) = found.map_err(|error| status(&error))?;
         let (Some(port), Some(configured)) = (port, configured) else {
             return Err(Status::not_found(format!(
                 "port \"{name}\": there is no such port; see `penstock port list`"
@@ -158,7 +166,8 @@ impl HostService for Service {
 
     async fn set_port(&self, request: Request<api::SetObjectRequest>) -> Reply<api::ChangeReport> {
         let api::SetObjectRequest { name, changes, save } = request.into_inner();
-        self.change(move |host| host.set_port(&name, &pairs(changes), save)).await
+        self.change(move |host| host.set_port(&host.port_named(&name)?, &pairs(changes), save))
+            .await
     }
 
     async fn delete_port(
@@ -166,20 +175,26 @@ impl HostService for Service {
         request: Request<api::DeleteObjectRequest>,
     ) -> Reply<api::ChangeReport> {
         let api::DeleteObjectRequest { name, save } = request.into_inner();
-        self.change(move |host| host.del_port(&name, save)).await
+        self.change(move |host| host.del_port(&host.port_named(&name)?, save)).await
     }
 
     async fn list_tenants(
         &self,
-        _: Request<api::ListTenantsRequest>,
+        request: Request<api::ListTenantsRequest>,
     ) -> Reply<api::ListTenantsReply> {
+        let selectors = request.into_inner().selectors;
         let (tenants, ports) = self.call(|host| (host.tenants(), host.port_configs())).await?;
         let listed = |tenant: config::Tenant| -> Result<api::Tenant, Status> {
             let own = ports.iter().filter(|port| port.tenant.as_ref() == Some(&tenant.name));
             let ports = own.map(|port| port.name.clone()).collect();
-            Ok(api::Tenant { toml: text(&tenant)?, name: tenant.name, ports })
+            let labels = tenant.labels.as_map().clone();
+            Ok(api::Tenant { toml: text(&tenant)?, name: tenant.name, ports, labels })
         };
-        let tenants = tenants.into_iter().map(listed).collect::<Result<_, _>>()?;
+        let tenants = tenants
+            .into_iter()
+            .filter(|of| selected(&selectors, of.labels.as_map()))
+            .map(listed)
+            .collect::<Result<_, _>>()?;
         Ok(Response::new(api::ListTenantsReply { tenants }))
     }
 
@@ -197,7 +212,8 @@ impl HostService for Service {
         request: Request<api::SetObjectRequest>,
     ) -> Reply<api::ChangeReport> {
         let api::SetObjectRequest { name, changes, save } = request.into_inner();
-        self.change(move |host| host.set_tenant(&name, &pairs(changes), save)).await
+        self.change(move |host| host.set_tenant(&host.tenant_named(&name)?, &pairs(changes), save))
+            .await
     }
 
     async fn delete_tenant(
@@ -205,7 +221,7 @@ impl HostService for Service {
         request: Request<api::DeleteObjectRequest>,
     ) -> Reply<api::ChangeReport> {
         let api::DeleteObjectRequest { name, save } = request.into_inner();
-        self.change(move |host| host.del_tenant(&name, save)).await
+        self.change(move |host| host.del_tenant(&host.tenant_named(&name)?, save)).await
     }
 
     async fn list_flows(&self, _: Request<api::ListFlowsRequest>) -> Reply<api::ListFlowsReply> {
@@ -253,7 +269,7 @@ impl HostService for Service {
     async fn explain(&self, request: Request<api::ExplainRequest>) -> Reply<api::Explanation> {
         let api::ExplainRequest { port, seconds } = request.into_inner();
         let seconds = if seconds == 0 { 3 } else { u64::from(seconds.min(10)) };
-        let answer = self.call(move |host| host.explain(&port, seconds)).await?;
+        let answer = self.call(move |host| host.explain(&host.port_named(&port)?, seconds)).await?;
         Ok(Response::new(answer.map_err(|error| status(&error))?))
     }
 

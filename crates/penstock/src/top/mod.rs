@@ -39,7 +39,8 @@ pub async fn run(socket: &Path, args: TopArgs) -> Result<ExitCode> {
 
 async fn read(client: &mut Client) -> Result<Reading> {
     let status = client.get_status(timed(api::GetStatusRequest {})).await.map_err(refused)?;
-    let ports = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;
+    let ports =
+        client.list_ports(timed(api::ListPortsRequest::default())).await.map_err(refused)?;
     let stats =
         client.get_stats(timed(api::GetStatsRequest { exact: false })).await.map_err(refused)?;
     let status = status.into_inner();

@@ -84,7 +84,7 @@ fn text(answer: &Explanation) -> String {
     };
     let mut text = format!(
         "{}{first}\n  {}\n{}  remedy: {}\n{}\nover the last {:.1} s:\n",
-        printable(&answer.port),
+        named(answer),
         printable(&answer.why),
         answer.since_ms.map_or_else(String::new, since),
         printable(&answer.remedy),
@@ -157,6 +157,13 @@ fn since(ms: u64) -> String {
 }
 
 /// Returns a line for each other port that gets less than it bought.
+/// The port's name, followed by its labels.
+fn named(answer: &Explanation) -> String {
+    let labels = super::port::labels(&answer.labels);
+    let labels = if labels.is_empty() { labels } else { format!(" ({})", printable(&labels)) };
+    format!("{}{labels}", printable(&answer.port))
+}
+
 fn concerned(answer: &Explanation) -> String {
     let line = |port: &Concerned| {
         format!(

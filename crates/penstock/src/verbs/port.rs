@@ -1,11 +1,13 @@
 //! `penstock port` lists, shows and changes ports.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use penstock_control::api::{self, PortStatus};
+use penstock_units::Labels;
 use serde::Serialize;
 
 use super::{print, print_json, printable_lines, report};
@@ -19,8 +21,8 @@ use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
 /// wrong.
 pub async fn run(socket: &Path, command: PortCommand) -> Result<ExitCode> {
     match command {
-        PortCommand::List(json) => {
-            let ports = list(socket).await?;
+        PortCommand::List { labels, json } => {
+            let ports = list(socket, labels.labels).await?;
             if json.json {
                 print_json(&ports)?
             } else {
@@ -72,13 +74,14 @@ pub(super) fn set_request(
     })
 }
 
-/// Returns all ports.
+/// Returns all ports to which all selectors apply.
 ///
 /// # Errors
 /// Returns an error if the daemon cannot be reached or refuses the request.
-pub async fn list(socket: &Path) -> Result<Vec<PortStatus>> {
+pub async fn list(socket: &Path, selectors: Vec<String>) -> Result<Vec<PortStatus>> {
     let mut client = connect(socket).await?;
-    let reply = client.list_ports(timed(api::ListPortsRequest {})).await.map_err(refused)?;
+    let reply =
+        client.list_ports(timed(api::ListPortsRequest { selectors })).await.map_err(refused)?;
     Ok(reply.into_inner().ports)
 }
 
@@ -135,6 +138,11 @@ async fn show(socket: &Path, name: String, json: bool) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Labels as text.
+pub(super) fn labels(labels: &BTreeMap<String, String>) -> String {
+    Labels::of(labels.clone()).to_string()
+}
+
 fn shown(port: &PortStatus, config: &str) -> String {
     let list = |items: &[String]| or_dash(&items.join(" "));
     let workers: Vec<String> = port.workers.iter().map(u32::to_string).collect();
@@ -143,6 +151,7 @@ fn shown(port: &PortStatus, config: &str) -> String {
         ("name", port.name.clone()),
         ("id", port.id.to_string()),
         ("type", port.kind.clone()),
+        ("labels", or_dash(&labels(&port.labels))),
         ("target", or_dash(&port.target)),
         ("tenant", or_dash(&port.tenant)),
         ("vlan", or_dash(&port.vlan)),

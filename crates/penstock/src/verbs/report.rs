@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
+use penstock_control::host::selected;
 use penstock_control::report::{Cause, Minute, Store, Summary, Unit};
 use serde_json::{Value, json};
 
 use super::{print, print_json};
-use crate::table::{Align, Table, bits_per_second, to_f64};
+use crate::table::{Align, Table, bits_per_second, or_dash, to_f64};
 use crate::unix_time::unix_s;
 
 /// `penstock report`.
@@ -22,6 +23,9 @@ pub struct ReportArgs {
     /// Name of a port. Default: all ports with a contract
     #[arg(long, value_name = "PORT")]
     pub port: Option<String>,
+    /// Only minutes in which the port had this label, as KEY=VALUE, or as KEY for any value
+    #[arg(short = 'l', long = "label", value_name = "LABEL")]
+    pub labels: Vec<String>,
     /// Directory of the daemon's state, `state_dir` of its configuration
     #[arg(long, value_name = "DIR", default_value = "/var/lib/penstock")]
     pub state_dir: PathBuf,
@@ -54,7 +58,10 @@ fn seconds(text: &str) -> Result<u64, String> {
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
     let now = unix_s();
     let mut minutes: Vec<Minute> = Vec::new();
-    let wanted = |minute: &Minute| args.port.as_ref().is_none_or(|port| minute.port == *port);
+    let wanted = |minute: &Minute| {
+        args.port.as_ref().is_none_or(|port| minute.port == *port)
+            && selected(&args.labels, &minute.labels)
+    };
     let store = Store::new(&args.state_dir);
     store
         .read(now.saturating_sub(args.since), |minute| {
@@ -108,8 +115,9 @@ fn causes(of: &Summary) -> String {
     if texts.is_empty() { "-".to_owned() } else { texts.join(", ") }
 }
 
-const COLUMNS: [(&str, Align); 11] = [
+const COLUMNS: [(&str, Align); 12] = [
     ("PORT", Align::Left),
+    ("LABELS", Align::Left),
     ("BOUGHT", Align::Right),
     ("CLASS", Align::Right),
     ("GOT", Align::Right),
@@ -122,9 +130,10 @@ const COLUMNS: [(&str, Align); 11] = [
     ("CAUSES", Align::Left),
 ];
 
-fn cells(of: &Summary) -> [String; 11] {
+fn cells(of: &Summary) -> [String; 12] {
     [
         of.port.clone(),
+        or_dash(&super::port::labels(&of.labels)),
         rate(of.unit, of.bought),
         of.class.to_string(),
         rate(of.unit, of.got),
@@ -155,6 +164,7 @@ fn of(of: &Summary) -> Value {
         of.minutes.iter().map(|(cause, count)| (cause.to_string(), json!(count))).collect();
     json!({
         "port": of.port,
+        "labels": of.labels,
         "unit": unit,
         "bought": of.bought,
         "class": of.class,
@@ -213,6 +223,7 @@ mod tests {
             class: 2,
             wait_max_us: 120,
             bound_us: Some(100),
+            labels: [("iface-id".to_owned(), "5f1e".to_owned())].into(),
         };
         vec![
             minute(60, 4_000_000_000, Cause::Kept),
@@ -238,7 +249,13 @@ mod tests {
         let all = Summary::of(&minutes());
         let text = table(&all).render();
         let line = text.lines().nth(1).unwrap();
-        for part in ["vm1", "4.00 Gbit/s", "2.00 Gbit/s", "outside-profile 2, neighbours 1"] {
+        for part in [
+            "vm1",
+            "iface-id=5f1e",
+            "4.00 Gbit/s",
+            "2.00 Gbit/s",
+            "outside-profile 2, neighbours 1",
+        ] {
             assert!(line.contains(part), "{line}");
         }
         let value = of(&all[0]);

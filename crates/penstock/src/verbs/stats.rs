@@ -19,8 +19,20 @@ use crate::table::{
 /// # Errors
 /// Returns an error if the daemon cannot be reached or refuses the request, or a port does not
 /// exist.
-pub async fn run(socket: &Path, args: StatsArgs) -> Result<ExitCode> {
+pub async fn run(socket: &Path, mut args: StatsArgs) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
+    if !args.labels.labels.is_empty() {
+        let selectors = std::mem::take(&mut args.labels.labels);
+        let ports = super::port::list(socket, selectors.clone()).await?;
+        let names = ports
+            .into_iter()
+            .map(|port| port.name)
+            .filter(|name| args.ports.is_empty() || args.ports.contains(name));
+        args.ports = names.collect();
+        if args.ports.is_empty() {
+            bail!("stats: no port has the label {}", printable(&selectors.join(" and ")));
+        }
+    }
     if let Some(seconds) = args.watch {
         return watch(&mut client, &args, seconds).await;
     }

@@ -26,8 +26,8 @@ struct Listed {
 /// wrong.
 pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
     match command {
-        TenantCommand::List(json) => {
-            let tenants = list(socket).await?;
+        TenantCommand::List { labels, json } => {
+            let tenants = list(socket, labels.labels).await?;
             if json.json {
                 print_json(&tenants)?
             } else {
@@ -53,9 +53,10 @@ pub async fn run(socket: &Path, command: TenantCommand) -> Result<ExitCode> {
     }
 }
 
-async fn list(socket: &Path) -> Result<Vec<Listed>> {
+async fn list(socket: &Path, selectors: Vec<String>) -> Result<Vec<Listed>> {
     let mut client = connect(socket).await?;
-    let reply = client.list_tenants(timed(api::ListTenantsRequest {})).await.map_err(refused)?;
+    let request = timed(api::ListTenantsRequest { selectors });
+    let reply = client.list_tenants(request).await.map_err(refused)?;
     let listed = |tenant: api::Tenant| -> Result<Listed> {
         let parsed = toml::from_str(&tenant.toml)
             .with_context(|| format!("tenant {}: the daemon's reply is wrong", tenant.name))?;

@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use nix::poll::poll;
+use penstock_control::host::selected;
 use penstock_vcpu_host::boost;
 use penstock_vcpu_host::config::{self, Config, ConfigErrors};
 use penstock_vcpu_host::restore::{Swept, sweep};
@@ -33,7 +34,7 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
     match command {
         VcpuCommand::Run { config, log_format } => schedule(config, *log_format)?,
         VcpuCommand::Check { config, json } => return check(config, json.json),
-        VcpuCommand::Show { run_dir, json } => show(run_dir, json.json)?,
+        VcpuCommand::Show { labels, run_dir, json } => show(run_dir, &labels.labels, json.json)?,
         VcpuCommand::Reload { run_dir } => reload(run_dir)?,
         VcpuCommand::Event { vm, run_dir } => event(run_dir, vm)?,
         VcpuCommand::Sweep { run_dir } => match sweep(run_dir)? {
@@ -161,8 +162,9 @@ fn event(dir: &Path, vm: &str) -> Result<()> {
     })
 }
 
-fn show(dir: &Path, as_json: bool) -> Result<()> {
-    let state = load(dir)?;
+fn show(dir: &Path, selectors: &[String], as_json: bool) -> Result<()> {
+    let mut state = load(dir)?;
+    state.vms.retain(|vm| selected(selectors, &vm.labels));
     if as_json { print_json(&serde_json::to_value(&state)?) } else { print(&told(&state)) }
 }
 

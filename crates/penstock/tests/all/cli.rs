@@ -306,6 +306,54 @@ fn without_a_daemon_the_error_says_how_to_start_one() {
 }
 
 #[test]
+fn objects_are_found_by_their_labels() {
+    let uuid = "b7a0f3c1-0f7a-4f2e-9f10-2d6f4c1a9e55";
+    let container = "c".repeat(64);
+    let taps = TWO_TAPS
+        .replace("name = \"red\"", "name = \"red\"\nlabels = { project = \"p1\" }")
+        .replace(
+            "\"tapa\"",
+            &format!("\"tapa\"\nlabels = {{ vm-uuid = \"{uuid}\", zone = \"1\" }}"),
+        )
+        .replace(
+            "\"tapb\"",
+            &format!("\"tapb\"\nlabels = {{ container = \"{container}\", zone = \"1\" }}"),
+        );
+    let Some(daemon) = Daemon::start(&taps) else { return };
+    let names = |line: &str| -> Vec<String> {
+        let listed = daemon.ask(&format!("{line} --json")).json();
+        let name = |of: &serde_json::Value| of["name"].as_str().unwrap().to_owned();
+        listed.as_array().unwrap().iter().map(name).collect()
+    };
+    assert_eq!(names(&format!("port list -l vm-uuid={uuid}")), ["a"]);
+    assert_eq!(names("port list -l container"), ["b"]);
+    assert_eq!(names("port list -l zone=1"), ["a", "b"]);
+    assert_eq!(names("port list -l zone=1 -l container"), ["b"]);
+    assert!(names("port list -l zone=2").is_empty());
+    assert_eq!(names("tenant list -l project=p1"), ["red"]);
+    let shown = daemon.ask(&format!("port show container={container}")).ok();
+    assert!(shown.contains(&format!("labels      container={container} zone=1")), "{shown}");
+    let stats = daemon.ask(&format!("stats -l vm-uuid={uuid} --json")).json();
+    assert_eq!(stats["ports"].as_array().unwrap().len(), 1);
+    let explained = daemon.ask(&format!("explain vm-uuid={uuid}")).ok();
+    assert!(explained.starts_with(&format!("a (vm-uuid={uuid} zone=1): ")), "{explained}");
+    assert!(daemon.ask("port show zone=1").fails().contains("2 ports have this label, such as a"));
+    let error = daemon.ask("port show zone=2").fails();
+    assert!(error.contains("no port has this label; see `penstock port list -l zone`"), "{error}");
+    assert!(daemon.ask("stats -l zone=2").fails().contains("no port has the label zone=2"));
+    daemon.ask(&format!("port set vm-uuid={uuid} priority=2")).ok();
+    let page = daemon.page("/metrics");
+    let label = format!("penstock_port_labels{{port=\"a\",label=\"vm-uuid\",value=\"{uuid}\"}} 1");
+    assert!(page.contains(&label), "{page}");
+    assert!(
+        page.contains("penstock_tenant_labels{tenant=\"red\",label=\"project\",value=\"p1\"} 1")
+    );
+    daemon.ask("port del container").fails();
+    daemon.ask(&format!("port del container={container}")).ok();
+    assert_eq!(names("port list"), ["a"]);
+}
+
+#[test]
 fn what_needs_no_daemon_works_without() {
     let scratch = Scratch::new();
     let socket = scratch.0.join("none.sock");

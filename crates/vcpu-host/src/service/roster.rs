@@ -326,6 +326,7 @@ impl Roster {
             let mode = if member.granted.is_some() { "reserved" } else { mode(contract.mode) };
             VmState {
                 name: vm.name.clone(),
+                labels: vm.labels.as_map().clone(),
                 mode: mode.to_owned(),
                 deadline_ms: std::time::Duration::from_nanos(deadline.0).as_secs_f64() * 1e3,
                 weight: contract.weight.get(),

@@ -25,6 +25,12 @@ fn sample() -> Reading {
             ],
             &[("rule", 3)],
         ),
+        labels: vec![ObjectLabel {
+            kind: "port",
+            name: "vm1".into(),
+            label: "iface-id".into(),
+            value: "5f1e".into(),
+        }],
         learning: Vec::new(),
         contracts: vec![("vm1".into(), penstock_control::report::Cause::Kept, 60)],
         vcpus: None,

@@ -9,6 +9,7 @@
 #   PENSTOCK_NATIVE=DIR       programs that print manual pages and schemas; default: the packaged ones
 #   PENSTOCK_DEB_VERSION=V    another version than that of Cargo.toml and git
 #   PENSTOCK_DEB_OUT=DIR      where the packages go
+#   PENSTOCK_DEB_COMPRESS=O   options of dpkg-deb, such as "-Zgzip -z1" for a fast test
 #   SOURCE_DATE_EPOCH=N       time of all files; default: time of the commit
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
@@ -90,7 +91,7 @@ END
 make_packages() {
     local options=(-b -us -uc --no-check-builddeps) log=$WORK/build.log
     [ -x "$PROGRAMS/penstock-vcpu-scx" ] || options+=(-Ppkg.penstock.noscx)
-    if ! (cd "$WORK/penstock" && NATIVE=$NATIVE DEB_BUILD_OPTIONS="nocheck ${DEB_BUILD_OPTIONS:-}" \
+    if ! (cd "$WORK/penstock" && NATIVE=$NATIVE COMPRESS=${PENSTOCK_DEB_COMPRESS:-} DEB_BUILD_OPTIONS="nocheck ${DEB_BUILD_OPTIONS:-}" \
         dpkg-buildpackage "${options[@]}") >"$log" 2>&1; then
         tail -n 40 "$log" >&2
         die "dpkg-buildpackage failed; the lines above say why"
@@ -129,4 +130,4 @@ mkdir -p "$OUT"
 rm -f "$OUT"/penstock*.{deb,ddeb,buildinfo,changes}
 mv "$WORK"/*.{deb,buildinfo,changes} "$OUT/"
 say "packages in $OUT:"
-(cd "$OUT" && ls -l --time-style=+ ./*.deb | awk '{ print "    " $6 "  " $5 " bytes" }')
+find "$OUT" -name '*.deb' -printf '    %f  %s bytes\n' | sort

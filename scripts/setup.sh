@@ -108,7 +108,7 @@ want deb dpkg-dev dpkg-buildpackage "likewise"
 want deb binutils objcopy "keeps debugging information in packages of its own"
 want deb mmdebstrap mmdebstrap "file systems of Debian 12 and 13, for images and for tests of packages"
 want deb buildah buildah "makes the container image"
-want deb crun crun "runs commands in the container image"
+
 want test lintian lintian "checks the packages"
 want test mandoc mandoc "checks the manual pages"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"

@@ -13,6 +13,7 @@ export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
 BIN=/usr/bin/penstock
 SOCKET=/run/penstock/host.sock
 CONFIG=/etc/penstock/host.toml
+SOS=/out/sos/none
 SECRET=correct-horse-battery-staple
 UNITS="penstock.service penstock-helper.service penstock-helper.socket penstock-vcpu.service
     penstock-controller.service"
@@ -57,8 +58,8 @@ pings() { quiet wait_until 15 ping_once; }
 
 links_lead_somewhere() {
     local file missing=0
-    # shellcheck disable=SC2046 # one path a word
-    for file in $(sed -n 's/^Documentation=file://p' $(dpkg -L penstock | grep -E '\.(service|socket)$')); do
+    for file in $(dpkg -L penstock | grep -E '\.(service|socket)$' |
+        xargs sed -n 's/^Documentation=file://p'); do
         [ -e "$file" ] || { say "$file" && missing=1; }
     done
     [ "$missing" = 0 ]
@@ -108,7 +109,7 @@ sos_reports() {
     quiet sos report --batch -o penstock --tmp-dir /out/sos --threads 1 --plugin-timeout 120 &&
         SOS=$(find /out/sos -name 'sosreport-*.tar*' ! -name '*.sha256' ! -name '*.md5' | head -1) && [ -n "$SOS" ]
 }
-sos_has() { tar -taf "$SOS" | grep -q "$1" || { tar -taf "$SOS" | grep penstock; false; }; }
+sos_has() { tar -taf "$SOS" | grep "$1" >/dev/null; }
 
 step installation
 list_files >/out/files.before
@@ -145,6 +146,7 @@ check "  the switch was restarted" [ "$(main_pid)" != "$pid" -a "$(main_pid)" !=
 check "  the configuration is unchanged" [ "$sum" = "$(sha256sum $CONFIG)" ]
 check "  the guests ping each other again" pings
 check "  the switch is still enabled" systemctl -q is-enabled penstock
+check "  the helper's socket is there" systemctl -q is-active penstock-helper.socket
 pid=$(main_pid)
 # shellcheck disable=SC2016 # the file's own argument
 printf '#!/bin/sh\n[ "$1" != penstock.service ] || exit 101\n' >/usr/sbin/policy-rc.d

@@ -110,7 +110,8 @@ want deb mmdebstrap mmdebstrap "file systems of Debian 12 and 13, for images and
 want deb buildah buildah "makes the container image"
 
 want test lintian lintian "checks the packages"
-want test mandoc mandoc "checks the manual pages"
+want test podman podman "runs the container image"
+want test runc runc "likewise, also on machines with control groups of version 1"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
 want test etcd-server etcd "three of them, to test the controller's store with"

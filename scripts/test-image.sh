@@ -10,16 +10,10 @@ set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 
 TAG=psi$$
-
-pod() {
-    podman --storage-driver vfs --root "$WORK/images" --runroot "$WORK/run" --tmpdir "$WORK/tmp" \
-        --cgroup-manager cgroupfs --runtime runc "$@"
-}
 # The limits are named because a container may not raise them to podman's defaults.
-in_image() {
-    pod run --rm --network=none --ulimit nofile=1024:1024 --ulimit nproc=4096:4096 \
-        -v "$WORK/sockets:/run/penstock" "$@"
-}
+LIMITS=(--network=none --ulimit nofile=1024:1024 --ulimit nproc=4096:4096)
+
+pod() { "${PODMAN[@]}" "$@"; }
 cleanup() {
     trap '' INT TERM HUP
     pod stop --time 5 "$TAG" >/dev/null 2>&1
@@ -30,10 +24,13 @@ cleanup() {
 }
 
 loads() { pod load --input "$IMAGE" >"$WORK/load.log" 2>&1 && NAME=$(pod images -q | head -1) && [ -n "$NAME" ]; }
+not_root() { [ "$(pod run "${LIMITS[@]}" --rm --entrypoint id "$NAME" -u)" != 0 ]; }
+has_directories() {
+    pod run "${LIMITS[@]}" --rm --entrypoint test "$NAME" -w /run/penstock -a -w /var/lib/penstock -a \
+        -w /etc/penstock/host.toml
+}
 starts() {
-    spawn "$WORK/host.log" podman --storage-driver vfs --root "$WORK/images" --runroot "$WORK/run" \
-        --tmpdir "$WORK/tmp" --cgroup-manager cgroupfs --runtime runc run --rm --name "$TAG" \
-        --network=none --ulimit nofile=1024:1024 --ulimit nproc=4096:4096 \
+    spawn "$WORK/host.log" "${PODMAN[@]}" run "${LIMITS[@]}" --rm --name "$TAG" \
         -v "$WORK/sockets:/run/penstock" "$NAME"
     wait_until 20 answers
 }
@@ -65,14 +62,18 @@ elif [ "$(id -u)" != 0 ] || ! have podman || ! have runc; then
     skip "image: wants root, podman and runc"
 else
     WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-image.XXXXXX")
+    PODMAN=(podman --storage-driver vfs --root "$WORK/images" --runroot "$WORK/run" --tmpdir "$WORK/tmp"
+        --cgroup-manager cgroupfs --runtime runc)
     trap cleanup EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     # The user of the image has another number on each build.
     mkdir -p "$WORK/sockets" && chmod 1777 "$WORK/sockets"
     check "podman loads the image" loads
-    check "its configuration is right" in_image "$NAME" host check --config /etc/penstock/host.toml
-    check "the user is not root" bash -c '[ "$1" != 0 ]' - "$(in_image --entrypoint id "$NAME" -u)"
+    check "its configuration is right" pod run "${LIMITS[@]}" --rm "$NAME" host check \
+        --config /etc/penstock/host.toml
+    check "its user is not root" not_root
+    check "it has the directories of sockets and state" has_directories
     check "the switch starts and answers on its socket" starts
     check "it accepts a tenant and two ports" adds_ports
     check "two endpoints outside ping each other" exchange_frames

@@ -19,7 +19,7 @@ SUITES=${PENSTOCK_SUITES:-bookworm trixie}
 MIRROR=${PENSTOCK_MIRROR:-http://deb.debian.org/debian}
 # The package needs only systemd. The other programs are those of the checks.
 INCLUDE=systemd,systemd-sysv,dbus,iproute2,iputils-ping,procps,busybox-static,man-db,mandoc
-INCLUDE+=,bash-completion,sosreport,init-system-helpers
+INCLUDE+=,bash-completion,sosreport,xz-utils,init-system-helpers
 
 # The programs are built. Nothing is gained here by a small file.
 make_package() {
@@ -108,7 +108,7 @@ base_root() {
         say "making a file system of $1, which takes a minute" >&2
         TMPDIR=$WORK mmdebstrap --quiet --variant=minbase --include="$INCLUDE" "$1" "$WORK/$1.tar" \
             "$MIRROR" >"$WORK/$1.log" 2>&1 || { tail -n 5 "$WORK/$1.log" >&2 && return 1; }
-        mkdir -p "$CACHE" && mv "$WORK/$1.tar" "$file" || return
+        mkdir -p "$CACHE" && rm -f "$CACHE/packages-$1"-* && mv "$WORK/$1.tar" "$file" || return
     fi
     echo "$file"
 }

@@ -2,10 +2,11 @@
 # state of the switch, the vCPU scheduler and the controller. Private keys and passwords are in
 # files of their own, which the plugin does not read.
 
-from sos.report.plugins import Plugin, IndependentPlugin
+from sos.report.plugins import DebianPlugin, Plugin, RedHatPlugin, UbuntuPlugin
 
 
-class Penstock(Plugin, IndependentPlugin):
+# Version 4.0 takes only plugins that name their distribution.
+class Penstock(Plugin, DebianPlugin, UbuntuPlugin, RedHatPlugin):
     short_desc = "Penstock virtual switch"
 
     plugin_name = "penstock"

@@ -57,7 +57,7 @@ cp "$(package)" "$WORK/penstock.deb"
 cp packaging/Containerfile "$WORK/"
 say "file system of $SUITE with $(basename "$(package)")"
 make_root
-build bud --isolation chroot --timestamp "$SOURCE_DATE_EPOCH" --tag "penstock:${version//+/-}" \
+build bud --quiet --isolation chroot --timestamp "$SOURCE_DATE_EPOCH" --tag "penstock:${version//+/-}" \
     --label "org.opencontainers.image.version=$version" \
     --label "org.opencontainers.image.title=Penstock virtual switch" \
     --label "org.opencontainers.image.licenses=Apache-2.0 OR MIT" "$WORK" >/dev/null

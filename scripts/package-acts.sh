@@ -72,13 +72,15 @@ units_verify() {
     say "$said"
     return 1
 }
-# groff has no warning about a page, except about words that are longer than a line. mandoc has no
-# error; it also warns of requests that groff accepts and that the generator of the pages writes.
+# groff has no warning about a page on wide lines; on narrow lines it warns of words that are longer.
+# mandoc has no error; it also warns of requests that groff accepts and that the pages' generator
+# writes.
 pages_render() {
     local page said n=0
     for page in /usr/share/man/man1/penstock*.1.gz; do
         n=$((n + 1))
-        said=$({ man --warnings='mac,!break' -E UTF-8 -l "$page" | cat >/dev/null && mandoc -Tlint -W error "$page"; } 2>&1)
+        said=$({ MANWIDTH=200 man --warnings -E UTF-8 -l "$page" >/dev/null &&
+            mandoc -Tlint -W error "$page"; } 2>&1)
         [ -z "$said" ] || { say "$page: $said" | head -5 && return 1; }
     done
     say "     $n pages"

@@ -20,17 +20,21 @@ TARGET=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 OUT=$(realpath -m "${PENSTOCK_DEB_OUT:-$TARGET/deb}")
 UNITS="penstock penstock-helper penstock-vcpu penstock-controller"
 
-in_git() { [ "$(git rev-parse --show-toplevel 2>/dev/null)" = "$REPO" ]; }
-# A commit with the tag of the release has the version of Cargo.toml. Other commits are later, and
-# their count makes the version of a later commit higher.
+# The tree may belong to another user, for example under sudo.
+own_git() { git -c safe.directory="$REPO" "$@"; }
+in_git() { [ "$(own_git rev-parse --show-toplevel 2>/dev/null)" = "$REPO" ]; }
+# A commit with the tag of the release has the version of Cargo.toml. For dpkg, a version with ~ is
+# before the release, and one with + is after it. The count of commits orders the others.
 deb_version() {
-    local version
+    local version tag
     version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -1)
+    tag=v$version
     if [ -n "${PENSTOCK_DEB_VERSION:-}" ]; then
         version=$PENSTOCK_DEB_VERSION
-    elif in_git && ! git describe --exact-match --match "v$version" >/dev/null 2>&1; then
-        version+="+git$(git rev-list --count HEAD).$(git rev-parse --short=8 HEAD)"
-        [ -z "$(git status --porcelain)" ] || version+=".changed"
+    elif in_git && ! own_git describe --tags --exact-match --match "$tag" >/dev/null 2>&1; then
+        if [ -n "$(own_git tag --list "$tag")" ]; then version+="+git"; else version+="~git"; fi
+        version+="$(own_git rev-list --count HEAD).$(own_git rev-parse --short=8 HEAD)"
+        [ -z "$(own_git status --porcelain)" ] || version+=".changed"
     fi
     say "$version"
 }
@@ -39,7 +43,7 @@ epoch() {
     if [ -n "${SOURCE_DATE_EPOCH:-}" ]; then
         say "$SOURCE_DATE_EPOCH"
     elif in_git; then
-        git log -1 --format=%ct
+        own_git log -1 --format=%ct
     else
         stat -c %Y CHANGELOG.md
     fi
@@ -55,9 +59,9 @@ build_programs() {
     else
         say "no package penstock-vcpu-scx: clang, libelf-dev or zlib1g-dev is missing"
     fi
-    CARGO_TARGET_DIR=$TARGET/deb-programs SOURCE_DATE_EPOCH=$(epoch) \
-        CFLAGS="${CFLAGS:-} -ffile-prefix-map=$REPO=/usr/src/penstock" \
-        RUSTFLAGS="${RUSTFLAGS:-} --remap-path-prefix=$REPO=/usr/src/penstock --remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/usr/src/cargo" \
+    CARGO_TARGET_DIR=$TARGET/deb-programs CFLAGS="${CFLAGS:-} -ffile-prefix-map=$REPO=/usr/src/penstock" \
+        CARGO_ENCODED_RUSTFLAGS=$(printf '%s\x1f%s' "--remap-path-prefix=$REPO=/usr/src/penstock" \
+            "--remap-path-prefix=${CARGO_HOME:-$HOME/.cargo}=/usr/src/cargo") \
         cargo build --release --locked "${packages[@]}"
 }
 

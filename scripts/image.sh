@@ -46,7 +46,7 @@ for tool in mmdebstrap buildah; do
 done
 [ "$(id -u)" = 0 ] || die "the image's file system needs root: sudo make image"
 [ -n "$(package)" ] || scripts/deb.sh
-SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}
+SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git -c safe.directory="$REPO" log -1 --format=%ct 2>/dev/null || stat -c %Y CHANGELOG.md)}
 export SOURCE_DATE_EPOCH
 
 WORK=$(mktemp -d "${TMPDIR:-/tmp}/penstock-image.XXXXXX")
@@ -57,10 +57,10 @@ cp "$(package)" "$WORK/penstock.deb"
 cp packaging/Containerfile "$WORK/"
 say "file system of $SUITE with $(basename "$(package)")"
 make_root
-build bud --quiet --isolation chroot --timestamp "$SOURCE_DATE_EPOCH" --tag "penstock:${version//+/-}" \
+build bud --quiet --isolation chroot --timestamp "$SOURCE_DATE_EPOCH" --tag "penstock:${version//[+~]/-}" \
     --label "org.opencontainers.image.version=$version" \
     --label "org.opencontainers.image.title=Penstock virtual switch" \
     --label "org.opencontainers.image.licenses=Apache-2.0 OR MIT" "$WORK" >/dev/null
 rm -f "$IMAGE"
-build push --quiet "penstock:${version//+/-}" "oci-archive:$IMAGE:penstock:${version//+/-}" 2>/dev/null
-say "image: $IMAGE, $(stat -c %s "$IMAGE") bytes, penstock:${version//+/-}"
+build push --quiet "penstock:${version//[+~]/-}" "oci-archive:$IMAGE:penstock:${version//[+~]/-}" 2>/dev/null
+say "image: $IMAGE, $(stat -c %s "$IMAGE") bytes, penstock:${version//[+~]/-}"

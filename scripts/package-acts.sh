@@ -3,7 +3,8 @@
 # script in a container. Prints PASS, FAIL and SKIP lines. Elsewhere the script would change the
 # machine, so it requires a marker file.
 #
-# /packages has the package (now.deb) and the same package with a higher version (next.deb).
+# /packages has the package (now.deb), the same package with a higher version (next.deb), and the lab
+# of the higher version (lab.deb).
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -162,6 +163,11 @@ systemctl stop penstock
 check "a switch that is stopped" installs /packages/next.deb
 check "  stays stopped" refused systemctl -q is-active penstock
 systemctl start penstock
+
+step "the lab"
+check "apt installs the lab" installs /packages/lab.deb
+check "  with a program that runs" quiet penstock-lab list
+check "  and removes it" quiet apt-get -q purge -y penstock-lab
 
 step support
 make_secrets

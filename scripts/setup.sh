@@ -29,6 +29,7 @@ want() {
     case $2 in
     etcd-server) quiet+=(etcd) ;;
     redis-server) quiet+=(redis-server) ;;
+    podman) quiet+=(podman.socket podman-auto-update.timer podman-restart.service) ;;
     esac
     missing+=("$2")
     say "missing: $2 ($4)"

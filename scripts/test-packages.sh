@@ -32,7 +32,7 @@ make_package() {
 # next_package DEB FILE: writes the same package with a higher version.
 next_package() {
     dpkg-deb -R "$1" "$WORK/next" &&
-        sed -i '/^Version: /s/$/.next/' "$WORK/next/DEBIAN/control" &&
+        sed -i -E 's/^Version: .*/&.next/; s/(penstock \(= [^)]*)\)/\1.next)/' "$WORK/next/DEBIAN/control" &&
         dpkg-deb --root-owner-group -Zgzip -z1 -b "$WORK/next" "$2" >/dev/null &&
         rm -rf "$WORK/next"
 }
@@ -168,6 +168,7 @@ if [ -n "${DEB:-}" ]; then
     elif [ -z "$SMOKE" ]; then
         mkdir -p "$WORK/packages" && cp "$DEB" "$WORK/packages/now.deb"
         check "a package of a higher version" next_package "$DEB" "$WORK/packages/next.deb"
+        check "  and its lab" next_package "$WORK"/deb/penstock-lab_*.deb "$WORK/packages/lab.deb"
         for suite in $SUITES; do test_suite "$suite"; done
     fi
 fi

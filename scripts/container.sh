@@ -37,7 +37,7 @@ end_container() {
     local dir
     wait_until 30 none_left
     for dir in "${CGROUPS[@]}"; do find "$dir" -depth -type d -exec rmdir {} +; done
-    rm -rf "/run/systemd/nspawn/propagate/penstock-$$"
+    [ "${#CGROUPS[@]}" = 0 ] || rm -rf "/run/systemd/nspawn/propagate/penstock-$$"
     if [ -n "${KEEP:-}" ]; then say "logs: $OUT"; else rm -rf "$WORK"; fi
 }
 

@@ -140,6 +140,9 @@ check "counters add up" counters_settle
 check "a restart" systemctl restart penstock
 check "  the guests ping each other again" pings
 check "port add writes the file" quiet ctl port add tap1 tap.interface=ptap1 tenant=blue
+ip netns add acts1
+check "a port in a namespace, through the helper" \
+    quiet ctl port add tap2 tap.interface=ptap2 tap.netns=acts1 tenant=blue
 check "it can be enabled" quiet systemctl enable penstock penstock-helper.socket
 sum=$(sha256sum $CONFIG)
 
@@ -152,6 +155,7 @@ check "  the configuration is unchanged" [ "$sum" = "$(sha256sum $CONFIG)" ]
 check "  the guests ping each other again" pings
 check "  the switch is still enabled" systemctl -q is-enabled penstock
 check "  the helper's socket is there" systemctl -q is-active penstock-helper.socket
+check "  the port in the namespace is there" wait_until 5 in_netns acts1 ip link show ptap2
 pid=$(main_pid)
 # shellcheck disable=SC2016 # the file's own argument
 printf '#!/bin/sh\n[ "$1" != penstock.service ] || exit 101\n' >/usr/sbin/policy-rc.d
@@ -180,6 +184,7 @@ check "  has no secret" no_secret_in /out/bundle.tar.gz
 
 step removal
 for pid in "${OWN_PIDS[@]}"; do end_pid "$pid"; done
+ip netns del acts1
 check "apt removes the package while the switch runs" quiet apt-get -q remove -y penstock
 check "  the switch has ended" refused pgrep -x penstock
 check "  its configuration stays" test -e $CONFIG

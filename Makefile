@@ -4,7 +4,7 @@ PROFILE ?= dev
 export PROFILE
 BENCH ?= v2v $(if $(filter 0,$(shell id -u)),--peer ovs-dpdk)
 
-.PHONY: help setup build demo fabric-demo demo-guests test nightly check bench docs clean
+.PHONY: help setup build demo fabric-demo demo-guests test nightly check bench deb image docs clean
 
 help: ## Shows this
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -43,6 +43,14 @@ bench: ## Cycles per frame and rates, as root beside OVS-DPDK; BENCH="v2v --size
 	@scripts/setup.sh bench
 	@cargo build --locked --release -p penstock -p penstock-lab
 	@"$${CARGO_TARGET_DIR:-target}/release/penstock-lab" bench $(BENCH)
+
+deb: ## Builds Debian packages in target/deb; PENSTOCK_PREBUILT=DIR takes programs that are built
+	@scripts/setup.sh deb
+	@scripts/deb.sh
+
+image: ## Builds a container image with the package in target/deb/penstock-image.tar; needs root
+	@scripts/setup.sh deb
+	@scripts/image.sh
 
 docs: ## Builds the site of the documentation in target/book; installs mdbook if it is missing
 	@scripts/setup.sh build

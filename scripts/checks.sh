@@ -79,6 +79,8 @@ lane_contracts() {
 }
 lane_scx() { "$REPO/scripts/test-scx.sh"; }
 lane_instructions() { "$REPO/scripts/instructions.sh"; }
+# Also in Debian 12 and 13: scripts/test-packages.sh, which `make nightly` runs.
+lane_packages() { "$REPO/scripts/test-packages.sh" --smoke; }
 lane_formats() { "$REPO/scripts/formats.sh"; }
 lane_deny() {
     if ! cargo deny --version >/dev/null 2>&1; then
@@ -194,7 +196,7 @@ test_lanes() {
     lane deny "licences, sources, unwanted crates"
     beside "$log" "$built" clippy doc
     local lints=$!
-    beside "$log" "$built" scx formats instructions
+    beside "$log" "$built" scx formats instructions packages
     local guest=$!
     lane unit "unit, property, simulation and integration tests"
     lane units "service units: known keys, exposure, the switch under its unit as its own user"
@@ -207,6 +209,7 @@ test_lanes() {
     join doc "documentation, warnings are errors"
     join formats "schemas by ajv, metrics and alert rules by promtool"
     join instructions "instructions of the data path per frame, against those kept"
+    join packages "Debian packages by lintian, their files, units and completion scripts"
     join scx "the double run queue as the scheduler of a guest's kernel"
 }
 

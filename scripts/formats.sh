@@ -11,17 +11,6 @@ set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$REPO" || exit 1
 
-find_promtool() {
-    local dir=$CACHE/prometheus
-    if [ -n "${PROMTOOL:-}" ]; then
-        echo "$PROMTOOL"
-    elif have promtool; then
-        command -v promtool
-    elif [ -x "$dir/usr/bin/promtool" ] || fetch_package prometheus "$dir" >&2; then
-        echo "$dir/usr/bin/promtool"
-    fi
-}
-
 # Returns the folder with ajv and a TOML reader in its `node_modules`.
 find_ajv() {
     local dir=${AJV_DIR:-$CACHE/ajv} try

@@ -87,6 +87,19 @@ fetch_package() {
     [ -d "$2" ]
 }
 
+# Returns the path of promtool. Debian's package prometheus would also start a service, so only its
+# files are fetched.
+find_promtool() {
+    local dir=$CACHE/prometheus
+    if [ -n "${PROMTOOL:-}" ]; then
+        echo "$PROMTOOL"
+    elif have promtool; then
+        command -v promtool
+    elif [ -x "$dir/usr/bin/promtool" ] || fetch_package prometheus "$dir" >&2; then
+        echo "$dir/usr/bin/promtool"
+    fi
+}
+
 # patience SECONDS: a deadline for a calm machine, multiplied for this machine. The tests in Rust
 # have the same factor (crates/testing).
 patience() { echo $(($1 * ${PENSTOCK_PATIENCE:-3})); }

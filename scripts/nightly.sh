@@ -37,6 +37,8 @@ guests|runs Linux guests and endpoints with the release program
 migration|moves a guest between two ports of the release program
 testpmd|runs all 32 combinations of settings of DPDK's virtio driver, 10 s each
 calibration|measures a cost model with the release program, and prices contracts by it
+packages|installs, updates and purges the package in Debian 12 and 13
+image|makes the container image and runs the switch in it
 scx|runs the sched_ext scheduler in a guest's kernel, in rounds of 5 s
 properties|runs all tests, with a random seed for property tests
 ignored|runs tests that are marked as too long or as measurements
@@ -62,6 +64,10 @@ part_guests() { scripts/test-guests.sh; }
 part_migration() { scripts/test-migration.sh; }
 part_testpmd() { scripts/test-testpmd.sh 10; }
 part_calibration() { scripts/test-calibration.sh; }
+part_packages() { scripts/test-packages.sh; }
+part_image() {
+    PENSTOCK_PREBUILT=$(dirname "$PENSTOCK_BIN") scripts/deb.sh && scripts/image.sh && scripts/test-image.sh
+}
 part_scx() { SCX_SECONDS=600 SCX_ROUND=5 scripts/test-scx.sh; }
 part_properties() {
     local seed=${PROPTEST_RNG_SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}

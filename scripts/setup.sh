@@ -5,6 +5,7 @@
 #
 #   setup.sh build     compiler and linker
 #   setup.sh demo      also what `make demo-guests` uses
+#   setup.sh deb       compiler and linker, and what `make deb` and `make image` use
 #   setup.sh test      also what `make test` uses         (the default)
 #   setup.sh bench     what `make demo` uses, the switch that `make bench` compares with, and the
 #                      programs of live figures
@@ -22,11 +23,13 @@ want() {
     case $level:$1 in
     build:demo | build:test | demo:test) return ;;
     build:bench | demo:bench | test:bench | bench:test) return ;;
+    build:deb | demo:deb | bench:deb | deb:demo | deb:test | deb:bench) return ;;
     esac
     have "$3" || [ -e "$3" ] && return
     case $2 in
     etcd-server) quiet+=(etcd) ;;
     redis-server) quiet+=(redis-server) ;;
+    podman) quiet+=(podman.socket podman-auto-update.timer podman-restart.service) ;;
     esac
     missing+=("$2")
     say "missing: $2 ($4)"
@@ -101,6 +104,15 @@ want test clang clang "compiles the BPF program of crates/vcpu-scx"
 want test libelf-dev /usr/include/libelf.h "reads BPF programs, for libbpf"
 want test zlib1g-dev /usr/include/zlib.h "likewise"
 want test pkg-config pkg-config "finds both"
+want deb debhelper dh "makes Debian packages"
+want deb dpkg-dev dpkg-buildpackage "likewise"
+want deb binutils objcopy "keeps debugging information in packages of its own"
+want deb mmdebstrap mmdebstrap "file systems of Debian 12 and 13, for images and for tests of packages"
+want deb buildah buildah "makes the container image"
+
+want test lintian lintian "checks the packages"
+want test podman podman "runs the container image"
+want test runc runc "likewise, also on machines with control groups of version 1"
 want test dpdk-dev dpdk-testpmd "an independent virtio driver to test with"
 want test valgrind valgrind "counts the data path's instructions"
 want test etcd-server etcd "three of them, to test the controller's store with"
@@ -136,7 +148,7 @@ if ! have cargo; then
     say "       rustup as https://rustup.rs tells (as the user who builds), then run this again." >&2
     exit 1
 fi
-if [ "$level" != build ] && have qemu-system-x86_64 && [ "$(uname -m)" = x86_64 ]; then
+if [[ $level != build && $level != deb ]] && have qemu-system-x86_64 && [ "$(uname -m)" = x86_64 ]; then
     # Fetches a kernel if needed and packs the file system. The cache serves later calls.
     "$REPO/scripts/guest-image.sh" >/dev/null || warn "no guest image: guests are left out"
 fi

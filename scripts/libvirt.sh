@@ -31,10 +31,11 @@ own_users() {
     grep -q '^kvm:' "$1/group" || echo "kvm:x:64056:" >>"$1/group"
 }
 
-# in_own_dirs DIR program...: runs a program with libvirt's directories in DIR.
+# in_own_dirs DIR program...: runs a program with libvirt's directories in DIR. In a session of its
+# own, the program does not receive the terminal's signals, so that it can end its domains.
 in_own_dirs() {
     # shellcheck disable=SC2016 # the shell in the namespace expands these
-    exec unshare --mount --propagation private -- sh -c 'dir=$1 names=$2; shift 2
+    exec setsid unshare --mount --propagation private -- sh -c 'dir=$1 names=$2; shift 2
         for name in $names; do mount --bind "$dir/$name" "/$name" || exit; done
         for name in passwd group; do
             [ ! -e "$dir/$name" ] || mount --bind "$dir/$name" "/etc/$name" || exit
@@ -48,6 +49,7 @@ in_own_dirs() {
 start_libvirt() {
     local dir=$1 name
     shift
+    lock_mount_points --shared
     for name in $LIBVIRT_DIRS; do
         [ -d "/$name" ] || { mkdir -p "/$name" && OWN_MOUNT_POINTS+=("/$name"); }
         mkdir -p "$dir/$name"
@@ -100,11 +102,20 @@ stop_libvirt() {
     end_pid "$(cat "$1/libvirtd.pid")"
     end_pid "$(cat "$1/virtlogd.pid")"
 }
+# Only one run at a time may remove directories, and only if no other run uses them: if a directory is
+# removed, the kernel also removes what other namespaces have mounted on it.
+lock_mount_points() {
+    exec 8>"${TMPDIR:-/tmp}/penstock-libvirt.lock"
+    flock "$@" 8
+}
 # Removes the directories that the daemons and this script have made outside their own.
 remove_mount_points() {
     local i
+    lock_mount_points --nonblock || return 0
     for ((i = ${#OWN_MOUNT_POINTS[@]} - 1; i >= 0; i--)); do rmdir "${OWN_MOUNT_POINTS[i]}"; done
-    for i in "${OWN_CGROUPS[@]}"; do [ ! -d "$i" ] || rmdir "$i"; done
+    for i in "${OWN_CGROUPS[@]}"; do
+        [ ! -d "$i" ] || find "$i" -depth -type d -exec rmdir {} +
+    done
 }
 # cpu_cgroup: prints the mount point of the cgroup v1 controller `cpu`, if it has real-time budgets.
 cpu_cgroup() {

@@ -67,6 +67,8 @@ as_own_user() {
 }
 lane_guests() { under_unit test-guests.sh; }
 lane_migration() { under_unit test-migration.sh; }
+# The short form; `make nightly` runs all of it.
+lane_libvirt() { as_own_user "$REPO/scripts/test-libvirt.sh" --smoke; }
 # Each combination runs twice this long: a second in every test run, ten by hand. Six of the 32
 # combinations have every pair of settings. TESTPMD_CELLS= (empty) runs all, as `make nightly` does.
 lane_testpmd() {
@@ -203,6 +205,7 @@ test_lanes() {
     lane smoke "the release program, if it is built: start, traffic, reload, stop"
     lane guests "Linux guests and endpoints on a running switch"
     lane migration "a Linux guest moves between two ports while traffic runs"
+    lane libvirt "two domains of libvirt, and kill -9 of the switch and of QEMU"
     lane testpmd "DPDK's virtio driver on a running switch"
     wait "$lints" "$guest"
     join clippy "lints, warnings are errors"

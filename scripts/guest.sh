@@ -4,6 +4,7 @@
 #   guest.sh accel                              prints the accelerator that boots a stock kernel: kvm or tcg
 #   guest.sh start NAME SOCKET MAC IP/LEN [--sock-server] [--mem MIB] [--mtu BYTES] [--incoming]
 #                  [--queues PAIRS] [--packed]
+#   guest.sh adopt NAME PIDFILE                 makes the directory of a guest that another program starts
 #   guest.sh reconnect                          prints the chardev option for a connection that comes back
 #   guest.sh wait-ready NAME [SECONDS]
 #   guest.sh exec NAME 'command' [SECONDS]      runs it in the guest; has its output and status
@@ -26,10 +27,6 @@ set -euo pipefail
 
 GUESTS=${PENSTOCK_GUESTS:-${XDG_RUNTIME_DIR:-/tmp}/penstock-guests-$(id -u)}
 QEMU=${PENSTOCK_QEMU:-qemu-system-x86_64}
-# no_timer_check: a loaded host fails the timer self-test. The other options keep slow guests from
-# panicking.
-CMDLINE="console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable nowatchdog"
-CMDLINE+=" rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0"
 
 # Returns the pid of a running guest. The guest is ours if its command line names its directory.
 guest_pid() {
@@ -55,6 +52,20 @@ is_gone() { ! guest_pid "$1" >/dev/null; }
 is_ready() { grep -q ^READY "$GUESTS/$1/console.log" 2>/dev/null; }
 is_ready_or_gone() { is_ready "$1" || is_gone "$1"; }
 
+make_dir() {
+    local dir=$GUESTS/$1
+    rm -rf "$dir"
+    mkdir -p "$dir"
+    mkfifo "$dir/agent.in" "$dir/agent.out" "$dir/qmp.in" "$dir/qmp.out"
+}
+# The other program's QEMU writes the console to console.log, has the pipe `agent` as its second
+# serial port, and so names the directory in its command line.
+adopt() {
+    is_gone "$1" || die "guest $1: runs already"
+    make_dir "$1"
+    ln -s "$2" "$GUESTS/$1/pid"
+}
+
 # boot NAME ACCEL MIB CMDLINE_MORE qemu-arguments...
 boot() {
     local name=$1 accel=$2 mem=$3 more=$4 dir=$GUESTS/$1 files kernel initrd
@@ -63,9 +74,7 @@ boot() {
     is_gone "$name" || die "guest $name: runs already"
     files=$("$REPO/scripts/guest-image.sh") || exit 1
     { read -r kernel && read -r initrd; } <<<"$files"
-    rm -rf "$dir"
-    mkdir -p "$dir"
-    mkfifo "$dir/agent.in" "$dir/agent.out" "$dir/qmp.in" "$dir/qmp.out"
+    make_dir "$name"
     [ "$accel" = kvm ] || accel=tcg,thread=multi
     # A function must not start QEMU, because $! must be QEMU itself.
     taskset -c "$(others_cores)" setsid $QEMU -name "$name" -accel "$accel" -cpu max -m "$mem" \
@@ -73,7 +82,7 @@ boot() {
         -chardev "pipe,id=qmp,path=$dir/qmp" -mon chardev=qmp,mode=control \
         -chardev "file,id=console,path=$dir/console.log" -serial chardev:console \
         -chardev "pipe,id=agent,path=$dir/agent" -serial chardev:agent \
-        -kernel "$kernel" -initrd "$initrd" -append "$CMDLINE $more" \
+        -kernel "$kernel" -initrd "$initrd" -append "$GUEST_CMDLINE $more" \
         "$@" </dev/null >"$dir/qemu.log" 2>&1 9>&- &
     echo $! >"$dir/pid"
     disown
@@ -265,6 +274,7 @@ case $verb in
 accel) accel ;;
 reconnect) reconnect ;;
 start) start "$@" ;;
+adopt) adopt "$@" ;;
 wait-ready) wait_ready "$@" ;;
 exec) run_inside "$@" ;;
 migrate) migrate "$@" ;;

@@ -262,8 +262,19 @@ counters_settle() { wait_until "${1:-5}" ctl stats --check; }
 ping_from() { in_netns "$1" busybox ping -c "${3:-3}" -W 1 "$2" 2>&1; }
 # Returns the mean round trip in ping's output, as "0.123 ms".
 ping_mean() { sed -n 's|.*= [0-9.]*/\([0-9.]*\)/.*|\1 ms|p' <<<"$1"; }
+# longest_silence LOG: the longest run of missing answers to a ping every 20 ms, in milliseconds.
+longest_silence() {
+    sed -n 's/.*seq=\([0-9]*\) .*/\1/p' "$1" | sort -n |
+        awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print 20 * most }'
+}
 # Returns the receiver's rate in iperf3's text output, as "1.23 Gbits/sec".
 iperf_rate() { awk '/receiver/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /bits\/sec/) r = $i " " $(i + 1) } END { print r }' <<<"$1"; }
+
+# The command line of a guest's kernel. no_timer_check: a loaded host fails the timer self-test. The
+# other options keep slow guests from panicking.
+# shellcheck disable=SC2034 # the scripts that source this use it
+GUEST_CMDLINE="console=ttyS0 quiet panic=-1 mitigations=off no_timer_check tsc=reliable nowatchdog"
+GUEST_CMDLINE+=" rcupdate.rcu_cpu_stall_suppress=1 net.ifnames=0"
 
 # --- demos ---
 

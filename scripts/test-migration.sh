@@ -144,11 +144,6 @@ sends_after() {
 # Returns the sender's rate in iperf3's text output. iperf3 is interrupted, so the receiver's rate
 # is missing.
 sent_rate() { sed -n 's/.* \([0-9.]* [KMG]*bits\/sec\).*sender.*/\1/p' "$1"; }
-# Returns the longest run of missing answers, times the 20 ms between two of them.
-longest_silence() {
-    sed -n 's/.*seq=\([0-9]*\) .*/\1/p' "$1" | sort -n |
-        awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print 20 * most }'
-}
 
 main() {
     check "the switch starts" start_switch "$WORK/host.toml"

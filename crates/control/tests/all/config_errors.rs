@@ -588,9 +588,63 @@ vhost-user.socket = "/run/vm1.sock"
 tenant="blue"
 "#,
         &[
-            "2:8: tenant \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\": the \
-                 name has 65 characters, the limit is 64; write 1 to 64 characters of a-z A-Z \
-                 0-9 . _ -",
+            r#"2:8: port "vm1": the name "vm1" is used twice; choose another name"#,
+            "3:21: port \"vm1\": socket /run/vm1.sock is already used by port \"vm1\"; choose \
+                 another socket",
+        ],
+    ),
+    (
+        r#"[[tenant]]
+name = ""
+"#,
+        &["2:8: tenant \"\": the name is empty; write 1 to 64 characters of a-z A-Z 0-9 . \
+                 _ -"],
+    ),
+    (
+        r#"[[tenant]]
+name = "a/b"
+"#,
+        &["2:8: tenant \"a/b\": the name contains '/'; write 1 to 64 characters of a-z A-Z \
+                 0-9 . _ -"],
+    ),
+    (
+        r#"[[tenant]]
+name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+"#,
+        &["2:8: tenant \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\
+                 aaaaaaaaaaaaaaaaaaaaaaaaa\": \
+                 the name has 65 characters, the limit is 64; write 1 to 64 characters of \
+                 a-z A-Z 0-9 . _ -"],
+    ),
+    (
+        r#"[[tenant]]
+name = "a"
+labels = { "a b" = "x" }
+"#,
+        &["3:10: tenant \"a\": `labels`: the label key \"a b\" is not allowed; write 1 to 63 \
+                 characters of a-z A-Z 0-9 . _ / -"],
+    ),
+];
+
+#[test]
+fn names() {
+    appended(NAMES);
+}
+
+const KEYS_OF_ANOTHER_PORT_TYPE: &[Case] = &[
+    (
+        r#"[[port]]
+name = "t"
+tap.interface = "t"
+tenant = "blue"
+tap.socket = "/x"
+tap.mode = "client"
+"#,
+        &[
+            "5:5: port \"t\": unknown key `socket`; known here: interface, netns, queues, \
+                 offloads, mtu",
+            "6:5: port \"t\": unknown key `mode`; known here: interface, netns, queues, \
+                 offloads, mtu",
         ],
     ),
     (

@@ -133,6 +133,9 @@ fn change_text(wanted: &Value) -> String {
 /// Returns the value in the type that the key requires.
 fn keyed_value(key: &str, text: &str) -> Result<Value> {
     let plain = value(text);
+    if key.starts_with("labels.") {
+        return Ok(Value::String(text.to_owned()));
+    }
     // The last part of a dotted key determines the type, as in `vhost-user.socket_mode`.
     let key = key.rsplit('.').next().unwrap_or(key);
     if TEXT_KEYS.contains(&key) && !plain.is_str() {

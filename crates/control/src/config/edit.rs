@@ -132,7 +132,7 @@ fn form(key: &str) -> Form {
     match key {
         "mac" | "ip" | "trunk" | "vlans" | "actions" | "rtp" => Form::List,
         "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "interrupts" | "mtu"
-        | "slow_path" | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight"
+        | "slow_path" | "labels" | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight"
         | "uplink_share" | "depth" | "contract" | "police" | "match" | "queue" | "shape"
         | "receive" | "send" | "wfq" | "dscp" | "vhost-user" | "tap" | "packet" | "xdp" => {
             Form::Literal
@@ -159,7 +159,12 @@ fn set(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError
         });
         let nested =
             item.as_table_like_mut().ok_or_else(|| EditError::NoTable(outer.to_owned()))?;
-        set(nested, inner, text)?;
+        if outer == "labels" {
+            // A label is text, and its key may have dots.
+            set_label(nested, inner, text);
+        } else {
+            set_in_table(nested, inner, text)?;
+        }
         if let Some(table) = item.as_inline_table_mut() {
             table.fmt();
         }
@@ -169,12 +174,37 @@ fn set(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError
         table.remove(key);
         return Ok(());
     }
-    let mut value = value_of(key, text);
+    replace(table, key, value_of(key, text));
+    Ok(())
+}
+
+/// Sets a key of a table inside an object, such as `queues` of `vhost-user`. Most of these keys are
+/// numbers, so a value that is valid TOML becomes that value.
+fn set_in_table(table: &mut dyn TableLike, key: &str, text: &str) -> Result<(), EditError> {
+    let is_text = ["interface", "netns", "socket", "socket_mode", "socket_owner", "socket_group"]
+        .contains(&key);
+    if text.is_empty() || key.contains('.') || is_text || !matches!(form(key), Form::Text) {
+        return set(table, key, text);
+    }
+    let literal = text.parse::<Value>().ok().filter(|value| !value.is_datetime()).map(plain);
+    replace(table, key, literal.unwrap_or_else(|| value_of(key, text)));
+    Ok(())
+}
+
+/// Replaces the value of a key, and keeps the comment after the value.
+fn replace(table: &mut dyn TableLike, key: &str, mut value: Value) {
     if let Some(Item::Value(old)) = table.get(key) {
         *value.decor_mut() = old.decor().clone();
     }
     table.insert(key, Item::Value(value));
-    Ok(())
+}
+
+fn set_label(table: &mut dyn TableLike, key: &str, text: &str) {
+    if text.is_empty() {
+        table.remove(key);
+    } else {
+        table.insert(key, Item::Value(Value::String(Formatted::new(text.to_owned()))));
+    }
 }
 
 fn value_of(key: &str, text: &str) -> Value {

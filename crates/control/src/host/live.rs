@@ -292,8 +292,12 @@ impl Link for VhostLink {
 }
 
 impl Link for Tap {
+    fn close(&self) {
+        self.close();
+    }
+
     fn keep(&self, name: &str) -> Option<Kept> {
-        self.keep(name)
+        Some(self.keep(name))
     }
 
     fn status(&self) -> AttachStatus {

@@ -10,6 +10,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use penstock_units::Cycles;
 
@@ -52,7 +53,7 @@ pub struct Tap {
     kept: KeptTap,
     offloads: OffloadCaps,
     /// Second descriptors of the queues, for [`Self::keep`].
-    files: Vec<File>,
+    files: Mutex<Vec<File>>,
 }
 
 impl Tap {
@@ -94,18 +95,25 @@ impl Tap {
             Box::new(TapQueue { file, caps, spacing, now: Cycles::ZERO, pieces }) as Box<_>
         });
         let queues = queues.collect();
-        Ok((Self { interface, kept: kept_as(config), offloads, files: copies }, queues))
+        Ok((Self { interface, kept: kept_as(config), offloads, files: Mutex::new(copies) }, queues))
     }
 
     /// Returns the queues of the interface for the next process. The interface exists as long as
     /// the returned value.
     #[must_use]
-    pub fn keep(&self, port: &str) -> Option<Kept> {
+    pub fn keep(&self, port: &str) -> Kept {
         let mut files = Files::default();
-        for file in &self.files {
-            files.put(file.try_clone().ok()?);
-        }
-        Some(Kept::new(port.to_owned(), State::Tap(self.kept.clone()), files))
+        self.take_files().into_iter().for_each(|file| drop(files.put(file)));
+        Kept::new(port.to_owned(), State::Tap(self.kept.clone()), files)
+    }
+
+    /// Closes the port's own descriptors of the queues, so that the interface goes with the queues.
+    pub fn close(&self) {
+        drop(self.take_files());
+    }
+
+    fn take_files(&self) -> Vec<File> {
+        core::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     #[must_use]

@@ -57,12 +57,6 @@ pub(super) fn set_request(
     let object = format!("{what} {}", args.name);
     anyhow::ensure!(!args.pairs.is_empty(), "{object}: nothing to set; write KEY=VALUE");
     let pairs = Pairs::parse(&args.pairs).with_context(|| object.clone())?;
-    if let Some((key, _)) = pairs.changes.iter().find(|(key, _)| key.contains('.')) {
-        let table = key.split('.').next().unwrap_or_default();
-        anyhow::bail!(
-            "{object}: key '{key}' is in a table; write the whole table, as in {table}='{{ ... }}'"
-        );
-    }
     Ok(api::SetObjectRequest {
         name: args.name.clone(),
         changes: pairs

@@ -342,6 +342,17 @@ fn objects_are_found_by_their_labels() {
     assert!(error.contains("no port has this label; see `penstock port list -l zone`"), "{error}");
     assert!(daemon.ask("stats -l zone=2").fails().contains("no port has the label zone=2"));
     daemon.ask(&format!("port set vm-uuid={uuid} priority=2")).ok();
+    daemon.ask("port set a labels.k8s.io/pod=7 labels.zone=2 tap.queues=2 police.cir=1G").ok();
+    let shown = daemon.ask("port show a --json").json();
+    assert_eq!(shown["labels"]["k8s.io/pod"], "7");
+    assert_eq!(shown["labels"]["zone"], "2");
+    assert_eq!(shown["queues"], 2);
+    let file = fs::read_to_string(daemon.config()).unwrap();
+    assert!(file.contains("queues = 2") && file.contains("\"k8s.io/pod\" = \"7\""), "{file}");
+    assert_eq!(daemon.ask("host reload").ok().lines().count(), 1, "the file is what runs");
+    daemon.ask("port set b labels={zone=\"1\"}").ok();
+    assert_eq!(names("port list -l zone=1"), ["b"]);
+    daemon.ask(&format!("port set b labels.container={container}")).ok();
     let page = daemon.page("/metrics");
     let label = format!("penstock_port_labels{{port=\"a\",label=\"vm-uuid\",value=\"{uuid}\"}} 1");
     assert!(page.contains(&label), "{page}");

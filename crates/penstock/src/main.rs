@@ -63,6 +63,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Endpoint(args) => verbs::endpoint::run(&args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Report(args) => verbs::report::run(&args),
+        Command::SupportBundle(args) => {
+            verbs::support::run(&args, socket.unwrap_or(Path::new(DEFAULT_SOCKET)))
+        }
         Command::Lab(moved) => Ok(usage(&moved.text("lab"))),
         Command::Bench(moved) => Ok(usage(&moved.text("bench"))),
         Command::Guard => {
@@ -105,6 +108,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         | Command::Endpoint(_)
         | Command::Calibrate(_)
         | Command::Report(_)
+        | Command::SupportBundle(_)
         | Command::Lab(_)
         | Command::Bench(_)
         | Command::Guard

@@ -103,7 +103,9 @@ impl Tap {
     #[must_use]
     pub fn keep(&self, port: &str) -> Kept {
         let mut files = Files::default();
-        self.take_files().into_iter().for_each(|file| drop(files.put(file)));
+        for file in self.take_files() {
+            files.put(file);
+        }
         Kept::new(port.to_owned(), State::Tap(self.kept.clone()), files)
     }
 

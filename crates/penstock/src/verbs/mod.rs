@@ -27,6 +27,7 @@ pub mod port;
 pub mod queues;
 pub mod report;
 pub mod stats;
+pub mod support;
 pub mod tenant;
 pub mod vcpu;
 mod what_if;

@@ -306,6 +306,28 @@ fn without_a_daemon_the_error_says_how_to_start_one() {
 }
 
 #[test]
+fn a_support_bundle_has_the_state_and_no_secret() {
+    let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
+    let at = daemon.scratch.0.display().to_string();
+    fs::write(daemon.scratch.0.join("other.toml"), "password = \"geheim\"\n").unwrap();
+    let out = format!("{at}/bundle.tar.gz");
+    let line = format!("support-bundle --out {out} --config-dir {at} --controller-socket {at}/no");
+    assert_eq!(daemon.ask(&line).ok().trim(), out);
+    assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(daemon.ask(&line).fails().contains("cannot be made; choose another file"));
+    let unpacked = Command::new("tar").args(["-C", &at, "-xzf", &out]).status().unwrap();
+    assert!(unpacked.success());
+    let bundle = daemon.scratch.0.join("penstock-support");
+    let part = |name: &str| fs::read_to_string(bundle.join(name)).unwrap();
+    assert!(part("state/ports.json").contains("tapa"));
+    assert!(part("counters/check.txt").contains("The counters add up"));
+    assert!(part(&format!("config{at}/host.toml")).contains("name = \"red\""));
+    assert_eq!(part(&format!("config{at}/other.toml")), "password = \"********\"\n");
+    assert!(part("missing.txt").contains("state/vcpus.json"), "no scheduler runs");
+    assert!(part("machine/kernel").contains("Linux"));
+}
+
+#[test]
 fn objects_are_found_by_their_labels() {
     let uuid = "b7a0f3c1-0f7a-4f2e-9f10-2d6f4c1a9e55";
     let container = "c".repeat(64);

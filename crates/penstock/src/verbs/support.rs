@@ -1,0 +1,287 @@
+//! `penstock support-bundle` collects what a person needs who looks for a fault: configuration,
+//! state, counters, logs and versions.
+//!
+//! # Approach
+//!
+//! The bundle has the output of the commands that an operator would run, so that a reader needs no
+//! other tool. Each command is a process of its own: if a part of Penstock does not answer, the
+//! other parts are still in the bundle, and `missing.txt` says what failed.
+//!
+//! # Secrets
+//!
+//! Penstock's configuration names files with keys and passwords, and the bundle contains no such
+//! file. If a configuration has the text of a secret by mistake, the text is replaced by asterisks.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use regex::Regex;
+
+use super::print;
+use crate::unix_time::unix_s;
+
+/// Largest part of a bundle in bytes. The end of a longer part is kept.
+const PART_MAX: usize = 32 << 20;
+
+/// `penstock support-bundle`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct SupportArgs {
+    /// File for the bundle. Default: penstock-support-HOST-TIME.tar.gz in this directory
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Directories with configuration files
+    #[arg(
+        long = "config-dir",
+        value_name = "DIR",
+        default_values = ["/etc/penstock", "/etc/penstock-controller"]
+    )]
+    pub config_dirs: Vec<PathBuf>,
+    /// Unix socket of a controller on this machine
+    #[arg(long, value_name = "PATH", default_value = "/run/penstock-controller/controller.sock")]
+    pub controller_socket: PathBuf,
+    /// Length of the log to collect, in systemd's notation
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    pub since: String,
+}
+
+/// Parts of the bundle that are the output of a `penstock` command: file and arguments.
+const HOST: [(&str, &[&str]); 11] = [
+    ("state/host.json", &["host", "show", "--json"]),
+    ("state/host-config.toml", &["host", "config"]),
+    ("state/ports.json", &["port", "list", "--json"]),
+    ("state/tenants.json", &["tenant", "list", "--json"]),
+    ("state/rules.json", &["flow", "list", "--json"]),
+    ("state/addresses.json", &["fdb", "list", "--json"]),
+    ("counters/stats.json", &["stats", "--json"]),
+    ("counters/check.txt", &["stats", "--check"]),
+    ("counters/drops.txt", &["stats", "--drops"]),
+    ("counters/delays.txt", &["stats", "--delays"]),
+    ("counters/contracts.json", &["report", "--since", "1d", "--json"]),
+];
+
+const CONTROLLER: [(&str, &str); 5] = [
+    ("controller/status.json", "status"),
+    ("controller/topology.json", "topology"),
+    ("controller/tenants.json", "tenants"),
+    ("controller/bindings.json", "bindings"),
+    ("controller/events.json", "events"),
+];
+
+/// Files of the machine that say what it is.
+const MACHINE: [(&str, &str); 7] = [
+    ("machine/os-release", "/etc/os-release"),
+    ("machine/kernel", "/proc/version"),
+    ("machine/cmdline", "/proc/cmdline"),
+    ("machine/cpuinfo", "/proc/cpuinfo"),
+    ("machine/meminfo", "/proc/meminfo"),
+    ("machine/interrupts", "/proc/interrupts"),
+    ("machine/schedstat", "/proc/schedstat"),
+];
+
+/// Runs `support-bundle`.
+///
+/// # Errors
+/// Returns an error if the bundle cannot be written. A part that cannot be collected is no error.
+pub fn run(args: &SupportArgs, socket: &Path) -> Result<ExitCode> {
+    let out = args.out.clone().unwrap_or_else(|| {
+        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        PathBuf::from(format!("penstock-support-{}-{}.tar.gz", host.trim(), unix_s()))
+    });
+    let at = || format!("support bundle {}", out.display());
+    // Only the caller may read the state of the host.
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&out);
+    let file = file.with_context(|| format!("{}: cannot be made; choose another file", at()))?;
+    let mut bundle = Bundle::new(file);
+    let added = bundle.add_all(args, socket).and_then(|()| bundle.finish());
+    added.with_context(at)?;
+    print(&format!("{}\n", out.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Bundle {
+    archive: tar::Builder<GzEncoder<File>>,
+    masks: Masks,
+    /// Parts that could not be collected, with the reason.
+    missing: Vec<String>,
+}
+
+impl Bundle {
+    fn new(file: File) -> Self {
+        let archive = tar::Builder::new(GzEncoder::new(file, Compression::default()));
+        Self { archive, masks: Masks::new(), missing: Vec::new() }
+    }
+
+    fn add_all(&mut self, args: &SupportArgs, socket: &Path) -> io::Result<()> {
+        let version = format!("penstock {}\n", env!("CARGO_PKG_VERSION"));
+        self.add("version.txt", version.as_bytes())?;
+        for (name, path) in MACHINE {
+            self.add_file(name, Path::new(path))?;
+        }
+        for dir in &args.config_dirs {
+            self.add_configuration(dir)?;
+        }
+        for (name, arguments) in HOST {
+            self.add_answer(name, socket, arguments)?;
+        }
+        self.add_answer("state/vcpus.json", socket, &["vcpu", "show", "--json"])?;
+        if args.controller_socket.exists() {
+            for (name, question) in CONTROLLER {
+                let arguments = ["controller", question, "--json"];
+                self.add_answer(name, &args.controller_socket, &arguments)?;
+            }
+        }
+        let since = format!("-{}", args.since.trim_start_matches('-'));
+        self.add_output(
+            "log.txt",
+            Command::new("journalctl").args(["--no-pager", "-o", "short-iso-precise"]).args([
+                "--since",
+                &since,
+                "-u",
+                "penstock*",
+            ]),
+        )?;
+        self.add_output(
+            "services.txt",
+            Command::new("systemctl").args(["status", "--no-pager", "-l", "penstock*"]),
+        )?;
+        let links = Command::new("ip").args(["-s", "-d", "link"]).stdin(Stdio::null()).output();
+        self.add_process("machine/links.txt", "ip -s -d link", links)
+    }
+
+    /// Adds all configuration files of a directory, without secrets.
+    fn add_configuration(&mut self, dir: &Path) -> io::Result<()> {
+        let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
+        let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        files.sort();
+        for path in files.iter().filter(|path| path.extension().is_some_and(|of| of == "toml")) {
+            let name = format!("config{}", path.display());
+            self.add_file(&name, path)?;
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, name: &str, path: &Path) -> io::Result<()> {
+        match fs::read(path) {
+            Ok(bytes) => self.add(name, &bytes),
+            Err(error) => {
+                self.missing.push(format!("{name}: {}: {error}", path.display()));
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds the answer to a `penstock` command.
+    fn add_answer(&mut self, name: &str, socket: &Path, arguments: &[&str]) -> io::Result<()> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(arguments).env("PENSTOCK_SOCKET", socket);
+        self.add_output(name, &mut command)
+    }
+
+    fn add_output(&mut self, name: &str, command: &mut Command) -> io::Result<()> {
+        let words: Vec<_> = [command.get_program()].into_iter().chain(command.get_args()).collect();
+        let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+        let (line, output) = (words.join(" "), command.stdin(Stdio::null()).output());
+        self.add_process(name, &line, output)
+    }
+
+    fn add_process(
+        &mut self,
+        name: &str,
+        line: &str,
+        output: io::Result<std::process::Output>,
+    ) -> io::Result<()> {
+        match output {
+            Ok(output) => {
+                if !output.status.success() {
+                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                    self.missing.push(format!("{name}: {line}: {}: {said}", output.status));
+                }
+                if output.stdout.is_empty() { Ok(()) } else { self.add(name, &output.stdout) }
+            }
+            Err(error) => {
+                self.missing.push(format!("{name}: {line}: {error}"));
+                Ok(())
+            }
+        }
+    }
+
+    /// Adds one part, without secrets.
+    fn add(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
+        let bytes = &bytes[bytes.len().saturating_sub(PART_MAX)..];
+        let text = self.masks.masked(&String::from_utf8_lossy(bytes));
+        let mut header = tar::Header::new_gnu();
+        header.set_size(text.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(unix_s());
+        let path = Path::new("penstock-support").join(name.trim_start_matches('/'));
+        self.archive.append_data(&mut header, path, text.as_bytes())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        let missing = self.missing.join("\n") + "\n";
+        self.add("missing.txt", missing.as_bytes())?;
+        self.archive.into_inner()?.finish()?.flush()
+    }
+}
+
+/// Patterns of secrets.
+struct Masks {
+    value: Regex,
+    address: Regex,
+    block: Regex,
+}
+
+impl Masks {
+    fn new() -> Self {
+        let pattern = |text: &str| {
+            Regex::new(text).unwrap_or_else(|error| unreachable!("the pattern is valid: {error}"))
+        };
+        Self {
+            // A key such as `password`, with a value in quotes or without. A key such as
+            // `password_file` names a file.
+            value: pattern(concat!(
+                r#"(?i)((?:password|passwd|secret|token|private_key)["']?\s*[=:]\s*)"#,
+                r#"("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}]+)"#
+            )),
+            // The user and password of an address such as redis://user:password@host.
+            address: pattern(r#"(://)[^/@\s"']+@"#),
+            block: pattern(
+                r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)",
+            ),
+        }
+    }
+
+    fn masked(&self, text: &str) -> String {
+        let text = self.block.replace_all(text, "********");
+        let text = self.value.replace_all(&text, r#"$1"********""#);
+        self.address.replace_all(&text, "$1********@").into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_masked_and_files_of_secrets_are_named() {
+        let masks = Masks::new();
+        for (text, masked) in [
+            ("password = \"geheim\" # x", "password = \"********\" # x"),
+            ("a = { token = 'x y', b = 1 }", "a = { token = \"********\", b = 1 }"),
+            ("db_secret=abc\nnext = 1", "db_secret=\"********\"\nnext = 1"),
+            ("\"private_key\": \"a\\\"b\",", "\"private_key\": \"********\","),
+            ("url = \"redis://u:p@h:1\"", "url = \"redis://********@h:1\""),
+            ("password_file = \"/etc/p\"", "password_file = \"/etc/p\""),
+            ("-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\n", "********\n"),
+            ("tokens_per_second = 5", "tokens_per_second = 5"),
+        ] {
+            assert_eq!(masks.masked(text), masked);
+        }
+    }
+}

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Checks the files that other programs read, with those programs. Prometheus's `promtool` checks
-# alert rules and metrics. `ajv` in its strict mode checks JSON schemas and the examples. Needs no
-# root.
+# alert rules and metrics. `ajv` in its strict mode checks JSON schemas and the examples. `buf`
+# compares the gRPC API with the API of each release in fixtures/. Needs no root.
 #
 # The script uses an installed promtool. Otherwise it unpacks Debian's package `prometheus` into the
-# cache. ajv comes from the npm registry into the cache. PROMTOOL and AJV_DIR name other copies.
+# cache. ajv and buf come from the npm registry into the cache. PROMTOOL and AJV_DIR name other copies.
 # Prints PASS, FAIL and SKIP lines.
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
@@ -76,6 +76,40 @@ of_kind() {
     done
 }
 
+# Returns buf, which compares definitions of a gRPC API.
+find_buf() {
+    local dir=$CACHE/buf try
+    have node || return
+    for try in 1 2 3; do
+        [ ! -x "$dir/node_modules/.bin/buf" ] && have npm || break
+        say "npm install, try $try" >&2
+        timeout 60 npm install --no-audit --no-fund --ignore-scripts --prefix "$dir" \
+            @bufbuild/buf@1.75.0 >&2 </dev/null
+    done
+    [ ! -x "$dir/node_modules/.bin/buf" ] || echo "$dir/node_modules/.bin/buf"
+}
+
+# serves_release BUF DIR: whether the present API accepts clients of the release in DIR.
+serves_release() {
+    local now status
+    now=$(mktemp -d)
+    cp -r crates/control/proto/penstock "$now/" && cp -r crates/controller/proto/penstock "$now/" &&
+        "$1" breaking "$now" --against "$2"
+    status=$?
+    rm -rf "$now"
+    return "$status"
+}
+# A field with another type must be found.
+break_is_seen() {
+    local broken status=1
+    broken=$(mktemp -d)
+    cp -r "$2"/. "$broken/"
+    sed -i 's/^  string name = 1;/  uint64 name = 1;/' "$broken/penstock/host/v1/host.proto"
+    serves_release "$1" "$broken" >/dev/null 2>&1 || status=0
+    rm -rf "$broken"
+    return "$status"
+}
+
 promtool=$(find_promtool)
 if [ -n "$promtool" ] && [ -x "$promtool" ]; then
     check "promtool: rules of dashboards/alerts.yml" "$promtool" check rules dashboards/alerts.yml
@@ -94,5 +128,15 @@ if [ -n "$ajv" ]; then
     done
 else
     skip "ajv: no node, or npm cannot fetch it"
+fi
+buf=$(find_buf)
+if [ -n "$buf" ]; then
+    for release in fixtures/*/proto; do
+        check "buf: the API accepts clients of release $(basename "$(dirname "$release")")" \
+            serves_release "$buf" "$release"
+        check "  and a break would be seen" break_is_seen "$buf" "$release"
+    done
+else
+    skip "buf: no node, or npm cannot fetch it"
 fi
 verdict formats

@@ -24,6 +24,7 @@ mod client;
 mod daemon;
 mod exposition;
 mod fabric;
+mod grpc;
 mod pages;
 mod pairs;
 mod rates;

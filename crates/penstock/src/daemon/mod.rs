@@ -41,12 +41,14 @@ use penstock_units::Nanos;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tonic::service::Routes;
+use tonic_health::server::HealthReporter;
 
 use crate::cli::{LogFormat, RunArgs};
-use crate::pages;
 use crate::unix_time::unix_s;
 use crate::wire::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
+use crate::{grpc, pages};
 use fabric::Fabric;
 use notify::Notifier;
 use switch::{Switch, Switched};
@@ -55,6 +57,9 @@ use switch::{Switch, Switched};
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Interval between two checks of the workers' heartbeats, and between two steps of the learner.
 const TICK: Duration = Duration::from_millis(100);
+/// Names of the services on the API's socket.
+const HOST_SERVICE: &str = "penstock.host.v1.HostService";
+const SWITCH_SERVICE: &str = "penstock.switch.v1.SwitchService";
 /// Limit of concurrent requests on one connection.
 const REQUESTS_AT_ONCE: usize = 32;
 /// Limit of connections at once on the API's socket. Further connections wait in the socket's
@@ -177,13 +182,18 @@ async fn serve(
         switch.take_up().await;
         tasks.spawn(switch.serve(stopping.clone()));
     }
-    tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, stopping.clone()));
+    let services = match parts.switch {
+        Some(_) => &[HOST_SERVICE, SWITCH_SERVICE][..],
+        None => &[HOST_SERVICE],
+    };
+    let (health, routes) = grpc::standard(services)?;
+    tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, routes, stopping.clone()));
     if let Some(pages) = pages {
         let router = http::router(Arc::clone(&host), parts);
         tasks.spawn(pages::serve("metrics address", pages, router, stopping.clone()));
     }
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
-    tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), stopping));
+    tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), health, stopping));
     let status = host.status();
     handover::clear(&notifier);
     notifier.send(&format!("READY=1\nSTATUS={} ports", host.ports().len()));
@@ -290,17 +300,21 @@ async fn api(
     host: Arc<Host>,
     parts: Parts,
     listener: UnixListener,
+    routes: Routes,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
     let listener = tokio::net::UnixListener::from_std(listener).context("API socket")?;
     let service = HostServiceServer::new(rpc::Service::new(host, parts.clone(), stopping.clone()))
         .max_decoding_message_size(REQUEST_BYTES_MAX)
         .max_encoding_message_size(REPLY_BYTES_MAX);
+    let mut routes = routes.add_service(service);
+    if let Some(switch) = &parts.switch {
+        routes = routes.add_service(switch.service());
+    }
     let incoming = listen::local(listener, API_CONNECTIONS_MAX, API_DESCRIPTORS);
     tonic::transport::Server::builder()
         .concurrency_limit_per_connection(REQUESTS_AT_ONCE)
-        .add_service(service)
-        .add_optional_service(parts.switch.as_ref().map(Switched::service))
+        .add_routes(routes)
         .serve_with_incoming_shutdown(incoming, async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })
@@ -329,12 +343,15 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
     }
 }
 
-/// Calls [`Host::tick`], and notifies the service manager while no worker is stalled.
+/// Calls [`Host::tick`], and notifies the service manager while no worker is stalled. The gRPC
+/// health service reports the same.
 async fn watchdog(
     host: Arc<Host>,
     notifier: Arc<Notifier>,
+    health: HealthReporter,
     mut stopping: watch::Receiver<bool>,
 ) -> Result<()> {
+    let mut reported = None;
     let start = tokio::time::Instant::now();
     let mut told = start;
     // sd_watchdog_enabled(3) recommends two notifications in each interval.
@@ -354,6 +371,10 @@ async fn watchdog(
         })
         .await
         .context("daemon: internal error in the watchdog")?;
+        if reported != Some(healthy) {
+            grpc::report::<HostServiceServer<rpc::Service>>(&health, healthy).await;
+            reported = Some(healthy);
+        }
         if healthy && tell_every.is_some_and(|every| now - told + TICK > every) {
             notifier.send("WATCHDOG=1");
             told = now;

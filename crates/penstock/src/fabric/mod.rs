@@ -40,6 +40,7 @@ use tonic::transport::Server;
 
 use crate::cli::ControllerRunArgs;
 use crate::daemon::{API_CONNECTIONS_MAX, API_DESCRIPTORS, logs, notify::Notifier, socket};
+use crate::grpc;
 
 /// Interval between two checks of the certificate files.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -202,8 +203,10 @@ async fn serve_operators(
         .max_decoding_message_size(OPERATOR_BYTES_MAX)
         .max_encoding_message_size(OPERATOR_BYTES_MAX);
     let incoming = listen::local(listener, API_CONNECTIONS_MAX, API_DESCRIPTORS);
+    let (health, routes) = grpc::standard(&["penstock.fabric.v1.OperatorService"])?;
+    grpc::report::<OperatorServiceServer<Operator>>(&health, true).await;
     Server::builder()
-        .add_service(service)
+        .add_routes(routes.add_service(service))
         .serve_with_incoming_shutdown(incoming, async move {
             let _ = stopping.wait_for(|stopping| *stopping).await;
         })

@@ -28,6 +28,7 @@ mod printed;
 mod queues;
 mod restart;
 mod sessions;
+mod standard_services;
 mod stopped;
 mod support;
 mod vcpu;

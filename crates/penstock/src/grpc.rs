@@ -1,0 +1,46 @@
+//! The standard services of a gRPC server, which the daemon and the controller both offer on their
+//! sockets.
+//!
+//! # Source
+//!
+//! `grpc.health.v1.Health` (gRPC's health checking protocol) and `grpc.reflection.v1` (gRPC's
+//! server reflection protocol).
+//!
+//! # Approach
+//!
+//! Tools such as `grpcurl` and `grpc-health-probe` need no file of the API: they read the
+//! descriptors of the services from the server.
+
+use anyhow::{Context as _, Result};
+use tonic::server::NamedService;
+use tonic::service::Routes;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
+
+/// Descriptors of all services of Penstock, written by the build script.
+const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/penstock.bin"));
+
+/// Returns the health service and the reflection service, which describes the services `names`. The
+/// health reporter sets the status of the services.
+///
+/// # Errors
+/// Returns an error if a descriptor is broken, which is a defect of the build.
+pub fn standard(names: &[&str]) -> Result<(HealthReporter, Routes)> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let mut reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(DESCRIPTORS)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .with_service_name("grpc.health.v1.Health");
+    for name in names {
+        reflection = reflection.with_service_name(*name);
+    }
+    let reflection = reflection.build_v1().context("API socket: descriptors of the services")?;
+    Ok((reporter, Routes::new(health).add_service(reflection)))
+}
+
+/// Sets the status of the service `S`, and of the server as a whole.
+pub async fn report<S: NamedService>(reporter: &HealthReporter, is_serving: bool) {
+    let status = if is_serving { ServingStatus::Serving } else { ServingStatus::NotServing };
+    reporter.set_service_status(S::NAME, status).await;
+    reporter.set_service_status("", status).await;
+}

@@ -281,7 +281,7 @@ mod tests {
     /// text needs a new version.
     #[test]
     fn the_format_of_version_1_stays() {
-        let text = include_str!("kept-version-1.json");
+        let text = include_str!("../../../../fixtures/0.1/host/kept-session.json");
         let message: Message = serde_json::from_str(text).unwrap();
         assert_eq!(
             serde_json::to_value(&message).unwrap(),

@@ -76,6 +76,12 @@ pub struct Parts {
 }
 
 impl Parts {
+    /// Names of the services on the API's socket.
+    const fn services(&self) -> &'static [&'static str] {
+        let all = &[HOST_SERVICE, SWITCH_SERVICE];
+        if self.switch.is_some() { all } else { all.split_at(1).0 }
+    }
+
     /// Adds the current state of the host's roles in a fabric to `status`.
     fn enter(&self, status: &mut HostStatus) {
         status.fabric = self.fabric.as_ref().map(Fabric::status);
@@ -182,11 +188,7 @@ async fn serve(
         switch.take_up().await;
         tasks.spawn(switch.serve(stopping.clone()));
     }
-    let services = match parts.switch {
-        Some(_) => &[HOST_SERVICE, SWITCH_SERVICE][..],
-        None => &[HOST_SERVICE],
-    };
-    let (health, routes) = grpc::standard(services)?;
+    let (health, routes) = grpc::standard(parts.services())?;
     tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, routes, stopping.clone()));
     if let Some(pages) = pages {
         let router = http::router(Arc::clone(&host), parts);

@@ -26,6 +26,7 @@ mod penstock_switch;
 mod police;
 mod printed;
 mod queues;
+mod releases;
 mod restart;
 mod sessions;
 mod standard_services;

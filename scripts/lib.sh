@@ -343,3 +343,15 @@ end_demo() {
     say "next:    $2"
     exit "$STATUS"
 }
+
+# For scripts in under-unit.sh's container.
+# sessions_went_on NUMBER: whether so many sessions of the former process continue since the last
+# start of the switch.
+sessions_went_on() {
+    local since
+    since=$(systemctl show -p InvocationID --value penstock)
+    [ "$(journalctl -q "_SYSTEMD_INVOCATION_ID=$since" |
+        grep -c 'session of the former process continues')" = "$1" ]
+}
+# has_answers NUMBER LOG: whether a ping has had so many answers.
+has_answers() { [ "$(grep -c 'icmp_seq' "$2")" -ge "$1" ]; }

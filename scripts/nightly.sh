@@ -35,6 +35,7 @@ smoke|starts the release program, connects two endpoints, runs iperf3, reloads a
 process|runs the tests that start the release program as a process
 guests|runs Linux guests and endpoints with the release program
 migration|moves a guest between two ports of the release program
+restart|restarts the release program 20 times with 16 ports under load
 libvirt|runs guests of libvirt through the life of a domain with the release program
 testpmd|runs all 32 combinations of settings of DPDK's virtio driver, 10 s each
 calibration|measures a cost model with the release program, and prices contracts by it
@@ -63,6 +64,7 @@ part_smoke() { scripts/smoke.sh; }
 part_process() { cargo test --locked --release -p penstock --tests --no-fail-fast; }
 part_guests() { scripts/test-guests.sh; }
 part_migration() { scripts/test-migration.sh; }
+part_restart() { scripts/under-unit.sh restart-acts.sh; }
 part_libvirt() { scripts/test-libvirt.sh; }
 part_testpmd() { scripts/test-testpmd.sh 10; }
 part_calibration() { scripts/test-calibration.sh; }

@@ -13,7 +13,7 @@ set -uo pipefail
 . "$(dirname "$0")/container.sh"
 
 # Variables that a caller may set for a lane.
-SETTINGS="SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL PENSTOCK_PATIENCE"
+SETTINGS="RESTARTS SILENCE_MS SECONDS_EACH KEEP PENSTOCK_QEMU PENSTOCK_ACCEL PENSTOCK_PATIENCE"
 
 # Makes a root for the container: an /etc with the machine's users, and the units with another
 # program.

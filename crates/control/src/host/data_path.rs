@@ -5,6 +5,7 @@
 use core::fmt;
 use std::sync::Arc;
 
+use penstock_dataplane::classify::Station;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
 use penstock_dataplane::port::kept::Kept;
@@ -92,6 +93,12 @@ pub(crate) trait DataPath: Send + Sync {
     ) -> Result<(), WorkerError>;
 
     /// Counters of each worker, and the CPU to which the worker is pinned.
+    /// Learns addresses that the former process had learned.
+    fn fdb_relearn(&self, stations: Vec<Station>) -> Result<(), WorkerError> {
+        let _ = stations;
+        Ok(())
+    }
+
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
     fn uptime(&self) -> Nanos;

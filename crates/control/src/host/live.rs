@@ -7,6 +7,7 @@ use std::hash::RandomState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use penstock_dataplane::classify::Station;
 use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
@@ -243,6 +244,10 @@ impl DataPath for LiveSwitch {
         add: bool,
     ) -> Result<(), WorkerError> {
         self.workers.fdb_static(domain, mac, port, add)
+    }
+
+    fn fdb_relearn(&self, stations: Vec<Station>) -> Result<(), WorkerError> {
+        self.workers.fdb_relearn(stations)
     }
 
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)> {

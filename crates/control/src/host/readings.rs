@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::port::kept::KeptAddress;
 use penstock_dataplane::port::{AttachState, AttachStatus};
 use penstock_qos::delay_scale::PARTS;
 use penstock_units::PortId;
@@ -134,6 +135,33 @@ impl Core {
         entries.sort_by_cached_key(|entry| (key(entry), entry.age_s));
         entries.dedup_by_key(|entry| key(entry));
         Ok(entries)
+    }
+
+    /// Returns all learned addresses for the next process.
+    pub(super) fn learned(&self) -> Result<Vec<KeptAddress>, ApiError> {
+        let all = self.addresses(&FdbFilter::default())?;
+        let learned = all.into_iter().filter(|entry| !entry.is_static);
+        let kept = learned.map(|FdbEntry { tenant, vlan, mac, port, .. }| KeptAddress {
+            tenant,
+            vlan: u16::try_from(vlan).unwrap_or(u16::MAX),
+            mac,
+            port,
+        });
+        Ok(kept.collect())
+    }
+
+    /// Learns addresses of the former process, as far as their networks and ports still exist.
+    pub(super) fn relearn(&self, kept: &[KeptAddress]) -> Result<(), ApiError> {
+        let ids = lock(&self.shared).compiler.ids().clone();
+        let domains = meant(&ids, &FdbFilter::default())?;
+        let domains: HashMap<(&str, u16), u16> =
+            domains.iter().map(|(domain, (tenant, vlan))| ((*tenant, *vlan), *domain)).collect();
+        let station = |of: &KeptAddress| {
+            let domain = domains.get(&(of.tenant.as_str(), of.vlan))?;
+            Some((*domain, of.mac.parse().ok()?, PortId(ids.port(&of.port)?)))
+        };
+        let stations = kept.iter().filter_map(station).collect();
+        self.switch.fdb_relearn(stations).map_err(worker_failed)
     }
 
     pub(super) fn flush(&self, filter: &FdbFilter) -> Result<usize, ApiError> {

@@ -95,7 +95,14 @@ impl Host {
         kept: Vec<Kept>,
     ) -> Result<Self, HostError> {
         let machine = Machine::here();
-        let kept = Arc::new(KeptPorts::new(kept));
+        let (mut ports, mut addresses) = (Vec::new(), Vec::new());
+        for kept in kept {
+            match kept.into_addresses() {
+                Ok(found) => addresses.extend(found),
+                Err(port) => ports.push(port),
+            }
+        }
+        let kept = Arc::new(KeptPorts::new(ports));
         let make = |config: &HostConfig| -> Result<Box<dyn DataPath>, ApiError> {
             set_memory_limits(config.host.memory_limits());
             let switch = LiveSwitch::start(config, &Machine::here(), Arc::clone(&kept));
@@ -103,6 +110,7 @@ impl Host {
         };
         let host = Self::start_with(config, config_path, machine, make)?;
         kept.drop_rest();
+        host.core.relearn(&addresses)?;
         host.core.switch.resume();
         Ok(host)
     }
@@ -624,13 +632,20 @@ impl Host {
     /// # Errors
     /// Returns an error as [`Self::shutdown`] does.
     pub fn hand_over(&self) -> Result<Vec<Kept>, ApiError> {
+        let addresses = self.core.learned()?;
         // Every port that goes would otherwise drop the frames of the ports that go later.
         self.core.switch.pause().map_err(worker_failed)?;
         let links = lock(&self.core.shared).attached();
         links.iter().for_each(|(_, link)| link.begin_to_keep());
         let tsc = self.core.switch.tsc();
         let kept = links.iter().filter_map(|(name, link)| Some(link.keep(name)?.with_tsc(tsc)));
-        let kept = kept.collect();
+        let mut kept: Vec<Kept> = kept.collect();
+        if !addresses.is_empty() {
+            match Kept::of_addresses(&addresses) {
+                Ok(addresses) => kept.push(addresses.with_tsc(tsc)),
+                Err(error) => tracing::warn!("addresses will be learned again: {error}"),
+            }
+        }
         self.shutdown()?;
         Ok(kept)
     }

@@ -29,7 +29,7 @@
 //! half load, the FDB refused none of 100,000 entries. The FDB's capacity should therefore be twice
 //! the sum of the domains' limits of entries.
 
-use penstock_units::MacAddr;
+use penstock_units::{MacAddr, PortId};
 
 use crate::headers::key::{HashSeed, MAC_MASK};
 use crate::snapshot::AGEING_DEFAULT_S;
@@ -79,6 +79,9 @@ pub struct FdbRecord {
     /// precise `seen_s`.
     pub remote: bool,
 }
+
+/// A learned address: its domain, and the port behind which it lives.
+pub type Station = (u16, MacAddr, PortId);
 
 /// Report of a learned address to the other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -52,7 +52,7 @@ use crate::drop::DropReason;
 use crate::offload::Offload;
 
 pub use cache::CACHE_ENTRIES;
-pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, News};
+pub use fdb::{FDB_CAPACITY_DEFAULT, Fdb, FdbRecord, FdbStats, News, Station};
 
 use crate::headers::edit;
 use crate::headers::key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, FlowKey, HashSeed};
@@ -474,6 +474,17 @@ impl Classifier {
         if snapshot.is_member(news.domain, news.port) {
             let limit = snapshot.domain(news.domain).map_or(0, |d| d.fdb_limit);
             self.fdb.hear(news, now_s, limit);
+        }
+    }
+
+    /// Learns addresses that the former process of the switch had learned, as far as the ports are
+    /// members of the domains and the domains have room.
+    pub fn relearn(&mut self, all: &[Station], now_s: u32, snapshot: &Snapshot) {
+        for &(domain, mac, port) in all {
+            if snapshot.is_member(domain, port.0) {
+                let limit = snapshot.domain(domain).map_or(0, |d| d.fdb_limit);
+                self.fdb.learn(domain, mac.to_u64(), port.0, now_s, limit);
+            }
         }
     }
 

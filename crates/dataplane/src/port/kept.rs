@@ -21,9 +21,10 @@
 //! TAP interface.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read as _, Seek as _};
 use std::os::fd::{AsFd, OwnedFd};
 
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use penstock_units::TscRate;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ use super::passing::{self, PASSED_MAX};
 
 /// Version of the format of [`Message`]. A program reads only its own version.
 const VERSION: u32 = 1;
+/// Limit of the list of addresses in bytes. The largest FDB has 131,072 addresses.
+const ADDRESSES_BYTES_MAX: u64 = 64 << 20;
 /// Limit of the state's text in bytes. The text of a port with 16 rings and 32 memory regions has
 /// about 8,000 bytes.
 const TEXT_MAX: usize = 64 << 10;
@@ -66,6 +69,8 @@ struct Versioned {
 pub(super) enum State {
     VhostUser(KeptSession),
     Tap(KeptTap),
+    /// Learned addresses of the whole switch, which belong to no port.
+    Addresses(KeptAddresses),
 }
 
 /// Number of a descriptor in [`Files`].
@@ -131,6 +136,22 @@ pub(super) struct KeptTap {
     pub(super) queues: u16,
 }
 
+/// Learned addresses of the switch, as JSON in a file.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptAddresses {
+    pub(super) list: FileNumber,
+}
+
+/// A learned address, with the names of its network and port.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptAddress {
+    pub tenant: String,
+    /// VLAN; 0 for an untagged network.
+    pub vlan: u16,
+    pub mac: String,
+    pub port: String,
+}
+
 /// Numbered descriptors of a port's state.
 #[derive(Debug, Default)]
 pub(super) struct Files(Vec<Option<OwnedFd>>);
@@ -170,6 +191,35 @@ impl Kept {
     #[must_use]
     pub const fn tsc(&self) -> Option<TscRate> {
         self.tsc
+    }
+
+    /// Keeps the learned addresses of the switch.
+    ///
+    /// # Errors
+    /// Returns an error if the kernel has no memory for the list.
+    pub fn of_addresses(addresses: &[KeptAddress]) -> io::Result<Self> {
+        let file = memfd_create(c"penstock-addresses", MFdFlags::MFD_CLOEXEC)?;
+        let mut file = io::BufWriter::new(File::from(file));
+        serde_json::to_writer(&mut file, addresses)?;
+        let mut files = Files::default();
+        let list = files.put(file.into_inner().map_err(io::IntoInnerError::into_error)?);
+        Ok(Self::new(String::new(), State::Addresses(KeptAddresses { list }), files))
+    }
+
+    /// Returns the learned addresses of the switch, or the unchanged state of a port.
+    ///
+    /// # Errors
+    /// Returns the state if it is that of a port. A list that cannot be read is empty.
+    pub fn into_addresses(mut self) -> Result<Vec<KeptAddress>, Self> {
+        let State::Addresses(KeptAddresses { list }) = self.state else { return Err(self) };
+        let read = |mut file: File| -> io::Result<Vec<KeptAddress>> {
+            file.rewind()?;
+            Ok(serde_json::from_reader(io::BufReader::new(file.take(ADDRESSES_BYTES_MAX)))?)
+        };
+        Ok(self.files.take_file(list).and_then(read).unwrap_or_else(|error| {
+            tracing::warn!("addresses are learned again: {error}");
+            Vec::new()
+        }))
     }
 
     /// Name of the port that the state belongs to.
@@ -259,6 +309,24 @@ mod tests {
         let mut heard = [0; 4];
         peer.read_exact(&mut heard).unwrap();
         assert_eq!(&heard, b"here");
+    }
+
+    #[test]
+    fn addresses_come_out_as_they_went_in() {
+        let address = |n: u16| KeptAddress {
+            tenant: "red".to_owned(),
+            vlan: n,
+            mac: "52:54:00:00:00:01".to_owned(),
+            port: "vm1".to_owned(),
+        };
+        let all: Vec<_> = (0..4_000).map(address).collect();
+        let kept = Kept::of_addresses(&all).unwrap();
+        let kept = Kept::open(&kept.seal().unwrap()).unwrap();
+        assert_eq!(kept.into_addresses().unwrap(), all);
+        let (ours, _) = UnixStream::pair().unwrap();
+        let mut files = Files::default();
+        let state = State::VhostUser(session(&mut files, ours));
+        assert!(Kept::new("vm1".to_owned(), state, files).into_addresses().is_err());
     }
 
     #[test]

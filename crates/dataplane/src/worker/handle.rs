@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
 use super::{Reply, Request, Worker};
-use crate::classify::FdbRecord;
+use crate::classify::{FdbRecord, Station};
 use crate::counters::{PortCounters, PortReading, WorkerCounters};
 use crate::peers::Directory;
 use crate::port::{ControlMessage, PortQueue};
@@ -244,6 +244,14 @@ impl WorkerHandle {
         add: bool,
     ) -> Result<(), WorkerError> {
         self.ask(Request::FdbStatic(domain, mac, port, add)).map(|_| ())
+    }
+
+    /// Learns addresses that the former process of the switch had learned.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
+    pub fn fdb_relearn(&self, stations: &Arc<[Station]>) -> Result<(), WorkerError> {
+        self.ask(Request::FdbRelearn(Arc::clone(stations))).map(|_| ())
     }
 
     /// Returns the worker's own counters, without the counters of its ports.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use penstock_units::{Cycles, MacAddr, PortId, QueueId};
 
 use super::{Arrival, Worker, WorkerError};
-use crate::classify::FdbRecord;
+use crate::classify::{FdbRecord, Station};
 use crate::counters::{PortCounters, PortReading};
 use crate::port::{ControlMessage, PortQueue};
 use crate::snapshot::Snapshot;
@@ -34,6 +34,8 @@ pub enum Request {
     FdbFlush(Option<PortId>, Option<u16>),
     /// Adds a static address if the flag is true, or removes the address.
     FdbStatic(u16, MacAddr, PortId, bool),
+    /// Learns addresses of the former process.
+    FdbRelearn(Arc<[Station]>),
     /// Registers a port without queue pairs. The vector must have capacity for all queue pairs of
     /// the port, so that the worker allocates no memory.
     Join(PortId, Vec<Box<dyn PortQueue>>, Arc<PortCounters>),
@@ -82,6 +84,7 @@ impl core::fmt::Debug for Request {
             Self::FdbChunk(..) => "FdbChunk",
             Self::FdbFlush(..) => "FdbFlush",
             Self::FdbStatic(..) => "FdbStatic",
+            Self::FdbRelearn(_) => "FdbRelearn",
             Self::Join(..) => "Join",
             Self::Adopt(_) => "Adopt",
             Self::Release(..) => "Release",
@@ -169,6 +172,11 @@ impl<C: CycleCounter> Worker<C> {
                 } else {
                     Reply::Refused(WorkerError::FdbFull { domain })
                 }
+            }
+            Request::FdbRelearn(stations) => {
+                let now_s = self.ctx.second();
+                self.input.classifier_mut().relearn(&stations, now_s, &self.ctx.snapshot);
+                Reply::Done
             }
             Request::Join(port, room, counters) => match self.join(port, room, counters) {
                 Ok(()) => Reply::Done,

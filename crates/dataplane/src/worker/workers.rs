@@ -21,6 +21,7 @@ use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 use super::membership::Arrival;
 use super::thread::spawn_one;
 use super::{FdbChunk, Reply, Request, WorkerConfig, WorkerError, WorkerHandle, bell_of};
+use crate::classify::Station;
 use crate::counters::{PortCounterSets, PortReading};
 use crate::peers::{Directory, Mesh, Positions};
 use crate::port::{ControlMessage, PortQueue, QueueOwners, Unreachable};
@@ -352,6 +353,15 @@ impl Workers {
             most = most.max(handle.fdb_flush(port, domain)?);
         }
         Ok(most)
+    }
+
+    /// Learns addresses that the former process of the switch had learned, in all workers.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
+    pub fn fdb_relearn(&self, stations: Vec<Station>) -> Result<(), WorkerError> {
+        let stations = stations.into();
+        self.0.handles.iter().try_for_each(|handle| handle.fdb_relearn(&stations))
     }
 
     /// Adds a static address to all workers if `add` is true, or removes the address from all

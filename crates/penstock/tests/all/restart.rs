@@ -157,12 +157,24 @@ fn an_interface_keeps_its_number_and_addresses() {
             )
         });
         ip(&format!("-n {name} addr add 10.9.0.1/24 dev rt0")).unwrap();
+        // A frame from the interface teaches its address.
+        let _ = ip(&format!("-n {name} neigh replace 10.9.0.2 lladdr 52:54:00:00:00:02 dev rt0"));
+        let ping = ["netns", "exec", &name, "ping", "-c", "1", "-W", "1", "10.9.0.2"];
+        let _ = Command::new("ip").args(ping).output();
+        let learned = |service: &Service| {
+            let all = service.ask("fdb list --json").json();
+            let mac = |of: &serde_json::Value| of["mac"].as_str().unwrap().to_owned();
+            all.as_array().unwrap().iter().map(mac).collect::<Vec<_>>()
+        };
+        await_true("a learned address", || !learned(&service).is_empty());
+        let addresses = learned(&service);
         let before = ip(&format!("-n {name} -o addr show dev rt0")).unwrap();
         assert!(before.contains("10.9.0.1"), "{before}");
         service.stop();
         service.run();
         assert_eq!(ip(&format!("-n {name} -o addr show dev rt0")).unwrap(), before);
         assert_eq!(service.ask("port show tap --json").json()["state"], "up");
+        assert_eq!(learned(&service), addresses, "the addresses are still known");
         service.stop();
         service.manager.store.clear();
         let left = ip(&format!("-n {name} -o addr show dev rt0"));

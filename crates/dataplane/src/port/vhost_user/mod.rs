@@ -201,7 +201,7 @@ impl VhostUser {
             halt: Arc::clone(&self.halt),
             kept: kept.and_then(|kept| match kept.state {
                 State::VhostUser(session) => Some((session, kept.files)),
-                State::Tap(_) => None,
+                State::Tap(_) | State::Addresses(_) => None,
             }),
             continued,
         };

@@ -14,7 +14,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// Maximum number of labels of an object.
@@ -126,22 +125,6 @@ impl<'de> Deserialize<'de> for Labels {
             )));
         }
         Ok(Self(labels))
-    }
-}
-
-impl JsonSchema for Labels {
-    fn schema_name() -> std::borrow::Cow<'static, str> {
-        "Labels".into()
-    }
-
-    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        schemars::json_schema!({
-            "type": "object",
-            "patternProperties": {
-                "^[A-Za-z0-9._/-]{1,63}$": { "type": "string", "maxLength": VALUE_MAX }
-            },
-            "additionalProperties": false
-        })
     }
 }
 

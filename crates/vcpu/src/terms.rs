@@ -65,6 +65,7 @@ pub struct VmTable {
     pub name: String,
     /// Labels for other programs, at most 32, as in `{ vm-uuid = "..." }`. Default: none.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    #[schemars(with = "std::collections::BTreeMap<String, String>")]
     pub labels: Labels,
     /// Process id of the VM. A `[[vm]]` table has exactly one of the keys `pid`, `cgroup`,
     /// `process` and `domain`.

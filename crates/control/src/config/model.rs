@@ -79,6 +79,7 @@ pub struct Tenant {
     pub name: String,
     /// Labels for other programs, at most 32, as in `{ project = "..." }`. Default: none.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    #[schemars(with = "std::collections::BTreeMap<String, String>")]
     pub labels: Labels,
     /// The tenant's VLANs. Each VLAN of a tenant is a separate network. By default, the tenant has
     /// one untagged network.
@@ -161,6 +162,7 @@ pub struct Port {
     /// Labels for other programs, at most 32, as in `{ vm-uuid = "...", iface-id = "..." }`.
     /// Commands accept a label `KEY=VALUE` instead of the port's name. Default: none.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    #[schemars(with = "std::collections::BTreeMap<String, String>")]
     pub labels: Labels,
     /// Name of the port's tenant; default: none, the port is shared (an uplink) and carries the
     /// networks of all tenants on its VLANs.

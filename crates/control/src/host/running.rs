@@ -96,10 +96,10 @@ impl Host {
     ) -> Result<Self, HostError> {
         let machine = Machine::here();
         let (mut ports, mut addresses) = (Vec::new(), Vec::new());
-        for kept in kept {
-            match kept.into_addresses() {
-                Ok(found) => addresses.extend(found),
-                Err(port) => ports.push(port),
+        for mut kept in kept {
+            match kept.take_addresses() {
+                Some(found) => addresses.extend(found),
+                None => ports.push(kept),
             }
         }
         let kept = Arc::new(KeptPorts::new(ports));

@@ -206,17 +206,15 @@ impl Kept {
         Ok(Self::new(String::new(), State::Addresses(KeptAddresses { list }), files))
     }
 
-    /// Returns the learned addresses of the switch, or the unchanged state of a port.
-    ///
-    /// # Errors
-    /// Returns the state if it is that of a port. A list that cannot be read is empty.
-    pub fn into_addresses(mut self) -> Result<Vec<KeptAddress>, Self> {
-        let State::Addresses(KeptAddresses { list }) = self.state else { return Err(self) };
+    /// Takes the learned addresses of the switch. Returns `None` if the state is that of a port. A
+    /// list that cannot be read is empty.
+    pub fn take_addresses(&mut self) -> Option<Vec<KeptAddress>> {
+        let State::Addresses(KeptAddresses { list }) = self.state else { return None };
         let read = |mut file: File| -> io::Result<Vec<KeptAddress>> {
             file.rewind()?;
             Ok(serde_json::from_reader(io::BufReader::new(file.take(ADDRESSES_BYTES_MAX)))?)
         };
-        Ok(self.files.take_file(list).and_then(read).unwrap_or_else(|error| {
+        Some(self.files.take_file(list).and_then(read).unwrap_or_else(|error| {
             tracing::warn!("addresses are learned again: {error}");
             Vec::new()
         }))
@@ -276,7 +274,7 @@ impl Kept {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Read as _, Write as _};
+    use std::io::Write as _;
     use std::os::unix::net::UnixStream;
 
     fn session(files: &mut Files, connection: UnixStream) -> KeptSession {
@@ -321,12 +319,12 @@ mod tests {
         };
         let all: Vec<_> = (0..4_000).map(address).collect();
         let kept = Kept::of_addresses(&all).unwrap();
-        let kept = Kept::open(&kept.seal().unwrap()).unwrap();
-        assert_eq!(kept.into_addresses().unwrap(), all);
+        let mut kept = Kept::open(&kept.seal().unwrap()).unwrap();
+        assert_eq!(kept.take_addresses().unwrap(), all);
         let (ours, _) = UnixStream::pair().unwrap();
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
-        assert!(Kept::new("vm1".to_owned(), state, files).into_addresses().is_err());
+        assert_eq!(Kept::new("vm1".to_owned(), state, files).take_addresses(), None);
     }
 
     #[test]

@@ -21,12 +21,13 @@ use tonic_health::server::HealthReporter;
 const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/penstock.bin"));
 
 /// Returns the health service and the reflection service, which describes the services `names`. The
-/// health reporter sets the status of the services.
+/// service `S` is not serving until [`report`] says so.
 ///
 /// # Errors
 /// Returns an error if a descriptor is broken, which is a defect of the build.
-pub fn standard(names: &[&str]) -> Result<(HealthReporter, Routes)> {
+pub async fn standard<S: NamedService>(names: &[&str]) -> Result<(HealthReporter, Routes)> {
     let (reporter, health) = tonic_health::server::health_reporter();
+    report::<S>(&reporter, false).await;
     let mut reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

@@ -37,6 +37,9 @@ pub(crate) trait Link: Send + Sync {
         false
     }
 
+    /// Waits until the port continues where the former process stopped.
+    fn await_continued(&self) {}
+
     /// Begins [`Self::keep`] without waiting for its end.
     fn begin_to_keep(&self) {}
 

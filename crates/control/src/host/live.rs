@@ -287,6 +287,10 @@ impl Link for VhostLink {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).stop();
     }
 
+    fn await_continued(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).await_continued();
+    }
+
     fn begin_to_keep(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).begin_to_keep();
     }

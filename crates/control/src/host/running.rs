@@ -111,6 +111,9 @@ impl Host {
         let host = Self::start_with(config, config_path, machine, make)?;
         kept.drop_rest();
         host.core.relearn(&addresses)?;
+        // The sessions continue at the same time. No port may send to one that does not run yet.
+        let links = lock(&host.core.shared).attached();
+        links.iter().for_each(|(_, link)| link.await_continued());
         host.core.switch.resume();
         Ok(host)
     }

@@ -188,7 +188,8 @@ async fn serve(
         switch.take_up().await;
         tasks.spawn(switch.serve(stopping.clone()));
     }
-    let (health, routes) = grpc::standard(parts.services())?;
+    let (health, routes) =
+        grpc::standard::<HostServiceServer<rpc::Service>>(parts.services()).await?;
     tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, routes, stopping.clone()));
     if let Some(pages) = pages {
         let router = http::router(Arc::clone(&host), parts);

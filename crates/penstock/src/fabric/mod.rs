@@ -203,7 +203,8 @@ async fn serve_operators(
         .max_decoding_message_size(OPERATOR_BYTES_MAX)
         .max_encoding_message_size(OPERATOR_BYTES_MAX);
     let incoming = listen::local(listener, API_CONNECTIONS_MAX, API_DESCRIPTORS);
-    let (health, routes) = grpc::standard(&["penstock.fabric.v1.OperatorService"])?;
+    let names = &["penstock.fabric.v1.OperatorService"];
+    let (health, routes) = grpc::standard::<OperatorServiceServer<Operator>>(names).await?;
     grpc::report::<OperatorServiceServer<Operator>>(&health, true).await;
     Server::builder()
         .add_routes(routes.add_service(service))

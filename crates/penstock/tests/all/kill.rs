@@ -123,11 +123,15 @@ impl Switch {
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
         if std::thread::panicking() {
+            let socket = self.dir.join("host.sock");
+            for line in [&["stats"][..], &["stats", "--drops"], &["port", "show", "b"]] {
+                eprintln!("{}", crate::support::penstock(&socket, line).out);
+            }
             eprintln!("{}", std::fs::read_to_string(self.dir.join("log")).unwrap_or_default());
         }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }

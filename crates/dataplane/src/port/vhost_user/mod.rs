@@ -32,11 +32,11 @@ mod virtqueue;
 
 use std::os::unix::thread::JoinHandleExt;
 use std::path::PathBuf;
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crossbeam_channel::{Receiver, bounded};
 use nix::poll::{PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::pthread::pthread_kill;
@@ -115,6 +115,8 @@ pub struct VhostUser {
     wake: Arc<EventFd>,
     halt: Arc<Halt>,
     thread: Option<JoinHandle<()>>,
+    /// Channel that gets a message when a kept session runs or has failed.
+    continues: Option<Receiver<()>>,
     listener: Option<Arc<Listener>>,
 }
 
@@ -154,6 +156,7 @@ impl VhostUser {
                 wake,
                 halt,
                 thread: None,
+                continues: None,
                 listener: None,
             },
             queues,
@@ -190,7 +193,7 @@ impl VhostUser {
             }
             SocketMode::Client => Source::Dialler(Dialler::start(&self.config).map_err(failed)?),
         };
-        let (continued, continues) = channel();
+        let (continued, continues) = bounded(1);
         let continues = kept.is_some().then_some(continues);
         let server = serve::Server {
             config: self.config.clone(),
@@ -211,11 +214,16 @@ impl VhostUser {
             .spawn(move || server.run(&source))
             .map_err(failed)?;
         self.thread = Some(thread);
-        if let Some(continues) = continues {
-            // The other ports send to this port as soon as it is attached.
+        self.continues = continues;
+        Ok(())
+    }
+
+    /// Waits until the session that the former process kept runs or has failed. Returns at once if
+    /// the former process kept none.
+    pub fn await_continued(&mut self) {
+        if let Some(continues) = self.continues.take() {
             let _ = continues.recv_timeout(CONTINUE_LIMIT);
         }
-        Ok(())
     }
 
     #[must_use]

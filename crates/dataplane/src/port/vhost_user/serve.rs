@@ -3,9 +3,9 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 
+use crossbeam_channel::Sender;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::time::{ClockId, clock_gettime};

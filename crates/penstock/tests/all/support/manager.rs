@@ -51,11 +51,15 @@ impl Manager {
     /// A command that starts `program` with the stored descriptors. The caller adds the program's
     /// arguments.
     pub fn command(&self, program: &str) -> Command {
-        let mut script = String::from("export LISTEN_PID=$$; exec \"$@\"");
+        // First, copies get high numbers: number 3 may already be one of the descriptors.
+        let (mut copies, mut passed) = (String::new(), String::new());
         for (number, (_, fd)) in (3..).zip(&self.store) {
             fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
-            script.push_str(&format!(" {number}<&{}", fd.as_raw_fd()));
+            let high = number + 200;
+            copies.push_str(&format!(" {high}<&{}", fd.as_raw_fd()));
+            passed.push_str(&format!(" {number}<&{high} {high}<&-"));
         }
+        let script = format!("export LISTEN_PID=$$; exec {copies}; exec \"$@\" {passed}");
         let names = self.store.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>();
         let mut command = Command::new("bash");
         command.args(["-c", &script, "bash", program]).env("NOTIFY_SOCKET", &self.path);

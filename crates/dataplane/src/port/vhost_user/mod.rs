@@ -193,6 +193,11 @@ impl VhostUser {
             }
             SocketMode::Client => Source::Dialler(Dialler::start(&self.config).map_err(failed)?),
         };
+        // The former process may have had a port of another kind with this name.
+        let kept = kept.and_then(|kept| match kept.state {
+            State::VhostUser(session) => Some((session, kept.files)),
+            State::Tap(_) | State::Addresses(_) => None,
+        });
         let (continued, continues) = bounded(1);
         let continues = kept.is_some().then_some(continues);
         let server = serve::Server {
@@ -202,10 +207,7 @@ impl VhostUser {
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
             halt: Arc::clone(&self.halt),
-            kept: kept.and_then(|kept| match kept.state {
-                State::VhostUser(session) => Some((session, kept.files)),
-                State::Tap(_) | State::Addresses(_) => None,
-            }),
+            kept,
             continued,
         };
         let thread = std::thread::Builder::new()

@@ -18,6 +18,7 @@
 )]
 
 pub mod batch;
+pub mod capture;
 pub mod classify;
 pub mod confine;
 mod congestion;

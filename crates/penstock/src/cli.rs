@@ -53,6 +53,8 @@ pub enum Command {
     Stats(StatsArgs),
     /// Show a live view of ports and workers.
     Top(TopArgs),
+    /// Capture the frames of a port, with what the switch did with each frame.
+    Capture(crate::verbs::capture::CaptureArgs),
     /// Explain what limits a port's rate now, and which ports use its core.
     Explain(ExplainArgs),
     /// Report what each contract got in the past, minute by minute, and who was responsible if it

@@ -105,6 +105,7 @@ async fn ask(socket: &Path, command: Command) -> Result<ExitCode> {
         Command::Stats(args) => verbs::stats::run(socket, args).await,
         Command::Top(args) => top::run(socket, args).await,
         Command::Explain(args) => verbs::explain::run(socket, args).await,
+        Command::Capture(args) => verbs::capture::run(socket, &args).await,
         Command::Host(_)
         | Command::Endpoint(_)
         | Command::Calibrate(_)

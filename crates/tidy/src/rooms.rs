@@ -33,7 +33,7 @@ const ROOMS: &[&[&str]] = &[
         "tsc",
         "unit",
     ],
-    &["wake"],
+    &["capture", "wake"],
     &["port"],
     &["queue"],
     &["snapshot"],

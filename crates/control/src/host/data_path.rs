@@ -5,6 +5,7 @@
 use core::fmt;
 use std::sync::Arc;
 
+use penstock_dataplane::capture::{CaptureTerms, Tally};
 use penstock_dataplane::classify::Station;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
@@ -95,13 +96,13 @@ pub(crate) trait DataPath: Send + Sync {
         add: bool,
     ) -> Result<(), WorkerError>;
 
-    /// Counters of each worker, and the CPU to which the worker is pinned.
     /// Learns addresses that the former process had learned.
     fn fdb_relearn(&self, stations: Vec<Station>) -> Result<(), WorkerError> {
         let _ = stations;
         Ok(())
     }
 
+    /// Counters of each worker, and the CPU to which the worker is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
     fn uptime(&self) -> Nanos;
@@ -114,4 +115,25 @@ pub(crate) trait DataPath: Send + Sync {
 
     /// Lets frames flow again after [`Self::pause`].
     fn resume(&self) {}
+
+    /// Starts a capture on all workers. Returns false if too many captures run.
+    fn capture(&self, id: u64, terms: &dyn Fn() -> Box<CaptureTerms>) -> Result<bool, WorkerError> {
+        let _ = (id, terms);
+        Ok(false)
+    }
+
+    /// Takes what a capture has taken since the last call. `spare` has empty buffers.
+    fn capture_next(
+        &self,
+        id: u64,
+        spare: &mut Vec<Vec<u8>>,
+    ) -> Result<Vec<(Vec<u8>, Tally)>, WorkerError> {
+        let _ = (id, spare);
+        Ok(Vec::new())
+    }
+
+    /// Ends a capture.
+    fn capture_end(&self, id: u64) {
+        let _ = id;
+    }
 }

@@ -7,6 +7,7 @@ use std::hash::RandomState;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use penstock_dataplane::capture::{CaptureTerms, Tally};
 use penstock_dataplane::classify::Station;
 use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
@@ -273,6 +274,22 @@ impl DataPath for LiveSwitch {
 
     fn resume(&self) {
         self.workers.resume();
+    }
+
+    fn capture(&self, id: u64, terms: &dyn Fn() -> Box<CaptureTerms>) -> Result<bool, WorkerError> {
+        self.workers.capture(id, terms)
+    }
+
+    fn capture_next(
+        &self,
+        id: u64,
+        spare: &mut Vec<Vec<u8>>,
+    ) -> Result<Vec<(Vec<u8>, Tally)>, WorkerError> {
+        self.workers.capture_next(id, spare)
+    }
+
+    fn capture_end(&self, id: u64) {
+        self.workers.capture_end(id);
     }
 }
 

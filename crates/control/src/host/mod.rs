@@ -2,6 +2,7 @@
 
 mod apply;
 mod bounding;
+mod capturing;
 pub(crate) mod data_path;
 mod error;
 mod evidence;
@@ -20,6 +21,7 @@ mod running;
 mod state;
 mod vcpus;
 
+pub use capturing::Capture;
 pub use error::{ApiError, ErrorKind, HostError};
 pub use fabric::FabricChange;
 pub use fabric_switch::{PortQueues, SwitchPort};

@@ -40,7 +40,7 @@ pub struct StaticAddress {
 #[derive(Clone, Debug, Default)]
 pub struct Compiler {
     ids: IdTable,
-    tables: BTreeMap<Scope, Built>,
+    pub(super) tables: BTreeMap<Scope, Built>,
     /// All sets of output ports, by the number of the set. No set of output ports is ever removed
     /// from the list, because older rule tables refer to the sets.
     sets: Vec<Box<[u16]>>,

@@ -16,6 +16,7 @@ mod ids;
 mod ingress_policers;
 mod queues;
 pub(crate) mod rules;
+pub(crate) mod seen;
 mod streams;
 
 pub use compile::{Compiler, Sold, StaticAddress};

@@ -186,7 +186,7 @@ fn translate(rule: &rule::Rule, place: usize, targets: &mut Targets<'_>) -> Vec<
         .collect()
 }
 
-fn matches(matching: &rule::Match) -> Vec<Match> {
+pub(super) fn matches(matching: &rule::Match) -> Vec<Match> {
     let base = Match {
         in_port: None,
         vlan: matching.vlan.map(Vlan::vid),

@@ -85,6 +85,13 @@ pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortC
 
 #[cold]
 fn account_drops(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
+    for (reason, n) in drops(d) {
+        source.count_refused(target, reason, n);
+    }
+}
+
+/// Returns the numbers of frames of a delivery that the switch dropped, by reason.
+pub(super) fn drops(d: &Delivery) -> impl Iterator<Item = (DropReason, u64)> {
     let o = &d.outcome;
     let drops = [
         (DropReason::RingFull, u64::from(o.ring_full)),
@@ -99,7 +106,5 @@ fn account_drops(d: &Delivery, source: &PortCounters, target: Option<&PortCounte
         (DropReason::TenantLimit, d.tenant_limit),
         (DropReason::SendLimit, d.send_limit),
     ];
-    for (reason, n) in drops.into_iter().filter(|&(_, n)| n > 0) {
-        source.count_refused(target, reason, n);
-    }
+    drops.into_iter().filter(|&(_, n)| n > 0)
 }

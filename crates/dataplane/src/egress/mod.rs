@@ -20,6 +20,7 @@
 //! start.
 
 mod account;
+mod captured;
 mod egress_policer;
 mod mark;
 mod slot;
@@ -35,16 +36,18 @@ use penstock_qos::bottleneck::on_link;
 use penstock_units::{PortId, QueueId};
 
 use crate::batch::{BATCH_FRAMES, Batch, Verdict};
+use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::finish;
 use crate::headers::is_tag;
 use crate::ingress_policer::on_wire;
 use crate::offload::OffloadCaps;
-use crate::port::TxOutcome;
+use crate::port::{PortQueue, TxOutcome};
 use crate::snapshot::{PortPolicy, Snapshot};
 use crate::unit::Unit;
 use account::{Way, account};
+use captured::burst;
 use egress_policer::{receives, sends};
 use waiting::Waiting;
 
@@ -93,6 +96,9 @@ pub struct Egress {
     outputs: Vec<u16>,
     finisher: Finisher,
     waiting: Waiting,
+    /// Captures that operators run. The methods with the parameter `SEEN` exist twice, so that a
+    /// worker without captures never asks for them.
+    pub(crate) captures: Captures,
 }
 
 impl core::fmt::Debug for Egress {
@@ -173,6 +179,7 @@ impl Egress {
             outputs: Vec::with_capacity(ports),
             finisher: Finisher::new(),
             waiting: Waiting::new(ports),
+            captures: Captures::new(),
         }
     }
 
@@ -188,21 +195,21 @@ impl Egress {
                 own.drops[DropReason::NoPort as usize].add(frames.len() as u64);
                 return;
             };
-            let delivery = self.send(batch, (source, output), frames, around);
+            let delivery = self.send::<false>(batch, (source, output), frames, around);
             account(&delivery, own, target.as_deref());
             return;
         }
-        self.list(batch, source, around.snapshot, own);
+        self.list::<false>(batch, source, around.snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
             let list = list.as_slice();
-            let delivery = self.send(batch, (source, output), list, around);
+            let delivery = self.send::<false>(batch, (source, output), list, around);
             account(&delivery, own, counters[usize::from(output)].as_deref());
         }
     }
 
     /// Adds every frame of the batch to the lists of the frame's outputs.
-    fn list(
+    fn list<const SEEN: bool>(
         &mut self,
         batch: &Batch,
         source: PortId,
@@ -210,34 +217,42 @@ impl Egress {
         counters: &PortCounters,
     ) {
         for (i, frame) in (0_u8..).zip(batch.frames()) {
-            match frame.verdict {
+            let dropped = match frame.verdict {
                 Verdict::Output(port) => self.add(port, i, counters),
-                Verdict::Drop(reason) => counters.drops[reason as usize].add(1),
+                Verdict::Drop(reason) => {
+                    counters.drops[reason as usize].add(1);
+                    Some(reason)
+                }
                 Verdict::Flood(domain) => {
                     let members = snapshot.domains.get(usize::from(domain));
                     let members = members.map_or(&[][..], |d| &d.members);
                     let open = |port: u16| port != source.0 && may_reach(snapshot, source.0, port);
-                    self.replicate(members, open, i, counters);
+                    self.replicate(members, open, i, counters)
                 }
                 Verdict::OutputSet(set) => {
                     let members = snapshot.output_sets.get(usize::from(set));
                     let members = members.map_or(&[][..], |s| s);
-                    self.replicate(members, |_| true, i, counters);
+                    self.replicate(members, |_| true, i, counters)
                 }
+            };
+            if SEEN && let Some(reason) = dropped {
+                self.captures.dropped(batch, usize::from(i), (source, None), reason);
             }
         }
     }
 
+    /// Adds a frame to the list of an output. Returns why the frame is dropped instead.
     #[inline(always)]
-    fn add(&mut self, port: u16, frame: u8, counters: &PortCounters) {
+    fn add(&mut self, port: u16, frame: u8, counters: &PortCounters) -> Option<DropReason> {
         let Some(list) = self.lists.get_mut(usize::from(port)) else {
             counters.drops[DropReason::NoPort as usize].add(1);
-            return;
+            return Some(DropReason::NoPort);
         };
         if list.len == 0 {
             self.outputs.push(port);
         }
         list.push(frame);
+        None
     }
 
     fn replicate(
@@ -246,20 +261,22 @@ impl Egress {
         gets_it: impl Fn(u16) -> bool,
         frame: u8,
         counters: &PortCounters,
-    ) {
+    ) -> Option<DropReason> {
         let mut copies = 0;
         for &port in members.iter().filter(|&&port| gets_it(port)) {
             self.add(port, frame, counters);
             copies += 1;
         }
-        match copies {
-            0 => counters.drops[DropReason::NoDestination as usize].add(1),
-            n => counters.replicated.add(n - 1),
+        if copies == 0 {
+            counters.drops[DropReason::NoDestination as usize].add(1);
+            return Some(DropReason::NoDestination);
         }
+        counters.replicated.add(copies - 1);
+        None
     }
 
     /// Sends the listed frames to one output, with or without a VLAN tag as the output expects.
-    fn send(
+    fn send<const SEEN: bool>(
         &mut self,
         batch: &mut Batch,
         (source, output): (PortId, u16),
@@ -323,7 +340,7 @@ impl Egress {
         };
         let dscp = if policy.marks { snapshot.port(source.0).and_then(|p| p.dscp) } else { None };
         let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
-        self.pass_on(batch, (source, output, policy), frames, around, &mut delivery);
+        self.pass_on::<SEEN>(batch, (source, output, policy), frames, around, &mut delivery);
         if let Some(former) = former {
             mark::restore(batch, frames, &former);
         }
@@ -342,7 +359,7 @@ impl Egress {
     /// Puts frames into the output's queue, or sends the frames to the port if the output has no
     /// queue. The frames must already have or lack a VLAN tag, as the output port expects.
     #[inline(always)]
-    fn pass_on(
+    fn pass_on<const SEEN: bool>(
         &mut self,
         batch: &Batch,
         (source, output, policy): (PortId, u16, &PortPolicy),
@@ -360,9 +377,9 @@ impl Egress {
             streams.measure(batch, frames, self.waiting.now());
         }
         if slot.queues.len() == 1 {
-            self.send_to_queue(batch, (source, output, 0), frames, around, delivery);
+            self.send_to_queue::<SEEN>(batch, (source, output, 0), frames, around, delivery);
         } else {
-            self.spread(batch, (source, output), frames, around, delivery);
+            self.spread::<SEEN>(batch, (source, output), frames, around, delivery);
         }
         if policy.watched {
             delivery.link = link_bytes(batch, frames, &delivery.outcome);
@@ -371,7 +388,7 @@ impl Egress {
 
     /// Divides the listed frames among the output's queue pairs that are ready. All frames of a
     /// flow go to one queue pair.
-    fn spread(
+    fn spread<const SEEN: bool>(
         &mut self,
         batch: &Batch,
         (source, output): (PortId, u16),
@@ -396,7 +413,7 @@ impl Egress {
             nth += 1;
             if mine.len > 0 {
                 let way = (source, output, queue);
-                self.send_to_queue(batch, way, mine.as_slice(), around, delivery);
+                self.send_to_queue::<SEEN>(batch, way, mine.as_slice(), around, delivery);
             }
         }
         if ready == 0 && around.others.is_empty() {
@@ -406,7 +423,7 @@ impl Egress {
         }
     }
 
-    fn send_to_queue(
+    fn send_to_queue<const SEEN: bool>(
         &mut self,
         batch: &Batch,
         (source, output, queue): (PortId, u16, usize),
@@ -420,40 +437,49 @@ impl Egress {
             delivery.outcome.down += u32::try_from(frames.len()).unwrap_or(0);
             return;
         }
+        let queue_id = QueueId(u16::try_from(queue).unwrap_or(0));
+        let unit = Unit { port: PortId(output), queue: queue_id };
         let caps = port.caps();
         let as_it_is = |i: &u8| caps.takes(batch.frame(usize::from(*i)).offload);
         if caps == OffloadCaps::ALL || frames.iter().all(as_it_is) {
-            merge(&mut delivery.outcome, port.tx_burst(batch, frames));
+            let captures = &mut self.captures;
+            let outcome = burst::<SEEN>(captures, port.as_mut(), batch, frames, (source, unit));
+            merge(&mut delivery.outcome, outcome);
         } else {
             // Frames that need finishing are handled between runs of frames that do not. So the
             // order within a flow is kept.
             for run in frames.chunk_by(|a, b| as_it_is(a) && as_it_is(b)) {
                 if as_it_is(&run[0]) {
-                    merge(&mut delivery.outcome, port.tx_burst(batch, run));
+                    let captures = &mut self.captures;
+                    let way = (source, unit);
+                    let outcome = burst::<SEEN>(captures, port.as_mut(), batch, run, way);
+                    merge(&mut delivery.outcome, outcome);
                 } else {
                     for &i in run {
-                        self.finish(batch, usize::from(i), port.as_mut(), delivery);
+                        let (way, port) = ((source, unit), port.as_mut());
+                        self.finish::<SEEN>(batch, usize::from(i), port, way, delivery);
                     }
                 }
             }
         }
         port.publish();
-        let queue_id = QueueId(u16::try_from(queue).unwrap_or(0));
-        let unit = Unit { port: PortId(output), queue: queue_id };
         around.touched.gave(unit, &mut slot.marked[queue], source, frames.len());
     }
 
     /// Finishes the offloads of frame `i` in software and sends the resulting frames.
     #[cold]
-    fn finish(
+    fn finish<const SEEN: bool>(
         &mut self,
         batch: &Batch,
         i: usize,
-        port: &mut dyn crate::port::PortQueue,
+        port: &mut dyn PortQueue,
+        way: (PortId, Unit),
         delivery: &mut Delivery,
     ) {
+        let captures = &mut self.captures;
         self.finisher.run(batch, i, delivery, |part, delivery| {
-            merge(&mut delivery.outcome, port.tx_burst(part, &ALL[..part.len()]));
+            let outcome = burst::<SEEN>(captures, port, part, &ALL[..part.len()], way);
+            merge(&mut delivery.outcome, outcome);
         });
     }
 }

@@ -7,6 +7,7 @@ use penstock_units::{Nanos, PortId, QueueId};
 
 use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_FRAMES, Batch};
+use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::finish;
 use crate::ingress_policer::on_wire;
@@ -114,6 +115,11 @@ impl Egress {
         &mut self.waiting.store
     }
 
+    /// Returns the worker's frame store, and the captures that get to know of lost frames.
+    pub(crate) fn store_and_captures(&mut self) -> (&mut FrameStore, &mut Captures) {
+        (&mut self.waiting.store, &mut self.captures)
+    }
+
     /// Puts the listed frames into the output's queue. The frames must already have or lack a VLAN
     /// tag, as the output port expects.
     #[inline(never)]
@@ -172,7 +178,12 @@ impl Egress {
 
     /// Sends all frames of `batch`, which left the queue of `port`, and counts the frames at their
     /// source ports.
-    pub(crate) fn depart(&mut self, batch: &Batch, port: PortId, around: &mut Around<'_>) {
+    pub(crate) fn depart<const SEEN: bool>(
+        &mut self,
+        batch: &Batch,
+        port: PortId,
+        around: &mut Around<'_>,
+    ) {
         self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         let (counters, snapshot) = (around.counters, around.snapshot);
         let Some(queue) = around.ports[port.index()].output.take() else { return };
@@ -193,10 +204,10 @@ impl Egress {
                 send_held(around, port, run, &mut delivery);
             } else if around.ports[port.index()].queues.len() == 1 {
                 let way = (PortId(run[0].source), port.0, 0);
-                self.send_to_queue(batch, way, frames, around, &mut delivery);
+                self.send_to_queue::<SEEN>(batch, way, frames, around, &mut delivery);
             } else {
                 let way = (PortId(run[0].source), port.0);
-                self.spread(batch, way, frames, around, &mut delivery);
+                self.spread::<SEEN>(batch, way, frames, around, &mut delivery);
             }
             if watched {
                 delivery.link = link_bytes(batch, frames, &delivery.outcome);

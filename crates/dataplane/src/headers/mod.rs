@@ -12,4 +12,4 @@ pub(crate) mod test_frames;
 
 pub(crate) use edit::{dscp_of, is_ect, mark, mark_congestion};
 pub use key::{FlowKey, FlowMask, HashSeed};
-pub(crate) use parse::is_tag;
+pub(crate) use parse::{is_tag, key_of};

@@ -388,6 +388,19 @@ impl Headers {
     }
 }
 
+/// Returns the headers of frame `i`, which came from `port`, as a key. Returns `None` if the
+/// headers are invalid or the frame's offload metadata does not agree with them. The frame keeps
+/// its VLAN tag.
+pub(crate) fn key_of(batch: &mut Batch, i: usize, port: penstock_units::PortId) -> Option<FlowKey> {
+    let len = batch.frame(i).len;
+    let headers = parse(batch, i, port.0);
+    if batch.frame(i).len < len {
+        // The parser took the tag off.
+        batch.set_tagged(i, true);
+    }
+    headers.ok().map(|headers| headers.key)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::test_frames::*;

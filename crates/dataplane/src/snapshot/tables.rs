@@ -77,6 +77,14 @@ impl RuleTables {
         self.pick(|table| table.lookup_in(vid, key)).map(|(at, rule)| (at, &rule.actions))
     }
 
+    /// Returns the best rule that matches the flow key `key` in VLAN `vid`, with the number of its
+    /// table: 0 for the port's, 1 for the tenant's and 2 for the host's table.
+    #[must_use]
+    pub fn find(&self, key: &FlowKey, vid: u16) -> Option<(u32, &Rule)> {
+        let (at, rule) = self.pick(|table| table.lookup_in(vid, key))?;
+        Some((at.0 >> INDEX_BITS, rule))
+    }
+
     /// Returns the bits of the flow key that any rule in the tables of port, tenant and host
     /// examines.
     pub(crate) fn mask(&self) -> FlowMask {

@@ -100,6 +100,49 @@ impl<C: CycleCounter> Context<C> {
         (&mut self.egress, &mut self.batch, around)
     }
 
+    /// Delivers the frames of the context's batch, which came from `source`.
+    #[inline(always)]
+    pub fn deliver(&mut self, source: PortId, now: Nanos) {
+        if !self.egress.captures.is_empty() {
+            self.deliver_captured(source, now);
+            return;
+        }
+        let (egress, batch, mut around) = self.delivery();
+        egress.set_now(now);
+        egress.deliver(batch, source, &mut around);
+    }
+
+    #[cold]
+    fn deliver_captured(&mut self, source: PortId, now: Nanos) {
+        let at = self.last();
+        let (egress, batch, mut around) = self.delivery();
+        egress.set_now(now);
+        egress.captures.set_now(at);
+        egress.deliver_captured(batch, source, &mut around);
+        self.charge_captures();
+    }
+
+    /// Sends the frames of the context's batch, which left the queue of `port`.
+    #[inline]
+    pub fn depart(&mut self, port: PortId, now: Nanos) {
+        let at = self.last();
+        let (egress, batch, mut around) = self.delivery();
+        egress.set_now(now);
+        if egress.captures.is_empty() {
+            egress.depart::<false>(batch, port, &mut around);
+            return;
+        }
+        egress.captures.set_now(at);
+        egress.depart::<true>(batch, port, &mut around);
+        self.charge_captures();
+    }
+
+    /// Charges the host for the cycles that captures used, so that no port pays for them.
+    pub fn charge_captures(&mut self) {
+        let spent = self.egress.captures.take_spent();
+        self.account.exempt(spent, self.counter.now());
+    }
+
     /// Returns the counters of a port. Returns `None` if the port is not on this worker.
     #[inline]
     pub fn of(&self, port: PortId) -> Option<&PortCounters> {

@@ -31,8 +31,7 @@ use penstock_units::{Nanos, PortId, QueueId};
 use crate::batch::Batch;
 use crate::counters::PortCounters;
 use crate::finish::Segmenter;
-use crate::headers::key::FlowKey;
-use crate::headers::parse::parse;
+use crate::headers::key_of;
 
 /// Frames that the worker took from a port's rings and that have not left the cutter yet.
 #[derive(Debug)]
@@ -131,19 +130,6 @@ impl Cutter {
         key_of(held, i, port)?;
         self.segmenter.begin(held, i, usize::MAX).ok()
     }
-}
-
-/// Returns the headers of frame `i`, which came from `port`, as a key. Returns `None` if the
-/// headers are invalid or the frame's offload metadata does not agree with them. The frame keeps
-/// its VLAN tag.
-pub(super) fn key_of(batch: &mut Batch, i: usize, port: PortId) -> Option<FlowKey> {
-    let len = batch.frame(i).len;
-    let headers = parse(batch, i, port.0);
-    if batch.frame(i).len < len {
-        // The parser took the tag off.
-        batch.set_tagged(i, true);
-    }
-    headers.ok().map(|headers| headers.key)
 }
 
 /// Copies frame `i` of `from` to the end of `to`. Returns false if `to` has no room for the frame.

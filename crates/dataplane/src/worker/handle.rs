@@ -8,6 +8,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 
 use super::{Reply, Request, Worker};
+use crate::capture::{BUFFER_BYTES, CaptureTerms, Tally};
 use crate::classify::{FdbRecord, Station};
 use crate::counters::{PortCounters, PortReading, WorkerCounters};
 use crate::peers::Directory;
@@ -252,6 +253,44 @@ impl WorkerHandle {
     /// Returns [`WorkerError::Gone`] if the worker has ended.
     pub fn fdb_relearn(&self, stations: &Arc<[Station]>) -> Result<(), WorkerError> {
         self.ask(Request::FdbRelearn(Arc::clone(stations))).map(|_| ())
+    }
+
+    /// Starts a capture. Returns false if the worker has [`CAPTURES_MAX`] captures.
+    ///
+    /// [`CAPTURES_MAX`]: crate::capture::CAPTURES_MAX
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
+    pub fn capture(&self, terms: Box<CaptureTerms>) -> Result<bool, WorkerError> {
+        let buffer = Vec::with_capacity(BUFFER_BYTES);
+        Ok(matches!(self.ask(Request::Capture(terms, buffer))?, Reply::Done))
+    }
+
+    /// Exchanges a capture's buffer for `empty`. Returns `empty` and no numbers if the worker has
+    /// no such capture.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
+    pub fn capture_next(
+        &self,
+        id: u64,
+        empty: Vec<u8>,
+    ) -> Result<(Vec<u8>, Option<Tally>), WorkerError> {
+        match self.ask(Request::CaptureNext(id, empty))? {
+            Reply::Captured(buffer, tally) => Ok((buffer, tally)),
+            _ => Err(WorkerError::Gone(self.id)),
+        }
+    }
+
+    /// Ends a capture. Returns its last frames and numbers.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if the worker has ended.
+    pub fn capture_end(&self, id: u64) -> Result<Option<(Vec<u8>, Tally)>, WorkerError> {
+        match self.ask(Request::CaptureEnd(id))? {
+            Reply::CaptureEnded(ended) => Ok(ended.map(|(_, buffer, tally)| (buffer, tally))),
+            _ => Err(WorkerError::Gone(self.id)),
+        }
     }
 
     /// Returns the worker's own counters, without the counters of its ports.

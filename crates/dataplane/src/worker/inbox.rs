@@ -39,9 +39,7 @@ fn deliver<C: CycleCounter>(ctx: &mut Context<C>, source: PortId) {
     let (frames, bytes) = (ctx.batch.len(), ctx.batch.bytes());
     counters.queued.sub(frames as u64);
     let now = ctx.nanos();
-    let (egress, batch, mut around) = ctx.delivery();
-    egress.set_now(now);
-    egress.deliver(batch, source, &mut around);
+    ctx.deliver(source, now);
     ctx.counter.spent(Stage::Egress, &Work { port: source, frames, bytes, misses: 0 });
 }
 

@@ -7,18 +7,18 @@ use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Taken;
 use super::context::Context;
-use super::cutter::key_of;
 use super::roster::{Event, Roster};
 use super::sampler::Sampler;
 use super::shaping::{Gates, Holder, Limits, SOON};
 use crate::batch::Batch;
+use crate::capture::Captures;
 use crate::classify::{Classifier, ClassifierConfig};
 use crate::congestion::{Signal, signal};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
-use crate::headers::is_ect;
 use crate::headers::key::FlowKey;
 use crate::headers::parse::TCP;
+use crate::headers::{is_ect, key_of};
 use crate::ingress_policer::count_segments;
 use crate::port::PortQueue;
 use crate::snapshot::Snapshot;
@@ -36,6 +36,8 @@ struct Apart {
     cut: bool,
     /// The port has a rate limit for which frames wait.
     waits: bool,
+    /// A capture takes frames of the port.
+    captured: bool,
 }
 
 /// A worker's state for receiving and classifying the batches of its queue pairs.
@@ -92,10 +94,42 @@ impl Input {
         apart.is_some_and(|apart| !core::mem::replace(&mut apart.copied, true))
     }
 
+    /// Sets whether a capture takes frames that the worker receives from the port.
+    pub fn set_captured(&mut self, port: PortId, captured: bool) {
+        if let Some(apart) = self.apart.get_mut(port.index()) {
+            apart.captured = captured;
+        }
+    }
+
     /// Receives one batch from a queue pair, and delivers its frames. Returns `None` if no frame
     /// waited at the queue pair. `lent` is true if the port has no tokens and uses time that no
     /// port with tokens needs.
+    #[inline]
     pub fn run<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        unit: Unit,
+        waited: Cycles,
+        lent: bool,
+    ) -> Option<Taken> {
+        self.run_as::<C, false>(ctx, unit, waited, lent)
+    }
+
+    /// Runs a batch of a port with a capture.
+    #[cold]
+    fn run_captured<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        unit: Unit,
+        waited: Cycles,
+        lent: bool,
+    ) -> Option<Taken> {
+        self.run_as::<C, true>(ctx, unit, waited, lent)
+    }
+
+    /// Runs a batch. `SEEN` is true if a capture takes frames of the port.
+    #[inline(always)]
+    fn run_as<C: CycleCounter, const SEEN: bool>(
         &mut self,
         ctx: &mut Context<C>,
         unit: Unit,
@@ -115,10 +149,14 @@ impl Input {
         let counted = if self.apart[id] == Apart::default() {
             queue.rx_burst(batch);
             false
+        } else if !SEEN && self.apart[id].captured {
+            self.sampler.undo();
+            return self.run_captured(ctx, unit, waited, lent);
         } else {
             let now = ctx.account.last();
             let times = [now.saturating_sub(waited), now].map(|at| Nanos(ctx.clock.nanos(at)));
-            self.receive_apart(batch, queue, unit, times.into(), counters)
+            let captures = &mut ctx.egress.captures;
+            self.receive_apart(batch, queue, unit, times.into(), (counters, captures))
         };
         let batch = &mut **batch;
         let (frames, more) = (batch.len(), !batch.has_room());
@@ -140,18 +178,24 @@ impl Input {
         }
         let last = ctx.account.last();
         let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(last));
+        let captures = &mut ctx.egress.captures;
+        if SEEN {
+            captures.set_now(last);
+            captures.received(batch, unit, policy.ingress_policer.is_some());
+        }
         if let Some(limits) = &policy.ingress_policer {
             limits.police(batch, Nanos(nanos), counters);
             (work.frames, work.bytes) = (batch.len(), batch.bytes());
+        }
+        if SEEN {
+            captures.policed(batch);
         }
         let (port, classifier) = (unit.port.0, &mut self.classifier);
         work.misses = classifier.classify(batch, port, policy, snapshot, second, nanos, counters);
         ctx.counter.spent(Stage::Classification, &work);
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
-        let (egress, batch, mut around) = ctx.delivery();
-        egress.set_now(Nanos(nanos));
-        egress.deliver(batch, unit.port, &mut around);
+        ctx.deliver(unit.port, Nanos(nanos));
         give_back(ctx, unit);
         ctx.counter.spent(Stage::Egress, &work);
         if sample {
@@ -175,7 +219,7 @@ impl Input {
         queue: &mut dyn PortQueue,
         unit: Unit,
         (arrived, now): (Nanos, Nanos),
-        counters: &PortCounters,
+        (counters, captures): (&PortCounters, &mut Captures),
     ) -> bool {
         let counted = self.fill(batch, queue, unit, arrived, counters);
         let may_signal =
@@ -191,7 +235,7 @@ impl Input {
         if !counted {
             count_taken(counters, batch);
         }
-        if !signal_first(batch, counters) {
+        if !signal_first(batch, unit, counters, captures) {
             // More frames wait behind the only frame, which was dropped.
             queue.rx_done();
             batch.clear();
@@ -213,7 +257,7 @@ impl Input {
         counters: &PortCounters,
     ) -> bool {
         let port = unit.port;
-        let Apart { copied, cut, waits } = self.apart[port.index()];
+        let Apart { copied, cut, waits, .. } = self.apart[port.index()];
         if cut {
             if self.gates.give(port, batch, counters) {
                 return true;
@@ -402,12 +446,18 @@ fn heeds_signals(batch: &mut Batch, port: PortId) -> Option<FlowKey> {
 
 /// Makes the first frame of a batch signal that a limit holds the port. Returns false if the frame
 /// was the only one and is dropped.
-fn signal_first(batch: &mut Batch, counters: &PortCounters) -> bool {
+fn signal_first(
+    batch: &mut Batch,
+    unit: Unit,
+    counters: &PortCounters,
+    captures: &mut Captures,
+) -> bool {
     match signal(batch, 0) {
         Signal::Marked => counters.rx_marked.add(1),
         Signal::Trimmed => counters.rx_trimmed.add(1),
         Signal::Drop => {
             counters.drops[DropReason::EarlySignal as usize].add(1);
+            captures.refused(batch, 0, unit, DropReason::EarlySignal);
             batch.retain(!1);
         }
     }

@@ -23,6 +23,7 @@ use super::context::Context;
 use super::pressure::Pressure;
 use super::roster::{Event, Roster};
 use crate::batch::BATCH_FRAMES;
+use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::egress::PortSlot;
@@ -256,9 +257,9 @@ impl Outputs {
         let counters = &ctx.port_counters;
         let PortSlot { output, queues, .. } = &mut ctx.ports[port.index()];
         let Some(queue) = output.as_deref_mut() else { return };
-        let memory = &mut Memory::of(ctx.egress.store(), queues);
-        let due = queue.due(memory, now, &mut |source| {
-            count_loss(counters, source, port, DropReason::QueueLate);
+        let (store, captures) = ctx.egress.store_and_captures();
+        let due = queue.due(&mut Memory::of(store, queues), now, &mut |source| {
+            count_loss(counters, captures, (source, port), DropReason::QueueLate);
         });
         let (blocked, held) = (room(queues) == 0, queue.is_held());
         let stand = match due {
@@ -295,18 +296,20 @@ impl Outputs {
         ctx.batch.clear();
         let counters = &ctx.port_counters;
         if queues.iter().all(|queue| !queue.tx_ready()) {
-            queue.clear(&mut Memory::of(ctx.egress.store(), queues), now, |source| {
-                count_loss(counters, source, port, DropReason::PortDown);
+            let (store, captures) = ctx.egress.store_and_captures();
+            queue.clear(&mut Memory::of(store, queues), now, |source| {
+                count_loss(counters, captures, (source, port), DropReason::PortDown);
             });
             self.release_pressed(ctx, roster, port);
             return 0;
         }
         let most = room(queues).min(BATCH_FRAMES);
         ctx.batch.limit(most);
-        let memory = &mut Memory::of(ctx.egress.store(), queues);
+        let (store, captures) = ctx.egress.store_and_captures();
+        let memory = &mut Memory::of(store, queues);
         let signalled =
             queue.load(memory, &mut ctx.batch, (port.0, most), now, &mut |source, why| {
-                count_loss(counters, source, port, why);
+                count_loss(counters, captures, (source, port), why);
             });
         if signalled != Signalled::default()
             && let Some(counters) = counters[port.index()].as_deref()
@@ -319,9 +322,7 @@ impl Outputs {
             return 0;
         }
         let bytes = queue.sending().iter().map(|frame| frame.len as usize).sum();
-        let (egress, batch, mut around) = ctx.delivery();
-        egress.set_now(now);
-        egress.depart(batch, port, &mut around);
+        ctx.depart(port, now);
         ctx.counter.spent(Stage::Egress, &Work { port, frames, bytes, misses: 0 });
         frames
     }
@@ -429,8 +430,9 @@ impl Outputs {
         };
         let counters = &ctx.port_counters;
         let queues = &mut ctx.ports[port.index()].queues;
-        queue.clear(&mut Memory::of(ctx.egress.store(), queues), now, |source| {
-            count_loss(counters, source, port, DropReason::QueueGone);
+        let (store, captures) = ctx.egress.store_and_captures();
+        queue.clear(&mut Memory::of(store, queues), now, |source| {
+            count_loss(counters, captures, (source, port), DropReason::QueueGone);
         });
         match self.stands[port.index()] {
             Stand::Ready => roster.schedule.leave(unit_of(port)),
@@ -472,8 +474,9 @@ impl Outputs {
             };
             let target = PortId(u16::try_from(other).unwrap_or(u16::MAX));
             let counters = &ctx.port_counters;
-            queue.forget(&mut Memory::of(ctx.egress.store(), queues), port.0, |source| {
-                count_loss(counters, source, target, DropReason::QueueGone);
+            let (store, captures) = ctx.egress.store_and_captures();
+            queue.forget(&mut Memory::of(store, queues), port.0, |source| {
+                count_loss(counters, captures, (source, target), DropReason::QueueGone);
             });
         }
         self.pressure.forget(port);
@@ -502,10 +505,11 @@ fn room(queues: &mut [Box<dyn PortQueue>]) -> usize {
 /// from port `source`.
 fn count_loss(
     counters: &[Option<Arc<PortCounters>>],
-    source: u16,
-    target: PortId,
+    captures: &mut Captures,
+    (source, target): (u16, PortId),
     reason: DropReason,
 ) {
+    captures.dropped_unseen(source, target, reason);
     let target = counters[target.index()].as_deref();
     if let Some(target) = target {
         target.tx_queued.sub(1);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use penstock_units::{Cycles, MacAddr, PortId, QueueId};
 
 use super::{Arrival, Worker, WorkerError};
+use crate::capture::{CaptureTerms, Tally};
 use crate::classify::{FdbRecord, Station};
 use crate::counters::{PortCounters, PortReading};
 use crate::port::{ControlMessage, PortQueue};
@@ -46,6 +47,12 @@ pub enum Request {
     Release(PortId, QueueId),
     /// After `Hold(true)`, the worker takes no frames from its ports until `Hold(false)`.
     Hold(bool),
+    /// Adds a capture with its buffer.
+    Capture(Box<CaptureTerms>, Vec<u8>),
+    /// Exchanges the buffer of a capture for an empty buffer.
+    CaptureNext(u64, Vec<u8>),
+    /// Ends a capture.
+    CaptureEnd(u64),
     /// Ends the worker's thread.
     Stop,
 }
@@ -69,6 +76,11 @@ pub enum Reply {
     FdbChunk(Vec<FdbRecord>, Option<usize>),
     /// Number of learned addresses that the worker removed from its MAC table.
     Flushed(usize),
+    /// The buffer of a capture with its numbers, or the caller's buffer if the worker has no such
+    /// capture.
+    Captured(Vec<u8>, Option<Tally>),
+    /// A capture that the worker has ended or refused. `None` if the worker had no such capture.
+    CaptureEnded(Option<(Box<CaptureTerms>, Vec<u8>, Tally)>),
     /// Reason for which the worker refused the request.
     Refused(WorkerError),
 }
@@ -89,6 +101,9 @@ impl core::fmt::Debug for Request {
             Self::Adopt(_) => "Adopt",
             Self::Release(..) => "Release",
             Self::Hold(_) => "Hold",
+            Self::Capture(..) => "Capture",
+            Self::CaptureNext(..) => "CaptureNext",
+            Self::CaptureEnd(_) => "CaptureEnd",
             Self::Stop => "Stop",
         })
     }
@@ -106,6 +121,8 @@ impl core::fmt::Debug for Reply {
             Self::Checkpoint(_) => "Checkpoint",
             Self::FdbChunk(..) => "FdbChunk",
             Self::Flushed(_) => "Flushed",
+            Self::Captured(..) => "Captured",
+            Self::CaptureEnded(_) => "CaptureEnded",
             Self::Refused(_) => "Refused",
         })
     }
@@ -178,6 +195,12 @@ impl<C: CycleCounter> Worker<C> {
                 self.input.classifier_mut().relearn(&stations, now_s, &self.ctx.snapshot);
                 Reply::Done
             }
+            Request::Capture(terms, buffer) => self.capture(terms, buffer),
+            Request::CaptureNext(id, empty) => match self.ctx.egress.captures.exchange(id, empty) {
+                Ok((buffer, tally)) => Reply::Captured(buffer, Some(tally)),
+                Err(empty) => Reply::Captured(empty, None),
+            },
+            Request::CaptureEnd(id) => self.end_capture(id),
             Request::Join(port, room, counters) => match self.join(port, room, counters) {
                 Ok(()) => Reply::Done,
                 Err(room) => Reply::Queues(room),
@@ -189,6 +212,28 @@ impl<C: CycleCounter> Worker<C> {
             Request::Release(port, queue) => Reply::Queue(self.release(port, queue)),
             // The thread handles these.
             Request::Hold(_) | Request::Stop => Reply::Done,
+        }
+    }
+
+    fn capture(&mut self, terms: Box<CaptureTerms>, buffer: Vec<u8>) -> Reply {
+        let refused = self.ctx.egress.captures.add(terms, buffer);
+        self.note_captured();
+        match refused {
+            Some((terms, buffer)) => Reply::CaptureEnded(Some((terms, buffer, Tally::default()))),
+            None => Reply::Done,
+        }
+    }
+
+    fn end_capture(&mut self, id: u64) -> Reply {
+        let ended = self.ctx.egress.captures.remove(id);
+        self.note_captured();
+        Reply::CaptureEnded(ended)
+    }
+
+    fn note_captured(&mut self) {
+        for port in (0..self.ctx.ports.len()).filter_map(|port| u16::try_from(port).ok()) {
+            let captured = self.ctx.egress.captures.takes_received_from(port);
+            self.input.set_captured(PortId(port), captured);
         }
     }
 

@@ -21,6 +21,7 @@ use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
 use super::membership::Arrival;
 use super::thread::spawn_one;
 use super::{FdbChunk, Reply, Request, WorkerConfig, WorkerError, WorkerHandle, bell_of};
+use crate::capture::{BUFFER_BYTES, CaptureTerms, Tally};
 use crate::classify::Station;
 use crate::counters::{PortCounterSets, PortReading};
 use crate::peers::{Directory, Mesh, Positions};
@@ -362,6 +363,50 @@ impl Workers {
     pub fn fdb_relearn(&self, stations: Vec<Station>) -> Result<(), WorkerError> {
         let stations = stations.into();
         self.0.handles.iter().try_for_each(|handle| handle.fdb_relearn(&stations))
+    }
+
+    /// Starts a capture on all workers. `terms` makes the terms of one worker. Returns false if the
+    /// workers have too many captures.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
+    pub fn capture(
+        &self,
+        id: u64,
+        terms: &dyn Fn() -> Box<CaptureTerms>,
+    ) -> Result<bool, WorkerError> {
+        for handle in &self.0.handles {
+            if !handle.capture(terms())? {
+                self.capture_end(id);
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes what a capture has taken on all workers since the last call. `spare` has empty buffers
+    /// for the exchange.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
+    pub fn capture_next(
+        &self,
+        id: u64,
+        spare: &mut Vec<Vec<u8>>,
+    ) -> Result<Vec<(Vec<u8>, Tally)>, WorkerError> {
+        let mut taken = Vec::new();
+        for handle in &self.0.handles {
+            let empty = spare.pop().unwrap_or_else(|| Vec::with_capacity(BUFFER_BYTES));
+            let (buffer, tally) = handle.capture_next(id, empty)?;
+            taken.push((buffer, tally.unwrap_or_default()));
+        }
+        Ok(taken)
+    }
+
+    /// Ends a capture on all workers. Returns what it took since the last call.
+    pub fn capture_end(&self, id: u64) -> Vec<(Vec<u8>, Tally)> {
+        // A worker that has ended has no captures.
+        self.0.handles.iter().filter_map(|handle| handle.capture_end(id).ok().flatten()).collect()
     }
 
     /// Adds a static address to all workers if `add` is true, or removes the address from all

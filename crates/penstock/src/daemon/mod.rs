@@ -12,6 +12,7 @@
 //! and remove its sockets.
 
 mod affinity;
+mod capture;
 mod fabric;
 mod handover;
 mod http;

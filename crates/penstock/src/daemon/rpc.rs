@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::Parts;
+use super::{Parts, capture};
 use crate::wire::host_service_server::HostService;
 use crate::wire::{WATCH_MS_MAX, WATCH_MS_MIN};
 
@@ -57,7 +57,7 @@ impl Service {
 }
 
 /// Converts an error of the host to a gRPC status.
-fn status(error: &ApiError) -> Status {
+pub(super) fn status(error: &ApiError) -> Status {
     let text = error.to_string();
     match error.kind {
         ErrorKind::NotFound => Status::not_found(text),
@@ -293,6 +293,20 @@ impl HostService for Service {
             sender,
         );
         tokio::spawn(feed);
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    type CaptureStream = Pin<Box<dyn Stream<Item = Result<api::CapturedFrames, Status>> + Send>>;
+
+    async fn capture(&self, request: Request<api::CaptureRequest>) -> Reply<Self::CaptureStream> {
+        let request = request.into_inner();
+        let port = request.port.clone();
+        let capture = self.call(move |host| host.capture(&request)).await?;
+        let capture = capture.map_err(|error| status(&error))?;
+        tracing::info!(port, "capture started");
+        let (sender, receiver) = mpsc::channel(capture::MESSAGES);
+        let (host, stopping) = (Arc::clone(&self.host), self.stopping.clone());
+        tokio::spawn(capture::feed(host, capture, stopping, sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }

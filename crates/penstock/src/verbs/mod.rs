@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::client::refused;
 use crate::table::printable;
 
+pub mod capture;
 pub mod check;
 pub mod controller;
 pub mod delays;

@@ -1,0 +1,410 @@
+//! A capture copies frames of one port, with what the switch did with each frame.
+//!
+//! # Problem
+//!
+//! An operator wants to see what a guest sends and receives, and which frames the switch drops and
+//! why. A copy costs cycles, and no guest may pay for the operator's look.
+//!
+//! # Approach
+//!
+//! A capture belongs to a worker, and every worker has each capture. The worker copies the chosen
+//! frames into a buffer of the capture ([`Record`]). Control exchanges the buffer for an empty
+//! buffer several times per second, so the worker allocates and frees no memory. If the buffer is
+//! full, the worker counts the frames that it does not copy.
+//!
+//! A capture of received frames copies a frame before the limits and the classifier see it, because
+//! both may change the frame. The verdict is added after the delivery. A capture of dropped frames
+//! copies a frame when the switch drops it.
+//!
+//! # Cost
+//!
+//! All captures of a worker together may use one cycle in [`SHARE`]. Above this budget, a capture
+//! takes only one frame in 2, 4, 8 and so on. The worker charges the used cycles to the host and
+//! not to a port. A worker without captures spends one comparison per batch.
+
+mod budget;
+mod filter;
+mod key;
+mod record;
+
+pub use budget::SHARE;
+pub use filter::Filter;
+pub use key::HeaderReader;
+pub use record::{Direction, Fate, Record, records};
+
+use penstock_units::{Cycles, PortId};
+
+use crate::batch::{BATCH_FRAMES, Batch};
+use crate::drop::DropReason;
+use crate::unit::Unit;
+use budget::Budget;
+use record::Header;
+
+/// Maximum number of captures at once.
+pub const CAPTURES_MAX: usize = 4;
+/// Size of a capture's buffer in bytes.
+pub const BUFFER_BYTES: usize = 4 << 20;
+/// Estimated cost of sending a frame alone instead of in a burst.
+const ALONE: Cycles = Cycles(100);
+
+/// What a capture takes.
+#[derive(Debug)]
+pub struct CaptureTerms {
+    /// Number of the capture, which the caller chooses.
+    pub id: u64,
+    pub port: PortId,
+    /// Whether the capture takes frames that the switch receives from the port.
+    pub received: bool,
+    /// Whether the capture takes frames that the switch sends to the port.
+    pub sent: bool,
+    /// Whether the capture takes only frames that the switch drops.
+    pub drops: bool,
+    /// Headers that a frame must have. The capture takes all frames if the filter is `None`.
+    pub filter: Option<Filter>,
+    /// Number of bytes of a frame that the capture copies.
+    pub snap_len: u32,
+    /// Clock that measures the cost of the capture.
+    pub clock: fn() -> Cycles,
+}
+
+/// Numbers of a capture since control last exchanged the buffer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Frames that the capture left out because of its budget.
+    pub sampled_out: u64,
+    /// Frames that the capture left out because its buffer was full.
+    pub lost: u64,
+    /// Present rate of sampling: one frame in so many.
+    pub one_in: u32,
+}
+
+#[derive(Debug)]
+struct Capture {
+    terms: Box<CaptureTerms>,
+    buffer: Vec<u8>,
+    tally: Tally,
+    /// Frames that the capture left out since the last record.
+    missed: u32,
+    /// Position in `buffer` of each frame of the present batch that waits for its verdict.
+    pending: [Option<usize>; BATCH_FRAMES],
+}
+
+/// The captures of one worker.
+#[derive(Debug, Default)]
+pub struct Captures {
+    list: Vec<Capture>,
+    budget: Budget,
+    /// Cycles since the last call of [`Self::take_spent`].
+    spent: Cycles,
+    /// Time of the present batch.
+    at: Cycles,
+}
+
+impl Captures {
+    /// Creates the list of captures, with room for all of them.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { list: Vec::with_capacity(CAPTURES_MAX), ..Self::default() }
+    }
+
+    #[inline(always)]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Adds a capture with an empty buffer. Returns both if the worker has too many captures.
+    pub fn add(
+        &mut self,
+        terms: Box<CaptureTerms>,
+        buffer: Vec<u8>,
+    ) -> Option<(Box<CaptureTerms>, Vec<u8>)> {
+        if self.list.len() >= CAPTURES_MAX {
+            return Some((terms, buffer));
+        }
+        let (tally, pending) = (Tally::default(), [None; BATCH_FRAMES]);
+        self.list.push(Capture { terms, buffer, tally, missed: 0, pending });
+        None
+    }
+
+    /// Removes a capture. Returns its terms, its buffer and its numbers.
+    pub fn remove(&mut self, id: u64) -> Option<(Box<CaptureTerms>, Vec<u8>, Tally)> {
+        let at = self.list.iter().position(|capture| capture.terms.id == id)?;
+        let Capture { terms, buffer, tally, .. } = self.list.swap_remove(at);
+        Some((terms, buffer, Tally { one_in: self.budget.one_in(), ..tally }))
+    }
+
+    /// Exchanges a capture's buffer for an empty buffer. Returns the empty buffer if the worker has
+    /// no such capture.
+    pub fn exchange(&mut self, id: u64, empty: Vec<u8>) -> Result<(Vec<u8>, Tally), Vec<u8>> {
+        let one_in = self.budget.one_in();
+        let Some(capture) = self.list.iter_mut().find(|capture| capture.terms.id == id) else {
+            return Err(empty);
+        };
+        let tally = core::mem::take(&mut capture.tally);
+        Ok((core::mem::replace(&mut capture.buffer, empty), Tally { one_in, ..tally }))
+    }
+
+    /// Sets the time of the present batch.
+    pub fn set_now(&mut self, at: Cycles) {
+        self.at = at;
+    }
+
+    /// Returns the cycles that the captures used since the last call.
+    pub fn take_spent(&mut self) -> Cycles {
+        core::mem::take(&mut self.spent)
+    }
+
+    /// Whether a capture takes frames that the switch receives from `port`.
+    #[must_use]
+    pub fn takes_received_from(&self, port: u16) -> bool {
+        let takes = |of: &CaptureTerms| of.received && of.port.0 == port;
+        self.list.iter().any(|capture| takes(&capture.terms))
+    }
+
+    /// Whether a capture takes frames that the switch sends to `port`.
+    #[must_use]
+    pub fn takes_sent_to(&self, port: u16) -> bool {
+        let takes = |of: &CaptureTerms| of.sent && !of.drops && of.port.0 == port;
+        self.list.iter().any(|capture| takes(&capture.terms))
+    }
+
+    /// Whether frame `i` must be sent alone, because a capture needs to know what becomes of it.
+    #[must_use]
+    pub fn follows(&mut self, i: usize, source: PortId, output: u16) -> bool {
+        let followed = self.list.iter().any(|capture| {
+            let CaptureTerms { port, received, sent, drops, .. } = *capture.terms;
+            let of_port = received && port == source || sent && port.0 == output;
+            if drops { of_port } else { capture.pending[i % BATCH_FRAMES].is_some() }
+        });
+        if followed && self.budget.may(self.at) {
+            self.budget.spend(ALONE);
+            self.spent = self.spent + ALONE;
+            return true;
+        }
+        false
+    }
+
+    /// Copies the frames of a batch that the worker has just received. `policed` says whether a
+    /// limit may drop some of the frames next.
+    pub fn received(&mut self, batch: &mut Batch, unit: Unit, policed: bool) {
+        for i in 0..batch.len() {
+            // The classifier overwrites the hash. Until then, it says which frames a limit dropped.
+            batch.frame_mut(i).hash = u32::try_from(i).unwrap_or(0);
+        }
+        self.each(|capture, budget, at| {
+            let CaptureTerms { port, received, drops, .. } = *capture.terms;
+            if port != unit.port || !received || drops && !policed {
+                return;
+            }
+            for i in 0..batch.len() {
+                let header = Header::new(at, unit, Direction::Received);
+                capture.pending[i] = capture.take(budget, batch, i, unit.port, header);
+            }
+        });
+    }
+
+    /// Notes which frames of the batch a limit dropped.
+    pub fn policed(&mut self, batch: &Batch) {
+        for capture in &mut self.list {
+            let before = core::mem::replace(&mut capture.pending, [None; BATCH_FRAMES]);
+            let mut gone = before;
+            for (pending, frame) in capture.pending.iter_mut().zip(batch.frames()) {
+                let was = frame.hash as usize % BATCH_FRAMES;
+                (*pending, gone[was]) = (before[was], None);
+            }
+            for at in gone.into_iter().flatten() {
+                record::set_fate(&mut capture.buffer, at, Fate::Dropped(DropReason::Policed), None);
+            }
+        }
+    }
+
+    /// Notes that a copy of frame `i` went to `output`, or into a queue for it.
+    pub fn passed(&mut self, i: usize, output: u16) {
+        for capture in &mut self.list {
+            if let Some(at) = capture.pending[i % BATCH_FRAMES]
+                && !matches!(record::fate(&capture.buffer, at), Fate::Dropped(_))
+            {
+                record::set_fate(&mut capture.buffer, at, Fate::Forwarded, Some(PortId(output)));
+            }
+        }
+    }
+
+    /// Notes that the switch dropped frame `i`, which came from `source` and has the output
+    /// `output` if it has one.
+    pub fn dropped(
+        &mut self,
+        batch: &Batch,
+        i: usize,
+        (source, output): (PortId, Option<u16>),
+        reason: DropReason,
+    ) {
+        let fate = Fate::Dropped(reason);
+        let to = output.map(PortId);
+        self.each(|capture, budget, at| {
+            if let Some(place) = capture.pending[i % BATCH_FRAMES] {
+                record::set_fate(&mut capture.buffer, place, fate, to);
+                return;
+            }
+            let CaptureTerms { port, received, sent, drops, .. } = *capture.terms;
+            let direction = if received && port == source {
+                Direction::Received
+            } else if sent && Some(port) == to {
+                Direction::Sent
+            } else {
+                return;
+            };
+            if drops {
+                let other = if direction == Direction::Received { to } else { Some(source) };
+                let header = Header { fate, other, ..Header::of(at, port, direction) };
+                capture.take(budget, batch, i, source, header);
+            }
+        });
+    }
+
+    /// Records a frame that the worker dropped as it received it, before [`Self::received`].
+    pub fn refused(&mut self, batch: &Batch, i: usize, unit: Unit, reason: DropReason) {
+        self.each(|capture, budget, at| {
+            let CaptureTerms { port, received, .. } = *capture.terms;
+            if received && port == unit.port {
+                let header = Header::new(at, unit, Direction::Received);
+                let header = Header { fate: Fate::Dropped(reason), ..header };
+                capture.take(budget, batch, i, port, header);
+            }
+        });
+    }
+
+    /// Records a frame that the switch dropped after it waited in a queue. The frame's bytes are
+    /// gone.
+    pub fn dropped_unseen(&mut self, source: u16, output: PortId, reason: DropReason) {
+        self.each(|capture, budget, at| {
+            let CaptureTerms { port, received, sent, drops, .. } = *capture.terms;
+            let direction = if received && port.0 == source {
+                Direction::Received
+            } else if sent && port == output {
+                Direction::Sent
+            } else {
+                return;
+            };
+            // No filter can match bytes that are gone.
+            if !drops || capture.terms.filter.is_some() {
+                return;
+            }
+            let other = if direction == Direction::Received { output } else { PortId(source) };
+            let header = Header::of(at, port, direction);
+            let header = Header { fate: Fate::Dropped(reason), other: Some(other), ..header };
+            if capture.may(budget, at) {
+                capture.put(header, 0, |_| ());
+            }
+        });
+    }
+
+    /// Returns a bit mask of the captures that take frame `i`, which goes to a queue pair. The frame
+    /// must then be sent alone, and [`Self::sent`] called if the port took it.
+    pub fn choose_sent(&mut self, batch: &Batch, i: usize, (source, to): (PortId, Unit)) -> u32 {
+        let (mut chosen, mut bit) = (0, 1);
+        self.each(|capture, budget, at| {
+            let CaptureTerms { port, sent, drops, .. } = *capture.terms;
+            let wanted = sent && !drops && port == to.port;
+            if wanted && capture.matches(batch, i, source) && capture.may(budget, at) {
+                chosen |= bit;
+            }
+            bit <<= 1;
+        });
+        chosen
+    }
+
+    /// Copies frame `i`, which a queue pair took, for the chosen captures.
+    pub fn sent(&mut self, chosen: u32, batch: &Batch, i: usize, (source, to): (PortId, Unit)) {
+        let mut rest = chosen;
+        self.each(|capture, budget, at| {
+            if rest & 1 != 0 {
+                let header = Header::new(at, to, Direction::Sent);
+                let header = Header { fate: Fate::Forwarded, other: Some(source), ..header };
+                capture.copy(budget, batch, i, header);
+            }
+            rest >>= 1;
+        });
+    }
+
+    /// Ends a batch: records of frames whose verdict is not of interest are taken back.
+    pub fn end_batch(&mut self) {
+        for capture in &mut self.list {
+            let pending = core::mem::replace(&mut capture.pending, [None; BATCH_FRAMES]);
+            if !capture.terms.drops {
+                continue;
+            }
+            for at in pending.into_iter().flatten() {
+                if !matches!(record::fate(&capture.buffer, at), Fate::Dropped(_)) {
+                    record::void(&mut capture.buffer, at);
+                }
+            }
+        }
+    }
+
+    /// Runs `what` for each capture, and measures the cycles.
+    fn each(&mut self, mut what: impl FnMut(&mut Capture, &mut Budget, Cycles)) {
+        let Self { list, budget, spent, at } = self;
+        let Some(clock) = list.first().map(|capture| capture.terms.clock) else { return };
+        let began = clock();
+        for capture in list {
+            what(capture, budget, *at);
+        }
+        let cost = clock().saturating_sub(began);
+        budget.spend(cost);
+        *spent = *spent + cost;
+    }
+}
+
+impl Capture {
+    /// Whether the capture may take a frame now. Counts the frame as missed if not.
+    fn may(&mut self, budget: &mut Budget, at: Cycles) -> bool {
+        let may = budget.may(at) && budget.chosen();
+        if !may {
+            self.tally.sampled_out += 1;
+            self.missed = self.missed.saturating_add(1);
+        }
+        may
+    }
+
+    /// Copies frame `i`, which came from `source`, if the filter and the budget allow it. Returns
+    /// the position of the record.
+    fn take(
+        &mut self,
+        budget: &mut Budget,
+        batch: &Batch,
+        i: usize,
+        source: PortId,
+        header: Header,
+    ) -> Option<usize> {
+        if !self.matches(batch, i, source) || !self.may(budget, header.at) {
+            return None;
+        }
+        self.copy(budget, batch, i, header)
+    }
+
+    /// Whether frame `i`, which came from `source`, has the headers that the capture wants.
+    fn matches(&mut self, batch: &Batch, i: usize, source: PortId) -> bool {
+        self.terms.filter.as_mut().is_none_or(|filter| filter.matches(batch, i, source))
+    }
+
+    fn copy(&mut self, budget: &Budget, batch: &Batch, i: usize, header: Header) -> Option<usize> {
+        let len = batch.frame(i).len;
+        let copied = len.min(self.terms.snap_len) as usize;
+        let header = Header { len, tci: batch.frame(i).tci, one_in: budget.one_in(), ..header };
+        self.put(header, copied, |out| batch.copy_part(i, 0, out))
+    }
+
+    fn put(&mut self, header: Header, len: usize, fill: impl FnOnce(&mut [u8])) -> Option<usize> {
+        let header = Header { missed: self.missed, ..header };
+        let at = record::put(&mut self.buffer, &header, len, fill);
+        match at {
+            Some(_) => self.missed = 0,
+            None => {
+                self.tally.lost += 1;
+                self.missed = self.missed.saturating_add(1);
+            }
+        }
+        at
+    }
+}

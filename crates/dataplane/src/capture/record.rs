@@ -1,0 +1,191 @@
+//! Layout of the records in a capture's buffer: a header of [`HEADER`] bytes, then the frame.
+
+use penstock_units::{Cycles, PortId, QueueId};
+
+use crate::drop::DropReason;
+use crate::unit::Unit;
+
+/// Length of a record's header in bytes.
+const HEADER: usize = 40;
+/// Offsets of the fields that are written after the frame was copied.
+const FATE: usize = 8;
+const OTHER: usize = 10;
+/// Port number that means "no port".
+const NO_PORT: u16 = u16::MAX;
+
+/// Whether the switch received a frame from the port or sent the frame to the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    Received,
+    Sent,
+}
+
+/// What the switch did with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The frame has gone nowhere yet.
+    Undecided,
+    Forwarded,
+    Dropped(DropReason),
+    /// The record is void.
+    Void,
+}
+
+impl Fate {
+    const fn number(self) -> u8 {
+        match self {
+            Self::Undecided => 0,
+            Self::Forwarded => 1,
+            Self::Void => 2,
+            Self::Dropped(reason) => 3 + reason as u8,
+        }
+    }
+
+    fn of(number: u8) -> Self {
+        match number {
+            0 => Self::Undecided,
+            1 => Self::Forwarded,
+            dropped => {
+                let reason = dropped.checked_sub(3).and_then(|at| DropReason::ALL.get(at as usize));
+                reason.map_or(Self::Void, |reason| Self::Dropped(*reason))
+            }
+        }
+    }
+}
+
+/// Header of a record.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub at: Cycles,
+    pub fate: Fate,
+    pub direction: Direction,
+    pub other: Option<PortId>,
+    pub port: PortId,
+    pub queue: QueueId,
+    pub len: u32,
+    pub missed: u32,
+    pub one_in: u32,
+    pub tci: u16,
+}
+
+impl Header {
+    pub(super) const fn new(at: Cycles, unit: Unit, direction: Direction) -> Self {
+        Self {
+            at,
+            fate: Fate::Undecided,
+            direction,
+            other: None,
+            port: unit.port,
+            queue: unit.queue,
+            len: 0,
+            missed: 0,
+            one_in: 1,
+            tci: 0,
+        }
+    }
+
+    /// Returns the header of a frame without a queue pair.
+    pub(super) const fn of(at: Cycles, port: PortId, direction: Direction) -> Self {
+        Self::new(at, Unit { port, queue: QueueId(0) }, direction)
+    }
+}
+
+/// A captured frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record<'a> {
+    /// Cycle counter of the worker at the beginning of the frame's batch.
+    pub at: Cycles,
+    pub fate: Fate,
+    pub direction: Direction,
+    /// The other port: the last output of a received frame, or the source of a sent frame.
+    pub other: Option<PortId>,
+    /// Port of the capture.
+    pub port: PortId,
+    pub queue: QueueId,
+    /// Length of the frame in bytes, without FCS. 0 if the frame's bytes are unknown.
+    pub len: u32,
+    /// Frames that the capture left out since the record before.
+    pub missed: u32,
+    /// Rate of sampling: one frame in so many.
+    pub one_in: u32,
+    /// Priority and VLAN of the frame inside the switch.
+    pub tci: u16,
+    /// The first bytes of the frame.
+    pub bytes: &'a [u8],
+}
+
+/// Appends a record whose frame has `len` copied bytes. Returns the record's position, or `None` if
+/// the buffer has no room for it.
+pub(super) fn put(
+    buffer: &mut Vec<u8>,
+    header: &Header,
+    len: usize,
+    fill: impl FnOnce(&mut [u8]),
+) -> Option<usize> {
+    let at = buffer.len();
+    if buffer.capacity() - at < HEADER + len {
+        return None;
+    }
+    let direction = u8::from(header.direction == Direction::Sent);
+    buffer.extend_from_slice(&header.at.0.to_le_bytes());
+    buffer.extend_from_slice(&[header.fate.number(), direction]);
+    let other = header.other.map_or(NO_PORT, |other| other.0);
+    for number in [other, header.port.0, header.queue.0, header.tci, 0] {
+        buffer.extend_from_slice(&number.to_le_bytes());
+    }
+    let copied = u32::try_from(len).unwrap_or(u32::MAX);
+    for number in [header.len, copied, header.missed, header.one_in, 0] {
+        buffer.extend_from_slice(&number.to_le_bytes());
+    }
+    debug_assert_eq!(buffer.len(), at + HEADER);
+    buffer.resize(at + HEADER + len, 0);
+    fill(&mut buffer[at + HEADER..]);
+    Some(at)
+}
+
+/// Returns what the switch did with the frame of the record at position `at`.
+pub(super) fn fate(buffer: &[u8], at: usize) -> Fate {
+    buffer.get(at + FATE).map_or(Fate::Void, |number| Fate::of(*number))
+}
+
+/// Changes the fate and the other port of the record at position `at`.
+pub(super) fn set_fate(buffer: &mut [u8], at: usize, fate: Fate, other: Option<PortId>) {
+    if let Some(number) = buffer.get_mut(at + FATE) {
+        *number = fate.number();
+    }
+    if let (Some(other), Some(place)) = (other, buffer.get_mut(at + OTHER..at + OTHER + 2)) {
+        place.copy_from_slice(&other.0.to_le_bytes());
+    }
+}
+
+/// Makes the record at position `at` void.
+pub(super) fn void(buffer: &mut [u8], at: usize) {
+    set_fate(buffer, at, Fate::Void, None);
+}
+
+/// Returns the records of a buffer, without void records.
+pub fn records(mut buffer: &[u8]) -> impl Iterator<Item = Record<'_>> {
+    core::iter::from_fn(move || {
+        let (header, rest) = buffer.split_first_chunk::<HEADER>()?;
+        let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
+        let word = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|byte| header[at + byte]));
+        let (bytes, rest) = rest.split_at_checked(word(24) as usize)?;
+        buffer = rest;
+        let at = Cycles(u64::from_le_bytes(core::array::from_fn(|byte| header[byte])));
+        let direction = if header[9] == 0 { Direction::Received } else { Direction::Sent };
+        Some(Record {
+            at,
+            fate: Fate::of(header[FATE]),
+            direction,
+            other: Some(PortId(short(OTHER))).filter(|port| port.0 != NO_PORT),
+            port: PortId(short(12)),
+            queue: QueueId(short(14)),
+            tci: short(16),
+            len: word(20),
+            missed: word(28),
+            one_in: word(32),
+            bytes,
+        })
+    })
+    .filter(|record| record.fate != Fate::Void)
+}

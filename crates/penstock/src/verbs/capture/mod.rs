@@ -1,0 +1,219 @@
+//! `penstock capture` shows the frames of a port, or writes them as pcapng for Wireshark, tshark
+//! and tcpdump.
+
+mod filter;
+mod pcapng;
+mod summary;
+
+use std::fs::File;
+use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use penstock_control::api::{CaptureDirection, CaptureRequest, CapturedFrames};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::client::{connect, refused};
+use crate::unix_time::unix_ns;
+use pcapng::Writer;
+
+/// Interval between two lines that say how many frames were captured.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+/// `penstock capture`.
+#[derive(Debug, Clone, clap::Args)]
+pub struct CaptureArgs {
+    /// Name of the port, or a label of one port as KEY=VALUE
+    pub port: String,
+    /// Direction as the switch sees it: `in` is what the port sends into the switch, `out` is what
+    /// the switch sends to the port
+    #[arg(long, value_enum, default_value = "both")]
+    pub direction: Direction,
+    /// Only frames that the switch drops, with the reason that `penstock stats --drops` counts
+    #[arg(long)]
+    pub drops: bool,
+    /// Only frames with these headers: key=value pairs of a rule's `match`, and `host`, `mac` and
+    /// `port` for source or destination, as in "proto=tcp port=80 host=10.0.0.1"
+    #[arg(long, value_name = "EXPR", default_value = "", hide_default_value = true)]
+    pub filter: String,
+    /// Write pcapng to a file, or to standard output if FILE is `-`. Default: a line per frame
+    #[arg(short = 'w', long = "write", value_name = "FILE")]
+    pub write: Option<PathBuf>,
+    /// Bytes to capture of each frame; 0 for whole frames
+    #[arg(short = 's', long, value_name = "BYTES", default_value_t = 0)]
+    pub snaplen: u32,
+    /// End after so many frames
+    #[arg(short = 'c', long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// End after so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub secs: Option<u64>,
+}
+
+/// Direction of captured frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Direction {
+    /// From the port into the switch
+    In,
+    /// From the switch to the port
+    Out,
+    /// Both directions
+    Both,
+}
+
+/// Where the frames go.
+enum Sink {
+    Lines(BufWriter<io::Stdout>),
+    File(Box<Writer<BufWriter<Box<dyn Write>>>>),
+}
+
+/// Numbers of a capture.
+#[derive(Debug, Default)]
+struct Seen {
+    frames: u64,
+    sampled_out: u64,
+    lost: u64,
+}
+
+/// Runs `capture` until a signal, the limits of `args` or the daemon end it.
+///
+/// # Errors
+/// Returns an error if the daemon refuses the capture, or if the file cannot be written.
+pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
+    let direction = match args.direction {
+        Direction::In => CaptureDirection::In,
+        Direction::Out => CaptureDirection::Out,
+        Direction::Both => CaptureDirection::Unspecified,
+    };
+    let request = CaptureRequest {
+        port: args.port.clone(),
+        direction: direction.into(),
+        drops: args.drops,
+        filters: filter::matches(&args.filter)?,
+        snap_len: args.snaplen,
+    };
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut client = connect(socket).await?;
+    let mut stream = client.capture(request).await.map_err(refused)?.into_inner();
+    let begun = stream.message().await.map_err(refused)?.unwrap_or_default();
+    let port = begun.port;
+    let mut sink = Sink::open(args, &port)?;
+    eprintln!("capturing at port {port}; Ctrl-C ends");
+    let mut seen = Seen::default();
+    let tells = args.write.is_some() && io::stderr().is_terminal();
+    let mut progress = tokio::time::interval(PROGRESS);
+    let end = tokio::time::sleep(args.secs.map_or(Duration::MAX, Duration::from_secs));
+    tokio::pin!(end);
+    let outcome = loop {
+        tokio::select! {
+            message = stream.message() => match message {
+                Ok(Some(message)) => {
+                    let taken = sink.take(args, (&port, message), &mut seen);
+                    if ended(taken)? || args.count.is_some_and(|most| seen.frames >= most) {
+                        break Ok(());
+                    }
+                }
+                Ok(None) => break Err(anyhow::anyhow!(
+                    "daemon: the capture ended because the daemon stopped"
+                )),
+                Err(status) => break Err(refused(status)),
+            },
+            _ = progress.tick(), if tells => {
+                eprint!("\r{} frames, {} left out ", seen.frames, seen.sampled_out + seen.lost);
+            }
+            () = &mut end => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
+            _ = terminate.recv() => break Ok(()),
+        }
+    };
+    ended(sink.finish(&seen).map(|()| false))?;
+    eprintln!("{}{}", if tells { "\r" } else { "" }, seen.text());
+    outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// Whether the capture ends because the reader of its output has ended.
+fn ended(written: Result<bool>) -> Result<bool> {
+    match written {
+        Err(error)
+            if error.downcast_ref::<io::Error>().map(io::Error::kind)
+                == Some(io::ErrorKind::BrokenPipe) =>
+        {
+            Ok(true)
+        }
+        written => written,
+    }
+}
+
+impl Sink {
+    fn open(args: &CaptureArgs, port: &str) -> Result<Self> {
+        let Some(path) = &args.write else { return Ok(Self::Lines(BufWriter::new(io::stdout()))) };
+        let out: Box<dyn Write> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            let file = File::create(path);
+            Box::new(file.with_context(|| {
+                format!("file {}: cannot be made; choose another file", path.display())
+            })?)
+        };
+        let mut what = format!("Penstock, port {port}");
+        if args.drops {
+            what.push_str(", dropped frames");
+        }
+        if !args.filter.is_empty() {
+            what = format!("{what}, {}", args.filter);
+        }
+        let writer = Writer::new(BufWriter::new(out), port, &what, args.snaplen)?;
+        Ok(Self::File(Box::new(writer)))
+    }
+
+    /// Writes the frames of a message. Returns false.
+    fn take(
+        &mut self,
+        args: &CaptureArgs,
+        (port, message): (&str, CapturedFrames),
+        seen: &mut Seen,
+    ) -> Result<bool> {
+        seen.sampled_out += message.sampled_out;
+        seen.lost += message.lost;
+        let rest = args.count.map_or(u64::MAX, |most| most.saturating_sub(seen.frames));
+        let rest = usize::try_from(rest).unwrap_or(usize::MAX);
+        for frame in message.frames.iter().take(rest) {
+            seen.frames += 1;
+            match self {
+                Self::Lines(out) => {
+                    out.write_all(summary::line(port, frame).as_bytes())?;
+                }
+                Self::File(out) => out.frame(frame, &summary::fate(port, frame))?,
+            }
+        }
+        match self {
+            Self::Lines(out) => out.flush()?,
+            Self::File(out) => out.flush()?,
+        }
+        Ok(false)
+    }
+
+    fn finish(self, seen: &Seen) -> Result<()> {
+        match self {
+            Self::Lines(mut out) => out.flush()?,
+            Self::File(out) => {
+                out.finish(unix_ns(), seen.frames, seen.sampled_out + seen.lost)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Seen {
+    /// Returns the numbers as text.
+    fn text(&self) -> String {
+        let Self { frames, sampled_out, lost } = self;
+        format!(
+            "{frames} frames captured, {sampled_out} left out to keep the capture's budget of \
+             cycles, {lost} lost because the reader was too slow"
+        )
+    }
+}

@@ -299,8 +299,8 @@ impl Captures {
         });
     }
 
-    /// Returns a bit mask of the captures that take frame `i`, which goes to a queue pair. The frame
-    /// must then be sent alone, and [`Self::sent`] called if the port took it.
+    /// Returns a bit mask of the captures that take frame `i`, which goes to a queue pair. The
+    /// frame must then be sent alone, and [`Self::sent`] called if the port took it.
     pub fn choose_sent(&mut self, batch: &Batch, i: usize, (source, to): (PortId, Unit)) -> u32 {
         let (mut chosen, mut bit) = (0, 1);
         self.each(|capture, budget, at| {

@@ -162,11 +162,7 @@ impl Input {
         let (frames, more) = (batch.len(), !batch.has_room());
         if frames == 0 && batch.errors == 0 {
             counters.rx_empty.add(1);
-            self.sampler.undo();
-            if counted {
-                // The only frame was dropped as a signal, and no other frame followed.
-                give_back(ctx, unit);
-            }
+            self.nothing(ctx, unit, counted);
             return None;
         }
         let mut work = Work { port: unit.port, frames, bytes: batch.bytes(), misses: 0 };
@@ -178,17 +174,16 @@ impl Input {
         }
         let last = ctx.account.last();
         let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(last));
-        let captures = &mut ctx.egress.captures;
         if SEEN {
-            captures.set_now(last);
-            captures.received(batch, unit, policy.ingress_policer.is_some());
+            ctx.egress.captures.set_now(last);
+            ctx.egress.captures.received(batch, unit, policy.ingress_policer.is_some());
         }
         if let Some(limits) = &policy.ingress_policer {
             limits.police(batch, Nanos(nanos), counters);
             (work.frames, work.bytes) = (batch.len(), batch.bytes());
         }
         if SEEN {
-            captures.policed(batch);
+            ctx.egress.captures.policed(batch);
         }
         let (port, classifier) = (unit.port.0, &mut self.classifier);
         work.misses = classifier.classify(batch, port, policy, snapshot, second, nanos, counters);
@@ -207,6 +202,15 @@ impl Input {
             waited,
             edges: sample.then_some([taken, classified]),
         })
+    }
+
+    /// Ends a look at a queue pair without frames. `counted` is true if the only frame was dropped
+    /// as a signal.
+    fn nothing<C: CycleCounter>(&mut self, ctx: &mut Context<C>, unit: Unit, counted: bool) {
+        self.sampler.undo();
+        if counted {
+            give_back(ctx, unit);
+        }
     }
 
     /// Fills `batch` for a port in [`Self::apart`]. The next frame of the ring arrived at time

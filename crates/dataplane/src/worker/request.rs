@@ -195,12 +195,9 @@ impl<C: CycleCounter> Worker<C> {
                 self.input.classifier_mut().relearn(&stations, now_s, &self.ctx.snapshot);
                 Reply::Done
             }
-            Request::Capture(terms, buffer) => self.capture(terms, buffer),
-            Request::CaptureNext(id, empty) => match self.ctx.egress.captures.exchange(id, empty) {
-                Ok((buffer, tally)) => Reply::Captured(buffer, Some(tally)),
-                Err(empty) => Reply::Captured(empty, None),
-            },
-            Request::CaptureEnd(id) => self.end_capture(id),
+            Request::Capture(..) | Request::CaptureNext(..) | Request::CaptureEnd(_) => {
+                self.serve_capture(request)
+            }
             Request::Join(port, room, counters) => match self.join(port, room, counters) {
                 Ok(()) => Reply::Done,
                 Err(room) => Reply::Queues(room),
@@ -215,19 +212,24 @@ impl<C: CycleCounter> Worker<C> {
         }
     }
 
-    fn capture(&mut self, terms: Box<CaptureTerms>, buffer: Vec<u8>) -> Reply {
-        let refused = self.ctx.egress.captures.add(terms, buffer);
+    fn serve_capture(&mut self, request: Request) -> Reply {
+        let captures = &mut self.ctx.egress.captures;
+        let reply = match request {
+            Request::Capture(terms, buffer) => match captures.add(terms, buffer) {
+                Some((terms, buffer)) => {
+                    Reply::CaptureEnded(Some((terms, buffer, Tally::default())))
+                }
+                None => Reply::Done,
+            },
+            Request::CaptureNext(id, empty) => match captures.exchange(id, empty) {
+                Ok((buffer, tally)) => Reply::Captured(buffer, Some(tally)),
+                Err(empty) => Reply::Captured(empty, None),
+            },
+            Request::CaptureEnd(id) => Reply::CaptureEnded(captures.remove(id)),
+            _ => Reply::Done,
+        };
         self.note_captured();
-        match refused {
-            Some((terms, buffer)) => Reply::CaptureEnded(Some((terms, buffer, Tally::default()))),
-            None => Reply::Done,
-        }
-    }
-
-    fn end_capture(&mut self, id: u64) -> Reply {
-        let ended = self.ctx.egress.captures.remove(id);
-        self.note_captured();
-        Reply::CaptureEnded(ended)
+        reply
     }
 
     fn note_captured(&mut self) {

@@ -3,6 +3,7 @@
 //! `double_fetch` and `sigbus` are separate programs because they handle signals of their process.
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
+mod capture;
 mod common;
 mod egress_cuts;
 mod egress_vlan;

@@ -223,8 +223,8 @@ impl Account {
         Settled { cost, left, whole: stolen == Cycles::ZERO }
     }
 
-    /// Charges the host for `cost` of the cycles since the last bill, at most those until `now`. The
-    /// rest of these cycles belongs to the next bill.
+    /// Charges the host for `cost` of the cycles since the last bill, at most those until `now`.
+    /// The rest of these cycles belongs to the next bill.
     pub fn exempt(&mut self, cost: Cycles, now: Cycles) {
         let cost = cost.min(now.saturating_sub(self.last));
         self.last = self.last + cost;

@@ -45,11 +45,15 @@ pub struct CaptureArgs {
     #[arg(short = 's', long, value_name = "BYTES", default_value_t = 0)]
     pub snaplen: u32,
     /// End after so many frames
-    #[arg(short = 'c', long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(short = 'c', long, value_name = "FRAMES", value_parser = at_least_1())]
     pub count: Option<u64>,
     /// End after so many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = at_least_1())]
     pub secs: Option<u64>,
+}
+
+fn at_least_1() -> clap::builder::RangedU64ValueParser {
+    clap::value_parser!(u64).range(1..)
 }
 
 /// Direction of captured frames.

@@ -139,6 +139,9 @@ pub struct Batch {
     segment_count: usize,
     arena: Box<[u8]>,
     arena_used: usize,
+    /// Frames that a rule mirrors, one bit for each, and the port of each frame's copy.
+    mirrored: u32,
+    mirrors: [u16; BATCH_FRAMES],
     /// Number of descriptor chains or reads without a usable frame. A port increments `errors` for
     /// each unusable chain or read. The worker adds `errors` to the port's counters and then resets
     /// `errors`.
@@ -171,6 +174,8 @@ impl Batch {
             segment_count: 0,
             arena: vec![0; ARENA_BYTES].into_boxed_slice(),
             arena_used: 0,
+            mirrored: 0,
+            mirrors: [0; BATCH_FRAMES],
             errors: 0,
         })
     }
@@ -238,6 +243,23 @@ impl Batch {
         self.len < self.most
             && self.bytes < BATCH_BYTES
             && self.segment_count + 2 * CHAIN_MAX <= SEGMENTS_MAX
+    }
+
+    /// Notes that a copy of frame `i` goes to `port`.
+    pub(crate) fn mirror(&mut self, i: usize, port: u16) {
+        self.mirrored |= 1 << (i % BATCH_FRAMES);
+        self.mirrors[i % BATCH_FRAMES] = port;
+    }
+
+    /// Takes one port of [`Self::mirror`], with a bit mask of its frames. Returns `None` if no
+    /// frame has a copy any more.
+    pub(crate) fn take_mirror(&mut self) -> Option<(u16, u32)> {
+        let first = self.mirrored.trailing_zeros() as usize;
+        let port = *self.mirrors.get(first)?;
+        let of_port = |i: &usize| self.mirrored >> i & 1 == 1 && self.mirrors[*i] == port;
+        let frames = (first..BATCH_FRAMES).filter(of_port).fold(0, |all, i| all | 1 << i);
+        self.mirrored &= !frames;
+        Some((port, frames))
     }
 
     /// Removes the frames with a cleared bit in `keep` from the batch. The frames that remain in

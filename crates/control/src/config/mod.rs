@@ -28,6 +28,7 @@ mod ingress_policer;
 pub(crate) mod limits;
 mod machine;
 pub(crate) mod matching;
+mod mirror;
 pub(crate) mod model;
 mod network;
 mod queue;
@@ -69,6 +70,7 @@ pub(crate) use machine::{account, numa_nodes};
 pub use matching::{
     Dscp, EtherType, IpPrefix, IpProto, MacMatch, PORT_MASKS_MAX, PortMatch, StationMac,
 };
+pub use mirror::{Direction as MirrorDirection, Mirror};
 pub use model::{FdbStatic, HostConfig, Port, SlowPath, Tenant};
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queue::{Excess, Queue};

@@ -20,6 +20,7 @@ use super::fabric::FabricSection;
 use super::host::{ForwardingSection, HostSection, WorkerSection};
 use super::ingress_policer::IngressPolicer;
 use super::matching::StationMac;
+use super::mirror::Mirror;
 use super::queue::Queue;
 use super::release::{Egress, IngressPolicy};
 use super::rtp::RtpStream;
@@ -277,6 +278,9 @@ pub struct Port {
     /// RTP streams to the port whose jitter the switch measures, at most 8. Default: none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rtp: Vec<RtpStream>,
+    /// Port that gets copies of the port's frames. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mirror: Option<Mirror>,
     /// Name of the `[[vm]]` behind the port. When the switch delivers a frame to the port, the
     /// switch notifies the VM's vCPU scheduler. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -325,6 +329,7 @@ impl Port {
             shape: None,
             uplink_share: Weight::default(),
             rtp: Vec::new(),
+            mirror: None,
             vm: None,
         }
     }

@@ -29,8 +29,8 @@ pub struct Rule {
     /// Fields that a frame must match; default: none, all frames match.
     #[serde(default, rename = "match", skip_serializing_if = "Match::is_any")]
     pub matching: Match,
-    /// Actions of the rule in order: rewrites first, then `drop`, `normal` or one or more
-    /// `output:PORT`.
+    /// Actions of the rule in order: rewrites and `mirror:PORT` first, then `drop`, `normal` or one
+    /// or more `output:PORT`.
     #[schemars(length(min = 1, max = 16))]
     pub actions: Vec<Action>,
 }
@@ -164,6 +164,8 @@ pub enum Action {
     Normal,
     /// The text `output:PORT`: sends the frame to the port `PORT`.
     Output(String),
+    /// The text `mirror:PORT`: sends a copy of the frame to the port `PORT`.
+    Mirror(String),
     /// The text `set-vlan:100`: moves the frame to VLAN 100.
     SetVlan(Vlan),
     /// The text `set-dscp:46`: sets the code point of an IP frame to 46. The action `set-dscp` does
@@ -177,6 +179,7 @@ impl fmt::Display for Action {
             Self::Drop => f.write_str("drop"),
             Self::Normal => f.write_str("normal"),
             Self::Output(port) => write!(f, "output:{port}"),
+            Self::Mirror(port) => write!(f, "mirror:{port}"),
             Self::SetVlan(vlan) => write!(f, "set-vlan:{vlan}"),
             Self::SetDscp(dscp) => write!(f, "set-dscp:{dscp}"),
         }
@@ -191,17 +194,18 @@ impl FromStr for Action {
             None if text == "drop" => Ok(Self::Drop),
             None if text == "normal" => Ok(Self::Normal),
             Some(("output", port)) if !port.is_empty() => Ok(Self::Output(port.to_owned())),
+            Some(("mirror", port)) if !port.is_empty() => Ok(Self::Mirror(port.to_owned())),
             Some(("set-vlan", vlan)) => vlan.parse().map(Self::SetVlan),
             Some(("set-dscp", dscp)) => dscp.parse().map(Self::SetDscp),
             _ => Err(format!(
-                "action {text:?} is unknown; write drop, normal, output:PORT, set-vlan:VLAN or \
-                 set-dscp:NUMBER"
+                "action {text:?} is unknown; write drop, normal, output:PORT, mirror:PORT, \
+                 set-vlan:VLAN or set-dscp:NUMBER"
             )),
         }
     }
 }
 
-text_value!(Action, "Action", "drop, normal, output:PORT, set-vlan:VLAN or set-dscp:NUMBER", {
+text_value!(Action, "Action", "an action such as drop, normal, output:PORT or mirror:PORT", {
     "type": "string",
-    "pattern": "^(drop|normal|output:.+|set-vlan:[0-9]+|set-dscp:[0-9]+)$"
+    "pattern": "^(drop|normal|output:.+|mirror:.+|set-vlan:[0-9]+|set-dscp:[0-9]+)$"
 });

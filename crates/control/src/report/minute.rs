@@ -177,7 +177,7 @@ impl FromStr for Minute {
         let number = |text: &str| text.parse::<u64>().map_err(|_| ERROR);
         let label = |text: &&str| {
             let (key, value) = text.split_once('=').ok_or(ERROR)?;
-            Ok((key.to_owned(), value.to_owned()))
+            Ok::<_, &'static str>((key.to_owned(), value.to_owned()))
         };
         Ok(Self {
             labels: labels.iter().map(label).collect::<Result<_, _>>()?,

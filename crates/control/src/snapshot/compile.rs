@@ -334,6 +334,11 @@ impl World<'_> {
         policy.share = ShareTerms { tenant: weight, vm: port.uplink_share.0 };
         policy.dscp = owner.and_then(|tenant| tenant.dscp);
         policy.bell = self.bells.get(&port.name).cloned();
+        if let Some(mirror) = &port.mirror {
+            let to = self.ids.port(&mirror.to);
+            policy.mirror.received = to.filter(|_| mirror.has_received());
+            policy.mirror.sent = to.filter(|_| mirror.has_sent());
+        }
         policy.marks = port.tenant.is_none() && self.marks;
         policy.finish()
     }

@@ -69,7 +69,7 @@ impl Targets<'_> {
             match action {
                 Action::Normal => return Then::Normal,
                 Action::Output(name) => ports.extend((self.port)(name)),
-                Action::Drop | Action::SetVlan(_) | Action::SetDscp(_) => {}
+                Action::Drop | Action::SetVlan(_) | Action::SetDscp(_) | Action::Mirror(_) => {}
             }
         }
         ports.sort_unstable();
@@ -172,6 +172,7 @@ fn translate(rule: &rule::Rule, place: usize, targets: &mut Targets<'_>) -> Vec<
         match action {
             Action::SetVlan(vlan) => actions.set_vlan = Some(vlan.vid()),
             Action::SetDscp(dscp) => actions.set_dscp = Some(dscp.get()),
+            Action::Mirror(name) => actions.mirror = (targets.port)(name),
             Action::Drop | Action::Normal | Action::Output(_) => {}
         }
     }

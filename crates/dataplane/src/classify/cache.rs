@@ -51,6 +51,11 @@ pub const IDLE_S: u32 = 10;
 const BUCKETS: usize = CACHE_ENTRIES / WAYS;
 /// Value of [`Decision::dscp`] that leaves the frame's DSCP unchanged.
 pub(super) const KEEP_DSCP: u8 = 0xff;
+/// Value of [`Decision::dscp`] that leaves the frame's DSCP unchanged, and says that the frame has
+/// a mirror. So one comparison per frame finds all flows with an edit or a mirror.
+pub(super) const ONLY_MIRROR: u8 = 0xfe;
+/// Value of [`Decision::mirror`] for flows without a mirror.
+pub(super) const NO_MIRROR: u16 = u16::MAX;
 
 /// A cached decision about the frames of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +71,9 @@ pub(super) struct Decision {
     pub(super) fdb_slot: u32,
     /// DSCP to write into the flow's frames, or [`KEEP_DSCP`] to leave the DSCP unchanged.
     pub(super) dscp: u8,
+    /// Port that gets a copy of the flow's frames, or [`NO_MIRROR`]. Only a decision whose `dscp`
+    /// is not [`KEEP_DSCP`] may have a mirror.
+    pub(super) mirror: u16,
 }
 
 impl Decision {
@@ -79,6 +87,7 @@ impl Decision {
             rule: RuleRef::NONE,
             fdb_slot: u32::MAX,
             dscp: KEEP_DSCP,
+            mirror: NO_MIRROR,
         }
     }
 }

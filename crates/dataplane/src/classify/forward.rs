@@ -11,7 +11,7 @@
 //! source, it would also have to flood the answers to this source. The full path caches a decision
 //! only if the flow's next frame would get the same decision.
 
-use super::cache::{Decision, KEEP_DSCP};
+use super::cache::{Decision, KEEP_DSCP, NO_MIRROR, ONLY_MIRROR};
 use super::fdb::{Fdb, Learned};
 use super::port_state::PortState;
 use crate::batch::{HEAD_COPY, Verdict};
@@ -119,7 +119,9 @@ impl Path<'_> {
             return self.normal(key, domain, plan);
         };
         plan.rule = rule;
-        plan.dscp = actions.set_dscp.map_or(KEEP_DSCP, |dscp| dscp & 0x3f);
+        plan.mirror = actions.mirror.unwrap_or(NO_MIRROR);
+        let keep = if plan.mirror == NO_MIRROR { KEEP_DSCP } else { ONLY_MIRROR };
+        plan.dscp = actions.set_dscp.map_or(keep, |dscp| dscp & 0x3f);
         let Some(domain) = self.rewritten_domain(actions, domain) else {
             plan.verdict = Verdict::Drop(DropReason::VlanEgress);
             return true;

@@ -59,7 +59,7 @@ use crate::headers::key::{ETHERTYPE_IPV4, ETHERTYPE_VLAN, FlowKey, HashSeed};
 use crate::headers::parse::{HeaderFlags, Headers, L3, be16, be32, be64, parse_plain};
 use crate::snapshot::signature::Candidates;
 use crate::snapshot::{Patch, PortPolicy, Snapshot};
-use cache::{Cache, Decision, KEEP_DSCP};
+use cache::{Cache, Decision, KEEP_DSCP, NO_MIRROR, ONLY_MIRROR};
 use forward::{Path, Recent, Tally, is_no_source, is_reserved};
 use hidden::parse_for;
 use port_state::PortState;
@@ -560,6 +560,15 @@ fn apply(batch: &mut Batch, i: usize, decision: &Decision, flags: HeaderFlags) {
     frame.verdict = decision.verdict;
     frame.tci = frame.tci & 0xf000 | decision.vid;
     if decision.dscp != KEEP_DSCP {
+        edit_and_mirror(batch, i, decision, flags);
+    }
+}
+
+fn edit_and_mirror(batch: &mut Batch, i: usize, decision: &Decision, flags: HeaderFlags) {
+    if decision.dscp != ONLY_MIRROR {
         edit::set_dscp(batch.head_mut(i), flags, decision.dscp);
+    }
+    if decision.mirror != NO_MIRROR {
+        batch.mirror(i, decision.mirror);
     }
 }

@@ -1,10 +1,13 @@
-//! Delivery of a batch while captures run on the worker.
+//! Delivery of a batch while captures run on the worker, or while ports or rules have mirrors.
 //!
 //! # Approach
 //!
-//! The delivery is the same as without captures, except that a frame whose verdict a capture needs
-//! is sent alone. So the result of the call is the result of that frame. The order of the frames
-//! stays.
+//! The delivery is the same as without captures, except that a frame whose verdict a capture or a
+//! mirror needs is sent alone. So the result of the call is the result of that frame. The order of
+//! the frames stays.
+//!
+//! A copy for a mirror port is a delivery from the port that sent the frame, and is counted at that
+//! port as a replica. A mirror port never holds back the ports whose copies it gets.
 
 use penstock_units::PortId;
 
@@ -17,17 +20,34 @@ use crate::port::{PortQueue, TxOutcome};
 use crate::unit::Unit;
 
 impl Egress {
-    /// Like [`Egress::deliver`], and tells the captures what becomes of each frame.
+    /// Whether batches must take [`Self::deliver_watched`].
+    #[inline(always)]
+    pub(crate) const fn is_watched(&self) -> bool {
+        self.watched
+    }
+
+    /// Notes a change of the captures, or a new snapshot with or without mirrors.
+    pub(crate) fn note_watched(&mut self, mirrors: bool) {
+        self.mirrors = mirrors;
+        self.watched = mirrors || !self.captures.is_empty();
+    }
+
+    /// Like [`Egress::deliver`], tells the captures what becomes of each frame, and sends copies to
+    /// mirror ports. `fresh` is true if this worker has just received the batch from its port.
     #[inline(never)]
-    pub(crate) fn deliver_captured(
+    pub(crate) fn deliver_watched(
         &mut self,
         batch: &mut Batch,
         source: PortId,
+        fresh: bool,
         around: &mut Around<'_>,
     ) {
         self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         let counters = around.counters;
         let Some(own) = counters[source.index()].as_deref() else { return };
+        if fresh && self.mirrors {
+            self.mirror_received(batch, source, around);
+        }
         self.list::<true>(batch, source, around.snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
@@ -46,8 +66,9 @@ impl Egress {
     ) -> Delivery {
         let mut sum = Delivery::default();
         let mut run = List::EMPTY;
+        let mirror = around.snapshot.port(way.1).and_then(|policy| policy.mirror.sent);
         for &i in frames {
-            if !self.captures.follows(usize::from(i), way.0, way.1) {
+            if !self.captures.follows(usize::from(i), way.0, way.1) && mirror.is_none() {
                 run.push(i);
                 continue;
             }
@@ -57,12 +78,54 @@ impl Egress {
                 Some((reason, _)) => {
                     self.captures.dropped(batch, usize::from(i), (way.0, Some(way.1)), reason);
                 }
-                None => self.captures.passed(usize::from(i), way.1),
+                None => {
+                    self.captures.passed(usize::from(i), way.1);
+                    if let Some(mirror) = mirror.filter(|_| delivery.handed == 0) {
+                        self.send_copies(batch, (way.0, mirror), &[i], around);
+                    }
+                }
             }
             sum.add(&delivery);
         }
         self.send_run(batch, way, &mut run, around, &mut sum);
         sum
+    }
+
+    /// Sends copies of frames that the switch has just received from `source`.
+    fn mirror_received(&mut self, batch: &mut Batch, source: PortId, around: &mut Around<'_>) {
+        let mirror = around.snapshot.port(source.0).and_then(|policy| policy.mirror.received);
+        if let Some(mirror) = mirror {
+            self.send_copies(batch, (source, mirror), &ALL[..batch.len()], around);
+        }
+        while let Some((port, frames)) = batch.take_mirror() {
+            let mut list = List::EMPTY;
+            let listed = |i: &u8| frames >> *i & 1 == 1 && usize::from(*i) < batch.len();
+            ALL.into_iter().filter(listed).for_each(|i| list.push(i));
+            // A frame has one copy, even if its port and its rule have the same mirror.
+            if mirror != Some(port) {
+                self.send_copies(batch, (source, port), list.as_slice(), around);
+            }
+        }
+    }
+
+    /// Sends copies of frames to a mirror port.
+    fn send_copies(
+        &mut self,
+        batch: &mut Batch,
+        way: (PortId, u16),
+        frames: &[u8],
+        around: &mut Around<'_>,
+    ) {
+        let counters = around.counters;
+        let (own, target) = (&counters[way.0.index()], counters.get(usize::from(way.1)));
+        if frames.is_empty() || way.0.0 == way.1 {
+            return;
+        }
+        let mut delivery = self.send::<true>(batch, way, frames, around);
+        delivery.replicated += frames.len() as u64;
+        if let Some(own) = own.as_deref() {
+            account(&delivery, own, target.and_then(Option::as_deref));
+        }
     }
 
     /// Sends the frames of `run` as one burst, and empties the list.

@@ -99,6 +99,10 @@ pub struct Egress {
     /// Captures that operators run. The methods with the parameter `SEEN` exist twice, so that a
     /// worker without captures never asks for them.
     pub(crate) captures: Captures,
+    /// Whether a rule or a port has a mirror.
+    mirrors: bool,
+    /// Whether captures or mirrors exist.
+    watched: bool,
 }
 
 impl core::fmt::Debug for Egress {
@@ -180,6 +184,8 @@ impl Egress {
             finisher: Finisher::new(),
             waiting: Waiting::new(ports),
             captures: Captures::new(),
+            mirrors: false,
+            watched: false,
         }
     }
 

@@ -168,7 +168,9 @@ impl Egress {
                 (0..parts.len()).for_each(|part| push(queue, parts, part, delivery));
             });
         }
-        if queue.is_over(source.0, memory, *now) && !self.waiting.over.contains(&output) {
+        // Copies for a mirror may be dropped, but nobody waits for them.
+        let presses = queue.is_over(source.0, memory, *now) && !around.snapshot.is_mirror(output);
+        if presses && !self.waiting.over.contains(&output) {
             self.waiting.over.push(output);
         }
         if delivery.waiting > 0 && !self.waiting.queued.contains(&output) {

@@ -102,6 +102,8 @@ pub struct Actions {
     /// DSCP that the rule writes into the IP header. If `set_dscp` is `None`, the rule leaves the
     /// DSCP unchanged.
     pub set_dscp: Option<u8>,
+    /// Number of the port that gets a copy of the frame.
+    pub mirror: Option<u16>,
     pub then: Then,
 }
 
@@ -109,7 +111,7 @@ impl Actions {
     /// Returns rule actions that forward the frame as `then` says and leave the frame unchanged.
     #[must_use]
     pub const fn only(then: Then) -> Self {
-        Self { set_vlan: None, set_dscp: None, then }
+        Self { set_vlan: None, set_dscp: None, mirror: None, then }
     }
 }
 

@@ -14,8 +14,8 @@ pub use binding::Binding;
 pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
 pub(crate) use policy::Patch;
 pub use policy::{
-    AGEING_DEFAULT_S, Domain, DomainMap, NO_DOMAIN, OutputSet, PortPolicy, SlowPathLimit, Snapshot,
-    VidSet, VlanPolicy,
+    AGEING_DEFAULT_S, Domain, DomainMap, Mirror, NO_DOMAIN, OutputSet, PortPolicy, SlowPathLimit,
+    Snapshot, VidSet, VlanPolicy,
 };
 pub use port_qos::{IngressPolicy, PortQos};
 pub use rules::{RuleTable, RuleTableError, SUBTABLES_DEFAULT};

@@ -184,6 +184,8 @@ pub struct PortPolicy {
     /// Bell that notifies the vCPU scheduler when frames arrive for the port's VM. The bell is
     /// `None` if no vCPU scheduler runs the VM's vCPUs.
     pub bell: Option<VcpuBell>,
+    /// Ports that get copies of the port's frames.
+    pub mirror: Mirror,
     /// The single destination of the port's frames, or `None` if the frames have several
     /// destinations. [`Self::finish`] computes the single destination of the port's frames.
     pub(crate) patch: Option<Patch>,
@@ -236,6 +238,7 @@ impl PortPolicy {
             marks: false,
             watched: false,
             bell: None,
+            mirror: Mirror::default(),
             patch: None,
             relevant: FlowMask::new(&KeyFields::ALL),
         }
@@ -283,13 +286,19 @@ impl PortPolicy {
             ..Match::default()
         };
         match best.actions {
-            Actions { set_vlan: None, set_dscp: None, then: Then::Output(port) }
+            Actions { set_vlan: None, set_dscp: None, mirror: None, then: Then::Output(port) }
                 if best.matching == everything && port != self.id =>
             {
                 Some(Patch { port, vid: vid.get(), rule })
             }
             _ => None,
         }
+    }
+
+    /// Returns the ports that may get copies of frames from or to this port.
+    fn mirrors(&self) -> impl Iterator<Item = u16> {
+        let Mirror { received, sent } = self.mirror;
+        received.into_iter().chain(sent).chain(self.rules.mirrors())
     }
 
     /// Whether a decision about the port's frames depends on headers, so that the switch must
@@ -398,6 +407,15 @@ pub struct Domain {
 /// Numbers of the ports that each receive a copy of a frame.
 pub type OutputSet = Box<[u16]>;
 
+/// Ports that get copies of another port's frames, by number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mirror {
+    /// Port that gets a copy of each frame that the switch receives from the port.
+    pub received: Option<u16>,
+    /// Port that gets a copy of each frame that the switch sends to the port.
+    pub sent: Option<u16>,
+}
+
 /// The configuration of the switch that classification and egress need.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
@@ -415,6 +433,8 @@ pub struct Snapshot {
     pub fdb_ageing_s: u32,
     /// Domain of each pair of tenant and VLAN ID, in rising order of the pairs.
     networks: Vec<((u16, u16), u16)>,
+    /// Numbers of the ports that get copies of other ports' frames, in rising order.
+    mirrors: Vec<u16>,
 }
 
 impl Default for Snapshot {
@@ -439,7 +459,23 @@ impl Snapshot {
             .filter_map(|(number, d)| Some(((d.tenant?, d.vid), number)))
             .collect();
         networks.sort_unstable();
-        Self { generation, ports, domains, output_sets, fdb_ageing_s, networks }
+        let mut mirrors: Vec<u16> =
+            ports.iter().flatten().flat_map(|port| port.mirrors()).collect();
+        mirrors.sort_unstable();
+        mirrors.dedup();
+        Self { generation, ports, domains, output_sets, fdb_ageing_s, networks, mirrors }
+    }
+
+    /// Whether a rule or a port has a mirror.
+    #[must_use]
+    pub const fn has_mirrors(&self) -> bool {
+        !self.mirrors.is_empty()
+    }
+
+    /// Whether the port gets copies of other ports' frames. Nobody waits for such a port.
+    #[must_use]
+    pub fn is_mirror(&self, port: u16) -> bool {
+        self.mirrors.binary_search(&port).is_ok()
     }
 
     /// Returns a copy of the snapshot in which `change` has changed the QoS of ports. Cached

@@ -77,6 +77,12 @@ impl RuleTables {
         self.pick(|table| table.lookup_in(vid, key)).map(|(at, rule)| (at, &rule.actions))
     }
 
+    /// Returns the ports that get copies of frames because of a rule.
+    pub(crate) fn mirrors(&self) -> impl Iterator<Item = u16> {
+        let rules = self.all().into_iter().flatten().flat_map(|table| table.rules());
+        rules.filter_map(|(rule, _)| rule.actions.mirror)
+    }
+
     /// Returns the best rule that matches the flow key `key` in VLAN `vid`, with the number of its
     /// table: 0 for the port's, 1 for the tenant's and 2 for the host's table.
     #[must_use]

@@ -100,11 +100,12 @@ impl<C: CycleCounter> Context<C> {
         (&mut self.egress, &mut self.batch, around)
     }
 
-    /// Delivers the frames of the context's batch, which came from `source`.
+    /// Delivers the frames of the context's batch, which came from `source`. `fresh` is true if
+    /// this worker has just received the frames, and false if another worker handed them over.
     #[inline(always)]
-    pub fn deliver(&mut self, source: PortId, now: Nanos) {
-        if !self.egress.captures.is_empty() {
-            self.deliver_captured(source, now);
+    pub fn deliver(&mut self, source: PortId, now: Nanos, fresh: bool) {
+        if self.egress.is_watched() {
+            self.deliver_watched(source, now, fresh);
             return;
         }
         let (egress, batch, mut around) = self.delivery();
@@ -113,12 +114,12 @@ impl<C: CycleCounter> Context<C> {
     }
 
     #[cold]
-    fn deliver_captured(&mut self, source: PortId, now: Nanos) {
+    fn deliver_watched(&mut self, source: PortId, now: Nanos, fresh: bool) {
         let at = self.last();
         let (egress, batch, mut around) = self.delivery();
         egress.set_now(now);
         egress.captures.set_now(at);
-        egress.deliver_captured(batch, source, &mut around);
+        egress.deliver_watched(batch, source, fresh, &mut around);
         self.charge_captures();
     }
 

@@ -39,7 +39,7 @@ fn deliver<C: CycleCounter>(ctx: &mut Context<C>, source: PortId) {
     let (frames, bytes) = (ctx.batch.len(), ctx.batch.bytes());
     counters.queued.sub(frames as u64);
     let now = ctx.nanos();
-    ctx.deliver(source, now);
+    ctx.deliver(source, now, false);
     ctx.counter.spent(Stage::Egress, &Work { port: source, frames, bytes, misses: 0 });
 }
 

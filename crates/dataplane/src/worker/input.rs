@@ -190,7 +190,7 @@ impl Input {
         ctx.counter.spent(Stage::Classification, &work);
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
-        ctx.deliver(unit.port, Nanos(nanos));
+        ctx.deliver(unit.port, Nanos(nanos), true);
         give_back(ctx, unit);
         ctx.counter.spent(Stage::Egress, &work);
         if sample {

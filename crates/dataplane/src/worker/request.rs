@@ -233,6 +233,7 @@ impl<C: CycleCounter> Worker<C> {
     }
 
     fn note_captured(&mut self) {
+        self.ctx.egress.note_watched(self.ctx.snapshot.has_mirrors());
         for port in (0..self.ctx.ports.len()).filter_map(|port| u16::try_from(port).ok()) {
             let captured = self.ctx.egress.captures.takes_received_from(port);
             self.input.set_captured(PortId(port), captured);

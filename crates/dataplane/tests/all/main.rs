@@ -9,6 +9,7 @@ mod egress_cuts;
 mod egress_vlan;
 mod idle_core;
 mod kicks;
+mod mirror;
 mod packed_ring;
 mod pressure;
 mod prop_classify;

@@ -28,7 +28,8 @@ fn snapshot() -> Snapshot {
         dst_port: Some((port, 0xffff)),
         ..Match::default()
     };
-    let edit = Actions { set_vlan: Some(vid(20)), set_dscp: Some(10), then: Then::Normal };
+    let edit =
+        Actions { set_vlan: Some(vid(20)), set_dscp: Some(10), ..Actions::only(Then::Normal) };
     let rules = [
         Rule { priority: 5, matching: udp(1), actions: Actions::only(Then::Drop), id: 1 },
         Rule { priority: 5, matching: udp(2), actions: Actions::only(Then::Output(4)), id: 2 },

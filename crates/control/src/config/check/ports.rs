@@ -9,6 +9,7 @@ use penstock_units::BitsPerSecond;
 use super::super::attachment::{Attachment, SocketMode, Tap, VhostUser};
 use super::super::draft::Draft;
 use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
+use super::super::mirror;
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
 use super::super::rtp;
@@ -39,6 +40,8 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
             wfq.check_ceilings(object, |name| world.tenants.contains_key(name), report);
         }
         rtp::check(object, &port.rtp, port.tenant.is_some(), report);
+        let target = port.mirror.as_ref().and_then(|mirror| world.ports.get(mirror.to.as_str()));
+        mirror::check(object, port, target.copied().flatten(), report);
         check_receive(object, port, report);
         check_contract(object, port, report);
     }

@@ -147,7 +147,8 @@ fn check_actions(
     world: &World<'_>,
     report: &mut Report<'_>,
 ) {
-    let is_rewrite = |a: &Action| matches!(a, Action::SetVlan(_) | Action::SetDscp(_));
+    let is_rewrite =
+        |a: &Action| matches!(a, Action::SetVlan(_) | Action::SetDscp(_) | Action::Mirror(_));
     let rewrites = rule.actions.iter().take_while(|a| is_rewrite(a)).count();
     let (before, last) = rule.actions.split_at(rewrites);
     let outputs = last.iter().all(|a| matches!(a, Action::Output(_)));
@@ -156,7 +157,7 @@ fn check_actions(
             let problem = "the actions have no destination";
             report.at(object, "actions", problem, "end with drop, normal or output:PORT");
         }
-        [Action::Drop] if !before.is_empty() => {
+        [Action::Drop] if before.iter().any(|a| !matches!(a, Action::Mirror(_))) => {
             let problem = "the rule rewrites and then drops each frame";
             report.at(object, "actions", problem, "write actions = [\"drop\"]");
         }
@@ -164,7 +165,8 @@ fn check_actions(
         _ if outputs => {}
         _ => {
             let problem = format!("the actions {} contradict each other", rule.actions_text());
-            let remedy = "write the rewriting actions first, then either drop, normal or outputs";
+            let remedy = "write the rewriting actions and mirror:PORT first, then either drop, \
+                          normal or outputs";
             report.at(object, "actions", problem, remedy);
         }
     }
@@ -183,9 +185,43 @@ fn check_actions(
                 let remedy = "add a [[port]] of this name, or correct the name";
                 report.at(object, &path, format!("there is no port {port:?}"), remedy);
             }
+            Action::Mirror(port) => check_mirror(object, &path, port, rule, world, report),
             Action::SetVlan(vlan) => check_set_vlan(object, &path, rule, vlan.get(), world, report),
             _ => {}
         }
+    }
+}
+
+/// A rule's mirror must not be mirrored itself, because two mirrors could copy copies for ever.
+fn check_mirror(
+    object: &Object<'_, Rule>,
+    path: &str,
+    port: &str,
+    rule: &Rule,
+    world: &World<'_>,
+    report: &mut Report<'_>,
+) {
+    let Some(target) = world.ports.get(port) else {
+        let remedy = "add a [[port]] of this name, or correct the name";
+        report.at(object, path, format!("there is no port {port:?}"), remedy);
+        return;
+    };
+    let Some(target) = target else { return };
+    if target.mirror.is_some() {
+        let problem = format!("port {port:?} has a mirror itself");
+        report.at(object, path, problem, "remove one of the two mirrors");
+    }
+    if target.tenant.is_none() {
+        let problem = format!("port {port:?} has no `tenant`");
+        let remedy = "give the port that gets the copies a tenant of its own, such as `monitor`";
+        report.at(object, path, problem, remedy);
+    }
+    let carried = port_vlans(target);
+    let Reach::Port(source) = reach(rule, world) else { return };
+    if let Some(vlan) = port_vlans(source).into_iter().find(|vlan| !carried.contains(vlan)) {
+        let problem = format!("port {port:?} does not carry VLAN {vlan} of port {:?}", source.name);
+        let remedy = "add the VLAN to its `trunk`, so that the copies can leave through it";
+        report.at(object, path, problem, remedy);
     }
 }
 

@@ -1,0 +1,248 @@
+//! Copies for a mirror port: of what a port sends and receives, and of what a rule matches. The
+//! copies change nothing for the ports whose frames are copied.
+
+use std::sync::Arc;
+
+use penstock_dataplane::counters::{PortCounterSets, PortReading};
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::peers::Mesh;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
+use penstock_dataplane::snapshot::{
+    Actions, Domain, Match, Mirror, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
+};
+use penstock_dataplane::unit::QUEUES_MAX;
+use penstock_dataplane::worker::{Arrival, Turn, Worker, WorkerConfig};
+use penstock_qos::fair_share::Bound;
+use penstock_units::{BitsPerSecond, PortId, QueueId, TscRate, Vid, WorkerId};
+
+use crate::common;
+
+type Core = common::Core<50>;
+
+const VM: usize = 0;
+const PEER: usize = 1;
+const PROBE: usize = 2;
+const RING: usize = 64;
+
+struct Bed {
+    workers: Vec<Worker<Core>>,
+    drivers: Vec<MemoryDriver>,
+    counters: Vec<PortCounterSets>,
+}
+
+impl Bed {
+    /// Three ports; the probe belongs to another tenant. `home` gives the worker of each port.
+    fn new(home: [usize; 3], change: impl Fn(&mut PortPolicy)) -> Self {
+        let mesh = Mesh::new(2, 4);
+        let worker = |(id, peers)| {
+            let tsc = TscRate::from_hz(1_000_000_000);
+            let config =
+                WorkerConfig { id: WorkerId(id), tsc, max_ports: 4, ..WorkerConfig::default() };
+            Worker::new(&config, Core::default(), None).with_peers(peers)
+        };
+        let workers = (0..).zip(mesh.peers).map(worker).collect();
+        let mut bed = Self { workers, drivers: Vec::new(), counters: Vec::new() };
+        let mut policies = Vec::new();
+        for (id, home) in (0_u16..).zip(home) {
+            let set = PortCounterSets::new(2);
+            for (worker, at) in bed.workers.iter_mut().zip(0..) {
+                let counters = Arc::clone(set.of(WorkerId(at)));
+                assert!(worker.join(PortId(id), Vec::with_capacity(QUEUES_MAX), counters).is_ok());
+            }
+            let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
+            let arrival =
+                Arrival { port: PortId(id), queue: QueueId(0), of: 1, pair: Box::new(pair) };
+            assert!(bed.workers[home].adopt(arrival).is_ok());
+            bed.drivers.push(driver);
+            bed.counters.push(set);
+            let (tenant, domain) = if usize::from(id) == PROBE { (2, 1) } else { (1, 0) };
+            let mut policy = PortPolicy::access(id, Some(tenant), Vid::UNTAGGED, domain);
+            change(&mut policy);
+            policies.push(Some(Arc::new(policy.finish())));
+        }
+        let domain = |tenant: u16, members: &[u16]| Domain {
+            tenant: Some(tenant),
+            vid: 0,
+            members: members.into(),
+            fdb_limit: 64,
+        };
+        let domains = vec![domain(1, &[0, 1]), domain(2, &[2])];
+        let snapshot = Arc::new(Snapshot::new(1, policies, domains, Vec::new(), 300));
+        for worker in &mut bed.workers {
+            worker.swap_snapshot(Arc::clone(&snapshot));
+        }
+        bed.send(VM, [frame(VM, PEER, 60)]);
+        bed.send(PEER, [frame(PEER, VM, 60)]);
+        bed.run();
+        for port in [VM, PEER, PROBE] {
+            bed.got(port);
+        }
+        bed
+    }
+
+    fn run(&mut self) {
+        for _ in 0..50 {
+            for worker in &mut self.workers {
+                while matches!(worker.turn(), Turn::Busy(_)) {}
+            }
+        }
+    }
+
+    fn send(&self, from: usize, frames: impl IntoIterator<Item = Vec<u8>>) {
+        for bytes in frames {
+            assert!(self.drivers[from].send(MemoryFrame::plain(bytes)));
+        }
+    }
+
+    /// Takes what a port has received, in the order of the frames' lengths.
+    fn got(&self, port: usize) -> Vec<Vec<u8>> {
+        let frames = std::iter::from_fn(|| self.drivers[port].receive());
+        let mut frames: Vec<_> = frames.map(|frame| frame.bytes).collect();
+        frames.sort_by_key(Vec::len);
+        frames
+    }
+
+    fn port(&self, port: usize) -> PortReading {
+        self.counters[port].read()
+    }
+
+    /// Checks that each frame of a port is counted once, with its copies.
+    fn balance(&self, port: usize) {
+        let read = self.port(port);
+        let gone = read.forwarded + read.drops.iter().sum::<u64>() + read.queued;
+        assert_eq!(read.rx_frames + read.replicated, gone, "port {port}: {read:?}");
+    }
+}
+
+fn frame(from: usize, to: usize, len: usize) -> Vec<u8> {
+    let [from, to] = [from, to].map(|number| u8::try_from(number).unwrap());
+    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
+    bytes.resize(len, 7);
+    bytes
+}
+
+fn to_probe(received: bool, sent: bool) -> impl Fn(&mut PortPolicy) {
+    move |policy| {
+        if policy.id == 0 {
+            let probe = |on: bool| on.then_some(2);
+            policy.mirror = Mirror { received: probe(received), sent: probe(sent) };
+        }
+    }
+}
+
+const HOMES: [[usize; 3]; 5] = [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 0]];
+
+#[test]
+fn the_probe_gets_what_the_port_sends_and_receives_and_nothing_else() {
+    for home in HOMES {
+        for (received, sent) in [(true, false), (false, true), (true, true), (false, false)] {
+            let mut bed = Bed::new(home, to_probe(received, sent));
+            bed.send(VM, [frame(VM, PEER, 100), frame(VM, VM, 101)]);
+            bed.send(PEER, [frame(PEER, VM, 200), frame(PEER, PEER, 201)]);
+            bed.run();
+            assert_eq!(bed.got(PEER), [frame(VM, PEER, 100)]);
+            assert_eq!(bed.got(VM), [frame(PEER, VM, 200)]);
+            let mut wanted = Vec::new();
+            if received {
+                wanted.extend([frame(VM, PEER, 100), frame(VM, VM, 101)]);
+            }
+            if sent {
+                wanted.push(frame(PEER, VM, 200));
+            }
+            assert_eq!(bed.got(PROBE), wanted, "{home:?} {received} {sent}");
+            bed.balance(VM);
+            bed.balance(PEER);
+        }
+    }
+}
+
+#[test]
+fn a_rule_copies_its_frames_and_then_forwards_rewrites_or_drops_them() {
+    for home in HOMES {
+        for then in [Then::Normal, Then::Drop, Then::Output(1)] {
+            let rule = Rule {
+                priority: 1,
+                matching: Match { ethertype: Some(0x88b6), ..Match::default() },
+                actions: Actions { mirror: Some(2), ..Actions::only(then) },
+                id: 0,
+            };
+            let table = Arc::new(RuleTable::build(&[rule], 16).unwrap());
+            let mut bed = Bed::new(home, |policy| {
+                policy.rules =
+                    RuleTables { own: Some(Arc::clone(&table)), ..RuleTables::default() };
+            });
+            let special = |len| {
+                let mut bytes = frame(VM, PEER, len);
+                bytes[13] = 0xb6;
+                bytes
+            };
+            // The second batch finds the decision in the cache.
+            for round in 0..2 {
+                let lens = [300, 302, 304].map(|len| len + 10 * round);
+                let mixed = lens.map(|len| [special(len), frame(VM, PEER, len + 1)]);
+                bed.send(VM, mixed.into_iter().flatten());
+                bed.run();
+                assert_eq!(bed.got(PROBE), lens.map(special), "{home:?} {then:?}");
+                let passed = if then == Then::Drop { 3 } else { 6 };
+                assert_eq!(bed.got(PEER).len(), passed);
+            }
+            bed.balance(VM);
+        }
+    }
+}
+
+#[test]
+fn a_frame_has_one_copy_if_port_and_rule_have_the_same_mirror() {
+    let rule = Rule {
+        priority: 1,
+        matching: Match::default(),
+        actions: Actions { mirror: Some(2), ..Actions::only(Then::Normal) },
+        id: 0,
+    };
+    let table = Arc::new(RuleTable::build(&[rule], 16).unwrap());
+    let mut bed = Bed::new([0, 0, 0], |policy| {
+        to_probe(true, false)(policy);
+        policy.rules = RuleTables { own: Some(Arc::clone(&table)), ..RuleTables::default() };
+    });
+    bed.send(VM, [frame(VM, PEER, 100)]);
+    bed.run();
+    assert_eq!(bed.got(PROBE).len(), 1);
+}
+
+#[test]
+fn a_slow_probe_loses_copies_and_no_frame_of_the_port() {
+    for home in HOMES {
+        let queue = |policy: &mut PortPolicy| {
+            to_probe(true, true)(policy);
+            if policy.id == 2 {
+                let terms = QueueTerms {
+                    held_bytes: 8_192,
+                    order: Order::FairShare,
+                    pacing: Pacing::Link(BitsPerSecond(1_000_000)),
+                    bound: Bound::default(),
+                    frames: 8,
+                };
+                policy.queue = Some(QueueHome::new(terms, 4, 4));
+            }
+        };
+        for has_queue in [false, true] {
+            let mut bed = if has_queue {
+                Bed::new(home, queue)
+            } else {
+                Bed::new(home, to_probe(true, true))
+            };
+            let mut got = 0;
+            for _ in 0..10 {
+                bed.send(VM, (0..30).map(|_| frame(VM, PEER, 1_000)));
+                bed.run();
+                got += bed.got(PEER).len();
+            }
+            assert_eq!(got, 300, "{home:?} {has_queue}");
+            let refused: u64 = bed.port(PROBE).tx_drops.iter().sum();
+            assert!(refused > 100, "{home:?} {has_queue}: {refused}");
+            assert_eq!(bed.port(VM).held_back, 0, "nobody waits for the probe");
+            bed.balance(VM);
+        }
+    }
+}

@@ -332,7 +332,7 @@ pub enum FlowCommand {
     /// Add a rule.
     #[command(after_help = "Keys of [[rule]]: docs/reference/configuration.md. Examples:\n  \
         penstock flow add no-telnet priority=200 match=proto=tcp,dst_port=23 actions=drop\n  \
-        penstock flow add mirror port=vm1 match.dst=10.0.0.0/8 actions=output:vm2,output:tap0")]
+        penstock flow add look port=vm1 match.dst=10.0.0.0/8 actions=mirror:tap0,normal")]
     Add(ObjectArgs),
     /// Delete a rule.
     Del(NameArgs),

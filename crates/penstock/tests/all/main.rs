@@ -5,6 +5,7 @@
 #[path = "../../../controller/tests/all/common/authority.rs"]
 mod authority;
 mod c2qos;
+mod capture;
 mod cli;
 mod controller;
 mod controllers;

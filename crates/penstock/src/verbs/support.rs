@@ -10,7 +10,7 @@
 //! # Secrets
 //!
 //! Penstock's configuration names files with keys and passwords, and the bundle contains no such
-//! file. If a configuration has the text of a secret by mistake, the text is replaced by asterisks.
+//! file. If a part has the text of a secret by mistake, asterisks replace the text ([`masks`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,10 +21,12 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context as _, Result};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use regex::Regex;
 
 use super::print;
 use crate::unix_time::unix_s;
+use masks::Masks;
+
+mod masks;
 
 /// Largest part of a bundle in bytes. The end of a longer part is kept.
 const PART_MAX: usize = 32 << 20;
@@ -214,7 +216,7 @@ impl Bundle {
     /// Adds one part, without secrets.
     fn add(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let bytes = &bytes[bytes.len().saturating_sub(PART_MAX)..];
-        let text = self.masks.masked(&String::from_utf8_lossy(bytes));
+        let text = self.masks.part(name, &String::from_utf8_lossy(bytes));
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len() as u64);
         header.set_mode(0o600);
@@ -227,61 +229,5 @@ impl Bundle {
         let missing = self.missing.join("\n") + "\n";
         self.add("missing.txt", missing.as_bytes())?;
         self.archive.into_inner()?.finish()?.flush()
-    }
-}
-
-/// Patterns of secrets.
-struct Masks {
-    value: Regex,
-    address: Regex,
-    block: Regex,
-}
-
-impl Masks {
-    fn new() -> Self {
-        let pattern = |text: &str| {
-            Regex::new(text).unwrap_or_else(|error| unreachable!("the pattern is valid: {error}"))
-        };
-        Self {
-            // A key such as `password`, with a value in quotes or without. A key such as
-            // `password_file` names a file.
-            value: pattern(concat!(
-                r#"(?i)((?:password|passwd|secret|token|private_key)["']?\s*[=:]\s*)"#,
-                r#"("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}]+)"#
-            )),
-            // The user and password of an address such as redis://user:password@host.
-            address: pattern(r#"(://)[^/@\s"']+@"#),
-            block: pattern(
-                r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)",
-            ),
-        }
-    }
-
-    fn masked(&self, text: &str) -> String {
-        let text = self.block.replace_all(text, "********");
-        let text = self.value.replace_all(&text, r#"$1"********""#);
-        self.address.replace_all(&text, "$1********@").into_owned()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secrets_are_masked_and_files_of_secrets_are_named() {
-        let masks = Masks::new();
-        for (text, masked) in [
-            ("password = \"geheim\" # x", "password = \"********\" # x"),
-            ("a = { token = 'x y', b = 1 }", "a = { token = \"********\", b = 1 }"),
-            ("db_secret=abc\nnext = 1", "db_secret=\"********\"\nnext = 1"),
-            ("\"private_key\": \"a\\\"b\",", "\"private_key\": \"********\","),
-            ("url = \"redis://u:p@h:1\"", "url = \"redis://********@h:1\""),
-            ("password_file = \"/etc/p\"", "password_file = \"/etc/p\""),
-            ("-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\n", "********\n"),
-            ("tokens_per_second = 5", "tokens_per_second = 5"),
-        ] {
-            assert_eq!(masks.masked(text), masked);
-        }
     }
 }

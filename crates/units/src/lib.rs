@@ -22,3 +22,11 @@ pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError,
 pub use rng::Rng;
 pub use share::{Priority, ShareRangeError, Weight};
 pub use vlan::{Vid, VidRangeError};
+
+/// Longest name of a host, tenant, port or rule in bytes. The ID of a container has 64 characters.
+/// Hosts and controllers share the limit, so that a controller accepts the usage of each tenant.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Longest name of a server or switch in a fabric's topology in bytes. The certificate of the
+/// server or switch has the name as a name of DNS, and a label of DNS has at most 63 bytes
+/// (RFC 1035, section 2.3.4).
+pub const NODE_BYTES_MAX: usize = 63;

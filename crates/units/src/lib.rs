@@ -5,6 +5,7 @@
 //! Arithmetic that can overflow saturates or returns `Option`. No function of the crate panics.
 #![forbid(unsafe_code)]
 
+mod date;
 mod id;
 pub mod labels;
 mod mac;
@@ -14,6 +15,7 @@ mod rng;
 mod share;
 mod vlan;
 
+pub use date::utc_date;
 pub use id::{CpuId, PortId, QueueId, TenantId, VcpuId, VmId, WorkerId};
 pub use labels::Labels;
 pub use mac::{MacAddr, ParseMacError};

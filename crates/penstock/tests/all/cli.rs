@@ -425,6 +425,12 @@ fn what_needs_no_daemon_works_without() {
     penstock(&socket, &["man", &scratch.0.display().to_string()]).ok();
     let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
     assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    let mut dated = Command::new(crate::support::BINARY);
+    dated.arg("man").arg(&scratch.0).env("SOURCE_DATE_EPOCH", "951782400");
+    assert!(dated.status().unwrap().success());
+    let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
+    let title = page.lines().find(|line| line.starts_with(".TH ")).unwrap();
+    assert!(title.starts_with(".TH penstock-port-add 1 2000-02-29 "), "{title}");
     assert!(penstock(&socket, &["man", "/nowhere"]).fails().contains("/nowhere"));
     let schema = penstock(&socket, &["host", "schema"]).json();
     assert!(schema["properties"]["host"].is_object());

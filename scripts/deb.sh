@@ -82,6 +82,7 @@ stage() {
     cp packaging/penstock.sysusers "$1/debian/penstock.sysusers"
     cp "$PROGRAMS"/penstock{,-lab} "$1/programs/"
     [ ! -x "$PROGRAMS/penstock-vcpu-scx" ] || cp "$PROGRAMS/penstock-vcpu-scx" "$1/programs/"
+    scripts/licences.sh >"$1/licences.txt"
     chmod -R u=rwX,go=rX "$1"
     cat >"$1/debian/changelog" <<END
 penstock ($VERSION) unstable; urgency=medium

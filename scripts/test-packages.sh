@@ -53,10 +53,19 @@ has_files() {
         usr/share/penstock/host.toml usr/share/penstock/dashboards/{alerts.yml,host.json,fabric.json} \
         usr/share/penstock/drop-ins/penstock-{netns,sockets}.conf \
         usr/lib/python3/dist-packages/sos/report/plugins/penstock.py \
+        usr/share/doc/penstock/licences.txt.gz \
         $(sed -n 's|^Documentation=file:/||p' "$REPO"/packaging/*.service); do
         [ -e "$WORK/root/$file" ] || { say "no file $file" && missing=1; }
     done
     [ "$missing" = 0 ]
+}
+# Each crate of the program and the standard library have a licence and at least one text.
+has_licences() {
+    local text crate
+    text=$(zcat "$WORK/root/usr/share/doc/penstock/licences.txt.gz") || return
+    for crate in 'ring-[0-9.]*: Apache-2.0 AND ISC' 'tokio-[0-9.]*: MIT' 'rustc .*, standard library: '; do
+        grep -A 1 "^=== $crate" <<<"$text" | grep -q '^--- ' || { say "no licence of $crate" && return 1; }
+    done
 }
 stripped() { ! readelf -S -W "$WORK/root/usr/bin/penstock" | grep -q '\.debug_info'; }
 # The output counts as much as the status, because an unknown key only causes a message.
@@ -88,6 +97,7 @@ check_package() {
     step "the package itself"
     dpkg-deb -x "$DEB" "$WORK/root"
     check "it has all files" has_files
+    check "it has the licences of all crates" has_licences
     check "its program has no debugging information" stripped
     check "lintian has no error and no warning" lintian_is_quiet
     check "its units have no mistake" units_verify

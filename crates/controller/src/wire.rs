@@ -22,8 +22,6 @@ pub const AGENT_BYTES_MAX: usize = 1 << 20;
 pub const OPERATOR_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of tenants in a host's report or plan.
 pub const TENANTS_MAX: usize = 4_096;
-/// Maximum length of a host's or tenant's name in bytes.
-pub const NAME_BYTES_MAX: usize = 63;
 /// Maximum time that an agent's report may cover, in milliseconds.
 pub const MILLIS_MAX: u64 = 3_600_000;
 

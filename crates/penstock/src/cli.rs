@@ -60,7 +60,7 @@ pub enum Command {
     /// Report what each contract got in the past, minute by minute, and who was responsible if it
     /// got less.
     Report(crate::verbs::report::ReportArgs),
-    /// Write configuration, state, counters, logs and versions to a file, and mask plain secrets.
+    /// Write configuration, state, counters, logs and versions to a file, without secrets.
     SupportBundle(crate::verbs::support::SupportArgs),
     /// Run a fabric's controller, send commands to a controller, or plan a fabric offline.
     Controller(ControllerArgs),

@@ -5,6 +5,7 @@
 //! Arithmetic that can overflow saturates or returns `Option`. No function of the crate panics.
 #![forbid(unsafe_code)]
 
+mod date;
 mod id;
 pub mod labels;
 mod mac;
@@ -14,6 +15,7 @@ mod rng;
 mod share;
 mod vlan;
 
+pub use date::utc_date;
 pub use id::{CpuId, PortId, QueueId, TenantId, VcpuId, VmId, WorkerId};
 pub use labels::Labels;
 pub use mac::{MacAddr, ParseMacError};
@@ -22,3 +24,11 @@ pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError,
 pub use rng::Rng;
 pub use share::{Priority, ShareRangeError, Weight};
 pub use vlan::{Vid, VidRangeError};
+
+/// Longest name of a host, tenant, port or rule in bytes. The ID of a container has 64 characters.
+/// Hosts and controllers share the limit, so that a controller accepts the usage of each tenant.
+pub const NAME_BYTES_MAX: usize = 64;
+/// Longest name of a server or switch in a fabric's topology in bytes. The certificate of the
+/// server or switch has the name as a name of DNS, and a label of DNS has at most 63 bytes
+/// (RFC 1035, section 2.3.4).
+pub const NODE_BYTES_MAX: usize = 63;

@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use penstock_toml::{Object, Report};
+use penstock_units::{NAME_BYTES_MAX, NODE_BYTES_MAX};
 
-/// Longest name of a host, tenant, port or rule, in bytes.
-const NAME_BYTES_MAX: usize = 64;
 /// Longest path of a unix socket in bytes, which is one byte less than `sun_path` (108).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Longest name in a topology, in bytes.
-const NODE_BYTES_MAX: usize = 63;
 
 /// Checks that the name of each object has a valid form and that no two objects have the same name.
 pub(super) fn check_names<T>(objects: &[Object<'_, T>], report: &mut Report<'_>) {
@@ -116,7 +113,9 @@ pub(super) fn check_node<T>(
     };
     if let Some(name) = name.filter(wrong) {
         let problem = format!("{name:?} is not a name of a {kind}");
-        let remedy = "write the name from the topology (1 to 63 characters, no blanks)";
+        let remedy = format!(
+            "write the name from the topology (1 to {NODE_BYTES_MAX} characters, no blanks)"
+        );
         report.at(object, "name", problem, remedy);
     }
 }

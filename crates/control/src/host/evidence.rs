@@ -1,7 +1,7 @@
 //! Records once a minute what each port with a contract bought and got ([`crate::report`]).
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use penstock_qos::cost_model::Rate;
 use penstock_units::Nanos;
@@ -10,7 +10,7 @@ use super::apply::{Core, lock};
 use crate::api::LinkStatus;
 use crate::explain::history::Moment;
 use crate::explain::{Growth, explain};
-use crate::report::{Cause, Minute, Store, Unit};
+use crate::report::{Cause, Minute, Store, Unit, Written};
 
 /// Time between two records of a port.
 const EVERY: Nanos = Nanos::from_secs(60);
@@ -27,6 +27,8 @@ struct State {
     waits: BTreeMap<String, u64>,
     /// Whether the last record could not be written.
     failed: bool,
+    /// Labels in the present file of the minutes.
+    written: Written,
     /// Number of records of each port since the daemon's start, by cause.
     counts: BTreeMap<(String, Cause), u64>,
 }
@@ -61,7 +63,7 @@ impl Evidence {
         }
         state.before = Some(now.clone());
         let dir = lock(&core.shared).config.host.state_dir.clone();
-        match Store::new(&dir).add(&minutes) {
+        match Store::new(&dir).add(&minutes, &mut state.written) {
             Ok(()) => state.failed = false,
             Err(error) if !state.failed => {
                 state.failed = true;
@@ -109,7 +111,7 @@ impl Core {
                 class: u8::try_from(answer.priority).unwrap_or(u8::MAX),
                 wait_max_us: waits.get(&status.name).map_or(0, |wait| wait / 1_000),
                 bound_us: answer.bound_us,
-                labels: status.labels,
+                labels: Arc::new(status.labels),
                 port: status.name,
             })
         };

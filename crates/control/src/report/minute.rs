@@ -3,8 +3,12 @@
 use core::fmt;
 use core::str::FromStr;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::api::{Explanation, Limit};
+
+/// Field of a line that stands for the labels of the port's line before.
+const SAME_LABELS: &str = "=";
 
 /// Part of its purchase in thousandths from which a port got what it bought.
 const ENOUGH_PERMILLE: u64 = 990;
@@ -123,6 +127,9 @@ impl fmt::Display for Cause {
     }
 }
 
+/// Labels of a port. All minutes with the same labels share them.
+pub type PortLabels = Arc<BTreeMap<String, String>>;
+
 /// What a port bought and got in one minute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Minute {
@@ -142,13 +149,14 @@ pub struct Minute {
     /// Upper bound on the wait by the port's class, in microseconds; `None` if there is none.
     pub bound_us: Option<u64>,
     /// Labels of the port in this minute.
-    pub labels: BTreeMap<String, String>,
+    pub labels: PortLabels,
 }
 
-/// A minute is a line with its values in the order of declaration, separated by tabs. `-` means
-/// that there is no bound. Each label follows as `KEY=VALUE`.
-impl fmt::Display for Minute {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl Minute {
+    /// Writes the minute as a line with its values in the order of declaration, separated by tabs.
+    /// `-` means that there is no bound. Each label follows as `KEY=VALUE`. If the port's line
+    /// before has the same labels, `=` replaces them.
+    pub(super) fn write(&self, f: &mut impl fmt::Write, same_labels: bool) -> fmt::Result {
         let Self { at, port, unit, bought, got, cause, class, wait_max_us, bound_us, labels } =
             self;
         let unit = match unit {
@@ -160,14 +168,21 @@ impl fmt::Display for Minute {
             Some(bound) => write!(f, "{bound}")?,
             None => f.write_str("-")?,
         }
+        if same_labels && !labels.is_empty() {
+            return write!(f, "\t{SAME_LABELS}");
+        }
         labels.iter().try_for_each(|(key, value)| write!(f, "\t{key}={value}"))
     }
-}
 
-impl FromStr for Minute {
-    type Err = &'static str;
-
-    fn from_str(line: &str) -> Result<Self, Self::Err> {
+    /// Reads a line. `before` has the labels of each port's line before. A line without labels
+    /// belongs to a port without labels.
+    ///
+    /// # Errors
+    /// Returns an error for a line that is not whole or has unknown values.
+    pub(super) fn read(
+        line: &str,
+        before: &BTreeMap<String, PortLabels>,
+    ) -> Result<Self, &'static str> {
         const ERROR: &str = "not a line of a report";
         let fields: Vec<&str> = line.split('\t').collect();
         let [at, port, unit, bought, got, cause, class, wait, bound, ref labels @ ..] = fields[..]
@@ -175,12 +190,16 @@ impl FromStr for Minute {
             return Err(ERROR);
         };
         let number = |text: &str| text.parse::<u64>().map_err(|_| ERROR);
-        let label = |text: &&str| {
+        let label = |text: &&str| -> Result<(String, String), &'static str> {
             let (key, value) = text.split_once('=').ok_or(ERROR)?;
             Ok::<_, &'static str>((key.to_owned(), value.to_owned()))
         };
+        let labels = match labels {
+            [same] if *same == SAME_LABELS => before.get(port).cloned().unwrap_or_default(),
+            labels => Arc::new(labels.iter().map(label).collect::<Result<_, _>>()?),
+        };
         Ok(Self {
-            labels: labels.iter().map(label).collect::<Result<_, _>>()?,
+            labels,
             at: number(at)?,
             port: port.to_owned(),
             unit: match unit {
@@ -195,6 +214,21 @@ impl FromStr for Minute {
             wait_max_us: number(wait)?,
             bound_us: if bound == "-" { None } else { Some(number(bound)?) },
         })
+    }
+}
+
+/// The line of a minute with all labels.
+impl fmt::Display for Minute {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, false)
+    }
+}
+
+impl FromStr for Minute {
+    type Err = &'static str;
+
+    fn from_str(line: &str) -> Result<Self, Self::Err> {
+        Self::read(line, &BTreeMap::new())
     }
 }
 
@@ -214,9 +248,15 @@ mod tests {
             class: 2,
             wait_max_us: 120,
             bound_us: Some(900),
-            labels: [("iface-id".to_owned(), "a=b c".to_owned())].into(),
+            labels: Arc::new([("iface-id".to_owned(), "a=b c".to_owned())].into()),
         };
-        let bare = Minute { bound_us: None, labels: BTreeMap::new(), ..minute.clone() };
+        let bare = Minute { bound_us: None, labels: Arc::default(), ..minute.clone() };
+        let mut same = String::new();
+        minute.write(&mut same, true).unwrap();
+        assert!(same.ends_with("\t900\t="), "{same}");
+        let before = [("vm1".to_owned(), Arc::clone(&minute.labels))].into();
+        assert_eq!(Minute::read(&same, &before).as_ref(), Ok(&minute));
+        assert_eq!(same.parse::<Minute>().unwrap().labels, Arc::default(), "no line before");
         for minute in [minute.clone(), bare, Minute { unit: Unit::Bits, ..minute }] {
             assert_eq!(minute.to_string().parse(), Ok(minute));
         }

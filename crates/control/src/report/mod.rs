@@ -8,6 +8,6 @@ mod minute;
 mod store;
 mod summary;
 
-pub use minute::{Cause, Minute, Unit};
-pub use store::{KEPT_BYTES, KEPT_DAYS, Store};
+pub use minute::{Cause, Minute, PortLabels, Unit};
+pub use store::{KEPT_BYTES, KEPT_DAYS, Store, Written};
 pub use summary::Summary;

@@ -2,20 +2,38 @@
 //!
 //! A file has the name `contracts-DAY.tsv`; DAY is the number of days since 1970. Files older than
 //! [`KEPT_DAYS`] days are removed, and the oldest files while all files together are larger than
-//! [`KEPT_BYTES`]. A line that is not whole, for example after a power failure, is skipped.
+//! [`KEPT_BYTES`]. The present day's file is never removed. If the size is the reason, the file
+//! [`REMOVED`] has the last removed day, so that a report can say that minutes are missing. A line
+//! that is not whole, for example after a power failure, is skipped.
+//!
+//! # Labels
+//!
+//! A port may have labels of many kilobytes, which seldom change. A line has them only if the
+//! port's line before in the file has other labels ([`Written`]). Each start of the daemon writes
+//! them again. Files of earlier releases have all labels in each line, or none.
 
-use std::fmt::Write as _;
-use std::fs::{self, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use super::Minute;
+use super::{Minute, PortLabels};
 
 /// Number of days for which minutes are kept.
 pub const KEPT_DAYS: u64 = 30;
 /// Limit on the size of all files, in bytes.
 pub const KEPT_BYTES: u64 = 64 << 20;
+/// File with the last day that was removed because of [`KEPT_BYTES`].
+const REMOVED: &str = "contracts-removed";
 const DAY: u64 = 86_400;
+
+/// The labels that [`Store::add`] wrote to the present file since the start of the daemon.
+#[derive(Debug, Default)]
+pub struct Written {
+    file: PathBuf,
+    labels: BTreeMap<String, PortLabels>,
+}
 
 /// The files in one directory.
 #[derive(Clone, Debug)]
@@ -37,20 +55,44 @@ impl Store {
     }
 
     /// Adds minutes that end at the same time, and removes files that are too old or too large.
+    /// `written` is the same at each call.
     ///
     /// # Errors
     /// Returns an error if the directory or a file cannot be written.
-    pub fn add(&self, minutes: &[Minute]) -> io::Result<()> {
+    pub fn add(&self, minutes: &[Minute], written: &mut Written) -> io::Result<()> {
         let Some(at) = minutes.first().map(|minute| minute.at) else { return Ok(()) };
         fs::create_dir_all(&self.dir)?;
+        let path = self.file(at / DAY);
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(&path)?;
+        // After an error, the file may lack lines, so that all labels are written again.
+        let known = std::mem::take(written);
+        let mut labels = BTreeMap::new();
         let mut lines = String::new();
-        for minute in minutes {
-            // Writing to a String cannot fail.
-            let _ = writeln!(lines, "{minute}");
+        if known.file == path && file.metadata()?.len() > 0 {
+            labels = known.labels;
+        } else if !ends_with_line(&mut file)? {
+            lines.push('\n');
         }
-        let mut file = OpenOptions::new().create(true).append(true).open(self.file(at / DAY))?;
+        for minute in minutes {
+            let same = labels.get(&minute.port) == Some(&minute.labels);
+            // Writing to a String cannot fail.
+            let _ = minute.write(&mut lines, same);
+            lines.push('\n');
+            if !same {
+                labels.insert(minute.port.clone(), Arc::clone(&minute.labels));
+            }
+        }
         file.write_all(lines.as_bytes())?;
+        *written = Written { file: path, labels };
         self.prune(at / DAY)
+    }
+
+    /// Returns the end of the last day that was removed because all files together were too large,
+    /// in seconds of Unix time. `None` if there is none.
+    #[must_use]
+    pub fn removed_until(&self) -> Option<u64> {
+        let day = fs::read_to_string(self.dir.join(REMOVED)).ok()?.trim().parse::<u64>().ok()?;
+        day.checked_add(1)?.checked_mul(DAY)
     }
 
     /// Calls `each` with each minute that ends at `since` or later, in the order of the files.
@@ -62,9 +104,22 @@ impl Store {
             if day < since / DAY {
                 continue;
             }
-            for line in BufReader::new(fs::File::open(path)?).lines() {
-                let minute = line?.parse::<Minute>().ok();
-                minute.filter(|minute| minute.at >= since).into_iter().for_each(&mut each);
+            let mut labels: BTreeMap<String, PortLabels> = BTreeMap::new();
+            for line in BufReader::new(File::open(path)?).lines() {
+                let Ok(minute) = Minute::read(&line?, &labels) else { continue };
+                // Lines with equal labels share them, also in files of earlier releases.
+                let minute = match labels.get(&minute.port) {
+                    Some(known) if *known == minute.labels => {
+                        Minute { labels: Arc::clone(known), ..minute }
+                    }
+                    _ => {
+                        labels.insert(minute.port.clone(), Arc::clone(&minute.labels));
+                        minute
+                    }
+                };
+                if minute.at >= since {
+                    each(minute);
+                }
             }
         }
         Ok(())
@@ -103,13 +158,28 @@ impl Store {
         let mut all: u64 = sizes.iter().sum();
         for ((day, path), size) in files.into_iter().zip(sizes) {
             // The present day's file grows until the next day.
-            if day < today && (day + KEPT_DAYS <= today || all > self.limit) {
+            let old = day + KEPT_DAYS <= today;
+            if day < today && (old || all > self.limit) {
                 fs::remove_file(path)?;
                 all -= size;
+                if !old {
+                    fs::write(self.dir.join(REMOVED), format!("{day}\n"))?;
+                }
             }
         }
         Ok(())
     }
+}
+
+/// Whether a file is empty or ends with a whole line.
+fn ends_with_line(file: &mut File) -> io::Result<bool> {
+    if file.metadata()?.len() == 0 {
+        return Ok(true);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    Ok(last == *b"\n")
 }
 
 #[cfg(test)]
@@ -132,6 +202,17 @@ mod tests {
         }
     }
 
+    fn labelled(at: u64, labels: &[(&str, &str)]) -> Minute {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        Minute { labels: Arc::new(labels.iter().map(owned).collect()), ..minute(at) }
+    }
+
+    fn all(store: &Store, since: u64) -> Vec<Minute> {
+        let mut all = Vec::new();
+        store.read(since, |minute| all.push(minute)).unwrap();
+        all
+    }
+
     fn times(store: &Store, since: u64) -> Vec<u64> {
         let mut times = Vec::new();
         store.read(since, |minute| times.push(minute.at)).unwrap();
@@ -150,7 +231,8 @@ mod tests {
         let (dir, store) = store("month");
         assert_eq!(times(&store, 0), [0; 0], "nothing was written");
         for day in [0, 1, 29, 30] {
-            store.add(&[minute(day * DAY + 60), minute(day * DAY + 60)]).unwrap();
+            let two = [minute(day * DAY + 60), minute(day * DAY + 60)];
+            store.add(&two, &mut Written::default()).unwrap();
         }
         assert_eq!(times(&store, 0).len(), 6, "the first day is 30 days ago");
         assert_eq!(times(&store, 29 * DAY + 61), [30 * DAY + 60; 2]);
@@ -158,6 +240,10 @@ mod tests {
         let mut file = OpenOptions::new().append(true).open(store.file(30)).unwrap();
         file.write_all(b"2592120\tvm").unwrap();
         assert_eq!(times(&store, 30 * DAY).len(), 2);
+        // The part of a line does not spoil the next line.
+        store.add(&[minute(30 * DAY + 180)], &mut Written::default()).unwrap();
+        assert_eq!(times(&store, 30 * DAY).len(), 3);
+        assert_eq!(store.removed_until(), None, "the first day was removed because of its age");
         fs::remove_dir_all(dir).unwrap();
     }
 
@@ -166,10 +252,63 @@ mod tests {
         let (dir, store) = store("room");
         let line = minute(60).to_string().len() as u64 + 1;
         let store = store.with_limit(2 * (line + 10));
+        let written = &mut Written::default();
         for day in [0, 1, 2] {
-            store.add(&[minute(day * DAY + 60)]).unwrap();
+            assert_eq!(store.removed_until(), None);
+            store.add(&[minute(day * DAY + 60)], written).unwrap();
         }
         assert_eq!(times(&store, 0), [DAY + 60, 2 * DAY + 60]);
+        assert_eq!(store.removed_until(), Some(DAY), "the answer says what is missing");
+        // The present day remains, even if it is too large alone.
+        let store = store.with_limit(1);
+        store.add(&[minute(2 * DAY + 120)], written).unwrap();
+        assert_eq!(times(&store, 0), [2 * DAY + 60, 2 * DAY + 120]);
+        assert_eq!(store.removed_until(), Some(2 * DAY));
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn labels_are_stored_once_and_read_in_each_minute() {
+        let (dir, store) = store("labels");
+        let long = "x".repeat(255);
+        let minutes = [
+            labelled(60, &[("zone", &long)]),
+            labelled(120, &[("zone", &long)]),
+            labelled(180, &[("zone", &long)]),
+            labelled(240, &[]),
+            labelled(300, &[]),
+            labelled(360, &[("zone", "b")]),
+        ];
+        let written = &mut Written::default();
+        for minute in &minutes {
+            store.add(std::slice::from_ref(minute), written).unwrap();
+        }
+        assert_eq!(all(&store, 0), minutes);
+        assert_eq!(all(&store, 180), minutes[2..], "the labels are in an earlier line");
+        let text = fs::read_to_string(store.file(0)).unwrap();
+        assert_eq!(text.matches(&long).count(), 1, "{text}");
+        // After a restart and on the next day, the labels are written again.
+        let more = [labelled(420, &[("zone", "b")]), labelled(DAY + 60, &[("zone", "b")])];
+        store.add(&more[..1], &mut Written::default()).unwrap();
+        store.add(&more[1..], written).unwrap();
+        fs::remove_file(store.file(0)).unwrap();
+        assert_eq!(all(&store, 0), more[1..]);
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn files_with_all_labels_in_each_line_are_read() {
+        let (dir, store) = store("former");
+        let minutes =
+            [labelled(60, &[("a", "1")]), labelled(120, &[("a", "1")]), labelled(180, &[])];
+        let lines: Vec<String> = minutes.iter().map(|minute| format!("{minute}\n")).collect();
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(store.file(0), lines.concat()).unwrap();
+        assert_eq!(all(&store, 0), minutes);
+        // The present program adds lines to such a file.
+        let next = labelled(240, &[("a", "1")]);
+        store.add(std::slice::from_ref(&next), &mut Written::default()).unwrap();
+        assert_eq!(all(&store, 240), [next]);
         fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -36,7 +36,7 @@ impl Summary {
         for minute in minutes {
             let same = |(of, _): &(Self, u128)| {
                 let known = (&of.port, &of.labels, of.unit, of.bought, of.class);
-                let port = (&minute.port, &minute.labels);
+                let port = (&minute.port, &*minute.labels);
                 known == (port.0, port.1, minute.unit, minute.bought, minute.class)
             };
             let at = all.iter().position(same).unwrap_or_else(|| {
@@ -59,7 +59,7 @@ impl Summary {
     fn begin(minute: &Minute) -> Self {
         Self {
             port: minute.port.clone(),
-            labels: minute.labels.clone(),
+            labels: BTreeMap::clone(&minute.labels),
             unit: minute.unit,
             bought: minute.bought,
             class: minute.class,

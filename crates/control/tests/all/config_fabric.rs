@@ -54,3 +54,15 @@ fn what_the_fabric_gives_nobody_else_gives() {
     assert_eq!(got.len(), 3, "{got:?}");
     assert!(got.iter().zip(wanted).all(|(error, part)| error.contains(part)), "{got:?}");
 }
+
+#[test]
+fn the_name_of_a_host_may_be_too_long_for_a_topology() {
+    let name = "h".repeat(64);
+    let base = BASE.replace("name = \"h1\"", &format!("name = \"{name}\""));
+    let fabric = "[fabric]\ncontrollers = [\"c:7000\"]\nuplink = \"up\"\n";
+    let found = errors(&format!("{base}{FABRIC}{fabric}"));
+    let wanted = format!("\"{name}\" is not a name of a server; write the name from the topology");
+    assert!(found.len() == 1 && found[0].contains(&wanted), "{found:?}");
+    let named = format!("{base}{FABRIC}{fabric}name = \"server-0\"\n");
+    assert_eq!(errors(&named), Vec::<String>::new());
+}

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
+use penstock_units::NAME_BYTES_MAX;
+
+use crate::wire::{MILLIS_MAX, TENANTS_MAX, v1};
 
 /// Network traffic of a tenant in bytes, since the start of the tenant's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -102,10 +104,18 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_with_the_longest_name_is_reported() {
+        let name = "x".repeat(NAME_BYTES_MAX);
+        let now = counters(&[(name.as_str(), 5, 6)]);
+        let report = UsageMeter::new(BTreeMap::new()).report(Duration::from_secs(1), now).unwrap();
+        assert_eq!(told(&report), [(name.as_str(), 5, 6)]);
+    }
+
+    #[test]
     fn a_report_with_too_many_tenants_has_those_with_the_most_traffic() {
         let many: BTreeMap<_, _> = (0..5_000_u64)
             .map(|n| (format!("t{n}"), Carried { sent: n, received: 0 }))
-            .chain([("x".repeat(64), Carried { sent: 1 << 40, received: 0 })])
+            .chain([("x".repeat(NAME_BYTES_MAX + 1), Carried { sent: 1 << 40, received: 0 })])
             .collect();
         let report = UsageMeter::new(BTreeMap::new()).report(Duration::from_secs(1), many).unwrap();
         assert_eq!(report.tenants.len(), TENANTS_MAX);

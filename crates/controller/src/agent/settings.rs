@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use penstock_units::NODE_BYTES_MAX;
 use thiserror::Error;
 
 #[derive(Clone, Debug)]
@@ -90,10 +91,10 @@ impl AgentSettings {
             let host = self.host.clone();
             Err(SettingsError::Setting { host, problem })
         };
-        if self.host.is_empty() || self.host.len() > crate::wire::NAME_BYTES_MAX {
-            return wrong(
-                "the name does not have 1 to 63 bytes; use the name in the topology".to_owned(),
-            );
+        if self.host.is_empty() || self.host.len() > NODE_BYTES_MAX {
+            return wrong(format!(
+                "the name does not have 1 to {NODE_BYTES_MAX} bytes; use the name in the topology"
+            ));
         }
         if self.endpoints.is_empty() {
             return wrong("no controller is configured; name at least one".to_owned());

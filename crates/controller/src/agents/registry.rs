@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use penstock_units::BitsPerSecond;
+use penstock_units::{BitsPerSecond, NAME_BYTES_MAX, NODE_BYTES_MAX};
 use thiserror::Error;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::Stamp;
 use crate::fabric_state::Used;
 use crate::hosts::{HostError, HostPlan, Hosts};
-use crate::wire::{MILLIS_MAX, NAME_BYTES_MAX, TENANTS_MAX, v1};
+use crate::wire::{MILLIS_MAX, TENANTS_MAX, v1};
 
 /// Number of messages that may wait in the channel to an agent.
 pub const QUEUE: usize = 16;
@@ -141,7 +141,7 @@ impl Registry {
         let mut inner = self.inner();
         if !self.known.is_host(host) {
             self.refused();
-            let host = host.chars().take(NAME_BYTES_MAX).collect();
+            let host = host.chars().take(NODE_BYTES_MAX).collect();
             return Err(Violation::UnknownHost(host));
         }
         inner.next += 1;
@@ -442,10 +442,17 @@ mod tests {
         let many = vec![v1::TenantUsage { name: "t".into(), ..Default::default() }; 4_097];
         let many = v1::Report { number: 2, millis: 10, tenants: many };
         assert!(tell(many).contains("4097 tenants, the limit is 4096"));
-        let long = v1::TenantUsage { name: "x".repeat(64), ..Default::default() };
-        let long = v1::Report { number: 2, millis: 10, tenants: vec![long] };
-        assert!(tell(long).contains("63 bytes"));
+        let named = |length| {
+            let name = "x".repeat(length);
+            v1::Report {
+                number: 2,
+                millis: 10,
+                tenants: vec![v1::TenantUsage { name, ..Default::default() }],
+            }
+        };
+        assert!(tell(named(NAME_BYTES_MAX + 1)).contains("64 bytes"));
         assert_eq!(registry.counts().refused, 5);
+        registry.report("a", number, named(NAME_BYTES_MAX)).unwrap();
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use penstock_units::NODE_BYTES_MAX;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 use tokio_stream::wrappers::ReceiverStream;
@@ -84,7 +85,7 @@ impl AgentServer {
         let known = names.is_some_and(|names| names.contains(host));
         let shown =
             || names.map_or_else(String::new, |n| n.iter().cloned().collect::<Vec<_>>().join(", "));
-        let host = || host.chars().take(63).collect();
+        let host = || host.chars().take(NODE_BYTES_MAX).collect();
         known
             .then_some(())
             .ok_or_else(|| Violation::WrongCertificate { host: host(), names: shown() })

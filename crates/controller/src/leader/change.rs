@@ -7,6 +7,7 @@ use penstock_fabric::hose::Need;
 use penstock_fabric::queue_binding::Step;
 use penstock_fabric::tenant_placement::Move;
 use penstock_fabric::topology::LinkId;
+use penstock_units::NAME_BYTES_MAX;
 
 use super::{
     Candidate, ChangeRefused, EPOCHS, Fabric, IntervalReport, Leader, LeaderError, MODE, Mode,
@@ -294,10 +295,12 @@ struct Changed {
 /// Checks that a tenant's name can be used in keys of the store and in labels of metrics.
 fn check_name(name: &str) -> Result<(), ChangeRefused> {
     let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.len() > 63 || !name.chars().all(fine) {
-        let problem = "a tenant's name has 1 to 63 letters, digits, `-`, `_` or `.`; rename it";
-        let key = name.chars().take(63).collect();
-        return Err(crate::intent::IntentError::Malformed { key, problem: problem.into() }.into());
+    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(fine) {
+        let problem = format!(
+            "a tenant's name has 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` or `.`; rename it"
+        );
+        let key = name.chars().take(NAME_BYTES_MAX).collect();
+        return Err(crate::intent::IntentError::Malformed { key, problem }.into());
     }
     Ok(())
 }
@@ -319,5 +322,19 @@ impl Fabric {
         self.with_candidates(reachable, false, |binding, topology, candidates: &[Candidate<'_>]| {
             binding.return_to(topology, candidates, target)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_name_of_a_tenant_of_a_host_is_allowed() {
+        assert!(check_name(&"x".repeat(NAME_BYTES_MAX)).is_ok());
+        for bad in [String::new(), "x".repeat(NAME_BYTES_MAX + 1), "a/b".to_owned()] {
+            let error = check_name(&bad).unwrap_err().to_string();
+            assert!(error.contains("1 to 64 letters"), "{error}");
+        }
     }
 }

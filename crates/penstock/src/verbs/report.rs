@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use penstock_control::host::selected;
-use penstock_control::report::{Cause, Minute, Store, Summary, Unit};
+use penstock_control::report::{Cause, KEPT_BYTES, Minute, Store, Summary, Unit};
 use serde_json::{Value, json};
 
 use super::{print, print_json};
@@ -71,22 +71,39 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         })
         .with_context(|| format!("reading the minutes in {}", args.state_dir.display()))?;
     let all = Summary::of(&minutes);
+    let since = now.saturating_sub(args.since);
+    let removed = store.removed_until().filter(|until| *until > since);
+    let missing = removed.map_or_else(String::new, |until| missing(now, until));
     if args.json {
-        print_json(
-            &json!({ "since_s": args.since, "contracts": all.iter().map(of).collect::<Vec<_>>() }),
-        )?;
+        print_json(&json!({
+            "since_s": args.since,
+            "removed_until": removed,
+            "contracts": all.iter().map(of).collect::<Vec<_>>(),
+        }))?;
     } else if args.html {
-        print(&page(&all, args.since))?;
+        print(&page(&all, args.since, &missing))?;
     } else if all.is_empty() {
         print(&format!(
-            "{} has no minutes of contracts since {}; a daemon writes them once a minute\n",
+            "{} has no minutes of contracts since {}; a daemon writes them once a minute\n\
+             {missing}",
             args.state_dir.display(),
             past(args.since)
         ))?;
     } else {
-        print(&table(&all).render())?;
+        print(&format!("{}{missing}", table(&all).render()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns a line that says which minutes were removed because of the size of all files.
+fn missing(now: u64, removed_until: u64) -> String {
+    let hours = now.saturating_sub(removed_until).div_ceil(3_600).max(1);
+    format!(
+        "minutes older than {} are missing: the files of all days may have {} MiB, and the oldest \
+         days were removed\n",
+        past(hours * 3_600),
+        KEPT_BYTES >> 20
+    )
 }
 
 /// Returns a length of time as text.
@@ -181,7 +198,8 @@ fn of(of: &Summary) -> Value {
 }
 
 /// Returns a page with the table. Names of ports have no characters that HTML reserves.
-fn page(all: &[Summary], since: u64) -> String {
+/// `missing` is a line below the table, or empty.
+fn page(all: &[Summary], since: u64, missing: &str) -> String {
     let mut text = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <title>Contracts</title><style>body{{font:14px sans-serif;margin:2em}}\
@@ -204,13 +222,19 @@ fn page(all: &[Summary], since: u64) -> String {
         }
         text.push_str("</tr>\n");
     }
-    text.push_str("</table></body></html>\n");
+    text.push_str("</table>");
+    if !missing.is_empty() {
+        let _ = write!(text, "<p>{}</p>", missing.trim_end());
+    }
+    text.push_str("</body></html>\n");
     text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    use std::sync::Arc;
 
     fn minutes() -> Vec<Minute> {
         let minute = |at, got, cause| Minute {
@@ -223,7 +247,7 @@ mod tests {
             class: 2,
             wait_max_us: 120,
             bound_us: Some(100),
-            labels: [("iface-id".to_owned(), "5f1e".to_owned())].into(),
+            labels: Arc::new([("iface-id".to_owned(), "5f1e".to_owned())].into()),
         };
         vec![
             minute(60, 4_000_000_000, Cause::Kept),
@@ -264,7 +288,11 @@ mod tests {
             (&value["minutes_above_bound"], &value["least"]),
             (&json!(4), &json!(1_000_000_000))
         );
-        let page = page(&all, 3_600);
+        let of_limit = missing(300_000, 86_400);
+        assert!(of_limit.starts_with("minutes older than 60 h are missing: the files of all"));
+        assert!(of_limit.contains("may have 64 MiB"), "{of_limit}");
+        let page = page(&all, 3_600, &of_limit);
         assert!(page.contains("<h1>Contracts, last 1 h</h1>") && page.contains("class=\"out\""));
+        assert!(page.contains("</table><p>minutes older than 60 h are missing"), "{page}");
     }
 }

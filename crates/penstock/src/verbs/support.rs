@@ -10,24 +10,36 @@
 //! # Secrets
 //!
 //! Penstock's configuration names files with keys and passwords, and the bundle contains no such
-//! file. If a configuration has the text of a secret by mistake, the text is replaced by asterisks.
+//! file. If a part has the text of a secret by mistake, asterisks replace the text ([`masks`]).
+//!
+//! # Limits
+//!
+//! Root makes the bundle from files and processes of other users. [`collect`] limits the time, the
+//! memory and the files that the bundle uses.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use regex::Regex;
 
 use super::print;
 use crate::unix_time::unix_s;
+use collect::Links;
+use masks::Masks;
+
+mod collect;
+mod masks;
 
 /// Largest part of a bundle in bytes. The end of a longer part is kept.
 const PART_MAX: usize = 32 << 20;
+/// Time after which a process is killed.
+const PROCESS_MAX: Duration = Duration::from_secs(10);
 
 /// `penstock support-bundle`.
 #[derive(Debug, Clone, clap::Args)]
@@ -121,7 +133,8 @@ impl Bundle {
         let version = format!("penstock {}\n", env!("CARGO_PKG_VERSION"));
         self.add("version.txt", version.as_bytes())?;
         for (name, path) in MACHINE {
-            self.add_file(name, Path::new(path))?;
+            // /etc/os-release is a link, and only root can write in /etc.
+            self.add_file(name, Path::new(path), Links::Follow)?;
         }
         for dir in &args.config_dirs {
             self.add_configuration(dir)?;
@@ -150,24 +163,32 @@ impl Bundle {
             "services.txt",
             Command::new("systemctl").args(["status", "--no-pager", "-l", "penstock*"]),
         )?;
-        let links = Command::new("ip").args(["-s", "-d", "link"]).stdin(Stdio::null()).output();
-        self.add_process("machine/links.txt", "ip -s -d link", links)
+        self.add_output("machine/links.txt", Command::new("ip").args(["-s", "-d", "link"]))
     }
 
     /// Adds all configuration files of a directory, without secrets.
     fn add_configuration(&mut self, dir: &Path) -> io::Result<()> {
-        let Ok(entries) = fs::read_dir(dir) else { return Ok(()) };
+        // The names in the archive are absolute and without `..`, which tar refuses.
+        let entries = dir.canonicalize().and_then(fs::read_dir);
+        let entries = match entries {
+            Ok(entries) => entries,
+            Err(error) => {
+                self.missing.push(format!("config: {}: {error}", dir.display()));
+                return Ok(());
+            }
+        };
         let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         files.sort();
         for path in files.iter().filter(|path| path.extension().is_some_and(|of| of == "toml")) {
             let name = format!("config{}", path.display());
-            self.add_file(&name, path)?;
+            // The user penstock may own the directory, and must not choose what root reads.
+            self.add_file(&name, path, Links::Refuse)?;
         }
         Ok(())
     }
 
-    fn add_file(&mut self, name: &str, path: &Path) -> io::Result<()> {
-        match fs::read(path) {
+    fn add_file(&mut self, name: &str, path: &Path, links: Links) -> io::Result<()> {
+        match collect::file(path, links, PART_MAX) {
             Ok(bytes) => self.add(name, &bytes),
             Err(error) => {
                 self.missing.push(format!("{name}: {}: {error}", path.display()));
@@ -186,22 +207,17 @@ impl Bundle {
     fn add_output(&mut self, name: &str, command: &mut Command) -> io::Result<()> {
         let words: Vec<_> = [command.get_program()].into_iter().chain(command.get_args()).collect();
         let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
-        let (line, output) = (words.join(" "), command.stdin(Stdio::null()).output());
-        self.add_process(name, &line, output)
-    }
-
-    fn add_process(
-        &mut self,
-        name: &str,
-        line: &str,
-        output: io::Result<std::process::Output>,
-    ) -> io::Result<()> {
-        match output {
+        let line = words.join(" ");
+        match collect::output(command, PROCESS_MAX, PART_MAX) {
             Ok(output) => {
-                if !output.status.success() {
-                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                    self.missing.push(format!("{name}: {line}: {}: {said}", output.status));
-                }
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                let ended = match output.status {
+                    Some(status) if status.success() => None,
+                    Some(status) => Some(status.to_string()),
+                    None => Some(format!("killed after {} s", PROCESS_MAX.as_secs())),
+                };
+                let missing = ended.map(|ended| format!("{name}: {line}: {ended}: {said}"));
+                self.missing.extend(missing);
                 if output.stdout.is_empty() { Ok(()) } else { self.add(name, &output.stdout) }
             }
             Err(error) => {
@@ -213,8 +229,7 @@ impl Bundle {
 
     /// Adds one part, without secrets.
     fn add(&mut self, name: &str, bytes: &[u8]) -> io::Result<()> {
-        let bytes = &bytes[bytes.len().saturating_sub(PART_MAX)..];
-        let text = self.masks.masked(&String::from_utf8_lossy(bytes));
+        let text = self.masks.part(name, &String::from_utf8_lossy(bytes));
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len() as u64);
         header.set_mode(0o600);
@@ -227,61 +242,5 @@ impl Bundle {
         let missing = self.missing.join("\n") + "\n";
         self.add("missing.txt", missing.as_bytes())?;
         self.archive.into_inner()?.finish()?.flush()
-    }
-}
-
-/// Patterns of secrets.
-struct Masks {
-    value: Regex,
-    address: Regex,
-    block: Regex,
-}
-
-impl Masks {
-    fn new() -> Self {
-        let pattern = |text: &str| {
-            Regex::new(text).unwrap_or_else(|error| unreachable!("the pattern is valid: {error}"))
-        };
-        Self {
-            // A key such as `password`, with a value in quotes or without. A key such as
-            // `password_file` names a file.
-            value: pattern(concat!(
-                r#"(?i)((?:password|passwd|secret|token|private_key)["']?\s*[=:]\s*)"#,
-                r#"("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}]+)"#
-            )),
-            // The user and password of an address such as redis://user:password@host.
-            address: pattern(r#"(://)[^/@\s"']+@"#),
-            block: pattern(
-                r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(-----END [A-Z ]*PRIVATE KEY-----|\z)",
-            ),
-        }
-    }
-
-    fn masked(&self, text: &str) -> String {
-        let text = self.block.replace_all(text, "********");
-        let text = self.value.replace_all(&text, r#"$1"********""#);
-        self.address.replace_all(&text, "$1********@").into_owned()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn secrets_are_masked_and_files_of_secrets_are_named() {
-        let masks = Masks::new();
-        for (text, masked) in [
-            ("password = \"geheim\" # x", "password = \"********\" # x"),
-            ("a = { token = 'x y', b = 1 }", "a = { token = \"********\", b = 1 }"),
-            ("db_secret=abc\nnext = 1", "db_secret=\"********\"\nnext = 1"),
-            ("\"private_key\": \"a\\\"b\",", "\"private_key\": \"********\","),
-            ("url = \"redis://u:p@h:1\"", "url = \"redis://********@h:1\""),
-            ("password_file = \"/etc/p\"", "password_file = \"/etc/p\""),
-            ("-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\n", "********\n"),
-            ("tokens_per_second = 5", "tokens_per_second = 5"),
-        ] {
-            assert_eq!(masks.masked(text), masked);
-        }
     }
 }

@@ -328,6 +328,37 @@ fn a_support_bundle_has_the_state_and_no_secret() {
 }
 
 #[test]
+fn a_support_bundle_follows_no_link_and_waits_for_no_pipe() {
+    let scratch = Scratch::new();
+    let root = scratch.0.canonicalize().unwrap();
+    let dirs = ["work", "config"].map(|name| root.join(name));
+    dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let [work, config] = dirs;
+    fs::write(config.join("good.toml"), "[auth]\nuser = \"geheim\"\n").unwrap();
+    fs::write(root.join("shadow"), "geheim\n").unwrap();
+    std::os::unix::fs::symlink(root.join("shadow"), config.join("link.toml")).unwrap();
+    nix::unistd::mkfifo(&config.join("pipe.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let line = "support-bundle --out b.tar.gz --config-dir ../config --config-dir ../none \
+                --controller-socket no";
+    let mut command = Command::new(crate::support::BINARY);
+    command.args(line.split_whitespace()).current_dir(&work);
+    let made = command.env("PENSTOCK_SOCKET", root.join("none.sock")).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut unpack = Command::new("tar");
+    let unpacked = unpack.args(["-xzf", "b.tar.gz"]).current_dir(&work).status().unwrap();
+    assert!(unpacked.success());
+    let bundle = work.join("penstock-support");
+    let parts = bundle.join(format!("config{}", config.display()));
+    let good = fs::read_to_string(parts.join("good.toml")).unwrap();
+    assert_eq!(good, "[auth]\nuser = \"********\"\n");
+    assert_eq!(fs::read_dir(&parts).unwrap().count(), 1, "no link and no pipe");
+    let missing = fs::read_to_string(bundle.join("missing.txt")).unwrap();
+    for reason in ["link.toml: is a symbolic link", "pipe.toml: is not a regular file", "../none"] {
+        assert!(missing.contains(reason), "{reason}: {missing}");
+    }
+}
+
+#[test]
 fn objects_are_found_by_their_labels() {
     let uuid = "b7a0f3c1-0f7a-4f2e-9f10-2d6f4c1a9e55";
     let container = "c".repeat(64);
@@ -394,6 +425,12 @@ fn what_needs_no_daemon_works_without() {
     penstock(&socket, &["man", &scratch.0.display().to_string()]).ok();
     let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
     assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    let mut dated = Command::new(crate::support::BINARY);
+    dated.arg("man").arg(&scratch.0).env("SOURCE_DATE_EPOCH", "951782400");
+    assert!(dated.status().unwrap().success());
+    let page = std::fs::read_to_string(scratch.0.join("penstock-port-add.1")).unwrap();
+    let title = page.lines().find(|line| line.starts_with(".TH ")).unwrap();
+    assert!(title.starts_with(".TH penstock-port-add 1 2000-02-29 "), "{title}");
     assert!(penstock(&socket, &["man", "/nowhere"]).fails().contains("/nowhere"));
     let schema = penstock(&socket, &["host", "schema"]).json();
     assert!(schema["properties"]["host"].is_object());

@@ -6,6 +6,7 @@ use penstock_toml::{Object, Report};
 use super::super::draft::Draft;
 use super::super::fabric::FabricSection;
 use super::super::release::Egress;
+use super::super::values::check_node;
 use super::world::World;
 
 pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_>) {
@@ -18,6 +19,10 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
     }
     let Some(fabric) = &object.value else { return };
     fabric.check(object, report);
+    // The name of a host may be longer than a name in a topology.
+    let host = draft.host.value.as_ref().map(|host| host.name.as_str());
+    let default = host.filter(|name| fabric.name.is_none() && !name.is_empty());
+    check_node(object, default, "server", report);
     check_uplink(object, fabric, draft, world, report);
 }
 

@@ -179,7 +179,7 @@ impl Captures {
         });
         if followed && self.budget.may(self.at) {
             self.budget.spend(ALONE);
-            self.spent = self.spent + ALONE;
+            self.spent += ALONE;
             return true;
         }
         false
@@ -352,7 +352,7 @@ impl Captures {
         }
         let cost = clock().saturating_sub(began);
         budget.spend(cost);
-        *spent = *spent + cost;
+        *spent += cost;
     }
 }
 

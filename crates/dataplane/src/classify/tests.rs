@@ -337,7 +337,8 @@ fn a_port_alone_in_its_domain_has_no_destination() {
 
 #[test]
 fn edits_are_the_same_from_the_cache() {
-    let actions = Actions { set_vlan: Some(vid(20)), set_dscp: Some(46), then: Then::Normal };
+    let actions =
+        Actions { set_vlan: Some(vid(20)), set_dscp: Some(46), ..Actions::only(Then::Normal) };
     let web = Match {
         dst_ip: Some(IpMatch::v4_prefix(Ipv4Addr::from(YOU), 24)),
         vlan: Some(vid(10)),
@@ -364,7 +365,7 @@ fn edits_are_the_same_from_the_cache() {
 
 #[test]
 fn a_rule_cannot_lead_into_a_foreign_network() {
-    let to = |v| Actions { set_vlan: Some(vid(v)), set_dscp: None, then: Then::Normal };
+    let to = |v| Actions { set_vlan: Some(vid(v)), ..Actions::only(Then::Normal) };
     let port = with_rules(
         PortPolicy::access(0, Some(1), vid(10), 0),
         &[rule(7, 1, Match::default(), to(30))],

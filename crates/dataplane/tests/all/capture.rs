@@ -22,6 +22,9 @@ use crate::common;
 
 type Core = common::Core<50>;
 
+/// A captured frame: its direction, fate, other port and bytes.
+type Taken = (Direction, Fate, Option<u16>, Vec<u8>);
+
 const ID: u64 = 7;
 const RING: usize = 64;
 
@@ -83,7 +86,7 @@ impl Bed {
         assert!(matches!(self.worker.serve(request), Reply::Done));
     }
 
-    fn taken(&mut self) -> (Vec<(Direction, Fate, Option<u16>, Vec<u8>)>, Tally) {
+    fn taken(&mut self) -> (Vec<Taken>, Tally) {
         let next = Request::CaptureNext(ID, Vec::with_capacity(BUFFER_BYTES));
         let Reply::Captured(buffer, Some(tally)) = self.worker.serve(next) else {
             panic!("the capture has ended")

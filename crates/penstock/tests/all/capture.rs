@@ -25,7 +25,8 @@ impl Bed {
         let at = scratch.0.display();
         let port = |name: &str, tenant: &str| {
             format!(
-                "[[port]]\nname = \"{name}\"\ntenant = \"{tenant}\"\nlabels = {{ id = \"x-{name}\" }}\n\
+                "[[port]]\nname = \"{name}\"\ntenant = \"{tenant}\"\n\
+                 labels = {{ id = \"x-{name}\" }}\n\
                  vhost-user.socket = \"{at}/{name}.sock\"\n"
             )
         };
@@ -144,9 +145,9 @@ fn a_file_has_what_the_guest_sent_and_received_with_verdict_reason_and_rule() {
     let (there, denied) = (frame(0, 1, 1_514, 0xb5), frame(0, 1, 77, 0xb6));
     let (back, small) = (frame(1, 0, 900, 0xb5), frame(0, 1, 60, 0xb5));
     bed.send(0, &[there.clone(), denied.clone(), small.clone()]);
-    bed.send(1, &[back.clone()]);
+    bed.send(1, core::slice::from_ref(&back));
     assert_eq!(bed.receive(1, 2), [there.clone(), small.clone()]);
-    assert_eq!(bed.receive(0, 1), [back.clone()]);
+    assert_eq!(bed.receive(0, 1), core::slice::from_ref(&back));
     let (file, last) = capture.end();
     let mut frames = read(&file);
     frames.sort_by_key(|(bytes, _)| bytes.len());

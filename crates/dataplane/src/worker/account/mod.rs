@@ -227,7 +227,7 @@ impl Account {
     /// The rest of these cycles belongs to the next bill.
     pub fn exempt(&mut self, cost: Cycles, now: Cycles) {
         let cost = cost.min(now.saturating_sub(self.last));
-        self.last = self.last + cost;
+        self.last += cost;
         self.charge_host(cost);
     }
 

@@ -322,7 +322,7 @@ fn quoted_len(text: &str) -> usize {
 fn brackets_len(text: &str) -> usize {
     let limit = text.floor_char_boundary(BRACKETS_MAX);
     let (mut at, mut depth) = (0, 0_usize);
-    while let Some(byte) = text[..limit].as_bytes().get(at) {
+    while let Some(byte) = text.as_bytes()[..limit].get(at) {
         match byte {
             b'[' | b'{' => depth += 1,
             b']' | b'}' => depth -= 1,

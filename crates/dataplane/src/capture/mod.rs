@@ -185,9 +185,10 @@ impl Captures {
         false
     }
 
-    /// Copies the frames of a batch that the worker has just received. `policed` says whether a
+    /// Copies the frames of a batch that the worker received at time `at`. `policed` says whether a
     /// limit may drop some of the frames next.
-    pub fn received(&mut self, batch: &mut Batch, unit: Unit, policed: bool) {
+    pub fn received(&mut self, batch: &mut Batch, unit: Unit, at: Cycles, policed: bool) {
+        self.set_now(at);
         for i in 0..batch.len() {
             // The classifier overwrites the hash. Until then, it says which frames a limit dropped.
             batch.frame_mut(i).hash = u32::try_from(i).unwrap_or(0);

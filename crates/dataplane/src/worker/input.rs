@@ -6,6 +6,7 @@ use super::WorkerConfig;
 use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Taken;
+use super::clock::Clock;
 use super::context::Context;
 use super::roster::{Event, Roster};
 use super::sampler::Sampler;
@@ -153,17 +154,14 @@ impl Input {
             self.sampler.undo();
             return self.run_captured(ctx, unit, waited, lent);
         } else {
-            let now = ctx.account.last();
-            let times = [now.saturating_sub(waited), now].map(|at| Nanos(ctx.clock.nanos(at)));
+            let times = times(&ctx.clock, ctx.account.last(), waited);
             let captures = &mut ctx.egress.captures;
-            self.receive_apart(batch, queue, unit, times.into(), (counters, captures))
+            self.receive_apart(batch, queue, unit, times, (counters, captures))
         };
         let batch = &mut **batch;
         let (frames, more) = (batch.len(), !batch.has_room());
         if frames == 0 && batch.errors == 0 {
-            counters.rx_empty.add(1);
-            self.nothing(ctx, unit, counted);
-            return None;
+            return self.nothing(ctx, unit, counted);
         }
         let mut work = Work { port: unit.port, frames, bytes: batch.bytes(), misses: 0 };
         ctx.counter.spent(Stage::Ingress, &work);
@@ -175,8 +173,7 @@ impl Input {
         let last = ctx.account.last();
         let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(last));
         if SEEN {
-            ctx.egress.captures.set_now(last);
-            ctx.egress.captures.received(batch, unit, policy.ingress_policer.is_some());
+            ctx.egress.captures.received(batch, unit, last, policy.ingress_policer.is_some());
         }
         if let Some(limits) = &policy.ingress_policer {
             limits.police(batch, Nanos(nanos), counters);
@@ -206,11 +203,21 @@ impl Input {
 
     /// Ends a look at a queue pair without frames. `counted` is true if the only frame was dropped
     /// as a signal.
-    fn nothing<C: CycleCounter>(&mut self, ctx: &mut Context<C>, unit: Unit, counted: bool) {
+    #[inline]
+    fn nothing<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        unit: Unit,
+        counted: bool,
+    ) -> Option<Taken> {
+        if let Some(counters) = ctx.of(unit.port) {
+            counters.rx_empty.add(1);
+        }
         self.sampler.undo();
         if counted {
             give_back(ctx, unit);
         }
+        None
     }
 
     /// Fills `batch` for a port in [`Self::apart`]. The next frame of the ring arrived at time
@@ -429,6 +436,12 @@ impl Input {
             (apart.cut, apart.waits) = (false, false);
         }
     }
+}
+
+/// Returns the time at which frames that waited for `waited` arrived, and the present time.
+fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
+    let nanos = |at| Nanos(clock.nanos(at));
+    (nanos(now.saturating_sub(waited)), nanos(now))
 }
 
 /// Returns the buffers of a received batch to the driver of the queue pair.

@@ -146,20 +146,7 @@ impl<C: CycleCounter> Worker<C> {
             },
             Request::Detach(port) => Reply::Queues(self.detach(port)),
             Request::Swap(new) => Reply::Snapshot(self.swap_snapshot(new)),
-            Request::Control(port, queue, message) => {
-                let owned = self.ctx.owns(port, queue);
-                let slot = self.ctx.ports.get_mut(port.index()).filter(|_| owned);
-                match slot.and_then(|slot| slot.queues.get_mut(queue.index())) {
-                    Some(waiting) => {
-                        let answer = waiting.control(message);
-                        // Any message may have brought frames without a kick.
-                        self.roster.wake(&mut self.ctx, Unit { port, queue });
-                        self.tell_ready(port, queue);
-                        Reply::Control(answer)
-                    }
-                    None => Reply::NoQueue(message),
-                }
-            }
+            Request::Control(port, queue, message) => self.control(port, queue, message),
             Request::Checkpoint(mut readings) => {
                 for (id, counters) in (0_u16..).zip(&self.ctx.port_counters) {
                     if let Some(counters) = counters
@@ -210,6 +197,19 @@ impl<C: CycleCounter> Worker<C> {
             // The thread handles these.
             Request::Hold(_) | Request::Stop => Reply::Done,
         }
+    }
+
+    fn control(&mut self, port: PortId, queue: QueueId, message: ControlMessage) -> Reply {
+        let owned = self.ctx.owns(port, queue);
+        let slot = self.ctx.ports.get_mut(port.index()).filter(|_| owned);
+        let Some(waiting) = slot.and_then(|slot| slot.queues.get_mut(queue.index())) else {
+            return Reply::NoQueue(message);
+        };
+        let answer = waiting.control(message);
+        // Any message may have brought frames without a kick.
+        self.roster.wake(&mut self.ctx, Unit { port, queue });
+        self.tell_ready(port, queue);
+        Reply::Control(answer)
     }
 
     fn serve_capture(&mut self, request: Request) -> Reply {

@@ -13,6 +13,8 @@
 //! The daemon stores one descriptor for each port ([`Kept::seal`]). If the daemon has no service
 //! manager, or if the store refuses a descriptor, the sessions end, and the guests connect again.
 
+use std::time::Duration;
+
 use penstock_dataplane::port::kept::Kept;
 use penstock_dataplane::port::passing;
 
@@ -20,6 +22,9 @@ use super::notify::Notifier;
 
 /// Name of the stored descriptors.
 const NAME: &str = "penstock-port";
+/// Longest wait for a service manager that reads slowly, for all descriptors together. The wait is
+/// a part of the daemon's time to stop.
+const STORE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Takes the ports' sessions that the former process stored.
 pub(super) fn take() -> Vec<Kept> {
@@ -41,19 +46,26 @@ pub(super) fn clear(notifier: &Notifier) {
 
 /// Stores the ports' sessions for the next process.
 pub(super) fn store(notifier: &Notifier, kept: Vec<Kept>) {
+    let passage = match notifier.passage(STORE_LIMIT) {
+        Ok(passage) => passage,
+        Err(error) => {
+            tracing::warn!("no session is kept: the service manager cannot be reached: {error}");
+            return;
+        }
+    };
     let mut stored = 0;
     for kept in kept {
         let port = kept.port().to_owned();
         // A hang-up of the carrier's other end is no reason to close the carrier (`FDPOLL=0`).
         let state = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={NAME}");
-        let passed = kept.seal().and_then(|carrier| notifier.pass(&state, &carrier));
+        let passed = kept.seal().and_then(|carrier| passage.pass(&state, &carrier));
         match passed {
             Ok(()) => stored += 1,
             Err(error) => tracing::warn!(port, "the session is not kept: {error}"),
         }
     }
     if stored > 0 {
-        notifier.wait_until_read();
+        passage.wait_until_read();
         tracing::info!(ports = stored, "sessions stored for the next process");
     }
 }

@@ -43,6 +43,16 @@ pub(crate) trait Link: Send + Sync {
     /// Begins [`Self::keep`] without waiting for its end.
     fn begin_to_keep(&self) {}
 
+    /// Whether [`Self::keep`] returns at once. Waits for it at most `wait_ms` milliseconds.
+    fn has_ended(&self, wait_ms: u8) -> bool {
+        let _ = wait_ms;
+        true
+    }
+
+    /// Ends a port that has not ended after [`Self::begin_to_keep`], without waiting for its end.
+    /// The port keeps nothing for the next process.
+    fn give_up(&self) {}
+
     /// Ends the port's threads as [`Self::close`] does, and returns what the next process needs to
     /// continue the port. Returns `None` if nothing can be continued.
     fn keep(&self, name: &str) -> Option<Kept> {
@@ -95,13 +105,13 @@ pub(crate) trait DataPath: Send + Sync {
         add: bool,
     ) -> Result<(), WorkerError>;
 
-    /// Counters of each worker, and the CPU to which the worker is pinned.
     /// Learns addresses that the former process had learned.
     fn fdb_relearn(&self, stations: Vec<Station>) -> Result<(), WorkerError> {
         let _ = stations;
         Ok(())
     }
 
+    /// Counters of each worker, and the CPU to which the worker is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
     fn uptime(&self) -> Nanos;

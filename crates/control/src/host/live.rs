@@ -295,6 +295,14 @@ impl Link for VhostLink {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).begin_to_keep();
     }
 
+    fn has_ended(&self, wait_ms: u8) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).has_ended(wait_ms)
+    }
+
+    fn give_up(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).give_up();
+    }
+
     fn keep(&self, _: &str) -> Option<Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).keep()
     }

@@ -629,30 +629,6 @@ impl Host {
         self.core.switch.stop().map_err(worker_failed)
     }
 
-    /// Like [`Self::shutdown`], but returns what the next process needs to continue the ports: the
-    /// sessions of vhost-user ports and the interfaces of TAP ports.
-    ///
-    /// # Errors
-    /// Returns an error as [`Self::shutdown`] does.
-    pub fn hand_over(&self) -> Result<Vec<Kept>, ApiError> {
-        let addresses = self.core.learned()?;
-        // Every port that goes would otherwise drop the frames of the ports that go later.
-        self.core.switch.pause().map_err(worker_failed)?;
-        let links = lock(&self.core.shared).attached();
-        links.iter().for_each(|(_, link)| link.begin_to_keep());
-        let tsc = self.core.switch.tsc();
-        let kept = links.iter().filter_map(|(name, link)| Some(link.keep(name)?.with_tsc(tsc)));
-        let mut kept: Vec<Kept> = kept.collect();
-        if !addresses.is_empty() {
-            match Kept::of_addresses(&addresses) {
-                Ok(addresses) => kept.push(addresses.with_tsc(tsc)),
-                Err(error) => tracing::warn!("addresses will be learned again: {error}"),
-            }
-        }
-        self.shutdown()?;
-        Ok(kept)
-    }
-
     fn report(&self, outcome: Outcome) -> ChangeReport {
         let generation = lock(&self.core.shared).generation;
         let changes = outcome.changes.clone();

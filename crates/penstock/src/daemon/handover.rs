@@ -15,6 +15,7 @@
 
 use std::time::Duration;
 
+use penstock_control::host::{ApiError, Host};
 use penstock_dataplane::port::kept::Kept;
 use penstock_dataplane::port::passing;
 
@@ -44,17 +45,21 @@ pub(super) fn clear(notifier: &Notifier) {
     notifier.send(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"));
 }
 
-/// Stores the ports' sessions for the next process.
-pub(super) fn store(notifier: &Notifier, kept: Vec<Kept>) {
+/// Ends the ports and stores their sessions for the next process. The caller then shuts the host
+/// down.
+///
+/// # Errors
+/// Returns an error if a worker has ended.
+pub(super) fn hand_over(host: &Host, notifier: &Notifier) -> Result<(), ApiError> {
     let passage = match notifier.passage(STORE_LIMIT) {
         Ok(passage) => passage,
         Err(error) => {
             tracing::warn!("no session is kept: the service manager cannot be reached: {error}");
-            return;
+            return Ok(());
         }
     };
     let mut stored = 0;
-    for kept in kept {
+    host.hand_over(&mut |kept| {
         let port = kept.port().to_owned();
         // A hang-up of the carrier's other end is no reason to close the carrier (`FDPOLL=0`).
         let state = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={NAME}");
@@ -63,9 +68,11 @@ pub(super) fn store(notifier: &Notifier, kept: Vec<Kept>) {
             Ok(()) => stored += 1,
             Err(error) => tracing::warn!(port, "the session is not kept: {error}"),
         }
-    }
+    })?;
     if stored > 0 {
+        // The manager knows the sender of a message only while the sender exists.
         passage.wait_until_read();
         tracing::info!(ports = stored, "sessions stored for the next process");
     }
+    Ok(())
 }

@@ -240,8 +240,8 @@ async fn serve(
     }
 }
 
-/// Waits for running requests, then detaches the ports and stops the workers. The service manager
-/// gets the ports' sessions for the next process.
+/// Waits for running requests, then detaches the ports and stops the workers. If the process has a
+/// service manager, the manager gets the ports' sessions for the next process.
 async fn end(
     host: Arc<Host>,
     mut tasks: JoinSet<Result<()>>,
@@ -253,10 +253,11 @@ async fn end(
         tasks.abort_all();
     }
     let stop = move || {
-        if !notifier.has_manager() {
-            return host.shutdown();
-        }
-        host.hand_over().map(|kept| handover::store(&notifier, kept))
+        // The stored sessions are safe before the shutdown waits for threads that hang.
+        let handed_over =
+            if notifier.has_manager() { handover::hand_over(&host, &notifier) } else { Ok(()) };
+        let stopped = host.shutdown();
+        handed_over.and(stopped)
     };
     let stopped = tokio::task::spawn_blocking(stop).await;
     stopped.context("daemon: internal error in the shutdown")?.context("daemon: shutdown")?;

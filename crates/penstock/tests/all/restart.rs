@@ -138,6 +138,40 @@ fn a_connection_that_has_not_negotiated_ends_and_an_idle_port_has_nothing_to_kee
     service.driver("idle", 1);
 }
 
+/// Number of drivers that stop in the middle of a message. If the switch waited 200 ms for each of
+/// them, the wait would exceed the daemon's time to stop.
+const STUCK: usize = 30;
+
+#[test]
+fn drivers_that_stop_in_a_message_lose_only_their_own_sessions() {
+    let names: Vec<String> = (0..STUCK).map(|number| format!("stuck{number}")).collect();
+    let ports: Vec<&str> = names.iter().map(String::as_str).chain(["whole"]).collect();
+    let mut service = Service::start(|at| vms(at, &ports, ""));
+    let mut driver = service.driver("whole", 1);
+    let stuck = names.iter().map(|name| {
+        let socket = service.scratch.0.join(format!("{name}.sock"));
+        let mut stuck = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        // A part of a header. The session waits for the rest.
+        std::io::Write::write_all(&mut stuck, &1_u32.to_ne_bytes()).unwrap();
+        stuck
+    });
+    let stuck: Vec<_> = stuck.collect();
+    await_true("the connections", || {
+        let all = service.ask("port list --json").json();
+        let is_waiting = |port: &&serde_json::Value| port["state"] == "waiting";
+        all.as_array().unwrap().iter().filter(is_waiting).count() == 0
+    });
+    service.stop();
+    assert!(service.child.try_wait().unwrap().unwrap().success(), "it stops within its time");
+    assert_eq!(service.manager.store.len(), 1);
+    for mut stuck in stuck {
+        let end = std::io::Read::read(&mut stuck, &mut [0; 1]);
+        assert_eq!(end.unwrap_or(0), 0, "the connection has ended");
+    }
+    service.run();
+    assert!(driver.is_connected());
+}
+
 #[test]
 fn an_interface_keeps_its_number_and_addresses() {
     let name = format!("penstock-restart-{}", std::process::id());

@@ -293,8 +293,14 @@ impl Server {
             return;
         }
         let mut files = Files::default();
-        match session.keep(connection.into(), &mut files) {
-            Ok(kept) => lock(&self.shared).kept = Some((kept, files)),
+        let kept = session.keep(connection.into(), &mut files);
+        // A later hang-up would end the connection that the next process gets.
+        self.halt.set_connection(None);
+        let mut shared = lock(&self.shared);
+        match kept {
+            Ok(kept) if shared.keeps => shared.kept = Some((kept, files)),
+            // The switch gave the session up meanwhile, and may have hung up.
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(port = %self.config.name, "the session is not kept: {error}");
             }

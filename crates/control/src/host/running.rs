@@ -85,7 +85,10 @@ impl Host {
     }
 
     /// Like [`Self::start`], but ports continue the sessions that the former process kept
-    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end.
+    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end. If the
+    /// start fails before a port attaches, the states stay in their carriers for the next start.
+    /// After that moment, the start fails only if a worker has ended. The rings of an ended worker
+    /// are lost, so there is nothing to hand over.
     ///
     /// # Errors
     /// Returns an error as [`Self::start`] does.

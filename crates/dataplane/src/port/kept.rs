@@ -13,6 +13,15 @@
 //! state of a port is one descriptor, the *carrier*. The service manager stores the carriers
 //! (sd_pid_notify_with_fds(3), `FDSTORE=1`) and passes them to the next process.
 //!
+//! A start can fail before it continues a session, or a signal can end it. The next process
+//! therefore only looks into a carrier ([`Kept::open`]), and the state stays in the carrier that
+//! the service manager stores. The state of a session is valid until the session continues: from
+//! then on, messages of its peer and the use of its rings make the state outdated. The port
+//! therefore empties the carrier immediately before the session continues. A second process that
+//! ran rings from outdated positions would use buffers of the guest a second time. A process that
+//! ends later in order stores the sessions again. The state of a TAP interface never becomes
+//! outdated, so its carrier stays as it is until the service manager removes it.
+//!
 //! The next process applies the state by the same functions as the messages of a peer. State that
 //! does not fit the new configuration is therefore refused like a message that does not fit.
 //!
@@ -46,6 +55,8 @@ pub struct Kept {
     tsc: Option<TscRate>,
     pub(super) state: State,
     pub(super) files: Files,
+    /// Carrier from which the state was read, and which still contains it.
+    carrier: Option<OwnedFd>,
 }
 
 /// Message in a carrier.
@@ -178,7 +189,7 @@ impl Files {
 
 impl Kept {
     pub(super) const fn new(port: String, state: State, files: Files) -> Self {
-        Self { port, tsc: None, state, files }
+        Self { port, tsc: None, state, files, carrier: None }
     }
 
     /// Adds the rate of the time-stamp counter, so that the next process need not measure it.
@@ -248,15 +259,28 @@ impl Kept {
         Ok(carrier)
     }
 
-    /// Takes the state out of a carrier.
+    /// Empties the carrier from which the state was read, so that no other process continues the
+    /// port with this state.
+    pub(super) fn empty_carrier(&mut self) {
+        if let Some(carrier) = self.carrier.take() {
+            passing::discard(&carrier);
+        }
+    }
+
+    /// Reads the state in a carrier. The state stays in the carrier.
     ///
     /// # Errors
-    /// Returns an error if the descriptor is no carrier, or if another version wrote the state.
-    pub fn open(carrier: &OwnedFd) -> io::Result<Self> {
+    /// Returns an error if the descriptor is no carrier, if the carrier is empty, or if another
+    /// version wrote the state.
+    pub fn open(carrier: OwnedFd) -> io::Result<Self> {
         let mut text = vec![0; TEXT_MAX];
-        let (len, files) = passing::receive(carrier, &mut text)?;
+        let (len, files) = passing::peek(&carrier, &mut text)?;
         let text = &text[..len];
         let broken = |what: String| io::Error::other(format!("state of a port: {what}"));
+        if text.is_empty() {
+            let what = "it is gone, because a start that failed later continued the session";
+            return Err(broken(what.to_owned()));
+        }
         let found: Versioned = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
         if found.version != VERSION {
             let version = found.version;
@@ -267,7 +291,7 @@ impl Kept {
         let message: Message = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
         let files = Files(files.into_iter().map(Some).collect());
         let tsc = message.tsc_hz.map(TscRate::from_hz);
-        Ok(Self { port: message.port, tsc, state: message.state, files })
+        Ok(Self { port: message.port, tsc, state: message.state, files, carrier: Some(carrier) })
     }
 }
 
@@ -295,7 +319,7 @@ mod tests {
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
         let kept = Kept::new("vm1".to_owned(), state, files).with_tsc(TscRate::from_hz(3));
-        let mut kept = Kept::open(&kept.seal().unwrap()).unwrap();
+        let mut kept = Kept::open(kept.seal().unwrap()).unwrap();
         assert_eq!((kept.port(), kept.tsc()), ("vm1", Some(TscRate::from_hz(3))));
         let State::VhostUser(found) = kept.state else { panic!("another kind") };
         let (same, _) = UnixStream::pair().unwrap();
@@ -319,7 +343,7 @@ mod tests {
         };
         let all: Vec<_> = (0..4_000).map(address).collect();
         let kept = Kept::of_addresses(&all).unwrap();
-        let mut kept = Kept::open(&kept.seal().unwrap()).unwrap();
+        let mut kept = Kept::open(kept.seal().unwrap()).unwrap();
         assert_eq!(kept.take_addresses().unwrap(), all);
         let (ours, _) = UnixStream::pair().unwrap();
         let mut files = Files::default();
@@ -334,13 +358,33 @@ mod tests {
             let (sender, carrier) =
                 socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
             passing::send(&sender, text, &[]).unwrap();
-            Kept::open(&carrier).unwrap_err().to_string()
+            Kept::open(carrier).unwrap_err().to_string()
         };
         assert!(carrier(b"{\"version\":2,\"new\":1}").contains("version 2"));
         assert!(carrier(b"{\"version\":1}").contains("missing field"));
         assert!(carrier(b"").contains("state of a port"));
         let taken = OwnedFd::from(UnixStream::pair().unwrap().0);
-        assert!(Kept::open(&taken).is_err());
+        assert!(Kept::open(taken).is_err());
+    }
+
+    #[test]
+    fn a_state_is_there_for_the_next_start_until_a_session_continues_with_it() {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let mut files = Files::default();
+        let state = State::VhostUser(session(&mut files, ours));
+        let carrier = Kept::new("vm1".to_owned(), state, files).seal().unwrap();
+        let open = || Kept::open(carrier.try_clone().unwrap());
+        // Two starts fail before the session continues.
+        drop(open().unwrap());
+        drop(open().unwrap());
+        let mut kept = open().unwrap();
+        kept.empty_carrier();
+        assert!(open().unwrap_err().to_string().contains("continued the session"));
+        peer.set_nonblocking(true).unwrap();
+        let read = peer.read(&mut [0]).unwrap_err();
+        assert_eq!(read.kind(), io::ErrorKind::WouldBlock, "the session has its connection");
+        drop(kept);
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     }
 
     /// The state of version 1 as the first program with this version wrote it. A change of this

@@ -10,8 +10,10 @@
 //!
 //! # Approach
 //!
-//! The daemon stores one descriptor for each port ([`Kept::seal`]). If the daemon has no service
-//! manager, or if the store refuses a descriptor, the sessions end, and the guests connect again.
+//! The daemon stores one descriptor for each port ([`Kept::seal`]). The store keeps the descriptors
+//! until the next daemon is ready. [`penstock_dataplane::port::kept`] says what remains of them if
+//! that start fails. If the daemon has no service manager, or if the store refuses a descriptor,
+//! the sessions end, and the guests connect again.
 
 use std::time::Duration;
 
@@ -27,10 +29,11 @@ const NAME: &str = "penstock-port";
 /// a part of the daemon's time to stop.
 const STORE_LIMIT: Duration = Duration::from_secs(2);
 
-/// Takes the ports' sessions that the former process stored.
+/// Reads the ports' sessions that the former process stored. They stay in the store. If the start
+/// fails before a session continues, the next start finds the session again.
 pub(super) fn take() -> Vec<Kept> {
     let stored = passing::from_service_manager().into_iter().filter(|(name, _)| name == NAME);
-    let opened = stored.filter_map(|(_, carrier)| match Kept::open(&carrier) {
+    let opened = stored.filter_map(|(_, carrier)| match Kept::open(carrier) {
         Ok(kept) => Some(kept),
         Err(error) => {
             tracing::warn!("a stored session does not continue: {error}");
@@ -43,6 +46,20 @@ pub(super) fn take() -> Vec<Kept> {
 /// Removes the sessions of the former process from the store, after the ports took them.
 pub(super) fn clear(notifier: &Notifier) {
     notifier.send(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"));
+}
+
+/// Stores the sessions again after the ports took them and a later step of the start failed. A
+/// service manager that starts the daemon again keeps its store meanwhile
+/// (`FileDescriptorStorePreserve=` in systemd.service(5)).
+pub(super) fn hand_back(host: &Host, notifier: &Notifier) {
+    if !notifier.has_manager() {
+        return;
+    }
+    // The carriers of the sessions are empty now, and those of TAP interfaces are stored again.
+    clear(notifier);
+    if let Err(error) = hand_over(host, notifier) {
+        tracing::warn!("the sessions are not kept: {error}");
+    }
 }
 
 /// Ends the ports and stores their sessions for the next process. The caller then shuts the host

@@ -194,9 +194,14 @@ impl VhostUser {
             SocketMode::Client => Source::Dialler(Dialler::start(&self.config).map_err(failed)?),
         };
         // The former process may have had a port of another kind with this name.
-        let kept = kept.and_then(|kept| match kept.state {
-            State::VhostUser(session) => Some((session, kept.files)),
-            State::Tap(_) | State::Addresses(_) => None,
+        let kept = kept.filter(|kept| matches!(kept.state, State::VhostUser(_)));
+        let kept = kept.and_then(|mut kept| {
+            // From here on, the driver's messages make the state in the carrier outdated.
+            kept.empty_carrier();
+            match kept.state {
+                State::VhostUser(session) => Some((session, kept.files)),
+                State::Tap(_) | State::Addresses(_) => None,
+            }
         });
         let (continued, continues) = bounded(1);
         let continues = kept.is_some().then_some(continues);

@@ -97,6 +97,10 @@ pub(super) struct KeptSession {
     pub(super) log: Option<KeptRange>,
     pub(super) inflight: Option<KeptInflight>,
     pub(super) rings: Vec<KeptRing>,
+    /// Memory regions that the driver removed one by one: guest address, driver's address, length
+    /// in bytes. The driver may repeat the removal for each queue pair.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) removed: Vec<(u64, u64, u64)>,
 }
 
 /// A memory region of a guest; see [`super::guest_memory::RegionSpec`].
@@ -137,6 +141,10 @@ pub(super) struct KeptRing {
     pub(super) call: Option<FileNumber>,
     pub(super) kicked: bool,
     pub(super) enabled: bool,
+    /// Whether the ring ran with the inflight region, so that the positions in the region are older
+    /// than `base`.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub(super) recovered: bool,
 }
 
 /// State of a TAP port. Its queues are the first descriptors.

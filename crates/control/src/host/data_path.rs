@@ -8,7 +8,7 @@ use std::sync::Arc;
 use penstock_dataplane::classify::Station;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
-use penstock_dataplane::port::kept::Kept;
+use penstock_dataplane::port::kept::{Kept, KeptTsc};
 use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
@@ -114,6 +114,12 @@ pub(crate) trait DataPath: Send + Sync {
     /// Counters of each worker, and the CPU to which the worker is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
+
+    /// Rate of the time-stamp counter for the next process.
+    fn kept_tsc(&self) -> KeptTsc {
+        KeptTsc::measured(self.tsc())
+    }
+
     fn uptime(&self) -> Nanos;
     fn stop(&self) -> Result<(), WorkerError>;
 

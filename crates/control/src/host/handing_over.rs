@@ -43,7 +43,7 @@ impl Host {
         let addresses = self.kept_addresses();
         // Every port that goes would otherwise drop the frames of the ports that go later.
         self.core.switch.pause().map_err(worker_failed)?;
-        let tsc = self.core.switch.tsc();
+        let tsc = self.core.switch.kept_tsc();
         let mut store = |kept: Kept| store(kept.with_tsc(tsc));
         if let Some(addresses) = addresses {
             store(addresses);

@@ -11,7 +11,7 @@ use penstock_dataplane::classify::Station;
 use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::kept::Kept;
+use penstock_dataplane::port::kept::{Kept, KeptTsc};
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::tap::{Tap, TapConfig};
 use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
@@ -34,7 +34,7 @@ use crate::config::{
 pub(super) struct LiveSwitch {
     workers: Workers,
     cores: Vec<Option<u32>>,
-    tsc: TscRate,
+    tsc: KeptTsc,
     started: Nanos,
     kept: Arc<KeptPorts>,
 }
@@ -49,7 +49,7 @@ impl KeptPorts {
         Self(Mutex::new(kept.collect()))
     }
 
-    fn tsc(&self) -> Option<TscRate> {
+    fn tsc(&self) -> Option<KeptTsc> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.values().find_map(Kept::tsc)
     }
@@ -69,7 +69,7 @@ impl KeptPorts {
 }
 
 impl LiveSwitch {
-    /// Calibrates the time-stamp counter and starts the workers.
+    /// Calibrates the time-stamp counter, unless the former process did, and starts the workers.
     pub(super) fn start(
         config: &HostConfig,
         machine: &Machine,
@@ -84,8 +84,8 @@ impl LiveSwitch {
             Seccomp::Log => confine::Mode::Log,
             Seccomp::Off => confine::Mode::Off,
         });
-        // The measurement takes longer than all other steps of a restart together.
-        let tsc = kept.tsc().unwrap_or_else(tsc::calibrate);
+        let kept_tsc = kept.tsc().and_then(KeptTsc::after_restart);
+        let tsc = kept_tsc.unwrap_or_else(|| KeptTsc::measured(tsc::calibrate()));
         let settings = WorkerConfig {
             id: WorkerId(0),
             core: None,
@@ -109,7 +109,7 @@ impl LiveSwitch {
             // The standard library seeds this hasher once per process from the kernel's random
             // numbers.
             seed: RandomState::new().build_hasher().finish(),
-            tsc,
+            tsc: tsc.rate(),
             max_ports: PORTS_MAX,
         };
         let workers = Workers::spawn(&settings, &cores)?;
@@ -256,6 +256,10 @@ impl DataPath for LiveSwitch {
     }
 
     fn tsc(&self) -> TscRate {
+        self.tsc.rate()
+    }
+
+    fn kept_tsc(&self) -> KeptTsc {
         self.tsc
     }
 

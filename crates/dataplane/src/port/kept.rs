@@ -48,11 +48,44 @@ const ADDRESSES_BYTES_MAX: u64 = 64 << 20;
 /// about 8,000 bytes.
 const TEXT_MAX: usize = 64 << 10;
 
+/// Number of restarts after which a process measures the rate of the time-stamp counter again.
+const TSC_RESTARTS_MAX: u32 = 16;
+
+/// Rate of the time-stamp counter, which a process leaves to the next one. A measurement takes
+/// longer than all other steps of a restart together. But no rate stays for ever, because the
+/// counter of a virtual machine may run at another rate after a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptTsc {
+    rate: TscRate,
+    /// Number of restarts since the measurement.
+    restarts: u32,
+}
+
+impl KeptTsc {
+    /// A rate that this process has measured.
+    #[must_use]
+    pub const fn measured(rate: TscRate) -> Self {
+        Self { rate, restarts: 0 }
+    }
+
+    #[must_use]
+    pub const fn rate(self) -> TscRate {
+        self.rate
+    }
+
+    /// Rate that the next process may use. `None` if the next process must measure the rate again.
+    #[must_use]
+    pub fn after_restart(self) -> Option<Self> {
+        let restarts = self.restarts.saturating_add(1);
+        (restarts < TSC_RESTARTS_MAX).then_some(Self { restarts, ..self })
+    }
+}
+
 /// State of one port, with the descriptors that the state refers to.
 #[derive(Debug)]
 pub struct Kept {
     port: String,
-    tsc: Option<TscRate>,
+    tsc: Option<KeptTsc>,
     pub(super) state: State,
     pub(super) files: Files,
     /// Carrier from which the state was read, and which still contains it.
@@ -65,7 +98,14 @@ struct Message {
     version: u32,
     port: String,
     tsc_hz: Option<u64>,
+    /// Number of restarts since the measurement of `tsc_hz`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    tsc_restarts: u32,
     state: State,
+}
+
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The only part of a message that all versions have.
@@ -169,6 +209,9 @@ pub struct KeptAddress {
     pub vlan: u16,
     pub mac: String,
     pub port: String,
+    /// Seconds since the last frame from the address.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub age_s: u32,
 }
 
 /// Numbered descriptors of a port's state.
@@ -202,13 +245,13 @@ impl Kept {
 
     /// Adds the rate of the time-stamp counter, so that the next process need not measure it.
     #[must_use]
-    pub fn with_tsc(self, tsc: TscRate) -> Self {
+    pub fn with_tsc(self, tsc: KeptTsc) -> Self {
         Self { tsc: Some(tsc), ..self }
     }
 
     /// Rate of the time-stamp counter. `None` if the former process did not add it.
     #[must_use]
-    pub const fn tsc(&self) -> Option<TscRate> {
+    pub const fn tsc(&self) -> Option<KeptTsc> {
         self.tsc
     }
 
@@ -251,8 +294,10 @@ impl Kept {
     /// Returns an error if the kernel refuses the socket pair, or if the state exceeds a message.
     pub fn seal(self) -> io::Result<OwnedFd> {
         let files: Vec<OwnedFd> = self.files.0.into_iter().flatten().collect();
-        let (port, tsc_hz, state) = (self.port, self.tsc.map(TscRate::hz), self.state);
-        let message = Message { version: VERSION, port, tsc_hz, state };
+        let tsc_hz = self.tsc.map(|tsc| tsc.rate.hz());
+        let tsc_restarts = self.tsc.map_or(0, |tsc| tsc.restarts);
+        let (port, state) = (self.port, self.state);
+        let message = Message { version: VERSION, port, tsc_hz, tsc_restarts, state };
         let text = serde_json::to_vec(&message)?;
         if files.len() > PASSED_MAX || text.len() > TEXT_MAX {
             let (files, bytes) = (files.len(), text.len());
@@ -298,7 +343,10 @@ impl Kept {
         }
         let message: Message = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
         let files = Files(files.into_iter().map(Some).collect());
-        let tsc = message.tsc_hz.map(TscRate::from_hz);
+        let tsc = message.tsc_hz.map(|hz| {
+            let (rate, restarts) = (TscRate::from_hz(hz), message.tsc_restarts);
+            KeptTsc { rate, restarts }
+        });
         Ok(Self { port: message.port, tsc, state: message.state, files, carrier: Some(carrier) })
     }
 }
@@ -326,9 +374,10 @@ mod tests {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
-        let kept = Kept::new("vm1".to_owned(), state, files).with_tsc(TscRate::from_hz(3));
+        let tsc = KeptTsc { rate: TscRate::from_hz(3), restarts: 2 };
+        let kept = Kept::new("vm1".to_owned(), state, files).with_tsc(tsc);
         let mut kept = Kept::open(kept.seal().unwrap()).unwrap();
-        assert_eq!((kept.port(), kept.tsc()), ("vm1", Some(TscRate::from_hz(3))));
+        assert_eq!((kept.port(), kept.tsc()), ("vm1", Some(tsc)));
         let State::VhostUser(found) = kept.state else { panic!("another kind") };
         let (same, _) = UnixStream::pair().unwrap();
         assert_eq!(found, session(&mut Files::default(), same));
@@ -348,6 +397,7 @@ mod tests {
             vlan: n,
             mac: "52:54:00:00:00:01".to_owned(),
             port: "vm1".to_owned(),
+            age_s: u32::from(n % 3),
         };
         let all: Vec<_> = (0..4_000).map(address).collect();
         let kept = Kept::of_addresses(&all).unwrap();
@@ -357,6 +407,15 @@ mod tests {
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
         assert_eq!(Kept::new("vm1".to_owned(), state, files).take_addresses(), None);
+    }
+
+    #[test]
+    fn a_rate_is_measured_again_after_some_restarts() {
+        let first = KeptTsc::measured(TscRate::from_hz(3));
+        let chain = core::iter::successors(Some(first), |tsc| tsc.after_restart());
+        let chain: Vec<_> = chain.take(100).collect();
+        assert_eq!(chain.len(), 16, "the sixteenth restart measures");
+        assert!(chain.iter().all(|tsc| tsc.rate() == first.rate()));
     }
 
     #[test]

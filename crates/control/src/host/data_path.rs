@@ -123,7 +123,8 @@ pub(crate) trait DataPath: Send + Sync {
     fn uptime(&self) -> Nanos;
     fn stop(&self) -> Result<(), WorkerError>;
 
-    /// Lets frames wait in the senders' rings until [`Self::resume`].
+    /// Lets frames wait in the senders' rings until [`Self::resume`]. Frames that already left the
+    /// senders' rings are delivered, as far as they are due soon.
     fn pause(&self) -> Result<(), WorkerError> {
         Ok(())
     }

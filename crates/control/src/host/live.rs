@@ -272,7 +272,8 @@ impl DataPath for LiveSwitch {
     }
 
     fn pause(&self) -> Result<(), WorkerError> {
-        self.workers.pause()
+        self.workers.pause()?;
+        self.workers.send_waiting()
     }
 
     fn resume(&self) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_units::{Cycles, MacAddr, PortId, QueueId};
+use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId};
 
 use super::{Arrival, Worker, WorkerError};
 use crate::classify::{FdbRecord, Station};
@@ -46,6 +46,8 @@ pub enum Request {
     Release(PortId, QueueId),
     /// After `Hold(true)`, the worker takes no frames from its ports until `Hold(false)`.
     Hold(bool),
+    /// Sends the frames that wait in the held worker, for at most about this time.
+    SendWaiting(Nanos),
     /// Ends the worker's thread.
     Stop,
 }
@@ -89,6 +91,7 @@ impl core::fmt::Debug for Request {
             Self::Adopt(_) => "Adopt",
             Self::Release(..) => "Release",
             Self::Hold(_) => "Hold",
+            Self::SendWaiting(_) => "SendWaiting",
             Self::Stop => "Stop",
         })
     }
@@ -187,6 +190,10 @@ impl<C: CycleCounter> Worker<C> {
                 Err(pair) => Reply::Queue(Some(pair)),
             },
             Request::Release(port, queue) => Reply::Queue(self.release(port, queue)),
+            Request::SendWaiting(limit) => {
+                self.send_waiting(limit);
+                Reply::Done
+            }
             // The thread handles these.
             Request::Hold(_) | Request::Stop => Reply::Done,
         }

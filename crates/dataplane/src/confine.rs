@@ -191,8 +191,6 @@ const SESSION: Table = &[
     (libc::SYS_readlink, Any),
     (libc::SYS_readlinkat, Any),
     (libc::SYS_dup, Any),
-    (libc::SYS_dup3, Any),
-    (libc::SYS_socketpair, Any),
     (libc::SYS_eventfd2, Any),
     (libc::SYS_memfd_create, Any),
     (libc::SYS_ftruncate, Any),
@@ -503,6 +501,21 @@ mod tests {
             return;
         }
         let ended = run_child("a_descriptor_cannot_make_the_kernel_send_signals", "");
+        assert_eq!(ended.status.signal(), Some(libc::SIGABRT));
+    }
+
+    #[test]
+    fn a_session_replaces_no_descriptor() {
+        if child().is_some() {
+            on_a_thread(|| {
+                confine(Role::Session).unwrap();
+                // SAFETY: both numbers are those of standard error, so the call would be an error.
+                // WHY: the test checks this call.
+                unsafe { libc::dup3(libc::STDERR_FILENO, libc::STDERR_FILENO, 0) };
+            });
+            return;
+        }
+        let ended = run_child("a_session_replaces_no_descriptor", "");
         assert_eq!(ended.status.signal(), Some(libc::SIGABRT));
     }
 

@@ -9,7 +9,7 @@ use penstock_dataplane::capture::{CaptureTerms, Tally};
 use penstock_dataplane::classify::Station;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::port::AttachStatus;
-use penstock_dataplane::port::kept::Kept;
+use penstock_dataplane::port::kept::{Kept, KeptTsc};
 use penstock_dataplane::snapshot::Snapshot;
 use penstock_dataplane::worker::{FdbChunk, WorkerError};
 use penstock_units::{MacAddr, Nanos, PortId, QueueId, TscRate, WorkerId};
@@ -43,6 +43,16 @@ pub(crate) trait Link: Send + Sync {
 
     /// Begins [`Self::keep`] without waiting for its end.
     fn begin_to_keep(&self) {}
+
+    /// Whether [`Self::keep`] returns at once. Waits for it at most `wait_ms` milliseconds.
+    fn has_ended(&self, wait_ms: u8) -> bool {
+        let _ = wait_ms;
+        true
+    }
+
+    /// Ends a port that has not ended after [`Self::begin_to_keep`], without waiting for its end.
+    /// The port keeps nothing for the next process.
+    fn give_up(&self) {}
 
     /// Ends the port's threads as [`Self::close`] does, and returns what the next process needs to
     /// continue the port. Returns `None` if nothing can be continued.
@@ -105,10 +115,17 @@ pub(crate) trait DataPath: Send + Sync {
     /// Counters of each worker, and the CPU to which the worker is pinned.
     fn workers(&self) -> Vec<(WorkerReading, Option<u32>)>;
     fn tsc(&self) -> TscRate;
+
+    /// Rate of the time-stamp counter for the next process.
+    fn kept_tsc(&self) -> KeptTsc {
+        KeptTsc::measured(self.tsc())
+    }
+
     fn uptime(&self) -> Nanos;
     fn stop(&self) -> Result<(), WorkerError>;
 
-    /// Lets frames wait in the senders' rings until [`Self::resume`].
+    /// Lets frames wait in the senders' rings until [`Self::resume`]. Frames that already left the
+    /// senders' rings are delivered, as far as they are due soon.
     fn pause(&self) -> Result<(), WorkerError> {
         Ok(())
     }

@@ -12,7 +12,7 @@ use penstock_dataplane::classify::Station;
 use penstock_dataplane::confine;
 use penstock_dataplane::counters::{PortCounterSets, PortReading, WorkerReading};
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::kept::Kept;
+use penstock_dataplane::port::kept::{Kept, KeptTsc};
 use penstock_dataplane::port::packet::{Packet, PacketConfig};
 use penstock_dataplane::port::tap::{Tap, TapConfig};
 use penstock_dataplane::port::vhost_user::{self, VhostUser, VhostUserConfig};
@@ -35,7 +35,7 @@ use crate::config::{
 pub(super) struct LiveSwitch {
     workers: Workers,
     cores: Vec<Option<u32>>,
-    tsc: TscRate,
+    tsc: KeptTsc,
     started: Nanos,
     kept: Arc<KeptPorts>,
 }
@@ -50,7 +50,7 @@ impl KeptPorts {
         Self(Mutex::new(kept.collect()))
     }
 
-    fn tsc(&self) -> Option<TscRate> {
+    fn tsc(&self) -> Option<KeptTsc> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.values().find_map(Kept::tsc)
     }
@@ -70,7 +70,7 @@ impl KeptPorts {
 }
 
 impl LiveSwitch {
-    /// Calibrates the time-stamp counter and starts the workers.
+    /// Calibrates the time-stamp counter, unless the former process did, and starts the workers.
     pub(super) fn start(
         config: &HostConfig,
         machine: &Machine,
@@ -85,8 +85,8 @@ impl LiveSwitch {
             Seccomp::Log => confine::Mode::Log,
             Seccomp::Off => confine::Mode::Off,
         });
-        // The measurement takes longer than all other steps of a restart together.
-        let tsc = kept.tsc().unwrap_or_else(tsc::calibrate);
+        let kept_tsc = kept.tsc().and_then(KeptTsc::after_restart);
+        let tsc = kept_tsc.unwrap_or_else(|| KeptTsc::measured(tsc::calibrate()));
         let settings = WorkerConfig {
             id: WorkerId(0),
             core: None,
@@ -110,7 +110,7 @@ impl LiveSwitch {
             // The standard library seeds this hasher once per process from the kernel's random
             // numbers.
             seed: RandomState::new().build_hasher().finish(),
-            tsc,
+            tsc: tsc.rate(),
             max_ports: PORTS_MAX,
         };
         let workers = Workers::spawn(&settings, &cores)?;
@@ -257,6 +257,10 @@ impl DataPath for LiveSwitch {
     }
 
     fn tsc(&self) -> TscRate {
+        self.tsc.rate()
+    }
+
+    fn kept_tsc(&self) -> KeptTsc {
         self.tsc
     }
 
@@ -269,7 +273,8 @@ impl DataPath for LiveSwitch {
     }
 
     fn pause(&self) -> Result<(), WorkerError> {
-        self.workers.pause()
+        self.workers.pause()?;
+        self.workers.send_waiting()
     }
 
     fn resume(&self) {
@@ -310,6 +315,14 @@ impl Link for VhostLink {
 
     fn begin_to_keep(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).begin_to_keep();
+    }
+
+    fn has_ended(&self, wait_ms: u8) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).has_ended(wait_ms)
+    }
+
+    fn give_up(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).give_up();
     }
 
     fn keep(&self, _: &str) -> Option<Kept> {

@@ -9,6 +9,7 @@ mod evidence;
 mod explaining;
 mod fabric;
 mod fabric_switch;
+mod handing_over;
 mod labels;
 mod ledger;
 mod links;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use penstock_dataplane::classify::Station;
 use penstock_dataplane::counters::{PortReading, WorkerReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::port::kept::KeptAddress;
@@ -124,7 +125,7 @@ impl Core {
                     vlan: (*vlan).into(),
                     mac: record.mac.to_string(),
                     port: port.to_owned(),
-                    age_s: chunk.now_s.saturating_sub(record.seen_s),
+                    age_s: record.age_s(chunk.now_s),
                     is_static: record.pinned,
                 });
             }
@@ -141,11 +142,12 @@ impl Core {
     pub(super) fn learned(&self) -> Result<Vec<KeptAddress>, ApiError> {
         let all = self.addresses(&FdbFilter::default())?;
         let learned = all.into_iter().filter(|entry| !entry.is_static);
-        let kept = learned.map(|FdbEntry { tenant, vlan, mac, port, .. }| KeptAddress {
+        let kept = learned.map(|FdbEntry { tenant, vlan, mac, port, age_s, .. }| KeptAddress {
             tenant,
             vlan: u16::try_from(vlan).unwrap_or(u16::MAX),
             mac,
             port,
+            age_s,
         });
         Ok(kept.collect())
     }
@@ -157,8 +159,9 @@ impl Core {
         let domains: HashMap<(&str, u16), u16> =
             domains.iter().map(|(domain, (tenant, vlan))| ((*tenant, *vlan), *domain)).collect();
         let station = |of: &KeptAddress| {
-            let domain = domains.get(&(of.tenant.as_str(), of.vlan))?;
-            Some((*domain, of.mac.parse().ok()?, PortId(ids.port(&of.port)?)))
+            let domain = *domains.get(&(of.tenant.as_str(), of.vlan))?;
+            let (mac, port) = (of.mac.parse().ok()?, PortId(ids.port(&of.port)?));
+            Some(Station { domain, mac, port, age_s: of.age_s })
         };
         let stations = kept.iter().filter_map(station).collect();
         self.switch.fdb_relearn(stations).map_err(worker_failed)

@@ -85,7 +85,10 @@ impl Host {
     }
 
     /// Like [`Self::start`], but ports continue the sessions that the former process kept
-    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end.
+    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end. If the
+    /// start fails before a port attaches, the states stay in their carriers for the next start.
+    /// After that moment, the start fails only if a worker has ended. The rings of an ended worker
+    /// are lost, so there is nothing to hand over.
     ///
     /// # Errors
     /// Returns an error as [`Self::start`] does.
@@ -627,30 +630,6 @@ impl Host {
             self.core.detach(&name).map_err(worker_failed)?;
         }
         self.core.switch.stop().map_err(worker_failed)
-    }
-
-    /// Like [`Self::shutdown`], but returns what the next process needs to continue the ports: the
-    /// sessions of vhost-user ports and the interfaces of TAP ports.
-    ///
-    /// # Errors
-    /// Returns an error as [`Self::shutdown`] does.
-    pub fn hand_over(&self) -> Result<Vec<Kept>, ApiError> {
-        let addresses = self.core.learned()?;
-        // Every port that goes would otherwise drop the frames of the ports that go later.
-        self.core.switch.pause().map_err(worker_failed)?;
-        let links = lock(&self.core.shared).attached();
-        links.iter().for_each(|(_, link)| link.begin_to_keep());
-        let tsc = self.core.switch.tsc();
-        let kept = links.iter().filter_map(|(name, link)| Some(link.keep(name)?.with_tsc(tsc)));
-        let mut kept: Vec<Kept> = kept.collect();
-        if !addresses.is_empty() {
-            match Kept::of_addresses(&addresses) {
-                Ok(addresses) => kept.push(addresses.with_tsc(tsc)),
-                Err(error) => tracing::warn!("addresses will be learned again: {error}"),
-            }
-        }
-        self.shutdown()?;
-        Ok(kept)
     }
 
     fn report(&self, outcome: Outcome) -> ChangeReport {

@@ -80,8 +80,31 @@ pub struct FdbRecord {
     pub remote: bool,
 }
 
-/// A learned address: its domain, and the port behind which it lives.
-pub type Station = (u16, MacAddr, PortId);
+impl FdbRecord {
+    /// Seconds since the last frame from the address, at time `now_s` of the worker's clock.
+    #[must_use]
+    pub const fn age_s(&self, now_s: u32) -> u32 {
+        age_of(self.seen_s, now_s)
+    }
+}
+
+/// Seconds from `seen_s` to `now_s`. An address of the former process of the switch may be older
+/// than the worker's clock, so the difference wraps. A time after `now_s` counts as now.
+const fn age_of(seen_s: u32, now_s: u32) -> u32 {
+    let age_s = now_s.wrapping_sub(seen_s);
+    if age_s < 1 << 31 { age_s } else { 0 }
+}
+
+/// A learned address of the former process of the switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Station {
+    pub domain: u16,
+    pub mac: MacAddr,
+    /// Port behind which the address lives.
+    pub port: PortId,
+    /// Seconds since the last frame from the address.
+    pub age_s: u32,
+}
 
 /// Report of a learned address to the other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,6 +311,25 @@ impl Fdb {
         }
     }
 
+    /// Learns an address of the former process of the switch, with its age. An address that this
+    /// process knows already does not change. The other workers learn the address themselves, so
+    /// it is not reported to them. `limit` is the domain's maximum number of entries.
+    pub fn relearn(&mut self, station: &Station, now_s: u32, limit: u32) {
+        let key = key_of(station.domain, station.mac.to_u64());
+        if self.position(key).is_some() {
+            return;
+        }
+        if self.counts[usize::from(station.domain)] >= limit {
+            self.stats.over_limit += 1;
+            return;
+        }
+        let seen_s = now_s.wrapping_sub(station.age_s);
+        match self.place(Slot { key, seen_s, port: station.port.0, flags: USED }, now_s) {
+            Some(_) => self.stats.learned += 1,
+            None => self.stats.no_slot += 1,
+        }
+    }
+
     /// Makes the FDB record learned addresses, which [`Self::take_news`] returns.
     pub fn share(&mut self) {
         self.news = Some(Vec::with_capacity(NEWS_MAX));
@@ -312,11 +354,12 @@ impl Fdb {
     /// `limit` is the domain's maximum number of entries.
     pub fn hear(&mut self, news: &News, now_s: u32, limit: u32) {
         let News { domain, mac, port, age_s } = *news;
-        let seen_s = now_s.saturating_sub(age_s);
+        let seen_s = now_s.wrapping_sub(age_s);
         let key = key_of(domain, mac);
         if let Some((line, way)) = self.position(key) {
             let slot = &mut self.lines[line].0[way];
-            let older = seen_s < slot.seen_s || slot.port == port && seen_s == slot.seen_s;
+            let ours = age_of(slot.seen_s, now_s);
+            let older = age_s > ours || slot.port == port && age_s == ours;
             if older || slot.flags & PINNED != 0 {
                 return;
             }
@@ -367,8 +410,7 @@ impl Fdb {
     fn expired(&self, slot: &Slot, now_s: u32) -> bool {
         slot.flags & (USED | PINNED) == USED
             && self.ageing_s != 0
-            && now_s.wrapping_sub(slot.seen_s) > self.ageing_s
-            && now_s.wrapping_sub(slot.seen_s) < 1 << 31
+            && age_of(slot.seen_s, now_s) > self.ageing_s
     }
 
     /// Empties a slot of the FDB. Removing an FDB slot that is already empty has no effect.
@@ -475,7 +517,7 @@ impl Fdb {
                     self.stats.aged += 1;
                 } else if slot.flags & (USED | PINNED | REMOTE) == USED {
                     let (domain, mac) = (domain_of(slot.key), slot.key & MAC_MASK);
-                    let age_s = now_s.saturating_sub(slot.seen_s);
+                    let age_s = age_of(slot.seen_s, now_s);
                     self.note(News { domain, mac, port: slot.port, age_s });
                 }
             }
@@ -573,6 +615,36 @@ mod tests {
             t.learn(1, mac * 257, 1, 0, u32::MAX);
         }
         assert_eq!(t.stats().no_slot, 0);
+    }
+
+    #[test]
+    fn an_address_of_the_former_process_keeps_its_age_although_the_clock_is_younger() {
+        let mut t = fdb();
+        t.set_ageing(300);
+        t.share();
+        let mac = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
+        let station = |age_s| Station { domain: 1, mac, port: PortId(4), age_s };
+        t.relearn(&station(200), 1, 10);
+        assert_eq!(t.take_news(), None, "each worker learns it itself");
+        let record = |t: &Fdb, now_s| {
+            let mut all = Vec::new();
+            let _ = t.entries(0, t.capacity(), &mut all);
+            all.first().map(|record: &FdbRecord| (record.port, record.age_s(now_s)))
+        };
+        assert_eq!(record(&t, 1), Some((4, 200)));
+        // A later state of the former process does not renew it.
+        t.relearn(&station(0), 1, 10);
+        assert_eq!(record(&t, 2), Some((4, 201)));
+        // Older news from another worker does not change it, younger news does.
+        let news = |port, age_s| News { domain: 1, mac: mac.to_u64(), port, age_s };
+        t.hear(&news(5, 250), 2, 10);
+        assert_eq!(record(&t, 2), Some((4, 201)));
+        t.hear(&news(5, 100), 2, 10);
+        assert_eq!(record(&t, 2), Some((5, 100)));
+        t.age(202, 1024);
+        assert_eq!(t.len(), 1);
+        t.age(203, 1024);
+        assert_eq!(t.len(), 0, "it expires at its age");
     }
 
     #[test]

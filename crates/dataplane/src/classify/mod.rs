@@ -480,10 +480,10 @@ impl Classifier {
     /// Learns addresses that the former process of the switch had learned, as far as the ports are
     /// members of the domains and the domains have room.
     pub fn relearn(&mut self, all: &[Station], now_s: u32, snapshot: &Snapshot) {
-        for &(domain, mac, port) in all {
-            if snapshot.is_member(domain, port.0) {
-                let limit = snapshot.domain(domain).map_or(0, |d| d.fdb_limit);
-                self.fdb.learn(domain, mac.to_u64(), port.0, now_s, limit);
+        for station in all {
+            if snapshot.is_member(station.domain, station.port.0) {
+                let limit = snapshot.domain(station.domain).map_or(0, |d| d.fdb_limit);
+                self.fdb.relearn(station, now_s, limit);
             }
         }
     }

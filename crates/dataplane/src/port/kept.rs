@@ -13,6 +13,15 @@
 //! state of a port is one descriptor, the *carrier*. The service manager stores the carriers
 //! (sd_pid_notify_with_fds(3), `FDSTORE=1`) and passes them to the next process.
 //!
+//! A start can fail before it continues a session, or a signal can end it. The next process
+//! therefore only looks into a carrier ([`Kept::open`]), and the state stays in the carrier that
+//! the service manager stores. The state of a session is valid until the session continues: from
+//! then on, messages of its peer and the use of its rings make the state outdated. The port
+//! therefore empties the carrier immediately before the session continues. A second process that
+//! ran rings from outdated positions would use buffers of the guest a second time. A process that
+//! ends later in order stores the sessions again. The state of a TAP interface never becomes
+//! outdated, so its carrier stays as it is until the service manager removes it.
+//!
 //! The next process applies the state by the same functions as the messages of a peer. State that
 //! does not fit the new configuration is therefore refused like a message that does not fit.
 //!
@@ -39,13 +48,48 @@ const ADDRESSES_BYTES_MAX: u64 = 64 << 20;
 /// about 8,000 bytes.
 const TEXT_MAX: usize = 64 << 10;
 
+/// Number of restarts after which a process measures the rate of the time-stamp counter again.
+const TSC_RESTARTS_MAX: u32 = 16;
+
+/// Rate of the time-stamp counter, which a process leaves to the next one. A measurement takes
+/// longer than all other steps of a restart together. But no rate stays for ever, because the
+/// counter of a virtual machine may run at another rate after a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptTsc {
+    rate: TscRate,
+    /// Number of restarts since the measurement.
+    restarts: u32,
+}
+
+impl KeptTsc {
+    /// A rate that this process has measured.
+    #[must_use]
+    pub const fn measured(rate: TscRate) -> Self {
+        Self { rate, restarts: 0 }
+    }
+
+    #[must_use]
+    pub const fn rate(self) -> TscRate {
+        self.rate
+    }
+
+    /// Rate that the next process may use. `None` if the next process must measure the rate again.
+    #[must_use]
+    pub fn after_restart(self) -> Option<Self> {
+        let restarts = self.restarts.saturating_add(1);
+        (restarts < TSC_RESTARTS_MAX).then_some(Self { restarts, ..self })
+    }
+}
+
 /// State of one port, with the descriptors that the state refers to.
 #[derive(Debug)]
 pub struct Kept {
     port: String,
-    tsc: Option<TscRate>,
+    tsc: Option<KeptTsc>,
     pub(super) state: State,
     pub(super) files: Files,
+    /// Carrier from which the state was read, and which still contains it.
+    carrier: Option<OwnedFd>,
 }
 
 /// Message in a carrier.
@@ -54,7 +98,14 @@ struct Message {
     version: u32,
     port: String,
     tsc_hz: Option<u64>,
+    /// Number of restarts since the measurement of `tsc_hz`.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    tsc_restarts: u32,
     state: State,
+}
+
+const fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// The only part of a message that all versions have.
@@ -86,6 +137,10 @@ pub(super) struct KeptSession {
     pub(super) log: Option<KeptRange>,
     pub(super) inflight: Option<KeptInflight>,
     pub(super) rings: Vec<KeptRing>,
+    /// Memory regions that the driver removed one by one: guest address, driver's address, length
+    /// in bytes. The driver may repeat the removal for each queue pair.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) removed: Vec<(u64, u64, u64)>,
 }
 
 /// A memory region of a guest; see [`super::guest_memory::RegionSpec`].
@@ -126,6 +181,10 @@ pub(super) struct KeptRing {
     pub(super) call: Option<FileNumber>,
     pub(super) kicked: bool,
     pub(super) enabled: bool,
+    /// Whether the ring ran with the inflight region, so that the positions in the region are older
+    /// than `base`.
+    #[serde(default, skip_serializing_if = "core::ops::Not::not")]
+    pub(super) recovered: bool,
 }
 
 /// State of a TAP port. Its queues are the first descriptors.
@@ -150,6 +209,9 @@ pub struct KeptAddress {
     pub vlan: u16,
     pub mac: String,
     pub port: String,
+    /// Seconds since the last frame from the address.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub age_s: u32,
 }
 
 /// Numbered descriptors of a port's state.
@@ -178,18 +240,18 @@ impl Files {
 
 impl Kept {
     pub(super) const fn new(port: String, state: State, files: Files) -> Self {
-        Self { port, tsc: None, state, files }
+        Self { port, tsc: None, state, files, carrier: None }
     }
 
     /// Adds the rate of the time-stamp counter, so that the next process need not measure it.
     #[must_use]
-    pub fn with_tsc(self, tsc: TscRate) -> Self {
+    pub fn with_tsc(self, tsc: KeptTsc) -> Self {
         Self { tsc: Some(tsc), ..self }
     }
 
     /// Rate of the time-stamp counter. `None` if the former process did not add it.
     #[must_use]
-    pub const fn tsc(&self) -> Option<TscRate> {
+    pub const fn tsc(&self) -> Option<KeptTsc> {
         self.tsc
     }
 
@@ -232,8 +294,10 @@ impl Kept {
     /// Returns an error if the kernel refuses the socket pair, or if the state exceeds a message.
     pub fn seal(self) -> io::Result<OwnedFd> {
         let files: Vec<OwnedFd> = self.files.0.into_iter().flatten().collect();
-        let (port, tsc_hz, state) = (self.port, self.tsc.map(TscRate::hz), self.state);
-        let message = Message { version: VERSION, port, tsc_hz, state };
+        let tsc_hz = self.tsc.map(|tsc| tsc.rate.hz());
+        let tsc_restarts = self.tsc.map_or(0, |tsc| tsc.restarts);
+        let (port, state) = (self.port, self.state);
+        let message = Message { version: VERSION, port, tsc_hz, tsc_restarts, state };
         let text = serde_json::to_vec(&message)?;
         if files.len() > PASSED_MAX || text.len() > TEXT_MAX {
             let (files, bytes) = (files.len(), text.len());
@@ -248,15 +312,28 @@ impl Kept {
         Ok(carrier)
     }
 
-    /// Takes the state out of a carrier.
+    /// Empties the carrier from which the state was read, so that no other process continues the
+    /// port with this state.
+    pub(super) fn empty_carrier(&mut self) {
+        if let Some(carrier) = self.carrier.take() {
+            passing::discard(&carrier);
+        }
+    }
+
+    /// Reads the state in a carrier. The state stays in the carrier.
     ///
     /// # Errors
-    /// Returns an error if the descriptor is no carrier, or if another version wrote the state.
-    pub fn open(carrier: &OwnedFd) -> io::Result<Self> {
+    /// Returns an error if the descriptor is no carrier, if the carrier is empty, or if another
+    /// version wrote the state.
+    pub fn open(carrier: OwnedFd) -> io::Result<Self> {
         let mut text = vec![0; TEXT_MAX];
-        let (len, files) = passing::receive(carrier, &mut text)?;
+        let (len, files) = passing::peek(&carrier, &mut text)?;
         let text = &text[..len];
         let broken = |what: String| io::Error::other(format!("state of a port: {what}"));
+        if text.is_empty() {
+            let what = "it is gone, because a start that failed later continued the session";
+            return Err(broken(what.to_owned()));
+        }
         let found: Versioned = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
         if found.version != VERSION {
             let version = found.version;
@@ -266,8 +343,11 @@ impl Kept {
         }
         let message: Message = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
         let files = Files(files.into_iter().map(Some).collect());
-        let tsc = message.tsc_hz.map(TscRate::from_hz);
-        Ok(Self { port: message.port, tsc, state: message.state, files })
+        let tsc = message.tsc_hz.map(|hz| {
+            let (rate, restarts) = (TscRate::from_hz(hz), message.tsc_restarts);
+            KeptTsc { rate, restarts }
+        });
+        Ok(Self { port: message.port, tsc, state: message.state, files, carrier: Some(carrier) })
     }
 }
 
@@ -294,9 +374,10 @@ mod tests {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
-        let kept = Kept::new("vm1".to_owned(), state, files).with_tsc(TscRate::from_hz(3));
-        let mut kept = Kept::open(&kept.seal().unwrap()).unwrap();
-        assert_eq!((kept.port(), kept.tsc()), ("vm1", Some(TscRate::from_hz(3))));
+        let tsc = KeptTsc { rate: TscRate::from_hz(3), restarts: 2 };
+        let kept = Kept::new("vm1".to_owned(), state, files).with_tsc(tsc);
+        let mut kept = Kept::open(kept.seal().unwrap()).unwrap();
+        assert_eq!((kept.port(), kept.tsc()), ("vm1", Some(tsc)));
         let State::VhostUser(found) = kept.state else { panic!("another kind") };
         let (same, _) = UnixStream::pair().unwrap();
         assert_eq!(found, session(&mut Files::default(), same));
@@ -316,15 +397,25 @@ mod tests {
             vlan: n,
             mac: "52:54:00:00:00:01".to_owned(),
             port: "vm1".to_owned(),
+            age_s: u32::from(n % 3),
         };
         let all: Vec<_> = (0..4_000).map(address).collect();
         let kept = Kept::of_addresses(&all).unwrap();
-        let mut kept = Kept::open(&kept.seal().unwrap()).unwrap();
+        let mut kept = Kept::open(kept.seal().unwrap()).unwrap();
         assert_eq!(kept.take_addresses().unwrap(), all);
         let (ours, _) = UnixStream::pair().unwrap();
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
         assert_eq!(Kept::new("vm1".to_owned(), state, files).take_addresses(), None);
+    }
+
+    #[test]
+    fn a_rate_is_measured_again_after_some_restarts() {
+        let first = KeptTsc::measured(TscRate::from_hz(3));
+        let chain = core::iter::successors(Some(first), |tsc| tsc.after_restart());
+        let chain: Vec<_> = chain.take(100).collect();
+        assert_eq!(chain.len(), 16, "the sixteenth restart measures");
+        assert!(chain.iter().all(|tsc| tsc.rate() == first.rate()));
     }
 
     #[test]
@@ -334,13 +425,33 @@ mod tests {
             let (sender, carrier) =
                 socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
             passing::send(&sender, text, &[]).unwrap();
-            Kept::open(&carrier).unwrap_err().to_string()
+            Kept::open(carrier).unwrap_err().to_string()
         };
         assert!(carrier(b"{\"version\":2,\"new\":1}").contains("version 2"));
         assert!(carrier(b"{\"version\":1}").contains("missing field"));
         assert!(carrier(b"").contains("state of a port"));
         let taken = OwnedFd::from(UnixStream::pair().unwrap().0);
-        assert!(Kept::open(&taken).is_err());
+        assert!(Kept::open(taken).is_err());
+    }
+
+    #[test]
+    fn a_state_is_there_for_the_next_start_until_a_session_continues_with_it() {
+        let (ours, mut peer) = UnixStream::pair().unwrap();
+        let mut files = Files::default();
+        let state = State::VhostUser(session(&mut files, ours));
+        let carrier = Kept::new("vm1".to_owned(), state, files).seal().unwrap();
+        let open = || Kept::open(carrier.try_clone().unwrap());
+        // Two starts fail before the session continues.
+        drop(open().unwrap());
+        drop(open().unwrap());
+        let mut kept = open().unwrap();
+        kept.empty_carrier();
+        assert!(open().unwrap_err().to_string().contains("continued the session"));
+        peer.set_nonblocking(true).unwrap();
+        let read = peer.read(&mut [0]).unwrap_err();
+        assert_eq!(read.kind(), io::ErrorKind::WouldBlock, "the session has its connection");
+        drop(kept);
+        assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     }
 
     /// The state of version 1 as the first program with this version wrote it. A change of this

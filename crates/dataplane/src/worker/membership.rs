@@ -136,7 +136,7 @@ impl<C: CycleCounter> Worker<C> {
 
     /// Sends all frames that the port's cutter holds, without a pause between them, so that no
     /// later frame of a queue pair that moves to another worker overtakes them.
-    fn send_held(&mut self, unit: Unit) {
+    pub(super) fn send_held(&mut self, unit: Unit) {
         for _ in 0..HELD_BATCHES {
             if !self.input.holds(unit.port) {
                 break;

@@ -29,6 +29,7 @@ mod config;
 mod context;
 mod cutter;
 mod delay;
+mod draining;
 mod handle;
 mod inbox;
 mod input;

@@ -91,6 +91,16 @@ impl Outputs {
         }
     }
 
+    /// Whether a frame waits at the output of a port.
+    pub fn holds(&self, port: PortId) -> bool {
+        self.stands[port.index()] != Stand::Empty
+    }
+
+    /// Whether the output of a port has a due frame.
+    pub fn is_ready(&self, port: PortId) -> bool {
+        self.stands[port.index()] == Stand::Ready
+    }
+
     fn make_ready<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster, port: PortId) {
         self.stands[port.index()] = Stand::Ready;
         let class = match ctx.output(port).map(|queue| queue.terms().order) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use penstock_units::{Cycles, MacAddr, PortId, QueueId};
+use penstock_units::{Cycles, MacAddr, Nanos, PortId, QueueId};
 
 use super::{Arrival, Worker, WorkerError};
 use crate::capture::{CaptureTerms, Tally};
@@ -53,6 +53,8 @@ pub enum Request {
     CaptureNext(u64, Vec<u8>),
     /// Ends a capture.
     CaptureEnd(u64),
+    /// Sends the frames that wait in the held worker, for at most about this time.
+    SendWaiting(Nanos),
     /// Ends the worker's thread.
     Stop,
 }
@@ -104,6 +106,7 @@ impl core::fmt::Debug for Request {
             Self::Capture(..) => "Capture",
             Self::CaptureNext(..) => "CaptureNext",
             Self::CaptureEnd(_) => "CaptureEnd",
+            Self::SendWaiting(_) => "SendWaiting",
             Self::Stop => "Stop",
         })
     }
@@ -194,6 +197,10 @@ impl<C: CycleCounter> Worker<C> {
                 Err(pair) => Reply::Queue(Some(pair)),
             },
             Request::Release(port, queue) => Reply::Queue(self.release(port, queue)),
+            Request::SendWaiting(limit) => {
+                self.send_waiting(limit);
+                Reply::Done
+            }
             // The thread handles these.
             Request::Hold(_) | Request::Stop => Reply::Done,
         }

@@ -16,7 +16,7 @@
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use penstock_units::{MacAddr, PortId, QueueId, WorkerId};
+use penstock_units::{MacAddr, Nanos, PortId, QueueId, WorkerId};
 
 use super::membership::Arrival;
 use super::thread::spawn_one;
@@ -33,6 +33,8 @@ use crate::unit::Unit;
 /// Size of the range of slot numbers that each worker has in a listing of all workers' MAC tables.
 /// A worker's MAC table has at most this number of slots.
 const TABLE: usize = 1 << 20;
+/// Time for which each worker sends its waiting frames before a restart, twice.
+const SEND_LIMIT: Nanos = Nanos::from_millis(2);
 
 /// Handle of all workers of a switch. A clone of the handle refers to the same workers.
 #[derive(Clone, Debug)]
@@ -150,10 +152,15 @@ impl Workers {
         for handle in &self.0.handles {
             handle.ask(Request::Hold(true))?;
         }
+        self.await_drained();
+        Ok(())
+    }
+
+    /// Waits until all rings between workers are empty.
+    fn await_drained(&self) {
         while !self.is_drained() {
             std::thread::yield_now();
         }
-        Ok(())
     }
 
     /// Holds all workers until [`Self::resume`], so that frames wait in the senders' rings while
@@ -165,6 +172,24 @@ impl Workers {
         let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
         self.0.paused.store(true, Ordering::Relaxed);
         self.hold_all()
+    }
+
+    /// Lets the paused workers send the frames that they took before [`Self::pause`] and that wait
+    /// in the queues of outputs. Frames that are due later than a few milliseconds still wait
+    /// afterwards.
+    ///
+    /// # Errors
+    /// Returns [`WorkerError::Gone`] if a worker has ended.
+    pub fn send_waiting(&self) -> Result<(), WorkerError> {
+        let _changes = self.0.changes.lock().unwrap_or_else(PoisonError::into_inner);
+        // A frame from the cutter of one worker may then wait at an output of another worker.
+        for _ in 0..2 {
+            for handle in &self.0.handles {
+                handle.ask(Request::SendWaiting(SEND_LIMIT))?;
+            }
+            self.await_drained();
+        }
+        Ok(())
     }
 
     /// Lets the workers receive frames again after [`Self::pause`].

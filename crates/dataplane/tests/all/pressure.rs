@@ -13,9 +13,9 @@ use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::unit::QUEUES_MAX;
-use penstock_dataplane::worker::{Arrival, Turn, Worker, WorkerConfig};
+use penstock_dataplane::worker::{Arrival, Request, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
-use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::common;
 
@@ -154,4 +154,47 @@ fn a_sender_that_fills_one_of_two_outputs_waits_until_it_has_room() {
 fn a_sender_waits_also_if_the_outputs_belong_to_two_workers() {
     nothing_is_lost(2, |port| usize::from(port == SLOW));
     nothing_is_lost(3, |port| if port == SLOW || port == FAST { port.into() } else { 2 });
+}
+
+/// Number of frames that wait less than 10 ms at the slow output, so that nothing holds back their
+/// sender.
+const FEW: u64 = 10;
+
+/// Sends [`FEW`] frames to an output at once, and lets the worker take them all. Returns the number
+/// of frames that wait then.
+fn fill(bed: &mut Bed, output: u8) -> u64 {
+    for _ in 0..FEW {
+        assert!(bed.drivers[usize::from(BOTH)].send(frame(BOTH, output)));
+    }
+    for _ in 0..1_000 {
+        if bed.drivers[usize::from(BOTH)].unsent() == 0 {
+            break;
+        }
+        bed.workers[0].turn();
+    }
+    assert_eq!(bed.drivers[usize::from(BOTH)].unsent(), 0);
+    bed.port(output).tx_queued
+}
+
+#[test]
+fn a_held_worker_sends_what_waits_at_its_outputs() {
+    let mut bed = Bed::new(1, |_| 0);
+    let before = bed.port(FAST).tx_frames;
+    assert!(fill(&mut bed, FAST) > 0, "the link is slower than the worker");
+    bed.workers[0].serve(Request::SendWaiting(Nanos::from_millis(5)));
+    assert_eq!((bed.port(FAST).tx_queued, bed.port(FAST).tx_frames), (0, before + FEW));
+}
+
+#[test]
+fn a_held_worker_neither_exceeds_a_link_nor_sends_for_long() {
+    let mut bed = Bed::new(1, |_| 0);
+    let waiting = fill(&mut bed, SLOW);
+    let (before, begin) = (bed.port(SLOW).tx_frames, bed.cores[0].now());
+    bed.workers[0].serve(Request::SendWaiting(Nanos::from_millis(5)));
+    // 10 Mbit/s are about six of these frames in 5 ms.
+    let sent = bed.port(SLOW).tx_frames - before;
+    assert!((4..=8).contains(&sent), "{sent} frames");
+    assert_eq!(bed.port(SLOW).tx_queued, waiting - sent);
+    let took = bed.cores[0].now().saturating_sub(begin).0;
+    assert!((4_900_000..6_000_000).contains(&took), "{took} ns");
 }

@@ -2,10 +2,11 @@
 //!
 //! # Approach
 //!
-//! The daemon limits the process's CPUs before it creates any thread. The daemon's process may use
-//! only `control_cores` if these cores are configured. Without `control_cores`, the process may use
-//! all allowed CPUs except the workers' CPUs. Threads inherit the process's CPUs, and each worker
-//! pins itself to its core. A host with a single CPU keeps all its threads on that CPU.
+//! The daemon limits the CPUs of its main thread and of its control threads, which already exist
+//! when the host chooses the workers' cores. These threads may use only `control_cores` if these
+//! cores are configured. Without `control_cores`, they may use all allowed CPUs except the workers'
+//! CPUs. Later threads inherit these CPUs, and each worker pins itself to its core. A host with a
+//! single CPU keeps all its threads on that CPU.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -32,18 +33,21 @@ pub fn control_cpus(allowed: &[u32], workers: &[u32], configured: &[u32]) -> Vec
     if rest.is_empty() { allowed.to_vec() } else { rest }
 }
 
-/// Moves the calling thread to the CPUs `cpus`. Threads that the calling thread creates later
+/// The calling thread.
+pub const THIS_THREAD: Pid = Pid::from_raw(0);
+
+/// Moves threads of this process to the CPUs `cpus`. Threads that a moved thread creates later
 /// inherit its CPUs.
 ///
 /// # Errors
 /// Returns an error if a CPU does not exist, or if the process may not use the CPU.
-pub fn confine(cpus: &[u32]) -> Result<()> {
+pub fn confine(threads: &[Pid], cpus: &[u32]) -> Result<()> {
     ensure!(!cpus.is_empty(), "control cores: the list is empty; name at least one CPU");
     let mut set = CpuSet::new();
     for cpu in cpus {
         set.set(usize::try_from(*cpu)?).with_context(|| format!("control core {cpu}"))?;
     }
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| {
+    threads.iter().try_for_each(|thread| sched_setaffinity(*thread, &set)).with_context(|| {
         format!("control cores {cpus:?}: refused by the kernel; name CPUs that the daemon may use")
     })
 }
@@ -61,7 +65,22 @@ mod tests {
 
     #[test]
     fn the_allowed_cpus_can_be_confined_to() {
-        confine(&allowed().unwrap()).unwrap();
-        assert!(confine(&[]).is_err());
+        confine(&[THIS_THREAD], &allowed().unwrap()).unwrap();
+        assert!(confine(&[THIS_THREAD], &[]).is_err());
+    }
+
+    #[test]
+    fn a_thread_that_exists_already_is_confined_too() {
+        let (told, id) = std::sync::mpsc::channel();
+        let (done, wait) = std::sync::mpsc::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            told.send(nix::unistd::gettid()).unwrap();
+            let _ = wait.recv();
+            allowed().unwrap()
+        });
+        let first = allowed().unwrap()[..1].to_vec();
+        confine(&[id.recv().unwrap()], &first).unwrap();
+        drop(done);
+        assert_eq!(thread.join().unwrap(), first);
     }
 }

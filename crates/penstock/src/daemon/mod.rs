@@ -2,9 +2,9 @@
 //!
 //! # Approach
 //!
-//! The daemon starts in this order: configuration, logs, socket, metrics address, workers and
-//! ports. Finally, the daemon accepts requests and sends `READY=1`. A second daemon fails when it
-//! binds the socket, before it touches a port.
+//! The daemon starts in this order: configuration, logs, socket, metrics address, signals, workers
+//! and ports. Finally, the daemon accepts requests and sends `READY=1`. A second daemon fails when
+//! it binds the socket, before it touches a port.
 //!
 //! A watchdog task calls [`Host::tick`] four times a second. The task sends `WATCHDOG=1` to the
 //! service manager only while no worker is stalled, so the service manager restarts a hung switch.
@@ -31,6 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
+use nix::unistd::{Pid, gettid};
 use penstock_control::api::{ChangeReport, HostStatus};
 use penstock_control::config::{self, HostConfig};
 use penstock_control::host::Host;
@@ -39,6 +40,7 @@ use penstock_controller::listen;
 use penstock_dataplane::port::helper;
 use penstock_qos::bottleneck::INTERVAL;
 use penstock_units::Nanos;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -58,6 +60,8 @@ use switch::{Switch, Switched};
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Interval between two checks of the workers' heartbeats, and between two steps of the learner.
 const TICK: Duration = Duration::from_millis(100);
+/// Number of threads that serve requests.
+const CONTROL_THREADS: usize = 2;
 /// Names of the services on the API's socket.
 const HOST_SERVICE: &str = "penstock.host.v1.HostService";
 const SWITCH_SERVICE: &str = "penstock.switch.v1.SwitchService";
@@ -77,12 +81,6 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Names of the services on the API's socket.
-    const fn services(&self) -> &'static [&'static str] {
-        let all = &[HOST_SERVICE, SWITCH_SERVICE];
-        if self.switch.is_some() { all } else { all.split_at(1).0 }
-    }
-
     /// Adds the current state of the host's roles in a fabric to `status`.
     fn enter(&self, status: &mut HostStatus) {
         status.fabric = self.fabric.as_ref().map(Fabric::status);
@@ -113,20 +111,81 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     let path = std::path::absolute(&args.config)
         .with_context(|| format!("configuration {}", args.config.display()))?;
     let directory = path.parent().map(Path::to_path_buf).unwrap_or_default();
+    // A signal during the start must not end the process, because the sessions of the former
+    // process would end too. The daemon stops in order as soon as it serves.
+    let Control { runtime, threads, signals } = Control::start()?;
+    let notifier = Arc::new(Notifier::from_environment());
     let host = Arc::new(Host::start_from(config, Some(path), handover::take())?);
-    let joined = fabric::join(&host, &directory)?;
-    let switch = switch::become_one(&host, &directory)?;
-    keep_off_workers(&host, &control_cores)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .thread_name("penstock-ctl")
-        .enable_all()
-        .build()
-        .context("runtime cannot start")?;
-    let outcome = runtime.block_on(serve(Arc::clone(&host), listener, pages, (joined, switch)));
+    let prepared = keep_off_workers(&host, &control_cores, &threads)
+        .and_then(|()| prepare(&host, &directory, &runtime));
+    let outcome = match prepared {
+        Ok(prepared) => {
+            let doors = (listener, pages);
+            runtime.block_on(serve(Arc::clone(&host), notifier, signals, doors, prepared))
+        }
+        Err(error) => {
+            handover::hand_back(&host, &notifier);
+            Err(error)
+        }
+    };
     runtime.shutdown_timeout(Duration::from_millis(500));
     drop(guard);
     outcome
+}
+
+/// The control threads, which exist before the host starts.
+struct Control {
+    runtime: Runtime,
+    /// Threads of the runtime.
+    threads: Vec<Pid>,
+    signals: Signals,
+}
+
+impl Control {
+    fn start() -> Result<Self> {
+        let (started, ids) = std::sync::mpsc::channel();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(CONTROL_THREADS)
+            .thread_name("penstock-ctl")
+            .on_thread_start(move || {
+                // Threads that start later inherit the CPUs, and nobody asks for their numbers.
+                let _ = started.send(gettid());
+            })
+            .enable_all()
+            .build()
+            .context("runtime cannot start")?;
+        let threads = ids.iter().take(CONTROL_THREADS).collect();
+        let signals = {
+            let _inside = runtime.enter();
+            Signals::new()?
+        };
+        Ok(Self { runtime, threads, signals })
+    }
+}
+
+/// What the daemon makes between the start of the host and its first request.
+struct Prepared {
+    joined: Option<(Agent, Fabric)>,
+    switch: Option<Switch>,
+    health: HealthReporter,
+    routes: Routes,
+}
+
+/// Makes everything that can fail, because the sessions of the ports are lost if the daemon ends
+/// later without [`end`].
+fn prepare(host: &Arc<Host>, directory: &Path, runtime: &Runtime) -> Result<Prepared> {
+    let joined = fabric::join(host, directory)?;
+    let switch = switch::become_one(host, directory)?;
+    let names = services(switch.is_some());
+    let standard = grpc::standard::<HostServiceServer<rpc::Service>>(names);
+    let (health, routes) = runtime.block_on(standard)?;
+    Ok(Prepared { joined, switch, health, routes })
+}
+
+/// Names of the services on the API's socket.
+const fn services(is_switch: bool) -> &'static [&'static str] {
+    let all = &[HOST_SERVICE, SWITCH_SERVICE];
+    if is_switch { all } else { all.split_at(1).0 }
 }
 
 /// `penstock host helper`: serves until the service manager stops the process.
@@ -153,10 +212,10 @@ fn take_address(config: &HostConfig) -> Result<Option<TcpListener>> {
 
 /// Keeps control threads off the workers' cores. Call this function after the start of the host,
 /// because the host chooses the workers' cores when it starts.
-fn keep_off_workers(host: &Host, configured: &[u32]) -> Result<()> {
+fn keep_off_workers(host: &Host, configured: &[u32], control: &[Pid]) -> Result<()> {
     let workers: Vec<u32> = host.status().workers.iter().map(|worker| worker.core).collect();
     let cpus = affinity::control_cpus(&affinity::allowed()?, &workers, configured);
-    affinity::confine(&cpus)?;
+    affinity::confine(&[control, &[affinity::THIS_THREAD]].concat(), &cpus)?;
     tracing::debug!(?cpus, ?workers, "control threads kept off the workers' cores");
     Ok(())
 }
@@ -172,13 +231,12 @@ fn log_change(report: &ChangeReport) {
 /// Serves until a signal arrives, then shuts down in order.
 async fn serve(
     host: Arc<Host>,
-    listener: UnixListener,
-    pages: Option<TcpListener>,
-    (joined, switch): (Option<(Agent, Fabric)>, Option<Switch>),
+    notifier: Arc<Notifier>,
+    mut signals: Signals,
+    (listener, pages): (UnixListener, Option<TcpListener>),
+    Prepared { joined, switch, health, routes }: Prepared,
 ) -> Result<ExitCode> {
-    let notifier = Arc::new(Notifier::from_environment());
     let (stop, stopping) = watch::channel(false);
-    let mut signals = Signals::new()?;
     let mut tasks = JoinSet::new();
     let fabric = joined.map(|(agent, fabric)| {
         tasks.spawn(take_part(agent, stopping.clone()));
@@ -189,8 +247,6 @@ async fn serve(
         switch.take_up().await;
         tasks.spawn(switch.serve(stopping.clone()));
     }
-    let (health, routes) =
-        grpc::standard::<HostServiceServer<rpc::Service>>(parts.services()).await?;
     tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, routes, stopping.clone()));
     if let Some(pages) = pages {
         let router = http::router(Arc::clone(&host), parts);
@@ -241,8 +297,8 @@ async fn serve(
     }
 }
 
-/// Waits for running requests, then detaches the ports and stops the workers. The service manager
-/// gets the ports' sessions for the next process.
+/// Waits for running requests, then detaches the ports and stops the workers. If the process has a
+/// service manager, the manager gets the ports' sessions for the next process.
 async fn end(
     host: Arc<Host>,
     mut tasks: JoinSet<Result<()>>,
@@ -254,10 +310,11 @@ async fn end(
         tasks.abort_all();
     }
     let stop = move || {
-        if !notifier.has_manager() {
-            return host.shutdown();
-        }
-        host.hand_over().map(|kept| handover::store(&notifier, kept))
+        // The stored sessions are safe before the shutdown waits for threads that hang.
+        let handed_over =
+            if notifier.has_manager() { handover::hand_over(&host, &notifier) } else { Ok(()) };
+        let stopped = host.shutdown();
+        handed_over.and(stopped)
     };
     let stopped = tokio::task::spawn_blocking(stop).await;
     stopped.context("daemon: internal error in the shutdown")?.context("daemon: shutdown")?;

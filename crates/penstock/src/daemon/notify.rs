@@ -9,6 +9,11 @@
 //!
 //! If `NOTIFY_SOCKET` is not set, the daemon sends no notifications. If the service manager does
 //! not listen, the daemon logs the first failure and continues to run.
+//!
+//! The queue of the service manager's socket holds few messages (`net.unix.max_dgram_qlen`). A
+//! notification is not worth a wait, so [`Notifier::send`] never waits. A descriptor that is not
+//! passed is a lost session, so a [`Passage`] waits for room in the queue. The wait is a blocking
+//! `sendmsg`: `poll` reports an unconnected datagram socket as writable even if the queue is full.
 
 use std::ffi::OsString;
 use std::io::{self, IoSlice};
@@ -16,17 +21,14 @@ use std::os::fd::{AsFd as _, AsRawFd};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+use tokio::time::Instant;
 
-/// Milliseconds between two attempts to send to a service manager whose queue is full.
-const SEND_PAUSE_MS: u8 = 10;
-const SEND_TRIES: u32 = 50;
 /// Longest wait in milliseconds for the service manager to read all messages.
 const BARRIER_MS: u16 = 1_000;
 
@@ -85,33 +87,67 @@ impl Notifier {
         self.target.is_some()
     }
 
-    /// Sends a state together with a descriptor.
+    /// Opens a way on which descriptors go to the service manager. All descriptors together may
+    /// wait for `limit`.
     ///
     /// # Errors
-    /// Returns an error if the service manager does not listen.
-    pub fn pass(&self, state: &str, fd: &impl AsRawFd) -> io::Result<()> {
-        let Some((sender, address)) = &self.target else {
+    /// Returns an error if the service manager does not listen, or if no descriptor is free.
+    pub fn passage(&self, limit: Duration) -> io::Result<Passage> {
+        let Some((_, address)) = &self.target else {
             return Err(io::Error::other("no service manager"));
         };
-        let to = match address.as_abstract_name() {
-            Some(name) => UnixAddr::new_abstract(name)?,
-            None => UnixAddr::new(address.as_pathname().unwrap_or(Path::new("")))?,
-        };
+        let socket = UnixDatagram::unbound()?;
+        socket.connect_addr(address)?;
+        Ok(Passage { socket, deadline: Instant::now() + limit })
+    }
+
+    /// Sends a state, such as `READY=1`.
+    pub fn send(&self, state: &str) {
+        let Some((sender, address)) = &self.target else { return };
+        if let Err(error) = sender.send_to_addr(state.as_bytes(), address)
+            && !self.failed.swap(true, Ordering::Relaxed)
+        {
+            tracing::warn!(%error, state, "cannot notify the service manager");
+        }
+    }
+}
+
+/// Way on which descriptors go to the service manager.
+#[derive(Debug)]
+pub struct Passage {
+    /// Blocking socket that is connected to the service manager.
+    socket: UnixDatagram,
+    deadline: Instant,
+}
+
+impl Passage {
+    /// Sends a state together with a descriptor. Waits until the service manager's queue has room,
+    /// at most until the deadline of the passage.
+    ///
+    /// # Errors
+    /// Returns an error if the service manager does not listen, or if the deadline is over.
+    pub fn pass(&self, state: &str, fd: &impl AsRawFd) -> io::Result<()> {
         let fds = [fd.as_raw_fd()];
         let rights = [ControlMessage::ScmRights(&fds)];
         let bytes = [IoSlice::new(state.as_bytes())];
-        // The queue of the manager's socket may be full for a moment.
-        for _ in 0..SEND_TRIES {
-            let sent = sendmsg(sender.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), Some(&to));
-            match sent {
-                Err(Errno::EAGAIN) => {
-                    let mut fds = [PollFd::new(sender.as_fd(), PollFlags::POLLOUT)];
-                    let _ = poll(&mut fds, PollTimeout::from(SEND_PAUSE_MS));
+        loop {
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            // After the deadline, a descriptor still goes if the queue has room.
+            let flags = if left.is_zero() {
+                MsgFlags::MSG_DONTWAIT
+            } else {
+                self.socket.set_write_timeout(Some(left))?;
+                MsgFlags::empty()
+            };
+            match sendmsg::<()>(self.socket.as_raw_fd(), &bytes, &rights, flags, None) {
+                Err(Errno::EAGAIN) if left.is_zero() => {
+                    return Err(io::ErrorKind::TimedOut.into());
                 }
+                // The timeout is over, or a signal arrived.
+                Err(Errno::EAGAIN | Errno::EINTR) => {}
                 sent => return sent.map(drop).map_err(io::Error::from),
             }
         }
-        Err(io::ErrorKind::TimedOut.into())
     }
 
     /// Waits until the service manager has read all messages, at most a second
@@ -122,16 +158,6 @@ impl Notifier {
             drop(theirs);
             let mut fds = [PollFd::new(ours.as_fd(), PollFlags::empty())];
             let _ = poll(&mut fds, PollTimeout::from(BARRIER_MS));
-        }
-    }
-
-    /// Sends a state, such as `READY=1`.
-    pub fn send(&self, state: &str) {
-        let Some((sender, address)) = &self.target else { return };
-        if let Err(error) = sender.send_to_addr(state.as_bytes(), address)
-            && !self.failed.swap(true, Ordering::Relaxed)
-        {
-            tracing::warn!(%error, state, "cannot notify the service manager");
         }
     }
 }
@@ -173,5 +199,56 @@ mod tests {
         let mut buffer = [0; 64];
         let length = manager.recv(&mut buffer).unwrap();
         assert_eq!(&buffer[..length], b"WATCHDOG=1");
+    }
+
+    /// Number of messages that the queue of a datagram socket certainly does not hold.
+    fn more_than_a_queue() -> usize {
+        let text = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
+        text.trim().parse::<usize>().unwrap() + 20
+    }
+
+    fn manager(name: &str) -> (UnixDatagram, Notifier) {
+        let name = format!("penstock-notify-{name}-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        let notifier = Notifier::new(Some(format!("@{name}").into()), None).unwrap();
+        (UnixDatagram::bind_addr(&address).unwrap(), notifier)
+    }
+
+    #[test]
+    fn a_slow_manager_gets_more_descriptors_than_its_queue_holds() {
+        let (manager, notifier) = manager("slow");
+        let count = more_than_a_queue();
+        let reader = std::thread::spawn(move || {
+            let pause = |ms: u8| poll(&mut [], PollTimeout::from(ms)).unwrap();
+            // The queue is full before the manager reads its first message.
+            pause(100);
+            for number in 0..count {
+                let mut buffer = [0; 64];
+                let length = manager.recv(&mut buffer).unwrap();
+                assert_eq!(buffer[..length], *format!("FDSTORE={number}").as_bytes());
+                pause(1);
+            }
+        });
+        let (fd, _other) = io::pipe().unwrap();
+        let passage = notifier.passage(Duration::from_secs(20)).unwrap();
+        for number in 0..count {
+            passage.pass(&format!("FDSTORE={number}"), &fd).unwrap();
+        }
+        reader.join().unwrap();
+    }
+
+    #[test]
+    fn a_manager_that_does_not_read_is_not_waited_for_after_the_deadline() {
+        let (manager, notifier) = manager("deaf");
+        let (fd, _other) = io::pipe().unwrap();
+        let (limit, begin) = (Duration::from_millis(50), Instant::now());
+        let passage = notifier.passage(limit).unwrap();
+        let passed = (0..more_than_a_queue()).map(|_| passage.pass("FDSTORE=1", &fd));
+        let failed = passed.filter(|passed| passed.is_err()).count();
+        assert!(failed > 1 && begin.elapsed() >= limit, "{failed} failed");
+        assert!(begin.elapsed() < Duration::from_secs(10), "the deadline is for all together");
+        // A manager that reads again gets the next descriptor.
+        manager.recv(&mut [0; 64]).unwrap();
+        passage.pass("FDSTORE=1", &fd).unwrap();
     }
 }

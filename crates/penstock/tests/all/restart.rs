@@ -36,6 +36,11 @@ impl Service {
     }
 
     fn run(&mut self) {
+        self.spawn();
+        await_true("READY=1", || self.manager.read().iter().any(|line| line == "READY=1"));
+    }
+
+    fn spawn(&mut self) {
         let log = self.scratch.0.join("log");
         let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
         self.child = self
@@ -47,12 +52,15 @@ impl Service {
             .stderr(log)
             .spawn()
             .unwrap();
-        await_true("READY=1", || self.manager.read().iter().any(|line| line == "READY=1"));
     }
 
     fn stop(&mut self) {
         let pid = nix::unistd::Pid::from_raw(self.child.id().try_into().unwrap());
         nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+        self.await_end();
+    }
+
+    fn await_end(&mut self) {
         await_true("the end of the daemon", || {
             self.manager.read();
             self.child.try_wait().unwrap().is_some()
@@ -136,6 +144,78 @@ fn a_connection_that_has_not_negotiated_ends_and_an_idle_port_has_nothing_to_kee
     assert_eq!(end.unwrap(), 0, "the connection has ended");
     service.run();
     service.driver("idle", 1);
+}
+
+#[test]
+fn a_start_that_fails_leaves_the_sessions_to_the_next_start() {
+    let queues = "egress = \"wfq\"\nlink = \"1G\"";
+    let mut service = Service::start(|at| vms(at, &["vm"], queues));
+    let mut driver = service.driver("vm", 1);
+    service.stop();
+    // This start fails after the sessions continued, because the folder cannot be made.
+    let folder = "[switch]\nplan = \"/proc/none/plan\"\n";
+    service.configure(|at| vms(at, &["vm"], queues) + folder);
+    service.spawn();
+    service.await_end();
+    assert!(!service.child.try_wait().unwrap().unwrap().success());
+    assert!(service.log().contains("cannot be created"), "{}", service.log());
+    assert_eq!(service.manager.store.len(), 1);
+    assert!(driver.is_connected());
+    service.configure(|at| vms(at, &["vm"], queues));
+    service.run();
+    assert!(driver.is_connected());
+    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+}
+
+#[test]
+fn a_signal_at_any_moment_of_a_start_ends_no_session() {
+    let mut service = Service::start(|at| vms(at, &["vm"], ""));
+    let mut driver = service.driver("vm", 1);
+    service.stop();
+    for delay in (0_u8..40).step_by(2) {
+        service.spawn();
+        let _ = nix::poll::poll(&mut [], nix::poll::PollTimeout::from(delay));
+        service.stop();
+        assert_eq!(service.manager.store.len(), 1, "a signal after {delay} ms");
+        assert!(driver.is_connected(), "a signal after {delay} ms");
+    }
+    service.run();
+    assert!(driver.is_connected());
+    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+}
+
+/// Number of drivers that stop in the middle of a message. If the switch waited 200 ms for each of
+/// them, the wait would exceed the daemon's time to stop.
+const STUCK: usize = 30;
+
+#[test]
+fn drivers_that_stop_in_a_message_lose_only_their_own_sessions() {
+    let names: Vec<String> = (0..STUCK).map(|number| format!("stuck{number}")).collect();
+    let ports: Vec<&str> = names.iter().map(String::as_str).chain(["whole"]).collect();
+    let mut service = Service::start(|at| vms(at, &ports, ""));
+    let mut driver = service.driver("whole", 1);
+    let stuck = names.iter().map(|name| {
+        let socket = service.scratch.0.join(format!("{name}.sock"));
+        let mut stuck = std::os::unix::net::UnixStream::connect(socket).unwrap();
+        // A part of a header. The session waits for the rest.
+        std::io::Write::write_all(&mut stuck, &1_u32.to_ne_bytes()).unwrap();
+        stuck
+    });
+    let stuck: Vec<_> = stuck.collect();
+    await_true("the connections", || {
+        let all = service.ask("port list --json").json();
+        let is_waiting = |port: &&serde_json::Value| port["state"] == "waiting";
+        all.as_array().unwrap().iter().filter(is_waiting).count() == 0
+    });
+    service.stop();
+    assert!(service.child.try_wait().unwrap().unwrap().success(), "it stops within its time");
+    assert_eq!(service.manager.store.len(), 1);
+    for mut stuck in stuck {
+        let end = std::io::Read::read(&mut stuck, &mut [0; 1]);
+        assert_eq!(end.unwrap_or(0), 0, "the connection has ended");
+    }
+    service.run();
+    assert!(driver.is_connected());
 }
 
 #[test]

@@ -194,9 +194,14 @@ impl VhostUser {
             SocketMode::Client => Source::Dialler(Dialler::start(&self.config).map_err(failed)?),
         };
         // The former process may have had a port of another kind with this name.
-        let kept = kept.and_then(|kept| match kept.state {
-            State::VhostUser(session) => Some((session, kept.files)),
-            State::Tap(_) | State::Addresses(_) => None,
+        let kept = kept.filter(|kept| matches!(kept.state, State::VhostUser(_)));
+        let kept = kept.and_then(|mut kept| {
+            // From here on, the driver's messages make the state in the carrier outdated.
+            kept.empty_carrier();
+            match kept.state {
+                State::VhostUser(session) => Some((session, kept.files)),
+                State::Tap(_) | State::Addresses(_) => None,
+            }
         });
         let (continued, continues) = bounded(1);
         let continues = kept.is_some().then_some(continues);
@@ -275,22 +280,36 @@ impl VhostUser {
         let _ = self.wake.write(1);
     }
 
-    /// Ends the port and returns its session for the next process. Returns `None` if no driver is
-    /// connected. The connection and the driver's memory stay open in the returned value.
-    pub fn keep(&mut self) -> Option<Kept> {
-        self.begin_to_keep();
-        // A session ends between two messages. A driver that stopped in the middle of a message
-        // loses its session, because `stop` shuts its connection down.
-        let is_done = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
-        for _ in 0..KEEP_TRIES {
-            if is_done() {
-                break;
+    /// Whether the session's thread has ended, so that [`Self::keep`] returns at once. Waits at most
+    /// `wait_ms` milliseconds for the end.
+    #[must_use]
+    pub fn has_ended(&self, wait_ms: u8) -> bool {
+        let has_ended = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        if wait_ms > 0 && !has_ended() {
+            let _ = poll(&mut [], PollTimeout::from(wait_ms));
+        }
+        has_ended()
+    }
+
+    /// Hangs up a session that did not end after [`Self::begin_to_keep`], and does not wait for its
+    /// end. A session ends between two messages. A driver that stopped in the middle of a message,
+    /// or that reads no answer, loses its session. A session that has just ended stays.
+    pub fn give_up(&self) {
+        {
+            let mut shared = lock(&self.shared);
+            if shared.kept.is_some() {
+                return;
             }
-            let _ = poll(&mut [], PollTimeout::from(KEEP_PAUSE_MS));
+            shared.keeps = false;
         }
-        if !is_done() {
-            lock(&self.shared).keeps = false;
-        }
+        self.halt.hang_up();
+    }
+
+    /// Ends the port and returns its session for the next process. Returns `None` if no driver is
+    /// connected, or if the session was given up. The connection and the driver's memory stay open
+    /// in the returned value. The caller first waits for the end of the session
+    /// ([`Self::has_ended`]), because this function hangs up.
+    pub fn keep(&mut self) -> Option<Kept> {
         self.stop();
         let (session, files) = lock(&self.shared).kept.take()?;
         Some(Kept::new(self.config.name.clone(), State::VhostUser(session), files))
@@ -324,8 +343,4 @@ const JOIN_PAUSE_MS: u16 = 2;
 const JOIN_TRIES: u32 = 1_000;
 /// Longest wait for a kept session to continue.
 const CONTINUE_LIMIT: Duration = Duration::from_millis(500);
-/// Milliseconds between two looks at a session that keeps its state.
-const KEEP_PAUSE_MS: u8 = 1;
-/// Number of looks after which a session is not kept.
-const KEEP_TRIES: u32 = 200;
 const RAISE_NOFILE: &str = "raise the limits of open files and threads (LimitNOFILE, TasksMax)";

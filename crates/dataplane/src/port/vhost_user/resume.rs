@@ -7,17 +7,19 @@
 //!
 //! # Approach
 //! The handler first gets the negotiation from this module, over a socket pair. Then the handler's
-//! descriptor is replaced by the driver's connection, and the session applies the rest of the state
+//! descriptor is replaced by the driver's connection ([`negotiate`]). These steps handle no data of
+//! the driver, so the thread takes them before it is confined, and a confined session can neither
+//! make socket pairs nor replace descriptors. The confined session applies the rest of the state
 //! ([`Session::resume`]).
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use vhost::vhost_user::{BackendReqHandler, Error, Result};
 
 use super::session::Session;
-use crate::port::kept::{Files, KeptSession};
+use crate::port::kept::KeptSession;
 use crate::port::passing::replace;
 
 const GET_FEATURES: u32 = 1;
@@ -28,19 +30,22 @@ const VERSION: u32 = 1;
 /// Length in bytes of a number in a message.
 const NUMBER: u32 = 8;
 
-/// Brings a new session into the state `kept`. `connection` leads to the driver.
+/// Reads the messages of a driver and passes them to a session.
+pub(super) type Handler = BackendReqHandler<Mutex<Session>>;
+
+/// Makes the handler of a new session for the driver at the other end of `connection`, with the
+/// negotiation of the session `kept`.
 ///
 /// # Errors
-/// Returns an error if the state does not fit the port.
-pub(super) fn resume(
-    handler: &mut BackendReqHandler<Mutex<Session>>,
-    session: &Mutex<Session>,
+/// Returns an error if the features do not fit the port, or if no file descriptor is free.
+pub(super) fn negotiate(
+    session: &Arc<Mutex<Session>>,
     connection: &UnixStream,
-    (kept, mut files): (KeptSession, Files),
-) -> Result<()> {
+    kept: &KeptSession,
+) -> Result<Handler> {
     let failed = Error::ReqHandlerError;
     let (ours, mut driver) = UnixStream::pair().map_err(failed)?;
-    replace(handler, &ours).map_err(failed)?;
+    let mut handler = BackendReqHandler::from_stream(ours, Arc::clone(session));
     let mut requests = vec![(GET_FEATURES, None), (SET_FEATURES, Some(kept.features))];
     if kept.protocol != 0 {
         let acknowledged = (SET_PROTOCOL_FEATURES, Some(kept.protocol));
@@ -50,8 +55,8 @@ pub(super) fn resume(
         driver.write_all(&message(request, number)).map_err(failed)?;
         handler.handle_request()?;
     }
-    replace(handler, connection).map_err(failed)?;
-    session.lock().unwrap_or_else(PoisonError::into_inner).resume(kept, &mut files)
+    replace(&handler, connection).map_err(failed)?;
+    Ok(handler)
 }
 
 /// A message of the vhost-user protocol: request, version and length, and a number or nothing.

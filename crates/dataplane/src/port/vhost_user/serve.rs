@@ -3,7 +3,7 @@
 
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crossbeam_channel::Sender;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -15,7 +15,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 use super::attempts::Attempts;
 use super::dialler::Dialler;
 use super::halt::{Halt, Pauses};
-use super::resume::resume;
+use super::resume::{Handler, negotiate};
 use super::session::{Session, SessionError};
 use super::socket::Listener;
 use super::throttle::{self, Throttle};
@@ -64,15 +64,24 @@ pub(super) struct Server {
 }
 
 /// Begin of a session.
-enum Begin {
-    /// A driver has connected.
-    Connected(UnixStream),
-    /// The former process left its session.
-    Kept(UnixStream, KeptSession, Files),
+struct Begin {
+    stream: UnixStream,
+    /// Session that the former process left; `None` if the driver has just connected.
+    continued: Option<Continued>,
+}
+
+/// Session of the former process, of which only the features are negotiated again.
+struct Continued {
+    session: Arc<Mutex<Session>>,
+    handler: vhost::vhost_user::Result<Handler>,
+    kept: KeptSession,
+    files: Files,
 }
 
 impl Server {
     pub(super) fn run(mut self, source: &Source) {
+        let kept = self.kept.take();
+        let mut kept = kept.and_then(|(kept, files)| self.continued(kept, files));
         if let Err(e) = confine(Role::Session) {
             lock(&self.shared).error = Some(format!("cannot give up privileges: {e}"));
             return;
@@ -87,10 +96,7 @@ impl Server {
             knocks: Attempts::default(),
         };
         while !lock(&self.shared).stopping {
-            let begin = match self.kept.take() {
-                Some((kept, files)) => self.continued(kept, files),
-                None => self.connection(source, &mut memory.knocks),
-            };
+            let begin = kept.take().or_else(|| self.connection(source, &mut memory.knocks));
             if let Some(begin) = begin {
                 self.pay(&mut memory.throttle, throttle::CONNECTION);
                 // The session's descriptors and memory are released before any pause.
@@ -111,12 +117,19 @@ impl Server {
             Source::Listener(listener) => self.accept(&listener.socket),
             Source::Dialler(dialler) => self.connect(dialler, knocks),
         };
-        stream.map(Begin::Connected)
+        stream.map(|stream| Begin { stream, continued: None })
     }
 
+    /// Negotiates the features of the former process's session again. The thread is not confined
+    /// yet.
     fn continued(&self, kept: KeptSession, mut files: Files) -> Option<Begin> {
         match files.take(kept.connection) {
-            Ok(connection) => Some(Begin::Kept(connection.into(), kept, files)),
+            Ok(connection) => {
+                let (stream, session) = (UnixStream::from(connection), self.new_session());
+                let handler = negotiate(&session, &stream, &kept);
+                let continued = Some(Continued { session, handler, kept, files });
+                Some(Begin { stream, continued })
+            }
             Err(error) => {
                 tracing::warn!(port = %self.config.name, "the session does not continue: {error}");
                 None
@@ -194,10 +207,7 @@ impl Server {
     /// Serves one connection from its first message to its last message. Returns whether the worker
     /// stopped the port.
     fn session(&self, begin: Begin, memory: &mut Memory) -> bool {
-        let (stream, kept) = match begin {
-            Begin::Connected(stream) => (stream, None),
-            Begin::Kept(stream, kept, files) => (stream, Some((kept, files))),
-        };
+        let Begin { stream, continued } = begin;
         // Without the first clone, `stop` could not end the session and would wait for it forever.
         let (connection, early) = match (stream.try_clone(), stream.try_clone()) {
             (Ok(connection), Ok(early)) => (connection, early),
@@ -228,23 +238,12 @@ impl Server {
             shared.error = Some(format!("last session: {}", SessionError::Halted(halted)));
             return true;
         }
-        let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
-        let session =
-            Session::new(&self.config, Box::new((self.id, Arc::clone(&self.owners))), shared, halt);
-        let backend = Arc::new(Mutex::new(session));
-        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&backend));
-        let is_kept = kept.is_some();
-        let resumed = kept.map_or(Ok(()), |kept| resume(&mut handler, &backend, &early, kept));
-        if is_kept {
-            let outcome = if resumed.is_ok() { "continues" } else { "cannot continue" };
-            tracing::info!(port = %self.config.name, "the session of the former process {outcome}");
-            let _ = self.continued.send(());
-        }
-        let mut end = match resumed {
-            Ok(()) => self.serve(&early, &backend, &mut handler, is_kept, memory),
+        let is_kept = continued.is_some();
+        let (backend, handler) = self.handler(stream, continued);
+        let mut end = match handler {
+            Ok(mut handler) => self.serve(&early, &backend, &mut handler, is_kept, memory),
             Err(end) => end,
         };
-        drop(handler);
         let at_once = now().saturating_sub(began) < AT_ONCE;
         let mut was_halted = false;
         if let Ok(mut session) = backend.lock() {
@@ -259,6 +258,35 @@ impl Server {
         }
         self.pay(&mut memory.throttle, spent(&backend));
         was_halted
+    }
+
+    fn new_session(&self) -> Arc<Mutex<Session>> {
+        let (shared, halt) = (Arc::clone(&self.shared), Arc::clone(&self.halt));
+        let owner = Box::new((self.id, Arc::clone(&self.owners)));
+        Arc::new(Mutex::new(Session::new(&self.config, owner, shared, halt)))
+    }
+
+    /// Returns a session and the handler of its messages. A session of the former process gets its
+    /// memory and its rings again. Returns an error instead of the handler if the state of the
+    /// former process does not fit the port.
+    fn handler(
+        &self,
+        stream: UnixStream,
+        continued: Option<Continued>,
+    ) -> (Arc<Mutex<Session>>, vhost::vhost_user::Result<Handler>) {
+        let Some(Continued { session, handler, kept, mut files }) = continued else {
+            let session = self.new_session();
+            let handler = BackendReqHandler::from_stream(stream, Arc::clone(&session));
+            return (session, Ok(handler));
+        };
+        let handler = handler.and_then(|handler| {
+            session.lock().unwrap_or_else(PoisonError::into_inner).resume(kept, &mut files)?;
+            Ok(handler)
+        });
+        let outcome = if handler.is_ok() { "continues" } else { "cannot continue" };
+        tracing::info!(port = %self.config.name, "the session of the former process {outcome}");
+        let _ = self.continued.send(());
+        (session, handler)
     }
 
     /// Serves the driver's messages and kicks. Returns the reason why the session ends. `is_told`
@@ -293,8 +321,14 @@ impl Server {
             return;
         }
         let mut files = Files::default();
-        match session.keep(connection.into(), &mut files) {
-            Ok(kept) => lock(&self.shared).kept = Some((kept, files)),
+        let kept = session.keep(connection.into(), &mut files);
+        // A later hang-up would end the connection that the next process gets.
+        self.halt.set_connection(None);
+        let mut shared = lock(&self.shared);
+        match kept {
+            Ok(kept) if shared.keeps => shared.kept = Some((kept, files)),
+            // The switch gave the session up meanwhile, and may have hung up.
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(port = %self.config.name, "the session is not kept: {error}");
             }

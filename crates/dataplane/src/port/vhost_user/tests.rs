@@ -139,6 +139,46 @@ fn a_session_that_cannot_answer_ends_when_the_worker_stops_the_port() {
 }
 
 #[test]
+fn a_session_in_half_a_message_is_given_up_without_a_wait() {
+    let mut rig = Rig::new("kept-half", SocketMode::Server);
+    rig.port.serve().unwrap();
+    let mut driver = rig.connect();
+    driver.write_all(&bytes(&QUESTION)).unwrap();
+    driver.read_exact(&mut [0; 20]).unwrap();
+    driver.write_all(&bytes(&QUESTION)[..6]).unwrap();
+    rig.until(|_| rig.is_in(&[libc::SYS_recvfrom, libc::SYS_recvmsg]));
+    rig.port.begin_to_keep();
+    assert!(!rig.port.has_ended(50), "the session waits for the rest of the message");
+    rig.port.give_up();
+    read_to_end(&mut driver);
+    assert!(rig.port.keep().is_none());
+}
+
+#[test]
+fn a_session_between_two_messages_ends_without_a_hang_up() {
+    let mut rig = Rig::new("kept-whole", SocketMode::Server);
+    rig.port.serve().unwrap();
+    let mut driver = rig.connect();
+    driver.write_all(&bytes(&QUESTION)).unwrap();
+    driver.read_exact(&mut [0; 20]).unwrap();
+    // The driver acknowledges a feature (VERSION_1), so that another process can continue.
+    driver.write_all(&bytes(&[2, 1, 8, 0, 1])).unwrap();
+    driver.write_all(&bytes(&QUESTION)).unwrap();
+    driver.read_exact(&mut [0; 20]).unwrap();
+    rig.port.begin_to_keep();
+    let ended = (0..PATIENCE.as_millis()).any(|_| rig.port.has_ended(1));
+    assert!(ended, "the session does not end");
+    // Too late to give the session up.
+    rig.port.give_up();
+    let kept = rig.port.keep().unwrap();
+    driver.set_nonblocking(true).unwrap();
+    let read = driver.read(&mut [0; 1]).unwrap_err();
+    assert_eq!(read.kind(), ErrorKind::WouldBlock, "the connection is open");
+    drop(kept);
+    assert_eq!(driver.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
 fn a_driver_that_hangs_up_while_the_worker_sleeps_stays_out_all_the_same() {
     let mut rig = Rig::new("gone", SocketMode::Server);
     rig.port.serve().unwrap();

@@ -15,6 +15,7 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Result, VhostUserBackendReqHandlerMut as _};
 
 use super::{Ring, Session, refuse};
+use crate::port::guest_memory::REGIONS_MAX;
 use crate::port::kept::{
     FileNumber, Files, KeptInflight, KeptRange, KeptRegion, KeptRing, KeptSession,
 };
@@ -48,6 +49,8 @@ impl Session {
         (0..self.rings.len()).for_each(|index| self.halt(index));
         let regions = self.memory.as_ref().map(|memory| memory.specs()).transpose();
         let shared = core::mem::take(&mut self.shared_files);
+        let removed = core::mem::take(&mut self.removed);
+        let has_inflight = shared.inflight.is_some();
         let rings = core::mem::take(&mut self.rings);
         self.end();
         let mut range = |file: File, offset, len| KeptRange { file: files.put(file), offset, len };
@@ -70,7 +73,8 @@ impl Session {
             memory,
             log,
             inflight,
-            rings: rings.into_iter().map(|ring| kept_ring(ring, files)).collect(),
+            rings: rings.into_iter().map(|ring| kept_ring(ring, has_inflight, files)).collect(),
+            removed,
         })
     }
 
@@ -87,6 +91,8 @@ impl Session {
             }
             self.set_mem_table(&regions, mapped, None)?;
         }
+        self.removed = kept.removed;
+        self.removed.truncate(REGIONS_MAX);
         if let Some(KeptRange { file, offset, len }) = kept.log {
             self.set_log_base(&VhostUserLog::new(len, offset), take(files, file)?)?;
         }
@@ -119,8 +125,9 @@ impl Session {
         }
         let (_, ring) = self.ring(number)?;
         ring.exact = kept.exact;
-        // The inflight region is only for a ring whose exact position is unknown.
-        ring.recover &= !kept.exact;
+        // The inflight region is only for a ring whose position is unknown, or older than the
+        // region.
+        ring.recover &= !kept.exact && !kept.recovered;
         ring.enabled = kept.enabled;
         if kept.kicked {
             // The last message, because it starts the ring.
@@ -131,7 +138,7 @@ impl Session {
     }
 }
 
-fn kept_ring(ring: Ring, files: &mut Files) -> KeptRing {
+fn kept_ring(ring: Ring, has_inflight: bool, files: &mut Files) -> KeptRing {
     let RingAddresses { descriptors, available, used } = ring.at;
     KeptRing {
         size: ring.size,
@@ -143,9 +150,91 @@ fn kept_ring(ring: Ring, files: &mut Files) -> KeptRing {
         call: ring.call.map(|call| files.put(call)),
         kicked: ring.kicked,
         enabled: ring.enabled,
+        recovered: has_inflight && !ring.recover && !ring.exact,
     }
 }
 
 fn take(files: &mut Files, number: FileNumber) -> Result<File> {
     files.take_file(number).map_err(refuse)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use nix::sys::eventfd::{EfdFlags, EventFd};
+    use penstock_units::QueueId;
+    use vhost::vhost_user::message::VhostUserSingleMemoryRegion;
+
+    use super::super::super::halt::Halt;
+    use super::super::super::{SharedState, SocketMode, VhostUserConfig};
+    use super::super::{ExchangeResult, F_VERSION_1, RingsOwner};
+    use super::*;
+    use crate::offload::OffloadCaps;
+    use crate::port::ControlMessage;
+
+    /// Owner of a session's rings, none of which runs.
+    struct Nobody;
+
+    impl RingsOwner for Nobody {
+        fn exchange(&self, _: QueueId, _: ControlMessage) -> ExchangeResult {
+            Err("no ring runs".to_owned().into())
+        }
+
+        fn ring_bell(&self, _: QueueId) {}
+    }
+
+    /// A session whose features are negotiated.
+    fn session() -> Session {
+        let config = VhostUserConfig {
+            name: "kept".to_owned(),
+            path: PathBuf::new(),
+            mode: SocketMode::Server,
+            queue_pairs: 1,
+            offloads: OffloadCaps::ALL,
+            socket_mode: 0o600,
+            socket_owner: None,
+            socket_group: None,
+        };
+        let alarm = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).unwrap();
+        let halt = Arc::new(Halt::new(Arc::new(alarm)));
+        let mut session = Session::new(&config, Box::new(Nobody), SharedState::default(), halt);
+        session.features = F_VERSION_1;
+        session
+    }
+
+    fn restarted(mut before: Session) -> Session {
+        let (ours, _peer) = UnixStream::pair().unwrap();
+        let mut files = Files::default();
+        let kept = before.keep(ours.into(), &mut files).unwrap();
+        let mut after = session();
+        after.resume(kept, &mut files).unwrap();
+        after
+    }
+
+    #[test]
+    fn a_ring_that_ran_since_the_inflight_region_came_does_not_use_it_after_a_restart() {
+        let mut before = session();
+        let wanted = VhostUserInflight::new(0, 0, 2, 64);
+        let (region, file) = before.get_inflight_fd(&wanted).unwrap();
+        before.set_inflight_fd(&region, file).unwrap();
+        // Ring 1 ran and was stopped, and then the driver gave it another position.
+        (before.rings[1].recover, before.rings[1].base) = (false, 7);
+        let after = restarted(before);
+        assert!(after.inflight.is_some());
+        assert_eq!(after.rings.iter().map(|ring| ring.recover).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(after.rings[1].base, 7);
+    }
+
+    #[test]
+    fn a_driver_may_repeat_the_removal_of_a_region_after_a_restart() {
+        let mut before = session();
+        before.removed.push((0x1000, 0x7000, 0x2000));
+        let mut after = restarted(before);
+        let region = |guest| VhostUserSingleMemoryRegion::new(guest, 0x2000, 0x7000, 0);
+        after.remove_mem_region(&region(0x1000)).unwrap();
+        assert!(after.remove_mem_region(&region(0x3000)).is_err());
+    }
 }

@@ -114,6 +114,6 @@ mod tests {
 
     #[test]
     fn a_new_folder_needs_a_place() {
-        assert_eq!(found(&[("capture/mod.rs", "")]).len(), 1);
+        assert_eq!(found(&[("telescope/mod.rs", "")]).len(), 1);
     }
 }

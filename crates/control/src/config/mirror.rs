@@ -65,19 +65,37 @@ pub(super) fn check<T>(
         report.at(object, "mirror.to", problem, "name another port");
         return;
     }
+    check_target(object, "mirror.to", target, Some(port), report);
+}
+
+/// Checks that a port can get copies. `source` is the port whose frames are copied, if it is only
+/// one.
+pub(super) fn check_target<T>(
+    object: &Object<'_, T>,
+    path: &str,
+    target: &Port,
+    source: Option<&Port>,
+    report: &mut Report<'_>,
+) {
+    let name = &target.name;
+    // Two mirrors could copy copies for ever.
     if target.mirror.is_some() {
-        let problem = format!("port {:?} has a mirror itself", target.name);
-        report.at(object, "mirror.to", problem, "remove one of the two mirrors");
+        let problem = format!("port {name:?} has a mirror itself");
+        report.at(object, path, problem, "remove one of the two mirrors");
     }
     if target.tenant.is_none() {
-        let problem = format!("port {:?} has no `tenant`", target.name);
+        let problem = format!("port {name:?} has no `tenant`");
         let remedy = "give the port that gets the copies a tenant of its own, such as `monitor`";
-        report.at(object, "mirror.to", problem, remedy);
+        report.at(object, path, problem, remedy);
     }
     let carried = port_vlans(target);
-    if let Some(vlan) = port_vlans(port).into_iter().find(|vlan| !carried.contains(vlan)) {
-        let problem = format!("port {:?} does not carry VLAN {vlan}", target.name);
-        let remedy = "add the VLAN to its `trunk`, so that the copies can leave through it";
-        report.at(object, "mirror.to", problem, remedy);
-    }
+    let mut wanted = source.map(port_vlans).unwrap_or_default().into_iter();
+    let problem = match wanted.find(|vlan| !carried.contains(vlan)) {
+        None => return,
+        Some(0) => format!("port {name:?} does not carry untagged frames"),
+        Some(vlan) => format!("port {name:?} does not carry VLAN {vlan}"),
+    };
+    let remedy = "give the port that gets the copies the `vlan`, or a `trunk` with all VLANs, of \
+                  the mirrored port";
+    report.at(object, path, problem, remedy);
 }

@@ -302,7 +302,7 @@ actions = ["fly", "set-vlan:9999"]
 "#,
         &[
             "3:12: rule \"r\": `actions`: action \"fly\" is unknown; write drop, normal, \
-                 output:PORT, set-vlan:VLAN or set-dscp:NUMBER",
+                 output:PORT, mirror:PORT, set-vlan:VLAN or set-dscp:NUMBER",
             "3:19: rule \"r\": `actions`: VLAN 9999 is out of range; a VLAN is a number from \
                  1 to 4094",
         ],
@@ -344,7 +344,7 @@ name = "r"
 actions = ["normal", "set-dscp:1"]
 "#,
         &["3:11: rule \"r\": the actions normal, set-dscp:1 contradict each other; write the \
-           rewriting actions first, then either drop, normal or outputs"],
+           rewriting actions and mirror:PORT first, then either drop, normal or outputs"],
     ),
     (
         r#"[[rule]]
@@ -481,6 +481,95 @@ match = { ethertype = 0x8100, src_mac = "52:54:00:00:00:01/ff:ff:ff:00:00:00" }
 #[test]
 fn rules() {
     appended(RULES);
+}
+
+const MIRRORS: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "blue"
+mirror = { to = "vm3" }
+"#,
+        &["5:17: port \"vm3\": the port mirrors itself; name another port"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "blue"
+mirror.to = "probe"
+"#,
+        &["5:13: port \"vm3\": there is no port \"probe\"; add a [[port]] of this name, or \
+                 correct the name"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "blue"
+mirror.to = "vm1"
+"#,
+        &["5:13: port \"vm3\": port \"vm1\" does not carry untagged frames; give the port that \
+                 gets the copies the `vlan`, or a `trunk` with all VLANs, of the mirrored port"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+packet.interface = "eth1"
+[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "blue"
+mirror = { to = "up", direction = "in" }
+"#,
+        &["8:17: port \"vm3\": port \"up\" has no `tenant`; give the port that gets the copies \
+                 a tenant of its own, such as `monitor`"],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "blue"
+mirror.to = "vm4"
+[[port]]
+name = "vm4"
+vhost-user.socket = "/run/vm4.sock"
+tenant = "blue"
+mirror.to = "tap1"
+"#,
+        &["5:13: port \"vm3\": port \"vm4\" has a mirror itself; remove one of the two mirrors"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+port = "vm1"
+actions = ["mirror:tap1", "normal"]
+"#,
+        &["4:12: rule \"r\": port \"tap1\" does not carry VLAN 100; give the port that gets the \
+                 copies the `vlan`, or a `trunk` with all VLANs, of the mirrored port"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["mirror:vm9", "drop"]
+"#,
+        &["3:12: rule \"r\": there is no port \"vm9\"; add a [[port]] of this name, or correct \
+                 the name"],
+    ),
+    (
+        r#"[[rule]]
+name = "r"
+actions = ["mirror:tap1"]
+"#,
+        &["3:11: rule \"r\": the actions have no destination; end with drop, normal or \
+                 output:PORT"],
+    ),
+];
+
+#[test]
+fn mirrors() {
+    appended(MIRRORS);
 }
 
 const STATIC_ADDRESSES: &[Case] = &[

@@ -5,6 +5,7 @@ use penstock_toml::{Object, Report};
 use super::super::draft::Draft;
 use super::super::limits::{RULE_MASKS_MAX, RULES_MAX};
 use super::super::matching::{EtherType, IpPrefix};
+use super::super::mirror::check_target;
 use super::super::model::Port;
 use super::super::network::port_vlans;
 use super::super::rule::{Action, Match, Rule};
@@ -192,7 +193,6 @@ fn check_actions(
     }
 }
 
-/// A rule's mirror must not be mirrored itself, because two mirrors could copy copies for ever.
 fn check_mirror(
     object: &Object<'_, Rule>,
     path: &str,
@@ -206,22 +206,12 @@ fn check_mirror(
         report.at(object, path, format!("there is no port {port:?}"), remedy);
         return;
     };
-    let Some(target) = target else { return };
-    if target.mirror.is_some() {
-        let problem = format!("port {port:?} has a mirror itself");
-        report.at(object, path, problem, "remove one of the two mirrors");
-    }
-    if target.tenant.is_none() {
-        let problem = format!("port {port:?} has no `tenant`");
-        let remedy = "give the port that gets the copies a tenant of its own, such as `monitor`";
-        report.at(object, path, problem, remedy);
-    }
-    let carried = port_vlans(target);
-    let Reach::Port(source) = reach(rule, world) else { return };
-    if let Some(vlan) = port_vlans(source).into_iter().find(|vlan| !carried.contains(vlan)) {
-        let problem = format!("port {port:?} does not carry VLAN {vlan} of port {:?}", source.name);
-        let remedy = "add the VLAN to its `trunk`, so that the copies can leave through it";
-        report.at(object, path, problem, remedy);
+    let source = match reach(rule, world) {
+        Reach::Port(source) => Some(source),
+        _ => None,
+    };
+    if let Some(target) = target {
+        check_target(object, path, target, source, report);
     }
 }
 

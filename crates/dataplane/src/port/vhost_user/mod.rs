@@ -280,8 +280,8 @@ impl VhostUser {
         let _ = self.wake.write(1);
     }
 
-    /// Whether the session's thread has ended, so that [`Self::keep`] returns at once. Waits at most
-    /// `wait_ms` milliseconds for the end.
+    /// Whether the session's thread has ended, so that [`Self::keep`] returns at once. Waits at
+    /// most `wait_ms` milliseconds for the end.
     #[must_use]
     pub fn has_ended(&self, wait_ms: u8) -> bool {
         let has_ended = || self.thread.as_ref().is_none_or(JoinHandle::is_finished);

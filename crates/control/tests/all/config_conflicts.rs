@@ -313,7 +313,7 @@ name = "r"
 actions = ["drop", "normal"]
 "#,
         &["3:11: rule \"r\": the actions drop, normal contradict each other; write the rewriting \
-           actions first, then either drop, normal or outputs"],
+           actions and mirror:PORT first, then either drop, normal or outputs"],
     ),
     (
         r#"[[rule]]

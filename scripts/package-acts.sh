@@ -114,6 +114,13 @@ sos_reports() {
     quiet sos report --batch -o penstock --tmp-dir /out/sos --threads 1 --plugin-timeout 120 &&
         SOS=$(find /out/sos -name 'sosreport-*.tar*' ! -name '*.sha256' ! -name '*.md5' | head -1) && [ -n "$SOS" ]
 }
+# sos_bundle_has FILE...: whether the support bundle in the report has the files.
+sos_bundle_has() {
+    local name list
+    name=$(tar -taf "$SOS" | grep 'penstock-support.tar.gz$')
+    list=$(tar -xaf "$SOS" -O "$name" | tar -tz) || return
+    for name; do grep -q "$name" <<<"$list" || return; done
+}
 sos_has() { tar -taf "$SOS" | grep "$1" >/dev/null; }
 
 step installation
@@ -176,8 +183,8 @@ check "  and removes it" quiet apt-get -q purge -y penstock-lab
 step support
 make_secrets
 check "sos report has a report" sos_reports
-check "  with the switch's configuration" sos_has 'etc/penstock/host.toml$'
-check "  and its ports" sos_has 'penstock_port_list'
+check "  with the support bundle" sos_has 'penstock-support.tar.gz$'
+check "  which has configuration and ports" sos_bundle_has 'config/etc/penstock/host.toml$' state/ports.json
 check "  and no secret" no_secret_in "$SOS"
 check "support-bundle" quiet $BIN support-bundle --out /out/bundle.tar.gz
 check "  has no secret" no_secret_in /out/bundle.tar.gz

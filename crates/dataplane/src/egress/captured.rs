@@ -44,10 +44,10 @@ impl Egress {
     ) {
         self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         let counters = around.counters;
-        let Some(own) = counters[source.index()].as_deref() else { return };
         if fresh && self.mirrors {
             self.mirror_received(batch, source, around);
         }
+        let Some(own) = counters[source.index()].as_deref() else { return };
         self.list::<true>(batch, source, around.snapshot, own);
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);

@@ -96,6 +96,8 @@ pub struct RuleTable {
     /// Hit counters of the rules, with one row for each worker, so that each counter has one
     /// writer.
     hits: Box<[Box<[Counter]>]>,
+    /// Ports that get copies because of a rule, in rising order.
+    mirrors: Box<[u16]>,
 }
 
 impl Subtable {
@@ -254,7 +256,10 @@ impl RuleTable {
         let row = || rules.iter().map(|_| Counter::default()).collect();
         let hits = (0..workers.max(1)).map(|_| row()).collect();
         let rules = rules.into_boxed_slice();
-        Ok(Self { rules, values, subtables, linear, seed, hits })
+        let mut mirrors: Vec<u16> = rules.iter().filter_map(|r| r.actions.mirror).collect();
+        mirrors.sort_unstable();
+        mirrors.dedup();
+        Ok(Self { rules, values, subtables, linear, seed, hits, mirrors: mirrors.into() })
     }
 
     fn partition(
@@ -289,6 +294,12 @@ impl RuleTable {
             Linear { mask: masks[at], value: values[at], rule }
         };
         (subtables.into_boxed_slice(), linear.iter().map(entry).collect())
+    }
+
+    /// Returns the ports that get copies of frames because of a rule of the table.
+    #[must_use]
+    pub(crate) fn mirrors(&self) -> &[u16] {
+        &self.mirrors
     }
 
     /// Returns the index of the best rule that matches `key`. The caller must put the VLAN ID of

@@ -79,8 +79,7 @@ impl RuleTables {
 
     /// Returns the ports that get copies of frames because of a rule.
     pub(crate) fn mirrors(&self) -> impl Iterator<Item = u16> {
-        let rules = self.all().into_iter().flatten().flat_map(|table| table.rules());
-        rules.filter_map(|(rule, _)| rule.actions.mirror)
+        self.all().into_iter().flatten().flat_map(|table| table.mirrors().iter().copied())
     }
 
     /// Returns the best rule that matches the flow key `key` in VLAN `vid`, with the number of its

@@ -36,6 +36,7 @@ process|runs the tests that start the release program as a process
 guests|runs Linux guests and endpoints with the release program
 migration|moves a guest between two ports of the release program
 restart|restarts the release program 20 times with 16 ports under load
+capture|compares captures with tcpdump in a guest, and measures what they cost other ports
 libvirt|runs guests of libvirt through the life of a domain with the release program
 testpmd|runs all 32 combinations of settings of DPDK's virtio driver, 10 s each
 calibration|measures a cost model with the release program, and prices contracts by it
@@ -64,6 +65,7 @@ part_smoke() { scripts/smoke.sh; }
 part_process() { cargo test --locked --release -p penstock --tests --no-fail-fast; }
 part_guests() { scripts/test-guests.sh; }
 part_migration() { scripts/test-migration.sh; }
+part_capture() { scripts/test-capture.sh; }
 part_restart() { scripts/under-unit.sh restart-acts.sh; }
 part_libvirt() { scripts/test-libvirt.sh; }
 part_testpmd() { scripts/test-testpmd.sh 10; }

@@ -130,7 +130,9 @@ rate_of_c() {
         --vm "name=b,socket=$WORK/b.sock,mac=52:54:00:00:09:02,ip=10.9.0.2,sink" \
         --vm "name=c,socket=$WORK/c.sock,mac=52:54:00:00:09:03,ip=10.9.0.3,to=d,size=64" \
         --vm "name=d,socket=$WORK/d.sock,mac=52:54:00:00:09:04,ip=10.9.0.4,sink" \
-        >"$WORK/load.json" && jq -s 'map(select(.vms)) | last | .vms[] | select(.name == "d") | .rx_pps' "$WORK/load.json"
+        >"$WORK/load.json" || return
+    jq -s 'map(select(.vms)) | last | .vms[] | select(.name == "d").rx_frames_per_sec | floor' \
+        "$WORK/load.json"
 }
 median() { sort -n | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
 costs_little() {
@@ -148,7 +150,8 @@ costs_little() {
     say "     $size B, capture $*: another port's frames per second without" \
         "$(paste -sd' ' "$WORK/without"), with $(paste -sd' ' "$WORK/with")"
     awk -v off="$(median <"$WORK/without")" -v on="$(median <"$WORK/with")" -v keeps=$KEEPS \
-        'BEGIN { printf "     keeps %.1f %%\n", 100 * on / off; exit !(1000 * on >= keeps * off) }'
+        'BEGIN { if (off <= 0) exit 1
+            printf "     keeps %.1f %%\n", 100 * on / off; exit !(1000 * on >= keeps * off) }'
 }
 
 BIN=$(penstock_bin)

@@ -114,9 +114,8 @@ impl Host {
         }
         let mut report = CapturedFrames::default();
         for (_, tally) in &buffers {
-            report.sampled_out += tally.sampled_out;
+            report.left_out += tally.left_out;
             report.lost += tally.lost;
-            report.one_in = report.one_in.max(tally.one_in);
         }
         let mut found: Vec<Record<'_>> =
             buffers.iter().flat_map(|(buffer, _)| records(buffer)).collect();
@@ -199,7 +198,6 @@ impl Names {
                 .unwrap_or_default(),
             len: record.len,
             missed: record.missed,
-            one_in: record.one_in,
             data: record.bytes.to_vec(),
         }
     }

@@ -2,21 +2,17 @@
 //!
 //! # Approach
 //!
-//! A token bucket in cycles gets one cycle in [`SHARE`]. When the bucket is empty, captures take no
-//! frame. So that the captured frames are spread over time, captures then also take fewer frames:
-//! one frame in `one_in`, chosen at random. After each [`WINDOW`], `one_in` doubles if the bucket
-//! was empty, and halves if the bucket is more than half full.
+//! A token bucket in cycles gets one cycle in [`SHARE`]. When the bucket is empty, the captures
+//! pause. They then take no frame, and a batch costs them one comparison. The length of a pause is
+//! random, so that a periodic stream is not always seen at the same place.
 
 use penstock_units::Cycles;
 
 /// Captures may use one cycle in `SHARE`.
 pub const SHARE: u64 = 200;
-/// Largest number of cycles that captures may use at once.
-const BURST: i64 = 2_000_000;
-/// Cycles between two changes of the sampling rate.
-const WINDOW: u64 = 20_000_000;
-/// Least sampling rate: one frame in so many.
-const ONE_IN_MAX: u32 = 1 << 16;
+/// Largest number of cycles that captures may use before a pause: the copies of some hundred
+/// frames.
+const BURST: i64 = 200_000;
 
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -24,9 +20,7 @@ pub(super) struct Budget {
     last: Cycles,
     /// Cycles for which no token has been added yet.
     rest: u64,
-    window: Cycles,
-    was_empty: bool,
-    one_in: u32,
+    paused_until: Cycles,
     random: u32,
 }
 
@@ -36,51 +30,40 @@ impl Default for Budget {
             tokens: BURST,
             last: Cycles::ZERO,
             rest: 0,
-            window: Cycles::ZERO,
-            was_empty: false,
-            one_in: 1,
+            paused_until: Cycles::ZERO,
             random: 0x9e37_79b9,
         }
     }
 }
 
 impl Budget {
-    pub(super) const fn one_in(&self) -> u32 {
-        self.one_in
+    /// Whether captures may use cycles at time `now`.
+    #[inline]
+    pub(super) fn may(&mut self, now: Cycles) -> bool {
+        now >= self.paused_until && self.refill(now)
     }
 
-    /// Whether captures may use cycles at time `now`.
-    pub(super) fn may(&mut self, now: Cycles) -> bool {
-        if now > self.last {
-            let passed = now.saturating_sub(self.last).0.saturating_add(self.rest);
-            self.last = now;
-            self.rest = passed % SHARE;
-            let tokens = i64::try_from(passed / SHARE).unwrap_or(BURST).min(2 * BURST);
-            self.tokens = self.tokens.saturating_add(tokens).min(BURST);
+    fn refill(&mut self, now: Cycles) -> bool {
+        let passed = now.saturating_sub(self.last).0.saturating_add(self.rest);
+        self.last = self.last.max(now);
+        self.rest = passed % SHARE;
+        let tokens = i64::try_from(passed / SHARE).unwrap_or(BURST);
+        self.tokens = self.tokens.saturating_add(tokens).min(BURST);
+        if self.tokens <= 0 {
+            // Half to three halves of the time in which the bucket fills.
+            let full = BURST.unsigned_abs() * SHARE;
+            let pause = full / 2 + full * u64::from(self.next_random() >> 16) / (1 << 16);
+            self.paused_until = Cycles(now.0.saturating_add(pause));
         }
-        if now.saturating_sub(self.window).0 >= WINDOW {
-            self.adapt(now);
-        }
-        self.was_empty |= self.tokens <= 0;
         self.tokens > 0
     }
 
-    fn adapt(&mut self, now: Cycles) {
-        if self.was_empty {
-            self.one_in = (self.one_in * 2).min(ONE_IN_MAX);
-        } else if self.tokens > BURST / 2 {
-            self.one_in = (self.one_in / 2).max(1);
-        }
-        (self.was_empty, self.window) = (false, now);
-    }
-
-    /// Whether the sampling takes the next frame.
-    pub(super) fn chosen(&mut self) -> bool {
-        // Xorshift with 32 bits (Marsaglia 2003). The sampling rate is a power of two.
+    /// Xorshift with 32 bits (Marsaglia 2003).
+    fn next_random(&mut self) -> u32 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 17;
         self.random ^= self.random << 5;
-        self.random & (self.one_in - 1) == 0
+        self.random
     }
 
     pub(super) fn spend(&mut self, cost: Cycles) {
@@ -92,45 +75,38 @@ impl Budget {
 mod tests {
     use super::*;
 
+    /// Offers work of `cost` every 10,000 cycles. Returns the elapsed and the spent cycles.
+    fn offer(budget: &mut Budget, cost: u64, rounds: u64) -> (u64, u64) {
+        let spent = (1..=rounds).filter(|round| {
+            let may = budget.may(Cycles(round * 10_000));
+            if may {
+                budget.spend(Cycles(cost));
+            }
+            may
+        });
+        (rounds * 10_000, spent.count() as u64 * cost)
+    }
+
     #[test]
     fn captures_get_their_share_of_the_cycles_and_no_more() {
         let mut budget = Budget::default();
-        let (mut now, mut spent) = (0, 0_u64);
-        while now < 2_000_000_000 {
-            now += 10_000;
-            if budget.may(Cycles(now)) && budget.chosen() {
-                budget.spend(Cycles(3_000));
-                spent += 3_000;
-            }
-        }
-        let share = now / SHARE;
-        assert!((share..share + 2_010_000).contains(&spent), "{spent} of {share}");
-        assert!(budget.one_in() > 1, "frames are left out");
+        let (elapsed, spent) = offer(&mut budget, 3_000, 1_000_000);
+        let share = elapsed / SHARE;
+        assert!((share / 2..share + 210_000).contains(&spent), "{spent} of {share}");
     }
 
     #[test]
-    fn without_pressure_every_frame_is_taken_again() {
+    fn one_costly_batch_is_paid_back() {
         let mut budget = Budget::default();
-        assert!(budget.may(Cycles(1)));
-        budget.spend(Cycles(100_000_000));
-        let mut now = 0;
-        for _ in 0..5 {
-            now += WINDOW;
-            budget.may(Cycles(now));
-        }
-        assert!(!budget.may(Cycles(now)) && budget.one_in() >= 16);
-        for _ in 0..10_000 {
-            now += WINDOW;
-            budget.may(Cycles(now));
-        }
-        assert_eq!(budget.one_in(), 1);
-        assert!(budget.chosen());
+        let (elapsed, spent) = offer(&mut budget, 1_000_000, 1_000_000);
+        let share = elapsed / SHARE;
+        assert!((share / 2..share + 1_200_000).contains(&spent), "{spent} of {share}");
     }
 
     #[test]
-    fn one_frame_in_so_many_is_chosen() {
-        let mut budget = Budget { one_in: 64, ..Budget::default() };
-        let chosen = (0..64_000).filter(|_| budget.chosen()).count();
-        assert!((800..1_200).contains(&chosen), "{chosen}");
+    fn within_the_budget_nothing_is_left_out() {
+        let mut budget = Budget::default();
+        let (_, spent) = offer(&mut budget, 40, 100_000);
+        assert_eq!(spent, 4_000_000);
     }
 }

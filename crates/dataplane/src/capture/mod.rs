@@ -18,9 +18,10 @@
 //!
 //! # Cost
 //!
-//! All captures of a worker together may use one cycle in [`SHARE`]. Above this budget, a capture
-//! takes only one frame in 2, 4, 8 and so on. The worker charges the used cycles to the host and
-//! not to a port. A worker without captures spends one comparison per batch.
+//! All captures of a worker together may use one cycle in [`SHARE`]. Above this budget, the
+//! captures pause for about 16 ms, then take some hundred frames, and so on. They count the frames
+//! that they leave out. The worker charges the used cycles to the host and not to a port. A worker
+//! without captures spends one comparison per batch.
 
 mod budget;
 mod filter;
@@ -32,9 +33,12 @@ pub use filter::Filter;
 pub use key::HeaderReader;
 pub use record::{Direction, Fate, Record, records};
 
+use std::sync::Arc;
+
 use penstock_units::{Cycles, PortId};
 
 use crate::batch::{BATCH_FRAMES, Batch};
+use crate::counters::{Counter, PortCounters};
 use crate::drop::DropReason;
 use crate::unit::Unit;
 use budget::Budget;
@@ -70,12 +74,10 @@ pub struct CaptureTerms {
 /// Numbers of a capture since control last exchanged the buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Frames that the capture left out because of its budget.
-    pub sampled_out: u64,
+    /// Frames that the capture left out because of its budget, whether they pass the filter or not.
+    pub left_out: u64,
     /// Frames that the capture left out because its buffer was full.
     pub lost: u64,
-    /// Present rate of sampling: one frame in so many.
-    pub one_in: u32,
 }
 
 #[derive(Debug)]
@@ -85,6 +87,8 @@ struct Capture {
     tally: Tally,
     /// Frames that the capture left out since the last record.
     missed: u32,
+    /// Reading of [`Capture::countable`] at the beginning of a batch in a pause.
+    counted: u64,
     /// Position in `buffer` of each frame of the present batch that waits for its verdict.
     pending: [Option<usize>; BATCH_FRAMES],
 }
@@ -98,6 +102,8 @@ pub struct Captures {
     spent: Cycles,
     /// Time of the present batch.
     at: Cycles,
+    /// Whether the captures take frames of the present batch, and do not pause.
+    open: bool,
 }
 
 impl Captures {
@@ -123,7 +129,7 @@ impl Captures {
             return Some((terms, buffer));
         }
         let (tally, pending) = (Tally::default(), [None; BATCH_FRAMES]);
-        self.list.push(Capture { terms, buffer, tally, missed: 0, pending });
+        self.list.push(Capture { terms, buffer, tally, missed: 0, counted: 0, pending });
         None
     }
 
@@ -131,23 +137,42 @@ impl Captures {
     pub fn remove(&mut self, id: u64) -> Option<(Box<CaptureTerms>, Vec<u8>, Tally)> {
         let at = self.list.iter().position(|capture| capture.terms.id == id)?;
         let Capture { terms, buffer, tally, .. } = self.list.swap_remove(at);
-        Some((terms, buffer, Tally { one_in: self.budget.one_in(), ..tally }))
+        Some((terms, buffer, tally))
     }
 
     /// Exchanges a capture's buffer for an empty buffer. Returns the empty buffer if the worker has
     /// no such capture.
     pub fn exchange(&mut self, id: u64, empty: Vec<u8>) -> Result<(Vec<u8>, Tally), Vec<u8>> {
-        let one_in = self.budget.one_in();
         let Some(capture) = self.list.iter_mut().find(|capture| capture.terms.id == id) else {
             return Err(empty);
         };
         let tally = core::mem::take(&mut capture.tally);
-        Ok((core::mem::replace(&mut capture.buffer, empty), Tally { one_in, ..tally }))
+        Ok((core::mem::replace(&mut capture.buffer, empty), tally))
     }
 
-    /// Sets the time of the present batch.
-    pub fn set_now(&mut self, at: Cycles) {
-        self.at = at;
+    /// Begins a batch at time `at`, if it has not begun yet. Returns whether the captures take
+    /// frames of the batch.
+    pub fn begin(&mut self, at: Cycles) -> bool {
+        if at != self.at {
+            (self.at, self.open) = (at, self.budget.may(at));
+        }
+        self.open
+    }
+
+    /// In a pause, notes what the captured ports have counted. [`Self::end_pause`] then finds out
+    /// how many frames of the batch the captures left out.
+    pub fn begin_pause(&mut self, counters: &[Option<Arc<PortCounters>>]) {
+        for capture in &mut self.list {
+            capture.counted = capture.countable(counters);
+        }
+    }
+
+    /// Counts the frames that the captures left out since [`Self::begin_pause`].
+    pub fn end_pause(&mut self, counters: &[Option<Arc<PortCounters>>]) {
+        for capture in &mut self.list {
+            let now = capture.countable(counters);
+            capture.leave_out(now.wrapping_sub(capture.counted));
+        }
     }
 
     /// Returns the cycles that the captures used since the last call.
@@ -166,47 +191,60 @@ impl Captures {
     #[must_use]
     pub fn takes_sent_to(&self, port: u16) -> bool {
         let takes = |of: &CaptureTerms| of.sent && !of.drops && of.port.0 == port;
-        self.list.iter().any(|capture| takes(&capture.terms))
+        self.open && self.list.iter().any(|capture| takes(&capture.terms))
     }
 
     /// Whether frame `i` must be sent alone, because a capture needs to know what becomes of it.
     #[must_use]
     pub fn follows(&mut self, i: usize, source: PortId, output: u16) -> bool {
+        if !self.open {
+            return false;
+        }
         let followed = self.list.iter().any(|capture| {
             let CaptureTerms { port, received, sent, drops, .. } = *capture.terms;
             let of_port = received && port == source || sent && port.0 == output;
             if drops { of_port } else { capture.pending[i % BATCH_FRAMES].is_some() }
         });
-        if followed && self.budget.may(self.at) {
+        if followed {
             self.budget.spend(ALONE);
             self.spent += ALONE;
-            return true;
         }
-        false
+        followed
     }
 
     /// Copies the frames of a batch that the worker received at time `at`. `policed` says whether a
     /// limit may drop some of the frames next.
     pub fn received(&mut self, batch: &mut Batch, unit: Unit, at: Cycles, policed: bool) {
-        self.set_now(at);
+        if !self.begin(at) {
+            for capture in &mut self.list {
+                let CaptureTerms { port, received, drops, .. } = *capture.terms;
+                if port == unit.port && received && !drops {
+                    capture.leave_out(batch.len() as u64);
+                }
+            }
+            return;
+        }
         for i in 0..batch.len() {
             // The classifier overwrites the hash. Until then, it says which frames a limit dropped.
             batch.frame_mut(i).hash = u32::try_from(i).unwrap_or(0);
         }
-        self.each(|capture, budget, at| {
+        self.each(|capture, at| {
             let CaptureTerms { port, received, drops, .. } = *capture.terms;
             if port != unit.port || !received || drops && !policed {
                 return;
             }
             for i in 0..batch.len() {
                 let header = Header::new(at, unit, Direction::Received);
-                capture.pending[i] = capture.take(budget, batch, i, unit.port, header);
+                capture.pending[i] = capture.take(batch, i, unit.port, header);
             }
         });
     }
 
     /// Notes which frames of the batch a limit dropped.
     pub fn policed(&mut self, batch: &Batch) {
+        if !self.open {
+            return;
+        }
         for capture in &mut self.list {
             let before = core::mem::replace(&mut capture.pending, [None; BATCH_FRAMES]);
             let mut gone = before;
@@ -242,7 +280,7 @@ impl Captures {
     ) {
         let fate = Fate::Dropped(reason);
         let to = output.map(PortId);
-        self.each(|capture, budget, at| {
+        self.each(|capture, at| {
             if let Some(place) = capture.pending[i % BATCH_FRAMES] {
                 record::set_fate(&mut capture.buffer, place, fate, to);
                 return;
@@ -258,19 +296,19 @@ impl Captures {
             if drops {
                 let other = if direction == Direction::Received { to } else { Some(source) };
                 let header = Header { fate, other, ..Header::of(at, port, direction) };
-                capture.take(budget, batch, i, source, header);
+                capture.take(batch, i, source, header);
             }
         });
     }
 
     /// Records a frame that the worker dropped as it received it, before [`Self::received`].
     pub fn refused(&mut self, batch: &Batch, i: usize, unit: Unit, reason: DropReason) {
-        self.each(|capture, budget, at| {
+        self.each(|capture, at| {
             let CaptureTerms { port, received, .. } = *capture.terms;
             if received && port == unit.port {
                 let header = Header::new(at, unit, Direction::Received);
                 let header = Header { fate: Fate::Dropped(reason), ..header };
-                capture.take(budget, batch, i, port, header);
+                capture.take(batch, i, port, header);
             }
         });
     }
@@ -278,7 +316,7 @@ impl Captures {
     /// Records a frame that the switch dropped after it waited in a queue. The frame's bytes are
     /// gone.
     pub fn dropped_unseen(&mut self, source: u16, output: PortId, reason: DropReason) {
-        self.each(|capture, budget, at| {
+        self.each(|capture, at| {
             let CaptureTerms { port, received, sent, drops, .. } = *capture.terms;
             let direction = if received && port.0 == source {
                 Direction::Received
@@ -294,9 +332,7 @@ impl Captures {
             let other = if direction == Direction::Received { output } else { PortId(source) };
             let header = Header::of(at, port, direction);
             let header = Header { fate: Fate::Dropped(reason), other: Some(other), ..header };
-            if capture.may(budget, at) {
-                capture.put(header, 0, |_| ());
-            }
+            capture.put(header, 0, |_| ());
         });
     }
 
@@ -304,10 +340,10 @@ impl Captures {
     /// frame must then be sent alone, and [`Self::sent`] called if the port took it.
     pub fn choose_sent(&mut self, batch: &Batch, i: usize, (source, to): (PortId, Unit)) -> u32 {
         let (mut chosen, mut bit) = (0, 1);
-        self.each(|capture, budget, at| {
+        self.each(|capture, _| {
             let CaptureTerms { port, sent, drops, .. } = *capture.terms;
             let wanted = sent && !drops && port == to.port;
-            if wanted && capture.matches(batch, i, source) && capture.may(budget, at) {
+            if wanted && capture.matches(batch, i, source) {
                 chosen |= bit;
             }
             bit <<= 1;
@@ -318,11 +354,11 @@ impl Captures {
     /// Copies frame `i`, which a queue pair took, for the chosen captures.
     pub fn sent(&mut self, chosen: u32, batch: &Batch, i: usize, (source, to): (PortId, Unit)) {
         let mut rest = chosen;
-        self.each(|capture, budget, at| {
+        self.each(|capture, at| {
             if rest & 1 != 0 {
                 let header = Header::new(at, to, Direction::Sent);
                 let header = Header { fate: Fate::Forwarded, other: Some(source), ..header };
-                capture.copy(budget, batch, i, header);
+                capture.copy(batch, i, header);
             }
             rest >>= 1;
         });
@@ -330,6 +366,9 @@ impl Captures {
 
     /// Ends a batch: records of frames whose verdict is not of interest are taken back.
     pub fn end_batch(&mut self) {
+        if !self.open {
+            return;
+        }
         for capture in &mut self.list {
             let pending = core::mem::replace(&mut capture.pending, [None; BATCH_FRAMES]);
             if !capture.terms.drops {
@@ -343,13 +382,15 @@ impl Captures {
         }
     }
 
-    /// Runs `what` for each capture, and measures the cycles.
-    fn each(&mut self, mut what: impl FnMut(&mut Capture, &mut Budget, Cycles)) {
-        let Self { list, budget, spent, at } = self;
-        let Some(clock) = list.first().map(|capture| capture.terms.clock) else { return };
+    /// Runs `what` for each capture unless they pause, and measures the cycles.
+    fn each(&mut self, mut what: impl FnMut(&mut Capture, Cycles)) {
+        let Self { list, budget, spent, at, open } = self;
+        let Some(clock) = list.first().filter(|_| *open).map(|capture| capture.terms.clock) else {
+            return;
+        };
         let began = clock();
         for capture in list {
-            what(capture, budget, *at);
+            what(capture, *at);
         }
         let cost = clock().saturating_sub(began);
         budget.spend(cost);
@@ -358,30 +399,30 @@ impl Captures {
 }
 
 impl Capture {
-    /// Whether the capture may take a frame now. Counts the frame as missed if not.
-    fn may(&mut self, budget: &mut Budget, at: Cycles) -> bool {
-        let may = budget.may(at) && budget.chosen();
-        if !may {
-            self.tally.sampled_out += 1;
-            self.missed = self.missed.saturating_add(1);
+    /// Returns a count that grows by one for each frame that the capture would take at the delivery
+    /// of a batch.
+    fn countable(&self, counters: &[Option<Arc<PortCounters>>]) -> u64 {
+        let CaptureTerms { port, received, sent, drops, .. } = *self.terms;
+        let Some(Some(counters)) = counters.get(port.index()) else { return 0 };
+        let sum = |of: &[Counter]| of.iter().map(Counter::get).fold(0, u64::wrapping_add);
+        match (drops, received, sent) {
+            (false, _, true) => counters.tx_frames.get(),
+            (false, _, false) => 0,
+            (true, true, true) => sum(&counters.drops).wrapping_add(sum(&counters.tx_drops)),
+            (true, true, false) => sum(&counters.drops),
+            (true, false, _) => sum(&counters.tx_drops),
         }
-        may
     }
 
-    /// Copies frame `i`, which came from `source`, if the filter and the budget allow it. Returns
-    /// the position of the record.
-    fn take(
-        &mut self,
-        budget: &mut Budget,
-        batch: &Batch,
-        i: usize,
-        source: PortId,
-        header: Header,
-    ) -> Option<usize> {
-        if !self.matches(batch, i, source) || !self.may(budget, header.at) {
-            return None;
-        }
-        self.copy(budget, batch, i, header)
+    fn leave_out(&mut self, frames: u64) {
+        self.tally.left_out += frames;
+        self.missed = self.missed.saturating_add(u32::try_from(frames).unwrap_or(u32::MAX));
+    }
+
+    /// Copies frame `i`, which came from `source`, if the filter allows it. Returns the position of
+    /// the record.
+    fn take(&mut self, batch: &Batch, i: usize, source: PortId, header: Header) -> Option<usize> {
+        if self.matches(batch, i, source) { self.copy(batch, i, header) } else { None }
     }
 
     /// Whether frame `i`, which came from `source`, has the headers that the capture wants.
@@ -389,10 +430,10 @@ impl Capture {
         self.terms.filter.as_mut().is_none_or(|filter| filter.matches(batch, i, source))
     }
 
-    fn copy(&mut self, budget: &Budget, batch: &Batch, i: usize, header: Header) -> Option<usize> {
+    fn copy(&mut self, batch: &Batch, i: usize, header: Header) -> Option<usize> {
         let len = batch.frame(i).len;
         let copied = len.min(self.terms.snap_len) as usize;
-        let header = Header { len, tci: batch.frame(i).tci, one_in: budget.one_in(), ..header };
+        let header = Header { len, tci: batch.frame(i).tci, ..header };
         self.put(header, copied, |out| batch.copy_part(i, 0, out))
     }
 

@@ -64,7 +64,6 @@ pub(super) struct Header {
     pub queue: QueueId,
     pub len: u32,
     pub missed: u32,
-    pub one_in: u32,
     pub tci: u16,
 }
 
@@ -79,7 +78,6 @@ impl Header {
             queue: unit.queue,
             len: 0,
             missed: 0,
-            one_in: 1,
             tci: 0,
         }
     }
@@ -106,8 +104,6 @@ pub struct Record<'a> {
     pub len: u32,
     /// Frames that the capture left out since the record before.
     pub missed: u32,
-    /// Rate of sampling: one frame in so many.
-    pub one_in: u32,
     /// Priority and VLAN of the frame inside the switch.
     pub tci: u16,
     /// The first bytes of the frame.
@@ -134,7 +130,7 @@ pub(super) fn put(
         buffer.extend_from_slice(&number.to_le_bytes());
     }
     let copied = u32::try_from(len).unwrap_or(u32::MAX);
-    for number in [header.len, copied, header.missed, header.one_in, 0] {
+    for number in [header.len, copied, header.missed, 0, 0] {
         buffer.extend_from_slice(&number.to_le_bytes());
     }
     debug_assert_eq!(buffer.len(), at + HEADER);
@@ -183,7 +179,6 @@ pub fn records(mut buffer: &[u8]) -> impl Iterator<Item = Record<'_>> {
             tci: short(16),
             len: word(20),
             missed: word(28),
-            one_in: word(32),
             bytes,
         })
     })

@@ -26,6 +26,10 @@ impl Egress {
         self.watched
     }
 
+    pub(crate) const fn has_mirrors(&self) -> bool {
+        self.mirrors
+    }
+
     /// Notes a change of the captures, or a new snapshot with or without mirrors.
     pub(crate) fn note_watched(&mut self, mirrors: bool) {
         self.mirrors = mirrors;

@@ -115,27 +115,51 @@ impl<C: CycleCounter> Context<C> {
 
     #[cold]
     fn deliver_watched(&mut self, source: PortId, now: Nanos, fresh: bool) {
-        let at = self.last();
+        let open = self.egress.captures.begin(self.last());
+        if !open {
+            self.egress.captures.begin_pause(&self.port_counters);
+        }
         let (egress, batch, mut around) = self.delivery();
         egress.set_now(now);
-        egress.captures.set_now(at);
-        egress.deliver_watched(batch, source, fresh, &mut around);
-        self.charge_captures();
+        if open || egress.has_mirrors() {
+            egress.deliver_watched(batch, source, fresh, &mut around);
+        } else {
+            egress.deliver(batch, source, &mut around);
+        }
+        self.end_watch(open);
     }
 
     /// Sends the frames of the context's batch, which left the queue of `port`.
     #[inline]
     pub fn depart(&mut self, port: PortId, now: Nanos) {
-        let at = self.last();
-        let (egress, batch, mut around) = self.delivery();
-        egress.set_now(now);
-        if egress.captures.is_empty() {
-            egress.depart::<false>(batch, port, &mut around);
+        if !self.egress.captures.is_empty() {
+            self.depart_captured(port, now);
             return;
         }
-        egress.captures.set_now(at);
+        let (egress, batch, mut around) = self.delivery();
+        egress.set_now(now);
+        egress.depart::<false>(batch, port, &mut around);
+    }
+
+    #[cold]
+    fn depart_captured(&mut self, port: PortId, now: Nanos) {
+        let open = self.egress.captures.begin(self.last());
+        if !open {
+            self.egress.captures.begin_pause(&self.port_counters);
+        }
+        let (egress, batch, mut around) = self.delivery();
+        egress.set_now(now);
         egress.depart::<true>(batch, port, &mut around);
-        self.charge_captures();
+        self.end_watch(open);
+    }
+
+    /// Ends a batch with captures. `open` is false in a pause of the captures.
+    fn end_watch(&mut self, open: bool) {
+        if open {
+            self.charge_captures();
+        } else {
+            self.egress.captures.end_pause(&self.port_counters);
+        }
     }
 
     /// Charges the host for the cycles that captures used, so that no port pays for them.

@@ -77,7 +77,7 @@ enum Sink {
 #[derive(Debug, Default)]
 struct Seen {
     frames: u64,
-    sampled_out: u64,
+    left_out: u64,
     lost: u64,
 }
 
@@ -126,7 +126,7 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
                 Err(status) => break Err(refused(status)),
             },
             _ = progress.tick(), if tells => {
-                eprint!("\r{} frames, {} left out ", seen.frames, seen.sampled_out + seen.lost);
+                eprint!("\r{} frames, {} left out ", seen.frames, seen.left_out + seen.lost);
             }
             () = &mut end => break Ok(()),
             _ = interrupt.recv() => break Ok(()),
@@ -180,7 +180,7 @@ impl Sink {
         (port, message): (&str, CapturedFrames),
         seen: &mut Seen,
     ) -> Result<bool> {
-        seen.sampled_out += message.sampled_out;
+        seen.left_out += message.left_out;
         seen.lost += message.lost;
         let rest = args.count.map_or(u64::MAX, |most| most.saturating_sub(seen.frames));
         let rest = usize::try_from(rest).unwrap_or(usize::MAX);
@@ -204,7 +204,7 @@ impl Sink {
         match self {
             Self::Lines(mut out) => out.flush()?,
             Self::File(out) => {
-                out.finish(unix_ns(), seen.frames, seen.sampled_out + seen.lost)?;
+                out.finish(unix_ns(), seen.frames, seen.left_out + seen.lost)?;
             }
         }
         Ok(())
@@ -214,9 +214,9 @@ impl Sink {
 impl Seen {
     /// Returns the numbers as text.
     fn text(&self) -> String {
-        let Self { frames, sampled_out, lost } = self;
+        let Self { frames, left_out, lost } = self;
         format!(
-            "{frames} frames captured, {sampled_out} left out to keep the capture's budget of \
+            "{frames} frames captured, {left_out} left out to keep the capture's budget of \
              cycles, {lost} lost because the reader was too slow"
         )
     }

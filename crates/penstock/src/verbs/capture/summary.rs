@@ -30,8 +30,8 @@ pub(super) fn fate(port: &str, frame: &CapturedFrame) -> String {
             let _ = write!(text, " {key}={value}");
         }
     }
-    if frame.one_in > 1 {
-        let _ = write!(text, " sampled=1/{}", frame.one_in);
+    if frame.missed > 0 {
+        let _ = write!(text, " left-out={}", frame.missed);
     }
     text
 }
@@ -143,7 +143,7 @@ mod tests {
             verdict: Verdict::Dropped.into(),
             reason: "ring-full".to_owned(),
             other_port: "vm2".to_owned(),
-            one_in: 8,
+            missed: 8,
             data,
             len,
             ..CapturedFrame::default()
@@ -160,7 +160,7 @@ mod tests {
             line("vm1", &udp),
             "01:02:03.000000005    46 B  52:54:00:00:00:01 > 52:54:00:00:00:02 vlan 7 \
              10.0.0.1:5000 > 10.0.0.2:80 udp  port=vm1 direction=in verdict=dropped \
-             reason=ring-full to=vm2 sampled=1/8\n"
+             reason=ring-full to=vm2 left-out=8\n"
         );
     }
 

@@ -74,6 +74,28 @@ reasons! {
     TxError = "tx-error", "the output port refused the frame";
 }
 
+impl DropReason {
+    /// Whether a frame with this reason is dropped before the rules see it. The headers and the
+    /// offload metadata of such a frame may be unchecked.
+    #[must_use]
+    pub const fn precedes_rules(self) -> bool {
+        matches!(
+            self,
+            Self::Runt
+                | Self::BadHeader
+                | Self::BadOffload
+                | Self::VlanIngress
+                | Self::SpoofedMac
+                | Self::SpoofedIp
+                | Self::HiddenHeader
+                | Self::ReservedMac
+                | Self::Policed
+                | Self::EarlySignal
+                | Self::PortDown
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

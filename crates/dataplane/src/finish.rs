@@ -146,10 +146,13 @@ impl Segmenter {
         let header_len = usize::from(o.hdr_len);
         let l4 = usize::from(o.csum_start);
         let l3 = if frame.tagged { 18 } else { 14 };
+        // The version is in the first half of the IP header's first byte.
+        let version = head.get(l3).map_or(0, |byte| byte >> 4);
+        let ipv6 = o.gso_type == GSO_TCPV6 || version == 6;
         let fits = header_len <= head.len()
             && header_len <= self.headers.len()
             && l4 + if o.gso_type == GSO_UDP_L4 { 8 } else { 20 } <= header_len
-            && l3 + 20 <= l4
+            && l3 + if ipv6 { 40 } else { 20 } <= l4
             && o.gso_size > 0;
         if !fits {
             return Err(CannotFinish);
@@ -163,8 +166,7 @@ impl Segmenter {
         self.headers[..header_len].copy_from_slice(&head[..header_len]);
         self.payload = payload;
         (self.header_len, self.l3, self.l4, self.mss) = (header_len, l3, l4, mss);
-        // The version is in the first half of the IP header's first byte.
-        self.ipv6 = o.gso_type == GSO_TCPV6 || head[l3] >> 4 == 6;
+        self.ipv6 = ipv6;
         self.udp = o.gso_type == GSO_UDP_L4;
         (self.done, self.index) = (0, 0);
         Ok(segments)

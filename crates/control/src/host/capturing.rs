@@ -26,10 +26,14 @@ use super::error::{ApiError, ErrorKind};
 use super::running::Host;
 use crate::api::{CaptureDirection, CaptureRequest, CapturedFrame, CapturedFrames, Verdict};
 use crate::config;
-use crate::snapshot::seen::{RuleFinder, compiled};
+use crate::snapshot::seen::{RuleFinder, compiled, untagged_vlan};
 
 /// Bytes of frames in one message of a capture.
 const MESSAGE_BYTES: usize = 512 << 10;
+/// Bytes of a frame in a message besides the frame itself, about.
+const FRAME_MORE_BYTES: usize = 256;
+/// First bytes of a frame that the rules may examine.
+const HEADERS_BYTES: usize = 128;
 /// Limits on the number of a capture's filters, and on the length of their texts.
 const FILTERS_MAX: usize = 16;
 const FILTER_BYTES_MAX: usize = 4096;
@@ -73,6 +77,8 @@ impl Host {
             return Err(ApiError::new(ErrorKind::NotFound, object, problem, remedy));
         };
         let matches = filters(&request.filters)?;
+        let config = self.config();
+        let untagged = config.ports.iter().find(|of| of.name == port).map_or(0, untagged_vlan);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let direction = request.direction();
         let snap_len = if request.snap_len == 0 { WHOLE_FRAME } else { request.snap_len };
@@ -83,7 +89,7 @@ impl Host {
                 received: direction != CaptureDirection::Out,
                 sent: direction != CaptureDirection::In,
                 drops: request.drops,
-                filter: matches.clone().map(Filter::new),
+                filter: matches.clone().map(|matches| Filter::new(matches, untagged)),
                 snap_len,
                 clock: || Tsc.now(),
             })
@@ -125,11 +131,12 @@ impl Host {
             let ago = u128::from(now.saturating_sub(at).0) * 1_000_000_000 / u128::from(hz);
             unix_ns.saturating_sub(u64::try_from(ago).unwrap_or(0))
         };
-        let mut names = self.names_and_rules(capture);
+        let mut names = None;
         let mut messages = Vec::new();
         let mut bytes = 0;
         for record in found {
-            bytes += record.bytes.len();
+            bytes += record.bytes.len() + FRAME_MORE_BYTES;
+            let names = names.get_or_insert_with(|| self.names_and_rules(capture));
             report.frames.push(names.frame(&record, time_of(record.at)));
             if bytes >= MESSAGE_BYTES {
                 bytes = 0;
@@ -183,8 +190,10 @@ impl Names {
             Fate::Undecided | Fate::Void => (Verdict::Unknown, ""),
         };
         let received = record.direction == Direction::Received;
-        let rules = self.rules.as_mut().filter(|_| received && !record.bytes.is_empty());
-        let rule = rules.and_then(|rules| rules.rule(record.bytes, record.len));
+        let decided = !matches!(record.fate, Fate::Dropped(reason) if reason.precedes_rules());
+        let whole = record.bytes.len() >= HEADERS_BYTES.min(record.len as usize);
+        let rules = self.rules.as_mut().filter(|_| received && decided && whole);
+        let rule = rules.and_then(|rules| rules.rule(record.bytes, record.len, record.tci));
         CapturedFrame {
             unix_ns,
             direction: direction.into(),

@@ -25,13 +25,14 @@ pub(crate) struct RuleFinder {
 
 impl RuleFinder {
     /// Returns the name of the rule that a frame from the port matches. `bytes` has the frame's
-    /// first bytes, and `len` is its length.
-    pub(crate) fn rule(&mut self, bytes: &[u8], len: u32) -> Option<&str> {
-        if self.tables.is_empty() {
+    /// first bytes, and `len` is its length. `tci` has the VLAN of a frame whose tag was taken off.
+    pub(crate) fn rule(&mut self, bytes: &[u8], len: u32, tci: u16) -> Option<&str> {
+        if self.tables.is_empty() || len == 0 {
             return None;
         }
         let key = self.reader.key(bytes, len, Offload::NONE, self.port)?;
-        let vid = if key.vid() == 0 { self.untagged } else { key.vid() };
+        let vid = [key.vid(), tci & 0xfff].into_iter().find(|vid| *vid != 0);
+        let vid = vid.unwrap_or(self.untagged);
         let (table, rule) = self.tables.find(&key, vid)?;
         let names = self.names.get(table as usize)?;
         names.get(place_of(rule.id)).map(String::as_str)
@@ -48,11 +49,16 @@ impl Compiler {
         RuleFinder {
             tables: RuleTables { own: table(0), tenant: table(1), global: table(2) },
             names: built.map(|built| built.map(|built| built.names.clone()).unwrap_or_default()),
-            untagged: port.vlan.or(port.native).map_or(0, |vlan| vlan.get()),
+            untagged: untagged_vlan(port),
             port: id,
             reader: HeaderReader::default(),
         }
     }
+}
+
+/// Returns the VLAN of untagged frames from a port; 0 for the untagged network.
+pub(crate) fn untagged_vlan(port: &Port) -> u16 {
+    port.vlan.or(port.native).map_or(0, |vlan| vlan.get())
 }
 
 /// Returns the keys and masks of a match.

@@ -19,8 +19,8 @@
 //! # Cost
 //!
 //! All captures of a worker together may use one cycle in [`SHARE`]. Above this budget, the
-//! captures pause for about 16 ms, then take some hundred frames, and so on. They count the frames
-//! that they leave out. The worker charges the used cycles to the host and not to a port. A worker
+//! captures pause for about 16 ms, then take some hundred frames, and so on. The ports' counters
+//! say how many frames the captures left out. The worker charges the used cycles to the host and not to a port. A worker
 //! without captures spends one comparison per batch.
 
 mod budget;
@@ -87,7 +87,7 @@ struct Capture {
     tally: Tally,
     /// Frames that the capture left out since the last record.
     missed: u32,
-    /// Reading of [`Capture::countable`] at the beginning of a batch in a pause.
+    /// Last reading of [`Capture::countable`] in a pause.
     counted: u64,
     /// Position in `buffer` of each frame of the present batch that waits for its verdict.
     pending: [Option<usize>; BATCH_FRAMES],
@@ -124,12 +124,15 @@ impl Captures {
         &mut self,
         terms: Box<CaptureTerms>,
         buffer: Vec<u8>,
+        counters: &[Option<Arc<PortCounters>>],
     ) -> Option<(Box<CaptureTerms>, Vec<u8>)> {
         if self.list.len() >= CAPTURES_MAX {
             return Some((terms, buffer));
         }
         let (tally, pending) = (Tally::default(), [None; BATCH_FRAMES]);
-        self.list.push(Capture { terms, buffer, tally, missed: 0, counted: 0, pending });
+        let mut capture = Capture { terms, buffer, tally, missed: 0, counted: 0, pending };
+        capture.counted = capture.countable(counters);
+        self.list.push(capture);
         None
     }
 
@@ -142,36 +145,48 @@ impl Captures {
 
     /// Exchanges a capture's buffer for an empty buffer. Returns the empty buffer if the worker has
     /// no such capture.
-    pub fn exchange(&mut self, id: u64, empty: Vec<u8>) -> Result<(Vec<u8>, Tally), Vec<u8>> {
+    pub fn exchange(
+        &mut self,
+        id: u64,
+        empty: Vec<u8>,
+        counters: &[Option<Arc<PortCounters>>],
+    ) -> Result<(Vec<u8>, Tally), Vec<u8>> {
+        let paused = !self.open;
         let Some(capture) = self.list.iter_mut().find(|capture| capture.terms.id == id) else {
             return Err(empty);
         };
+        if paused {
+            let now = capture.countable(counters);
+            capture.leave_out(now.wrapping_sub(capture.counted));
+            capture.counted = now;
+        }
         let tally = core::mem::take(&mut capture.tally);
         Ok((core::mem::replace(&mut capture.buffer, empty), tally))
     }
 
     /// Begins a batch at time `at`, if it has not begun yet. Returns whether the captures take
-    /// frames of the batch.
-    pub fn begin(&mut self, at: Cycles) -> bool {
+    /// frames of the batch. At the end of a pause, the counters say how many frames the captures
+    /// left out.
+    pub fn begin(&mut self, at: Cycles, counters: &[Option<Arc<PortCounters>>]) -> bool {
         if at != self.at {
-            (self.at, self.open) = (at, self.budget.may(at));
+            let open = self.budget.may(at);
+            if open != self.open {
+                self.turn(open, counters);
+            }
+            self.at = at;
         }
         self.open
     }
 
-    /// In a pause, notes what the captured ports have counted. [`Self::end_pause`] then finds out
-    /// how many frames of the batch the captures left out.
-    pub fn begin_pause(&mut self, counters: &[Option<Arc<PortCounters>>]) {
-        for capture in &mut self.list {
-            capture.counted = capture.countable(counters);
-        }
-    }
-
-    /// Counts the frames that the captures left out since [`Self::begin_pause`].
-    pub fn end_pause(&mut self, counters: &[Option<Arc<PortCounters>>]) {
+    #[cold]
+    fn turn(&mut self, open: bool, counters: &[Option<Arc<PortCounters>>]) {
+        self.open = open;
         for capture in &mut self.list {
             let now = capture.countable(counters);
-            capture.leave_out(now.wrapping_sub(capture.counted));
+            if open {
+                capture.leave_out(now.wrapping_sub(capture.counted));
+            }
+            capture.counted = now;
         }
     }
 
@@ -212,16 +227,10 @@ impl Captures {
         followed
     }
 
-    /// Copies the frames of a batch that the worker received at time `at`. `policed` says whether a
+    /// Copies the frames of a batch that the worker has just received. `policed` says whether a
     /// limit may drop some of the frames next.
-    pub fn received(&mut self, batch: &mut Batch, unit: Unit, at: Cycles, policed: bool) {
-        if !self.begin(at) {
-            for capture in &mut self.list {
-                let CaptureTerms { port, received, drops, .. } = *capture.terms;
-                if port == unit.port && received && !drops {
-                    capture.leave_out(batch.len() as u64);
-                }
-            }
+    pub fn received(&mut self, batch: &mut Batch, unit: Unit, policed: bool) {
+        if !self.open {
             return;
         }
         for i in 0..batch.len() {
@@ -280,6 +289,9 @@ impl Captures {
     ) {
         let fate = Fate::Dropped(reason);
         let to = output.map(PortId);
+        if !self.concerns(source, to) {
+            return;
+        }
         self.each(|capture, at| {
             if let Some(place) = capture.pending[i % BATCH_FRAMES] {
                 record::set_fate(&mut capture.buffer, place, fate, to);
@@ -303,6 +315,9 @@ impl Captures {
 
     /// Records a frame that the worker dropped as it received it, before [`Self::received`].
     pub fn refused(&mut self, batch: &Batch, i: usize, unit: Unit, reason: DropReason) {
+        if !self.concerns(unit.port, None) {
+            return;
+        }
         self.each(|capture, at| {
             let CaptureTerms { port, received, .. } = *capture.terms;
             if received && port == unit.port {
@@ -316,6 +331,9 @@ impl Captures {
     /// Records a frame that the switch dropped after it waited in a queue. The frame's bytes are
     /// gone.
     pub fn dropped_unseen(&mut self, source: u16, output: PortId, reason: DropReason) {
+        if !self.concerns(PortId(source), Some(output)) {
+            return;
+        }
         self.each(|capture, at| {
             let CaptureTerms { port, received, sent, drops, .. } = *capture.terms;
             let direction = if received && port.0 == source {
@@ -379,7 +397,22 @@ impl Captures {
                     record::void(&mut capture.buffer, at);
                 }
             }
+            // Void records at the end make room for others.
+            if let Some(first) = pending.into_iter().flatten().min()
+                && record::records(&capture.buffer[first..]).next().is_none()
+            {
+                capture.buffer.truncate(first);
+            }
         }
+    }
+
+    /// Whether a capture may take a frame from `source` to `output`, so that another port's frames
+    /// cost the captures nothing.
+    fn concerns(&self, source: PortId, output: Option<PortId>) -> bool {
+        let of_port = |of: &CaptureTerms| {
+            of.received && of.port == source || of.sent && Some(of.port) == output
+        };
+        self.open && self.list.iter().any(|capture| of_port(&capture.terms))
     }
 
     /// Runs `what` for each capture unless they pause, and measures the cycles.
@@ -399,18 +432,16 @@ impl Captures {
 }
 
 impl Capture {
-    /// Returns a count that grows by one for each frame that the capture would take at the delivery
-    /// of a batch.
+    /// Returns a count that grows by one for each frame that the capture would take.
     fn countable(&self, counters: &[Option<Arc<PortCounters>>]) -> u64 {
         let CaptureTerms { port, received, sent, drops, .. } = *self.terms;
         let Some(Some(counters)) = counters.get(port.index()) else { return 0 };
         let sum = |of: &[Counter]| of.iter().map(Counter::get).fold(0, u64::wrapping_add);
-        match (drops, received, sent) {
-            (false, _, true) => counters.tx_frames.get(),
-            (false, _, false) => 0,
-            (true, true, true) => sum(&counters.drops).wrapping_add(sum(&counters.tx_drops)),
-            (true, true, false) => sum(&counters.drops),
-            (true, false, _) => sum(&counters.tx_drops),
+        let of = |wanted: bool, count: u64| if wanted { count } else { 0 };
+        if drops {
+            of(received, sum(&counters.drops)).wrapping_add(of(sent, sum(&counters.tx_drops)))
+        } else {
+            of(received, counters.rx_frames.get()).wrapping_add(of(sent, counters.tx_frames.get()))
         }
     }
 

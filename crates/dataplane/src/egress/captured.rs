@@ -13,9 +13,10 @@ use penstock_units::PortId;
 
 use super::account::{account, drops};
 use super::{ALL, Around, Delivery, Egress, List, merge};
-use crate::batch::Batch;
+use crate::batch::{Batch, Verdict};
 use crate::capture::Captures;
 use crate::finish;
+use crate::offload::Offload;
 use crate::port::{PortQueue, TxOutcome};
 use crate::unit::Unit;
 
@@ -50,6 +51,8 @@ impl Egress {
         let counters = around.counters;
         if fresh && self.mirrors {
             self.mirror_received(batch, source, around);
+            // The frames themselves may need as many cuts as their copies.
+            self.finisher.cuts_left = finish::CUTS_PER_TURN_MAX;
         }
         let Some(own) = counters[source.index()].as_deref() else { return };
         self.list::<true>(batch, source, around.snapshot, own);
@@ -98,6 +101,14 @@ impl Egress {
     /// Sends copies of frames that the switch has just received from `source`.
     fn mirror_received(&mut self, batch: &mut Batch, source: PortId, around: &mut Around<'_>) {
         let mirror = around.snapshot.port(source.0).and_then(|policy| policy.mirror.received);
+        for i in 0..batch.len() {
+            let frame = batch.frame_mut(i);
+            // Only frames that reached the rules have checked metadata. A driver's metadata must
+            // not lead the segmenter or another guest behind the end of the frame.
+            if matches!(frame.verdict, Verdict::Drop(reason) if reason.precedes_rules()) {
+                frame.offload = Offload::NONE;
+            }
+        }
         if let Some(mirror) = mirror {
             self.send_copies(batch, (source, mirror), &ALL[..batch.len()], around);
         }

@@ -5,6 +5,7 @@ use penstock_qos::delay_scale::part_of;
 use penstock_qos::egress_policer::Policed;
 use penstock_units::{Nanos, PortId, QueueId};
 
+use super::account::drops;
 use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::capture::Captures;
@@ -213,6 +214,13 @@ impl Egress {
             }
             if watched {
                 delivery.link = link_bytes(batch, frames, &delivery.outcome);
+            }
+            if SEEN {
+                for (reason, frames) in drops(&delivery) {
+                    (0..frames).for_each(|_| {
+                        self.captures.dropped_unseen(run[0].source, port, reason);
+                    });
+                }
             }
             let target = counters[port.index()].as_deref();
             if let Some(target) = target {

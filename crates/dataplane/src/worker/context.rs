@@ -115,10 +115,7 @@ impl<C: CycleCounter> Context<C> {
 
     #[cold]
     fn deliver_watched(&mut self, source: PortId, now: Nanos, fresh: bool) {
-        let open = self.egress.captures.begin(self.last());
-        if !open {
-            self.egress.captures.begin_pause(&self.port_counters);
-        }
+        let open = self.begin_captures();
         let (egress, batch, mut around) = self.delivery();
         egress.set_now(now);
         if open || egress.has_mirrors() {
@@ -126,7 +123,7 @@ impl<C: CycleCounter> Context<C> {
         } else {
             egress.deliver(batch, source, &mut around);
         }
-        self.end_watch(open);
+        self.charge_captures();
     }
 
     /// Sends the frames of the context's batch, which left the queue of `port`.
@@ -143,23 +140,17 @@ impl<C: CycleCounter> Context<C> {
 
     #[cold]
     fn depart_captured(&mut self, port: PortId, now: Nanos) {
-        let open = self.egress.captures.begin(self.last());
-        if !open {
-            self.egress.captures.begin_pause(&self.port_counters);
-        }
+        self.begin_captures();
         let (egress, batch, mut around) = self.delivery();
         egress.set_now(now);
         egress.depart::<true>(batch, port, &mut around);
-        self.end_watch(open);
+        self.charge_captures();
     }
 
-    /// Ends a batch with captures. `open` is false in a pause of the captures.
-    fn end_watch(&mut self, open: bool) {
-        if open {
-            self.charge_captures();
-        } else {
-            self.egress.captures.end_pause(&self.port_counters);
-        }
+    /// Begins a batch of the captures. Returns false in a pause of the captures.
+    pub fn begin_captures(&mut self) -> bool {
+        let at = self.last();
+        self.egress.captures.begin(at, &self.port_counters)
     }
 
     /// Charges the host for the cycles that captures used, so that no port pays for them.

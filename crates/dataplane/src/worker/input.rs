@@ -146,6 +146,9 @@ impl Input {
         let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
         batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
+        if SEEN {
+            ctx.egress.captures.begin(ctx.account.last(), &ctx.port_counters);
+        }
         let queue = &mut *ctx.ports[id].queues[unit.queue.index()];
         let counted = if self.apart[id] == Apart::default() {
             queue.rx_burst(batch);
@@ -173,7 +176,7 @@ impl Input {
         let last = ctx.account.last();
         let (second, nanos) = (ctx.clock.second(last), ctx.clock.nanos(last));
         if SEEN {
-            ctx.egress.captures.received(batch, unit, last, policy.ingress_policer.is_some());
+            ctx.egress.captures.received(batch, unit, policy.ingress_policer.is_some());
         }
         if let Some(limits) = &policy.ingress_policer {
             limits.police(batch, Nanos(nanos), counters);

@@ -221,14 +221,15 @@ impl<C: CycleCounter> Worker<C> {
 
     fn serve_capture(&mut self, request: Request) -> Reply {
         let captures = &mut self.ctx.egress.captures;
+        let counters = &self.ctx.port_counters;
         let reply = match request {
-            Request::Capture(terms, buffer) => match captures.add(terms, buffer) {
+            Request::Capture(terms, buffer) => match captures.add(terms, buffer, counters) {
                 Some((terms, buffer)) => {
                     Reply::CaptureEnded(Some((terms, buffer, Tally::default())))
                 }
                 None => Reply::Done,
             },
-            Request::CaptureNext(id, empty) => match captures.exchange(id, empty) {
+            Request::CaptureNext(id, empty) => match captures.exchange(id, empty, counters) {
                 Ok((buffer, tally)) => Reply::Captured(buffer, Some(tally)),
                 Err(empty) => Reply::Captured(empty, None),
             },

@@ -401,9 +401,10 @@ impl Workers {
         terms: &dyn Fn() -> Box<CaptureTerms>,
     ) -> Result<bool, WorkerError> {
         for handle in &self.0.handles {
-            if !handle.capture(terms())? {
+            let started = handle.capture(terms());
+            if !matches!(started, Ok(true)) {
                 self.capture_end(id);
-                return Ok(false);
+                return started;
             }
         }
         Ok(true)

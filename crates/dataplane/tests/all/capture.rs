@@ -235,7 +235,7 @@ fn a_frame_above_a_limit_is_captured_with_its_bytes() {
 fn a_filter_takes_only_frames_with_its_headers() {
     let mut bed = Bed::new(|_| {});
     let matching = Match { ethertype: Some(0x88b6), ..Match::default() };
-    let filter = move || Some(Filter::new(vec![matching.compile().unwrap()]));
+    let filter = move || Some(Filter::new(vec![matching.compile().unwrap()], 0));
     bed.capture(|terms| terms.filter = filter());
     let special = |from, to, len| {
         let mut bytes = frame(from, to, len);
@@ -284,6 +284,41 @@ fn frames_above_the_budget_and_above_the_buffer_are_counted() {
     bed.run();
     let (taken, tally) = bed.taken();
     assert_eq!((taken.len(), tally.lost), (10, 10));
+}
+
+#[test]
+fn a_pause_hides_no_drop() {
+    use core::sync::atomic::{AtomicU64, Ordering};
+    static NOW: AtomicU64 = AtomicU64::new(0);
+    let mut bed = Bed::new(|policy| {
+        let cir = BitsPerSecond(8_000_000);
+        let limit = Limit::SingleRate { cir, cbs: 2_000, ebs: 0 };
+        let own = vec![Arc::new(Policer::new(Spec::new(limit).unwrap()))];
+        if policy.id == 0 {
+            policy.ingress_policer = Some(Arc::new(IngressPolicer { own, links: Vec::new() }));
+        }
+    });
+    let before: u64 = bed.port(0).drops.iter().sum();
+    bed.capture(|terms| {
+        terms.drops = true;
+        terms.clock = || Cycles(NOW.fetch_add(100_000, Ordering::Relaxed));
+    });
+    let (mut taken, mut left_out) = (0, 0);
+    for round in 0..200 {
+        bed.send(0, (0..20).map(|_| frame(0, 1, 1_000)));
+        bed.run();
+        bed.core.0.advance(Cycles(1_000_000));
+        while bed.drivers[1].receive().is_some() {}
+        if round % 30 == 7 {
+            let (records, tally) = bed.taken();
+            (taken, left_out) = (taken + records.len() as u64, left_out + tally.left_out);
+        }
+    }
+    let (records, tally) = bed.taken();
+    (taken, left_out) = (taken + records.len() as u64, left_out + tally.left_out);
+    let dropped: u64 = bed.port(0).drops.iter().sum::<u64>() - before;
+    assert_eq!(taken + left_out, dropped, "{taken} and {left_out}");
+    assert!(taken > 10 && left_out > 10, "{taken} and {left_out}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use penstock_control::api::CapturedFrames;
-use penstock_control::host::{Capture, Host};
+use penstock_control::api::{CaptureRequest, CapturedFrames};
+use penstock_control::host::{ApiError, Capture, Host};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;
 
@@ -17,26 +17,38 @@ const LOOK: Duration = Duration::from_millis(20);
 pub(super) const MESSAGES: usize = 8;
 
 /// A running capture, which ends when the value is dropped.
-struct Running {
+pub(super) struct Running {
     host: Arc<Host>,
     capture: Capture,
+}
+
+impl Running {
+    /// Starts a capture.
+    ///
+    /// # Errors
+    /// Returns an error if the host refuses the capture.
+    pub(super) fn start(host: Arc<Host>, request: &CaptureRequest) -> Result<Self, ApiError> {
+        let capture = host.capture(request)?;
+        tracing::info!(port = capture.port(), "capture started");
+        Ok(Self { host, capture })
+    }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.host.capture_end(&self.capture);
+        tracing::info!(port = self.capture.port(), "capture ended");
     }
 }
 
 /// Sends frames until the client disconnects, the port is removed or the daemon stops.
 pub(super) async fn feed(
-    host: Arc<Host>,
-    capture: Capture,
+    mut running: Running,
     mut stopping: watch::Receiver<bool>,
     sender: mpsc::Sender<Result<CapturedFrames, Status>>,
 ) {
-    let begun = CapturedFrames { port: capture.port().to_owned(), ..CapturedFrames::default() };
-    let mut running = Running { host, capture };
+    let port = running.capture.port().to_owned();
+    let begun = CapturedFrames { port, ..CapturedFrames::default() };
     if sender.send(Ok(begun)).await.is_err() {
         end(running).await;
         return;

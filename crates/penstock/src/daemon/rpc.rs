@@ -300,13 +300,15 @@ impl HostService for Service {
 
     async fn capture(&self, request: Request<api::CaptureRequest>) -> Reply<Self::CaptureStream> {
         let request = request.into_inner();
-        let port = request.port.clone();
-        let capture = self.call(move |host| host.capture(&request)).await?;
-        let capture = capture.map_err(|error| status(&error))?;
-        tracing::info!(port, "capture started");
+        let host = Arc::clone(&self.host);
+        // If the client leaves meanwhile, the value is dropped, and the capture ends.
+        let start = move || capture::Running::start(host, &request);
+        let running = tokio::task::spawn_blocking(start).await.map_err(|error| {
+            Status::internal(format!("daemon: internal error: {error}; see its log"))
+        })?;
+        let running = running.map_err(|error| status(&error))?;
         let (sender, receiver) = mpsc::channel(capture::MESSAGES);
-        let (host, stopping) = (Arc::clone(&self.host), self.stopping.clone());
-        tokio::spawn(capture::feed(host, capture, stopping, sender));
+        tokio::spawn(capture::feed(running, self.stopping.clone(), sender));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
 }

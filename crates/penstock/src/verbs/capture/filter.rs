@@ -13,6 +13,9 @@ use crate::pairs::Pairs;
 const EITHER: [(&str, [&str; 2]); 3] =
     [("host", ["src", "dst"]), ("mac", ["src_mac", "dst_mac"]), ("port", ["src_port", "dst_port"])];
 
+/// Limit on alternatives: the three keys of [`EITHER`], each once.
+const ALTERNATIVES_MAX: usize = 8;
+
 /// Returns the matches of a filter as TOML texts. Returns no match for an empty filter.
 ///
 /// # Errors
@@ -35,6 +38,9 @@ pub(super) fn matches(text: &str) -> Result<Vec<String>> {
                 .collect::<Vec<_>>()
         };
         alternatives = alternatives.iter().flat_map(with).collect();
+        if alternatives.len() > ALTERNATIVES_MAX {
+            bail!("filter: `host`, `mac` and `port` occur too often; write each key once");
+        }
     }
     if alternatives == [Vec::<String>::new()] {
         return Ok(Vec::new());

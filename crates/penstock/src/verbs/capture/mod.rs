@@ -98,6 +98,7 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
         filters: filter::matches(&args.filter)?,
         snap_len: args.snaplen,
     };
+    end_blocked_output();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut client = connect(socket).await?;
@@ -136,6 +137,26 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
     ended(sink.finish(&seen).map(|()| false))?;
     eprintln!("{}{}", if tells { "\r" } else { "" }, seen.text());
     outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// Ends the process two seconds after a signal, because a reader that does not read would block
+/// the process in a write for ever.
+fn end_blocked_output() {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let Ok(runtime) = runtime else { return };
+        runtime.block_on(async {
+            let Ok(mut terminate) = signal(SignalKind::terminate()) else { return };
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
+            tokio::time::sleep(PATIENCE).await;
+            eprintln!("the reader does not read; the end of the capture is lost");
+            std::process::exit(1);
+        });
+    });
 }
 
 /// Whether the capture ends because the reader of its output has ended.

@@ -184,6 +184,9 @@ ctl() { "$BIN" --socket "$SOCKET" "$@"; }
 UNIT_CAPABILITIES=+net_admin,+net_raw,+bpf,+chown,+fowner,+dac_override
 # start_switch CONFIG: starts the switch. $SWITCH has its process. With PENSTOCK_RUN_AS it runs as
 # that user. With PENSTOCK_UNDER_UNIT, which under-unit.sh sets, systemd starts it under its unit.
+# $MANAGER is a program that starts the switch, such as service-manager.py. $SWITCH is then the
+# manager's process.
+MANAGER=()
 start_switch() {
     local as=() bin=$BIN
     if [ -n "${PENSTOCK_UNDER_UNIT:-}" ]; then
@@ -202,7 +205,7 @@ start_switch() {
             [ -x "$bin" ] || install -m 755 "$BIN" "$bin"
         fi
     fi
-    spawn "$WORK/host.log" "${as[@]}" "$bin" host run --config "$1"
+    spawn "$WORK/host.log" "${MANAGER[@]}" "${as[@]}" "$bin" host run --config "$1"
     SWITCH=$SPAWNED
     wait_until 15 switch_settled && ctl host show >/dev/null 2>&1 && return
     tail -20 "$WORK/host.log" >&2
@@ -267,6 +270,33 @@ longest_silence() {
     sed -n 's/.*seq=\([0-9]*\) .*/\1/p' "$1" | sort -n |
         awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { print 20 * most }'
 }
+
+# silence FILE: returns the longest time in ms between two answers in the output of iputils'
+# `ping -D`.
+silence() {
+    sed -n 's/^\[\([0-9.]*\)\].*icmp_seq.*/\1/p' "$1" |
+        awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 }
+            END { printf "%.0f\n", most * 1000 }'
+}
+# Every request of a ping has its answer, once and in order, up to the last answer.
+all_answered() {
+    sed -n 's/.*icmp_seq=\([0-9]*\).*/\1/p' "$1" |
+        awk '$1 != NR { print "request " NR ": answer " $1; bad = 1; exit }
+            END { exit bad || NR == 0 }'
+}
+# udp_is_whole JSON_OF_SERVER: no datagram of the client's intervals was lost or out of order.
+udp_is_whole() {
+    python3 - "$1" <<'END'
+import json, sys
+run = json.load(open(sys.argv[1]))
+parts = [part["sum"] for part in run["intervals"]]
+packets, lost = (sum(part[key] for part in parts) for key in ("packets", "lost_packets"))
+late = sum(stream.get("out_of_order", 0) for part in run["intervals"] for stream in part["streams"])
+print(packets, "datagrams,", lost, "lost,", late, "out of order")
+sys.exit(lost != 0 or late != 0 or packets == 0)
+END
+}
+
 # Returns the receiver's rate in iperf3's text output, as "1.23 Gbits/sec".
 iperf_rate() { awk '/receiver/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /bits\/sec/) r = $i " " $(i + 1) } END { print r }' <<<"$1"; }
 

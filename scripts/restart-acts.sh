@@ -53,33 +53,11 @@ restart_all() {
     wait_until 10 has_answers $((n * 50 + 50)) /out/ping-5.log &&
         wait_until 10 has_answers $((n * 50 + 50)) /out/ping-13.log
 }
-# silence FILE: returns the longest time in ms between two answers of a ping.
-silence() {
-    sed -n 's/^\[\([0-9.]*\)\].*icmp_seq.*/\1/p' "$1" |
-        awk 'NR > 1 && $1 - last > most { most = $1 - last } { last = $1 } END { printf "%.0f\n", most * 1000 }'
-}
 is_silent_for_at_most() {
     local ms
     ms=$(silence "$2")
     say "longest silence: $ms ms"
     [ "$ms" -le "$1" ]
-}
-# Every request of a ping has its answer, once and in order, up to the last answer.
-all_answered() {
-    sed -n 's/.*icmp_seq=\([0-9]*\).*/\1/p' "$1" |
-        awk '$1 != NR { print "request " NR ": answer " $1; exit 1 }'
-}
-# udp_is_whole SERVER_LOG: no datagram of the client's intervals was lost or out of order.
-udp_is_whole() {
-    python3 - "$1" <<'END'
-import json, sys
-run = json.load(open(sys.argv[1]))
-parts = [part["sum"] for part in run["intervals"]]
-packets, lost = (sum(part[key] for part in parts) for key in ("packets", "lost_packets"))
-late = sum(stream.get("out_of_order", 0) for part in run["intervals"] for stream in part["streams"])
-print(packets, "datagrams,", lost, "lost,", late, "out of order")
-sys.exit(lost != 0 or late != 0 or packets == 0)
-END
 }
 # tcp_went_on CLIENT_LOG: data was sent in the last whole second.
 tcp_went_on() {

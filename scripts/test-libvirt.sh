@@ -7,14 +7,16 @@
 # A round is a ring format and a number of queue pairs: split and packed, 1 and 2. In each round both
 # guests boot, exchange pings and iperf3, get and lose a NIC, are suspended, reset, rebooted, saved
 # and restored, get more memory, boot with an MTU, rings of 1024 and no offloads, and survive
-# `kill -9` of the switch and of QEMU. After the rounds a guest moves between two libvirt daemons,
-# and a guest asks for more queues than its port has.
+# `kill -9` of the switch and of QEMU. They lose nothing at restarts of the switch under a service
+# manager. After the rounds a guest moves between two libvirt daemons, and a guest asks for more
+# queues than its port has.
 #
 # The script starts libvirtd and virtlogd of its own, in mount namespaces with directories of their
 # own, and never touches another libvirt. Prints PASS, FAIL and SKIP lines. Needs root.
 #
-#   test-libvirt.sh                  everything: 10 to 15 minutes without KVM
-#   test-libvirt.sh --smoke          two guests in client mode, two queue pairs, `kill -9`: a minute
+#   test-libvirt.sh                  everything: 15 to 25 minutes without KVM
+#   test-libvirt.sh --smoke          two guests in client mode, two queue pairs, restarts and
+#                                    `kill -9`: two minutes
 #   test-libvirt.sh ROUND...         only these rounds, such as `split-1` or `packed-2`, or `end`
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
@@ -101,7 +103,8 @@ act() {
     ! wait_until 10 third_past "$(third_last)" || lost=$(third_lost "$from")
     [ "$lost" = 0 ] || {
         fail "$ROUND, $what: the third party lost $lost pings"
-        ctl stats ep1 ep2 --json | tr -d ' \n' | grep -o '"\(tx_\)\?drops":{[^}]*}' | sed 's/^/     /'
+        ctl stats ep1 ep2 vm1 vm2 --json |
+            tr -d ' \n' | grep -o '"\(tx_\)\?drops":{[^}]*}' | sed 's/^/     /'
     }
 }
 show_ports() { ctl port list | sed "s#$WORK/sockets/##g; s/^/     /"; }
@@ -116,7 +119,8 @@ address_of() { case $1 in vm1 | moved) echo 10.0.0.21 ;; vm2) echo 10.0.0.22 ;; 
 mac_of() { case $1 in vm1 | moved) echo 52:54:00:00:02:01 ;; vm2) echo 52:54:00:00:02:02 ;; esac; }
 mode_of() { if [ -z "$SMOKE" ] && [[ $1 == *2 ]]; then echo server; else echo client; fi; }
 peer_of() { if [ "$1" = vm2 ]; then echo 10.0.0.21; else echo 10.0.0.22; fi; }
-inside() { "$GUEST" exec "$1" "$2" "${3:-20}"; }
+# inside GUEST COMMAND [SECONDS]
+inside() { "$GUEST" exec "$1" "${2//$'\n'/ }" "${3:-20}"; }
 
 # define GUEST [DRIVER [MORE [OVERRIDE]]]: defines the domain of a guest with the round's rings.
 define() {
@@ -240,6 +244,134 @@ kill_switch() {
     done
 }
 
+# --- restarts of the switch ---
+
+RESTARTS=3
+# QEMU in client mode connects again after a second (`<reconnect>` in nic_xml). The session then
+# starts within 100 ms on a calm machine.
+SILENCE_MS=$((1000 + $(patience 100)))
+# begin_pings: an endpoint pings each guest every 10 ms. The ping is that of iputils, because the
+# ping of busybox has a small buffer and loses answers in bursts. The third party pings with busybox
+# in the other namespace.
+begin_pings() {
+    local name
+    PINGS=() SERVERS=()
+    for name in vm1 vm2; do
+        rm -f "$WORK/ping-$name.log"
+        spawn_in "$TAG-ep2" "$WORK/ping-$name.log" ping -n -D -i 0.01 "$(address_of "$name")"
+        PINGS+=("$SPAWNED")
+        SOCKETS[$name]=$(sockets_of "$name")
+    done
+    more_frames
+}
+# begin_streams: each guest sends 100 datagrams a second on each queue pair. Linux sends the frames
+# of vCPU n on queue pair n.
+begin_streams() {
+    local name n port
+    for name in vm1 vm2; do
+        for ((n = 0; n < QUEUES; n++)); do
+            port=52${name#vm}$n
+            rm -f "$WORK/udp-$name-$n.json"
+            spawn_in "$TAG-ep1" "$WORK/udp-$name-$n.json" iperf3 -s -1 -J -p "$port"
+            SERVERS+=("$SPAWNED")
+            wait_until 10 listens_on "$port" || return
+            inside "$name" "taskset -c $n iperf3 -u -b 80K -l 100 -t 600 -c 10.0.0.11 -p $port \
+                >/dev/null 2>&1 &" || return
+        done
+    done
+    more_frames
+}
+listens_on() { in_netns "$TAG-ep1" ss -ltn | grep -q ":$1 "; }
+# Waits until each guest has received 100 more frames.
+more_frames() {
+    local name before
+    for name in vm1 vm2; do
+        before=$(port_counter "$name" tx_frames)
+        wait_until 15 has_frames "$name" $((before + 100)) || return
+    done
+}
+has_frames() { [ "$(port_counter "$1" tx_frames)" -ge "$2" ]; }
+end_pings() { kill -INT "${PINGS[@]}" && wait "${PINGS[@]}"; }
+# The endpoint's servers print their results when the guests end the streams. The guest's own server
+# ends too, and starts again.
+end_streams() {
+    local name pid
+    for name in vm1 vm2; do
+        inside "$name" 'killall iperf3 && sleep 1; iperf3 -s -D >/dev/null 2>&1' || return
+    done
+    for pid in "${SERVERS[@]}"; do wait_until 10 gone "$pid" || return; done
+}
+# streams_are_whole GUEST: the datagrams of each queue pair arrived, until the end.
+streams_are_whole() {
+    local n
+    for ((n = 0; n < QUEUES; n++)); do
+        udp_is_whole "$WORK/udp-$1-$n.json" || return
+    done
+}
+# The connections of a guest's QEMU. A connection that QEMU makes again is another socket.
+declare -A SOCKETS
+sockets_of() {
+    find "/proc/$(cat "$WORK/a/run/libvirt/qemu/$1.pid")/fd" -lname 'socket:*' -printf '%l\n' | sort
+}
+kept_connection() { [ "$(sockets_of "$1")" = "${SOCKETS[$1]-}" ]; }
+
+starts() { grep -c '^service manager: start' "$WORK/host.log"; }
+started_more() { [ "$(starts)" -gt "$1" ] && ctl host show; }
+# Whether so many sessions continue since the last start of the switch.
+continued() {
+    awk -v number="$1" '/^service manager: start/ { n = 0 }
+        /session of the former process continues/ { n++ } END { exit n != number }' "$WORK/host.log"
+}
+# Restarts the switch as `systemctl restart` does. The sessions of both guests and of both endpoints
+# go on.
+restart_kept() {
+    local before
+    before=$(starts)
+    kill -HUP "$SWITCH" && wait_until 15 started_more "$before" && wait_until 5 continued 4 &&
+        more_frames
+}
+is_at_most() { [ "$1" -le "$2" ]; }
+
+restarts() {
+    local name mode n ms log
+    # Without a service manager, no session is kept. The next switch has one.
+    act "an endpoint pings both guests" begin_pings
+    stop_switch
+    MANAGER=("$REPO/scripts/service-manager.py" "$WORK/notify.sock")
+    check "$ROUND, stop and start of the switch" start_switch "$WORK/host.toml"
+    check "$ROUND, stop and start: both guests receive frames again" more_frames
+    end_pings
+    for name in vm1 vm2; do
+        mode="$name ($(mode_of "$name"))"
+        ms=$(silence "$WORK/ping-$name.log")
+        check "$ROUND, $mode: QEMU connects again after stop and start" not kept_connection "$name"
+        check "$ROUND, $mode: stop and start: longest silence $ms ms, at most $SILENCE_MS ms" \
+            is_at_most "$ms" "$SILENCE_MS"
+    done
+    act "an endpoint pings both guests" begin_pings
+    act "both guests send on all queue pairs" begin_streams
+    for ((n = 1; n <= RESTARTS; n++)); do
+        act "restart $n of $RESTARTS: the sessions of all ports go on" restart_kept
+    done
+    end_pings
+    act "the streams go on until they are ended" end_streams
+    for name in vm1 vm2; do
+        mode="$name ($(mode_of "$name"))" log=$WORK/ping-$name.log
+        act "$mode: QEMU keeps its connection over $RESTARTS restarts" kept_connection "$name"
+        act "$mode: all queue pairs pass frames" passes_pairs "$name"
+        act "$mode: every ping is answered, in order" all_answered "$log"
+        act "$mode: every datagram arrives, in order" streams_are_whole "$name"
+        say "     $mode: longest silence $(silence "$log") ms over $RESTARTS restarts"
+    done
+    stop_switch
+    MANAGER=()
+    check "$ROUND, the switch starts without a service manager" start_switch "$WORK/host.toml"
+    check "$ROUND, the third party is back" wait_until 10 third_past "$(third_last)"
+    for name in vm1 vm2; do
+        act "$name ($(mode_of "$name")): is back" reaches "$name"
+    done
+}
+
 # begin RING QUEUES: both guests boot with the rings of the round.
 begin() {
     RING=$1 QUEUES=$2 ROUND="$1 rings, $2 queue pairs"
@@ -277,6 +409,7 @@ full_round() {
         act "$mode: save, restore" save_restore "$name"
         act "$mode: memory is plugged" more_memory "$name"
     done
+    restarts
     kill_switch
     for name in vm1 vm2; do
         mode="$name ($(mode_of "$name"))"
@@ -291,6 +424,7 @@ full_round() {
 }
 smoke() {
     begin split 2
+    restarts
     kill_switch
     act "vm1 (client): kill -9 of QEMU" kill_qemu vm1
     act "vm1 (client): boots again" again_after_kill vm1

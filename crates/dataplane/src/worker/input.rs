@@ -125,6 +125,7 @@ impl Input {
         waited: Cycles,
         lent: bool,
     ) -> Option<Taken> {
+        ctx.begin_captures();
         self.run_as::<C, true>(ctx, unit, waited, lent)
     }
 
@@ -146,9 +147,6 @@ impl Input {
         let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
         batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
-        if SEEN {
-            ctx.egress.captures.begin(ctx.account.last(), &ctx.port_counters);
-        }
         let queue = &mut *ctx.ports[id].queues[unit.queue.index()];
         let counted = if self.apart[id] == Apart::default() {
             queue.rx_burst(batch);

@@ -52,6 +52,7 @@ impl Service {
             .stderr(log)
             .spawn()
             .unwrap();
+        self.manager.keep_private();
     }
 
     fn stop(&mut self) {

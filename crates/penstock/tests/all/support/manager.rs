@@ -48,6 +48,14 @@ impl Manager {
         lines
     }
 
+    /// Keeps the stored descriptors out of the programs that other tests start. Call this function
+    /// after the start of [`Self::command`].
+    pub fn keep_private(&self) {
+        for (_, fd) in &self.store {
+            fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
+        }
+    }
+
     /// A command that starts `program` with the stored descriptors. The caller adds the program's
     /// arguments.
     pub fn command(&self, program: &str) -> Command {
@@ -56,7 +64,8 @@ impl Manager {
         for (number, (_, fd)) in (3..).zip(&self.store) {
             fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty())).unwrap();
             let high = number + 200;
-            copies.push_str(&format!(" {high}<&{}", fd.as_raw_fd()));
+            // A further copy in the program would keep the session open.
+            copies.push_str(&format!(" {high}<&{0} {0}<&-", fd.as_raw_fd()));
             passed.push_str(&format!(" {number}<&{high} {high}<&-"));
         }
         let script = format!("export LISTEN_PID=$$; exec {copies}; exec \"$@\" {passed}");

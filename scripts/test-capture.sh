@@ -84,9 +84,9 @@ talk() {
         in_netns "$TAG-ep1" busybox ping -q -c 3 -s "$size" -W 1 10.0.0.12 >/dev/null || return
     done
     # Segments of up to 64 KB, at a rate within the budget of a capture.
-    in_netns "$TAG-ep1" iperf3 -c 10.0.0.12 -t 2 -b 20M >/dev/null &&
-        in_netns "$TAG-ep1" iperf3 -c 10.0.0.12 -t 2 -b 20M -R >/dev/null &&
-        in_netns "$TAG-ep1" iperf3 -c 10.0.0.12 -t 1 -u -b 5M >/dev/null
+    in_netns "$TAG-ep1" iperf3 -c 10.0.0.12 -t 2 -b 5M >/dev/null &&
+        in_netns "$TAG-ep1" iperf3 -c 10.0.0.12 -t 2 -b 5M -R >/dev/null &&
+        in_netns "$TAG-ep1" iperf3 -c 10.0.0.12 -t 1 -u -b 2M >/dev/null
 }
 guest_has_read() { [ "$(bytes_of "$WORK/guest.pcap" | wc -l)" -ge "$1" ]; }
 same_bytes() {

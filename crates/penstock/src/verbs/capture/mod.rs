@@ -21,6 +21,9 @@ use pcapng::Writer;
 
 /// Interval between two lines that say how many frames were captured.
 const PROGRESS: Duration = Duration::from_secs(1);
+/// Time after a signal in which the frames from before the signal arrive. The daemon looks for
+/// frames every 20 ms.
+const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 /// `penstock capture`.
 #[derive(Debug, Clone, clap::Args)]
@@ -130,8 +133,8 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
                 eprint!("\r{} frames, {} left out ", seen.frames, seen.left_out + seen.lost);
             }
             () = &mut end => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
-            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => end.as_mut().reset(tokio::time::Instant::now() + LAST_FRAMES),
+            _ = terminate.recv() => end.as_mut().reset(tokio::time::Instant::now() + LAST_FRAMES),
         }
     };
     ended(sink.finish(&seen).map(|()| false))?;

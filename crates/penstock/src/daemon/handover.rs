@@ -29,6 +29,9 @@ const NAME: &str = "penstock-port";
 /// a part of the daemon's time to stop.
 const STORE_LIMIT: Duration = Duration::from_secs(2);
 
+/// Longest wait for room in the queue of the service manager, while the daemon starts.
+const CLEAR_LIMIT: Duration = Duration::from_millis(200);
+
 /// Reads the ports' sessions that the former process stored. They stay in the store. If the start
 /// fails before a session continues, the next start finds the session again.
 pub(super) fn take() -> Vec<Kept> {
@@ -45,7 +48,12 @@ pub(super) fn take() -> Vec<Kept> {
 
 /// Removes the sessions of the former process from the store, after the ports took them.
 pub(super) fn clear(notifier: &Notifier) {
-    notifier.send(&format!("FDSTOREREMOVE=1\nFDNAME={NAME}"));
+    let state = format!("FDSTOREREMOVE=1\nFDNAME={NAME}");
+    // A lost message would leave the carriers in the store for ever.
+    let told = notifier.passage(CLEAR_LIMIT).and_then(|passage| passage.tell(&state));
+    if told.is_err() {
+        notifier.send(&state);
+    }
 }
 
 /// Stores the sessions again after the ports took them and a later step of the start failed. A

@@ -128,7 +128,18 @@ impl Passage {
     /// Returns an error if the service manager does not listen, or if the deadline is over.
     pub fn pass(&self, state: &str, fd: &impl AsRawFd) -> io::Result<()> {
         let fds = [fd.as_raw_fd()];
-        let rights = [ControlMessage::ScmRights(&fds)];
+        self.send(state, &[ControlMessage::ScmRights(&fds)])
+    }
+
+    /// Sends a state, like [`Self::pass`] but without a descriptor.
+    ///
+    /// # Errors
+    /// Returns an error as [`Self::pass`] does.
+    pub fn tell(&self, state: &str) -> io::Result<()> {
+        self.send(state, &[])
+    }
+
+    fn send(&self, state: &str, rights: &[ControlMessage<'_>]) -> io::Result<()> {
         let bytes = [IoSlice::new(state.as_bytes())];
         loop {
             let left = self.deadline.saturating_duration_since(Instant::now());
@@ -139,7 +150,7 @@ impl Passage {
                 self.socket.set_write_timeout(Some(left))?;
                 MsgFlags::empty()
             };
-            match sendmsg::<()>(self.socket.as_raw_fd(), &bytes, &rights, flags, None) {
+            match sendmsg::<()>(self.socket.as_raw_fd(), &bytes, rights, flags, None) {
                 Err(Errno::EAGAIN) if left.is_zero() => {
                     return Err(io::ErrorKind::TimedOut.into());
                 }

@@ -18,7 +18,7 @@
 //!
 //! # Cost
 //!
-//! All captures of a worker together may use one cycle in [`SHARE`]. Above this budget, the
+//! The copies of all captures of a worker may use one cycle in [`SHARE`]. Above this budget, the
 //! captures pause for about 80 ms, then take some thousand frames, and so on. The ports' counters
 //! say how many frames the captures left out. The worker charges the used cycles to the host and
 //! not to a port. A worker without captures spends one comparison per batch.

@@ -137,7 +137,7 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
             _ = terminate.recv() => end.as_mut().reset(tokio::time::Instant::now() + LAST_FRAMES),
         }
     };
-    ended(sink.finish(&seen).map(|()| false))?;
+    ended(sink.finish(&seen))?;
     eprintln!("{}{}", if tells { "\r" } else { "" }, seen.text());
     outcome.map(|()| ExitCode::SUCCESS)
 }
@@ -163,7 +163,7 @@ fn end_blocked_output() {
 }
 
 /// Whether the capture ends because the reader of its output has ended.
-fn ended(written: Result<bool>) -> Result<bool> {
+fn ended(written: Result<()>) -> Result<bool> {
     match written {
         Err(error)
             if error.downcast_ref::<io::Error>().map(io::Error::kind)
@@ -171,7 +171,7 @@ fn ended(written: Result<bool>) -> Result<bool> {
         {
             Ok(true)
         }
-        written => written,
+        written => written.map(|()| false),
     }
 }
 
@@ -197,13 +197,13 @@ impl Sink {
         Ok(Self::File(Box::new(writer)))
     }
 
-    /// Writes the frames of a message. Returns false.
+    /// Writes the frames of a message.
     fn take(
         &mut self,
         args: &CaptureArgs,
         (port, message): (&str, CapturedFrames),
         seen: &mut Seen,
-    ) -> Result<bool> {
+    ) -> Result<()> {
         seen.left_out += message.left_out;
         seen.lost += message.lost;
         let rest = args.count.map_or(u64::MAX, |most| most.saturating_sub(seen.frames));
@@ -221,7 +221,7 @@ impl Sink {
             Self::Lines(out) => out.flush()?,
             Self::File(out) => out.flush()?,
         }
-        Ok(false)
+        Ok(())
     }
 
     fn finish(self, seen: &Seen) -> Result<()> {

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "a program has no public API")]
 
+mod affinity;
 mod calibrate;
 mod cli;
 mod client;

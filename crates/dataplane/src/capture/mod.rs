@@ -21,7 +21,8 @@
 //! The copies of all captures of a worker may use one cycle in [`SHARE`]. Above this budget, the
 //! captures pause for about 80 ms, then take some thousand frames, and so on. The ports' counters
 //! say how many frames the captures left out. The worker charges the used cycles to the host and
-//! not to a port. A worker without captures spends one comparison per batch.
+//! not to a port. A worker whose captures pause does the same as a worker without captures: one
+//! comparison per batch. So only control can end a pause, when it next exchanges a buffer.
 
 mod budget;
 mod filter;
@@ -113,10 +114,11 @@ impl Captures {
         Self { list: Vec::with_capacity(CAPTURES_MAX), ..Self::default() }
     }
 
+    /// Whether captures run, and do not pause.
     #[inline(always)]
     #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+    pub const fn is_open(&self) -> bool {
+        self.open
     }
 
     /// Adds a capture with an empty buffer. Returns both if the worker has too many captures.
@@ -165,19 +167,28 @@ impl Captures {
     }
 
     /// Begins a batch at time `at`, if it has not begun yet. Returns whether the captures take
-    /// frames of the batch. At the end of a pause, the counters say how many frames the captures
-    /// left out.
+    /// frames of the batch. If the budget is spent, a pause begins.
     pub fn begin(&mut self, at: Cycles, counters: &[Option<Arc<PortCounters>>]) -> bool {
-        if at != self.at {
-            let open = self.budget.may(at);
-            if open != self.open {
-                self.turn(open, counters);
-            }
+        if self.open && at != self.at {
             self.at = at;
+            if !self.budget.may(at) {
+                self.turn(false, counters);
+            }
         }
         self.open
     }
 
+    /// Ends a pause if the budget allows it at time `at`. A worker without captures is always in a
+    /// pause.
+    pub fn resume(&mut self, at: Cycles, counters: &[Option<Arc<PortCounters>>]) {
+        if self.list.is_empty() {
+            self.open = false;
+        } else if !self.open && self.budget.may(at) {
+            self.turn(true, counters);
+        }
+    }
+
+    /// Begins or ends a pause. At its end, the counters say how many frames the captures left out.
     #[cold]
     fn turn(&mut self, open: bool, counters: &[Option<Arc<PortCounters>>]) {
         self.open = open;
@@ -195,11 +206,11 @@ impl Captures {
         core::mem::take(&mut self.spent)
     }
 
-    /// Whether a capture takes frames that the switch receives from `port`.
+    /// Whether a capture takes frames that the switch receives from `port`, and does not pause.
     #[must_use]
     pub fn takes_received_from(&self, port: u16) -> bool {
         let takes = |of: &CaptureTerms| of.received && of.port.0 == port;
-        self.list.iter().any(|capture| takes(&capture.terms))
+        self.open && self.list.iter().any(|capture| takes(&capture.terms))
     }
 
     /// Whether a capture takes frames that the switch sends to `port`.
@@ -348,6 +359,8 @@ impl Captures {
                 return;
             }
             let other = if direction == Direction::Received { output } else { PortId(source) };
+            // The queue may drop the frame between two batches.
+            let at = at.max((capture.terms.clock)());
             let header = Header::of(at, port, direction);
             let header = Header { fate: Fate::Dropped(reason), other: Some(other), ..header };
             capture.put(header, 0, |_| ());

@@ -31,10 +31,15 @@ impl Egress {
         self.mirrors
     }
 
-    /// Notes a change of the captures, or a new snapshot with or without mirrors.
-    pub(crate) fn note_watched(&mut self, mirrors: bool) {
+    /// Notes a new snapshot with or without mirrors.
+    pub(crate) fn set_mirrors(&mut self, mirrors: bool) {
         self.mirrors = mirrors;
-        self.watched = mirrors || !self.captures.is_empty();
+        self.note_watched();
+    }
+
+    /// Notes that captures begin, end or pause.
+    pub(crate) const fn note_watched(&mut self) {
+        self.watched = self.mirrors || self.captures.is_open();
     }
 
     /// Like [`Egress::deliver`], tells the captures what becomes of each frame, and sends copies to

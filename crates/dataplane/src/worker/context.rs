@@ -129,7 +129,7 @@ impl<C: CycleCounter> Context<C> {
     /// Sends the frames of the context's batch, which left the queue of `port`.
     #[inline]
     pub fn depart(&mut self, port: PortId, now: Nanos) {
-        if !self.egress.captures.is_empty() {
+        if self.egress.captures.is_open() {
             self.depart_captured(port, now);
             return;
         }
@@ -150,7 +150,11 @@ impl<C: CycleCounter> Context<C> {
     /// Begins a batch of the captures. Returns false in a pause of the captures.
     pub fn begin_captures(&mut self) -> bool {
         let at = self.last();
-        self.egress.captures.begin(at, &self.port_counters)
+        let open = self.egress.captures.begin(at, &self.port_counters);
+        if !open {
+            self.egress.note_watched();
+        }
+        open
     }
 
     /// Charges the host for the cycles that captures used, so that no port pays for them.

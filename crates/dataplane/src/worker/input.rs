@@ -125,8 +125,12 @@ impl Input {
         waited: Cycles,
         lent: bool,
     ) -> Option<Taken> {
-        ctx.begin_captures();
-        self.run_as::<C, true>(ctx, unit, waited, lent)
+        if ctx.begin_captures() {
+            return self.run_as::<C, true>(ctx, unit, waited, lent);
+        }
+        // Until control ends the pause, the batches of all ports are like those without captures.
+        self.apart.iter_mut().for_each(|apart| apart.captured = false);
+        self.run(ctx, unit, waited, lent)
     }
 
     /// Runs a batch. `SEEN` is true if a capture takes frames of the port.

@@ -13,7 +13,7 @@ impl<C: CycleCounter> Worker<C> {
     /// Replaces the worker's snapshot. Returns the worker's previous snapshot.
     pub fn swap_snapshot(&mut self, new: Arc<Snapshot>) -> Arc<Snapshot> {
         self.input.on_snapshot(&new);
-        self.ctx.egress.note_watched(new.has_mirrors());
+        self.ctx.egress.set_mirrors(new.has_mirrors());
         let old = core::mem::replace(&mut self.ctx.snapshot, new);
         for port in (0..self.ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
             self.outputs.place_queue(&mut self.ctx, &mut self.roster, port);

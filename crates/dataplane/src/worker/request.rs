@@ -236,12 +236,14 @@ impl<C: CycleCounter> Worker<C> {
             Request::CaptureEnd(id) => Reply::CaptureEnded(captures.remove(id)),
             _ => Reply::Done,
         };
+        let at = self.ctx.last();
+        self.ctx.egress.captures.resume(at, &self.ctx.port_counters);
         self.note_captured();
         reply
     }
 
     fn note_captured(&mut self) {
-        self.ctx.egress.note_watched(self.ctx.snapshot.has_mirrors());
+        self.ctx.egress.note_watched();
         for port in (0..self.ctx.ports.len()).filter_map(|port| u16::try_from(port).ok()) {
             let captured = self.ctx.egress.captures.takes_received_from(port);
             self.input.set_captured(PortId(port), captured);

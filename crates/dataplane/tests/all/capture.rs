@@ -309,7 +309,7 @@ fn a_pause_hides_no_drop() {
         bed.run();
         bed.core.0.advance(Cycles(1_000_000));
         while bed.drivers[1].receive().is_some() {}
-        if round % 30 == 7 {
+        if round % 10 == 7 {
             let (records, tally) = bed.taken();
             (taken, left_out) = (taken + records.len() as u64, left_out + tally.left_out);
         }

@@ -11,7 +11,6 @@
 //! SIGHUP reloads the configuration. SIGTERM and SIGINT end the daemon within [`SHUTDOWN_LIMIT`]
 //! and remove its sockets.
 
-mod affinity;
 mod capture;
 mod fabric;
 mod handover;
@@ -51,7 +50,7 @@ use crate::cli::{LogFormat, RunArgs};
 use crate::unix_time::unix_s;
 use crate::wire::host_service_server::HostServiceServer;
 use crate::wire::{REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
-use crate::{grpc, pages};
+use crate::{affinity, grpc, pages};
 use fabric::Fabric;
 use notify::Notifier;
 use switch::{Switch, Switched};

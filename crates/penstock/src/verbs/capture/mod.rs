@@ -12,10 +12,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::{CaptureDirection, CaptureRequest, CapturedFrames};
+use penstock_control::api::{CaptureDirection, CaptureRequest, CapturedFrames, GetStatusRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::client::{connect, refused};
+use crate::affinity;
+use crate::client::{Client, connect, refused};
 use crate::unix_time::unix_ns;
 use pcapng::Writer;
 
@@ -105,6 +106,7 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut client = connect(socket).await?;
+    keep_off_workers(&mut client).await;
     let mut stream = client.capture(request).await.map_err(refused)?.into_inner();
     let begun = stream.message().await.map_err(refused)?.unwrap_or_default();
     let port = begun.port;
@@ -140,6 +142,17 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
     ended(sink.finish(&seen))?;
     eprintln!("{}{}", if tells { "\r" } else { "" }, seen.text());
     outcome.map(|()| ExitCode::SUCCESS)
+}
+
+/// Moves this thread off the workers' cores. The frames of a busy port cost this process as much as
+/// they cost the worker. If the kernel refuses, the capture runs all the same.
+async fn keep_off_workers(client: &mut Client) {
+    let Ok(status) = client.get_status(GetStatusRequest {}).await else { return };
+    let workers: Vec<u32> = status.get_ref().workers.iter().map(|worker| worker.core).collect();
+    if let Ok(allowed) = affinity::allowed() {
+        let cpus = affinity::control_cpus(&allowed, &workers, &[]);
+        let _ = affinity::confine(&[affinity::THIS_THREAD], &cpus);
+    }
 }
 
 /// Ends the process two seconds after a signal, because a reader that does not read would block

@@ -1,4 +1,4 @@
-//! Keeps the daemon's own threads off the workers' cores.
+//! Keeps threads other than the workers off the workers' cores.
 //!
 //! # Approach
 //!
@@ -6,7 +6,7 @@
 //! when the host chooses the workers' cores. These threads may use only `control_cores` if these
 //! cores are configured. Without `control_cores`, they may use all allowed CPUs except the workers'
 //! CPUs. Later threads inherit these CPUs, and each worker pins itself to its core. A host with a
-//! single CPU keeps all its threads on that CPU.
+//! single CPU keeps all its threads on that CPU. `penstock capture` does the same with its own thread.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};

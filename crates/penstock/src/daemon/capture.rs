@@ -12,7 +12,7 @@ use super::rpc::status;
 use crate::unix_time::unix_ns;
 
 /// Interval between two looks for captured frames.
-const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(50);
 /// Number of messages that wait for a slow client. If more wait, the capture loses frames.
 pub(super) const MESSAGES: usize = 8;
 

@@ -12,7 +12,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use nix::unistd::gettid;
 use penstock_control::api::{CaptureDirection, CaptureRequest, CapturedFrames, GetStatusRequest};
+use penstock_vcpu_host::policy::{self, Policy};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::affinity;
@@ -23,8 +25,10 @@ use pcapng::Writer;
 /// Interval between two lines that say how many frames were captured.
 const PROGRESS: Duration = Duration::from_secs(1);
 /// Time after a signal in which the frames from before the signal arrive. The daemon looks for
-/// frames every 20 ms.
-const LAST_FRAMES: Duration = Duration::from_millis(100);
+/// frames every 50 ms.
+const LAST_FRAMES: Duration = Duration::from_millis(150);
+/// Number of the scheduling policy `SCHED_IDLE` (`sched(7)`).
+const SCHED_IDLE: u32 = 5;
 
 /// `penstock capture`.
 #[derive(Debug, Clone, clap::Args)]
@@ -106,11 +110,11 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut client = connect(socket).await?;
-    keep_off_workers(&mut client).await;
     let mut stream = client.capture(request).await.map_err(refused)?.into_inner();
     let begun = stream.message().await.map_err(refused)?.unwrap_or_default();
     let port = begun.port;
     let mut sink = Sink::open(args, &port)?;
+    step_aside(&mut client).await;
     eprintln!("capturing at port {port}; Ctrl-C ends");
     let mut seen = Seen::default();
     let tells = args.write.is_some() && io::stderr().is_terminal();
@@ -144,9 +148,12 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
     outcome.map(|()| ExitCode::SUCCESS)
 }
 
-/// Moves this thread off the workers' cores. The frames of a busy port cost this process as much as
-/// they cost the worker. If the kernel refuses, the capture runs all the same.
-async fn keep_off_workers(client: &mut Client) {
+/// Moves this thread off the workers' cores, and makes it use only time that no other thread wants,
+/// because VMs may need the other cores. The capture of a busy port costs this thread some percent
+/// of a core. If the kernel refuses, the capture runs all the same.
+async fn step_aside(client: &mut Client) {
+    let idle = Policy::Other { number: SCHED_IDLE, nice: 0, priority: 0 };
+    let _ = policy::set(0, idle);
     let Ok(status) = client.get_status(GetStatusRequest {}).await else { return };
     let workers: Vec<u32> = status.get_ref().workers.iter().map(|worker| worker.core).collect();
     if let Ok(allowed) = affinity::allowed() {
@@ -155,11 +162,13 @@ async fn keep_off_workers(client: &mut Client) {
     }
 }
 
-/// Ends the process two seconds after a signal, because a reader that does not read would block
-/// the process in a write for ever.
+/// After a signal, lets the calling thread use the processor like other threads again. Ends the
+/// process four seconds later, because a reader that does not read would block the process in a
+/// write for ever.
 fn end_blocked_output() {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    std::thread::spawn(|| {
+    const PATIENCE: Duration = Duration::from_secs(4);
+    let caller = gettid().as_raw().unsigned_abs();
+    std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let Ok(runtime) = runtime else { return };
         runtime.block_on(async {
@@ -168,8 +177,13 @@ fn end_blocked_output() {
                 _ = tokio::signal::ctrl_c() => {}
                 _ = terminate.recv() => {}
             }
+            // Only with CAP_SYS_NICE. Without it, the end takes longer on a busy machine.
+            let _ = policy::set(caller, Policy::DEFAULT);
             tokio::time::sleep(PATIENCE).await;
-            eprintln!("the reader does not read; the end of the capture is lost");
+            eprintln!(
+                "capture: not ended after 4 s, because the output is blocked or the machine is busy; \
+                 the last frames are lost"
+            );
             std::process::exit(1);
         });
     });

@@ -36,31 +36,59 @@
 //!   credit shortens the spacing δ between frames, and a smaller credit lengthens the spacing. If
 //!   the credit is at most half of its set point, or at least 1.5 times its set point, the spacing
 //!   δ is at an end of its window.
-//! - The *slow* rule moves the window of the spacing. The slow rule adjusts the window after each
-//!   [`Smoothing::interval`] in which frames waited for more than half of the time. The slow rule
-//!   computes the error of an interval as e = ln(r / R), where R is the configured rate. In e =
-//!   ln(r / R), r is the rate that would have resulted if the spacing δ had always been at the
-//!   window's centre. In each interval, the slow rule adds [`KP`] (e - e') + [`KI`] e to the
-//!   exponent c, where e' is the previous error. The change of c is at most ±[`STEP_MAX`].
-//! - After an interval in which frames waited for at most half of the time, the window moves
-//!   towards shorter spacings. If few frames waited, the window moves half of the distance to the
-//!   position at which its longest spacing yields the rate R. The `smooth` shaper does not delay
-//!   frames that arrive only occasionally.
+//! - The *slow* rule moves the window of the spacing after each [`Smoothing::interval`]. The slow
+//!   rule measures the departures of the interval. Their rate r is their bytes divided by the time
+//!   between them. The mean spacing m is the time for which the shaper held frames, divided by the
+//!   same bytes. Frames with the spacing m departed at the rate r, so the spacing m·r/R yields R.
+//!   The slow rule moves the exponent c towards ln(m·r/R), by the part [`GAIN`] of the distance. If
+//!   the window's centre differs from the spacing that yields R by more than half of the window's
+//!   width, the slow rule moves c by the whole distance.
+//! - If frames arrive late, r is lower than the spacing m permits, and the window moves towards
+//!   shorter spacings. The window stops at the position at which its longest spacing yields R. If
+//!   the VM sends no frames in an interval, the window moves half of the distance to this position.
+//!   The `smooth` shaper does not delay frames that arrive only occasionally.
 //! - The centre of the window is between a quarter of the spacing that yields R and four times the
 //!   spacing that yields R. A change of the rate immediately moves the window.
 //! - The *backstop* delays a frame until the credit covers the frame. In any time t, the bytes that
 //!   the shaper lets depart are at most max(depth, one group) + R × t.
 //!
-//! The gains [`KP`] and [`KI`] of the slow rule were chosen so that its control loop is stable. The
-//! control loop has the characteristic polynomial z² - (1-Kp-Ki) z - Kp, whose roots 0.62 and -0.32
-//! are stable. The loop has no differential gain, because such a gain would only react to frame
-//! sizes.
+//! # Why two rules
+//!
+//! The credit rises by the bytes that R yields and falls by the bytes that depart. While the credit
+//! is below its depth, the bytes that depart in a time t differ from R × t by at most the depth.
+//! The fast rule keeps the credit below its depth if two conditions hold:
+//!
+//! - The window contains the spacing that yields R.
+//! - The window's shortest spacing makes up for the time that is lost when frames arrive late.
+//!
+//! The fast rule cannot restore a condition that does not hold, because the fast rule does not move
+//! the window. The slow rule restores both conditions. For example, a VM sends twelve frames of
+//! 1,514 bytes at once, and the next twelve frames 28 ms after the last departure. In a simulation
+//! at 2 Mbit/s, the VM gets 93 % of R without the slow rule, and R with the slow rule.
+//!
+//! # Stability
+//!
+//! - While frames wait, the shaper holds them for the whole time between departures, so m·r is 1.
+//!   The slow rule then moves the window's centre towards the spacing that yields R, whatever the
+//!   window, the credit and the lengths of frames are. The slow rule therefore does not react to
+//!   the fast rule. Both rules together are stable if each rule alone is stable.
+//! - The fast rule reduces the credit's distance from its set point by at most 30 % with each
+//!   group, because a group has at most a quarter of the depth. The credit does not oscillate.
+//! - While frames wait, the slow rule halves the distance of the window's centre from the spacing
+//!   that yields R, or removes the distance.
+//! - If frames arrive late, a change of c changes ln(m·r/R) in the same direction and by at most as
+//!   much. A correction therefore never goes too far, and c does not oscillate. If the VM sends
+//!   less than R with any spacing, the window stops at its limit and still contains the spacing
+//!   that yields R.
+//!
+//! The slow rule has no differential gain, because such a gain would only react to single late
+//! frames.
 //!
 //! # Example
 //!
 //! In a test at 2 Mbit/s, frames of 1,500 bytes depart every 6 ms, and the window extends from 4.5
 //! to 7.5 ms. In another test, the shaper starts at a quarter of its rate or at four times its
-//! rate, and reaches its rate in five intervals.
+//! rate. From the third interval on, frames depart at the configured rate.
 //!
 //! # Departures
 //!
@@ -75,14 +103,16 @@
 //!   from the mean spacing by a quarter.
 //! - In Penstock, the length of a frame delays only the next frames of the VM, not the frame
 //!   itself.
-//! - Penstock computes the error e of an interval from the spacings that the window requires, not
-//!   from actual departures. Actual departures would distort the error, because frames may arrive
-//!   late or wait until the credit covers their length.
+//! - In "Defeating Network Jitter", a PID controller moves the window by the deviation of the
+//!   credit from its set point. In Penstock, the rate of the departures moves the window. A credit
+//!   that is full or empty does not show how far the window is off.
+//! - In "Defeating Network Jitter", the window may be anywhere. In Penstock, the window contains
+//!   the spacing that yields R after the first correction.
 //!
 //! # Cost
 //!
-//! Each frame costs a few multiplications, and each interval costs a logarithm and an exponential.
-//! The shaper of a VM takes 184 bytes.
+//! Each frame costs a few multiplications, and each interval costs logarithms and an exponential.
+//! The shaper of a VM takes 160 bytes.
 
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -101,12 +131,9 @@ pub const GROUP_TIME: Nanos = Nanos::from_micros(500);
 pub const GROUP_MAX: u32 = 65_536;
 /// Depth of the credit, as the time in which the configured rate fills it.
 pub const DEPTH_TIME: Nanos = Nanos::from_millis(50);
-/// Proportional gain of the controller that moves the shaper's window of spacings.
-pub const KP: f64 = 0.2;
-/// Integral gain of the controller that moves the shaper's window of spacings.
-pub const KI: f64 = 0.5;
-/// Largest change of c in one interval, where c is the logarithm of the window's centre.
-pub const STEP_MAX: f64 = 0.7;
+/// Part of the distance to its new position by which the window moves in one interval. With a gain
+/// of 1, the window would move by almost half of its width at once when a VM begins to send more.
+pub const GAIN: f64 = 0.5;
 
 /// Width of the window and length of the control interval of a [`Smooth`] shaper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,17 +178,17 @@ pub struct Window {
     pub high: f64,
 }
 
-/// Sums that the slow rule needs, over the groups of frames in one interval.
+/// Sums over the groups of frames whose next group departed in one interval.
 #[derive(Clone, Copy, Debug, Default)]
-struct IntervalSums {
-    /// Sum of the bytes of all groups after which a frame waited. The field `spacing` is the sum,
-    /// in ns, of the spacings after the groups counted in `bytes`.
-    bytes: f64,
-    spacing: f64,
-    /// Sum of the spacings, in ns, that the interval would have had with δ at the window's centre.
-    central: f64,
-    /// Part of the interval, in ns, in which at least one frame waited.
-    busy: u64,
+struct Departures {
+    bytes: u64,
+    /// Time in ns from the departure of each group to the departure of the next group. If the VM
+    /// had no frame before the interval began, the time without frames in earlier intervals does
+    /// not count.
+    time: u64,
+    /// Part of `time`, in ns, for which the shaper held the next group: until the spacing passed,
+    /// and until the credit covered each frame.
+    held: u64,
 }
 
 /// The smoothing shaper of one VM.
@@ -188,10 +215,7 @@ pub struct Smooth {
     group_max: u32,
     last: Nanos,
     interval_at: Nanos,
-    seen: IntervalSums,
-    /// Error e that the slow rule computed for the previous interval. The error is `None` if the
-    /// slow rule did not run for the previous interval.
-    error: Option<f64>,
+    seen: Departures,
     intervals: u64,
 }
 
@@ -218,8 +242,7 @@ impl Smooth {
             group_max: 0,
             last: Nanos(0),
             interval_at: Nanos(0),
-            seen: IntervalSums::default(),
-            error: None,
+            seen: Departures::default(),
             intervals: 0,
         };
         smooth.size();
@@ -276,9 +299,7 @@ impl Smooth {
 
     /// Returns the distance from the window's centre to its ends, as a fraction of the centre.
     fn half(&self) -> f64 {
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-        let width = self.smoothing.width.0 as f64;
-        (width / 2.0 / (REFERENCE * due(self.rate))).min(HALF_MAX)
+        (float(self.smoothing.width.0) / 2.0 / (REFERENCE * due(self.rate))).min(HALF_MAX)
     }
 
     /// Computes the ends of the window from its centre.
@@ -333,8 +354,8 @@ impl Smooth {
         self.place();
         let credit = i128::from(self.credit) * i128::from(self.depth) / i128::from(depth.max(1));
         self.credit = i64::try_from(credit).unwrap_or(0).min(self.depth);
-        // Sums for the old rate are discarded.
-        (self.error, self.seen, self.interval_at) = (None, IntervalSums::default(), self.last);
+        // Departures at the old rate do not count.
+        (self.seen, self.interval_at) = (Departures::default(), self.last);
         Ok(())
     }
 
@@ -344,12 +365,13 @@ impl Smooth {
         let ready = arrival.max(self.last);
         self.pass(ready);
         let joins = self.group > 0 && self.group.saturating_add(bytes) <= self.group_max;
-        let due = if joins || self.group == 0 { ready } else { self.spaced(arrival, ready) };
-        let departs = self.backed(due.max(ready), bytes);
-        if departs > arrival {
-            // The frame waited since its arrival or since the previous departure, whichever is
-            // later.
-            self.seen.busy += (departs.0).saturating_sub(ready.0);
+        let opens = self.group > 0 && !joins;
+        let due = if opens { self.spaced(ready) } else { ready };
+        let permitted = due.max(ready);
+        let departs = self.backed(permitted, bytes);
+        self.seen.held += departs.saturating_sub(permitted).0;
+        if opens {
+            self.count(due, departs);
         }
         if joins {
             self.group += bytes;
@@ -363,17 +385,19 @@ impl Smooth {
 
     /// Returns the earliest time of departure of a new group, which the spacing after the previous
     /// group permits.
-    fn spaced(&mut self, arrival: Nanos, ready: Nanos) -> Nanos {
-        let bytes = f64::from(self.group);
-        let spacing = self.spacing(ready) * bytes;
-        let due = self.group_at + nanos(spacing);
-        // This also counts groups that wait only for the backstop.
-        if due > ready || arrival < ready {
-            self.seen.bytes += bytes;
-            self.seen.spacing += spacing;
-            self.seen.central += self.window.centre * bytes;
-        }
-        due
+    fn spaced(&self, ready: Nanos) -> Nanos {
+        self.group_at + nanos(self.spacing(ready) * f64::from(self.group))
+    }
+
+    /// Counts the previous group, after which the next group departs at the time `departs`. The
+    /// spacing after the previous group ended at the time `due`.
+    fn count(&mut self, due: Nanos, departs: Nanos) {
+        // Earlier intervals in which the VM had no frame do not count.
+        let earlier = self.interval_at.saturating_sub(due);
+        let time = departs.saturating_sub(self.group_at).saturating_sub(earlier);
+        self.seen.bytes += u64::from(self.group);
+        self.seen.time += time.0;
+        self.seen.held += due.saturating_sub(self.group_at).0;
     }
 
     /// Computes the spacing δ from the credit that is expected when the group ends at the
@@ -421,44 +445,48 @@ impl Smooth {
         self.interval_at += Nanos(ended * interval.0);
         self.intervals += ended;
         let seen = core::mem::take(&mut self.seen);
-        if seen.busy * 2 > interval.0 && seen.bytes > 0.0 {
-            self.control(&seen);
-        } else {
-            self.drift(1);
+        if seen.bytes > 0 {
+            self.approach(self.target(seen), 1);
         }
-        if ended > 1 {
-            // No frame departed in the other intervals.
-            self.drift(ended - 1);
-        }
+        let idle = now.saturating_sub(self.last).0 / interval.0;
+        self.approach(self.limit(), idle);
         self.place();
     }
 
-    /// Applies the slow rule: moves the window's centre by the error of the interval.
-    fn control(&mut self, seen: &IntervalSums) {
-        // The rate that would have resulted if the fast rule had kept δ at the centre.
-        let rate = seen.bytes / seen.spacing;
-        let middle = rate * seen.spacing / seen.central;
-        let error = (middle * due(self.rate)).ln();
-        let before = self.error.replace(error).unwrap_or(error);
-        let step = KP * (error - before) + KI * error;
-        self.centre += step.clamp(-STEP_MAX, STEP_MAX);
+    /// Returns the exponent c with which the departures `seen` would have had the configured rate.
+    /// The number of bytes in `seen` must not be zero.
+    fn target(&self, seen: Departures) -> f64 {
+        let (bytes, time) = (float(seen.bytes), float(seen.time.max(1)));
+        let spacing = float(seen.held.clamp(1, seen.time.max(1))) / bytes;
+        // Rate of the departures, as a multiple of the configured rate.
+        let rate = bytes / time * due(self.rate);
+        (spacing * rate).ln().max(self.limit())
     }
 
-    /// For each of `intervals` intervals, halves the window's distance to the position at which its
-    /// longest spacing yields the rate.
-    fn drift(&mut self, intervals: u64) {
-        self.error = None;
-        let rest = due(self.rate).ln() - (1.0 + self.half()).ln();
-        let left = 0.5_f64.powi(i32::try_from(intervals.min(64)).unwrap_or(64));
-        self.centre = rest + (self.centre - rest) * left;
+    /// Returns the exponent c at which the window's longest spacing yields the configured rate.
+    fn limit(&self) -> f64 {
+        (due(self.rate) / (1.0 + self.half())).ln()
+    }
+
+    /// Moves the window's centre towards the exponent `target`, for each of `intervals` intervals.
+    fn approach(&mut self, target: f64, intervals: u64) {
+        let off = (self.centre - due(self.rate).ln()).abs();
+        // If the window is too far off, the fast rule cannot keep the rate.
+        let gain = if off > self.half() { 1.0 } else { GAIN };
+        let left = (1.0 - gain).powi(i32::try_from(intervals.min(64)).unwrap_or(64));
+        self.centre = target + (self.centre - target) * left;
     }
 }
 
 /// Returns the spacing that yields the rate `rate`, in ns per byte.
 fn due(rate: BitsPerSecond) -> f64 {
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
-    let rate = rate.0 as f64;
-    BITS_NS / rate
+    BITS_NS / float(rate.0)
+}
+
+/// Converts a rate, a number of bytes or a time to a floating-point number.
+#[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
+fn float(number: u64) -> f64 {
+    number as f64
 }
 
 /// Converts a floating-point number of nanoseconds to [`Nanos`], rounded up.

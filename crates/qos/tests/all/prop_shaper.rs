@@ -1,7 +1,7 @@
 //! Tests the invariants of shapers for any traffic: the order of frames, the bound on departures,
 //! and the window of `smooth`.
 
-use penstock_qos::shaper::{FRAME, PERIOD_OF_XEN, Shaper, Smooth, TokenBucket};
+use penstock_qos::shaper::{FRAME, PERIOD_OF_XEN, Shaper, Smooth, Smoothing, TokenBucket};
 use penstock_units::{BitsPerSecond, Nanos};
 use proptest::prelude::*;
 
@@ -108,6 +108,28 @@ proptest! {
         let due = rate as f64 / 8.0 * 10.0;
         let off = (sent as f64 - due).abs();
         prop_assert!(off <= due * 0.01 + 2.0 * f64::from(FRAME), "{sent} of {due}");
+    }
+
+    /// Tests that the window always contains the spacing that yields the rate, for any traffic. In
+    /// this test, the window at the start is arbitrary, and the VM is idle for ten seconds first.
+    #[test]
+    fn the_window_contains_the_spacing_that_yields_the_rate(
+        rate in rate(), off in 0.25..4.0_f64, interval in 10_000_000..2_000_000_000_u64,
+        frames in prop::collection::vec((gap(), 64..=FRAME), 1..200),
+    ) {
+        let smoothing = Smoothing { interval: Nanos(interval), ..Smoothing::DEFAULT };
+        let smooth = Smooth::new(BitsPerSecond(rate)).unwrap().smoothed(smoothing);
+        let mut smooth = smooth.off_by(off);
+        smooth.depart(Nanos(0), FRAME);
+        let mut now = Nanos::from_secs(10);
+        let nominal = 8e9 / rate as f64;
+        for (gap, bytes) in frames {
+            now += Nanos(gap);
+            smooth.depart(now, bytes);
+            let window = smooth.window();
+            prop_assert!(window.low <= 1.001 * nominal, "{window:?}, {nominal}");
+            prop_assert!(window.high >= 0.99 * nominal, "{window:?}, {nominal}");
+        }
     }
 
     /// Tests that frames depart in groups at high rates. Tests that the spacing of all groups is in

@@ -71,12 +71,14 @@ fn the_mean_is_the_rate_at_any_rate_and_size() {
 }
 
 #[test]
-fn a_window_that_is_off_by_four_is_back_within_six_intervals() {
+fn departures_have_the_rate_from_the_third_interval_after_a_step_by_four() {
     for rate in [256_000, 2_000_000, 2_000_000_000] {
         for factor in [4.0, 0.25] {
             let mut smooth = smooth(rate).off_by(factor);
-            let sent = backlogged(&mut smooth, 1_514, 20);
-            for k in 6..20 {
+            let sent = backlogged(&mut smooth, 1_514, 8);
+            let first = rate_in(&sent, 0, SEC, rate);
+            assert!(factor < 1.0 || first < 0.5, "{rate} x {factor}: {first} is no step");
+            for k in 2..8 {
                 let got = rate_in(&sent, k * SEC, (k + 1) * SEC, rate);
                 // A second is not a whole number of frames.
                 #[expect(clippy::cast_precision_loss, reason = "a test")]
@@ -86,6 +88,76 @@ fn a_window_that_is_off_by_four_is_back_within_six_intervals() {
             let middle = smooth.window().centre / due(BitsPerSecond(rate));
             assert!((middle - 1.0).abs() < 0.02, "{rate} x {factor}: {middle}");
         }
+    }
+}
+
+/// Shapes batches of frames of the given lengths for `secs` seconds, and returns the departures.
+/// Each batch arrives `pause` after the last departure of the batch before.
+fn in_batches(smooth: &mut Smooth, batch: &[u32], pause: Nanos, secs: u64) -> Vec<(Nanos, u32)> {
+    let (mut sent, mut arrival) = (Vec::new(), Nanos(0));
+    loop {
+        let mut last = arrival;
+        for bytes in batch {
+            last = smooth.depart(arrival, *bytes);
+            if last > Nanos::from_secs(secs) {
+                return sent;
+            }
+            sent.push((last, *bytes));
+        }
+        arrival = last + pause;
+    }
+}
+
+#[test]
+fn frames_that_arrive_late_get_the_rate() {
+    let same: &[u32] = &[1_514; 12];
+    let mixed: &[u32] = &[1_514_u32, 900, 1_514, 400].repeat(4);
+    let senders =
+        [(2_000_000, same, 28_000), (2_000_000, mixed, 24_000), (20_000_000, same, 2_800)];
+    for (rate, batch, pause) in senders {
+        for factor in [1.0, 4.0, 0.25] {
+            let mut smooth = smooth(rate).off_by(factor);
+            let sent = in_batches(&mut smooth, batch, Nanos::from_micros(pause), 8);
+            // With a window that stays at the nominal spacing, these senders lose 3 to 8 %.
+            let got = rate_in(&sent, 2 * SEC, 8 * SEC, rate);
+            assert!((got - 1.0).abs() < 0.01, "{rate} x {factor}: {got}");
+            let (window, due) = (smooth.window(), due(BitsPerSecond(rate)));
+            assert!(window.low < due && window.high > 0.999 * due, "{window:?}");
+        }
+    }
+}
+
+#[test]
+fn a_vm_that_sends_little_moves_the_window_no_further_than_its_rate() {
+    let rate = 2_000_000;
+    let mut smooth = smooth(rate);
+    // The VM sends at most six tenths of the rate, whatever the spacing is.
+    let sent = in_batches(&mut smooth, &[1_514; 4], Nanos::from_millis(30), 10);
+    let got = rate_in(&sent, 2 * SEC, 10 * SEC, rate);
+    assert!((0.4..0.7).contains(&got), "{got}");
+    let due = due(BitsPerSecond(rate));
+    let high = smooth.window().high / due;
+    assert!((high - 1.0).abs() < 0.01, "{high}");
+    // The VM begins to send more.
+    let sent = backlogged(&mut smooth, 1_514, 20);
+    let from = sent[0].0.0;
+    let got = rate_in(&sent, from + 2 * SEC, from + 8 * SEC, rate);
+    assert!((got - 1.0).abs() < 0.01, "{got}");
+    let centre = smooth.window().centre / due;
+    assert!((centre - 1.0).abs() < 0.02, "{centre}");
+}
+
+#[test]
+fn the_window_does_not_depend_on_the_lengths_of_frames() {
+    for lengths in [&[1_514_u32, 64][..], &[64, 64, 64, 1_514], &[300, 1_500, 700]] {
+        let mut smooth = smooth(2_000_000);
+        let before = smooth.window();
+        for bytes in lengths.iter().cycle().take(4_000) {
+            smooth.depart(Nanos(0), *bytes);
+        }
+        assert!(smooth.intervals() >= 5);
+        let moved = smooth.window().centre / before.centre;
+        assert!((moved - 1.0).abs() < 1e-6, "{lengths:?}: {moved}");
     }
 }
 

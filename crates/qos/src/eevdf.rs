@@ -63,13 +63,15 @@
 //!
 //! # Cost
 //!
-//! A request takes O(log n) for n clients, because two heaps contain the clients. EEVDF allocates
-//! no memory after its construction. A client differs from its share by less than the longest
-//! request, plus 64 KiB if the client was idle.
+//! A request takes O(log n) for n clients, because two heaps contain the clients. One decision
+//! suffices for all frames that fit into a request. While only one client has frames, one decision
+//! suffices for [`crate::discipline::ALONE_BYTES`] bytes. EEVDF allocates no memory after its
+//! construction. A client differs from its share by less than the longest request, plus 64 KiB if
+//! the client was idle.
 
 use penstock_units::Weight;
 
-use crate::discipline::{Discipline, QUANTUM};
+use crate::discipline::{Allowance, Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
@@ -314,6 +316,20 @@ impl Discipline for Eevdf {
         self.clients[slot].state = State::Current;
         self.current = Some(slot);
         Some(slot)
+    }
+
+    fn allowance(&self) -> Allowance {
+        let Some(client) = self.current.and_then(|slot| self.clients.get(slot)) else {
+            return Allowance::NONE;
+        };
+        if self.weights == client.weight {
+            return Allowance::ALONE;
+        }
+        // The largest number of bytes for which `worth` is at most the rest of the request.
+        let rest = client.deadline.saturating_sub(client.time);
+        let bytes = ((rest + 1) * u128::from(client.weight) - 1) >> SHIFT;
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        Allowance { bytes, overdraft: false, alone: false }
     }
 
     fn charge(&mut self, slot: usize, bytes: u32, next: u32) {

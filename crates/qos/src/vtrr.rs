@@ -79,11 +79,13 @@
 //! # Cost
 //!
 //! In VTRR, a turn costs the worker a few instructions. A segment of 64 KiB needs 16 to 43 turns.
+//! One decision suffices for all frames that a client's account permits. While only one client has
+//! frames, one decision suffices for [`crate::discipline::ALONE_BYTES`] bytes.
 //! When a client joins, VTRR sorts the line of at most 32 clients.
 
 use penstock_units::Weight;
 
-use crate::discipline::{Discipline, QUANTUM};
+use crate::discipline::{Allowance, Discipline, QUANTUM};
 
 /// Maximum number of clients that VTRR supports. With more clients in VTRR, the bytes of a client
 /// could differ too much from its share.
@@ -436,6 +438,18 @@ impl Discipline for Vtrr {
             self.current = Some(next);
             self.grant(next);
         }
+    }
+
+    fn allowance(&self) -> Allowance {
+        let Some(client) = self.current.and_then(|place| self.line.get(place)) else {
+            return Allowance::NONE;
+        };
+        if self.runnable.is_power_of_two() {
+            return Allowance::ALONE;
+        }
+        // The same rule as in [`Client::may_send`].
+        let bytes = client.account.max(0).unsigned_abs();
+        Allowance { bytes, overdraft: true, alone: false }
     }
 
     fn charge(&mut self, slot: usize, bytes: u32, next: u32) {

@@ -281,7 +281,7 @@ impl OutputQueue {
                 continue;
             }
             let whole = !frame.ect && !is_trimmable(&frame.offload, frame.len);
-            let signals = self.signals((&frame, whole), memory.free_bytes(), waited, now);
+            let signals = self.signals((&frame, whole), memory, waited, now);
             if signals && whole {
                 self.head = None;
                 if let Some(lanes) = self.line.lanes_mut() {
@@ -329,20 +329,19 @@ impl OutputQueue {
         sent
     }
 
-    /// If the frame that leaves the queue is to signal congestion, returns the reason with which
-    /// the frame is dropped if it can signal in no other way. `whole` is true for such a frame.
-    /// `free` is the free memory of all queues, in bytes.
+    /// Whether the frame that leaves the queue is to signal congestion. `whole` is true for a frame
+    /// that is dropped if it signals, because it can signal in no other way.
     fn signals(
         &mut self,
         (frame, whole): (&Stored, bool),
-        free: u64,
+        memory: &Memory<'_>,
         waited: Nanos,
         now: Nanos,
     ) -> bool {
         match &mut self.line {
             Line::Wfq(lanes) => lanes.signals(frame, waited, now),
             // Other frames wait in their sender's ring, and none is dropped.
-            Line::Fair(fair) => !whole && fair.signals(frame, free, waited, now),
+            Line::Fair(fair) => !whole && fair.signals(frame, memory.free_bytes(), waited, now),
             Line::Fifo(fifo) => {
                 let bytes = fifo.bytes();
                 self.limit.as_mut().is_some_and(|limit| limit.signals(frame, waited, bytes, now))

@@ -53,6 +53,13 @@ impl Place {
         self.account -= i64::from(bytes) << SHIFT;
     }
 
+    /// Returns the number of bytes that the VM may send before its account is used up. A frame that
+    /// begins below this number may exceed it. The account must be above 0.
+    pub fn bytes(&self) -> u64 {
+        let whole = self.account.saturating_add((1 << SHIFT) - 1) >> SHIFT;
+        whole.max(0).unsigned_abs()
+    }
+
     /// Sets the quantum. The argument `heaviest` is the largest weight of any VM of the tenant.
     pub fn weigh(&mut self, heaviest: Weight) {
         let whole = i64::from(QUANTUM) << SHIFT;
@@ -81,6 +88,11 @@ impl Ring {
 
     pub const fn is_empty(&self) -> bool {
         self.active == 0
+    }
+
+    /// Whether only one VM is in the ring.
+    pub const fn is_single(&self) -> bool {
+        self.active == 1
     }
 
     /// Adds a VM to the ring, behind all other VMs. The caller must check that the VM is not in the

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod prop_bottleneck;
+mod prop_burst;
 mod prop_c2tb;
 mod prop_egress_policer;
 mod prop_fair_share;

@@ -25,9 +25,9 @@
 //!
 //! # Cost
 //!
-//! A discipline allocates no memory after its construction. If a client joins or leaves, the
-//! accounts of other clients do not change. VTRR also sorts its clients when a client joins or
-//! leaves. VTRR supports at most 32 clients.
+//! A discipline allocates no memory after its construction. If a client joins or leaves, or if its
+//! weight changes, the accounts of other clients do not change. VTRR also sorts its clients, which
+//! are at most 32. If a client joins again with the same weight, nothing changes.
 
 use penstock_units::Weight;
 
@@ -78,7 +78,8 @@ impl Allowance {
 pub trait Discipline {
     /// Adds a client to the discipline; the client has no frames at first. If the client is already
     /// in the discipline, the client gets the new weight. A client that gets a new weight stays
-    /// ahead of its share, or behind its share, by the same number of bytes.
+    /// ahead of its share, or behind its share, by the same number of bytes, and so do all other
+    /// clients. If the client already has the weight, nothing changes.
     fn join(&mut self, client: usize, weight: Weight);
 
     /// Removes a client. The discipline does not pick a removed client, even if the client has

@@ -194,7 +194,7 @@ impl Line {
         }
     }
 
-    /// Invalidates the stored weights of the sources, so that the queue reads the weights again.
+    /// Makes the queue read the weights of each source again, with the source's next frame.
     pub(super) fn changed(&mut self) {
         if let Self::Fair(fair) = self {
             fair.generation = fair.generation.wrapping_add(1).max(1);
@@ -294,6 +294,8 @@ impl Fair {
         self.share.offer(vm, frame, frame.wire(), now) == Offer::Queued
     }
 
+    /// Reads the weights of a source, with its first frame after a snapshot. If tenant and weights
+    /// are unchanged, the join costs a few comparisons, and the schedule goes on as before.
     #[cold]
     fn join(&mut self, source: &Source) {
         let (vm, tenant) = (usize::from(source.port), usize::from(source.tenant));

@@ -68,10 +68,17 @@
 //! A burst takes one decision among tenants and one decision among VMs. Each frame of the burst
 //! takes two comparisons and one entry of the frame table. The entry of a frame is read when the
 //! frame's turn comes, and the frame's bytes are never read. The discipline allocates no memory
-//! after its construction. If a VM joins or leaves, only its own tenant is affected.
+//! after its construction.
+//!
+//! A tenant or VM that is set to the weight and bound that it has already costs a few comparisons,
+//! and no later departure changes. If the weight of a tenant or VM changes, the others keep their
+//! accounts. The change of a tenant's weight takes one call of its discipline ([`Vtrr`] or
+//! [`Eevdf`]). The change of a VM's weight takes a few comparisons in most cases (`weights`). If a
+//! VM joins or leaves, only its own tenant is affected.
 
 pub(crate) mod queue;
 mod rounds;
+mod weights;
 
 use penstock_units::{Nanos, Weight};
 
@@ -80,6 +87,7 @@ use crate::eevdf::Eevdf;
 use crate::vtrr::{self, Vtrr};
 use queue::{Pool, Queue};
 use rounds::{Place, Places, Ring};
+use weights::Weights;
 
 /// Maximum number of tenants that VTRR serves. If an output has more tenants, EEVDF serves them.
 pub const VTRR_MAX: usize = vtrr::CLIENTS_MAX;
@@ -251,6 +259,7 @@ impl Burst {
 pub struct FairShare<T> {
     tenants: Box<[Tenant]>,
     vms: Box<[Vm]>,
+    weights: Weights,
     pool: Pool<T>,
     vtrr: Vtrr,
     eevdf: Eevdf,
@@ -284,6 +293,7 @@ impl<T: Copy + Default> FairShare<T> {
         Self {
             tenants: vec![tenant; capacity.tenants].into_boxed_slice(),
             vms: vec![vm; capacity.vms].into_boxed_slice(),
+            weights: Weights::new(capacity.vms),
             pool: Pool::new(capacity.frames),
             vtrr: Vtrr::new(capacity.tenants),
             eevdf: Eevdf::new(capacity.tenants),
@@ -316,10 +326,12 @@ impl<T: Copy + Default> FairShare<T> {
         self.frames == 0
     }
 
-    /// Adds a tenant, or changes the weight of a tenant. Returns whether the tenant's slot exists.
+    /// Adds a tenant, or changes the weight of a tenant. If the tenant already has the weight,
+    /// nothing changes. Returns whether the tenant's slot exists.
     pub fn set_tenant(&mut self, slot: usize, weight: Weight) -> bool {
-        if slot >= self.tenants.len() {
-            return false;
+        let Some(tenant) = self.tenants.get(slot) else { return false };
+        if tenant.there && tenant.weight == weight {
+            return true;
         }
         self.settle();
         let tenant = &mut self.tenants[slot];
@@ -342,9 +354,11 @@ impl<T: Copy + Default> FairShare<T> {
             return;
         }
         self.settle();
-        for vm in 0..self.vms.len() {
-            if self.vms[vm].tenant == narrow(slot) {
-                self.remove_vm(vm, |item| lost(vm, item));
+        if !self.tenants[slot].ring.heaviest.is_none() {
+            for vm in 0..self.vms.len() {
+                if self.weights.is_of(vm, narrow(slot)) {
+                    self.remove_vm(vm, |item| lost(vm, item));
+                }
             }
         }
         self.tenants[slot].there = false;
@@ -372,35 +386,31 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Adds a VM to an existing tenant, or changes the VM's weight and bound. Returns false if the
-    /// slot of the tenant or VM does not exist, or if the VM belongs to another tenant.
+    /// Adds a VM to an existing tenant, or changes the VM's weight and bound. If the VM already has
+    /// the weight and bound, nothing changes. Returns false if the slot of the tenant or VM does
+    /// not exist, or if the VM belongs to another tenant.
     pub fn set_vm(&mut self, slot: usize, tenant: usize, weight: Weight, bound: Bound) -> bool {
         if !self.tenants.get(tenant).is_some_and(|tenant| tenant.there) {
             return false;
         }
-        if slot >= self.vms.len() {
-            return false;
-        }
-        self.settle();
-        let vm = &mut self.vms[slot];
+        let Some(vm) = self.vms.get_mut(slot) else { return false };
         if vm.tenant == NONE {
             vm.tenant = narrow(tenant);
             (vm.queue, vm.account) = (Queue::EMPTY, Account::default());
             vm.place = Place::new(weight);
         } else if vm.tenant != narrow(tenant) {
             return false;
+        } else if vm.place.weight() == weight {
+            vm.bound = bound;
+            return true;
         }
-        (vm.place.weight, vm.bound) = (weight, bound);
-        self.weigh(tenant);
+        self.settle();
+        let vm = &mut self.vms[slot];
+        vm.bound = bound;
+        vm.place.set_weight(weight);
+        let heaviest = &mut self.tenants[tenant].ring.heaviest;
+        self.weights.set(slot, narrow(tenant), Some(weight), heaviest);
         true
-    }
-
-    /// Recomputes the quantum of each VM of a tenant, because the largest weight may have changed.
-    fn weigh(&mut self, tenant: usize) {
-        let of = |vm: &Vm| vm.tenant == narrow(tenant);
-        let heaviest = self.vms.iter().filter(|vm| of(vm)).map(|vm| vm.place.weight).max();
-        let heaviest = heaviest.unwrap_or(Weight::ONE);
-        self.vms.iter_mut().filter(|vm| of(vm)).for_each(|vm| vm.place.weigh(heaviest));
     }
 
     /// Removes a VM. The function calls `lost` with the handle of each waiting frame, in order.
@@ -420,7 +430,8 @@ impl<T: Copy + Default> FairShare<T> {
             self.silence(tenant, slot);
         }
         self.vms[slot].tenant = NONE;
-        self.weigh(tenant);
+        let heaviest = &mut self.tenants[tenant].ring.heaviest;
+        self.weights.set(slot, narrow(tenant), None, heaviest);
     }
 
     /// Records that a VM has no more frames: the VM leaves its tenant's ring, and the discipline

@@ -7,6 +7,7 @@ mod prop_c2tb;
 mod prop_egress_policer;
 mod prop_fair_share;
 mod prop_hbs;
+mod prop_joins;
 mod prop_latency_bound;
 mod prop_learner;
 mod prop_policer;

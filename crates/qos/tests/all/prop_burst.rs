@@ -11,34 +11,39 @@ use proptest::test_runner::Config;
 
 use crate::prop_fair_share::{Lengths, SEGMENT, weight};
 
-const BOUND: Bound = Bound { bytes: u64::MAX, wait: Nanos(u64::MAX), excess: Excess::Hold };
+pub(crate) const BOUND: Bound =
+    Bound { bytes: u64::MAX, wait: Nanos(u64::MAX), excess: Excess::Hold };
 
 /// Tenants with several VMs. Each VM always has two queued frames, and its frame lengths do not
 /// depend on the order of departures.
-struct Bed {
-    fair: FairShare<u32>,
+pub(crate) struct Bed {
+    pub(crate) fair: FairShare<u32>,
     lengths: Vec<Lengths>,
-    sent: Vec<u64>,
+    pub(crate) sent: Vec<u64>,
 }
 
 impl Bed {
     /// `tenants` lists the weight of each tenant, and the weights of the tenant's VMs.
-    fn new(tenants: &[(u64, Vec<u64>)], seed: u64) -> Self {
+    pub(crate) fn new(tenants: &[(u64, Vec<u64>)], seed: u64) -> Self {
         let vms: usize = tenants.iter().map(|(_, vms)| vms.len()).sum();
         let frames = u32::try_from(2 * vms).unwrap();
-        let mut fair = FairShare::new(Capacity { tenants: tenants.len(), vms, frames });
+        let fair = FairShare::new(Capacity { tenants: tenants.len(), vms, frames });
+        let lengths = (0..vms as u64).map(|vm| Lengths(seed.wrapping_add(vm << 40))).collect();
+        let mut bed = Self { fair, lengths, sent: vec![0; vms] };
+        bed.join(tenants);
+        (0..vms).for_each(|vm| bed.fill(vm));
+        bed
+    }
+
+    pub(crate) fn join(&mut self, tenants: &[(u64, Vec<u64>)]) {
         let mut slot = 0;
         for (tenant, (of, vms)) in tenants.iter().enumerate() {
-            assert!(fair.set_tenant(tenant, weight(*of)));
+            assert!(self.fair.set_tenant(tenant, weight(*of)));
             for of in vms {
-                assert!(fair.set_vm(slot, tenant, weight(*of), BOUND));
+                assert!(self.fair.set_vm(slot, tenant, weight(*of), BOUND));
                 slot += 1;
             }
         }
-        let lengths = (0..vms as u64).map(|vm| Lengths(seed.wrapping_add(vm << 40))).collect();
-        let mut bed = Self { fair, lengths, sent: vec![0; vms] };
-        (0..vms).for_each(|vm| bed.fill(vm));
-        bed
     }
 
     fn fill(&mut self, vm: usize) {
@@ -49,7 +54,7 @@ impl Bed {
     }
 
     /// Sends a frame. If `single` is true, the next frame needs another decision.
-    fn next(&mut self, single: bool) -> Departure<u32> {
+    pub(crate) fn next(&mut self, single: bool) -> Departure<u32> {
         let departure = self.fair.next(Nanos(0), |_, _| unreachable!()).unwrap();
         if single {
             self.fair.settle();
@@ -60,7 +65,10 @@ impl Bed {
     }
 }
 
-fn tenants(count: core::ops::RangeInclusive<usize>) -> impl Strategy<Value = Vec<(u64, Vec<u64>)>> {
+/// Returns up to `count` tenants with up to four VMs each, with weights 1 to 20.
+pub(crate) fn tenants(
+    count: core::ops::RangeInclusive<usize>,
+) -> impl Strategy<Value = Vec<(u64, Vec<u64>)>> {
     prop::collection::vec((1..=20_u64, prop::collection::vec(1..=20_u64, 1..=4)), count)
 }
 

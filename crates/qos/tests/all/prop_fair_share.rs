@@ -19,7 +19,7 @@ pub(crate) fn weight(weight: u64) -> Weight {
 pub(crate) struct Lengths(pub(crate) u64);
 
 impl Lengths {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.0 >> 33
     }
@@ -85,7 +85,7 @@ impl Bed {
 
 /// Checks that each client gets its share of the sent bytes. A client's bytes may differ from its
 /// share by 0.1 % or by two segments, whichever is more.
-fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
+pub(crate) fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
     for (slot, (weight, sent)) in weights.iter().zip(sent).enumerate() {

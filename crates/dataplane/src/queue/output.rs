@@ -10,7 +10,7 @@ use super::classes::Class;
 use super::limit::OutputLimit;
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
+use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueHome, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
@@ -59,6 +59,8 @@ pub struct OutputQueue {
     variation: Variation,
     /// Time of the last report of delays, in seconds of the worker's coarse clock.
     told: u32,
+    /// Number of changes of the queue's home ([`QueueHome::changes`]) that the queue has adopted.
+    adopted: u32,
 }
 
 impl OutputQueue {
@@ -76,6 +78,7 @@ impl OutputQueue {
             delays: Histogram::new(),
             variation: Variation::new(),
             told: 0,
+            adopted: 0,
         }
     }
 
@@ -412,6 +415,18 @@ impl OutputQueue {
                 lost(head.frame.source);
             }
         }
+    }
+
+    /// Rereads the sources' weights, because the worker has a new snapshot, and adopts the changes
+    /// of the queue's home. If the home has not changed, the call reads only its number of changes.
+    /// Returns true if the frames may now be due at another time.
+    pub(crate) fn adopt(&mut self, home: &QueueHome, now: Nanos) -> bool {
+        let changes = home.changes();
+        if core::mem::replace(&mut self.adopted, changes) == changes {
+            self.line.changed();
+            return false;
+        }
+        self.change(home.pacing(), home.limit(), home.classes(), now)
     }
 
     /// Rereads the sources' weights and sets the output's pacing, limit and classes. Waiting frames

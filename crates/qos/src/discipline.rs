@@ -14,6 +14,10 @@
 //! *error* of a discipline is the difference between the bytes that a client sent and its share by
 //! weight.
 //!
+//! One decision suffices for several frames (a *burst*). [`Discipline::allowance`] returns the
+//! bytes for which the discipline would pick the same client again. The caller sends frames of the
+//! client within the allowance, and charges the client once for all of them.
+//!
 //! - VTRR ([`crate::vtrr::Vtrr`], FS-VDE §4.1) decides in O(1), but its largest error grows with
 //!   the number of clients.
 //! - EEVDF ([`crate::eevdf::Eevdf`]) decides in O(log n) for n clients, and a client's error is at
@@ -21,11 +25,15 @@
 //!
 //! # Cost
 //!
-//! A discipline allocates no memory after its construction. If a client joins or leaves, the
-//! accounts of other clients do not change. VTRR also sorts its clients when a client joins or
-//! leaves. VTRR supports at most 32 clients.
+//! A discipline allocates no memory after its construction. If a client joins or leaves, or if its
+//! weight changes, the accounts of other clients do not change. VTRR also sorts its clients, which
+//! are at most 32. If a client joins again with the same weight, nothing changes.
 
 use penstock_units::Weight;
+
+/// Number of bytes that a client may send for one decision if no other client has frames. The limit
+/// bounds the bytes of a charge.
+pub const ALONE_BYTES: u32 = 1 << 20;
 
 /// Number of bytes that a client may send before another client's turn. With few clients, a turn in
 /// VTRR and a request in EEVDF have 4,096 bytes. The quantum of the heaviest VM of a tenant is also
@@ -36,6 +44,33 @@ use penstock_units::Weight;
 /// frames.
 pub const QUANTUM: u32 = 4_096;
 
+/// Number of bytes that a picked client may send before the caller must charge the client and ask
+/// for another decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allowance {
+    /// Limit on the bytes of the client's frames.
+    pub bytes: u64,
+    /// Whether half of the last frame may exceed the limit `bytes`.
+    pub overdraft: bool,
+    /// Whether no other client has frames. The allowance then has [`ALONE_BYTES`] bytes.
+    pub alone: bool,
+}
+
+impl Allowance {
+    /// Allowance if no client is picked: no frame may be sent.
+    pub const NONE: Self = Self { bytes: 0, overdraft: false, alone: false };
+    /// Allowance of a client while no other client has frames.
+    pub const ALONE: Self = Self { bytes: ALONE_BYTES as u64, overdraft: false, alone: true };
+
+    /// Whether the client may send a frame of `head` bytes after frames of `sent` bytes.
+    #[inline]
+    #[must_use]
+    pub fn permits(&self, sent: u32, head: u32) -> bool {
+        let counted = if self.overdraft { head - head / 2 } else { head };
+        u64::from(sent) + u64::from(counted) <= self.bytes
+    }
+}
+
 /// A discipline that divides an output among clients by weight.
 ///
 /// The slot of a client identifies the client, and is a number below the capacity of the
@@ -43,7 +78,8 @@ pub const QUANTUM: u32 = 4_096;
 pub trait Discipline {
     /// Adds a client to the discipline; the client has no frames at first. If the client is already
     /// in the discipline, the client gets the new weight. A client that gets a new weight stays
-    /// ahead of its share, or behind its share, by the same number of bytes.
+    /// ahead of its share, or behind its share, by the same number of bytes, and so do all other
+    /// clients. If the client already has the weight, nothing changes.
     fn join(&mut self, client: usize, weight: Weight);
 
     /// Removes a client. The discipline does not pick a removed client, even if the client has
@@ -62,8 +98,13 @@ pub trait Discipline {
     /// Until [`Self::charge`] is called, `pick` returns the same client again.
     fn pick(&mut self) -> Option<usize>;
 
-    /// Charges the picked client for `bytes` bytes that it sent. The argument `next` is the length
-    /// of the client's next frame in bytes. If the client has no next frame, `next` is 0, and the
-    /// caller must then call [`Self::drained`].
+    /// Returns the bytes that the client of the last [`Self::pick`] may send before the caller must
+    /// call [`Self::charge`]. The first frame of the client is always permitted. The allowance
+    /// holds until the caller calls another function that changes the discipline.
+    fn allowance(&self) -> Allowance;
+
+    /// Charges the picked client for `bytes` bytes that it sent, in one or several frames. The
+    /// argument `next` is the length of the client's next frame in bytes. If the client has no next
+    /// frame, `next` is 0, and the caller must then call [`Self::drained`].
     fn charge(&mut self, client: usize, bytes: u32, next: u32);
 }

@@ -63,16 +63,21 @@
 //!
 //! # Cost
 //!
-//! A request takes O(log n) for n clients, because two heaps contain the clients. EEVDF allocates
-//! no memory after its construction. A client differs from its share by less than the longest
-//! request, plus 64 KiB if the client was idle.
+//! A request takes O(log n) for n clients, because two heaps contain the clients. One decision
+//! suffices for all frames that fit into a request. While only one client has frames, one decision
+//! suffices for [`crate::discipline::ALONE_BYTES`] bytes. EEVDF allocates no memory after its
+//! construction. A client differs from its share by less than the longest request, plus 64 KiB if
+//! the client was idle.
 
 use penstock_units::Weight;
 
-use crate::discipline::{Discipline, QUANTUM};
+use crate::discipline::{Allowance, Discipline, QUANTUM};
 use crate::heap::SlotHeap;
 
 const SHIFT: u32 = 32;
+/// Virtual time V of an output that has not sent yet. The virtual time of a client that is behind
+/// its share is below V, but must not be below 0.
+const START: u128 = 1 << 80;
 /// Maximum number of bytes by which a client without frames may be behind its share. The maximum of
 /// 64 KiB is the length of one segment that another client may send before the idle client's next
 /// frame.
@@ -164,7 +169,7 @@ impl Eevdf {
             eligible: SlotHeap::new(slots),
             current: None,
             weights: 0,
-            time: 0,
+            time: START,
             rest: 0,
             period: 0,
         }
@@ -180,6 +185,36 @@ impl Eevdf {
         } else {
             client.state = State::Ahead;
             self.ahead.push(slot, client.time);
+        }
+    }
+
+    /// Changes the weight of a client. The client stays ahead of its share, or behind it, by the
+    /// same number of bytes. Its current request keeps its bytes. So neither the output's virtual
+    /// time V nor another client changes.
+    fn reweigh(&mut self, slot: usize, weight: u64) {
+        let waits = match self.clients[slot].state {
+            State::Ahead => self.ahead.remove(slot),
+            State::Eligible => self.eligible.remove(slot),
+            State::Absent | State::Idle | State::Current => false,
+        };
+        let (time, client) = (self.time, &mut self.clients[slot]);
+        let (old, new) = (u128::from(client.weight), u128::from(weight));
+        let scaled = |virtual_time: u128| virtual_time.saturating_mul(old) / new;
+        let request = scaled(client.deadline.saturating_sub(client.time));
+        client.time = if client.time >= time {
+            time.saturating_add(scaled(client.time - time))
+        } else {
+            time.saturating_sub(scaled(time - client.time))
+        };
+        client.deadline = client.time.saturating_add(request);
+        client.owed = scaled(client.owed);
+        if client.has_frames() {
+            self.weights = self.weights - client.weight + weight;
+        }
+        client.weight = weight;
+        if waits {
+            client.request();
+            self.queue(slot);
         }
     }
 
@@ -210,29 +245,13 @@ impl Eevdf {
 
 impl Discipline for Eevdf {
     fn join(&mut self, slot: usize, weight: Weight) {
-        let Some(client) = self.clients.get(slot) else { return };
-        let had_frames = client.has_frames();
-        if had_frames {
-            self.drained(slot);
-        }
-        let (time, period) = (self.time, self.period);
-        let client = &mut self.clients[slot];
+        let weight = u64::from(weight.get());
+        let Some(client) = self.clients.get_mut(slot) else { return };
         if client.state == State::Absent {
-            (client.state, client.time, client.period) = (State::Idle, time, period);
-            client.owed = 0;
-        } else {
-            // The client stays ahead by the same number of bytes, so v - V is converted to the new
-            // weight.
-            let ahead = client.time.saturating_sub(time);
-            let new = u128::from(weight.get());
-            let scaled = |virtual_time: u128| virtual_time * u128::from(client.weight) / new;
-            let (ahead, owed) = (scaled(ahead), scaled(client.owed));
-            (client.time, client.owed) = (time.saturating_add(ahead), owed);
-        }
-        client.weight = u64::from(weight.get());
-        if had_frames {
-            let head = self.clients[slot].head;
-            self.backlogged(slot, head);
+            (client.state, client.weight, client.owed) = (State::Idle, weight, 0);
+            (client.time, client.period) = (self.time, self.period);
+        } else if client.weight != weight {
+            self.reweigh(slot, weight);
         }
     }
 
@@ -314,6 +333,20 @@ impl Discipline for Eevdf {
         self.clients[slot].state = State::Current;
         self.current = Some(slot);
         Some(slot)
+    }
+
+    fn allowance(&self) -> Allowance {
+        let Some(client) = self.current.and_then(|slot| self.clients.get(slot)) else {
+            return Allowance::NONE;
+        };
+        if self.weights == client.weight {
+            return Allowance::ALONE;
+        }
+        // The largest number of bytes for which `worth` is at most the rest of the request.
+        let rest = client.deadline.saturating_sub(client.time);
+        let bytes = ((rest + 1) * u128::from(client.weight) - 1) >> SHIFT;
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        Allowance { bytes, overdraft: false, alone: false }
     }
 
     fn charge(&mut self, slot: usize, bytes: u32, next: u32) {
@@ -438,6 +471,23 @@ mod tests {
         let first = (0..1_000).take_while(|_| send(&mut eevdf, QUANTUM) == 1).count();
         let most = 2 * OWED_MAX / QUANTUM + 1;
         assert!((1..=most as usize).contains(&first), "{first}");
+    }
+
+    #[test]
+    fn a_changed_weight_leaves_the_accounts_of_all_clients() {
+        let mut eevdf = with(&[1, 1]);
+        while eevdf.pick() != Some(1) {
+            send(&mut eevdf, QUANTUM);
+        }
+        // Client 1 is 15 requests ahead of client 0, and then has no frames for a time.
+        eevdf.charge(1, 16 * QUANTUM, QUANTUM);
+        eevdf.drained(1);
+        eevdf.join(0, Weight::new(2).unwrap());
+        eevdf.backlogged(1, QUANTUM);
+        // With weight 2, client 0 must send twice as many requests.
+        let order: Vec<_> = (0..60).map(|_| send(&mut eevdf, QUANTUM)).collect();
+        assert!(order[..29].iter().all(|slot| *slot == 0), "{order:?}");
+        assert!(order[..36].contains(&1), "{order:?}");
     }
 
     #[test]

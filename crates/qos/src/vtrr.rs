@@ -46,6 +46,12 @@
 //! becomes smaller in later cycles. When no client has frames, the debts of all clients are
 //! cancelled.
 //!
+//! If a client joins or leaves, or if its weight changes, another cycle begins, because the shares
+//! may change. Before the other cycle begins, each client's account gets the bytes by which the
+//! client is behind its share in the present cycle. The account pays the bytes by which it is
+//! ahead. The change thus moves no bytes between clients. The client behind the one that had the
+//! last turn has the next turn, so that frequent changes of a weight delay no client.
+//!
 //! If an idle client gets frames within a cycle, its virtual finishing time VFT becomes max(old
 //! VFT, QVT + 1/S). When an idle client gets frames, its number of remaining turns TC becomes S
 //! times the remaining fraction of the cycle, rounded. If an idle client already had frames in the
@@ -79,11 +85,14 @@
 //! # Cost
 //!
 //! In VTRR, a turn costs the worker a few instructions. A segment of 64 KiB needs 16 to 43 turns.
-//! When a client joins, VTRR sorts the line of at most 32 clients.
+//! One decision suffices for all frames that a client's account permits. While only one client has
+//! frames, one decision suffices for [`crate::discipline::ALONE_BYTES`] bytes.
+//! When a client joins or leaves, or when its weight changes, VTRR sorts the line of at most 32
+//! clients. A client that joins again with the same weight costs one comparison.
 
 use penstock_units::Weight;
 
-use crate::discipline::{Discipline, QUANTUM};
+use crate::discipline::{Allowance, Discipline, QUANTUM};
 
 /// Maximum number of clients that VTRR supports. With more clients in VTRR, the bytes of a client
 /// could differ too much from its share.
@@ -120,9 +129,10 @@ struct Client {
     account: i64,
     /// Length of the client's next frame in bytes.
     head: u32,
-    /// Number of the cycle in which the client last had frames. The field `period` is the number of
-    /// the client's last busy period.
+    /// Number of the cycle in which the client last had frames. The field `begun` is the value of
+    /// [`Vtrr::begun`] at that time, and `period` is the number of the client's last busy period.
     cycle: u64,
+    begun: u64,
     period: u64,
 }
 
@@ -159,7 +169,10 @@ pub struct Vtrr {
     step: u64,
     /// Number of turns since the last cycle that one client took while no other client had frames.
     alone: u64,
+    /// Number of cycles that ended because no client had a turn left. The field `begun` is the
+    /// number of cycles that began. A cycle also begins when the line changes.
     cycle: u64,
+    begun: u64,
     period: u64,
 }
 
@@ -202,6 +215,7 @@ impl Vtrr {
             step: 0,
             alone: 0,
             cycle: 0,
+            begun: 0,
             period: 0,
         }
     }
@@ -228,13 +242,34 @@ impl Vtrr {
         self.place.get(slot).filter(|place| **place != ABSENT).map(|place| usize::from(*place))
     }
 
-    /// Sorts `line` after a client has joined, left or changed its weight. Keeps the accounts of
-    /// all clients and begins a new cycle.
+    /// Moves to each account the bytes by which the client is behind its share in this cycle, or
+    /// ahead of it. Afterwards, another cycle may begin, in which no client is ahead or behind.
+    fn carry(&mut self) {
+        if self.runnable == 0 {
+            return;
+        }
+        let (time, turn, begun) = (i128::from(self.time), i128::from(self.turn), self.begun);
+        for client in &mut self.line {
+            // A client without frames in this cycle had no turn.
+            let had_frames = client.has_frames || client.begun == begun;
+            let own = if had_frames { client.finish.saturating_sub(client.step) } else { 0 };
+            let turns = (time - i128::from(own)) * i128::from(client.share);
+            let behind = i64::try_from(turns * turn / i128::from(ONE)).unwrap_or(0);
+            let account = client.account.saturating_add(behind);
+            // A client without frames pays its debt, but earns nothing.
+            let most = if client.has_frames { i64::MAX } else { client.account.max(0) };
+            client.account = account.min(most);
+        }
+    }
+
+    /// Sorts `line` after a client has joined, left or changed its weight, and begins another
+    /// cycle. The caller must call [`Self::carry`] before it changes the line.
     fn line_up(&mut self) {
+        let current = self.current.map(|place| self.line[place].slot);
         self.line.sort_by_key(|client| core::cmp::Reverse(client.weight.get()));
         let weights = self.line.iter().map(|client| u64::from(client.weight.get()));
         let common = weights.fold(0, divisor).max(1);
-        (self.runnable, self.shares, self.current) = (0, 0, None);
+        (self.runnable, self.shares) = (0, 0);
         let clients = u32::try_from(self.line.len()).unwrap_or(u32::MAX);
         self.turn = (QUANTUM * CLIENTS_FEW / clients.max(1)).clamp(TURN_MIN, QUANTUM);
         for (place, client) in self.line.iter_mut().enumerate() {
@@ -249,11 +284,18 @@ impl Vtrr {
             }
         }
         self.step = 0;
-        self.begin_cycle();
+        self.current = current.and_then(|slot| self.place_of(slot));
+        self.deal();
     }
 
     fn begin_cycle(&mut self) {
         self.cycle += 1;
+        self.deal();
+    }
+
+    /// Gives each client with frames the turns of a whole cycle.
+    fn deal(&mut self) {
+        self.begun += 1;
         (self.time, self.left, self.funded) = (0, self.shares, self.runnable);
         let mut rest = self.runnable;
         while rest != 0 {
@@ -327,7 +369,12 @@ impl Vtrr {
 
 impl Discipline for Vtrr {
     fn join(&mut self, slot: usize, weight: Weight) {
-        if let Some(place) = self.place_of(slot) {
+        let place = self.place_of(slot);
+        if place.is_some_and(|place| self.line[place].weight == weight) {
+            return;
+        }
+        self.carry();
+        if let Some(place) = place {
             self.line[place].weight = weight;
         } else {
             assert!(self.line.len() < CLIENTS_MAX, "more than {CLIENTS_MAX} clients");
@@ -342,6 +389,7 @@ impl Discipline for Vtrr {
                 account: 0,
                 head: 0,
                 cycle: self.cycle,
+                begun: self.begun,
                 period: self.period,
             });
         }
@@ -351,8 +399,14 @@ impl Discipline for Vtrr {
     fn leave(&mut self, slot: usize) {
         let Some(gone) = self.place_of(slot) else { return };
         self.drained(slot);
+        self.carry();
         self.line.remove(gone);
         self.place[slot] = ABSENT;
+        // The client behind the one that left has the next turn.
+        self.current = match self.current {
+            Some(place) if place >= gone => place.checked_sub(1),
+            other => other,
+        };
         self.line_up();
     }
 
@@ -365,7 +419,7 @@ impl Discipline for Vtrr {
         let alone = self.runnable == 0;
         // The client gets the same fraction of its turns as the others still have of theirs.
         let part = |share: u64, left: u64, shares: u64| (2 * share * left + shares) / (2 * shares);
-        let (cycle, shares, left) = (self.cycle, self.shares, self.left);
+        let (cycle, begun, shares, left) = (self.cycle, self.begun, self.shares, self.left);
         let client = &mut self.line[place];
         client.has_frames = true;
         if client.period != self.period {
@@ -385,7 +439,7 @@ impl Discipline for Vtrr {
         }
         let turns = part(client.share, left, shares);
         let (had, old) =
-            if client.cycle == cycle { (client.turns, client.finish) } else { (u64::MAX, 0) };
+            if client.begun == begun { (client.turns, client.finish) } else { (u64::MAX, 0) };
         client.turns = turns.min(had);
         client.finish = old.max(self.time + client.step);
         self.left += client.turns;
@@ -403,7 +457,7 @@ impl Discipline for Vtrr {
         client.has_frames = false;
         self.runnable &= !bit(place);
         self.funded &= !bit(place);
-        (client.cycle, client.period) = (self.cycle, self.period);
+        (client.cycle, client.begun, client.period) = (self.cycle, self.begun, self.period);
         // Bytes beyond one turn, which were saved for a long frame, are lost.
         client.account = client.account.min(i64::from(self.turn));
         self.shares -= client.share;
@@ -436,6 +490,18 @@ impl Discipline for Vtrr {
             self.current = Some(next);
             self.grant(next);
         }
+    }
+
+    fn allowance(&self) -> Allowance {
+        let Some(client) = self.current.and_then(|place| self.line.get(place)) else {
+            return Allowance::NONE;
+        };
+        if self.runnable.is_power_of_two() {
+            return Allowance::ALONE;
+        }
+        // The same rule as in [`Client::may_send`].
+        let bytes = client.account.max(0).unsigned_abs();
+        Allowance { bytes, overdraft: true, alone: false }
     }
 
     fn charge(&mut self, slot: usize, bytes: u32, next: u32) {
@@ -532,6 +598,30 @@ mod tests {
         vtrr.backlogged(0, QUANTUM);
         vtrr.backlogged(1, QUANTUM);
         assert_eq!(turns(&mut vtrr, 4), [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn a_client_that_joins_again_with_its_weight_does_not_end_the_cycle() {
+        let mut vtrr = line(&[5, 3, 1]);
+        for turn in [0, 1, 2, 0, 1, 0, 1, 0, 0].repeat(4) {
+            (0..3).for_each(|slot| vtrr.join(slot, Weight::new([5, 3, 1][slot]).unwrap()));
+            assert_eq!(turns(&mut vtrr, 1), [turn]);
+        }
+    }
+
+    /// In this test, the weight of client 2 changes in the middle of each cycle, so no cycle ends.
+    #[test]
+    fn a_changed_weight_leaves_the_accounts_of_the_others() {
+        let mut vtrr = line(&[10, 2, 1]);
+        let mut had = [0_i64; 3];
+        for n in 0..1_000 {
+            vtrr.join(2, Weight::new([1, 4][n % 2]).unwrap());
+            turns(&mut vtrr, 3).iter().for_each(|slot| had[*slot] += 1);
+            let apart = had[0] - 5 * had[1];
+            assert!(apart.abs() <= 25, "after {n}: {had:?}");
+        }
+        // On average, client 2 gets 2.5 of 14.5 turns or a little less.
+        assert!((400..600).contains(&had[2]), "{had:?}");
     }
 
     #[test]

@@ -194,7 +194,7 @@ impl Line {
         }
     }
 
-    /// Invalidates the stored weights of the sources, so that the queue reads the weights again.
+    /// Makes the queue read the weights of each source again, with the source's next frame.
     pub(super) fn changed(&mut self) {
         if let Self::Fair(fair) = self {
             fair.generation = fair.generation.wrapping_add(1).max(1);
@@ -294,6 +294,8 @@ impl Fair {
         self.share.offer(vm, frame, frame.wire(), now) == Offer::Queued
     }
 
+    /// Reads the weights of a source, with its first frame after a snapshot. If tenant and weights
+    /// are unchanged, the join costs a few comparisons, and the schedule goes on as before.
     #[cold]
     fn join(&mut self, source: &Source) {
         let (vm, tenant) = (usize::from(source.port), usize::from(source.tenant));
@@ -335,7 +337,7 @@ impl Fair {
     pub(super) fn signals(&mut self, frame: &Stored, free: u64, waited: Nanos, now: Nanos) -> bool {
         let vm = usize::from(frame.source);
         let full = self.is_over(vm, 4, free, now);
-        let behind = self.share.account(vm).map_or(0, |account| account.queued_bytes);
+        let (_, behind) = self.share.backlog(vm);
         let Some((codel, longest)) = self.early.get_mut(vm) else { return false };
         *longest = (*longest).max(frame.wire());
         let waited = if full { waited.max(TARGET) } else { waited };
@@ -348,15 +350,17 @@ impl Fair {
         if self.bound.excess == Excess::Drop {
             return false;
         }
-        let Some(account) = self.share.account(vm).filter(|a| a.queued_frames > 0) else {
+        let (waiting, waiting_bytes) = self.share.backlog(vm);
+        if waiting == 0 {
             return false;
-        };
+        }
         let bytes = self.bound.bytes.min(free / 2) / part;
         let frames = (self.frames - self.share.len()) / 2;
-        let oldest = self.share.oldest(vm).map_or(Nanos::ZERO, |since| now.saturating_sub(since));
-        let late = part == 1 && oldest >= self.bound.wait;
-        account.queued_bytes > bytes
-            || late
-            || u64::from(account.queued_frames) * part > frames.into()
+        // The first frame is read only for the whole limit.
+        let late = || {
+            let since = self.share.oldest(vm).unwrap_or(now);
+            now.saturating_sub(since) >= self.bound.wait
+        };
+        waiting_bytes > bytes || u64::from(waiting) * part > frames.into() || part == 1 && late()
     }
 }

@@ -27,7 +27,9 @@
 //! # Cost
 //!
 //! An output queue costs one additional copy of each frame. The additional copy is not needed if
-//! the port has its own memory. The worker's loop allocates no memory.
+//! the port has its own memory. With [`Order::FairShare`], one decision chooses the sender of
+//! several successive frames ([`penstock_qos::fair_share`]). The queue does not read the bytes of a
+//! waiting frame before it sends the frame. The worker's loop allocates no memory.
 
 mod classes;
 mod early;

@@ -10,7 +10,7 @@ use super::classes::Class;
 use super::limit::OutputLimit;
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueTerms, Source, Stored};
+use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueHome, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
@@ -59,6 +59,8 @@ pub struct OutputQueue {
     variation: Variation,
     /// Time of the last report of delays, in seconds of the worker's coarse clock.
     told: u32,
+    /// Number of changes of the queue's home ([`QueueHome::changes`]) that the queue has adopted.
+    adopted: u32,
 }
 
 impl OutputQueue {
@@ -76,6 +78,7 @@ impl OutputQueue {
             delays: Histogram::new(),
             variation: Variation::new(),
             told: 0,
+            adopted: 0,
         }
     }
 
@@ -281,7 +284,7 @@ impl OutputQueue {
                 continue;
             }
             let whole = !frame.ect && !is_trimmable(&frame.offload, frame.len);
-            let signals = self.signals((&frame, whole), memory.free_bytes(), waited, now);
+            let signals = self.signals((&frame, whole), memory, waited, now);
             if signals && whole {
                 self.head = None;
                 if let Some(lanes) = self.line.lanes_mut() {
@@ -329,20 +332,19 @@ impl OutputQueue {
         sent
     }
 
-    /// If the frame that leaves the queue is to signal congestion, returns the reason with which
-    /// the frame is dropped if it can signal in no other way. `whole` is true for such a frame.
-    /// `free` is the free memory of all queues, in bytes.
+    /// Whether the frame that leaves the queue is to signal congestion. `whole` is true for a frame
+    /// that is dropped if it signals, because it can signal in no other way.
     fn signals(
         &mut self,
         (frame, whole): (&Stored, bool),
-        free: u64,
+        memory: &Memory<'_>,
         waited: Nanos,
         now: Nanos,
     ) -> bool {
         match &mut self.line {
             Line::Wfq(lanes) => lanes.signals(frame, waited, now),
             // Other frames wait in their sender's ring, and none is dropped.
-            Line::Fair(fair) => !whole && fair.signals(frame, free, waited, now),
+            Line::Fair(fair) => !whole && fair.signals(frame, memory.free_bytes(), waited, now),
             Line::Fifo(fifo) => {
                 let bytes = fifo.bytes();
                 self.limit.as_mut().is_some_and(|limit| limit.signals(frame, waited, bytes, now))
@@ -413,6 +415,18 @@ impl OutputQueue {
                 lost(head.frame.source);
             }
         }
+    }
+
+    /// Rereads the sources' weights, because the worker has a new snapshot, and adopts the changes
+    /// of the queue's home. If the home has not changed, the call reads only its number of changes.
+    /// Returns true if the frames may now be due at another time.
+    pub(crate) fn adopt(&mut self, home: &QueueHome, now: Nanos) -> bool {
+        let changes = home.changes();
+        if core::mem::replace(&mut self.adopted, changes) == changes {
+            self.line.changed();
+            return false;
+        }
+        self.change(home.pacing(), home.limit(), home.classes(), now)
     }
 
     /// Rereads the sources' weights and sets the output's pacing, limit and classes. Waiting frames

@@ -1,5 +1,6 @@
 //! A snapshot contains the configuration of each output queue.
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use penstock_qos::egress_policer::EgressPolicer;
@@ -122,6 +123,9 @@ pub struct QueueHome {
     pacing: Mutex<Pacing>,
     classes: Mutex<Arc<Classes>>,
     limit: Mutex<Option<Arc<EgressPolicer>>>,
+    /// Number of changes of `pacing`, `classes` and `limit`. With each snapshot, the worker reads
+    /// these values again only if the number of changes is another one.
+    changes: AtomicU32,
     lanes: Option<Arc<LaneCounters>>,
     queue: Mutex<Option<Box<OutputQueue>>>,
 }
@@ -155,6 +159,7 @@ impl QueueHome {
             pacing: Mutex::new(terms.pacing),
             classes: Mutex::default(),
             limit: Mutex::default(),
+            changes: AtomicU32::new(1),
             lanes: kept.or(lanes),
             queue: Mutex::new(Some(Box::new(queue))),
         })
@@ -164,6 +169,7 @@ impl QueueHome {
     /// other than [`Order::Wfq`] ignores classes.
     pub fn set_classes(&self, classes: Arc<Classes>) {
         *self.classes.lock().unwrap_or_else(PoisonError::into_inner) = classes;
+        self.note_change();
     }
 
     /// Returns the classes that the control plane has set last. The worker uses these classes at
@@ -175,7 +181,25 @@ impl QueueHome {
 
     /// Sets the limit for which the output's frames wait, from the next snapshot on.
     pub fn set_limit(&self, limit: Option<Arc<EgressPolicer>>) {
-        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+        let mut old = self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = match (&*old, &limit) {
+            (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+            (old, new) => old.is_none() && new.is_none(),
+        };
+        if !same {
+            *old = limit;
+            self.note_change();
+        }
+    }
+
+    fn note_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// Returns the number of changes of the values that the control plane may set. The first number
+    /// is 1.
+    pub(super) fn changes(&self) -> u32 {
+        self.changes.load(Ordering::Acquire)
     }
 
     pub(crate) fn limit(&self) -> Option<Arc<EgressPolicer>> {
@@ -203,7 +227,11 @@ impl QueueHome {
 
     /// Sets the output's pacing from the next snapshot on.
     pub fn set_pacing(&self, pacing: Pacing) {
-        *self.pacing.lock().unwrap_or_else(PoisonError::into_inner) = pacing;
+        let mut old = self.pacing.lock().unwrap_or_else(PoisonError::into_inner);
+        if *old != pacing {
+            *old = pacing;
+            self.note_change();
+        }
     }
 
     pub(crate) fn pacing(&self) -> Pacing {

@@ -500,6 +500,58 @@ fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
     assert!(!bench.queue.is_over(2, &memory, Nanos(1)), "another VM has nothing");
 }
 
+/// Sends frames of three tenants one by one, and returns their source ports. If `renewed` is true,
+/// the worker gets a snapshot with the same weights before each frame.
+fn sources(renewed: bool) -> Vec<u16> {
+    let terms = QueueTerms { pacing: Pacing::None, ..terms(Order::FairShare, Excess::Hold) };
+    let mut bench = Bench::new(terms, false, false);
+    let mut left = Vec::new();
+    for _ in 0..300 {
+        if renewed {
+            bench.queue.change(Pacing::None, None, Arc::default(), bench.now);
+        }
+        for port in [1_u16, 2, 4] {
+            while bench.waits.get(&port).map_or(0, VecDeque::len) < 3 {
+                bench.come(port, 300 * (1 + usize::from(port)));
+            }
+        }
+        let mut batch = Batch::new();
+        let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+        bench.queue.load(memory, &mut batch, (1, 1), bench.now, &mut |_, _| unreachable!());
+        let source = bench.queue.sending()[0].source;
+        bench.queue.sent(memory);
+        Bench::forget_oldest(&mut bench.waits, source);
+        left.push(source);
+    }
+    left
+}
+
+#[test]
+fn a_snapshot_with_the_same_weights_changes_no_departure() {
+    assert_eq!(sources(true), sources(false));
+}
+
+#[test]
+fn a_queue_adopts_each_change_of_its_home_once() {
+    let home = QueueHome::new(terms(Order::Fifo, Excess::Drop), 8, 8);
+    let mut queue = home.take().expect("nobody has taken it");
+    assert!(!queue.adopt(&home, Nanos(1)), "nothing is new");
+    let faster = Pacing::Link(BitsPerSecond(200_000_000));
+    home.set_pacing(faster);
+    assert!(queue.adopt(&home, Nanos(2)) && queue.terms().pacing == faster);
+    home.set_pacing(faster);
+    assert!(!queue.adopt(&home, Nanos(3)), "the same rate");
+    let rate = Some((BitsPerSecond(8_000_000), 1_000));
+    let meter = Meter::new(Terms { bytes: rate, waits: true, ..Terms::default() });
+    let limit = Arc::new(EgressPolicer::new(meter, None, Sharing::Strict));
+    home.set_limit(Some(Arc::clone(&limit)));
+    assert!(queue.adopt(&home, Nanos(4)));
+    home.set_limit(Some(limit));
+    assert!(!queue.adopt(&home, Nanos(5)), "the same limit");
+    home.set_limit(None);
+    assert!(queue.adopt(&home, Nanos(6)));
+}
+
 #[test]
 fn who_is_held_has_its_rate_and_holds_up_nobody() {
     let terms = QueueTerms { pacing: Pacing::None, ..terms(Order::Wfq, Excess::Drop) };

@@ -17,11 +17,16 @@ impl<C: CycleCounter> Worker<C> {
         let old = core::mem::replace(&mut self.ctx.snapshot, new);
         for port in (0..self.ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
             self.outputs.place_queue(&mut self.ctx, &mut self.roster, port);
-            if self.ctx.ports[port.index()].owned != 0 {
+            let unchanged = match (old.port(port.0), self.ctx.snapshot.port(port.0)) {
+                (Some(old), Some(new)) => Arc::ptr_eq(old, new),
+                (old, new) => old.is_none() && new.is_none(),
+            };
+            if !unchanged && self.ctx.ports[port.index()].owned != 0 {
                 self.input.place_gate(&self.ctx, &mut self.roster, port);
-                self.schedule_port(port, 0);
+                self.set_terms(port, 0);
             }
         }
+        self.release_held();
         self.rank();
         old
     }
@@ -39,9 +44,10 @@ impl<C: CycleCounter> Worker<C> {
                 if self.ctx.ports[port.index()].owned != 0
                     && !self.ctx.qos(port).ingress.is_metered()
                 {
-                    self.schedule_port(port, 0);
+                    self.set_terms(port, 0);
                 }
             }
+            self.release_held();
         }
     }
 
@@ -65,6 +71,13 @@ impl<C: CycleCounter> Worker<C> {
     /// Schedules a port with queue pairs on this worker according to the snapshot. `tokens` is the
     /// bucket level that the port brings from its previous worker.
     pub(super) fn schedule_port(&mut self, port: PortId, tokens: i64) {
+        self.set_terms(port, tokens);
+        self.release_held();
+    }
+
+    /// Sets the class and the bucket of a port according to the snapshot. The caller must call
+    /// [`Self::release_held`] afterwards, once for all ports, because it looks at all held units.
+    fn set_terms(&mut self, port: PortId, tokens: i64) {
         let qos = self.ctx.qos(port);
         self.roster.schedule.set_class(port, qos.priority);
         let before = self.ctx.account.buckets().is_metered(port);
@@ -77,7 +90,10 @@ impl<C: CycleCounter> Worker<C> {
             let peers = &self.ctx.peers;
             self.ctx.account.buckets_mut().begin_books(port, peers.id(), &peers.directory().notes);
         }
-        // A held unit may have become free to run.
+    }
+
+    /// Returns held units to the schedule that may run now, because a bucket changed.
+    fn release_held(&mut self) {
         let buckets = self.ctx.account.buckets();
         self.roster.schedule.release(usize::MAX, &|port| buckets.may_run(port));
     }

@@ -379,8 +379,10 @@ impl Outputs {
         port: PortId,
     ) {
         let Some(queue) = ctx.ports[port.index()].output.take() else { return };
-        for source in (0..ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
+        let mut from = 0;
+        while let Some(source) = self.pressure.next_source(port, from) {
             self.ease(ctx, roster, (&queue, port), source);
+            from = source.index() + 1;
         }
         ctx.ports[port.index()].output = Some(queue);
     }
@@ -393,34 +395,33 @@ impl Outputs {
         roster: &mut Roster,
         port: PortId,
     ) {
-        let now = ctx.nanos();
-        let owned = ctx.ports[port.index()].owned != 0;
-        let wanted = ctx.policy(port).and_then(|policy| policy.queue.clone()).filter(|_| owned);
-        let here = self.homes[port.index()].clone();
-        let same = match (&wanted, &here) {
+        let (now, at) = (ctx.nanos(), port.index());
+        let owned = ctx.ports[at].owned != 0;
+        let wanted = ctx.policy(port).and_then(|policy| policy.queue.as_ref()).filter(|_| owned);
+        let same = match (wanted, &self.homes[at]) {
             (Some(wanted), Some(here)) => Arc::ptr_eq(wanted, here),
             (None, None) => return,
             _ => false,
         };
         if same {
-            if let (Some(queue), Some(home)) =
-                (ctx.ports[port.index()].output.as_deref_mut(), &wanted)
-            {
-                let changed = queue.change(home.pacing(), home.limit(), home.classes(), now);
-                if changed && matches!(self.stands[port.index()], Stand::Waits | Stand::Held) {
-                    roster.cancel(Event::Output(port));
-                    self.make_ready(ctx, roster, port);
-                }
+            let changed = match (ctx.ports[at].output.as_deref_mut(), &self.homes[at]) {
+                (Some(queue), Some(home)) => queue.adopt(home, now),
+                _ => false,
+            };
+            if changed && matches!(self.stands[at], Stand::Waits | Stand::Held) {
+                roster.cancel(Event::Output(port));
+                self.make_ready(ctx, roster, port);
             }
             return;
         }
+        let wanted = wanted.cloned();
         self.take_queue(ctx, roster, port);
         if let Some(home) = wanted
             && let Some(mut queue) = home.take()
         {
-            queue.change(home.pacing(), home.limit(), home.classes(), now);
-            ctx.ports[port.index()].output = Some(queue);
-            self.homes[port.index()] = Some(home);
+            queue.adopt(&home, now);
+            ctx.ports[at].output = Some(queue);
+            self.homes[at] = Some(home);
         }
     }
 

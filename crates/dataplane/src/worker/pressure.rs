@@ -15,7 +15,8 @@
 //! # Cost
 //!
 //! The record of held-back source ports takes one bit for each pair of output and source port. A
-//! change takes a few instructions.
+//! change takes a few instructions. A search for all sources of an output reads a word for each 64
+//! ports.
 
 use penstock_units::PortId;
 
@@ -79,10 +80,27 @@ impl Pressure {
         self.outputs[source.index()] == 0
     }
 
+    /// Returns the first source port from number `from` on with too many frames at the output of
+    /// port `output`. Returns `None` if no other source port has too many frames there.
+    pub(super) fn next_source(&self, output: PortId, from: usize) -> Option<PortId> {
+        let first = output.index() * self.words;
+        let words = self.sources.get(first..first + self.words)?;
+        let mut mask = u64::MAX << (from % 64);
+        for (at, word) in words.iter().enumerate().skip(from / 64) {
+            let rest = word & core::mem::replace(&mut mask, u64::MAX);
+            if rest != 0 {
+                let source = at * 64 + rest.trailing_zeros() as usize;
+                return u16::try_from(source).ok().map(PortId);
+            }
+        }
+        None
+    }
+
     /// Removes all marks of `source` as a source with too many waiting frames, at every output.
     pub(super) fn forget(&mut self, source: PortId) {
         for output in 0..self.outputs.len() {
-            let Ok(output) = u16::try_from(output) else { return };
+            let left = self.outputs.get(source.index()).copied().unwrap_or(0);
+            let Some(output) = u16::try_from(output).ok().filter(|_| left > 0) else { return };
             let _ = self.ease(PortId(output), source);
         }
     }
@@ -105,5 +123,28 @@ mod tests {
         pressure.forget(source);
         assert!(!pressure.is(b, source) && pressure.press(a, source));
         assert!(!pressure.press(PortId(70), source), "there is no such output");
+    }
+
+    #[test]
+    fn the_sources_of_an_output_are_found_in_order() {
+        let mut pressure = Pressure::new(200);
+        let (output, other) = (PortId(3), PortId(4));
+        let all = [0, 63, 64, 127, 190, 199].map(PortId);
+        for source in all {
+            pressure.press(output, source);
+        }
+        pressure.press(other, PortId(5));
+        let mut found = Vec::new();
+        while let Some(source) =
+            pressure.next_source(output, found.last().map_or(0, |last: &PortId| last.index() + 1))
+        {
+            found.push(source);
+        }
+        assert_eq!(found, all);
+        assert_eq!(pressure.next_source(other, 0), Some(PortId(5)));
+        assert_eq!(pressure.next_source(other, 6), None);
+        assert_eq!(pressure.next_source(PortId(200), 0), None, "there is no such output");
+        pressure.forget(PortId(64));
+        assert_eq!(pressure.next_source(output, 64), Some(PortId(127)));
     }
 }

@@ -20,6 +20,21 @@
 //! (`rounds`). The frames of a VM stay in order. Tenants and VMs without frames are not scheduled,
 //! so tenants and VMs with frames use the whole output (work conservation).
 //!
+//! # Bursts
+//!
+//! One decision suffices for a *burst*: successive frames of one VM. A burst lasts while the
+//! discipline would pick its tenant again, the VM's account is above 0, and the VM has frames. The
+//! tenant and the VM are charged once, for all frames of the burst ([`FairShare::settle`]). If
+//! another VM gets frames, or if a tenant or VM changes, the burst ends first, so that each
+//! decision sees all charges. The order of departures is the same as with one decision for each
+//! frame. With EEVDF, the orders differ by rounding.
+//!
+//! While only one tenant has frames, its bursts need no decision among tenants for up to
+//! [`ALONE_BYTES`](crate::discipline::ALONE_BYTES) bytes. While only one VM of a tenant has frames,
+//! its account does not limit its bursts.
+//!
+//! # Lengths
+//!
 //! The length of a frame is its length on the link, including preamble, gap and FCS, because the
 //! discipline divides time on the link. The caller adds preamble, gap and FCS to the length of each
 //! frame.
@@ -50,20 +65,29 @@
 //!
 //! # Cost
 //!
-//! Sending a frame takes one decision among tenants, one decision among VMs, and one entry of the
-//! frame table. The discipline allocates no memory after its construction. If a VM joins or leaves,
-//! only its own tenant is affected.
+//! A burst takes one decision among tenants and one decision among VMs. Each frame of the burst
+//! takes two comparisons and one entry of the frame table. The entry of a frame is read when the
+//! frame's turn comes, and the frame's bytes are never read. The discipline allocates no memory
+//! after its construction.
+//!
+//! A tenant or VM that is set to the weight and bound that it has already costs a few comparisons,
+//! and no later departure changes. If the weight of a tenant or VM changes, the others keep their
+//! accounts. The change of a tenant's weight takes one call of its discipline ([`Vtrr`] or
+//! [`Eevdf`]). The change of a VM's weight takes a few comparisons in most cases (`weights`). If a
+//! VM joins or leaves, only its own tenant is affected.
 
 pub(crate) mod queue;
 mod rounds;
+mod weights;
 
 use penstock_units::{Nanos, Weight};
 
-use crate::discipline::Discipline;
+use crate::discipline::{Allowance, Discipline};
 use crate::eevdf::Eevdf;
 use crate::vtrr::{self, Vtrr};
 use queue::{Pool, Queue};
 use rounds::{Place, Places, Ring};
+use weights::Weights;
 
 /// Maximum number of tenants that VTRR serves. If an output has more tenants, EEVDF serves them.
 pub const VTRR_MAX: usize = vtrr::CLIENTS_MAX;
@@ -205,11 +229,37 @@ impl Places for Slots<'_> {
     }
 }
 
+/// Frames that a VM sent for one decision, and that are not charged yet.
+#[derive(Clone, Copy, Debug)]
+struct Burst {
+    tenant: u32,
+    vm: u32,
+    /// Bytes that the discipline among tenants permits.
+    allowance: Allowance,
+    /// Bytes that the VM's account permits. If no other VM of the tenant has frames, the account
+    /// sets no limit, and the value of `account` is [`UNLIMITED`].
+    account: u64,
+    /// Sum of the lengths of the burst's frames. The field `last` is the length of the last frame.
+    sent: u32,
+    last: u32,
+}
+
+const UNLIMITED: u64 = u64::MAX;
+
+impl Burst {
+    /// Whether a frame of `head` bytes may follow.
+    #[inline]
+    fn permits(&self, head: u32) -> bool {
+        u64::from(self.sent) < self.account && self.allowance.permits(self.sent, head)
+    }
+}
+
 /// The `fair-share` discipline of one output. The type `T` is the caller's handle of a frame.
 #[derive(Clone, Debug)]
 pub struct FairShare<T> {
     tenants: Box<[Tenant]>,
     vms: Box<[Vm]>,
+    weights: Weights,
     pool: Pool<T>,
     vtrr: Vtrr,
     eevdf: Eevdf,
@@ -218,6 +268,9 @@ pub struct FairShare<T> {
     /// [`Vtrr`] serves the tenants.
     many: bool,
     frames: u32,
+    /// The open burst. The VM of an open burst has frames. The value is `None` if all sent frames
+    /// are charged.
+    burst: Option<Burst>,
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "slots are below 2^32")]
@@ -240,12 +293,14 @@ impl<T: Copy + Default> FairShare<T> {
         Self {
             tenants: vec![tenant; capacity.tenants].into_boxed_slice(),
             vms: vec![vm; capacity.vms].into_boxed_slice(),
+            weights: Weights::new(capacity.vms),
             pool: Pool::new(capacity.frames),
             vtrr: Vtrr::new(capacity.tenants),
             eevdf: Eevdf::new(capacity.tenants),
             members: 0,
             many: false,
             frames: 0,
+            burst: None,
         }
     }
 
@@ -271,9 +326,15 @@ impl<T: Copy + Default> FairShare<T> {
         self.frames == 0
     }
 
-    /// Adds a tenant, or changes the weight of a tenant. Returns whether the tenant's slot exists.
+    /// Adds a tenant, or changes the weight of a tenant. If the tenant already has the weight,
+    /// nothing changes. Returns whether the tenant's slot exists.
     pub fn set_tenant(&mut self, slot: usize, weight: Weight) -> bool {
-        let Some(tenant) = self.tenants.get_mut(slot) else { return false };
+        let Some(tenant) = self.tenants.get(slot) else { return false };
+        if tenant.there && tenant.weight == weight {
+            return true;
+        }
+        self.settle();
+        let tenant = &mut self.tenants[slot];
         if !tenant.there {
             *tenant = Tenant { there: true, weight, ring: Ring::EMPTY, chosen: NONE };
             self.members += 1;
@@ -292,9 +353,12 @@ impl<T: Copy + Default> FairShare<T> {
         if !self.tenants.get(slot).is_some_and(|tenant| tenant.there) {
             return;
         }
-        for vm in 0..self.vms.len() {
-            if self.vms[vm].tenant == narrow(slot) {
-                self.remove_vm(vm, |item| lost(vm, item));
+        self.settle();
+        if !self.tenants[slot].ring.heaviest.is_none() {
+            for vm in 0..self.vms.len() {
+                if self.weights.is_of(vm, narrow(slot)) {
+                    self.remove_vm(vm, |item| lost(vm, item));
+                }
             }
         }
         self.tenants[slot].there = false;
@@ -322,8 +386,9 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Adds a VM to an existing tenant, or changes the VM's weight and bound. Returns false if the
-    /// slot of the tenant or VM does not exist, or if the VM belongs to another tenant.
+    /// Adds a VM to an existing tenant, or changes the VM's weight and bound. If the VM already has
+    /// the weight and bound, nothing changes. Returns false if the slot of the tenant or VM does
+    /// not exist, or if the VM belongs to another tenant.
     pub fn set_vm(&mut self, slot: usize, tenant: usize, weight: Weight, bound: Bound) -> bool {
         if !self.tenants.get(tenant).is_some_and(|tenant| tenant.there) {
             return false;
@@ -335,18 +400,17 @@ impl<T: Copy + Default> FairShare<T> {
             vm.place = Place::new(weight);
         } else if vm.tenant != narrow(tenant) {
             return false;
+        } else if vm.place.weight() == weight {
+            vm.bound = bound;
+            return true;
         }
-        (vm.place.weight, vm.bound) = (weight, bound);
-        self.weigh(tenant);
+        self.settle();
+        let vm = &mut self.vms[slot];
+        vm.bound = bound;
+        vm.place.set_weight(weight);
+        let heaviest = &mut self.tenants[tenant].ring.heaviest;
+        self.weights.set(slot, narrow(tenant), Some(weight), heaviest);
         true
-    }
-
-    /// Recomputes the quantum of each VM of a tenant, because the largest weight may have changed.
-    fn weigh(&mut self, tenant: usize) {
-        let of = |vm: &Vm| vm.tenant == narrow(tenant);
-        let heaviest = self.vms.iter().filter(|vm| of(vm)).map(|vm| vm.place.weight).max();
-        let heaviest = heaviest.unwrap_or(Weight::ONE);
-        self.vms.iter_mut().filter(|vm| of(vm)).for_each(|vm| vm.place.weigh(heaviest));
     }
 
     /// Removes a VM. The function calls `lost` with the handle of each waiting frame, in order.
@@ -356,6 +420,8 @@ impl<T: Copy + Default> FairShare<T> {
         if vm.tenant == NONE {
             return;
         }
+        self.settle();
+        let vm = &self.vms[slot];
         if !vm.queue.is_empty() {
             while let Some(frame) = self.pool.pop(&mut self.vms[slot].queue) {
                 self.frames -= 1;
@@ -364,7 +430,8 @@ impl<T: Copy + Default> FairShare<T> {
             self.silence(tenant, slot);
         }
         self.vms[slot].tenant = NONE;
-        self.weigh(tenant);
+        let heaviest = &mut self.tenants[tenant].ring.heaviest;
+        self.weights.set(slot, narrow(tenant), None, heaviest);
     }
 
     /// Records that a VM has no more frames: the VM leaves its tenant's ring, and the discipline
@@ -412,15 +479,19 @@ impl<T: Copy + Default> FairShare<T> {
         if self.pool.is_full() {
             return Err(Full::Frames);
         }
-        let Some(head) = self.pool.head(&vm.queue) else { return Ok(()) };
+        if vm.queue.is_empty() {
+            return Ok(());
+        }
         if vm.queue.bytes + u64::from(bytes) > vm.bound.bytes {
             return Err(Full::Bytes);
         }
-        // With [`Excess::Drop`], late frames are dropped when their turn comes.
-        if vm.bound.excess == Excess::Hold && now.saturating_sub(head.since) >= vm.bound.wait {
-            return Err(Full::Wait);
-        }
-        Ok(())
+        // With [`Excess::Drop`], late frames are dropped when their turn comes. The first frame is
+        // read only if the queue has a limit on its wait.
+        let Bound { wait, excess, .. } = vm.bound;
+        let late = excess == Excess::Hold
+            && wait != Nanos(u64::MAX)
+            && self.pool.head(&vm.queue).is_some_and(|head| now.saturating_sub(head.since) >= wait);
+        if late { Err(Full::Wait) } else { Ok(()) }
     }
 
     /// Offers a frame of a VM to the output. If the result is not [`Offer::Queued`], the frame
@@ -440,8 +511,13 @@ impl<T: Copy + Default> FairShare<T> {
                 }
             };
         }
+        let first = self.vms[vm].queue.is_empty();
+        if first {
+            // Another VM gets frames, so the next decision must see all charges.
+            self.settle();
+        }
         let of = &mut self.vms[vm];
-        let (tenant, first) = (of.tenant as usize, of.queue.is_empty());
+        let tenant = of.tenant as usize;
         self.pool.push(&mut of.queue, item, bytes, now);
         self.frames += 1;
         if first {
@@ -460,42 +536,106 @@ impl<T: Copy + Default> FairShare<T> {
     /// The function calls `lost` with each frame that was dropped because it waited too long.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         loop {
-            let tenant = if self.many { self.eevdf.pick() } else { self.vtrr.pick() }?;
-            let slot = self.tenants[tenant].chosen as usize;
+            if !self.goes_on() {
+                self.settle();
+                self.burst = Some(self.decide()?);
+            }
+            let burst = self.burst.as_mut()?;
+            let slot = burst.vm as usize;
             let vm = self.vms.get_mut(slot)?;
             let frame = self.pool.pop(&mut vm.queue)?;
             self.frames -= 1;
             let waited = now.saturating_sub(frame.since);
-            if vm.bound.excess == Excess::Drop && waited > vm.bound.wait {
+            let late = vm.bound.excess == Excess::Drop && waited > vm.bound.wait;
+            if late {
                 vm.account.dropped_late += 1;
-                if vm.queue.is_empty() {
-                    self.silence(tenant, slot);
-                } else {
-                    self.announce(tenant);
-                }
+            } else {
+                burst.sent = burst.sent.saturating_add(frame.bytes);
+                burst.last = frame.bytes;
+                vm.account.sent_bytes += u64::from(frame.bytes);
+                vm.account.sent_frames += 1;
+            }
+            if vm.queue.is_empty() {
+                self.settle();
+            }
+            if late {
                 lost(slot, frame.item);
                 continue;
             }
-            vm.place.charge(frame.bytes);
-            vm.account.sent_bytes += u64::from(frame.bytes);
-            vm.account.sent_frames += 1;
-            self.settle(tenant, slot, frame.bytes);
             return Some(Departure { item: frame.item, vm: slot, bytes: frame.bytes, waited });
         }
     }
 
-    /// Charges a tenant for a frame that one of the tenant's VMs sent. Removes the VM from the
-    /// tenant's ring if the VM has no more frames.
-    fn settle(&mut self, tenant: usize, vm: usize, bytes: u32) {
+    /// Whether the open burst permits the next frame of its VM.
+    #[inline]
+    fn goes_on(&self) -> bool {
+        let Some(burst) = &self.burst else { return false };
+        let head = self.vms.get(burst.vm as usize).and_then(|vm| self.pool.head(&vm.queue));
+        head.is_some_and(|frame| burst.permits(frame.bytes))
+    }
+
+    /// Chooses the tenant and the VM that send next. Returns their burst, which has no frames yet.
+    /// Returns `None` if no frame waits.
+    fn decide(&mut self) -> Option<Burst> {
+        let tenant = if self.many { self.eevdf.pick() } else { self.vtrr.pick() }?;
+        let Tenant { chosen: vm, ring, .. } = self.tenants[tenant];
+        let place = &self.vms.get(vm as usize)?.place;
+        let account = if ring.is_single() { UNLIMITED } else { place.bytes() };
+        let allowance = self.discipline().allowance();
+        Some(Burst { tenant: narrow(tenant), vm, allowance, account, sent: 0, last: 0 })
+    }
+
+    /// Ends the open burst, and charges its tenant and its VM for its frames. The other functions
+    /// call `settle` whenever it is necessary, so a caller never has to.
+    #[inline]
+    pub fn settle(&mut self) {
+        if let Some(burst) = self.burst.take() {
+            self.charge(&burst);
+        }
+    }
+
+    /// Charges a tenant and its VM for a burst. Removes the VM from the tenant's ring if the VM has
+    /// no more frames.
+    ///
+    /// If a tenant or VM has no competitor, its burst may exceed its account by far. The account
+    /// first pays for all frames but the last, and gets the turns that it needs for the last frame.
+    /// The account is then the same as with one decision for each frame. Otherwise, a newcomer
+    /// would send alone until it had sent the bytes of the whole burst.
+    fn charge(&mut self, burst: &Burst) {
+        let Burst { sent, last, .. } = *burst;
+        let (tenant, vm) = (burst.tenant as usize, burst.vm as usize);
+        let before = sent - last;
+        let ring = &mut self.tenants[tenant].ring;
+        if before > 0 && burst.account == UNLIMITED {
+            self.vms[vm].place.charge(before);
+            ring.pick(&mut Slots(&mut self.vms));
+            self.vms[vm].place.charge(last);
+        } else {
+            self.vms[vm].place.charge(sent);
+        }
         if self.vms[vm].queue.is_empty() {
-            let ring = &mut self.tenants[tenant].ring;
-            ring.go(&mut Slots(&mut self.vms), narrow(vm));
+            ring.go(&mut Slots(&mut self.vms), burst.vm);
         }
         let next = self.choose(tenant);
-        self.discipline().charge(tenant, bytes, next);
+        let discipline = self.discipline();
+        if before > 0 && burst.allowance.alone {
+            discipline.charge(tenant, before, last);
+            discipline.pick();
+            discipline.charge(tenant, last, next);
+        } else {
+            discipline.charge(tenant, sent, next);
+        }
         if self.tenants[tenant].ring.is_empty() {
             self.discipline().drained(tenant);
         }
+    }
+
+    /// Returns the number of frames in a VM's queue, and their number of bytes. Both numbers are 0
+    /// if the slot has no VM.
+    #[must_use]
+    pub fn backlog(&self, vm: usize) -> (u32, u64) {
+        let vm = self.vms.get(vm).filter(|vm| vm.tenant != NONE);
+        vm.map_or((0, 0), |vm| (vm.queue.frames, vm.queue.bytes))
     }
 
     /// Returns the time at which the first frame in a VM's queue arrived. Returns `None` if no

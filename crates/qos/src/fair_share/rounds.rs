@@ -12,6 +12,11 @@
 //! sends frames while its account is above 0. The VM with the largest weight has the quantum
 //! [`QUANTUM`], and the quanta of other VMs are proportional to their weights.
 //!
+//! If the largest weight changes, the quanta change from the next round on, so that all VMs have
+//! the same number of turns with either quanta. Until then, no quantum exceeds [`QUANTUM`]. Each VM
+//! computes its quantum again when it next needs it. So a change of the largest weight takes the
+//! same time for any number of VMs, and changes no account.
+//!
 //! After a round of turns, all VMs of a tenant may still be in debt. If all VMs are in debt, some
 //! rounds are skipped, and each VM gets its quanta for the skipped rounds at once. The number of
 //! skipped rounds is the smallest number after which some VM is out of debt. For any weights and
@@ -19,6 +24,7 @@
 
 use penstock_units::Weight;
 
+use super::weights::Heaviest;
 use crate::discipline::QUANTUM;
 
 /// Number of fractional bits in a VM's account, which counts bytes. With 20 fractional bits, even a
@@ -33,7 +39,10 @@ const NIL: u32 = u32::MAX;
 /// State of a VM in its tenant's ring of VMs, with the VM's account in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    pub weight: Weight,
+    weight: Weight,
+    /// Value of [`Ring::scale`] from which `quantum` was computed. The value is `None` if the VM's
+    /// own weight has changed since.
+    scale: Option<Weight>,
     /// Bytes that the VM may still send, in units of 2^-20 bytes. A negative account means that the
     /// VM sent more bytes than its turns allowed.
     account: i64,
@@ -46,23 +55,55 @@ pub(super) struct Place {
 
 impl Place {
     pub const fn new(weight: Weight) -> Self {
-        Self { weight, account: 0, quantum: 0, round: 0, next: NIL, previous: NIL }
+        let scale = None;
+        Self { weight, scale, account: 0, quantum: 0, round: 0, next: NIL, previous: NIL }
+    }
+
+    pub const fn weight(&self) -> Weight {
+        self.weight
+    }
+
+    /// Changes the weight of the VM. The VM keeps its account.
+    pub fn set_weight(&mut self, weight: Weight) {
+        (self.weight, self.scale) = (weight, None);
     }
 
     pub fn charge(&mut self, bytes: u32) {
         self.account -= i64::from(bytes) << SHIFT;
     }
 
-    /// Sets the quantum. The argument `heaviest` is the largest weight of any VM of the tenant.
-    pub fn weigh(&mut self, heaviest: Weight) {
+    /// Returns the number of bytes that the VM may send before its account is used up. A frame that
+    /// begins below this number may exceed it. The account must be above 0.
+    pub fn bytes(&self) -> u64 {
+        let whole = self.account.saturating_add((1 << SHIFT) - 1) >> SHIFT;
+        whole.max(0).unsigned_abs()
+    }
+
+    /// Returns the quantum. The argument `scale` is the weight of a VM with the largest quantum.
+    fn quantum(&mut self, scale: Weight) -> i64 {
+        if self.scale != Some(scale) {
+            self.weigh(scale);
+        }
+        self.quantum
+    }
+
+    #[cold]
+    fn weigh(&mut self, scale: Weight) {
         let whole = i64::from(QUANTUM) << SHIFT;
-        self.quantum = whole * i64::from(self.weight.get()) / i64::from(heaviest.get());
+        let weight = self.weight.min(scale);
+        self.quantum = whole * i64::from(weight.get()) / i64::from(scale.get());
+        self.scale = Some(scale);
     }
 }
 
 /// Ring of the VMs of a tenant that have frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ring {
+    /// Largest weight of all VMs of the tenant, with and without frames.
+    pub heaviest: Heaviest,
+    /// Weight of a VM with the quantum [`QUANTUM`] in the current round, which was the largest
+    /// weight when the round began.
+    scale: Weight,
     /// Slot of the VM whose turn it is to send.
     turn: u32,
     active: u32,
@@ -77,20 +118,35 @@ pub(super) trait Places {
 }
 
 impl Ring {
-    pub const EMPTY: Self = Self { turn: NIL, active: 0, round: 0, left: 0 };
+    pub const EMPTY: Self = Self {
+        heaviest: Heaviest::NONE,
+        scale: Weight::ONE,
+        turn: NIL,
+        active: 0,
+        round: 0,
+        left: 0,
+    };
 
     pub const fn is_empty(&self) -> bool {
         self.active == 0
     }
 
+    /// Whether only one VM is in the ring.
+    pub const fn is_single(&self) -> bool {
+        self.active == 1
+    }
+
     /// Adds a VM to the ring, behind all other VMs. The caller must check that the VM is not in the
     /// ring yet.
     pub fn enter(&mut self, vms: &mut impl Places, vm: u32) {
-        let round = self.round;
+        if self.turn == NIL {
+            self.scale = self.heaviest.weight;
+        }
+        let (round, scale) = (self.round, self.scale);
         let place = vms.place(vm);
         if place.account < 0 {
             let rounds = i64::try_from((round - place.round).min(FORGIVE)).unwrap_or(i64::MAX);
-            let due = place.quantum.saturating_mul(rounds);
+            let due = place.quantum(scale).saturating_mul(rounds);
             place.account = place.account.saturating_add(due).min(0);
         }
         self.active += 1;
@@ -148,13 +204,14 @@ impl Ring {
             self.turn = next;
             let place = vms.place(next);
             if place.account <= 0 {
-                place.account += place.quantum;
+                place.account += place.quantum(self.scale);
             }
             passed += 1;
             self.left = self.left.saturating_sub(1);
             if self.left == 0 {
                 self.round = self.round.saturating_add(1);
                 self.left = self.active;
+                self.scale = self.heaviest.weight;
             }
         }
     }
@@ -163,16 +220,16 @@ impl Ring {
     /// rounds. The number of skipped rounds is the smallest number after which some VM is out of
     /// debt.
     fn pay(&mut self, vms: &mut impl Places) {
-        let mut rounds = i64::MAX;
+        let (mut rounds, scale) = (i64::MAX, self.scale);
         let mut vm = self.turn;
         for _ in 0..self.active {
             let place = vms.place(vm);
-            rounds = rounds.min(place.account.saturating_neg() / place.quantum.max(1));
+            rounds = rounds.min(place.account.saturating_neg() / place.quantum(scale).max(1));
             vm = place.next;
         }
         for _ in 0..self.active {
             let place = vms.place(vm);
-            place.account += place.quantum * rounds;
+            place.account += place.quantum(scale) * rounds;
             vm = place.next;
         }
         self.round = self.round.saturating_add(rounds.unsigned_abs());

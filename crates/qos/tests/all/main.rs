@@ -2,10 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test ends where it fails")]
 
 mod prop_bottleneck;
+mod prop_burst;
 mod prop_c2tb;
 mod prop_egress_policer;
 mod prop_fair_share;
 mod prop_hbs;
+mod prop_joins;
 mod prop_latency_bound;
 mod prop_learner;
 mod prop_policer;

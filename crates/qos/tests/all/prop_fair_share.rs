@@ -9,23 +9,23 @@ use penstock_units::{Nanos, Weight};
 use proptest::prelude::*;
 use proptest::test_runner::Config;
 
-const SEGMENT: u64 = 65_536;
+pub(crate) const SEGMENT: u64 = 65_536;
 
-fn weight(weight: u64) -> Weight {
+pub(crate) fn weight(weight: u64) -> Weight {
     Weight::new(weight).unwrap()
 }
 
 /// A fast random number generator, because a test run needs a million frame lengths.
-struct Lengths(u64);
+pub(crate) struct Lengths(pub(crate) u64);
 
 impl Lengths {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.0 >> 33
     }
 
     /// Returns a frame length for a kind of client: short frames, an MTU, large segments, or a mix.
-    fn of(&mut self, kind: usize) -> u32 {
+    pub(crate) fn of(&mut self, kind: usize) -> u32 {
         let octave = self.next() % 11;
         let bytes = match kind % 4 {
             0 => 64,
@@ -85,7 +85,7 @@ impl Bed {
 
 /// Checks that each client gets its share of the sent bytes. A client's bytes may differ from its
 /// share by 0.1 % or by two segments, whichever is more.
-fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
+pub(crate) fn due(weights: &[u64], sent: &[u64]) -> Result<(), TestCaseError> {
     let all: u64 = sent.iter().sum();
     let sum: u64 = weights.iter().sum();
     for (slot, (weight, sent)) in weights.iter().zip(sent).enumerate() {
@@ -205,6 +205,7 @@ proptest! {
 enum Event {
     Offer(usize, u32),
     Next,
+    Settle,
     Tenant(usize, u64),
     Vm(usize, usize, u64),
     RemoveVm(usize),
@@ -215,6 +216,7 @@ fn event(tenants: usize) -> impl Strategy<Value = Event> {
     prop_oneof![
         12 => (0..tenants * 2, 64..65_536_u32).prop_map(|(vm, bytes)| Event::Offer(vm, bytes)),
         10 => Just(Event::Next),
+        1 => Just(Event::Settle),
         2 => (0..tenants, 1..=9_u64).prop_map(|(t, w)| Event::Tenant(t, w)),
         4 => (0..tenants * 2, 0..tenants, 1..=9_u64).prop_map(|(v, t, w)| Event::Vm(v, t, w)),
         1 => (0..tenants * 2).prop_map(Event::RemoveVm),
@@ -256,6 +258,7 @@ proptest! {
                         prop_assert_eq!(model[departure.vm].pop_front(), Some(departure.item));
                     }
                 }
+                Event::Settle => fair.settle(),
                 Event::Tenant(slot, of) => _ = fair.set_tenant(slot, weight(of)),
                 Event::Vm(vm, tenant, of) => {
                     fair.set_vm(vm, tenant, weight(of), Bound::default());

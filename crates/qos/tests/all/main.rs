@@ -5,6 +5,7 @@ mod prop_bottleneck;
 mod prop_c2tb;
 mod prop_egress_policer;
 mod prop_fair_share;
+mod prop_flow_queues;
 mod prop_hbs;
 mod prop_latency_bound;
 mod prop_learner;

@@ -7,6 +7,10 @@
 //! VM's flow. CoDel signals with a departing frame of a flow that waits too long, whether the
 //! output waits for a rate limit, for its link or for the receiver.
 //!
+//! A sender of L4S (RFC 9331) reacts little to one mark, and expects a mark on each frame that
+//! waits for longer than about a millisecond. RFC 9330 describes such marks for outputs with a
+//! queue for each flow. A frame behind which no frame of its flow waits gets no mark.
+//!
 //! If the output or the memory has no room, the flow with the most waiting bytes loses its first
 //! frame, and the new frame is accepted.
 
@@ -21,6 +25,10 @@ use super::{QueueTerms, Stored};
 /// Longest time of a segment that waits as a whole. The frames of other flows wait for the whole
 /// segment, because the output sends a segment at once.
 pub(super) const SEGMENT_TIME: Nanos = Nanos::from_millis(1);
+
+/// Wait from which on each frame of an L4S flow is marked. The queue of L4S in RFC 9332 marks at
+/// about the same wait.
+const L4S_TARGET: Nanos = Nanos::from_millis(1);
 
 /// Odd number that spreads the numbers of ports over all bits of a hash (Fibonacci hashing).
 const SPREAD: u32 = 0x9e37_79b9;
@@ -92,6 +100,12 @@ impl Flows {
         time: Nanos,
         now: Nanos,
     ) -> bool {
-        self.queues.signals(flow_of(frame), waited, Pace::of(time), now)
+        let flow = flow_of(frame);
+        if frame.l4s {
+            // At a low rate, one frame must not look like a queue.
+            let target = L4S_TARGET.max(time + time);
+            return waited >= target && self.queues.backlog(flow).0 > 0;
+        }
+        self.queues.signals(flow, waited, Pace::of(time), now)
     }
 }

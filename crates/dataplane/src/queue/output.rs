@@ -16,7 +16,7 @@ use super::{Classes, LaneCounters, Memory, Pacing, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
-use crate::headers::is_ect;
+use crate::headers::{is_ect, is_l4s};
 use crate::ingress_policer::{link_bytes, on_wire};
 
 /// Reason why a frame cannot wait in an output queue.
@@ -218,6 +218,7 @@ impl OutputQueue {
         // A frame in the port's own memory cannot be marked any more.
         let early = self.limit.is_some() || self.line.signals_early(class);
         frame.ect = early && frame.in_port().is_none() && is_ect(batch.head(i));
+        frame.l4s = frame.ect && is_l4s(batch.head(i));
         if self.line.push(source, frame, now) {
             return Ok(());
         }

@@ -683,6 +683,32 @@ fn only_a_flow_with_a_long_wait_is_marked_or_loses_frames() {
 }
 
 #[test]
+fn each_frame_of_an_l4s_flow_is_marked_if_it_waits_for_longer_than_a_millisecond() {
+    // A frame takes 100 us, so the frames wait for 0 to 1.9 ms. Behind the last one, none waits.
+    for (ecn, due) in [(0, 0), (1, 9), (2, 0)] {
+        let mut bench = flow_queues(80, 1 << 20);
+        for _ in 0..20 {
+            let mut bytes = frame(1, 0, 976);
+            bytes[15] |= ecn;
+            let mut batch = Batch::new();
+            batch.push(&bytes, Offload::NONE).unwrap();
+            let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+            put(&mut bench.queue, memory, &batch, 1, bench.now);
+        }
+        let mut marked = 0;
+        while !bench.queue.is_empty() {
+            let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+            let lost = &mut |_: u16, _: DropReason| unreachable!("the wait is short");
+            let now = bench.queue.load(memory, &mut Batch::new(), (1, 1), bench.now, lost);
+            bench.queue.sent(memory);
+            marked += now.marked;
+            bench.now += Nanos::from_micros(100);
+        }
+        assert_eq!(marked, due, "ECN {ecn}");
+    }
+}
+
+#[test]
 fn flow_queues_cut_segments_that_take_more_than_a_millisecond() {
     let mut bytes = frame(1, 0, 34 + 32 + 30_000);
     // The length of the TCP header in words.

@@ -24,6 +24,7 @@ pub mod discipline;
 pub mod eevdf;
 pub mod egress_policer;
 pub mod fair_share;
+pub mod flow_queues;
 pub mod flow_shares;
 pub mod hbs;
 pub mod latency_bound;

@@ -255,8 +255,8 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
     /// Order in which waiting frames leave through the port. The values `fair-share` and `wfq` are
-    /// allowed only for a shared port. A port with `link` sends no faster than its link. Default
-    /// `fifo`.
+    /// for shared ports, and `fq-codel` is for any port. A port with `link` sends no faster than
+    /// its link. Default `fifo`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub egress: Egress,
     /// Queues of a port with `egress = "wfq"`, with their weights and code points; default: eight
@@ -264,8 +264,8 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wfq: Option<Wfq>,
     /// Limits on the frames that wait for the port in its queue. If `queue` is absent, frames wait
-    /// only under `egress = "fair-share"`, `egress = "wfq"` or `shape.receive`, with default
-    /// limits.
+    /// only if `egress` is not `"fifo"`, or under `shape.receive` or a limit `receive`, with
+    /// default limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<Queue>,
     /// Rates of the port's shapers, which delay frames that exceed these rates. Default: none.

@@ -40,16 +40,16 @@ pub enum Excess {
 )]
 pub struct Queue {
     /// Limit on the bytes of waiting frames, 2048 to 8388608. Default 262144, or 8388608 for each
-    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, and for a port with a limit
-    /// `receive` without a burst.
+    /// VM with `fair-share`, for each tenant with a ceiling of `wfq`, for a port with `fq-codel`,
+    /// and for a port with a limit `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 2_048, max = 8_388_608))]
     pub bytes: Option<u64>,
     /// Longest wait of a frame in microseconds, 100 to 10000000. When the oldest frame has waited
     /// longer than `wait_us`, the switch accepts no further frame (`excess = "hold"`) or drops the
     /// oldest frame (`excess = "drop"`). The default wait is 10000 µs. The default is 1000000 µs
-    /// for a port with `wfq` or `shape.receive`, and 200000 µs for a port with a limit `receive`
-    /// without a burst.
+    /// for a port with `wfq`, `fq-codel` or `shape.receive`, and 200000 µs for a port with a limit
+    /// `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,
@@ -99,9 +99,10 @@ pub(super) enum Paced {
 
 /// Bytes of waiting frames, unless the frames wait for a limit.
 const BYTES_DEFAULT: u64 = 256 * 1_024;
-/// Bytes of frames that may wait for a limit or a shared link by default. The default is above the
-/// window that Linux gives a TCP stream by default (`tcp_rmem`, 6 MiB), so a stream that begins
-/// fast loses no segments. Early signals keep the queue shorter while it is limited by TCP.
+/// Bytes of frames that may wait by default for a limit, for a shared link or in flow queues. The
+/// default is above the window that Linux gives a TCP stream by default (`tcp_rmem`, 6 MiB), so a
+/// stream that begins fast loses no segments. Early signals keep the queue shorter while it is
+/// limited by TCP.
 const LIMITED_BYTES: u64 = 8 << 20;
 /// Longest wait of a frame for a limit (`receive`) by default. At 10 Mbit/s, three large segments
 /// of 64 KiB take 160 ms.
@@ -120,15 +121,16 @@ pub(super) fn terms(
     let order = match egress {
         Egress::FairShare => Order::FairShare,
         Egress::Wfq => Order::Wfq,
+        Egress::FqCodel => Order::FqCodel,
         Egress::Fifo if queue.is_none() && paced == Paced::No => return None,
         Egress::Fifo => Order::Fifo,
     };
     let is_limited = paced == Paced::Limited && order == Order::Fifo;
-    let limited = is_limited || order == Order::FairShare;
+    let limited = is_limited || matches!(order, Order::FairShare | Order::FqCodel);
     let bytes = if limited { LIMITED_BYTES } else { BYTES_DEFAULT };
     let queue = queue.unwrap_or_default();
     let wait_us = queue.wait_us.unwrap_or(match paced {
-        _ if order == Order::Wfq => 1_000_000,
+        _ if matches!(order, Order::Wfq | Order::FqCodel) => 1_000_000,
         Paced::Shaped(_) => 1_000_000,
         Paced::Limited if is_limited => LIMITED_WAIT_US,
         Paced::Limited | Paced::No => 10_000,

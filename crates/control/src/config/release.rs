@@ -135,11 +135,13 @@ pub enum Egress {
     FairShare,
     /// Frames wait in queues, which are selected by code point and served by weight (QShare §V-D).
     Wfq,
+    /// Each flow has its own queue, and CoDel keeps the queues short (RFC 8290).
+    FqCodel,
 }
 
 choice!(
     Egress,
     "Egress",
-    now ["fifo" => Fifo, "fair-share" => FairShare, "wfq" => Wfq],
+    now ["fifo" => Fifo, "fair-share" => FairShare, "wfq" => Wfq, "fq-codel" => FqCodel],
     later []
 );

@@ -97,7 +97,7 @@ impl Shape {
             let problem = format!("`{key}` belongs to the shaper `{other}`");
             report.at(object, &path, problem, "remove it");
         }
-        if self.receive.is_some() && egress != Egress::Fifo {
+        if self.receive.is_some() && matches!(egress, Egress::FairShare | Egress::Wfq) {
             let problem = format!("`{}` uses `link` as its rate, not `shape.receive`", egress);
             report.at(object, "shape.receive", problem, "write the rate as `link`");
         }

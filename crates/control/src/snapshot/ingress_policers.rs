@@ -3,8 +3,8 @@
 //!
 //! The next snapshot keeps a policer if the policer's limits do not change. An unrelated change of
 //! the configuration therefore does not refill the policer's bucket. Each VM's port has a part of
-//! each watched link, unless `fair-share` or `wfq` shares the link. A VM's part of a link depends
-//! on all ports and on the link, so all VMs' parts of a link change together.
+//! each watched link, unless `fair-share`, `wfq` or `fq-codel` shares the link. A VM's part of a
+//! link depends on all ports and on the link, so all VMs' parts of a link change together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ impl IngressPolicers {
         });
         let vms: Vec<&Port> = config.ports.iter().filter(|port| port.tenant.is_some()).collect();
         let links = config.ports.iter().filter_map(|port| {
-            // An output with `fair-share` or `wfq` needs no limits when its link is full.
+            // Other outputs need no limits when their link is full: they share the link themselves.
             if port.egress != Egress::Fifo || port.tenant.is_some() {
                 return None;
             }

@@ -249,7 +249,7 @@ vlan = 100
 egress = "drr"
 "#,
         &["6:10: port \"vm3\": `egress`: \"drr\" is unknown in release 0.1.0; write one \
-                 of fifo, fair-share, wfq"],
+                 of fifo, fair-share, wfq, fq-codel"],
     ),
     (
         r#"[[port]]

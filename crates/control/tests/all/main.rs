@@ -4,6 +4,7 @@
 mod config_conflicts;
 mod config_errors;
 mod config_fabric;
+mod config_queues;
 mod config_vcpus;
 mod live_host;
 mod prop_compile;

@@ -12,7 +12,12 @@
 //! Accounting costs two more additions for a delivery to or from a shared port, and one comparison
 //! for other deliveries.
 
+use std::sync::Arc;
+
+use penstock_units::PortId;
+
 use super::Delivery;
+use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::snapshot::PortPolicy;
@@ -107,4 +112,31 @@ pub(super) fn drops(d: &Delivery) -> impl Iterator<Item = (DropReason, u64)> {
         (DropReason::SendLimit, d.send_limit),
     ];
     drops.into_iter().filter(|&(_, n)| n > 0)
+}
+
+/// Counts a frame that was dropped while it waited at the output of port `target`. The frame came
+/// from port `source`.
+pub(crate) fn count_loss(
+    counters: &[Option<Arc<PortCounters>>],
+    captures: &mut Captures,
+    (source, target): (u16, PortId),
+    reason: DropReason,
+) {
+    captures.dropped_unseen(source, target, reason);
+    let target = counters[target.index()].as_deref();
+    if let Some(target) = target {
+        target.tx_queued.sub(1);
+    }
+    match counters.get(usize::from(source)).and_then(Option::as_deref) {
+        Some(source) => {
+            source.queued.sub(1);
+            source.count_refused(target, reason, 1);
+        }
+        // The source has left meanwhile.
+        None => {
+            if let Some(target) = target {
+                target.tx_drops[reason as usize].add(1);
+            }
+        }
+    }
 }

@@ -27,6 +27,7 @@ mod slot;
 mod touched;
 mod waiting;
 
+pub(crate) use account::count_loss;
 pub use slot::PortSlot;
 pub use touched::{Mark, Touched};
 
@@ -535,7 +536,7 @@ impl Finisher {
         batch: &Batch,
         i: usize,
         delivery: &mut Delivery,
-        mut sink: impl FnMut(&Batch, &mut Delivery),
+        mut sink: impl FnMut(&mut Batch, &mut Delivery),
     ) {
         let scratch = &mut *self.scratch;
         scratch.clear();

@@ -5,7 +5,7 @@ use penstock_qos::delay_scale::part_of;
 use penstock_qos::egress_policer::Policed;
 use penstock_units::{Nanos, PortId, QueueId};
 
-use super::account::drops;
+use super::account::{count_loss, drops};
 use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::capture::Captures;
@@ -141,11 +141,16 @@ impl Egress {
         };
         let from = source_of(source, around.snapshot);
         let Waiting { now, store, .. } = &mut self.waiting;
+        let (counters, captures) = (around.counters, &mut self.captures);
         let memory = &mut Memory::of(store, queues);
         let finished = memory.is_the_ports();
+        let mut lost = |source, reason| {
+            count_loss(counters, captures, (source, PortId(output)), reason);
+        };
         let mut push =
             |queue: &mut OutputQueue, part: &Batch, i: usize, delivery: &mut Delivery| {
-                let Err(refused) = queue.push(memory, part, i, &from, *now) else {
+                let pushed = queue.push(memory, (part, i), &from, *now, &mut lost);
+                let Err(refused) = pushed else {
                     delivery.waiting += 1;
                     return;
                 };
@@ -157,7 +162,7 @@ impl Egress {
             };
         for &i in frames {
             let i = usize::from(i);
-            let offload = batch.at(i).offload;
+            let (offload, hash) = (batch.at(i).offload, batch.at(i).hash);
             let cut = offload.is_gso()
                 && self.finisher.may_cut(on_wire(batch, i).frames)
                 && queue.cuts(batch, i, &from, *now);
@@ -166,7 +171,10 @@ impl Egress {
                 continue;
             }
             self.finisher.run(batch, i, delivery, |parts, delivery| {
-                (0..parts.len()).for_each(|part| push(queue, parts, part, delivery));
+                for part in 0..parts.len() {
+                    parts.frame_mut(part).hash = hash;
+                    push(queue, parts, part, delivery);
+                }
             });
         }
         // Copies for a mirror may be dropped, but nobody waits for them.

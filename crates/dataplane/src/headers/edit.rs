@@ -9,6 +9,8 @@ use super::parse::{HeaderFlags, L3, is_tag};
 
 /// ECN bits of a frame whose sender does not support ECN (RFC 3168 §5).
 const NOT_ECT: u8 = 0;
+/// ECN bits of a frame whose sender expects frequent marks at a short wait (L4S, RFC 9331 §4.1).
+const ECT_1: u8 = 1;
 /// ECN bits that mean "congestion experienced" (RFC 3168 §5).
 const CE: u8 = 3;
 
@@ -103,6 +105,11 @@ fn ecn_of(head: &[u8]) -> u8 {
 /// 3168 §5).
 pub(crate) fn is_ect(head: &[u8]) -> bool {
     ecn_of(head) != NOT_ECT
+}
+
+/// Whether the sender of a frame expects marks at a short wait (L4S, RFC 9331).
+pub(crate) fn is_l4s(head: &[u8]) -> bool {
+    ecn_of(head) == ECT_1
 }
 
 /// Marks a frame that begins with `head` as "congestion experienced" (RFC 3168 §5). A frame whose

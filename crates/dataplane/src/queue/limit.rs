@@ -13,6 +13,7 @@
 use std::sync::Arc;
 
 use penstock_qos::egress_policer::{EgressPolicer, Policed};
+use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 
 use super::Stored;
@@ -50,6 +51,11 @@ impl OutputLimit {
         self.policer.cuts()
     }
 
+    /// Returns the time in which the limit passes frames of the size `size`.
+    pub(super) fn time_of(&self, size: Size) -> Nanos {
+        self.policer.time_for(size)
+    }
+
     /// Begins a burst.
     pub(super) fn begin(&mut self) {
         self.held = self.holder.take();
@@ -84,7 +90,7 @@ impl OutputLimit {
         behind: u64,
         now: Nanos,
     ) -> bool {
-        let (time, held) = (self.policer.time_for(frame.size), self.holder().is_some());
+        let (time, held) = (self.time_of(frame.size), self.holder().is_some());
         self.early.signals(frame, Departure { waited, time, held, behind, now })
     }
 

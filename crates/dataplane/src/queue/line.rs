@@ -1,5 +1,5 @@
-//! Frames that wait for an output are sent in one of three orders: first come first served, by
-//! shares, or by class.
+//! Frames that wait for an output are sent in one of four orders: first come first served, by
+//! shares, by class, or by flow.
 
 use std::collections::VecDeque;
 
@@ -8,6 +8,7 @@ use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Offer};
 use penstock_units::Nanos;
 
 use super::classes::Class;
+use super::flows::Flows;
 use super::lanes::Lanes;
 use super::{Order, QueueTerms, ShareTerms, Stored};
 use crate::batch::{BATCH_BYTES, FRAME_MAX};
@@ -37,6 +38,7 @@ pub(super) enum Line {
     Fifo(Fifo),
     Fair(Box<Fair>),
     Wfq(Box<Lanes>),
+    Flows(Box<Flows>),
 }
 
 impl Line {
@@ -50,6 +52,7 @@ impl Line {
             }),
             Order::FairShare => Self::Fair(Box::new(Fair::new(terms, ports, tenants))),
             Order::Wfq => Self::Wfq(Box::new(Lanes::new(terms))),
+            Order::FqCodel => Self::Flows(Box::new(Flows::new(terms))),
         }
     }
 
@@ -58,6 +61,7 @@ impl Line {
             Self::Fifo(fifo) => fifo.frames.is_empty(),
             Self::Fair(fair) => fair.share.is_empty(),
             Self::Wfq(lanes) => lanes.len() == 0,
+            Self::Flows(flows) => flows.len() == 0,
         }
     }
 
@@ -66,6 +70,7 @@ impl Line {
             Self::Fifo(fifo) => fifo.frames.len(),
             Self::Fair(fair) => fair.share.len() as usize,
             Self::Wfq(lanes) => lanes.len(),
+            Self::Flows(flows) => flows.len(),
         }
     }
 
@@ -73,7 +78,7 @@ impl Line {
     /// single queue, the class has queue 0.
     pub(super) fn class_of(&mut self, head: &[u8], source: &Source, now: Nanos) -> Class {
         match self {
-            Self::Fifo(_) | Self::Fair(_) => Class::default(),
+            Self::Fifo(_) | Self::Fair(_) | Self::Flows(_) => Class::default(),
             Self::Wfq(lanes) => lanes.class_of(head, source.tenant.checked_sub(1), now),
         }
     }
@@ -82,7 +87,7 @@ impl Line {
     /// must not drop a part, because its senders' frames wait in their rings.
     pub(super) fn has_room_for_parts(&self) -> bool {
         match self {
-            Self::Fifo(_) | Self::Wfq(_) => true,
+            Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => true,
             Self::Fair(fair) => fair.frames.saturating_sub(fair.share.len()) > PARTS_ROOM,
         }
     }
@@ -98,7 +103,7 @@ impl Line {
     pub(super) fn signals_early(&self, class: Class) -> bool {
         match self {
             Self::Fifo(_) => false,
-            Self::Fair(_) => true,
+            Self::Fair(_) | Self::Flows(_) => true,
             Self::Wfq(lanes) => lanes.has_ceiling(class.queue),
         }
     }
@@ -110,6 +115,7 @@ impl Line {
             Self::Fifo(fifo) => fifo.has_room(len, free),
             Self::Fair(fair) => fair.share.len() < fair.frames,
             Self::Wfq(lanes) => lanes.has_room(class.queue, wire, free),
+            Self::Flows(flows) => flows.has_room(wire, free),
         }
     }
 
@@ -126,6 +132,16 @@ impl Line {
             }
             Self::Fair(fair) => fair.push(source, frame, now),
             Self::Wfq(lanes) => lanes.push(frame, now),
+            Self::Flows(flows) => flows.push(frame, now),
+        }
+    }
+
+    /// Removes and returns a frame of the flow with the most waiting bytes, which makes room for
+    /// another frame. Returns `None` if the output has no flow queues, or if no frame waits.
+    pub(super) fn evict(&mut self) -> Option<Stored> {
+        match self {
+            Self::Fifo(_) | Self::Fair(_) | Self::Wfq(_) => None,
+            Self::Flows(flows) => flows.evict(),
         }
     }
 
@@ -139,13 +155,14 @@ impl Line {
                 Some(Next { frame: next.item, since: now.saturating_sub(next.waited) })
             }
             Self::Wfq(lanes) => lanes.pop(now, lost),
+            Self::Flows(flows) => flows.pop(now, lost),
         }
     }
 
     /// If all waiting frames must still wait, returns the time at which the next frame may be sent.
     pub(super) fn wake(&self) -> Option<Nanos> {
         match self {
-            Self::Fifo(_) | Self::Fair(_) => None,
+            Self::Fifo(_) | Self::Fair(_) | Self::Flows(_) => None,
             Self::Wfq(lanes) => lanes.wake(),
         }
     }
@@ -155,7 +172,7 @@ impl Line {
     pub(super) fn is_over(&self, source: u16, free: u64, now: Nanos) -> bool {
         match self {
             // These orders drop frames and hold back no sender.
-            Self::Fifo(_) | Self::Wfq(_) => false,
+            Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => false,
             Self::Fair(fair) => fair.is_over(usize::from(source), 1, free, now),
         }
     }
@@ -164,7 +181,7 @@ impl Line {
     /// waiting frames is in use.
     pub(super) fn is_under(&self, source: u16, free: u64, now: Nanos) -> bool {
         match self {
-            Self::Fifo(_) | Self::Wfq(_) => true,
+            Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => true,
             Self::Fair(fair) => !fair.is_over(usize::from(source), 2, free, now),
         }
     }
@@ -178,11 +195,29 @@ impl Line {
         }
     }
 
+    /// Notes that a departing frame is dropped instead of being sent.
+    pub(super) fn drops(&mut self, frame: &Stored) {
+        match self {
+            Self::Fifo(_) | Self::Fair(_) => {}
+            Self::Wfq(lanes) => lanes.drops(frame),
+            Self::Flows(flows) => flows.not_sent(frame, frame.wire()),
+        }
+    }
+
+    /// Notes that `bytes` bytes of a departing frame are not sent.
+    pub(super) fn not_sent(&mut self, frame: &Stored, bytes: u32) {
+        match self {
+            Self::Fifo(_) | Self::Fair(_) => {}
+            Self::Wfq(lanes) => lanes.not_sent(frame, bytes),
+            Self::Flows(flows) => flows.not_sent(frame, bytes),
+        }
+    }
+
     /// Returns the queues and lanes of a [`Order::Wfq`] output.
     pub(super) fn lanes(&self) -> Option<&Lanes> {
         match self {
             Self::Wfq(lanes) => Some(lanes),
-            Self::Fifo(_) | Self::Fair(_) => None,
+            Self::Fifo(_) | Self::Fair(_) | Self::Flows(_) => None,
         }
     }
 
@@ -190,7 +225,7 @@ impl Line {
     pub(super) fn lanes_mut(&mut self) -> Option<&mut Lanes> {
         match self {
             Self::Wfq(lanes) => Some(lanes),
-            Self::Fifo(_) | Self::Fair(_) => None,
+            Self::Fifo(_) | Self::Fair(_) | Self::Flows(_) => None,
         }
     }
 

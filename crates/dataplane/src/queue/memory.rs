@@ -42,7 +42,11 @@ impl<'a> Memory<'a> {
     /// if the memory has no room for the frame.
     pub(super) fn put(&mut self, batch: &Batch, i: usize, source: u16) -> Option<Stored> {
         match &mut self.port {
-            Some(port) => Some(Stored::held(port.fill(batch, i)?, source)),
+            Some(port) => {
+                let mut frame = Stored::held(port.fill(batch, i)?, source);
+                frame.hash = batch.at(i).hash;
+                Some(frame)
+            }
             None => self.store.put(batch, i, source),
         }
     }

@@ -22,7 +22,8 @@
 //! If an output queue has no room for a frame, the worker drops the frame without copying the
 //! frame. With [`Order::FairShare`], the worker stops polling a VM with too many waiting frames
 //! instead of dropping the VM's frames. With [`Order::Wfq`], a frame's code point selects one of
-//! several queues.
+//! several queues. With [`Order::FqCodel`], each flow has its own queue, and the largest flow loses
+//! a frame if there is no room.
 //!
 //! # Cost
 //!
@@ -33,6 +34,7 @@
 
 mod classes;
 mod early;
+mod flows;
 mod lanes;
 mod limit;
 mod line;

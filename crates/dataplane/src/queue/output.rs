@@ -3,18 +3,20 @@
 
 use penstock_qos::delay::{Histogram, Variation};
 use penstock_qos::egress_policer::{EgressPolicer, Policed};
+use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 use std::sync::Arc;
 
 use super::classes::Class;
+use super::flows::SEGMENT_TIME;
 use super::limit::OutputLimit;
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueHome, QueueTerms, Source, Stored};
+use super::{Classes, LaneCounters, Memory, Pacing, QueueHome, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
-use crate::headers::is_ect;
+use crate::headers::{is_ect, is_l4s};
 use crate::ingress_policer::{link_bytes, on_wire};
 
 /// Reason why a frame cannot wait in an output queue.
@@ -87,7 +89,7 @@ impl OutputQueue {
         self.line.lanes().map(|lanes| Arc::clone(&lanes.counters))
     }
 
-    /// Sets the counters of the queues and lanes of a [`Order::Wfq`] output to `counters`.
+    /// Sets the counters of the queues and lanes of a [`super::Order::Wfq`] output to `counters`.
     pub(super) fn counting_in(mut self, counters: Arc<LaneCounters>) -> Self {
         if let Some(lanes) = self.line.lanes_mut() {
             lanes.counters = counters;
@@ -106,7 +108,7 @@ impl OutputQueue {
     /// cycles.
     #[inline]
     pub(crate) fn takes_from(&self, from_outside: impl FnOnce() -> bool) -> bool {
-        self.terms.order != Order::Fifo
+        self.terms.order.is_shared()
             || self.terms.pacing != Pacing::None
             || self.limit.is_some()
             || from_outside()
@@ -121,6 +123,13 @@ impl OutputQueue {
         self.pacer.cuts()
             || self.limit.as_ref().is_some_and(OutputLimit::cuts)
             || self.line.cuts(batch.head(i), source, now)
+            || self.cuts_for_flows(batch, i)
+    }
+
+    /// Whether a large segment would make other flows wait too long at an output with flow queues.
+    fn cuts_for_flows(&self, batch: &Batch, i: usize) -> bool {
+        matches!(self.line, Line::Flows(_))
+            && time_of(&self.pacer, self.limit.as_ref(), on_wire(batch, i)) > SEGMENT_TIME
     }
 
     /// Returns the limit that the output's frames wait for. Returns `None` if they wait for no
@@ -159,20 +168,21 @@ impl OutputQueue {
         (&mut self.delays, &mut self.variation)
     }
 
-    /// Adds frame `i` of `batch` to the queue at time `now`.
+    /// Adds frame `i` of `batch` to the queue at time `now`. Calls `lost` with the source of each
+    /// waiting frame that the queue removes to make room, and with the reason.
     ///
     /// # Errors
     /// Returns [`Refused`] if the frame cannot wait in the queue.
     pub(crate) fn push(
         &mut self,
         memory: &mut Memory<'_>,
-        batch: &Batch,
-        i: usize,
+        (batch, i): (&Batch, usize),
         source: &Source,
         now: Nanos,
+        lost: &mut impl FnMut(u16, DropReason),
     ) -> Result<(), Refused> {
         let class = self.line.class_of(batch.head(i), source, now);
-        let pushed = self.put(memory, batch, i, (source, class), now);
+        let pushed = self.put(memory, (batch, i), (source, class), now, lost);
         if pushed.is_err()
             && let Some(lanes) = self.line.lanes()
         {
@@ -185,29 +195,53 @@ impl OutputQueue {
     fn put(
         &mut self,
         memory: &mut Memory<'_>,
-        batch: &Batch,
-        i: usize,
+        (batch, i): (&Batch, usize),
         (source, class): (&Source, Class),
         now: Nanos,
+        lost: &mut impl FnMut(u16, DropReason),
     ) -> Result<(), Refused> {
         let size = on_wire(batch, i);
         let lens = (batch.at(i).len, link_bytes(size));
-        if !self.line.has_room(class, lens, memory.free_bytes()) {
-            return Err(Refused::Full);
+        while !self.line.has_room(class, lens, memory.free_bytes()) {
+            if !self.evict(memory, lost) {
+                return Err(Refused::Full);
+            }
         }
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
-        let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
+        let mut frame = loop {
+            match memory.put(batch, i, source.port) {
+                Some(frame) => break frame,
+                None if self.evict(memory, lost) => {}
+                None => return Err(Refused::NoMemory),
+            }
+        };
         (frame.class, frame.size) = (class, size);
         // A frame in the port's own memory cannot be marked any more.
         let early = self.limit.is_some() || self.line.signals_early(class);
         frame.ect = early && frame.in_port().is_none() && is_ect(batch.head(i));
+        frame.l4s = frame.ect && is_l4s(batch.head(i));
         if self.line.push(source, frame, now) {
             return Ok(());
         }
         memory.release(&frame);
         Err(Refused::Full)
+    }
+
+    /// Removes a waiting frame, to make room for another frame. Returns false if the output's order
+    /// removes no waiting frames for others, or if no frame waits.
+    #[cold]
+    fn evict(&mut self, memory: &mut Memory<'_>, lost: &mut impl FnMut(u16, DropReason)) -> bool {
+        let Some(frame) = self.line.evict() else { return false };
+        let reason = match self.limited_by() {
+            None | Some(Policed::Pass) => DropReason::QueueFull,
+            Some(Policed::AboveVm) => DropReason::ReceiveLimit,
+            Some(Policed::AboveTenant) => DropReason::TenantLimit,
+        };
+        memory.release(&frame);
+        lost(frame.source, reason);
+        true
     }
 
     /// Returns the time at which the output may send the next frame. Returns `None` if no frame
@@ -279,6 +313,7 @@ impl OutputQueue {
             let waited = now.saturating_sub(since);
             if self.limit.is_some() && waited > self.terms.bound.wait {
                 self.head = None;
+                self.line.drops(&frame);
                 memory.release(&frame);
                 lost(frame.source, DropReason::QueueLate);
                 continue;
@@ -287,9 +322,7 @@ impl OutputQueue {
             let signals = self.signals((&frame, whole), memory, waited, now);
             if signals && whole {
                 self.head = None;
-                if let Some(lanes) = self.line.lanes_mut() {
-                    lanes.drops(&frame);
-                }
+                self.line.drops(&frame);
                 memory.release(&frame);
                 lost(frame.source, DropReason::EarlySignal);
                 continue;
@@ -322,9 +355,7 @@ impl OutputQueue {
             Signal::Trimmed => {
                 counted.trimmed += 1;
                 sent.size = on_wire(batch, last);
-                if let Some(lanes) = self.line.lanes_mut() {
-                    lanes.not_sent(&frame, frame.wire().saturating_sub(sent.wire()));
-                }
+                self.line.not_sent(&frame, frame.wire().saturating_sub(sent.wire()));
             }
             // Without room for the rest of a segment, the next frame signals.
             Signal::Drop => {}
@@ -345,6 +376,10 @@ impl OutputQueue {
             Line::Wfq(lanes) => lanes.signals(frame, waited, now),
             // Other frames wait in their sender's ring, and none is dropped.
             Line::Fair(fair) => !whole && fair.signals(frame, memory.free_bytes(), waited, now),
+            Line::Flows(flows) => {
+                let time = time_of(&self.pacer, self.limit.as_ref(), frame.size);
+                flows.signals(frame, waited, time, now)
+            }
             Line::Fifo(fifo) => {
                 let bytes = fifo.bytes();
                 self.limit.as_mut().is_some_and(|limit| limit.signals(frame, waited, bytes, now))
@@ -457,4 +492,11 @@ impl OutputQueue {
         }
         paced || !same
     }
+}
+
+/// Returns the time that frames of the size `size` take at the rate of an output's pacer or limit,
+/// whichever is lower. 0 without a rate.
+fn time_of(pacer: &Pacer, limit: Option<&OutputLimit>, size: Size) -> Nanos {
+    let limited = limit.map_or(Nanos::ZERO, |limit| limit.time_of(size));
+    limited.max(pacer.time_of(link_bytes(size)))
 }

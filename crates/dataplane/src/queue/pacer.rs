@@ -114,6 +114,16 @@ impl Pacer {
         }
     }
 
+    /// Returns the time in which the pacer sends `wire` bytes on a link. 0 without a rate.
+    pub(super) fn time_of(&self, wire: u32) -> Nanos {
+        let rate = match self {
+            Self::None => return Nanos::ZERO,
+            Self::Link { rate, .. } => *rate,
+            Self::Shaped { terms, .. } => terms.rate,
+        };
+        Nanos(u64::from(wire) * BITS_NS / rate.0.max(1))
+    }
+
     /// Returns the time at which the output may send the first waiting frame. The first waiting
     /// frame has `bytes` bytes and arrived at time `since`.
     pub(super) fn due(&mut self, since: Nanos, bytes: u32) -> Nanos {

@@ -65,6 +65,8 @@ pub struct Stored {
     /// Whether a mark in the frame can signal congestion to the sender (ECN, RFC 3168). The output
     /// queue sets `ect` only if it signals congestion.
     pub(super) ect: bool,
+    /// Whether the sender expects marks at a short wait (L4S, RFC 9331). Only set with `ect`.
+    pub(super) l4s: bool,
     /// The frame's code point, and its queue at an output with several queues.
     pub(super) class: Class,
     /// Number of the port from which the frame came.
@@ -171,6 +173,7 @@ impl FrameStore {
             len: frame.len,
             size: Size::default(),
             ect: false,
+            l4s: false,
             hash,
             offload,
             tci,

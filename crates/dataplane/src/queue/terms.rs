@@ -25,6 +25,10 @@ pub enum Order {
     /// arrival. A frame's code point selects the frame's queue ([`Classes`]). Frames that find no
     /// room in their queue are dropped.
     Wfq,
+    /// Each flow has its own queue, the flows send in turn, and a flow with few frames goes first
+    /// (RFC 8290). CoDel signals congestion to a flow that waits too long. If there is no room, the
+    /// flow with the most waiting bytes loses its first frame.
+    FqCodel,
 }
 
 impl Order {
@@ -35,6 +39,7 @@ impl Order {
             Self::Fifo => "fifo",
             Self::FairShare => "fair-share",
             Self::Wfq => "wfq",
+            Self::FqCodel => "fq-codel",
         }
     }
 
@@ -42,7 +47,7 @@ impl Order {
     /// the CPU cycles that the delivery of their frames takes.
     #[must_use]
     pub const fn is_shared(self) -> bool {
-        !matches!(self, Self::Fifo)
+        matches!(self, Self::FairShare | Self::Wfq)
     }
 }
 
@@ -95,7 +100,7 @@ pub struct QueueTerms {
     pub pacing: Pacing,
     /// Limits on the bytes of waiting frames and on each frame's wait. The limits on waiting apply
     /// per VM with [`Order::FairShare`], per queue with [`Order::Wfq`], and for the whole output
-    /// with [`Order::Fifo`].
+    /// with [`Order::Fifo`] and [`Order::FqCodel`].
     pub bound: Bound,
     /// Limit on the waiting bytes of a tenant with a rate ceiling, at an output with
     /// [`Order::Wfq`].

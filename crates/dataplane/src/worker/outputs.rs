@@ -23,10 +23,9 @@ use super::context::Context;
 use super::pressure::Pressure;
 use super::roster::{Event, Roster};
 use crate::batch::BATCH_FRAMES;
-use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
-use crate::egress::PortSlot;
+use crate::egress::{PortSlot, count_loss};
 use crate::port::PortQueue;
 use crate::queue::{Memory, OutputQueue, QueueHome, Signalled};
 use crate::tsc::{CycleCounter, Stage, Work};
@@ -510,31 +509,4 @@ fn publish_delays(queue: &mut OutputQueue, counters: &PortCounters) {
 fn room(queues: &mut [Box<dyn PortQueue>]) -> usize {
     let ready = queues.iter_mut().filter(|queue| queue.tx_ready());
     ready.map(|queue| queue.tx_room()).max().unwrap_or(1)
-}
-
-/// Counts a frame that was dropped while it waited at the output of port `target`. The frame came
-/// from port `source`.
-fn count_loss(
-    counters: &[Option<Arc<PortCounters>>],
-    captures: &mut Captures,
-    (source, target): (u16, PortId),
-    reason: DropReason,
-) {
-    captures.dropped_unseen(source, target, reason);
-    let target = counters[target.index()].as_deref();
-    if let Some(target) = target {
-        target.tx_queued.sub(1);
-    }
-    match counters.get(usize::from(source)).and_then(Option::as_deref) {
-        Some(source) => {
-            source.queued.sub(1);
-            source.count_refused(target, reason, 1);
-        }
-        // The source has left meanwhile.
-        None => {
-            if let Some(target) = target {
-                target.tx_drops[reason as usize].add(1);
-            }
-        }
-    }
 }

@@ -6,6 +6,7 @@ mod prop_burst;
 mod prop_c2tb;
 mod prop_egress_policer;
 mod prop_fair_share;
+mod prop_flow_queues;
 mod prop_hbs;
 mod prop_joins;
 mod prop_latency_bound;

@@ -7,6 +7,7 @@ use penstock_dataplane::queue::{
 };
 use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
+use penstock_qos::delay_scale::percentile;
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_qos::shaper::Smoothing;
 use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
@@ -227,6 +228,32 @@ fn first_come_first_served_favours_the_vm_with_most_frames() {
     let share = ratio(bytes[0] + bytes[1] + bytes[2], bytes[3]);
     assert!((2.7..3.3).contains(&share), "{bytes:?}");
     assert!(case.world.port(case.vms[0].0).drops[DropReason::QueueFull as usize] > 0);
+    all_add_up(&case);
+}
+
+/// With flow queues, the frames of a sparse flow wait for about one frame of a flood, and only the
+/// flood loses frames.
+#[test]
+fn a_sparse_flow_does_not_wait_behind_a_flood() {
+    let bound = Bound { bytes: 8 << 20, wait: Nanos::from_secs(1), excess: Excess::Drop };
+    let terms = QueueTerms { order: Order::FqCodel, bound, ..fair(LINK / 10) };
+    let mut case = uplink(&WorldConfig::default(), terms, &[(1, &[1_514, 100])]);
+    let (flood, sparse) = (case.vms[0].0, case.vms[1].0);
+    let end = Nanos::from_secs(2);
+    case.world.set_source(flood, to_vm0(1_514, 16_000, Nanos(0), end));
+    case.world.set_source(sparse, to_vm0(100, 200, Nanos(0), end));
+    case.world.introduce(case.up);
+    case.world.run_until(end);
+    let (flood, sparse) = (case.world.port(flood), case.world.port(sparse));
+    assert!(sparse.dropped() == 0 && sparse.forwarded >= 398, "{sparse:?}");
+    let waited = percentile(&sparse.waited, 99_000).expect("frames waited");
+    assert!(waited < Nanos::from_millis(1), "{waited:?}");
+    let drops = [DropReason::EarlySignal, DropReason::QueueFull];
+    let drops = drops.map(|reason| flood.drops[reason as usize]);
+    assert!(drops[0] > 0 && drops.iter().sum::<u64>() == flood.dropped(), "{flood:?}");
+    let up = case.world.port(case.up);
+    let wire = (up.tx_bytes + OVERHEAD * up.tx_frames) * 8;
+    assert!((0.98..1.002).contains(&ratio(wire * 5, LINK)), "{wire}");
     all_add_up(&case);
 }
 

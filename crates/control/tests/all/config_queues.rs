@@ -1,0 +1,76 @@
+//! Tests of the keys that an order of frames (`egress`) allows or refuses. Each mistake causes a
+//! single clear error with its place and a remedy.
+
+use crate::wrong::{Case, appended};
+
+const FLOW_QUEUES: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "fq-codel"
+queue = { excess = "hold" }
+wfq = { weights = [1, 2] }
+"#,
+        &[
+            "7:20: port \"vm3\": only a `fair-share` output can leave frames in the \
+             senders' rings; set excess = \"drop\", or egress = \"fair-share\" on a shared \
+             port",
+            "8:7: port \"vm3\": `wfq` has no effect with egress = \"fq-codel\"; set egress = \
+             \"wfq\", or remove `wfq`",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "fq-codel"
+queue = { bytes = 1000000, excess = "drop" }
+shape = { receive = "20M" }
+
+[[port]]
+name = "vm4"
+vhost-user.socket = "/run/vm4.sock"
+tenant = "red"
+vlan = 100
+egress = "fq-codel"
+link = "100M"
+
+[[port]]
+name = "vm5"
+vhost-user.socket = "/run/vm5.sock"
+tenant = "red"
+vlan = 100
+egress = "fq-codel"
+receive = { rate = "100M" }
+"#,
+        &[],
+    ),
+];
+
+#[test]
+fn flow_queues() {
+    appended(FLOW_QUEUES);
+}
+
+const SHAPED: &[Case] = &[(
+    r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+egress = "wfq"
+shape = { receive = "20M" }
+"#,
+    &["7:21: port \"vm3\": `wfq` uses `link` as its rate, not `shape.receive`; write the \
+       rate as `link`"],
+)];
+
+#[test]
+fn a_shared_order_has_no_shaper() {
+    appended(SHAPED);
+}

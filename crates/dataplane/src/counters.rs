@@ -324,12 +324,15 @@ impl PortCounters {
 }
 
 impl PortReading {
-    /// Sets `queued` to zero if the sum of `queued` over all workers is negative. The sum can be
-    /// negative if the workers' counters were not read at the same moment.
+    /// Sets `queued` and `tx_queued` to zero if their sums over all workers are negative. A sum can
+    /// be negative if the workers' counters were not read at the same moment, or in the middle of a
+    /// batch.
     #[must_use]
     pub fn settle(mut self) -> Self {
-        if self.queued > u64::MAX / 2 {
-            self.queued = 0;
+        for waiting in [&mut self.queued, &mut self.tx_queued] {
+            if *waiting > u64::MAX / 2 {
+                *waiting = 0;
+            }
         }
         self
     }

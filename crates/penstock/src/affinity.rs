@@ -6,7 +6,8 @@
 //! when the host chooses the workers' cores. These threads may use only `control_cores` if these
 //! cores are configured. Without `control_cores`, they may use all allowed CPUs except the workers'
 //! CPUs. Later threads inherit these CPUs, and each worker pins itself to its core. A host with a
-//! single CPU keeps all its threads on that CPU. `penstock capture` does the same with its own thread.
+//! single CPU keeps all its threads on that CPU. `penstock capture` does the same with its own
+//! thread.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -50,6 +50,28 @@ receive = { rate = "100M" }
 "#,
         &[],
     ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fq-codel"
+"#,
+        &[
+            "5:10: port \"up\": without a rate, no frame of a VM waits in the flow queues of a shared \
+             port; add `link`, the rate of the port's link",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+egress = "fq-codel"
+link = "100M"
+"#,
+        &[],
+    ),
 ];
 
 #[test]

@@ -11,8 +11,9 @@
 //! waits for longer than about a millisecond. RFC 9330 describes such marks for outputs with a
 //! queue for each flow. A frame behind which no frame of its flow waits gets no mark.
 //!
-//! If the output or the memory has no room, the flow with the most waiting bytes loses its first
-//! frame, and the new frame is accepted.
+//! If the output has no room, a flow with many waiting bytes loses its first frame, and the new
+//! frame is accepted. A new frame removes frames of at most its own length and one more frame. If
+//! another output needs the memory, the new frame is refused instead.
 
 use penstock_qos::codel::Pace;
 use penstock_qos::fair_share::Bound;
@@ -81,7 +82,8 @@ impl Flows {
         }
     }
 
-    /// Removes and returns the first frame of the flow with the most waiting bytes.
+    /// Removes and returns the first frame of a flow that has at least half as many waiting bytes as
+    /// any other flow.
     pub(super) fn evict(&mut self) -> Option<Stored> {
         self.queues.evict()
     }

@@ -202,21 +202,20 @@ impl OutputQueue {
     ) -> Result<(), Refused> {
         let size = on_wire(batch, i);
         let lens = (batch.at(i).len, link_bytes(size));
+        // One frame makes others leave only for its own bytes, even if another output has filled the
+        // memory meanwhile.
+        let mut evicted = 0;
         while !self.line.has_room(class, lens, memory.free_bytes()) {
-            if !self.evict(memory, lost) {
+            if evicted >= lens.1 {
                 return Err(Refused::Full);
             }
+            let Some(bytes) = self.evict(memory, lens.1, lost) else { return Err(Refused::Full) };
+            evicted += bytes;
         }
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
-        let mut frame = loop {
-            match memory.put(batch, i, source.port) {
-                Some(frame) => break frame,
-                None if self.evict(memory, lost) => {}
-                None => return Err(Refused::NoMemory),
-            }
-        };
+        let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
         (frame.class, frame.size) = (class, size);
         // A frame in the port's own memory cannot be marked any more.
         let early = self.limit.is_some() || self.line.signals_early(class);
@@ -229,11 +228,20 @@ impl OutputQueue {
         Err(Refused::Full)
     }
 
-    /// Removes a waiting frame, to make room for another frame. Returns false if the output's order
-    /// removes no waiting frames for others, or if no frame waits.
+    /// Removes a waiting frame, to make room for a frame of `wire` bytes on a link. Returns the
+    /// bytes of the removed frame on a link. Returns `None` if the output's order removes no waiting
+    /// frames for others, if no frame waits, or if the new frame finds no room at all.
     #[cold]
-    fn evict(&mut self, memory: &mut Memory<'_>, lost: &mut impl FnMut(u16, DropReason)) -> bool {
-        let Some(frame) = self.line.evict() else { return false };
+    fn evict(
+        &mut self,
+        memory: &mut Memory<'_>,
+        wire: u32,
+        lost: &mut impl FnMut(u16, DropReason),
+    ) -> Option<u32> {
+        if u64::from(wire) > self.terms.bound.bytes {
+            return None;
+        }
+        let frame = self.line.evict()?;
         let reason = match self.limited_by() {
             None | Some(Policed::Pass) => DropReason::QueueFull,
             Some(Policed::AboveVm) => DropReason::ReceiveLimit,
@@ -241,7 +249,7 @@ impl OutputQueue {
         };
         memory.release(&frame);
         lost(frame.source, reason);
-        true
+        Some(frame.wire())
     }
 
     /// Returns the time at which the output may send the next frame. Returns `None` if no frame
@@ -312,18 +320,14 @@ impl OutputQueue {
             }
             let waited = now.saturating_sub(since);
             if self.limit.is_some() && waited > self.terms.bound.wait {
-                self.head = None;
-                self.line.drops(&frame);
-                memory.release(&frame);
+                self.drop_head(memory, &frame);
                 lost(frame.source, DropReason::QueueLate);
                 continue;
             }
             let whole = !frame.ect && !is_trimmable(&frame.offload, frame.len);
             let signals = self.signals((&frame, whole), memory, waited, now);
             if signals && whole {
-                self.head = None;
-                self.line.drops(&frame);
-                memory.release(&frame);
+                self.drop_head(memory, &frame);
                 lost(frame.source, DropReason::EarlySignal);
                 continue;
             }
@@ -345,6 +349,14 @@ impl OutputQueue {
             self.waits.push(waited);
         }
         signalled
+    }
+
+    /// Drops the frame that was to be sent next.
+    fn drop_head(&mut self, memory: &mut Memory<'_>, frame: &Stored) {
+        self.head = None;
+        self.pacer.dropped();
+        self.line.drops(frame);
+        memory.release(frame);
     }
 
     /// Makes the last frame of the batch signal congestion. Returns the frame as it is sent.

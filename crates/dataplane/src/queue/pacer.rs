@@ -167,6 +167,14 @@ impl Pacer {
         }
     }
 
+    /// Counts a frame that was due and is dropped instead of being sent. The next frame must not
+    /// leave at the price of the dropped frame, so a shaper counts both.
+    pub(super) fn dropped(&mut self) {
+        if let Self::Shaped { due, .. } = self {
+            *due = None;
+        }
+    }
+
     /// Records that the queue was empty until time `now`. The pacer does not compensate for the
     /// idle time of a link, so the link later does not exceed its rate.
     pub(super) fn was_empty(&mut self, now: Nanos) {
@@ -180,6 +188,7 @@ impl Pacer {
 
 #[cfg(test)]
 mod tests {
+    use penstock_qos::shaper::Smoothing;
     use proptest::prelude::*;
 
     use super::*;
@@ -232,6 +241,23 @@ mod tests {
             pauses.push(late);
             let (part, _) = carry(rate, &wires, &pauses);
             prop_assert!((0.995..1.005).contains(&part), "{} of the rate", part);
+        }
+    }
+
+    #[test]
+    fn a_frame_does_not_leave_at_the_price_of_a_dropped_one() {
+        for kind in [
+            ShaperKind::TokenBucket(Nanos::from_millis(10)),
+            ShaperKind::Smooth(Smoothing::DEFAULT),
+        ] {
+            let mut pacer =
+                Pacer::new(Pacing::Shaped(ShapeTerms { rate: BitsPerSecond(1_000_000), kind }));
+            for _ in 0..200 {
+                let _ = pacer.due(Nanos::ZERO, 64);
+                pacer.dropped();
+            }
+            // The rate yields 200 frames of 64 bytes in 102 ms, of which 50 ms may leave at once.
+            assert!(pacer.due(Nanos::ZERO, 1_514) > Nanos::from_millis(50));
         }
     }
 

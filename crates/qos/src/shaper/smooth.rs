@@ -262,6 +262,8 @@ impl Smooth {
     pub fn set_smoothing(&mut self, smoothing: Smoothing) {
         self.smoothing = smoothing;
         self.size();
+        // A narrower window still contains the spacing that yields the rate.
+        self.centre = self.centre.max(self.limit());
         self.place();
     }
 

@@ -12,6 +12,7 @@ use super::super::limits::{BINDINGS_MAX, PORTS_MAX};
 use super::super::mirror;
 use super::super::model::{Port, Tenant};
 use super::super::network::port_vlans;
+use super::super::release::Egress;
 use super::super::rtp;
 use super::super::values::{check_count, check_names, check_range, check_socket};
 use super::world::World;
@@ -87,8 +88,13 @@ fn check_rates(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) 
     }
 }
 
-/// Checks the keys `queue`, `shape` and `wfq` of a port.
+/// Checks the keys `egress`, `queue`, `shape` and `wfq` of a port.
 fn check_queues(object: &Object<'_, Port>, port: &Port, report: &mut Report<'_>) {
+    let shaped = port.shape.as_ref().is_some_and(|shape| shape.receive.is_some());
+    if port.egress == Egress::FqCodel && port.tenant.is_none() && port.link.is_none() && !shaped {
+        let problem = "without a rate, no frame of a VM waits in the flow queues of a shared port";
+        report.at(object, "egress", problem, "add `link`, the rate of the port's link");
+    }
     if let Some(queue) = &port.queue {
         queue.check(object, port.egress, report);
     }

@@ -181,8 +181,8 @@ fn end_blocked_output() {
             let _ = policy::set(caller, Policy::DEFAULT);
             tokio::time::sleep(PATIENCE).await;
             eprintln!(
-                "capture: not ended after 4 s, because the output is blocked or the machine is busy; \
-                 the last frames are lost"
+                "capture: not ended after 4 s, because the output is blocked or the machine is \
+                 busy; the last frames are lost"
             );
             std::process::exit(1);
         });

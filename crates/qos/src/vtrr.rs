@@ -48,8 +48,8 @@
 //!
 //! If a client joins or leaves, or if its weight changes, another cycle begins, because the shares
 //! may change. Before the other cycle begins, each client's account gets the bytes by which the
-//! client is behind its share in the present cycle. The account loses the bytes by which the
-//! client is ahead. The change thus moves no bytes between clients. The client behind the one that had the
+//! client is behind its share in the present cycle. The account loses the bytes by which the client
+//! is ahead. The change thus moves no bytes between clients. The client behind the one that had the
 //! last turn has the next turn, so that frequent changes of a weight delay no client.
 //!
 //! If an idle client gets frames within a cycle, its virtual finishing time VFT becomes max(old

@@ -82,8 +82,8 @@ impl Flows {
         }
     }
 
-    /// Removes and returns the first frame of a flow that has at least half as many waiting bytes as
-    /// any other flow.
+    /// Removes and returns the first frame of a flow that has at least half as many waiting bytes
+    /// as any other flow.
     pub(super) fn evict(&mut self) -> Option<Stored> {
         self.queues.evict()
     }

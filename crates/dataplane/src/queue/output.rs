@@ -202,8 +202,8 @@ impl OutputQueue {
     ) -> Result<(), Refused> {
         let size = on_wire(batch, i);
         let lens = (batch.at(i).len, link_bytes(size));
-        // One frame makes others leave only for its own bytes, even if another output has filled the
-        // memory meanwhile.
+        // One frame makes others leave only for its own bytes, even if another output has filled
+        // the memory meanwhile.
         let mut evicted = 0;
         while !self.line.has_room(class, lens, memory.free_bytes()) {
             if evicted >= lens.1 {
@@ -229,8 +229,8 @@ impl OutputQueue {
     }
 
     /// Removes a waiting frame, to make room for a frame of `wire` bytes on a link. Returns the
-    /// bytes of the removed frame on a link. Returns `None` if the output's order removes no waiting
-    /// frames for others, if no frame waits, or if the new frame finds no room at all.
+    /// bytes of the removed frame on a link. Returns `None` if the output's order removes no
+    /// waiting frames for others, if no frame waits, or if the new frame finds no room at all.
     #[cold]
     fn evict(
         &mut self,

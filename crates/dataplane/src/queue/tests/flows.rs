@@ -1,5 +1,5 @@
-//! These tests check outputs with a queue for each flow: no frame is lost or left twice, sparse flows
-//! wait briefly, and only flows with long waits lose or mark frames.
+//! These tests check outputs with a queue for each flow: no frame is lost or sent twice, sparse
+//! flows wait briefly, and only flows with long waits lose or mark frames.
 
 use super::*;
 

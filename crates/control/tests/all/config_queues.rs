@@ -57,10 +57,8 @@ tap.interface = "up0"
 vlan = 100
 egress = "fq-codel"
 "#,
-        &[
-            "5:10: port \"up\": without a rate, no frame of a VM waits in the flow queues of a \
-             shared port; add `link`, the rate of the port's link",
-        ],
+        &["5:10: port \"up\": without a rate, no frame of a VM waits in the flow queues of a \
+             shared port; add `link`, the rate of the port's link"],
     ),
     (
         r#"[[port]]

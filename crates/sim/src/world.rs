@@ -20,7 +20,7 @@ use crate::cost::Costs;
 use crate::events::EventQueue;
 use crate::frames::udp_frame;
 use crate::notified::Notice;
-use crate::sink::{SinkSpec, SinkStats};
+use crate::sink::{Arrival, SinkSpec, SinkStats};
 use crate::source::{SourceSpec, SourceStats};
 
 /// Number of a VM in a simulated world.
@@ -51,6 +51,9 @@ struct Vm {
     sink: SinkSpec,
     received: SinkStats,
     last_sequence: Vec<u64>,
+    /// Received frames since the last call of [`World::take_arrivals`]. `None` if the VM's frames
+    /// are not recorded.
+    arrivals: Option<Vec<Arrival>>,
 }
 
 /// A simulated switch, its VMs and their traffic.
@@ -172,7 +175,17 @@ impl World {
         self.policies.push(Some(Arc::new(policy)));
         let (mac, received) = (Self::mac_of(id), SinkStats::default());
         let last_sequence = vec![0; self.max_ports];
-        self.vms.push(Vm { mac, driver, counters, source: None, sink, received, last_sequence });
+        let (source, arrivals) = (None, None);
+        self.vms.push(Vm {
+            mac,
+            driver,
+            counters,
+            source,
+            sink,
+            received,
+            last_sequence,
+            arrivals,
+        });
         self.swap();
         if let Some(rate) = sink.frames_per_second {
             let gap = Nanos(1_000_000_000 / rate.max(1));
@@ -194,6 +207,24 @@ impl World {
         let frame = udp_frame(mac, Self::mac_of(u16::MAX), 60, 0, 0);
         self.vms[usize::from(vm.0)].driver.send(MemoryFrame::plain(frame));
         self.cores.stir();
+    }
+
+    /// Puts a frame into a VM's transmit ring at once. Returns false if the ring is full.
+    pub fn offer(&mut self, vm: PortHandle, frame: MemoryFrame) -> bool {
+        let taken = self.vms[usize::from(vm.0)].driver.send(frame);
+        self.cores.stir();
+        taken
+    }
+
+    /// Records the frames that a VM receives from now on, for [`Self::take_arrivals`].
+    pub fn record(&mut self, vm: PortHandle) {
+        self.vms[usize::from(vm.0)].arrivals = Some(Vec::new());
+    }
+
+    /// Returns the frames that a VM received since the last call, in order. Returns no frames if
+    /// the VM's frames are not recorded ([`Self::record`]).
+    pub fn take_arrivals(&mut self, vm: PortHandle) -> Vec<Arrival> {
+        self.vms[usize::from(vm.0)].arrivals.as_mut().map(core::mem::take).unwrap_or_default()
     }
 
     /// Sets a VM's purchased cycles and latency class.
@@ -332,6 +363,9 @@ impl World {
         let Some(frame) = vm.driver.receive() else { return false };
         vm.received.frames += 1;
         vm.received.bytes += frame.bytes.len() as u64;
+        if let Some(arrivals) = &mut vm.arrivals {
+            arrivals.push(Arrival::of(&frame, self.cores.now()));
+        }
         if let (Some(sequence), Some(sender)) = (frame.bytes.get(42..50), frame.bytes.get(10..12)) {
             let sender = usize::from(u16::from_be_bytes([sender[0], sender[1]]));
             let mut number = [0; 8];

@@ -61,6 +61,7 @@
 //! | [`paper_platform`] | cost of a frame in the C2QoS paper |
 //! | [`paper_testbed`], [`paper_counters`] | C2QoS's testbed, simulated; costs by counters |
 //! | `qshare_core`, `qshare_fct` | networks and traffic of Figs. 4 and 5 of QShare |
+//! | `uplink_bed`, `uplink_shares` | a simulated uplink with queues, and its claims |
 //! | `vcpu_bed` | processor and guests of Figs. 2, 6, 7 and 12 of VM jitter |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures of each paper |
 
@@ -118,6 +119,8 @@ mod qshare_table1;
 mod registry;
 mod remedies;
 mod shaped_vm;
+mod uplink_bed;
+mod uplink_shares;
 mod vcpu_bed;
 
 pub use registry::{EXPERIMENTS, find};

@@ -6,7 +6,7 @@ use super::{
     c2qos_fig11, c2qos_fig12, c2qos_fig13, c2qos_overhead, contracts, fabric_agents, fsvde_fig4,
     fsvde_table2, jitter_fig2, jitter_fig6, jitter_fig7, jitter_fig8, jitter_fig9, jitter_fig10,
     jitter_fig11, jitter_fig12, limits, live_only, qshare_fig4, qshare_fig5, qshare_fig6,
-    qshare_scale, qshare_table1,
+    qshare_scale, qshare_table1, uplink_shares,
 };
 use crate::evidence::Experiment;
 
@@ -27,6 +27,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     contracts::EXPERIMENT,
     fsvde_fig4::EXPERIMENT,
     fsvde_table2::EXPERIMENT,
+    uplink_shares::EXPERIMENT,
     jitter_fig2::EXPERIMENT,
     jitter_fig6::EXPERIMENT,
     jitter_fig7::EXPERIMENT,

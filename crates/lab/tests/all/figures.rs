@@ -20,8 +20,15 @@ const PART: f64 = 0.1;
 /// [`LONG`] simulate many frames or flows, so that [`PART`] of their full length would take over
 /// ten seconds. `make nightly` runs all figures at full length.
 const PART_OF_LONG: f64 = 0.04;
-const LONG: [&str; 6] =
-    ["c2qos-fig1", "c2qos-fig10", "c2qos-fig11", "c2qos-fig12", "qshare-fig4", "qshare-fig5"];
+const LONG: [&str; 7] = [
+    "c2qos-fig1",
+    "c2qos-fig10",
+    "c2qos-fig11",
+    "c2qos-fig12",
+    "qshare-fig4",
+    "qshare-fig5",
+    "uplink-shares",
+];
 /// Length of the runs that compare bytes, as a fraction of a judged run's length. To test that
 /// equal seeds yield equal bytes, the test runs each figure twice.
 const COMPARED: f64 = 0.1;
@@ -132,6 +139,7 @@ mod short_figures {
         contracts: "contracts";
         fsvde_fig4: "fsvde-fig4";
         fsvde_table2: "fsvde-table2";
+        uplink_shares: "uplink-shares";
         qshare_table1: "qshare-table1";
         qshare_fig6: "qshare-fig6";
         jitter_fig2: "jitter-fig2";

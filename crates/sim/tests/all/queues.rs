@@ -10,7 +10,7 @@ use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_qos::delay_scale::percentile;
 use penstock_qos::fair_share::{Bound, Excess};
 use penstock_qos::shaper::Smoothing;
-use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig};
+use penstock_sim::{Costs, PortHandle, SinkSpec, SourceSpec, World, WorldConfig, tcp_segment};
 use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
@@ -454,4 +454,22 @@ fn short_frames_gain_no_larger_share_of_the_link() {
     let bytes = flood(&mut case, 1);
     let short = ratio(bytes[0], bytes.iter().sum());
     assert!((0.249..0.251).contains(&short), "{short} of the link where 0.25 is due: {bytes:?}");
+}
+
+#[test]
+fn a_recorded_segment_has_its_time_and_its_bytes_on_the_wire() {
+    let mut case = uplink(&WorldConfig::default(), fair(LINK), &[(1, &[1_000])]);
+    let (up, vm) = (case.up, case.vms[0].0);
+    let [before, after] = [1, 2].map(Nanos::from_millis);
+    case.world.record(up);
+    case.world.introduce(up);
+    case.world.run_until(before);
+    let segment = tcp_segment(World::mac_of(1), World::mac_of(0), (44, 1_460), 7, true);
+    assert!(case.world.offer(vm, segment));
+    case.world.run_until(after);
+    let [arrival] = case.world.take_arrivals(up)[..] else { panic!("one segment arrives") };
+    assert_eq!((arrival.flow, arrival.wire), (7, 44 * 1_538));
+    assert!(arrival.at >= before && arrival.at < after, "{arrival:?}");
+    assert!(case.world.take_arrivals(up).is_empty());
+    all_add_up(&case);
 }

@@ -1,0 +1,404 @@
+//! The experiment `uplink-shares`: an uplink divided by weight, full, and without loss.
+//!
+//! # Problem
+//!
+//! Tenants buy a share of a link. A link carries preambles and gaps as well as frames, so short
+//! frames take more of the link than their bytes suggest. Large segments take the link for
+//! milliseconds, and other frames wait for them.
+//!
+//! # Source
+//!
+//! FS-VDE §4.1 shares an output by weight, and §6 demands that the sharing costs little. The
+//! bands of the claims are Penstock's own, as FS-VDE prints values only for equal TCP segments
+//! (Table II, [`super::fsvde_table2`]).
+//!
+//! # Approach
+//!
+//! The production worker runs in virtual time ([`super::uplink_bed`]). All queues have the
+//! defaults of the configuration.
+//!
+//! - `wire_share_error_pct`: four tenants of the weights 3, 1, 1 and 7 are always backlogged at a
+//!   link of 100 Mbit/s. Two tenants send large TCP segments, with one and with 32 flows. Two
+//!   tenants send 64-byte frames, with one and with 32 flows. In four runs, each tenant sends
+//!   each kind once. The value is the largest deviation of a tenant's rate on the wire from the
+//!   rate by weight, in per cent of the rate by weight. A frame takes 24 bytes of FCS, preamble
+//!   and gap.
+//! - `wire_share_error_pct_no_ecn` is the same value if the TCP senders neither support ECN nor
+//!   slow down. The switch then signals congestion by the loss of parts of segments.
+//! - `paced_utilisation_pct_min`: backlogged VMs send frames of 64 bytes, frames of 1,514 bytes,
+//!   large segments, or all of these, to links of 10 Mbit/s to 10 Gbit/s. The value is the lowest
+//!   rate on the wire, in per cent of the link's rate.
+//! - `hold_lost_frames`: three VMs send frames of all lengths to 1 to 8 outputs, each with
+//!   `fair-share` and `excess = "hold"`. The outputs have a link's rate or a shaper, or the VMs
+//!   have shapers. The value is the number of lost frames of all runs.
+//! - `other_output_kept_pct`: a VM sends 1,514-byte frames to a neighbour at a fixed rate, and bulk
+//!   TCP to an uplink of 100 Mbit/s. TCP's window has the default size of Linux (6 MiB), which is
+//!   more than the switch accepts for the uplink. The value is the share of the frames to the
+//!   neighbour that arrive.
+//! - `other_output_kept_pct_flood` is the same value if the VM fills its ring with frames to the
+//!   uplink. No switch with a limited queue can then keep both all frames and the neighbour's rate,
+//!   as the ring has a single order.
+//! - `sparse_p99_ms`: to an uplink of 100 Mbit/s with `fq-codel`, a VM sends a ping about every
+//!   5 ms, and bulk TCP with a window of 1 MiB. The value is the 99th percentile of the time from
+//!   the VM's ring to the far side of the uplink. The way back is empty. `sparse_fifo_p99_ms` is
+//!   the same value with one queue for all frames.
+//!
+//! # Departures
+//!
+//! The senders of bulk TCP do not react to marks and losses, so their queues are longer than those
+//! of real TCP.
+
+use penstock_dataplane::queue::{Order, Pacing, ShapeTerms, ShaperKind};
+use penstock_qos::shaper::Smoothing;
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, Traffic, float, terms};
+use crate::evidence::stats::{distribution, ms};
+use crate::evidence::{
+    Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, percentile, points,
+};
+
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "uplink-shares",
+    source: "FS-VDE §4.1, §6",
+    about: "an uplink is divided by the wire's time, full, without loss, and quick for a ping",
+    sim: Some(sim),
+    live: None,
+    picture,
+};
+
+const LINK: BitsPerSecond = BitsPerSecond(100_000_000);
+const MS: Nanos = Nanos::from_millis(1);
+/// Step of runs in which a VM sends single frames at a fixed rate.
+const FINE: Nanos = Nanos::from_micros(50);
+
+/// Weights of the tenants in `wire_share_error_pct`.
+const WEIGHTS: [u64; 4] = [3, 1, 1, 7];
+/// Length of each run, and the least length of a shortened run. In 3 s, the tenant with the
+/// smallest rate sends 45 large segments.
+const SHARES: (Nanos, Nanos) = (Nanos::from_secs(6), Nanos::from_secs(3));
+
+/// Rates of the links in `paced_utilisation_pct_min`, in bits per second.
+const RATES: [u64; 4] = [10_000_000, 100_000_000, 1_000_000_000, 10_000_000_000];
+/// Bytes on the wire in each run of `paced_utilisation_pct_min`, and the least bytes of a shortened
+/// run. They are 360 and 90 large segments.
+const BYTES: (u64, u64) = (25_000_000, 6_250_000);
+/// Bytes on the wire in a step of `paced_utilisation_pct_min`. They are fewer than a ring of the
+/// shortest frames has.
+const STEP_BYTES: u64 = 12_500;
+
+const OUTPUTS: usize = 8;
+/// Rate of each output in `hold_lost_frames`.
+const OUTPUT_RATE: BitsPerSecond = BitsPerSecond(50_000_000);
+/// Rate of each VM's shaper in `hold_lost_frames`, which is more than the VM's part of an output.
+const SHAPED_RATE: BitsPerSecond = BitsPerSecond(30_000_000);
+const HOLD: (Nanos, Nanos) = (Nanos::from_millis(500), Nanos::from_millis(100));
+
+const OTHER: (Nanos, Nanos) = (Nanos::from_secs(2), Nanos::from_secs(1));
+/// Gap between frames to the neighbour: 0.48 Gbit/s of 1,514-byte frames.
+const NEIGHBOUR_GAP: Nanos = Nanos::from_micros(25);
+/// Window of bulk TCP that presses an uplink: the largest receive window of Linux by default
+/// (`tcp_rmem`).
+const PRESSING: u64 = 6 << 20;
+
+const SPARSE: (Nanos, Nanos) = (Nanos::from_secs(4), Nanos::from_secs(1));
+const PING_GAP: Nanos = Nanos::from_millis(5);
+/// Length of a ping in bytes without FCS: an ICMP echo of 56 bytes.
+const PING: usize = 98;
+/// Window of the bulk TCP beside a ping.
+const BULK: u64 = 1 << 20;
+
+fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::new();
+    outcome.note("core_hz", CORE.hz());
+    outcome.note("cost_factor", COSTS.factor);
+    ctx.progress(0.0, "shares of the wire");
+    shares(ctx, &mut outcome)?;
+    ctx.progress(0.4, "utilisation");
+    utilisation(ctx, &mut outcome)?;
+    ctx.progress(0.7, "back-pressure");
+    hold(ctx, &mut outcome)?;
+    ctx.progress(0.8, "another output");
+    other_output(ctx, &mut outcome)?;
+    ctx.progress(0.9, "a ping");
+    sparse(ctx, &mut outcome)?;
+    Ok(outcome)
+}
+
+/// Returns the length of a phase in this run.
+fn length(ctx: &Context<'_>, (full, least): (Nanos, Nanos)) -> Nanos {
+    ctx.scaled(full).max(least)
+}
+
+fn greedy(frames: Frames, flows: u16) -> Traffic {
+    Traffic { frames, flows, pace: Pace::Greedy }
+}
+
+fn large(pace: Pace) -> Traffic {
+    Traffic { frames: Frames::Segments { ecn: true }, flows: 1, pace }
+}
+
+fn shares(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let mut worst = 0.0_f64;
+    for turn in 0..WEIGHTS.len() {
+        let rates = tenant_rates(ctx, turn, true)?;
+        worst = worst.max(share_error(&rates));
+        let all: f64 = rates.iter().sum();
+        let shares = rates.iter().map(|rate| 100.0 * rate / all);
+        let name = format!("shares, run {}", turn + 1);
+        outcome.series(&name, "% of the wire", (0_u32..).map(f64::from).zip(shares));
+    }
+    let no_ecn = share_error(&tenant_rates(ctx, 0, false)?);
+    let what = "largest deviation of a tenant's rate on the wire from its rate by weight";
+    outcome.claim(Claim::new("wire_share_error_pct", what, "%").at_most(0.2).measured(worst));
+    let what = "the same if TCP supports no ECN and does not slow down";
+    outcome.claim(Claim::new("wire_share_error_pct_no_ecn", what, "%").measured(no_ecn));
+    Ok(())
+}
+
+/// Returns the rate of each tenant on the wire, in bits per second. The kinds of traffic begin with
+/// the tenant number `turn`.
+fn tenant_rates(ctx: &Context<'_>, turn: usize, ecn: bool) -> anyhow::Result<Vec<f64>> {
+    let mut kinds = [
+        greedy(Frames::Segments { ecn }, 1),
+        greedy(Frames::Of(60), 1),
+        greedy(Frames::Segments { ecn }, 32),
+        greedy(Frames::Of(60), 32),
+    ];
+    kinds.rotate_right(turn);
+    let mut bed = Bed::new(ctx.seed);
+    let up = bed.add_output(Some(terms(Order::FairShare, Pacing::Link(LINK))))?;
+    for ((tenant, weight), traffic) in (0..).zip(WEIGHTS).zip(kinds) {
+        let vm = bed.add_vm((tenant, weight), None)?;
+        bed.send(vm, &[up], traffic);
+    }
+    bed.warm_up(MS, Nanos::from_millis(400));
+    Ok(bed.rates(MS, length(ctx, SHARES)))
+}
+
+/// Returns the largest deviation of a tenant's rate from its rate by weight, in per cent of the
+/// latter.
+fn share_error(rates: &[f64]) -> f64 {
+    let all: f64 = rates.iter().sum();
+    let weights = float(WEIGHTS.iter().sum());
+    let error = |(rate, weight): (&f64, u64)| {
+        let due = all * float(weight) / weights;
+        100.0 * (rate / due - 1.0).abs()
+    };
+    rates.iter().zip(WEIGHTS).map(error).fold(0.0, f64::max)
+}
+
+/// Mixes of frames, each with its name and the frames of one or more VMs.
+const MIXES: [(&str, &[Frames]); 4] = [
+    ("64 B", &[Frames::Of(60)]),
+    ("1,514 B", &[Frames::Of(1_514)]),
+    ("64 KiB segments", &[Frames::Segments { ecn: true }]),
+    ("mixed", &[Frames::Of(60), Frames::Of(1_514), Frames::Segments { ecn: true }, Frames::Mixed]),
+];
+
+fn utilisation(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let mut least = f64::INFINITY;
+    for (name, mix) in MIXES {
+        let mut points = Vec::new();
+        for rate in RATES {
+            let used = 100.0 * link_rate(ctx, mix, rate)? / float(rate);
+            least = least.min(used);
+            points.push((float(rate) / 1e6, used));
+        }
+        outcome.series(&format!("utilisation, {name}"), "% of the link", points);
+    }
+    let what = "lowest rate on the wire of a backlogged link, in per cent of the link's rate";
+    let claim = Claim::new("paced_utilisation_pct_min", what, "%");
+    outcome.claim(claim.at_least(99.5).measured(least));
+    Ok(())
+}
+
+/// Returns the rate on the wire of a backlogged link of `rate` bits per second.
+fn link_rate(ctx: &Context<'_>, mix: &[Frames], rate: u64) -> anyhow::Result<f64> {
+    let time = |bytes: u64| Nanos(bytes * 8_000_000_000 / rate);
+    let mut bed = Bed::new(ctx.seed);
+    let pacing = Pacing::Link(BitsPerSecond(rate));
+    let up = bed.add_output(Some(terms(Order::FairShare, pacing)))?;
+    for (tenant, frames) in (0..).zip(mix) {
+        let vm = bed.add_vm((tenant, 1), None)?;
+        bed.send(vm, &[up], greedy(*frames, 4));
+    }
+    let step = time(STEP_BYTES);
+    bed.warm_up(step, time(BYTES.1 / 2));
+    let rates = bed.rates(step, length(ctx, (time(BYTES.0), time(BYTES.1))));
+    Ok(rates.iter().sum())
+}
+
+/// Shapers of a run of `hold_lost_frames`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shapers {
+    None,
+    Outputs,
+    Vms,
+}
+
+fn hold(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let (mut lost, mut held) = (0, u64::MAX);
+    for (shapers, name) in [
+        (Shapers::None, "no shaper"),
+        (Shapers::Outputs, "outputs with shapers"),
+        (Shapers::Vms, "VMs with shapers"),
+    ] {
+        let mut points = Vec::new();
+        for outputs in 1..=OUTPUTS {
+            let (here, least) = held_frames(ctx, outputs, shapers)?;
+            (lost, held) = (lost + here, held.min(least));
+            points.push((float(outputs as u64), float(here)));
+        }
+        outcome.series(&format!("lost, {name}"), "frames", points);
+    }
+    let what = "lost frames of VMs that press 1 to 8 outputs, with and without shapers";
+    let claim = Claim::new("hold_lost_frames", what, "frames");
+    outcome.claim(claim.at_most(0.0).measured(float(lost)));
+    let what = "fewest times that a VM was held back in a run";
+    outcome.claim(Claim::new("hold_held_back_min", what, "times").measured(float(held)));
+    Ok(())
+}
+
+/// Lets three VMs press `outputs` outputs. Returns the number of lost frames, and the fewest times
+/// that the switch held a VM back.
+fn held_frames(ctx: &Context<'_>, outputs: usize, shapers: Shapers) -> anyhow::Result<(u64, u64)> {
+    let kind = ShaperKind::Smooth(Smoothing::DEFAULT);
+    let pacing = match shapers {
+        Shapers::Outputs => Pacing::Shaped(ShapeTerms { rate: OUTPUT_RATE, kind }),
+        Shapers::None | Shapers::Vms => Pacing::Link(OUTPUT_RATE),
+    };
+    let mut bed = Bed::new(ctx.seed);
+    let mut to = Vec::new();
+    for _ in 0..outputs {
+        to.push(bed.add_output(Some(terms(Order::FairShare, pacing)))?);
+    }
+    // All outputs together are slower than all VMs' shapers.
+    let rate = BitsPerSecond(SHAPED_RATE.0 * outputs as u64);
+    let shape = (shapers == Shapers::Vms).then_some(ShapeTerms { rate, kind });
+    let mut vms = Vec::new();
+    for tenant in 0..3 {
+        let vm = bed.add_vm((tenant, u64::from(tenant) + 1), shape)?;
+        bed.send(vm, &to, greedy(Frames::Mixed, 4));
+        vms.push(vm);
+    }
+    bed.warm_up(MS, Nanos::from_millis(40));
+    bed.run(MS, length(ctx, HOLD));
+    let held = vms.iter().map(|vm| bed.held_back(*vm)).min().unwrap_or(0);
+    Ok((bed.lost(), held))
+}
+
+fn other_output(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let kept = kept_pct(ctx, large(Pace::Window(PRESSING)))?;
+    let what = "frames to a neighbour that arrive while the VM's bulk TCP presses its uplink";
+    let claim = Claim::new("other_output_kept_pct", what, "%");
+    outcome.claim(claim.at_least(99.0).measured(kept));
+    let flood = kept_pct(ctx, large(Pace::Greedy))?;
+    let what = "the same while the VM fills its ring with frames to the uplink";
+    outcome.claim(Claim::new("other_output_kept_pct_flood", what, "%").measured(flood));
+    let bars = [(0.0, kept), (1.0, flood)];
+    outcome.series("kept", "% of the frames to a neighbour", bars);
+    Ok(())
+}
+
+/// Returns the share of a VM's frames to a neighbour that arrive beside the VM's traffic `bulk` to
+/// an uplink, in per cent.
+fn kept_pct(ctx: &Context<'_>, bulk: Traffic) -> anyhow::Result<f64> {
+    let mut bed = Bed::new(ctx.seed);
+    let up = bed.add_output(Some(terms(Order::FairShare, Pacing::Link(LINK))))?;
+    let neighbour = bed.add_output(None)?;
+    let vm = bed.add_vm((0, 1), None)?;
+    let pace = Pace::Every(NEIGHBOUR_GAP);
+    let traffic = Traffic { frames: Frames::Of(1_514), flows: 1, pace };
+    let stream = bed.send(vm, &[neighbour], traffic);
+    bed.send(vm, &[up], bulk);
+    bed.warm_up(FINE, Nanos::from_millis(400));
+    let before = bed.count(stream);
+    bed.run(FINE, length(ctx, OTHER));
+    let after = bed.count(stream);
+    Ok(100.0 * float(after.frames - before.frames) / float(after.made - before.made))
+}
+
+fn sparse(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    let (waits, bulk) = pings(ctx, Order::FqCodel)?;
+    let (fifo_waits, fifo_bulk) = pings(ctx, Order::Fifo)?;
+    let p99 = percentile(&waits, 99.0);
+    let what = "p99 of a ping's way to the far side of an uplink, beside the VM's own bulk TCP";
+    outcome.claim(Claim::new("sparse_p99_ms", what, "ms").at_most(3.0).measured(p99));
+    let what = "the same with one queue for all frames";
+    let p99 = percentile(&fifo_waits, 99.0);
+    outcome.claim(Claim::new("sparse_fifo_p99_ms", what, "ms").measured(p99));
+    let what = "rate of the bulk TCP beside the pings";
+    let bulk = bulk.min(fifo_bulk);
+    outcome.claim(Claim::new("sparse_bulk_mbps", what, "Mbit/s").measured(bulk));
+    outcome.series("pings, fq-codel", "% of the pings", distribution(&waits));
+    outcome.series("pings, fifo", "% of the pings", distribution(&fifo_waits));
+    Ok(())
+}
+
+/// Returns the times in ms that pings take to the far side of an uplink with the order `order`, and
+/// the rate of the same VM's bulk TCP on the wire, in Mbit/s.
+fn pings(ctx: &Context<'_>, order: Order) -> anyhow::Result<(Vec<f64>, f64)> {
+    let mut bed = Bed::new(ctx.seed);
+    let up = bed.add_output(Some(terms(order, Pacing::Link(LINK))))?;
+    let vm = bed.add_vm((0, 1), None)?;
+    let ping = Traffic { frames: Frames::Of(PING), flows: 1, pace: Pace::Every(PING_GAP) };
+    let ping = bed.send(vm, &[up], ping);
+    let bulk = bed.send(vm, &[up], large(Pace::Window(BULK)));
+    bed.warm_up(FINE, Nanos::from_millis(400));
+    let before = bed.count(bulk).wire;
+    let length = length(ctx, SPARSE);
+    bed.run(FINE, length);
+    let bits = float(bed.count(bulk).wire - before) * 8.0;
+    Ok((bed.waits(ping).to_vec(), bits / (ms(length) * 1e3)))
+}
+
+fn picture(record: &Record) -> Picture {
+    let tenants = WEIGHTS.map(|weight| format!("weight {weight}"));
+    let axis = Axis::named("tenant", tenants);
+    let panel = Panel::new("(a) shares of the wire", axis, Axis::linear("% of the wire"));
+    let runs = record.series_of("shares, ");
+    let panel = runs.fold(panel, |panel, (run, series)| panel.bars(run, points(series)));
+    let weights = float(WEIGHTS.iter().sum());
+    let due = WEIGHTS.map(|weight| 100.0 * float(weight) / weights);
+    let shares = panel.published_points("by weight", (0_u32..).map(f64::from).zip(due));
+
+    let y = Axis::linear("used, % of the link").from(99.0).to(100.5);
+    let panel = Panel::new("(b) a backlogged link", Axis::log("link, Mbit/s"), y);
+    let mixes = record.series_of("utilisation, ");
+    let used = mixes.fold(panel, |panel, (mix, series)| panel.series(mix, series));
+
+    let axis = Axis::named("traffic to the uplink", ["bulk TCP", "full ring"]);
+    let y = Axis::linear("% of the frames that arrive").from(0.0).to(100.0);
+    let kept = record.series("kept").map(points).into_iter().flatten();
+    let kept = Panel::new("(c) frames to a neighbour", axis, y).bars("beside the uplink", kept);
+
+    let y = Axis::linear("% of the pings");
+    let panel = Panel::new("(d) pings beside bulk TCP", Axis::log("time to the far side, ms"), y);
+    let orders = record.series_of("pings, ");
+    let pings = orders.fold(panel, |panel, (order, series)| panel.line(order, points(series)));
+
+    Picture::new("Uplink: shares, utilisation, other outputs and pings")
+        .panel(shares)
+        .panel(used)
+        .panel(kept)
+        .panel(pings)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figures::holds::assert_as_listed;
+
+    #[test]
+    fn the_claims_hold_for_any_seed() {
+        assert_as_listed(&EXPERIMENT, 0.1, &[1, 20]);
+    }
+
+    #[test]
+    fn a_deviation_is_relative_to_the_rate_by_weight() {
+        assert!(share_error(&[3.0, 1.0, 1.0, 7.0]) < 1e-9);
+        let error = share_error(&[3.0, 0.9, 1.1, 7.0]);
+        assert!((error - 10.0).abs() < 1e-9, "{error}");
+    }
+}

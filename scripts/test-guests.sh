@@ -154,8 +154,8 @@ limited() {
     # shellcheck disable=SC2086
     check "$what: limited to $limit Mbit/s" ctl $object $on --no-save
     # shellcheck disable=SC2086
-    iperf "$from" "$address" ${LATER-}
-    check "$what: the stream gets 85 to 102 % of $limit Mbit/s" within_limit "$limit"
+    check "$what: the stream gets 85 to 102 % of $limit Mbit/s" \
+        stream_fits "$limit" "$from" "$address" ${LATER-}
     check "$what: $counter of $port grew" [ "$(port_counter "$port" "$counter")" -gt "$before" ]
     check "$what: the limit dropped no frame" [ "$(port_counter "$from" police_red)" = "$red" ]
     # shellcheck disable=SC2086
@@ -191,10 +191,23 @@ guest_limited() {
         'shape={receive="20M"}' shape=
 }
 
-# within_limit MBITS: whether $RATE fits a limit of so many Mbit/s.
-within_limit() {
-    awk -v limit="$1" '{ got = $1 * ($2 ~ /^G/ ? 1000 : $2 ~ /^K/ ? 0.001 : 1) * 1518 / 1448 }
-        END { exit !(got >= 0.85 * limit && got <= 1.02 * limit) }' <<<"$RATE"
+# stream_fits MBITS FROM ADDRESS [OPTION]...: measures a stream until its rate fits the limit. A rate
+# below the limit is measured up to three times, because other programs may slow down a guest.
+stream_fits() {
+    local limit=$1 n
+    shift
+    for n in 1 2 3; do
+        iperf "$@"
+        is_part "$limit" 0.85 1.02 && return
+        is_part "$limit" 0 0.85 || return
+    done
+    return 1
+}
+# is_part MBITS LEAST MOST: whether $RATE with headers is between two parts of so many Mbit/s.
+is_part() {
+    awk -v limit="$1" -v least="$2" -v most="$3" '
+        { got = $1 * ($2 ~ /^G/ ? 1000 : $2 ~ /^K/ ? 0.001 : 1) * 1518 / 1448 }
+        END { exit !(got >= least * limit && got <= most * limit) }' <<<"$RATE"
 }
 
 kill_guest() {

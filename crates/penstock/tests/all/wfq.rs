@@ -92,8 +92,8 @@ const WAITING: u64 = 20;
 /// sender continues after a pause, the link sends faster than its rate to catch up. The function
 /// repeats a measurement in which a queue had too few frames, or in which the load of the link was
 /// not in [`FULL`]. A queue may also have been empty between two readings. So the function repeats
-/// a measurement up to twice if queue 1 did not get `weight` times the bytes of queue 0, within 2 %.
-/// Returns the bytes that arrived.
+/// a measurement up to twice if queue 1 did not get `weight` times the bytes of queue 0, within
+/// 2 %. Returns the bytes that arrived.
 ///
 /// # Panics
 /// Panics if three measurements show other shares.

@@ -93,7 +93,7 @@ impl Controller {
     /// answer. Returns `None` if the controller does not answer.
     pub fn ask(&self, words: &[&str]) -> Option<(bool, Value)> {
         let mut command = Command::new("timeout");
-        command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        command.args(["5", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
         let done = command.arg("controller").args(words).arg("--json").output().unwrap();
         let value = serde_json::from_slice(&done.stdout).ok()?;
         Some((done.status.success(), value))
@@ -114,7 +114,7 @@ impl Controller {
     /// Returns the request's output on standard error.
     pub fn complains(&self, words: &[&str]) -> String {
         let mut command = Command::new("timeout");
-        command.args(["2", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
+        command.args(["20", env!("CARGO_BIN_EXE_penstock"), "--socket"]).arg(&self.socket);
         let done = command.arg("controller").args(words).output().unwrap();
         String::from_utf8_lossy(&done.stderr).into_owned()
     }

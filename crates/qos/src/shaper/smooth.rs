@@ -62,9 +62,9 @@
 //! - The window's shortest spacing makes up for the time that is lost when frames arrive late.
 //!
 //! The fast rule cannot restore a condition that does not hold, because the fast rule does not move
-//! the window. The slow rule restores both conditions. For example, a VM sends twelve frames at once,
-//! and the next twelve frames 28 ms after the last departure. Without the slow rule, this VM gets
-//! less than R.
+//! the window. The slow rule restores both conditions. For example, a VM sends twelve frames at
+//! once, and the next twelve frames 28 ms after the last departure. Without the slow rule, this VM
+//! gets less than R.
 //!
 //! # Stability
 //!

@@ -46,10 +46,10 @@ pub struct Queue {
     #[schemars(range(min = 2_048, max = 8_388_608))]
     pub bytes: Option<u64>,
     /// Longest wait of a frame in microseconds, 100 to 10000000. When the oldest frame has waited
-    /// longer than `wait_us`, the switch accepts no further frame (`excess = "hold"`) or drops the
-    /// oldest frame (`excess = "drop"`). The default wait is 10000 µs. The default is 1000000 µs
-    /// for a port with `wfq`, `fq-codel` or `shape.receive`, and 200000 µs for a port with a limit
-    /// `receive` without a burst.
+    /// longer than `wait_us`, the switch drops the oldest frame (`excess = "drop"`). With
+    /// `excess = "hold"`, the wait has no limit. The default wait is 10000 µs. The default is
+    /// 1000000 µs for a port with `wfq`, `fq-codel` or `shape.receive`, and 200000 µs for a port
+    /// with a limit `receive` without a burst.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 100, max = 10_000_000))]
     pub wait_us: Option<u64>,

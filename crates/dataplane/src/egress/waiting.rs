@@ -7,7 +7,7 @@ use penstock_units::{Nanos, PortId, QueueId};
 
 use super::account::{count_loss, drops};
 use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
-use crate::batch::{BATCH_FRAMES, Batch};
+use crate::batch::{BATCH_BYTES, BATCH_FRAMES, Batch, FRAME_MAX};
 use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::finish;
@@ -20,8 +20,13 @@ use crate::unit::Unit;
 /// Bytes of a worker's frame store for each port: room for a large segment that waits and another
 /// that arrives. Only used cells of the store take memory.
 const STORE_OF_PORT: usize = 128 << 10;
-/// Minimum and maximum size of a worker's frame store, in bytes.
-const STORE_BYTES: core::ops::RangeInclusive<usize> = 16 << 20..=128 << 20;
+/// Minimum and maximum size of a worker's frame store, in bytes, without the reserve. In a store of
+/// 64 MiB, six VMs find room for 8 MiB each, although no VM gets more than half of the free memory.
+const STORE_BYTES: core::ops::RangeInclusive<usize> = 64 << 20..=128 << 20;
+/// Cells that the frames of one batch take at most.
+const BATCH_CELLS: usize = (BATCH_BYTES + FRAME_MAX).div_ceil(CELL) + BATCH_FRAMES;
+/// Maximum number of source ports for which the store has a reserve of one batch.
+const RESERVE_PORTS: usize = 512;
 
 /// State of a worker's egress for outputs with queues.
 #[derive(Debug)]
@@ -46,7 +51,8 @@ pub(super) struct Waiting {
 impl Waiting {
     pub(super) fn new(ports: usize) -> Self {
         let bytes = (ports * STORE_OF_PORT).clamp(*STORE_BYTES.start(), *STORE_BYTES.end());
-        let store = FrameStore::new(bytes / CELL);
+        let reserve = ports.min(RESERVE_PORTS) * BATCH_CELLS;
+        let store = FrameStore::with_reserve(bytes / CELL, reserve);
         let list = || Vec::with_capacity(ports);
         let (now, queued, over) = (Nanos::ZERO, list(), list());
         Self {
@@ -143,7 +149,13 @@ impl Egress {
         let Waiting { now, store, .. } = &mut self.waiting;
         let (counters, captures) = (around.counters, &mut self.captures);
         let memory = &mut Memory::of(store, queues);
-        let finished = memory.is_the_ports();
+        // Copies for a mirror may be dropped, but nobody waits for them.
+        let is_mirror = around.snapshot.is_mirror(output);
+        if is_mirror && queue.is_over(source.0, memory) {
+            delivery.queue_full += frames.len() as u64;
+            return;
+        }
+        let (finished, free) = (memory.is_the_ports(), memory.free_bytes());
         let mut lost = |source, reason| {
             count_loss(counters, captures, (source, PortId(output)), reason);
         };
@@ -165,8 +177,10 @@ impl Egress {
             let (offload, hash) = (batch.at(i).offload, batch.at(i).hash);
             let cut = offload.is_gso()
                 && self.finisher.may_cut(on_wire(batch, i).frames)
-                && queue.cuts(batch, i, &from, *now);
-            if !cut && (!finished || caps.takes(offload)) {
+                && queue.cuts((batch, i), &from, free, *now);
+            let whole = !cut && (!finished || caps.takes(offload));
+            // A frame that finds no room is refused before its parts are copied.
+            if whole || queue.is_full(&from, free, *now) {
                 push(queue, batch, i, delivery);
                 continue;
             }
@@ -177,8 +191,7 @@ impl Egress {
                 }
             });
         }
-        // Copies for a mirror may be dropped, but nobody waits for them.
-        let presses = queue.is_over(source.0, memory, *now) && !around.snapshot.is_mirror(output);
+        let presses = !is_mirror && queue.is_over(source.0, memory);
         if presses && !self.waiting.over.contains(&output) {
             self.waiting.over.push(output);
         }

@@ -4,14 +4,14 @@
 use std::collections::VecDeque;
 
 use penstock_qos::codel::{Codel, Pace, TARGET};
-use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Offer};
+use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare};
 use penstock_units::Nanos;
 
 use super::classes::Class;
 use super::flows::Flows;
 use super::lanes::Lanes;
-use super::{Order, QueueTerms, ShareTerms, Stored};
-use crate::batch::{BATCH_BYTES, FRAME_MAX};
+use super::{CELL, Order, QueueTerms, ShareTerms, Stored};
+use crate::batch::{BATCH_BYTES, BATCH_FRAMES, FRAME_MAX};
 
 /// The sender of a waiting frame.
 #[derive(Clone, Copy, Debug)]
@@ -84,11 +84,15 @@ impl Line {
     }
 
     /// Whether the line has room for the parts of a batch of large segments. A fair-share queue
-    /// must not drop a part, because its senders' frames wait in their rings.
-    pub(super) fn has_room_for_parts(&self) -> bool {
+    /// must not drop a part, because its senders' frames wait in their rings. `free` is the free
+    /// memory of all outputs, in bytes.
+    pub(super) fn has_room_for_parts(&self, free: u64) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => true,
-            Self::Fair(fair) => fair.frames.saturating_sub(fair.share.len()) > PARTS_ROOM,
+            Self::Fair(fair) => {
+                let frames = fair.frames.saturating_sub(fair.share.len());
+                frames > PARTS_ROOM && free > u64::from(PARTS_ROOM) * CELL as u64
+            }
         }
     }
 
@@ -108,19 +112,35 @@ impl Line {
         }
     }
 
-    /// Whether a frame's queue has room for a frame of `len` bytes that takes `wire` bytes on a
-    /// link. `free` is the free memory of all outputs, in bytes.
-    pub(super) fn has_room(&self, class: Class, (len, wire): (u32, u32), free: u64) -> bool {
+    /// Whether a frame's queue has room for a frame of `source` with `len` bytes that takes `wire`
+    /// bytes on a link. `free` is the free memory of all outputs, in bytes.
+    pub(super) fn has_room(
+        &mut self,
+        (source, class): (&Source, Class),
+        (len, wire): (u32, u32),
+        free: u64,
+        now: Nanos,
+    ) -> bool {
         match self {
             Self::Fifo(fifo) => fifo.has_room(len, free),
-            Self::Fair(fair) => fair.share.len() < fair.frames,
+            Self::Fair(fair) => fair.has_room(source, wire, free, now),
             Self::Wfq(lanes) => lanes.has_room(class.queue, wire, free),
             Self::Flows(flows) => flows.has_room(wire, free),
         }
     }
 
-    /// Adds a frame of `source` to the queue. Returns false if there is no room for the frame.
-    pub(super) fn push(&mut self, source: &Source, frame: Stored, now: Nanos) -> bool {
+    /// Whether a fair-share queue has no room for any further frame of `source`. The other orders
+    /// answer for each frame.
+    pub(super) fn is_full(&mut self, source: &Source, free: u64, now: Nanos) -> bool {
+        match self {
+            Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => false,
+            Self::Fair(fair) => !fair.has_room(source, 1, free, now),
+        }
+    }
+
+    /// Adds a frame to the queue, after [`Self::has_room`] found room for the frame. Returns false
+    /// if there is no room for the frame.
+    pub(super) fn push(&mut self, frame: Stored, now: Nanos) -> bool {
         match self {
             Self::Fifo(fifo) => {
                 if fifo.frames.len() >= fifo.most {
@@ -130,7 +150,11 @@ impl Line {
                 fifo.frames.push_back((frame, now));
                 true
             }
-            Self::Fair(fair) => fair.push(source, frame, now),
+            Self::Fair(fair) => {
+                // The link's time is shared: short frames cost more of it than their bytes suggest.
+                fair.share.accept(usize::from(frame.source), frame, frame.wire(), now);
+                true
+            }
             Self::Wfq(lanes) => lanes.push(frame, now),
             Self::Flows(flows) => flows.push(frame, now),
         }
@@ -169,20 +193,21 @@ impl Line {
 
     /// Whether the worker should take no more frames from a source, because too many frames of the
     /// source wait. `free` is the free memory of all queues, in bytes.
-    pub(super) fn is_over(&self, source: u16, free: u64, now: Nanos) -> bool {
+    pub(super) fn is_over(&self, source: u16, free: u64) -> bool {
         match self {
             // These orders drop frames and hold back no sender.
             Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => false,
-            Self::Fair(fair) => fair.is_over(usize::from(source), 1, free, now),
+            Self::Fair(fair) => fair.is_over(usize::from(source), ALL, free),
         }
     }
 
-    /// Whether the worker may take frames from `source` again, because at most half of the limit of
-    /// waiting frames is in use.
-    pub(super) fn is_under(&self, source: u16, free: u64, now: Nanos) -> bool {
+    /// Whether the worker may take frames from `source` again, because at most seven eighths of the
+    /// limit of waiting frames are in use. While the worker does not poll the source, the source's
+    /// frames for other outputs wait too, so this time must be short.
+    pub(super) fn is_under(&self, source: u16, free: u64) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => true,
-            Self::Fair(fair) => !fair.is_over(usize::from(source), 2, free, now),
+            Self::Fair(fair) => !fair.is_over(usize::from(source), UNDER, free),
         }
     }
 
@@ -270,9 +295,17 @@ impl Fifo {
 }
 
 /// Waiting frames of an output that tenants and VMs share by weight.
+///
+/// # Frames that are not dropped
+///
+/// With [`Excess::Hold`], the worker stops polling a VM after the batch with which the VM exceeds a
+/// limit. The frames of this batch find room beyond the limits: [`OVERSHOOT`] bytes for each VM, a
+/// batch of frames for each source port ([`BEYOND`]), and the reserve of the frame store. The limit
+/// on the wait does not hold a VM, because the VM's frames for other outputs would wait as well.
 #[derive(Debug)]
 pub(super) struct Fair {
     share: FairShare<Stored>,
+    /// Limit on the waiting frames of all VMs. With [`Excess::Hold`], the table has more places.
     frames: u32,
     bound: Bound,
     /// Tenant of each source port, and value of `generation` when the queue last read the port's
@@ -286,6 +319,16 @@ pub(super) struct Fair {
     generation: u32,
 }
 
+/// Parts of a VM's limits, in eighths: all, the part below which a VM that was held back is polled
+/// again, and the part above which the queue counts as long for early signals.
+const ALL: u64 = 8;
+const UNDER: u64 = 7;
+const LONG: u64 = 2;
+
+/// Number of frames by which the table of a fair-share queue may exceed the limit on frames, if the
+/// queue has enough source ports and the limit is not higher. The number is a batch of 128 ports.
+const BEYOND: u32 = 4_096;
+
 /// Room in frames from which a fair-share queue lets segments be cut: more than the worker cuts in
 /// a turn.
 const PARTS_ROOM: u32 = 512;
@@ -298,8 +341,13 @@ const OVERSHOOT: u64 = 2 * (BATCH_BYTES + FRAME_MAX) as u64;
 impl Fair {
     fn new(terms: &QueueTerms, ports: usize, tenants: usize) -> Self {
         let tenants = tenants + 1;
+        let beyond = match terms.bound.excess {
+            Excess::Hold => u32::try_from(ports * BATCH_FRAMES).unwrap_or(u32::MAX),
+            Excess::Drop => 0,
+        };
+        let frames = terms.frames.saturating_add(beyond.min(terms.frames.max(BEYOND)));
         Self {
-            share: FairShare::new(Capacity { tenants, vms: ports, frames: terms.frames }),
+            share: FairShare::new(Capacity { tenants, vms: ports, frames }),
             frames: terms.frames,
             bound: terms.bound,
             members: vec![(0, 0); ports].into_boxed_slice(),
@@ -320,13 +368,23 @@ impl Fair {
         }
     }
 
-    fn push(&mut self, source: &Source, frame: Stored, now: Nanos) -> bool {
+    /// Whether a frame of `source` that takes `wire` bytes on a link finds room. With
+    /// [`Excess::Drop`], no VM gets more than half of the free memory `free`.
+    fn has_room(&mut self, source: &Source, wire: u32, free: u64, now: Nanos) -> bool {
         let vm = usize::from(source.port);
         if self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
             self.join(source);
         }
-        // The link's time is shared: short frames cost more of it than their bytes suggest.
-        self.share.offer(vm, frame, frame.wire(), now) == Offer::Queued
+        if self.share.room(vm, wire, now).is_err() {
+            return false;
+        }
+        match self.bound.excess {
+            Excess::Hold => true,
+            Excess::Drop => {
+                let (waiting, bytes) = self.share.backlog(vm);
+                waiting == 0 || memory_of(waiting, bytes) + u64::from(wire) <= free / 2
+            }
+        }
     }
 
     /// Reads the weights of a source, with its first frame after a snapshot. If tenant and weights
@@ -371,7 +429,7 @@ impl Fair {
     /// if its frames waited for CoDel's target.
     pub(super) fn signals(&mut self, frame: &Stored, free: u64, waited: Nanos, now: Nanos) -> bool {
         let vm = usize::from(frame.source);
-        let full = self.is_over(vm, 4, free, now);
+        let full = self.is_over(vm, LONG, free);
         let (_, behind) = self.share.backlog(vm);
         let Some((codel, longest)) = self.early.get_mut(vm) else { return false };
         *longest = (*longest).max(frame.wire());
@@ -379,23 +437,26 @@ impl Fair {
         codel.signals(waited, Pace::DEFAULT, behind > u64::from(*longest), now)
     }
 
-    /// Whether more frames of `vm` wait than 1/`part` of the VM's limit. No VM gets more than half
-    /// of the free memory of all queues (Choudhury, Hahne, 1998), so that later VMs find room.
-    fn is_over(&self, vm: usize, part: u64, free: u64, now: Nanos) -> bool {
+    /// Whether more frames of `vm` wait than `eighths` eighths of the VM's limits. No VM gets more
+    /// than half of the free memory of all queues (Choudhury, Hahne, 1998), so that later VMs find
+    /// room.
+    fn is_over(&self, vm: usize, eighths: u64, free: u64) -> bool {
         if self.bound.excess == Excess::Drop {
             return false;
         }
-        let (waiting, waiting_bytes) = self.share.backlog(vm);
+        let (waiting, bytes) = self.share.backlog(vm);
         if waiting == 0 {
             return false;
         }
-        let bytes = self.bound.bytes.min(free / 2) / part;
-        let frames = (self.frames - self.share.len()) / 2;
-        // The first frame is read only for the whole limit.
-        let late = || {
-            let since = self.share.oldest(vm).unwrap_or(now);
-            now.saturating_sub(since) >= self.bound.wait
-        };
-        waiting_bytes > bytes || u64::from(waiting) * part > frames.into() || part == 1 && late()
+        let frames = u64::from(self.frames.saturating_sub(self.share.len())) / 2;
+        bytes > self.bound.bytes / 8 * eighths
+            || memory_of(waiting, bytes) > free / 16 * eighths
+            || u64::from(waiting) * 8 > frames * eighths
     }
+}
+
+/// Returns the memory that `frames` waiting frames with `bytes` bytes on a link take at most. A
+/// frame takes whole cells, so a short frame takes much more memory than time on the link.
+fn memory_of(frames: u32, bytes: u64) -> u64 {
+    bytes + u64::from(frames) * CELL as u64
 }

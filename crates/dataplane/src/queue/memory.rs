@@ -31,7 +31,8 @@ impl<'a> Memory<'a> {
         self.port.is_some()
     }
 
-    pub(super) fn free_bytes(&self) -> u64 {
+    /// Returns the number of free bytes for waiting frames, without the reserve of the store.
+    pub(crate) fn free_bytes(&self) -> u64 {
         match &self.port {
             Some(port) => (port.free() * CELL) as u64,
             None => self.store.free_bytes(),

@@ -3,6 +3,7 @@
 
 use penstock_qos::delay::{Histogram, Variation};
 use penstock_qos::egress_policer::{EgressPolicer, Policed};
+use penstock_qos::fair_share::Excess;
 use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::flows::SEGMENT_TIME;
 use super::limit::OutputLimit;
 use super::line::{Line, Next};
 use super::pacer::Pacer;
-use super::{Classes, LaneCounters, Memory, Pacing, QueueHome, QueueTerms, Source, Stored};
+use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueHome, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
 use crate::congestion::{Signal, is_trimmable, signal};
 use crate::drop::DropReason;
@@ -115,15 +116,27 @@ impl OutputQueue {
     }
 
     /// Whether frame `i` of `batch`, a large segment, must be cut before it waits. The output sends
-    /// a segment at once, and at a low rate that is a burst.
-    pub(crate) fn cuts(&mut self, batch: &Batch, i: usize, source: &Source, now: Nanos) -> bool {
-        if !self.line.has_room_for_parts() {
+    /// a segment at once, and at a low rate that is a burst. `free` is the free memory of all
+    /// outputs, in bytes.
+    pub(crate) fn cuts(
+        &mut self,
+        (batch, i): (&Batch, usize),
+        source: &Source,
+        free: u64,
+        now: Nanos,
+    ) -> bool {
+        if !self.line.has_room_for_parts(free) {
             return false;
         }
         self.pacer.cuts()
             || self.limit.as_ref().is_some_and(OutputLimit::cuts)
             || self.line.cuts(batch.head(i), source, now)
             || self.cuts_for_flows(batch, i)
+    }
+
+    /// Whether every further frame of `source` would be refused ([`Line::is_full`]).
+    pub(crate) fn is_full(&mut self, source: &Source, free: u64, now: Nanos) -> bool {
+        self.line.is_full(source, free, now)
     }
 
     /// Whether a large segment would make other flows wait too long at an output with flow queues.
@@ -205,7 +218,7 @@ impl OutputQueue {
         // One frame makes others leave only for its own bytes, even if another output has filled
         // the memory meanwhile.
         let mut evicted = 0;
-        while !self.line.has_room(class, lens, memory.free_bytes()) {
+        while !self.line.has_room((source, class), lens, memory.free_bytes(), now) {
             if evicted >= lens.1 {
                 return Err(Refused::Full);
             }
@@ -221,7 +234,7 @@ impl OutputQueue {
         let early = self.limit.is_some() || self.line.signals_early(class);
         frame.ect = early && frame.in_port().is_none() && is_ect(batch.head(i));
         frame.l4s = frame.ect && is_l4s(batch.head(i));
-        if self.line.push(source, frame, now) {
+        if self.line.push(frame, now) {
             return Ok(());
         }
         memory.release(&frame);
@@ -319,7 +332,7 @@ impl OutputQueue {
                 break;
             }
             let waited = now.saturating_sub(since);
-            if self.limit.is_some() && waited > self.terms.bound.wait {
+            if self.limit.is_some() && waited > self.terms.bound.wait && !self.holds() {
                 self.drop_head(memory, &frame);
                 lost(frame.source, DropReason::QueueLate);
                 continue;
@@ -349,6 +362,11 @@ impl OutputQueue {
             self.waits.push(waited);
         }
         signalled
+    }
+
+    /// Whether frames above the limits wait in their senders' rings, so that no frame is dropped.
+    fn holds(&self) -> bool {
+        self.terms.order == Order::FairShare && self.terms.bound.excess == Excess::Hold
     }
 
     /// Drops the frame that was to be sent next.
@@ -417,14 +435,14 @@ impl OutputQueue {
     }
 
     /// Whether too many frames of `source` wait ([`Line::is_over`]).
-    pub(crate) fn is_over(&self, source: u16, memory: &Memory<'_>, now: Nanos) -> bool {
-        self.line.is_over(source, memory.free_bytes(), now)
+    pub(crate) fn is_over(&self, source: u16, memory: &Memory<'_>) -> bool {
+        self.line.is_over(source, memory.free_bytes())
     }
 
     /// Whether the worker may take frames from `source` again, because few frames of `source` wait
     /// ([`Line::is_under`]).
-    pub(crate) fn is_under(&self, source: u16, memory: &Memory<'_>, now: Nanos) -> bool {
-        self.line.is_under(source, memory.free_bytes(), now)
+    pub(crate) fn is_under(&self, source: u16, memory: &Memory<'_>) -> bool {
+        self.line.is_under(source, memory.free_bytes())
     }
 
     /// Removes a port from the sources of the queue's frames. Calls `lost` with the source of each

@@ -12,6 +12,12 @@
 //! that was freed last, so the used cells stay in the CPU's cache. The store does not touch the
 //! memory of a cell before the cell's first use.
 //!
+//! # Reserve
+//!
+//! The limits on waiting frames count only the free cells above a reserve. A sender whose frames
+//! may not be dropped is stopped after the batch with which it exceeds a limit. The frames of this
+//! batch find room in the reserve.
+//!
 //! # Cost
 //!
 //! Each frame that waits in the store is copied once. The store allocates no memory after
@@ -110,28 +116,37 @@ pub struct FrameStore {
     next: Box<[u32]>,
     free: u32,
     free_count: usize,
+    /// Number of cells that [`Self::free_bytes`] does not count.
+    reserve: usize,
     /// Index of the first cell of the frame store that was never used.
     fresh: u32,
 }
 
 impl FrameStore {
-    /// Creates a frame store of `cells` cells.
+    /// Creates a frame store of `cells` cells without a reserve.
     #[must_use]
     pub fn new(cells: usize) -> Self {
-        let cells = cells.min(NIL as usize - 1);
+        Self::with_reserve(cells, 0)
+    }
+
+    /// Creates a frame store of `cells` cells, and of `reserve` more cells as its reserve.
+    #[must_use]
+    pub fn with_reserve(cells: usize, reserve: usize) -> Self {
+        let cells = cells.saturating_add(reserve).min(NIL as usize - 1);
         Self {
             bytes: vec![0; cells * CELL].into_boxed_slice(),
             next: vec![0; cells].into_boxed_slice(),
             free: NIL,
             free_count: cells,
+            reserve,
             fresh: 0,
         }
     }
 
-    /// Returns the number of bytes in free cells.
+    /// Returns the number of bytes in free cells, without the reserve.
     #[must_use]
     pub const fn free_bytes(&self) -> u64 {
-        (self.free_count * CELL) as u64
+        (self.free_count.saturating_sub(self.reserve) * CELL) as u64
     }
 
     /// Whether every cell of the store is free.
@@ -306,6 +321,19 @@ mod tests {
         assert_eq!(bytes_of(&store, &short), frame(60, 3));
         store.release(&short);
         assert!(store.is_empty());
+    }
+
+    #[test]
+    fn the_reserve_does_not_count_as_free_and_takes_frames() {
+        let mut store = FrameStore::with_reserve(2, 1);
+        let stored = [1, 2, 3].map(|seed| {
+            let free = store.free_bytes();
+            (put(&mut store, &frame(1_000, seed)).unwrap(), free / CELL as u64)
+        });
+        assert_eq!(stored.map(|(_, free)| free), [2, 1, 0]);
+        assert!(put(&mut store, &frame(1_000, 4)).is_none());
+        stored.iter().for_each(|(frame, _)| store.release(frame));
+        assert!(store.is_empty() && store.free_bytes() == 2 * CELL as u64);
     }
 
     proptest! {

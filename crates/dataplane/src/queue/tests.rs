@@ -490,22 +490,46 @@ fn a_ceiling_signals_early_and_other_queues_do_not() {
 }
 
 #[test]
-fn who_has_too_much_waiting_is_over_and_half_of_it_is_not() {
+fn who_has_too_much_waiting_is_over_and_seven_eighths_of_it_are_not() {
     let mut bench = Bench::new(terms(Order::FairShare, Excess::Hold), false, false);
     bench.store = FrameStore::new(1_000);
-    let over = |bench: &mut Bench, now| {
+    let over = |bench: &mut Bench| {
         let memory = Memory::of(&mut bench.store, &mut bench.port);
-        (bench.queue.is_over(3, &memory, now), bench.queue.is_under(3, &memory, now))
+        (bench.queue.is_over(3, &memory), bench.queue.is_under(3, &memory))
     };
     // Each frame takes 1,000 bytes on a link.
-    (0..10).for_each(|_| bench.come(3, 976));
-    assert_eq!(over(&mut bench, Nanos(1)), (false, true), "a half");
+    (0..17).for_each(|_| bench.come(3, 976));
+    assert_eq!(over(&mut bench), (false, true), "less than seven eighths");
     bench.come(3, 976);
-    assert_eq!(over(&mut bench, Nanos(1)), (false, false), "more than that, but not too much");
-    (0..10).for_each(|_| bench.come(3, 976));
-    assert_eq!(over(&mut bench, Nanos(1)), (true, false));
+    assert_eq!(over(&mut bench), (false, false), "more than that, but not too much");
+    bench.now = Nanos::from_secs(1);
+    assert_eq!(over(&mut bench), (false, false), "a long wait holds nobody");
+    (0..3).for_each(|_| bench.come(3, 976));
+    assert_eq!(over(&mut bench), (true, false));
     let memory = Memory::of(&mut bench.store, &mut bench.port);
-    assert!(!bench.queue.is_over(2, &memory, Nanos(1)), "another VM has nothing");
+    assert!(!bench.queue.is_over(2, &memory), "another VM has nothing");
+}
+
+#[test]
+fn short_frames_count_with_their_memory() {
+    let bound = Bound { bytes: 8 << 20, ..Bound::default() };
+    let terms = QueueTerms { frames: 4_096, bound, ..terms(Order::FairShare, Excess::Hold) };
+    let mut bench = Bench::new(terms, false, false);
+    bench.store = FrameStore::with_reserve(300, 100);
+    let mut waiting = 0;
+    loop {
+        let memory = Memory::of(&mut bench.store, &mut bench.port);
+        if bench.queue.is_over(3, &memory) {
+            break;
+        }
+        bench.come(3, 60);
+        waiting += 1;
+    }
+    // At most half of the free memory: a third of all.
+    assert!((90..=101).contains(&waiting), "{waiting}");
+    // A VM with more than its part still finds room in the reserve.
+    (0..300).for_each(|_| bench.come(3, 60));
+    assert_eq!((bench.queue.len(), bench.free()), (waiting + 300, 0));
 }
 
 /// Sends frames of three tenants one by one, and returns their source ports. If `renewed` is true,

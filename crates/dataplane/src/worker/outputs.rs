@@ -363,7 +363,7 @@ impl Outputs {
             return;
         }
         let memory = Memory::of(ctx.egress.store(), &mut ctx.ports[port.index()].queues);
-        if queue.is_under(source.0, &memory, self.now) && self.pressure.ease(port, source) {
+        if queue.is_under(source.0, &memory) && self.pressure.ease(port, source) {
             ctx.peers.directory().set_pressed(source, ctx.peers.id(), false);
             roster.take_back(ctx, source, Why::Pressed);
         }

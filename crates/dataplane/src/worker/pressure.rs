@@ -12,6 +12,10 @@
 //! Each output records on its own which source ports have too many frames waiting at the output.
 //! The worker polls a source port again only if no output has too many frames of the port any more.
 //!
+//! An output presses a port only at the limits on the port's bytes, frames and memory at the
+//! output. Below these limits, frames for a slow output wait in the port's queue at this output,
+//! and the port's frames for other outputs pass.
+//!
 //! # Cost
 //!
 //! The record of held-back source ports takes one bit for each pair of output and source port. A

@@ -511,6 +511,14 @@ impl<T: Copy + Default> FairShare<T> {
                 }
             };
         }
+        self.accept(vm, item, bytes, now);
+        Offer::Queued
+    }
+
+    /// Adds a frame of a VM to the VM's queue. The caller must have found with [`Self::room`] that
+    /// the output accepts the frame.
+    pub fn accept(&mut self, vm: usize, item: T, bytes: u32, now: Nanos) {
+        debug_assert!(self.room(vm, bytes, now).is_ok(), "the caller looked for room");
         let first = self.vms[vm].queue.is_empty();
         if first {
             // Another VM gets frames, so the next decision must see all charges.
@@ -529,7 +537,6 @@ impl<T: Copy + Default> FairShare<T> {
                 self.announce(tenant);
             }
         }
-        Offer::Queued
     }
 
     /// Removes and returns the frame that the output sends next. Returns `None` if no frame waits.

@@ -7,6 +7,7 @@ mod fabric_packets;
 mod fabric_peers;
 mod four_ports;
 mod network_use;
+mod pressure;
 mod prop_fabric_rates;
 mod prop_vcpu;
 mod queues;

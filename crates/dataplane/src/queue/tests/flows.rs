@@ -229,7 +229,10 @@ fn flow_queues_cut_segments_that_take_more_than_a_millisecond() {
     };
     let mut batch = Batch::new();
     batch.push(&bytes, offload).unwrap();
-    let cuts = |mbps| flow_queues(mbps, 1 << 20).queue.cuts(&batch, 0, &source(1), Nanos(1));
+    let cuts = |mbps| {
+        let mut bench = flow_queues(mbps, 1 << 20);
+        bench.queue.cuts((&batch, 0), &source(1), 1 << 20, Nanos(1))
+    };
     // The segment takes 2.5 ms at 100 Mbit/s.
     assert_eq!([10, 100, 200, 300, 1_000].map(cuts), [true, true, true, false, false]);
 }

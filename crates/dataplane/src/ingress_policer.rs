@@ -63,6 +63,12 @@ pub struct LinkLimit {
 }
 
 impl LinkLimit {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.active, &other.active)
+            && Arc::ptr_eq(&self.waited, &other.waited)
+            && Arc::ptr_eq(&self.policer, &other.policer)
+    }
+
     /// Whether the link is the bottleneck at present.
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed)
@@ -74,6 +80,16 @@ impl IngressPolicer {
     #[must_use]
     pub fn is_none(&self) -> bool {
         self.own.is_empty() && self.links.is_empty()
+    }
+
+    /// Whether both have the same policers, in the same order.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        let own = |(one, other): (&Arc<Policer>, &Arc<Policer>)| Arc::ptr_eq(one, other);
+        let links = |(one, other): (&LinkLimit, &LinkLimit)| one.is(other);
+        self.own.len() == other.own.len()
+            && self.links.len() == other.links.len()
+            && self.own.iter().zip(&other.own).all(own)
+            && self.links.iter().zip(&other.links).all(links)
     }
 
     /// The port's own limits for which frames wait in the port's ring ([`Spec::waiting`]).

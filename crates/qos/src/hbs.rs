@@ -342,6 +342,15 @@ impl BatchScheduler {
         released
     }
 
+    /// Makes the unit of `slot` ready if the unit waits for tokens. The caller must know that the
+    /// unit has tokens now.
+    pub fn release_slot(&mut self, slot: usize) {
+        if self.nodes.get(slot).is_some_and(|node| node.queue == WAITING) {
+            let class = self.nodes[slot].effective;
+            self.move_to(slot, class);
+        }
+    }
+
     /// Returns one of the units that wait for tokens. Repeated calls of `next_waiting` return all
     /// waiting units in turn.
     pub fn next_waiting(&mut self) -> Option<usize> {
@@ -482,6 +491,19 @@ mod tests {
 
     fn class(n: u64) -> Priority {
         Priority::new(n).unwrap()
+    }
+
+    #[test]
+    fn one_unit_is_released_alone() {
+        let mut hbs = BatchScheduler::new(3, Readiness::Pending);
+        for slot in 0..3 {
+            hbs.add(slot, class(2));
+        }
+        hbs.hold(0);
+        hbs.hold(1);
+        [1, 1, 2, 7].into_iter().for_each(|slot| hbs.release_slot(slot));
+        let states: Vec<_> = (0..3).filter_map(|slot| hbs.state(slot)).map(|s| s.1).collect();
+        assert_eq!((hbs.waiting(), states), (1, vec![false, true, true]));
     }
 
     /// Makes one scheduling decision, and returns the slot of the first unit with frames.

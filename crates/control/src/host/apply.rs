@@ -96,10 +96,11 @@ impl Core {
         text: Arc<str>,
         fresh: bool,
     ) -> Result<Outcome, ApiError> {
-        let (old, before, generation, live) = {
+        let (old, before, generation, live, in_use) = {
             let shared = lock(&self.shared);
             let (old, compiler) = (Arc::clone(&shared.config), shared.compiler.clone());
-            (old, compiler, shared.generation + 1, shared.ports.clone())
+            let in_use = Arc::clone(&shared.pricing.snapshot);
+            (old, compiler, shared.generation + 1, shared.ports.clone(), in_use)
         };
         let mut offer = self.offer(&config, &before.ids().next(&config), fresh)?;
         let mut compiler = before.clone();
@@ -123,6 +124,8 @@ impl Core {
             self.detach(name).map_err(worker_failed)?;
         }
         compiler.pace(&config);
+        // The workers handle only the ports that differ from their present snapshot.
+        let snapshot = snapshot.following(&in_use);
         self.switch.swap_snapshot(Arc::clone(&snapshot)).map_err(worker_failed)?;
         let mut outcome = Outcome { changes: changes(&old, &config, &plan), ..Outcome::default() };
         outcome.warnings.append(&mut offer.warnings);

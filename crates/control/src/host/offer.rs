@@ -169,6 +169,7 @@ impl Core {
                 qos.entitlement = *cycles;
             }
         }));
+        let new = new.following(&old);
         self.switch.swap_snapshot(Arc::clone(&new)).map_err(worker_failed)?;
         let pricing = &mut lock(&self.shared).pricing;
         pricing.snapshot = new;

@@ -432,6 +432,18 @@ impl Classifier {
         let _ = self.fdb.retain(|domain, port| snapshot.is_member(domain, port));
     }
 
+    /// Adopts a snapshot that decides about all frames as the present snapshot does, and keeps the
+    /// cached decisions. `before` is the generation of the present snapshot. If the classifier has
+    /// not adopted that generation, it removes all cached decisions.
+    pub(crate) fn on_like_snapshot(&mut self, before: u64, snapshot: &Snapshot) {
+        if self.generation != Some(before) {
+            self.on_snapshot(snapshot);
+            return;
+        }
+        self.generation = Some(snapshot.generation);
+        self.fdb.set_ageing(snapshot.fdb_ageing_s);
+    }
+
     /// Removes all of the classifier's state about a port. The caller must call `forget_port` when
     /// another port gets the port's number.
     pub fn forget_port(&mut self, port: u16) {

@@ -465,6 +465,26 @@ fn a_snapshot_forgets_ports_that_left() {
 }
 
 #[test]
+fn a_snapshot_with_the_same_decisions_keeps_the_cache() {
+    let mut b = two_tenants();
+    b.send(1, &udp4(B, BROADCAST, YOU, ME, 1, 2));
+    for _ in 0..3 {
+        b.send(0, &udp4(A, B, ME, YOU, 1, 2));
+    }
+    let (cached, known) = (b.classifier.cached(0), b.classifier.fdb().len());
+    assert!(cached > 0 && known == 2);
+    b.snapshot.generation = 2;
+    b.classifier.on_like_snapshot(1, &b.snapshot);
+    assert_eq!((b.classifier.cached(0), b.classifier.fdb().len()), (cached, known));
+    assert_eq!(b.send(0, &udp4(A, B, ME, YOU, 1, 2)), Verdict::Output(1));
+    assert_eq!(b.classifier.cached(0), cached, "the generation is known");
+    // The classifier missed generation 3.
+    b.snapshot.generation = 4;
+    b.classifier.on_like_snapshot(3, &b.snapshot);
+    assert_eq!(b.classifier.cached(0), 0);
+}
+
+#[test]
 fn a_pinned_address_cannot_be_claimed_from_elsewhere() {
     let mut b = two_tenants();
     assert!(b.classifier.fdb_static(0, mac(A), 0, true, &b.snapshot));

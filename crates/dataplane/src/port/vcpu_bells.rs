@@ -203,6 +203,11 @@ impl fmt::Debug for VcpuBell {
 }
 
 impl VcpuBell {
+    /// Whether both are the bell of one VM in the same open file.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.bells, &other.bells) && self.bell == other.bell && self.name == other.name
+    }
+
     /// Reports to the vCPU scheduler that frames arrived for the VM. Returns the number of system
     /// calls that woke scheduling threads.
     #[inline]

@@ -494,6 +494,11 @@ impl OutputQueue {
         self.change(home.pacing(), home.limit(), home.classes(), now)
     }
 
+    /// Makes the queue read the weights of each source again, with the source's next frame.
+    pub(crate) fn reread_shares(&mut self) {
+        self.line.changed();
+    }
+
     /// Rereads the sources' weights and sets the output's pacing, limit and classes. Waiting frames
     /// keep their places in the queue. If `pacing` is of another kind, the pacing stays unchanged,
     /// because a change of the kind needs a new queue. Returns true if the frames may now be due at

@@ -203,7 +203,7 @@ impl QueueHome {
 
     /// Returns the number of changes of the values that the control plane may set. The first number
     /// is 1.
-    pub(super) fn changes(&self) -> u32 {
+    pub(crate) fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }
 

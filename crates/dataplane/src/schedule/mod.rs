@@ -123,6 +123,16 @@ impl Schedule {
         }
     }
 
+    /// Returns the class of a unit and whether the unit is not held. Returns `None` if the schedule
+    /// ignores classes or does not contain the unit.
+    #[cfg(test)]
+    pub(crate) fn state(&self, unit: Unit) -> Option<(Priority, bool)> {
+        match &self.0 {
+            InTurn(_) => None,
+            Hbs(classes) => classes.state(slot_of(unit)),
+        }
+    }
+
     /// Begins a scheduling decision.
     #[inline]
     pub fn begin(&mut self) {
@@ -167,6 +177,14 @@ impl Schedule {
     pub fn release(&mut self, most: usize, has_tokens: &dyn Fn(PortId) -> bool) {
         if let Hbs(classes) = &mut self.0 {
             classes.release(most, |slot| has_tokens(unit_of(slot).port));
+        }
+    }
+
+    /// Lets the held units of a port take part in scheduling again, because the port may run now.
+    pub fn release_port(&mut self, port: PortId) {
+        if let Hbs(classes) = &mut self.0 {
+            let first = port.index() * UNITS_MAX;
+            (first..first + UNITS_MAX).for_each(|slot| classes.release_slot(slot));
         }
     }
 

@@ -1,8 +1,10 @@
 //! The control plane compiles the configuration into a snapshot for the data path. A snapshot is
 //! immutable and is shared by all workers. The control plane gives workers a new snapshot between
-//! two batches.
+//! two batches. The control plane also determines what a new snapshot changes
+//! ([`Snapshot::following`]), so that a worker handles only the changes.
 
 pub mod binding;
+mod changes;
 pub mod matching;
 mod policy;
 mod port_qos;
@@ -11,6 +13,7 @@ pub(crate) mod signature;
 pub(crate) mod tables;
 
 pub use binding::Binding;
+pub(crate) use changes::Changes;
 pub use matching::{Actions, IpMatch, Match, MatchError, Rule, Then};
 pub(crate) use policy::Patch;
 pub use policy::{

@@ -12,6 +12,7 @@ use penstock_units::{PortId, Vid};
 
 use super::PortQos;
 use super::binding::Binding;
+use super::changes::Lineage;
 use super::matching::{Actions, Match, Then};
 use super::tables::{RuleRef, RuleTables};
 use crate::headers::key::{FlowMask, KeyFields, MAC_MASK};
@@ -435,6 +436,8 @@ pub struct Snapshot {
     networks: Vec<((u16, u16), u16)>,
     /// Numbers of the ports that get copies of other ports' frames, in rising order.
     mirrors: Vec<u16>,
+    /// What the snapshot changes compared with the snapshot before it.
+    pub(super) lineage: Lineage,
 }
 
 impl Default for Snapshot {
@@ -463,7 +466,8 @@ impl Snapshot {
             ports.iter().flatten().flat_map(|port| port.mirrors()).collect();
         mirrors.sort_unstable();
         mirrors.dedup();
-        Self { generation, ports, domains, output_sets, fdb_ageing_s, networks, mirrors }
+        let lineage = Lineage::default();
+        Self { generation, ports, domains, output_sets, fdb_ageing_s, networks, mirrors, lineage }
     }
 
     /// Whether a rule or a port has a mirror.
@@ -478,9 +482,17 @@ impl Snapshot {
         self.mirrors.binary_search(&port).is_ok()
     }
 
+    /// Whether the snapshot's domains or output sets may lead to other decisions about frames than
+    /// those of the snapshot `old`. The policies of the ports are not compared.
+    pub(super) fn forwards_otherwise(&self, old: &Self) -> bool {
+        self.domains != old.domains
+            || self.output_sets != old.output_sets
+            || self.networks != old.networks
+    }
+
     /// Returns a copy of the snapshot in which `change` has changed the QoS of ports. Cached
     /// decisions stay valid in the copy, because the copy keeps the generation of the original
-    /// snapshot.
+    /// snapshot. The caller should call [`Self::following`] for the copy.
     #[must_use]
     pub fn with_qos(&self, mut change: impl FnMut(PortId, &mut PortQos)) -> Self {
         let mut new = self.clone();

@@ -41,6 +41,15 @@ pub struct RuleTables {
 }
 
 impl RuleTables {
+    /// Whether these are the same tables as `other`, not only equal ones. The hits of a rule are in
+    /// its table.
+    pub(super) fn are(&self, other: &Self) -> bool {
+        self.all().into_iter().zip(other.all()).all(|tables| match tables {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (one, other) => one.is_none() && other.is_none(),
+        })
+    }
+
     #[inline]
     fn all(&self) -> [Option<&Arc<RuleTable>>; 3] {
         [self.own.as_ref(), self.tenant.as_ref(), self.global.as_ref()]

@@ -88,6 +88,17 @@ impl Input {
         self.classifier.on_snapshot(new);
     }
 
+    /// Adopts a snapshot that decides about all frames as the snapshot of generation `before`.
+    pub fn on_like_snapshot(&mut self, before: u64, new: &Snapshot) {
+        self.classifier.on_like_snapshot(before, new);
+    }
+
+    /// Returns the shapers and rate limits of all ports.
+    #[cfg(test)]
+    pub fn state(&self) -> String {
+        format!("{:?} {:?}", self.gates, self.apart)
+    }
+
     /// Makes the worker copy the port's frames into memory of the switch first. Returns false if
     /// the worker already copies the port's frames.
     pub fn set_apart(&mut self, port: PortId) -> bool {

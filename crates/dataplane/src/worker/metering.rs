@@ -1,23 +1,91 @@
 //! Gives the ports of a worker the resources that they purchased: latency classes, cycle buckets,
 //! and the floor of ports without purchased cycles.
+//!
+//! # Cost
+//! A new snapshot costs a worker time for each port that the snapshot changes, if the control plane
+//! compared the snapshot with the worker's present snapshot ([`Snapshot::following`]). The worker
+//! handles all ports only in the following cases.
+//!
+//! - The snapshot was not compared with the worker's present snapshot.
+//! - The worker could not take an output queue, because another worker had the queue.
+//! - A class or an entitlement changed, or a port began or ceased to be metered. The worker then
+//!   computes the highest class and the floor again, from all its ports.
+//!
+//! If decisions about frames may have changed, the worker also removes all cached decisions and
+//! reads its whole MAC table.
 
 use std::sync::Arc;
 
 use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority};
 
 use super::{Ledger, Worker};
-use crate::snapshot::Snapshot;
+use crate::snapshot::{Changes, Snapshot};
 use crate::tsc::CycleCounter;
+
+/// Work of a worker for a new snapshot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SwapWork {
+    /// Number of ports that the worker visited.
+    pub ports: usize,
+    /// Whether the worker visited all its ports to compute the highest class and the floor.
+    pub ranks: bool,
+    /// Whether the worker removed its cached decisions and read its whole MAC table.
+    pub decisions: bool,
+}
 
 impl<C: CycleCounter> Worker<C> {
     /// Replaces the worker's snapshot. Returns the worker's previous snapshot.
     pub fn swap_snapshot(&mut self, new: Arc<Snapshot>) -> Arc<Snapshot> {
-        self.input.on_snapshot(&new);
+        let old = core::mem::replace(&mut self.ctx.snapshot, Arc::clone(&new));
         self.ctx.egress.set_mirrors(new.has_mirrors());
-        let old = core::mem::replace(&mut self.ctx.snapshot, new);
+        self.swapped = match new.changes_since(&old).filter(|_| !self.outputs.lacks_queue()) {
+            Some(changes) => self.adopt_changes(&old, &new, changes),
+            None => self.adopt_all(&old, &new),
+        };
+        old
+    }
+
+    /// Returns the work that the last new snapshot caused.
+    #[must_use]
+    pub const fn swapped(&self) -> SwapWork {
+        self.swapped
+    }
+
+    /// Adopts the changes of a snapshot that was compared with the worker's previous snapshot.
+    fn adopt_changes(&mut self, old: &Snapshot, new: &Snapshot, changes: &Changes) -> SwapWork {
+        if changes.decisions {
+            self.input.on_snapshot(new);
+        } else {
+            self.input.on_like_snapshot(old.generation, new);
+        }
+        if changes.shares {
+            self.outputs.reread_shares(&mut self.ctx);
+        }
+        let all = self.ctx.ports.len();
+        for port in changes.ports.iter().copied().filter(|port| port.index() < all) {
+            self.outputs.place_queue(&mut self.ctx, &mut self.roster, port);
+            if self.ctx.ports[port.index()].owned != 0 {
+                self.input.place_gate(&self.ctx, &mut self.roster, port);
+                self.set_terms(port, 0);
+                if self.ctx.account.buckets().may_run(port) {
+                    self.roster.schedule.release_port(port);
+                }
+            }
+        }
+        let ranks = changes.ranks || self.ctx.account.buckets().floor_is_stale();
+        if ranks {
+            self.rank();
+        }
+        SwapWork { ports: changes.ports.len(), ranks, decisions: changes.decisions }
+    }
+
+    /// Adopts a snapshot of which the changes are not known.
+    fn adopt_all(&mut self, old: &Snapshot, new: &Snapshot) -> SwapWork {
+        self.input.on_snapshot(new);
+        self.outputs.begin_placing();
         for port in (0..self.ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
             self.outputs.place_queue(&mut self.ctx, &mut self.roster, port);
-            let unchanged = match (old.port(port.0), self.ctx.snapshot.port(port.0)) {
+            let unchanged = match (old.port(port.0), new.port(port.0)) {
                 (Some(old), Some(new)) => Arc::ptr_eq(old, new),
                 (old, new) => old.is_none() && new.is_none(),
             };
@@ -28,7 +96,7 @@ impl<C: CycleCounter> Worker<C> {
         }
         self.release_held();
         self.rank();
-        old
+        SwapWork { ports: self.ctx.ports.len(), ranks: true, decisions: true }
     }
 
     /// Recomputes the highest class among the worker's ports, and the cycles per second of ports
@@ -154,3 +222,6 @@ impl<C: CycleCounter> Worker<C> {
         self.ctx.account.buckets().tokens(port)
     }
 }
+
+#[cfg(test)]
+mod tests;

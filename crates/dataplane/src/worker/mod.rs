@@ -53,6 +53,7 @@ pub use account::{RunQueueWait, bucket_terms};
 pub use config::WorkerConfig;
 pub use handle::{FdbChunk, WorkerError, WorkerHandle};
 pub use membership::Arrival;
+pub use metering::SwapWork;
 pub use request::{Reply, Request};
 pub use resting::{AWAKE_MIN, IDLE_AFTER, LOOK_EVERY, bell_of};
 pub use thread::spawn;
@@ -82,6 +83,8 @@ pub struct Worker<C> {
     /// Whether the next turn begins with a check for frames from other workers instead of the
     /// schedule.
     inbox_first: bool,
+    /// Work that the last new snapshot caused.
+    swapped: SwapWork,
 }
 
 /// What a worker did in one turn.
@@ -100,7 +103,8 @@ impl<C: CycleCounter> Worker<C> {
         let ctx = Context::new(config, counter, wait);
         let roster = Roster::new(config, ctx.nanos());
         let (input, outputs) = (Input::new(config), Outputs::new(config.max_ports));
-        Self { ctx, roster, input, outputs, inbox_first: false }
+        let swapped = SwapWork::default();
+        Self { ctx, roster, input, outputs, inbox_first: false, swapped }
     }
 
     /// Picks a unit of the schedule, runs one batch of the unit, and charges the cycles of the

@@ -27,7 +27,7 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::egress::{PortSlot, count_loss};
 use crate::port::PortQueue;
-use crate::queue::{Memory, OutputQueue, QueueHome, Signalled};
+use crate::queue::{Memory, Order, OutputQueue, QueueHome, Signalled};
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::OUTPUT;
 use crate::unit::Unit;
@@ -61,6 +61,11 @@ pub(super) struct Outputs {
     /// Ports that this worker does not poll because too many of their frames wait at outputs of
     /// other workers.
     elsewhere: Vec<PortId>,
+    /// Ports with a [`Order::FairShare`] queue on this worker, in no particular order.
+    by_share: Vec<PortId>,
+    /// Whether a queue of the snapshot was not in its home when this worker wanted to take it,
+    /// because another worker had the queue.
+    lacks_queue: bool,
     /// Number of the output for which the worker last published frame delays.
     published: usize,
     /// Time at which the output that sends at present began its batch.
@@ -78,6 +83,8 @@ impl Outputs {
             homes: vec![None; ports].into_boxed_slice(),
             pressure: Pressure::new(ports),
             elsewhere: Vec::with_capacity(ports),
+            by_share: Vec::with_capacity(ports),
+            lacks_queue: false,
             published: 0,
             now: Nanos::ZERO,
         }
@@ -386,6 +393,25 @@ impl Outputs {
         ctx.ports[port.index()].output = Some(queue);
     }
 
+    /// Whether the worker must try again to take a queue, with the next snapshot.
+    pub const fn lacks_queue(&self) -> bool {
+        self.lacks_queue
+    }
+
+    /// Must be called before [`Self::place_queue`] is called for all ports.
+    pub const fn begin_placing(&mut self) {
+        self.lacks_queue = false;
+    }
+
+    /// Makes the shared outputs read the weights of each source again.
+    pub fn reread_shares<C: CycleCounter>(&self, ctx: &mut Context<C>) {
+        for port in &self.by_share {
+            if let Some(queue) = ctx.ports[port.index()].output.as_deref_mut() {
+                queue.reread_shares();
+            }
+        }
+    }
+
     /// Gives a port the output queue that the new snapshot contains for the port, or removes the
     /// port's output queue.
     pub fn place_queue<C: CycleCounter>(
@@ -415,13 +441,17 @@ impl Outputs {
         }
         let wanted = wanted.cloned();
         self.take_queue(ctx, roster, port);
-        if let Some(home) = wanted
-            && let Some(mut queue) = home.take()
-        {
-            queue.adopt(&home, now);
-            ctx.ports[at].output = Some(queue);
-            self.homes[at] = Some(home);
+        let Some(home) = wanted else { return };
+        let Some(mut queue) = home.take() else {
+            self.lacks_queue = true;
+            return;
+        };
+        queue.adopt(&home, now);
+        if queue.terms().order == Order::FairShare {
+            self.by_share.push(port);
         }
+        ctx.ports[at].output = Some(queue);
+        self.homes[at] = Some(home);
     }
 
     /// Empties a port's output queue and returns the queue to its home.
@@ -438,6 +468,7 @@ impl Outputs {
         else {
             return;
         };
+        self.by_share.retain(|other| *other != port);
         let counters = &ctx.port_counters;
         let queues = &mut ctx.ports[port.index()].queues;
         let (store, captures) = ctx.egress.store_and_captures();

@@ -454,6 +454,13 @@ impl BucketSet {
         self.buckets.get(slot).map_or(Mode::Strict, |bucket| bucket.mode)
     }
 
+    /// Returns the weight of the bucket of `slot` in the division of the pool; 0 if the slot has no
+    /// bucket.
+    #[must_use]
+    pub fn weight_of(&self, slot: usize) -> u32 {
+        self.buckets.get(slot).map_or(0, |bucket| bucket.weight)
+    }
+
     /// Returns the depth of the bucket of `slot` in cycles; 0 if the slot has no bucket.
     #[must_use]
     pub fn depth(&self, slot: usize) -> i64 {

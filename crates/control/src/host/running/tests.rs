@@ -309,6 +309,17 @@ fn setting_a_vlan_swaps_and_setting_a_socket_attaches_anew() {
 }
 
 #[test]
+fn ports_that_do_not_change_keep_their_policies() {
+    let file = TempFile::new("policies", TEXT);
+    let (host, fake) = start(&file);
+    let before = fake.snapshot();
+    host.set_port("vm2", &[("cycle_weight".to_owned(), "3".to_owned())], false).unwrap();
+    let after = fake.snapshot();
+    let kept = |id| Arc::ptr_eq(before.port(id).unwrap(), after.port(id).unwrap());
+    assert_eq!((kept(0), kept(1)), (true, false));
+}
+
+#[test]
 fn an_attachment_that_fails_is_rolled_back() {
     let file = TempFile::new("rollback", TEXT);
     let (host, fake) = start(&file);

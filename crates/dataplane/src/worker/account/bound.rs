@@ -51,7 +51,7 @@ pub(super) struct BatchBound {
     /// Maximum length in cycles of a batch of a port below the highest class.
     cycles: u64,
     /// Highest latency class among the worker's ports.
-    first: Priority,
+    pub(super) first: Priority,
     /// State of each port, indexed by port number.
     ports: Box<[Port]>,
 }

@@ -78,6 +78,8 @@ pub(in crate::worker) struct Meter {
     /// Number of cycles generated since the start, which is the clock of entitlements.
     clock: u64,
     books: Box<[Books]>,
+    /// Whether a port's number of workers changed after the floor was computed.
+    floor_is_stale: bool,
 }
 
 /// A worker's accounting records for one port's token bucket. The bucket itself contains the
@@ -171,6 +173,7 @@ impl Meter {
             next: 0,
             clock: 0,
             books: vec![Books::default(); slots].into_boxed_slice(),
+            floor_is_stale: false,
         }
     }
 
@@ -213,6 +216,7 @@ impl Meter {
     /// worker's ports purchased cycles, or if the schedule ignores classes. Returns true if the
     /// floor changed.
     pub fn set_floor(&mut self, sold: Option<CyclesPerSecond>, free: usize) -> bool {
+        self.floor_is_stale = false;
         let floor = sold.map(|sold| free_floor(self.capacity, sold, free));
         core::mem::replace(&mut self.floor, floor) != floor
     }
@@ -394,7 +398,23 @@ impl Meter {
     /// changed.
     pub fn set_parts(&mut self, port: PortId, parts: u64) -> bool {
         let books = &mut self.books[port.index()];
-        core::mem::replace(&mut books.parts, parts) != parts
+        let changed = core::mem::replace(&mut books.parts, parts) != parts;
+        self.floor_is_stale |= changed;
+        changed
+    }
+
+    /// Returns the floor, and the terms of a port's bucket.
+    #[cfg(test)]
+    pub fn state(&self, port: PortId) -> String {
+        let (set, at) = (&self.buckets, port.index());
+        let entitled = set.entitled(at, Cycles(1 << 30));
+        let terms = (set.mode(at), set.weight_of(at), set.depth(at), entitled);
+        format!("{:?}", (self.floor, set.sold(), set.is_metered(at), terms))
+    }
+
+    /// Whether the floor may differ if it were computed now with the same entitlements.
+    pub const fn floor_is_stale(&self) -> bool {
+        self.floor_is_stale
     }
 
     /// Exchanges cycles of a port between the workers that have queue pairs of the port. Only the

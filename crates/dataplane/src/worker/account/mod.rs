@@ -175,6 +175,11 @@ impl Account {
         self.bound.frames(port, class)
     }
 
+    #[cfg(test)]
+    pub const fn first(&self) -> Priority {
+        self.bound.first
+    }
+
     /// Sets the highest class of the worker's ports. [`Priority::LAST`] means that the schedule
     /// ignores classes.
     pub fn set_first(&mut self, first: Priority) {

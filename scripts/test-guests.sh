@@ -177,7 +177,7 @@ guest_limited() {
         'receive={rate="100M"}' receive=
     limited "send of a guest's tenant" vm1 10.0.0.12 100 vm1 send_waits "tenant set blue" \
         'send={rate="100M"}' send=
-    limited "fair-share link" vm1 10.0.0.12 100 vm1 held_back "port set ep2" \
+    limited "fair-share link" vm1 10.0.0.12 100 ep2 tx_trimmed "port set ep2" \
         'egress=fair-share link=100M' 'egress= link='
     # Each of the three tenants' ports has a third of 99 % of the full link, which begins when the link
     # has been full for 200 ms.

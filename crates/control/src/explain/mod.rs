@@ -31,7 +31,9 @@
 //!    ports kept the port below its entitlement.
 //! 8. The core limits the port if the port's frames waited and the core was full, or if other
 //!    programs took the core and little of its time was left.
-//! 9. If no other limit of the list applies, the port sends less than its limits allow.
+//! 9. A link limits the port if the port's frames wait at an output that told senders to slow down
+//!    (`tx_marked`, `tx_trimmed`).
+//! 10. If no other limit of the list applies, the port sends less than its limits allow.
 //!
 //! Frames count as waiting if half of the port's batches were full. Dropped frames show no limit if
 //! they are less than `NOTICEABLE_PERMILLE` thousandths of the port's frames.
@@ -310,7 +312,16 @@ impl Question<'_> {
         if self.core_was_taken() {
             return Limit::Core;
         }
-        Limit::Nothing
+        self.crowded().map_or(Limit::Nothing, |output| Limit::Link(output.name.clone()))
+    }
+
+    /// Returns the output at which the port's frames probably wait: of the outputs that told
+    /// senders to slow down, the output with the most waiting frames.
+    fn crowded(&self) -> Option<&PortGrowth> {
+        let signals = |port: &PortGrowth| port.reading.tx_marked + port.reading.tx_trimmed;
+        let outputs = self.growth.ports.iter().filter(|port| signals(port) > 0);
+        let most = outputs.max_by_key(|port| port.reading.tx_queued)?;
+        (self.port.reading.queued > 0 && most.reading.tx_queued > 0).then_some(most)
     }
 
     /// Whether other programs took the core so long that the worker needed nearly all of the rest.

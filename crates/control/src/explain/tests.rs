@@ -210,6 +210,24 @@ fn who_waits_for_its_part_of_a_shared_output_is_told_so() {
 }
 
 #[test]
+fn whose_frames_wait_at_an_output_that_signals_congestion_is_told_so() {
+    let mut growth = full_core();
+    growth.ports.push(PortGrowth { name: "up".into(), ..PortGrowth::default() });
+    let reading = &mut growth.ports[0].reading;
+    (reading.queued, reading.rx_full, reading.throttled) = (40, 0, 0);
+    growth.ports[2].reading.tx_queued = 60;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "a burst that waits for a moment");
+    growth.ports[2].reading.tx_trimmed = 7;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Link("up".into()));
+    let why = "40 of the port's frames wait at up, a full output, which told senders 7 times to \
+               slow down";
+    assert_eq!(answer.why, why);
+    growth.ports[0].reading.queued = 0;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "others' frames wait");
+}
+
+#[test]
 fn a_full_ring_at_a_receiver_is_the_receiver() {
     let mut growth = full_core();
     dropped(&mut growth, DropReason::RingFull, 120_000);

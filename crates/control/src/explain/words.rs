@@ -3,6 +3,10 @@
 use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};
 
+/// Remedies for a VM whose frames wait at an output that several VMs share.
+const MORE_OF_OUTPUT: &str =
+    "raise `uplink_weight` of the tenant, `uplink_share` of the port, or `link` of the output";
+
 /// Returns thousandths as a percentage in text, such as `63.4 %`.
 pub(super) fn percent(permille: u64) -> String {
     format!("{}.{} %", permille / 10, permille % 10)
@@ -142,11 +146,7 @@ impl Question<'_> {
                  the port {} times",
                 self.port.reading.held_back
             );
-            return (
-                why,
-                "raise `uplink_weight` of the tenant, `uplink_share` of the port, or `link` of the \
-                 output",
-            );
+            return (why, MORE_OF_OUTPUT);
         }
         if let Some((queue, weights)) = self.full_queue(port) {
             let why = format!(
@@ -164,6 +164,15 @@ impl Question<'_> {
                  raise `link` of the output"
             };
             return (why, remedy);
+        }
+        if let Some(output) = self.crowded().filter(|output| output.name == port) {
+            let why = format!(
+                "{} of the port's frames wait at {port}, a full output, which told senders {} \
+                 times to slow down",
+                self.port.reading.queued,
+                output.reading.tx_marked + output.reading.tx_trimmed
+            );
+            return (why, MORE_OF_OUTPUT);
         }
         let link = self.growth.links.iter().find(|link| link.port == port);
         let Some(link) = link else {

@@ -362,9 +362,19 @@ fn note(cause: Cause) {
     });
 }
 
-/// Records that the thread's last work took the time `slept`, although the thread kept its core.
+/// Records that the thread's last work took the time `slept`, although the thread kept its core. If
+/// the whole process was stopped for all but less than [`SLEEP_MAX`] of this time, nothing is
+/// recorded.
 pub(crate) fn took(slept: Nanos) {
-    WATCH.with(|watch| watch.due.set(slept.0.max(1)));
+    took_beside(&WITNESS, slept);
+}
+
+fn took_beside(witness: &Witness, slept: Nanos) {
+    let now = now();
+    let slept = slept.0.saturating_sub(witness.silent(now.saturating_sub(slept.0), now));
+    if slept >= SLEEP_MAX.0 {
+        WATCH.with(|watch| watch.due.set(slept));
+    }
 }
 
 /// Whether an event was recorded for which the worker should call [`culprit`].
@@ -470,6 +480,28 @@ mod tests {
         let witness = Witness::new();
         witness.record(now().saturating_sub(3 * PERIOD));
         assert_eq!(stopped(&witness), Some((3, Cause::Memory, None)));
+    }
+
+    /// A port's short sleep just before a stop of the process must not be taken for the whole stop.
+    #[test]
+    fn a_batch_that_a_stop_made_long_is_nobodys_although_somebody_slept_before() {
+        let blamed = |witness: &Witness| {
+            enter(PortId(3));
+            WATCH.with(|watch| {
+                watch.armed.set(true);
+                watch.signal.set(now().saturating_sub(2 * GAP));
+            });
+            before(true);
+            signal();
+            took_beside(witness, Nanos(20 * PERIOD));
+            is_due().then(who).flatten()
+        };
+        let witness = Witness::new();
+        witness.record(now().saturating_sub(20 * PERIOD));
+        assert_eq!(blamed(&witness), None, "the witness was stopped, too");
+        let witness = Witness::new();
+        witness.record(now());
+        assert_eq!(blamed(&witness), Some((3, Cause::Memory, None)));
     }
 
     #[test]

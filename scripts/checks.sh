@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the lanes of `make check` and `make test` one after the other. A lane that fails does not
-# stop the next lane. A summary at the end has the results of all lanes.
+# stop the next lane. A summary at the end has the results of all lanes, and what failed.
 #
 #   checks.sh check      format, lints, documentation, licences, house rules: no root
 #   checks.sh test       the lanes of check, tests, and the switch with real guests and drivers
@@ -12,7 +12,7 @@ cd "$REPO" || exit 1
 
 work=$(mktemp -d)
 trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
-summary=() tests=0 skipped=0 ignored=0
+summary=() failed=() tests=0 skipped=0 ignored=0
 ALLOWED=${SKIPS_ALLOWED:-scripts/skips-allowed.txt}
 
 lane_fmt() { cargo fmt --all --check; }
@@ -145,7 +145,12 @@ count_lane() {
     skips=$(skips_of "$1" | wc -l)
     left=$(awk '/^test result:/ { n += $8 } END { print n + 0 }' "$work/$1.log")
     tests=$((tests + count)) skipped=$((skipped + skips)) ignored=$((ignored + left))
-    if [ "$status" = 0 ]; then pass=ok; else pass=FAILED && FAILED=$((FAILED + 1)); fi
+    if [ "$status" = 0 ]; then
+        pass=ok
+    else
+        pass=FAILED FAILED=$((FAILED + 1))
+        failed+=("$work/$1.log")
+    fi
     summary+=("$(printf '%-12s %-6s %4d s  %s' "$1" "$pass" "$took" \
         "$(listed "$count tests" "$skips skipped" "$left ignored")")")
 }
@@ -225,6 +230,7 @@ esac
 
 step summary
 printf '%s\n' "${summary[@]}"
+grep -HE '^(FAIL |test .* FAILED$|error)' "${failed[@]}" /dev/null | sed "s|^$work/||"
 sort -u "$work"/*.log "$work"/*.skips | grep '^SKIP '
 say "total: $tests tests, $FAILED lanes failed, $skipped skipped, $ignored ignored, $SECONDS s"
 [ "$FAILED" = 0 ]

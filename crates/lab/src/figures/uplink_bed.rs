@@ -43,7 +43,7 @@ const SETTLE: Nanos = Nanos::from_millis(10);
 const FLOWS: u16 = 100;
 /// Bytes that may wait for an output by default (`queue.bytes`) with `fair-share`, for each VM, and
 /// with `fq-codel`.
-const QUEUE_BYTES: u64 = 8 << 20;
+pub(super) const QUEUE_BYTES: u64 = 8 << 20;
 
 /// Returns the default terms of an output's queue.
 pub(super) fn terms(order: Order, pacing: Pacing) -> QueueTerms {

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | `nothing` | `request`, without the request's way between two threads |
 //! | `weights/N` | `port`: the increase for each port of which the weight changes |
-//! | `entitlement` | `rank`: 4,096 ports, and one port of `weights/1` |
+//! | `entitlement` | like `weights/1`, because the other ports' buckets do not change |
+//! | `floor` | `rank`: the floor of 64 ports changes, and the worker looks at 4,096 ports |
 //! | `isolation` | `slot`: 8,192 slots of the MAC table |
 //! | `whole` | a snapshot that was not compared with the worker's snapshot |
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark")]
@@ -21,18 +22,23 @@ use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::memory_queue;
 use penstock_dataplane::schedule::ScheduleKind;
-use penstock_dataplane::snapshot::{Domain, IngressPolicy, PortPolicy, PortQos, Snapshot};
+use penstock_dataplane::snapshot::{Domain, IngressPolicy, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::Tsc;
 use penstock_dataplane::worker::{Reply, Request, Worker, WorkerConfig};
 use penstock_units::{CyclesPerSecond, MacAddr, PortId, TscRate, Vid, Weight};
 
 const PORTS: u16 = 4_096;
 const FDB_ENTRIES: usize = 8_192;
+const HZ: u64 = 2_000_000_000;
+/// All ports together purchase nine tenths of the core.
+const ENTITLEMENT: CyclesPerSecond = CyclesPerSecond(HZ / 10 * 9 / PORTS as u64);
+/// Ports without purchased cycles in the case `floor`.
+const FREE: u16 = 64;
 
 fn policy(port: u16) -> PortPolicy {
     let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
     policy.qos.ingress = IngressPolicy::CyclesMinmax;
-    policy.qos.entitlement = CyclesPerSecond(100_000);
+    policy.qos.entitlement = ENTITLEMENT;
     policy.finish()
 }
 
@@ -53,7 +59,7 @@ fn worker(first: &Arc<Snapshot>) -> Worker<Tsc> {
     let config = WorkerConfig {
         schedule: ScheduleKind::Hbs,
         fdb_entries: FDB_ENTRIES,
-        tsc: TscRate::from_hz(2_000_000_000),
+        tsc: TscRate::from_hz(HZ),
         max_ports: usize::from(PORTS),
         ..WorkerConfig::default()
     };
@@ -76,12 +82,16 @@ fn worker(first: &Arc<Snapshot>) -> Worker<Tsc> {
     worker
 }
 
-/// Measures the swap of snapshots that `next` derives from the snapshot before and the number of
-/// the change.
-fn case(c: &mut Criterion, name: &str, next: impl Fn(&Arc<Snapshot>, u64) -> Arc<Snapshot>) {
-    let first = Arc::new(snapshot(1, 0, 1));
-    let mut worker = worker(&first);
-    let present = RefCell::new((first, 1_u64));
+/// Measures the swap of snapshots, beginning with `first`. `next` derives a snapshot from the
+/// snapshot before it and from its number.
+fn case(
+    c: &mut Criterion,
+    name: &str,
+    first: &Arc<Snapshot>,
+    next: impl Fn(&Arc<Snapshot>, u64) -> Arc<Snapshot>,
+) {
+    let mut worker = worker(first);
+    let present = RefCell::new((Arc::clone(first), 1_u64));
     c.bench_function(&format!("snapshot/{name}"), |b| {
         b.iter_batched(
             || {
@@ -101,29 +111,42 @@ fn case(c: &mut Criterion, name: &str, next: impl Fn(&Arc<Snapshot>, u64) -> Arc
     eprintln!("snapshot/{name}: {work:?}");
 }
 
+/// Returns a snapshot in which port 0 purchases `cycles` more than [`ENTITLEMENT`].
+fn purchase(old: &Arc<Snapshot>, cycles: u64) -> Arc<Snapshot> {
+    let new = old.with_qos(|port, qos| {
+        if port == PortId(0) {
+            qos.entitlement = CyclesPerSecond(ENTITLEMENT.0 + cycles);
+        }
+    });
+    Arc::new(new).following(old)
+}
+
 fn bench(c: &mut Criterion) {
-    case(c, "nothing", |old, number| Arc::new(snapshot(number, 0, 1)).following(old));
+    let first = || Arc::new(snapshot(1, 0, 1));
+    case(c, "nothing", &first(), |old, number| Arc::new(snapshot(number, 0, 1)).following(old));
     for changed in [1, 16, 256] {
-        case(c, &format!("weights/{changed}"), |old, number| {
+        case(c, &format!("weights/{changed}"), &first(), |old, number| {
             Arc::new(snapshot(number, changed, 1 + number % 2)).following(old)
         });
     }
-    case(c, "entitlement", |old, number| {
-        let change = |port: PortId, qos: &mut PortQos| {
-            if port == PortId(0) {
-                qos.entitlement = CyclesPerSecond(100_000 + number % 2);
-            }
-        };
-        Arc::new(old.with_qos(change)).following(old)
+    case(c, "entitlement", &first(), |old, number| purchase(old, number % 2));
+    let free = first().with_qos(|port, qos| {
+        if port.0 >= PORTS - FREE {
+            qos.ingress = IngressPolicy::None;
+        }
     });
-    case(c, "isolation", |old, number| {
+    // Port 0 purchases nearly all cycles that the other ports left.
+    case(c, "floor", &Arc::new(free), |old, number| {
+        purchase(old, HZ / 10 + number % 2 * 1_000_000)
+    });
+    case(c, "isolation", &first(), |old, number| {
         let mut new = snapshot(number, 0, 1);
         if let Some(port) = &mut new.ports[0] {
             Arc::make_mut(port).isolated = number.is_multiple_of(2);
         }
         Arc::new(new).following(old)
     });
-    case(c, "whole", |_, number| Arc::new(snapshot(number, 0, 1)));
+    case(c, "whole", &first(), |_, number| Arc::new(snapshot(number, 0, 1)));
 }
 
 criterion_group!(benches, bench);

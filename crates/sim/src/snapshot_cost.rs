@@ -6,7 +6,7 @@
 //! for each port that the worker visited, and two further parts for work that the snapshot may
 //! cause:
 //!
-//! - The worker computes its highest class and its floor, which takes time for each of its ports.
+//! - The worker visits all its ports, because the floor of ports without purchased cycles changed.
 //! - The worker removes its cached decisions and reads its MAC table, which takes time for each
 //!   slot of the table.
 //!
@@ -25,7 +25,8 @@ pub struct SnapshotCost {
     pub request: u64,
     /// Cycles for each port that the worker visits.
     pub port: u64,
-    /// Cycles for each of the worker's ports, if the worker computes its highest class and floor.
+    /// Cycles for each of the worker's ports, if the floor of ports without purchased cycles
+    /// changed.
     pub rank: u64,
     /// Cycles for each slot of the MAC table, if decisions about frames may have changed. The part
     /// includes the removal of the cached decisions.

@@ -114,9 +114,10 @@ fn worst(turns: &[f64]) -> f64 {
 /// the turn of another change.
 pub(crate) fn check(change: Change, work: SwapWork) -> anyhow::Result<()> {
     let wanted = match change {
-        Change::Weight | Change::Rate => SwapWork { ports: 1, ranks: false, decisions: false },
-        Change::Entitlement => SwapWork { ports: 1, ranks: true, decisions: false },
-        Change::Port => SwapWork { ports: 1, ranks: true, decisions: true },
+        Change::Weight | Change::Rate | Change::Entitlement => {
+            SwapWork { ports: 1, ..SwapWork::default() }
+        }
+        Change::Port => SwapWork { ports: 1, ranks: false, decisions: true },
         Change::Rule => SwapWork { ports: 0, ranks: false, decisions: true },
     };
     anyhow::ensure!(work == wanted, "{change:?}: the worker did {work:?} instead of {wanted:?}");

@@ -99,6 +99,8 @@ mod tests {
             let claim = outcome.claims.iter().find(|claim| claim.id == id);
             claim.and_then(|claim| claim.measured).unwrap()
         };
+        let busy = outcome.platform["turns_with_frames_pct"].as_f64().unwrap();
+        assert!(busy > 50.0, "the worker has too little load: {busy} % of the turns moved frames");
         let [weight, rule] = ["snapshot_worst_turn_us", "snapshot_worst_turn_us_rule"].map(of);
         assert!(weight > of("turn_us_p50") && rule > weight + 50.0, "{weight} and {rule}");
     }

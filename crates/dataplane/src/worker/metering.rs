@@ -9,8 +9,8 @@
 //! - The snapshot was not compared with the worker's present snapshot.
 //! - The worker could not take an output queue, because another worker had the queue.
 //! - The floor changed, because an entitlement changed, or because a port joined, left, or began or
-//!   ceased to be metered. The floor belongs to the bucket of each port without purchased cycles. If
-//!   all ports purchased cycles, the worker visits only the changed ports ([`super::ranks`]).
+//!   ceased to be metered. The floor is a term of each bucket without purchased cycles. If all
+//!   ports purchased cycles, the worker visits only the changed ports ([`super::ranks`]).
 //! - A port moved some of its queue pairs to another worker.
 //!
 //! If decisions about frames may have changed, the worker also removes all cached decisions and

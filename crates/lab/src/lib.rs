@@ -4,7 +4,7 @@
 //! | Module | Content |
 //! |---|---|
 //! | [`evidence`] | claims, records and pictures; figures and live runs use them |
-//! | `accounts`, `jitter`, `qshare` | code that simulated and live figures share |
+//! | `accounts`, `jitter`, `qshare`, `turns` | code that simulated and live figures share |
 //! | `rig` | a switch under test and its load, for benchmarks and live runs |
 //! | `live` | live runs of the figures, with real switches, VMs and programs |
 //! | [`microguest`] | virtual processors in ring 3 that record when they run |
@@ -31,3 +31,4 @@ pub mod microguest;
 pub mod penstock;
 mod qshare;
 mod rig;
+mod turns;

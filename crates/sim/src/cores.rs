@@ -68,7 +68,10 @@ pub(crate) struct Cores {
     pub rate: TscRate,
     pub all: Vec<Core>,
     pub costs: Costs,
+    max_ports: usize,
     generation: u64,
+    /// Snapshot that all workers use.
+    snapshot: Arc<Snapshot>,
 }
 
 impl Cores {
@@ -100,7 +103,8 @@ impl Cores {
             Core { worker, counter, idle: false }
         };
         let mesh = Mesh::new(config.workers.max(1), max_ports);
-        Self { rate, all: (0..).zip(mesh.peers).map(core).collect(), costs, generation: 0 }
+        let all = (0..).zip(mesh.peers).map(core).collect();
+        Self { rate, all, costs, max_ports, generation: 0, snapshot: Arc::default() }
     }
 
     /// Attaches one of a port's `of` queue pairs to a worker. With the first queue pair, the port
@@ -126,7 +130,8 @@ impl Cores {
         self.all[worker].worker.adopt(Arrival { port, queue, of, pair }).is_ok()
     }
 
-    /// Gives all workers new port policies, networks, and an ageing time for learned addresses.
+    /// Gives all workers new port policies, networks, and an ageing time for learned addresses. As
+    /// on a host, the workers handle only the ports that differ from their present snapshot.
     pub fn swap(
         &mut self,
         policies: Vec<Option<Arc<PortPolicy>>>,
@@ -135,9 +140,17 @@ impl Cores {
     ) {
         self.generation += 1;
         let snapshot = Snapshot::new(self.generation, policies, domains, Vec::new(), fdb_age);
-        let snapshot = Arc::new(snapshot);
+        let snapshot = Arc::new(snapshot).following(&self.snapshot);
+        self.snapshot = Arc::clone(&snapshot);
         for core in &mut self.all {
             drop(core.worker.swap_snapshot(Arc::clone(&snapshot)));
+            let work = core.worker.swapped();
+            let cost = self.costs.snapshot.of(work, self.max_ports, FDB_ENTRIES);
+            if cost > Cycles::ZERO {
+                core.counter.advance(cost);
+                // No sender of frames pays for the work.
+                core.worker.rested();
+            }
         }
     }
 

@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_units::{Cycles, Rng};
 
+use crate::snapshot_cost::SnapshotCost;
+
 /// Size of Ethernet's frame check sequence (FCS) in bytes. Costs per byte include the FCS, but
 /// simulated frames have no FCS.
 const FCS: usize = 4;
@@ -87,6 +89,7 @@ pub struct Costs {
     /// Cycles of a turn that finds no frame, without the cycles for looks at queue pairs.
     pub idle: Cycles,
     pub overheads: Overheads,
+    pub snapshot: SnapshotCost,
 }
 
 impl Costs {
@@ -101,6 +104,7 @@ impl Costs {
         noise: 0.0,
         idle: Cycles(200),
         overheads: Overheads::ASSUMED,
+        snapshot: SnapshotCost::NONE,
     };
 
     /// Returns the cycles of a stage for a batch, before `factor` and `noise` are applied.
@@ -214,6 +218,7 @@ mod tests {
         noise: 0.0,
         idle: Cycles(7),
         overheads: Overheads::ASSUMED,
+        snapshot: SnapshotCost::NONE,
     };
 
     #[test]

@@ -175,12 +175,6 @@ impl<C: CycleCounter> Context<C> {
         queue.index() < QUEUES_MAX && owned & 1 << queue.index() != 0
     }
 
-    /// Returns the numbers of all ports with at least one queue pair on this worker.
-    pub fn here(&self) -> impl Iterator<Item = PortId> {
-        let here = (0_u16..).zip(&self.ports).filter(|(_, slot)| slot.owned != 0);
-        here.map(|(port, _)| PortId(port))
-    }
-
     pub fn policy(&self, port: PortId) -> Option<&PortPolicy> {
         self.snapshot.port(port.0).map(|policy| &**policy)
     }

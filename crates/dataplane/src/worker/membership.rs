@@ -129,6 +129,7 @@ impl<C: CycleCounter> Worker<C> {
             slot.queues.clear();
             let tokens = self.forget_bucket(port);
             self.ctx.peers.directory().leave_tokens(port, tokens);
+            self.rank_port(port);
             self.rank();
         }
         Some(pair)
@@ -172,6 +173,7 @@ impl<C: CycleCounter> Worker<C> {
         let queues = core::mem::take(&mut slot.queues);
         // The attaching thread also has a reference to the counters, so no memory is freed here.
         self.ctx.port_counters[port.index()] = None;
+        self.rank_port(port);
         self.rank();
         queues
     }
@@ -187,6 +189,7 @@ impl<C: CycleCounter> Worker<C> {
         self.roster.join(Unit { port, queue }, class, now);
         let tokens = self.ctx.peers.directory().take_tokens(port);
         self.schedule_port(port, tokens);
+        self.rank_port(port);
         self.rank();
         let peers = &self.ctx.peers;
         peers.directory().set_owner(port, queue, Some(peers.id()));

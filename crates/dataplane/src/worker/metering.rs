@@ -8,16 +8,19 @@
 //!
 //! - The snapshot was not compared with the worker's present snapshot.
 //! - The worker could not take an output queue, because another worker had the queue.
-//! - A class or an entitlement changed, or a port began or ceased to be metered. The worker then
-//!   computes the highest class and the floor again, from all its ports.
+//! - The floor changed, because an entitlement changed, or because a port joined, left, or began or
+//!   ceased to be metered. The floor is a term of each bucket without purchased cycles. If all
+//!   ports purchased cycles, the worker visits only the changed ports ([`super::ranks`]).
+//! - A port moved some of its queue pairs to another worker.
 //!
 //! If decisions about frames may have changed, the worker also removes all cached decisions and
 //! reads its whole MAC table.
 
 use std::sync::Arc;
 
-use penstock_units::{Cycles, CyclesPerSecond, Nanos, PortId, Priority};
+use penstock_units::{Cycles, Nanos, PortId, Priority};
 
+use super::ranks::Rank;
 use super::{Ledger, Worker};
 use crate::snapshot::{Changes, Snapshot};
 use crate::tsc::CycleCounter;
@@ -27,7 +30,8 @@ use crate::tsc::CycleCounter;
 pub struct SwapWork {
     /// Number of ports that the worker visited.
     pub ports: usize,
-    /// Whether the worker visited all its ports to compute the highest class and the floor.
+    /// Whether the worker visited all its ports, because the floor of ports without purchased
+    /// cycles changed.
     pub ranks: bool,
     /// Whether the worker removed its cached decisions and read its whole MAC table.
     pub decisions: bool,
@@ -71,11 +75,10 @@ impl<C: CycleCounter> Worker<C> {
                     self.roster.schedule.release_port(port);
                 }
             }
+            self.rank_port(port);
         }
-        let ranks = changes.ranks || self.ctx.account.buckets().floor_is_stale();
-        if ranks {
-            self.rank();
-        }
+        let is_due = changes.ranks || self.ctx.account.buckets().floor_is_stale();
+        let ranks = is_due && self.rank();
         SwapWork { ports: changes.ports.len(), ranks, decisions: changes.decisions }
     }
 
@@ -83,7 +86,7 @@ impl<C: CycleCounter> Worker<C> {
     fn adopt_all(&mut self, old: &Snapshot, new: &Snapshot) -> SwapWork {
         self.input.on_snapshot(new);
         self.outputs.begin_placing();
-        for port in (0..self.ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId)) {
+        for port in all_ports(self.ctx.ports.len()) {
             self.outputs.place_queue(&mut self.ctx, &mut self.roster, port);
             let unchanged = match (old.port(port.0), new.port(port.0)) {
                 (Some(old), Some(new)) => Arc::ptr_eq(old, new),
@@ -93,47 +96,47 @@ impl<C: CycleCounter> Worker<C> {
                 self.input.place_gate(&self.ctx, &mut self.roster, port);
                 self.set_terms(port, 0);
             }
+            self.rank_port(port);
         }
         self.release_held();
         self.rank();
         SwapWork { ports: self.ctx.ports.len(), ranks: true, decisions: true }
     }
 
-    /// Recomputes the highest class among the worker's ports, and the cycles per second of ports
-    /// without purchased cycles (floor).
-    pub(super) fn rank(&mut self) {
-        let first = self.ctx.here().map(|port| self.ctx.class(port)).min();
-        let by_class = self.roster.schedule.orders_by_class();
-        self.ctx.account.set_first(first.filter(|_| by_class).unwrap_or(Priority::LAST));
-        if self.set_floor(by_class) {
-            for port in
-                (0..self.ctx.ports.len()).filter_map(|at| u16::try_from(at).ok().map(PortId))
-            {
-                if self.ctx.ports[port.index()].owned != 0
-                    && !self.ctx.qos(port).ingress.is_metered()
-                {
-                    self.set_terms(port, 0);
-                }
-            }
-            self.release_held();
-        }
+    /// Notes the class and the purchase of a port, after one of them changed or after the port
+    /// joined or left this worker. The caller must call [`Self::rank`] afterwards.
+    pub(super) fn rank_port(&mut self, port: PortId) {
+        let is_here = self.ctx.ports[port.index()].owned != 0;
+        let qos = self.ctx.qos(port);
+        let parts = self.ctx.account.buckets().parts(port);
+        let sold = qos.ingress.is_metered().then(|| qos.entitlement.0 / parts);
+        self.ranks.set(port, is_here.then_some(Rank { class: qos.priority, sold }));
     }
 
-    /// Sets the floor, which is the entitlement of each port without purchased cycles. Returns true
-    /// if the floor changed.
-    fn set_floor(&mut self, by_class: bool) -> bool {
-        let (mut sold, mut free) = (None, 0);
-        for port in self.ctx.here() {
-            let qos = self.ctx.qos(port);
-            if qos.ingress.is_metered() {
-                let part = qos.entitlement.0 / self.ctx.account.buckets().parts(port);
-                sold = Some(sold.unwrap_or(0_u64).saturating_add(part));
-            } else {
-                free += 1;
+    /// Updates the highest class among the worker's ports, and the cycles per second of ports
+    /// without purchased cycles (floor). Returns true if the worker visited all its ports.
+    pub(super) fn rank(&mut self) -> bool {
+        let all = self.ctx.ports.len();
+        let is_stale = self.ctx.account.buckets().floor_is_stale();
+        if is_stale {
+            // The number of a port's workers divides the port's purchase.
+            all_ports(all).for_each(|port| self.rank_port(port));
+        }
+        let by_class = self.roster.schedule.orders_by_class();
+        let first = self.ranks.first().filter(|_| by_class).unwrap_or(Priority::LAST);
+        self.ctx.account.set_first(first);
+        let (sold, free) = (self.ranks.sold().filter(|_| by_class), self.ranks.free());
+        let changed = self.ctx.account.buckets_mut().set_floor(sold, free);
+        if !changed || free == 0 {
+            return is_stale;
+        }
+        for port in all_ports(all) {
+            if self.ctx.ports[port.index()].owned != 0 && !self.ctx.qos(port).ingress.is_metered() {
+                self.set_terms(port, 0);
             }
         }
-        let sold = sold.filter(|_| by_class).map(CyclesPerSecond);
-        self.ctx.account.buckets_mut().set_floor(sold, free)
+        self.release_held();
+        true
     }
 
     /// Schedules a port with queue pairs on this worker according to the snapshot. `tokens` is the
@@ -221,6 +224,11 @@ impl<C: CycleCounter> Worker<C> {
     pub fn tokens(&self, port: PortId) -> i64 {
         self.ctx.account.buckets().tokens(port)
     }
+}
+
+/// Returns the numbers of the first `count` ports.
+fn all_ports(count: usize) -> impl Iterator<Item = PortId> {
+    (0..count).filter_map(|at| u16::try_from(at).ok().map(PortId))
 }
 
 #[cfg(test)]

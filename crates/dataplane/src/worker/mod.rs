@@ -19,6 +19,7 @@
 //! | `Roster` | units that take part in the schedule, and times at which other units return |
 //! | `Input` | the classifier, and shapers of the frames that ports send |
 //! | `Outputs` | output queues, and the sources that full output queues hold back |
+//! | `Ranks` | sums of the ports' latency classes and purchased cycles |
 
 mod absent;
 mod account;
@@ -39,6 +40,7 @@ mod metering;
 mod outputs;
 mod pick;
 mod pressure;
+mod ranks;
 mod refill;
 mod request;
 mod resting;
@@ -66,6 +68,7 @@ use aside::Why;
 use context::Context;
 use input::Input;
 use outputs::Outputs;
+use ranks::Ranks;
 use roster::{Event, Roster};
 
 /// Mean number of batches between two samples: the worker times the stages of one batch in 64, at
@@ -85,6 +88,7 @@ pub struct Worker<C> {
     inbox_first: bool,
     /// Work that the last new snapshot caused.
     swapped: SwapWork,
+    ranks: Ranks,
 }
 
 /// What a worker did in one turn.
@@ -103,8 +107,8 @@ impl<C: CycleCounter> Worker<C> {
         let ctx = Context::new(config, counter, wait);
         let roster = Roster::new(config, ctx.nanos());
         let (input, outputs) = (Input::new(config), Outputs::new(config.max_ports));
-        let swapped = SwapWork::default();
-        Self { ctx, roster, input, outputs, inbox_first: false, swapped }
+        let (swapped, ranks) = (SwapWork::default(), Ranks::new(config.max_ports));
+        Self { ctx, roster, input, outputs, inbox_first: false, swapped, ranks }
     }
 
     /// Picks a unit of the schedule, runs one batch of the unit, and charges the cycles of the

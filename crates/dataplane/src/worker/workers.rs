@@ -323,8 +323,12 @@ impl Workers {
     /// # Errors
     /// Returns [`WorkerError::Gone`] if a worker has ended.
     pub fn swap_snapshot(&self, new: &Arc<Snapshot>) -> Result<(), WorkerError> {
-        let _held = self.hold()?;
-        self.0.handles.iter().try_for_each(|h| h.swap_snapshot(Arc::clone(new)).map(drop))
+        let held = self.hold()?;
+        let swapped = self.0.handles.iter().map(|handle| handle.swap_snapshot(Arc::clone(new)));
+        let former: Result<Vec<_>, _> = swapped.collect();
+        // If nobody else has the former snapshot, it is freed here, which takes time for each port.
+        drop(held);
+        former.map(drop)
     }
 
     /// Reads the counters of all ports between two batches, while no frame is between two workers.

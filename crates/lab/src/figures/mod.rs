@@ -62,6 +62,7 @@
 //! | [`paper_testbed`], [`paper_counters`] | C2QoS's testbed, simulated; costs by counters |
 //! | `qshare_core`, `qshare_fct` | networks and traffic of Figs. 4 and 5 of QShare |
 //! | `uplink_bed`, `uplink_shares` | a simulated uplink with queues, and its claims |
+//! | `snapshot_turns` | simulated turns of a worker that gets a new snapshot |
 //! | `vcpu_bed` | processor and guests of Figs. 2, 6, 7 and 12 of VM jitter |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures of each paper |
 
@@ -119,6 +120,7 @@ mod qshare_table1;
 mod registry;
 mod remedies;
 mod shaped_vm;
+mod snapshot_turns;
 mod uplink_bed;
 mod uplink_shares;
 mod vcpu_bed;

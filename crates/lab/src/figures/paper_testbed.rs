@@ -66,7 +66,7 @@ use penstock_qos::learner::{LearnConfig, Learner, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_sim::Rng;
 use penstock_sim::testbed::{Link, Setup, Testbed, Timed, VmId, VmReading};
-use penstock_sim::{Costs, Notice, Overheads, StageCost};
+use penstock_sim::{Costs, Notice, Overheads, SnapshotCost, StageCost};
 use penstock_units::{
     BitsPerSecond, Cycles, CyclesPerSecond, Nanos, PacketsPerSecond, PortId, Priority, TscRate,
     Weight,
@@ -400,6 +400,7 @@ impl<'a> Scenario<'a> {
                 noise: BATCH_NOISE,
                 idle: Cycles(200),
                 overheads: OVERHEADS,
+                snapshot: SnapshotCost::NONE,
             },
             link: self.link,
             uplink: PortQos { priority: priority(self.uplink_class)?, ..PortQos::default() },

@@ -44,6 +44,9 @@
 //!   5 ms, and bulk TCP with a window of 1 MiB. The value is the 99th percentile of the time from
 //!   the VM's ring to the far side of the uplink. The way back is empty. `sparse_fifo_p99_ms` is
 //!   the same value with one queue for all frames.
+//! - `snapshot_worst_turn_us`: a worker with 4,096 ports gets snapshots that each change one port's
+//!   weights ([`crate::turns`]). The value is its longest turn with such a snapshot. Only this
+//!   claim also has a live form, in which a thread of the lab runs the worker.
 //!
 //! # Departures
 //!
@@ -54,18 +57,20 @@ use penstock_dataplane::queue::{Order, Pacing, ShapeTerms, ShaperKind};
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::snapshot_turns;
 use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, QUEUE_BYTES, Traffic, float, terms};
 use crate::evidence::stats::{distribution, ms};
 use crate::evidence::{
-    Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, percentile, points,
+    Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record, percentile, points,
 };
+use crate::live;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "uplink-shares",
     source: "FS-VDE §4.1, §6",
     about: "an uplink is divided by the wire's time, full, without loss, and quick for a ping",
     sim: Some(sim),
-    live: None,
+    live: Some(live::snapshots),
     picture,
 };
 
@@ -127,6 +132,8 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     other_output(ctx, &mut outcome)?;
     ctx.progress(0.9, "a ping");
     sparse(ctx, &mut outcome)?;
+    ctx.progress(0.95, "snapshots");
+    snapshot_turns::sim(ctx, &mut outcome)?;
     Ok(outcome)
 }
 
@@ -369,6 +376,10 @@ fn pings(ctx: &Context<'_>, order: Order) -> anyhow::Result<(Vec<f64>, f64)> {
 }
 
 fn picture(record: &Record) -> Picture {
+    let turns = snapshot_turns::panel(record);
+    if record.mode == Mode::Live {
+        return Picture::new("Uplink: turns with a new snapshot").panel(turns);
+    }
     let tenants = WEIGHTS.map(|weight| format!("weight {weight}"));
     let axis = Axis::named("tenant", tenants);
     let panel = Panel::new("(a) shares of the wire", axis, Axis::linear("% of the wire"));
@@ -393,11 +404,12 @@ fn picture(record: &Record) -> Picture {
     let orders = record.series_of("pings, ");
     let pings = orders.fold(panel, |panel, (order, series)| panel.line(order, points(series)));
 
-    Picture::new("Uplink: shares, utilisation, other outputs and pings")
+    Picture::new("Uplink: shares, utilisation, other outputs, pings and snapshots")
         .panel(shares)
         .panel(used)
         .panel(kept)
         .panel(pings)
+        .panel(turns)
 }
 
 #[cfg(test)]

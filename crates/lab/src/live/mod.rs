@@ -40,6 +40,7 @@
 //! | `rates` | VM jitter, Fig. 11: the rate of a shaped VM |
 //! | `fabric` | QShare: racks of hosts under a controller |
 //! | `vcpu` | VM jitter, Figs. 2, 6, 7 and 12: virtual processors on one core |
+//! | `snapshots` | turns of a worker that gets a new snapshot |
 //! | `vde` | `vde_switch` for comparison |
 
 mod accuracy;
@@ -67,6 +68,7 @@ mod requests;
 mod rtp;
 mod shaped;
 mod shares;
+mod snapshots;
 mod sold;
 mod spacing;
 mod stage;
@@ -94,6 +96,7 @@ pub(crate) use remedies::wrong_words;
 pub(crate) use requests::run as jitter_fig9;
 pub(crate) use rtp::run as jitter_fig8;
 pub(crate) use shares::run as table2;
+pub(crate) use snapshots::run as snapshots;
 pub(crate) use spacing::run as jitter_fig10;
 pub(crate) use uplink::run as fig13;
 pub(crate) use vcpu::{

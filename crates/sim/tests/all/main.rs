@@ -12,6 +12,7 @@ mod prop_fabric_rates;
 mod prop_vcpu;
 mod queues;
 mod receiving;
+mod snapshots;
 mod testbed;
 mod vcpu;
 mod waiting;

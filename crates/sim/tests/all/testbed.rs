@@ -5,7 +5,7 @@ use penstock_dataplane::schedule::{Readiness, ScheduleKind};
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_qos::c2tb::Spare;
 use penstock_sim::testbed::{Link, Probe, Requests, Setup, Testbed, Traffic, VmId, VmReading};
-use penstock_sim::{Costs, Overheads, StageCost};
+use penstock_sim::{Costs, Overheads, SnapshotCost, StageCost};
 use penstock_units::{BitsPerSecond, Cycles, CyclesPerSecond, Nanos, TscRate};
 
 const CORE: TscRate = TscRate::from_hz(2_000_000_000);
@@ -24,6 +24,7 @@ fn setup(seed: u64) -> Setup {
             noise: 0.05,
             idle: Cycles(200),
             overheads: Overheads::ASSUMED,
+            snapshot: SnapshotCost::NONE,
         },
         link: Link { rate: BitsPerSecond(10_000_000_000), ring: 512, cost: StageCost::default() },
         uplink: PortQos::default(),

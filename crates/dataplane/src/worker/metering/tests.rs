@@ -3,7 +3,7 @@
 
 use penstock_qos::fair_share::Bound;
 use penstock_qos::shaper::Smoothing;
-use penstock_units::{BitsPerSecond, QueueId, Vid, Weight};
+use penstock_units::{BitsPerSecond, CyclesPerSecond, QueueId, Vid, Weight};
 use proptest::prelude::*;
 
 use super::*;
@@ -147,7 +147,7 @@ fn change_policy(kind: u8, value: u64, policy: &mut PortPolicy) {
     match kind {
         4 => policy.qos.weight = weight,
         5 => policy.qos.priority = Priority::new(value).unwrap(),
-        6 => policy.qos.entitlement = CyclesPerSecond(value * 10_000_000),
+        6 => policy.qos.entitlement = CyclesPerSecond(value * 150_000_000),
         7 => policy.qos.ingress = IngressPolicy::CyclesMinmax,
         8 => policy.qos.ingress = IngressPolicy::CyclesStrict,
         9 => policy.qos.ingress = IngressPolicy::None,
@@ -204,8 +204,30 @@ fn work(change: impl FnOnce(&mut PortPolicy)) -> SwapWork {
 fn the_work_for_a_snapshot_follows_from_its_changes() {
     let one = SwapWork { ports: 1, ranks: false, decisions: false };
     assert_eq!(work(|_| {}), one, "a changed weight");
-    let ranks = |port: &mut PortPolicy| port.qos.priority = Priority::FIRST;
-    assert_eq!(work(ranks), SwapWork { ranks: true, ..one });
+    let class = |port: &mut PortPolicy| port.qos.priority = Priority::FIRST;
+    assert_eq!(work(class), one, "a changed class");
+    // The 15 other ports share what port 7 leaves.
+    let floor = |port: &mut PortPolicy| port.qos.entitlement = CyclesPerSecond(998_000_000);
+    assert_eq!(work(floor), SwapWork { ranks: true, ..one });
     let decisions = |port: &mut PortPolicy| port.up = false;
     assert_eq!(work(decisions), SwapWork { decisions: true, ..one });
+}
+
+#[test]
+fn a_changed_purchase_costs_one_port_if_all_ports_purchased() {
+    let policies = |cycles: u64| -> Vec<Option<PortPolicy>> {
+        let purchased = |port| {
+            let mut policy = policy(port);
+            policy.qos.ingress = IngressPolicy::CyclesMinmax;
+            policy.qos.entitlement = CyclesPerSecond(if port == 3 { cycles } else { 1_000 });
+            Some(policy)
+        };
+        (0..PORTS).map(purchased).collect()
+    };
+    let mut worker = worker(PORTS.into());
+    (0..PORTS).for_each(|port| attach(&mut worker, PortId(port)));
+    let old = snapshot(1, policies(1_000));
+    worker.swap_snapshot(Arc::clone(&old));
+    worker.swap_snapshot(snapshot(2, policies(998_000_000)).following(&old));
+    assert_eq!(worker.swapped(), SwapWork { ports: 1, ranks: false, decisions: false });
 }

@@ -21,7 +21,7 @@ mod many;
 mod pings;
 mod qemu;
 mod shares;
-mod steal;
+pub(super) mod steal;
 mod stream;
 mod wakeup;
 mod wire;

@@ -11,7 +11,7 @@ const STEAL: usize = 8;
 
 /// Returns the stolen time of `core` since the machine's start. During stolen time, the core had
 /// work, but the hypervisor did not run the core.
-pub(super) fn of(core: u32) -> anyhow::Result<Duration> {
+pub(in crate::live) fn of(core: u32) -> anyhow::Result<Duration> {
     let text = std::fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
     let hz = sysconf(SysconfVar::CLK_TCK)?.and_then(|hz| u32::try_from(hz).ok());
     let ticks = parse(&text, core).with_context(|| format!("/proc/stat: no steal of cpu{core}"))?;

@@ -4,10 +4,10 @@
 //! # Approach
 //!
 //! After the classification of a batch, each frame to a single port takes tokens of the port's
-//! share ([`penstock_qos::inbound_shares`]). A frame above the share gets the verdict to be dropped,
-//! so egress copies nothing and hands nothing over to other workers. Before a share is used up,
-//! frames signal congestion to their senders ([`crate::congestion`]): each frame of a sender that
-//! supports ECN by a mark, and few others by a loss.
+//! share ([`penstock_qos::inbound_shares`]). A frame above the share gets the verdict to be
+//! dropped, so egress copies nothing and hands nothing over to other workers. Before a share is
+//! used up, frames signal congestion to their senders ([`crate::congestion`]): each frame of a
+//! sender that supports ECN by a mark, and few others by a loss.
 //!
 //! Floods and frames to sets of ports pass: the uplink's limit on its slow path bounds floods, and
 //! an operator writes the rules for sets.

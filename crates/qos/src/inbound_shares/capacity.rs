@@ -3,8 +3,8 @@
 //!
 //! # Problem
 //!
-//! A frame that is refused also takes time of the core, because the switch must read its headers. So
-//! the rate that a core can deliver depends on what arrives, and nobody can configure it. An
+//! A frame that is refused also takes time of the core, because the switch must read its headers.
+//! So the rate that a core can deliver depends on what arrives, and nobody can configure it. An
 //! estimate that only falls while frames wait would fall to zero under a flood that is larger than
 //! what the core can even refuse.
 //!
@@ -15,13 +15,15 @@
 //!
 //! | State of the input | Estimate |
 //! |---|---|
-//! | a standing backlog that does not shrink | the delivered rate, less 1/32, but at least half of the former estimate |
+//! | a standing backlog that does not shrink | falls to 1/32 below the delivered rate |
 //! | a standing backlog that shrinks | no change |
 //! | a standing backlog, and refused frames cost more than delivered frames | grows by 1/64 |
 //! | no standing backlog | grows by 1/64, or by 1/8 if no frame was refused |
 //!
-//! Refused frames free time of the core, the backlog disappears, and the estimate grows again. Under
-//! a larger flood, refusals take at most about half of the core's time for the input.
+//! One step lowers the estimate by at most a half, because a worker may lose its core for a moment.
+//!
+//! Refused frames free time of the core, the backlog disappears, and the estimate grows again.
+//! Under a larger flood, refusals take at most about half of the core's time for the input.
 //!
 //! # Departures
 //!

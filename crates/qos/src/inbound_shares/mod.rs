@@ -65,8 +65,8 @@
 //!
 //! A frame takes one or two compare-and-swaps. A refill takes O(VMs) for each tenant that becomes
 //! full, usually one round. The interval grows with the number of VMs, so that refills take a small
-//! part of the core. Several workers may use the same shares: one of them refills, and the others do
-//! not wait.
+//! part of the core. Several workers may use the same shares: one of them refills, and the others
+//! do not wait.
 
 mod capacity;
 mod water_fill;

@@ -11,9 +11,9 @@ pub(super) struct Taker {
 }
 
 /// Divides `amount` by weight, and stores the results in [`Taker::part`]. A taker gets no more than
-/// its room, and what it leaves goes to the other takers by weight. Returns the tokens that no taker
-/// got: what exceeds the room of all takers, or else the remainder of the divisions, which is below
-/// one token per taker.
+/// its room, and what it leaves goes to the other takers by weight. Returns the tokens that no
+/// taker got: what exceeds the room of all takers, or else the remainder of the divisions, which is
+/// below one token per taker.
 ///
 /// Each round fills a taker or is the last one, so the division takes at most one round more than
 /// there are takers.

@@ -42,6 +42,8 @@
 //!   5 ms, and bulk TCP with a window of 1 MiB. The value is the 99th percentile of the time from
 //!   the VM's ring to the far side of the uplink. The way back is empty. `sparse_fifo_p99_ms` is
 //!   the same value with one queue for all frames.
+//! - `inbound_share_error_pct` and `inbound_used_pct_min` are about frames that arrive through the
+//!   uplink ([`super::inbound_shares`]).
 //!
 //! # Departures
 //!
@@ -52,6 +54,7 @@ use penstock_dataplane::queue::{Order, Pacing, ShapeTerms, ShaperKind};
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::inbound_shares::{self, TENANTS, VMS};
 use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, Traffic, float, terms};
 use crate::evidence::stats::{distribution, ms};
 use crate::evidence::{
@@ -120,8 +123,10 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     hold(ctx, &mut outcome)?;
     ctx.progress(0.8, "another output");
     other_output(ctx, &mut outcome)?;
-    ctx.progress(0.9, "a ping");
+    ctx.progress(0.85, "a ping");
     sparse(ctx, &mut outcome)?;
+    ctx.progress(0.9, "what arrives");
+    inbound_shares::claims(ctx, &mut outcome)?;
     Ok(outcome)
 }
 
@@ -378,11 +383,18 @@ fn picture(record: &Record) -> Picture {
     let orders = record.series_of("pings, ");
     let pings = orders.fold(panel, |panel, (order, series)| panel.line(order, points(series)));
 
+    let vms = VMS.map(|(tenant, weight)| format!("{}, VM {weight}", TENANTS[tenant]));
+    let axis = Axis::named("weights of tenant and VM", vms);
+    let panel = Panel::new("(e) shares of what arrives", axis, Axis::linear("% of all"));
+    let runs = record.series_of("inbound, ");
+    let inbound = runs.fold(panel, |panel, (run, series)| panel.bars(run, points(series)));
+
     Picture::new("Uplink: shares, utilisation, other outputs and pings")
         .panel(shares)
         .panel(used)
         .panel(kept)
         .panel(pings)
+        .panel(inbound)
 }
 
 #[cfg(test)]

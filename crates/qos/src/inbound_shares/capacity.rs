@@ -16,7 +16,7 @@
 //! | State of the input | Estimate |
 //! |---|---|
 //! | a standing backlog that does not shrink | falls to 1/32 below the delivered rate |
-//! | a standing backlog that shrinks | no change |
+//! | a standing backlog that shrinks, or more is delivered than the estimate | no change |
 //! | a standing backlog, and refused frames cost more than delivered frames | grows by 1/64 |
 //! | no standing backlog | grows by 1/64, or by 1/8 if no frame was refused |
 //!
@@ -103,13 +103,18 @@ impl Capacity {
             self.grow(if seen.refused == 0 { GROW_FREELY } else { GROW });
             return false;
         }
-        let delivery = DELIVERED * u64::from(seen.passed.frames)
-            + u64::from(seen.passed.bytes) / COPIED;
+        let copies = u64::from(seen.passed.bytes) / COPIED;
+        let delivery = DELIVERED * u64::from(seen.passed.frames) + copies;
         if u64::from(seen.refused) > delivery {
             self.grow(GROW);
-        } else if seen.backlog >= before - before / 16 {
-            let bits = u128::from(seen.passed.bytes) * 8_000_000_000;
-            let delivered = u64::try_from(bits / u128::from(seen.elapsed.0)).unwrap_or(u64::MAX);
+            return true;
+        }
+        let bits = u128::from(seen.passed.bytes) * 8_000_000_000;
+        let delivered = u64::try_from(bits / u128::from(seen.elapsed.0)).unwrap_or(u64::MAX);
+        let shrinks = seen.backlog < before - before / 16;
+        // While buckets still drain, a lower rate would change nothing, and come too late.
+        let drains = self.rate < delivered - delivered / 8;
+        if !shrinks && !drains {
             let to = self.rate.min(delivered);
             self.rate = (to - (to >> FALL)).max(self.rate / 2).max(RATE_MIN.0).min(self.ceiling);
         }

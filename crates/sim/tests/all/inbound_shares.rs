@@ -28,13 +28,8 @@ struct Uplink {
 /// Returns a switch with an uplink, port 0, and VMs of tenants with the weights 3 and 1.
 fn uplink(workers: u16) -> Uplink {
     let config = WorldConfig { workers, ..WorldConfig::default() };
-    let mut world = World::with_config(
-        &config,
-        TscRate::from_hz(2_000_000_000),
-        Costs::EXAMPLE,
-        8,
-        3,
-    );
+    let mut world =
+        World::with_config(&config, TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 8, 3);
     let add = |world: &mut World| world.add_vm(1, 256, SinkSpec::default()).expect("room");
     let port = add(&mut world);
     let vms = vec![add(&mut world), add(&mut world)];
@@ -87,9 +82,8 @@ fn excess_is_refused_before_the_copy_and_counted_at_both_ports() {
         assert!(got[1].abs_diff(all / 4) <= 4, "{workers} workers: {got:?} of {all}");
         let port = uplink.world.port(uplink.port);
         let refused = port.drops[DropReason::InboundShare as usize];
-        let at = |vm: &PortHandle| {
-            uplink.world.port(*vm).tx_drops[DropReason::InboundShare as usize]
-        };
+        let at =
+            |vm: &PortHandle| uplink.world.port(*vm).tx_drops[DropReason::InboundShare as usize];
         assert!(refused > 5_000, "{refused}");
         assert_eq!(refused, uplink.vms.iter().map(at).sum::<u64>());
         assert_eq!(port.unaccounted(), 0);

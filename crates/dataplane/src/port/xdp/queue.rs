@@ -260,10 +260,6 @@ impl PortQueue for XdpQueue {
         self.rings.rx.release();
     }
 
-    fn backlog(&mut self) -> usize {
-        self.rings.rx.waiting() as usize
-    }
-
     fn rx_done(&mut self) {
         while let Some(&buffer) = self.returns.last() {
             if !self.rings.fill.push(self.umem.address(buffer, 0)) {

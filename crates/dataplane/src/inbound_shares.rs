@@ -95,3 +95,65 @@ fn passes_with_signal(
     }
     signalled != Signal::Drop
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::Offload;
+    use penstock_qos::inbound_shares::Member;
+    use penstock_units::{BitsPerSecond, PortId, QueueId, Weight};
+
+    const UNIT: Unit = Unit { port: PortId(0), queue: QueueId(0) };
+
+    /// Returns the shares of a slow uplink, port 0, with the VM of port 1.
+    fn shares() -> InboundShares {
+        let (tenant_weight, vm_weight) = (Weight::ONE, Weight::ONE);
+        let member = Member { port: 1, tenant: 0, tenant_weight, vm_weight };
+        InboundShares::new(BitsPerSecond(1_000_000), &[member])
+    }
+
+    fn counters() -> Vec<Option<Arc<PortCounters>>> {
+        (0..2).map(|_| Some(Arc::default())).collect()
+    }
+
+    /// Returns a batch of 32 frames of 1,514 bytes that are not IP.
+    fn batch(verdict: Verdict) -> Box<Batch> {
+        let mut batch = Batch::new();
+        for i in 0..32 {
+            batch.push(&[2; 1_514], Offload::NONE).unwrap();
+            batch.frame_mut(i).verdict = verdict;
+        }
+        batch
+    }
+
+    #[test]
+    fn excess_to_a_vm_is_refused_and_counted_at_the_vm() {
+        let (shares, counters) = (shares(), counters());
+        let mut passed = 0;
+        for _ in 0..8 {
+            let mut batch = batch(Verdict::Output(1));
+            let (frames, bytes) = admit(&shares, &mut batch, (UNIT, 0), Nanos(1), &counters);
+            let kept = batch.frames().iter().filter(|f| f.verdict == Verdict::Output(1)).count();
+            assert_eq!((frames, bytes), (kept, kept * 1_514));
+            passed += frames;
+        }
+        // The buckets of the VM and of the uplink hold two large segments each. One frame was lost
+        // as a signal.
+        assert_eq!(passed, 182);
+        let lost = DropReason::InboundShare as usize;
+        assert_eq!(counters[1].as_ref().unwrap().tx_drops[lost].get(), 8 * 32 - 182);
+        assert_eq!(counters[0].as_ref().unwrap().drops[lost].get(), 0, "egress counts these");
+    }
+
+    #[test]
+    fn floods_and_frames_to_other_ports_pass() {
+        let (shares, counters) = (shares(), counters());
+        for verdict in [Verdict::Flood(0), Verdict::OutputSet(0), Verdict::Output(0)] {
+            for _ in 0..20 {
+                let mut batch = batch(verdict);
+                let passed = admit(&shares, &mut batch, (UNIT, 0), Nanos(1), &counters);
+                assert_eq!(passed, (32, 32 * 1_514), "{verdict:?}");
+            }
+        }
+    }
+}

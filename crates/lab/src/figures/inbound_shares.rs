@@ -64,12 +64,12 @@ const VM_RING: usize = 256;
 const PORTS: usize = 8;
 /// Time in which the switch learns the addresses.
 const SETTLE: Nanos = Nanos::from_millis(10);
-const WARM_UP: Nanos = Nanos::from_millis(300);
+const WARM_UP: Nanos = Nanos::from_millis(200);
 const STEP: Nanos = Nanos::from_micros(5);
 /// Time between two points of the fitted lines.
 const POINT: Nanos = Nanos::from_millis(1);
 /// Length of each run, and the least length of a shortened run.
-const LENGTH: (Nanos, Nanos) = (Nanos::from_secs(4), Nanos::from_secs(1));
+const LENGTH: (Nanos, Nanos) = (Nanos::from_secs(4), Nanos::from_millis(500));
 /// Frames and payload bytes of a large segment.
 const SEGMENT: (u16, u16) = (44, 1_460);
 

@@ -7,7 +7,6 @@ use penstock_units as units;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::model::Port;
 use super::values::outside;
 
 /// Lowest value of `inbound.rate`.
@@ -38,29 +37,36 @@ impl Inbound {
         };
         self.rate.map(|rate| rate.0).or(link.map(of_link))
     }
-}
 
-/// Checks the key `inbound` of a port.
-pub(super) fn check<T>(object: &Object<'_, T>, port: &Port, report: &mut Report<'_>) {
-    let Some(inbound) = port.inbound else { return };
-    if port.tenant.is_some() {
-        let remedy = "move `inbound` to the uplink; limit what this port receives with `receive`";
-        report.at(object, "inbound", "`inbound` is only for a shared port", remedy);
-        return;
-    }
-    let Some(rate) = inbound.rate(port.link) else {
-        let problem = "`inbound` has no rate that the tenants could share";
-        report.at(object, "inbound", problem, "add `link`, the rate of the port's link");
-        return;
-    };
-    if inbound.rate.is_none() {
-        return;
-    }
-    outside(object, "inbound.rate", rate, &(RATE_MIN..=RATE_MAX), report);
-    if let Some(link) = port.link.filter(|link| rate > link.0) {
-        let problem = format!("`inbound.rate` {rate} is above `link` {}", link.0);
-        let remedy = "write less than `link`, or remove `rate` for 95 % of it";
-        report.at(object, "inbound.rate", problem, remedy);
+    /// Checks the key `inbound` of a port with the rate `link` of its link. `shared` is true if the
+    /// port has no tenant.
+    pub(super) fn check<T>(
+        self,
+        object: &Object<'_, T>,
+        shared: bool,
+        link: Option<BitsPerSecond>,
+        report: &mut Report<'_>,
+    ) {
+        if !shared {
+            let remedy =
+                "move `inbound` to the uplink; limit what this port receives with `receive`";
+            report.at(object, "inbound", "`inbound` is only for a shared port", remedy);
+            return;
+        }
+        let Some(rate) = self.rate(link) else {
+            let problem = "`inbound` has no rate that the tenants could share";
+            report.at(object, "inbound", problem, "add `link`, the rate of the port's link");
+            return;
+        };
+        if self.rate.is_none() {
+            return;
+        }
+        outside(object, "inbound.rate", rate, &(RATE_MIN..=RATE_MAX), report);
+        if let Some(link) = link.filter(|link| rate > link.0) {
+            let problem = format!("`inbound.rate` {rate} is above `link` {}", link.0);
+            let remedy = "write less than `link`, or remove `rate` for 95 % of it";
+            report.at(object, "inbound.rate", problem, remedy);
+        }
     }
 }
 

@@ -303,19 +303,27 @@ impl From<Arc<PortCounters>> for PortCounterSets {
 
 /// Reasons for which frames are dropped because the receiver has no room, or exceeds its own
 /// limits.
-pub const REFUSED: [DropReason; 5] = [
+pub const REFUSED: [DropReason; 6] = [
     DropReason::RingFull,
     DropReason::HandoverFull,
     DropReason::QueueFull,
     DropReason::ReceiveLimit,
     DropReason::TenantLimit,
+    DropReason::InboundShare,
 ];
 
 impl PortCounters {
     /// Counts frames of this port that the port `target` did not take.
     pub fn count_refused(&self, target: Option<&Self>, reason: DropReason, frames: u64) {
         self.drops[reason as usize].add(frames);
-        let Some(target) = target else { return };
+        if let Some(target) = target {
+            self.count_refused_by(target, reason, frames);
+        }
+    }
+
+    /// Counts which port did not take frames of this port. The caller counts the drops of this port
+    /// itself.
+    pub(crate) fn count_refused_by(&self, target: &Self, reason: DropReason, frames: u64) {
         target.tx_drops[reason as usize].add(frames);
         if REFUSED.contains(&reason) {
             self.refused_at[0].add(target.number.get().saturating_mul(frames));

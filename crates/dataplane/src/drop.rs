@@ -52,6 +52,8 @@ reasons! {
         "the frame exceeds the limit of the receiver's tenant (`receive`)";
     SendLimit = "send-limit",
         "the frame exceeds the network limit of the sender's tenant (`send`)";
+    InboundShare = "inbound-share",
+        "the frame exceeds the receiver's share of a full uplink (`inbound`)";
     Rule = "rule", "a rule says drop";
     NoDestination = "no-destination", "no other port is in the tenant's network";
     SamePort = "same-port", "the destination is behind the port that sent the frame";

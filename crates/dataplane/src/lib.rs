@@ -27,6 +27,7 @@ pub mod drop;
 pub mod egress;
 pub mod finish;
 pub mod headers;
+mod inbound_shares;
 pub mod ingress_policer;
 mod mem;
 pub mod offload;

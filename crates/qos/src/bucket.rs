@@ -1,5 +1,5 @@
-//! A token bucket that several threads may use at once, for [`crate::policer`] and
-//! [`crate::egress_policer`].
+//! A token bucket that several threads may use at once, for [`crate::policer`],
+//! [`crate::egress_policer`] and [`crate::inbound_shares`].
 //!
 //! The level of a bucket is counted in small parts of a byte or of a frame. If the rate is R per
 //! second, the bucket gains exactly R parts in each nanosecond, so refills never round. The level
@@ -80,6 +80,12 @@ impl Bucket {
                 Err(now) => level = now,
             }
         }
+    }
+
+    /// Returns the number of parts that the bucket can take until it is full.
+    pub(crate) fn room(&self) -> u64 {
+        // The depth and any debt together stay below 2^63.
+        (self.depth - self.level()).max(0).unsigned_abs()
     }
 
     /// Returns half of the depth in parts, plus one part.

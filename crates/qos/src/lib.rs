@@ -27,6 +27,7 @@ pub mod fair_share;
 pub mod flow_queues;
 pub mod flow_shares;
 pub mod hbs;
+pub mod inbound_shares;
 pub mod latency_bound;
 pub mod learner;
 pub mod policer;

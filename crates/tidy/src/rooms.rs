@@ -25,6 +25,7 @@ const ROOMS: &[&[&str]] = &[
         "drop",
         "finish",
         "headers",
+        "inbound_shares",
         "ingress_policer",
         "mem",
         "offload",

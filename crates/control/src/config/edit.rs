@@ -134,9 +134,8 @@ fn form(key: &str) -> Form {
         "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "interrupts" | "mtu"
         | "slow_path" | "labels" | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight"
         | "uplink_share" | "depth" | "contract" | "police" | "match" | "queue" | "shape"
-        | "receive" | "send" | "wfq" | "dscp" | "vhost-user" | "tap" | "packet" | "xdp" => {
-            Form::Literal
-        }
+        | "receive" | "send" | "inbound" | "wfq" | "dscp" | "vhost-user" | "tap" | "packet"
+        | "xdp" => Form::Literal,
         _ => Form::Text,
     }
 }

@@ -24,6 +24,7 @@ mod edit;
 mod egress_policer;
 mod fabric;
 mod host;
+mod inbound;
 mod ingress_policer;
 pub(crate) mod limits;
 mod machine;
@@ -61,6 +62,7 @@ pub(crate) use edit::{Edit, EditError, Kind, text_of};
 pub use egress_policer::{EgressPolicer, Sharing};
 pub use fabric::{AgentTerms, FabricSection, FabricTls};
 pub use host::{ForwardingSection, HostSection, Seccomp, WorkerSection};
+pub use inbound::Inbound;
 pub use ingress_policer::IngressPolicer;
 pub use limits::{
     BINDINGS_MAX, DOMAINS_MAX, FDB_MAX, PORTS_MAX, RULE_MASKS_MAX, RULES_MAX, TENANTS_MAX,

@@ -18,6 +18,7 @@ use super::contract::Contract;
 use super::egress_policer::EgressPolicer;
 use super::fabric::FabricSection;
 use super::host::{ForwardingSection, HostSection, WorkerSection};
+use super::inbound::Inbound;
 use super::ingress_policer::IngressPolicer;
 use super::matching::StationMac;
 use super::mirror::Mirror;
@@ -90,7 +91,8 @@ pub struct Tenant {
     #[serde(default = "default_fdb_limit")]
     #[schemars(range(min = 1, max = 131_072))]
     pub fdb_limit: u32,
-    /// Weight of the tenant at a `fair-share` output, 1 to 10000. Default 1.
+    /// Weight of the tenant at a `fair-share` output, and among the receivers of an uplink with
+    /// `inbound`, 1 to 10000. Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uplink_weight: Weight,
     /// Code point (DSCP), 0 to 63, of all IP frames that the tenant's VMs send through a shared
@@ -254,6 +256,10 @@ pub struct Port {
     /// watch the link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<BitsPerSecond>,
+    /// Shares of the frames that arrive through an uplink, by the tenants' `uplink_weight` and
+    /// their ports' `uplink_share`. Default: none, the frames are not shared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inbound: Option<Inbound>,
     /// Order in which waiting frames leave through the port. The values `fair-share` and `wfq` are
     /// for shared ports, and `fq-codel` is for any port. A port with `link` sends no faster than
     /// its link. Default `fifo`.
@@ -272,7 +278,8 @@ pub struct Port {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shape: Option<Shape>,
     /// Weight of the port among its tenant's ports, 1 to 10000. The ports of a tenant share the
-    /// tenant's part of a `fair-share` output, and its `receive`, by this weight. Default 1.
+    /// tenant's part of a `fair-share` output or of `inbound`, and its `receive`, by this weight.
+    /// Default 1.
     #[serde(default, skip_serializing_if = "is_default")]
     pub uplink_share: Weight,
     /// RTP streams to the port whose jitter the switch measures, at most 8. Default: none.
@@ -323,6 +330,7 @@ impl Port {
             police: None,
             receive: None,
             link: None,
+            inbound: None,
             egress: Egress::Fifo,
             wfq: None,
             queue: None,

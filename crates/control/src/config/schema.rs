@@ -229,6 +229,13 @@ fn port() -> Value {
             {
                 "if": has(&["wfq"]),
                 "then": need(&["egress"], json!({ "egress": { "const": "wfq" } }))
+            },
+            {
+                "if": has(&["inbound"]),
+                "then": {
+                    "properties": { "tenant": false },
+                    "anyOf": [has(&["link"]), { "properties": { "inbound": has(&["rate"]) } }]
+                }
             }
         ]
     })

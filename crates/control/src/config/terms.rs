@@ -135,6 +135,12 @@ impl Port {
         ingress_policer::bought(self.police.as_ref(), self.contract.as_ref())
     }
 
+    /// Returns the rate that tenants share of the frames that arrive through the port; `None`
+    /// without `inbound`.
+    pub(crate) fn inbound_rate(&self) -> Option<BitsPerSecond> {
+        self.inbound?.rate(self.link)
+    }
+
     /// The shaper of the frames that the port sends.
     pub(crate) fn shaped(&self) -> Option<ShapeTerms> {
         self.shape.as_ref()?.send_terms()

@@ -284,6 +284,20 @@ fn a_receiver_that_may_not_have_more_is_told_from_one_that_is_slow() {
 }
 
 #[test]
+fn a_receiver_above_its_share_of_an_uplink_is_told_from_one_that_is_slow() {
+    let mut growth = full_core();
+    dropped(&mut growth, DropReason::InboundShare, 120_000);
+    growth.ports[1].reading.tx_drops[DropReason::InboundShare as usize] = 120_000;
+    let answer = ask(&growth);
+    assert_eq!(answer.found(), Limit::Destination("noisy".into()));
+    assert_eq!(
+        answer.why,
+        "noisy received more than its share of this uplink: `inbound` dropped 12.0 % of the frames"
+    );
+    assert!(answer.remedy.starts_with("raise `uplink_weight`"));
+}
+
+#[test]
 fn an_empty_bucket_that_got_what_it_bought_is_its_entitlement() {
     let mut growth = full_core();
     growth.ports[0].cycles = vec![401_400_000];

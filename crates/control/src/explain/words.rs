@@ -197,6 +197,15 @@ impl Question<'_> {
     fn destination(&self, port: &str) -> (String, &'static str) {
         let share = percent(self.drops(&super::REFUSED));
         let receiver = if port.is_empty() { "a removed receiver" } else { port };
+        if 2 * self.drops(&[DropReason::InboundShare]) > self.drops(&super::REFUSED) {
+            let why = format!(
+                "{receiver} received more than its share of this uplink: `inbound` dropped {share} \
+                 of the frames"
+            );
+            let remedy = "raise `uplink_weight` of the receiver's tenant, or `uplink_share` of the \
+                          receiver; give the uplink a faster link or core";
+            return (why, remedy);
+        }
         let above = self.drops(&[DropReason::ReceiveLimit]);
         let together = self.drops(&[DropReason::TenantLimit]);
         if 2 * (above + together) > self.drops(&super::REFUSED) {

@@ -18,6 +18,7 @@ use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
 use super::egress_policers::{ReceivePolicers, SendPolicers};
 use super::ids::IdTable;
+use super::inbound::InboundTable;
 use super::ingress_policers::{IngressPolicers, WatchedLink};
 use super::queues::QueueTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
@@ -47,6 +48,7 @@ pub struct Compiler {
     statics: Vec<StaticAddress>,
     ingress_policers: IngressPolicers,
     queues: QueueTable,
+    inbound: InboundTable,
     receive_policers: ReceivePolicers,
     send_policers: SendPolicers,
     streams: StreamTable,
@@ -88,6 +90,7 @@ impl Compiler {
         let networks = Networks::new(config.tenants.iter().map(Some));
         let ingress_policers = self.ingress_policers.next(config);
         let queues = self.queues.next(config);
+        let inbound = self.inbound.next(config, &ids);
         let receive_policers = self.receive_policers.next(config);
         let send_policers = self.send_policers.next(config);
         let streams = self.streams.next(config);
@@ -99,6 +102,7 @@ impl Compiler {
             networks: &networks,
             ingress_policers: &ingress_policers,
             queues: &queues,
+            inbound: &inbound,
             receive_policers: &receive_policers,
             send_policers: &send_policers,
             streams: &streams,
@@ -112,6 +116,7 @@ impl Compiler {
         self.tables = tables;
         self.ingress_policers = ingress_policers;
         self.queues = queues;
+        self.inbound = inbound;
         self.receive_policers = receive_policers;
         self.send_policers = send_policers;
         self.streams = streams;
@@ -227,6 +232,7 @@ struct World<'a> {
     networks: &'a Networks,
     ingress_policers: &'a IngressPolicers,
     queues: &'a QueueTable,
+    inbound: &'a InboundTable,
     receive_policers: &'a ReceivePolicers,
     send_policers: &'a SendPolicers,
     streams: &'a StreamTable,
@@ -324,6 +330,7 @@ impl World<'_> {
         policy.ingress_policer = self.ingress_policers.of(&port.name);
         policy.egress_policer = self.receive_policers.of(&port.name);
         policy.tenant_policer = self.send_policers.of(&port.name);
+        policy.inbound = self.inbound.of(&port.name);
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);

@@ -13,6 +13,7 @@
 mod compile;
 mod egress_policers;
 mod ids;
+mod inbound;
 mod ingress_policers;
 mod queues;
 pub(crate) mod rules;

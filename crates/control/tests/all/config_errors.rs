@@ -117,7 +117,8 @@ name = "h2"
         &["1:1: port \"tap1\": unknown key `port`; known here: name, labels, tenant, vhost-user, \
                  tap, packet, xdp, worker, vlan, trunk, native, qinq, mac, ip, slow_path, \
                  ingress_policy, cycles, depth, cycle_weight, priority, contract, police, \
-                 receive, link, egress, wfq, queue, shape, uplink_share, rtp, mirror, vm"],
+                 receive, link, inbound, egress, wfq, queue, shape, uplink_share, rtp, mirror, \
+                 vm"],
     ),
     (
         r#"[[port]]

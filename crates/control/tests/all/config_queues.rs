@@ -94,3 +94,67 @@ shape = { receive = "20M" }
 fn a_shared_order_has_no_shaper() {
     appended(SHAPED);
 }
+
+const INBOUND: &[Case] = &[
+    (
+        r#"[[port]]
+name = "vm3"
+vhost-user.socket = "/run/vm3.sock"
+tenant = "red"
+vlan = 100
+inbound = { rate = "1G" }
+"#,
+        &[
+            "6:11: port \"vm3\": `inbound` is only for a shared port; move `inbound` to the uplink; \
+             limit what this port receives with `receive`",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+inbound = {}
+"#,
+        &[
+            "5:11: port \"up\": `inbound` has no rate that the tenants could share; add `link`, the \
+             rate of the port's link",
+        ],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+inbound = { rate = "100k" }
+"#,
+        &["5:20: port \"up\": `inbound.rate` 100k is out of range; write 1M to 400G"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+link = "1G"
+inbound = { rate = "2G" }
+"#,
+        &["6:20: port \"up\": `inbound.rate` 2G is above `link` 1G; write less than `link`, or \
+             remove `rate` for 95 % of it"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+link = "1G"
+inbound = {}
+egress = "fair-share"
+"#,
+        &[],
+    ),
+];
+
+#[test]
+fn only_an_uplink_with_a_rate_is_shared_inbound() {
+    appended(INBOUND);
+}

@@ -226,6 +226,7 @@ const APPENDED: &[(&str, &[&str])] = &[
             "shape = { send = \"4M\", window_us = 0 }",
             "shape = { send = \"4M\", shaper = \"token-bucket\", interval_ms = 500 }",
             "wfq = { weights = [1] }",
+            "inbound = { rate = \"1G\" }",
             "trunk = []",
             "native = 5",
         ],
@@ -247,6 +248,8 @@ const APPENDED: &[(&str, &[&str])] = &[
             "trunk = [100]",
             "receive = { rate = \"1G\" }",
             "rtp = [{ port = 5004 }]",
+            "inbound = {}",
+            "inbound = { rates = \"1G\" }",
             "egress = \"wfq\"\nwfq = { queues = 1 }",
             "egress = \"wfq\"\nwfq = { map = { 64 = 0 } }",
         ],
@@ -304,6 +307,8 @@ fn the_schema_accepts_what_is_right() {
         &format!("{RULE}match = {{ ethertype = \"2048\", dscp = \"0x2e\" }}\n"),
         &format!("{TAP}tap.mtu = 9000\ntap.offloads = {{ csum = true, tso = false }}\n"),
         &format!("{WIRE}egress = \"wfq\"\nlink = \"10G\"\nwfq = {{ weights = [1, 2] }}\n"),
+        &format!("{WIRE}link = \"10G\"\ninbound = {{}}\n"),
+        &format!("{WIRE}inbound = {{ rate = \"9500M\" }}\n"),
     ] {
         let text = format!("{}{right}", wrong::BASE);
         assert_eq!(wrong::errors(&text), [""; 0], "{right}");

@@ -118,6 +118,7 @@ fn differences(from: &PortPolicy, to: &PortPolicy) -> Differences {
         share,
         // Parts that workers read from the snapshot for each batch.
         egress_policer,
+        inbound,
         rtp,
         watched,
         bell,
@@ -133,6 +134,7 @@ fn differences(from: &PortPolicy, to: &PortPolicy) -> Differences {
     let gate = *shape == to.shape && policer && is_same(tenant_policer, &to.tenant_policer);
     let measured = is_same(rtp, &to.rtp) && *watched == to.watched;
     let read = is_same(egress_policer, &to.egress_policer)
+        && is_same(inbound, &to.inbound)
         && measured
         && is_alike(bell, &to.bell, |a, b| a.is(b));
     let ranks = |qos: &PortQos| (qos.priority, qos.ingress.is_metered(), qos.entitlement);

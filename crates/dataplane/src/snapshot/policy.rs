@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use penstock_qos::egress_policer::EgressPolicer;
+use penstock_qos::inbound_shares::InboundShares;
 use penstock_units::{PortId, Vid};
 
 use super::PortQos;
@@ -162,6 +163,9 @@ pub struct PortPolicy {
     /// Rate limit on the frames that the port's tenant sends over the network. All ports of the
     /// tenant share one policer.
     pub tenant_policer: Option<Arc<EgressPolicer>>,
+    /// Shares of the frames that arrive through this uplink, among the VMs that receive them. The
+    /// shares are `None` if the frames are not shared.
+    pub inbound: Option<Arc<InboundShares>>,
     /// Queue of the frames that wait for the port. The queue is `None` if the port has no output
     /// queue.
     pub queue: Option<Arc<QueueHome>>,
@@ -231,6 +235,7 @@ impl PortPolicy {
             ingress_policer: None,
             egress_policer: None,
             tenant_policer: None,
+            inbound: None,
             rtp: None,
             queue: None,
             share: ShareTerms::default(),

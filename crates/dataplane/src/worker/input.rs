@@ -11,15 +11,17 @@ use super::context::Context;
 use super::roster::{Event, Roster};
 use super::sampler::Sampler;
 use super::shaping::{Gates, Holder, Limits, SOON};
-use crate::batch::Batch;
+use crate::batch::{BATCH_FRAMES, Batch};
 use crate::capture::Captures;
 use crate::classify::{Classifier, ClassifierConfig};
 use crate::congestion::{Signal, signal};
 use crate::counters::PortCounters;
 use crate::drop::DropReason;
+use crate::egress::PortSlot;
 use crate::headers::key::FlowKey;
 use crate::headers::parse::TCP;
 use crate::headers::{is_ect, key_of};
+use crate::inbound_shares::admit;
 use crate::ingress_policer::count_segments;
 use crate::port::PortQueue;
 use crate::snapshot::Snapshot;
@@ -158,7 +160,6 @@ impl Input {
         let policy = snapshot.ports.get(id)?.as_deref()?;
         let counters = ctx.port_counters[id].as_deref()?;
         let sample = self.sampler.count();
-
         let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
         batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
@@ -182,7 +183,6 @@ impl Input {
         let mut work = Work { port: unit.port, frames, bytes: batch.bytes(), misses: 0 };
         ctx.counter.spent(Stage::Ingress, &work);
         let taken = if sample { ctx.counter.now() } else { Cycles::ZERO };
-
         if !counted {
             count_taken(counters, batch);
         }
@@ -203,12 +203,14 @@ impl Input {
         ctx.counter.spent(Stage::Classification, &work);
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
+        if let Some(share) = &policy.inbound {
+            let ring = ring_of(&mut ctx.ports, unit, more);
+            (work.frames, work.bytes) = admit(share, batch, ring, Nanos(nanos), &ctx.port_counters);
+        }
         ctx.deliver(unit.port, Nanos(nanos), true);
         give_back(ctx, unit);
         ctx.counter.spent(Stage::Egress, &work);
-        if sample {
-            self.sampler.renew();
-        }
+        self.sampler.renew_if(sample);
         Some(Taken {
             batch: OwnBatch { unit, class, frames, more, lent },
             priced: (work.frames, work.bytes),
@@ -458,6 +460,14 @@ impl Input {
 fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
     let nanos = |at| Nanos(clock.nanos(at));
     (nanos(now.saturating_sub(waited)), nanos(now))
+}
+
+/// Returns a queue pair, and the number of frames that wait in its ring behind a batch. A port that
+/// cannot tell the number has a backlog if the batch was full.
+#[cold]
+fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool) -> (Unit, usize) {
+    let backlog = ports[unit.port.index()].queues[unit.queue.index()].backlog();
+    (unit, if backlog == 0 && full { BATCH_FRAMES + 1 } else { backlog })
 }
 
 /// Returns the buffers of a received batch to the driver of the queue pair.

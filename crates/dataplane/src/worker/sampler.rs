@@ -32,6 +32,14 @@ impl Sampler {
         self.until += 1;
     }
 
+    /// Draws the distance to the next chosen batch if a batch was `chosen`.
+    #[inline(always)]
+    pub const fn renew_if(&mut self, chosen: bool) {
+        if chosen {
+            self.renew();
+        }
+    }
+
     /// Draws the distance to the next chosen batch: at least half of [`SAMPLE_EVERY`], and less
     /// than one and a half.
     pub const fn renew(&mut self) {

@@ -63,6 +63,7 @@
 //! | `qshare_core`, `qshare_fct` | networks and traffic of Figs. 4 and 5 of QShare |
 //! | `uplink_bed`, `uplink_shares` | a simulated uplink with queues, and its claims |
 //! | `snapshot_turns` | simulated turns of a worker that gets a new snapshot |
+//! | `inbound_shares` | claims of `uplink-shares` about what arrives through an uplink |
 //! | `vcpu_bed` | processor and guests of Figs. 2, 6, 7 and 12 of VM jitter |
 //! | `c2qos_*`, `fsvde_*`, `jitter_*`, `qshare_*` | the figures of each paper |
 
@@ -99,6 +100,7 @@ mod fsvde_link;
 mod fsvde_table2;
 #[cfg(test)]
 mod holds;
+mod inbound_shares;
 mod jitter_fig10;
 mod jitter_fig11;
 mod jitter_fig12;

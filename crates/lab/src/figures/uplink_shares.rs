@@ -47,6 +47,8 @@
 //! - `snapshot_worst_turn_us`: a worker with 4,096 ports gets snapshots that each change one port's
 //!   weights ([`crate::turns`]). The value is its longest turn with such a snapshot. Only this
 //!   claim also has a live form, in which a thread of the lab runs the worker.
+//! - `inbound_share_error_pct` and `inbound_used_pct_min` are about frames that arrive through the
+//!   uplink ([`super::inbound_shares`]).
 //!
 //! # Departures
 //!
@@ -57,6 +59,7 @@ use penstock_dataplane::queue::{Order, Pacing, ShapeTerms, ShaperKind};
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::inbound_shares::{self, TENANTS, VMS};
 use super::snapshot_turns;
 use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, QUEUE_BYTES, Traffic, float, terms};
 use crate::evidence::stats::{distribution, ms};
@@ -130,8 +133,10 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     hold(ctx, &mut outcome)?;
     ctx.progress(0.8, "another output");
     other_output(ctx, &mut outcome)?;
-    ctx.progress(0.9, "a ping");
+    ctx.progress(0.85, "a ping");
     sparse(ctx, &mut outcome)?;
+    ctx.progress(0.9, "what arrives");
+    inbound_shares::claims(ctx, &mut outcome)?;
     ctx.progress(0.95, "snapshots");
     snapshot_turns::sim(ctx, &mut outcome)?;
     Ok(outcome)
@@ -404,11 +409,18 @@ fn picture(record: &Record) -> Picture {
     let orders = record.series_of("pings, ");
     let pings = orders.fold(panel, |panel, (order, series)| panel.line(order, points(series)));
 
-    Picture::new("Uplink: shares, utilisation, other outputs, pings and snapshots")
+    let vms = VMS.map(|(tenant, weight)| format!("{}, VM {weight}", TENANTS[tenant]));
+    let axis = Axis::named("weights of tenant and VM", vms);
+    let panel = Panel::new("(f) shares of what arrives", axis, Axis::linear("% of all"));
+    let runs = record.series_of("inbound, ");
+    let inbound = runs.fold(panel, |panel, (run, series)| panel.bars(run, points(series)));
+
+    Picture::new("Uplink: shares, utilisation, other outputs, pings, snapshots and arrivals")
         .panel(shares)
         .panel(used)
         .panel(kept)
         .panel(pings)
+        .panel(inbound)
         .panel(turns)
 }
 

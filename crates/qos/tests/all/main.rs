@@ -8,6 +8,7 @@ mod prop_egress_policer;
 mod prop_fair_share;
 mod prop_flow_queues;
 mod prop_hbs;
+mod prop_inbound_shares;
 mod prop_joins;
 mod prop_latency_bound;
 mod prop_learner;

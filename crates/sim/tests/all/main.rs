@@ -6,6 +6,7 @@ mod fabric_flows;
 mod fabric_packets;
 mod fabric_peers;
 mod four_ports;
+mod inbound_shares;
 mod network_use;
 mod pressure;
 mod prop_fabric_rates;

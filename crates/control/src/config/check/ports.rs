@@ -44,6 +44,9 @@ pub(super) fn check(draft: &Draft<'_>, world: &World<'_>, report: &mut Report<'_
         let target = port.mirror.as_ref().and_then(|mirror| world.ports.get(mirror.to.as_str()));
         mirror::check(object, port, target.copied().flatten(), report);
         check_receive(object, port, report);
+        if let Some(inbound) = port.inbound {
+            inbound.check(object, port.tenant.is_none(), port.link, report);
+        }
         check_contract(object, port, report);
     }
     check_targets(draft, report);

@@ -1,0 +1,289 @@
+//! The claim `inbound_share_error_pct` of the experiment `uplink-shares`: what arrives through an
+//! uplink is shared by weight.
+//!
+//! # Problem
+//!
+//! More arrives than the configured rate of the uplink (`inbound`), or than the core can deliver.
+//! The tenant with the smallest weight receives most. Its share must not grow by that, and a tenant
+//! that receives nothing must leave its share to the others.
+//!
+//! # Approach
+//!
+//! The production worker runs in virtual time. Frames to four VMs of three tenants arrive at the
+//! uplink: the tenants have the weights 5, 3 and 1, and the VMs of the first tenant 2 and 1. In the
+//! runs, all tenants receive, or one of them receives nothing. The value is the largest deviation
+//! of a VM's rate on the link from what is due to it, in per cent of what is due. What is due is
+//! the VM's share by weight of all frames that were delivered.
+//!
+//! - *Link*: the rate is 500 Mbit/s, and the core is fast.
+//! - *Core*: the rate is 2 Gbit/s, but the core is slower ([`SLOW`]).
+//! - *Mixed*: as *link*, but the first tenant receives large segments, and the second one 64-byte
+//!   frames. All tenants receive.
+//!
+//! `inbound_used_pct_min` is the lowest rate of all delivered frames in the runs of *link*, in per
+//! cent of the configured rate.
+//!
+//! # Departures
+//!
+//! The senders do not react to marks and losses.
+
+use std::sync::Arc;
+
+use penstock_dataplane::port::memory_queue::MemoryFrame;
+use penstock_dataplane::snapshot::SlowPathLimit;
+use penstock_qos::inbound_shares::{InboundShares, Member};
+use penstock_sim::{Costs, PortHandle, Rng, SinkSpec, World, tcp_segment, udp_frame, wire_bytes};
+use penstock_units::{BitsPerSecond, MacAddr, Nanos, Weight};
+
+use super::uplink_bed::{CORE, COSTS, float};
+use crate::evidence::stats::{fit, ms};
+use crate::evidence::{Claim, Context, Outcome};
+
+/// Weights of the tenants.
+pub(super) const TENANTS: [u64; 3] = [5, 3, 1];
+/// Tenant and weight of each VM.
+pub(super) const VMS: [(usize, u64); 4] = [(0, 2), (0, 1), (1, 1), (2, 1)];
+/// Arrivals of each tenant's frames, relative to what a slow core can deliver if it refuses
+/// nothing. In the first row all tenants receive, and in each other row one receives nothing. Each
+/// tenant receives more than its share, and the last one receives up to ten times as much.
+const OFFERED: [[f64; 3]; 4] =
+    [[0.65, 0.4, 0.75], [0.0, 0.8, 1.0], [0.85, 0.0, 0.95], [0.7, 1.1, 0.0]];
+/// Costs of the slow core.
+const SLOW: Costs = Costs { factor: 40.0, ..Costs::EXAMPLE };
+/// Rate on the link of 1,514-byte frames that the slow core delivers if it refuses nothing. It
+/// follows from [`SLOW`]: a frame takes about 386 x 40 cycles.
+const SLOW_BPS: f64 = 1.595e9;
+/// Part of [`SLOW_BPS`] that the slow core delivers beside its refusals of [`OFFERED`], about.
+const BESIDE_REFUSALS: f64 = 0.7;
+const LINK_BPS: u64 = 500_000_000;
+/// Rate of the uplink in runs with a slow core.
+const FAST_LINK_BPS: u64 = 2_000_000_000;
+
+const UPLINK_RING: usize = 1_024;
+const VM_RING: usize = 256;
+const PORTS: usize = 8;
+/// Time in which the switch learns the addresses.
+const SETTLE: Nanos = Nanos::from_millis(10);
+const WARM_UP: Nanos = Nanos::from_millis(200);
+const STEP: Nanos = Nanos::from_micros(5);
+/// Time between two points of the fitted lines.
+const POINT: Nanos = Nanos::from_millis(1);
+/// Length of each run, and the least length of a shortened run.
+const LENGTH: (Nanos, Nanos) = (Nanos::from_secs(4), Nanos::from_millis(500));
+/// Frames and payload bytes of a large segment.
+const SEGMENT: (u16, u16) = (44, 1_460);
+
+/// Kind of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Link,
+    Core,
+    Mixed,
+}
+
+/// Frames to a VM.
+#[derive(Debug)]
+struct Stream {
+    to: MacAddr,
+    flow: u16,
+    frames: Frames,
+    /// Mean time between two frames in ns; 0 if the VM receives nothing.
+    gap: u64,
+    next: Nanos,
+    /// Bytes on the link of the delivered frames.
+    wire: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Frames {
+    Of(usize),
+    Segments,
+}
+
+#[derive(Debug)]
+struct Bed {
+    world: World,
+    rng: Rng,
+    now: Nanos,
+    uplink: PortHandle,
+    vms: Vec<PortHandle>,
+    streams: Vec<Stream>,
+}
+
+impl Frames {
+    fn frame(self, to: MacAddr, flow: u16) -> MemoryFrame {
+        let from = World::mac_of(0);
+        match self {
+            Self::Of(len) => MemoryFrame::plain(udp_frame(from, to, len, flow, 0)),
+            Self::Segments => tcp_segment(from, to, SEGMENT, flow, true),
+        }
+    }
+}
+
+impl Bed {
+    /// Creates a switch with an uplink, port 0, and the VMs, ports 1 to 4.
+    fn new(seed: u64, kind: Kind) -> anyhow::Result<Self> {
+        let costs = if kind == Kind::Core { SLOW } else { COSTS };
+        let mut world = World::new(CORE, costs, PORTS, seed);
+        let uplink = world.add_vm(1, UPLINK_RING, SinkSpec::default())?;
+        let (mut vms, mut members) = (Vec::new(), Vec::new());
+        for (port, (tenant, weight)) in (1..).zip(VMS) {
+            let vm = world.add_vm(1, VM_RING, SinkSpec::default())?;
+            let number = u16::try_from(tenant)?;
+            world.set_policy(vm, |policy| policy.tenant = Some(number));
+            world.record(vm);
+            world.introduce(vm);
+            vms.push(vm);
+            members.push(Member {
+                port,
+                tenant: number,
+                tenant_weight: Weight::new(TENANTS[tenant])?,
+                vm_weight: Weight::new(weight)?,
+            });
+        }
+        world.run_until(SETTLE);
+        let rate = if kind == Kind::Core { FAST_LINK_BPS } else { LINK_BPS };
+        let shares = Arc::new(InboundShares::new(BitsPerSecond(rate), &members));
+        world.set_policy(uplink, |policy| {
+            policy.tenant = None;
+            policy.slow_path = SlowPathLimit::UNLIMITED;
+            policy.inbound = Some(shares);
+        });
+        Ok(Self { world, rng: Rng::new(seed), now: SETTLE, uplink, vms, streams: Vec::new() })
+    }
+
+    /// Lets frames arrive for each VM: `offered` of each tenant's frames, in bits per second on the
+    /// link. The VMs of a tenant receive equal numbers of frames.
+    fn offer(&mut self, kind: Kind, offered: [f64; 3]) {
+        for ((port, flow), (tenant, _)) in (1..).zip((100..).step_by(100)).zip(VMS) {
+            let frames = match (kind, tenant) {
+                (Kind::Mixed, 0) => Frames::Segments,
+                (Kind::Mixed, 1) => Frames::Of(60),
+                _ => Frames::Of(1_514),
+            };
+            let to = World::mac_of(port);
+            let siblings = float(VMS.iter().filter(|(other, _)| *other == tenant).count() as u64);
+            let bits = float(wire_bytes(&frames.frame(to, flow))) * 8.0;
+            let gap = bits * 1e9 * siblings / offered[tenant];
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a gap")]
+            let gap = if gap.is_finite() { gap as u64 } else { 0 };
+            self.streams.push(Stream { to, flow, frames, gap, next: self.now, wire: 0 });
+        }
+    }
+
+    /// Puts all frames that arrive until the present time into the uplink's ring, in the order of
+    /// their arrival. A frame that finds the ring full is lost, as at a NIC.
+    fn arrive(&mut self) {
+        let Self { world, rng, now, uplink, streams, .. } = self;
+        loop {
+            let due = streams.iter_mut().filter(|stream| stream.gap > 0 && stream.next <= *now);
+            let Some(stream) = due.min_by_key(|stream| stream.next) else { return };
+            stream.next += Nanos(stream.gap / 2 + rng.below(stream.gap));
+            world.offer(*uplink, stream.frames.frame(stream.to, stream.flow));
+        }
+    }
+
+    fn run(&mut self, length: Nanos) {
+        let until = self.now + length;
+        while self.now < until {
+            self.now += STEP;
+            self.arrive();
+            self.world.run_until(self.now);
+        }
+        for (vm, stream) in self.vms.iter().zip(&mut self.streams) {
+            let arrivals = self.world.take_arrivals(*vm);
+            stream.wire += arrivals.iter().map(|arrival| arrival.wire).sum::<u64>();
+        }
+    }
+
+    /// Returns the rate to each VM on the link, in bits per second.
+    fn rates(&mut self, length: Nanos) -> [f64; 4] {
+        let (from, until) = (self.now, self.now + length);
+        let mut points: [Vec<(f64, f64)>; 4] = Default::default();
+        while self.now < until {
+            self.run(POINT);
+            let secs = ms(self.now.saturating_sub(from)) / 1e3;
+            for (points, stream) in points.iter_mut().zip(&self.streams) {
+                points.push((secs, float(stream.wire) * 8.0));
+            }
+        }
+        points.map(|points| fit(&points).slope)
+    }
+}
+
+/// Measures the claims of inbound shares.
+pub(super) fn claims(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
+    outcome.note("inbound_slow_cost_factor", SLOW.factor);
+    let (mut worst, mut least) = (0.0_f64, f64::INFINITY);
+    for (kind, name) in [(Kind::Link, "link"), (Kind::Core, "core"), (Kind::Mixed, "mixed")] {
+        let runs = if kind == Kind::Mixed { 1 } else { OFFERED.len() };
+        for (run, offered) in OFFERED.iter().take(runs).enumerate() {
+            let rates = rates(ctx, kind, *offered)?;
+            let all: f64 = rates.iter().sum();
+            worst = worst.max(share_error(&rates, offered));
+            if kind == Kind::Link {
+                least = least.min(100.0 * all / float(LINK_BPS));
+            }
+            let shares = rates.iter().map(|rate| 100.0 * rate / all);
+            let name = format!("inbound, {name}, run {}", run + 1);
+            outcome.series(&name, "% of all", (0_u32..).map(f64::from).zip(shares));
+        }
+    }
+    let what = "largest deviation of a VM's rate from its share by weight of what arrives";
+    outcome.claim(Claim::new("inbound_share_error_pct", what, "%").at_most(0.5).measured(worst));
+    let what = "lowest delivered rate, in per cent of the rate that is shared";
+    outcome.claim(Claim::new("inbound_used_pct_min", what, "%").measured(least));
+    Ok(())
+}
+
+fn rates(ctx: &Context<'_>, kind: Kind, offered: [f64; 3]) -> anyhow::Result<[f64; 4]> {
+    // The overload of the link is that of the slow core.
+    let link = float(LINK_BPS) / BESIDE_REFUSALS;
+    let scale = if kind == Kind::Core { SLOW_BPS } else { link };
+    let mut bed = Bed::new(ctx.seed, kind)?;
+    bed.offer(kind, offered.map(|part| part * scale));
+    bed.run(WARM_UP + Nanos(ctx.seed % 100 * 10_000));
+    Ok(bed.rates(ctx.scaled(LENGTH.0).max(LENGTH.1)))
+}
+
+/// Returns the largest deviation of a VM's rate from its share by weight, in per cent of the
+/// latter. Tenants with nothing in `offered` have no share.
+fn share_error(rates: &[f64; 4], offered: &[f64; 3]) -> f64 {
+    let all: f64 = rates.iter().sum();
+    let busy = |tenant: &usize| offered[*tenant] > 0.0;
+    let weights: u64 = (0..TENANTS.len()).filter(busy).map(|tenant| TENANTS[tenant]).sum();
+    let mut worst = 0.0_f64;
+    for (rate, (tenant, weight)) in rates.iter().zip(VMS).filter(|(_, (tenant, _))| busy(tenant)) {
+        let siblings = VMS.iter().filter(|(other, _)| *other == tenant);
+        let of_tenant: u64 = siblings.map(|(_, weight)| weight).sum();
+        let part = float(TENANTS[tenant] * weight) / float(weights * of_tenant);
+        worst = worst.max(100.0 * (rate / (all * part) - 1.0).abs());
+    }
+    worst
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deviation_is_relative_to_what_is_due() {
+        let due = [10.0 / 27.0, 5.0 / 27.0, 3.0 / 9.0, 1.0 / 9.0];
+        assert!(share_error(&due, &OFFERED[0]) < 1e-9);
+        let idle = [0.0, 0.0, 0.75, 0.25];
+        assert!(share_error(&idle, &OFFERED[1]) < 1e-9);
+        let error = share_error(&[0.0, 0.0, 0.7, 0.3], &OFFERED[1]);
+        assert!((error - 20.0).abs() < 1e-9, "{error}");
+    }
+
+    #[test]
+    fn without_shares_the_busiest_tenant_gets_most() -> anyhow::Result<()> {
+        let mut bed = Bed::new(1, Kind::Core)?;
+        bed.world.set_policy(bed.uplink, |policy| policy.inbound = None);
+        bed.offer(Kind::Core, OFFERED[0].map(|part| part * SLOW_BPS));
+        bed.run(Nanos::from_millis(100));
+        let rates = bed.rates(Nanos::from_millis(200));
+        assert!(share_error(&rates, &OFFERED[0]) > 100.0, "{rates:?}");
+        Ok(())
+    }
+}

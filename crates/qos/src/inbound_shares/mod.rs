@@ -1,0 +1,448 @@
+//! Shares an input among tenants and their VMs: decides which frames from outside pass, signal
+//! congestion or are refused, before they are copied.
+//!
+//! # Problem
+//!
+//! The switch cannot slow down what arrives from outside. A tenant that receives too much takes the
+//! link, and the time of the core, from the other tenants. A fixed rate for each tenant would waste
+//! what a tenant does not use. And nobody knows the rate of a core in advance.
+//!
+//! # Source
+//!
+//! FS-VDE §4.2 polices incoming frames with a token bucket for each VM. FS-VDE §6 asks for fair
+//! shares that lose no rate. The phantom queue, whose marks begin before a real queue exists, is
+//! from HULL (Alizadeh et al., NSDI 2012 §3).
+//!
+//! # Approach
+//!
+//! Each VM has a token bucket. At most once per interval, a worker adds the tokens that the input
+//! earned since the last refill:
+//!
+//! 1. The tokens are divided among the tenants by their weights. A tenant gets no more than its
+//!    buckets have room for, and what it leaves goes to the other tenants by weight.
+//! 2. Each tenant's tokens are divided among its VMs in the same way.
+//! 3. If all buckets are full, the rest goes to a bucket of the input, the *spare* bucket.
+//!
+//! So the room of the buckets is the measure of demand: a VM that receives less than its share soon
+//! has a full bucket, and the others get its tokens. No demand is estimated. While the input has
+//! more frames than tokens, the spare bucket is empty, and each tenant gets its share by weight.
+//!
+//! A frame to a VM takes tokens for the bytes that the frame occupies on the link:
+//!
+//! | Bucket of the VM | Spare bucket | Decision | Tokens from |
+//! |---|---|---|---|
+//! | more than half full | any | the frame passes | the VM |
+//! | at most half full | enough | the frame passes | the spare bucket |
+//! | at most half full | too few | the frame passes and signals congestion | the VM |
+//! | empty | too few | the frame is refused | nobody |
+//!
+//! The upper half of a VM's bucket thus is a phantom queue: a sender with ECN slows down before a
+//! frame is refused. For other senders, one early drop per [`EARLY_GAP`] is allowed
+//! ([`InboundShares::may_drop_early`]).
+//!
+//! # Rate of the input
+//!
+//! The rate is at most the configured rate. If frames wait in the input's ring all the time, the
+//! core is slower than that, and the rate follows what the core delivers (module `capacity`).
+//!
+//! # Example
+//!
+//! Tenants of the weights 5, 3 and 1 share 900 Mbit/s. If all receive too much, they get 500, 300
+//! and 100 Mbit/s. If the first receives nothing, its bucket is full after 4 ms, and the others get
+//! 675 and 225 Mbit/s.
+//!
+//! # Bounds
+//!
+//! In any time t, a VM gets no more than the depth of its bucket and of the spare bucket, a frame
+//! per worker, and its share of t. The bucket of a VM holds [`SHARE_TIME`] of its share, and at
+//! least two large segments. The spare bucket holds [`SHARE_TIME`] of the input's rate.
+//!
+//! # Departures
+//!
+//! FS-VDE gives each VM a fixed rate. Here, VMs get what others leave.
+//!
+//! # Cost
+//!
+//! A frame takes one or two compare-and-swaps. A refill takes O(VMs) for each tenant that becomes
+//! full, usually one round. The interval grows with the number of VMs, so that refills take a small
+//! part of the core. Several workers may use the same shares: one of them refills, and the others
+//! do not wait.
+
+mod capacity;
+mod water_fill;
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+use penstock_units::{BitsPerSecond, Nanos, Weight};
+
+use crate::bucket::{Bucket, PARTS_OF_BYTE};
+use crate::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN, SEGMENT, Size};
+use capacity::{Capacity, Interval};
+use water_fill::{Taker, water_fill};
+
+/// Time of a VM's share that its bucket holds, and time of the input's rate that the spare bucket
+/// holds.
+pub const SHARE_TIME: Nanos = Nanos::from_millis(4);
+/// Least time between two early drops of frames to a VM. TCP needs a round trip to react.
+pub const EARLY_GAP: Nanos = Nanos::from_millis(10);
+/// Number of queue pairs of an input whose backlogs are told apart.
+pub const QUEUES_MAX: usize = 8;
+
+/// Time between two refills: a constant, and a time for each VM.
+const INTERVAL: Nanos = Nanos::from_micros(50);
+const INTERVAL_PER_VM: Nanos = Nanos(100);
+/// Least depth of a VM's bucket, in bytes: two large segments.
+const DEPTH_MIN: u32 = 2 * SEGMENT.bytes;
+/// Number of a port that is no VM's.
+const NONE: u16 = u16::MAX;
+
+/// A VM that shares an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Number of the VM's port.
+    pub port: u16,
+    /// Number of the VM's tenant.
+    pub tenant: u16,
+    /// Weight of the tenant among all tenants. It must be the same for all VMs of the tenant.
+    pub tenant_weight: Weight,
+    /// Weight of the VM among the VMs of its tenant.
+    pub vm_weight: Weight,
+}
+
+/// Decision about a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// The frame passes.
+    Pass,
+    /// The frame passes, and should signal congestion to its sender.
+    Signal,
+    /// The frame is above the VM's share and must be dropped.
+    Refuse,
+}
+
+/// Frames of a batch, after the decisions about them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BatchLoad {
+    /// Frames that passed, in bytes on the link.
+    pub passed: Size,
+    /// Number of frames that were refused.
+    pub refused: u32,
+}
+
+#[derive(Debug)]
+struct Account {
+    bucket: Bucket,
+    /// Time in ns at which the next early drop is allowed.
+    early: AtomicU64,
+}
+
+/// Counts since the last change of the estimated rate.
+#[derive(Debug)]
+struct Counts {
+    batches: AtomicU32,
+    bytes: AtomicU64,
+    frames: AtomicU64,
+    refused: AtomicU64,
+    /// Least number of frames that waited after a batch, by queue pair; `u32::MAX` without a batch.
+    backlogs: [AtomicU32; QUEUES_MAX],
+}
+
+/// State of the refills, which one worker at a time uses.
+#[derive(Debug)]
+struct State {
+    /// Time of the last refill.
+    at: Nanos,
+    /// Time of the last change of the estimated rate.
+    adapted: Nanos,
+    /// Tokens that rounding left.
+    carry: u64,
+    capacity: Capacity,
+    vms: Box<[Taker]>,
+    tenants: Box<[Taker]>,
+}
+
+/// The shares of an input.
+#[derive(Debug)]
+pub struct InboundShares {
+    rate: BitsPerSecond,
+    /// VMs in the order of their tenants.
+    members: Box<[Member]>,
+    /// Accounts of the VMs, in the order of [`Self::members`].
+    accounts: Box<[Account]>,
+    /// For each tenant, its VMs in [`Self::members`].
+    tenants: Box<[Range<usize>]>,
+    /// Place of a VM in [`Self::members`] by the number of its port, or [`NONE`].
+    places: Box<[u16]>,
+    spare: Bucket,
+    interval: Nanos,
+    /// Time in ns of the next refill.
+    due: AtomicU64,
+    counts: Counts,
+    state: Mutex<State>,
+}
+
+impl InboundShares {
+    /// Returns shares of an input with `rate` bits per second on the link, FCS, preamble and gap
+    /// included. The rate is limited to [`RATE_MIN`] to [`RATE_MAX`]. All buckets are full. Each
+    /// port must occur once, and at most 65,534 ports are shared.
+    #[must_use]
+    pub fn new(rate: BitsPerSecond, members: &[Member]) -> Self {
+        let rate = BitsPerSecond(rate.0.clamp(RATE_MIN.0, RATE_MAX.0));
+        let members = in_order(members);
+        let tenants = spans(&members);
+        let interval = Nanos(INTERVAL.0 + INTERVAL_PER_VM.0 * members.len() as u64);
+        let taker = |weight: u64| Taker { weight, ..Taker::default() };
+        let weight_of = |span: &Range<usize>| u64::from(members[span.start].tenant_weight.get());
+        let state = State {
+            at: Nanos::ZERO,
+            adapted: Nanos::ZERO,
+            carry: 0,
+            capacity: Capacity::new(rate.0),
+            vms: members.iter().map(|member| taker(member.vm_weight.get().into())).collect(),
+            tenants: tenants.iter().map(|span| taker(weight_of(span))).collect(),
+        };
+        let least = bytes_in(rate.0, Nanos(2 * interval.0)).max(DEPTH_MIN);
+        let depth = |part: u64| bytes_in(part, SHARE_TIME).max(least).min(DEPTH_MAX);
+        let account = |part: u64| Account {
+            bucket: Bucket::new(depth(part), PARTS_OF_BYTE),
+            early: AtomicU64::new(0),
+        };
+        let accounts = parts(rate.0, &members, &tenants).into_iter().map(account).collect();
+        let spare = Bucket::new(bytes_in(rate.0, SHARE_TIME).max(DEPTH_MIN), PARTS_OF_BYTE);
+        Self {
+            rate,
+            places: places(&members),
+            members,
+            accounts,
+            tenants,
+            spare,
+            interval,
+            due: AtomicU64::new(0),
+            counts: Counts::new(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Returns shares that replace `old`, for another rate or other VMs. Buckets contain at most as
+    /// many tokens as before, and the estimated rate remains.
+    #[must_use]
+    pub fn in_place_of(old: &Self, rate: BitsPerSecond, members: &[Member]) -> Self {
+        let mut new = Self::new(rate, members);
+        {
+            let before = old.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let state = new.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+            (state.at, state.adapted) = (before.at, before.adapted);
+            state.capacity = Capacity::in_place_of(&before.capacity, new.rate.0);
+        }
+        new.spare.lower_to(old.spare.level());
+        for (member, account) in new.members.iter().zip(new.accounts.iter()) {
+            if let Some(before) = old.account(member.port) {
+                account.bucket.lower_to(before.bucket.level());
+            }
+        }
+        new
+    }
+
+    /// Whether the shares are those of an input of `rate` with `members`.
+    #[must_use]
+    pub fn are(&self, rate: BitsPerSecond, members: &[Member]) -> bool {
+        self.rate.0 == rate.0.clamp(RATE_MIN.0, RATE_MAX.0) && *self.members == *in_order(members)
+    }
+
+    /// Returns the rate that is divided now: the rate of the input, or less if the core is slower.
+    #[must_use]
+    pub fn rate(&self) -> BitsPerSecond {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        BitsPerSecond(state.capacity.rate())
+    }
+
+    fn account(&self, port: u16) -> Option<&Account> {
+        let place = *self.places.get(usize::from(port))?;
+        self.accounts.get(usize::from(place))
+    }
+
+    /// Adds the tokens that the input earned up to `now`, if a refill is due. All workers must use
+    /// the same clock. Call before the frames of a batch arrive.
+    #[inline]
+    pub fn refill(&self, now: Nanos) {
+        if now.0 >= self.due.load(Ordering::Relaxed) {
+            self.refill_now(now);
+        }
+    }
+
+    #[inline(never)]
+    fn refill_now(&self, now: Nanos) {
+        let mut state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Another worker refills.
+            Err(TryLockError::WouldBlock) => return,
+        };
+        self.due.store(now.0.saturating_add(self.interval.0), Ordering::Relaxed);
+        let elapsed = now.saturating_sub(state.adapted);
+        if elapsed >= capacity::INTERVAL {
+            state.adapted = now;
+            if state.capacity.adapt(&self.counts.take(elapsed)) {
+                // The core is the bottleneck, so no tokens are spare.
+                self.spare.lower_to(0);
+            }
+        }
+        self.give(&mut state, now);
+    }
+
+    fn give(&self, state: &mut State, now: Nanos) {
+        let elapsed = now.saturating_sub(state.at);
+        state.at = state.at.max(now);
+        let State { carry, capacity, vms, tenants, .. } = state;
+        // A rate of R bits per second earns R parts per nanosecond.
+        let earned = capacity.rate().saturating_mul(elapsed.0).saturating_add(*carry);
+        for (vm, account) in vms.iter_mut().zip(self.accounts.iter()) {
+            vm.room = account.bucket.room();
+        }
+        for (tenant, span) in tenants.iter_mut().zip(self.tenants.iter()) {
+            tenant.room = vms[span.clone()].iter().fold(0, |sum, vm| vm.room.saturating_add(sum));
+        }
+        let left = water_fill(earned, tenants);
+        let mut rounded = 0;
+        for (tenant, span) in tenants.iter().zip(self.tenants.iter()) {
+            rounded += water_fill(tenant.part, &mut vms[span.clone()]);
+        }
+        for (vm, account) in vms.iter().zip(self.accounts.iter()) {
+            account.bucket.give(vm.part);
+        }
+        *carry = if tenants.iter().all(|tenant| tenant.part == tenant.room) {
+            self.spare.give(left);
+            rounded
+        } else {
+            left + rounded
+        };
+    }
+
+    /// Decides about a frame to `port` that occupies `bytes` on the link, and charges the frame if
+    /// it passes. Frames to ports that are no VMs of the shares always pass.
+    #[inline]
+    #[must_use]
+    pub fn arrive(&self, port: u16, bytes: u32) -> Admission {
+        let Some(Account { bucket, .. }) = self.account(port) else { return Admission::Pass };
+        let parts = i64::from(bytes.min(DEPTH_MAX)) * PARTS_OF_BYTE;
+        let level = bucket.level();
+        if level >= bucket.half() {
+            bucket.spend(parts);
+            return Admission::Pass;
+        }
+        if self.spare.take(parts) {
+            return Admission::Pass;
+        }
+        if level <= 0 {
+            return Admission::Refuse;
+        }
+        bucket.spend(parts);
+        Admission::Signal
+    }
+
+    /// Whether a frame to `port` whose sender does not support ECN may be dropped as a signal at
+    /// `now`. True at most once per [`EARLY_GAP`] for a port.
+    #[must_use]
+    pub fn may_drop_early(&self, port: u16, now: Nanos) -> bool {
+        let Some(Account { early, .. }) = self.account(port) else { return false };
+        let due = early.load(Ordering::Relaxed);
+        let next = now.0.saturating_add(EARLY_GAP.0);
+        now.0 >= due
+            && early.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// Counts a batch of the input's queue pair `queue`, behind which about `backlog` frames wait.
+    pub fn note(&self, queue: usize, backlog: usize, load: BatchLoad) {
+        let Counts { batches, bytes, frames, refused, backlogs } = &self.counts;
+        if let Some(least) = backlogs.get(queue) {
+            let backlog = u32::try_from(backlog).unwrap_or(u32::MAX).min(u32::MAX - 1);
+            least.fetch_min(backlog, Ordering::Relaxed);
+        }
+        batches.fetch_add(1, Ordering::Relaxed);
+        bytes.fetch_add(load.passed.bytes.into(), Ordering::Relaxed);
+        frames.fetch_add(load.passed.frames.into(), Ordering::Relaxed);
+        refused.fetch_add(load.refused.into(), Ordering::Relaxed);
+    }
+}
+
+impl Counts {
+    fn new() -> Self {
+        Self {
+            batches: AtomicU32::new(0),
+            bytes: AtomicU64::new(0),
+            frames: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            backlogs: core::array::from_fn(|_| AtomicU32::new(u32::MAX)),
+        }
+    }
+
+    /// Returns the counts, and sets them to zero. The backlog is that of the queue pair with the
+    /// largest one.
+    fn take(&self, elapsed: Nanos) -> Interval {
+        let small =
+            |count: &AtomicU64| u32::try_from(count.swap(0, Ordering::Relaxed)).unwrap_or(u32::MAX);
+        let backlogs = self.backlogs.iter().map(|least| least.swap(u32::MAX, Ordering::Relaxed));
+        Interval {
+            elapsed,
+            batches: self.batches.swap(0, Ordering::Relaxed),
+            backlog: backlogs.filter(|least| *least != u32::MAX).max().unwrap_or(0),
+            passed: Size { bytes: small(&self.bytes), frames: small(&self.frames) },
+            refused: small(&self.refused),
+        }
+    }
+}
+
+/// Returns the VMs in the order of their tenants and ports.
+fn in_order(members: &[Member]) -> Box<[Member]> {
+    let mut members = members.to_vec();
+    members.sort_unstable_by_key(|member| (member.tenant, member.port));
+    members.truncate(NONE.into());
+    members.into_boxed_slice()
+}
+
+/// Returns the VMs of each tenant, as ranges of `members`.
+fn spans(members: &[Member]) -> Box<[Range<usize>]> {
+    let mut first = 0;
+    let span = |vms: &[Member]| {
+        let span = first..first + vms.len();
+        first = span.end;
+        span
+    };
+    members.chunk_by(|a, b| a.tenant == b.tenant).map(span).collect()
+}
+
+/// Returns each VM's part of `rate` if all VMs receive too much.
+fn parts(rate: u64, members: &[Member], tenants: &[Range<usize>]) -> Vec<u64> {
+    let all: u128 =
+        tenants.iter().map(|span| u128::from(members[span.start].tenant_weight.get())).sum();
+    let of_tenant = |span: &Range<usize>| {
+        let vms = &members[span.clone()];
+        let of_vms: u128 = vms.iter().map(|vm| u128::from(vm.vm_weight.get())).sum();
+        let part = move |vm: &Member| {
+            let weight = u128::from(vm.tenant_weight.get()) * u128::from(vm.vm_weight.get());
+            u64::try_from(u128::from(rate) * weight / (all * of_vms)).unwrap_or(rate)
+        };
+        vms.iter().map(part).collect::<Vec<u64>>()
+    };
+    tenants.iter().flat_map(of_tenant).collect()
+}
+
+fn places(members: &[Member]) -> Box<[u16]> {
+    let ports = members.iter().map(|member| usize::from(member.port) + 1).max().unwrap_or(0);
+    let mut places = vec![NONE; ports];
+    for (place, member) in (0_u16..).zip(members) {
+        places[usize::from(member.port)] = place;
+    }
+    places.into_boxed_slice()
+}
+
+/// Returns the bytes that a rate in bits per second passes in a time, at most [`DEPTH_MAX`].
+fn bytes_in(rate: u64, time: Nanos) -> u32 {
+    let bytes = u128::from(rate) * u128::from(time.0) / 8_000_000_000;
+    u32::try_from(bytes).unwrap_or(DEPTH_MAX).min(DEPTH_MAX)
+}
+
+#[cfg(test)]
+mod tests;

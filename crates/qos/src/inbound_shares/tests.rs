@@ -1,0 +1,136 @@
+use super::*;
+
+const RATE: BitsPerSecond = BitsPerSecond(900_000_000);
+/// Bytes of a frame on the link.
+const FRAME: u32 = 1_538;
+const STEP: Nanos = Nanos::from_micros(10);
+
+fn member(port: u16, tenant: u16, weights: (u64, u64)) -> Member {
+    let weight = |weight| Weight::new(weight).unwrap();
+    Member { port, tenant, tenant_weight: weight(weights.0), vm_weight: weight(weights.1) }
+}
+
+/// Tenants of the weights 5, 3 and 1. The first has two VMs of the weights 2 and 1.
+fn members() -> [Member; 4] {
+    [member(3, 7, (5, 2)), member(1, 7, (5, 1)), member(0, 8, (3, 1)), member(2, 9, (1, 1))]
+}
+
+/// Lets more frames arrive for each of `ports` than the input can pass, from `from` to `until`.
+/// Returns the bytes that passed, by port.
+fn flood(shares: &InboundShares, ports: &[u16], from: Nanos, until: Nanos) -> [u64; 4] {
+    let mut passed = [0; 4];
+    let mut now = from;
+    while now < until {
+        now += STEP;
+        shares.refill(now);
+        for _ in 0..2 {
+            for port in ports {
+                if shares.arrive(*port, FRAME) != Admission::Refuse {
+                    passed[usize::from(*port)] += u64::from(FRAME);
+                }
+            }
+        }
+    }
+    passed
+}
+
+/// Returns the rates in kbit/s in the second after `warm_up`.
+fn rates(shares: &InboundShares, ports: &[u16], warm_up: Nanos) -> [u64; 4] {
+    let start = Nanos::from_secs(1);
+    flood(shares, ports, start, start + warm_up);
+    let start = start + warm_up;
+    flood(shares, ports, start, start + Nanos::from_secs(1)).map(|bytes| bytes * 8 / 1_000)
+}
+
+fn near(rate: u64, due: u64) -> bool {
+    rate.abs_diff(due) * 200 <= due
+}
+
+#[test]
+fn tenants_and_their_vms_get_their_shares_by_weight() {
+    let shares = InboundShares::new(RATE, &members());
+    let got = rates(&shares, &[0, 1, 2, 3], Nanos::from_millis(200));
+    let due = [300_000, 166_667, 100_000, 333_333];
+    assert!(got.iter().zip(due).all(|(got, due)| near(*got, due)), "{got:?}");
+}
+
+#[test]
+fn what_one_leaves_goes_to_its_siblings_first_and_then_to_the_others() {
+    let of = |ports: &[u16]| {
+        rates(&InboundShares::new(RATE, &members()), ports, Nanos::from_millis(200))
+    };
+    for (ports, due) in [
+        (&[0, 1, 2][..], [300, 500, 100, 0]),
+        (&[0, 2][..], [675, 0, 225, 0]),
+        (&[1, 2, 3][..], [0, 250, 150, 500]),
+        (&[2][..], [0, 0, 900, 0]),
+    ] {
+        let got = of(ports);
+        let all_near = got.iter().zip(due).all(|(got, due)| near(*got, due * 1_000));
+        assert!(all_near, "{ports:?}: {got:?}");
+    }
+}
+
+#[test]
+fn an_idle_tenants_share_is_used_after_a_few_milliseconds() {
+    let shares = InboundShares::new(RATE, &members());
+    let second = Nanos::from_secs(1);
+    flood(&shares, &[0, 1, 2, 3], second, Nanos(2 * second.0));
+    // Both buckets of the first tenant are full after 4 ms of the tenant's share.
+    let idle = Nanos(2 * second.0) + Nanos::from_millis(6);
+    flood(&shares, &[0, 2], Nanos(2 * second.0), idle);
+    let got = flood(&shares, &[0, 2], idle, idle + Nanos::from_millis(100));
+    let all: u64 = got.iter().sum::<u64>() * 8;
+    assert!(near(all / 100_000, 900), "{all} bits in 100 ms");
+}
+
+#[test]
+fn a_frame_signals_before_frames_are_refused() {
+    let shares = InboundShares::new(RATE, &[member(0, 1, (1, 1))]);
+    let mut seen = Vec::new();
+    for _ in 0..2_000 {
+        let admission = shares.arrive(0, FRAME);
+        if seen.last() != Some(&admission) {
+            seen.push(admission);
+        }
+    }
+    assert_eq!(seen, [Admission::Pass, Admission::Signal, Admission::Refuse]);
+    let times = [0, 9_999_999, 10_000_000, 10_000_001].map(Nanos);
+    assert_eq!(times.map(|now| shares.may_drop_early(0, now)), [true, false, true, false]);
+    assert_eq!(shares.arrive(1, FRAME), Admission::Pass, "the port is no VM of the shares");
+}
+
+#[test]
+fn a_slow_core_lowers_the_rate_and_a_fast_one_restores_it() {
+    let shares = InboundShares::new(RATE, &members());
+    let load = BatchLoad { passed: Size { bytes: 12_500, frames: 8 }, refused: 2 };
+    let mut now = Nanos::from_secs(1);
+    for _ in 0..500 {
+        now += Nanos::from_micros(100);
+        shares.refill(now);
+        shares.note(0, 500, load);
+    }
+    assert!(shares.rate() < RATE, "{}", shares.rate().0);
+    for _ in 0..500 {
+        now += Nanos::from_micros(100);
+        shares.refill(now);
+        shares.note(0, 0, BatchLoad { refused: 0, ..load });
+    }
+    assert_eq!(shares.rate(), RATE);
+}
+
+#[test]
+fn a_change_keeps_spent_tokens_spent() {
+    let shares = InboundShares::new(RATE, &members());
+    flood(&shares, &[0, 1, 2, 3], Nanos::from_secs(1), Nanos(1_100_000_000));
+    assert!(shares.are(RATE, &members()));
+    let mut changed = members();
+    changed[0].vm_weight = Weight::new(9).unwrap();
+    assert!(!shares.are(RATE, &changed) && !shares.are(BitsPerSecond(1), &members()));
+    let new = InboundShares::in_place_of(&shares, RATE, &changed);
+    for member in &changed {
+        let (new, old) = (new.account(member.port).unwrap(), shares.account(member.port).unwrap());
+        assert_eq!(new.bucket.level(), old.bucket.level());
+    }
+    assert_eq!(new.spare.level(), shares.spare.level());
+}

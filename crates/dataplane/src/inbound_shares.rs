@@ -48,12 +48,18 @@ pub(crate) fn admit(
     let mut load = BatchLoad::default();
     let (mut frames, mut bytes) = (0, 0);
     for i in 0..batch.len() {
-        let wire = link_bytes(on_wire(batch, i));
+        let mut wire = link_bytes(on_wire(batch, i));
         if let Verdict::Output(port) = batch.at(i).verdict {
             let target = counters.get(usize::from(port)).and_then(Option::as_deref);
             let passes = match shares.arrive(port, wire) {
                 Admission::Pass => true,
-                Admission::Signal => passes_with_signal(shares, batch, i, (port, now), target),
+                Admission::Signal => {
+                    let passes = passes_with_signal(shares, batch, i, (port, now), target);
+                    let left = if passes { link_bytes(on_wire(batch, i)) } else { 0 };
+                    shares.give_back(port, wire.saturating_sub(left));
+                    wire = left;
+                    passes
+                }
                 Admission::Refuse => false,
             };
             if !passes {
@@ -138,10 +144,10 @@ mod tests {
             passed += frames;
         }
         // The buckets of the VM and of the uplink hold two large segments each. One frame was lost
-        // as a signal.
-        assert_eq!(passed, 182);
+        // as a signal, and took no tokens.
+        assert_eq!(passed, 183);
         let lost = DropReason::InboundShare as usize;
-        assert_eq!(counters[1].as_ref().unwrap().tx_drops[lost].get(), 8 * 32 - 182);
+        assert_eq!(counters[1].as_ref().unwrap().tx_drops[lost].get(), 8 * 32 - 183);
         assert_eq!(counters[0].as_ref().unwrap().drops[lost].get(), 0, "egress counts these");
     }
 

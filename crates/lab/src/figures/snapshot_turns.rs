@@ -3,9 +3,9 @@
 //! # Costs
 //!
 //! Frames have the costs of [`Costs::EXAMPLE`]. A snapshot has the costs of
-//! [`SnapshotCost::ESTIMATE`], which are estimates until somebody runs the benchmark that they
-//! name. So the simulated value shows how much work a change causes, and not how long the work
-//! takes on a real core. The live form measures the time.
+//! [`SnapshotCost::COLD`], which are calculated from measured costs with warm caches. So the
+//! simulated value shows how much work a change causes, and not how long the work takes on a real
+//! core. The live form measures the time.
 
 use penstock_dataplane::worker::SwapWork;
 use penstock_sim::{Costs, Rng, SimCounter, SnapshotCost};
@@ -15,7 +15,7 @@ use super::uplink_bed::{CORE, float};
 use crate::evidence::{Axis, Context, Outcome, Panel, Record, points};
 use crate::turns::{Bed, Change, Control, FDB_ENTRIES, GAP, PORTS, Turns, check};
 
-const COSTS: Costs = Costs { snapshot: SnapshotCost::ESTIMATE, ..Costs::EXAMPLE };
+const COSTS: Costs = Costs { snapshot: SnapshotCost::COLD, ..Costs::EXAMPLE };
 /// Longest turn in microseconds with which the claim holds.
 const MOST_US: f64 = 20.0;
 /// Number of changes of each kind, and in a shortened run.
@@ -29,7 +29,7 @@ const WARM_UP: u32 = 4_000;
 pub(super) fn sim(ctx: &Context<'_>, outcome: &mut Outcome) -> anyhow::Result<()> {
     let changes = if ctx.is_whole() { CHANGES.0 } else { CHANGES.1 };
     let SnapshotCost { request, port, rank, slot } = COSTS.snapshot;
-    outcome.note("snapshot_cycles_estimated", vec![request, port, rank, slot]);
+    outcome.note("snapshot_cycles", vec![request, port, rank, slot]);
     let counter = SimCounter::new(COSTS, Rng::new(ctx.seed));
     let mut control = Control::new(CORE);
     let charge: fn(&SimCounter, SwapWork) = charge_snapshot;

@@ -420,8 +420,8 @@ fn picture(record: &Record) -> Picture {
         .panel(used)
         .panel(kept)
         .panel(pings)
-        .panel(inbound)
         .panel(turns)
+        .panel(inbound)
 }
 
 #[cfg(test)]

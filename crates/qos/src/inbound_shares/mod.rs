@@ -342,6 +342,15 @@ impl InboundShares {
         Admission::Signal
     }
 
+    /// Gives back the tokens of `bytes` bytes to the VM with the number `port`, because a frame that
+    /// passed was dropped or made shorter as a signal. Without this, early drops would reduce the
+    /// shares of VMs whose senders do not slow down.
+    pub fn give_back(&self, port: u16, bytes: u32) {
+        if let Some(Account { bucket, .. }) = self.account(port) {
+            bucket.give(u64::from(bytes.min(DEPTH_MAX)) * PARTS_OF_BYTE.unsigned_abs());
+        }
+    }
+
     /// Whether a frame to `port` whose sender does not support ECN may be dropped as a signal at
     /// `now`. True at most once per [`EARLY_GAP`] for a port.
     #[must_use]

@@ -32,7 +32,7 @@
 //! 8. The core limits the port if the port's frames waited and the core was full, or if other
 //!    programs took the core and little of its time was left.
 //! 9. A link limits the port if the port's frames wait at an output that told senders to slow down
-//!    (`tx_marked`, `tx_trimmed`).
+//!    (`tx_marked`, `tx_trimmed`), or if most of them waited for `LONG_WAIT`.
 //! 10. If no other limit of the list applies, the port sends less than its limits allow.
 //!
 //! Frames count as waiting if half of the port's batches were full. Dropped frames show no limit if
@@ -81,6 +81,9 @@ const ALONE_PERMILLE: u64 = 900;
 const ENTITLED_PERMILLE: u64 = 970;
 /// A link is full if its load is at least this many thousandths of its capacity.
 const LINK_FULL_PERMILLE: u64 = 950;
+/// Wait of a frame at an output which shows that the output is full. The wait is twice CoDel's
+/// target (RFC 8289 §4.2).
+const LONG_WAIT: Nanos = Nanos::from_millis(10);
 /// Reasons of drops that occur because the sender exceeds its own rate limits.
 const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
 /// Limit on the ports that an answer lists as users of the core.
@@ -148,6 +151,13 @@ pub struct Growth {
 fn permille(part: u64, of: u64) -> u64 {
     let share = u128::from(part) * 1_000 / u128::from(of.max(1));
     u64::try_from(share).unwrap_or(u64::MAX)
+}
+
+/// Whether at least half of the waits counted in `parts` took `time` or longer.
+fn most_took(parts: &[u64], time: Nanos) -> bool {
+    let (short, long) = parts.split_at(part_of(time));
+    let (short, long): (u64, u64) = (short.iter().sum(), long.iter().sum());
+    permille(long, short + long) >= FULL_PERMILLE
 }
 
 impl Growth {
@@ -316,10 +326,12 @@ impl Question<'_> {
     }
 
     /// Returns the output at which the port's frames probably wait: of the outputs that told
-    /// senders to slow down, the output with the most waiting frames.
+    /// senders to slow down, the output with the most waiting frames. If the port's own frames
+    /// waited longer than CoDel allows ([`LONG_WAIT`]), its sender may also have ignored the signals.
     fn crowded(&self) -> Option<&PortGrowth> {
         let signals = |port: &PortGrowth| port.reading.tx_marked + port.reading.tx_trimmed;
-        let outputs = self.growth.ports.iter().filter(|port| signals(port) > 0);
+        let long = most_took(&self.port.reading.waited, LONG_WAIT);
+        let outputs = self.growth.ports.iter().filter(|port| long || signals(port) > 0);
         let most = outputs.max_by_key(|port| port.reading.tx_queued)?;
         (self.port.reading.queued > 0 && most.reading.tx_queued > 0).then_some(most)
     }
@@ -372,11 +384,7 @@ impl Question<'_> {
     /// Returns the receiver whose limit `receive` most often made frames wait, if most of the
     /// examined port's frames waited for a millisecond or longer.
     fn waited_for(&self) -> Option<&PortGrowth> {
-        let waited = |parts: &[u64]| {
-            let (at_once, later) = parts.split_at(part_of(Nanos::from_millis(1)));
-            let (at_once, later): (u64, u64) = (at_once.iter().sum(), later.iter().sum());
-            permille(later, at_once + later) >= FULL_PERMILLE
-        };
+        let waited = |parts: &[u64]| most_took(parts, Nanos::from_millis(1));
         let held =
             |port: &&PortGrowth| port.reading.receive_waits > 0 && waited(&port.reading.tx_waited);
         let held = self.growth.ports.iter().filter(held);

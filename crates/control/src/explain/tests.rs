@@ -223,6 +223,12 @@ fn whose_frames_wait_at_an_output_that_signals_congestion_is_told_so() {
     let why = "40 of the port's frames wait at up, a full output, which told senders 7 times to \
                slow down";
     assert_eq!(answer.why, why);
+    // A sender that ignores the signals, if there are any.
+    growth.ports[2].reading.tx_trimmed = 0;
+    growth.ports[0].reading.waited[part_of(Nanos::from_millis(2))] = 100;
+    assert_eq!(ask(&growth).found(), Limit::Nothing, "short waits");
+    growth.ports[0].reading.waited[part_of(Nanos::from_millis(20))] = 100;
+    assert_eq!(ask(&growth).why, "40 of the port's frames wait at up, a full output");
     growth.ports[0].reading.queued = 0;
     assert_eq!(ask(&growth).found(), Limit::Nothing, "others' frames wait");
 }

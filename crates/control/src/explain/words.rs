@@ -166,12 +166,12 @@ impl Question<'_> {
             return (why, remedy);
         }
         if let Some(output) = self.crowded().filter(|output| output.name == port) {
-            let why = format!(
-                "{} of the port's frames wait at {port}, a full output, which told senders {} \
-                 times to slow down",
-                self.port.reading.queued,
-                output.reading.tx_marked + output.reading.tx_trimmed
-            );
+            let waiting = self.port.reading.queued;
+            let signals = output.reading.tx_marked + output.reading.tx_trimmed;
+            let mut why = format!("{waiting} of the port's frames wait at {port}, a full output");
+            if signals > 0 {
+                why.push_str(&format!(", which told senders {signals} times to slow down"));
+            }
             return (why, MORE_OF_OUTPUT);
         }
         let link = self.growth.links.iter().find(|link| link.port == port);

@@ -201,8 +201,8 @@ impl Line {
         }
     }
 
-    /// Whether the worker may take frames from `source` again, because at most seven eighths of the
-    /// limit of waiting frames are in use. While the worker does not poll the source, the source's
+    /// Whether the worker may take frames from `source` again, because at most [`UNDER`] parts of
+    /// the limit of waiting frames are in use. While the worker does not poll the source, the source's
     /// frames for other outputs wait too, so this time must be short.
     pub(super) fn is_under(&self, source: u16, free: u64) -> bool {
         match self {
@@ -319,11 +319,12 @@ pub(super) struct Fair {
     generation: u32,
 }
 
-/// Parts of a VM's limits, in eighths: all, the part below which a VM that was held back is polled
-/// again, and the part above which the queue counts as long for early signals.
-const ALL: u64 = 8;
-const UNDER: u64 = 7;
-const LONG: u64 = 2;
+/// Parts of a VM's limits: all, the part below which a VM that was held back is polled again, and
+/// the part above which the queue counts as long for early signals. The limits have [`PARTS`] parts.
+const ALL: u64 = PARTS;
+const UNDER: u64 = PARTS - 1;
+const LONG: u64 = PARTS / 4;
+const PARTS: u64 = 32;
 
 /// Number of frames by which the table of a fair-share queue may exceed the limit on frames, if the
 /// queue has enough source ports and the limit is not higher. The number is a batch of 128 ports.
@@ -437,10 +438,10 @@ impl Fair {
         codel.signals(waited, Pace::DEFAULT, behind > u64::from(*longest), now)
     }
 
-    /// Whether more frames of `vm` wait than `eighths` eighths of the VM's limits. No VM gets more
-    /// than half of the free memory of all queues (Choudhury, Hahne, 1998), so that later VMs find
-    /// room.
-    fn is_over(&self, vm: usize, eighths: u64, free: u64) -> bool {
+    /// Whether more frames of `vm` wait than `parts` parts of the VM's limits ([`PARTS`]). No VM gets
+    /// more than half of the free memory of all queues (Choudhury, Hahne, 1998), so that later VMs
+    /// find room.
+    fn is_over(&self, vm: usize, parts: u64, free: u64) -> bool {
         if self.bound.excess == Excess::Drop {
             return false;
         }
@@ -449,9 +450,9 @@ impl Fair {
             return false;
         }
         let frames = u64::from(self.frames.saturating_sub(self.share.len())) / 2;
-        bytes > self.bound.bytes / 8 * eighths
-            || memory_of(waiting, bytes) > free / 16 * eighths
-            || u64::from(waiting) * 8 > frames * eighths
+        bytes > self.bound.bytes * parts / PARTS
+            || memory_of(waiting, bytes) > free / 2 * parts / PARTS
+            || u64::from(waiting) * PARTS > frames * parts
     }
 }
 

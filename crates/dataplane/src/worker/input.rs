@@ -231,6 +231,9 @@ impl Input {
         if let Some(counters) = ctx.of(unit.port) {
             counters.rx_empty.add(1);
         }
+        if let Some(shares) = ctx.policy(unit.port).and_then(|policy| policy.inbound.as_ref()) {
+            shares.note_empty(unit.queue.index());
+        }
         self.sampler.undo();
         if counted {
             give_back(ctx, unit);
@@ -258,7 +261,7 @@ impl Input {
         }
         let Some(key) = heeds_signals(batch, unit.port) else { return counted };
         let first = (self.classifier.flow_hash(&key), batch.frame(0).len);
-        if !self.gates.signals(unit, first, queue.backlog(), now) {
+        if !self.gates.signals(unit, first, queue.backlog().unwrap_or(0), now) {
             return counted;
         }
         if !counted {
@@ -467,7 +470,7 @@ fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
 #[cold]
 fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool) -> (Unit, usize) {
     let backlog = ports[unit.port.index()].queues[unit.queue.index()].backlog();
-    (unit, if backlog == 0 && full { BATCH_FRAMES + 1 } else { backlog })
+    (unit, backlog.unwrap_or(if full { BATCH_FRAMES + 1 } else { 0 }))
 }
 
 /// Returns the buffers of a received batch to the driver of the queue pair.

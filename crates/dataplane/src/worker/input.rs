@@ -204,7 +204,7 @@ impl Input {
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
         if let Some(share) = &policy.inbound {
-            let ring = ring_of(&mut ctx.ports, unit, more);
+            let ring = ring_of(&mut ctx.ports, unit, more, self.gates.is_gated(unit.port));
             (work.frames, work.bytes) = admit(share, batch, ring, Nanos(nanos), &ctx.port_counters);
         }
         ctx.deliver(unit.port, Nanos(nanos), true);
@@ -466,9 +466,13 @@ fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
 }
 
 /// Returns a queue pair, and the number of frames that wait in its ring behind a batch. A port that
-/// cannot tell the number has a backlog if the batch was full.
+/// cannot tell the number has a backlog if the batch was full. The frames of a `gated` port wait for
+/// the port's limit and not for the core, so the port has no backlog.
 #[cold]
-fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool) -> (Unit, usize) {
+fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool, gated: bool) -> (Unit, usize) {
+    if gated {
+        return (unit, 0);
+    }
     let backlog = ports[unit.port.index()].queues[unit.queue.index()].backlog();
     (unit, backlog.unwrap_or(if full { BATCH_FRAMES + 1 } else { 0 }))
 }

@@ -1,10 +1,11 @@
-//! Bursts at an uplink with shares leave no standing backlog, so they do not lower the rate that
-//! the tenants share.
+//! Bursts at an uplink with shares leave no standing backlog, and frames that wait for a limit of
+//! the uplink are none. So neither lowers the rate that the tenants share.
 
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
 use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::memory_queue::{
     MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
@@ -13,6 +14,7 @@ use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_qos::inbound_shares::{InboundShares, Member};
+use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid, Weight};
 
 use crate::common;
@@ -76,7 +78,7 @@ struct Bed {
 }
 
 impl Bed {
-    fn new(polled: bool) -> Self {
+    fn new(polled: bool, limit: Option<Arc<IngressPolicer>>) -> Self {
         let core = Core::default();
         let config =
             WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
@@ -94,6 +96,7 @@ impl Bed {
             drivers.push(driver);
             let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
             policy.inbound = (port == 0).then(|| Arc::clone(&shares));
+            policy.ingress_policer = limit.clone().filter(|_| port == 0);
             policies.push(Some(Arc::new(policy.finish())));
         }
         let domain = Domain { tenant: Some(1), vid: 0, members: (0..2).collect(), fdb_limit: 64 };
@@ -136,7 +139,7 @@ fn frame(from: u8, to: u8) -> Vec<u8> {
 #[test]
 fn bursts_that_fill_a_batch_leave_no_standing_backlog() {
     for polled in [false, true] {
-        let mut bed = Bed::new(polled);
+        let mut bed = Bed::new(polled, None);
         for burst in 0..500 {
             for _ in 0..BATCH_FRAMES {
                 assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 1))));
@@ -145,4 +148,20 @@ fn bursts_that_fill_a_batch_leave_no_standing_backlog() {
         }
         assert_eq!(bed.shares.rate(), RATE, "polled {polled}");
     }
+}
+
+/// The ring of the uplink is always full, because the limit passes fewer frames than arrive.
+#[test]
+fn frames_that_wait_for_a_limit_of_the_uplink_are_no_standing_backlog() {
+    let limit = Limit::SingleRate { cir: BitsPerSecond(60_000_000), cbs: 10_000, ebs: 0 };
+    let own = vec![Arc::new(Policer::new(Spec::new(limit).unwrap().waiting()))];
+    let mut bed = Bed::new(false, Some(Arc::new(IngressPolicer { own, links: Vec::new() })));
+    let mut received = 0;
+    for _ in 0..500 {
+        while bed.drivers[0].send(MemoryFrame::plain(frame(0, 1))) {}
+        received += bed.run(GAP);
+    }
+    // In 100 ms, the limit passes 12,500 frames of 60 bytes.
+    assert!((12_000..13_500).contains(&received), "{received}");
+    assert_eq!(bed.shares.rate(), RATE);
 }

@@ -138,8 +138,8 @@ impl PortQueue for MemoryQueue {
         }
     }
 
-    fn backlog(&mut self) -> usize {
-        lock(&self.rings).to_switch.len()
+    fn backlog(&mut self) -> Option<usize> {
+        Some(lock(&self.rings).to_switch.len())
     }
 
     fn rx_done(&mut self) {}

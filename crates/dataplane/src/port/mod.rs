@@ -82,11 +82,11 @@ pub trait PortQueue: Send {
     /// The bytes after the frames' heads stay in the port's buffers until [`Self::rx_done`].
     fn rx_burst(&mut self, batch: &mut Batch);
 
-    /// Number of frames that the next `rx_burst` would find, as far as the port can tell without a
-    /// system call. A port that cannot tell returns 0. The number is only an estimate, because the
-    /// peer may write what it wants.
-    fn backlog(&mut self) -> usize {
-        0
+    /// Number of frames that the next `rx_burst` would find, or `None` if the port cannot tell
+    /// without a system call. The number is only an estimate, because the peer may write what it
+    /// wants.
+    fn backlog(&mut self) -> Option<usize> {
+        None
     }
 
     /// Returns the buffers of the last `rx_burst` to their owner. The worker calls `rx_done` when

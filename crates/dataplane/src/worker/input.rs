@@ -204,7 +204,7 @@ impl Input {
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
         if let Some(share) = &policy.inbound {
-            let ring = ring_of(&mut ctx.ports, unit, more);
+            let ring = ring_of(&mut ctx.ports, unit, more, self.gates.is_gated(unit.port));
             (work.frames, work.bytes) = admit(share, batch, ring, Nanos(nanos), &ctx.port_counters);
         }
         ctx.deliver(unit.port, Nanos(nanos), true);
@@ -230,6 +230,9 @@ impl Input {
     ) -> Option<Taken> {
         if let Some(counters) = ctx.of(unit.port) {
             counters.rx_empty.add(1);
+        }
+        if let Some(shares) = ctx.policy(unit.port).and_then(|policy| policy.inbound.as_ref()) {
+            shares.note_empty(unit.queue.index());
         }
         self.sampler.undo();
         if counted {
@@ -258,7 +261,7 @@ impl Input {
         }
         let Some(key) = heeds_signals(batch, unit.port) else { return counted };
         let first = (self.classifier.flow_hash(&key), batch.frame(0).len);
-        if !self.gates.signals(unit, first, queue.backlog(), now) {
+        if !self.gates.signals(unit, first, queue.backlog().unwrap_or(0), now) {
             return counted;
         }
         if !counted {
@@ -463,11 +466,15 @@ fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
 }
 
 /// Returns a queue pair, and the number of frames that wait in its ring behind a batch. A port that
-/// cannot tell the number has a backlog if the batch was full.
+/// cannot tell the number has a backlog if the batch was full. The frames of a `gated` port wait for
+/// the port's limit and not for the core, so the port has no backlog.
 #[cold]
-fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool) -> (Unit, usize) {
+fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool, gated: bool) -> (Unit, usize) {
+    if gated {
+        return (unit, 0);
+    }
     let backlog = ports[unit.port.index()].queues[unit.queue.index()].backlog();
-    (unit, if backlog == 0 && full { BATCH_FRAMES + 1 } else { backlog })
+    (unit, backlog.unwrap_or(if full { BATCH_FRAMES + 1 } else { 0 }))
 }
 
 /// Returns the buffers of a received batch to the driver of the queue pair.

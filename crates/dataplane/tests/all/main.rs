@@ -8,6 +8,7 @@ mod common;
 mod egress_cuts;
 mod egress_vlan;
 mod idle_core;
+mod inbound;
 mod kicks;
 mod mirror;
 mod packed_ring;

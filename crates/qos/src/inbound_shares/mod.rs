@@ -374,6 +374,16 @@ impl InboundShares {
         frames.fetch_add(load.passed.frames.into(), Ordering::Relaxed);
         refused.fetch_add(load.refused.into(), Ordering::Relaxed);
     }
+
+    /// Notes that no frame waits at the input's queue pair `queue`. Call if a queue pair cannot
+    /// tell its backlog, and a look at the queue pair found no frame.
+    pub fn note_empty(&self, queue: usize) {
+        if let Some(least) = self.counts.backlogs.get(queue)
+            && least.load(Ordering::Relaxed) != 0
+        {
+            least.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Counts {

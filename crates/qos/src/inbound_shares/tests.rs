@@ -120,6 +120,20 @@ fn a_slow_core_lowers_the_rate_and_a_fast_one_restores_it() {
 }
 
 #[test]
+fn an_empty_queue_pair_has_no_standing_backlog() {
+    let shares = InboundShares::new(RATE, &members());
+    let load = BatchLoad { passed: Size { bytes: 5_000, frames: 32 }, refused: 0 };
+    let mut now = Nanos::from_secs(1);
+    for _ in 0..500 {
+        now += Nanos::from_micros(100);
+        shares.refill(now);
+        shares.note(0, 33, load);
+        shares.note_empty(0);
+    }
+    assert_eq!(shares.rate(), RATE);
+}
+
+#[test]
 fn a_change_keeps_spent_tokens_spent() {
     let shares = InboundShares::new(RATE, &members());
     flood(&shares, &[0, 1, 2, 3], Nanos::from_secs(1), Nanos(1_100_000_000));

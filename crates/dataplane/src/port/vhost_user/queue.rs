@@ -127,9 +127,9 @@ impl PortQueue for VhostQueue {
         }
     }
 
-    fn backlog(&mut self) -> usize {
+    fn backlog(&mut self) -> Option<usize> {
         stall::enter(self.port);
-        self.rx.as_ref().map_or(0, |ring| ring.waiting())
+        Some(self.rx.as_ref().map_or(0, |ring| ring.waiting()))
     }
 
     #[inline]

@@ -260,6 +260,10 @@ impl PortQueue for XdpQueue {
         self.rings.rx.release();
     }
 
+    fn backlog(&mut self) -> Option<usize> {
+        Some(self.rings.rx.unread() as usize)
+    }
+
     fn rx_done(&mut self) {
         while let Some(&buffer) = self.returns.last() {
             if !self.rings.fill.push(self.umem.address(buffer, 0)) {

@@ -128,6 +128,22 @@ fn done(queue: &mut XdpQueue) {
 }
 
 #[test]
+fn the_backlog_counts_frames_that_came_during_a_burst() {
+    let (mut queue, mut kernel) = rig();
+    let mut batch = Batch::new();
+    assert_eq!(queue.backlog(), Some(0));
+    for n in 0..8 {
+        assert!(kernel.deliver(&queue, &frame(n, 60)));
+    }
+    batch.limit(3);
+    queue.rx_burst(&mut batch);
+    assert_eq!((batch.len(), queue.backlog()), (3, Some(5)));
+    assert!(kernel.deliver(&queue, &frame(8, 60)));
+    assert_eq!(queue.backlog(), Some(6));
+    done(&mut queue);
+}
+
+#[test]
 fn frames_come_whole_and_their_buffers_go_back_many_times() {
     let (mut queue, mut kernel) = rig();
     let mut batch = Batch::new();

@@ -201,6 +201,13 @@ impl<T: Copy> Consumer<T> {
         self.seen
     }
 
+    /// Number of entries that wait now. Unlike [`Self::waiting`], the number contains entries that
+    /// came since the consumer last read the producer's index.
+    pub(super) fn unread(&self) -> u32 {
+        let shown = self.shared.producer().load(Ordering::Acquire).wrapping_sub(self.next);
+        if shown <= self.shared.size { shown } else { 0 }
+    }
+
     /// Takes the next entry of the ring. [`Self::release`] returns the entry's slot to the
     /// producer.
     #[inline]

@@ -43,6 +43,8 @@
 //!   the VM's ring to the far side of the uplink. The way back is empty. `sparse_fifo_p99_ms` is
 //!   the same value with one queue for all frames.
 //!
+//! The live run is in `crate::live::shared_link`.
+//!
 //! # Departures
 //!
 //! The senders of bulk TCP do not react to marks and losses, so their queues are longer than those
@@ -55,15 +57,16 @@ use penstock_units::{BitsPerSecond, Nanos};
 use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, Traffic, float, terms};
 use crate::evidence::stats::{distribution, ms};
 use crate::evidence::{
-    Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, percentile, points,
+    Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record, percentile, points,
 };
+use crate::live;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "uplink-shares",
     source: "FS-VDE §4.1, §6",
     about: "an uplink is divided by the wire's time, full, without loss, and quick for a ping",
     sim: Some(sim),
-    live: None,
+    live: Some(live::uplink_shares),
     picture,
 };
 
@@ -354,6 +357,9 @@ fn pings(ctx: &Context<'_>, order: Order) -> anyhow::Result<(Vec<f64>, f64)> {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live::uplink_shares_picture(record);
+    }
     let tenants = WEIGHTS.map(|weight| format!("weight {weight}"));
     let axis = Axis::named("tenant", tenants);
     let panel = Panel::new("(a) shares of the wire", axis, Axis::linear("% of the wire"));

@@ -19,6 +19,7 @@ use penstock_units::Rng;
 
 use super::flood::{Flood, Stream, deaf};
 use penstock_guest::bed::Bed;
+use penstock_guest::bed::process::await_some;
 
 /// Weights of the tenants.
 pub(super) const WEIGHTS: [u32; TENANTS] = [3, 1, 1, 7];
@@ -35,6 +36,11 @@ const SMALL: usize = 18;
 const SMALL_WIRE: f64 = 84.0;
 /// Payload bytes of a full TCP segment with time stamps, and bytes of its frame on the wire.
 const SEGMENT: (f64, f64) = (1_448.0, 1_538.0);
+/// Maximum time until a TCP program sends.
+const START_LIMIT: Duration = Duration::from_secs(20);
+/// A TCP program sends when its server received this many bytes. The control connection of iperf3
+/// has fewer.
+const STARTED: f64 = 65_536.0;
 /// CUBIC (RFC 9438) is Linux's default, even if the machine has another default.
 const CONGESTION: &str = "cubic";
 
@@ -90,7 +96,8 @@ pub(super) struct Traffic {
 
 impl Traffic {
     /// Starts the traffic. The TCP programs end by themselves after `secs` seconds. The seed
-    /// determines the order in which the tenants start, and their source ports.
+    /// determines the order in which the tenants start, and their source ports. The floods start
+    /// when all TCP programs send, because a single queue that is full would refuse connections.
     pub fn start(
         bed: &Bed,
         road: &mut dyn Road,
@@ -100,24 +107,24 @@ impl Traffic {
         let mut rng = Rng::new(seed);
         let ports = (DATAGRAMS..).take(TENANTS).collect();
         let deaf = deaf(road.target()?, ports)?;
-        let mut floods = Vec::new();
-        for tenant in shuffled(TENANTS, &mut rng) {
-            let number = u16::try_from(tenant)?;
-            match kinds[tenant] {
-                Kind::Tcp(flows) => tcp(road, tenant, flows, secs)?,
-                Kind::Flood(flows) => {
-                    let first = 20_000 + 5_000 * number + u16::try_from(rng.below(4_000))?;
-                    let stream = Stream {
-                        payloads: vec![SMALL],
-                        to: vec![SocketAddrV4::new(road.address(tenant), DATAGRAMS + number)],
-                        flows,
-                        first_port: first,
-                        per_second: None,
-                    };
-                    let netns = road.source(tenant)?;
-                    floods.push(Flood::start(netns, bed.generator_core(), stream)?);
-                }
+        let order = shuffled(TENANTS, &mut rng);
+        for &tenant in &order {
+            if let Kind::Tcp(flows) = kinds[tenant] {
+                tcp(road, tenant, flows, secs)?;
             }
+        }
+        let mut floods = Vec::new();
+        for &tenant in &order {
+            let Kind::Flood(flows) = kinds[tenant] else { continue };
+            let number = u16::try_from(tenant)?;
+            let stream = Stream {
+                payloads: vec![SMALL],
+                to: vec![SocketAddrV4::new(road.address(tenant), DATAGRAMS + number)],
+                flows,
+                first_port: 20_000 + 5_000 * number + u16::try_from(rng.below(4_000))?,
+                per_second: None,
+            };
+            floods.push(Flood::start(road.source(tenant)?, bed.generator_core(), stream)?);
         }
         Ok(Self { kinds, floods, _deaf: deaf })
     }
@@ -137,10 +144,7 @@ impl Traffic {
         for ((tenant, kind), arrived) in (0_u16..).zip(self.kinds).zip(&mut all) {
             *arrived = match kind {
                 Kind::Tcp(_) => {
-                    let port = format!(":{}", SERVER + tenant);
-                    let words = ["-tinH", "state", "established", "sport", "=", &port];
-                    let bytes = received_bytes(&road.ask("ss", &words)?);
-                    let frames = bytes / SEGMENT.0;
+                    let frames = tcp_bytes(road, tenant)? / SEGMENT.0;
                     Arrived { frames, wire_bytes: frames * SEGMENT.1 }
                 }
                 Kind::Flood(_) => {
@@ -162,7 +166,17 @@ fn tcp(road: &mut dyn Road, tenant: usize, flows: u16, secs: f64) -> anyhow::Res
     let (to, flows) = (road.address(tenant).to_string(), flows.to_string());
     let secs = format!("{:.0}", secs.ceil());
     let words = ["-c", &to, "-p", &port, "-t", &secs, "-P", &flows, "-C", CONGESTION];
-    road.send(tenant, "iperf3", &words).map(drop)
+    road.send(tenant, "iperf3", &words)?;
+    await_some(&format!("TCP stream of tenant {tenant}"), START_LIMIT, || {
+        Ok((tcp_bytes(road, number - SERVER)? > STARTED).then_some(()))
+    })
+}
+
+/// Returns the payload bytes that a tenant's server has received.
+fn tcp_bytes(road: &dyn Road, tenant: u16) -> anyhow::Result<f64> {
+    let port = format!(":{}", SERVER + tenant);
+    let words = ["-tinH", "state", "established", "sport", "=", &port];
+    Ok(received_bytes(&road.ask("ss", &words)?))
 }
 
 /// Returns the numbers from 0 to `count` - 1 in random order.

@@ -16,7 +16,7 @@ const STEP: Duration = Duration::from_millis(250);
 /// Seconds of the traffic before the measurement. TCP's queue has settled then.
 const SETTLE: f64 = 4.0;
 /// Seconds for which the TCP programs outlast the measurement.
-const SPARE: f64 = 5.0;
+const SPARE: f64 = 20.0;
 
 /// Rates of the tenants in one turn.
 #[derive(Debug)]

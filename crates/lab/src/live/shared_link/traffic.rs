@@ -168,7 +168,7 @@ fn tcp(road: &mut dyn Road, tenant: usize, flows: u16, secs: f64) -> anyhow::Res
     let words = ["-c", &to, "-p", &port, "-t", &secs, "-P", &flows, "-C", CONGESTION];
     road.send(tenant, "iperf3", &words)?;
     await_some(&format!("TCP stream of tenant {tenant}"), START_LIMIT, || {
-        Ok((tcp_bytes(road, number - SERVER)? > STARTED).then_some(()))
+        Ok((tcp_bytes(&*road, number - SERVER)? > STARTED).then_some(()))
     })
 }
 
@@ -204,7 +204,7 @@ fn dropped_datagrams(told: &str, port: u16) -> Option<f64> {
     told.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         let is_it = words.nth(1)?.ends_with(&end);
-        is_it.then(|| words.last()?.parse().ok())?
+        is_it.then(|| words.last()?.parse::<f64>().ok())?
     })
 }
 

@@ -327,8 +327,8 @@ const LONG: u64 = PARTS / 4;
 const PARTS: u64 = 32;
 
 /// Number of frames by which the table of a fair-share queue may exceed the limit on frames, if the
-/// queue has enough source ports and the limit is not higher. The number is a batch of 128 ports.
-const BEYOND: u32 = 4_096;
+/// queue has enough source ports and the limit is not higher. The number is a batch of 512 ports.
+const BEYOND: u32 = 16_384;
 
 /// Room in frames from which a fair-share queue lets segments be cut: more than the worker cuts in
 /// a turn.

@@ -12,6 +12,7 @@ use penstock_dataplane::port::memory_queue::{
 };
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_qos::inbound_shares::{InboundShares, Member};
 use penstock_qos::policer::{Limit, Policer, Spec};

@@ -31,7 +31,9 @@
 use penstock_units::BitsPerSecond;
 
 use super::fsvde_link::{self as link, Client, Egress, Sent};
-use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::evidence::{
+    Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record, points,
+};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "fsvde-table2",
@@ -100,6 +102,9 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live_picture(record);
+    }
     let panel = |title: &str, egress: Egress, published: [f64; 5]| {
         let axis = Axis::named("flow (f1: c1; others: c2)", ["f1", "f2", "f3", "f4", "f5"]);
         let flows = record.series(egress.name()).map(points).into_iter().flatten();
@@ -110,6 +115,22 @@ fn picture(record: &Record) -> Picture {
     Picture::new("FS-VDE, Table II: clients of weights 1 and 2")
         .panel(panel("(a) first come, first served (VDE)", Egress::Fifo, VDE))
         .panel(panel("(b) fair-share (FS-VDE)", Egress::FairShare, FS_VDE))
+}
+
+/// Draws the rates of the VMs, with and without a rate of the output.
+fn live_picture(record: &Record) -> Picture {
+    let panel = |title: &str, prefix: &str| {
+        let axis = Axis::named("VM (first: c1; others: c2)", ["f1", "f2, f3", "f4, f5"]);
+        let panel = Panel::new(title, axis, Axis::linear("Mbit/s"));
+        [Egress::Fifo, Egress::FairShare].into_iter().fold(panel, |panel, egress| {
+            let name = format!("{prefix}{}", egress.name());
+            let rates = record.series(&name).map(points).into_iter().flatten();
+            panel.bars(egress.name(), rates)
+        })
+    };
+    Picture::new("FS-VDE, Table II, live: clients of weights 1 and 2")
+        .panel(panel("(a) output of 582.4 Mbit/s", ""))
+        .panel(panel("(b) the worker is the bottleneck", "unpaced "))
 }
 
 #[cfg(test)]

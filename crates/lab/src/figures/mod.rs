@@ -122,7 +122,7 @@ mod qshare_table1;
 mod registry;
 mod remedies;
 mod shaped_vm;
-mod snapshot_turns;
+pub(crate) mod snapshot_turns;
 mod uplink_bed;
 mod uplink_shares;
 mod vcpu_bed;

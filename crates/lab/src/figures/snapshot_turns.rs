@@ -68,9 +68,11 @@ fn us(cycles: Cycles) -> f64 {
 }
 
 /// Draws the lengths of turns with and without a new snapshot.
-pub(super) fn panel(record: &Record) -> Panel {
+/// Draws the turns. `letter` is the letter of the panel in its picture.
+pub(crate) fn panel(record: &Record, letter: &str) -> Panel {
     let axis = Axis::log("length of a turn, us");
-    let panel = Panel::new("(e) turns with a new snapshot", axis, Axis::linear("% of the turns"));
+    let title = format!("{letter} turns with a new snapshot");
+    let panel = Panel::new(&title, axis, Axis::linear("% of the turns"));
     let turns = record.series_of("turns, ");
     turns.fold(panel, |panel, (change, series)| panel.line(change, points(series)))
 }

@@ -45,10 +45,12 @@
 //!   the VM's ring to the far side of the uplink. The way back is empty. `sparse_fifo_p99_ms` is
 //!   the same value with one queue for all frames.
 //! - `snapshot_worst_turn_us`: a worker with 4,096 ports gets snapshots that each change one port's
-//!   weights ([`crate::turns`]). The value is its longest turn with such a snapshot. Only this
-//!   claim also has a live form, in which a thread of the lab runs the worker.
+//!   weights ([`crate::turns`]). The value is its longest turn with such a snapshot. In the live
+//!   form, a thread of the lab runs the worker.
 //! - `inbound_share_error_pct` and `inbound_used_pct_min` are about frames that arrive through the
 //!   uplink ([`super::inbound_shares`]).
+//!
+//! The live run is in `crate::live::shared_link`.
 //!
 //! # Departures
 //!
@@ -73,7 +75,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     source: "FS-VDE §4.1, §6",
     about: "an uplink is divided by the wire's time, full, without loss, and quick for a ping",
     sim: Some(sim),
-    live: Some(live::snapshots),
+    live: Some(live::uplink_shares),
     picture,
 };
 
@@ -381,9 +383,8 @@ fn pings(ctx: &Context<'_>, order: Order) -> anyhow::Result<(Vec<f64>, f64)> {
 }
 
 fn picture(record: &Record) -> Picture {
-    let turns = snapshot_turns::panel(record);
     if record.mode == Mode::Live {
-        return Picture::new("Uplink: turns with a new snapshot").panel(turns);
+        return live::uplink_shares_picture(record);
     }
     let tenants = WEIGHTS.map(|weight| format!("weight {weight}"));
     let axis = Axis::named("tenant", tenants);
@@ -420,7 +421,7 @@ fn picture(record: &Record) -> Picture {
         .panel(used)
         .panel(kept)
         .panel(pings)
-        .panel(turns)
+        .panel(snapshot_turns::panel(record, "(e)"))
         .panel(inbound)
 }
 

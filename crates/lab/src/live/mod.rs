@@ -31,6 +31,7 @@
 //! | `limits`, `gso_flood` | rate limits with real TCP and UDP |
 //! | `bandwidth` | C2QoS Fig. 10: iperf3 and qperf |
 //! | `applications` | C2QoS Fig. 12: FTP servers and web servers |
+//! | `shared_link` | `uplink-shares`: a link that tenants share, beside HTB and one queue |
 //! | `shares` | FS-VDE, Table II: five flows of two clients |
 //! | `shaped` | two namespaces for VM jitter's figures: a shaped VM and the network |
 //! | `capture` | frames that arrive in a namespace, and their times |
@@ -67,6 +68,7 @@ mod remedies;
 mod requests;
 mod rtp;
 mod shaped;
+mod shared_link;
 mod shares;
 mod snapshots;
 mod sold;
@@ -95,8 +97,8 @@ pub(crate) use rates::run as jitter_fig11;
 pub(crate) use remedies::wrong_words;
 pub(crate) use requests::run as jitter_fig9;
 pub(crate) use rtp::run as jitter_fig8;
+pub(crate) use shared_link::{picture as uplink_shares_picture, run as uplink_shares};
 pub(crate) use shares::run as table2;
-pub(crate) use snapshots::run as snapshots;
 pub(crate) use spacing::run as jitter_fig10;
 pub(crate) use uplink::run as fig13;
 pub(crate) use vcpu::{

@@ -40,13 +40,12 @@ use penstock_units::{Cycles, Nanos, TscRate};
 use super::machine::Reading;
 use super::vcpu::steal;
 use crate::evidence::{Context, Outcome};
-use crate::rig::platform;
 use crate::rig::stats::to_f64;
 use crate::turns::{Bed, Change, Control, GAP, Timed, Turns, check};
 
 /// Longest turn in microseconds with which the claim holds.
 const MOST_US: f64 = 100.0;
-/// Number of changes of each kind. `--runs` sets another number.
+/// Number of changes of each kind.
 const CHANGES: u32 = 300;
 /// Highest number of rounds of changes of one kind.
 const ROUNDS: u32 = 3;
@@ -54,26 +53,26 @@ const ROUNDS: u32 = 3;
 const WARM_UP: u32 = 20_000;
 
 /// Measures turns with and without new snapshots.
-pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
-    let machine = bed::Bed::new(&context.live.bed, context.guard()?.clone())?;
-    let mut outcome = Outcome { platform: platform(&machine, false), ..Outcome::default() };
-    let changes = context.live.runs.unwrap_or(CHANGES);
+pub(super) fn measure(
+    context: &Context<'_>,
+    machine: &bed::Bed,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
     let core = tsc::calibrate();
     let mut control = Control::new(core);
     let _pinned = Pinned::new(machine.worker_core())?;
     let bed = Bed::new(control.snapshot(), (core, context.seed), Tsc, None)?;
     let watch = Watch::new(machine.worker_core())?;
     let mut worker = Measured { bed, core, watch };
-    context.progress(0.0, "warm-up");
+    context.progress(0.95, "snapshots");
     for _ in 0..WARM_UP {
         worker.bed.fill();
         worker.bed.turn(None);
     }
     let before = Reading::take(&[machine.worker_core()]);
-    for (nth, change) in (0_u32..).zip(Change::ALL) {
-        context.progress(f64::from(nth) / 5.0, format_args!("changes: {}", change.name()));
+    for change in Change::ALL {
         let mut turns = Turns::default();
-        let wanted = usize::try_from(changes)?;
+        let wanted = usize::try_from(CHANGES)?;
         for _ in 0..ROUNDS {
             let due = u32::try_from(wanted.saturating_sub(turns.changed.len()))?;
             if due == 0 {
@@ -82,12 +81,12 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
             let compiler = machine.generator_core();
             control = round(&mut worker, control, (change, due), compiler, &mut turns)?;
         }
-        turns.conclude(&mut outcome, change, (MOST_US, wanted));
+        turns.conclude(outcome, change, (MOST_US, wanted));
     }
     let taken = before.until(&Reading::take(&[machine.worker_core()]));
-    outcome.note("stolen_pct", taken.stolen_pct);
-    outcome.note("other_programs_pct", taken.programs_pct);
-    Ok(outcome)
+    outcome.note("snapshots_stolen_pct", taken.stolen_pct);
+    outcome.note("snapshots_other_programs_pct", taken.programs_pct);
+    Ok(())
 }
 
 /// Makes `due` changes of one kind, and adds the turns that count to `turns`. Returns the control

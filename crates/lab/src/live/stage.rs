@@ -83,6 +83,17 @@ impl Reading {
         count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name))
     }
 
+    /// Returns the value of the port's gauge `name`, for example `queued`, or 0 if there is none.
+    pub fn level(&self, port: &str, name: &str) -> u64 {
+        count(&self.stats, port, name)
+    }
+
+    /// Returns the increase of the counter `name` of the first worker since the reading `before`.
+    pub fn worker_grown(&self, before: &Self, name: &str) -> u64 {
+        let of = |stats: &Value| stats["workers"][0]["counters"][name].as_u64().unwrap_or(0);
+        of(&self.stats).saturating_sub(of(&before.stats))
+    }
+
     /// Returns the number of frames from and to the port that were dropped since the reading
     /// `before`.
     pub fn dropped(&self, before: &Self, port: &str) -> u64 {

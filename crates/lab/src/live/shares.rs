@@ -25,9 +25,14 @@
 //! shows how much of these cycles the worker used, and in how many batches a VM's ring had more
 //! frames.
 //!
+//! Without a rate, frames of VMs wait in the queue of a `fair-share` output. A `fifo` output sends
+//! each frame at once, and frames wait in the VMs' rings. Only `fair-share` thus copies each frame
+//! twice. `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also has
+//! a queue, and a link that is faster than any core.
+//!
 //! # The ratio with one queue
 //!
-//! With one queue, the ratio depends on what TCP loses. The paced run with `fifo` is therefore
+//! The record shows which settings determine the ratio of the paced run with `fifo`. The run is
 //! repeated with one changed setting at a time ([`EXPLAIN`]): guests without offloads, a queue of 8
 //! MiB, and c1's VM as the last port. For each case, the record shows the ratio, and for each VM
 //! the mean size of the frames in its ring, the part of them that the queue dropped, and the
@@ -57,6 +62,8 @@ use penstock_guest::bed::process::ask;
 /// Rate of the output in bits per second, preamble and gap included. The link of the paper's legacy
 /// switch has the same rate of 582.4 Mbit/s.
 const LINK: u64 = 582_400_000;
+/// Rate in bits per second that no core reaches, so that frames wait only for the core.
+const FAST: u64 = 400_000_000_000;
 /// Time between two readings of the switch's counters.
 const STEP: Duration = Duration::from_millis(250);
 /// Number of runs of each queueing discipline.
@@ -271,6 +278,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     unpaced.note("worker_capacity_of_core", CORE_PART);
     let [fifo, fair] = in_turn(context, &bed, &cases, (secs, &mut rng), &mut unpaced)?;
     conclude(&mut unpaced, &fifo, &fair, 98.5);
+    queued(&bed, secs, (&fair[..], context.live.runs.unwrap_or(RUNS)), &mut unpaced)?;
     outcome.append("unpaced", unpaced);
     context.progress(0.8, "one queue, with other settings");
     explain(&bed, secs, &mut outcome)?;
@@ -306,6 +314,32 @@ fn in_turn(
         }
     }
     Ok(runs.map(|runs| runs.into_iter().map(|run| run.rates).collect()))
+}
+
+/// Compares the total rate of `fair-share` with that of a `fifo` output with a queue, which is not
+/// paced, either.
+fn queued(
+    bed: &Bed,
+    secs: f64,
+    (fair, runs): (&[Rates], u32),
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let case = Case { link: Some(FAST), ..Case::unpaced(Order::Fifo, bed) };
+    let runs = (0..runs).map(|_| one(bed, &case, secs)).collect::<anyhow::Result<Vec<_>>>()?;
+    let rates: Vec<Rates> = runs.iter().map(|run| run.rates).collect();
+    let of = |rates: &[Rates], what: fn(&Rates) -> f64| {
+        middle(&rates.iter().map(what).collect::<Vec<_>>())
+    };
+    let all = |rates: &Rates| rates.iter().sum::<f64>();
+    let what = "c2's rate over c1's, first come, first served, with a queue";
+    let claim = Claim::new("queued_fifo_ratio_c2_over_c1", what, "");
+    outcome.claim(claim.measured(of(&rates, ratio)));
+    let what = "fair-share's rate in all, of the rate of fifo with a queue";
+    let claim = Claim::new("throughput_vs_queued_fifo_pct", what, "%");
+    outcome.claim(claim.measured(100.0 * of(fair, all) / of(&rates, all)));
+    outcome.note("queued_fifo_mbps", told(&rates));
+    outcome.note("queued_fifo_details", runs.last().map(|run| json!(run.details)));
+    Ok(())
 }
 
 /// Measures the ratio with one queue under each setting of [`EXPLAIN`].

@@ -40,7 +40,7 @@
 //! # Cost
 //!
 //! With the default lengths, the measured times add up to six minutes. `--secs` sets the length of
-//! one measurement, and `--runs` the pairs of windows of `fair_share_cost_pct`.
+//! one measurement, and `--runs` the turns of `fair_share_cost_pct`.
 
 mod beside;
 mod calm;

@@ -327,7 +327,8 @@ impl Question<'_> {
 
     /// Returns the output at which the port's frames probably wait: of the outputs that told
     /// senders to slow down, the output with the most waiting frames. If the port's own frames
-    /// waited longer than CoDel allows ([`LONG_WAIT`]), its sender may also have ignored the signals.
+    /// waited longer than CoDel allows ([`LONG_WAIT`]), its sender may also have ignored the
+    /// signals.
     fn crowded(&self) -> Option<&PortGrowth> {
         let signals = |port: &PortGrowth| port.reading.tx_marked + port.reading.tx_trimmed;
         let long = most_took(&self.port.reading.waited, LONG_WAIT);

@@ -104,10 +104,8 @@ tenant = "red"
 vlan = 100
 inbound = { rate = "1G" }
 "#,
-        &[
-            "6:11: port \"vm3\": `inbound` is only for a shared port; move `inbound` to the uplink; \
-             limit what this port receives with `receive`",
-        ],
+        &["6:11: port \"vm3\": `inbound` is only for a shared port; move `inbound` to the \
+             uplink; limit what this port receives with `receive`"],
     ),
     (
         r#"[[port]]
@@ -116,10 +114,8 @@ tap.interface = "up0"
 vlan = 100
 inbound = {}
 "#,
-        &[
-            "5:11: port \"up\": `inbound` has no rate that the tenants could share; add `link`, the \
-             rate of the port's link",
-        ],
+        &["5:11: port \"up\": `inbound` has no rate that the tenants could share; add `link`, \
+             the rate of the port's link"],
     ),
     (
         r#"[[port]]

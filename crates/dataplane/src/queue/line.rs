@@ -202,8 +202,8 @@ impl Line {
     }
 
     /// Whether the worker may take frames from `source` again, because at most [`UNDER`] parts of
-    /// the limit of waiting frames are in use. While the worker does not poll the source, the source's
-    /// frames for other outputs wait too, so this time must be short.
+    /// the limit of waiting frames are in use. While the worker does not poll the source, the
+    /// source's frames for other outputs wait too, so this time must be short.
     pub(super) fn is_under(&self, source: u16, free: u64) -> bool {
         match self {
             Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => true,
@@ -319,8 +319,8 @@ pub(super) struct Fair {
     generation: u32,
 }
 
-/// Parts of a VM's limits: all, the part below which a VM that was held back is polled again, and
-/// the part above which the queue counts as long for early signals. The limits have [`PARTS`] parts.
+/// Parts of a VM's limits, of which each has [`PARTS`]: all, the part below which a VM that was held
+/// back is polled again, and the part above which the queue counts as long for early signals.
 const ALL: u64 = PARTS;
 const UNDER: u64 = PARTS - 1;
 const LONG: u64 = PARTS / 4;
@@ -438,9 +438,9 @@ impl Fair {
         codel.signals(waited, Pace::DEFAULT, behind > u64::from(*longest), now)
     }
 
-    /// Whether more frames of `vm` wait than `parts` parts of the VM's limits ([`PARTS`]). No VM gets
-    /// more than half of the free memory of all queues (Choudhury, Hahne, 1998), so that later VMs
-    /// find room.
+    /// Whether more frames of `vm` wait than `parts` parts of the VM's limits ([`PARTS`]). No VM
+    /// gets more than half of the free memory of all queues (Choudhury, Hahne, 1998), so that later
+    /// VMs find room.
     fn is_over(&self, vm: usize, parts: u64, free: u64) -> bool {
         if self.bound.excess == Excess::Drop {
             return false;

@@ -466,8 +466,8 @@ fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
 }
 
 /// Returns a queue pair, and the number of frames that wait in its ring behind a batch. A port that
-/// cannot tell the number has a backlog if the batch was full. The frames of a `gated` port wait for
-/// the port's limit and not for the core, so the port has no backlog.
+/// cannot tell the number has a backlog if the batch was full. The frames of a `gated` port wait
+/// for the port's limit and not for the core, so the port has no backlog.
 #[cold]
 fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool, gated: bool) -> (Unit, usize) {
     if gated {

@@ -87,7 +87,7 @@ use water_fill::{Taker, water_fill};
 pub const SHARE_TIME: Nanos = Nanos::from_millis(4);
 /// Least time between two early drops of frames to a VM. TCP needs a round trip to react.
 pub const EARLY_GAP: Nanos = Nanos::from_millis(10);
-/// Number of queue pairs of an input whose backlogs are told apart.
+/// Number of queue pairs of an input that have separate backlogs.
 pub const QUEUES_MAX: usize = 8;
 
 /// Time between two refills: a constant, and a time for each VM.
@@ -342,9 +342,9 @@ impl InboundShares {
         Admission::Signal
     }
 
-    /// Gives back the tokens of `bytes` bytes to the VM with the number `port`, because a frame that
-    /// passed was dropped or made shorter as a signal. Without this, early drops would reduce the
-    /// shares of VMs whose senders do not slow down.
+    /// Gives back the tokens of `bytes` bytes to the VM of `port`, because a frame that passed was
+    /// dropped or made shorter as a signal. Without this, early drops would reduce the shares of
+    /// VMs whose senders do not slow down.
     pub fn give_back(&self, port: u16, bytes: u32) {
         if let Some(Account { bucket, .. }) = self.account(port) {
             bucket.give(u64::from(bytes.min(DEPTH_MAX)) * PARTS_OF_BYTE.unsigned_abs());

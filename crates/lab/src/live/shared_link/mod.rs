@@ -26,7 +26,7 @@
 //! | Module | Content |
 //! |---|---|
 //! | `traffic`, `flood`, `pings` | what the tenants send, and what arrives |
-//! | `penstock_road`, `kernel_road` | a switch, or a veth with a discipline, that carries the traffic |
+//! | `penstock_road`, `kernel_road` | a switch or a veth that carries the traffic |
 //! | `wire` | rates on the wire, and deviations from shares by weight |
 //! | `calm` | repeated cells on a disturbed machine |
 //!

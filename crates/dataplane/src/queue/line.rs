@@ -319,8 +319,8 @@ pub(super) struct Fair {
     generation: u32,
 }
 
-/// Parts of a VM's limits, of which each has [`PARTS`]: all, the part below which a VM that was held
-/// back is polled again, and the part above which the queue counts as long for early signals.
+/// Parts of a VM's limits, of which each has [`PARTS`]: all, the part below which a VM that was
+/// held back is polled again, and the part above which the queue counts as long for early signals.
 const ALL: u64 = PARTS;
 const UNDER: u64 = PARTS - 1;
 const LONG: u64 = PARTS / 4;

@@ -35,7 +35,7 @@ use penstock_guest::bed::Bed;
 use penstock_guest::load::Rate;
 
 /// Rates of the link in Mbit/s.
-const RATES: [u32; 3] = [10, 100, 1_000];
+const RATES: [u32; 3] = [10, 40, 1_000];
 /// Mixes of the generator, each with the frames of its three VMs.
 const MIXES: [(&str, [Size; 3]); 3] = [
     ("64 B", [Size::Of(64); 3]),
@@ -45,7 +45,7 @@ const MIXES: [(&str, [Size; 3]); 3] = [
 /// Mixes of namespaces, and whether a namespace sends 64-byte frames beside the TCP stream.
 const STREAMS: [(&str, bool); 2] = [("TCP", false), ("TCP and 64 B", true)];
 /// Highest rate in Mbit/s at which a namespace sends 64-byte frames fast enough.
-const FLOODED_MOST: u32 = 100;
+const FLOODED_MOST: u32 = 40;
 /// Bytes of preamble and gap. The generator counts the FCS itself.
 const GAP: f64 = 20.0;
 const UP: &str = "up";

@@ -93,6 +93,6 @@ mod tests {
             let part = format!("name = \"tenant{tenant}\"\nuplink_weight = {weight}\n");
             assert!(text.contains(&part), "{part} is missing in\n{text}");
         }
-        assert_eq!(text.matches("egress = \"fair-share\"\nlink = 100000000\n").count(), 1);
+        assert_eq!(text.matches("egress = \"fair-share\"\nlink = 40000000\n").count(), 1);
     }
 }

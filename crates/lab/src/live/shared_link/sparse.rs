@@ -67,7 +67,9 @@ fn pings_beside_tcp(
     order: &str,
     (secs, gap): (f64, f64),
 ) -> anyhow::Result<(Vec<f64>, f64)> {
-    let more = format!("egress = \"{order}\"\nlink = \"100M\"\n");
+    // Both orders have the room that is the default of `fq-codel`.
+    let queue = "queue = { bytes = 8388608, wait_us = 1000000 }\n";
+    let more = format!("egress = \"{order}\"\nlink = \"100M\"\n{queue}");
     let vms =
         vec![Vm::sender(VM, UP, Bound::default()), Vm { more, answers: true, ..Vm::sink(UP) }];
     let plan = Plan { offloads: true, prompt: true, ..Plan::new("", vms) };

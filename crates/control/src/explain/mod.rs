@@ -31,8 +31,8 @@
 //!    ports kept the port below its entitlement.
 //! 8. The core limits the port if the port's frames waited and the core was full, or if other
 //!    programs took the core and little of its time was left.
-//! 9. A link limits the port if the port's frames wait at an output that told senders to slow down
-//!    (`tx_marked`, `tx_trimmed`), or if most of them waited for `LONG_WAIT`.
+//! 9. A link limits the port if the port's frames wait at an output that signalled congestion
+//!    (`tx_marked`, `tx_trimmed`), or if most of these frames waited for `LONG_WAIT`.
 //! 10. If no other limit of the list applies, the port sends less than its limits allow.
 //!
 //! Frames count as waiting if half of the port's batches were full. Dropped frames show no limit if
@@ -325,8 +325,8 @@ impl Question<'_> {
         self.crowded().map_or(Limit::Nothing, |output| Limit::Link(output.name.clone()))
     }
 
-    /// Returns the output at which the port's frames probably wait: of the outputs that told
-    /// senders to slow down, the output with the most waiting frames. If the port's own frames
+    /// Returns the output at which the port's frames probably wait: of the outputs that signalled
+    /// congestion, the output with the most waiting frames. If the port's own frames
     /// waited longer than CoDel allows ([`LONG_WAIT`]), its sender may also have ignored the
     /// signals.
     fn crowded(&self) -> Option<&PortGrowth> {

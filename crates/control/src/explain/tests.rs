@@ -220,8 +220,8 @@ fn whose_frames_wait_at_an_output_that_signals_congestion_is_told_so() {
     growth.ports[2].reading.tx_trimmed = 7;
     let answer = ask(&growth);
     assert_eq!(answer.found(), Limit::Link("up".into()));
-    let why = "40 of the port's frames wait at up, a full output, which told senders 7 times to \
-               slow down";
+    let why = "40 of the port's frames wait at up, a full output, which signalled congestion \
+               7 times";
     assert_eq!(answer.why, why);
     // A sender that ignores the signals, if there are any.
     growth.ports[2].reading.tx_trimmed = 0;

@@ -3,7 +3,7 @@
 use super::{DropReason, Question, permille};
 use crate::api::{Explanation, Limit};
 
-/// Remedies for a VM whose frames wait at an output that several VMs share.
+/// Remedies for a VM with frames that wait at a shared output.
 const MORE_OF_OUTPUT: &str =
     "raise `uplink_weight` of the tenant, `uplink_share` of the port, or `link` of the output";
 
@@ -170,7 +170,7 @@ impl Question<'_> {
             let signals = output.reading.tx_marked + output.reading.tx_trimmed;
             let mut why = format!("{waiting} of the port's frames wait at {port}, a full output");
             if signals > 0 {
-                why.push_str(&format!(", which told senders {signals} times to slow down"));
+                why.push_str(&format!(", which signalled congestion {signals} times"));
             }
             return (why, MORE_OF_OUTPUT);
         }

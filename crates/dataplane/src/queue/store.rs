@@ -14,9 +14,9 @@
 //!
 //! # Reserve
 //!
-//! The limits on waiting frames count only the free cells above a reserve. A sender whose frames
-//! may not be dropped is stopped after the batch with which it exceeds a limit. The frames of this
-//! batch find room in the reserve.
+//! The limits on waiting frames count only the free cells above a reserve. If a sender's frames may
+//! not be dropped, the worker stops the sender after the batch that exceeds a limit. The frames of
+//! this batch find room in the reserve.
 //!
 //! # Cost
 //!

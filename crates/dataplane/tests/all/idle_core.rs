@@ -28,7 +28,7 @@ const INTERVAL: u64 = HZ / 20_000;
 type Core = common::Core<100>;
 
 /// A queue pair for which only a poll shows whether frames wait, like a TAP's queue pair.
-struct Polled(MemoryQueue);
+pub(crate) struct Polled(pub(crate) MemoryQueue);
 
 impl PortQueue for Polled {
     fn pending(&mut self, _now: Cycles) -> Pending {

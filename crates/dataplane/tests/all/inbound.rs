@@ -3,14 +3,12 @@
 
 use std::sync::Arc;
 
-use penstock_dataplane::batch::{BATCH_FRAMES, Batch};
+use penstock_dataplane::batch::BATCH_FRAMES;
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::memory_queue::{
-    MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
-};
-use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
+use penstock_dataplane::port::PortQueue;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
@@ -19,6 +17,7 @@ use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid, Weight};
 
 use crate::common;
+use crate::idle_core::Polled;
 
 const HZ: u64 = 1_000_000_000;
 /// Time between two bursts, in cycles.
@@ -27,48 +26,6 @@ const RATE: BitsPerSecond = BitsPerSecond(200_000_000);
 
 /// Virtual core that takes 9.6 us for a full batch.
 type Core = common::Core<100>;
-
-/// A queue pair for which only a poll shows whether frames wait, and which cannot tell their
-/// number, like a TAP's queue pair.
-struct Polled(MemoryQueue);
-
-impl PortQueue for Polled {
-    fn pending(&mut self, _now: Cycles) -> Pending {
-        Pending::Unknown
-    }
-
-    fn rx_burst(&mut self, batch: &mut Batch) {
-        self.0.rx_burst(batch);
-    }
-
-    fn rx_done(&mut self) {
-        self.0.rx_done();
-    }
-
-    fn tx_ready(&self) -> bool {
-        self.0.tx_ready()
-    }
-
-    fn caps(&self) -> OffloadCaps {
-        self.0.caps()
-    }
-
-    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
-        self.0.tx_burst(batch, frames)
-    }
-
-    fn publish(&mut self) {
-        self.0.publish();
-    }
-
-    fn notify(&mut self) -> u32 {
-        self.0.notify()
-    }
-
-    fn notify_taken(&mut self) -> u32 {
-        self.0.notify_taken()
-    }
-}
 
 /// A worker with an uplink, port 0, and a VM, port 1.
 struct Bed {

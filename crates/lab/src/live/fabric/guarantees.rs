@@ -226,6 +226,10 @@ fn tell_predictable(outcome: &mut Outcome, samples: &[Sample], demand: &Demand, 
     let what = "the least that a tenant had in a second over min(guarantee, demand)";
     let claim = Claim::new("min_rate_over_min_guarantee_demand", what, "");
     outcome.claim(claim.at_least(KEPT).measured(least));
+    let parts = demand.judged(samples).into_iter().map(|short| short.part() * short.due);
+    let least = parts.fold(f64::INFINITY, f64::min) / to_f64(GUARANTEE);
+    let what = "the least that a tenant had in a second over its guarantee, whatever its demand";
+    outcome.claim(Claim::new("min_rate_over_guarantee", what, "").measured(least));
     let used = samples.iter().map(used_pct).fold(f64::INFINITY, f64::min);
     let what = "how full the core was in any second, demand predictable";
     let claim = Claim::new("core_utilisation_pct", what, "%");

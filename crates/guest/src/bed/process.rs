@@ -20,17 +20,21 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Runs a command, waits for the command's end, and returns its standard output.
 ///
 /// # Errors
-/// Returns an error if the command cannot be started or fails. The error contains the command's
-/// output.
+/// Returns an error if the command cannot be started or fails. The error contains the command with
+/// its arguments, the exit status and the command's output.
 pub fn ask(command: &mut Command) -> anyhow::Result<String> {
-    let program = command.get_program().to_string_lossy().into_owned();
     let output = command.stdin(Stdio::null()).output();
-    let output = output.with_context(|| format!("running {program}"))?;
+    let output = output.with_context(|| format!("running {}", line(command)))?;
     if !output.status.success() {
-        let words: Vec<_> = command.get_args().map(|a| a.to_string_lossy()).collect();
-        bail!("{program} {}: {}: {}", words.join(" "), output.status, said(&output));
+        bail!("{}: {}: {}", line(command), output.status, said(&output));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns the program and the arguments of a command as one line, for errors.
+fn line(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the standard error and the standard output of a failed program. A program with JSON
@@ -92,6 +96,8 @@ pub fn await_ok<T>(
 #[derive(Debug)]
 pub struct Daemon {
     child: std::process::Child,
+    /// Program and arguments of the daemon.
+    line: String,
     log: PathBuf,
 }
 
@@ -101,7 +107,7 @@ impl Daemon {
     /// # Errors
     /// Returns an error if the daemon cannot be started or the guard process has ended.
     pub fn start(command: &mut Command, log: PathBuf, guard: &Guard) -> anyhow::Result<Self> {
-        let program = command.get_program().to_string_lossy().into_owned();
+        let line = line(command);
         let out = File::create(&log).with_context(|| format!("making {}", log.display()))?;
         let err = out.try_clone().with_context(|| format!("making {}", log.display()))?;
         let child = command
@@ -110,9 +116,9 @@ impl Daemon {
             .stdout(out)
             .stderr(err)
             .spawn()
-            .with_context(|| format!("starting {program}"))?;
+            .with_context(|| format!("starting {line}"))?;
         // If the guard cannot be notified, `daemon` is dropped, and the program ends.
-        let mut daemon = Self { child, log };
+        let mut daemon = Self { child, line, log };
         match Ward::process(daemon.child.id()) {
             Ok(ward) => guard.take(&ward)?,
             // A process that has already ended needs no guard. A later check reports its end.
@@ -130,22 +136,25 @@ impl Daemon {
     /// Checks that the daemon is still running.
     ///
     /// # Errors
-    /// Returns an error if the daemon has ended. The error contains the last lines of the daemon's
-    /// log.
+    /// Returns an error if the daemon has ended. The error contains the daemon's command, its exit
+    /// status and the last lines of its log.
     pub fn check(&mut self) -> anyhow::Result<()> {
         if let Some(status) = self.child.try_wait().context("waiting for a child")? {
-            bail!("ended by itself ({status}):\n{}", self.last_words());
+            bail!("{} ended by itself ({status}):\n{}", self.line, self.last_words());
         }
         Ok(())
     }
 
-    /// The last twelve lines of the daemon's log.
+    /// The last twelve lines of the daemon's log, or `no output`.
     #[must_use]
     pub fn last_words(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<_> = text.lines().collect();
-        lines[lines.len().saturating_sub(12)..].join("\n")
+        match lines.len() {
+            0 => "no output".to_owned(),
+            all => lines[all.saturating_sub(12)..].join("\n"),
+        }
     }
 
     /// Waits until a file of the daemon exists, such as its socket.
@@ -174,12 +183,16 @@ impl Daemon {
     /// Returns an error if the daemon still runs after `limit`.
     pub fn await_end(&mut self, limit: Duration) -> anyhow::Result<std::process::ExitStatus> {
         let child = &mut self.child;
-        await_some("end of a process", limit, || Ok(child.try_wait()?))
+        await_some(&format!("end of {}", self.line), limit, || Ok(child.try_wait()?))
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        // The process id of a process that has ended may belong to another process.
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
         // If the signal fails, the guard ends the daemon later.
         let _ = self.signal(Signal::SIGTERM);
         let _ = self.signal(Signal::SIGCONT);
@@ -235,15 +248,30 @@ mod tests {
     fn a_command_that_fails_says_why() {
         let error = ask(Command::new("sh").args(["-c", "echo no good >&2; exit 3"])).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("no good") && text.contains('3'), "{text}");
+        assert_eq!(text, "sh -c echo no good >&2; exit 3: exit status: 3: no good");
         assert_eq!(ask(Command::new("echo").arg("hello")).unwrap(), "hello\n");
-        assert!(ask(&mut Command::new("/nonexistent/program")).is_err());
+        let absent = ask(Command::new("/nonexistent/program").args(["one", "two"])).unwrap_err();
+        assert_eq!(absent.to_string(), "running /nonexistent/program one two");
         // A program with JSON output prints the reason on standard output.
         let answer = "echo '{\"refused\": \"no room\"}'; exit 1";
         let text = ask(Command::new("sh").args(["-c", answer])).unwrap_err().to_string();
         assert!(text.contains("no room"), "{text}");
         let text = ask(&mut Command::new("false")).unwrap_err().to_string();
         assert!(text.ends_with("no output"), "{text}");
+    }
+
+    #[test]
+    fn a_daemon_that_ended_is_named_with_its_status_and_its_last_lines() {
+        let log = std::env::temp_dir().join(format!("penstock-ended-{}", std::process::id()));
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo no room; exit 4"]).stdout(File::create(&log).unwrap());
+        let mut child = command.spawn().unwrap();
+        child.wait().unwrap();
+        let mut daemon = Daemon { child, line: line(&command), log: log.clone() };
+        let text = daemon.check().unwrap_err().to_string();
+        assert!(text.starts_with("sh -c echo no room; exit 4 ended by itself"), "{text}");
+        assert!(text.contains("exit status: 4") && text.ends_with("no room"), "{text}");
+        std::fs::remove_file(&log).unwrap();
     }
 
     #[test]

@@ -53,6 +53,15 @@ pub const VCPU_WAKEUP_LONG: Experiment = live(
     live::vcpu_wakeup_picture,
 );
 
+/// Measures how long plans take, and the guarantees while queues change hands.
+pub const QSHARE_PLANS: Experiment = live(
+    "qshare-plans",
+    "QShare §V-D",
+    "time of a plan that moves the queues of ten tenants, and the guarantees meanwhile",
+    live::qshare_plans,
+    live::qshare_plans_picture,
+);
+
 /// Experiment that `make fabric-demo` runs. The experiment name `all` of `penstock-lab run` does
 /// not include the fabric demo.
 pub const FABRIC_DEMO: Experiment = live(

@@ -41,6 +41,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_table1::EXPERIMENT,
     qshare_fig6::EXPERIMENT,
     qshare_scale::EXPERIMENT,
+    live_only::QSHARE_PLANS,
     fabric_agents::EXPERIMENT,
     live_only::VCPU_WAKEUP,
     live_only::VCPU_WAKEUP_MANY,

@@ -1,43 +1,67 @@
-//! Live experiment for QShare's Fig. 5: flow completion times under three systems.
+//! Live experiment for QShare's Fig. 5: completion times of one tenant's shuffle beside other
+//! tenants, under three systems.
 //!
 //! # Source
 //!
-//! The experiment replays QShare §VII-B, with the network of [`super::guarantees`].
+//! The experiment replays QShare §VII-B with the links of [`super::guarantees`]. As in the paper,
+//! tenant T has ten VMs, five in each of two racks, and the same guarantee on the core link as a
+//! tenant of Fig. 4. Every VM of T is a client that requests flows from all other VMs of T. A
+//! client requests the next flow when the previous flow is complete. Flow sizes are from the
+//! enterprise workload. The *load* is the total guarantee of all tenants except T, in percent of
+//! the core link.
 //!
 //! # Approach
 //!
-//! Every VM fetches flows from random VMs of its tenant on other hosts. Flow sizes are drawn from
-//! the table of the enterprise workload, as in the paper. Each flow opens a new connection. Clients
-//! pause between flows as in the paper, and all three systems run with the same random seed.
+//! Six other tenants have equal parts of the load, and one VM on each host. Each of their VMs
+//! fetches endless flows from its counterpart in the other rack, so each other tenant is due its
+//! whole guarantee in both directions.
 //!
-//! - *tcp*: the controller assigns no queues, and hosts limit no tenant.
-//! - *Static reservation*: the controller assigns no queues. Hosts shape the traffic of each VM, in
-//!   both directions, to the VM's guarantee.
+//! - *tcp*: no tenant has a queue, and hosts limit no tenant.
+//! - *Static reservation*: no tenant has a queue. Hosts shape the traffic of each VM, in both
+//!   directions, to the VM's guarantee.
 //! - *Ours*: the controller assigns queues according to the tenants' use of the network, and hosts
 //!   limit tenants without a queue.
 //!
-//! A flow's time begins when its connection is opened. A flow counts if it begins after the warm-up
-//! and is complete at the end of the run.
+//! T's clients begin when the warm-up has ended, so no flow of the warm-up counts. A client draws
+//! the same flows under each system. Two systems are compared by those flows that are complete
+//! under both. A flow's time begins when its connection is opened.
+//!
+//! # Departures
+//!
+//! In the simulated figure, the other tenants send exactly their guarantees. Live, they use all
+//! bandwidth that they can get. So T needs protection, and the other tenants need their guarantees.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::guarantees::plan;
+use super::demand::{self, Flow, due};
+use super::diary::Diary;
+use super::guarantees::{
+    Demand, GUARANTEE, INTERVAL, KEPT, LINK, QUEUES, RACKS, hoses, judge, tell_plans,
+};
+use super::plan::{Plan, Spread};
 use super::programs::{Client, Ended, Wants};
 use super::samples::{WARM_UP, others, points, start, used_pct, watch};
-use super::world::World;
+use super::world::{Vm, World};
 use crate::evidence::{Claim, Context, Outcome, percentile};
-use crate::qshare::{Workload, tenant_sizes};
+use crate::qshare::Workload;
 use crate::rig::platform;
 use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 
+/// Loads of the experiment. The guarantee of tenant T adds 9.4 %.
+const LOADS: [u64; 2] = [30, 90];
+/// Number of tenants beside tenant T. With T, each tenant can have a queue.
+const OTHERS: usize = 6;
+/// Number of VMs of each tenant, one on each host.
+const VMS: usize = 10;
 /// Seconds for which each of the three systems is measured.
-const SECS: f64 = 20.0;
-/// Number of TCP clients in each VM.
-const CLIENTS: usize = 4;
-/// Longest pause of a client between two flows.
-const PAUSE: Duration = Duration::from_secs(1);
+const SECS: f64 = 30.0;
+/// Number of connections of a VM of another tenant.
+const COPIES: usize = 2;
+/// Lowest number of flows by which two systems are compared.
+const FLOWS: usize = 30;
 
 struct System {
     name: &'static str,
@@ -51,12 +75,20 @@ struct System {
 }
 
 /// The three measured systems, in the order of their measurements. In the systems `tcp` and
-/// `static`, no tenant has its own queue.
+/// `static`, no tenant has its own queue, because the controller assigns queues only later.
 const SYSTEMS: [System; 3] = [
     System { name: "tcp", mode: "hold", reserves: false, holds: false },
     System { name: "static", mode: "hold", reserves: true, holds: false },
     System { name: "ours", mode: "active", reserves: false, holds: true },
 ];
+
+/// Results of a system at a load.
+#[derive(Debug)]
+struct Had {
+    ended: Vec<Ended>,
+    /// Lowest part of its guarantee that a tenant other than T had in a second.
+    others: f64,
+}
 
 /// Runs the live experiment for QShare's Fig. 5.
 ///
@@ -65,40 +97,127 @@ const SYSTEMS: [System; 3] = [
 /// Returns an error if a program of the experiment cannot be started, or if it fails later.
 pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let bed = Bed::new(&context.live.bed, context.guard()?.clone())?;
-    let secs = context.live.secs.unwrap_or(SECS);
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
-    context.progress(0.0, "starting hosts and their VMs");
-    let mut world = World::start(&bed, "fig5", &plan(&tenant_sizes(context.seed)))?;
-    let mut means = Vec::new();
-    for (nth, System { name, mode, reserves, holds }) in (1_u32..).zip(SYSTEMS) {
-        context.progress(f64::from(nth) / 4.0, name);
-        world.mode(mode)?;
-        world.reserve(reserves)?;
-        world.hold(holds)?;
-        let mut programs = start(&bed, &world, clients(&world)?, context.seed)?;
-        let samples = watch(&mut world, &mut programs, secs)?;
-        outcome.series(&format!("core: {name}"), "%", points(&samples, used_pct));
-        means.push(tell(&mut outcome, name, &counted(programs.take_ended()))?);
+    outcome.note("guarantee_mbps", to_f64(GUARANTEE) / 1e6);
+    let (mut over_tcp, mut over_static, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    for (nth, load) in (0_u32..).zip(LOADS) {
+        context.progress(f64::from(nth) / 2.0, format!("load {load} %, starting hosts"));
+        let mut world = World::start(&bed, &format!("fig5-{load}"), &plan(load))?;
+        let mut had = Vec::new();
+        for (at, system) in (0_u32..).zip(&SYSTEMS) {
+            let done = f64::from(3 * nth + at) / 6.0;
+            context.progress(done, format!("load {load} %, {}", system.name));
+            had.push(measure(context, &bed, &mut world, &mut outcome, (load, system))?);
+        }
+        let [tcp, fixed, ours] = &had[..] else { anyhow::bail!("a system did not run") };
+        kept.push(ours.others);
+        over_tcp.push(compare(&mut outcome, load, "tcp", ours, tcp)?);
+        over_static.push(compare(&mut outcome, load, "static", ours, fixed)?);
     }
-    let [tcp, fixed, ours] = means[..] else { anyhow::bail!("a system did not run") };
-    let ratio = |id: &str, what: &str, value: f64| Claim::new(id, what, "").measured(value);
-    let what = "mean time of a flow, ours over static reservation";
-    outcome.claim(ratio("mean_fct_ours_over_static", what, ours / fixed).at_most(1.0));
-    let what = "mean time of a flow, ours over TCP in one queue";
-    outcome.claim(ratio("mean_fct_ours_over_tcp", what, ours / tcp));
+    for (id, what, ratios) in [
+        ("mean_fct_ours_over_tcp", "TCP in one queue", over_tcp),
+        ("mean_fct_ours_over_static", "static reservation", over_static),
+    ] {
+        let what = format!("mean time of a flow, ours over {what}, at the worst load");
+        let worst = ratios.into_iter().fold(f64::NAN, f64::max);
+        outcome.claim(Claim::new(id, what, "").at_most(1.0).measured(worst));
+    }
+    let what = "the least of its guarantee that another tenant had in a second, ours";
+    let claim = Claim::new("others_rate_over_guarantee", what, "").at_least(KEPT);
+    outcome.claim(claim.measured(kept.into_iter().fold(f64::INFINITY, f64::min)));
     Ok(outcome)
 }
 
-fn clients(world: &World) -> anyhow::Result<Vec<Client>> {
-    let sizes = Workload::Enterprise.sizes()?;
-    let mut clients = Vec::new();
-    for (vm, of) in world.vms.iter().enumerate() {
-        let servers = others(world, vm, |other| other.host != of.host);
-        let wants = Wants::Flows(Arc::clone(&sizes), PAUSE);
-        let client = Client { vm, servers, wants, from: Duration::ZERO };
-        clients.extend(std::iter::repeat_n(client, CLIENTS));
+/// Returns the plan of the network, in which the six other tenants have guarantees of `load`
+/// percent of the core link. The first tenant is T.
+fn plan(load: u64) -> Plan {
+    let in_rack = u64::try_from(VMS / 2).unwrap_or(1);
+    let other = LINK / 100 * load / u64::try_from(OTHERS).unwrap_or(1) / in_rack;
+    let mut tenants = vec![(VMS, GUARANTEE / in_rack)];
+    tenants.extend(std::iter::repeat_n((VMS, other), OTHERS));
+    Plan {
+        racks: RACKS.to_vec(),
+        link: LINK,
+        queues: QUEUES,
+        interval: INTERVAL,
+        tenants,
+        spread: Spread::OnePerHost,
+        hold: true,
+        page: false,
     }
-    Ok(clients)
+}
+
+/// Measures a system at a load.
+fn measure(
+    context: &Context<'_>,
+    bed: &Bed,
+    world: &mut World,
+    outcome: &mut Outcome,
+    (load, system): (u64, &System),
+) -> anyhow::Result<Had> {
+    let System { name, mode, reserves, holds } = *system;
+    world.mode(mode)?;
+    world.reserve(reserves)?;
+    world.hold(holds)?;
+    if mode == "hold" {
+        let bound = world.ask(&["status"])?["with_queues"].clone();
+        anyhow::ensure!(bound == 0, "{name}: {bound} tenants have queues, and none may have one");
+    }
+    let flows = counterparts(world);
+    let mut clients = shuffle(world)?;
+    let from = vec![Duration::ZERO; 1 + OTHERS];
+    for client in demand::clients(&world.vms, &flows, &from) {
+        clients.extend(std::iter::repeat_n(client, COPIES));
+    }
+    let due = due(&world.vms, &flows, &hoses(world.plan()), RACKS.len());
+    let diary = Diary::start(world.operator())?;
+    let mut programs = start(bed, world, clients, context.seed)?;
+    let secs = context.live.secs.unwrap_or(SECS);
+    let samples = watch(world, &mut programs, secs)?;
+    let ended = counted(programs.take_ended());
+    drop(programs);
+    let log = diary.close()?;
+    let run = format!("load {load} %, {name}");
+    let mut found = Outcome::new();
+    let others = judge(&mut found, &samples, &Demand { from, due }, &log);
+    tell_plans(&mut found, "plans", &samples, &log);
+    outcome.note(&run, serde_json::Value::Object(found.platform));
+    // The picture shows the highest load.
+    let prefix = if load == LOADS[LOADS.len() - 1] { String::new() } else { format!("{load} %: ") };
+    outcome.series(&format!("{prefix}core: {name}"), "%", points(&samples, used_pct));
+    tell(outcome, (load, name), &prefix, &ended)?;
+    let id = format!("others_rate_over_guarantee_{name}_{load}");
+    let what = format!("{run}: the least of its guarantee that another tenant had in a second");
+    outcome.claim(Claim::new(&id, what, "").measured(others));
+    Ok(Had { ended, others })
+}
+
+/// Returns a client for each VM of tenant T, which begins when the warm-up has ended.
+fn shuffle(world: &World) -> anyhow::Result<Vec<Client>> {
+    let sizes = Workload::Enterprise.sizes()?;
+    let all = world.vms.iter().enumerate().filter(|(_, vm)| vm.tenant == 0);
+    let client = |(vm, of): (usize, &Vm)| {
+        let servers = others(&world.vms, vm, |other| other.host != of.host);
+        Client { vm, servers, wants: Wants::Rounds(Arc::clone(&sizes)), from: WARM_UP }
+    };
+    Ok(all.map(client).collect())
+}
+
+/// Returns a flow to each VM of the other tenants. The flow comes from the tenant's VM with the
+/// same place in the other rack.
+fn counterparts(world: &World) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    for tenant in 1..=OTHERS {
+        let of = |rack: usize| -> Vec<usize> {
+            let all = world.vms.iter().enumerate();
+            all.filter(|(_, vm)| (vm.tenant, vm.rack) == (tenant, rack)).map(|(vm, _)| vm).collect()
+        };
+        for (one, two) in of(0).into_iter().zip(of(1)) {
+            flows.push(Flow { server: one, client: two });
+            flows.push(Flow { server: two, client: one });
+        }
+    }
+    flows
 }
 
 /// Returns the flows of `ended` that did not begin in the warm-up.
@@ -107,34 +226,109 @@ fn counted(mut ended: Vec<Ended>) -> Vec<Ended> {
     ended
 }
 
-/// Adds the completion times of flows to `outcome`, and returns their mean in milliseconds. Returns
-/// an error if no flow ended.
-fn tell(outcome: &mut Outcome, name: &str, ended: &[Ended]) -> anyhow::Result<f64> {
-    anyhow::ensure!(!ended.is_empty(), "{name}: no flow ended");
+/// Adds the completion times of flows to `outcome`. Returns an error if no flow ended.
+fn tell(
+    outcome: &mut Outcome,
+    (load, name): (u64, &str),
+    prefix: &str,
+    ended: &[Ended],
+) -> anyhow::Result<()> {
+    anyhow::ensure!(!ended.is_empty(), "load {load} %, {name}: no flow ended");
     let millis = |flow: &Ended| 1e3 * flow.took.as_secs_f64();
     let mut times: Vec<f64> = ended.iter().map(millis).collect();
     times.sort_by(f64::total_cmp);
     let count = to_f64(u64::try_from(times.len())?);
     let mean = times.iter().sum::<f64>() / count;
     let cdf = (1..=100_u32).map(|pct| (percentile(&times, f64::from(pct)), f64::from(pct)));
-    outcome.series(&format!("time of flows: {name}"), "%", cdf.collect::<Vec<_>>());
-    let id = format!("mean_fct_{name}_ms");
-    outcome.claim(Claim::new(&id, format!("mean time of a flow, {name}"), "ms").measured(mean));
+    let cdf = cdf.collect::<Vec<_>>();
+    outcome.series(&format!("{prefix}time of flows: {name}"), "%", cdf);
+    let id = format!("mean_fct_{name}_{load}_ms");
+    let what = format!("load {load} %: mean time of all flows, {name}");
+    outcome.claim(Claim::new(&id, what, "ms").measured(mean));
     let bytes: u64 = ended.iter().map(|flow| flow.bytes).sum();
-    outcome.note(&format!("flows_{name}"), ended.len());
-    outcome.note(&format!("flow_bytes_{name}"), bytes);
-    Ok(mean)
+    outcome.note(&format!("flows_{name}_{load}"), ended.len());
+    outcome.note(&format!("flow_bytes_{name}_{load}"), bytes);
+    Ok(())
+}
+
+/// Returns the times in seconds of the flows that are complete under both systems, as pairs.
+fn common(ours: &[Ended], other: &[Ended]) -> Vec<(f64, f64)> {
+    let theirs: BTreeMap<_, _> = other.iter().map(|flow| (flow.number, flow.took)).collect();
+    let both = |flow: &Ended| {
+        let their = theirs.get(&flow.number)?;
+        Some((flow.took.as_secs_f64(), their.as_secs_f64()))
+    };
+    ours.iter().filter_map(both).collect()
+}
+
+/// Adds the mean time of a flow under `ours` over the mean time under the system `name`, for the
+/// flows that are complete under both. Returns an error if too few flows are complete under both.
+fn compare(
+    outcome: &mut Outcome,
+    load: u64,
+    name: &str,
+    ours: &Had,
+    other: &Had,
+) -> anyhow::Result<f64> {
+    let both = common(&ours.ended, &other.ended);
+    anyhow::ensure!(
+        both.len() >= FLOWS,
+        "load {load} %: only {} flows are complete under ours and under {name}; measure longer \
+         (--secs)",
+        both.len()
+    );
+    let (mine, theirs) = both.iter().fold((0.0, 0.0), |(a, b), (x, y)| (a + x, b + y));
+    let ratio = mine / theirs;
+    outcome.note(&format!("flows_in_both_{name}_{load}"), both.len());
+    let id = format!("mean_fct_ours_over_{name}_{load}");
+    let what = format!("load {load} %: mean time of a flow, ours over {name}, the same flows");
+    outcome.claim(Claim::new(&id, what, "").measured(ratio));
+    Ok(ratio)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::tests::placed;
     use super::*;
+
+    fn flow(number: (usize, u64), began: Duration, took: u64) -> Ended {
+        Ended { number, bytes: 1, began, took: Duration::from_secs(took) }
+    }
 
     #[test]
     fn flows_of_the_warm_up_do_not_count() {
-        let flow = |began: Duration| Ended { bytes: 1, began, took: Duration::from_secs(30) };
         let early = WARM_UP - Duration::from_nanos(1);
-        let flows = counted(vec![flow(Duration::ZERO), flow(early), flow(WARM_UP)]);
+        let all = [Duration::ZERO, early, WARM_UP].map(|began| flow((0, 0), began, 30));
+        let flows = counted(all.to_vec());
         assert_eq!(flows.iter().map(|flow| flow.began).collect::<Vec<_>>(), [WARM_UP]);
+    }
+
+    #[test]
+    fn two_systems_are_compared_by_the_same_flows() {
+        let ended = |all: &[(usize, u64, u64)]| {
+            let one = all.iter().map(|(client, nth, took)| flow((*client, *nth), WARM_UP, *took));
+            one.collect::<Vec<_>>()
+        };
+        let ours = ended(&[(0, 0, 1), (0, 1, 2), (1, 0, 3), (1, 1, 50)]);
+        let other = ended(&[(1, 0, 6), (0, 0, 2), (2, 7, 9)]);
+        assert_eq!(common(&ours, &other), [(1.0, 2.0), (3.0, 6.0)]);
+        let had = |ended: Vec<Ended>| Had { ended, others: 1.0 };
+        let mut outcome = Outcome::new();
+        let few = compare(&mut outcome, 30, "tcp", &had(ours), &had(other));
+        assert!(few.unwrap_err().to_string().contains("only 2 flows"));
+        let many = |took: u64| (0..40).map(|nth| flow((0, nth), WARM_UP, took)).collect::<Vec<_>>();
+        let ratio = compare(&mut outcome, 30, "tcp", &had(many(1)), &had(many(4))).unwrap();
+        assert!((ratio - 0.25).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_tenants_of_each_load_have_one_vm_on_each_host() {
+        for load in LOADS {
+            let plan = plan(load);
+            let (places, refused) = placed(&plan);
+            assert!(refused.is_empty(), "load {load}: {refused:?}");
+            assert_eq!(places.len(), 1 + OTHERS);
+            assert!(places.iter().all(|place| place.len() == plan.hosts()));
+        }
     }
 }

@@ -1,16 +1,30 @@
-//! Live experiments with a fabric: a controller, ten hosts in two racks, and real packets.
+//! Live experiments with a fabric: a controller, ten hosts in two or three racks, and real packets.
 //!
 //! | Module | Content |
 //! |---|---|
+//! | `plan` | hosts, tenants and settings of a fabric, and the controller's files |
 //! | `world` | namespaces, bridges, hosts, VMs, the controller |
+//! | `operator` | requests to the controller |
 //! | `programs` | TCP of all VMs, in one thread |
+//! | `demand` | connections of VMs, and the rates that are due to them |
+//! | `counters` | byte counters of all VMs and racks, read at one moment |
 //! | `samples` | rates in each second of a run |
+//! | `diary` | what the controller did during a run |
+//! | `diagnosis` | what the fabric did in a second in which a tenant had too little |
 //! | `guarantees` | QShare, Fig. 4 |
 //! | `completion` | QShare, Fig. 5 |
+//! | `plans` | the time of a plan, and the guarantees while plans are carried out |
 //! | `story` | the run and the text of `make fabric-demo` |
 
 mod completion;
+mod counters;
+mod demand;
+mod diagnosis;
+mod diary;
 mod guarantees;
+mod operator;
+mod plan;
+mod plans;
 mod programs;
 mod samples;
 mod story;
@@ -18,4 +32,5 @@ mod world;
 
 pub(crate) use completion::run as fig5;
 pub(crate) use guarantees::run as fig4;
+pub(crate) use plans::{picture as plans_picture, run as plans};
 pub(crate) use story::{picture as story_picture, run as story};

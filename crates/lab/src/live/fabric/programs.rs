@@ -65,10 +65,13 @@ pub(super) struct Place {
 pub(super) enum Wants {
     /// The client requests an endless flow from one server.
     All,
-    /// The client requests flows with sizes from the table. After each flow, the client pauses with
-    /// a probability of one half. A pause between two flows is at most as long as the given
-    /// duration.
+    /// The client requests flows with sizes from the table, each from a random server. After each
+    /// flow, the client pauses with a probability of one half. A pause between two flows is at most
+    /// as long as the given duration.
     Flows(Arc<SizeTable>, Duration),
+    /// The client requests flows with sizes from the table, without pauses. The client uses each
+    /// server once per round, in a random order.
+    Rounds(Arc<SizeTable>),
     /// The client sends datagrams at the given rate in bits per second. Datagrams for which the
     /// VM's queue has no room are lost.
     Datagrams(f64),
@@ -77,8 +80,7 @@ pub(super) enum Wants {
 #[derive(Debug, Clone)]
 pub(super) struct Client {
     pub vm: usize,
-    /// Indices of the VMs from which the client requests flows. The client sends each request to a
-    /// random VM in `servers`.
+    /// Indices of the VMs from which the client requests flows.
     pub servers: Vec<usize>,
     pub wants: Wants,
     /// Time at which the client begins, counted from the start of the programs.
@@ -88,6 +90,9 @@ pub(super) struct Client {
 /// A TCP flow that has ended, with its size and its start time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ended {
+    /// Index of the flow's client, and the number of the flow among all flows of the client, from
+    /// 0. With the same seed, a client's flows have the same servers and sizes in each run.
+    pub number: (usize, u64),
     pub bytes: u64,
     /// Time at which the flow's connection was opened, counted from the start of the programs.
     pub began: Duration,
@@ -124,9 +129,19 @@ impl Programs {
         Ok(programs)
     }
 
+    /// Returns the start of the programs, from which all their times count.
+    pub fn began(&self) -> Instant {
+        self.began
+    }
+
     /// Returns the time since the start of the programs.
     pub fn elapsed(&self) -> Duration {
         self.began.elapsed()
+    }
+
+    /// Returns the time from the start of the programs until `at`, or zero if `at` is earlier.
+    pub fn since_start(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.began)
     }
 
     /// Returns an error with the reason if the programs have stopped.
@@ -168,16 +183,66 @@ enum Peer {
     /// A server's connection: the TCP stream, and the number of bytes still to send. The number of
     /// bytes is `None` until the client's request has arrived.
     Server(TcpStream, Option<u64>),
-    /// A client's connection: the client's index, the requested bytes, the missing bytes, and the
-    /// time at which the connection was opened.
+    /// A client's connection: the client's index and the flow's number, the requested bytes, the
+    /// missing bytes, and the time at which the connection was opened.
     Client {
         stream: TcpStream,
-        client: usize,
+        number: (usize, u64),
         asked: u64,
         left: u64,
         since: Instant,
         sent: bool,
     },
+}
+
+/// What a client draws at random. Each client has random numbers of its own, so a client's flows do
+/// not depend on the times at which other clients' flows end.
+#[derive(Debug)]
+struct Draws {
+    rng: Rng,
+    /// Servers that are left in the client's round ([`Wants::Rounds`]).
+    round: Vec<usize>,
+    /// Number of flows that the client has requested.
+    flows: u64,
+}
+
+impl Draws {
+    /// Returns the next flow of `client`: the flow's number, its server and its size in bytes.
+    fn next(&mut self, client: &Client) -> anyhow::Result<(u64, usize, u64)> {
+        let number = self.flows;
+        self.flows += 1;
+        if let Wants::Rounds(_) = client.wants {
+            if self.round.is_empty() {
+                self.round.clone_from(&client.servers);
+            }
+            let left = self.round.len();
+            let nth = usize::try_from(self.rng.below(u64::try_from(left)?))?;
+            let server = self.round.swap_remove(nth);
+            return Ok((number, server, self.size(client)));
+        }
+        let servers = u64::try_from(client.servers.len())?;
+        let server = client.servers[usize::try_from(self.rng.below(servers))?];
+        Ok((number, server, self.size(client)))
+    }
+
+    fn size(&mut self, client: &Client) -> u64 {
+        match &client.wants {
+            Wants::Flows(sizes, _) | Wants::Rounds(sizes) => sizes.draw(&mut self.rng),
+            Wants::All | Wants::Datagrams(_) => ENDLESS,
+        }
+    }
+
+    /// Returns the client's pause before its next flow. `None` if the client requests no more
+    /// flows.
+    fn pause(&mut self, client: &Client) -> Option<Duration> {
+        match &client.wants {
+            Wants::Flows(_, most) if self.rng.chance_ppm(500_000) => {
+                Some(most.mul_f64(self.rng.unit()))
+            }
+            Wants::Flows(..) | Wants::Rounds(_) => Some(Duration::ZERO),
+            Wants::All | Wants::Datagrams(_) => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -194,7 +259,8 @@ struct All {
     places: Vec<Place>,
     namespaces: Vec<File>,
     clients: Vec<Client>,
-    rng: Rng,
+    /// The draws of each client.
+    draws: Vec<Draws>,
     epoll: Epoll,
     peers: BTreeMap<u64, Peer>,
     next: u64,
@@ -220,12 +286,15 @@ impl All {
             File::open(&path).with_context(|| format!("opening {}", path.display()))
         };
         let namespaces = places.iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
+        let seed = Rng::new(seed);
+        let draws = |client: u64| Draws { rng: seed.fork(client), round: Vec::new(), flows: 0 };
+        let draws = (0..).take(clients.len()).map(draws).collect();
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).context("making an epoll")?;
         let mut all = Self {
             places,
             namespaces,
             clients,
-            rng: Rng::new(seed),
+            draws,
             epoll,
             peers: BTreeMap::new(),
             next: 0,
@@ -320,12 +389,7 @@ impl All {
     /// Opens the next connection of `client`, to one of its servers at random.
     fn ask(&mut self, client: usize) -> anyhow::Result<()> {
         let of = &self.clients[client];
-        let nth = self.rng.below(u64::try_from(of.servers.len())?);
-        let server = of.servers[usize::try_from(nth)?];
-        let asked = match &of.wants {
-            Wants::Flows(sizes, _) => sizes.draw(&mut self.rng),
-            Wants::All | Wants::Datagrams(_) => ENDLESS,
-        };
+        let (number, server, asked) = self.draws[client].next(of)?;
         self.enter(of.vm)?;
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd: OwnedFd = socket(AddressFamily::Inet, SockType::Stream, flags, None)
@@ -337,7 +401,8 @@ impl All {
             Err(error) => return Err(error).context("connecting to a server"),
         }
         let (stream, since) = (TcpStream::from(fd), clock::now());
-        let peer = Peer::Client { stream, client, asked, left: asked, since, sent: false };
+        let number = (client, number);
+        let peer = Peer::Client { stream, number, asked, left: asked, since, sent: false };
         // The socket becomes writable when the connection is established.
         self.add(peer, EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT)
     }
@@ -398,7 +463,7 @@ impl All {
     /// Sends a client's request to a server, and counts the received bytes. Returns `false` if the
     /// client's flow has ended.
     fn receive(&mut self, id: u64, peer: &mut Peer) -> anyhow::Result<bool> {
-        let Peer::Client { stream, client, asked, left, since, sent } = peer else {
+        let Peer::Client { stream, number, asked, left, since, sent } = peer else {
             return Ok(true);
         };
         if !*sent {
@@ -421,26 +486,22 @@ impl All {
             anyhow::ensure!(read > 0 || *left == 0, "a connection broke");
             if *left == 0 {
                 let began = since.saturating_duration_since(self.began);
-                let ended = Ended { bytes: *asked, began, took: since.elapsed() };
+                let number = *number;
+                let ended = Ended { number, bytes: *asked, began, took: since.elapsed() };
                 self.ended.lock().unwrap_or_else(PoisonError::into_inner).push(ended);
-                let client = *client;
-                self.rest(client);
+                self.rest(number.0);
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Schedules the next flow of `client`. The client pauses before the flow with a probability of
-    /// one half.
+    /// Schedules the next flow of `client`, after the client's pause.
     fn rest(&mut self, client: usize) {
-        let Wants::Flows(_, most) = &self.clients[client].wants else { return };
-        let pause = if self.rng.chance_ppm(500_000) {
-            most.mul_f64(self.rng.unit())
-        } else {
-            Duration::ZERO
-        };
-        self.due.push(Reverse(Due { at: clock::now() + pause, client }));
+        let pause = self.draws[client].pause(&self.clients[client]);
+        if let Some(pause) = pause {
+            self.due.push(Reverse(Due { at: clock::now() + pause, client }));
+        }
     }
 
     fn flood(&mut self) -> anyhow::Result<()> {
@@ -472,5 +533,47 @@ fn would_block<T>(done: std::io::Result<T>) -> std::io::Result<Option<T>> {
             Ok(None)
         }
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(wants: Wants) -> Client {
+        Client { vm: 0, servers: vec![3, 5, 8], wants, from: Duration::ZERO }
+    }
+
+    fn draws(seed: u64) -> Draws {
+        Draws { rng: Rng::new(seed), round: Vec::new(), flows: 0 }
+    }
+
+    #[test]
+    fn a_round_has_each_server_once_and_no_pauses() {
+        let sizes = Arc::new(SizeTable::fixed(1_000));
+        let (of, mut draws) = (client(Wants::Rounds(sizes)), draws(1));
+        for round in 0..20_u64 {
+            let mut servers = Vec::new();
+            for nth in 0..3 {
+                let (number, server, size) = draws.next(&of).unwrap();
+                assert_eq!((number, size), (3 * round + nth, 1_000));
+                servers.push(server);
+            }
+            servers.sort_unstable();
+            assert_eq!(servers, [3, 5, 8]);
+            assert_eq!(draws.pause(&of), Some(Duration::ZERO));
+        }
+    }
+
+    #[test]
+    fn half_of_the_pauses_are_zero_and_an_endless_flow_has_none() {
+        let sizes = Arc::new(SizeTable::fixed(1_000));
+        let (of, mut draws) = (client(Wants::Flows(sizes, Duration::from_secs(1))), draws(2));
+        let pauses: Vec<_> = (0..1_000).map(|_| draws.pause(&of).unwrap()).collect();
+        let zero = pauses.iter().filter(|pause| pause.is_zero()).count();
+        assert!((400..600).contains(&zero), "{zero}");
+        assert!(pauses.iter().all(|pause| *pause <= Duration::from_secs(1)));
+        assert_eq!(draws.pause(&client(Wants::All)), None);
+        assert_eq!(draws.next(&client(Wants::All)).unwrap().2, ENDLESS);
     }
 }

@@ -3,8 +3,9 @@
 
 use std::time::Duration;
 
+use super::counters::Rates;
 use super::programs::{Client, Programs};
-use super::world::{Rates, Vm, World};
+use super::world::{Vm, World};
 use crate::rig::stats::to_f64;
 use penstock_guest::bed::Bed;
 use penstock_guest::clock;
@@ -26,9 +27,9 @@ pub(super) fn start(
 }
 
 /// Returns the indices of the VMs of `vm`'s tenant for which `fit` returns true.
-pub(super) fn others(world: &World, vm: usize, fit: impl Fn(&Vm) -> bool) -> Vec<usize> {
-    let tenant = world.vms[vm].tenant;
-    let all = world.vms.iter().enumerate();
+pub(super) fn others(vms: &[Vm], vm: usize, fit: impl Fn(&Vm) -> bool) -> Vec<usize> {
+    let tenant = vms[vm].tenant;
+    let all = vms.iter().enumerate();
     all.filter(|(_, of)| of.tenant == tenant && fit(of)).map(|(nth, _)| nth).collect()
 }
 
@@ -38,8 +39,12 @@ pub(super) fn others(world: &World, vm: usize, fit: impl Fn(&Vm) -> bool) -> Vec
 pub(super) struct Sample {
     pub from: Duration,
     pub until: Duration,
+    /// The times `from` and `until` in milliseconds since 1970.
+    pub at_ms: [u64; 2],
     pub rates: Rates,
-    link: f64,
+    /// Time for which the longer of the two readings swept over the counters.
+    pub sweep: Duration,
+    pub link: f64,
 }
 
 /// Takes samples of the rates for `secs` seconds after the warm-up.
@@ -63,28 +68,40 @@ pub(super) fn watch_and(
         programs.check()?;
         world.check()?;
     }
-    let link = to_f64(world.link());
-    let tenants = 1 + world.vms.iter().map(|vm| vm.tenant).max().unwrap_or(0);
-    let (mut from, mut before) = (programs.elapsed(), world.read()?);
+    let link = to_f64(world.plan().link);
+    let mut before = world.read()?;
     look();
     let mut samples = Vec::new();
     while programs.elapsed().saturating_sub(WARM_UP).as_secs_f64() < secs {
-        clock::wait_readable(None, (from + SAMPLE).saturating_sub(programs.elapsed()));
+        let due = programs.since_start(before.at) + SAMPLE;
+        clock::wait_readable(None, due.saturating_sub(programs.elapsed()));
         programs.check()?;
         world.check()?;
-        let (until, now) = (programs.elapsed(), world.read()?);
-        let rates = Rates::between(&before, &now, tenants);
-        samples.push(Sample { from, until, rates, link });
+        let now = world.read()?;
+        samples.push(Sample {
+            from: programs.since_start(before.at),
+            until: programs.since_start(now.at),
+            at_ms: [before.at_ms, now.at_ms],
+            rates: Rates::between(&before, &now),
+            sweep: before.took.max(now.took),
+            link,
+        });
         look();
-        (from, before) = (until, now);
+        before = now;
     }
     Ok(samples)
 }
 
-/// Returns the utilization of the core link in percent, as the mean of both directions.
+/// Returns the utilization of the core link in percent, as the mean of the uplinks of all racks.
 pub(super) fn used_pct(sample: &Sample) -> f64 {
-    let both: f64 = sample.rates.core.iter().sum();
-    100.0 * both / (2.0 * sample.link)
+    let core = &sample.rates.core;
+    let racks = to_f64(u64::try_from(core.len()).unwrap_or(u64::MAX));
+    100.0 * core.iter().sum::<f64>() / (racks * sample.link)
+}
+
+/// Returns the longest sweep over the counters of all samples, in milliseconds.
+pub(super) fn longest_sweep_ms(samples: &[Sample]) -> f64 {
+    samples.iter().map(|sample| 1e3 * sample.sweep.as_secs_f64()).fold(0.0, f64::max)
 }
 
 /// Returns a curve's points: for each sample, the seconds since the warm-up and the sample's

@@ -30,9 +30,10 @@
 use std::time::Duration;
 
 use super::guarantees::{GUARANTEE, LINK, plan};
+use super::plan::{Plan, tenant_name};
 use super::programs::{Client, Wants};
 use super::samples::{Sample, WARM_UP, others, points, start, used_pct, watch_and};
-use super::world::{HOSTS, Plan, World, tenant_name};
+use super::world::World;
 use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Picture, Record};
 use crate::live::machine::{Machine, Reading};
 use crate::rig::platform;
@@ -112,7 +113,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 fn clients(world: &World, begins: &[f64; 3]) -> Vec<Client> {
     let mut clients = Vec::new();
     for (vm, of) in world.vms.iter().enumerate() {
-        let servers = others(world, vm, |other| other.host / HOSTS != of.host / HOSTS);
+        let servers = others(&world.vms, vm, |other| other.rack != of.rack);
         let (wants, from, copies) = match of.tenant {
             BURSTS => (Wants::All, Some(begins[1]), BURST),
             ATTACKS => (Wants::Datagrams(ATTACK), Some(begins[2]), 1),

@@ -1,0 +1,280 @@
+//! A diary of the controller: what it decided during a run, and when it carried out its plans.
+//!
+//! # Approach
+//!
+//! A thread asks the controller for its status once per second, and for all tenants and queues when
+//! an interval has ended. The controller does not answer while it carries out a plan, so the thread
+//! waits then. At the end of the run, the diary also asks for the controller's events. The
+//! controller reports a change of a tenant's queues directly after it has carried out the plan.
+//!
+//! # Cost
+//!
+//! A request is a program that runs for some milliseconds. The diary starts fewer than two programs
+//! per second.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use serde_json::Value;
+
+use super::operator::Operator;
+use crate::rig::stats::to_f64;
+use penstock_guest::clock;
+
+/// Time between two requests for the controller's status.
+const PERIOD: Duration = Duration::from_secs(1);
+/// Kinds of events with which the controller reports that a plan has ended.
+const ENDS: [&str; 4] = ["promoted", "demoted", "taken-back", "reverted"];
+
+/// State of the controller at one moment, as its commands `status`, `tenants` and `bindings` print
+/// it.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Page {
+    /// Time of the controller's answer in milliseconds since 1970.
+    pub at_ms: u64,
+    pub status: Value,
+    pub tenants: Value,
+    pub bindings: Value,
+}
+
+/// A plan that the controller carried out.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct PlanRun {
+    /// Time from the beginning to the end of the plan, in milliseconds since 1970.
+    pub span_ms: [u64; 2],
+    /// Events of the plan as texts, such as `promoted t3`.
+    pub events: Vec<String>,
+    /// Length of the plan in seconds, as the controller recorded it. If the controller records only
+    /// the length of its intervals, `secs` is the length of the interval with the plan.
+    pub secs: f64,
+}
+
+/// What a diary contains at its end.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Log {
+    pub pages: Vec<Page>,
+    /// Events of the controller, oldest first, as `penstock controller events` prints them.
+    pub events: Value,
+}
+
+/// The thread that writes a diary. Dropping the diary ends the thread.
+#[derive(Debug)]
+pub(super) struct Diary {
+    stop: Arc<AtomicBool>,
+    pages: Arc<Mutex<Vec<Page>>>,
+    operator: Operator,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Diary {
+    pub fn start(operator: Operator) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let pages: Arc<Mutex<Vec<Page>>> = Arc::default();
+        let (theirs, kept, asks) = (Arc::clone(&stop), Arc::clone(&pages), operator.clone());
+        let write = move || {
+            while !theirs.load(Relaxed) {
+                // A request that fails leaves out one page.
+                if let Ok(Some(page)) = next(&asks, &kept) {
+                    kept.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+                }
+                clock::wait_readable(None, PERIOD);
+            }
+        };
+        let thread = std::thread::Builder::new().name("diary".to_owned()).spawn(write);
+        let thread = Some(thread.context("starting a thread")?);
+        Ok(Self { stop, pages, operator, thread })
+    }
+
+    /// Ends the diary, and returns what it contains.
+    pub fn close(mut self) -> anyhow::Result<Log> {
+        self.finish();
+        let pages = std::mem::take(&mut *self.pages.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok(Log { pages, events: self.operator.ask(&["events"])? })
+    }
+
+    fn finish(&mut self) {
+        self.stop.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has written its last page.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Diary {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Returns the controller's state if an interval or a decision has ended since the last page.
+fn next(operator: &Operator, pages: &Mutex<Vec<Page>>) -> anyhow::Result<Option<Page>> {
+    let status = operator.ask(&["status"])?;
+    let at_ms = clock::since_1970().0 / 1_000_000;
+    let same = {
+        let pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+        pages.last().is_some_and(|last| {
+            let number = |status: &Value| status["last_interval"]["number"].clone();
+            number(&last.status) == number(&status) && last.status["stamp"] == status["stamp"]
+        })
+    };
+    if same {
+        return Ok(None);
+    }
+    let (tenants, bindings) = (operator.ask(&["tenants"])?, operator.ask(&["bindings"])?);
+    Ok(Some(Page { at_ms, status, tenants, bindings }))
+}
+
+/// Returns the length of the last plan in seconds, if the controller's status has it.
+pub(super) fn plan_seconds(status: &Value) -> Option<f64> {
+    let either = [&status["plan_seconds"], &status["last_interval"]["plan_seconds"]];
+    either.into_iter().find_map(Value::as_f64)
+}
+
+impl Page {
+    /// Returns the code point of a tenant. 0 if the tenant shares queue 0.
+    pub fn dscp(&self, tenant: &str) -> u64 {
+        let all = self.tenants.as_array().into_iter().flatten();
+        let of = all.into_iter().find(|of| of["name"] == tenant);
+        of.and_then(|of| of["dscp"].as_u64()).unwrap_or(0)
+    }
+
+    /// Returns the queues of the port from node `from` to node `to`, as `penstock controller
+    /// bindings` prints them.
+    pub fn port(&self, from: &str, to: &str) -> Option<&Value> {
+        let all = self.bindings.as_array().into_iter().flatten();
+        all.into_iter().find(|port| port["node"] == from && port["to"] == to)
+    }
+}
+
+impl Log {
+    /// Returns the last page before or at the time `at_ms`, in milliseconds since 1970.
+    pub fn before(&self, at_ms: u64) -> Option<&Page> {
+        self.pages.iter().rev().find(|page| page.at_ms <= at_ms)
+    }
+
+    /// Returns the first page after the time `at_ms`, in milliseconds since 1970.
+    pub fn after(&self, at_ms: u64) -> Option<&Page> {
+        self.pages.iter().find(|page| page.at_ms > at_ms)
+    }
+
+    /// Returns the events from `from_ms` to `until_ms`, in milliseconds since 1970, as texts.
+    pub fn events(&self, from_ms: u64, until_ms: u64) -> Vec<String> {
+        let all = self.events.as_array().into_iter().flatten();
+        let within = all.into_iter().filter(|event| {
+            event["at_ms"].as_u64().is_some_and(|at| (from_ms..=until_ms).contains(&at))
+        });
+        within.map(told).collect()
+    }
+
+    /// Returns the plans that changed queues, in the order of their ends.
+    pub fn plans(&self) -> Vec<PlanRun> {
+        let mut ends: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
+        for event in self.events.as_array().into_iter().flatten() {
+            let kind = event["kind"].as_str().unwrap_or_default();
+            let Some(at) = event["at_ms"].as_u64().filter(|_| ENDS.contains(&kind)) else {
+                continue;
+            };
+            let end = ends.entry(event["stamp"].to_string()).or_default();
+            end.0 = end.0.max(at);
+            end.1.push(told(event));
+        }
+        let mut plans: Vec<PlanRun> = ends.into_values().map(|end| self.plan(end)).collect();
+        plans.sort_by_key(|plan| plan.span_ms[1]);
+        plans
+    }
+
+    fn plan(&self, (end_ms, events): (u64, Vec<String>)) -> PlanRun {
+        let status = self.after(end_ms.saturating_sub(1)).map(|page| &page.status);
+        let took = |status: &Value| {
+            let interval = || status["last_interval"]["took_us"].as_u64();
+            plan_seconds(status).or_else(|| Some(to_f64(interval()?) / 1e6))
+        };
+        let secs = status.and_then(took).unwrap_or(0.0).max(0.0);
+        let length = Duration::try_from_secs_f64(secs).unwrap_or_default().as_millis();
+        let begin = end_ms.saturating_sub(u64::try_from(length).unwrap_or(0));
+        PlanRun { span_ms: [begin, end_ms], events, secs }
+    }
+}
+
+/// Returns an event as text, such as `promoted t3`.
+fn told(event: &Value) -> String {
+    let text = |key: &str| event[key].as_str().unwrap_or_default().to_owned();
+    let (kind, subject, text) = (text("kind"), text("subject"), text("text"));
+    match kind.as_str() {
+        "promoted" | "demoted" => format!("{kind} {subject}"),
+        _ if subject.is_empty() => format!("{kind}: {text}"),
+        _ => format!("{kind} {subject}: {text}"),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A log with one plan from 8.0 to 10.0 s since 1970, which gave t8 the queue of t7.
+    pub fn log() -> Log {
+        let stamp = json!({ "epoch": 3, "generation": 7 });
+        let event = |at_ms: u64, kind: &str, subject: &str| {
+            json!({ "at_ms": at_ms, "stamp": stamp, "kind": kind, "subject": subject, "text": "x" })
+        };
+        let tenants = |first: u64, second: u64| {
+            json!([{ "name": "t7", "dscp": first }, { "name": "t8", "dscp": second }])
+        };
+        let port = json!([{ "node": "core-0", "to": "rack-1", "queues": [
+            { "queue": 0, "weight": 30, "share_permille": 300, "tenant": null },
+            { "queue": 1, "weight": 70, "share_permille": 700, "tenant": "t7" }
+        ] }]);
+        let page = |at_ms: u64, number: u64, took_us: u64, tenants: Value| Page {
+            at_ms,
+            status: json!({ "last_interval": { "number": number, "took_us": took_us } }),
+            tenants,
+            bindings: port.clone(),
+        };
+        Log {
+            pages: vec![
+                page(6_000, 1, 3_000, tenants(9, 0)),
+                page(10_500, 2, 2_000_000, tenants(0, 9)),
+            ],
+            events: json!([
+                event(2_000, "mode", ""),
+                event(9_999, "demoted", "t7"),
+                event(10_000, "promoted", "t8"),
+            ]),
+        }
+    }
+
+    #[test]
+    fn a_plan_ends_with_its_events_and_took_its_interval() {
+        let plans = log().plans();
+        let events = vec!["demoted t7".to_owned(), "promoted t8".to_owned()];
+        assert_eq!(plans, [PlanRun { span_ms: [8_000, 10_000], events, secs: 2.0 }]);
+    }
+
+    #[test]
+    fn the_recorded_length_of_a_plan_counts_before_that_of_the_interval() {
+        let mut log = log();
+        log.pages[1].status["plan_seconds"] = json!(0.25);
+        assert_eq!(log.plans()[0].span_ms, [9_750, 10_000]);
+        assert_eq!(plan_seconds(&json!({ "last_interval": { "plan_seconds": 0.5 } })), Some(0.5));
+        assert_eq!(plan_seconds(&json!({ "plan_seconds": null })), None);
+    }
+
+    #[test]
+    fn pages_are_found_by_their_time() {
+        let log = log();
+        let dscp = |page: Option<&Page>| page.map(|page| (page.dscp("t7"), page.dscp("t8")));
+        assert_eq!(dscp(log.before(9_000)), Some((9, 0)));
+        assert_eq!(dscp(log.after(9_000)), Some((0, 9)));
+        assert_eq!(dscp(log.before(5_000)), None);
+        let page = log.before(9_000).unwrap();
+        assert!(page.port("core-0", "rack-1").is_some() && page.port("core-0", "rack-0").is_none());
+        assert_eq!(log.events(9_000, 11_000), ["demoted t7", "promoted t8"]);
+    }
+}

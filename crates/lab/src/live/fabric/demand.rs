@@ -73,9 +73,8 @@ pub(super) fn due(vms: &[Vm], flows: &[Flow], hoses: &[u64], racks: usize) -> Ve
     // Each VM has two limits: one for what it sends, and one for what it receives.
     let hose = |vm: &Vm| [to_f64(hoses[vm.tenant]); 2];
     let mut rates = Rates::new(&vms.iter().flat_map(hose).collect::<Vec<f64>>());
-    let limit = |vm: usize, receives: usize| {
-        LinkId(u32::try_from(2 * vm + receives).unwrap_or(u32::MAX))
-    };
+    let limit =
+        |vm: usize, receives: usize| LinkId(u32::try_from(2 * vm + receives).unwrap_or(u32::MAX));
     let mut streams = Vec::new();
     for flow in flows {
         let stream = rates.add(0, &[limit(flow.server, 0), limit(flow.client, 1)]);

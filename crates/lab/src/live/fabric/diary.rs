@@ -222,11 +222,12 @@ pub(super) mod tests {
     pub fn log() -> Log {
         let stamp = json!({ "epoch": 3, "generation": 7 });
         let event = |at_ms: u64, kind: &str, subject: &str| {
-            json!({ "at_ms": at_ms, "stamp": stamp, "kind": kind, "subject": subject, "text": "x" })
+            let (stamp, text) = (&stamp, "x");
+            json!({
+                "at_ms": at_ms, "stamp": stamp, "kind": kind, "subject": subject, "text": text
+            })
         };
-        let tenants = |first: u64, second: u64| {
-            json!([{ "name": "t7", "dscp": first }, { "name": "t8", "dscp": second }])
-        };
+        let tenants = |first: u64, second: u64| json!([{ "name": "t7", "dscp": first }, { "name": "t8", "dscp": second }]);
         let port = json!([{ "node": "core-0", "to": "rack-1", "queues": [
             { "queue": 0, "weight": 30, "share_permille": 300, "tenant": null },
             { "queue": 1, "weight": 70, "share_permille": 700, "tenant": "t7" }

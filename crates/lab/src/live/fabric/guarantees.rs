@@ -170,9 +170,8 @@ impl Demand {
             let began = *from;
             for sample in samples.iter().filter(|s| s.from >= began + BEGINNING) {
                 let racks = due.iter().enumerate().filter(|(_, due)| **due > 0.0);
-                let one = |(rack, due): (usize, &f64)| {
-                    Short { sample, tenant, rack, due: *due, began }
-                };
+                let one =
+                    |(rack, due): (usize, &f64)| Short { sample, tenant, rack, due: *due, began };
                 all.extend(racks.map(one));
             }
         }

@@ -122,8 +122,7 @@ impl Plan {
         let ControllerPlaces { dir, tag, agents, page } = at;
         let (dir, millis) = (dir.display(), self.interval.as_millis());
         let report = (millis / 4).max(50);
-        let page =
-            if self.page { format!("page = \"127.0.0.1:{page}\"\n") } else { String::new() };
+        let page = if self.page { format!("page = \"127.0.0.1:{page}\"\n") } else { String::new() };
         let mut text = format!(
             "[controller]\nname = \"one\"\ntopology = \"fabric.toml\"\n\
              socket = \"{dir}/controller.sock\"\ninterval_ms = {millis}\nreport_ms = {report}\n\
@@ -167,8 +166,7 @@ pub(super) mod tests {
     /// on each server, and the refusals.
     pub fn placed(plan: &Plan) -> (Vec<BTreeMap<String, u32>>, Vec<String>) {
         let fabric = parse_topology(&plan.topology(), "fabric.toml").unwrap();
-        let wishes =
-            parse_tenants(&plan.tenants(), "tenants.toml", &fabric.topology, &[]).unwrap();
+        let wishes = parse_tenants(&plan.tenants(), "tenants.toml", &fabric.topology, &[]).unwrap();
         let mut datacenter =
             Datacenter::new(fabric.topology, fabric.headroom_permille, fabric.policy).unwrap();
         let (mut places, mut refused) = (Vec::new(), Vec::new());

@@ -15,8 +15,8 @@
 //! - In the shared queue, only rate limits protect tenants from each other. The plan's rate limits
 //!   apply to each tenant that the configuration does not limit.
 //! - While queues change hands, the plan may also limit a tenant with its own queue. The limit on
-//!   the sending rate then applies to the tenant's queue of the uplink, so that no frame changes its
-//!   queue because of the limit.
+//!   the sending rate then applies to the tenant's queue of the uplink, so that no frame changes
+//!   its queue because of the limit.
 //! - The plan may name a tenant that the host does not have. If VMs of a tenant arrive after the
 //!   plan, their frames get the tenant's code point.
 
@@ -80,8 +80,8 @@ pub(super) struct Overlay {
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Limit on the sending rate of the tenant if the uplink has a free lane, or if the tenant has
-    /// its own queue. Frames above the limit wait in the tenant's lane, which is a separate queue at
-    /// the uplink ([`Wfq::ceilings`]), or in the tenant's own queue ([`Wfq::queue_ceilings`]).
+    /// its own queue. Frames above the limit wait in the tenant's lane, which is a separate queue
+    /// at the uplink ([`Wfq::ceilings`]), or in the tenant's own queue ([`Wfq::queue_ceilings`]).
     ceiling: BitsPerSecond,
     /// Limit on the sending rate of the tenant if the uplink has no free lane. The switch drops
     /// frames of the tenant above its limit on the sending rate.

@@ -14,8 +14,8 @@
 //! tenant that shares queue 0 may have a rate limit ([`Classes::with_held`]). Frames of a
 //! rate-limited tenant wait in a separate lane, which has a number after the queues' numbers. On
 //! the wire, frames of a rate-limited tenant's lane still belong to queue 0. A tenant with its own
-//! queue may also have a rate limit ([`Classes::with_ceiling`]), while the fabric changes queues. The
-//! limit then applies to the queue. [`Classes`] are immutable and are replaced between batches.
+//! queue may also have a rate limit ([`Classes::with_ceiling`]), while the fabric changes queues.
+//! The limit then applies to the queue. [`Classes`] are immutable and are replaced between batches.
 //!
 //! # Cost
 //!

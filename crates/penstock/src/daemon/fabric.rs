@@ -156,8 +156,8 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
         )));
     }
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
-    // The hosts limit the rates of tenants in the shared queue. While queues change hands, they also
-    // limit tenants that have a queue.
+    // The hosts limit the rates of tenants in the shared queue. While queues change hands, they
+    // also limit tenants that have a queue.
     let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0 || tenant.limited);
     let held = held.map(|tenant| {
         let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;

@@ -33,11 +33,15 @@ pub struct HostTenant {
     pub send: u64,
     /// Sum of the guaranteed receiving rates of the tenant's VMs on the host, in bit/s.
     pub recv: u64,
-    /// Rate limit of the tenant in the shared queue, as thousandths of the guarantees `send` and
-    /// `recv`. The rate limit applies only to a tenant with `dscp` 0. A `headroom_permille` below
-    /// 1000 counts as 1000.
+    /// Rate limit of the tenant, as thousandths of the guarantees `send` and `recv`. The rate limit
+    /// applies to a tenant with `dscp` 0, and to a tenant with `limited`. A `headroom_permille`
+    /// below 1000 counts as 1000.
     #[serde(default)]
     pub headroom_permille: u32,
+    /// True if the rate limit applies although the tenant has its own queue. The controller limits
+    /// tenants while queues change hands. A host of an earlier version ignores `limited`.
+    #[serde(default)]
+    pub limited: bool,
 }
 
 /// Complete plan of a host: its tenants and the state of its ports.

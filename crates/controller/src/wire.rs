@@ -74,6 +74,7 @@ impl From<&HostPlan> for v1::HostPlan {
             send_bps: t.send,
             recv_bps: t.recv,
             headroom_permille: t.headroom_permille,
+            limited: t.limited,
         };
         let uplink = |(to, state): (&String, &PortState)| v1::Uplink {
             to: to.clone(),
@@ -108,7 +109,8 @@ impl TryFrom<v1::HostPlan> for HostPlan {
             let dscp = small("code point", t.dscp, 63)?;
             let (send, recv) = (t.send_bps, t.recv_bps);
             let (name, vms, headroom_permille) = (t.name, t.vms, t.headroom_permille);
-            tenants.push(HostTenant { name, dscp, vms, send, recv, headroom_permille });
+            let limited = t.limited;
+            tenants.push(HostTenant { name, dscp, vms, send, recv, headroom_permille, limited });
         }
         let mut uplinks = BTreeMap::new();
         for uplink in plan.uplinks {
@@ -128,8 +130,15 @@ mod tests {
 
     #[test]
     fn a_plan_round_trips_and_invalid_ones_are_refused() {
-        let (name, headroom_permille) = ("a".to_owned(), 1_063);
-        let tenant = HostTenant { name, dscp: 63, vms: 2, send: 7, recv: 8, headroom_permille };
+        let tenant = HostTenant {
+            name: "a".to_owned(),
+            dscp: 63,
+            vms: 2,
+            send: 7,
+            recv: 8,
+            headroom_permille: 1_063,
+            limited: true,
+        };
         let state = PortState { weights: vec![1, 5], map: [(63, 1)].into() };
         let plan = HostPlan {
             stamp: Stamp { epoch: 3, generation: 4 },

@@ -75,12 +75,16 @@ pub struct Wfq {
     /// has at most 64 queues and lanes together.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ceilings: BTreeMap<String, BitsPerSecond>,
+    /// Rate limits of single queues from queue 1 on, in bits per second, FCS included. Only the
+    /// fabric's controller sets them, for tenants with their own queues while queues change hands.
+    #[serde(skip)]
+    pub queue_ceilings: BTreeMap<u8, BitsPerSecond>,
 }
 
 impl Default for Wfq {
     fn default() -> Self {
-        let (map, ceilings) = (BTreeMap::new(), BTreeMap::new());
-        Self { queues: 8, weights: Vec::new(), map, ceilings }
+        let (map, ceilings, queue_ceilings) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { queues: 8, weights: Vec::new(), map, ceilings, queue_ceilings }
     }
 }
 
@@ -146,6 +150,9 @@ impl Wfq {
         }
         for (dscp, queue) in &self.map {
             classes = classes.with_mapped(dscp.get(), *queue);
+        }
+        for (queue, rate) in &self.queue_ceilings {
+            classes = classes.with_ceiling(*queue, rate.0);
         }
         let held = |(name, rate): (&String, &BitsPerSecond)| {
             Some(HeldLane { tenant: tenant(name)?, rate: rate.0 })

@@ -14,6 +14,9 @@
 //!   tenants share queue 0.
 //! - In the shared queue, only rate limits protect tenants from each other. The plan's rate limits
 //!   apply to each tenant that the configuration does not limit.
+//! - While queues change hands, the plan may also limit a tenant with its own queue. The limit on
+//!   the sending rate then applies to the tenant's queue of the uplink, so that no frame changes
+//!   its queue because of the limit.
 //! - The plan may name a tenant that the host does not have. If VMs of a tenant arrive after the
 //!   plan, their frames get the tenant's code point.
 
@@ -40,7 +43,8 @@ const BURST_MIN: u32 = 131_072;
 pub struct FabricTerms {
     /// The code point of each tenant, 0 to 63. A tenant with code point 0 shares queue 0.
     pub code_points: BTreeMap<String, u8>,
-    /// Rate limits of the tenants that share queue 0.
+    /// Rate limits of the tenants that share queue 0, and of tenants with their own queue that are
+    /// limited while queues change hands.
     pub held: BTreeMap<String, Held>,
     /// Weights of the uplink's queues from queue 0 on, 0 to 10000. 0 means 1, the smallest weight.
     pub weights: Vec<u32>,
@@ -49,7 +53,7 @@ pub struct FabricTerms {
     pub map: BTreeMap<u8, u8>,
 }
 
-/// Rate limits of a tenant that shares queue 0 with other tenants.
+/// Rate limits of a tenant on this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// Guaranteed sending rate of all VMs of the tenant on this host together, in bits per second.
@@ -72,13 +76,12 @@ pub(super) struct Overlay {
     pub(super) ports: BTreeMap<String, Laid>,
 }
 
-/// Limits on the rates of a tenant in the shared queue, converted from [`Held`] to configuration
-/// values.
+/// Limits on the rates of a tenant, converted from [`Held`] to configuration values.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Limit on the sending rate of the tenant if the uplink has no free lane. Frames above the
-    /// limit wait in the tenant's lane, which is a separate queue at the uplink
-    /// ([`Wfq::ceilings`]).
+    /// Limit on the sending rate of the tenant if the uplink has a free lane, or if the tenant has
+    /// its own queue. Frames above the limit wait in the tenant's lane, which is a separate queue
+    /// at the uplink ([`Wfq::ceilings`]), or in the tenant's own queue ([`Wfq::queue_ceilings`]).
     ceiling: BitsPerSecond,
     /// Limit on the sending rate of the tenant if the uplink has no free lane. The switch drops
     /// frames of the tenant above its limit on the sending rate.
@@ -130,19 +133,27 @@ impl Overlay {
         let wfq = uplink.and_then(|port| port.wfq.as_mut());
         let queues = wfq.as_ref().map_or(QUEUES_MAX, |wfq| wfq.queues.into());
         let lanes = QUEUES_MAX.saturating_sub(queues);
-        let mut ceilings = BTreeMap::new();
+        let (mut ceilings, mut queue_ceilings) = (BTreeMap::new(), BTreeMap::new());
         for tenant in &mut config.tenants {
-            tenant.dscp = Some(self.code_points.get(&tenant.name).copied().unwrap_or(0));
+            let dscp = self.code_points.get(&tenant.name).copied().unwrap_or(0);
+            tenant.dscp = Some(dscp);
             let Some(limits) = self.held.get(&tenant.name) else { continue };
             tenant.receive.get_or_insert(limits.receive);
-            if tenant.send.is_none() && ceilings.len() < lanes {
-                ceilings.insert(tenant.name.clone(), limits.ceiling);
-            } else {
-                tenant.send.get_or_insert(limits.send);
+            let own = self.uplink.own_queue(dscp).filter(|_| wfq.is_some());
+            match (tenant.send, own) {
+                (None, Some(queue)) => {
+                    queue_ceilings.insert(queue, limits.ceiling);
+                }
+                (None, None) if ceilings.len() < lanes => {
+                    ceilings.insert(tenant.name.clone(), limits.ceiling);
+                }
+                _ => {
+                    tenant.send.get_or_insert(limits.send);
+                }
             }
         }
         if let Some(wfq) = wfq {
-            wfq.ceilings = ceilings;
+            (wfq.ceilings, wfq.queue_ceilings) = (ceilings, queue_ceilings);
         }
         config
     }
@@ -201,6 +212,12 @@ impl Laid {
             |(number, queue): (&u8, &u8)| Ok((number.to_string().parse::<CodePoint>()?, *queue));
         let map = map.iter().map(mapped).collect::<Result<_, String>>()?;
         Ok(Self { weights, map, queues })
+    }
+
+    /// Returns the queue of a code point, or `None` if the code point uses the shared queue 0.
+    fn own_queue(&self, dscp: u8) -> Option<u8> {
+        let mapped = self.map.iter().find(|(point, _)| point.get() == dscp);
+        mapped.map(|(_, queue)| *queue).filter(|queue| *queue != 0)
     }
 
     /// Sets the weights and the map of a port's queues. The number of the port's queues never

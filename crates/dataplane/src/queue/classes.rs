@@ -13,8 +13,9 @@
 //! most one VLAN tag. Frames without IP, and frames with an unmapped code point, wait in queue 0. A
 //! tenant that shares queue 0 may have a rate limit ([`Classes::with_held`]). Frames of a
 //! rate-limited tenant wait in a separate lane, which has a number after the queues' numbers. On
-//! the wire, frames of a rate-limited tenant's lane still belong to queue 0. [`Classes`] are
-//! immutable and are replaced between batches.
+//! the wire, frames of a rate-limited tenant's lane still belong to queue 0. A tenant with its own
+//! queue may also have a rate limit ([`Classes::with_ceiling`]), while the fabric changes queues.
+//! The limit then applies to the queue. [`Classes`] are immutable and are replaced between batches.
 //!
 //! # Cost
 //!
@@ -39,6 +40,8 @@ pub struct Classes {
     weights: [Weight; QUEUES_MAX],
     /// Number of the lane and rate limit of each rate-limited tenant in queue 0.
     held: Vec<(u8, HeldLane)>,
+    /// Rate limits of queues that belong to one tenant each.
+    limits: Vec<(u8, BitsPerSecond)>,
     /// Lane number of each tenant, indexed by tenant number. A tenant's lane number is 0 if the
     /// tenant has no lane.
     lanes: Vec<u8>,
@@ -68,7 +71,8 @@ impl Classes {
     pub fn new(queues: usize) -> Self {
         let queues = u8::try_from(queues.clamp(1, QUEUES_MAX)).unwrap_or(1);
         let weights = [Weight::ONE; QUEUES_MAX];
-        Self { queues, map: [0; DSCPS], weights, held: Vec::new(), lanes: Vec::new() }
+        let (held, limits, lanes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { queues, map: [0; DSCPS], weights, held, limits, lanes }
     }
 
     /// Adds a rate limit for each tenant in `held` to the classes. A tenant that has a lane
@@ -104,7 +108,24 @@ impl Classes {
         Some(self)
     }
 
-    /// Returns the tenants with a rate limit, each with its lane's number.
+    /// Sets the rate limit of a queue that belongs to one tenant. Changes nothing if the queue does
+    /// not exist, or if it is queue 0, whose tenants have lanes.
+    #[must_use]
+    pub fn with_ceiling(mut self, queue: u8, rate: BitsPerSecond) -> Self {
+        if (1..self.queues).contains(&queue) {
+            self.limits.retain(|(other, _)| *other != queue);
+            self.limits.push((queue, rate));
+        }
+        self
+    }
+
+    /// Returns the rate limit of each queue and lane that has one, in bits per second on the link.
+    pub fn ceilings(&self) -> impl Iterator<Item = (u8, BitsPerSecond)> + '_ {
+        let lanes = self.held.iter().map(|(lane, held)| (*lane, held.rate));
+        lanes.chain(self.limits.iter().copied())
+    }
+
+    /// Returns the tenants of queue 0 with a rate limit, each with its lane's number.
     pub fn held(&self) -> impl Iterator<Item = (u8, HeldLane)> + '_ {
         self.held.iter().copied()
     }
@@ -313,5 +334,19 @@ mod tests {
         let other = full.with_held(&[held(1, 1)], &one).unwrap();
         assert_eq!((one.lane_of(0), other.lane_of(1)), (Some(63), Some(63)));
         assert_eq!(one.shares()[63].get(), 10_000);
+    }
+
+    #[test]
+    fn a_ceiling_of_a_queue_changes_no_weight_and_no_lane() {
+        let rate = |mbit: u64| BitsPerSecond(mbit * 1_000_000);
+        let lane = HeldLane { tenant: 7, rate: rate(30) };
+        let plain = Classes::new(3).with_weight(1, Weight::new(5).unwrap());
+        let held = plain.clone().with_held(&[lane], &plain).unwrap();
+        let both = held.clone().with_ceiling(1, rate(9)).with_ceiling(1, rate(10));
+        let wrong = both.clone().with_ceiling(0, rate(1)).with_ceiling(3, rate(1));
+        assert_eq!(wrong, both, "queue 0 has lanes, and queue 3 does not exist");
+        assert_eq!(both.ceilings().collect::<Vec<_>>(), [(3, rate(30)), (1, rate(10))]);
+        assert_eq!(both.shares(), held.shares());
+        assert_eq!((both.lane_of(7), both.held().count()), (Some(3), 1));
     }
 }

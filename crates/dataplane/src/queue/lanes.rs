@@ -20,7 +20,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 use super::classes::{Class, DSCPS};
 use super::early::{Departure, EarlySignals};
 use super::line::Next;
-use super::{Classes, HeldLane, LaneCounters, QueueTerms, Stored};
+use super::{Classes, LaneCounters, QueueTerms, Stored};
 use crate::headers::dscp_of;
 
 /// Longest time for which a moved code point stays in its old queue.
@@ -96,11 +96,11 @@ impl Lanes {
             self.wfq.set_weight(queue, weight);
         }
         let mut rates = [None; QUEUES_MAX];
-        classes.held().for_each(|(lane, held)| rates[usize::from(lane)] = Some(held.rate));
+        classes.ceilings().for_each(|(lane, rate)| rates[usize::from(lane)] = Some(rate));
         for (lane, rate) in rates.into_iter().enumerate() {
             // An unchanged ceiling keeps its used budget.
             self.wfq.set_ceiling(lane, rate);
-            if held(&classes, lane) != held(&self.classes, lane)
+            if limit(&classes, lane) != limit(&self.classes, lane)
                 && let Some(early) = self.early.get_mut(lane)
             {
                 *early = Default::default();
@@ -149,7 +149,7 @@ impl Lanes {
 
     /// Whether a queue has a rate ceiling.
     pub(super) fn has_ceiling(&self, queue: u8) -> bool {
-        self.classes.held().any(|(lane, _)| lane == queue)
+        self.classes.ceilings().any(|(lane, _)| lane == queue)
     }
 
     /// Whether the departing frame is to signal congestion, because the frames of its queue wait
@@ -177,7 +177,7 @@ impl Lanes {
 
     /// Whether the rate ceiling of a queue is so low that a large segment takes long.
     pub(super) fn cuts(&self, queue: u8) -> bool {
-        self.classes.held().any(|(lane, held)| lane == queue && held.rate < CUT_BELOW)
+        self.classes.ceilings().any(|(lane, rate)| lane == queue && rate < CUT_BELOW)
     }
 
     /// If rate ceilings delay all waiting frames, returns the earliest time at which a ceiling
@@ -221,7 +221,10 @@ impl Lanes {
     }
 }
 
-/// Returns the tenant and the ceiling of a lane. Returns `None` if the lane has no ceiling.
-fn held(classes: &Classes, lane: usize) -> Option<HeldLane> {
-    classes.held().find(|(number, _)| usize::from(*number) == lane).map(|(_, held)| held)
+/// Returns the ceiling of a queue or lane, and the tenant of a lane. Returns `None` if the queue or
+/// lane has no ceiling.
+fn limit(classes: &Classes, lane: usize) -> Option<(BitsPerSecond, Option<u16>)> {
+    let (_, rate) = classes.ceilings().find(|(number, _)| usize::from(*number) == lane)?;
+    let held = classes.held().find(|(number, _)| usize::from(*number) == lane);
+    Some((rate, held.map(|(_, held)| held.tenant)))
 }

@@ -36,7 +36,7 @@
 //!
 //! A binding pass takes O(ports × queues) time for each tenant. A binding pass also computes new
 //! weights for each port with changed reservations. Computing the weights takes O(100 × queues)
-//! time per port.
+//! time per port, and O(100 × queues²) time per port on which tenants lose or get queues.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,13 +48,16 @@ use crate::hose::Need;
 use crate::tenant_placement::TenantSlot;
 use crate::topology::{LinkId, NodeId, Topology};
 
+mod dilution;
 mod plan;
+mod transition;
 mod weights;
 
+pub use dilution::{Load, WHOLE_PPM, dilution};
 pub use plan::{Bound, Plan, Port, Step};
 pub use weights::{WEIGHT_MAX, Weights, shortfall_ppm, weights};
 
-use plan::Reweigh;
+use transition::Movers;
 
 /// Maximum number of queues of a port, including the shared queue.
 pub const QUEUES_MAX: u8 = 64;
@@ -198,19 +201,6 @@ struct Grab {
     victims: BTreeSet<u32>,
 }
 
-/// Weights of the previous port, for reuse if the next port has equal reservations and an equal
-/// rate.
-struct Known<'a> {
-    old: &'a [u64],
-    new: &'a [u64],
-    /// Sum of the reservations in bit/s of tenants that still use queue 0 but will get their own
-    /// queue.
-    guests: u64,
-    rate: u64,
-    during: Weights,
-    after: Weights,
-}
-
 /// Queue binding of a fabric: the queues and the code point of each tenant.
 #[derive(Clone, Debug)]
 pub struct Binding {
@@ -346,7 +336,9 @@ impl Binding {
     }
 
     /// Runs one binding pass. `tenants` contains each placed tenant once, in any order. A tenant
-    /// that is missing in `tenants` or has other links than before loses its queues.
+    /// that is missing in `tenants` or has other links than before loses its queues. `tenants` may
+    /// contain a tenant a second time with its former links, and not movable. The tenant then keeps
+    /// its queues on the former links, and shares queue 0 on its present links.
     pub fn pass(&mut self, topology: &Topology, tenants: &[Candidate<'_>]) -> Pass {
         self.interval += 1;
         let mut lost = self.drop_strangers(tenants);
@@ -447,9 +439,9 @@ impl Binding {
     /// Removes the queues of tenants that left, and of tenants whose traffic has moved to other
     /// links.
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
-        let links: BTreeMap<TenantSlot, _> = tenants.iter().map(|t| (t.tenant, t.links)).collect();
-        let same = |tenant| links.get(&tenant).is_some_and(|links| self.covers(tenant, links));
-        let strangers = self.bound.keys().copied().filter(|tenant| !same(*tenant));
+        let same = tenants.iter().filter(|t| self.covers(t.tenant, t.links)).map(|t| t.tenant);
+        let same: BTreeSet<TenantSlot> = same.collect();
+        let strangers = self.bound.keys().copied().filter(|tenant| !same.contains(tenant));
         let strangers: Vec<TenantSlot> = strangers.collect();
         strangers.into_iter().filter_map(|tenant| self.release(tenant)).collect()
     }
@@ -575,7 +567,7 @@ impl Binding {
             return Vec::new();
         }
         let bound = order.iter().map(|at| &tenants[*at]);
-        let bound: Vec<_> = bound.filter(|t| self.bound.contains_key(&t.tenant)).collect();
+        let bound: Vec<_> = bound.filter(|t| self.covers(t.tenant, t.links)).collect();
         let links: Vec<Vec<LinkId>> =
             bound.iter().map(|t| t.links.iter().map(|(link, _)| *link).collect()).collect();
         let queues: Vec<_> = bound.iter().map(|t| self.by_switch(topology, t.tenant)).collect();
@@ -610,10 +602,10 @@ impl Binding {
         won: &BTreeSet<TenantSlot>,
         without_code_point: Vec<TenantSlot>,
     ) -> Pass {
-        let ports = self.reweigh(topology, tenants, won);
+        let transition = self.reweigh(topology, tenants, &Movers::new(&lost, won));
         let gained: Vec<_> =
             won.iter().filter_map(|tenant| Some((*tenant, self.bound.get(tenant)?))).collect();
-        let plan = plan::plan(self.interval, self.settings.drain, &lost, &gained, ports);
+        let plan = plan::plan(self.interval, self.settings.drain, &lost, &gained, &transition);
         let had: BTreeSet<TenantSlot> = lost.iter().map(|(tenant, _)| *tenant).collect();
         let demoted = had.iter().filter(|tenant| !self.bound.contains_key(tenant)).copied();
         let demoted = demoted.collect();
@@ -691,59 +683,6 @@ impl Binding {
         let queues = usize::from(self.settings.queues);
         let reserved = &self.reserved[index(port) * queues..][..queues];
         weights(reserved, topology.rate(port.link).0)
-    }
-
-    /// Recomputes the sum of reservations of each queue. Returns the weights of each port with
-    /// changed reservations, during and after the change of the binding. During a change of the
-    /// binding, queue 0 also carries tenants that have just lost their queues, and tenants that
-    /// will get queues.
-    fn reweigh(
-        &mut self,
-        topology: &Topology,
-        tenants: &[Candidate<'_>],
-        won: &BTreeSet<TenantSlot>,
-    ) -> Vec<Reweigh> {
-        let queues = usize::from(self.settings.queues);
-        let mut now = vec![0_u64; self.reserved.len()];
-        // For each port, the sum of the reservations of tenants that will get a queue.
-        let mut guests: BTreeMap<usize, u64> = BTreeMap::new();
-        for candidate in tenants {
-            for (port, queue, rate) in self.parts(candidate.tenant, candidate.links) {
-                let at = index(port);
-                now[at * queues + queue] += rate;
-                if queue != 0 && won.contains(&candidate.tenant) {
-                    *guests.entry(at).or_default() += rate;
-                }
-            }
-        }
-        let mut changed = Vec::new();
-        let mut last: Option<Known<'_>> = None;
-        let pairs = self.reserved.chunks(queues).zip(now.chunks(queues));
-        for (at, (old, new)) in pairs.enumerate() {
-            let guests = guests.get(&at).copied().unwrap_or(0);
-            if old == new && guests == 0 {
-                continue;
-            }
-            let port = Port { link: LinkId(crate::topology::number(at / 2)), up: at % 2 == 1 };
-            let rate = topology.rate(port.link).0;
-            // Both directions of a link usually have the same reservations.
-            let same = |l: &Known<'_>| (l.old, l.new, l.guests, l.rate) == (old, new, guests, rate);
-            let known = last.filter(same).unwrap_or_else(|| {
-                let mut either: Vec<u64> = old.iter().zip(new).map(|(a, b)| *a.max(b)).collect();
-                either[0] = either[0].max(new[0] + guests);
-                let after = weights(new, rate);
-                let during = if either == new { after.clone() } else { weights(&either, rate) };
-                Known { old, new, guests, rate, during, after }
-            });
-            let (during, after) = (known.during.clone(), known.after.clone());
-            last = Some(known);
-            changed.push(Reweigh { port, during, after });
-        }
-        for port in &changed {
-            self.weights.insert(port.port, port.after.clone());
-        }
-        self.reserved = now;
-        changed
     }
 }
 

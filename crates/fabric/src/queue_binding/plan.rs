@@ -14,18 +14,25 @@
 //!
 //! # Approach
 //!
-//! An executor applies a plan to hosts and switches in the following steps:
+//! An executor applies a plan to hosts and switches in the following steps. A plan omits steps that
+//! change nothing.
 //!
-//! 1. On each changed port, every queue gets a weight for the larger of its old and its new
-//!    guarantee.
-//! 2. Hosts mark packets of tenants that lose their queues with code point 0, which selects the
+//! 1. Hosts limit the tenants that lose or get queues, and the tenants that share queue 0 with
+//!    them, to their guarantees. A tenant with queues keeps its code point.
+//! 2. On each changed port, the queues get weights for the time of the change.
+//! 3. Hosts mark packets of tenants that lose their queues with code point 0, which selects the
 //!    shared queue.
-//! 3. The executor waits until packets with the old code points have left the network.
-//! 4. Switches remove the old code points from their maps.
-//! 5. Switches add the new code points to their maps.
+//! 4. The executor waits until packets with the old code points have left the network.
+//! 5. Switches remove the old code points from their maps, and add the new code points.
 //! 6. The executor reads the maps and compares them with the maps that it wrote.
 //! 7. Hosts mark packets with the new code points.
-//! 8. The executor sets the final weights.
+//! 8. The executor waits until packets of the tenants with new queues have left queue 0.
+//! 9. The executor sets the final weights.
+//! 10. Hosts release the tenants from the limits.
+//!
+//! Until step 10, every tenant that moves is limited, so its traffic in two queues is at most its
+//! guarantee ([`super::dilution()`]). A host may apply the changes of its own uplink together with
+//! its next change of marks or limits, because a host changes its marks, weights and map at once.
 //!
 //! If the code point of a tenant changes, the plan first removes the tenant's queues. Later steps
 //! of the same plan give the tenant queues with the new code point. The epoch of a plan is its
@@ -33,6 +40,7 @@
 
 use penstock_units::Nanos;
 
+use super::transition::{Reweigh, Transition};
 use super::weights::Weights;
 use crate::tenant_placement::TenantSlot;
 use crate::topology::LinkId;
@@ -50,6 +58,18 @@ pub struct Port {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
+    /// Hosts limit the tenant to its guarantee until [`Step::Release`], also if the tenant has
+    /// queues.
+    Limit {
+        /// Tenant whose VMs the hosts limit.
+        tenant: TenantSlot,
+    },
+    /// Hosts no longer limit the tenant to its guarantee. A tenant without queues keeps the limit
+    /// of the shared queue ([`Binding::headroom_permille`](super::Binding::headroom_permille)).
+    Release {
+        /// Tenant whose VMs the hosts release.
+        tenant: TenantSlot,
+    },
     /// A port sets the weights of its queues.
     Weigh {
         /// Port that gets new weights.
@@ -110,28 +130,22 @@ pub struct Bound {
     pub since: u64,
 }
 
-/// Weights of the queues of one port during and after a change.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reweigh {
-    pub(super) port: Port,
-    pub(super) during: Weights,
-    pub(super) after: Weights,
-}
-
 /// Returns the plan that removes the queues of the tenants in `lost` and adds the queues of the
-/// tenants in `won`.
+/// tenants in `won`, with the weights and limits in `transition`.
 pub(super) fn plan(
     epoch: u64,
     drain: Nanos,
     lost: &[(TenantSlot, Bound)],
     won: &[(TenantSlot, &Bound)],
-    ports: Vec<Reweigh>,
+    transition: &Transition,
 ) -> Plan {
-    let weigh = |port: &Reweigh, weights: &Weights| {
-        let (port, weights) = (port.port, weights.clone());
-        Step::Weigh { port, weights }
-    };
-    let mut steps: Vec<Step> = ports.iter().map(|p| weigh(p, &p.during)).collect();
+    let Transition { ports, limited } = transition;
+    let weigh = |port: Port, weights: &Weights| Step::Weigh { port, weights: weights.clone() };
+    let during = |of: &Reweigh| of.during.as_ref().map(|weights| weigh(of.port, weights));
+    let after = |of: &Reweigh| of.after.as_ref().map(|weights| weigh(of.port, weights));
+    let limit = |tenant: &TenantSlot| Step::Limit { tenant: *tenant };
+    let mut steps: Vec<Step> = limited.iter().map(limit).collect();
+    steps.extend(ports.iter().filter_map(during));
     steps.extend(lost.iter().map(|(tenant, _)| Step::Mark { tenant: *tenant, dscp: 0 }));
     if !lost.is_empty() {
         steps.push(Step::Wait(drain));
@@ -153,6 +167,11 @@ pub(super) fn plan(
         steps.push(Step::ReadBack(told));
     }
     steps.extend(won.iter().map(|(tenant, b)| Step::Mark { tenant: *tenant, dscp: b.dscp }));
-    steps.extend(ports.iter().filter(|p| p.during != p.after).map(|p| weigh(p, &p.after)));
+    let last: Vec<Step> = ports.iter().filter_map(after).collect();
+    if !won.is_empty() && !last.is_empty() {
+        steps.push(Step::Wait(drain));
+    }
+    steps.extend(last);
+    steps.extend(limited.iter().map(|tenant| Step::Release { tenant: *tenant }));
     Plan { epoch, steps }
 }

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_fabric::dscp::{Palette, SHARED};
 use penstock_fabric::hose::{Hose, Need};
-use penstock_fabric::queue_binding::{
-    Binding, Candidate, Mode, Pass, Plan, Port, Settings, Step, Weights,
-};
+use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Pass, Plan, Port, Settings, Step};
 use penstock_fabric::tenant_placement::{Datacenter, Policy, Request, TenantSlot};
 use penstock_fabric::topology::{LinkId, Regular, Tier};
 use penstock_units::{BitsPerSecond, Nanos};
@@ -20,32 +18,26 @@ use crate::common;
 struct Fabric {
     epoch: u64,
     maps: BTreeMap<(Port, u8), u8>,
-    weights: BTreeMap<Port, Weights>,
     marks: BTreeMap<TenantSlot, u8>,
+    /// Tenants that hosts limit during a plan.
+    limited: BTreeSet<TenantSlot>,
     /// Code points of each tenant's packets in transit.
     flying: BTreeMap<TenantSlot, BTreeSet<u8>>,
 }
 
 impl Fabric {
-    fn carry_out(
-        &mut self,
-        plan: &Plan,
-        ports: &BTreeMap<TenantSlot, Vec<Port>>,
-        drain: Nanos,
-        reserved: &Reserved,
-    ) {
+    fn carry_out(&mut self, plan: &Plan, ports: &BTreeMap<TenantSlot, Vec<Port>>, drain: Nanos) {
         assert!(plan.epoch > self.epoch, "a plan is newer than the one before");
         self.epoch = plan.epoch;
-        // A plan sets weights first. Before that, tenants that were placed since the last plan do
-        // not count.
-        let mut weighed = false;
         for step in &plan.steps {
-            weighed |= !matches!(step, Step::Weigh { .. });
             match step {
-                Step::Weigh { port, weights } => {
-                    self.weights.insert(*port, weights.clone());
-                }
+                Step::Limit { tenant } => assert!(self.limited.insert(*tenant)),
+                Step::Release { tenant } => assert!(self.limited.remove(tenant)),
+                Step::Weigh { .. } => {}
                 Step::Mark { tenant, dscp } => {
+                    // A tenant that left has no hosts that could limit it.
+                    let here = ports.get(tenant).is_some_and(|ports| !ports.is_empty());
+                    assert!(!here || self.limited.contains(tenant), "a mover is limited");
                     self.marks.insert(*tenant, *dscp);
                     self.flying.entry(*tenant).or_default().insert(*dscp);
                 }
@@ -67,27 +59,8 @@ impl Fabric {
                 _ => panic!("{step:?}"),
             }
             self.check(ports);
-            if weighed {
-                self.check_shared(reserved);
-            }
         }
-    }
-
-    /// Checks that the share of queue 0 on each port is at least the sum of the reservations of the
-    /// tenants in queue 0.
-    fn check_shared(&self, reserved: &Reserved) {
-        for (port, weights) in &self.weights {
-            let shares = |t: &TenantSlot| self.marks.get(t).is_none_or(|dscp| *dscp == SHARED);
-            let there = reserved.needs.get(port).into_iter().flatten();
-            let inside: u64 = there.filter(|(t, _)| shares(t)).map(|(_, need)| need).sum();
-            let all: u64 = weights.weights.iter().map(|w| u64::from(*w)).sum();
-            let given = reserved.rates[port] * u64::from(weights.weights[0]);
-            let short = reserved.rates[port] * u64::from(weights.error_ppm) * all / 1_000_000;
-            assert!(
-                inside * all <= given + short + all,
-                "{inside} in queue 0 of {port:?}: {weights:?}"
-            );
-        }
+        assert!(self.limited.is_empty(), "a plan releases all tenants that it limits");
     }
 
     /// Checks that every packet in transit has a queue, and that two tenants are never in one
@@ -104,32 +77,6 @@ impl Fabric {
                 }
             }
         }
-    }
-}
-
-/// Rate of each port, and the tenants' reservations on the port.
-struct Reserved {
-    needs: BTreeMap<Port, Vec<(TenantSlot, u64)>>,
-    rates: BTreeMap<Port, u64>,
-}
-
-impl Reserved {
-    fn of(datacenter: &Datacenter, tenants: &[Candidate<'_>]) -> Self {
-        let (mut needs, mut rates) = (BTreeMap::<_, Vec<_>>::new(), BTreeMap::new());
-        for link in (0..datacenter.topology().links()).map(|n| LinkId(u32::try_from(n).unwrap())) {
-            for up in [false, true] {
-                rates.insert(Port { link, up }, datacenter.topology().rate(link).0);
-            }
-        }
-        for candidate in tenants {
-            for (link, need) in candidate.links {
-                for (up, rate) in [(false, need.down), (true, need.up)] {
-                    let port = Port { link: *link, up };
-                    needs.entry(port).or_default().push((candidate.tenant, rate.0));
-                }
-            }
-        }
-        Self { needs, rates }
     }
 }
 
@@ -246,8 +193,7 @@ proptest! {
                     under_way.extend(lost.iter().filter_map(|t| Some((*t, ports.get(t)?)))
                         .filter(|(t, old)| now.get(t) != Some(*old))
                         .map(|(t, _): (TenantSlot, &Vec<Port>)| (t, Vec::new())));
-                    let reserved = Reserved::of(&datacenter, &tenants);
-                    fabric.carry_out(&pass.plan, &under_way, settings.drain, &reserved);
+                    fabric.carry_out(&pass.plan, &under_way, settings.drain);
                     audit(&binding, &datacenter, &tenants);
                     check_pass(&binding, &pass);
                     ports = now;

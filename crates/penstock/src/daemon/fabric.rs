@@ -156,8 +156,9 @@ fn terms(plan: &HostPlan) -> Result<FabricTerms, SideError> {
         )));
     }
     let code_points = plan.tenants.iter().map(|tenant| (tenant.name.clone(), tenant.dscp));
-    // The hosts limit the rates of tenants in the shared queue.
-    let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
+    // The hosts limit the rates of tenants in the shared queue. While queues change hands, they
+    // also limit tenants that have a queue.
+    let held = plan.tenants.iter().filter(|tenant| tenant.dscp == 0 || tenant.limited);
     let held = held.map(|tenant| {
         let &HostTenant { send, recv: receive, headroom_permille, .. } = tenant;
         (tenant.name.clone(), Held { send, receive, headroom_permille })
@@ -180,6 +181,11 @@ mod tests {
         let told = terms(&plan).unwrap();
         assert_eq!(told.code_points, [("red".to_owned(), 8)].into());
         assert_eq!((told.weights, told.map), (vec![1, 9], [(8, 1)].into()));
+        assert!(told.held.is_empty(), "a tenant with a queue has no limit");
+        plan.tenants[0].limited = true;
+        let held = Held { headroom_permille: 0, ..Held::default() };
+        assert_eq!(terms(&plan).unwrap().held, [("red".to_owned(), held)].into());
+        plan.tenants[0].limited = false;
         plan.uplinks.insert("rack-1".to_owned(), state);
         let error = terms(&plan).unwrap_err().to_string();
         assert!(error.contains("rack-0 and rack-1"), "{error}");

@@ -217,7 +217,7 @@ impl Running {
 /// Returns a plan with one tenant.
 pub fn plan(epoch: u64, generation: u64, dscp: u8) -> HostPlan {
     let tenant =
-        HostTenant { name: "a".into(), dscp, vms: 1, send: 1, recv: 1, headroom_permille: 1_000 };
+        HostTenant { name: "a".into(), dscp, vms: 1, send: 1, recv: 1, ..HostTenant::default() };
     let stamp = Stamp { epoch, generation };
     HostPlan { stamp, tenants: vec![tenant], uplinks: BTreeMap::new() }
 }

@@ -122,6 +122,35 @@ fn who_shares_a_queue_is_held_until_a_plan_says_otherwise() {
 }
 
 #[test]
+fn who_has_a_queue_is_limited_in_it_while_a_plan_says_so() {
+    let file = TempFile::new("fabric-limited", &format!("{TEXT}{FABRIC}"));
+    let (host, fake) = start(&file);
+    let ceilings = || -> Vec<_> {
+        let snapshot = fake.snapshot();
+        let up = snapshot.ports.iter().flatten().find(|port| port.queue.is_some()).unwrap();
+        let classes = up.queue.as_ref().unwrap().classes();
+        classes.ceilings().map(|(queue, rate)| (queue, rate.0)).collect()
+    };
+    let plan = terms(&[("red", 8)], &[1, 3], &[(8, 1)]);
+    host.set_fabric(&plan).unwrap();
+    assert_eq!(ceilings(), []);
+    let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille: 1_000 };
+    let limited = FabricTerms { held: [("red".to_owned(), held)].into(), ..plan.clone() };
+    host.set_fabric(&limited).unwrap();
+    // Red keeps its code point and its queue.
+    assert_eq!(in_force(&host, &fake).3, [0, 1, 0]);
+    assert_eq!(ceilings(), [(1, 20_000_000)]);
+    let tenants = host.tenants();
+    let red = tenants.iter().find(|tenant| tenant.name == "red").unwrap();
+    assert_eq!((red.send, red.receive.unwrap().rate.unwrap().0.0), (None, 50_000_000));
+    // Without the code point, red is limited in a lane of queue 0.
+    host.set_fabric(&FabricTerms { code_points: BTreeMap::new(), ..limited }).unwrap();
+    assert_eq!(ceilings(), [(4, 20_000_000)]);
+    host.set_fabric(&plan).unwrap();
+    assert_eq!((ceilings(), host.tenants()[0].receive), (vec![], None));
+}
+
+#[test]
 fn who_finds_no_lane_is_policed() {
     let many: String = (0..70).map(|n| format!("[[tenant]]\nname = \"t{n:02}\"\n")).collect();
     let text = format!("{TEXT}{FABRIC}{many}");

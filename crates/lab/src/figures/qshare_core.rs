@@ -137,6 +137,15 @@ impl Core {
         self.of(|bits, _| 100.0 * bits.iter().sum::<f64>() / capacity)
     }
 
+    /// Returns the time of each change that the controller made to a port or host, in seconds, and
+    /// the least share of a guarantee that any port left to a tenant from then on. The changes of
+    /// the warm-up are included, with negative times.
+    #[must_use]
+    pub fn kept(&self) -> Vec<(f64, f64)> {
+        let kept = self.record.kept.iter();
+        kept.map(|(at, kept)| (secs(*at) - secs(WARM_UP), *kept)).collect()
+    }
+
     /// Returns pairs of seconds and ratio: the lowest ratio of a tenant's rate to the rate to which
     /// the tenant is entitled. At each time, the function takes the lowest ratio of all tenants in
     /// both directions of the link. Ratios are rounded to a millionth, because sums of rates are

@@ -20,7 +20,7 @@
 //!   transfer the same bytes.
 //! * Six other tenants have VMs on the same servers as tenant T. The six other tenants have equal
 //!   parts of the load. Every VM of the six other tenants sends exactly its guarantee to its
-//!   counterpart in the other rack.
+//!   counterpart in the other rack, as the load of a run is a sum of guarantees.
 //! * With six other tenants, every tenant can have a queue. Fig. 4 covers the case of more tenants
 //!   than queues.
 //!
@@ -109,15 +109,18 @@ impl Shuffle {
     pub fn run(&self, system: System) -> anyhow::Result<Had> {
         let mut sim = FlowSim::new(self.spec(), system)?;
         let all = 2 * RACK * usize::try_from(self.flows)?;
-        let measured = |sim: &FlowSim| {
-            let flows = sim.record().flows.iter().filter(|flow| flow.asked >= WARM_UP);
-            flows.map(|flow| flow.seconds()).collect::<Vec<_>>()
-        };
         sim.run_until(WARM_UP);
-        while measured(&sim).len() < all && sim.now() < LONGEST {
-            sim.run_until(sim.now() + Nanos::from_secs(1));
+        // Flows of the warm-up may end later, so more flows than `all` may be necessary.
+        let mut found = measured(&sim);
+        while found.len() < all && sim.now() < LONGEST {
+            let missing = all - found.len();
+            let flows = sim.record().flows.len() + missing;
+            while sim.record().flows.len() < flows && sim.now() < LONGEST {
+                sim.run_until(sim.now() + Nanos::from_secs(1));
+            }
+            found = measured(&sim);
         }
-        let (found, record) = (measured(&sim), sim.record());
+        let record = sim.record();
         anyhow::ensure!(found.len() >= all, "only {} of {all} flows were completed", found.len());
         let mean_secs = found.iter().sum::<f64>() / count(all);
         let late = record.samples.iter().filter(|sample| sample.at > WARM_UP);
@@ -127,6 +130,12 @@ impl Shuffle {
         let wanted = paced_bits(&self.tenants()[1]);
         Ok(Had { mean_secs, others: least / wanted })
     }
+}
+
+/// Returns the completion times of the flows that tenant T requested after the warm-up, in seconds.
+fn measured(sim: &FlowSim) -> Vec<f64> {
+    let flows = sim.record().flows.iter().filter(|flow| flow.asked >= WARM_UP);
+    flows.map(|flow| flow.seconds()).collect()
 }
 
 /// Results of a simulated run with the shuffle traffic of tenant T.

@@ -18,7 +18,9 @@
 //! The figure compares the mean completion times of the flows of tenant T. All systems transfer the
 //! same flows. A claim's value is QShare's mean completion time divided by ElasticSwitch's mean
 //! completion time. Two claims compare completion times: one at the lightest load, and one at the
-//! load with the highest ratio.
+//! load with the highest ratio. QShare runs with the fabric's real controller ([`crate::qshare`]).
+//! Each mean at full length is over [`FLOWS`] flows for each of the ten clients, because in a mean
+//! over fewer flows a few very long flows decide.
 //!
 //! ElasticSwitch and Trinity run with all settings of `penstock_sim::fabric::peers` that pass the
 //! check of `peers`. The best setting of a system is the same for all loads and workloads, because
@@ -26,7 +28,9 @@
 //! T get at least the fraction [`OTHERS_MIN`] of their guarantee in every 0.1 s. A valid setting
 //! meets the condition about guarantees at every load and with both workloads. The best setting is
 //! the valid setting with the lowest geometric mean of the completion times over all loads and
-//! workloads.
+//! workloads. Runs with fewer flows ([`sweep_flows`]) choose the settings, and only the chosen
+//! settings run at full length. `others_ours_least` is the lowest rate of a tenant except T in any
+//! 0.1 s with QShare, divided by its guarantee, over all loads and workloads.
 //!
 //! The figure also shows the completion times with static reservation and with plain TCP. With
 //! plain TCP at a load of 90 %, the other tenants get only 87 % of their guarantee.
@@ -43,13 +47,16 @@
 //! `elasticswitch_50ms` uses only settings with a period of 50 ms. `elasticswitch_forgetful` uses
 //! only settings that forget the limits of idle pairs, instead of keeping them for 10 s.
 
+use std::collections::BTreeMap;
+
+use penstock_fabric::queue_binding::Mode;
 use penstock_sim::fabric::peers::{candidates, check};
 use penstock_sim::fabric::{PairLimits, System};
 use penstock_units::Nanos;
 
 use super::qshare_fct::{Had, Shuffle};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
-use crate::qshare::{self as bed, Workload};
+use crate::qshare::{self as bed, Plant, Troubles, Workload};
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-fig5",
@@ -71,8 +78,15 @@ const OTHERS_MIN: f64 = 0.99;
 /// `_50ms`.
 const SLOW: Nanos = Nanos::from_millis(50);
 
-/// Returns the number of flows that each of tenant T's ten clients requests.
-const fn flows(workload: Workload) -> u64 {
+/// Number of flows that each of tenant T's ten clients requests at full length.
+const FLOWS: u64 = 1_000;
+/// Smallest number of flows for each client in a shortened run. With fewer flows, a few very long
+/// flows would determine the mean.
+const FLOWS_MIN: u64 = 40;
+
+/// Returns the number of flows for each client in the runs that choose the settings of
+/// ElasticSwitch and Trinity.
+const fn sweep_flows(workload: Workload) -> u64 {
     match workload {
         Workload::Enterprise => 300,
         Workload::DataMining => 40,
@@ -128,7 +142,11 @@ fn all_runs(peers: &Peers) -> Vec<Run> {
 fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
     bed::parallel(runs, |run| {
         let system = match run {
-            Run::Ours => bed::qshare(&shuffle.tenants(), INTERVAL, true)?,
+            Run::Ours => {
+                let (mode, troubles, seed) = (Mode::StaticMap, Troubles::default(), shuffle.seed);
+                let plant = Plant { mode, troubles, seed };
+                bed::qshare(&shuffle.tenants(), INTERVAL, true, plant)?.0
+            }
             Run::Fixed => System::StaticReservation,
             Run::Tcp => System::PlainTcp,
             Run::Elastic(limits) => System::ElasticSwitch(*limits),
@@ -147,34 +165,75 @@ fn best_setting(runs: &[Run], had: &[Vec<Had>], counts: impl Fn(&Run) -> bool) -
     counting.filter(holds).min_by(|a, b| over_all(a).total_cmp(&over_all(b)))
 }
 
-/// Returns the completion times with the best settings, for each load and workload.
-fn chosen(runs: &[Run], had: &[Vec<Had>]) -> Vec<Times> {
-    let is_elastic = |run: &Run| matches!(run, Run::Elastic(_));
-    let slow = |run: &Run| matches!(run, Run::Elastic(limits) if limits.rates.period >= SLOW);
-    let forgets = |run: &Run| matches!(run, Run::Elastic(limits) if limits.forget == Nanos(0));
-    let elastic = best_setting(runs, had, is_elastic);
-    let elastic_slow = best_setting(runs, had, slow);
-    let elastic_forgetful = best_setting(runs, had, forgets);
-    let trinity = best_setting(runs, had, |run| matches!(run, Run::Trinity(_)));
-    let times = |point: &Vec<Had>| {
+/// Indices of the best settings among the runs. `None` if no setting is valid.
+struct Best {
+    elastic: Option<usize>,
+    slow: Option<usize>,
+    forgetful: Option<usize>,
+    trinity: Option<usize>,
+}
+
+impl Best {
+    /// Chooses the best settings by the results of the sweep, as [`best_setting`] does.
+    fn of(runs: &[Run], swept: &[Vec<Had>]) -> Self {
+        let slow = |run: &Run| matches!(run, Run::Elastic(limits) if limits.rates.period >= SLOW);
+        let forgets = |run: &Run| matches!(run, Run::Elastic(limits) if limits.forget == Nanos(0));
+        Self {
+            elastic: best_setting(runs, swept, is_elastic),
+            slow: best_setting(runs, swept, slow),
+            forgetful: best_setting(runs, swept, forgets),
+            trinity: best_setting(runs, swept, |run| matches!(run, Run::Trinity(_))),
+        }
+    }
+
+    /// Returns the indices of the runs that one load and workload needs at full length: the systems
+    /// without settings, the best settings, and the best setting of ElasticSwitch for this load and
+    /// workload alone.
+    fn needed(&self, runs: &[Run], swept: &[Had]) -> Vec<usize> {
+        let mean = |at: &usize| swept[*at].mean_secs;
+        let here = (0..runs.len()).filter(|at| is_elastic(&runs[*at]));
+        let here = here.filter(|at| swept[*at].others >= OTHERS_MIN);
+        let alone = here.min_by(|a, b| mean(a).total_cmp(&mean(b)));
+        let best = [self.elastic, self.slow, self.forgetful, self.trinity, alone];
+        let fixed = (0..runs.len()).filter(|at| has_no_settings(&runs[*at]));
+        let mut needed: Vec<usize> = fixed.chain(best.into_iter().flatten()).collect();
+        needed.sort_unstable();
+        needed.dedup();
+        needed
+    }
+
+    /// Returns the completion times at one load and workload. `point` has the results at full
+    /// length, by the indices of the runs.
+    fn times(&self, runs: &[Run], point: &BTreeMap<usize, Had>) -> Times {
         // If no setting is valid, the time is NaN.
-        let of = |at: Option<usize>| at.map_or(f64::NAN, |at| point[at].mean_secs);
-        let there =
-            runs.iter().zip(point).filter(|(run, had)| is_elastic(run) && had.others >= OTHERS_MIN);
+        let of = |at: Option<usize>| {
+            at.and_then(|at| point.get(&at)).map_or(f64::NAN, |had| had.mean_secs)
+        };
+        let there = point.iter().filter(|(at, _)| is_elastic(&runs[**at]));
         let oracle = there.map(|(_, had)| had.mean_secs).reduce(f64::min);
         Times {
-            ours: point[0].mean_secs,
-            fixed: point[1].mean_secs,
-            tcp: point[2].mean_secs,
-            elastic: of(elastic),
+            ours: of(Some(0)),
+            fixed: of(Some(1)),
+            tcp: of(Some(2)),
+            elastic: of(self.elastic),
             elastic_oracle: oracle.unwrap_or(f64::NAN),
-            elastic_slow: of(elastic_slow),
-            elastic_forgetful: of(elastic_forgetful),
-            trinity: of(trinity),
+            elastic_slow: of(self.slow),
+            elastic_forgetful: of(self.forgetful),
+            trinity: of(self.trinity),
         }
-    };
-    had.iter().map(times).collect()
+    }
 }
+
+fn is_elastic(run: &Run) -> bool {
+    matches!(run, Run::Elastic(_))
+}
+
+fn has_no_settings(run: &Run) -> bool {
+    matches!(run, Run::Ours | Run::Fixed | Run::Tcp)
+}
+
+/// Workloads of the figure, in the order of the results.
+const WORKLOADS: [Workload; 2] = [Workload::Enterprise, Workload::DataMining];
 
 fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::new();
@@ -184,24 +243,64 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("settings_elasticswitch", peers.elastic.len());
     outcome.note("settings_trinity", peers.trinity.len());
     let runs = all_runs(&peers);
-    let workloads = [Workload::Enterprise, Workload::DataMining];
-    let mut had = Vec::new();
-    for (at, workload) in workloads.into_iter().enumerate() {
-        let sizes = workload.sizes()?;
-        // With fewer flows, a few very long flows would determine the mean.
-        let flows = ctx.scaled(Nanos(flows(workload))).0.max(40);
-        outcome.note(&format!("flows_{}", key(workload)), 10 * flows);
-        for (done, load_pct) in LOADS.into_iter().enumerate() {
-            let part = number(u64::try_from(LOADS.len() * at + done)?) / 10.0;
-            ctx.progress(part, format!("{}, load {load_pct} %", workload.name()));
-            let shuffle = Shuffle { load_pct, flows, sizes: sizes.clone(), seed: ctx.seed };
-            had.push(measure(&shuffle, &runs)?);
-        }
+    let flows = ctx.scaled(Nanos(FLOWS)).0.max(FLOWS_MIN);
+    outcome.note("flows_a_point", 10 * flows);
+    let mut shuffles = Vec::new();
+    for workload in WORKLOADS {
+        let (sizes, seed) = (workload.sizes()?, ctx.seed);
+        let flows = sweep_flows(workload).min(flows);
+        shuffles.extend(LOADS.map(|load_pct| {
+            let sizes = sizes.clone();
+            Shuffle { load_pct, flows, sizes, seed }
+        }));
     }
-    for (workload, times) in workloads.into_iter().zip(chosen(&runs, &had).chunks(LOADS.len())) {
+    let mut swept = Vec::new();
+    for (at, shuffle) in shuffles.iter().enumerate() {
+        say(ctx, 0.0, at, shuffle);
+        swept.push(measure(shuffle, &runs)?);
+    }
+    let best = Best::of(&runs, &swept);
+    let mut whole = Vec::new();
+    for (at, (shuffle, swept)) in shuffles.iter().zip(&swept).enumerate() {
+        say(ctx, 0.5, at, shuffle);
+        whole.push(at_full_length(&best, shuffle, flows, &runs, swept)?);
+    }
+    let times: Vec<Times> = whole.iter().map(|point| best.times(&runs, point)).collect();
+    for (workload, times) in WORKLOADS.into_iter().zip(times.chunks(LOADS.len())) {
         told(&mut outcome, workload, times);
     }
+    let others = whole.iter().filter_map(|point| point.get(&0)).map(|had| had.others);
+    let statement = "lowest rate of another tenant in 0.1 s with QShare, divided by its guarantee";
+    let kept = Claim::new("others_ours_least", statement, "").at_least(OTHERS_MIN);
+    outcome.claim(kept.measured(others.fold(f64::INFINITY, f64::min)));
     Ok(outcome)
+}
+
+/// Reports progress before the run number `at` of one half of the figure, which begins at `from`.
+fn say(ctx: &Context<'_>, from: f64, at: usize, shuffle: &Shuffle) {
+    let part = from + 0.5 * count(at) / count(WORKLOADS.len() * LOADS.len());
+    let workload = WORKLOADS[at / LOADS.len()].name();
+    ctx.progress(part, format_args!("{workload}, load {} %", shuffle.load_pct));
+}
+
+/// Runs the chosen settings with `flows` flows for each client, at one load and workload. `swept`
+/// has the results of the sweep, which count if they have as many flows. Returns the results by the
+/// indices of the runs.
+fn at_full_length(
+    best: &Best,
+    shuffle: &Shuffle,
+    flows: u64,
+    runs: &[Run],
+    swept: &[Had],
+) -> anyhow::Result<BTreeMap<usize, Had>> {
+    let needed = best.needed(runs, swept);
+    let had: Vec<Had> = if shuffle.flows == flows {
+        needed.iter().map(|at| swept[*at]).collect()
+    } else {
+        let runs: Vec<Run> = needed.iter().map(|at| runs[*at]).collect();
+        measure(&Shuffle { flows, ..shuffle.clone() }, &runs)?
+    };
+    Ok(needed.into_iter().zip(had).collect())
 }
 
 fn told(outcome: &mut Outcome, workload: Workload, found: &[Times]) {
@@ -269,6 +368,10 @@ const fn key(workload: Workload) -> &'static str {
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
 fn number(n: u64) -> f64 {
     n as f64
+}
+
+fn count(n: usize) -> f64 {
+    number(u64::try_from(n).unwrap_or(u64::MAX))
 }
 
 fn picture(record: &Record) -> Picture {

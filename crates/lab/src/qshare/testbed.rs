@@ -16,24 +16,22 @@
 //! * A VM's guarantee is `94 / min(m, N - m)` Mbit/s, with m of the tenant's N VMs in the first
 //!   rack. The guarantees of a tenant's VMs in the rack with fewer VMs add up to 94 Mbit/s.
 //! * A request for a flow takes [`LATENCY`].
-//! * The queue decision of an interval takes effect [`DELAY`] after the end of the interval.
-//!   [`DELAY`] is the time to collect the usage of tenants and to program the switches.
+//! * Switches and hosts carry out a plan with random delays (`elements`).
 //!
 //! `flow_sizes/enterprise.txt` and `flow_sizes/datamining.txt` have the flow sizes. The first lines
 //! of the two flow-size files name the sources of their data.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use penstock_fabric::rate_alloc::RateSettings;
-use penstock_fabric::topology::{Regular, Tier};
 use penstock_sim::Rng;
 use penstock_sim::fabric::{
     Network, PairLimits, QueueControl, SizeTable, Spec, System, TenantSpec,
 };
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::binder::FabricBinder;
+use super::leading::{Done, Leading, Plant};
 
 /// Number of servers in a rack.
 pub const RACK: usize = 5;
@@ -47,8 +45,6 @@ pub const GUARANTEE: BitsPerSecond = BitsPerSecond(94_000_000);
 pub const QUEUES: u8 = 8;
 /// Time from a request for a flow to the flow's first bit.
 pub const LATENCY: Nanos = Nanos::from_micros(200);
-/// Time from the end of an interval until the queue decision of the interval takes effect.
-pub const DELAY: Nanos = Nanos::from_millis(100);
 /// Time between two samples of the core link.
 pub const SAMPLE: Nanos = Nanos::from_millis(100);
 
@@ -179,28 +175,29 @@ pub fn spec(tenants: Vec<TenantSpec>, seed: u64) -> Spec {
     }
 }
 
-/// Creates QShare with a control interval. If `shared` is true, tenants in the shared queue have
-/// rate allocation. If `shared` is false, tenants in the shared queue are limited to their
-/// guarantees.
+/// Creates QShare with a control interval, and with the fabric's real controller in front of the
+/// switches and hosts of `plant`. If `shared` is true, tenants in the shared queue have rate
+/// allocation. If `shared` is false, the limits of the controller apply to these tenants. Also
+/// returns a view of what the controller does during the run.
 ///
 /// # Errors
 /// Returns an error if the tenants do not fit into the testbed.
-pub fn qshare(tenants: &[TenantSpec], interval: Nanos, shared: bool) -> anyhow::Result<System> {
-    let tier = |fan_out| Tier { fan_out, uplinks: 1, rate: GBIT };
-    let racks = [tier(u32::try_from(RACK)?), tier(2)];
-    let tree = Regular { slots: u32::try_from(SLOTS)?, tiers: racks.to_vec() }.build()?;
+pub fn qshare(
+    tenants: &[TenantSpec],
+    interval: Nanos,
+    shared: bool,
+    plant: Plant,
+) -> anyhow::Result<(System, Arc<Mutex<Done>>)> {
     let limits = PairLimits {
         rates: RateSettings::shared_queue(GBIT),
         partition: RateSettings::shared_queue(GBIT).period,
         slack: 100_000,
         forget: Nanos(0),
     };
-    Ok(System::QShare(QueueControl {
-        interval,
-        delay: DELAY,
-        binder: Box::new(FabricBinder::new(tree, tenants, QUEUES)?),
-        shared: shared.then_some(limits),
-    }))
+    let controller = Box::new(Leading::new(tenants, plant)?);
+    let done = controller.done();
+    let shared = shared.then_some(limits);
+    Ok((System::QShare(QueueControl { interval, controller, shared }), done))
 }
 
 /// Calls `run` with each case in `cases`, on all processors. Returns the results in the order of

@@ -8,9 +8,10 @@
 //! # Approach
 //!
 //! Between two events every flow has a constant rate, which [`Rates`] computes. An event is the
-//! completion or request of a flow, a change of limits, a binding of queues, or a sample. At each
-//! event the simulator first adds the bits that were transferred since the last event. Afterwards
-//! the simulator recomputes the rates of all flows.
+//! completion or request of a flow, a change of limits, a change that the controller made to a port
+//! or a host ([`super::control`]), or a sample. At each event the simulator first adds the bits
+//! that were transferred since the last event. Afterwards the simulator recomputes the rates of all
+//! flows.
 //!
 //! All flows between two VMs have the same path, queue and limit, and therefore the same rate. All
 //! flows of a pair of VMs are simulated as one stream, because their rates are equal. For each pair
@@ -26,14 +27,18 @@
 //! full rate from the first bit. Tests compare the rates with [`super::packets`], which simulates
 //! the packets of one bottleneck.
 
+use std::collections::VecDeque;
+
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::control::{Change, HostUsage, QueueControl, Terms, Timeline, queues};
+use super::kept::Kept;
 use super::link_share::Queue;
 use super::pair_limits::{Ends, Limits, secs};
 use super::rates::{LinkId, Rates, StreamId};
 use super::record::{FlowRecord, Record, Sample};
-use super::spec::{Connection, Order, Spec, SpecError, TenantNo, VmNo};
-use super::system::{HostUsage, QueueControl, System};
+use super::spec::{Connection, HostNo, Order, Spec, SpecError, TenantNo, VmNo};
+use super::system::System;
 use crate::{EventQueue, Rng};
 
 /// Events of the simulation at the same time happen in the order of their posting
@@ -44,7 +49,7 @@ enum Event {
     Rates,
     Divide,
     Control,
-    Apply,
+    Change,
     Sample,
 }
 
@@ -57,6 +62,8 @@ struct Pair {
     /// Stream of lower priority between the pair's VMs, which exists only for Trinity.
     low: Option<StreamId>,
     entitled: Option<StreamId>,
+    /// Code point with which the sending VM's host marks frames. 0 selects the shared queue.
+    dscp: u8,
     /// Bit n is set if the pair's path includes the watched link number n.
     watched: u32,
     /// For each flow: the value of `served` at which the flow is complete, and the index of its
@@ -106,12 +113,10 @@ pub struct FlowSim {
     clients: Vec<Client>,
     waiting: usize,
     limits: Option<Limits>,
-    /// Whether each tenant has a dedicated queue now. The field `pending` contains the next
-    /// assignment of queues, which takes effect later.
-    dedicated: Vec<bool>,
-    pending: Vec<bool>,
-    /// Reserved rate of each tenant on each link.
-    reserved: Vec<Vec<BitsPerSecond>>,
+    /// Changes of ports and hosts that the controller has decided, in the order of their events.
+    to_come: VecDeque<Change>,
+    /// Only with QShare, if the controller's limits apply in the shared queue.
+    kept: Option<Kept>,
     last_control: Nanos,
     settled: u64,
     record: Record,
@@ -139,8 +144,6 @@ impl FlowSim {
             done: 0,
         };
         let clients: Vec<_> = (0..).take(spec.connections.len()).map(client).collect();
-        let reserved = spec.tenants.iter().map(|t| t.reserved(&spec.network)).collect();
-        let none = vec![false; spec.tenants.len()];
         let mut sim = Self {
             now: Nanos(0),
             events: EventQueue::new(),
@@ -153,9 +156,8 @@ impl FlowSim {
             waiting: clients.len(),
             clients,
             limits: None,
-            dedicated: none.clone(),
-            pending: none,
-            reserved,
+            to_come: VecDeque::new(),
+            kept: None,
             last_control: Nanos(0),
             settled: 0,
             record: Record::default(),
@@ -196,7 +198,7 @@ impl FlowSim {
                         path.extend(hose_path(links, self.vm_base[tenant], [from, to]));
                     }
                     let trinity = matches!(self.system, System::Trinity(_));
-                    let stream = self.rates.add(self.system.class(tenant), &path);
+                    let stream = self.rates.add(0, &path);
                     let low = trinity.then(|| self.rates.add(1, &path));
                     self.pairs.push(Pair::new(tenant, [from, to], (stream, low), watched));
                 }
@@ -209,12 +211,13 @@ impl FlowSim {
             self.events.post(connection.from + connection.latency, Event::Ask(number));
         }
         self.events.post(self.spec.sample, Event::Sample);
+        let mut state = Vec::new();
         let limits = match &mut self.system {
             System::ElasticSwitch(limits) | System::Trinity(limits) => Some(*limits),
             System::QShare(control) => {
-                let nothing = vec![Vec::new(); self.spec.tenants.len()];
-                self.pending = control.binder.bind(&nothing);
+                state = control.controller.start();
                 self.events.post(control.interval, Event::Control);
+                self.kept = control.shared.is_none().then(|| Kept::new(&self.spec));
                 control.shared
             }
             System::PlainTcp | System::StaticReservation => None,
@@ -224,17 +227,15 @@ impl FlowSim {
             self.events.post(limits.partition, Event::Divide);
             self.limits = Some(Limits::new(limits, self.pairs.len(), vms));
         }
-        match self.system {
-            System::Trinity(_) => {
-                let queue = |priority| Queue { priority, weight: 1.0 };
-                for link in 0..self.spec.network.links.len() {
-                    let queues = vec![queue(0), queue(1)];
-                    self.rates.set_queues(link_id(link), queues, vec![0, 1]);
-                }
+        if matches!(self.system, System::Trinity(_)) {
+            let queue = |priority| Queue { priority, weight: 1.0 };
+            for link in 0..self.spec.network.links.len() {
+                let queues = vec![queue(0), queue(1)];
+                self.rates.set_queues(link_id(link), queues, vec![0, 1]);
             }
-            System::QShare(_) => self.apply(),
-            _ => {}
         }
+        state.into_iter().for_each(|change| self.change(change));
+        self.note_kept();
     }
 
     pub fn run_until(&mut self, end: Nanos) {
@@ -385,7 +386,12 @@ impl FlowSim {
                 self.limits_changed();
             }
             Event::Control => self.control(),
-            Event::Apply => self.apply(),
+            Event::Change => {
+                if let Some(change) = self.to_come.pop_front() {
+                    self.change(change);
+                    self.note_kept();
+                }
+            }
             Event::Sample => {
                 self.sample();
                 self.events.post(self.now + self.spec.sample, event);
@@ -421,7 +427,7 @@ impl FlowSim {
         if is && !was {
             pair.place = self.active.len();
             self.active.push(number);
-            if let Some(limits) = self.limits.as_mut().filter(|_| !self.dedicated[pair.tenant]) {
+            if let Some(limits) = self.limits.as_mut().filter(|_| pair.dscp == 0) {
                 limits.begins(ends, pair.bits);
             }
         } else if was && !is {
@@ -479,16 +485,19 @@ impl FlowSim {
         Ends { pair: low32(number), vms: pair.vms.map(vm), hose }
     }
 
-    /// Ends a control interval: measures the usage, decides about queues, and schedules the change
-    /// of queues.
+    /// Ends a control interval: measures the usage, decides about queues, and schedules the changes
+    /// of ports and hosts that carry out the decision.
     fn control(&mut self) {
         let usage = self.usage();
-        let System::QShare(QueueControl { interval, delay, binder, .. }) = &mut self.system else {
+        let System::QShare(QueueControl { interval, controller, .. }) = &mut self.system else {
             return;
         };
-        self.pending = binder.bind(&usage);
-        self.events.post(self.now + *delay, Event::Apply);
-        self.events.post(self.now + *interval, Event::Control);
+        let Timeline { changes, end } = controller.interval(self.now, &usage);
+        for (at, change) in changes {
+            self.events.post(at.max(self.now), Event::Change);
+            self.to_come.push_back(change);
+        }
+        self.events.post((self.now + *interval).max(end), Event::Control);
     }
 
     /// Returns each host's measurements of each tenant since the end of the last control interval.
@@ -516,56 +525,72 @@ impl FlowSim {
         bits.into_iter().map(of).collect()
     }
 
-    /// Applies the queues, weights and limits of the last decision.
-    fn apply(&mut self) {
-        self.dedicated.clone_from(&self.pending);
-        self.record.bindings.push((self.now, self.dedicated.clone()));
-        let links = self.spec.network.links.len();
-        for link in 0..links {
-            let (queues, queue_of) = self.queues(link);
-            self.rates.set_queues(link_id(link), queues, queue_of);
-        }
-        if self.system.has_hoses() {
-            for (tenant, spec) in self.spec.tenants.iter().enumerate() {
-                let open = self.dedicated[tenant];
-                let hose = if open { f64::INFINITY } else { bits_per_sec(spec.hose) };
-                for vm in 0..spec.vms.len() {
-                    for link in hose_path(links, self.vm_base[tenant], [vm, vm]) {
-                        self.rates.set_capacity(link, hose);
-                    }
+    /// Applies a change that the controller made to a port or a host.
+    fn change(&mut self, change: Change) {
+        match change {
+            Change::Port { link, weights, map } => {
+                let (queues, queue_of) = queues(&weights, &map);
+                if let Some(kept) = &mut self.kept {
+                    kept.port(link, &queues, &queue_of);
                 }
+                self.rates.set_queues(link, queues, queue_of);
+            }
+            Change::Host { host, terms } => {
+                for (tenant, terms) in terms {
+                    self.set_terms(host, tenant, terms);
+                }
+                self.limit_pairs();
             }
         }
-        let Self { limits: Some(limits), pairs, dedicated, .. } = self else { return };
-        limits.lift(|ends| dedicated[pairs[ends.pair as usize].tenant]);
+    }
+
+    /// Sets the code point and the limits of a tenant's VMs on a host.
+    fn set_terms(&mut self, host: HostNo, tenant: TenantNo, terms: Terms) {
+        if let Some(kept) = &mut self.kept {
+            kept.host(host, tenant, terms);
+        }
+        let spec = &self.spec.tenants[tenant];
+        // Rate allocation replaces the limit of a tenant in the shared queue.
+        let limit = terms.limit_permille.filter(|_| self.limits.is_none() || terms.dscp != 0);
+        let capacity = limit.map_or(f64::INFINITY, |permille| {
+            bits_per_sec(spec.hose) * f64::from(permille) / 1_000.0
+        });
+        let links = self.spec.network.links.len();
+        let (first, vms) = self.pair_of[tenant];
+        for (vm, _) in spec.vms.iter().enumerate().filter(|(_, at)| **at == host) {
+            for link in hose_path(links, self.vm_base[tenant], [vm, vm]) {
+                self.rates.set_capacity(link, capacity);
+            }
+            for pair in &mut self.pairs[first + vm * vms..][..vms] {
+                pair.dscp = terms.dscp;
+                self.rates.set_class(pair.stream, usize::from(terms.dscp));
+            }
+        }
+    }
+
+    /// Begins to limit pairs of VMs whose frames are now in the shared queue, and stops for pairs
+    /// whose frames are not.
+    fn limit_pairs(&mut self) {
+        let Self { limits: Some(limits), pairs, .. } = self else { return };
+        limits.lift(|ends| pairs[ends.pair as usize].dscp != 0);
         for number in self.active.clone() {
             let ends = self.ends(number);
             let pair = &self.pairs[number];
-            if let Some(limits) = self.limits.as_mut().filter(|_| !self.dedicated[pair.tenant]) {
+            if let Some(limits) = self.limits.as_mut().filter(|_| pair.dscp == 0) {
                 limits.begins(ends, pair.bits);
             }
             self.set_streams(number);
         }
     }
 
-    /// Returns the queues of a link, weighted by reservations, and the index of each tenant's
-    /// queue. Queue 0 is the shared queue of all tenants without a dedicated queue.
-    fn queues(&self, link: usize) -> (Vec<Queue>, Vec<usize>) {
-        let mut queues = vec![Queue { priority: 0, weight: 0.0 }];
-        let mut queue_of = Vec::new();
-        for (tenant, reserved) in self.reserved.iter().enumerate() {
-            let weight = bits_per_sec(reserved[link]);
-            if self.dedicated[tenant] && weight > 0.0 {
-                queue_of.push(queues.len());
-                queues.push(Queue { priority: 0, weight });
-            } else {
-                queue_of.push(0);
-                queues[0].weight += weight;
-            }
+    /// Records the least share of a guarantee that the ports leave now.
+    fn note_kept(&mut self) {
+        let Some(least) = self.kept.as_mut().map(Kept::least) else { return };
+        let kept = &mut self.record.kept;
+        match kept.last_mut().filter(|(at, _)| *at == self.now) {
+            Some((_, last)) => *last = least,
+            None => kept.push((self.now, least)),
         }
-        // An unused queue gets no bandwidth, but it needs a positive weight.
-        queues[0].weight = queues[0].weight.max(1.0);
-        (queues, queue_of)
     }
 
     fn sample(&mut self) {
@@ -597,6 +622,7 @@ impl Pair {
             stream,
             low,
             entitled: None,
+            dscp: 0,
             watched,
             flows: Vec::new(),
             next: f64::INFINITY,
@@ -646,15 +672,7 @@ impl Client {
 impl System {
     /// Returns whether the simulated system can limit VMs to their guarantees.
     fn has_hoses(&self) -> bool {
-        match self {
-            Self::StaticReservation => true,
-            Self::QShare(control) => control.shared.is_none(),
-            _ => false,
-        }
-    }
-
-    fn class(&self, tenant: TenantNo) -> usize {
-        if matches!(self, Self::QShare(_)) { tenant } else { 0 }
+        matches!(self, Self::StaticReservation | Self::QShare(_))
     }
 }
 
@@ -662,8 +680,11 @@ impl System {
 /// also returns the capacities of the virtual links of [`hoses`].
 fn capacities(spec: &Spec, system: &System, vms: usize) -> Vec<f64> {
     let mut links: Vec<_> = spec.network.links.iter().map(|link| bits_per_sec(*link)).collect();
-    if system.has_hoses() {
-        links.extend(hoses(spec, vms));
+    match system {
+        System::StaticReservation => links.extend(hoses(spec, vms)),
+        // The controller sets the limits of VMs.
+        System::QShare(_) => links.extend(std::iter::repeat_n(f64::INFINITY, 2 * vms)),
+        _ => {}
     }
     links
 }

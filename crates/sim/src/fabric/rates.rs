@@ -220,6 +220,18 @@ impl Rates {
         }
     }
 
+    /// Sets the class of a stream, which selects the stream's queue on each link.
+    pub fn set_class(&mut self, id: StreamId, class: usize) {
+        let stream = &mut self.streams[id.0 as usize];
+        if std::mem::replace(&mut stream.class, class) == class || stream.flows <= 0.0 {
+            return;
+        }
+        let stream = &self.streams[id.0 as usize];
+        for hop in stream.hops() {
+            ask(&mut self.links, &mut self.waiting, hop.link);
+        }
+    }
+
     /// Sets a link's capacity in bits/s.
     pub fn set_capacity(&mut self, link: LinkId, capacity: f64) {
         if !same(self.links[link.index()].capacity, capacity) {
@@ -439,5 +451,9 @@ mod tests {
         rates.settle();
         assert!(close(rates.rate(few), 10.0) && close(rates.rate(many), 30.0));
         assert!(close(rates.refused(many), 0.5));
+        // Without a queue of its own, the single flow shares with the others.
+        rates.set_class(few, 0);
+        rates.settle();
+        assert!(close(rates.rate(few), 0.4) && close(rates.rate(many), 39.6));
     }
 }

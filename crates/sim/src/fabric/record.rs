@@ -1,4 +1,4 @@
-//! Results of a network simulation: flows, samples and queue bindings.
+//! Results of a network simulation: flows, samples and guarantees.
 
 use penstock_units::Nanos;
 
@@ -47,7 +47,8 @@ pub struct Record {
     pub flows: Vec<FlowRecord>,
     /// Samples of the traffic on the watched links, in order of time.
     pub samples: Vec<Sample>,
-    /// Changes of queues: the time of the change, and for each tenant whether it has a dedicated
-    /// queue from this time on.
-    pub bindings: Vec<(Nanos, Vec<bool>)>,
+    /// Times at which the controller's changes came into force, each with the least share of a
+    /// guarantee that any port left to a tenant from then on, in the worst case (`kept`). Empty if
+    /// rate allocation sets the limits of the shared queue.
+    pub kept: Vec<(Nanos, f64)>,
 }

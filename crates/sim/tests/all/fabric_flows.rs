@@ -1,11 +1,11 @@
 //! Tests that compare the flow-level simulator with results computed by hand.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use penstock_fabric::rate_alloc::RateSettings;
 use penstock_sim::fabric::{
-    Always, Connection, FlowSim, Network, Order, PairLimits, QueueControl, Record, SizeTable, Spec,
-    System, TenantSpec,
+    Always, Change, Connection, Controller, FlowSim, HostUsage, Network, Order, PairLimits,
+    QueueControl, Record, SizeTable, Spec, System, TenantSpec, Terms, Timeline,
 };
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -52,13 +52,9 @@ fn limits(rates: RateSettings) -> PairLimits {
     PairLimits { rates, partition, slack: 100_000, forget: partition }
 }
 
-fn qshare(dedicated: &[usize], shared: Option<PairLimits>) -> System {
-    System::QShare(QueueControl {
-        interval: Nanos::from_secs(4),
-        delay: Nanos::from_millis(100),
-        binder: Box::new(Always(dedicated.to_vec())),
-        shared,
-    })
+fn qshare(spec: &Spec, dedicated: &[usize], shared: Option<PairLimits>) -> System {
+    let controller = Box::new(Always::new(spec, dedicated));
+    System::QShare(QueueControl { interval: Nanos::from_secs(4), controller, shared })
 }
 
 fn close(found: f64, wanted: f64) -> bool {
@@ -76,15 +72,94 @@ fn tcp_shares_by_flows_static_reservation_wastes_and_a_queue_shares_by_guarantee
     let fixed = ended(spec.clone(), System::StaticReservation, 1);
     assert!(close(last_mbps(fixed.record(), 0), 94.0 / 5.0));
     assert!(close(last_mbps(fixed.record(), 1), 94.0));
-    let own = ended(spec.clone(), qshare(&[0, 1], None), 1);
+    let own = ended(spec.clone(), qshare(&spec, &[0, 1], None), 1);
     assert!(close(last_mbps(own.record(), 0), 500.0) && close(last_mbps(own.record(), 1), 500.0));
     // One tenant has a dedicated queue. The other tenant is limited to its guarantee, or gets spare
     // bandwidth by rate allocation.
-    let held = ended(spec.clone(), qshare(&[0], None), 1);
+    let held = ended(spec.clone(), qshare(&spec, &[0], None), 1);
     assert!(close(last_mbps(held.record(), 1), 94.0) && close(last_mbps(held.record(), 0), 906.0));
     let shared = RateSettings::shared_queue(GBIT);
-    let found = ended(spec, qshare(&[0], Some(limits(shared))), 20);
+    let system = qshare(&spec, &[0], Some(limits(shared)));
+    let found = ended(spec, system, 20);
     assert!(last_mbps(found.record(), 1) > 400.0, "{}", last_mbps(found.record(), 1));
+}
+
+/// Controller with given changes, which records the times of the intervals.
+#[derive(Debug)]
+struct Scripted {
+    start: Vec<Change>,
+    changes: Vec<(Nanos, Change)>,
+    intervals: Arc<Mutex<Vec<Nanos>>>,
+}
+
+impl Controller for Scripted {
+    fn start(&mut self) -> Vec<Change> {
+        self.start.clone()
+    }
+
+    fn interval(&mut self, now: Nanos, _: &[Vec<HostUsage>]) -> Timeline {
+        self.intervals.lock().unwrap().push(now);
+        let changes = std::mem::take(&mut self.changes);
+        let end = changes.last().map_or(now, |(at, _)| *at);
+        Timeline { changes, end }
+    }
+}
+
+/// Gives a tenant a code point and a limit on all ten hosts.
+fn on_all_hosts(tenant: usize, dscp: u8, limit_permille: Option<u32>) -> Vec<Change> {
+    let terms = vec![(tenant, Terms { dscp, limit_permille })];
+    (0..10).map(|host| Change::Host { host, terms: terms.clone() }).collect()
+}
+
+#[test]
+fn whole_weights_maps_and_marks_are_in_force_from_their_time_on() {
+    let mut spec = spec(2, 5);
+    for tenant in 0..2 {
+        spec.connections.extend((0..5).map(|vm| across(tenant, 5, vm)));
+    }
+    let ms = Nanos::from_millis;
+    let port = |at, weights: &[u32], map: &[(u8, u8)]| {
+        let map = map.iter().copied().collect();
+        (ms(at), Change::Port { link: Network::core(0), weights: weights.to_vec(), map })
+    };
+    let hosts = |at, tenant, dscp, limit| {
+        on_all_hosts(tenant, dscp, limit).into_iter().map(move |change| (ms(at), change))
+    };
+    let mut changes = vec![port(1_100, &[3, 7], &[(8, 1)])];
+    changes.extend(hosts(1_300, 0, 8, None));
+    changes.extend(hosts(1_500, 1, 0, None));
+    changes.push(port(1_700, &[1, 2], &[(8, 1)]));
+    // Without a map, both tenants are in queue 0 and share by flows.
+    changes.push(port(1_900, &[1, 2], &[]));
+    changes.push(port(2_500, &[1, 3], &[(8, 1)]));
+    let start = (0..2).flat_map(|tenant| on_all_hosts(tenant, 0, Some(1_000))).collect();
+    let intervals = Arc::new(Mutex::new(Vec::new()));
+    let controller = Box::new(Scripted { start, changes, intervals: Arc::clone(&intervals) });
+    let control = QueueControl { interval: Nanos::from_secs(1), controller, shared: None };
+    let sim = ended(spec, System::QShare(control), 4);
+    let samples = &sim.record().samples;
+    // The sample number n has the 0.1 s before (n + 1) / 10 s.
+    let rates = |at: usize| (samples[at].bits[0] / 1e5, samples[at].bits[2] / 1e5);
+    for (at, first, second) in [
+        (9, 94.0, 94.0),
+        (12, 94.0, 94.0),
+        (14, 906.0, 94.0),
+        (16, 700.0, 300.0),
+        (18, 2_000.0 / 3.0, 1_000.0 / 3.0),
+        (20, 500.0, 500.0),
+        (39, 750.0, 250.0),
+    ] {
+        let (a, b) = rates(at);
+        assert!(close(a, first) && close(b, second), "{at}: {a} and {b}");
+    }
+    // A plan that takes longer than an interval delays the next interval.
+    let times: Vec<u64> = intervals.lock().unwrap().iter().map(|at| at.0 / 1_000_000).collect();
+    assert_eq!(times, [1_000, 2_500, 3_500]);
+    // While the second tenant had no limit and shared the queue, nothing was sure.
+    let kept = &sim.record().kept;
+    let at = |at: u64| kept.iter().rev().find(|(from, _)| *from <= ms(at)).unwrap().1;
+    assert_eq!((at(0), at(1_200)), (1.0, 1.0));
+    assert!(at(2_000) < 1e-6, "{}", at(2_000));
 }
 
 #[test]
@@ -127,13 +202,14 @@ fn mixed(seed: u64) -> Spec {
 }
 
 fn systems() -> Vec<System> {
+    let spec = mixed(1);
     vec![
         System::PlainTcp,
         System::StaticReservation,
         System::ElasticSwitch(limits(RateSettings::cautious(GBIT))),
         System::Trinity(limits(RateSettings::low_priority(GBIT))),
-        qshare(&[0, 2], None),
-        qshare(&[0, 2], Some(limits(RateSettings::shared_queue(GBIT)))),
+        qshare(&spec, &[0, 2], None),
+        qshare(&spec, &[0, 2], Some(limits(RateSettings::shared_queue(GBIT)))),
     ]
 }
 

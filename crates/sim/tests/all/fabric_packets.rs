@@ -139,12 +139,9 @@ fn completion_times_match_those_of_packets() {
         watched: vec![Network::core(0)],
         seed: 1,
     };
-    let system = System::QShare(QueueControl {
-        interval: Nanos::from_secs(100),
-        delay: Nanos(0),
-        binder: Box::new(Always(vec![0, 1, 2])),
-        shared: None,
-    });
+    let controller = Box::new(Always::new(&spec, &[0, 1, 2]));
+    let interval = Nanos::from_secs(100);
+    let system = System::QShare(QueueControl { interval, controller, shared: None });
     let mut sim = FlowSim::new(spec, system).unwrap();
     sim.run_until(Nanos::from_secs(SECS));
     assert_eq!(sim.record().flows.len(), flows.len());

@@ -227,7 +227,11 @@ pub(super) mod tests {
                 "at_ms": at_ms, "stamp": stamp, "kind": kind, "subject": subject, "text": text
             })
         };
-        let tenants = |first: u64, second: u64| json!([{ "name": "t7", "dscp": first }, { "name": "t8", "dscp": second }]);
+        let tenants = |first: u64, second: u64| {
+            let [t7, t8] =
+                [("t7", first), ("t8", second)].map(|(n, d)| json!({ "name": n, "dscp": d }));
+            json!([t7, t8])
+        };
         let port = json!([{ "node": "core-0", "to": "rack-1", "queues": [
             { "queue": 0, "weight": 30, "share_permille": 300, "tenant": null },
             { "queue": 1, "weight": 70, "share_permille": 700, "tenant": "t7" }

@@ -371,8 +371,7 @@ mod tests {
     #[test]
     fn delays_stay_in_their_range_and_only_the_named_element_fails() {
         let luck = Luck::new(Rng::new(1), (5, 40));
-        let troubles =
-            Troubles { refused_ppm: 500_000, lost_ppm: 500_000, only: Some("rack-0") };
+        let troubles = Troubles { refused_ppm: 500_000, lost_ppm: 500_000, only: Some("rack-0") };
         let mut fates = Vec::new();
         for _ in 0..100 {
             let (delay, fate) = luck.draw("rack-0", troubles);

@@ -6,9 +6,9 @@
 //! that. If the stored binding is not the last one of the history, its plan may be unfinished. The
 //! plan moves the tenants whose queues differ between the two bindings.
 //!
-//! After a plan was rolled back, the stored binding is not in the history either. The successor then
-//! compares it with an older binding, and finds more tenants than the plan moved. This only delays
-//! the queues of these tenants until their hosts have connected to the successor.
+//! After a plan was rolled back, the stored binding is not in the history either. The successor
+//! then compares it with an older binding, and finds more tenants than the plan moved. This only
+//! delays the queues of these tenants until their hosts have connected to the successor.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -123,14 +123,17 @@ pub struct Fabric {
     /// Removed tenants that still have queues. Another tenant can get the number (slot) of a
     /// removed tenant only after the queues are released.
     leaving: BTreeMap<TenantSlot, Leaving>,
+    /// Tenants that still have queues on the links of an earlier placement.
+    moved: BTreeMap<TenantSlot, Leaving>,
 }
 
-/// A removed tenant that still has queues: its links, and the hosts that may still mark packets.
+/// Queues that a tenant no longer needs, because it was removed or moved: their links, and the
+/// hosts that may still mark packets for them.
 #[derive(Clone, Debug, Default)]
 struct Leaving {
     links: Vec<(LinkId, Need)>,
-    /// Hosts that may still mark packets with the removed tenant's code point. The tenant's queues
-    /// stay until no host marks packets with the tenant's code point.
+    /// Hosts that may still mark packets with the tenant's code point. The tenant's queues stay
+    /// until no host marks packets with the tenant's code point.
     marking: BTreeSet<NodeId>,
 }
 
@@ -156,6 +159,7 @@ impl Fabric {
             measured: BTreeMap::new(),
             present: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            moved: BTreeMap::new(),
         })
     }
 
@@ -270,9 +274,13 @@ impl Fabric {
     pub fn remove(&mut self, name: &str) -> Result<(), ChangeRefused> {
         let slot = self.slots.remove(name);
         let slot = slot.ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
-        let (links, marking) = (self.links(slot).to_vec(), self.servers_of(slot).collect());
+        let links = self.links(slot).to_vec();
+        // The queues of a tenant that has moved are still those of its earlier placement.
+        let mut leaving =
+            self.moved.remove(&slot).unwrap_or(Leaving { links, ..Leaving::default() });
+        leaving.marking.extend(self.servers_of(slot));
         self.datacenter.retire(slot);
-        self.leaving.insert(slot, Leaving { links, marking });
+        self.leaving.insert(slot, leaving);
         self.specs.remove(&slot);
         self.scores.remove(&slot);
         self.measured.remove(&slot);
@@ -292,16 +300,32 @@ impl Fabric {
         });
     }
 
-    /// Updates the sets of hosts that may still mark packets for removed tenants. The argument
-    /// `out_of_date` has the hosts that have not confirmed their latest plan. A host that has not
-    /// confirmed its plan marks packets by an earlier plan, unless an operator has set the host to
-    /// failed.
+    /// Updates the sets of hosts that may still mark packets for removed tenants, and for the
+    /// earlier placements of tenants. The argument `out_of_date` has the hosts that have not
+    /// confirmed their latest plan. A host that has not confirmed its plan marks packets by an
+    /// earlier plan, unless an operator has set the host to failed.
     pub fn note_marking(&mut self, out_of_date: &BTreeSet<NodeId>) {
-        let ledger = self.datacenter.ledger();
-        for leaving in self.leaving.values_mut() {
+        let Self { datacenter, leaving, moved, .. } = self;
+        let ledger = datacenter.ledger();
+        for leaving in leaving.values_mut().chain(moved.values_mut()) {
             leaving.marking.retain(|server| {
                 out_of_date.contains(server) && ledger.service(*server) != Service::Failed
             });
+        }
+        moved.retain(|_, leaving| !leaving.marking.is_empty());
+    }
+
+    /// Notes that a tenant had the servers and links of `before` until now. If the tenant has
+    /// queues there, the queues stay until the tenant's hosts no longer mark packets for them.
+    fn note_moved(&mut self, slot: TenantSlot, before: &Tenant) {
+        let servers = before.placement.entry.slots.iter().map(|(server, _)| *server);
+        let links = &before.placement.entry.links;
+        let binding = &self.binding;
+        if let Some(moved) = self.moved.get_mut(&slot) {
+            moved.marking.extend(servers);
+        } else if binding.covers(slot, links) && !binding.covers(slot, self.links(slot)) {
+            let (links, marking) = (links.clone(), servers.collect());
+            self.moved.insert(slot, Leaving { links, marking });
         }
     }
 
@@ -318,12 +342,16 @@ impl Fabric {
         may_move: bool,
     ) -> Result<(Moved, TenantRecord), ChangeRefused> {
         let slot = self.slot(name).ok_or_else(|| ChangeRefused::Unknown(name.to_owned()))?;
+        let before = self.datacenter.tenant(slot).cloned();
         let moved = self.datacenter.grow(slot, class, more, may_move).map_err(|problem| {
             let (name, problem) = (name.to_owned(), Box::new(problem));
             ChangeRefused::Change { name, problem }
         })?;
         if let Some(spec) = self.specs.get_mut(&slot) {
             spec.classes[class].vms += more;
+        }
+        if let Some(before) = before {
+            self.note_moved(slot, &before);
         }
         self.find_present();
         Ok((moved, self.record(slot)))
@@ -343,7 +371,14 @@ impl Fabric {
         let found = self.topology().find(node);
         let found = found.ok_or_else(|| ChangeRefused::UnknownNode(node.to_owned()))?;
         let moves = if evacuate && service != Service::In {
-            self.datacenter.evacuate(found, service)
+            let before = self.datacenter.clone();
+            let moves = self.datacenter.evacuate(found, service);
+            for moved in &moves {
+                if let Some(before) = before.tenant(moved.tenant) {
+                    self.note_moved(moved.tenant, before);
+                }
+            }
+            moves
         } else {
             self.datacenter.set_service(found, service);
             Vec::new()
@@ -413,9 +448,10 @@ impl Fabric {
         hold: bool,
         change: impl FnOnce(&mut Binding, &Topology, &[Candidate<'_>]) -> Pass,
     ) -> Pass {
-        let Self { datacenter, binding, scores, leaving, .. } = self;
+        let Self { datacenter, binding, scores, leaving, moved, .. } = self;
         let topology = datacenter.topology();
-        let leaving = leaving.iter().filter(|(_, leaving)| !leaving.marking.is_empty());
+        let leaving = leaving.iter().chain(moved.iter());
+        let leaving = leaving.filter(|(_, leaving)| !leaving.marking.is_empty());
         let leaving = leaving.map(|(tenant, Leaving { links, .. })| Candidate {
             tenant: *tenant,
             score: 0,

@@ -21,6 +21,12 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
     let (last, all, counts) = (leader.last(), leader.totals(), hosts.counts());
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let topology = leader.fabric().topology();
+    let stages = last.plan.0.iter().map(|(kind, took)| {
+        json!({
+            "stage": kind.to_string(),
+            "took_us": micros(*took),
+        })
+    });
     let out_of_date: Vec<String> =
         leader.crew().out_of_date().iter().map(|n| topology.name(*n).to_string()).collect();
     let later = hosts.later();
@@ -57,6 +63,8 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
             "drifted": last.drifted,
             "decided_in_us": micros(last.decided_in),
             "took_us": micros(last.took),
+            "plan_us": micros(last.plan.took()),
+            "plan_stages": stages.collect::<Vec<_>>(),
         },
         "this_term": {
             "intervals": all.intervals,
@@ -67,6 +75,8 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
             "drifted": all.drifted,
             "decided_in_us": micros(all.decided_in),
             "took_us": micros(all.took),
+            "last_plan_us": micros(all.last_plan),
+            "longest_plan_us": micros(all.longest_plan),
         },
         "agents": {
             "sessions": counts.sessions,

@@ -13,9 +13,14 @@
 //!
 //! # Approach
 //!
-//! The controller combines successive steps of the same kind, and sends one message to each
-//! concerned switch or host. Canary switches get their message before the other switches and hosts.
-//! The controller starts the next kind of step when all switches and hosts have answered.
+//! The controller combines successive steps of the same kind to a stage (`stage`), and sends one
+//! message to each concerned switch or host. Canary switches get their message before the other
+//! switches and hosts. The controller starts the next stage when all switches and hosts have
+//! answered.
+//!
+//! A host changes its limits, its marks, and the weights and map of its uplink at once. The
+//! controller therefore sends the changes of a host's uplink with the next message that the host
+//! gets anyway.
 //!
 //! If a switch or host fails before hosts mark frames for the new queues, the controller rolls the
 //! plan back. During the rollback of a plan, every packet stays mapped to a queue. If a host fails
@@ -27,6 +32,11 @@
 //! caused a rollback is also excluded from plans for a pause that doubles each time (`refusal`).
 //! Because of this pause, a switch or host that refuses its plans does not stop changes of the
 //! others.
+//!
+//! If a leader ends in the middle of a plan, its successor does not know which hosts and switches
+//! have executed which steps. The successor first lets hosts mark the tenants of this plan for
+//! queue 0, while switches keep all their maps. Then it changes the switches, and then the marks
+//! ([`Crew::resume`]).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -37,15 +47,24 @@ use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
 use penstock_fabric::tenant_placement::TenantSlot;
 use penstock_fabric::topology::NodeId;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
 use crate::southbound::{DriverError, PortState, SwitchDriver, SwitchState, missing};
 
+mod known;
 mod refusal;
+mod stage;
+mod successor;
 
+pub use stage::{PlanTimes, StageKind};
+
+use known::{KnownSwitch, bring_to};
 use refusal::Refusals;
+use stage::stages;
+use successor::Unsettled;
 
 /// Interfaces on a switch that belong to one port of the topology tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -105,6 +124,8 @@ pub struct Told {
     pub marks: BTreeMap<TenantSlot, u8>,
     /// Rate limits of tenants without a queue of their own, in thousandths of their guarantees.
     pub headroom: BTreeMap<TenantSlot, u32>,
+    /// Tenants that hosts limit to their guarantees, because their queues change hands.
+    pub limited: BTreeSet<TenantSlot>,
 }
 
 /// The switches and hosts of a fabric, with the last state that the controller sent to them.
@@ -115,35 +136,17 @@ pub struct Crew {
     told: Told,
     out_of_date: BTreeSet<NodeId>,
     refusals: Refusals,
+    /// States of the switches that have answered since the present plan began.
+    known: BTreeMap<NodeId, KnownSwitch>,
+    unsettled: Unsettled,
+    times: PlanTimes,
     /// Time limit for the answer of a switch or host to one message.
     limit: Duration,
-}
-
-/// Kind of the steps of a plan. The controller may execute steps of one kind at the same time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// Changes of ports. A switch or host gets weights and maps in one message. The order of maps
-    /// in a message does not matter, because no packet carries a code point that the message maps
-    /// or unmaps.
-    Ports,
-    Mark,
-    Wait,
-    ReadBack,
 }
 
 /// Returns each tenant's rate limit in the shared queue, in thousandths of the tenant's guarantee.
 fn headroom(fabric: &Fabric) -> BTreeMap<TenantSlot, u32> {
     fabric.tenants().map(|(_, slot, _)| (slot, fabric.headroom_permille(slot))).collect()
-}
-
-fn kind(step: &Step) -> Option<Kind> {
-    Some(match step {
-        Step::Weigh { .. } | Step::Unmap { .. } | Step::Map { .. } => Kind::Ports,
-        Step::Mark { .. } => Kind::Mark,
-        Step::Wait(_) => Kind::Wait,
-        Step::ReadBack(_) => Kind::ReadBack,
-        _ => return None,
-    })
 }
 
 impl Crew {
@@ -152,8 +155,17 @@ impl Crew {
     #[must_use]
     pub fn new(switches: BTreeMap<NodeId, Switch>, hosts: Arc<dyn Hosts>, limit: Duration) -> Self {
         let out_of_date = switches.keys().copied().collect();
-        let (told, refusals) = (Told::default(), Refusals::default());
-        Self { switches, hosts, told, out_of_date, refusals, limit }
+        Self {
+            switches,
+            hosts,
+            told: Told::default(),
+            out_of_date,
+            refusals: Refusals::default(),
+            known: BTreeMap::new(),
+            unsettled: Unsettled::default(),
+            times: PlanTimes::default(),
+            limit,
+        }
     }
 
     /// Returns the last state that the controller sent to all switches and hosts.
@@ -165,6 +177,12 @@ impl Crew {
     #[must_use]
     pub fn switches(&self) -> &BTreeMap<NodeId, Switch> {
         &self.switches
+    }
+
+    /// Returns how long the stages of the last plan took.
+    #[must_use]
+    pub fn times(&self) -> &PlanTimes {
+        &self.times
     }
 
     /// Returns the switches and hosts whose actual state is uncertain.
@@ -193,6 +211,7 @@ impl Crew {
     /// one interval shorter.
     pub fn begin_interval(&mut self) {
         self.refusals.begin_interval();
+        self.unsettled.begin_interval();
     }
 
     fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
@@ -200,8 +219,7 @@ impl Crew {
         !topology.is_server(node) || self.hosts.connected(&topology.name(node).to_string())
     }
 
-    /// Computes the state that all switches and hosts must have from the binding in `fabric`. A
-    /// controller calls `assume` at its start and when it takes over from another leader.
+    /// Computes the state that all switches and hosts must have from the binding in `fabric`.
     pub fn assume(&mut self, fabric: &Fabric) {
         let topology = fabric.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
@@ -212,6 +230,8 @@ impl Crew {
         let marks = fabric.binding().bound().map(|(slot, _)| (slot, fabric.dscp(slot)));
         self.told.marks = marks.filter(|(_, dscp)| *dscp != 0).collect();
         self.told.headroom = headroom(fabric);
+        self.told.limited.clear();
+        self.unsettled = Unsettled::default();
         self.out_of_date = self.switches.keys().copied().collect();
     }
 
@@ -221,13 +241,17 @@ impl Crew {
         let topology = fabric.topology();
         let tenant = |slot: TenantSlot| {
             let here = fabric.guarantee_on(slot, server);
+            let dscp = self.told.marks.get(&slot).copied().unwrap_or(0);
+            let limited = self.told.limited.contains(&slot);
+            let shared = self.told.headroom.get(&slot).copied().unwrap_or(1_000);
             HostTenant {
                 name: fabric.name(slot).to_owned(),
-                dscp: self.told.marks.get(&slot).copied().unwrap_or(0),
+                dscp,
                 vms: here.vms,
                 send: here.send,
                 recv: here.recv,
-                headroom_permille: self.told.headroom.get(&slot).copied().unwrap_or(1_000),
+                headroom_permille: if limited { 1_000 } else { shared },
+                limited: limited && dscp != 0,
             }
         };
         let uplink = |port: &Port| {
@@ -243,43 +267,99 @@ impl Crew {
     /// Executes a plan of `fabric`. If the result is [`Outcome::TakenBack`], the caller must also
     /// restore the binding from before the plan.
     pub async fn carry_out(&mut self, fabric: &Fabric, plan: &Plan, stamp: Stamp) -> Outcome {
+        self.known.clear();
+        self.times = PlanTimes::default();
+        let outcome = self.execute(fabric, plan, stamp).await;
+        self.known.clear();
+        outcome
+    }
+
+    async fn execute(&mut self, fabric: &Fabric, plan: &Plan, stamp: Stamp) -> Outcome {
         let before = self.told.clone();
-        let mut touched = BTreeSet::new();
+        let (mut touched, mut owed) = (BTreeSet::new(), BTreeSet::new());
         let mut behind = Vec::new();
         // Once hosts mark frames for new queues, earlier steps need no rollback, and none is
         // possible. If only weights change, no packet depends on another switch or host.
         let mut marking = plan.steps.iter().all(|step| matches!(step, Step::Weigh { .. }));
-        for steps in plan.steps.chunk_by(|a, b| kind(a) == kind(b)) {
-            let mut concerned = self.take_in(fabric, steps);
-            if steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0)) {
-                marking = true;
-                // A host that is concerned by both gets one message.
-                concerned.extend(self.take_in_headroom(fabric));
+        for (kind, steps) in stages(plan) {
+            let began = Instant::now();
+            marking |= steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0));
+            let mut concerned = self.concerned(fabric, kind, steps, &mut owed);
+            if kind == StageKind::Limit {
+                // A host that cannot change marks must be found before others have changed them.
+                concerned.extend(self.hosts_of_movers(fabric, plan));
             }
             touched.extend(concerned.iter().copied());
-            let trouble = match steps.first().and_then(kind) {
-                Some(Kind::Wait) => {
-                    if let Some(Step::Wait(time)) = steps.first() {
-                        tokio::time::sleep(Duration::from_nanos(time.0)).await;
-                    }
+            let trouble = match (kind, steps.first()) {
+                (StageKind::Wait, Some(Step::Wait(time))) => {
+                    tokio::time::sleep(Duration::from_nanos(time.0)).await;
                     Vec::new()
                 }
-                Some(Kind::ReadBack) => self.compare(&concerned).await,
+                (StageKind::ReadBack, _) => self.compare(&concerned).await,
                 _ => self.tell(fabric, &concerned, stamp).await,
             };
+            self.times.0.push((kind, began.elapsed()));
             self.out_of_date.extend(trouble.iter().map(|t| t.node));
+            self.known.retain(|node, _| trouble.iter().all(|t| t.node != *node));
             if trouble.is_empty() || marking {
                 behind.extend(trouble);
                 continue;
             }
             trouble.iter().for_each(|t| self.refusals.refused(t.node));
+            let began = Instant::now();
             let stuck = self.take_back(fabric, before, &touched, stamp).await;
+            self.times.0.push((StageKind::TakeBack, began.elapsed()));
             return Outcome::TakenBack { why: trouble, stuck };
         }
-        behind.extend(self.tell_headroom(fabric, stamp).await);
         let followed = touched.iter().filter(|node| behind.iter().all(|t| t.node != **node));
         followed.for_each(|node| self.refusals.followed(*node));
         Outcome::Done(behind)
+    }
+
+    /// Applies the steps of a stage to the controller's copy of the state, and returns the switches
+    /// and hosts that get a message in this stage. Hosts with changes of their uplinks only go to
+    /// `owed`, and get the changes with their next message.
+    fn concerned(
+        &mut self,
+        fabric: &Fabric,
+        kind: StageKind,
+        steps: &[Step],
+        owed: &mut BTreeSet<NodeId>,
+    ) -> BTreeSet<NodeId> {
+        let mut concerned = match kind {
+            StageKind::Limit => self.lower_headroom(fabric),
+            StageKind::Release => self.take_in_headroom(fabric),
+            _ => BTreeSet::new(),
+        };
+        concerned.extend(self.take_in(fabric, steps));
+        let is_switch = |node: &NodeId| self.switches.contains_key(node);
+        match kind {
+            StageKind::Ports => {
+                let (switches, hosts): (BTreeSet<_>, BTreeSet<_>) =
+                    concerned.into_iter().partition(is_switch);
+                owed.extend(hosts);
+                return switches;
+            }
+            StageKind::ReadBack => concerned.retain(is_switch),
+            StageKind::Release => {
+                // A host that failed in the meantime gets its whole plan when it is repaired.
+                let late = std::mem::take(owed).into_iter();
+                concerned.extend(late.filter(|node| self.reachable(fabric, *node)));
+            }
+            _ => owed.retain(|node| !concerned.contains(node)),
+        }
+        concerned
+    }
+
+    /// Returns the hosts of the tenants whose marks a plan changes.
+    fn hosts_of_movers(&self, fabric: &Fabric, plan: &Plan) -> BTreeSet<NodeId> {
+        let mover = |step: &Step| match step {
+            Step::Mark { tenant, .. } => Some(*tenant),
+            _ => None,
+        };
+        let movers: BTreeSet<TenantSlot> = plan.steps.iter().filter_map(mover).collect();
+        let hosts = movers.into_iter().flat_map(|slot| fabric.servers_of(slot));
+        hosts.filter(|node| self.reachable(fabric, *node)).collect()
     }
 
     /// Sends rate limits to the hosts, for tenants that share a queue. Returns the hosts that did
@@ -291,10 +371,12 @@ impl Crew {
         trouble
     }
 
-    /// Updates queue weights and plans for tenants that arrived or moved to other servers. The
-    /// function immediately sends the weights of `steps` to the switches. The next call of
-    /// [`Self::mend`] sends the hosts their plans. With the sent plans, hosts mark no frames for
-    /// queues at a tenant's former place. Returns the switches that did not apply the weights.
+    /// Updates queue weights and plans for tenants that arrived or moved to other servers. Other
+    /// hosts immediately lower the rate limits of tenants that share ports with these tenants. Then
+    /// the function sends the weights of `steps` to the switches. The next call of [`Self::mend`]
+    /// sends the plans to the hosts of the arrived and moved tenants. With the sent plans, hosts
+    /// mark no frames for queues at a tenant's former place. Returns the switches and hosts that
+    /// did not apply their changes.
     pub async fn make_room(
         &mut self,
         fabric: &Fabric,
@@ -308,13 +390,51 @@ impl Crew {
             }
             self.told.headroom.insert(*slot, fabric.headroom_permille(*slot));
         }
+        let here: BTreeSet<NodeId> = tenants.iter().flat_map(|s| fabric.servers_of(*s)).collect();
+        let lower: BTreeSet<NodeId> =
+            self.lower_headroom(fabric).difference(&here).copied().collect();
+        let mut trouble = self.tell(fabric, &lower, stamp).await;
         let concerned = self.take_in(fabric, steps);
         let (switches, hosts): (BTreeSet<_>, BTreeSet<_>) =
             concerned.iter().partition(|node| self.switches.contains_key(node));
         self.out_of_date.extend(hosts);
-        let trouble = self.tell(fabric, &switches, stamp).await;
+        self.known.clear();
+        trouble.extend(self.tell(fabric, &switches, stamp).await);
+        self.known.clear();
         self.out_of_date.extend(trouble.iter().map(|t| t.node));
         trouble
+    }
+
+    /// Lowers the rate limits of tenants in the shared queue that the present weights no longer
+    /// permit, and returns the hosts to notify. Higher rate limits follow when the weights are in
+    /// force ([`Self::take_in_headroom`]).
+    fn lower_headroom(&mut self, fabric: &Fabric) -> BTreeSet<NodeId> {
+        let mut lower: Vec<TenantSlot> = Vec::new();
+        for (slot, now) in headroom(fabric) {
+            if let Some(told) = self.told.headroom.get_mut(&slot).filter(|told| **told > now) {
+                *told = now;
+                lower.push(slot);
+            }
+        }
+        let shares = |slot: &TenantSlot| !self.told.marks.contains_key(slot);
+        let hosts = lower.iter().filter(|slot| shares(slot)).flat_map(|s| fabric.servers_of(*s));
+        let hosts = hosts.collect();
+        self.ready(fabric, hosts)
+    }
+
+    /// Returns those of the nodes that plans may use now.
+    fn ready(&mut self, fabric: &Fabric, mut nodes: BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+        // A switch or host in a pause misses the change, and is repaired after the pause.
+        self.out_of_date.extend(nodes.iter().filter(|node| self.refusals.pause(**node)));
+        nodes.retain(|node| self.reachable(fabric, *node));
+        nodes
+    }
+
+    /// Returns true if hosts must learn that a tenant is limited to its guarantee, or no longer
+    /// limited.
+    fn limit_matters(&self, slot: TenantSlot) -> bool {
+        let headroom = self.told.headroom.get(&slot).is_some_and(|headroom| *headroom > 1_000);
+        headroom || self.told.marks.contains_key(&slot)
     }
 
     /// Updates the rate limits of tenants in the shared queue, and returns the hosts to notify. The
@@ -326,10 +446,10 @@ impl Crew {
             !self.told.marks.contains_key(slot) && self.told.headroom.get(slot) != new.get(slot)
         };
         let hosts = new.keys().filter(|slot| other(slot)).flat_map(|slot| fabric.servers_of(*slot));
-        // A host that is out of date gets its whole plan when it is repaired.
-        let hosts = hosts.filter(|node| self.reachable(fabric, *node)).collect();
+        let hosts = hosts.collect();
         self.told.headroom = new;
-        hosts
+        // A host that is out of date gets its whole plan when it is repaired.
+        self.ready(fabric, hosts)
     }
 
     /// Applies `steps` to the controller's copy of the state that switches and hosts must have.
@@ -347,6 +467,16 @@ impl Crew {
                     let state = self.told.ports.entry(*port).or_default();
                     state.weights.clone_from(&weights.weights);
                     concerned.insert(sender(port));
+                }
+                Step::Limit { tenant } | Step::Release { tenant } => {
+                    if matches!(step, Step::Limit { .. }) {
+                        self.told.limited.insert(*tenant);
+                    } else {
+                        self.told.limited.remove(tenant);
+                    }
+                    if self.limit_matters(*tenant) {
+                        concerned.extend(fabric.servers_of(*tenant));
+                    }
                 }
                 Step::Mark { tenant, dscp } => {
                     if *dscp == 0 {
@@ -370,10 +500,7 @@ impl Crew {
                 _ => {}
             }
         }
-        // A switch or host in a pause misses the change, and is repaired after the pause.
-        self.out_of_date.extend(concerned.iter().filter(|node| self.refusals.pause(**node)));
-        concerned.retain(|node| self.reachable(fabric, *node));
-        concerned
+        self.ready(fabric, concerned)
     }
 
     /// Returns the state that a switch should have, by the switch's interface names.
@@ -388,7 +515,7 @@ impl Crew {
 
     /// Sends the whole state first to the canary switches, and then to all other switches and hosts
     /// at once. Returns the switches and hosts that did not apply the state.
-    async fn tell(&self, fabric: &Fabric, to: &BTreeSet<NodeId>, stamp: Stamp) -> Vec<Trouble> {
+    async fn tell(&mut self, fabric: &Fabric, to: &BTreeSet<NodeId>, stamp: Stamp) -> Vec<Trouble> {
         let canary = |node: &NodeId| self.switches.get(node).is_some_and(|switch| switch.canary);
         let (first, then): (Vec<NodeId>, Vec<NodeId>) = to.iter().partition(|node| canary(node));
         let trouble = self.tell_all(fabric, &first, stamp).await;
@@ -398,14 +525,16 @@ impl Crew {
         self.tell_all(fabric, &then, stamp).await
     }
 
-    async fn tell_all(&self, fabric: &Fabric, to: &[NodeId], stamp: Stamp) -> Vec<Trouble> {
-        let mut tasks = Tasks::default();
+    async fn tell_all(&mut self, fabric: &Fabric, to: &[NodeId], stamp: Stamp) -> Vec<Trouble> {
+        let mut tasks: Tasks<Option<KnownSwitch>> = Tasks::default();
         let limit = self.limit;
         for node in to.iter().copied() {
             if let Some(switch) = self.switches.get(&node) {
                 let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
+                let known = self.known.remove(&node);
                 tasks.spawn(node, async move {
-                    within(limit, driver.name(), bring_to(&*driver, &wanted, stamp)).await
+                    let told = async { bring_to(&*driver, known, &wanted, stamp).await.map(Some) };
+                    within(limit, driver.name(), told).await
                 });
             } else {
                 let hosts = Arc::clone(&self.hosts);
@@ -413,13 +542,16 @@ impl Crew {
                 let plan = self.host_plan(fabric, node, stamp);
                 tasks.spawn(node, async move {
                     let told = async {
-                        hosts.tell(&name, plan).await.map_err(|error| Said::failed(&error))
+                        let told = hosts.tell(&name, plan).await;
+                        told.map(|()| None).map_err(|error| Said::failed(&error))
                     };
                     within(limit, &name, told).await
                 });
             }
         }
-        tasks.all().await.1
+        let (done, trouble) = tasks.all().await;
+        self.known.extend(done.into_iter().filter_map(|(node, known)| Some((node, known?))));
+        trouble
     }
 
     /// Reads the state of switches and compares the state with the last state that the controller
@@ -468,14 +600,8 @@ impl Crew {
         stuck
     }
 
-    /// Reads and repairs the state of switches and hosts that are out of date. Unreachable switches
-    /// and hosts stay out of date. Returns the repaired switches and hosts with the changes, and
-    /// the failed switches and hosts.
-    pub async fn mend(
-        &mut self,
-        fabric: &Fabric,
-        stamp: Stamp,
-    ) -> (Vec<(NodeId, Vec<String>)>, Vec<Trouble>) {
+    /// Begins to read and repair the state of switches that are out of date.
+    fn begin_mending(&self, stamp: Stamp) -> Tasks<Vec<String>> {
         let mut tasks = Tasks::default();
         let limit = self.limit;
         for node in self.out_of_date.iter().filter(|node| !self.refusals.pause(**node)) {
@@ -491,22 +617,35 @@ impl Crew {
                 within(limit, driver.name(), mended).await
             });
         }
-        // A host always gets its whole plan.
-        let hosts = self.out_of_date.iter().copied();
-        let hosts: BTreeSet<NodeId> = hosts
-            .filter(|node| !self.switches.contains_key(node) && self.connected(fabric, *node))
-            .collect();
-        let mut trouble = self.tell(fabric, &hosts, stamp).await;
-        for node in hosts.iter().filter(|node| trouble.iter().all(|t| t.node != **node)) {
-            self.out_of_date.remove(node);
-        }
+        tasks
+    }
+
+    /// Waits for the repair of switches. Unreachable switches stay out of date. Returns the
+    /// repaired switches with the changes, and the failed switches.
+    async fn end_mending(
+        &mut self,
+        tasks: Tasks<Vec<String>>,
+    ) -> (Vec<(NodeId, Vec<String>)>, Vec<Trouble>) {
         let (mended, failed) = tasks.all().await;
         for (node, _) in &mended {
             self.out_of_date.remove(node);
         }
         failed.iter().filter(|t| t.refused).for_each(|t| self.refusals.refused(t.node));
-        trouble.extend(failed);
-        (mended, trouble)
+        (mended, failed)
+    }
+
+    /// Sends their whole plans to the hosts that are out of date and connected. Returns the failed
+    /// hosts.
+    async fn mend_hosts(&mut self, fabric: &Fabric, stamp: Stamp) -> Vec<Trouble> {
+        let hosts = self.out_of_date.iter().copied();
+        let hosts: BTreeSet<NodeId> = hosts
+            .filter(|node| !self.switches.contains_key(node) && self.connected(fabric, *node))
+            .collect();
+        let trouble = self.tell(fabric, &hosts, stamp).await;
+        for node in hosts.iter().filter(|node| trouble.iter().all(|t| t.node != **node)) {
+            self.out_of_date.remove(node);
+        }
+        trouble
     }
 
     /// Compares the state of all switches with the last state that the controller sent. A switch
@@ -591,15 +730,6 @@ impl<T: Send + 'static> Tasks<T> {
         trouble.sort_by_key(|t| t.node);
         (done, trouble)
     }
-}
-
-async fn bring_to(
-    driver: &dyn SwitchDriver,
-    wanted: &SwitchState,
-    stamp: Stamp,
-) -> Result<(), Said> {
-    let changes = missing(driver, wanted).await?;
-    Ok(driver.apply(stamp, &changes).await?)
 }
 
 async fn within<T>(

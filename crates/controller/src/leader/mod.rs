@@ -50,6 +50,7 @@ mod kept;
 mod observe;
 mod record;
 mod report;
+mod unfinished;
 
 use horizon::Horizon;
 use kept::Kept;
@@ -176,8 +177,11 @@ impl Leader {
             complaints,
             headroom_changed: false,
         };
-        leader.load().await?;
-        leader.crew.assume(&leader.fabric);
+        let movers = match leader.load().await? {
+            Some(stored) => leader.unfinished(stored).await?,
+            None => BTreeSet::new(),
+        };
+        leader.crew.resume(&leader.fabric, movers);
         if leader.mode != Mode::Observe {
             leader.next_stamp();
             leader.mend().await;
@@ -187,7 +191,9 @@ impl Leader {
         Ok(leader)
     }
 
-    async fn load(&mut self) -> Result<(), LeaderError> {
+    /// Reads the stored state, and returns the stamp of the stored binding. Returns `None` if the
+    /// store has no binding.
+    async fn load(&mut self) -> Result<Option<Stamp>, LeaderError> {
         if let Some(entry) = self.store.get(EPOCHS).await.map_err(LeaderError::Store)? {
             let more: u64 = intent::from_bytes(EPOCHS, &entry.value)?;
             self.stamp.epoch = self.leadership.created.0.saturating_add(more);
@@ -219,14 +225,15 @@ impl Leader {
                 self.tell(Severity::Warning, "not-restored", &node, &problem.to_string());
             }
         }
-        if let Some(record) = self.load_binding().await?
-            && let Err(problem) = self.fabric.resume(&record)
+        let record = self.load_binding().await?;
+        if let Some(record) = &record
+            && let Err(problem) = self.fabric.resume(record)
         {
             let text = format!("{problem}; all tenants share queue 0 until the next interval");
             self.tell(Severity::Warning, "not-restored", "", &text);
         }
         self.fabric.reserve_all();
-        Ok(())
+        Ok(record.map(|record| record.stamp))
     }
 
     #[must_use]
@@ -400,7 +407,12 @@ impl Leader {
             self.fabric.put_back(before);
             return Err(error);
         }
-        match self.crew.carry_out(&self.fabric, &pass.plan, self.stamp).await {
+        let outcome = self.crew.carry_out(&self.fabric, &pass.plan, self.stamp).await;
+        let times = self.crew.times();
+        if times.took() >= report.plan.took() {
+            report.plan = times.clone();
+        }
+        match outcome {
             Outcome::Done(behind) => {
                 self.headroom_changed = false;
                 self.troubles("behind", &behind);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::carry_out::PlanTimes;
+
 /// Results of one interval of the leader.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct IntervalReport {
@@ -26,6 +28,9 @@ pub struct IntervalReport {
     pub decided_in: Duration,
     /// Time that the leader took for all work of the interval.
     pub took: Duration,
+    /// Times that the stages of the interval's plan took. If the leader executed several plans, the
+    /// times of the slowest plan.
+    pub plan: PlanTimes,
 }
 
 /// Sums of the interval reports over all intervals of a leader's term.
@@ -46,6 +51,10 @@ pub struct Totals {
     pub decided_in: Duration,
     /// Time that the leader took for all work, over all intervals.
     pub took: Duration,
+    /// Time that the last plan took.
+    pub last_plan: Duration,
+    /// Time that the slowest plan took.
+    pub longest_plan: Duration,
 }
 
 impl Totals {
@@ -61,5 +70,9 @@ impl Totals {
         more(&mut self.drifted, report.drifted);
         self.decided_in = self.decided_in.saturating_add(report.decided_in);
         self.took = self.took.saturating_add(report.took);
+        if !report.plan.0.is_empty() {
+            self.last_plan = report.plan.took();
+            self.longest_plan = self.longest_plan.max(self.last_plan);
+        }
     }
 }

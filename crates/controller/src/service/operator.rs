@@ -194,6 +194,7 @@ impl OperatorService for Operator {
             "demoted": report.demoted,
             "steps": report.steps,
             "taken_back": report.taken_back,
+            "plan_us": u64::try_from(report.plan.took().as_micros()).unwrap_or(u64::MAX),
             "mode": "hold",
         });
         reply(&text)

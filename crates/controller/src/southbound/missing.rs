@@ -20,7 +20,7 @@ pub async fn missing(
 
 /// Returns the state that a switch with the capabilities `can` should have to implement the
 /// decision `wanted`.
-fn possible(
+pub(crate) fn possible(
     switch: &str,
     can: &Capabilities,
     wanted: &SwitchState,

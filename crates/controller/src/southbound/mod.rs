@@ -36,6 +36,7 @@ pub use driver::{
     SwitchState,
 };
 pub use missing::missing;
+pub(crate) use missing::possible;
 pub use sim::{Faults, SimSwitch};
 pub use step::step;
 

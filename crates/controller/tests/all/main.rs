@@ -9,6 +9,7 @@ mod file_schemas;
 mod leader;
 mod leader_changes;
 mod leader_etcd;
+mod leader_plans;
 mod leader_store;
 mod linux_tc;
 mod penstock_switch;

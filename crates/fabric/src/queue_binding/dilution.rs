@@ -46,6 +46,8 @@
 //!
 //! The computation takes O(queues²) time for each limited queue, usually O(queues).
 
+use super::QUEUES_MAX;
+
 /// A whole guarantee, in millionths.
 pub const WHOLE_PPM: u32 = 1_000_000;
 
@@ -54,7 +56,7 @@ pub const WHOLE_PPM: u32 = 1_000_000;
 pub struct Load {
     /// Guarantee of the tenant at the port, in bit/s.
     pub guarantee: u64,
-    /// Queue of the tenant's frames. 0 is the shared queue.
+    /// Queue of the tenant's frames, below [`QUEUES_MAX`]. 0 is the shared queue.
     pub queue: u8,
     /// True if some of the tenant's frames may be in queue 0 instead.
     pub also_shared: bool,
@@ -72,7 +74,7 @@ pub fn dilution(loads: &[Load], weights: &[u32], rate: u64) -> u32 {
     let highest = loads.iter().map(|load| usize::from(load.queue)).max().unwrap_or(0);
     let mut port = PortLoad::new(weights.len().max(highest + 1));
     loads.iter().for_each(|load| port.add(load, WHOLE_PPM));
-    port.least(weights, rate)
+    port.least(weights, rate, 0)
 }
 
 /// Traffic that may be in one queue of a port.
@@ -116,23 +118,51 @@ impl Level {
     }
 }
 
+/// Set of queues: bit q is 1 if the set contains queue q.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Queues(u64);
+
+impl Queues {
+    fn of(queues: impl Iterator<Item = usize>) -> Self {
+        Self(queues.fold(0, |all, at| all | (1 << at)))
+    }
+
+    fn iter(self) -> impl Iterator<Item = usize> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let at = rest.trailing_zeros();
+            rest &= rest.checked_sub(1)?;
+            usize::try_from(at).ok()
+        })
+    }
+
+    fn without(self, at: usize) -> Self {
+        Self(self.0 & !(1 << at))
+    }
+}
+
 /// Returns the level at which a rate serves queues with the sum of weights `open` that always have
-/// frames, and the limited queues, each with its weight and load.
-fn level(rate: u128, open: u128, mut limited: Vec<(u128, u128)>) -> Level {
+/// frames, and the queues of `limited` with the loads that `load` returns.
+fn level(
+    rate: u128,
+    open: u128,
+    weights: &[u128],
+    mut limited: Queues,
+    load: impl Fn(usize) -> u128,
+) -> Level {
     let mut left = rate;
-    let mut weight = open + limited.iter().map(|(weight, _)| weight).sum::<u128>();
+    let mut weight = open + limited.iter().map(|at| weights[at]).sum::<u128>();
     loop {
-        let (count, now) = (limited.len(), Level { rate: left, weight });
+        let (before, now) = (limited, Level { rate: left, weight });
         // A queue with a load below its part is served completely, so the level rises.
-        limited.retain(|(own, load)| {
-            let served = load * now.weight <= now.rate * own;
-            if served {
-                left -= load;
-                weight -= own;
+        for at in before.iter() {
+            if load(at) * now.weight <= now.rate * weights[at] {
+                left -= load(at);
+                weight -= weights[at];
+                limited = limited.without(at);
             }
-            !served
-        });
-        if limited.len() == count {
+        }
+        if limited == before {
             let all = Level { rate: 1, weight: 0 };
             return if weight == 0 { all } else { Level { rate: left, weight } };
         }
@@ -142,7 +172,7 @@ fn level(rate: u128, open: u128, mut limited: Vec<(u128, u128)>) -> Level {
 impl PortLoad {
     /// Creates a port without traffic.
     pub(super) fn new(queues: usize) -> Self {
-        Self(vec![QueueLoad::default(); queues.max(1)])
+        Self(vec![QueueLoad::default(); queues.clamp(1, usize::from(QUEUES_MAX))])
     }
 
     /// Adds the traffic of a tenant, which keeps the part `target` of its guarantee at best, in
@@ -172,62 +202,74 @@ impl PortLoad {
 
     fn most_in(&self, at: usize) -> u128 {
         let QueueLoad { only, split, open, .. } = self.0[at];
-        let from_others = if at == 0 { self.0.iter().map(|queue| queue.split).sum() } else { 0 };
+        let splits = self.0.iter().map(|queue| queue.split);
+        let from_others: u128 = if at == 0 { splits.sum() } else { 0 };
         only + open + split + from_others
     }
 
-    /// Returns the least part that a queue keeps of its target, in millionths.
-    pub(super) fn least(&self, weights: &[u32], rate: u64) -> u32 {
-        let kept = self.kept(weights, rate);
-        let part = |(at, kept): (usize, u32)| {
-            let target = self.0[at].target.clamp(1, WHOLE_PPM);
-            let part = u64::from(kept) * u64::from(WHOLE_PPM) / u64::from(target);
-            u32::try_from(part).unwrap_or(WHOLE_PPM).min(WHOLE_PPM)
-        };
-        kept.into_iter().enumerate().map(part).min().unwrap_or(WHOLE_PPM)
+    /// Returns the least part that a queue keeps of its target, in millionths. If a part is not
+    /// above `floor`, the result may be this part.
+    pub(super) fn least(&self, weights: &[u32], rate: u64, floor: u32) -> u32 {
+        let weights = self.weights(weights);
+        let lowest = self.lowest(&weights, rate.into(), None);
+        let mut least = WHOLE_PPM;
+        for (at, queue) in self.0.iter().enumerate() {
+            let kept = self.kept_by(at, &weights, rate.into(), lowest);
+            let part = u64::from(kept) * u64::from(WHOLE_PPM);
+            let part = part / u64::from(queue.target.clamp(1, WHOLE_PPM));
+            least = least.min(u32::try_from(part).unwrap_or(WHOLE_PPM));
+            if least <= floor {
+                break;
+            }
+        }
+        least
     }
 
     /// Returns the least part of the guarantees in each queue that the queue keeps, in millionths.
     pub(super) fn kept(&self, weights: &[u32], rate: u64) -> Vec<u32> {
-        let weight = |at: usize| u128::from(weights.get(at).copied().unwrap_or(1).max(1));
-        let weights: Vec<u128> = (0..self.0.len()).map(weight).collect();
-        let rate = u128::from(rate);
-        let lowest = self.lowest(&weights, rate, None);
-        let kept = |at: usize| {
-            let most = self.most_in(at);
-            if most == 0 {
-                return WHOLE_PPM;
-            }
-            let victim = (!self.0[at].backlogged).then_some(at);
-            let level = victim.map_or(lowest, |at| self.lowest(&weights, rate, Some(at)));
-            level.part_ppm(weights[at], most)
-        };
+        let weights = self.weights(weights);
+        let lowest = self.lowest(&weights, rate.into(), None);
+        let kept = |at: usize| self.kept_by(at, &weights, rate.into(), lowest);
         (0..self.0.len()).map(kept).collect()
+    }
+
+    fn weights(&self, weights: &[u32]) -> Vec<u128> {
+        let weight = |at: usize| u128::from(weights.get(at).copied().unwrap_or(1).max(1));
+        (0..self.0.len()).map(weight).collect()
+    }
+
+    /// Returns the least part of its guarantees that a queue keeps. The level `lowest` is the
+    /// lowest one without a victim.
+    fn kept_by(&self, at: usize, weights: &[u128], rate: u128, lowest: Level) -> u32 {
+        let most = self.most_in(at);
+        if most == 0 {
+            return WHOLE_PPM;
+        }
+        let level =
+            if self.0[at].backlogged { lowest } else { self.lowest(weights, rate, Some(at)) };
+        level.part_ppm(weights[at], most)
     }
 
     /// Returns the lowest water level that the tenants can cause. If `victim` is a limited queue,
     /// the traffic of all its tenants is in this queue, and more than the queue gets.
     fn lowest(&self, weights: &[u128], rate: u128, victim: Option<usize>) -> Level {
-        let own = 1..self.0.len();
         let full = |at: &usize| self.0[*at].backlogged || victim == Some(*at);
+        let own = 1..self.0.len();
         let open: u128 = own.clone().filter(full).map(|at| weights[at]).sum();
-        let limited = |load: fn(&QueueLoad) -> u128| -> Vec<(u128, u128)> {
-            let limited = own.clone().filter(|at| !full(at));
-            limited.map(|at| (weights[at], load(&self.0[at]))).collect()
-        };
-        let all: fn(&QueueLoad) -> u128 = |queue| queue.only + queue.split;
-        let only: fn(&QueueLoad) -> u128 = |queue| queue.only;
-        let fixed: u128 = own.clone().filter(|at| !full(at)).map(|at| self.0[at].only).sum();
-        if victim == Some(0) {
-            // All split traffic is in queue 0, unless the traffic does not fit anyway.
-            let fits = self.most_in(0) + fixed <= rate;
-            return level(rate, open + weights[0], limited(if fits { only } else { all }));
+        let limited = Queues::of(own.filter(|at| !full(at)));
+        let only = |at: usize| self.0[at].only;
+        let all = |at: usize| self.0[at].only + self.0[at].split;
+        let fixed: u128 = limited.iter().map(only).sum();
+        // If all split traffic of a queue 0 with too little weight is in queue 0, others get least.
+        // The traffic must fit, though.
+        if victim == Some(0) && self.most_in(0) + fixed <= rate {
+            return level(rate, open + weights[0], weights, limited, only);
         }
-        let through_0 = level(rate, open + weights[0], limited(all));
-        let split = own.clone().filter(|at| !full(at)).map(|at| self.0[at].split);
-        let shared = self.0[0].only + split.sum::<u128>();
-        match rate.checked_sub(shared).filter(|_| !self.0[0].backlogged) {
-            Some(rest) => through_0.higher(level(rest, open, limited(only))),
+        let through_0 = level(rate, open + weights[0], weights, limited, all);
+        let shared = self.0[0].only + limited.iter().map(|at| self.0[at].split).sum::<u128>();
+        let backlogged = self.0[0].backlogged || victim == Some(0);
+        match rate.checked_sub(shared).filter(|_| !backlogged) {
+            Some(rest) => through_0.higher(level(rest, open, weights, limited, only)),
             None => through_0,
         }
     }

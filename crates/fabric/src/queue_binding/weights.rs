@@ -27,10 +27,12 @@
 //! The queues with reservations of 500, 300 and 200 Mbit/s get the weights 5, 3 and 2, so the
 //! guarantee error is 0.
 
-use super::dilution::{PortLoad, WHOLE_PPM};
+use super::dilution::PortLoad;
 
 /// Largest weight that a queue may have.
 pub const WEIGHT_MAX: u32 = 100;
+/// Part of the guarantees, in millionths, at which the search for weights of a change ends.
+const ENOUGH_PPM: u32 = 999_000;
 
 /// Weights of all queues of a port, and the guarantee error of these weights.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -92,16 +94,19 @@ pub(super) fn during(
     after: &Weights,
     rate: u64,
 ) -> (Weights, u32) {
-    let least = |weights: &[u32]| losing.least(weights, rate).min(winning.least(weights, rate));
-    let mut best = (after.clone(), least(&after.weights));
+    let least = |weights: &[u32], floor: u32| {
+        let kept = losing.least(weights, rate, floor);
+        if kept <= floor { kept } else { kept.min(winning.least(weights, rate, floor)) }
+    };
+    let mut best = (after.clone(), least(&after.weights, 0));
     let reserved: Vec<u64> =
         losing.most().into_iter().zip(winning.most()).map(|(a, b)| a.max(b)).collect();
     for scale in 1..=WEIGHT_MAX {
-        if best.1 >= WHOLE_PPM {
+        if best.1 >= ENOUGH_PPM {
             break;
         }
         let weights = scaled(&reserved, scale);
-        let kept = least(&weights);
+        let kept = least(&weights, best.1);
         if kept > best.1 {
             let error_ppm = shortfall_ppm(&reserved, &weights, rate);
             best = (Weights { weights, error_ppm }, kept);
@@ -128,7 +133,7 @@ pub fn shortfall_ppm(reserved: &[u64], weights: &[u32], rate: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::queue_binding::dilution::Load;
+    use crate::queue_binding::dilution::{Load, WHOLE_PPM};
 
     #[test]
     fn the_worked_example_comes_out() {

@@ -217,6 +217,22 @@ fn of_work() -> Vec<Metric> {
         )
         .per(1_000_000)
         .says("time to decide, store the decision and configure nodes in the last interval"),
+        gauge(
+            "penstock_controller_last_plan",
+            "seconds",
+            Of::Leader,
+            &["this_term", "last_plan_us"],
+        )
+        .per(1_000_000)
+        .says("time to configure hosts and switches for the last change of queues or weights"),
+        gauge(
+            "penstock_controller_longest_plan",
+            "seconds",
+            Of::Leader,
+            &["this_term", "longest_plan_us"],
+        )
+        .per(1_000_000)
+        .says("longest time to configure hosts and switches for a change in this epoch"),
     ]
 }
 

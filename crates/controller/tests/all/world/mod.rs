@@ -1,4 +1,4 @@
-//! Simulates two racks of switches and hosts, and audits their state. Hosts mark a tenant's packets
+//! Simulates racks of switches and hosts, and audits their state. Hosts mark a tenant's packets
 //! with a code point. Each port of the tenant's tree must map the tenant's code point to a queue
 //! that no other tenant uses.
 
@@ -29,19 +29,69 @@ pub const RACK: u32 = 5;
 /// Number of queues of a port. Tenants share queue 0, and each other queue is for a single tenant.
 pub const QUEUES: u8 = 4;
 
-/// Returns a topology of two racks below one core switch.
-pub fn topology() -> Topology {
+/// Returns a topology of `racks` racks below one core switch.
+fn topology(racks: u32) -> Topology {
     let tier = |fan_out, rate| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(rate) };
-    let tiers = vec![tier(RACK, 1_000_000_000), tier(2, 1_000_000_000)];
+    let tiers = vec![tier(RACK, 1_000_000_000), tier(racks, 1_000_000_000)];
     Regular { slots: 10, tiers }.build().unwrap()
 }
 
 /// Returns a fabric without tenants over [`topology`].
-pub fn fabric(mode: Mode) -> Fabric {
+fn fabric(mode: Mode, racks: u32) -> Fabric {
     let settings =
         Settings { queues: QUEUES, hold: 0, drain: Nanos(1_000_000), ..Settings::new(mode) };
     let policy = Policy { queues: QUEUES.into(), ..Policy::default() };
-    Fabric::new(topology(), 0, policy, settings).unwrap()
+    Fabric::new(topology(racks), 0, policy, settings).unwrap()
+}
+
+/// Message of the controller that a host or switch has executed.
+#[derive(Clone, Debug)]
+pub enum Message {
+    Host(String, HostPlan),
+    /// The controller read the switch.
+    Read(String),
+    Apply(String, Vec<Change>),
+}
+
+/// All messages of the controller, in the order in which hosts and switches executed them.
+#[derive(Debug, Default)]
+pub struct Messages {
+    all: Mutex<Vec<Message>>,
+    /// Number of changes of hosts and switches before the first one that gets no answer.
+    left: Mutex<Option<usize>>,
+    pub stalled: tokio::sync::Notify,
+}
+
+impl Messages {
+    /// Returns the messages since the last call.
+    pub fn take(&self) -> Vec<Message> {
+        std::mem::take(&mut *self.all.lock().unwrap())
+    }
+
+    /// Answers `count` further changes of hosts and switches. The next change after them notifies
+    /// [`Self::stalled`] and is never executed. With `None`, all changes are answered.
+    pub fn answer(&self, count: Option<usize>) {
+        *self.left.lock().unwrap() = count;
+    }
+
+    fn add(&self, message: Message) {
+        self.all.lock().unwrap().push(message);
+    }
+
+    async fn pass(&self) {
+        let stalls = match &mut *self.left.lock().unwrap() {
+            Some(0) => true,
+            Some(left) => {
+                *left -= 1;
+                false
+            }
+            None => false,
+        };
+        if stalls {
+            self.stalled.notify_one();
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 /// Simulated hosts that apply the controller's plans.
@@ -51,6 +101,7 @@ pub struct FakeHosts {
     pub fails: Mutex<BTreeSet<String>>,
     pub plans: Mutex<BTreeMap<String, HostPlan>>,
     pub auditor: Mutex<Option<Arc<Auditor>>>,
+    messages: Arc<Messages>,
 }
 
 #[async_trait]
@@ -62,6 +113,7 @@ impl Hosts for FakeHosts {
         if self.fails.lock().unwrap().contains(host) {
             return Err(HostError::Failed { host: host.to_owned(), problem: "cannot".into() });
         }
+        self.messages.pass().await;
         {
             let mut plans = self.plans.lock().unwrap();
             let has = plans.get(host).map(|plan| plan.stamp).unwrap_or_default();
@@ -69,8 +121,9 @@ impl Hosts for FakeHosts {
                 let (host, told) = (host.to_owned(), plan.stamp);
                 return Err(HostError::Fenced { host, has, told });
             }
-            plans.insert(host.to_owned(), plan);
+            plans.insert(host.to_owned(), plan.clone());
         }
+        self.messages.add(Message::Host(host.to_owned(), plan));
         let auditor = self.auditor.lock().unwrap().clone();
         if let Some(auditor) = auditor {
             auditor.audit(self);
@@ -145,6 +198,7 @@ type Auditing = Arc<Mutex<Option<(Arc<Auditor>, Arc<FakeHosts>)>>>;
 struct Audited {
     inner: Arc<SimSwitch>,
     auditor: Auditing,
+    messages: Arc<Messages>,
 }
 
 #[async_trait]
@@ -159,10 +213,15 @@ impl SwitchDriver for Audited {
         self.inner.capabilities().await
     }
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
+        self.messages.add(Message::Read(self.name().to_owned()));
         self.inner.read_back().await
     }
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
+        self.messages.pass().await;
         let done = self.inner.apply(stamp, changes).await;
+        if done.is_ok() {
+            self.messages.add(Message::Apply(self.name().to_owned(), changes.to_vec()));
+        }
         if let Some((auditor, hosts)) = self.auditor.lock().unwrap().clone() {
             auditor.audit(&hosts);
         }
@@ -182,13 +241,20 @@ pub struct World {
     pub hosts: Arc<FakeHosts>,
     pub switches: BTreeMap<String, Arc<SimSwitch>>,
     pub auditor: Arc<Auditor>,
+    pub messages: Arc<Messages>,
     audited: Auditing,
     pub mode: Mode,
+    racks: u32,
 }
 
 impl World {
+    /// Creates two racks of switches and hosts.
     pub fn new(mode: Mode) -> Self {
-        let topology = topology();
+        Self::with_racks(mode, 2)
+    }
+
+    pub fn with_racks(mode: Mode, racks: u32) -> Self {
+        let topology = topology(racks);
         let can = Capabilities {
             queues: QUEUES,
             // If each tenant has one queue on the whole switch, as many classes as queues suffice.
@@ -220,22 +286,26 @@ impl World {
             audits: Mutex::new(0),
             wrong: Mutex::default(),
         });
-        let hosts = Arc::new(FakeHosts::default());
+        let messages = Arc::new(Messages::default());
+        let hosts = FakeHosts { messages: Arc::clone(&messages), ..FakeHosts::default() };
+        let hosts = Arc::new(hosts);
         *hosts.auditor.lock().unwrap() = Some(Arc::clone(&auditor));
         let audited = Some((Arc::clone(&auditor), Arc::clone(&hosts)));
-        Self { hosts, switches, auditor, audited: Arc::new(Mutex::new(audited)), mode }
+        let audited = Arc::new(Mutex::new(audited));
+        Self { hosts, switches, auditor, messages, audited, mode, racks }
     }
 
     /// Returns the drivers of the simulated switches and the connection to the simulated hosts, for
     /// a controller.
     pub fn crew(&self) -> Crew {
-        let topology = topology();
+        let topology = topology(self.racks);
         let mut switches = BTreeMap::new();
-        let empty = fabric(self.mode);
+        let empty = fabric(self.mode, self.racks);
         for (name, switch) in &self.switches {
             let node = topology.find(name).unwrap();
             let inner = Arc::clone(switch);
-            let driver = Arc::new(Audited { inner, auditor: Arc::clone(&self.audited) });
+            let (auditor, messages) = (Arc::clone(&self.audited), Arc::clone(&self.messages));
+            let driver = Arc::new(Audited { inner, auditor, messages });
             let ports = empty.ports_of(node).into_iter().map(|port| {
                 let far =
                     if port.up { topology.parent(port.link) } else { topology.child(port.link) };
@@ -264,7 +334,8 @@ impl World {
         let lease = store.lease(Duration::from_secs(10)).await.unwrap();
         let leadership = store.campaign(LEADER, who, lease).await.unwrap();
         let crew = self.crew();
-        let leader = Leader::take_over(fabric(self.mode), crew, store, leadership, settings);
+        let fabric = fabric(self.mode, self.racks);
+        let leader = Leader::take_over(fabric, crew, store, leadership, settings);
         (leader.await.unwrap(), lease)
     }
 

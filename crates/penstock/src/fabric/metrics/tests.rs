@@ -10,7 +10,7 @@ fn sample(leads: bool) -> Reading {
     let status = json!({
         "name": "one", "leads": leads, "mode": "hold", "stamp": { "epoch": 3, "generation": 17 },
         "interval_ms": 1_500, "worst_weight_error_ppm": 2_500,
-        "this_term": { "drifted": 4, "decided_in_us": 1_250_000 },
+        "this_term": { "drifted": 4, "decided_in_us": 1_250_000, "longest_plan_us": 450_000 },
         "agents": { "refused": 2 },
     });
     let tenants = json!([{
@@ -44,6 +44,7 @@ fn the_page_has_what_the_views_say_in_base_units() {
         "# TYPE penstock_controller_drifted_switches counter",
         "penstock_controller_drifted_switches_total 4.0",
         "penstock_controller_deciding_seconds_total 1.25",
+        "penstock_controller_longest_plan_seconds 0.45",
         "penstock_agents_refused_times_total 2.0",
         "penstock_tenant_guarantee_bytes_per_second{tenant=\"web\",direction=\"sent\"} 625.0",
         "penstock_tenant_rate_bytes_per_second{tenant=\"web\",direction=\"received\"} 1.0",

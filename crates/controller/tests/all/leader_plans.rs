@@ -1,0 +1,364 @@
+//! Tests how a leader executes plans: the limits of tenants while their queues change hands, the
+//! messages that hosts and switches get, a leader that ends in the middle of a plan, and a switch
+//! that refuses forever.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use penstock_controller::hosts::{HostPlan, HostTenant};
+use penstock_controller::intent::TenantSpec;
+use penstock_controller::leader::{Leader, Settings};
+use penstock_controller::southbound::{Change, Faults, PortState};
+use penstock_fabric::ledger::Service;
+use penstock_fabric::queue_binding::Mode;
+
+use crate::world::{Folder, Message, RACK, World, store, tenant, usage};
+
+const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap];
+/// Usage with which tenants a, b and c get the three queues.
+const FIRST: [(&str, u64); 5] = [("a", 9), ("b", 8), ("c", 7), ("d", 2), ("e", 1)];
+/// Usage with which tenants d and e take the queues of b and c.
+const THEN: [(&str, u64); 5] = [("a", 9), ("b", 0), ("c", 0), ("d", 9), ("e", 8)];
+
+async fn interval(leader: &mut Leader, rates: &[(&str, u64)]) {
+    let used = usage(leader.fabric(), rates);
+    leader.interval(&used).await.unwrap();
+}
+
+async fn add_five(leader: &mut Leader) {
+    for name in ["a", "b", "c", "d", "e"] {
+        leader.add(tenant(name, 10, 10)).await.unwrap();
+    }
+}
+
+fn within(name: &str, rack: &str, vms: u32, mbit: u64) -> TenantSpec {
+    TenantSpec { within: vec![rack.to_owned()], ..tenant(name, vms, mbit) }
+}
+
+/// Runs intervals until some tenants lose their queues to others. Returns the messages of the last
+/// interval.
+async fn until_queues_change_hands(leader: &mut Leader, world: &World) -> Vec<Message> {
+    for _ in 0..10 {
+        world.messages.take();
+        interval(leader, &THEN).await;
+        if leader.last().demoted > 0 {
+            return world.messages.take();
+        }
+    }
+    panic!("no tenant has lost its queues: {:?}", leader.last());
+}
+
+fn of_host(message: &Message) -> Option<(&str, &HostPlan)> {
+    match message {
+        Message::Host(host, plan) => Some((host, plan)),
+        _ => None,
+    }
+}
+
+fn find<'a>(plan: &'a HostPlan, tenant: &str) -> &'a HostTenant {
+    plan.tenants.iter().find(|t| t.name == tenant).unwrap()
+}
+
+/// Returns true if the host limits the tenant to its guarantee.
+fn is_limited(tenant: &HostTenant) -> bool {
+    (tenant.dscp == 0 || tenant.limited) && tenant.headroom_permille <= 1_000
+}
+
+#[tokio::test]
+async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end() {
+    for mode in MODES {
+        let folder = Folder::new("plans-limits");
+        let world = World::new(mode);
+        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        add_five(&mut leader).await;
+        interval(&mut leader, &FIRST).await;
+        let before = world.marks();
+        let messages = until_queues_change_hands(&mut leader, &world).await;
+        let after = world.marks();
+        let movers: Vec<&String> =
+            after.keys().filter(|name| before[*name] != after[*name]).collect();
+        assert!(movers.len() >= 2, "{mode:?}: {before:?} {after:?}");
+        // Until the last message to each host, its tenants that move are limited. All hosts have
+        // the limits before any switch or mark changes.
+        let mut plans: BTreeMap<&str, Vec<&HostPlan>> = BTreeMap::new();
+        for (host, plan) in messages.iter().filter_map(of_host) {
+            plans.entry(host).or_default().push(plan);
+        }
+        let changes = messages.iter().filter(|message| !matches!(message, Message::Read(_)));
+        let first = changes.take_while(|message| of_host(message).is_some());
+        assert!(first.count() >= plans.len(), "{mode:?}: {messages:#?}");
+        for (host, plans) in plans {
+            assert!(plans.len() <= 4, "{mode:?}: {host} got {} messages", plans.len());
+            let (last, limited) = plans.split_last().unwrap();
+            for mover in &movers {
+                assert!(limited.iter().all(|plan| is_limited(find(plan, mover))), "{limited:#?}");
+                assert!(!is_limited(find(last, mover)), "{mode:?}: {host}: {last:#?}");
+                assert_eq!(BTreeSet::from([find(last, mover).dscp]), after[*mover]);
+                // The first message changes no mark.
+                assert_eq!(BTreeSet::from([find(limited[0], mover).dscp]), before[*mover]);
+            }
+            // Tenant a keeps its queue and is never limited.
+            assert!(plans.iter().all(|plan| !find(plan, "a").limited), "{plans:#?}");
+        }
+        let times = &leader.last().plan;
+        assert!(times.0.len() >= 6 && leader.totals().longest_plan >= times.took(), "{times:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_plan_reads_a_switch_once_and_once_more_before_new_marks() {
+    let folder = Folder::new("plans-reads");
+    let world = World::new(Mode::PerPortMap);
+    let settings = Settings { verify_every: 0, ..Settings::default() };
+    let (mut leader, _) = world.leader_with(store(&folder.0).await, "one", settings).await;
+    add_five(&mut leader).await;
+    let reads = |messages: &[Message]| {
+        let mut reads: BTreeMap<String, usize> = BTreeMap::new();
+        for message in messages {
+            if let Message::Read(switch) = message {
+                *reads.entry(switch.clone()).or_default() += 1;
+            }
+        }
+        reads
+    };
+    interval(&mut leader, &FIRST).await;
+    let messages = until_queues_change_hands(&mut leader, &world).await;
+    let applied =
+        |message: &&Message| matches!(message, Message::Apply(name, _) if name == "core-0");
+    assert!(messages.iter().filter(applied).count() >= 1);
+    assert_eq!(reads(&messages).into_values().collect::<Vec<_>>(), [2; 3], "{messages:#?}");
+    // A plan that changes only weights needs one read.
+    leader.add(tenant("f", 10, 60)).await.unwrap();
+    leader.remove("f").await.unwrap();
+    world.messages.take();
+    interval(&mut leader, &THEN).await;
+    assert!(leader.last().steps > 0 && leader.last().demoted + leader.last().promoted == 0);
+    let reads = reads(&world.messages.take());
+    assert!(!reads.is_empty() && reads.values().all(|reads| *reads == 1), "{reads:?}");
+}
+
+/// Lets a leader end before the change of a host or switch that follows after `count` other
+/// changes of a plan. Returns false if the plan has no such change.
+async fn ends_in_a_plan(mode: Mode, count: usize) -> bool {
+    let folder = Folder::new(&format!("plans-ends-{count}"));
+    let world = World::new(mode);
+    let store = store(&folder.0).await;
+    let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
+    add_five(&mut leader).await;
+    interval(&mut leader, &FIRST).await;
+    let used = usage(leader.fabric(), &THEN);
+    world.messages.answer(Some(count));
+    let ended = tokio::select! {
+        biased;
+        () = world.messages.stalled.notified() => true,
+        done = leader.interval(&used) => {
+            assert!(done.unwrap().demoted > 0);
+            false
+        }
+    };
+    world.messages.answer(None);
+    drop(leader);
+    store.revoke(lease).await.unwrap();
+    // At first no host is connected to the successor. Then they come one after the other.
+    let hosts: Vec<String> = (0..2 * RACK).map(|host| format!("server-{host}")).collect();
+    world.hosts.away.lock().unwrap().extend(hosts.iter().cloned());
+    let (mut leader, _) = world.leader(Arc::clone(&store), "two").await;
+    for host in &hosts {
+        world.hosts.away.lock().unwrap().remove(host);
+        leader.host_came(host);
+        leader.catch_up().await;
+    }
+    assert!(leader.crew().out_of_date().is_empty(), "{mode:?} {count}");
+    for (name, marks) in world.marks() {
+        let slot = leader.fabric().slot(&name).unwrap();
+        assert_eq!(marks, BTreeSet::from([leader.fabric().dscp(slot)]), "{mode:?} {count}: {name}");
+    }
+    let plans = world.hosts.plans.lock().unwrap().clone();
+    let tenants = plans.values().flat_map(|plan| &plan.tenants);
+    let limited: Vec<_> = tenants.filter(|tenant| is_limited(tenant)).collect();
+    assert!(limited.is_empty(), "{mode:?} {count}: {limited:#?}");
+    for _ in 0..3 {
+        interval(&mut leader, &THEN).await;
+    }
+    assert!(leader.crew().out_of_date().is_empty(), "{mode:?} {count}");
+    ended
+}
+
+/// The auditor of the world checks each change of a host or switch: no packet meets an unmapped
+/// code point, before and after the end of the leader.
+#[tokio::test]
+async fn a_leader_that_ends_in_a_plan_leaves_no_unmapped_code_point_and_no_limit() {
+    for mode in MODES {
+        let mut ends = 0;
+        for count in (0..200).step_by(3) {
+            if !ends_in_a_plan(mode, count).await {
+                break;
+            }
+            ends += 1;
+        }
+        assert!((5..60).contains(&ends), "{mode:?}: {ends} points of a plan were tried");
+    }
+}
+
+#[tokio::test]
+async fn one_switch_of_four_that_refuses_forever_stops_nobody_else() {
+    for fault in [
+        Faults { refuses_after: Some(0), ..Faults::default() },
+        Faults { refuses_after: Some(1), ..Faults::default() },
+        // What is read back differs from what was acknowledged.
+        Faults { ignores: true, ..Faults::default() },
+    ] {
+        let folder = Folder::new("plans-refuses");
+        let world = World::with_racks(Mode::PerPortMap, 3);
+        assert_eq!(world.switches.len(), 4);
+        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        let racks = [("a", "rack-0"), ("b", "rack-1"), ("c", "rack-2")];
+        for (name, rack) in racks {
+            leader.add(within(name, rack, 4, 10)).await.unwrap();
+            leader.add(within(&format!("{name}2"), rack, 4, 10)).await.unwrap();
+        }
+        world.fault("rack-2", fault.clone());
+        let all = |rate: u64| ["a", "b", "c", "a2", "b2", "c2"].map(|name| (name, rate));
+        interval(&mut leader, &all(9)).await;
+        for _ in 0..40 {
+            let shares = |name: &str| world.marks()[name] == BTreeSet::from([0]);
+            assert!(!["a", "b", "a2", "b2"].into_iter().any(shares), "{fault:?}");
+            assert!(["c", "c2"].into_iter().all(shares), "{fault:?}");
+            interval(&mut leader, &all(9)).await;
+        }
+        // Queues also change hands at once.
+        leader.remove("a").await.unwrap();
+        leader.add(within("a3", "rack-0", 4, 10)).await.unwrap();
+        interval(&mut leader, &[("a3", 9), ("b", 9), ("c", 9)]).await;
+        assert_ne!(world.marks()["a3"], BTreeSet::from([0]), "{fault:?}");
+    }
+}
+
+/// Checks that at each message to a host, the ports to and from the host have enough weight for the
+/// tenants that share queue 0. The argument `ports` has the weights before the messages.
+fn check_shares(mut ports: BTreeMap<String, BTreeMap<String, PortState>>, messages: &[Message]) {
+    let share = |weights: &[u32]| {
+        let all: u32 = weights.iter().sum();
+        1e9 * f64::from(weights.first().copied().unwrap_or(1)) / f64::from(all.max(1))
+    };
+    for message in messages {
+        match message {
+            Message::Apply(switch, changes) => {
+                for change in changes {
+                    let Change::Weigh { port, weights } = change else { continue };
+                    let state = ports.get_mut(switch).unwrap().get_mut(port).unwrap();
+                    state.weights.clone_from(weights);
+                }
+            }
+            Message::Host(host, plan) => {
+                let shared = plan.tenants.iter().filter(|tenant| tenant.dscp == 0);
+                let wanted = shared.map(|t| t.recv as f64).sum::<f64>();
+                for (switch, uplink) in &plan.uplinks {
+                    let down = share(&ports[switch][host].weights);
+                    assert!(down >= wanted, "{host}: {down} of {wanted}: {plan:#?}");
+                    let up = share(&uplink.weights);
+                    assert!(up >= wanted, "{host}: {up} of {wanted}: {plan:#?}");
+                }
+            }
+            Message::Read(_) => {}
+        }
+    }
+}
+
+fn ports(world: &World) -> BTreeMap<String, BTreeMap<String, PortState>> {
+    world.switches.iter().map(|(name, switch)| (name.clone(), switch.truth().ports)).collect()
+}
+
+#[tokio::test]
+async fn a_tenant_that_arrives_grows_or_moves_has_its_weights_before_its_hosts_know() {
+    for mode in MODES {
+        let folder = Folder::new("plans-arrives");
+        let world = World::new(mode);
+        let store = store(&folder.0).await;
+        let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
+        // Before the first interval, all tenants share queue 0.
+        leader.add(tenant("c", 10, 10)).await.unwrap();
+        let headroom = |host: &str| {
+            let plans = world.hosts.plans.lock().unwrap();
+            find(&plans[host], "c").headroom_permille
+        };
+        let high = headroom("server-9");
+        world.messages.take();
+        let before = ports(&world);
+        leader.add(within("b", "rack-0", 3, 400)).await.unwrap();
+        let messages = world.messages.take();
+        check_shares(before, &messages);
+        // Tenant c shares ports with b, so its other hosts first lower its limit.
+        assert!(headroom("server-9") < high, "{high}");
+        let weighs = |message: &Message| match message {
+            Message::Apply(_, changes) => {
+                changes.iter().any(|change| matches!(change, Change::Weigh { .. }))
+            }
+            _ => false,
+        };
+        let first = messages.iter().position(weighs).unwrap();
+        let lower = messages
+            .iter()
+            .position(|message| of_host(message).is_some_and(|(host, _)| host == "server-9"));
+        assert!(lower.unwrap() < first, "{mode:?}: {messages:#?}");
+
+        let before = ports(&world);
+        leader.grow("b", 0, 1, true).await.unwrap();
+        let messages = world.messages.take();
+        assert!(messages.iter().any(weighs), "{mode:?}: {messages:#?}");
+        check_shares(before, &messages);
+
+        let before = ports(&world);
+        let slot = leader.fabric().slot("b").unwrap();
+        let server = leader.fabric().servers_of(slot).next().unwrap();
+        let server = leader.fabric().topology().name(server).to_string();
+        let moves = leader.set_service(&server, Service::Drained).await.unwrap();
+        assert!(moves.iter().any(|moved| moved.tenant == slot && moved.outcome.is_ok()));
+        let messages = world.messages.take();
+        assert!(messages.iter().any(weighs), "{mode:?}: {messages:#?}");
+        check_shares(before, &messages);
+
+        // A successor has the same weights before it sends plans to hosts.
+        store.revoke(lease).await.unwrap();
+        let before = ports(&world);
+        let (mut leader, _) = world.leader(Arc::clone(&store), "two").await;
+        (0..2 * RACK).for_each(|host| leader.host_came(&format!("server-{host}")));
+        leader.catch_up().await;
+        let messages = world.messages.take();
+        assert!(messages.iter().filter_map(of_host).count() >= 10, "{mode:?}: {messages:#?}");
+        check_shares(before, &messages);
+    }
+}
+
+#[tokio::test]
+async fn a_moved_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() {
+    for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
+        let folder = Folder::new("plans-moved");
+        let world = World::new(mode);
+        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        leader.add(within("a", "rack-0", 3, 10)).await.unwrap();
+        interval(&mut leader, &[("a", 9)]).await;
+        let slot = leader.fabric().slot("a").unwrap();
+        let topology = leader.fabric().topology();
+        let name = |server| topology.name(server).to_string();
+        let servers: Vec<String> = leader.fabric().servers_of(slot).map(name).collect();
+        world.hosts.away.lock().unwrap().extend(servers[..2].iter().cloned());
+        // The tenant loses a server, which changes the links of its tree.
+        let moves = leader.set_service(&servers[2], Service::Drained).await.unwrap();
+        assert!(moves[0].outcome.is_ok(), "{moves:?}");
+        leader.add(within("b", "rack-0", 4, 10)).await.unwrap();
+        for _ in 0..4 {
+            // The auditor checks the packets that the hosts that are away still mark.
+            interval(&mut leader, &[("a", 9), ("b", 9)]).await;
+            assert_ne!(world.mark(&servers[0], "a"), Some(0), "nobody could tell the host");
+        }
+        world.hosts.away.lock().unwrap().clear();
+        servers.iter().for_each(|server| leader.host_came(server));
+        for _ in 0..3 {
+            interval(&mut leader, &[("a", 9), ("b", 9)]).await;
+        }
+        let dscp = leader.fabric().dscp(slot);
+        assert_ne!(dscp, 0, "{mode:?}: it has queues at its new place");
+        assert_eq!(world.marks()["a"], BTreeSet::from([dscp]));
+    }
+}

@@ -42,8 +42,9 @@ mod pair_limits;
 
 pub use control::{Always, Change, Controller, HostUsage, QueueControl, Terms, Timeline};
 pub use flow_sim::FlowSim;
+pub use pair_limits::PairLimits;
 pub use ramp::Ramp;
 pub use record::{FlowRecord, Record, Sample};
 pub use sizes::{SizeTable, SizeTableError};
 pub use spec::{Connection, Network, Order, Spec, SpecError, TenantSpec};
-pub use system::{PairLimits, System};
+pub use system::System;

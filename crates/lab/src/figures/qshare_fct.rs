@@ -21,6 +21,8 @@
 //! * Six other tenants have VMs on the same servers as tenant T. The six other tenants have equal
 //!   parts of the load. Every VM of the six other tenants sends exactly its guarantee to its
 //!   counterpart in the other rack, as the load of a run is a sum of guarantees.
+//! * A TCP flow has its share of the links at once. In runs with [`RAMP`], flows start slowly and
+//!   halve their windows after losses.
 //! * With six other tenants, every tenant can have a queue. Fig. 4 covers the case of more tenants
 //!   than queues.
 //!
@@ -32,7 +34,9 @@
 
 use std::sync::Arc;
 
-use penstock_sim::fabric::{Connection, FlowSim, Order, SizeTable, Spec, System, TenantSpec};
+use penstock_sim::fabric::{
+    Connection, FlowSim, Order, Ramp, SizeTable, Spec, System, TenantSpec,
+};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::qshare::{self as bed, GBIT, GUARANTEE, RACK};
@@ -44,6 +48,10 @@ const WARM_UP: Nanos = Nanos::from_secs(9);
 /// Maximum simulated time of a run.
 const LONGEST: Nanos = Nanos::from_secs(100_000);
 
+/// Windows of TCP: the round-trip time is the time of a request, and a port's queue has room for
+/// 125 kB.
+pub const RAMP: Ramp = Ramp::new(bed::LATENCY, Nanos::from_millis(1));
+
 /// Parameters of a run: the load of all tenants except T, and the flows of tenant T's clients.
 #[derive(Debug, Clone)]
 pub struct Shuffle {
@@ -53,6 +61,8 @@ pub struct Shuffle {
     pub flows: u64,
     /// Distribution of the sizes of tenant T's flows.
     pub sizes: Arc<SizeTable>,
+    /// Windows of TCP flows, or `None` if flows have their share of the links at once.
+    pub ramp: Option<Ramp>,
     pub seed: u64,
 }
 
@@ -110,6 +120,9 @@ impl Shuffle {
         let mut sim = FlowSim::new(self.spec(), system)?;
         let all = 2 * RACK * usize::try_from(self.flows)?;
         sim.run_until(WARM_UP);
+        if let Some(ramp) = self.ramp {
+            sim = sim.with_ramp(ramp);
+        }
         // Flows of the warm-up may end later, so more flows than `all` may be necessary.
         let mut found = measured(&sim);
         while found.len() < all && sim.now() < LONGEST {

@@ -41,7 +41,9 @@
 //!
 //! The simulation has two simplifications in favour of ElasticSwitch. After each period,
 //! ElasticSwitch knows the share of lost frames exactly, even if there were few frames. TCP flows
-//! reach a new rate limit immediately.
+//! reach a new rate limit immediately. Claims that end with `_ramp` are from runs of the enterprise
+//! workload in which flows start slowly and react to losses ([`RAMP`]). These runs use the settings
+//! that are best without slow start.
 //!
 //! The figure also shows ElasticSwitch's results with two subsets of its settings.
 //! `elasticswitch_50ms` uses only settings with a period of 50 ms. `elasticswitch_forgetful` uses
@@ -54,7 +56,7 @@ use penstock_sim::fabric::peers::{candidates, check};
 use penstock_sim::fabric::{PairLimits, System};
 use penstock_units::Nanos;
 
-use super::qshare_fct::{Had, Shuffle};
+use super::qshare_fct::{Had, RAMP, Shuffle};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare::{self as bed, Plant, Troubles, Workload};
 
@@ -251,7 +253,7 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
         let flows = sweep_flows(workload).min(flows);
         shuffles.extend(LOADS.map(|load_pct| {
             let sizes = sizes.clone();
-            Shuffle { load_pct, flows, sizes, seed }
+            Shuffle { load_pct, flows, sizes, ramp: None, seed }
         }));
     }
     let mut swept = Vec::new();
@@ -269,11 +271,45 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     for (workload, times) in WORKLOADS.into_iter().zip(times.chunks(LOADS.len())) {
         told(&mut outcome, workload, times);
     }
+    with_ramp(&mut outcome, &best, &shuffles[..LOADS.len()], flows, &runs)?;
     let others = whole.iter().filter_map(|point| point.get(&0)).map(|had| had.others);
     let statement = "lowest rate of another tenant in 0.1 s with QShare, divided by its guarantee";
     let kept = Claim::new("others_ours_least", statement, "").at_least(OTHERS_MIN);
     outcome.claim(kept.measured(others.fold(f64::INFINITY, f64::min)));
     Ok(outcome)
+}
+
+/// Runs QShare, plain TCP and ElasticSwitch's best setting with TCP's windows, for every second
+/// load of the enterprise workload, and adds series and claims.
+fn with_ramp(
+    outcome: &mut Outcome,
+    best: &Best,
+    shuffles: &[Shuffle],
+    flows: u64,
+    runs: &[Run],
+) -> anyhow::Result<()> {
+    let Some(elastic) = best.elastic else { return Ok(()) };
+    let compared = [Run::Ours, runs[elastic], Run::Tcp];
+    let mut found = Vec::new();
+    for shuffle in shuffles.iter().step_by(2) {
+        let shuffle = Shuffle { flows, ramp: Some(RAMP), ..shuffle.clone() };
+        found.push((number(shuffle.load_pct), measure(&shuffle, &compared)?));
+    }
+    for (at, system) in ["QShare", "ElasticSwitch", "plain TCP"].into_iter().enumerate() {
+        let points = found.iter().map(|(load, had)| (*load, 1e3 * had[at].mean_secs));
+        outcome.series(&format!("with slow start: {system}"), "ms", points);
+    }
+    let ratios = found.iter().map(|(_, had)| had[0].mean_secs / had[1].mean_secs);
+    let ratios: Vec<f64> = ratios.collect();
+    let highest = ratios.iter().copied().fold(f64::NAN, f64::max);
+    let what = "enterprise, with slow start and losses: QShare's mean divided by ElasticSwitch's";
+    for (id, value, load) in [
+        ("mean_fct_ours_over_elasticswitch_ramp", ratios[0], "lightest load"),
+        ("mean_fct_ours_over_elasticswitch_ramp_max", highest, "load with the highest ratio"),
+    ] {
+        outcome.claim(Claim::new(id, format!("{what}, {load}"), "").measured(value));
+    }
+    Ok(())
 }
 
 /// Reports progress before the run number `at` of one half of the figure, which begins at `from`.
@@ -391,9 +427,17 @@ fn picture(record: &Record) -> Picture {
         }
         panel
     };
+    let (load, time) =
+        (Axis::linear("load, % of the core"), Axis::log("mean completion time, ms"));
+    let mut ramp = Panel::new("enterprise, with slow start and losses", load, time);
+    for system in ["QShare", "ElasticSwitch", "plain TCP"] {
+        let name = format!("with slow start: {system}");
+        ramp = ramp.line(system, record.series(&name).map(points).into_iter().flatten());
+    }
     Picture::new("QShare, Fig. 5: flow completion times beside other tenants")
         .panel(panel("enterprise", Workload::Enterprise))
         .panel(panel("data mining", Workload::DataMining))
+        .panel(ramp)
 }
 
 /// Draws the distribution of completion times, and the use of the core link over time.

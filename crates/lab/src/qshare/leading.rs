@@ -31,16 +31,19 @@ use penstock_controller::leader::{IntervalReport, Leader, Settings as LeaderSett
 use penstock_controller::southbound::{Capabilities, ONE_STEP, PortInfo, SimSwitch};
 use penstock_controller::store::{Store, Transaction, Write};
 use penstock_fabric::queue_binding::{Mode, Port, Settings};
+use penstock_fabric::rate_alloc::RateSettings;
 use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{NodeId, Topology};
 use penstock_sim::Rng;
-use penstock_sim::fabric::{Change, Controller, HostUsage, TenantSpec, Timeline};
+use penstock_sim::fabric::{
+    Change, Controller, HostUsage, PairLimits, QueueControl, System, TenantSpec, Timeline,
+};
 use penstock_units::Nanos;
 use tokio::runtime::{Builder, Runtime};
 
 use super::elements::{Recorder, TimedHost, TimedHosts, TimedSwitch, Troubles, place};
 use super::store::Memory;
-use super::testbed::QUEUES;
+use super::testbed::{GBIT, QUEUES};
 use super::tree;
 
 /// Time limit for the answer of a switch or host, which is the controller's default.
@@ -150,6 +153,31 @@ impl Controller for Leading {
         done.lock().unwrap_or_else(PoisonError::into_inner).add(&report);
         Timeline { changes: recorder.take(), end }
     }
+}
+
+/// Creates QShare with a control interval, and with the fabric's real controller in front of the
+/// switches and hosts of `plant`. If `shared` is true, tenants in the shared queue have rate
+/// allocation. If `shared` is false, the limits of the controller apply to these tenants. Also
+/// returns a view of what the controller does during the run.
+///
+/// # Errors
+/// Returns an error if the tenants do not fit into the testbed.
+pub fn qshare(
+    tenants: &[TenantSpec],
+    interval: Nanos,
+    shared: bool,
+    plant: Plant,
+) -> anyhow::Result<(System, Arc<Mutex<Done>>)> {
+    let limits = PairLimits {
+        rates: RateSettings::shared_queue(GBIT),
+        partition: RateSettings::shared_queue(GBIT).period,
+        slack: 100_000,
+        forget: Nanos(0),
+    };
+    let controller = Box::new(Leading::new(tenants, plant)?);
+    let done = controller.done();
+    let shared = shared.then_some(limits);
+    Ok((System::QShare(QueueControl { interval, controller, shared }), done))
 }
 
 /// Starts a leader with the given tenants, and runs an interval in which nobody sends.

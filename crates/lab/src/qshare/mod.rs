@@ -13,5 +13,5 @@ mod testbed;
 mod tree;
 
 pub(crate) use elements::Troubles;
-pub(crate) use leading::{Done, Plant};
+pub(crate) use leading::{Done, Plant, qshare};
 pub(crate) use testbed::*;

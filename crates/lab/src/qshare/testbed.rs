@@ -21,17 +21,12 @@
 //! `flow_sizes/enterprise.txt` and `flow_sizes/datamining.txt` have the flow sizes. The first lines
 //! of the two flow-size files name the sources of their data.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
-use penstock_fabric::rate_alloc::RateSettings;
 use penstock_sim::Rng;
-use penstock_sim::fabric::{
-    Network, PairLimits, QueueControl, SizeTable, Spec, System, TenantSpec,
-};
+use penstock_sim::fabric::{Network, SizeTable, Spec, TenantSpec};
 use penstock_units::{BitsPerSecond, Nanos};
-
-use super::leading::{Done, Leading, Plant};
 
 /// Number of servers in a rack.
 pub const RACK: usize = 5;
@@ -173,31 +168,6 @@ pub fn spec(tenants: Vec<TenantSpec>, seed: u64) -> Spec {
         watched: vec![Network::core(0), Network::core(1)],
         seed,
     }
-}
-
-/// Creates QShare with a control interval, and with the fabric's real controller in front of the
-/// switches and hosts of `plant`. If `shared` is true, tenants in the shared queue have rate
-/// allocation. If `shared` is false, the limits of the controller apply to these tenants. Also
-/// returns a view of what the controller does during the run.
-///
-/// # Errors
-/// Returns an error if the tenants do not fit into the testbed.
-pub fn qshare(
-    tenants: &[TenantSpec],
-    interval: Nanos,
-    shared: bool,
-    plant: Plant,
-) -> anyhow::Result<(System, Arc<Mutex<Done>>)> {
-    let limits = PairLimits {
-        rates: RateSettings::shared_queue(GBIT),
-        partition: RateSettings::shared_queue(GBIT).period,
-        slack: 100_000,
-        forget: Nanos(0),
-    };
-    let controller = Box::new(Leading::new(tenants, plant)?);
-    let done = controller.done();
-    let shared = shared.then_some(limits);
-    Ok((System::QShare(QueueControl { interval, controller, shared }), done))
 }
 
 /// Calls `run` with each case in `cases`, on all processors. Returns the results in the order of

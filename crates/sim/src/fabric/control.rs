@@ -26,9 +26,9 @@ use std::collections::BTreeMap;
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::link_share::Queue;
+use super::pair_limits::PairLimits;
 use super::rates::LinkId;
 use super::spec::{HostNo, Spec, TenantNo};
-use super::system::PairLimits;
 
 /// Parameters of QShare's control loop.
 #[derive(Debug)]

@@ -23,9 +23,9 @@
 //!
 //! # Limits
 //!
-//! The simulator has no packets, and therefore no queuing delay and no slow start. A flow has its
-//! full rate from the first bit. Tests compare the rates with [`super::packets`], which simulates
-//! the packets of one bottleneck.
+//! The simulator has no packets, and therefore no queuing delay. A flow has its full rate from the
+//! first bit, unless the simulation has windows of TCP ([`FlowSim::with_ramp`]). Tests compare the
+//! rates with [`super::packets`], which simulates the packets of one bottleneck.
 
 use std::collections::VecDeque;
 
@@ -35,6 +35,7 @@ use super::control::{Change, HostUsage, QueueControl, Terms, Timeline, queues};
 use super::kept::Kept;
 use super::link_share::Queue;
 use super::pair_limits::{Ends, Limits, secs};
+use super::ramp::{Ramp, Windows};
 use super::rates::{LinkId, Rates, StreamId};
 use super::record::{FlowRecord, Record, Sample};
 use super::spec::{Connection, HostNo, Order, Spec, SpecError, TenantNo, VmNo};
@@ -50,6 +51,7 @@ enum Event {
     Divide,
     Control,
     Change,
+    Round,
     Sample,
 }
 
@@ -113,6 +115,7 @@ pub struct FlowSim {
     clients: Vec<Client>,
     waiting: usize,
     limits: Option<Limits>,
+    windows: Option<Windows>,
     /// Changes of ports and hosts that the controller has decided, in the order of their events.
     to_come: VecDeque<Change>,
     /// Only with QShare, if the controller's limits apply in the shared queue.
@@ -156,6 +159,7 @@ impl FlowSim {
             waiting: clients.len(),
             clients,
             limits: None,
+            windows: None,
             to_come: VecDeque::new(),
             kept: None,
             last_control: Nanos(0),
@@ -181,6 +185,22 @@ impl FlowSim {
             pair.entitled = Some(rates.add(0, &path));
         }
         self.entitled = Some(rates);
+        self
+    }
+
+    /// Limits flows by windows of TCP, which grow from a small size and halve after losses. The
+    /// present flows start again with their initial windows.
+    #[must_use]
+    pub fn with_ramp(mut self, ramp: Ramp) -> Self {
+        self.events.post(self.now + ramp.rtt, Event::Round);
+        let mut windows = Windows::new(ramp, self.pairs.len());
+        for number in &self.active {
+            (0..self.pairs[*number].flows.len()).for_each(|n| windows.joined(*number, count(n)));
+        }
+        self.windows = Some(windows);
+        for number in self.active.clone() {
+            self.set_streams(number);
+        }
         self
     }
 
@@ -392,6 +412,7 @@ impl FlowSim {
                     self.note_kept();
                 }
             }
+            Event::Round => self.round_ends(),
             Event::Sample => {
                 self.sample();
                 self.events.post(self.now + self.spec.sample, event);
@@ -414,6 +435,9 @@ impl FlowSim {
         let (first, vms) = self.pair_of[connection.tenant];
         let number = first + server * vms + connection.client;
         let pair = &mut self.pairs[number];
+        if let Some(windows) = &mut self.windows {
+            windows.joined(number, count(pair.flows.len()));
+        }
         pair.flows.push((pair.served + bits, client));
         pair.next = pair.next.min(pair.served + bits);
         self.flows_changed(number);
@@ -448,8 +472,9 @@ impl FlowSim {
     fn set_streams(&mut self, number: usize) {
         let pair = &self.pairs[number];
         let flows = count(pair.flows.len());
+        let window = self.windows.as_ref().map_or(f64::INFINITY, |w| w.per_flow(number));
         let paced = |flow: &(f64, usize)| {
-            self.spec.connections[flow.1].paced.map_or(f64::INFINITY, bits_per_sec)
+            self.spec.connections[flow.1].paced.map_or(window, bits_per_sec)
         };
         let wanted: f64 = pair.flows.iter().map(paced).sum();
         let any = (f64::INFINITY, f64::INFINITY);
@@ -465,6 +490,19 @@ impl FlowSim {
         }
         if let (Some(rates), Some(stream)) = (&mut self.entitled, pair.entitled) {
             rates.set(stream, flows, wanted);
+        }
+    }
+
+    /// Ends a round trip of all flows, after which windows change.
+    fn round_ends(&mut self) {
+        let Self { windows: Some(windows), pairs, active, .. } = self else { return };
+        for number in &*active {
+            windows.round_ends(*number, pairs[*number].per_flow);
+        }
+        let next = self.now + windows.rtt();
+        self.events.post(next, Event::Round);
+        for number in self.active.clone() {
+            self.set_streams(number);
         }
     }
 

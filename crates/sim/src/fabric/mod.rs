@@ -21,6 +21,7 @@
 //! | `kept` | what the weights leave of guarantees at every moment |
 //! | [`link_share`], [`rates`] | division of a link's rate; rates of all streams |
 //! | [`peers`] | settings of ElasticSwitch and Trinity, and a check that each setting must pass |
+//! | [`ramp`] | windows of TCP flows: slow start and losses |
 //! | [`packets`] | packets of one bottleneck, to validate the rates |
 //! | [`flow_sim`], [`record`] | simulation of flows over time, and records of its results |
 
@@ -29,6 +30,7 @@ pub mod flow_sim;
 pub mod link_share;
 pub mod packets;
 pub mod peers;
+pub mod ramp;
 pub mod rates;
 pub mod record;
 pub mod sizes;
@@ -40,7 +42,9 @@ mod pair_limits;
 
 pub use control::{Always, Change, Controller, HostUsage, QueueControl, Terms, Timeline};
 pub use flow_sim::FlowSim;
+pub use pair_limits::PairLimits;
+pub use ramp::Ramp;
 pub use record::{FlowRecord, Record, Sample};
 pub use sizes::{SizeTable, SizeTableError};
 pub use spec::{Connection, Network, Order, Spec, SpecError, TenantSpec};
-pub use system::{PairLimits, System};
+pub use system::System;

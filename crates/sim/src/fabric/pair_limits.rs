@@ -11,10 +11,24 @@
 //!   congestion signal is the mean fraction of a pair's demand that the pair's queue refused. A TCP
 //!   flow with a limit above its share of the queue would lose the refused fraction of its packets.
 
-use penstock_fabric::rate_alloc::{DemandEstimate, PairRate, Signal, UNLIMITED, WHOLE, partition};
+use penstock_fabric::rate_alloc::{
+    DemandEstimate, PairRate, Parts, RateSettings, Signal, UNLIMITED, WHOLE, partition,
+};
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::system::PairLimits;
+/// Parameters of the limits on pairs of VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairLimits {
+    /// Parameters for changes of the pairs' rates.
+    pub rates: RateSettings,
+    /// Time between two divisions of a VM's guarantee.
+    pub partition: Nanos,
+    /// Additional demand that a VM assumes for a pair, in parts per million of the rate that the
+    /// pair sent.
+    pub slack: Parts,
+    /// Time for which a pair without flows keeps its limit.
+    pub forget: Nanos,
+}
 
 /// State of a pair of VMs that has a limit.
 #[derive(Debug)]

@@ -41,9 +41,10 @@ use penstock_fabric::rate_alloc::{RateSettings, WHOLE};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::flow_sim::FlowSim;
+use super::pair_limits::PairLimits;
 use super::sizes::{SizeTable, SizeTableError};
 use super::spec::{Connection, Network, Order, Spec, SpecError, TenantSpec};
-use super::system::{PairLimits, System};
+use super::system::System;
 
 const LINK: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const X: BitsPerSecond = BitsPerSecond(450_000_000);

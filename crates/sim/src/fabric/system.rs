@@ -1,9 +1,7 @@
 //! The compared systems, which limit the rates of flows.
 
-use penstock_fabric::rate_alloc::{Parts, RateSettings};
-use penstock_units::{BitsPerSecond, Nanos};
-
 use super::control::QueueControl;
+use super::pair_limits::PairLimits;
 
 /// Method by which a simulated network divides its capacity among tenants.
 #[derive(Debug)]
@@ -20,18 +18,4 @@ pub enum System {
     Trinity(PairLimits),
     /// QShare gives some tenants dedicated queues. A controller sets queues, weights and limits.
     QShare(QueueControl),
-}
-
-/// Parameters of the limits on pairs of VMs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PairLimits {
-    /// Parameters for changes of the pairs' rates.
-    pub rates: RateSettings,
-    /// Time between two divisions of a VM's guarantee.
-    pub partition: Nanos,
-    /// Additional demand that a VM assumes for a pair, in parts per million of the rate that the
-    /// pair sent.
-    pub slack: Parts,
-    /// Time for which a pair without flows keeps its limit.
-    pub forget: Nanos,
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use penstock_fabric::rate_alloc::RateSettings;
 use penstock_sim::fabric::{
     Always, Change, Connection, Controller, FlowSim, HostUsage, Network, Order, PairLimits,
-    QueueControl, Record, SizeTable, Spec, System, TenantSpec, Terms, Timeline,
+    QueueControl, Ramp, Record, SizeTable, Spec, System, TenantSpec, Terms, Timeline,
 };
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -177,6 +177,27 @@ fn a_flow_takes_its_size_over_its_rate_and_the_latency() {
     assert_eq!((flows.len(), sim.now()), (6, Nanos::from_millis(9)));
     assert!(flows.iter().all(|f| f.done.0 - f.asked.0 == 3_000_000 && f.bytes == 125_000));
     assert!(flows.iter().all(|f| f.far));
+}
+
+#[test]
+fn with_windows_a_flow_needs_some_rounds_more_and_losses_do_not_empty_a_link() {
+    let ms = Nanos::from_millis;
+    let mut one = spec(1, 1);
+    let sizes = Some(Arc::new(SizeTable::fixed(1_000_000)));
+    one.connections =
+        vec![Connection { sizes, flows_max: 1, ..Connection::endless(0, 1, vec![0]) }];
+    let mut sim = FlowSim::new(one, System::PlainTcp).unwrap().with_ramp(Ramp::new(ms(1), ms(1)));
+    sim.run_to_completion(Nanos::from_secs(1));
+    // The first four rounds of 1 ms carry 10, 20, 40 and 80 segments of 1,460 bytes: 1.752 Mbit.
+    // The other 6.248 Mbit have the link's rate of 1 Gbit/s.
+    let done = sim.record().flows[0].done;
+    assert!(done.0.abs_diff(10_248_000) < 10, "{done:?}");
+    // Endless flows halve their windows again and again, but the queue never runs empty.
+    let mut many = spec(1, 5);
+    many.connections = (0..5).map(|vm| across(0, 5, vm)).collect();
+    let mut sim = FlowSim::new(many, System::PlainTcp).unwrap().with_ramp(Ramp::new(ms(1), ms(1)));
+    sim.run_until(Nanos::from_secs(2));
+    assert!(close(last_mbps(sim.record(), 0), 1_000.0), "{}", last_mbps(sim.record(), 0));
 }
 
 /// Creates clients with mixed traffic: flow sizes from a table, pauses, and servers on all other

@@ -208,7 +208,7 @@ enum References {
 enum Driver {
     /// A simulated switch in memory.
     Sim,
-    /// Linux, which the controller configures with `tc` and `ip`.
+    /// Linux, whose queues the controller configures through netlink.
     LinuxTc,
     /// A SONiC switch, which the controller configures through its redis.
     SonicConfigdb,

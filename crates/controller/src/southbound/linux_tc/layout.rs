@@ -8,10 +8,10 @@
 //! | `9e60:` + queue number | qdisc of a queue |
 //! | preference 1, handle 1 at `9e50:` | filter that maps code points to queues |
 
-/// Major number of the handle of HTB, which is the root qdisc of a port.
-pub(super) const ROOT: u32 = 0x9e50;
-/// Minor number of the HTB class for the port's rate.
-pub(super) const TOP_MINOR: u32 = 1;
+/// Handle of HTB, which is the root qdisc of a port.
+pub(super) const ROOT: u32 = 0x9e50_0000;
+/// Handle of the HTB class for the port's rate.
+pub(super) const TOP: u32 = ROOT + 1;
 /// Preference of the filter that maps code points to queues, which the kernel runs before all other
 /// filters.
 pub(super) const MAP_PREF: u32 = 1;
@@ -20,22 +20,44 @@ pub(super) const MAP_HANDLE: u32 = 1;
 /// Maximum number of queues that a port may have.
 pub(super) const QUEUES_MAX: u8 = 16;
 
-const FIRST_MINOR: u32 = 0x10;
-const FIRST_LEAF: u32 = 0x9e60;
+const FIRST_CLASS: u32 = ROOT + 0x10;
+const FIRST_LEAF: u32 = 0x9e60_0000;
 
-/// Returns the minor number of the HTB class of a queue.
+/// Returns the handle of the HTB class of a queue.
 pub(super) fn class_of(queue: u8) -> u32 {
-    FIRST_MINOR + u32::from(queue)
+    FIRST_CLASS + u32::from(queue)
 }
 
-/// Returns the queue of the HTB class with the minor number `minor`, or `None` for a class without
-/// a queue.
-pub(super) fn queue_of(minor: u32) -> Option<u8> {
-    let queue = u8::try_from(minor.checked_sub(FIRST_MINOR)?).ok()?;
+/// Returns the queue of the HTB class with the handle `class`, or `None` for a class without a
+/// queue.
+pub(super) fn queue_of(class: u32) -> Option<u8> {
+    let queue = u8::try_from(class.checked_sub(FIRST_CLASS)?).ok()?;
     (queue < QUEUES_MAX).then_some(queue)
 }
 
-/// Returns the major number of the qdisc of a queue.
+/// Returns the handle of the qdisc of a queue.
 pub(super) fn leaf_of(queue: u8) -> u32 {
-    FIRST_LEAF + u32::from(queue)
+    FIRST_LEAF + (u32::from(queue) << 16)
+}
+
+/// Returns a handle in the syntax of `tc`, such as `9e50:11`, or `9e50:` for a qdisc.
+pub(super) fn name(handle: u32) -> String {
+    let (major, minor) = (handle >> 16, handle & 0xffff);
+    match minor {
+        0 => format!("{major:x}:"),
+        _ => format!("{major:x}:{minor:x}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_have_the_names_of_tc() {
+        let names = [ROOT, TOP, class_of(0), class_of(15), leaf_of(1), 0].map(name);
+        assert_eq!(names, ["9e50:", "9e50:1", "9e50:10", "9e50:1f", "9e61:", "0:"]);
+        assert_eq!(queue_of(class_of(15)), Some(15));
+        assert_eq!([ROOT, TOP, class_of(16), leaf_of(1), 0].map(queue_of), [None; 5]);
+    }
 }

@@ -1,4 +1,4 @@
-//! Configures Linux switches with `tc`, with the qdisc HTB on each port.
+//! Configures Linux switches through netlink, with the qdisc HTB on each port.
 //!
 //! # Problem
 //!
@@ -9,9 +9,9 @@
 //!
 //! Each port has the qdisc HTB with a class for each queue. The module `plan` computes the rates
 //! and quanta of the classes from queue weights. A BPF program maps code points to classes
-//! (`program`). The driver first reads the switch's state, and then sends only the differences in a
-//! single `tc -batch`. The order of the lines ensures that the map never selects a class that does
-//! not exist. The kernel replaces the map atomically.
+//! (`program`). The driver first reads the switch's state in two exchanges with the kernel, and
+//! then sends only the differences in a third exchange. The order of the requests ensures that the
+//! map never selects a class that does not exist. The kernel replaces the map atomically.
 //!
 //! The driver uses HTB because HTB also limits the port to its rate, which ETS and DRR do not.
 //! Because HTB limits the port's rate, frames wait in the qdisc's own queues and not at the next
@@ -23,7 +23,7 @@
 //! The driver stores the stamp in the alias of `lo`, as `penstock EPOCH.GENERATION`. Each network
 //! namespace has exactly one interface `lo`. The alias of `lo` survives a restart of the
 //! controller. When the machine restarts, the alias and the qdiscs disappear together.
-//! [`Runner::hold`] excludes other controllers between reading and writing the stamp.
+//! [`Kernel::hold`] excludes other controllers between reading and writing the stamp.
 //!
 //! # Other configurations
 //!
@@ -36,23 +36,29 @@
 //!
 //! # Source
 //!
-//! The driver follows `tc-htb(8)`, `tc-bpf(8)` and Linux `net/sched/sch_htb.c`.
+//! The driver follows `tc-htb(8)`, `tc-bpf(8)` and Linux `net/sched/sch_htb.c`. The module
+//! `netlink` describes the messages.
 
+mod answer;
+mod class;
+mod kernel;
 mod layout;
+mod netlink;
 mod netns;
 mod plan;
 mod program;
 mod read;
-mod runner;
+mod requests;
 mod settings;
+mod socket;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
+pub use kernel::{Hold, Kernel, KernelError, Message, Request};
 pub use netns::Netns;
-pub use runner::{Hold, Run, RunError, Runner};
 pub use settings::{Leaf, Settings};
 
 use super::{
@@ -60,33 +66,47 @@ use super::{
     SwitchState, step,
 };
 use crate::Stamp;
-use layout::{QUEUES_MAX, ROOT};
-use read::{PortRead, Root};
+use layout::QUEUES_MAX;
+use read::{Filters, Links, PortRead, Root};
+use requests::Interface;
 
 /// First word of the alias that the driver gives to `lo`. After this word, the alias contains the
 /// stamp.
 const STAMP_WORD: &str = "penstock ";
 /// Maximum length of an interface's name in bytes (`IFNAMSIZ` - 1).
 const NAME_MAX: usize = 15;
+/// Maximum quantum of a queue with weight 1, in bytes. The kernel stores the quantum of a queue
+/// with weight 100 as a signed number of 32 bits.
+const QUANTUM_MAX: u32 = 16 << 20;
 
 #[derive(Debug)]
 pub struct TcSwitch {
     name: String,
     ports: Vec<PortInfo>,
     settings: Settings,
-    runner: Arc<dyn Runner>,
+    kernel: Arc<dyn Kernel>,
 }
 
 /// State that the driver has read from a switch.
 struct SwitchReading {
     stamp: Stamp,
+    /// The kernel's numbers of the network interfaces.
+    links: Links,
     /// State of each port, in the driver's order.
     ports: Vec<PortRead>,
 }
 
+impl SwitchReading {
+    /// Returns the network interface of a port. A port without an interface has the number 0, which
+    /// no interface has.
+    fn interface<'a>(&self, port: &'a PortInfo) -> Interface<'a> {
+        let index = self.links.indices.get(&port.name).copied().unwrap_or(0);
+        Interface { name: &port.name, index }
+    }
+}
+
 impl TcSwitch {
-    /// Creates a driver of the network interfaces `ports`. The driver runs `tc` and `ip` through
-    /// `runner`.
+    /// Creates a driver of the network interfaces `ports`, which `kernel` has.
     ///
     /// # Errors
     /// Returns [`DriverError::Beyond`] if a port's name is not a valid interface name, a rate is
@@ -95,23 +115,34 @@ impl TcSwitch {
         name: &str,
         ports: &[PortInfo],
         settings: Settings,
-        runner: Arc<dyn Runner>,
+        kernel: Arc<dyn Kernel>,
     ) -> Result<Self, DriverError> {
-        let this = Self { name: name.to_owned(), ports: ports.to_vec(), settings, runner };
-        if !(2..=QUEUES_MAX).contains(&settings.queues) || settings.quantum == 0 {
+        let this = Self { name: name.to_owned(), ports: ports.to_vec(), settings, kernel };
+        let (queues, quantum) = (2..=QUEUES_MAX, 1..=QUANTUM_MAX);
+        if !queues.contains(&settings.queues) || !quantum.contains(&settings.quantum) {
             let what = format!("{} queues, quantum {}", settings.queues, settings.quantum);
             let limit = format!(
-                "the driver needs 2 to {QUEUES_MAX} queues and a quantum of at least 1 byte"
+                "the driver needs 2 to {QUEUES_MAX} queues and a quantum of 1 to {QUANTUM_MAX} \
+                 bytes"
             );
             return Err(this.beyond(what, limit, "change the switch's settings"));
         }
+        let mut names = BTreeSet::new();
         for PortInfo { name, rate } in ports {
-            // Names become words in the lines of a batch.
+            // Names become words of command lines in errors and dry runs.
             let plain = |c: char| c.is_ascii_alphanumeric() || "._-@".contains(c);
             if name.is_empty() || name.len() > NAME_MAX || !name.chars().all(plain) {
                 let limit = format!("a port's name has 1 to {NAME_MAX} letters, digits or . _ - @");
                 let what = format!("port {name:?}");
                 return Err(this.beyond(what, limit, "name an interface of the switch"));
+            }
+            if !names.insert(name) {
+                let limit = "each port has its own interface".to_owned();
+                return Err(this.beyond(
+                    format!("a second port {name}"),
+                    limit,
+                    "name another interface",
+                ));
             }
             let least = u64::from(settings.queues) * 2 * plan::RATE_LEAST;
             if rate.0 < least {
@@ -142,67 +173,55 @@ impl TcSwitch {
         }
     }
 
-    /// Runs a program. If the program fails, its output is the error's text.
-    async fn ask(
-        &self,
-        program: &'static str,
-        args: &str,
-        stdin: &str,
-    ) -> Result<String, DriverError> {
-        let words = args.split(' ').map(str::to_owned).collect();
-        let run = Run { program, args: words, stdin: stdin.to_owned() };
+    /// Sends requests to the kernel in order, and returns an answer for each request.
+    async fn ask(&self, requests: Vec<Request>) -> Result<Vec<Vec<Message>>, DriverError> {
+        let count = requests.len();
         let switch = self.name.clone();
-        self.runner.run(&run).await.map_err(|error| match error {
-            RunError::Unreachable(problem) => DriverError::Unreachable { switch, problem },
-            RunError::TooLong(_) => self.rubbish(&format!("{program} {args}"), error.to_string()),
-            RunError::Failed(problem) => {
-                // `Command failed -:3` contains the number of the line, from 1.
-                let number = problem.rsplit_once("Command failed -:").map(|(_, n)| n.trim());
-                let line = number.and_then(|n| n.parse::<usize>().ok()?.checked_sub(1));
-                let line = line.and_then(|n| stdin.lines().nth(n)).unwrap_or(args);
-                DriverError::Refused { switch, change: format!("{program} {line}"), problem }
+        let answers = self.kernel.ask(requests).await.map_err(|error| match error {
+            KernelError::Unreachable(problem) => DriverError::Unreachable { switch, problem },
+            KernelError::Refused { words, problem } => {
+                DriverError::Refused { switch, change: words, problem }
             }
-        })
+            KernelError::Invalid { words, problem } => self.rubbish(&words, problem),
+        })?;
+        match answers.len() == count {
+            true => Ok(answers),
+            false => Err(self.rubbish("netlink", format!("{} of {count} answers", answers.len()))),
+        }
     }
 
-    /// Reads the stamp from the alias of `lo`. If another configuration has set the alias, the
+    /// Decodes the stamp in the alias of `lo`. If another configuration has set the alias, the
     /// error names the alias.
-    async fn stamp(&self) -> Result<Stamp, DriverError> {
-        #[derive(serde::Deserialize)]
-        struct Link {
-            #[serde(default)]
-            ifalias: String,
-        }
-        let text = self.ask("ip", "-j link show dev lo", "").await?;
-        let links: Vec<Link> = serde_json::from_str(&text)
-            .map_err(|error| self.rubbish("the alias of lo", error.to_string()))?;
-        let [Link { ifalias }] = links.as_slice() else {
-            return Err(self.rubbish("the alias of lo", format!("{} interfaces", links.len())));
-        };
-        if ifalias.is_empty() {
+    fn stamp(&self, alias: &str) -> Result<Stamp, DriverError> {
+        if alias.is_empty() {
             return Ok(Stamp::default());
         }
-        let numbers = ifalias.strip_prefix(STAMP_WORD).and_then(|text| text.split_once('.'));
+        let numbers = alias.strip_prefix(STAMP_WORD).and_then(|text| text.split_once('.'));
         let stamp = numbers.and_then(|(epoch, generation)| {
             Some(Stamp { epoch: epoch.parse().ok()?, generation: generation.parse().ok()? })
         });
         stamp.ok_or_else(|| {
-            let what = format!("replacing lo's alias {ifalias:?} with the stamp");
+            let what = format!("replacing lo's alias {alias:?} with the stamp");
             let limit = "the alias does not belong to Penstock".to_owned();
             self.beyond(what, limit, "remove the alias: ip link set dev lo alias \"\"")
         })
     }
 
     async fn see(&self) -> Result<SwitchReading, DriverError> {
-        let stamp = self.stamp().await?;
-        let text = self.ask("tc", "-j qdisc show", "").await?;
-        let mut all = read::qdiscs(&text).map_err(|error| self.rubbish("its qdiscs", error))?;
+        let (links, qdiscs) = (requests::links(), requests::qdiscs());
+        let words = [links.words.clone(), qdiscs.words.clone()];
+        let mut answers = self.ask(vec![links, qdiscs]).await?.into_iter();
+        let [links, qdiscs] = [0; 2].map(|_| answers.next().unwrap_or_default());
+        let links = read::links(&links).map_err(|error| self.rubbish(&words[0], error))?;
+        let stamp = self.stamp(&links.alias)?;
+        let mut all = read::qdiscs(&qdiscs).map_err(|error| self.rubbish(&words[1], error))?;
         let mut ports = Vec::with_capacity(self.ports.len());
         for PortInfo { name, .. } in &self.ports {
-            let Some(read) = all.remove(name) else {
+            let Some(index) = links.indices.get(name) else {
                 let limit = "the switch has no such interface".to_owned();
                 return Err(self.beyond(format!("port {name}"), limit, "correct the port name"));
             };
+            let read = all.remove(index).unwrap_or_default();
             if let Root::Foreign(qdisc) = &read.root {
                 let what = format!("the root qdisc {qdisc} of port {name}");
                 let limit = "the qdisc does not belong to Penstock".to_owned();
@@ -214,32 +233,44 @@ impl TcSwitch {
             }
             ports.push(read);
         }
-        let mut ours: Vec<(&str, &mut PortRead)> = self
-            .ports
-            .iter()
-            .map(|port| port.name.as_str())
-            .zip(&mut ports)
-            .filter(|(_, read)| read.root == Root::Ours)
-            .collect();
-        if !ours.is_empty() {
-            let line = |name| format!("filter show dev {name} parent {ROOT:x}:\n");
-            let lines: String = ours.iter().map(|(name, _)| line(name)).collect();
-            let text = self.ask("tc", "-j -batch -", &lines).await?;
-            let maps = read::filters(&text, ours.len());
-            let maps = maps.map_err(|error| self.rubbish("its filters", error))?;
-            for ((name, read), map) in ours.iter_mut().zip(maps) {
-                read.map = map.map_err(|filter| {
-                    let what = format!("port {name}: {filter}");
-                    let limit = "the filter does not belong to Penstock".into();
-                    self.beyond(what, limit, "run `tc filter del dev PORT parent 9e50: pref N`")
-                })?;
-                let text = self.ask("tc", &format!("-s -d class show dev {name}"), "").await?;
-                let classes = read::classes(&text);
-                let what = || format!("the request for the classes of port {name}");
-                (read.top, read.classes) = classes.map_err(|error| self.rubbish(&what(), error))?;
+        let mut seen = SwitchReading { stamp, links, ports };
+        self.see_queues(&mut seen).await?;
+        Ok(seen)
+    }
+
+    /// Reads the filters and classes of the ports that the driver has already set up.
+    async fn see_queues(&self, seen: &mut SwitchReading) -> Result<(), DriverError> {
+        let mut asked = Vec::new();
+        for (port, read) in self.ports.iter().zip(&seen.ports) {
+            if read.root == Root::Ours {
+                let interface = seen.interface(port);
+                asked.extend([requests::filters(interface), requests::classes(interface)]);
             }
         }
-        Ok(SwitchReading { stamp, ports })
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<String> = asked.iter().map(|request| request.words.clone()).collect();
+        let answers = self.ask(asked).await?;
+        let answers = answers.as_chunks::<2>().0.iter().zip(words.as_chunks::<2>().0);
+        let ours = self.ports.iter().zip(&mut seen.ports);
+        let ours = ours.filter(|(_, read)| read.root == Root::Ours);
+        for ((port, read), ([filters, classes], words)) in ours.zip(answers) {
+            let filters = read::filters(filters);
+            read.map = match filters.map_err(|error| self.rubbish(&words[0], error))? {
+                Filters::None => None,
+                Filters::Ours(map) => Some(map),
+                Filters::Foreign(filter) => {
+                    let what = format!("port {}: {filter}", port.name);
+                    let limit = "the filter does not belong to Penstock".to_owned();
+                    let remedy = "run `tc filter del dev PORT parent 9e50: pref N`";
+                    return Err(self.beyond(what, limit, remedy));
+                }
+            };
+            let classes = read::classes(classes);
+            (read.top, read.classes) = classes.map_err(|error| self.rubbish(&words[1], error))?;
+        }
+        Ok(())
     }
 
     fn state(&self, seen: &SwitchReading) -> SwitchState {
@@ -252,13 +283,14 @@ impl TcSwitch {
         SwitchState { stamp: seen.stamp, ports: ports.collect(), ..SwitchState::default() }
     }
 
-    /// Returns the lines of `tc -batch` that make `changes`. For a port without the qdisc HTB, the
-    /// lines also set up HTB.
-    fn lines(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<String>, DriverError> {
+    /// Returns the requests that make `changes`. For a port without the qdisc HTB, the requests
+    /// also set up HTB.
+    fn steps(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<Request>, DriverError> {
         let (can, mut target) = (self.can(), self.state(seen));
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
         let each = self.ports.iter().zip(&seen.ports).flat_map(|(port, read)| {
-            plan::lines(&self.settings, (&port.name, port.rate), read, &target.ports[&port.name])
+            let (interface, target) = (seen.interface(port), &target.ports[&port.name]);
+            plan::steps(&self.settings, interface, port.rate, read, target)
         });
         Ok(each.collect())
     }
@@ -283,28 +315,28 @@ impl SwitchDriver for TcSwitch {
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
-        let _held = self.runner.hold().await.map_err(|error| {
+        let _held = self.kernel.hold().await.map_err(|error| {
             let (switch, problem) = (self.name.clone(), error.to_string());
             DriverError::Unreachable { switch, problem }
         })?;
         let seen = self.see().await?;
         DriverError::fence(&self.name, seen.stamp, stamp)?;
-        let lines = self.lines(&seen, changes)?;
-        if !lines.is_empty() {
-            self.ask("tc", "-batch -", &(lines.join("\n") + "\n")).await?;
-        }
+        let mut steps = self.steps(&seen, changes)?;
         if stamp != seen.stamp {
-            let line = format!("link set dev lo alias \"{STAMP_WORD}{stamp}\"\n");
-            self.ask("ip", "-batch -", &line).await?;
+            // The stamp is the last request, which the kernel does not receive after a refusal.
+            steps.push(requests::alias(seen.links.lo, &format!("{STAMP_WORD}{stamp}")));
+        }
+        if !steps.is_empty() {
+            self.ask(steps).await?;
         }
         Ok(())
     }
 
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {
-        let mut lines = self.lines(&self.see().await?, changes)?;
-        lines.iter_mut().for_each(|line| line.insert_str(0, "tc "));
-        lines.push(format!("ip link set dev lo alias \"{STAMP_WORD}EPOCH.GENERATION\""));
-        Ok(lines)
+        let steps = self.steps(&self.see().await?, changes)?;
+        let mut words: Vec<String> = steps.into_iter().map(|request| request.words).collect();
+        words.push(requests::alias_words(&format!("{STAMP_WORD}EPOCH.GENERATION")));
+        Ok(words)
     }
 
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {

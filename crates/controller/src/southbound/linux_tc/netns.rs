@@ -1,21 +1,32 @@
-//! Runs `tc` and `ip` in a network namespace of the controller's machine.
+//! Asks the kernel in a network namespace of the controller's machine.
+//!
+//! # Approach
+//!
+//! Each exchange with the kernel has its own thread. The thread enters the network namespace, opens
+//! a socket there, sends the requests, and ends. The threads of the controller's runtime therefore
+//! stay in the controller's network namespace. A socket of an earlier exchange would keep a deleted
+//! network namespace alive, and would not follow a name to a new network namespace.
+//!
+//! # Cost
+//!
+//! An exchange costs one thread, and one pair of system calls for each request. The kernel answers a
+//! request within some tens of microseconds, unless another program changes network interfaces.
 
 use std::fs::{File, create_dir_all};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, Command};
+use nix::sched::{CloneFlags, setns};
+use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-use super::runner::{Hold, Run, RunError, Runner};
+use super::kernel::{Hold, Kernel, KernelError, Message, Request};
+use super::socket::Socket;
 
-/// Maximum size of a program's output, in bytes.
-const ANSWER_MAX: usize = 16 << 20;
-/// Time limit for a run of `tc` or `ip`, and for the wait for the lock.
+/// Time limit for an exchange with the kernel, and for the wait for the lock.
 const TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Network namespace of the controller's machine. Only root can enter another network namespace.
@@ -42,74 +53,58 @@ impl Netns {
         let file = name_or_path.replace('/', "_");
         Self { path: Some(path), lock: locks.join(format!("tc-{file}.lock")) }
     }
-
-    fn command(&self, run: &Run) -> Command {
-        let mut command = match &self.path {
-            None => Command::new(run.program),
-            Some(path) => {
-                let mut inside = Command::new("nsenter");
-                inside.arg(format!("--net={}", path.display())).arg("--").arg(run.program);
-                inside
-            }
-        };
-        command.args(&run.args).env("LC_ALL", "C").kill_on_drop(true);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command
-    }
 }
 
-/// Reads a program's output to its end. Returns an error if the output exceeds [`ANSWER_MAX`].
-async fn read(from: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
-    let limit = u64::try_from(ANSWER_MAX).unwrap_or(u64::MAX);
-    let mut bytes = Vec::new();
-    from.take(limit.saturating_add(1)).read_to_end(&mut bytes).await?;
-    match bytes.len() > ANSWER_MAX {
-        true => Err(io::ErrorKind::FileTooLarge.into()),
-        false => Ok(bytes),
-    }
-}
-
-/// Writes the input of a program, and reads its standard output and standard error.
-async fn converse(child: &mut Child, input: &str) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let missing = || io::Error::other("a pipe is missing");
-    let mut stdin = child.stdin.take().ok_or_else(missing)?;
-    let stdout = child.stdout.take().ok_or_else(missing)?;
-    let stderr = child.stderr.take().ok_or_else(missing)?;
-    let feed = async move {
-        // If the program stops reading its input, its standard error says why.
-        let _ = stdin.write_all(input.as_bytes()).await;
-        Ok(())
+/// Moves the calling thread to the network namespace at `path`.
+fn enter(path: &Path) -> Result<(), KernelError> {
+    let unreachable = |problem: String| {
+        KernelError::Unreachable(format!("network namespace {}: {problem}", path.display()))
     };
-    let ((), out, errors) = tokio::try_join!(feed, read(stdout), read(stderr))?;
-    Ok((out, errors))
+    let file = File::open(path).map_err(|error| unreachable(error.to_string()))?;
+    setns(file, CloneFlags::CLONE_NEWNET).map_err(|error| unreachable(error.to_string()))
+}
+
+/// Sends requests in order from the network namespace at `path`. Sends no further request when
+/// `given_up` returns true.
+fn exchange(
+    path: Option<&Path>,
+    requests: &[Request],
+    given_up: impl Fn() -> bool,
+) -> Result<Vec<Vec<Message>>, KernelError> {
+    path.map_or(Ok(()), enter)?;
+    let mut socket = Socket::open(TIME_MAX)
+        .map_err(|error| KernelError::Unreachable(format!("netlink socket: {error}")))?;
+    let mut answers = Vec::with_capacity(requests.len());
+    for request in requests {
+        if given_up() {
+            let problem = format!("{}: the controller stopped waiting", request.words);
+            return Err(KernelError::Unreachable(problem));
+        }
+        answers.push(socket.ask(request)?);
+    }
+    Ok(answers)
 }
 
 #[async_trait]
-impl Runner for Netns {
-    async fn run(&self, run: &Run) -> Result<String, RunError> {
-        let unreachable = |what: String| RunError::Unreachable(format!("{}: {what}", run.program));
-        let mut child = self.command(run).spawn().map_err(|e| unreachable(e.to_string()))?;
-        let whole = async {
-            let (out, errors) = converse(&mut child, &run.stdin).await?;
-            Ok((out, errors, child.wait().await?))
-        };
-        let late = |_| unreachable(format!("the run did not end within {} s", TIME_MAX.as_secs()));
-        // If the time limit is exceeded, dropping the child kills it.
-        let answer: io::Result<_> = timeout(TIME_MAX, whole).await.map_err(late)?;
-        let (out, errors, status) = answer.map_err(|error| match error.kind() {
-            io::ErrorKind::FileTooLarge => RunError::TooLong(ANSWER_MAX),
-            _ => unreachable(error.to_string()),
-        })?;
-        let errors = String::from_utf8_lossy(&errors).trim().to_owned();
-        match status.success() {
-            true => Ok(String::from_utf8_lossy(&out).into_owned()),
-            // nsenter reports that the namespace does not exist.
-            false if errors.starts_with("nsenter:") => Err(RunError::Unreachable(errors)),
-            false => Err(RunError::Failed(errors)),
-        }
+impl Kernel for Netns {
+    async fn ask(&self, requests: Vec<Request>) -> Result<Vec<Vec<Message>>, KernelError> {
+        let (sender, answers) = oneshot::channel();
+        let path = self.path.clone();
+        let thread = thread::Builder::new().name("penstock-tc".to_owned());
+        let started = thread.spawn(move || {
+            let answers = exchange(path.as_deref(), &requests, || sender.is_closed());
+            // If nobody waits for the answers, nobody needs them.
+            let _ = sender.send(answers);
+        });
+        let unreachable = |problem: String| KernelError::Unreachable(format!("netlink: {problem}"));
+        started.map_err(|error| unreachable(error.to_string()))?;
+        let late = |_| unreachable(format!("no answer within {} s", TIME_MAX.as_secs()));
+        // Dropping the receiver stops the thread before its next request.
+        let answers = timeout(TIME_MAX, answers).await.map_err(late)?;
+        answers.map_err(|_| unreachable("the thread ended without an answer".to_owned()))?
     }
 
-    async fn hold(&self) -> Result<Box<dyn Hold>, RunError> {
+    async fn hold(&self) -> Result<Box<dyn Hold>, KernelError> {
         let path = self.lock.clone();
         let shown = path.display().to_string();
         let locked = tokio::task::spawn_blocking(move || -> io::Result<File> {
@@ -118,7 +113,7 @@ impl Runner for Netns {
             file.lock()?;
             Ok(file)
         });
-        let unreachable = |what: String| RunError::Unreachable(format!("lock {shown}: {what}"));
+        let unreachable = |what: String| KernelError::Unreachable(format!("lock {shown}: {what}"));
         // If the wait times out, the waiting thread takes the lock later and releases it at once.
         match timeout(TIME_MAX, locked).await {
             Err(_) => {
@@ -142,10 +137,13 @@ impl Hold for FileHold {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::southbound::linux_tc::class::Class;
+    use crate::southbound::linux_tc::layout::{ROOT, TOP};
+    use crate::southbound::linux_tc::read;
+    use crate::southbound::linux_tc::requests::{self, Interface};
 
-    fn run(program: &'static str, args: &[&str], stdin: &str) -> Run {
-        Run { program, args: args.iter().map(ToString::to_string).collect(), stdin: stdin.into() }
-    }
+    /// No network interface has this number.
+    const NOWHERE: Interface<'_> = Interface { name: "nowhere", index: i32::MAX };
 
     fn here() -> (Netns, PathBuf) {
         let locks = std::env::temp_dir().join(format!("penstock-tc-{}", std::process::id()));
@@ -153,26 +151,39 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_reads_and_answers_and_fails_with_its_own_words() {
+    async fn the_kernel_lists_the_interfaces_and_qdiscs_of_this_machine() {
         let (own, _) = here();
-        assert_eq!(own.run(&run("cat", &[], "hello")).await, Ok("hello".to_owned()));
-        let error = own.run(&run("sh", &["-c", "echo no >&2; exit 3"], "")).await;
-        assert_eq!(error, Err(RunError::Failed("no".to_owned())));
-        let error = own.run(&run("there-is-no-such-program", &[], "")).await;
-        assert!(matches!(error, Err(RunError::Unreachable(_))), "{error:?}");
+        let answers = own.ask(vec![requests::links(), requests::qdiscs()]).await.expect("answers");
+        let [links, qdiscs] = answers.as_slice() else { panic!("{} answers", answers.len()) };
+        let links = read::links(links).expect("valid");
+        assert_eq!(links.indices.get("lo"), Some(&links.lo));
+        read::qdiscs(qdiscs).expect("valid");
     }
 
     #[tokio::test]
-    async fn an_endless_answer_is_cut_off() {
+    async fn the_kernel_receives_nothing_after_a_refused_request() {
         let (own, _) = here();
-        assert_eq!(own.run(&run("yes", &[], "")).await, Err(RunError::TooLong(ANSWER_MAX)));
+        let class = |handle| requests::class(NOWHERE, ROOT, handle, &Class::default());
+        let refused = own.ask(vec![requests::links(), class(TOP), class(TOP + 1)]).await;
+        let Err(KernelError::Refused { words, problem }) = refused else { panic!("{refused:?}") };
+        assert!(words.contains("dev nowhere") && words.contains("classid 9e50:1 "), "{words}");
+        // Only root learns that there is no such interface.
+        assert!(problem.contains("ENODEV") || problem.contains("EPERM"), "{problem}");
+    }
+
+    #[test]
+    fn an_exchange_without_a_waiter_sends_nothing() {
+        let error = exchange(None, &[requests::links()], || true).expect_err("given up");
+        assert!(error.to_string().contains("stopped waiting"), "{error}");
     }
 
     #[tokio::test]
     async fn no_such_namespace_is_not_reachable() {
         let nowhere = Netns::new("penstock-there-is-no-such", &std::env::temp_dir());
-        let error = nowhere.run(&run("true", &[], "")).await;
-        assert!(matches!(error, Err(RunError::Unreachable(_))), "{error:?}");
+        let error = nowhere.ask(vec![requests::links()]).await.expect_err("no namespace");
+        let text = error.to_string();
+        assert!(matches!(error, KernelError::Unreachable(_)), "{text}");
+        assert!(text.contains("/run/netns/penstock-there-is-no-such: No such file"), "{text}");
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! Computes the lines of `tc -batch` that change a port's qdiscs to the wanted state.
+//! Computes the requests to the kernel that change a port's qdiscs to the wanted state.
 //!
 //! # Problem
 //!
@@ -32,21 +32,16 @@ use std::cmp::Reverse;
 
 use penstock_units::BitsPerSecond;
 
-use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, TOP_MINOR, class_of, leaf_of};
-use super::program::{bytecode, encode};
-use super::read::{Class, PortRead, Root, class_name};
-use super::settings::{Leaf, Settings};
+use super::class::Class;
+use super::kernel::Request;
+use super::layout::{ROOT, TOP, class_of};
+use super::read::{PortRead, Root};
+use super::requests::{self, Interface};
+use super::settings::Settings;
 use crate::southbound::PortState;
 
 /// Guaranteed rate of a queue of weight 0, in bit/s, which only keeps the queue from starving.
 pub(super) const RATE_LEAST: u64 = 8_000;
-/// Number of bursts that an HTB class sends per second at its rate. The burst size of an HTB class
-/// is the traffic of one millisecond, but at least [`BURST_LEAST`] bytes.
-const BURSTS_A_SECOND: u64 = 1_000;
-const BURST_LEAST: u64 = 3_200;
-/// Rates that differ by at most 1/1000 are equal for the driver, because `tc` may print only four
-/// digits.
-const ROUNDING: u64 = 1_000;
 
 /// Returns the HTB class that a queue should have.
 fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) -> Class {
@@ -54,109 +49,72 @@ fn wanted(settings: &Settings, rate: BitsPerSecond, weights: &[u32], queue: u8) 
     let all = || (0..settings.queues).map(weight);
     let sum: u64 = all().sum();
     let idle = all().filter(|w| *w == 0).map(|_| RATE_LEAST).sum();
-    let unit = u64::from(settings.quantum);
+    let quantum = |parts: u64| {
+        u32::try_from(u64::from(settings.quantum).saturating_mul(parts)).unwrap_or(u32::MAX)
+    };
     let class = Class { ceil: rate.0, ..Class::default() };
     match weight(queue) {
-        0 => Class { prio: 1, quantum: unit, rate: RATE_LEAST, ..class },
+        0 => Class { prio: 1, quantum: quantum(1), rate: RATE_LEAST, ..class },
         w => {
             let part = u128::from(rate.0.saturating_sub(idle)) * u128::from(w) / u128::from(sum);
             let part = u64::try_from(part).unwrap_or(u64::MAX).max(RATE_LEAST);
-            Class { prio: 0, quantum: w * unit, rate: part, ..class }
+            Class { prio: 0, quantum: quantum(w), rate: part, ..class }
         }
     }
-}
-
-/// Returns true if an HTB class has the wanted values, within the precision of `tc`.
-fn same(is: &Class, wanted: &Class) -> bool {
-    let near = |a: u64, b: u64| a.abs_diff(b) <= b / ROUNDING + 1;
-    let as_told = (is.prio, is.quantum) == (wanted.prio, wanted.quantum);
-    as_told && near(is.rate, wanted.rate) && near(is.ceil, wanted.ceil)
 }
 
 /// Returns the weights of a port's queues. If a queue's HTB class does not have the values for the
 /// queue's weight, the weight counts as 0, so the driver configures the class again.
 pub(super) fn weights(settings: &Settings, rate: BitsPerSecond, read: &PortRead) -> Vec<u32> {
-    let unit = u64::from(settings.quantum);
+    let unit = settings.quantum;
     let weight = |queue: u8| {
         let class = read.classes.get(&queue).filter(|class| class.prio == 0)?;
-        let whole = class.quantum.is_multiple_of(unit);
-        whole.then(|| u32::try_from(class.quantum / unit).ok()).flatten()
+        class.quantum.is_multiple_of(unit).then(|| class.quantum / unit)
     };
     let told: Vec<u32> = (0..settings.queues).map(|q| weight(q).unwrap_or(0)).collect();
     let holds = |queue: u8| {
         let class = read.classes.get(&queue);
-        class.is_some_and(|class| same(class, &wanted(settings, rate, &told, queue)))
+        class.is_some_and(|class| class.same(&wanted(settings, rate, &told, queue)))
     };
     let each = (0..settings.queues).zip(&told);
     each.map(|(queue, weight)| if holds(queue) { *weight } else { 0 }).collect()
 }
 
-/// Returns the lines of `tc -batch` that give a port the state `target`. Returns no lines if the
+/// Returns the requests that give a port the state `target`, in order. Returns no requests if the
 /// port already has the state `target`.
-pub(super) fn lines(
+pub(super) fn steps(
     settings: &Settings,
-    (name, rate): (&str, BitsPerSecond),
+    port: Interface<'_>,
+    rate: BitsPerSecond,
     read: &PortRead,
     target: &PortState,
-) -> Vec<String> {
-    let mut lines = Vec::new();
+) -> Vec<Request> {
+    let mut all = Vec::new();
     if read.root != Root::Ours {
-        let default = class_of(0);
-        lines.push(format!(
-            "qdisc replace dev {name} root handle {ROOT:x}: htb default {default:x}"
-        ));
+        all.push(requests::root(port));
     }
     let top = Class { rate: rate.0, ceil: rate.0, ..Class::default() };
-    if !read.top.as_ref().is_some_and(|is| same(&Class { quantum: 0, ..is.clone() }, &top)) {
-        let (parent, class) = (format!("{ROOT:x}:"), format!("{ROOT:x}:{TOP_MINOR:x}"));
-        lines.push(class_line(name, &parent, &class, &top));
+    if !read.top.as_ref().is_some_and(|is| Class { quantum: 0, ..is.clone() }.same(&top)) {
+        all.push(requests::class(port, ROOT, TOP, &top));
     }
     let nothing = Class::default();
     let is = |queue: u8| read.classes.get(&queue).unwrap_or(&nothing);
     let wanted = |queue: u8| wanted(settings, rate, &target.weights, queue);
-    let parent = format!("{ROOT:x}:{TOP_MINOR:x}");
-    let line = |queue: u8| class_line(name, &parent, &class_name(queue), &wanted(queue));
+    let class = |queue: u8| requests::class(port, TOP, class_of(queue), &wanted(queue));
     let queues = || 0..settings.queues;
     // A new class is created in its final state. The map may refer to it afterwards.
     let new = queues().filter(|queue| !read.classes.contains_key(queue));
-    lines.extend(new.map(line));
-    for queue in queues().filter(|queue| !read.leaves.contains(queue)) {
-        let leaf = match settings.leaf {
-            Leaf::Fifo { frames } => format!("pfifo limit {frames}"),
-            Leaf::FqCodel => "fq_codel".to_owned(),
-        };
-        let (class, handle) = (class_name(queue), leaf_of(queue));
-        lines.push(format!("qdisc replace dev {name} parent {class} handle {handle:x}: {leaf}"));
-    }
+    all.extend(new.map(class));
+    let bare = queues().filter(|queue| !read.leaves.contains(queue));
+    all.extend(bare.map(|queue| requests::leaf(port, queue, settings.leaf)));
     if read.map.as_ref() != Some(&target.map) {
-        let program = encode(&target.map, |queue| (ROOT << 16) + class_of(queue));
-        lines.push(format!(
-            "filter replace dev {name} parent {ROOT:x}: protocol all pref {MAP_PREF} \
-             handle {MAP_HANDLE} bpf bytecode \"{}\"",
-            bytecode(&program)
-        ));
+        all.push(requests::map(port, &target.map));
     }
     let mut old: Vec<u8> = queues().filter(|queue| read.classes.contains_key(queue)).collect();
-    old.retain(|queue| !same(is(*queue), &wanted(*queue)));
+    old.retain(|queue| !is(*queue).same(&wanted(*queue)));
     old.sort_by_key(|queue| Reverse(i128::from(is(*queue).rate) - i128::from(wanted(*queue).rate)));
-    lines.extend(old.into_iter().map(line));
-    lines
-}
-
-fn class_line(port: &str, parent: &str, handle: &str, class: &Class) -> String {
-    let burst = |rate: u64| (rate / 8 / BURSTS_A_SECOND).max(BURST_LEAST);
-    let Class { prio, quantum, rate, ceil, .. } = class;
-    let share = match quantum {
-        // The class above the queues has no quantum, because it shares with no other class.
-        0 => String::new(),
-        _ => format!(" prio {prio} quantum {quantum}"),
-    };
-    format!(
-        "class replace dev {port} parent {parent} classid {handle} htb rate {rate}bit \
-         ceil {ceil}bit burst {}b cburst {}b{share}",
-        burst(*rate),
-        burst(*ceil),
-    )
+    all.extend(old.into_iter().map(class));
+    all
 }
 
 #[cfg(test)]
@@ -176,11 +134,11 @@ mod tests {
     }
 
     /// Returns the values that the driver would read from a port in the state `target`, with rates
-    /// rounded as `tc` prints them.
+    /// in whole bytes per second, as in the kernel.
     fn read(target: &PortState) -> PortRead {
         let class = |queue: u8| {
             let class = wanted(&settings(), RATE, &target.weights, queue);
-            (queue, Class { rate: class.rate / 1_000 * 1_000, ..class })
+            (queue, Class { rate: class.rate / 8 * 8, ..class })
         };
         let top = Some(Class { rate: RATE.0, ceil: RATE.0, ..Class::default() });
         let classes: BTreeMap<u8, Class> = (0..3).map(class).collect();
@@ -188,27 +146,33 @@ mod tests {
         PortRead { root: Root::Ours, leaves: [0, 1, 2].into(), top, classes, map }
     }
 
+    const E0: Interface<'_> = Interface { name: "e0", index: 3 };
+
+    fn words(steps: Vec<Request>) -> Vec<String> {
+        steps.into_iter().map(|request| request.words).collect()
+    }
+
     fn plan(read: &PortRead, target: &PortState) -> Vec<String> {
-        lines(&settings(), ("e0", RATE), read, target)
+        words(steps(&settings(), E0, RATE, read, target))
     }
 
     #[test]
     fn a_port_is_set_up_from_the_root_to_the_map() {
         let lines = plan(&PortRead::default(), &state(&[0, 1, 3], &[(8, 1), (16, 2)]));
-        let begin = |line: &str| line.split(' ').take(8).collect::<Vec<_>>().join(" ");
+        let begin = |line: &str| line.split(' ').take(9).collect::<Vec<_>>().join(" ");
         let begins: Vec<String> = lines.iter().map(|line| begin(line)).collect();
         assert_eq!(
             begins,
             [
-                "qdisc replace dev e0 root handle 9e50: htb",
-                "class replace dev e0 parent 9e50: classid 9e50:1",
-                "class replace dev e0 parent 9e50:1 classid 9e50:10",
-                "class replace dev e0 parent 9e50:1 classid 9e50:11",
-                "class replace dev e0 parent 9e50:1 classid 9e50:12",
-                "qdisc replace dev e0 parent 9e50:10 handle 9e60:",
-                "qdisc replace dev e0 parent 9e50:11 handle 9e61:",
-                "qdisc replace dev e0 parent 9e50:12 handle 9e62:",
-                "filter replace dev e0 parent 9e50: protocol all",
+                "tc qdisc replace dev e0 root handle 9e50: htb",
+                "tc class replace dev e0 parent 9e50: classid 9e50:1",
+                "tc class replace dev e0 parent 9e50:1 classid 9e50:10",
+                "tc class replace dev e0 parent 9e50:1 classid 9e50:11",
+                "tc class replace dev e0 parent 9e50:1 classid 9e50:12",
+                "tc qdisc replace dev e0 parent 9e50:10 handle 9e60:",
+                "tc qdisc replace dev e0 parent 9e50:11 handle 9e61:",
+                "tc qdisc replace dev e0 parent 9e50:12 handle 9e62:",
+                "tc filter replace dev e0 parent 9e50: protocol all",
             ]
         );
         assert!(lines[0].ends_with("htb default 10"), "{}", lines[0]);
@@ -261,7 +225,7 @@ mod tests {
     fn a_port_with_another_rate_is_told_its_rate() {
         let target = state(&[1, 1, 2], &[]);
         let faster = BitsPerSecond(1_000_000_000);
-        let lines = lines(&settings(), ("e0", faster), &read(&target), &target);
+        let lines = words(steps(&settings(), E0, faster, &read(&target), &target));
         assert_eq!(lines.len(), 4, "{lines:?}");
         assert!(lines[0].contains("classid 9e50:1 htb rate 1000000000bit"));
     }

@@ -26,7 +26,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use serde::Deserialize;
+use super::netlink::word;
 
 const LOAD_HALF: u16 = 0x28;
 const LOAD_BYTE: u16 = 0x30;
@@ -38,8 +38,11 @@ const RETURN: u16 = 0x06;
 
 const TAGS_MAX: u32 = 2;
 
-/// BPF instruction in the representation of `tc`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// Length of an instruction in the kernel's representation, in bytes.
+const INSTRUCTION: usize = 8;
+
+/// Classic BPF instruction (`struct sock_filter`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Instruction {
     code: u16,
     jt: u8,
@@ -129,6 +132,28 @@ pub(super) fn bytecode(program: &[Instruction]) -> String {
         let _ = write!(text, ",{code} {jt} {jf} {k}");
     }
     text
+}
+
+/// Returns a BPF program for the kernel.
+pub(super) fn bytes(program: &[Instruction]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(INSTRUCTION * program.len());
+    for Instruction { code, jt, jf, k } in program {
+        bytes.extend(code.to_ne_bytes());
+        bytes.extend([jt, jf]);
+        bytes.extend(k.to_ne_bytes());
+    }
+    bytes
+}
+
+/// Returns the BPF program in the kernel's bytes, or `None` if the last instruction is not whole.
+pub(super) fn read(bytes: &[u8]) -> Option<Vec<Instruction>> {
+    let (instructions, []) = bytes.as_chunks::<INSTRUCTION>() else { return None };
+    let instruction = |bytes: &[u8; INSTRUCTION]| {
+        let [_, _, jt, jf, ..] = *bytes;
+        let code = u16::from_ne_bytes(word(bytes, 0)?);
+        Some(Instruction { code, jt, jf, k: u32::from_ne_bytes(word(bytes, 4)?) })
+    };
+    instructions.iter().map(instruction).collect()
 }
 
 #[cfg(test)]
@@ -236,5 +261,18 @@ mod tests {
     fn tc_is_told_its_length_first() {
         let text = bytecode(&[plain(LOAD_HALF, 12), unless_equal(0x0800, 1), plain(RETURN, 0)]);
         assert_eq!(text, "3,40 0 0 12,21 0 1 2048,6 0 0 0");
+    }
+
+    #[test]
+    fn the_kernels_bytes_are_the_instructions() {
+        // tc filter replace ... bytecode "2,40 0 0 12,6 0 0 0", as iproute2 6.1 sends it.
+        let sent = [0x28, 0, 0, 0, 0x0c, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0];
+        let program = [plain(LOAD_HALF, 12), plain(RETURN, 0)];
+        assert_eq!(bytes(&program), sent);
+        assert_eq!(read(&sent), Some(program.to_vec()));
+        assert_eq!(read(&sent[..15]), None);
+        let map: BTreeMap<u8, u8> = (1..64).map(|dscp| (dscp, dscp % 8)).collect();
+        let whole = encode(&map, class);
+        assert_eq!(read(&bytes(&whole)), Some(whole));
     }
 }

@@ -1,20 +1,32 @@
-//! Parses the output of `tc` strictly.
-//!
-//! The driver reads qdiscs and filters as JSON. The driver reads classes as text, because iproute2
-//! before 6.14 has no JSON output for HTB's classes. Later versions of iproute2 also print text for
-//! classes if the option `-j` is absent.
+//! Decodes the kernel's messages about network interfaces, qdiscs, filters and classes strictly.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Deserialize;
+use super::class::Class;
+use super::kernel::Message;
+use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, TOP, leaf_of, name, queue_of};
+use super::netlink::{LinkHeader, TCA_KIND, TCA_OPTIONS, TcHeader, attributes, text};
+use super::program;
+use super::requests::{IFLA_IFALIAS, TC_H_ROOT, TCA_BPF_OPS};
 
-use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, TOP_MINOR, class_of, leaf_of, queue_of};
-use super::program::{Instruction, decode};
+const IFLA_IFNAME: u16 = 3;
+const LOOPBACK: &str = "lo";
+
+/// Network interfaces of a network namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Links {
+    /// The kernel's number of each interface, by the interface's name.
+    pub(super) indices: BTreeMap<String, i32>,
+    /// The kernel's number of `lo`.
+    pub(super) lo: i32,
+    /// Alias of `lo`, or an empty text if `lo` has no alias.
+    pub(super) alias: String,
+}
 
 /// Origin of a port's root qdisc.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Root {
-    /// The port has the kernel's default qdisc.
+    /// The port has the kernel's default qdisc, or none because the port is down.
     #[default]
     Default,
     /// The root qdisc belongs to the driver.
@@ -24,18 +36,14 @@ pub(super) enum Root {
     Foreign(String),
 }
 
-/// Rates, quantum and priority of a class of HTB.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Class {
-    pub(super) prio: u32,
-    pub(super) quantum: u64,
-    /// Guaranteed rate of the class in bit/s, as rounded by `tc`.
-    pub(super) rate: u64,
-    /// Ceiling of the class in bit/s, as rounded by `tc`.
-    pub(super) ceil: u64,
-    pub(super) bytes: u64,
-    pub(super) packets: u64,
-    pub(super) dropped: u64,
+/// Filters of a port's root qdisc.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Filters {
+    None,
+    /// The only filter is the driver's map from code point to queue.
+    Ours(BTreeMap<u8, u8>),
+    /// A filter belongs to another configuration. The variant describes the foreign filter.
+    Foreign(String),
 }
 
 /// State of a port's qdiscs, classes and map.
@@ -53,255 +61,272 @@ pub(super) struct PortRead {
     pub(super) map: Option<BTreeMap<u8, u8>>,
 }
 
-#[derive(Deserialize)]
-struct Qdisc {
-    kind: String,
-    handle: String,
-    dev: String,
-    #[serde(default)]
-    root: bool,
-    #[serde(default)]
-    parent: String,
+fn short(what: &str) -> String {
+    format!("a message about {what} is incomplete")
 }
 
-/// Parses the qdiscs of all ports from `tc -j qdisc show`.
-pub(super) fn qdiscs(text: &str) -> Result<BTreeMap<String, PortRead>, String> {
-    let all: Vec<Qdisc> = serde_json::from_str(text).map_err(|e| e.to_string())?;
-    let mut ports: BTreeMap<String, PortRead> = BTreeMap::new();
-    for Qdisc { kind, handle, dev, root, parent } in all {
-        let port = ports.entry(dev).or_default();
-        if root {
-            port.root = match (kind.as_str(), handle.as_str()) {
-                (_, "0:") => Root::Default,
-                ("htb", handle) if handle == format!("{ROOT:x}:") => Root::Ours,
-                _ => Root::Foreign(format!("{kind} {handle}")),
+/// Decodes the names, numbers and aliases of the network interfaces.
+pub(super) fn links(messages: &[Message]) -> Result<Links, String> {
+    let (mut links, mut lo) = (Links::default(), None);
+    for message in messages {
+        let read = LinkHeader::read(&message.body).and_then(|(header, link)| {
+            let alias = link.get(&IFLA_IFALIAS).map_or_else(String::new, |alias| text(alias));
+            Some((header.index, text(link.get(&IFLA_IFNAME)?), alias))
+        });
+        let (index, name, alias) = read.ok_or_else(|| short("a network interface"))?;
+        if name == LOOPBACK {
+            (lo, links.alias) = (Some(index), alias);
+        }
+        links.indices.insert(name, index);
+    }
+    links.lo = lo.ok_or_else(|| format!("there is no network interface {LOOPBACK}"))?;
+    Ok(links)
+}
+
+/// Decodes the qdiscs of all network interfaces, by the interface's index. The kernel sends no
+/// qdisc of an interface that is down and has only the default qdisc.
+pub(super) fn qdiscs(messages: &[Message]) -> Result<BTreeMap<i32, PortRead>, String> {
+    let mut ports: BTreeMap<i32, PortRead> = BTreeMap::new();
+    for message in messages {
+        let read = TcHeader::read(&message.body);
+        let read = read.and_then(|(header, qdisc)| Some((header, text(qdisc.get(&TCA_KIND)?))));
+        let (TcHeader { index, handle, parent, .. }, kind) =
+            read.ok_or_else(|| short("a qdisc"))?;
+        let port = ports.entry(index).or_default();
+        if parent == TC_H_ROOT {
+            port.root = match (kind.as_str(), handle) {
+                (_, 0) => Root::Default,
+                ("htb", ROOT) => Root::Ours,
+                _ => Root::Foreign(format!("{kind} {}", name(handle))),
             };
         } else {
-            let of_queue = minor(&parent).and_then(queue_of);
-            let ours = |queue: &u8| handle == format!("{:x}:", leaf_of(*queue));
-            port.leaves.extend(of_queue.filter(ours));
+            let ours = |queue: &u8| handle == leaf_of(*queue);
+            port.leaves.extend(queue_of(parent).filter(ours));
         }
     }
     Ok(ports)
 }
 
-/// Returns the minor number of a handle such as `9e50:11`, or `None` for a handle that does not
-/// belong to the driver.
-fn minor(handle: &str) -> Option<u32> {
-    let (major, minor) = handle.split_once(':')?;
-    (u32::from_str_radix(major, 16).ok()? == ROOT).then_some(())?;
-    u32::from_str_radix(minor, 16).ok()
-}
-
-#[derive(Deserialize)]
-struct Filter {
-    kind: String,
-    pref: u32,
-    options: Option<Options>,
-}
-
-#[derive(Deserialize)]
-struct Options {
-    handle: Option<String>,
-    bytecode: Option<Bytecode>,
-}
-
-#[derive(Deserialize)]
-struct Bytecode {
-    insns: Vec<Instruction>,
-}
-
-/// Map from code point to queue of each port, in the order of the ports. The map is `None` for a
-/// port without a filter, and `Err` for a port with a filter of another configuration.
-pub(super) type Maps = Vec<Result<Option<BTreeMap<u8, u8>>, String>>;
-
-/// Parses the output of `tc -j -batch` for a `filter show` of each port.
-pub(super) fn filters(text: &str, ports: usize) -> Result<Maps, String> {
-    let arrays = serde_json::Deserializer::from_str(text).into_iter::<Vec<Filter>>();
-    let arrays: Vec<_> = arrays.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
-    if arrays.len() != ports {
-        return Err(format!("tc printed {} filter lists for {ports} ports", arrays.len()));
-    }
-    Ok(arrays.into_iter().map(map).collect())
-}
-
-fn map(filters: Vec<Filter>) -> Result<Option<BTreeMap<u8, u8>>, String> {
-    let mut map = None;
-    for Filter { kind, pref, options } in filters {
-        let not_ours = || format!("filter {kind} of preference {pref}");
+/// Decodes the filters of a port's root qdisc.
+pub(super) fn filters(messages: &[Message]) -> Result<Filters, String> {
+    let mut filters = Filters::None;
+    for message in messages {
+        let read = TcHeader::read(&message.body).and_then(|(header, filter)| {
+            Some((header, text(filter.get(&TCA_KIND)?), filter.get(&TCA_OPTIONS).copied()))
+        });
+        let (header, kind, options) = read.ok_or_else(|| short("a filter"))?;
+        let pref = header.info >> 16;
+        let foreign = || Ok(Filters::Foreign(format!("filter {kind} of preference {pref}")));
         if kind != "bpf" || pref != MAP_PREF {
-            return Err(not_ours());
+            return foreign();
         }
-        // `tc` also lists each filter once without its options.
-        let Some(Options { handle, bytecode }) = options else { continue };
-        let program = bytecode.ok_or_else(not_ours)?.insns;
-        let decoded = decode(&program, |class| queue_of(class.checked_sub(ROOT << 16)?));
-        if handle != Some(format!("{MAP_HANDLE:#x}")) || map.is_some() {
-            return Err(not_ours());
+        // The kernel also lists each preference once without options.
+        let Some(options) = options else { continue };
+        let options = attributes(options).ok_or_else(|| short("a filter"))?;
+        let Some(code) = options.get(&TCA_BPF_OPS) else { return foreign() };
+        if header.handle != MAP_HANDLE || filters != Filters::None {
+            return foreign();
         }
-        map = Some(decoded.ok_or_else(|| format!("the BPF program of filter {pref}"))?);
+        let map = program::read(code).and_then(|code| program::decode(&code, queue_of));
+        let Some(map) = map else {
+            return Ok(Filters::Foreign(format!("the BPF program of filter {pref}")));
+        };
+        filters = Filters::Ours(map);
     }
-    Ok(map)
+    Ok(filters)
 }
 
-/// Parses the top class and the queues' classes from `tc -s -d class show dev PORT`.
-pub(super) fn classes(text: &str) -> Result<(Option<Class>, BTreeMap<u8, Class>), String> {
+/// Decodes the top class and the queues' classes of a port.
+pub(super) fn classes(
+    messages: &[Message],
+) -> Result<(Option<Class>, BTreeMap<u8, Class>), String> {
     let (mut top, mut queues) = (None, BTreeMap::new());
-    let mut current: Option<&mut Class> = None;
-    for line in text.lines() {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words.as_slice() {
-            ["class", "htb", handle, rest @ ..] => {
-                let class = class(rest).ok_or_else(|| format!("class {line:?}"))?;
-                current = match minor(handle) {
-                    Some(TOP_MINOR) => Some(top.insert(class)),
-                    Some(minor) => queue_of(minor).map(|queue| {
-                        queues.insert(queue, class);
-                        queues.get_mut(&queue).expect("just inserted")
-                    }),
-                    None => None,
-                };
+    for message in messages {
+        let read = TcHeader::read(&message.body);
+        let (TcHeader { handle, .. }, class) = read.ok_or_else(|| short("a class"))?;
+        let queue = queue_of(handle);
+        if handle != TOP && queue.is_none() {
+            continue;
+        }
+        let class = Class::read(&class)
+            .ok_or_else(|| format!("the values of class {} are incomplete", name(handle)))?;
+        match queue {
+            Some(queue) => {
+                queues.insert(queue, class);
             }
-            ["class", ..] => current = None,
-            ["Sent", bytes, "bytes", packets, "pkt", "(dropped", dropped, ..] => {
-                let Some(class) = current.as_deref_mut() else { continue };
-                let number = |word: &str| word.trim_end_matches(',').parse().ok();
-                let counts = (number(bytes), number(packets), number(dropped));
-                let (Some(bytes), Some(packets), Some(dropped)) = counts else {
-                    return Err(format!("counters {line:?}"));
-                };
-                (class.bytes, class.packets, class.dropped) = (bytes, packets, dropped);
-            }
-            _ => {}
+            None => top = Some(class),
         }
     }
     Ok((top, queues))
 }
 
-/// Parses the names and values that follow the handle of a class in `tc`'s output.
-fn class(words: &[&str]) -> Option<Class> {
-    let after = |name: &str| {
-        let at = words.iter().position(|word| *word == name)?;
-        words.get(at + 1).copied()
-    };
-    Some(Class {
-        // The top class has `root` instead of a priority.
-        prio: after("prio").map_or(Some(0), |word| word.parse().ok())?,
-        // Only leaf classes have a quantum.
-        quantum: after("quantum").map_or(Some(0), |word| word.parse().ok())?,
-        rate: bits(after("rate")?)?,
-        ceil: bits(after("ceil")?)?,
-        ..Class::default()
-    })
-}
-
-/// Converts a rate such as `33333Kbit`, `1Gbit` or `800bit` to bit/s.
-fn bits(word: &str) -> Option<u64> {
-    let number = word.strip_suffix("bit")?;
-    let digits = number.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match &number[digits.len()..] {
-        "" => 1,
-        "K" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(unit)
-}
-
-/// Returns the name of a queue's HTB class, for commands and messages.
-pub(super) fn class_name(queue: u8) -> String {
-    format!("{ROOT:x}:{:x}", class_of(queue))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::southbound::linux_tc::program::{bytecode, encode};
+    use crate::southbound::linux_tc::netlink::put;
+    use crate::southbound::linux_tc::requests::{self, Interface};
 
-    #[test]
-    fn roots_are_told_apart() {
-        let text = r#"[
-          {"kind":"noqueue","handle":"0:","dev":"lo","root":true,"refcnt":2,"options":{}},
-          {"kind":"htb","handle":"9e50:","dev":"a","root":true,"refcnt":3,"options":{"r2q":10}},
-          {"kind":"pfifo","handle":"9e61:","dev":"a","parent":"9e50:11","options":{"limit":3}},
-          {"kind":"pfifo","handle":"7:","dev":"a","parent":"9e50:12","options":{"limit":3}},
-          {"kind":"htb","handle":"1:","dev":"b","root":true,"refcnt":3,"options":{}}]"#;
-        let ports = qdiscs(text).expect("as tc prints it");
-        assert_eq!((&ports["lo"].root, &ports["a"].root), (&Root::Default, &Root::Ours));
-        assert_eq!(ports["a"].leaves, [1].into());
-        assert_eq!(ports["b"].root, Root::Foreign("htb 1:".to_owned()));
+    /// Returns a message from its bytes in hexadecimal, as Linux 6.18 sent them.
+    fn recorded(hex: &str) -> Message {
+        let digit = |byte: u8| char::from(byte).to_digit(16).expect("a digit");
+        let pairs = hex.as_bytes().as_chunks::<2>().0.iter();
+        let byte = |pair: &[u8; 2]| u8::try_from(digit(pair[0]) << 4 | digit(pair[1]));
+        let body = pairs.map(|pair| byte(pair).expect("two digits")).collect();
+        Message { body }
+    }
+
+    fn qdisc(index: i32, kind: &str, handle: u32, parent: u32) -> Message {
+        let mut body = TcHeader { index, handle, parent, info: 0 }.bytes();
+        put(&mut body, TCA_KIND, kind.as_bytes());
+        Message { body }
+    }
+
+    fn link(index: i32, name: &str, alias: Option<&str>) -> Message {
+        let mut body = LinkHeader { index }.bytes();
+        put(&mut body, IFLA_IFNAME, &[name.as_bytes(), &[0]].concat());
+        if let Some(alias) = alias {
+            put(&mut body, IFLA_IFALIAS, &[alias.as_bytes(), &[0]].concat());
+        }
+        Message { body }
     }
 
     #[test]
-    fn classes_are_read_with_their_counters() {
-        let text = "\
-class htb 9e50:11 parent 9e50:1 leaf 9e61: prio 0 quantum 4800 rate 33333Kbit ceil 100Mbit \
-linklayer ethernet burst 1584b/1 mpu 0b cburst 1600b/1 mpu 0b level 0 
- Sent 1514 bytes 1 pkt (dropped 2, overlimits 0 requeues 0) 
- backlog 0b 0p requeues 0
+    fn interfaces_have_their_numbers_and_lo_its_alias() {
+        let all = [link(2, "e0", Some("uplink")), link(1, "lo", Some("penstock 7.3"))];
+        let read = links(&all).expect("valid");
+        assert_eq!(read.indices, [("e0".to_owned(), 2), ("lo".to_owned(), 1)].into());
+        assert_eq!((read.lo, read.alias.as_str()), (1, "penstock 7.3"));
+        assert_eq!(links(&[link(7, "lo", None)]).expect("valid").alias, "");
+        assert!(links(&all[..1]).is_err(), "there is no lo");
+    }
 
-class htb 9e50:1 root rate 100Mbit ceil 100Mbit linklayer ethernet burst 2b/1 level 7 
- Sent 9 bytes 9 pkt (dropped 0, overlimits 0 requeues 0) 
-class htb 9e50:99 root rate 1Gbit ceil 1Gbit
- Sent 7 bytes 7 pkt (dropped 0, overlimits 0 requeues 0) 
-";
-        let (top, queues) = classes(text).expect("as tc prints it");
-        let (rate, ceil) = (33_333_000, 100_000_000);
-        let queue =
-            Class { prio: 0, quantum: 4_800, rate, ceil, bytes: 1_514, packets: 1, dropped: 2 };
-        assert_eq!(queues, [(1, queue)].into());
-        assert_eq!(top.expect("there").packets, 9);
+    #[test]
+    fn roots_are_told_apart() {
+        let all = [
+            qdisc(1, "noqueue", 0, TC_H_ROOT),
+            qdisc(2, "htb", ROOT, TC_H_ROOT),
+            qdisc(2, "pfifo", 0x9e61_0000, 0x9e50_0011),
+            qdisc(2, "pfifo", 0x0007_0000, 0x9e50_0012),
+            qdisc(2, "ingress", 0xffff_0000, 0xffff_fff1),
+            qdisc(3, "htb", 0x0001_0000, TC_H_ROOT),
+            qdisc(4, "mq", 0x9e50_0000, TC_H_ROOT),
+        ];
+        let ports = qdiscs(&all).expect("valid");
+        assert_eq!((&ports[&1].root, &ports[&2].root), (&Root::Default, &Root::Ours));
+        assert_eq!(ports[&2].leaves, [1].into());
+        assert_eq!(ports[&3].root, Root::Foreign("htb 1:".to_owned()));
+        assert_eq!(ports[&4].root, Root::Foreign("mq 9e50:".to_owned()));
+    }
+
+    #[test]
+    fn qdiscs_of_the_kernel_are_read() {
+        let root = "00000000030000000000509effffffff03000000080001006874620024000200180002001100\
+                03000a00000010000000000000000000000008000500e803000005000c000000000030000700\
+                1400010008c90100000000004e00000000000000180003000000000000000000420100000000\
+                00006a0000002c00030008c90100000000004e000000420100006a0000000000000000000000\
+                000000000000000000000000";
+        let leaf = "00000000030000000000619e1100509e010000000a000100706669666f000000080002000200\
+                000005000c0000000000300007001400010008c90100000000004e0000000000000018000300\
+                00000000000000004201000000000000000000002c00030008c90100000000004e0000004201\
+                0000000000000000000000000000000000000000000000000000";
+        let ports = qdiscs(&[recorded(root), recorded(leaf)]).expect("valid");
+        let port = PortRead { root: Root::Ours, leaves: [1].into(), ..PortRead::default() };
+        assert_eq!(ports, [(3, port)].into());
+    }
+
+    /// Classes after 400 frames of 1,500 bytes to queue 1, which has room for two. `tc` showed 78
+    /// frames, 117,000 bytes and 322 drops.
+    #[test]
+    fn classes_of_the_kernel_are_read_with_their_counters() {
+        let top = "00000000030000000100509effffffff00000000080001006874620034000200300001000001\
+                00000000000020bcbe00000100000000000020bcbe00093d0000093d0000400d030007000000\
+                00000000480007001400010008c90100000000004e0000000000000018000300000000000000\
+                000000000000000000002e000000180004003a000000000000000000000089faffff89faffff\
+                2c00030008c90100000000004e000000000000002e0000000000000000000000000000000000\
+                000000000000180004003a000000000000000000000089faffff89faffff";
+        let first = "00000000030000001100509e0100509e0000619e080001006874620034000200300001000001\
+                0000000000000eae2f00000100000000000020bcbe00803e0000093d0000c012000000000000\
+                00000000480007001400010008c90100000000004e0000000000000018000300000000000000\
+                000042010000000000003c00000018000400140000003a000000000000004fedffff89faffff\
+                2c00030008c90100000000004e000000420100003c0000000000000000000000000000000000\
+                00000000000018000400140000003a000000000000004fedffff89faffff";
+        let zero = "00000000030000001000509e0100509e00000000080001006874620040000200300001000001\
+                000000000000e80300000001000000000000ffffffff80f0fa021f0000004006000000000000\
+                010000000c00070000f2052a0100000048000700140001000000000000000000000000000000\
+                0000180003000000000000000000000000000000000000000000180004000000000000000000\
+                0000000080f0fa021f0000002c00030000000000000000000000000000000000000000000000\
+                0000000000000000000000000000000000001800040000000000000000000000000080f0fa02\
+                1f000000";
+        let all = [top, first, zero].map(recorded);
+        let (top, queues) = classes(&all).expect("valid");
+        let (rate, ceil) = (24_998_000, 100_000_000);
+        let counted = Class { bytes: 117_000, packets: 78, ..Class::default() };
+        let first = Class { quantum: 4_800, rate, ceil, dropped: 322, ..counted.clone() };
+        let zero = Class {
+            prio: 1,
+            quantum: 1_600,
+            rate: 8_000,
+            ceil: 40_000_000_000,
+            ..Class::default()
+        };
+        assert_eq!(queues, [(0, zero), (1, first)].into());
+        assert_eq!(top, Some(Class { rate: ceil, ceil, ..counted }));
+    }
+
+    fn filter(handle: u32, pref: u32, kind: &str, options: Option<&[u8]>) -> Message {
+        let mut body = TcHeader { index: 3, handle, parent: ROOT, info: pref << 16 }.bytes();
+        put(&mut body, TCA_KIND, kind.as_bytes());
+        if let Some(options) = options {
+            put(&mut body, TCA_OPTIONS, options);
+        }
+        Message { body }
     }
 
     #[test]
     fn the_map_is_the_one_program_of_ours() {
         let map = BTreeMap::from([(8, 1), (16, 7)]);
-        let program = encode(&map, |queue| (ROOT << 16) + class_of(queue));
-        let insns: Vec<String> = bytecode(&program)
-            .split(',')
-            .skip(1)
-            .map(|i| {
-                let n: Vec<&str> = i.split(' ').collect();
-                format!(r#"{{"code":{},"jt":{},"jf":{},"k":{}}}"#, n[0], n[1], n[2], n[3])
-            })
-            .collect();
-        let shown = format!(
-            r#"[{{"parent":"9e50:","protocol":"all","pref":1,"kind":"bpf","chain":0}},
-                {{"protocol":"all","pref":1,"kind":"bpf","chain":0,"options":{{"handle":"0x1",
-                "bytecode":{{"length":{},"insns":[{}]}}}}}}]
-               []"#,
-            program.len(),
-            insns.join(",")
-        );
-        let read = filters(&shown, 2).expect("as tc prints it");
-        assert_eq!(read, [Ok(Some(map)), Ok(None)]);
-        let other = r#"[{"protocol":"ip","pref":5,"kind":"u32","chain":0}]"#;
-        let foreign = "filter u32 of preference 5".to_owned();
-        assert_eq!(filters(other, 1), Ok(vec![Err(foreign)]));
+        let ours = Message { body: requests::map(Interface { name: "e0", index: 3 }, &map).body };
+        let all = [filter(0, 1, "bpf", None), ours.clone()];
+        assert_eq!(filters(&all), Ok(Filters::Ours(map)));
+        assert_eq!(filters(&[]), Ok(Filters::None));
+        let foreign = |text: &str| Ok(Filters::Foreign(text.to_owned()));
+        assert_eq!(filters(&[filter(0, 5, "u32", None)]), foreign("filter u32 of preference 5"));
+        let twice = [ours.clone(), ours];
+        assert_eq!(filters(&twice), foreign("filter bpf of preference 1"));
+        let other_handle = filter(2, 1, "bpf", Some(&[8, 0, 5, 0, 6, 0, 0, 0]));
+        assert_eq!(filters(&[other_handle]), foreign("filter bpf of preference 1"));
+        let extended = filter(1, 1, "bpf", Some(&[8, 0, 11, 0, 6, 0, 0, 0]));
+        assert_eq!(filters(&[extended]), foreign("filter bpf of preference 1"));
     }
 
     #[test]
-    fn rubbish_is_an_error_and_no_panic() {
-        for text in ["", "[", "{}", "[1]", "[{\"kind\":3}]", "\u{0}\u{ffff}", "[[]]"] {
-            assert!(qdiscs(text).is_err(), "{text:?}");
-            assert!(filters(text, 1).is_err(), "{text:?}");
+    fn a_program_of_the_kernel_is_read_and_is_not_ours() {
+        let program = "0000000003000000010000000000509e00030100080001006270660008000b00000000002800\
+                0200060004000200000014000500280000000c000000060000001100509e0800090008000000";
+        let all = [recorded(program)];
+        assert_eq!(filters(&all), Ok(Filters::Foreign("the BPF program of filter 1".to_owned())));
+    }
+
+    #[test]
+    fn damaged_messages_are_errors_and_no_panic() {
+        let whole = [
+            link(1, "lo", None),
+            qdisc(2, "htb", ROOT, TC_H_ROOT),
+            filter(1, 1, "bpf", Some(&[8, 0, 5, 0, 6, 0, 0, 0])),
+        ];
+        for message in whole {
+            for length in 0..message.body.len() {
+                let cut = [Message { body: message.body[..length].to_vec() }];
+                // The padding behind the last attribute may be absent.
+                assert!(links(&cut).is_err() || length >= 23, "{length}");
+                assert!(qdiscs(&cut).is_err() || length > 20, "{length}");
+                assert!(filters(&cut).is_err() || length > 20, "{length}");
+                assert!(classes(&cut).is_err() || length >= 20, "{length}");
+            }
         }
-        for line in [
-            "class htb 9e50:11 rate",
-            "class htb 9e50:11 rate fast ceil 1bit",
-            "class htb 9e50:11 prio x rate 1bit ceil 1bit",
-            "class htb 9e50:11 rate 99999999999999999999bit ceil 1bit",
-            "class htb 9e50:11 rate 99999999999999Tbit ceil 1bit",
-            "class htb 9e50:11 rate 1Ebit ceil 1bit",
-            "class htb 9e50:11 rate 1bit ceil 1bit\n Sent x bytes 1 pkt (dropped 0, ",
-        ] {
-            assert!(classes(line).is_err(), "{line:?}");
-        }
-        assert_eq!(
-            classes("class htb\nSent\nclass htb 9e50: x\n"),
-            Err("class \"class htb 9e50: x\"".into())
-        );
+        let class = TcHeader { index: 3, handle: TOP, parent: ROOT, info: 0 }.bytes();
+        let message = Message { body: class };
+        let error = Err("the values of class 9e50:1 are incomplete".to_owned());
+        assert_eq!(classes(&[message]), error);
     }
 }

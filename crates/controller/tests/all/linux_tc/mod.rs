@@ -3,8 +3,10 @@
 
 mod net;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use net::{Net, PORT, SINK, Window, is_root, sh};
 use penstock_controller::Stamp;
@@ -18,8 +20,8 @@ const RATE: BitsPerSecond = BitsPerSecond(100_000_000);
 
 fn switch(net: &Net) -> TcSwitch {
     let port = PortInfo { name: PORT.to_owned(), rate: RATE };
-    let runner = Arc::new(Netns::new(&net.ns("switch"), &net.locks()));
-    TcSwitch::new("leaf1", &[port], Settings::default(), runner).expect("good settings")
+    let kernel = Arc::new(Netns::new(&net.ns("switch"), &net.locks()));
+    TcSwitch::new("leaf1", &[port], Settings::default(), kernel).expect("good settings")
 }
 
 fn stamp(generation: u64) -> Stamp {
@@ -45,6 +47,41 @@ async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
     let all = switch.counters().await.expect("counters");
     assert_eq!(all.len(), 8, "one for each queue");
     all.into_iter().find(|counters| counters.queue == queue).expect("there")
+}
+
+/// Returns the frames, bytes and drops of each queue that `tc` shows.
+fn counters_of_tc(net: &Net) -> BTreeMap<u8, [u64; 3]> {
+    let text = sh(&format!("tc -n {} -s class show dev {PORT}", net.ns("switch")));
+    let (mut queue, mut all) = (None, BTreeMap::new());
+    for line in text.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match (words.as_slice(), queue) {
+            (["class", "htb", class, ..], _) => {
+                let minor = class.strip_prefix("9e50:").expect("a class of the driver");
+                queue = u8::from_str_radix(minor, 16).expect("a number").checked_sub(0x10);
+            }
+            (["Sent", bytes, "bytes", packets, "pkt", "(dropped", dropped, ..], Some(queue)) => {
+                let number = |word: &&str| word.trim_end_matches(',').parse().expect("a number");
+                all.insert(queue, [number(packets), number(bytes), number(dropped)]);
+            }
+            _ => {}
+        }
+    }
+    all
+}
+
+/// Returns what `tc` and `ip` show of the switch's settings. `tc` computes bursts with another
+/// precision than the driver, so the returned text does not contain bursts.
+fn settings_of_tc(net: &Net) -> String {
+    let ns = net.ns("switch");
+    let text = sh(&format!(
+        "tc -n {ns} -d qdisc show dev {PORT}; tc -n {ns} -d class show dev {PORT}
+         tc -n {ns} -j filter show dev {PORT} parent 9e50:; ip -n {ns} link show dev lo"
+    ));
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let is_burst = |n: usize| n > 0 && words[n - 1].ends_with("burst");
+    let kept = words.iter().enumerate().filter(|(n, _)| !is_burst(*n)).map(|(_, word)| *word);
+    kept.collect::<Vec<_>>().join(" ")
 }
 
 /// Tests a port on which two tenants send, one with IPv4 and one with IPv6. Each tenant sends more
@@ -125,8 +162,12 @@ async fn unmapped_frames_use_the_shared_queue() {
         wanted[queue] += sent;
     }
     let got = switch.counters().await.expect("counters");
-    let got: Vec<u64> = got.iter().map(|counters| counters.packets).collect();
-    assert_eq!(got, wanted);
+    let packets: Vec<u64> = got.iter().map(|counters| counters.packets).collect();
+    assert_eq!(packets, wanted);
+    let numbers = |counters: &QueueCounters| {
+        (counters.queue, [counters.packets, counters.bytes, counters.dropped])
+    };
+    assert_eq!(got.iter().map(numbers).collect::<BTreeMap<_, _>>(), counters_of_tc(&net));
 }
 
 #[tokio::test]
@@ -186,6 +227,123 @@ async fn the_next_controller_reads_changes_back_and_they_are_idempotent() {
     let fenced = DriverError::Fenced { switch: "leaf1".into(), has: stamp(9), told: stamp(8) };
     assert_eq!(late, Err(fenced));
     assert_eq!(switch(&net).read_back().await, Ok(is));
+}
+
+/// Makes the same changes on two switches: on one with the driver, on the other with the command
+/// lines of the dry run.
+#[tokio::test]
+async fn the_command_lines_of_a_dry_run_have_the_effect_of_the_driver() {
+    if !is_root() {
+        return;
+    }
+    let (driven, typed) = (Net::new(), Net::new());
+    let steps = [
+        vec![map(8, 1), map(16, 2), weigh(&[0, 1, 3])],
+        vec![map(8, 2), map(63, 7), weigh(&[1, 5, 0, 100])],
+    ];
+    for (generation, changes) in (1..).zip(steps) {
+        for line in switch(&typed).words(&changes).await.expect("a dry run") {
+            let line = line.replace("EPOCH.GENERATION", &stamp(generation).to_string());
+            sh(&format!("ip netns exec {} {line}", typed.ns("switch")));
+        }
+        switch(&driven).apply(stamp(generation), &changes).await.expect("told");
+        let settings = settings_of_tc(&driven);
+        assert!(settings.contains("class htb 9e50:12 parent 9e50:1 leaf 9e62: "), "{settings}");
+        assert_eq!(settings, settings_of_tc(&typed));
+        let read = switch(&typed).read_back().await;
+        assert_eq!(read, switch(&driven).read_back().await);
+        assert_eq!(read.expect("readable").stamp, stamp(generation));
+    }
+}
+
+#[tokio::test]
+async fn a_port_that_is_down_is_set_up() {
+    if !is_root() {
+        return;
+    }
+    let net = Net::new();
+    let (ns, switch) = (net.ns("switch"), switch(&net));
+    // A port that was never up has no qdisc.
+    sh(&format!(
+        "ip -n {ns} link del dev v0; ip -n {ns} link add v0 type veth peer name v1; \
+         ip -n {ns} link show dev v0 | grep -q 'qdisc noop '"
+    ));
+    switch.apply(stamp(1), &[map(8, 1), weigh(&[1, 2])]).await.expect("told");
+    sh(&format!("ip -n {ns} link set dev v1 up; ip -n {ns} link set dev v0 up"));
+    let is = switch.read_back().await.expect("readable");
+    let wanted = PortState { weights: vec![1, 2], map: [(8, 1)].into() };
+    assert_eq!((is.stamp, &is.ports[PORT]), (stamp(1), &wanted));
+    let words = switch.words(&[weigh(&[1, 2])]).await.expect("a dry run");
+    assert_eq!(words.len(), 1, "only the stamp: {words:?}");
+}
+
+#[tokio::test]
+async fn a_refused_change_names_the_command_and_the_kernels_reason() {
+    if !is_root() {
+        return;
+    }
+    let net = Net::new();
+    let (ns, switch) = (net.ns("switch"), switch(&net));
+    switch.apply(stamp(1), &[weigh(&[1, 1])]).await.expect("told");
+    // Another qdisc takes the handle of queue 1's qdisc.
+    sh(&format!(
+        "tc -n {ns} qdisc del dev v0 parent 9e50:11 handle 9e61:
+         tc -n {ns} qdisc replace dev v0 parent 9e50:12 handle 9e61: tbf rate 1mbit burst 9kb \
+             limit 9kb"
+    ));
+    let error = switch.apply(stamp(2), &[map(8, 1)]).await.expect_err("refused").to_string();
+    let command = "tc qdisc replace dev v0 parent 9e50:11 handle 9e61: pfifo limit 500";
+    let (_, problem) = error.split_once(command).expect("the command");
+    let problem = problem.strip_prefix(": ").expect("the reason follows");
+    let (reason, number) = problem.rsplit_once(" (E").expect("a reason and an error number");
+    let said = sh(&format!("ip netns exec {ns} {command} 2>&1 || true"));
+    assert!(said.contains(&format!("Error: {}", reason.trim_end_matches('.'))), "{error}: {said}");
+    assert!(number.ends_with(')'), "{error}");
+    assert_eq!(switch.read_back().await.expect("readable").stamp, stamp(1), "not the new stamp");
+}
+
+/// Limit of the time for a change of all ports of a switch, which is also the limit for a change of
+/// ten tenants on four switches.
+const CHANGE_MAX: Duration = Duration::from_millis(500);
+
+#[tokio::test]
+async fn a_change_of_64_ports_takes_less_than_half_a_second() {
+    if !is_root() {
+        return;
+    }
+    let _alone = TRAFFIC.lock().await;
+    let net = Net::new();
+    let ns = net.ns("switch");
+    let names: Vec<String> = (0..64).map(|n| format!("p{n}")).collect();
+    let pair = |two: &[String]| format!("link add {} type veth peer name {}\n", two[0], two[1]);
+    let pairs: String = names.chunks(2).map(pair).collect();
+    sh(&format!("ip -n {ns} -batch - <<'END'\n{pairs}END\n"));
+    let port = |name: &String| PortInfo { name: name.clone(), rate: RATE };
+    let ports: Vec<PortInfo> = names.iter().map(port).collect();
+    let kernel = Arc::new(Netns::new(&ns, &net.locks()));
+    let switch = TcSwitch::new("leaf1", &ports, Settings::default(), kernel).expect("good");
+    let changes = |weight: u32| -> Vec<Change> {
+        let change = |port: &String| {
+            let (first, second) = (port.clone(), port.clone());
+            let weights = vec![1, weight];
+            [
+                Change::Weigh { port: first, weights },
+                Change::Map { port: second, dscp: 8, queue: u8::from(weight % 2 == 0) },
+            ]
+        };
+        names.iter().flat_map(change).collect()
+    };
+    switch.apply(stamp(1), &changes(1)).await.expect("set up");
+    let mut least = Duration::MAX;
+    for weight in 2..5 {
+        let begun = tokio::time::Instant::now();
+        switch.apply(stamp(u64::from(weight)), &changes(weight)).await.expect("told");
+        least = least.min(begun.elapsed());
+    }
+    println!("a change of the weights and maps of 64 ports: {least:?}");
+    assert!(least < CHANGE_MAX, "{least:?}");
+    let is = switch.read_back().await.expect("readable");
+    assert!(is.ports.values().all(|port| port.weights == [1, 4]), "{is:?}");
 }
 
 #[tokio::test]

@@ -1,0 +1,233 @@
+//! Creates the driver's requests to the kernel, each with the command line of `tc` or `ip` that has
+//! the same effect.
+//!
+//! # Source
+//!
+//! `linux/rtnetlink.h`, `linux/pkt_sched.h` and `linux/pkt_cls.h` define the messages. The flags
+//! and the order of the attributes follow iproute2 6.1.
+
+use std::collections::BTreeMap;
+
+use super::class::Class;
+use super::kernel::Request;
+use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, class_of, leaf_of, name};
+use super::netlink::{LinkHeader, NLM_F_DUMP, TCA_KIND, TCA_OPTIONS, TcHeader, put};
+use super::program::{bytecode, bytes, encode};
+use super::settings::Leaf;
+
+const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
+const RTM_NEWQDISC: u16 = 36;
+const RTM_GETQDISC: u16 = 38;
+const RTM_NEWTCLASS: u16 = 40;
+const RTM_GETTCLASS: u16 = 42;
+const RTM_NEWTFILTER: u16 = 44;
+const RTM_GETTFILTER: u16 = 46;
+
+/// Flag with which the kernel replaces an existing object.
+const NLM_F_REPLACE: u16 = 0x100;
+/// Flag with which the kernel creates an object that does not exist.
+const NLM_F_CREATE: u16 = 0x400;
+
+pub(super) const IFLA_IFALIAS: u16 = 20;
+const IFLA_EXT_MASK: u16 = 29;
+/// Value of `IFLA_EXT_MASK` that omits the counters of interfaces from the answer.
+const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
+const TCA_HTB_INIT: u16 = 2;
+const TCA_BPF_OPS_LEN: u16 = 4;
+pub(super) const TCA_BPF_OPS: u16 = 5;
+
+/// Parent of a root qdisc.
+pub(super) const TC_H_ROOT: u32 = 0xffff_ffff;
+/// Version of the options of HTB.
+const TC_HTB_PROTOVER: u32 = 3;
+/// Default divisor of `tc` for a class's default quantum. Every class that sends has a quantum.
+const RATE_TO_QUANTUM: u32 = 10;
+/// Protocol of a filter for all frames.
+const ETH_P_ALL: u16 = 3;
+
+/// Network interface of a port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Interface<'a> {
+    pub(super) name: &'a str,
+    /// The kernel's number of the interface.
+    pub(super) index: i32,
+}
+
+/// Requests all network interfaces with their names and aliases.
+pub(super) fn links() -> Request {
+    let mut body = LinkHeader::default().bytes();
+    put(&mut body, IFLA_EXT_MASK, &RTEXT_FILTER_SKIP_STATS.to_ne_bytes());
+    Request { words: "ip link show".to_owned(), kind: RTM_GETLINK, flags: NLM_F_DUMP, body }
+}
+
+/// Requests the qdiscs of all network interfaces.
+pub(super) fn qdiscs() -> Request {
+    dump("tc qdisc show".to_owned(), RTM_GETQDISC, TcHeader::default())
+}
+
+/// Requests the filters of the port's root qdisc.
+pub(super) fn filters(port: Interface<'_>) -> Request {
+    let header = TcHeader { index: port.index, parent: ROOT, ..TcHeader::default() };
+    let words = format!("tc filter show dev {} parent {}", port.name, name(ROOT));
+    dump(words, RTM_GETTFILTER, header)
+}
+
+/// Requests the classes of the port's root qdisc with their counters.
+pub(super) fn classes(port: Interface<'_>) -> Request {
+    let header = TcHeader { index: port.index, parent: ROOT, ..TcHeader::default() };
+    let words = format!("tc -s class show dev {} parent {}", port.name, name(ROOT));
+    dump(words, RTM_GETTCLASS, header)
+}
+
+/// Replaces the port's root qdisc with HTB, which sends unclassified frames to queue 0.
+pub(super) fn root(port: Interface<'_>) -> Request {
+    let default = class_of(0) & 0xffff;
+    let mut settings = Vec::new();
+    // The last two numbers are debug flags and a counter.
+    for number in [TC_HTB_PROTOVER, RATE_TO_QUANTUM, default, 0, 0] {
+        settings.extend(number.to_ne_bytes());
+    }
+    let mut options = Vec::new();
+    put(&mut options, TCA_HTB_INIT, &settings);
+    let header =
+        TcHeader { index: port.index, handle: ROOT, parent: TC_H_ROOT, ..TcHeader::default() };
+    let words = format!(
+        "tc qdisc replace dev {} root handle {} htb default {default:x}",
+        port.name,
+        name(ROOT)
+    );
+    let (kind, flags) = (RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE);
+    Request { words, kind, flags, body: object(header, "htb", Some(&options)) }
+}
+
+/// Creates or changes a class of HTB.
+pub(super) fn class(port: Interface<'_>, parent: u32, handle: u32, class: &Class) -> Request {
+    let header = TcHeader { index: port.index, handle, parent, info: 0 };
+    let words = format!("tc class replace dev {} {}", port.name, class.words(parent, handle));
+    let body = object(header, "htb", Some(&class.options()));
+    Request { words, kind: RTM_NEWTCLASS, flags: NLM_F_CREATE, body }
+}
+
+/// Creates the qdisc of a queue.
+pub(super) fn leaf(port: Interface<'_>, queue: u8, leaf: Leaf) -> Request {
+    let (parent, handle) = (class_of(queue), leaf_of(queue));
+    let header = TcHeader { index: port.index, handle, parent, info: 0 };
+    let (text, body) = match leaf {
+        Leaf::Fifo { frames } => {
+            let body = object(header, "pfifo", Some(&frames.to_ne_bytes()));
+            (format!("pfifo limit {frames}"), body)
+        }
+        Leaf::FqCodel => ("fq_codel".to_owned(), object(header, "fq_codel", None)),
+    };
+    let (parent, handle) = (name(parent), name(handle));
+    let words =
+        format!("tc qdisc replace dev {} parent {parent} handle {handle} {text}", port.name);
+    Request { words, kind: RTM_NEWQDISC, flags: NLM_F_CREATE | NLM_F_REPLACE, body }
+}
+
+/// Creates or atomically replaces the filter that maps code points to queues.
+pub(super) fn map(port: Interface<'_>, map: &BTreeMap<u8, u8>) -> Request {
+    let program = encode(map, class_of);
+    let length = u16::try_from(program.len()).expect("a map has at most 64 code points");
+    let mut options = Vec::new();
+    put(&mut options, TCA_BPF_OPS_LEN, &length.to_ne_bytes());
+    put(&mut options, TCA_BPF_OPS, &bytes(&program));
+    let header = TcHeader {
+        index: port.index,
+        handle: MAP_HANDLE,
+        parent: ROOT,
+        // The protocol has the byte order of the network.
+        info: MAP_PREF << 16 | u32::from(ETH_P_ALL.to_be()),
+    };
+    let words = format!(
+        "tc filter replace dev {} parent {} protocol all pref {MAP_PREF} handle {MAP_HANDLE} bpf \
+         bytecode \"{}\"",
+        port.name,
+        name(ROOT),
+        bytecode(&program)
+    );
+    let body = object(header, "bpf", Some(&options));
+    Request { words, kind: RTM_NEWTFILTER, flags: NLM_F_CREATE, body }
+}
+
+/// Sets the alias of `lo`, whose index is `lo`.
+pub(super) fn alias(lo: i32, text: &str) -> Request {
+    let mut body = LinkHeader { index: lo }.bytes();
+    put(&mut body, IFLA_IFALIAS, text.as_bytes());
+    Request { words: alias_words(text), kind: RTM_SETLINK, flags: 0, body }
+}
+
+/// Returns the command line that sets the alias of `lo`.
+pub(super) fn alias_words(text: &str) -> String {
+    format!("ip link set dev lo alias \"{text}\"")
+}
+
+fn dump(words: String, kind: u16, header: TcHeader) -> Request {
+    Request { words, kind, flags: NLM_F_DUMP, body: header.bytes() }
+}
+
+/// Returns the body of a message about a qdisc, class or filter of the kind `kind`.
+fn object(header: TcHeader, kind: &str, options: Option<&[u8]>) -> Vec<u8> {
+    let mut body = header.bytes();
+    put(&mut body, TCA_KIND, &[kind.as_bytes(), &[0]].concat());
+    if let Some(options) = options {
+        put(&mut body, TCA_OPTIONS, options);
+    }
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const E0: Interface<'_> = Interface { name: "e0", index: 3 };
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// The texts after the headers are what iproute2 6.1 sends for the same command lines.
+    #[test]
+    fn messages_are_those_of_iproute2() {
+        let header = |handle, parent| hex(&TcHeader { index: 3, handle, parent, info: 0 }.bytes());
+        let root = root(E0);
+        assert_eq!(root.words, "tc qdisc replace dev e0 root handle 9e50: htb default 10");
+        let options = "08000100687462001c0002001800020003000000\
+                       0a000000100000000000000000000000";
+        assert_eq!(hex(&root.body), header(0x9e50_0000, 0xffff_ffff) + options);
+        assert_eq!((root.kind, root.flags), (36, 0x500));
+
+        let leaf = leaf(E0, 1, Leaf::Fifo { frames: 500 });
+        let words = "tc qdisc replace dev e0 parent 9e50:11 handle 9e61: pfifo limit 500";
+        assert_eq!(leaf.words, words);
+        let options = "0a000100706669666f00000008000200f4010000";
+        assert_eq!(hex(&leaf.body), header(0x9e61_0000, 0x9e50_0011) + options);
+
+        let map = map(E0, &[(8, 1)].into());
+        assert!(map.words.starts_with(
+            "tc filter replace dev e0 parent 9e50: protocol all pref 1 handle 1 bpf bytecode \""
+        ));
+        let start = TcHeader { index: 3, handle: 1, parent: ROOT, info: 66_304 };
+        let head = "0800010062706600";
+        assert!(hex(&map.body).starts_with(&(hex(&start.bytes()) + head)), "{}", hex(&map.body));
+
+        let alias = alias(1, "penstock 3.4");
+        assert_eq!(alias.words, "ip link set dev lo alias \"penstock 3.4\"");
+        let text = "1000140070656e73746f636b20332e34";
+        assert_eq!(hex(&alias.body), hex(&LinkHeader { index: 1 }.bytes()) + text);
+    }
+
+    #[test]
+    fn a_class_has_its_handles_and_options() {
+        let speed =
+            Class { quantum: 4_800, rate: 24_998_000, ceil: 100_000_000, ..Class::default() };
+        let request = class(E0, 0x9e50_0001, 0x9e50_0011, &speed);
+        let words = "tc class replace dev e0 parent 9e50:1 classid 9e50:11 htb rate 24998000bit \
+                     ceil 100000000bit burst 3200b cburst 12500b prio 0 quantum 4800";
+        assert_eq!(request.words, words);
+        let (header, attributes) = TcHeader::read(&request.body).expect("a message about a class");
+        assert_eq!((header.handle, header.parent), (0x9e50_0011, 0x9e50_0001));
+        assert_eq!(attributes[&TCA_OPTIONS], speed.options());
+    }
+}

@@ -57,10 +57,11 @@ fn a_gnmi_switch_is_read_with_its_files_as_seen_from_the_folder() {
         user = \"admin\"\npassword_file = \"word\"\n";
     let file = folder.read(switch).unwrap();
     let (_, switch) = file.switches.first_key_value().unwrap();
-    let DriverFile::Gnmi { address, tls: Some(tls), login: Some(login) } = &switch.driver else {
+    let DriverFile::Gnmi { address, tls: Some(tls), login: Some(login), set_ms } = &switch.driver
+    else {
         panic!("{:?}", switch.driver)
     };
-    assert_eq!(address, "10.0.0.9:9339");
+    assert_eq!((&**address, *set_ms), ("10.0.0.9:9339", 10_000));
     assert_eq!(
         (&tls.ca, tls.key.as_ref()),
         (&folder.0.join("ca.pem"), Some(&folder.0.join("c.key")))
@@ -82,6 +83,7 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
         let what = "has no host or no port; write host and port, as in \"10.0.0.9:9339\"";
         assert_eq!(of(&format!("address = {wrong:?}\n")), told(&format!("{wrong:?} {what}")));
     }
+    assert_eq!(of(&format!("{at}set_ms = 999\n")), told("`set_ms`: 999 ms; write 1000 to 60000"));
     assert_eq!(
         of(&format!("{at}tls = {{ ca = \"a\", key = \"k\" }}\n")),
         told("`cert` and `key` belong together; write both, or neither")

@@ -195,7 +195,7 @@ const CASES: &[Cases] = &[
             "driver = \"penstock\"\naddress = \"h:1\"\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
             "driver = \"gnmi\"\naddress = \"h:1\"\ntls = { ca = \"a\" }\nuser = \"u\"\n\
-             password_file = \"p\"",
+             password_file = \"p\"\nset_ms = 60000",
         ],
         &[
             "driver = \"other\"",
@@ -210,6 +210,8 @@ const CASES: &[Cases] = &[
             "driver = \"penstock\"\naddress = \"unix:///run/a.sock\"\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
             "driver = \"gnmi\"\naddress = \"h\"",
+            "driver = \"gnmi\"\naddress = \"h:1\"\nset_ms = 60001",
+            "driver = \"sim\"\nset_ms = 2000",
             "driver = \"gnmi\"\naddress = \"h:1\"\nuser = \"u\"",
             "driver = \"gnmi\"\naddress = \"h:1\"\nuser = \"u\"\npassword_file = \"p\"",
             "driver = \"gnmi\"\naddress = \"h:1\"\ntls = { ca = \"a\", cert = \"b\" }",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use penstock_controller::fabric_state::Fabric;
@@ -77,8 +78,9 @@ pub fn driver(
             };
             Arc::new(PenstockSwitch::new(&name, &ports, queues, address)?)
         }
-        DriverFile::Gnmi { address, tls, login } => {
-            gnmi(file, &name, &ports, (address, tls.as_ref(), login.as_ref()))?
+        DriverFile::Gnmi { address, tls, login, set_ms } => {
+            let wait = Duration::from_millis(*set_ms);
+            gnmi(file, &name, &ports, (address, tls.as_ref(), login.as_ref(), wait))?
         }
     })
 }
@@ -137,7 +139,7 @@ fn gnmi(
     file: &ControllerFile,
     name: &str,
     ports: &[PortInfo],
-    (address, tls, login): (&str, Option<&SwitchTls>, Option<&LoginFile>),
+    (address, tls, login, set_wait): (&str, Option<&SwitchTls>, Option<&LoginFile>, Duration),
 ) -> Result<Arc<dyn SwitchDriver>> {
     if file.binding.mode != Mode::StaticMap {
         bail!("switch {name}: gNMI has one map for all ports; write `map = \"static-map\"`");
@@ -160,6 +162,7 @@ fn gnmi(
         tls: tls.transpose()?,
         login: login.transpose()?,
         queues: file.binding.queues,
+        set_wait,
     };
     Ok(Arc::new(GnmiSwitch::new(name, ports, settings)?))
 }

@@ -129,8 +129,20 @@ const CASES: &[Cases] = &[
     (
         "fabric",
         "[servers]\nslots = 4\n[[tier]]\nfan_out = 2\nrate = \"1G\"\n[fabric]\n",
-        &["headroom_pct = 12.5", "headroom_pct = 10\nqueue_weight = 1", "reserved_queues = 2"],
-        &["queues = 1", "queues = 65", "headroom_pct = 101", "queue_weight = 1.5", "name = 5"],
+        &[
+            "headroom_pct = 12.5",
+            "headroom_pct = 10\nqueue_weight = 1",
+            "reserved_queues = 2",
+            "reserved_code_points = [26, 48]",
+        ],
+        &[
+            "queues = 1",
+            "queues = 65",
+            "headroom_pct = 101",
+            "queue_weight = 1.5",
+            "name = 5",
+            "reserved_code_points = [64]",
+        ],
     ),
     (
         "tenants",

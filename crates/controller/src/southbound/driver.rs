@@ -222,9 +222,9 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
     /// may repeat the request.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
 
-    /// Returns the time for which a caller of [`apply`](Self::apply) should still wait, although the
-    /// caller's own time limit has passed. The result is `None` unless the switch executes a change
-    /// that may take long.
+    /// Returns the time for which a caller of [`apply`](Self::apply) should still wait when the
+    /// caller's own time limit has passed. The result is `None` unless the switch is executing a
+    /// change that may take long.
     fn patience(&self) -> Option<Duration> {
         None
     }

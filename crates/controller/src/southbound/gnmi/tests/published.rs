@@ -1,5 +1,6 @@
 //! Validates the entries that the driver writes against OpenConfig's published models, with the
-//! program `yanglint`. The variable `PENSTOCK_YANG` names a folder with the models in `openconfig/`.
+//! program `yanglint`. The variable `PENSTOCK_YANG` names a folder, and the models are in its
+//! folder `openconfig`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

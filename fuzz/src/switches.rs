@@ -6,6 +6,7 @@
 //! has no effect, and a change of an older decision is refused.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use penstock_controller::Stamp;
 use penstock_controller::southbound::gnmi::proto::{
@@ -170,6 +171,7 @@ pub fn run_gnmi(data: &[u8]) {
         tls: None,
         login: None,
         queues: QUEUES,
+        set_wait: Duration::from_secs(1),
     };
     let switch = GnmiSwitch::new("leaf1", &ports(), settings).expect("right settings");
     let can = Capabilities {

@@ -500,7 +500,8 @@ impl Fabric {
         }
     }
 
-    /// Resumes a stored binding, without the queues of tenants and links that no longer exist.
+    /// Resumes a stored binding, without the queues of tenants and links that no longer exist, and
+    /// without the tenants whose queues or code point are reserved now.
     ///
     /// # Errors
     /// Returns an error if the stored binding is inconsistent.
@@ -508,7 +509,9 @@ impl Fabric {
         let names = Names(self.datacenter.topology());
         let known =
             |bound: &BoundRecord| Some((*self.slots.get(&bound.tenant)?, bound.bound(names).ok()?));
-        let bound: Vec<(TenantSlot, Bound)> = record.bound.iter().filter_map(known).collect();
+        let bound = record.bound.iter().filter_map(known);
+        let bound = bound.filter(|(_, bound)| permits(self.binding.settings(), bound));
+        let bound: Vec<(TenantSlot, Bound)> = bound.collect();
         let (settings, links) = (self.binding.settings().clone(), names.0.links());
         self.binding = Binding::resume(settings, links, record.interval, bound)?;
         Ok(())
@@ -616,6 +619,18 @@ impl Fabric {
         }
         all
     }
+}
+
+/// Returns true if tenants may have the queues and the code point of a stored binding. An operator
+/// may have reserved more queues or code points since.
+pub(crate) fn permits(settings: &Settings, bound: &Bound) -> bool {
+    let palette = settings.palette.values();
+    let code_point = |queue: u8| match settings.mode {
+        MapMode::StaticMap => palette.get(usize::from(queue) - 1) == Some(&bound.dscp),
+        _ => palette.contains(&bound.dscp),
+    };
+    let mut queues = bound.queues.iter();
+    queues.all(|(_, queue)| (1..settings.queues).contains(queue) && code_point(*queue))
 }
 
 /// Returns the largest used fraction of a tenant's guarantee on any server, in thousandths. The

@@ -40,6 +40,9 @@
 //!
 //! # Departures
 //!
+//! QShare uses the usage factor of the last control interval alone. [`Smoothed`] halves the weight
+//! of each earlier interval. A host without a report counts as a host without traffic.
+//!
 //! If a host has all VMs of a tenant (m = N), the tenant has no network traffic and the usage is 0.
 //! Eq. (1) of QShare would divide by 0 for a host that has all VMs of a tenant. If a tenant's VMs
 //! have different guarantees, the score uses only their sum and not the guarantees of the VMs on a

@@ -386,7 +386,9 @@ fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option
         Some(object) => report.at(object, key, problem, remedy),
         None => report.file(problem, remedy),
     };
-    let palette = match Palette::without(&table.reserved_code_points) {
+    // The datacenter's file has the code points of other traffic.
+    let reserved = [&*fabric.reserved_code_points, &*table.reserved_code_points].concat();
+    let palette = match Palette::without(&reserved) {
         Ok(palette) => palette,
         Err(error) => {
             wrong("reserved_code_points", error.to_string(), "reserve fewer");

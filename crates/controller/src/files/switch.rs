@@ -46,6 +46,8 @@ pub enum DriverFile {
         tls: Option<SwitchTls>,
         /// User name and password file for the gNMI target. `None` if the target requires no login.
         login: Option<LoginFile>,
+        /// Milliseconds for which a plan waits for the answer to a Set.
+        set_ms: u64,
     },
 }
 
@@ -132,6 +134,10 @@ pub(super) struct SwitchTable {
     user: Option<String>,
     /// For gnmi and sonic-configdb: file that contains only the password.
     password_file: Option<PathBuf>,
+    /// For gnmi: time for which a plan waits for the target's answer to a Set, in milliseconds,
+    /// 1000 to 60000. Default 10000.
+    #[schemars(range(min = 1_000, max = 60_000))]
+    set_ms: Option<u64>,
     /// For sonic-configdb: number of traffic classes of the platform, 2 to 16. Default 8.
     #[schemars(range(min = 2, max = 16))]
     classes: Option<u8>,
@@ -190,8 +196,19 @@ pub(super) fn rules() -> Value {
 }
 
 /// Keys of `[[switch]]` that only some drivers have.
-const KEYS: [&str; 8] =
-    ["netns", "address", "tls", "user", "password_file", "classes", "references", "control_queue"];
+const KEYS: [&str; 9] = [
+    "netns",
+    "address",
+    "tls",
+    "user",
+    "password_file",
+    "set_ms",
+    "classes",
+    "references",
+    "control_queue",
+];
+/// Default value of the key `set_ms`.
+const SET_MS: u64 = 10_000;
 
 /// Form of references between entries of CONFIG_DB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
@@ -229,7 +246,7 @@ impl Driver {
                 &["address", "classes", "references", "control_queue", "password_file"],
             ),
             Self::Penstock => ("penstock", &["address", "tls"]),
-            Self::Gnmi => ("gnmi", &["address", "tls", "user", "password_file"]),
+            Self::Gnmi => ("gnmi", &["address", "tls", "user", "password_file", "set_ms"]),
         }
     }
 }
@@ -297,6 +314,7 @@ fn foreign_keys(object: &Object<'_, SwitchTable>, table: &SwitchTable, report: &
         table.tls.is_some(),
         table.user.is_some(),
         table.password_file.is_some(),
+        table.set_ms.is_some(),
         table.classes.is_some(),
         table.references.is_some(),
         table.control_queue.is_some(),
@@ -411,7 +429,12 @@ fn gnmi(
         let problem = "the password would cross the network unencrypted";
         report.at(object, "password_file", problem, "add `tls`");
     }
-    Some(DriverFile::Gnmi { address, tls, login })
+    let set_ms = table.set_ms.unwrap_or(SET_MS);
+    if !(1_000..=60_000).contains(&set_ms) {
+        let problem = format!("`set_ms`: {set_ms} ms");
+        report.at(object, "set_ms", problem, "write 1000 to 60000");
+    }
+    Some(DriverFile::Gnmi { address, tls, login, set_ms })
 }
 
 fn host_and_port(object: &Object<'_, SwitchTable>, address: &str, report: &mut Report<'_>) {

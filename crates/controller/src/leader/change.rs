@@ -14,6 +14,7 @@ use super::{
     Moved, NodeId, OUT, Service, Severity, Stamp, TENANTS, TenantRecord, TenantSlot, TenantSpec,
     Write, intent,
 };
+use crate::fabric_state::permits;
 use crate::stamp::EPOCH_MAX;
 
 fn put<T: serde::Serialize>(key: String, record: &T) -> Write {
@@ -319,8 +320,11 @@ impl Fabric {
         target: &[(TenantSlot, super::Bound)],
         reachable: impl Fn(NodeId) -> bool,
     ) -> super::Pass {
+        let settings = self.binding().settings();
+        let target = target.iter().filter(|(_, bound)| permits(settings, bound));
+        let target: Vec<_> = target.cloned().collect();
         self.with_candidates(reachable, false, |binding, topology, candidates: &[Candidate<'_>]| {
-            binding.return_to(topology, candidates, target)
+            binding.return_to(topology, candidates, &target)
         })
     }
 }

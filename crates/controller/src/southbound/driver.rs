@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use penstock_units::BitsPerSecond;
@@ -109,6 +110,21 @@ impl fmt::Display for Change {
     }
 }
 
+/// Returns a short text about a request for error messages: its first changes and the number of the
+/// other changes, or the stamp of a request without changes.
+pub(crate) fn summary(stamp: Stamp, changes: &[Change]) -> String {
+    const SHOWN: usize = 3;
+    if changes.is_empty() {
+        return format!("decision {stamp}");
+    }
+    let shown: Vec<String> = changes.iter().take(SHOWN).map(ToString::to_string).collect();
+    let shown = shown.join("; ");
+    match changes.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
+    }
+}
+
 /// Counters of a queue since the switch started to count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueCounters {
@@ -205,6 +221,13 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
     /// the switch may have applied some of the changes. The request is idempotent, so the caller
     /// may repeat the request.
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError>;
+
+    /// Returns the time for which a caller of [`apply`](Self::apply) should still wait when the
+    /// caller's own time limit has passed. The result is `None` unless the switch is executing a
+    /// change that may take long.
+    fn patience(&self) -> Option<Duration> {
+        None
+    }
 
     /// Returns the text that [`apply`](Self::apply) would send to the switch now, in the switch's
     /// own syntax. To compute the text, the driver reads the switch's state but does not change the

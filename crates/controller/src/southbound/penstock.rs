@@ -16,6 +16,8 @@ use async_trait::async_trait;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 
+use super::driver::summary;
+use super::left_out::LeftOut;
 use super::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, QueueCounters, SwitchDriver, SwitchState,
 };
@@ -57,6 +59,7 @@ pub struct PenstockSwitch {
     ports: Vec<String>,
     address: Address,
     queues: u8,
+    left_out: LeftOut,
 }
 
 impl PenstockSwitch {
@@ -80,7 +83,8 @@ impl PenstockSwitch {
             });
         }
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        Ok(Self { name: name.to_owned(), ports, address, queues })
+        let left_out = LeftOut::default();
+        Ok(Self { name: name.to_owned(), ports, address, queues, left_out })
     }
 
     fn unreachable(&self, problem: String) -> DriverError {
@@ -155,11 +159,7 @@ impl PenstockSwitch {
             dry_run,
         };
         let answer = self.connect().await?.apply(request).await;
-        let answer = answer.map_err(|status| {
-            let what: Vec<String> = changes.iter().map(ToString::to_string).collect();
-            let what = if what.is_empty() { format!("decision {stamp}") } else { what.join("; ") };
-            self.failed(&what, &status)
-        })?;
+        let answer = answer.map_err(|status| self.failed(&summary(stamp, changes), &status))?;
         let answer = answer.into_inner();
         match answer.has {
             Some(has) => {
@@ -218,14 +218,16 @@ impl SwitchDriver for PenstockSwitch {
         }
         // Other ports do not belong to this controller.
         all.ports.retain(|name, _| self.ports.contains(name));
-        if let Some(missing) = self.ports.iter().find(|name| !all.ports.contains_key(*name)) {
-            return Err(DriverError::Beyond {
-                switch: self.name.clone(),
-                what: format!("port {missing}"),
-                limit: "the daemon has no such port with queues".to_owned(),
-                remedy: "name ports with egress = \"wfq\" in `interfaces`".to_owned(),
-            });
+        for port in self.ports.iter().filter(|name| !all.ports.contains_key(*name)) {
+            // The other ports of the switch do not depend on this port.
+            let why = format!(
+                "the daemon of switch {} has no port {port} with queues; set egress = \"wfq\" for \
+                 the port, or correct `interfaces`",
+                self.name
+            );
+            all.left_out.insert(port.clone(), why);
         }
+        self.left_out.log(&self.name, &all);
         Ok(all)
     }
 

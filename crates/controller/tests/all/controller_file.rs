@@ -5,7 +5,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use penstock_controller::files::{ControllerFile, DriverFile, PenstockFile, load_controller};
+use penstock_controller::fabric_state::Fabric;
+use penstock_controller::files::{
+    ControllerFile, DriverFile, FabricFile, PenstockFile, load_controller,
+};
 
 const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
     [[tier]]\nfan_out = 2\nrate = \"10G\"\n";
@@ -57,10 +60,11 @@ fn a_gnmi_switch_is_read_with_its_files_as_seen_from_the_folder() {
         user = \"admin\"\npassword_file = \"word\"\n";
     let file = folder.read(switch).unwrap();
     let (_, switch) = file.switches.first_key_value().unwrap();
-    let DriverFile::Gnmi { address, tls: Some(tls), login: Some(login) } = &switch.driver else {
+    let DriverFile::Gnmi { address, tls: Some(tls), login: Some(login), set_ms } = &switch.driver
+    else {
         panic!("{:?}", switch.driver)
     };
-    assert_eq!(address, "10.0.0.9:9339");
+    assert_eq!((&**address, *set_ms), ("10.0.0.9:9339", 10_000));
     assert_eq!(
         (&tls.ca, tls.key.as_ref()),
         (&folder.0.join("ca.pem"), Some(&folder.0.join("c.key")))
@@ -82,6 +86,7 @@ fn what_is_wrong_with_a_gnmi_switch_is_told() {
         let what = "has no host or no port; write host and port, as in \"10.0.0.9:9339\"";
         assert_eq!(of(&format!("address = {wrong:?}\n")), told(&format!("{wrong:?} {what}")));
     }
+    assert_eq!(of(&format!("{at}set_ms = 999\n")), told("`set_ms`: 999 ms; write 1000 to 60000"));
     assert_eq!(
         of(&format!("{at}tls = {{ ca = \"a\", key = \"k\" }}\n")),
         told("`cert` and `key` belong together; write both, or neither")
@@ -187,14 +192,44 @@ fn connections_of_a_certificate_are_within_reason() {
     assert!(error.contains("`connections_per_certificate`: 0; write 1 to 1000"), "{error}");
 }
 
+/// Reads a controller's file for a datacenter whose section `[fabric]` has the given keys. `more`
+/// follows the controller's `[[switch]]`.
+fn with_fabric(folder: &Folder, keys: &str, more: &str) -> Result<ControllerFile, Vec<String>> {
+    let text = TOPOLOGY.replace("\n\n[servers]", &format!("\n{keys}\n\n[servers]"));
+    fs::write(folder.0.join("fabric.toml"), text).unwrap();
+    folder.read(&format!("driver = \"linux-tc\"\n{more}"))
+}
+
+#[test]
+fn no_port_uses_a_reserved_queue_or_code_point() {
+    let folder = Folder::new();
+    let keys = "queues = 8\nreserved_queues = 3\nreserved_code_points = [1, 3]";
+    let file = with_fabric(&folder, keys, "[binding]\nreserved_code_points = [2]\n").unwrap();
+    let FabricFile { topology, headroom_permille, policy, .. } = file.fabric;
+    let fabric = Fabric::new(topology, headroom_permille, policy, file.binding).unwrap();
+    let nodes = (0..fabric.topology().layers()).flat_map(|layer| fabric.topology().layer(layer));
+    let ports: Vec<_> = nodes.flat_map(|node| fabric.ports_of(node)).collect();
+    // Each of the two hosts has an uplink, and the switch has a port to each host.
+    assert_eq!(ports.len(), 4);
+    for port in ports {
+        let state = fabric.port(port);
+        assert_eq!(state.weights.len(), 6, "{port:?}");
+        assert_eq!(state.map, [(4, 1), (5, 2), (6, 3), (7, 4), (8, 5)].into(), "{port:?}");
+    }
+}
+
+#[test]
+fn reserved_code_points_of_the_datacenter_have_at_most_six_bits() {
+    let folder = Folder::new();
+    let errors = with_fabric(&folder, "reserved_code_points = [64]", "").map(|_| ()).unwrap_err();
+    let mistake = "code point 64 has more than six bits; write 1 to 63";
+    assert!(errors.len() == 1 && errors[0].ends_with(mistake), "{errors:?}");
+}
+
 #[test]
 fn reserved_queues_are_not_the_controllers_to_give() {
     let folder = Folder::new();
-    let bound = |keys: &str| {
-        let text = TOPOLOGY.replace("\n\n[servers]", &format!("\n{keys}\n\n[servers]"));
-        fs::write(folder.0.join("fabric.toml"), text).unwrap();
-        folder.read("driver = \"linux-tc\"\n").unwrap().binding.queues
-    };
+    let bound = |keys: &str| with_fabric(&folder, keys, "").unwrap().binding.queues;
     assert_eq!(bound(""), 8);
     assert_eq!(bound("queues = 8\nreserved_queues = 3"), 6, "the shared one and five");
     assert_eq!(bound("queues = 4\nreserved_queues = 3"), 2);

@@ -129,8 +129,20 @@ const CASES: &[Cases] = &[
     (
         "fabric",
         "[servers]\nslots = 4\n[[tier]]\nfan_out = 2\nrate = \"1G\"\n[fabric]\n",
-        &["headroom_pct = 12.5", "headroom_pct = 10\nqueue_weight = 1", "reserved_queues = 2"],
-        &["queues = 1", "queues = 65", "headroom_pct = 101", "queue_weight = 1.5", "name = 5"],
+        &[
+            "headroom_pct = 12.5",
+            "headroom_pct = 10\nqueue_weight = 1",
+            "reserved_queues = 2",
+            "reserved_code_points = [26, 48]",
+        ],
+        &[
+            "queues = 1",
+            "queues = 65",
+            "headroom_pct = 101",
+            "queue_weight = 1.5",
+            "name = 5",
+            "reserved_code_points = [64]",
+        ],
     ),
     (
         "tenants",
@@ -195,7 +207,7 @@ const CASES: &[Cases] = &[
             "driver = \"penstock\"\naddress = \"h:1\"\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
             "driver = \"gnmi\"\naddress = \"h:1\"\ntls = { ca = \"a\" }\nuser = \"u\"\n\
-             password_file = \"p\"",
+             password_file = \"p\"\nset_ms = 60000",
         ],
         &[
             "driver = \"other\"",
@@ -210,6 +222,8 @@ const CASES: &[Cases] = &[
             "driver = \"penstock\"\naddress = \"unix:///run/a.sock\"\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
             "driver = \"gnmi\"\naddress = \"h\"",
+            "driver = \"gnmi\"\naddress = \"h:1\"\nset_ms = 60001",
+            "driver = \"sim\"\nset_ms = 2000",
             "driver = \"gnmi\"\naddress = \"h:1\"\nuser = \"u\"",
             "driver = \"gnmi\"\naddress = \"h:1\"\nuser = \"u\"\npassword_file = \"p\"",
             "driver = \"gnmi\"\naddress = \"h:1\"\ntls = { ca = \"a\", cert = \"b\" }",

@@ -5,6 +5,7 @@ mod agent;
 mod common;
 mod controller_file;
 mod fabric_files;
+mod fabric_state;
 mod file_schemas;
 mod leader;
 mod leader_changes;

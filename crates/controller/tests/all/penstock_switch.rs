@@ -11,7 +11,8 @@ use penstock_controller::agent::SideError;
 use penstock_controller::agents::{PemFiles, ServerTls};
 use penstock_controller::southbound::penstock::{Address, PenstockSwitch, Tls};
 use penstock_controller::southbound::{
-    Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver as _, diff,
+    Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver as _, SwitchState, diff,
+    missing,
 };
 use penstock_controller::switch::wire::v1::switch_service_server::SwitchServiceServer;
 use penstock_controller::switch::{
@@ -226,14 +227,28 @@ async fn impossible_or_failed_changes_have_no_effect_and_are_reported() {
     let other = PenstockSwitch::new("leaf2", &ports(), 8, Address::Socket(bed.socket())).unwrap();
     let error = other.read_back().await.unwrap_err().to_string();
     assert!(error.contains("this is switch leaf1, not leaf2"), "{error}");
-    let rate = penstock_units::BitsPerSecond(1);
-    let more = [PortInfo { name: "e7".into(), rate }];
-    let more = PenstockSwitch::new("leaf1", &more, 8, Address::Socket(bed.socket())).unwrap();
-    let error = more.read_back().await.unwrap_err().to_string();
-    assert!(error.contains("port e7 is not supported"), "{error}");
     let nobody = Address::Socket(bed.dir.path().join("nobody"));
     let error = PenstockSwitch::new("leaf1", &ports(), 8, nobody).unwrap().read_back().await;
     assert!(matches!(error, Err(DriverError::Unreachable { .. })), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_port_that_the_daemon_lacks_is_left_out_and_the_others_are_not() {
+    let bed = Bed::start(Dir::new()).await;
+    let rate = penstock_units::BitsPerSecond(1_000_000_000);
+    let more = ["e0", "e7"].map(|name| PortInfo { name: name.to_owned(), rate });
+    let more = PenstockSwitch::new("leaf1", &more, 8, Address::Socket(bed.socket())).unwrap();
+    let is = more.read_back().await.unwrap();
+    assert_eq!(is.ports.keys().collect::<Vec<_>>(), ["e0"]);
+    let why = &is.left_out["e7"];
+    assert!(why.contains("leaf1 has no port e7") && why.contains("egress = \"wfq\""), "{why}");
+    let weights = PortState { weights: vec![1, 7], map: [(8, 1)].into() };
+    let ports = [("e0".to_owned(), weights.clone()), ("e7".to_owned(), weights.clone())].into();
+    let wanted = SwitchState { ports, ..SwitchState::default() };
+    let changes = missing(&more, &wanted).await.unwrap();
+    more.apply(stamp(1, 1), &changes).await.unwrap();
+    assert_eq!(more.read_back().await.unwrap().ports["e0"], weights);
+    assert_eq!(missing(&more, &wanted).await.unwrap(), []);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use penstock_controller::fabric_state::Fabric;
@@ -77,8 +78,9 @@ pub fn driver(
             };
             Arc::new(PenstockSwitch::new(&name, &ports, queues, address)?)
         }
-        DriverFile::Gnmi { address, tls, login } => {
-            gnmi(file, &name, &ports, (address, tls.as_ref(), login.as_ref()))?
+        DriverFile::Gnmi { address, tls, login, set_ms } => {
+            let wait = Duration::from_millis(*set_ms);
+            gnmi(file, &name, &ports, (address, tls.as_ref(), login.as_ref(), wait))?
         }
     })
 }
@@ -137,7 +139,7 @@ fn gnmi(
     file: &ControllerFile,
     name: &str,
     ports: &[PortInfo],
-    (address, tls, login): (&str, Option<&SwitchTls>, Option<&LoginFile>),
+    (address, tls, login, set_wait): (&str, Option<&SwitchTls>, Option<&LoginFile>, Duration),
 ) -> Result<Arc<dyn SwitchDriver>> {
     if file.binding.mode != Mode::StaticMap {
         bail!("switch {name}: gNMI has one map for all ports; write `map = \"static-map\"`");
@@ -160,6 +162,43 @@ fn gnmi(
         tls: tls.transpose()?,
         login: login.transpose()?,
         queues: file.binding.queues,
+        set_wait,
     };
     Ok(Arc::new(GnmiSwitch::new(name, ports, settings)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_controller::files::load_controller;
+
+    use super::*;
+
+    #[test]
+    fn drivers_have_no_reserved_queues() {
+        let folder = std::env::temp_dir().join(format!("penstock-drivers-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let fabric = "[fabric]\nqueues = 8\nreserved_queues = 3\n\n[servers]\nslots = 4\n\n\
+                      [[tier]]\nfan_out = 2\nrate = \"10G\"\n";
+        std::fs::write(folder.join("fabric.toml"), fabric).unwrap();
+        let path = folder.join("controller.toml");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for kind in ["sim", "linux-tc", "gnmi"] {
+            let address = if kind == "gnmi" { "address = \"h:9339\"\n" } else { "" };
+            let text = format!(
+                "[controller]\ntopology = \"fabric.toml\"\n\n[store]\npath = \"s\"\n\n\
+                 [[switch]]\nname = \"rack-0\"\ndriver = {kind:?}\n{address}\
+                 interfaces = {{ server-0 = [\"a\"], server-1 = [\"b\"] }}\n"
+            );
+            std::fs::write(&path, text).unwrap();
+            let file = load_controller(&path).unwrap();
+            let given = file.fabric.clone();
+            let binding = file.binding.clone();
+            let fabric = Fabric::new(given.topology, 0, given.policy, binding).unwrap();
+            let (node, switch) = file.switches.first_key_value().unwrap();
+            let driver = driver(&file, &fabric, *node, switch).unwrap();
+            let can = runtime.block_on(driver.capabilities()).unwrap();
+            assert_eq!((driver.kind(), can.queues), (kind, 6), "the shared queue and five more");
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
 }

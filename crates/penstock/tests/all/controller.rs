@@ -64,6 +64,35 @@ fn what_if_replays_the_same_for_a_seed_and_more_queues_serve_more() {
 }
 
 #[test]
+fn what_if_gives_no_reserved_queue_and_no_reserved_code_point() {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let tenants = folder.join("reserved-tenants.toml");
+    let tenant = |n: u32| {
+        format!(
+            "[[tenant]]\nname = \"t{n}\"\nvms = 8\nrate = \"100M\"\nwithin = [\"rack-0\"]\n\
+             most_per_server = 1\n"
+        )
+    };
+    fs::write(&tenants, (0..12).map(tenant).collect::<String>()).unwrap();
+    let with_queue = |keys: &str| {
+        let fabric = fs::read_to_string(example("fabric.toml")).unwrap();
+        let topology = folder.join("reserved-fabric.toml");
+        fs::write(&topology, fabric.replace("queues = 8\n", &format!("queues = 8\n{keys}\n")))
+            .unwrap();
+        let (topology, tenants) = (topology.display().to_string(), tenants.display().to_string());
+        let files = ["what-if", "--topology", &topology, "--tenants", &tenants];
+        let args = ["--map", "per-egress-map", "--json", "--seed", "3", "--intervals", "4"];
+        let out = controller(&[files.as_slice(), &args].concat());
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&out.stdout).unwrap();
+        (rows[0]["tenants_with_queue_pct"].as_f64().unwrap() * 0.12).round()
+    };
+    // All twelve tenants share their links, so each tenant with queues needs its own code point.
+    assert_eq!((with_queue(""), with_queue("reserved_queues = 5")), (7.0, 3.0));
+    let all_but_two: Vec<u8> = (1..=63).filter(|dscp| ![9, 40].contains(dscp)).collect();
+    assert_eq!(with_queue(&format!("reserved_code_points = {all_but_two:?}")), 2.0);
+}
+
+#[test]
 fn a_wrong_file_is_told_by_line_and_nothing_is_printed() {
     let wrong = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("wrong.toml");
     fs::write(&wrong, "[[tenant]]\nname = \"a\"\nvms = 9999\nrate = \"1M\"\n").unwrap();

@@ -3,29 +3,72 @@
 //! # Problem
 //!
 //! gNMI targets answer in different forms. A value in a gNMI answer may contain a whole tree or a
-//! single leaf. Names of JSON members may have a module prefix. A number may be a JSON number or
-//! text (RFC 7951 §6.1).
+//! single leaf, and a leaf may be JSON or a value of protobuf. Names of JSON members may have a
+//! module prefix. A number may be a JSON number or text (RFC 7951 §6.1).
+//!
+//! In OpenConfig's models, a leaf in `config` contains the value that a client has set. The leaf of
+//! the same name in `state` contains the value that the target has applied, and the target may need
+//! time to apply a value. Not all targets have `state` leaves.
 //!
 //! # Approach
 //!
 //! The driver converts all forms of answers to a map from path to text. OpenConfig's keys identify
-//! the entries of lists.
+//! the entries of lists. The text of a leaf-list contains its values in ascending order, because
+//! the order of a leaf-list has no meaning. A [`Tree`] has the configuration of the target, with
+//! and without the leaves whose values the target has not applied yet.
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::proto::{Path, PathElem};
+use super::proto::typed_value::Value as Typed;
+use super::proto::{Path, PathElem, TypedValue};
 
 /// Text of each leaf, by the leaf's path, such as `/qos/queues/queue[name=a]/config/name`.
 pub type Leaves = BTreeMap<String, String>;
+
+/// Configuration of a target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tree {
+    /// Configuration leaves with the values that clients have set.
+    pub(super) intent: Leaves,
+    /// The leaves of `intent`, except those for which the target reports another value as its
+    /// state.
+    pub(super) applied: Leaves,
+}
+
+/// Splits the path of a configuration leaf into the path of the object and the name of the leaf.
+/// `None` if the leaf is not in a container `config`.
+pub(super) fn in_config(path: &str) -> Option<(&str, &str)> {
+    let (container, leaf) = path.rsplit_once('/')?;
+    Some((container.strip_suffix("/config")?, leaf))
+}
+
+impl Tree {
+    /// Separates the leaves of a target into configuration and state.
+    pub(super) fn new(leaves: Leaves) -> Self {
+        let (intent, state): (Leaves, Leaves) =
+            leaves.into_iter().partition(|(path, _)| in_config(path).is_some());
+        let is_applied = |(path, text): &(&String, &String)| {
+            let twin = in_config(path).map(|(at, leaf)| format!("{at}/state/{leaf}"));
+            twin.and_then(|twin| state.get(&twin)).is_none_or(|state| state == *text)
+        };
+        let applied = intent.iter().filter(is_applied);
+        let applied = applied.map(|(path, text)| (path.clone(), text.clone())).collect();
+        Self { intent, applied }
+    }
+}
 
 /// Returns the name of the key member of a list in OpenConfig's QoS model. `None` if OpenConfig's
 /// QoS model does not have the list. If several lists have the same name, `path` distinguishes
 /// these lists.
 fn key_of(list: &str, path: &str) -> Option<&'static str> {
     Some(match list {
-        "classifier" if path.contains("/input/") => "type",
+        "classifier"
+            if path.ends_with("/input/classifiers") || path.ends_with("/output/classifiers") =>
+        {
+            "type"
+        }
         "queue" | "forwarding-group" | "classifier" | "scheduler-policy" => "name",
         "term" | "input" => "id",
         "scheduler" => "sequence",
@@ -47,12 +90,34 @@ fn text(value: &Value) -> Option<String> {
         Value::String(text) => plain(text).to_owned(),
         Value::Number(number) => number.to_string(),
         Value::Bool(yes) => yes.to_string(),
+        Value::Array(all) => {
+            let mut all = all.iter().map(text).collect::<Option<Vec<_>>>()?;
+            // Shorter numbers are smaller.
+            all.sort_by(|a, b| (a.len(), a).cmp(&(b.len(), b)));
+            all.join(" ")
+        }
+        _ => return None,
+    })
+}
+
+/// Returns the value of a leaf in a target's answer as JSON. `None` if the value is not JSON and
+/// has no type that a leaf of OpenConfig's QoS model may have.
+#[must_use]
+pub fn scalar(typed: &TypedValue) -> Option<Value> {
+    Some(match typed.value.as_ref()? {
+        Typed::StringVal(text) | Typed::AsciiVal(text) => json!(text),
+        Typed::IntVal(number) => json!(number),
+        Typed::UintVal(number) => json!(number),
+        Typed::BoolVal(yes) => json!(yes),
+        Typed::LeaflistVal(all) => {
+            Value::Array(all.element.iter().map(scalar).collect::<Option<_>>()?)
+        }
         _ => return None,
     })
 }
 
 /// Adds the leaves of the JSON value `value` at `path` to `leaves`. The function ignores JSON lists
-/// that are not part of OpenConfig's QoS model.
+/// of objects that are not part of OpenConfig's QoS model.
 ///
 /// # Errors
 /// Returns an error if an entry of a list has no key.
@@ -67,7 +132,10 @@ pub fn flatten(path: &str, value: &Value, leaves: &mut Leaves) -> Result<(), Str
             flatten(&format!("{path}/{name}"), value, leaves)?;
             continue;
         };
-        let Some(key) = key_of(name, path) else { continue };
+        let Some(key) = key_of(name, path) else {
+            leaves.extend(text(value).map(|text| (format!("{path}/{name}"), text)));
+            continue;
+        };
         for entry in entries {
             let all = entry.as_object().into_iter().flatten();
             let found = all.filter(|(member, _)| plain(member) == key).find_map(|(_, v)| text(v));
@@ -123,6 +191,7 @@ pub(super) fn entries<'a>(leaves: &'a Leaves, list: &'a str) -> Vec<&'a str> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::proto::ScalarArray;
     use super::*;
 
     #[test]
@@ -149,6 +218,50 @@ mod tests {
         let list = input.trim_end_matches("q1]");
         assert_eq!(entries(&leaves, list), ["q1"]);
         assert!(flatten("/qos", &serde_json::json!({"queue": [{"x": 1}]}), &mut leaves).is_err());
+    }
+
+    #[test]
+    fn a_leaf_list_has_one_text_in_all_forms_and_orders() {
+        let at = "/qos/classifiers/classifier[name=c]/terms/term[id=a]/conditions/ipv4/config";
+        let (mut whole, mut single) = (Leaves::new(), Leaves::new());
+        flatten(at, &json!({"dscp-set": [10, 0, 9]}), &mut whole).expect("a tree");
+        let number = |n| TypedValue { value: Some(Typed::UintVal(n)) };
+        let all = ScalarArray { element: [9, 10, 0].map(number).into() };
+        let typed = TypedValue { value: Some(Typed::LeaflistVal(all)) };
+        let value = scalar(&typed).expect("numbers");
+        flatten(&format!("{at}/dscp-set"), &value, &mut single).expect("a leaf-list");
+        assert_eq!(whole, [(format!("{at}/dscp-set"), "0 9 10".to_owned())].into());
+        assert_eq!(single, whole);
+        assert_eq!(scalar(&TypedValue { value: Some(Typed::BytesVal(vec![1])) }), None);
+    }
+
+    #[test]
+    fn entries_of_the_output_of_a_port_have_the_keys_of_its_input() {
+        let port = json!({"interfaces": {"interface": [{"interface-id": "e0", "output": {
+            "classifiers": {"classifier": [{"type": "IPV4", "config": {"name": "theirs"}}]}
+        }}]}});
+        let mut leaves = Leaves::new();
+        flatten("/qos", &port, &mut leaves).expect("a tree");
+        let name = "/qos/interfaces/interface[interface-id=e0]/output/classifiers\
+                    /classifier[type=IPV4]/config/name";
+        assert_eq!(leaves[name], "theirs");
+    }
+
+    #[test]
+    fn a_leaf_with_another_state_is_not_applied() {
+        let all = [
+            ("/qos/queues/queue[name=a]/name", "a"),
+            ("/qos/queues/queue[name=a]/config/name", "a"),
+            ("/qos/queues/queue[name=a]/state/name", "a"),
+            ("/qos/queues/queue[name=b]/config/name", "b"),
+            ("/qos/queues/queue[name=c]/config/name", "c"),
+            ("/qos/queues/queue[name=c]/state/name", "old"),
+            ("/qos/queues/queue[name=d]/state/name", "d"),
+        ];
+        let tree = Tree::new(all.map(|(path, text)| (path.to_owned(), text.to_owned())).into());
+        let list = "/qos/queues/queue[name=";
+        assert_eq!(entries(&tree.intent, list), ["a", "b", "c"]);
+        assert_eq!(entries(&tree.applied, list), ["a", "b"]);
     }
 
     #[test]

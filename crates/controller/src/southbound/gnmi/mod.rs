@@ -8,27 +8,36 @@
 //!
 //! # Differences between targets
 //!
-//! If a target refuses a Get of type CONFIG, the driver sends a Get of type ALL and ignores the
-//! state leaves. A target with an empty tree may answer NOT_FOUND to a Get. If a target does not
-//! support roles, the driver sends a Set without a role. A role limits the MasterArbitration
-//! extension to the driver's own entries. If a target has refused a data type or a role, the driver
-//! sends no further requests of that form to the target.
+//! A Get of the driver has the type ALL, because some targets refuse a Get of only configuration or
+//! only state. The answer also contains the state of the entries, as far as the target reports it
+//! (`leaves`). A target may answer NOT_FOUND if it has no data for one of the paths of a Get. The
+//! driver then sends a Get for each path, and reads NOT_FOUND as an empty tree.
 //!
-//! # The first Set
+//! If a target does not support roles, the driver sends a Set without a role. A role limits the
+//! MasterArbitration extension to the driver's own entries. If a target has refused a role, the
+//! driver sends no further roles to the target.
+//!
+//! # Time
 //!
 //! The first Set contains all entries of the driver and may take much longer than later Sets. A Set
 //! may take up to a minute, and continues if its caller gives up earlier. The next call of
 //! [`apply`](SwitchDriver::apply) waits until the Set ends. The driver then reads the target's
-//! tree, so that the driver does not send completed changes again.
+//! tree, so that the driver does not send completed changes again. While a Set runs,
+//! [`patience`](SwitchDriver::patience) asks the caller to wait for [`Settings::set_wait`].
+//!
+//! A target may answer a Set before it has applied the Set. After a Set, the driver reads the tree
+//! until the target's state is equal to the configuration. If the state still differs after 10 s,
+//! the driver reports the first leaf that differs.
 //!
 //! # Stamp
 //!
 //! The target's tree contains the stamp (`model`), so the stamp survives a restart of the
-//! controller. gNMI has no conditional Set. If the target supports the MasterArbitration extension,
-//! the extension excludes other controllers between Get and Set. The election id of the extension
-//! is the stamp. If the target does not support the extension, two controllers may write at the
-//! same moment. If two controllers have written at the same moment, the next read of the tree shows
-//! the difference.
+//! controller. Before each Set, the driver compares the stamp in the tree with its own stamp. This
+//! comparison does not depend on extensions of the target. gNMI has no conditional Set. If the
+//! target supports the MasterArbitration extension, the extension excludes other controllers
+//! between Get and Set. The election id of the extension is the stamp. If the target does not
+//! support the extension, two controllers may write at the same moment. If two controllers have
+//! written at the same moment, the read after the Set shows the difference.
 //!
 //! # Weights
 //!
@@ -45,25 +54,28 @@ mod model;
 pub mod proto;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::Mutex;
+use tokio::time::Instant;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
 
+use super::driver::summary;
+use super::left_out::LeftOut;
 use super::step::agree;
 use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
 use crate::Stamp;
-use leaves::{Leaves, flatten, path, shown};
+use leaves::{Leaves, Tree, flatten, path, scalar, shown};
 use model::{Orders, Unfit};
 use proto::g_nmi_client::GNmiClient;
-use proto::get_request::DataType;
 use proto::typed_value::Value as Typed;
 use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 
@@ -71,6 +83,8 @@ use proto::{Encoding, GetRequest, GetResponse, SetRequest, TypedValue, Update};
 const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 /// Time limit for the target's answer to a Set.
 const SET_MAX: Duration = Duration::from_secs(60);
+/// Time between two reads of the tree while the target applies a Set.
+const POLL: Duration = Duration::from_millis(100);
 /// Maximum size of an answer of the target, in bytes.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
@@ -97,6 +111,8 @@ pub struct Settings {
     pub login: Option<(String, String)>,
     /// Number of usable queues of a port, including the shared queue (2 to 8).
     pub queues: u8,
+    /// Time for which a caller should wait for a Set.
+    pub set_wait: Duration,
 }
 
 impl std::fmt::Debug for Tls {
@@ -110,11 +126,11 @@ impl std::fmt::Debug for Settings {
     /// Formats the settings without passwords and keys, because passwords and keys must not appear
     /// in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { address, tls, login, queues } = self;
+        let Self { address, tls, login, queues, set_wait } = self;
         let login = login.as_ref().map(|(user, _)| user);
         let mut show = f.debug_struct("Settings");
         show.field("address", address).field("tls", tls).field("login", &login);
-        show.field("queues", queues).finish()
+        show.field("queues", queues).field("set_wait", set_wait).finish()
     }
 }
 
@@ -126,15 +142,33 @@ pub struct GnmiSwitch {
     settings: Settings,
     endpoint: Endpoint,
     login: Option<[MetadataValue<Ascii>; 2]>,
-    /// True if the target has refused a Get of type CONFIG or STATE.
-    only_all: AtomicBool,
     /// True if the target has refused a Set with a role in its MasterArbitration extension.
     no_role: Arc<AtomicBool>,
     /// Lock that the driver holds while a Set runs.
     setting: Arc<Mutex<()>>,
+    /// Time until which a caller should wait for the running Set. `None` if no caller waits.
+    wait_until: std::sync::Mutex<Option<Instant>>,
+    left_out: LeftOut,
 }
 
-/// Returns true if a target may have refused a request because of the request's data type or role.
+/// Mark that a caller waits for a Set. Dropping the mark removes it.
+struct Waiting<'a>(&'a GnmiSwitch);
+
+impl<'a> Waiting<'a> {
+    fn new(switch: &'a GnmiSwitch) -> Self {
+        let until = Instant::now() + switch.settings.set_wait;
+        *switch.wait_until.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        Self(switch)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        *self.0.wait_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Returns true if a target may have refused a Set because of the Set's role.
 fn is_unknown(status: &Status) -> bool {
     matches!(status.code(), Code::Unimplemented | Code::InvalidArgument)
 }
@@ -181,8 +215,18 @@ impl GnmiSwitch {
             Ok(endpoint) => {
                 let (name, login) = (name.to_owned(), login.flatten());
                 let ports = ports.iter().map(|port| port.name.clone()).collect();
-                let (only_all, no_role, setting) = Default::default();
-                Ok(Self { name, ports, settings, endpoint, login, only_all, no_role, setting })
+                let (no_role, setting, wait_until, left_out) = Default::default();
+                Ok(Self {
+                    name,
+                    ports,
+                    settings,
+                    endpoint,
+                    login,
+                    no_role,
+                    setting,
+                    wait_until,
+                    left_out,
+                })
             }
             Err(error) => beyond(
                 format!("address {:?}", settings.address),
@@ -251,50 +295,64 @@ impl GnmiSwitch {
         request
     }
 
+    /// Reads all leaves below `paths`.
     async fn get(
         &self,
         client: &mut GNmiClient<Channel>,
         paths: &[String],
-        kind: DataType,
     ) -> Result<Leaves, DriverError> {
-        let mut ask = async |kind| {
-            let path = paths.iter().map(|text| path(text)).collect();
-            let mut request = GetRequest { path, ..GetRequest::default() };
-            request.set_type(kind);
-            request.set_encoding(Encoding::JsonIetf);
-            client.get(self.request(request)).await
-        };
-        let all = self.only_all.load(Ordering::Relaxed);
-        let mut answer = ask(if all { DataType::All } else { kind }).await;
-        if !all && answer.as_ref().is_err_and(is_unknown) {
-            answer = ask(DataType::All).await;
-            self.only_all.store(answer.is_ok(), Ordering::Relaxed);
+        if let Some(leaves) = self.ask(client, paths).await? {
+            return Ok(leaves);
         }
-        let what = paths.first().map_or("/qos", String::as_str);
-        let answer = match answer {
-            Err(status) if status.code() == Code::NotFound => return Ok(Leaves::new()),
-            answer => answer.map_err(|status| self.failed(what, &status))?.into_inner(),
-        };
-        self.leaves(&answer, kind)
+        let mut all = Leaves::new();
+        if paths.len() > 1 {
+            // One path without data is enough for NOT_FOUND.
+            for path in paths {
+                all.extend(self.ask(client, slice::from_ref(path)).await?.unwrap_or_default());
+            }
+        }
+        Ok(all)
     }
 
-    /// Returns the leaves in a target's answer to a Get of type `kind`.
-    fn leaves(&self, answer: &GetResponse, kind: DataType) -> Result<Leaves, DriverError> {
+    /// Sends a Get. Returns `None` if the target has no data for one of the paths.
+    async fn ask(
+        &self,
+        client: &mut GNmiClient<Channel>,
+        paths: &[String],
+    ) -> Result<Option<Leaves>, DriverError> {
+        // ALL is the default type of data.
+        let path = paths.iter().map(|text| path(text)).collect();
+        let mut request = GetRequest { path, ..GetRequest::default() };
+        request.set_encoding(Encoding::JsonIetf);
+        match client.get(self.request(request)).await {
+            Ok(answer) => self.leaves(answer.get_ref()).map(Some),
+            Err(status) if status.code() == Code::NotFound => Ok(None),
+            Err(status) => {
+                let what = paths.first().map_or("/qos", String::as_str);
+                Err(self.failed(what, &status))
+            }
+        }
+    }
+
+    /// Returns the leaves in a target's answer to a Get.
+    fn leaves(&self, answer: &GetResponse) -> Result<Leaves, DriverError> {
         let mut leaves = Leaves::new();
         for notification in &answer.notification {
             for update in &notification.update {
                 let at = shown(notification.prefix.as_ref(), update.path.as_ref());
                 let rubbish = |problem| self.unfit(Unfit::Rubbish(at.clone(), problem));
-                let text = match update.val.as_ref().and_then(|typed| typed.value.as_ref()) {
-                    Some(Typed::JsonIetfVal(text) | Typed::JsonVal(text)) => text,
-                    other => return Err(rubbish(format!("no JSON: {other:?}"))),
+                let typed = update.val.as_ref();
+                let value: serde_json::Value = match typed.and_then(|typed| typed.value.as_ref()) {
+                    Some(Typed::JsonIetfVal(text) | Typed::JsonVal(text)) => {
+                        serde_json::from_slice(text).map_err(|e| rubbish(e.to_string()))?
+                    }
+                    other => {
+                        let value = typed.and_then(scalar);
+                        value.ok_or_else(|| rubbish(format!("no JSON: {other:?}")))?
+                    }
                 };
-                let value = serde_json::from_slice(text).map_err(|e| rubbish(e.to_string()))?;
                 flatten(&at, &value, &mut leaves).map_err(rubbish)?;
             }
-        }
-        if kind == DataType::Config {
-            leaves.retain(|path, _| !path.contains("/state/"));
         }
         Ok(leaves)
     }
@@ -302,15 +360,16 @@ impl GnmiSwitch {
     async fn see(
         &self,
         client: &mut GNmiClient<Channel>,
-    ) -> Result<(Leaves, SwitchState), DriverError> {
-        let leaves = self.get(client, &["/qos".to_owned()], DataType::Config).await?;
-        let state = self.state(&leaves)?;
-        Ok((leaves, state))
+    ) -> Result<(Tree, SwitchState), DriverError> {
+        let tree = Tree::new(self.get(client, &["/qos".to_owned()]).await?);
+        let state = self.state(&tree)?;
+        self.left_out.log(&self.name, &state);
+        Ok((tree, state))
     }
 
-    fn state(&self, leaves: &Leaves) -> Result<SwitchState, DriverError> {
+    fn state(&self, tree: &Tree) -> Result<SwitchState, DriverError> {
         let refusal = |unfit| self.unfit(unfit).to_string();
-        let state = model::state(leaves, &self.ports, self.settings.queues, refusal);
+        let state = model::state(tree, &self.ports, self.settings.queues, refusal);
         state.map_err(|unfit| self.unfit(unfit))
     }
 
@@ -327,34 +386,67 @@ impl GnmiSwitch {
         stamp: Stamp,
         changes: &[Change],
     ) -> Result<[SwitchState; 2], DriverError> {
-        let leaves = self.leaves(answer, DataType::Config)?;
-        let seen = (leaves.clone(), self.state(&leaves)?);
-        DriverError::fence(&self.name, seen.1.stamp, stamp)?;
-        let orders = self.orders(&seen, stamp, changes)?;
-        let mut after = leaves;
-        after.retain(|path, _| !orders.delete.iter().any(|gone| path.starts_with(gone.as_str())));
+        let tree = Tree::new(self.leaves(answer)?);
+        let before = self.state(&tree)?;
+        DriverError::fence(&self.name, before.stamp, stamp)?;
+        let orders = self.orders(&tree, &self.target(&before, changes)?, stamp)?;
+        // The target applies its whole configuration at once.
+        let mut leaves = tree.intent;
+        leaves.retain(|path, _| !orders.delete.iter().any(|gone| path.starts_with(gone.as_str())));
         for (path, value) in &orders.update {
-            let made = flatten(path, value, &mut after);
+            let made = flatten(path, value, &mut leaves);
             made.map_err(|problem| self.unfit(Unfit::Rubbish(path.clone(), problem)))?;
         }
-        after.retain(|path, _| !path.contains("/state/"));
-        let after = self.state(&after)?;
-        Ok([seen.1, after])
+        let after = self.state(&Tree::new(leaves))?;
+        Ok([before, after])
     }
 
-    fn orders(
-        &self,
-        (leaves, state): &(Leaves, SwitchState),
-        stamp: Stamp,
-        changes: &[Change],
-    ) -> Result<Orders, DriverError> {
-        let (can, mut target) = (self.can(), state.clone());
+    /// Returns the state of the ports after `changes`, without the ports that are left out.
+    fn target(&self, is: &SwitchState, changes: &[Change]) -> Result<SwitchState, DriverError> {
+        let (can, mut target) = (self.can(), is.clone());
         changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
         agree(&self.name, &can, &target)?;
-        // Ports that are left out do not change.
+        Ok(target)
+    }
+
+    /// Returns the operations that bring the target's tree to the state `target`.
+    fn orders(
+        &self,
+        tree: &Tree,
+        target: &SwitchState,
+        stamp: Stamp,
+    ) -> Result<Orders, DriverError> {
         let ports: Vec<String> = target.ports.keys().cloned().collect();
-        let orders = model::orders(leaves, &ports, self.settings.queues, &target, stamp);
+        let orders = model::orders(tree, &ports, self.settings.queues, target, stamp);
         orders.map_err(|unfit| self.unfit(unfit))
+    }
+
+    /// Waits until the target has applied the state `target`, as far as the target reports what it
+    /// has applied.
+    async fn settle(
+        &self,
+        client: &mut GNmiClient<Channel>,
+        (target, stamp): (&SwitchState, Stamp),
+        changes: &[Change],
+    ) -> Result<(), DriverError> {
+        let end = Instant::now() + TIME_MAX;
+        loop {
+            let (tree, now) = self.see(client).await?;
+            DriverError::fence(&self.name, now.stamp, stamp)?;
+            let orders = self.orders(&tree, target, stamp)?;
+            let Some(missing) = orders.first() else { return Ok(()) };
+            if Instant::now() >= end {
+                return Err(DriverError::Refused {
+                    switch: self.name.clone(),
+                    change: summary(stamp, changes),
+                    problem: format!(
+                        "the target accepted the Set, but does not report {missing} as applied \
+                         after {TIME_MAX:?}"
+                    ),
+                });
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// Sends a Set to the target. The Set continues even if the caller gives up.
@@ -437,30 +529,39 @@ impl SwitchDriver for GnmiSwitch {
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
         let under_way = Arc::clone(&self.setting).lock_owned().await;
         let mut client = self.connect().await?;
-        let seen = self.see(&mut client).await?;
-        DriverError::fence(&self.name, seen.1.stamp, stamp)?;
-        let orders = self.orders(&seen, stamp, changes)?;
+        let (tree, is) = self.see(&mut client).await?;
+        DriverError::fence(&self.name, is.stamp, stamp)?;
+        let target = self.target(&is, changes)?;
+        let orders = self.orders(&tree, &target, stamp)?;
         if orders == Orders::default() {
             return Ok(());
         }
-        let Err(status) = self.set(&client, &orders, stamp, under_way).await else { return Ok(()) };
+        let _waiting = Waiting::new(self);
+        let Err(status) = self.set(&client, &orders, stamp, under_way).await else {
+            return self.settle(&mut client, (&target, stamp), changes).await;
+        };
         // If another controller intervened, the target has that controller's later stamp by now.
         let (_, now) = self.see(&mut client).await?;
         DriverError::fence(&self.name, now.stamp, stamp)?;
-        Err(self.failed(&orders.words().join("; "), &status))
+        Err(self.failed(&summary(stamp, changes), &status))
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        let until = *self.wait_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {
         let mut client = self.connect().await?;
-        let seen = self.see(&mut client).await?;
-        Ok(self.orders(&seen, seen.1.stamp, changes)?.words())
+        let (tree, is) = self.see(&mut client).await?;
+        Ok(self.orders(&tree, &self.target(&is, changes)?, is.stamp)?.words())
     }
 
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
         let mut client = self.connect().await?;
         let output = |port| format!("/qos/interfaces/interface[interface-id={port}]/output/queues");
         let paths: Vec<String> = self.ports.iter().map(output).collect();
-        let leaves = self.get(&mut client, &paths, DataType::State).await?;
+        let leaves = self.get(&mut client, &paths).await?;
         let mut all = Vec::new();
         for (port, path) in self.ports.iter().zip(&paths) {
             for queue in 0..self.settings.queues {
@@ -486,6 +587,12 @@ impl Orders {
         let delete = self.delete.iter().map(|path| format!("delete {path}"));
         let update = self.update.iter().map(|(path, value)| format!("update {path} {value}"));
         delete.chain(update).collect()
+    }
+
+    /// Returns the path of the first operation. `None` if there are no operations.
+    fn first(&self) -> Option<&str> {
+        let update = self.update.first().map(|(path, _)| path);
+        update.or(self.delete.first()).map(String::as_str)
     }
 }
 

@@ -4,6 +4,8 @@
 #[path = "../../../tests/all/common/gnmi_target.rs"]
 mod target;
 
+mod published;
+
 use super::*;
 use crate::southbound::{PortState, diff};
 use target::{Fault, Target};
@@ -24,7 +26,7 @@ async fn changes_are_read_back_and_are_idempotent() {
     let fresh = target.switch().read_back().await.expect("readable");
     assert_eq!((fresh.stamp, fresh.ports.len()), (Stamp::default(), 2));
     let words = target.switch().words(&changes()).await.expect("a dry run");
-    let term = "update /qos/classifiers/classifier[name=pen-v6]/terms/term[id=8] ";
+    let term = "update /qos/classifiers/classifier[name=pen-v6]/terms/term[id=q1] ";
     assert!(words.iter().any(|word| word.starts_with(term)), "{words:#?}");
     assert_eq!(target.sets(), 0, "nothing was done");
 
@@ -102,8 +104,25 @@ async fn other_configurations_are_left_alone() {
 }
 
 #[tokio::test]
+async fn a_port_that_is_bound_by_an_entry_of_another_name_is_left_out() {
+    let target = Target::start().await;
+    let entry = "/qos/interfaces/interface[interface-id=uplink]";
+    target.put(&format!("{entry}/interface-ref/config/interface"), "eth2");
+    let is = target.switch().read_back().await.expect("readable");
+    assert_eq!(is.ports.len(), 2, "nothing is bound to it");
+    target.put(&format!("{entry}/output/scheduler-policy/config/name"), "theirs");
+    let is = target.switch().read_back().await.expect("readable");
+    let why = &is.left_out["eth2"];
+    assert!(why.contains("interface-id=uplink") && why.contains("the value theirs"), "{why}");
+    let weigh = Change::Weigh { port: "Ethernet1/1".into(), weights: vec![4, 5] };
+    target.switch().apply(stamp(1), &[weigh]).await.expect("the other port");
+    let is = target.switch().read_back().await.expect("readable");
+    assert_eq!(is.ports["Ethernet1/1"].weights, [4, 5]);
+}
+
+#[tokio::test]
 async fn targets_that_refuse_what_is_optional_are_told_without_it() {
-    for fault in [Fault::OnlyAll, Fault::NotFound, Fault::NoRole] {
+    for fault in [Fault::OnlyAll, Fault::NotFound, Fault::NoRole, Fault::Scalars] {
         let target = Target::start().await;
         target.set_fault(fault);
         let switch = target.switch();
@@ -120,15 +139,57 @@ async fn targets_that_refuse_what_is_optional_are_told_without_it() {
     }
 }
 
+/// Returns the code points of all terms of a classifier, with the group of the term.
+fn terms(leaves: &Leaves, classifier: &str, family: &str) -> Vec<(u8, String)> {
+    let list = format!("/qos/classifiers/classifier[name={classifier}]/terms/term[id=");
+    let of_term = |id: &str| {
+        let set = &leaves[&format!("{list}{id}]/conditions/{family}/config/dscp-set")];
+        let group = leaves[&format!("{list}{id}]/actions/config/target-group")].clone();
+        let numbers = set.split(' ').map(|text| text.parse::<u8>().expect("a code point"));
+        numbers.map(move |dscp| (dscp, group.clone())).collect::<Vec<_>>()
+    };
+    let mut all: Vec<_> = leaves::entries(leaves, &list).into_iter().flat_map(of_term).collect();
+    all.sort();
+    all
+}
+
 #[tokio::test]
-async fn frames_without_a_code_point_term_have_a_term_of_their_own() {
+async fn each_code_point_has_exactly_one_term() {
+    let target = Target::start().await;
+    // A classifier of an earlier release has a term for each mapped code point and a term for all
+    // frames.
+    let old = "/qos/classifiers/classifier[name=pen-v4]/terms/term";
+    for (id, group) in [("8", "pen-q1"), ("rest", "pen-q0")] {
+        target.put(&format!("{old}[id={id}]/config/id"), id);
+        target.put(&format!("{old}[id={id}]/actions/config/target-group"), group);
+    }
+    target.put(&format!("{old}[id=8]/conditions/ipv4/config/dscp"), "8");
+    let mut wanted = SwitchState::default();
+    for map in [vec![(8, 1), (63, 2)], vec![(9, 1), (10, 1), (8, 7)], vec![]] {
+        let port = PortState { weights: vec![1], map: map.iter().copied().collect() };
+        wanted.ports = ["Ethernet1/1", "eth2"].map(|name| (name.to_owned(), port.clone())).into();
+        let is = target.switch().read_back().await.expect("readable");
+        target.switch().apply(stamp(1), &diff(&is, &wanted)).await.expect("told");
+        let queue = |dscp: u8| port.map.get(&dscp).copied().unwrap_or(0);
+        let each: Vec<_> = (0..64).map(|dscp| (dscp, format!("pen-q{}", queue(dscp)))).collect();
+        let leaves = target.leaves();
+        assert_eq!(terms(&leaves, "pen-v4", "ipv4"), each);
+        assert_eq!(terms(&leaves, "pen-v6", "ipv6"), each);
+    }
+}
+
+#[tokio::test]
+async fn a_classifier_without_a_term_for_each_code_point_is_written_again() {
     let target = Target::start().await;
     target.switch().apply(stamp(1), &changes()).await.expect("told");
-    for family in ["pen-v4", "pen-v6"] {
-        let term = format!("/qos/classifiers/classifier[name={family}]/terms/term[id=rest]");
-        let leaves = target.leaves();
-        assert_eq!(leaves[&format!("{term}/actions/config/target-group")], "pen-q0");
-        assert!(!leaves.keys().any(|path| path.starts_with(&format!("{term}/conditions"))));
+    let wanted = target.switch().read_back().await.expect("readable");
+    let conditions = "/qos/classifiers/classifier[name=pen-v6]/terms/term[id=q0]/conditions";
+    for (leaf, text) in [("dscp-set", "1 2 3"), ("dscp", "4")] {
+        target.put(&format!("{conditions}/ipv6/config/{leaf}"), text);
+        let is = target.switch().read_back().await.expect("readable");
+        assert!(is.ports["eth2"].map.is_empty(), "the map is not what the controller wants");
+        target.switch().apply(stamp(1), &diff(&is, &wanted)).await.expect("told");
+        assert_eq!(target.switch().read_back().await.expect("readable"), wanted);
     }
 }
 
@@ -138,15 +199,59 @@ async fn a_first_set_that_takes_longer_than_its_caller_waits_is_done_all_the_sam
     let end = std::sync::Arc::new(tokio::sync::Notify::new());
     target.set_fault(Fault::SlowSet(end.clone()));
     let (switch, changes) = (target.switch(), changes());
-    tokio::select! {
+    assert_eq!(switch.patience(), None);
+    let patience = async {
+        target.setting().await;
+        switch.patience()
+    };
+    let patience = tokio::select! {
         biased;
         _ = switch.apply(stamp(1), &changes) => panic!("it does not end"),
-        () = target.setting() => {}
-    }
+        patience = patience => patience.expect("the Set may take longer"),
+    };
+    assert!(patience <= target.settings().set_wait);
+    assert_eq!(switch.patience(), None, "nobody waits for the Set any more");
     end.notify_one();
     switch.apply(stamp(1), &changes).await.expect("waits for the end, and has nothing to set");
     assert_eq!((target.asked(), target.sets()), (1, 1));
     assert_eq!(switch.read_back().await.expect("readable").stamp, stamp(1));
+    assert_eq!(switch.patience(), None);
+}
+
+/// Returns a target that has a first decision, and the state after the next decision.
+async fn told_once() -> (Target, SwitchState) {
+    let target = Target::start().await;
+    target.switch().apply(stamp(1), &changes()).await.expect("told");
+    let mut wanted = target.switch().read_back().await.expect("readable");
+    for port in wanted.ports.values_mut() {
+        *port = PortState { weights: vec![2, 0, 9], map: [(8, 2), (16, 1)].into() };
+    }
+    wanted.stamp = stamp(2);
+    (target, wanted)
+}
+
+#[tokio::test]
+async fn a_change_is_done_when_the_target_reports_it_as_its_state() {
+    let (target, wanted) = told_once().await;
+    target.set_fault(Fault::Behind(3));
+    let is = target.switch().read_back().await.expect("readable");
+    assert_eq!(is.ports["eth2"].weights, [1, 3]);
+    target.switch().apply(stamp(2), &diff(&is, &wanted)).await.expect("waits for the target");
+    assert_eq!(target.switch().read_back().await.expect("readable"), wanted);
+}
+
+#[tokio::test]
+async fn a_target_that_does_not_apply_what_it_accepts_is_told() {
+    let (target, wanted) = told_once().await;
+    target.set_fault(Fault::Behind(u32::MAX));
+    let is = target.switch().read_back().await.expect("readable");
+    let error = target.switch().apply(stamp(2), &diff(&is, &wanted)).await.expect_err("no change");
+    assert!(matches!(error, DriverError::Refused { .. }), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("the target accepted the Set, but does not report /qos/"), "{text}");
+    assert!(text.contains("and 3 more") && text.len() < 600, "{text}");
+    let is = target.switch().read_back().await.expect("readable");
+    assert_ne!(is.ports["eth2"], wanted.ports["eth2"], "the configuration is not the state");
 }
 
 #[tokio::test]
@@ -161,6 +266,10 @@ async fn queues_are_counted() {
     assert_eq!(all.len(), 16);
     let one = all.iter().find(|c| c.port == "eth2" && c.queue == 1).expect("there");
     assert_eq!((one.packets, one.bytes, one.dropped), (7, 700, 3));
+    // For the other port, this target has no data.
+    target.set_fault(Fault::NotFound);
+    let some = target.switch().counters().await.expect("counted");
+    assert_eq!(some, all);
     target.put(&format!("{queue}/state/dropped-pkts"), "many");
     let error = target.switch().counters().await.expect_err("rubbish").to_string();
     assert!(error.starts_with("switch leaf1: ") && error.contains("many"), "{error}");
@@ -189,8 +298,8 @@ async fn a_wrong_password_and_a_wrong_authority_are_told() {
 #[tokio::test]
 async fn rubbish_is_told_with_the_switchs_name_within_bounds() {
     let deep = [b"[".repeat(100_000), b"]".repeat(100_000)].concat();
-    let term =
-        br#"{"classifiers":{"classifier":[{"name":"pen-v4","terms":{"term":[{"id":"8"}]}}]}}"#;
+    let term = br#"{"classifiers":{"classifier":[{"name":"pen-v4","terms":{"term":[
+        {"id":"8","config":{"id":"8"}}]}}]}}"#;
     for answer in [
         b"not json".to_vec(),
         deep,

@@ -1,6 +1,8 @@
 //! Simulates a gNMI target with a tree of leaves in memory.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use penstock_controller::Stamp;
 use penstock_controller::southbound::PortInfo;
@@ -10,8 +12,8 @@ use penstock_controller::southbound::gnmi::proto::get_request::DataType;
 use penstock_controller::southbound::gnmi::proto::gnmi_ext::extension::Ext;
 use penstock_controller::southbound::gnmi::proto::typed_value::Value as Typed;
 use penstock_controller::southbound::gnmi::proto::{
-    CapabilityRequest, CapabilityResponse, GetRequest, GetResponse, Notification, SetRequest,
-    SetResponse, SubscribeRequest, SubscribeResponse, TypedValue, Update,
+    CapabilityRequest, CapabilityResponse, GetRequest, GetResponse, Notification, ScalarArray,
+    SetRequest, SetResponse, SubscribeRequest, SubscribeResponse, TypedValue, Update,
 };
 use penstock_controller::southbound::gnmi::{GnmiSwitch, Settings, Tls};
 use tokio::net::TcpListener;
@@ -34,12 +36,17 @@ pub enum Fault {
     Hang,
     /// The target refuses a Get of a single type of data.
     OnlyAll,
-    /// The target answers NOT_FOUND for empty paths.
+    /// The target answers NOT_FOUND if one of the paths has no data.
     NotFound,
     /// The target refuses a Set with a role, as SONiC's target does.
     NoRole,
     /// The target delays each Set until the test releases the Set.
     SlowSet(Arc<Notify>),
+    /// The target answers with values of protobuf instead of JSON.
+    Scalars,
+    /// The target also reports its state. After a Set, the target applies the configuration only
+    /// after this number of Gets.
+    Behind(u32),
 }
 
 #[derive(Default)]
@@ -51,6 +58,12 @@ struct Inner {
     /// Number of Sets that the target has received, completed or not.
     asked: u32,
     setting: Arc<Notify>,
+    /// Configuration that the target has applied, with [`Fault::Behind`].
+    applied: Leaves,
+    /// Number of Gets until the target applies its configuration.
+    behind: u32,
+    /// Paths and values that clients have written, in order.
+    written: Vec<(String, serde_json::Value)>,
 }
 
 #[derive(Clone, Default)]
@@ -94,7 +107,8 @@ impl Target {
     pub fn settings(&self) -> Settings {
         let tls = Tls { authority: self.authority.clone(), name: None, identity: None };
         let login = Some(("admin".to_owned(), "secret".to_owned()));
-        Settings { address: self.address.clone(), tls: Some(tls), login, queues: 8 }
+        let (address, set_wait) = (self.address.clone(), Duration::from_secs(5));
+        Settings { address, tls: Some(tls), login, queues: 8, set_wait }
     }
 
     /// Returns a driver of the target.
@@ -115,6 +129,11 @@ impl Target {
 
     pub fn leaves(&self) -> Leaves {
         self.double.0.lock().expect("no panic").leaves.clone()
+    }
+
+    /// Returns the paths and values that clients have written, in order.
+    pub fn written(&self) -> Vec<(String, serde_json::Value)> {
+        self.double.0.lock().expect("no panic").written.clone()
     }
 
     /// Restarts the simulated target with an empty tree.
@@ -192,10 +211,62 @@ impl Inner {
             };
             let value = serde_json::from_slice(&text);
             let value = value.map_err(|e| Status::invalid_argument(e.to_string()))?;
-            flatten(&at, &value, &mut after).map_err(Status::invalid_argument)?;
+            let mut new = Leaves::new();
+            flatten(&at, &value, &mut new).map_err(Status::invalid_argument)?;
+            for (path, text) in new {
+                let before = after.get(&path).filter(|_| is_leaf_list(&path)).cloned();
+                after.insert(path, before.map_or(text.clone(), |before| union(&before, &text)));
+            }
+            self.written.push((at, value));
+        }
+        if let Some(Fault::Behind(gets)) = self.fault {
+            self.behind = gets;
         }
         (self.leaves, self.master, self.sets) = (after, id, self.sets + 1);
         Ok(())
+    }
+
+    /// Returns the leaves that the target reports, and the fault.
+    fn report(&mut self) -> (Leaves, Option<Fault>) {
+        let mut leaves = self.leaves.clone();
+        if let Some(Fault::Behind(_)) = self.fault {
+            match self.behind.checked_sub(1) {
+                Some(fewer) => self.behind = fewer,
+                None => self.applied = self.leaves.clone(),
+            }
+            let config = self.applied.iter().filter(|(path, _)| path.contains("/config/"));
+            leaves
+                .extend(config.map(|(at, text)| (at.replace("/config/", "/state/"), text.clone())));
+        }
+        (leaves, self.fault.clone())
+    }
+}
+
+fn is_leaf_list(path: &str) -> bool {
+    path.ends_with("-set")
+}
+
+/// Adds values to a leaf-list. Targets may do this when a client updates a leaf-list.
+fn union(before: &str, more: &str) -> String {
+    let numbers = before.split(' ').chain(more.split(' ')).filter_map(|text| text.parse().ok());
+    let numbers: BTreeSet<u8> = numbers.collect();
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns a leaf as JSON, or as a value of protobuf.
+fn typed(at: &str, text: &str, scalars: bool) -> Typed {
+    let numbers = || text.split(' ').filter_map(|text| text.parse::<u64>().ok());
+    match (scalars, is_leaf_list(at)) {
+        (false, false) => Typed::JsonIetfVal(serde_json::json!(text).to_string().into()),
+        (false, true) => {
+            let numbers: Vec<u64> = numbers().collect();
+            Typed::JsonIetfVal(serde_json::json!(numbers).to_string().into())
+        }
+        (true, false) => Typed::StringVal(text.to_owned()),
+        (true, true) => {
+            let one = |number| TypedValue { value: Some(Typed::UintVal(number)) };
+            Typed::LeaflistVal(ScalarArray { element: numbers().map(one).collect() })
+        }
     }
 }
 
@@ -211,10 +282,7 @@ impl GNmi for Double {
     /// Answers a Get with one update per leaf of the tree.
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<GetResponse>, Status> {
         login(&request)?;
-        let (leaves, fault) = {
-            let inner = self.0.lock().expect("no panic");
-            (inner.leaves.clone(), inner.fault.clone())
-        };
+        let (leaves, fault) = self.0.lock().expect("no panic").report();
         let asked = &request.get_ref().path;
         let asked: Vec<String> = asked.iter().map(|p| shown(None, Some(p))).collect();
         let is_asked = |at: &str| asked.iter().any(|path| at.starts_with(path));
@@ -222,23 +290,26 @@ impl GNmi for Double {
             Some(Fault::OnlyAll) if request.get_ref().r#type() != DataType::All => {
                 return Err(Status::unimplemented("unsupported request type"));
             }
-            Some(Fault::NotFound) if !leaves.keys().any(|at| is_asked(at)) => {
-                return Err(Status::not_found("no data"));
+            Some(Fault::NotFound) => {
+                let is_empty = |path: &String| !leaves.keys().any(|at| at.starts_with(path));
+                if asked.iter().any(is_empty) {
+                    return Err(Status::not_found("no data"));
+                }
             }
             _ => {}
         }
-        let update = |at: &str, json: Vec<u8>| Update {
+        let update = |at: &str, value: Typed| Update {
             path: Some(path(at)),
-            val: Some(TypedValue { value: Some(Typed::JsonIetfVal(json)) }),
+            val: Some(TypedValue { value: Some(value) }),
             ..Update::default()
         };
         let updates = match fault {
             Some(Fault::Hang) => std::future::pending().await,
-            Some(Fault::Answer(answer)) => vec![update("/qos", answer)],
-            _ => {
+            Some(Fault::Answer(answer)) => vec![update("/qos", Typed::JsonIetfVal(answer))],
+            fault => {
+                let scalars = matches!(fault, Some(Fault::Scalars));
                 let some = leaves.iter().filter(|(at, _)| is_asked(at));
-                some.map(|(at, text)| update(at, serde_json::json!(text).to_string().into()))
-                    .collect()
+                some.map(|(at, text)| update(at, typed(at, text, scalars))).collect()
             }
         };
         let notification = vec![Notification { update: updates, ..Notification::default() }];

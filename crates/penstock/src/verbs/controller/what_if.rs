@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use penstock_controller::files::{FabricFile, TenantWish};
+use penstock_fabric::dscp::Palette;
 use penstock_fabric::gain::{self, Flow};
 use penstock_fabric::queue_binding::{Binding, Candidate, Mode, Settings};
 use penstock_fabric::score::{Smoothed, payment};
@@ -124,7 +125,8 @@ fn try_out(
     let placed = place(topology(fabric, variant.oversubscription)?, fabric, policy, tenants)?;
     // The binding must not use reserved queues except the shared queue.
     let queues = u8::try_from(policy.dedicated() + 1).unwrap_or(u8::MAX);
-    let settings = Settings { queues, ..Settings::new(variant.mode.into()) };
+    let palette = Palette::without(&fabric.reserved_code_points)?;
+    let settings = Settings { queues, palette, ..Settings::new(variant.mode.into()) };
     let binding = Binding::new(settings, placed.datacenter.topology().links())?;
     Ok(replay(&placed, binding, usage))
 }

@@ -1,0 +1,83 @@
+//! Tests the leader's state of the fabric: scores in intervals without reports, and stored bindings
+//! after an operator has reserved more queues or code points.
+
+use penstock_controller::Stamp;
+use penstock_controller::fabric_state::{Fabric, Usage};
+use penstock_controller::intent::{TenantRecord, TenantSpec};
+use penstock_fabric::dscp::Palette;
+use penstock_fabric::queue_binding::{Mode, Settings};
+use penstock_fabric::tenant_placement::Policy;
+
+use crate::world::{fabric, tenant, topology, usage};
+
+const MBIT: u64 = 1_000_000;
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+#[test]
+fn a_score_follows_by_halves_also_when_no_host_reports() {
+    let mut fabric = fabric(Mode::StaticMap);
+    // One of four VMs with 100 Mbit/s each is on each host.
+    fabric.add(tenant("red", 4, 100)).unwrap();
+    let slot = fabric.slot("red").unwrap();
+    let mut busy = usage(&fabric, &[("red", 50)]);
+    let scores = |fabric: &mut Fabric, usage: &Usage| {
+        fabric.follow(usage);
+        (fabric.score(slot) / MBIT, fabric.measured(slot).used_permille)
+    };
+    // The first interval counts fully.
+    assert_eq!(scores(&mut fabric, &busy), (200, 500));
+    // A host without a report counts as a host without traffic. The other hosts decide.
+    let host = fabric.servers_of(slot).next().unwrap();
+    assert!(busy.remove(&host).is_some_and(|used| !used.is_empty()));
+    assert_eq!(scores(&mut fabric, &busy), (200, 500));
+    assert_eq!(scores(&mut fabric, &Usage::new()), (100, 0));
+    assert_eq!(scores(&mut fabric, &Usage::new()), (50, 0));
+    assert_eq!(scores(&mut fabric, &busy), (125, 500));
+}
+
+fn with(mode: Mode, queues: u8, reserved: &[u8]) -> Fabric {
+    let palette = Palette::without(reserved).unwrap();
+    let settings = Settings { queues, palette, hold: 0, ..Settings::new(mode) };
+    Fabric::new(topology(), 0, Policy::default(), settings).unwrap()
+}
+
+fn code_points(fabric: &Fabric) -> [u8; 3] {
+    NAMES.map(|name| fabric.dscp(fabric.slot(name).unwrap()))
+}
+
+#[test]
+fn a_stored_binding_lacks_the_queues_and_code_points_that_were_reserved_since() {
+    for mode in [Mode::StaticMap, Mode::PerPortMap] {
+        let mut before = with(mode, 4, &[]);
+        let add = |name: &str| {
+            let within = vec!["rack-0".to_owned()];
+            before.add(TenantSpec { within, ..tenant(name, 4, 10) }).unwrap()
+        };
+        let records: [TenantRecord; 3] = NAMES.map(add);
+        let used = usage(&before, &[("a", 10), ("b", 9), ("c", 8)]);
+        before.follow(&used);
+        before.rebind(|_| true, false);
+        let stored = before.binding_record(Stamp { epoch: 1, generation: 1 });
+        // The tenants share links, so they have different code points and queues.
+        let had = code_points(&before);
+        let mut sorted = had;
+        sorted.sort_unstable();
+        assert_eq!(sorted, [1, 2, 3], "{mode:?}");
+        let resumed = |queues, reserved: &[u8]| {
+            let mut fabric = with(mode, queues, reserved);
+            for record in &records {
+                fabric.restore(record.clone()).unwrap();
+            }
+            fabric.resume(&stored).unwrap();
+            code_points(&fabric)
+        };
+        assert_eq!(resumed(4, &[]), had);
+        // In a static map, each later queue gets another code point.
+        let keeps = |dscp: u8| if mode == Mode::StaticMap { dscp < 2 } else { dscp != 2 };
+        assert_eq!(resumed(4, &[2]), had.map(|dscp| if keeps(dscp) { dscp } else { 0 }));
+        let of = |name: &str| before.binding().of(before.slot(name).unwrap()).unwrap();
+        let third = |name: &str| of(name).queues.iter().any(|(_, queue)| *queue == 3);
+        let kept = NAMES.map(|name| if third(name) { 0 } else { of(name).dscp });
+        assert_eq!((resumed(3, &[]), kept.contains(&0)), (kept, true));
+    }
+}

@@ -22,7 +22,8 @@ fn micros(time: Duration) -> u64 {
 
 fn stages(plan: &PlanTimes) -> Value {
     let stage = |(kind, took): &(StageKind, Duration)| {
-        json!({ "stage": kind.to_string(), "took_us": micros(*took) })
+        let (stage, took_us) = (kind.to_string(), micros(*took));
+        json!({ "stage": stage, "took_us": took_us })
     };
     plan.0.iter().map(stage).collect()
 }

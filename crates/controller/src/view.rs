@@ -12,21 +12,27 @@ use penstock_fabric::topology::{LinkId, NodeId};
 use serde_json::{Value, json};
 
 use crate::agents::Registry;
+use crate::carry_out::{PlanTimes, StageKind};
 use crate::events::now_ms;
 use crate::leader::Leader;
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn stages(plan: &PlanTimes) -> Value {
+    let stage = |(kind, took): &(StageKind, Duration)| {
+        let (stage, took_us) = (kind.to_string(), micros(*took));
+        json!({ "stage": stage, "took_us": took_us })
+    };
+    plan.0.iter().map(stage).collect()
+}
 
 /// Returns the controller's own state: stamp, counters and the last interval.
 #[must_use]
 pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -> Value {
     let (last, all, counts) = (leader.last(), leader.totals(), hosts.counts());
-    let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let topology = leader.fabric().topology();
-    let stages = last.plan.0.iter().map(|(kind, took)| {
-        json!({
-            "stage": kind.to_string(),
-            "took_us": micros(*took),
-        })
-    });
     let out_of_date: Vec<String> =
         leader.crew().out_of_date().iter().map(|n| topology.name(*n).to_string()).collect();
     let later = hosts.later();
@@ -64,7 +70,7 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
             "decided_in_us": micros(last.decided_in),
             "took_us": micros(last.took),
             "plan_us": micros(last.plan.took()),
-            "plan_stages": stages.collect::<Vec<_>>(),
+            "plan_stages": stages(&last.plan),
         },
         "this_term": {
             "intervals": all.intervals,

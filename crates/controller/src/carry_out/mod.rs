@@ -534,7 +534,7 @@ impl Crew {
                 let known = self.known.remove(&node);
                 tasks.spawn(node, async move {
                     let told = async { bring_to(&*driver, known, &wanted, stamp).await.map(Some) };
-                    within(limit, driver.name(), told).await
+                    within(limit, driver.name(), told, || driver.patience()).await
                 });
             } else {
                 let hosts = Arc::clone(&self.hosts);
@@ -545,7 +545,7 @@ impl Crew {
                         let told = hosts.tell(&name, plan).await;
                         told.map(|()| None).map_err(|error| Said::failed(&error))
                     };
-                    within(limit, &name, told).await
+                    within(limit, &name, told, || None).await
                 });
             }
         }
@@ -572,7 +572,7 @@ impl Crew {
                         format!("switch {name}: differs from its plan, and still needs: {words}");
                     Err(Said { problem, refused: true })
                 };
-                within(limit, driver.name(), read).await
+                within(limit, driver.name(), read, || driver.patience()).await
             });
         }
         tasks.all().await.1
@@ -614,7 +614,7 @@ impl Crew {
                     driver.apply(stamp, &changes).await?;
                     Ok(words)
                 };
-                within(limit, driver.name(), mended).await
+                within(limit, driver.name(), mended, || driver.patience()).await
             });
         }
         tasks
@@ -732,11 +732,19 @@ impl<T: Send + 'static> Tasks<T> {
     }
 }
 
+/// Waits for the answer of a switch or host for `limit`, and then for the time that `more` returns.
 async fn within<T>(
     limit: Duration,
     name: &str,
     work: impl Future<Output = Result<T, Said>>,
+    more: impl Fn() -> Option<Duration>,
 ) -> Result<T, Said> {
-    let late = |_| Said::failed(&format!("{name}: no answer within {} ms", limit.as_millis()));
-    tokio::time::timeout(limit, work).await.unwrap_or_else(|elapsed| Err(late(elapsed)))
+    let mut work = std::pin::pin!(work);
+    if let Ok(done) = tokio::time::timeout(limit, work.as_mut()).await {
+        return done;
+    }
+    let more = more().unwrap_or_default();
+    let millis = (limit + more).as_millis();
+    let late = |_| Err(Said::failed(&format!("{name}: no answer within {millis} ms")));
+    tokio::time::timeout(more, work).await.unwrap_or_else(late)
 }

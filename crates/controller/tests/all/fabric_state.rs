@@ -15,7 +15,7 @@ const NAMES: [&str; 3] = ["a", "b", "c"];
 
 #[test]
 fn a_score_follows_by_halves_also_when_no_host_reports() {
-    let mut fabric = fabric(Mode::StaticMap);
+    let mut fabric = fabric(Mode::StaticMap, 2);
     // One of four VMs with 100 Mbit/s each is on each host.
     fabric.add(tenant("red", 4, 100)).unwrap();
     let slot = fabric.slot("red").unwrap();
@@ -38,7 +38,7 @@ fn a_score_follows_by_halves_also_when_no_host_reports() {
 fn with(mode: Mode, queues: u8, reserved: &[u8]) -> Fabric {
     let palette = Palette::without(reserved).unwrap();
     let settings = Settings { queues, palette, hold: 0, ..Settings::new(mode) };
-    Fabric::new(topology(), 0, Policy::default(), settings).unwrap()
+    Fabric::new(topology(2), 0, Policy::default(), settings).unwrap()
 }
 
 fn code_points(fabric: &Fabric) -> [u8; 3] {

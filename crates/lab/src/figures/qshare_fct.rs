@@ -34,9 +34,7 @@
 
 use std::sync::Arc;
 
-use penstock_sim::fabric::{
-    Connection, FlowSim, Order, Ramp, SizeTable, Spec, System, TenantSpec,
-};
+use penstock_sim::fabric::{Connection, FlowSim, Order, Ramp, SizeTable, Spec, System, TenantSpec};
 use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::qshare::{self as bed, GBIT, GUARANTEE, RACK};

@@ -427,8 +427,7 @@ fn picture(record: &Record) -> Picture {
         }
         panel
     };
-    let (load, time) =
-        (Axis::linear("load, % of the core"), Axis::log("mean completion time, ms"));
+    let (load, time) = (Axis::linear("load, % of the core"), Axis::log("mean completion time, ms"));
     let mut ramp = Panel::new("enterprise, with slow start and losses", load, time);
     for system in ["QShare", "ElasticSwitch", "plain TCP"] {
         let name = format!("with slow start: {system}");

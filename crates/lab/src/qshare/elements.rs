@@ -326,7 +326,7 @@ impl TimedHosts {
 /// Returns the limit of a tenant's VMs on a host, in thousandths of their guarantees. `None` if the
 /// VMs have no limit.
 fn limited(tenant: &HostTenant) -> Option<u32> {
-    (tenant.dscp == 0).then(|| tenant.headroom_permille.max(1_000))
+    (tenant.dscp == 0 || tenant.limited).then(|| tenant.headroom_permille.max(1_000))
 }
 
 #[async_trait]

@@ -473,9 +473,8 @@ impl FlowSim {
         let pair = &self.pairs[number];
         let flows = count(pair.flows.len());
         let window = self.windows.as_ref().map_or(f64::INFINITY, |w| w.per_flow(number));
-        let paced = |flow: &(f64, usize)| {
-            self.spec.connections[flow.1].paced.map_or(window, bits_per_sec)
-        };
+        let paced =
+            |flow: &(f64, usize)| self.spec.connections[flow.1].paced.map_or(window, bits_per_sec);
         let wanted: f64 = pair.flows.iter().map(paced).sum();
         let any = (f64::INFINITY, f64::INFINITY);
         let (guarantee, rate) = self.limits.as_ref().map_or(any, |l| l.of(low32(number)));

@@ -30,14 +30,14 @@ pub const RACK: u32 = 5;
 pub const QUEUES: u8 = 4;
 
 /// Returns a topology of `racks` racks below one core switch.
-fn topology(racks: u32) -> Topology {
+pub fn topology(racks: u32) -> Topology {
     let tier = |fan_out, rate| Tier { fan_out, uplinks: 1, rate: BitsPerSecond(rate) };
     let tiers = vec![tier(RACK, 1_000_000_000), tier(racks, 1_000_000_000)];
     Regular { slots: 10, tiers }.build().unwrap()
 }
 
 /// Returns a fabric without tenants over [`topology`].
-fn fabric(mode: Mode, racks: u32) -> Fabric {
+pub fn fabric(mode: Mode, racks: u32) -> Fabric {
     let settings =
         Settings { queues: QUEUES, hold: 0, drain: Nanos(1_000_000), ..Settings::new(mode) };
     let policy = Policy { queues: QUEUES.into(), ..Policy::default() };

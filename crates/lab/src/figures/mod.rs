@@ -95,6 +95,7 @@ mod core_loop;
 mod fabric_agents;
 mod fabric_bed;
 mod fabric_sessions;
+mod fabric_store;
 mod fsvde_fig4;
 mod fsvde_link;
 mod fsvde_table2;

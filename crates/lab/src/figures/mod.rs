@@ -114,6 +114,8 @@ mod limits;
 mod live_only;
 mod qshare_core;
 mod qshare_datacenter;
+mod qshare_faults;
+mod qshare_faults_bed;
 mod qshare_fct;
 mod qshare_fig4;
 mod qshare_fig5;

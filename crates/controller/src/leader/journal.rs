@@ -120,7 +120,7 @@ impl StoredBindings {
                     chains.insert(head.snapshot(), chain);
                     kept.history.push(head);
                 }
-                None => tracing::warn!(key = entry.key, "a binding of the history is incomplete"),
+                None => tracing::warn!(key = %entry.key, "a binding of the history is incomplete"),
             }
             kept.present.insert(entry.key);
         }

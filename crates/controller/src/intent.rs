@@ -10,20 +10,25 @@
 //! # Approach
 //!
 //! Records contain the names of servers and switches. A record identifies a link by the names of
-//! its two ends. Records are JSON with a version. The controller refuses a record of another
-//! version.
+//! its two ends. Records are JSON with a version. The controller refuses a record of a later
+//! version. The store has the queues of a tenant by link, because queues with the names of both
+//! ends each would take ten times as many bytes. The controller also reads the longer form, which
+//! release 0.1 wrote.
 //!
 //! | Key | Value |
 //! |---|---|
 //! | `penstock/tenants/NAME` | [`TenantRecord`] |
-//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the current binding |
-//! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a binding: an array of [`BoundRecord`] |
+//! | `penstock/binding` | [`BindingHead`](crate::leader::BindingHead) of the current snapshot |
+//! | `penstock/bound/EPOCH.GENERATION/base` | `BindingHead` that lists the parts of a snapshot |
+//! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a snapshot: an array of [`BoundRecord`] |
+//! | `penstock/journal/EPOCH.GENERATION` | [`ChangeRecord`]: a change of the binding |
 //! | `penstock/history/EPOCH.GENERATION` | `BindingHead` of a completed binding |
 //! | `penstock/mode` | [`Mode`] |
 //! | `penstock/epochs` | number that an operator's command adds to all epochs; 0 if absent |
 //! | `penstock/leader/...` | the election ([`crate::store`]) |
 
 use core::fmt;
+use std::collections::BTreeMap;
 
 use penstock_fabric::hose::{Hose, HoseError, Need, VmClass};
 use penstock_fabric::ledger::Entry;
@@ -44,6 +49,8 @@ pub const TENANTS: &str = "penstock/tenants/";
 pub const BINDING: &str = "penstock/binding";
 /// Prefix of the store's keys for shards (parts of bindings).
 pub const BOUND: &str = "penstock/bound/";
+/// Prefix of the store's keys for changes of the binding.
+pub const JOURNAL: &str = "penstock/journal/";
 /// Prefix of the store's keys for the heads of the last executed bindings.
 pub const HISTORY: &str = "penstock/history/";
 /// Key of the controller's mode in the store.
@@ -167,7 +174,7 @@ pub struct TenantRecord {
 }
 
 /// Stored queue of a tenant on one port.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct QueueRecord {
     /// Name of the link's lower end.
     pub below: String,
@@ -181,6 +188,7 @@ pub struct QueueRecord {
 
 /// Stored queues of a tenant on all ports of the tenant's tree.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "StoredBound", into = "StoredBound")]
 pub struct BoundRecord {
     pub tenant: String,
     pub dscp: u8,
@@ -190,7 +198,70 @@ pub struct BoundRecord {
     pub queues: Vec<QueueRecord>,
 }
 
-/// A complete binding, which the store keeps in parts below the prefix [`BOUND`].
+/// Form of a [`BoundRecord`] in the store.
+#[derive(Clone, Serialize, Deserialize)]
+struct StoredBound {
+    tenant: String,
+    dscp: u8,
+    since: u64,
+    /// Queues by the name of the link's upper end, and then by the name of the link's lower end.
+    /// The first queue is on the port at the lower end. Queue 0 means that the tenant has no queue
+    /// on the port.
+    #[serde(default)]
+    links: BTreeMap<String, BTreeMap<String, (u8, u8)>>,
+    /// Queues as release 0.1 stored them.
+    #[serde(default, skip_serializing)]
+    queues: Vec<QueueRecord>,
+}
+
+impl From<BoundRecord> for StoredBound {
+    fn from(record: BoundRecord) -> Self {
+        let BoundRecord { tenant, dscp, since, queues } = record;
+        let mut links: BTreeMap<String, BTreeMap<String, (u8, u8)>> = BTreeMap::new();
+        for QueueRecord { below, above, up, queue } in queues {
+            let both = links.entry(above).or_default().entry(below).or_default();
+            *(if up { &mut both.0 } else { &mut both.1 }) = queue;
+        }
+        Self { tenant, dscp, since, links, queues: Vec::new() }
+    }
+}
+
+impl From<StoredBound> for BoundRecord {
+    fn from(stored: StoredBound) -> Self {
+        let StoredBound { tenant, dscp, since, links, mut queues } = stored;
+        for (above, lower) in links {
+            for (below, (up, down)) in lower {
+                for (up, queue) in [(true, up), (false, down)] {
+                    if queue != 0 {
+                        let (below, above) = (below.clone(), above.clone());
+                        queues.push(QueueRecord { below, above, up, queue });
+                    }
+                }
+            }
+        }
+        Self { tenant, dscp, since, queues }
+    }
+}
+
+/// Change from one binding to the next, which the store keeps in the journal ([`JOURNAL`]).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangeRecord {
+    /// Version of the record, at most [`BINDING_VERSION`].
+    pub version: u32,
+    /// Stamp of the decision that made the binding after the change.
+    pub stamp: Stamp,
+    /// Stamp of the binding before the change.
+    pub after: Stamp,
+    /// Number of passes up to the binding after the change.
+    pub interval: u64,
+    /// Tenants that got queues or other queues.
+    pub bound: Vec<BoundRecord>,
+    /// Names of the tenants that lost their queues.
+    pub gone: Vec<String>,
+}
+
+/// A complete binding. The store keeps a binding as a snapshot in parts ([`BOUND`]) and the changes
+/// since the snapshot ([`JOURNAL`]).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BindingRecord {
     /// Version of the record, which must be [`VERSION`].
@@ -204,8 +275,11 @@ pub struct BindingRecord {
     pub bound: Vec<BoundRecord>,
 }
 
-/// Version of the records that this version of Penstock writes.
+/// Version of the records that this version of Penstock writes, except for records of bindings.
 pub const VERSION: u32 = 1;
+/// Version of the records of bindings that this version of Penstock writes. Release 0.1 wrote
+/// version 1, in which a head lists the parts of a binding and the store has no journal.
+pub const BINDING_VERSION: u32 = 2;
 
 /// Reason why the controller cannot use a stored record.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -213,9 +287,9 @@ pub const VERSION: u32 = 1;
 pub enum IntentError {
     /// Another version of Penstock wrote the record.
     #[error(
-        "{key}: record version {version} is unknown, {VERSION} is supported; use the newer program"
+        "{key}: record version {version} is unknown, {newest} is supported; use the newer program"
     )]
-    Version { key: String, version: u32 },
+    Version { key: String, version: u32, newest: u32 },
     /// The controller cannot parse the record.
     #[error("{key}: {problem}; restore a copy of the store")]
     Malformed { key: String, problem: String },
@@ -393,17 +467,70 @@ pub fn to_bytes<T: Serialize>(record: &T) -> Vec<u8> {
 /// Parses a record from the store. If the record has a version, checks the version.
 ///
 /// # Errors
-/// Returns an error if the record has another version or is malformed.
+/// Returns an error if the record has a later version than [`VERSION`] or is malformed.
 pub fn from_bytes<T: for<'a> Deserialize<'a>>(key: &str, bytes: &[u8]) -> Result<T, IntentError> {
+    up_to(VERSION, key, bytes)
+}
+
+/// Parses a record of a binding from the store. If the record has a version, checks the version.
+///
+/// # Errors
+/// Returns an error if the record has a later version than [`BINDING_VERSION`] or is malformed.
+pub fn binding_from_bytes<T: for<'a> Deserialize<'a>>(
+    key: &str,
+    bytes: &[u8],
+) -> Result<T, IntentError> {
+    up_to(BINDING_VERSION, key, bytes)
+}
+
+fn up_to<T: for<'a> Deserialize<'a>>(
+    newest: u32,
+    key: &str,
+    bytes: &[u8],
+) -> Result<T, IntentError> {
     #[derive(Deserialize)]
     struct Form {
         version: u32,
     }
     if let Ok(Form { version }) = serde_json::from_slice(bytes)
-        && version != VERSION
+        && !(1..=newest).contains(&version)
     {
-        return Err(IntentError::Version { key: key.to_owned(), version });
+        return Err(IntentError::Version { key: key.to_owned(), version, newest });
     }
     serde_json::from_slice(bytes)
         .map_err(|error| IntentError::Malformed { key: key.to_owned(), problem: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_queues_of_release_0_1_and_the_present_form_are_read_alike() {
+        let old = br#"{"tenant":"web","dscp":10,"since":7,"queues":[
+            {"below":"server-1","above":"rack-0","up":true,"queue":3},
+            {"below":"server-1","above":"rack-0","up":false,"queue":2},
+            {"below":"server-2","above":"rack-0","up":false,"queue":5}]}"#;
+        let old: BoundRecord = from_bytes("old", old).unwrap();
+        assert_eq!((old.queues.len(), old.dscp, old.since), (3, 10, 7));
+        let stored = to_bytes(&old);
+        let text = String::from_utf8(stored.clone()).unwrap();
+        assert!(
+            text.ends_with(r#""links":{"rack-0":{"server-1":[3,2],"server-2":[0,5]}}}"#),
+            "{text}"
+        );
+        assert_eq!(from_bytes::<BoundRecord>("new", &stored).unwrap(), old);
+    }
+
+    #[test]
+    fn a_record_of_a_later_version_is_refused() {
+        let head = |version| format!(r#"{{"version":{version}}}"#).into_bytes();
+        let read = |version| from_bytes::<serde_json::Value>("k", &head(version));
+        assert!(read(1).is_ok());
+        let error = read(2).unwrap_err().to_string();
+        assert!(error.contains("version 2 is unknown, 1 is supported"), "{error}");
+        let read = |version| binding_from_bytes::<serde_json::Value>("k", &head(version));
+        assert!(read(1).is_ok() && read(2).is_ok());
+        assert!(read(3).unwrap_err().to_string().contains("2 is supported"));
+    }
 }

@@ -5,185 +5,316 @@
 //! The binding of ten thousand tenants takes megabytes. A binding of ten thousand tenants exceeds
 //! the store's limits on the size of a value and of a transaction. In most intervals, the queues of
 //! most tenants stay the same. A crash between two transactions must not leave a mix of two
-//! bindings.
+//! bindings. A store such as etcd has a quota, and keeps earlier values for some time.
 //!
 //! # Approach
 //!
-//! - The leader stores a binding in [`SHARDS`] parts, the shards. A hash of the tenant's name
-//!   selects the shard that stores the tenant's queues.
-//! - The leader writes a changed shard under a new key that contains the decision's stamp.
-//! - After the shards, the leader writes a single key, the head, which lists the stamp of each
-//!   shard. The write of the head is atomic, so the store changes from one whole binding to the
-//!   next.
-//! - The store keeps the heads of earlier bindings, so that an operator can revert to an earlier
-//!   binding.
-//! - The leader deletes stored shards that no stored head lists.
+//! - The store has a *snapshot* of a binding, and a *journal* of the changes after the snapshot. In
+//!   an interval with changes, the leader writes one change under a new key, which contains the
+//!   queues of the changed tenants only. The write of a change is atomic.
+//! - Each change names the stamp of the binding before the change. A reader begins with the
+//!   snapshot and follows this chain. A change that a broken connection delivers late is in no
+//!   chain.
+//! - A snapshot has [`SHARDS`] parts, the shards. A hash of the tenant's name selects the shard
+//!   that stores the tenant's queues. The leader writes a shard under a new key that contains the
+//!   decision's stamp.
+//! - After the shards, the leader writes the list of the shards, and a single key that names the
+//!   snapshot. This last write is atomic, so the store changes from one whole binding to the next.
+//!   The store refuses this write if another write of the key has arrived since the leader read the
+//!   key.
+//! - The leader writes a new snapshot if the journal has [`JOURNAL_MAX`] changes or
+//!   [`JOURNAL_BYTES_MAX`] bytes, if a change is too large for one value, and if the leader does
+//!   not know the contents of the store. The last case occurs with the first change of each leader.
+//! - For each executed binding, the store has a head, which names a snapshot and the last change.
+//!   With the heads, an operator can revert to an earlier binding.
+//! - The leader deletes stored shards and changes that no stored head needs.
 //!
 //! # Cost
 //!
 //! In each interval, the leader compares all tenants' queues with the stored queues. If the queues
-//! of `n` tenants changed, the leader writes at most `n` shards. If no tenant's queues changed, the
-//! leader writes nothing.
+//! of `n` tenants changed, the leader writes about 200 bytes for each of the `n` tenants. If no
+//! tenant's queues changed, the leader writes nothing. A snapshot of 18,000 tenants takes about 5
+//! MB and replaces the journal after some hundred intervals. The store has at most two snapshots
+//! with their journals if every interval changes a binding, and more if bindings of the history are
+//! old.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use penstock_fabric::queue_binding::Bound;
 use penstock_fabric::tenant_placement::TenantSlot;
+use penstock_fabric::topology::Topology;
 
-use super::kept::{BindingHead, Kept, SHARDS, shard_key, shard_of, stamped};
-use super::{HISTORY_MAX, Leader, LeaderError};
-use crate::intent::{
-    self, BINDING, BOUND, BindingRecord, BoundRecord, HISTORY, IntentError, Names, VERSION,
+use super::journal::StoredParts;
+use super::kept::{
+    BindingHead, Chain, Difference, JOURNAL_BYTES_MAX, JOURNAL_MAX, SHARDS, StoredBindings,
+    shard_key, shard_of, snapshot_key, stamped,
 };
-use crate::store::{Store, Write};
+use super::record::Writer;
+use super::{HISTORY_MAX, Leader, LeaderError, StoreError, Write};
+use crate::Stamp;
+use crate::intent::{
+    self, BINDING, BINDING_VERSION, BindingRecord, BoundRecord, ChangeRecord, HISTORY, JOURNAL,
+    Names,
+};
+use crate::store::Compare;
+use crate::store::limits::VALUE_BYTES_MAX;
 
-/// Reads the parts of a binding that the head of the binding lists.
-async fn record_of(store: &dyn Store, head: &BindingHead) -> Result<BindingRecord, LeaderError> {
-    let mut all = Vec::new();
-    for key in head.keys() {
-        let entry = store.get(&key).await.map_err(LeaderError::Store)?;
-        let lost = || {
-            let problem = "a part of the binding is missing".to_owned();
-            IntentError::Malformed { key: key.clone(), problem }
-        };
-        let part: Vec<BoundRecord> = intent::from_bytes(&key, &entry.ok_or_else(lost)?.value)?;
-        all.extend(part);
+/// Binding that a leader stores.
+#[derive(Debug)]
+pub struct BindingToStore<'a> {
+    /// Stamp of the decision. A binding that differs from the stored binding needs a later stamp
+    /// than any stored binding.
+    pub stamp: Stamp,
+    /// Number of binding passes up to this binding.
+    pub interval: u64,
+    /// Queues of each tenant that has queues, by name.
+    pub tenants: BTreeMap<String, Bound>,
+    pub topology: &'a Topology,
+}
+
+fn put<T: serde::Serialize>(key: String, record: &T) -> Write {
+    Write::Put { key, value: intent::to_bytes(record), lease: None }
+}
+
+/// Returns true if the store certainly did not execute the transaction that failed with `error`.
+fn is_unwritten(error: &LeaderError) -> bool {
+    let LeaderError::Store(error) = error else { return matches!(error, LeaderError::Deposed) };
+    matches!(error, StoreError::Full { .. } | StoreError::TooLarge { .. } | StoreError::Invalid(_))
+}
+
+impl StoredBindings {
+    /// Stores a binding. If `done` is true, which means that the leader has executed the binding,
+    /// the function also adds the binding to the history.
+    ///
+    /// # Errors
+    /// Returns [`LeaderError::Deposed`] if another controller leads, or the error of the store.
+    /// After an error, the store has either the earlier binding or this binding.
+    pub async fn put(
+        &mut self,
+        writer: &mut Writer<'_>,
+        binding: BindingToStore<'_>,
+        done: bool,
+    ) -> Result<(), LeaderError> {
+        match self.difference(&binding.tenants) {
+            Some(difference) if difference.is_empty() => {}
+            Some(difference) => self.put_change(writer, binding, &difference).await?,
+            None => self.put_snapshot(writer, binding, (0..SHARDS).collect()).await?,
+        }
+        if done {
+            self.put_head(writer).await?;
+        }
+        self.sweep(writer).await
     }
-    Ok(head.record(all))
+
+    /// Adds a change to the journal, or replaces the journal by a snapshot.
+    async fn put_change(
+        &mut self,
+        writer: &mut Writer<'_>,
+        binding: BindingToStore<'_>,
+        difference: &Difference,
+    ) -> Result<(), LeaderError> {
+        let touched = self.touched.iter().copied().chain(difference.shards()).collect();
+        let Some(head) = self.head() else {
+            return self.put_snapshot(writer, binding, (0..SHARDS).collect()).await;
+        };
+        let BindingToStore { stamp, interval, topology, .. } = binding;
+        let bound = |name: &String| BoundRecord::of(name, &binding.tenants[name], Names(topology));
+        let change = ChangeRecord {
+            version: BINDING_VERSION,
+            stamp,
+            after: head.stamp,
+            interval,
+            bound: difference.bound.iter().map(bound).collect(),
+            gone: difference.gone.clone(),
+        };
+        let value = intent::to_bytes(&change);
+        let bytes = self.journal_bytes + value.len();
+        if value.len() > VALUE_BYTES_MAX
+            || bytes > JOURNAL_BYTES_MAX
+            || self.changes() >= JOURNAL_MAX
+        {
+            return self.put_snapshot(writer, binding, touched).await;
+        }
+        let change = Write::Put { key: stamped(JOURNAL, stamp), value, lease: None };
+        self.commit(writer, vec![change], None, binding.tenants).await?;
+        if let Some(chain) = self.chains.last_mut() {
+            chain.changes.push((stamp, interval));
+        }
+        (self.journal_bytes, self.touched) = (bytes, touched);
+        Ok(())
+    }
+
+    /// Writes a snapshot. The argument `dirty` contains the shards that differ from the previous
+    /// snapshot.
+    async fn put_snapshot(
+        &mut self,
+        writer: &mut Writer<'_>,
+        binding: BindingToStore<'_>,
+        dirty: BTreeSet<usize>,
+    ) -> Result<(), LeaderError> {
+        let BindingToStore { stamp, interval, topology, tenants } = binding;
+        let known = |chain: &&Chain| chain.snapshot.shards.len() == SHARDS;
+        let before = self.chains.last().filter(known);
+        let mut shards =
+            before.map_or_else(|| vec![None; SHARDS], |chain| chain.snapshot.shards.clone());
+        dirty.iter().for_each(|shard| shards[*shard] = None);
+        let mut parts: BTreeMap<usize, Vec<BoundRecord>> = BTreeMap::new();
+        for (name, bound) in &tenants {
+            let shard = shard_of(name);
+            if dirty.contains(&shard) {
+                let record = BoundRecord::of(name, bound, Names(topology));
+                parts.entry(shard).or_default().push(record);
+            }
+        }
+        let mut writes = Vec::new();
+        for (shard, part) in parts {
+            shards[shard] = Some(stamp);
+            writes.push(put(shard_key(stamp, shard), &part));
+        }
+        let snapshot =
+            BindingHead { version: BINDING_VERSION, stamp, interval, base: None, shards };
+        writes.push(put(snapshot_key(stamp), &snapshot));
+        let chain = Chain { snapshot, changes: Vec::new() };
+        // This write is in the last transaction, after all parts of the snapshot.
+        writes.push(put(BINDING.to_owned(), &chain.head()));
+        let absent = || Compare::Absent(BINDING.to_owned());
+        let same = writer.get(BINDING).await?.map_or_else(absent, |entry| {
+            Compare::Modified(BINDING.to_owned(), entry.modified)
+        });
+        self.commit(writer, writes, Some(same), tenants).await?;
+        self.chains.push(chain);
+        self.touched.clear();
+        self.journal_bytes = 0;
+        self.prune();
+        Ok(())
+    }
+
+    /// Commits the writes after which the store has the queues of `tenants`. The condition `last`
+    /// must hold at the last transaction.
+    async fn commit(
+        &mut self,
+        writer: &mut Writer<'_>,
+        writes: Vec<Write>,
+        last: Option<Compare>,
+        tenants: BTreeMap<String, Bound>,
+    ) -> Result<(), LeaderError> {
+        let keys = writes.iter().map(Write::key).filter(|key| *key != BINDING);
+        let keys: Vec<String> = keys.map(str::to_owned).collect();
+        self.present.extend(keys.iter().cloned());
+        // Until the commit returns, the contents of the store are uncertain.
+        let before = self.tenants.take();
+        let done = writer.commit_if(writes, last).await;
+        self.tenants = match &done {
+            Ok(()) => Some(tenants),
+            Err(error) => before.filter(|_| is_unwritten(error)),
+        };
+        if matches!(done, Err(LeaderError::Store(StoreError::Full { .. }))) {
+            // The last write was refused, so nothing refers to the writes before it. A full etcd
+            // accepts deletions.
+            let deletes = keys.iter().cloned().map(Write::Delete).collect();
+            if writer.commit(deletes).await.is_ok() {
+                for key in &keys {
+                    self.present.remove(key);
+                }
+            }
+        }
+        done
+    }
+
+    /// Adds the head of the stored binding to the history.
+    async fn put_head(&mut self, writer: &mut Writer<'_>) -> Result<(), LeaderError> {
+        let Some(head) = self.head() else { return Ok(()) };
+        if self.history.last().is_some_and(|last| last.stamp == head.stamp) {
+            return Ok(());
+        }
+        let key = stamped(HISTORY, head.stamp);
+        let mut writes = vec![put(key.clone(), &head)];
+        self.present.insert(key);
+        let mut history = self.history.clone();
+        history.push(head);
+        let old = history.drain(..history.len().saturating_sub(HISTORY_MAX));
+        let old: Vec<String> = old.map(|head| stamped(HISTORY, head.stamp)).collect();
+        writes.extend(old.iter().cloned().map(Write::Delete));
+        writer.commit(writes).await?;
+        self.present.retain(|key| !old.contains(key));
+        self.history = history;
+        self.prune();
+        Ok(())
+    }
+
+    /// Deletes what no stored binding needs. If a deletion fails, the next call deletes the
+    /// remaining keys.
+    async fn sweep(&mut self, writer: &mut Writer<'_>) -> Result<(), LeaderError> {
+        let garbage = self.garbage();
+        if garbage.is_empty() {
+            return Ok(());
+        }
+        let deletes = garbage.iter().cloned().map(Write::Delete).collect();
+        match writer.commit(deletes).await {
+            Ok(()) => self.present.retain(|key| garbage.binary_search(key).is_err()),
+            Err(LeaderError::Deposed) => return Err(LeaderError::Deposed),
+            Err(error) => tracing::warn!(%error, "the store still contains parts of old bindings"),
+        }
+        Ok(())
+    }
 }
 
 impl Leader {
-    /// Reads the stored history, the keys of the shards and the current binding. Returns `None` if
-    /// the store has no binding.
+    /// Reads the stored binding and history. Returns `None` if the store has no binding.
     pub(super) async fn load_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
-        let mut kept = Kept::default();
-        let history = self.store.list(HISTORY).await.map_err(LeaderError::Store)?;
-        for entry in history.entries {
-            kept.history.push(intent::from_bytes(&entry.key, &entry.value)?);
-        }
-        kept.history.sort_by_key(|head| head.stamp);
-        let parts = self.store.list(BOUND).await.map_err(LeaderError::Store)?;
-        kept.present = parts.entries.into_iter().map(|entry| entry.key).collect();
+        // The contents of the store are uncertain until the fabric resumes the binding, because the
+        // topology may lack a part of the binding.
+        let (kept, record) = StoredBindings::load(&*self.store).await?;
         self.kept = kept;
-        self.stored_binding().await
-    }
-
-    /// Reads the current binding from the store. Returns `None` if the store has no binding.
-    pub(super) async fn stored_binding(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
-        let entry = self.store.get(BINDING).await.map_err(LeaderError::Store)?;
-        let Some(entry) = entry else { return Ok(None) };
-        let head: BindingHead = intent::from_bytes(BINDING, &entry.value)?;
-        let record = record_of(&*self.store, &head).await?;
-        self.kept.head = Some(head);
-        // The contents are uncertain until the fabric resumes the binding, because the topology may
-        // lack a part of the binding.
-        self.kept.tenants = None;
-        Ok(Some(record))
+        Ok(record)
     }
 
     /// Stores the current binding. If `done` is true, which means that the leader has executed the
     /// binding, the function also adds the binding to the history. A binding that differs from the
     /// stored binding needs a later stamp than any stored binding.
     pub(super) async fn put_binding(&mut self, done: bool) -> Result<(), LeaderError> {
-        let (stamp, binding) = (self.stamp, self.fabric.binding());
+        let was_full = self.horizon.is_full();
+        let Self { fabric, store, leadership, horizon, kept, stamp, .. } = self;
+        let binding = fabric.binding();
         let named = |(slot, bound): (TenantSlot, &Bound)| {
             // A removed tenant has no name and loses its queues in the next pass.
-            let name = self.fabric.name(slot);
+            let name = fabric.name(slot);
             (!name.is_empty()).then(|| (name.to_owned(), bound.clone()))
         };
-        let now: BTreeMap<String, Bound> = binding.bound().filter_map(named).collect();
-        let dirty = self.kept.dirty(&now);
-        let before = self.kept.head.as_ref().filter(|head| head.shards.len() == SHARDS);
-        let same = before.filter(|_| dirty.is_empty()).cloned();
-        let shards = before.map_or_else(|| vec![None; SHARDS], |head| head.shards.clone());
-        let (mut writes, mut written) = (Vec::new(), Vec::new());
-        let put = |key: String, head: &BindingHead| Write::Put {
-            key,
-            value: intent::to_bytes(head),
-            lease: None,
-        };
-        let head = same.unwrap_or_else(|| {
-            let interval = binding.interval();
-            let mut head = BindingHead { version: VERSION, stamp, interval, shards };
-            writes = self.shards(&now, &dirty, &mut head);
-            written = writes.iter().map(|write| write.key().to_owned()).collect();
-            writes.push(put(BINDING.to_owned(), &head));
-            head
-        });
-        let mut history = self.kept.history.clone();
-        if done && history.last().is_none_or(|last| last.shards != head.shards) {
-            writes.push(put(stamped(HISTORY, head.stamp), &head));
-            history.push(head.clone());
-            while history.len() > HISTORY_MAX {
-                writes.push(Write::Delete(stamped(HISTORY, history.remove(0).stamp)));
-            }
-        }
-        self.kept.present.extend(written);
-        // Until the commit returns, the contents of the store are uncertain.
-        self.kept.tenants = None;
-        self.commit(writes).await?;
-        (self.kept.head, self.kept.tenants) = (Some(head), Some(now));
-        self.kept.history = history;
-        self.sweep().await
-    }
-
-    /// Returns a write for each shard (part of the binding) that has changed, and puts the stamps
-    /// of the changed shards into `head`.
-    fn shards(
-        &self,
-        now: &BTreeMap<String, Bound>,
-        dirty: &BTreeSet<usize>,
-        head: &mut BindingHead,
-    ) -> Vec<Write> {
-        let names = Names(self.fabric.topology());
-        let mut parts: BTreeMap<usize, Vec<BoundRecord>> = BTreeMap::new();
-        for (name, bound) in now {
-            let shard = shard_of(name);
-            if dirty.contains(&shard) {
-                parts.entry(shard).or_default().push(BoundRecord::of(name, bound, names));
-            }
-        }
-        dirty.iter().for_each(|shard| head.shards[*shard] = None);
-        let write = |(shard, part): (usize, Vec<BoundRecord>)| {
-            head.shards[shard] = Some(head.stamp);
-            let (key, value) = (shard_key(head.stamp, shard), intent::to_bytes(&part));
-            Write::Put { key, value, lease: None }
-        };
-        parts.into_iter().map(write).collect()
-    }
-
-    /// Deletes the stored shards that no head lists. Shards that remain after a failed deletion are
-    /// deleted by the next call.
-    async fn sweep(&mut self) -> Result<(), LeaderError> {
-        let garbage = self.kept.garbage();
-        if garbage.is_empty() {
-            return Ok(());
-        }
-        let deletes = garbage.iter().cloned().map(Write::Delete).collect();
-        match self.commit(deletes).await {
-            Ok(()) => self.kept.present.retain(|key| garbage.binary_search(key).is_err()),
-            Err(LeaderError::Deposed) => return Err(LeaderError::Deposed),
-            Err(error) => tracing::warn!(%error, "the store still contains parts of old bindings"),
-        }
-        Ok(())
+        let tenants = binding.bound().filter_map(named).collect();
+        let (interval, topology) = (binding.interval(), fabric.topology());
+        let binding = BindingToStore { stamp: *stamp, interval, tenants, topology };
+        let mut writer = Writer::new(&**store, leadership, horizon);
+        let stored = kept.put(&mut writer, binding, done).await;
+        self.note_full(was_full, &stored).await;
+        stored
     }
 
     /// Returns the queues of the last binding in the history that differs from the current binding.
     pub(super) async fn binding_before(&self) -> Result<Vec<(TenantSlot, Bound)>, LeaderError> {
         let queues = |record: &BindingRecord| {
-            let of = |b: &BoundRecord| (b.tenant.clone(), (b.dscp, b.queues.clone()));
+            let of = |b: &BoundRecord| {
+                let mut queues = b.queues.clone();
+                queues.sort_unstable();
+                (b.tenant.clone(), (b.dscp, queues))
+            };
             record.bound.iter().map(of).collect::<BTreeMap<_, _>>()
         };
         let now = queues(&self.fabric.binding_record(self.stamp));
-        let same = |head: &&BindingHead| {
-            self.kept.tenants.is_some()
-                && self.kept.head.as_ref().is_some_and(|now| now.shards == head.shards)
-        };
+        let current = self.kept.head().filter(|_| self.kept.tenants.is_some());
+        let same =
+            |head: &&BindingHead| current.as_ref().is_some_and(|last| last.stamp == head.stamp);
+        let stored = StoredParts::read(&*self.store).await?;
         for head in self.kept.history.iter().rev().filter(|head| !same(head)) {
-            let record = record_of(&*self.store, head).await?;
-            if queues(&record) == now {
-                continue;
-            }
+            let Some(chain) = stored.chain(head)? else { continue };
+            let record = match stored.record(&chain.snapshot, head.stamp) {
+                Ok(record) if queues(&record) == now => continue,
+                Ok(record) => record,
+                Err(error) => {
+                    tracing::warn!(%error, "a binding of the history is incomplete");
+                    continue;
+                }
+            };
             let names = Names(self.fabric.topology());
             let one = |bound: &BoundRecord| {
                 Some((self.fabric.slot(&bound.tenant)?, bound.bound(names).ok()?))

@@ -224,7 +224,7 @@ impl Leader {
         let (stamp, interval) = (self.stamp, self.fabric.binding().interval());
         let (version, bound) = (intent::VERSION, Vec::new());
         let none = super::BindingRecord { version, stamp, interval, bound };
-        let record = self.stored_binding().await?.unwrap_or(none);
+        let record = self.load_binding().await?.unwrap_or(none);
         if let Err(problem) = self.fabric.resume(&record) {
             self.tell(Severity::Warning, "not-restored", "", &problem.to_string());
         }

@@ -2,9 +2,8 @@
 //!
 //! # Problem
 //!
-//! etcd keeps every earlier value of a key until a client compacts etcd's history. For 18,000
-//! tenants, the leader writes gigabytes of bindings an hour, and etcd refuses writes above its
-//! quota.
+//! etcd keeps every earlier value of a key until a client compacts etcd's history. etcd refuses
+//! writes when its file reaches the quota, and the history counts.
 //!
 //! # Approach
 //!
@@ -13,6 +12,7 @@
 //!   period. After a compaction, the store keeps the changes of one to two periods.
 //! - Compaction does not delete present values, such as the leader's key, which every transaction
 //!   of the leader compares.
+//! - If the store is full, the leader compacts the whole history at once.
 //! - If the leader has compacted changes that an interrupted watch has not delivered, the watch
 //!   gets an error. The client of the watch must then list the keys again.
 
@@ -24,8 +24,10 @@ use crate::store::Revision;
 
 /// Last revision of the store now, and last revision at the start of the present period.
 #[derive(Debug, Default)]
-pub(super) struct Horizon {
+pub struct Horizon {
     last: Revision,
+    /// True if the store refused the leader's last write because the store is full.
+    full: bool,
     /// Start of the present compaction period, and last revision of the store before the period.
     mark: Option<(Instant, Revision)>,
 }
@@ -34,6 +36,17 @@ impl Horizon {
     /// Records the store's revision after a write.
     pub(super) fn saw(&mut self, revision: Revision) {
         self.last = self.last.max(revision);
+    }
+
+    /// Records whether the store accepted a write of values, or refused the write because the store
+    /// is full.
+    pub(super) fn found(&mut self, full: bool) {
+        self.full = full;
+    }
+
+    /// Returns true if the store was full at the leader's last write.
+    pub(super) const fn is_full(&self) -> bool {
+        self.full
     }
 
     /// Returns the revision up to which the store must compact, or `None` if the present compaction

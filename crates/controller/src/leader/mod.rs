@@ -46,16 +46,20 @@ use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 mod bindings;
 mod change;
 mod horizon;
+mod journal;
 mod kept;
 mod observe;
 mod record;
 mod report;
 mod unfinished;
+#[cfg(test)]
+mod stored_tests;
 
-use horizon::Horizon;
-use kept::Kept;
-pub use kept::{BindingHead, SHARDS};
+pub use bindings::BindingToStore;
+pub use horizon::Horizon;
+pub use kept::{BindingHead, JOURNAL_BYTES_MAX, JOURNAL_MAX, SHARDS, StoredBindings};
 pub use observe::begin_observing;
+pub use record::Writer;
 pub use report::{IntervalReport, Totals};
 
 /// Number of earlier bindings in the store to which an operator can revert.
@@ -123,7 +127,7 @@ pub struct Leader {
     settings: Settings,
     mode: Mode,
     stamp: Stamp,
-    kept: Kept,
+    kept: StoredBindings,
     events: Events,
     last: IntervalReport,
     totals: Totals,
@@ -156,7 +160,7 @@ impl Leader {
         settings: Settings,
     ) -> Result<Self, LeaderError> {
         let stamp = Stamp { epoch: leadership.created.0, generation: 0 };
-        let (mode, kept) = (Mode::default(), Kept::default());
+        let (mode, kept) = (Mode::default(), StoredBindings::default());
         let (events, last) = (Events::default(), IntervalReport::default());
         let (used, complaints) = (BTreeMap::new(), BTreeMap::new());
         let mut leader = Self {

@@ -207,9 +207,15 @@ impl Controller {
         let mut intervals = tokio::time::interval(self.setup.interval);
         intervals.set_missed_tick_behavior(MissedTickBehavior::Delay);
         intervals.tick().await;
+        // Halfway between two decisions, the leader tries again to update what is out of date. A
+        // switch that answers again therefore has its state after less than an interval.
+        let start = Instant::now() + self.setup.interval / 2;
+        let mut between = tokio::time::interval_at(start, self.setup.interval);
+        between.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 _ = intervals.tick() => self.interval().await?,
+                _ = between.tick() => self.greet().await,
                 () = self.setup.hosts.somebody_came() => self.greet().await,
             }
         }
@@ -236,7 +242,8 @@ impl Controller {
         }
     }
 
-    /// Sends plans to hosts whose agents have just connected.
+    /// Sends plans to hosts whose agents have just connected, and tries to update switches and hosts
+    /// that are out of date.
     async fn greet(&self) {
         let mut guard = self.leader.lock().await;
         let Some(leader) = guard.as_mut() else { return };

@@ -144,6 +144,10 @@ pub enum StoreError {
     /// read the affected keys again.
     #[error("store {store}: {problem}")]
     Unavailable { store: String, problem: String },
+    /// The store has no space for new values, and wrote nothing. The store still accepts
+    /// compactions.
+    #[error("store {store} is full: {problem}")]
+    Full { store: String, problem: String },
     /// This version of Penstock cannot read the stored data.
     #[error("store {store}: {problem}; restore a copy or start from an empty store")]
     Damaged { store: String, problem: String },
@@ -173,6 +177,7 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// - [`StoreError::LeaseEnded`]: the lease of a write has ended.
     /// - [`StoreError::TooLarge`] and [`StoreError::Invalid`]:
     ///   [`limits::check`](super::limits::check) refuses the transaction.
+    /// - [`StoreError::Full`]: the store has no space for the written values.
     /// - [`StoreError::Unavailable`]: it is unknown whether the transaction was written.
     async fn commit(&self, transaction: Transaction) -> Result<Revision, StoreError>;
 

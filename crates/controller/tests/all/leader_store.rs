@@ -2,18 +2,18 @@
 //! remains. The tested binding is too large for one transaction.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use penstock_controller::Stamp;
 use penstock_controller::carry_out::Crew;
 use penstock_controller::fabric_state::{Fabric, Usage, Used};
-use penstock_controller::intent::{BOUND, HISTORY, LEADER, QueueRecord};
+use penstock_controller::intent::{BOUND, HISTORY, JOURNAL, LEADER, QueueRecord};
 use penstock_controller::leader::{BindingHead, HISTORY_MAX, Leader, LeaderError, Settings};
 use penstock_controller::store::{
-    Change, Entry, Leadership, LeaseId, Listing, Revision, Store, StoreError, Transaction,
+    Change, Entry, Leadership, LeaseId, Listing, Revision, Store, StoreError, Transaction, Write,
 };
 use penstock_fabric::queue_binding::{Mode, Settings as BindingSettings};
 use penstock_fabric::tenant_placement::Policy;
@@ -33,6 +33,21 @@ struct Cut {
     inner: Arc<dyn Store>,
     left: AtomicUsize,
     taken: AtomicUsize,
+    /// Keys and sizes of the values that were written.
+    written: Mutex<Vec<(String, usize)>>,
+    /// True if the store refuses values, as etcd does above its quota.
+    full: AtomicBool,
+    /// Last revision up to which the store was compacted.
+    compacted: Mutex<Option<Revision>>,
+}
+
+impl Cut {
+    async fn open(folder: &Folder) -> Arc<Self> {
+        let inner = world::store(&folder.0).await;
+        let (left, taken) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
+        let (written, full) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Self { inner, left, taken, written, full, compacted: Mutex::default() })
+    }
 }
 
 #[async_trait]
@@ -52,7 +67,17 @@ impl Store for Cut {
             let (store, problem) = (self.name().to_owned(), "cut".to_owned());
             return Err(StoreError::Unavailable { store, problem });
         }
+        let puts = transaction.writes.iter().any(|write| matches!(write, Write::Put { .. }));
+        if puts && self.full.load(Ordering::Relaxed) {
+            let (store, problem) = (self.name().to_owned(), "run `etcdctl defrag`".to_owned());
+            return Err(StoreError::Full { store, problem });
+        }
         self.taken.fetch_add(1, Ordering::Relaxed);
+        let put = |write: &Write| match write {
+            Write::Put { key, value, .. } => Some((key.clone(), value.len())),
+            _ => None,
+        };
+        self.written.lock().unwrap().extend(transaction.writes.iter().filter_map(put));
         self.inner.commit(transaction).await
     }
     async fn watch(
@@ -61,6 +86,10 @@ impl Store for Cut {
         from: Revision,
     ) -> Result<mpsc::Receiver<Result<Change, StoreError>>, StoreError> {
         self.inner.watch(prefix, from).await
+    }
+    async fn compact(&self, revision: Revision) -> Result<(), StoreError> {
+        *self.compacted.lock().unwrap() = Some(revision);
+        Ok(())
     }
     async fn lease(&self, ttl: Duration) -> Result<LeaseId, StoreError> {
         self.inner.lease(ttl).await
@@ -110,7 +139,8 @@ async fn lead(store: &Arc<Cut>, who: &str) -> (Leader, LeaseId) {
 fn usage(fabric: &Fabric, round: usize) -> Usage {
     let mut usage = Usage::new();
     for (name, slot, _) in fabric.tenants() {
-        let number: usize = name[1..].parse().unwrap();
+        // A tenant without a number is idle.
+        let Ok(number) = name[1..].parse::<usize>() else { continue };
         let rate = BitsPerSecond(1_000 * (1 + (number * 7_919 + round * 613) % 997) as u64);
         for server in fabric.servers_of(slot) {
             let used = Used { tenant: name.to_owned(), sent: rate, received: rate };
@@ -132,65 +162,145 @@ async fn parts(store: &Cut) -> BTreeSet<String> {
     all.into_iter().map(|entry| entry.key).collect()
 }
 
-#[tokio::test]
-async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
-    let folder = Folder::new("leader-parts");
-    let inner = world::store(&folder.0).await;
-    let (left, taken) = (AtomicUsize::new(usize::MAX), AtomicUsize::new(0));
-    let store = Arc::new(Cut { inner, left, taken });
-    let (mut leader, mut lease) = lead(&store, "first").await;
+/// Places the tenants of the tests, and gives some of them queues.
+async fn begin(leader: &mut Leader) {
     for number in 0..TENANTS {
         leader.add(tenant(&format!("t{number}"), 2, 1)).await.unwrap();
     }
-    let before = store.taken.load(Ordering::Relaxed);
     let used = usage(leader.fabric(), 0);
     leader.interval(&used).await.unwrap();
-    let needed = store.taken.load(Ordering::Relaxed) - before;
-    let mut now = queues(leader.fabric());
-    assert!(now.len() > 200, "{} tenants have queues", now.len());
-    assert!(needed > 2, "the binding took {needed} transactions");
+    let bound = queues(leader.fabric()).len();
+    assert!(bound > 200, "{bound} tenants have queues");
+}
+
+#[tokio::test]
+async fn a_binding_is_in_force_as_a_whole_wherever_the_store_fails() {
+    let folder = Folder::new("leader-parts");
+    let store = Cut::open(&folder).await;
+    let (mut leader, mut lease) = lead(&store, "first").await;
+    begin(&mut leader).await;
     let mut whole = BTreeSet::new();
-    for cut in 0..=needed {
-        let used = usage(leader.fabric(), cut + 1);
+    // The first change of a leader is a snapshot in several transactions. Later changes take one.
+    for (cut, fresh) in (0..5).flat_map(|cut| [(cut, true), (cut, false)]) {
+        drop(leader);
+        store.revoke(lease).await.unwrap();
+        (leader, lease) = lead(&store, &format!("before {cut} {fresh}")).await;
+        if !fresh {
+            let used = usage(leader.fabric(), 300 + cut);
+            leader.interval(&used).await.unwrap();
+        }
+        let now = queues(leader.fabric());
+        let used = usage(leader.fabric(), 1 + 2 * cut + usize::from(fresh));
         let mut ahead = leader.fabric().clone();
         ahead.follow(&used);
         ahead.rebind(|_| true, false);
         let would = queues(&ahead);
         assert_ne!(would, now);
         store.left.store(cut, Ordering::Relaxed);
+        let before = store.taken.load(Ordering::Relaxed);
         let done = leader.interval(&used).await;
+        let taken = store.taken.load(Ordering::Relaxed) - before;
         store.left.store(usize::MAX, Ordering::Relaxed);
+        assert!(done.is_err() || !fresh || taken > 2, "the snapshot took {taken} transactions");
         let cut_off = matches!(done, Err(LeaderError::Store(StoreError::Unavailable { .. })));
         assert!(done.is_ok() || cut_off, "{done:?}");
         drop(leader);
         store.revoke(lease).await.unwrap();
-        (leader, lease) = lead(&store, &format!("after {cut}")).await;
+        (leader, lease) = lead(&store, &format!("after {cut} {fresh}")).await;
         let stored = queues(leader.fabric());
-        assert!(stored == now || stored == would, "half of each after {cut}");
+        assert!(stored == now || stored == would, "half of each after {cut} {fresh}");
         assert!(done.is_err() || stored == would, "what was done is stored");
-        whole.insert(stored == now);
+        whole.insert((fresh, stored == now));
         // The next leader continues from the stored state and leaves no unused parts.
         let used = usage(leader.fabric(), 100 + cut);
         leader.interval(&used).await.unwrap();
-        now = queues(leader.fabric());
-        assert_eq!(named(&store).await, parts(&store).await, "after {cut}");
+        let (named, parts) = (named(&store).await, parts(&store).await);
+        assert_eq!(named, parts, "after {cut} {fresh}");
     }
-    assert_eq!(whole.len(), 2, "some were cut off before the head was written, some after");
+    assert_eq!(whole.len(), 4, "some were cut off before the binding was whole, some after");
     let history = store.list(HISTORY).await.unwrap().entries.len();
     assert!(history > 1 && history <= HISTORY_MAX, "{history}");
     leader.revert().await.unwrap();
 }
 
-/// Returns the keys of all shards (parts of bindings) that a stored head lists.
+/// Issue 31, defect I: the leader used to write the whole part of the binding, with the queues of
+/// all tenants of the part, for each tenant whose queues changed.
+#[tokio::test]
+async fn an_interval_writes_the_queues_of_changed_tenants_only() {
+    let folder = Folder::new("leader-changes-only");
+    let store = Cut::open(&folder).await;
+    let (mut leader, _) = lead(&store, "first").await;
+    begin(&mut leader).await;
+    let mut changes = 0;
+    for round in 1..6 {
+        let before = queues(leader.fabric());
+        let used = usage(leader.fabric(), round);
+        store.written.lock().unwrap().clear();
+        leader.interval(&used).await.unwrap();
+        let after = queues(leader.fabric());
+        let changed = before.keys().chain(after.keys()).collect::<BTreeSet<_>>();
+        let changed = changed.into_iter().filter(|name| before.get(*name) != after.get(*name));
+        let changed = changed.count();
+        let written = std::mem::take(&mut *store.written.lock().unwrap());
+        assert!(written.iter().all(|(key, _)| !key.starts_with(BOUND)), "{written:?}");
+        let bytes: usize = written.iter().map(|(_, size)| size).sum();
+        assert!(bytes < 500 + 400 * changed, "{bytes} bytes for {changed} tenants");
+        changes += written.iter().filter(|(key, _)| key.starts_with(JOURNAL)).count();
+    }
+    assert!(changes > 3, "{changes} changes");
+}
+
+#[tokio::test]
+async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_is_space() {
+    let folder = Folder::new("leader-full");
+    let store = Cut::open(&folder).await;
+    let (mut leader, _) = lead(&store, "first").await;
+    begin(&mut leader).await;
+    let before = queues(leader.fabric());
+    store.full.store(true, Ordering::Relaxed);
+    for round in 1..4 {
+        let used = usage(leader.fabric(), round);
+        let done = leader.interval(&used).await;
+        assert!(matches!(done, Err(LeaderError::Store(StoreError::Full { .. }))), "{done:?}");
+        assert_eq!(queues(leader.fabric()), before);
+    }
+    let refused = leader.add(tenant("late", 2, 1)).await;
+    assert!(matches!(refused, Err(LeaderError::Store(StoreError::Full { .. }))), "{refused:?}");
+    assert_eq!(leader.fabric().slot("late"), None);
+    let all = store.list("penstock/").await.unwrap();
+    assert_eq!(*store.compacted.lock().unwrap(), Some(all.revision));
+    // A deletion succeeds, but does not show that the store accepts values.
+    leader.remove("t1").await.unwrap();
+    let told = |leader: &Leader| -> Vec<(String, String)> {
+        let about = leader.events().iter().filter(|event| event.kind.starts_with("store-"));
+        about.map(|event| (event.kind.clone(), event.text.clone())).collect()
+    };
+    let events = told(&leader);
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert!(events[0].0 == "store-full" && events[0].1.contains("etcdctl defrag"), "{events:?}");
+    store.full.store(false, Ordering::Relaxed);
+    leader.add(tenant("late", 2, 1)).await.unwrap();
+    let used = usage(leader.fabric(), 4);
+    leader.interval(&used).await.unwrap();
+    assert_ne!(queues(leader.fabric()), before);
+    let events = told(&leader);
+    assert_eq!((events.len(), events[1].0.as_str()), (2, "store-writable"));
+}
+
+/// Returns the keys of all snapshots that a stored head names, with their shards.
 async fn named(store: &Cut) -> BTreeSet<String> {
+    let key = |s: Stamp| format!("{BOUND}{:020}.{:020}", s.epoch, s.generation);
     let mut heads = store.list(HISTORY).await.unwrap().entries;
     heads.extend(store.get("penstock/binding").await.unwrap());
     let mut all = BTreeSet::new();
     for entry in heads {
         let head: BindingHead = serde_json::from_slice(&entry.value).unwrap();
-        for (shard, stamp) in head.shards.iter().enumerate() {
-            let key = |s: &Stamp| format!("{BOUND}{:020}.{:020}/{shard:03}", s.epoch, s.generation);
-            all.extend(stamp.as_ref().map(key));
+        let base = format!("{}/base", key(head.base.unwrap()));
+        let entry = store.get(&base).await.unwrap().unwrap();
+        all.insert(base);
+        let snapshot: BindingHead = serde_json::from_slice(&entry.value).unwrap();
+        for (shard, stamp) in snapshot.shards.iter().enumerate() {
+            all.extend(stamp.map(|stamp| format!("{}/{shard:03}", key(stamp))));
         }
     }
     all

@@ -453,7 +453,7 @@ fn where_whole_numbers_do_not_suffice_all_tenants_are_limited() {
 
 #[test]
 fn a_plan_that_moves_nobody_limits_nobody() {
-    let mut datacenter = meeting(1_000, &[100, 100, 300]);
+    let mut datacenter = meeting(1_000, &[100, 100, 500]);
     let settings = Settings { queues: 3, ..Settings::new(Mode::StaticMap) };
     let mut binding = Binding::new(settings, datacenter.topology().links()).unwrap();
     let scores = [9, 8, 1];

@@ -73,12 +73,12 @@ struct Host {
 /// Tenants on a server, each with the guaranteed sending rate of its VMs on this server, in bit/s.
 pub(super) type Guaranteed = Vec<(String, u64)>;
 
-fn fabric(k: u32) -> anyhow::Result<Fabric> {
+pub(super) fn fabric(k: u32) -> anyhow::Result<Fabric> {
     let topology = tree(k, (k / 2, k / 2))?.build()?;
     Ok(Fabric::new(topology, 0, Policy::default(), Settings::new(Mode::PerPortMap))?)
 }
 
-fn tenant(number: usize, rng: &mut Rng) -> anyhow::Result<TenantSpec> {
+pub(super) fn tenant(number: usize, rng: &mut Rng) -> anyhow::Result<TenantSpec> {
     let vms = (-MEAN_VMS * (1.0 - rng.unit()).ln()).round().max(2.0);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "below 2,000")]
     let vms = vms as u32;

@@ -3,10 +3,10 @@
 
 use super::{
     c2qos_bill, c2qos_fig1, c2qos_fig3, c2qos_fig5, c2qos_fig6, c2qos_fig7, c2qos_fig10,
-    c2qos_fig11, c2qos_fig12, c2qos_fig13, c2qos_overhead, contracts, fabric_agents, fsvde_fig4,
-    fsvde_table2, jitter_fig2, jitter_fig6, jitter_fig7, jitter_fig8, jitter_fig9, jitter_fig10,
-    jitter_fig11, jitter_fig12, limits, live_only, qshare_fig4, qshare_fig5, qshare_fig6,
-    qshare_scale, qshare_table1, uplink_shares,
+    c2qos_fig11, c2qos_fig12, c2qos_fig13, c2qos_overhead, contracts, fabric_agents, fabric_store,
+    fsvde_fig4, fsvde_table2, jitter_fig2, jitter_fig6, jitter_fig7, jitter_fig8, jitter_fig9,
+    jitter_fig10, jitter_fig11, jitter_fig12, limits, live_only, qshare_faults, qshare_fig4,
+    qshare_fig5, qshare_fig6, qshare_scale, qshare_table1, uplink_shares,
 };
 use crate::evidence::Experiment;
 
@@ -42,7 +42,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_fig6::EXPERIMENT,
     qshare_scale::EXPERIMENT,
     live_only::QSHARE_PLANS,
+    qshare_faults::EXPERIMENT,
     fabric_agents::EXPERIMENT,
+    fabric_store::EXPERIMENT,
     live_only::VCPU_WAKEUP,
     live_only::VCPU_WAKEUP_MANY,
 ];

@@ -19,9 +19,11 @@
 //! | `through` | interfaces through which frames leave a switch and return |
 //! | `plan` | VMs and their contracts, as Penstock's configuration and as OVS's flows |
 //! | `fleet`, `pair` | the load: windows of the live figures, and windows of the benchmarks |
+//! | `etcd` | an etcd with one member, for the controller's store |
 //! | `link` | settings of the connection between VMs and a switch |
 //! | `stats` | medians, spreads, ratios |
 
+pub(crate) mod etcd;
 pub(crate) mod fleet;
 pub(crate) mod link;
 pub(crate) mod ovs;

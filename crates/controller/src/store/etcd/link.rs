@@ -134,7 +134,8 @@ impl Link {
         StoreError::Unavailable { store: self.name.clone(), problem: problem.to_owned() }
     }
 
-    /// Converts an error of etcd to [`StoreError::Unavailable`], with a remedy if one is known.
+    /// Converts an error of etcd to [`StoreError::Full`] or [`StoreError::Unavailable`], with a
+    /// remedy if one is known.
     pub(super) fn refused(&self, failed: Failed) -> StoreError {
         let status = match failed {
             Failed::Unavailable(error) => return error,
@@ -142,7 +143,12 @@ impl Link {
         };
         let remedy = match status.code() {
             Code::ResourceExhausted if status.message().contains("database space") => {
-                "; compact and defragment etcd or raise etcd's quota, then disarm the space alarm"
+                let problem = format!(
+                    "{}; run `etcdctl defrag --cluster` and then `etcdctl alarm disarm`, or raise \
+                     etcd's --quota-backend-bytes first",
+                    describe(&status)
+                );
+                return StoreError::Full { store: self.name.clone(), problem };
             }
             Code::ResourceExhausted => "; etcd is overloaded, so repeat the request later",
             Code::Unauthenticated | Code::PermissionDenied => {
@@ -193,6 +199,18 @@ fn describe(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_etcd_is_told_apart_and_the_error_names_the_commands() {
+        let link = Link::new("etcd x".to_owned(), PAUSE, Vec::new());
+        let full = Status::resource_exhausted("etcdserver: mvcc: database space exceeded");
+        let error = link.refused(Failed::Refused(full));
+        assert!(matches!(error, StoreError::Full { .. }), "{error}");
+        assert!(error.to_string().contains("etcdctl alarm disarm"), "{error}");
+        let busy = Status::resource_exhausted("etcdserver: too many requests");
+        let error = link.refused(Failed::Refused(busy));
+        assert!(matches!(error, StoreError::Unavailable { .. }), "{error}");
+    }
 
     #[test]
     fn only_what_was_not_begun_or_said_no_is_known() {

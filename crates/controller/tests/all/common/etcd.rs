@@ -41,6 +41,8 @@ pub struct Certificates {
 pub struct Cluster {
     members: Vec<Member>,
     certificates: Option<Certificates>,
+    /// Maximum size of a member's file in bytes. `None` for etcd's default.
+    quota: Option<u64>,
     dir: Dir,
 }
 
@@ -55,11 +57,21 @@ impl Cluster {
     /// Starts a cluster and waits until it answers. If etcd is not installed, records a skip and
     /// returns `None`.
     pub async fn start() -> Option<Self> {
-        Self::start_with(None).await
+        Self::start_as(None, None).await
     }
 
     /// Starts a cluster like [`Self::start`], with TLS for clients.
     pub async fn start_with(certificates: Option<Certificates>) -> Option<Self> {
+        Self::start_as(certificates, None).await
+    }
+
+    /// Starts a cluster like [`Self::start`], whose members refuse values when their file has
+    /// `quota` bytes.
+    pub async fn start_small(quota: u64) -> Option<Self> {
+        Self::start_as(None, Some(quota)).await
+    }
+
+    async fn start_as(certificates: Option<Certificates>, quota: Option<u64>) -> Option<Self> {
         if program("etcd").is_none() {
             penstock_testing::skip(
                 "etcd is not installed (Debian's etcd-server; scripts/setup.sh test)",
@@ -67,7 +79,7 @@ impl Cluster {
             return None;
         }
         for _ in 0..STARTS_MAX {
-            let mut cluster = Self::choose(certificates.clone());
+            let mut cluster = Self::choose(certificates.clone(), quota);
             (0..MEMBERS).for_each(|member| cluster.launch(member));
             if cluster.leads().await.is_some() {
                 return Some(cluster);
@@ -76,7 +88,7 @@ impl Cluster {
         panic!("no cluster after {STARTS_MAX} starts");
     }
 
-    fn choose(certificates: Option<Certificates>) -> Self {
+    fn choose(certificates: Option<Certificates>, quota: Option<u64>) -> Self {
         // All listeners exist at the same time, so that their ports differ.
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let held: Vec<_> = (0..MEMBERS).map(|_| (free(), free())).collect();
@@ -86,7 +98,7 @@ impl Cluster {
             child: None,
         };
         let members = held.iter().map(member).collect();
-        Self { members, certificates, dir: Dir::new() }
+        Self { members, certificates, quota, dir: Dir::new() }
     }
 
     fn launch(&mut self, number: usize) {
@@ -121,6 +133,9 @@ impl Cluster {
             .stdin(Stdio::null())
             .stdout(log.try_clone().unwrap())
             .stderr(log);
+        if let Some(quota) = self.quota {
+            command.arg("--quota-backend-bytes").arg(quota.to_string());
+        }
         if let Some(Certificates { ca, certificate, key }) = &self.certificates {
             command.arg("--cert-file").arg(certificate).arg("--key-file").arg(key);
             command.arg("--client-cert-auth").arg("--trusted-ca-file").arg(ca);
@@ -224,6 +239,26 @@ impl Cluster {
         let asked = format!(r#"{{"revision":"{revision}","physical":true}}"#);
         let answer = http(self.members[0].client, "POST", "/v3/kv/compaction", &asked).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+
+    /// Shrinks the files of all members, and ends the alarms of members that are full. This does
+    /// what `etcdctl defrag --cluster` and `etcdctl alarm disarm` do.
+    pub fn defragment(&self) {
+        let ask = |member: &Member, path: &str, asked: &str| {
+            let answer = http(member.client, "POST", path, asked).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+            answer
+        };
+        for member in &self.members {
+            ask(member, "/v3/maintenance/defragment", "{}");
+        }
+        let alarms = ask(&self.members[0], "/v3/maintenance/alarm", r#"{"action":"GET"}"#);
+        for alarm in alarms.split(r#""memberID":""#).skip(1) {
+            let id = alarm.split('"').next().unwrap();
+            let asked =
+                format!(r#"{{"action":"DEACTIVATE","memberID":"{id}","alarm":"NOSPACE"}}"#);
+            ask(&self.members[0], "/v3/maintenance/alarm", &asked);
+        }
     }
 }
 

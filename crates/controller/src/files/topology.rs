@@ -31,6 +31,8 @@ pub struct FabricFile {
     /// Settings of placement: the number of queues per port, and how much queues count against
     /// bandwidth.
     pub policy: Policy,
+    /// Code points of other traffic, which the controller never gives to tenants.
+    pub reserved_code_points: Vec<u8>,
     /// Nodes that accept no new VMs, and the state of each node: drained or failed.
     pub out: Vec<(NodeId, Service)>,
 }
@@ -55,6 +57,9 @@ struct Fabric {
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 63))]
     reserved_queues: u8,
+    /// Code points of other traffic, which the controller never gives to tenants. Default: none.
+    #[serde(default)]
+    reserved_code_points: Vec<u8>,
     /// Weight of the queue cost in the choice of a tenant's servers, 0 to 1; the bandwidth cost has
     /// the rest. By default, the weight of the queue cost depends on the load of the datacenter's
     /// links.
@@ -171,10 +176,15 @@ pub(super) fn schema() -> String {
             })),
             need(&["server"], json!({ "server": true, "servers": false, "tier": false }))
         ],
-        "$defs": { "TierTable": {
-            "properties": { "oversubscription": { "type": "number", "exclusiveMinimum": 0 } },
-            "oneOf": [has(&["rate"]), has(&["oversubscription"])]
-        } }
+        "$defs": {
+            "Fabric": { "properties": {
+                "reserved_code_points": { "items": { "maximum": 63 } }
+            } },
+            "TierTable": {
+                "properties": { "oversubscription": { "type": "number", "exclusiveMinimum": 0 } },
+                "oneOf": [has(&["rate"]), has(&["oversubscription"])]
+            }
+        }
     });
     tables.file("Describes a datacenter: its topology and queues.", properties, &["fabric"], rules)
 }
@@ -213,6 +223,7 @@ pub(super) fn read(root: &Table, report: &mut Report<'_>) -> Option<FabricFile> 
         regular,
         headroom_permille,
         policy: policy?,
+        reserved_code_points: fabric.reserved_code_points,
         out,
     })
 }
@@ -222,6 +233,10 @@ fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<
     if !(0.0..=100.0).contains(&fabric.headroom_pct) {
         let problem = format!("`headroom_pct`: {} is out of range", fabric.headroom_pct);
         report.at(object, "headroom_pct", problem, "write 0 to 100");
+    }
+    if let Some(wrong) = fabric.reserved_code_points.iter().find(|dscp| **dscp > 63) {
+        let problem = format!("`reserved_code_points`: {wrong} is not a code point");
+        report.at(object, "reserved_code_points", problem, "write 0 to 63");
     }
     let policy = Policy {
         queues: fabric.queues.into(),

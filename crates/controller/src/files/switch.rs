@@ -373,7 +373,12 @@ fn sonic(
         let distinct: BTreeSet<u8> = queues.iter().copied().filter(|queue| *queue < 8).collect();
         if queues.len() < 2 || distinct.len() != queues.len() {
             let problem = format!("`tenant_queues`: {queues:?}");
-            report.at(object, "tenant_queues", problem, "write 2 to 8 different queues from 0 to 7");
+            report.at(
+                object,
+                "tenant_queues",
+                problem,
+                "write 2 to 8 different queues from 0 to 7",
+            );
         }
     }
     if let Some(time) = table.settle_ms.filter(|time| *time > 1_000) {

@@ -29,8 +29,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::settings::{MapMode, Settings};
 use super::tables::{
-    BY_CLASS, BY_DSCP, CLASSES_MAX, MAP, REST, Tables, bound, check_platform, covers,
-    dscp_map, foreign_maps, get, map, own_queue_maps, scheduler, scheduler_of,
+    BY_CLASS, BY_DSCP, CLASSES_MAX, MAP, REST, Tables, bound, check_platform, covers, dscp_map,
+    foreign_maps, get, map, own_queue_maps, scheduler, scheduler_of,
 };
 use super::unfit::{Conflict, Unfit};
 
@@ -242,6 +242,10 @@ fn base(settings: &Settings, port: &str, tables: &Tables) -> Result<Base, Unfit>
     let mut class = bases(tables, BY_CLASS.0, dscp_map);
     class.extend(own_queue_maps(tables, port));
     let class = original(settings, port, tables, BY_CLASS, &class)?;
+    if dscp.is_some() && class.is_none() {
+        // Without the second map, other traffic has no queue that it could keep.
+        return Err(Unfit::NoMap(key, BY_CLASS.1, "none".to_owned()));
+    }
     let mut base = Base { dscp, class, ..Base::default() };
     let content = |(table, field): (&str, &'static str), name: Option<&String>| {
         let Some(name) = name else { return Ok(BTreeMap::new()) };

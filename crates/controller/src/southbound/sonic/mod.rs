@@ -64,7 +64,7 @@ use super::{
 use crate::Stamp;
 use asic::{ASIC_DB, Asic, Contents};
 use layout::{CONTROL_QUEUE, Layout};
-use plan::{CONFIG_DB, NoPlan, Op, STATE_DB, plan, quoted};
+use plan::{CONFIG_DB, NoPlan, Op, STATE_DB, plan};
 use tables::{BY_CLASS, BY_DSCP, CLASSES_MAX, NAME_MAX, STAMP, Tables};
 use unfit::{Explanation, Unfit};
 use wire::{TIME_MAX, Wire, WireError};

@@ -27,7 +27,7 @@ use super::tables::{
     BY_CLASS, BY_DSCP, CLASSES_MAX, OLD_STAMP, REST, STAMP, Tables, bound, dscp_map, get, map,
     own_queue_maps, queue_map, refer, scheduler, scheduler_of,
 };
-use super::unfit::{Conflict, Unfit};
+use super::unfit::{Conflict, Unfit, quoted};
 use crate::Stamp;
 use crate::southbound::classes::{Assignment, assign};
 use crate::southbound::{PortState, SwitchState};
@@ -92,16 +92,6 @@ impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "redis-cli -n {}", self.database())?;
         self.arguments().iter().try_for_each(|text| write!(f, " {}", quoted(text)))
-    }
-}
-
-/// Quotes a word for a shell. Without quotes, a shell would read `|` in a key as a pipe, and `[` as
-/// a pattern.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
     }
 }
 
@@ -205,8 +195,8 @@ pub(super) fn plan(
         to_queues.extend(queues.filter(|op| !to_queues.contains(op)));
         let dscp = dscp_map(base.dscp.as_deref());
         let maps = [(BY_DSCP, &dscp), (BY_CLASS, &name)];
-        let fields = maps
-            .map(|((table, field), name)| pair(field, refer(settings.reference, table, name)));
+        let fields =
+            maps.map(|((table, field), name)| pair(field, refer(settings.reference, table, name)));
         bind.extend(set(tables, &format!("PORT_QOS_MAP|{port}"), fields.into()));
         weights(settings, layout, port, tables, &target.ports[port], &mut weigh, &mut forget);
         let former = own_queue_maps(tables, port).into_iter().filter(|(former, _)| *former != name);
@@ -260,7 +250,7 @@ fn by_dscp(
     let (mut leave, mut enter) = (Vec::new(), Vec::new());
     for (name, base) in layout.dscp_maps() {
         let key = format!("{}|{name}", BY_DSCP.0);
-        let rest = |dscp| base.keeps(dscp, &layout.queues).unwrap_or(layout.classes[0]);
+        let rest = |dscp: u8| base.keeps(dscp, &layout.queues).unwrap_or(layout.classes[0]);
         let leaves = |(dscp, has): &(&u8, &u8)| match assignment.class.get(*dscp) {
             None => **has != rest(**dscp),
             Some(wanted) => wanted != *has && moves[usize::from(**has)],
@@ -268,7 +258,7 @@ fn by_dscp(
         let is = map(tables, BY_DSCP.0, &name)?;
         let fields = is.iter().filter(leaves).map(|(dscp, _)| pair(dscp, rest(*dscp)));
         leave.extend(set(tables, &key, fields.collect()));
-        let class = |dscp| assignment.class.get(&dscp).copied().unwrap_or_else(|| rest(dscp));
+        let class = |dscp: u8| assignment.class.get(&dscp).copied().unwrap_or_else(|| rest(dscp));
         let fields = (0..64).map(|dscp| pair(dscp, class(dscp)));
         enter.extend(set(tables, &key, fields.collect()));
     }

@@ -82,10 +82,7 @@ pub(super) fn foreign_maps<'a>(
 
 /// Returns the names that the driver may have given to a port's map from traffic class to queue,
 /// each with the map that it extends.
-pub(super) fn own_queue_maps<'a>(
-    tables: &'a Tables,
-    port: &str,
-) -> Vec<(String, Option<&'a str>)> {
+pub(super) fn own_queue_maps<'a>(tables: &'a Tables, port: &str) -> Vec<(String, Option<&'a str>)> {
     let bases = foreign_maps(tables.keys(), BY_CLASS.0).map(Some);
     let all = std::iter::once(None).chain(bases);
     let mut names: Vec<_> = all.map(|base| (map_name(Some(port), base), base)).collect();

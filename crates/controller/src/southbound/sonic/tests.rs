@@ -5,7 +5,7 @@ use penstock_units::BitsPerSecond;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::unfit::Conflict;
+use super::unfit::{Conflict, quoted};
 use super::*;
 use crate::southbound::PortState;
 
@@ -312,6 +312,8 @@ fn a_port_whose_other_traffic_tenants_would_disturb_is_left_out_by_itself() {
         fields.insert("tc_to_queue_map".to_owned(), name.to_owned());
     };
     bind(&mut tables, "Ethernet0", "missing");
+    assert!(matches!(why(&settings, &tables), Some(Unfit::NoMap(_, "tc_to_queue_map", _))));
+    tables.get_mut("PORT_QOS_MAP|Ethernet0").expect("there").remove("tc_to_queue_map");
     assert!(matches!(why(&settings, &tables), Some(Unfit::NoMap(_, "tc_to_queue_map", _))));
     let is = layout(&settings, &tables).expect("a device with one ASIC");
     assert_eq!(is.ports.keys().collect::<Vec<_>>(), ["Ethernet4"], "the other port is used");

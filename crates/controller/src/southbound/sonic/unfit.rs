@@ -1,7 +1,5 @@
 //! Explains why the driver cannot use a switch's tables or a port.
 
-use super::plan::quoted;
-
 /// Reason why the driver cannot use the switch's tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
@@ -50,6 +48,16 @@ pub(super) struct Explanation {
     pub(super) what: String,
     pub(super) limit: String,
     pub(super) remedy: String,
+}
+
+/// Quotes a word for a shell. Without quotes, a shell would read `|` in a key as a pipe, and `[` as
+/// a pattern.
+pub(super) fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,".contains(c);
+    match !text.is_empty() && text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
 }
 
 fn parts(what: String, limit: String, remedy: impl Into<String>) -> Explanation {

@@ -105,9 +105,8 @@ fn port_objects(config: &Hashes) -> Vec<(String, String)> {
 }
 
 fn map_object(key: &str) -> String {
-    let number = key.bytes().fold(0u64, |sum, byte| {
-        sum.wrapping_mul(131).wrapping_add(u64::from(byte))
-    });
+    let number =
+        key.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(131).wrapping_add(u64::from(byte)));
     format!("oid:0x14{number:016x}")
 }
 
@@ -156,9 +155,7 @@ async fn write(asic: &mut MultiplexedConnection, state: &AsicState, config: &Has
     for (key, fields) in &state.maps {
         let names = if key.starts_with(KINDS[0]) { ["dscp", "tc"] } else { ["tc", "qidx"] };
         let number = |text: &str| text.parse::<u8>().expect("a number");
-        let entry = |(from, to): (&String, &String)| {
-            json!({ "key": { names[0]: number(from) }, "value": { names[1]: number(to) } })
-        };
+        let entry = |(from, to): (&String, &String)| json!({ "key": { names[0]: number(from) }, "value": { names[1]: number(to) } });
         let list: Vec<_> = fields.iter().map(entry).collect();
         let list = json!({ "count": list.len(), "list": list }).to_string();
         let object = format!("ASIC_STATE:SAI_OBJECT_TYPE_QOS_MAP:{}", map_object(key));

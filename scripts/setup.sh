@@ -123,6 +123,7 @@ want test etcd-server etcd "three of them, to test the controller's store with"
 want test systemd-container systemd-nspawn "a container to run the switch under its unit in"
 want test chromium chromium "a browser, to test the controller's page in"
 want test redis-server redis-server "the configuration of a SONiC switch, to test with"
+want test libyang2-tools yanglint "validates what the drivers of switches write by published models"
 # The package's service is not used and need not run, because the benchmark starts its own OVS.
 want bench openvswitch-switch-dpdk /usr/lib/openvswitch-switch-dpdk/ovs-vswitchd-dpdk \
     "the switch to compare with"

@@ -107,9 +107,13 @@ fn map_of(queues: u8) -> BTreeMap<u8, u8> {
 /// Panics if a property of the target does not hold.
 pub fn run_sonic(data: &[u8]) {
     let mut input = Input::new(data);
-    let fixed = input.bool();
+    let flags = input.u8();
+    let fixed = flags & 1 == 1;
     let mode = if fixed { MapMode::Static(map_of(QUEUES)) } else { MapMode::PerPort };
-    let settings = sonic::Settings { mode, queues: QUEUES, ..sonic::Settings::default() };
+    // With a list of queues, the driver extends maps of other configurations.
+    let tenant_queues = (flags & 2 == 2).then(|| vec![1, 0, 2, 5]);
+    let settings =
+        sonic::Settings { mode, queues: QUEUES, tenant_queues, ..sonic::Settings::default() };
     let endpoint = Endpoint::Unix("/nowhere".into());
     let switch = SonicSwitch::new("leaf1", &ports(), settings, endpoint).expect("right settings");
     let can = Capabilities {

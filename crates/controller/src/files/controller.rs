@@ -16,7 +16,8 @@ use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
 
-use super::{FabricFile, SwitchFile, switch};
+use super::{DriverFile, FabricFile, SwitchFile, switch};
+use crate::southbound::sonic;
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
 
@@ -300,9 +301,9 @@ pub(super) fn read(
     };
     let tls = section::<TlsFiles>(root, "tls", report).and_then(|tls| tls.value);
     let tls = tls.map(|tls| tls.seen_from(folder));
-    let binding = binding(root, &fabric, report);
     let store = store(root, report);
     let switches = switch::read(root, folder, &fabric.topology, report);
+    let binding = binding(root, &fabric, &switches, report);
     Some(ControllerFile {
         name: controller.name.clone(),
         interval_ms: controller.interval_ms,
@@ -370,7 +371,23 @@ fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
     }
 }
 
-fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option<Settings> {
+/// Returns the code points that tenants cannot have in this fabric: those that the topology's file
+/// reserves, and those of network control if a SONiC switch keeps its control queue.
+fn taken_code_points(fabric: &FabricFile, switches: &BTreeMap<NodeId, SwitchFile>) -> Vec<u8> {
+    let keeps = |switch: &SwitchFile| match &switch.driver {
+        DriverFile::Sonic(sonic) => !sonic.control_queue,
+        _ => false,
+    };
+    let control = switches.values().any(keeps).then_some(sonic::CONTROL);
+    fabric.reserved_code_points.iter().copied().chain(control.into_iter().flatten()).collect()
+}
+
+fn binding(
+    root: &Table,
+    fabric: &FabricFile,
+    switches: &BTreeMap<NodeId, SwitchFile>,
+    report: &mut Report<'_>,
+) -> Option<Settings> {
     let given = section::<BindingTable>(root, "binding", report);
     let default = BindingTable::default();
     let table = match &given {
@@ -386,8 +403,9 @@ fn binding(root: &Table, fabric: &FabricFile, report: &mut Report<'_>) -> Option
         Some(object) => report.at(object, key, problem, remedy),
         None => report.file(problem, remedy),
     };
-    // The datacenter's file has the code points of other traffic.
-    let reserved = [&*fabric.reserved_code_points, &*table.reserved_code_points].concat();
+    let mut reserved = taken_code_points(fabric, switches);
+    reserved.retain(|dscp| *dscp < 64);
+    reserved.extend(&table.reserved_code_points);
     let palette = match Palette::without(&reserved) {
         Ok(palette) => palette,
         Err(error) => {

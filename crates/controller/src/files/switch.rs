@@ -1,7 +1,7 @@
 //! Reads the tables `[[switch]]`, which contain the driver and the address of each switch in the
 //! topology.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use penstock_fabric::topology::{NodeId, Topology};
@@ -62,8 +62,15 @@ pub struct SonicFile {
     /// True if entries of CONFIG_DB refer to other entries as `[TABLE|name]`. False if entries of
     /// CONFIG_DB refer to other entries by the plain name.
     pub bracketed: bool,
-    /// True if a tenant may have queue 7, which SONiC uses for its own control packets.
+    /// SONiC's queue for each of the fabric's queues, from the shared queue on. `None` means queues
+    /// 0 to `queues` - 1, on ports without other QoS maps.
+    pub tenant_queues: Option<Vec<u8>>,
+    /// True if a tenant may have queue 7, which SONiC uses for its own control packets, and the
+    /// code points of network control.
     pub control_queue: bool,
+    /// Milliseconds between two steps of a change if the switch does not show what its ASIC has.
+    /// `None` means the default of the SONiC driver.
+    pub settle_ms: Option<u64>,
     /// File with redis's password. The controller ignores white space at the end of the file.
     pub password: Option<PathBuf>,
 }
@@ -143,9 +150,17 @@ pub(super) struct SwitchTable {
     classes: Option<u8>,
     /// For sonic-configdb: form of references between entries of CONFIG_DB. Default `plain`.
     references: Option<References>,
+    /// For sonic-configdb: SONiC's queue for each of the fabric's queues, from the shared queue on.
+    /// With `tenant_queues`, ports may have other QoS maps, which the driver extends. Default:
+    /// queues 0 to `queues` - 1, on ports without other QoS maps.
+    tenant_queues: Option<Vec<u8>>,
     /// For sonic-configdb: true if a tenant may have queue 7, which SONiC uses for its own control
-    /// packets. Default `false`.
+    /// packets, and the code points 48 and 56 of network control. Default `false`.
     control_queue: Option<bool>,
+    /// For sonic-configdb: milliseconds between two steps of a change, 0 to 1000. The time applies
+    /// only if the switch does not show what its ASIC has. Default 50.
+    #[schemars(range(min = 0, max = 1_000))]
+    settle_ms: Option<u64>,
     /// True if the controller changes this switch before all other switches, as a trial. Default
     /// `false`.
     #[serde(default)]
@@ -188,15 +203,18 @@ pub(super) fn rules() -> Value {
     all.push(json!({ "if": is(Driver::Gnmi), "then": gnmi }));
     all.push(json!({ "if": is(Driver::Penstock), "then": penstock }));
     json!({
-        "properties": { "interfaces": {
-            "additionalProperties": { "type": "array", "minItems": 1 }
-        } },
+        "properties": {
+            "interfaces": { "additionalProperties": { "type": "array", "minItems": 1 } },
+            "tenant_queues": {
+                "items": { "maximum": 7 }, "minItems": 2, "uniqueItems": true
+            }
+        },
         "allOf": all
     })
 }
 
 /// Keys of `[[switch]]` that only some drivers have.
-const KEYS: [&str; 9] = [
+const KEYS: [&str; 11] = [
     "netns",
     "address",
     "tls",
@@ -205,7 +223,9 @@ const KEYS: [&str; 9] = [
     "set_ms",
     "classes",
     "references",
+    "tenant_queues",
     "control_queue",
+    "settle_ms",
 ];
 /// Default value of the key `set_ms`.
 const SET_MS: u64 = 10_000;
@@ -243,7 +263,15 @@ impl Driver {
             Self::LinuxTc => ("linux-tc", &["netns"]),
             Self::SonicConfigdb => (
                 "sonic-configdb",
-                &["address", "classes", "references", "control_queue", "password_file"],
+                &[
+                    "address",
+                    "classes",
+                    "references",
+                    "tenant_queues",
+                    "control_queue",
+                    "settle_ms",
+                    "password_file",
+                ],
             ),
             Self::Penstock => ("penstock", &["address", "tls"]),
             Self::Gnmi => ("gnmi", &["address", "tls", "user", "password_file", "set_ms"]),
@@ -317,7 +345,9 @@ fn foreign_keys(object: &Object<'_, SwitchTable>, table: &SwitchTable, report: &
         table.set_ms.is_some(),
         table.classes.is_some(),
         table.references.is_some(),
+        table.tenant_queues.is_some(),
         table.control_queue.is_some(),
+        table.settle_ms.is_some(),
     ];
     for (key, _) in KEYS.iter().zip(given).filter(|(key, given)| *given && !own.contains(key)) {
         let problem = format!("`{key}` is not a key of driver \"{driver}\"");
@@ -349,11 +379,29 @@ fn sonic(
         let problem = format!("`classes`: {classes} traffic classes");
         report.at(object, "classes", problem, "write 2 to 16");
     }
+    if let Some(queues) = &table.tenant_queues {
+        let distinct: BTreeSet<u8> = queues.iter().copied().filter(|queue| *queue < 8).collect();
+        if queues.len() < 2 || distinct.len() != queues.len() {
+            let problem = format!("`tenant_queues`: {queues:?}");
+            report.at(
+                object,
+                "tenant_queues",
+                problem,
+                "write 2 to 8 different queues from 0 to 7",
+            );
+        }
+    }
+    if let Some(time) = table.settle_ms.filter(|time| *time > 1_000) {
+        let problem = format!("`settle_ms`: {time} ms");
+        report.at(object, "settle_ms", problem, "write 0 to 1000");
+    }
     Some(SonicFile {
         address,
         classes: table.classes,
         bracketed: table.references == Some(References::Bracketed),
+        tenant_queues: table.tenant_queues.clone(),
         control_queue: table.control_queue.unwrap_or(false),
+        settle_ms: table.settle_ms,
         password: table.password_file.as_ref().map(|file| folder.join(file)),
     })
 }

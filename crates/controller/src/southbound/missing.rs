@@ -1,21 +1,62 @@
 //! Computes the changes that a switch still needs.
 
+use std::collections::BTreeMap;
+
 use super::driver::{Capabilities, Change, DriverError, PortState, SwitchDriver, SwitchState};
 use super::step::{agree, step};
 use super::{classes, diff::diff};
+
+/// Difference between the state of a switch and a decision.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    /// Changes that give the switch the wanted state. The changes do not concern ports in
+    /// `left_out`.
+    pub changes: Vec<Change>,
+    /// Ports of the decision that the driver does not use, with the reason. A tenant that sends
+    /// through one of these ports must stay in the shared queue, because the port does not know the
+    /// tenant's code point.
+    pub left_out: BTreeMap<String, String>,
+}
+
+/// Compares a switch with the state `wanted`, without changing the switch.
+///
+/// # Errors
+/// Returns an error if the switch does not answer, or if it does not support the state
+/// ([`DriverError::Beyond`]). Ports that the driver does not use need no support.
+pub async fn survey(
+    driver: &dyn SwitchDriver,
+    wanted: &SwitchState,
+) -> Result<Survey, DriverError> {
+    let can = driver.capabilities().await?;
+    let is = driver.read_back().await?;
+    let mut wanted = wanted.clone();
+    let mut left_out = is.left_out.clone();
+    left_out.retain(|port, _| wanted.ports.remove(port).is_some());
+    let wanted = possible(driver.name(), &can, wanted)?;
+    Ok(Survey { changes: diff(&is, &wanted), left_out })
+}
 
 /// Returns the changes that give a switch the state `wanted`, without changing the switch. The
 /// changes do not concern ports in [`SwitchState::left_out`].
 ///
 /// # Errors
-/// Returns an error if the switch does not answer, or if it does not support the state
-/// ([`DriverError::Beyond`]).
+/// Returns an error in the same cases as [`survey`].
 pub async fn missing(
     driver: &dyn SwitchDriver,
     wanted: &SwitchState,
 ) -> Result<Vec<Change>, DriverError> {
-    let wanted = possible(driver.name(), &driver.capabilities().await?, wanted)?;
-    Ok(diff(&driver.read_back().await?, &wanted))
+    Ok(survey(driver, wanted).await?.changes)
+}
+
+/// Returns the number of queues, with the shared queue, that a plan may use on each port of a
+/// switch. On a switch with traffic classes, each queue needs a class of its own.
+#[must_use]
+pub fn usable_queues(can: &Capabilities) -> u8 {
+    if can.remap {
+        return can.queues.min(can.classes);
+    }
+    let highest = can.fixed_map.values().max().copied().unwrap_or(0);
+    can.queues.min(highest.saturating_add(1))
 }
 
 /// Returns the state that a switch with the capabilities `can` should have to implement the
@@ -23,9 +64,8 @@ pub async fn missing(
 pub(crate) fn possible(
     switch: &str,
     can: &Capabilities,
-    wanted: &SwitchState,
+    mut wanted: SwitchState,
 ) -> Result<SwitchState, DriverError> {
-    let mut wanted = wanted.clone();
     classes::complete(can, &mut wanted);
     let fresh = PortState { weights: Vec::new(), map: can.fixed_map.clone() };
     let ports = wanted.ports.keys().map(|port| (port.clone(), fresh.clone()));

@@ -36,7 +36,7 @@ pub use driver::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, PortState, QueueCounters, SwitchDriver,
     SwitchState,
 };
-pub use missing::missing;
+pub use missing::{Survey, missing, survey, usable_queues};
 pub(crate) use missing::possible;
 pub use sim::{Faults, SimSwitch};
 pub use step::step;

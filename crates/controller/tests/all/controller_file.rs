@@ -117,15 +117,25 @@ fn a_sonic_switch_is_read_with_what_its_image_is_like() {
     };
     let plain = sonic("");
     assert_eq!((plain.classes, plain.password), (None, None));
+    assert_eq!((plain.tenant_queues, plain.settle_ms), (None, None));
     assert!(!plain.bracketed && !plain.control_queue);
     let all = sonic(
-        "classes = 4\nreferences = \"bracketed\"\ncontrol_queue = true\npassword_file = \"word\"\n",
+        "classes = 4\nreferences = \"bracketed\"\ncontrol_queue = true\npassword_file = \"word\"\n\
+         tenant_queues = [1, 0]\nsettle_ms = 200\n",
     );
+    assert_eq!((all.tenant_queues, all.settle_ms), (Some(vec![1, 0]), Some(200)));
     assert_eq!((all.classes, all.password), (Some(4), Some(folder.0.join("word"))));
     assert!(all.bracketed && all.control_queue);
     assert_eq!(
         folder.mistakes(&format!("{at}classes = 17\n")),
         ["switch \"rack-0\": `classes`: 17 traffic classes; write 2 to 16"]
+    );
+    assert_eq!(
+        folder.mistakes(&format!("{at}tenant_queues = [1, 1]\nsettle_ms = 1001\n")),
+        [
+            "switch \"rack-0\": `tenant_queues`: [1, 1]; write 2 to 8 different queues from 0 to 7",
+            "switch \"rack-0\": `settle_ms`: 1001 ms; write 0 to 1000",
+        ]
     );
     assert_eq!(
         folder.mistakes("driver = \"sim\"\ncontrol_queue = true\n"),
@@ -233,4 +243,20 @@ fn reserved_queues_are_not_the_controllers_to_give() {
     assert_eq!(bound(""), 8);
     assert_eq!(bound("queues = 8\nreserved_queues = 3"), 6, "the shared one and five");
     assert_eq!(bound("queues = 4\nreserved_queues = 3"), 2);
+}
+
+#[test]
+fn tenants_do_not_get_the_code_points_of_other_traffic() {
+    let folder = Folder::new();
+    let text = TOPOLOGY.replace("\n\n[servers]", "\nreserved_code_points = [3, 4]\n\n[servers]");
+    fs::write(folder.0.join("fabric.toml"), text).unwrap();
+    let missing = |keys: &str| {
+        let file = folder.read(keys).unwrap();
+        let values = file.binding.palette.values().to_vec();
+        (1..64).filter(|dscp| !values.contains(dscp)).collect::<Vec<u8>>()
+    };
+    assert_eq!(missing("driver = \"sim\"\n"), [3, 4]);
+    let sonic = "driver = \"sonic-configdb\"\naddress = \"redis://10.0.0.9:6379\"\n";
+    assert_eq!(missing(sonic), [3, 4, 48, 56], "SONiC's network control is not for tenants");
+    assert_eq!(missing(&format!("{sonic}control_queue = true\n")), [3, 4]);
 }

@@ -134,6 +134,7 @@ const CASES: &[Cases] = &[
             "headroom_pct = 10\nqueue_weight = 1",
             "reserved_queues = 2",
             "reserved_code_points = [26, 48]",
+            "reserved_code_points = [3, 63]",
         ],
         &[
             "queues = 1",
@@ -203,6 +204,8 @@ const CASES: &[Cases] = &[
             "driver = \"linux-tc\"\nnetns = \"n\"",
             "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nclasses = 8\n\
              references = \"bracketed\"\npassword_file = \"p\"",
+            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\n\
+             tenant_queues = [1, 0, 2, 5]\nsettle_ms = 0",
             "driver = \"penstock\"\naddress = \"unix:///run/a.sock\"",
             "driver = \"penstock\"\naddress = \"h:1\"\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\" }",
@@ -216,6 +219,11 @@ const CASES: &[Cases] = &[
             "driver = \"sonic-configdb\"",
             "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nclasses = 1",
             "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nuser = \"u\"",
+            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\ntenant_queues = [1]",
+            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\ntenant_queues = [1, 1]",
+            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\ntenant_queues = [1, 8]",
+            "driver = \"sonic-configdb\"\naddress = \"redis://[::1]:1\"\nsettle_ms = 1001",
+            "driver = \"sim\"\ntenant_queues = [1, 0]",
             "driver = \"penstock\"\naddress = \"h:1\"",
             "driver = \"penstock\"\naddress = \"h:1\"\ntls = { ca = \"a\" }",
             "driver = \"penstock\"\naddress = \"unix://run/a.sock\"",

@@ -11,7 +11,7 @@ use penstock_controller::carry_out::{Crew, Interface, Switch};
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::files::ControllerFile;
 use penstock_controller::hosts::Hosts;
-use penstock_controller::southbound::SwitchDriver;
+use penstock_controller::southbound::{SwitchDriver, usable_queues};
 use penstock_fabric::topology::NodeId;
 
 use super::drivers::driver;
@@ -39,6 +39,11 @@ impl Maker {
         Ok(Self { file, hosts, drivers })
     }
 
+    /// Returns the drivers of all switches.
+    pub fn drivers(&self) -> Vec<Arc<dyn SwitchDriver>> {
+        self.drivers.values().cloned().collect()
+    }
+
     /// Creates a fabric without tenants, and a crew that has not carried out any decision.
     ///
     /// # Errors
@@ -62,6 +67,23 @@ impl Maker {
         let hosts: Arc<dyn Hosts> = self.hosts.clone();
         let limit = Duration::from_millis(self.file.answer_ms);
         Ok((fabric, Crew::new(switches, hosts, limit)))
+    }
+}
+
+/// Asks each switch how many queues a plan may use, and logs a warning for each switch that has
+/// fewer than the `queues` of the fabric. Such a switch refuses plans that use all queues.
+pub async fn ask(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) {
+    for driver in drivers {
+        match driver.capabilities().await {
+            Ok(can) if usable_queues(&can) < queues => tracing::warn!(
+                "switch {}: a plan may use {} queues, but the fabric has {queues}; raise \
+                 `reserved_queues` in the fabric's file",
+                driver.name(),
+                usable_queues(&can)
+            ),
+            Ok(_) => {}
+            Err(error) => tracing::warn!("its number of queues is not known yet: {error}"),
+        }
     }
 }
 

@@ -121,8 +121,10 @@ fn sonic(
         mode,
         reference: if at.bracketed { Reference::Bracketed } else { Reference::Plain },
         queues,
+        tenant_queues: at.tenant_queues.clone(),
         control_queue: at.control_queue,
         classes: at.classes.unwrap_or(default.classes),
+        settle: at.settle_ms.map_or(default.settle, Duration::from_millis),
         password: password.map(|text| text.trim_end().to_owned()),
     };
     let switch = SonicSwitch::new(name, ports, settings, endpoint);

@@ -144,6 +144,7 @@ async fn serve(
     let file = Arc::new(file);
     // This reports errors of the settings now and not at the first election.
     let crew = crew::Maker::new(Arc::clone(&file), Arc::clone(&hosts))?;
+    let asks = tokio::spawn(crew::ask(crew.drivers(), file.binding.queues));
     let controller = Controller::new(Setup {
         name: file.name.clone(),
         advertise: file.advertise.clone(),
@@ -188,6 +189,7 @@ async fn serve(
     notifier.send("STOPPING=1");
     let _ = stop.send(true);
     let _ = tokio::time::timeout(END_LIMIT, leads).await;
+    asks.abort();
     tasks.abort_all();
     failed.map_or(Ok(()), Err)
 }

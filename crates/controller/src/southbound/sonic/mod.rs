@@ -3,16 +3,15 @@
 //! The driver writes only the following entries of the switch's databases:
 //!
 //! - `SCHEDULER|pen.PORT.QUEUE` and `SCHEDULER|pen.rest`
-//! - the field `scheduler` in `QUEUE|PORT|QUEUE`
-//! - `DSCP_TO_TC_MAP|PENSTOCK`
-//! - `TC_TO_QUEUE_MAP|PENSTOCK` or `TC_TO_QUEUE_MAP|PENSTOCK_PORT`
+//! - the field `scheduler` in `QUEUE|PORT|QUEUE`, for queues of tenants
+//! - `DSCP_TO_TC_MAP|PENSTOCK`, or `DSCP_TO_TC_MAP|PENSTOCK-OTHER`, which extends the map `OTHER`
+//! - `TC_TO_QUEUE_MAP|PENSTOCK` or `TC_TO_QUEUE_MAP|PENSTOCK_PORT`, also with `-OTHER`
 //! - the fields `dscp_to_tc_map` and `tc_to_queue_map` in `PORT_QOS_MAP|PORT`
 //! - the stamp
 //!
-//! The driver does not change a port if another configuration has set one of the listed entries.
-//! The driver also does not change a port if priority flow control makes a tenant's queue lossless.
-//! The module `plan` defines the order of changes, and `southbound::classes` assigns classes to
-//! code points.
+//! The module `layout` defines which queues, classes and ports belong to tenants. The module `plan`
+//! defines the order of changes, and `southbound::classes` assigns classes to code points. The
+//! module `asic` reads back whether the ASIC has the maps.
 //!
 //! # Stamp
 //!
@@ -24,10 +23,11 @@
 //! depends (WATCH). A transaction therefore fails if another controller or an operator has changed
 //! a watched key.
 //!
-//! # Queue 7
+//! # Control traffic
 //!
-//! SONiC sends its own control packets through queue 7. Tenants get queue 7 only if
-//! [`Settings::control_queue`] permits its use.
+//! SONiC sends its own control packets through queue 7, and routing protocols use the code points
+//! 48 and 56 ([`CONTROL`]). Tenants get this queue and these code points only if
+//! [`Settings::control_queue`] permits their use.
 //!
 //! # Weights
 //!
@@ -40,17 +40,21 @@
 //! The driver follows SONiC's CONFIG_DB manual, its YANG models (`sonic-scheduler`, `sonic-queue`,
 //! `sonic-dscp-tc-map`, `sonic-port-qos-map`), and `qosorch` in `sonic-swss`.
 
+mod asic;
+mod layout;
 mod plan;
 mod settings;
 mod tables;
+mod unfit;
 mod wire;
 
 use async_trait::async_trait;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
-use tokio::time::timeout;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
-pub use settings::{Endpoint, MapMode, Reference, Settings};
+pub use settings::{CONTROL, Endpoint, MapMode, Reference, SETTLE, Settings};
 #[doc(hidden)]
 pub use tables::Tables as Entries;
 
@@ -58,8 +62,11 @@ use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
 use crate::Stamp;
-use plan::{CONFIG_DB, NoPlan, Op, STATE_DB, plan, quoted};
-use tables::{CLASSES_MAX, STAMP, Tables, Unfit};
+use asic::{ASIC_DB, Asic, Contents};
+use layout::{CONTROL_QUEUE, Layout};
+use plan::{CONFIG_DB, NoPlan, Op, STATE_DB, plan};
+use tables::{BY_CLASS, BY_DSCP, CLASSES_MAX, NAME_MAX, STAMP, Tables};
+use unfit::{Explanation, Unfit};
 use wire::{TIME_MAX, Wire, WireError};
 
 const COUNTERS_DB: i64 = 2;
@@ -67,7 +74,11 @@ const COUNTERS_DB: i64 = 2;
 /// configuration and writes one transaction. A change needs at most four attempts if no other
 /// client of redis interferes.
 const ATTEMPTS: usize = 12;
-const NAME_MAX: usize = 32;
+/// Longest time that the driver waits until the ASIC has a transaction. The time is shorter in unit
+/// tests, like [`TIME_MAX`].
+const TAKEN_MAX: Duration = Duration::from_millis(if cfg!(test) { 500 } else { 5_000 });
+/// First and longest time between two reads of the ASIC's state. The time doubles with each read.
+const POLL: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
 #[derive(Debug)]
 pub struct SonicSwitch {
@@ -82,6 +93,7 @@ pub struct SonicSwitch {
 /// Configuration and state that the driver has read from the switch.
 struct SwitchReading {
     tables: Tables,
+    layout: Layout,
     state: SwitchState,
 }
 
@@ -99,29 +111,7 @@ impl SonicSwitch {
         let ports = ports.iter().map(|port| port.name.clone()).collect();
         let left_out = Mutex::default();
         let this = Self { name: name.to_owned(), endpoint, settings, ports, left_out };
-        let Settings { mode, queues, classes, .. } = &this.settings;
-        if !(2..=8).contains(queues) || !(2..=CLASSES_MAX).contains(classes) {
-            let what = format!("a switch with {queues} queues and {classes} traffic classes");
-            let limit = format!("2 to 8 queues, 2 to {CLASSES_MAX} classes");
-            return Err(this.beyond(what, limit, "change the switch's settings"));
-        }
-        if *queues == 8 && !this.settings.control_queue {
-            let limit = "SONiC sends its own control packets by queue 7".to_owned();
-            let remedy = "write `queues = 7` in the fabric's file, or give tenants queue 7 too \
-                          with `control_queue = true`";
-            return Err(this.beyond("8 queues".to_owned(), limit, remedy));
-        }
-        if let MapMode::Static(map) = mode {
-            let fits = |(dscp, queue): (&u8, &u8)| {
-                (1..64).contains(dscp) && queue < queues && queue < classes
-            };
-            if !map.iter().all(fits) {
-                let limit = format!(
-                    "a map has code points 1 to 63 and queues below {queues} and {classes}"
-                );
-                return Err(this.beyond(format!("map {map:?}"), limit, "change the static map"));
-            }
-        }
+        this.check()?;
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
         let is_name =
             |name: &&String| !name.is_empty() && name.len() <= NAME_MAX && name.chars().all(plain);
@@ -130,32 +120,59 @@ impl SonicSwitch {
             let what = format!("port {wrong:?}");
             return Err(this.beyond(what, limit, "name a port of the switch"));
         }
-        // SONiC's model permits 32 letters, digits, - and _ in a map's name.
-        let fits = |port: &String| {
-            let map = tables::queue_map(&this.settings.mode, port);
-            let plain = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
-            map.len() <= NAME_MAX && map.chars().all(plain)
-        };
-        if let Some(wrong) = this.ports.iter().find(|port| !fits(port)) {
-            let what = format!("a separate code-point map for port {wrong}");
-            let limit = "SONiC permits at most 32 letters, digits, - and _ in a map's name";
-            return Err(this.beyond(what, limit.to_owned(), "write `map = \"static-map\"`"));
-        }
         Ok(this)
+    }
+
+    /// Checks that the settings are in range and agree with each other.
+    fn check(&self) -> Result<(), DriverError> {
+        let Settings { mode, queues, classes, control_queue, .. } = &self.settings;
+        if !(2..=8).contains(queues) || !(*queues..=CLASSES_MAX).contains(classes) {
+            let what = format!("a switch with {queues} queues and {classes} traffic classes");
+            let limit = format!("2 to 8 queues, and {queues} to {CLASSES_MAX} classes");
+            let remedy = "change `classes` of the switch, or `reserved_queues` of the fabric";
+            return Err(self.beyond(what, limit, remedy));
+        }
+        let own = self.settings.sonic_queues();
+        let distinct: BTreeSet<u8> = own.iter().copied().filter(|queue| *queue < 8).collect();
+        if own.len() != usize::from(*queues) || distinct.len() != own.len() {
+            let what = format!("`tenant_queues` = {own:?}");
+            let limit = format!("the fabric has {queues} queues for tenants");
+            let remedy = format!("write {queues} different queues from 0 to 7");
+            return Err(self.beyond(what, limit, remedy));
+        }
+        if own.contains(&CONTROL_QUEUE) && !control_queue {
+            let limit = "SONiC sends its own control packets by queue 7".to_owned();
+            let remedy = "raise `reserved_queues` in the fabric's file, or give tenants queue 7 \
+                          too with `control_queue = true`";
+            return Err(self.beyond(format!("queues {own:?}"), limit, remedy));
+        }
+        if let MapMode::Static(map) = mode {
+            let fits = |(dscp, queue): (&u8, &u8)| {
+                (1..64).contains(dscp) && !self.settings.is_control(*dscp) && queue < queues
+            };
+            if !map.iter().all(fits) {
+                let limit = format!(
+                    "a map has code points 1 to 63 without {CONTROL:?}, and queues below {queues}"
+                );
+                return Err(self.beyond(format!("map {map:?}"), limit, "change the static map"));
+            }
+        }
+        Ok(())
     }
 
     fn beyond(&self, what: String, limit: String, remedy: impl Into<String>) -> DriverError {
         DriverError::Beyond { switch: self.name.clone(), what, limit, remedy: remedy.into() }
     }
 
-    fn can(&self) -> Capabilities {
+    /// Returns the capabilities of a switch with the layout. Classes of other traffic do not count.
+    fn can(&self, layout: &Layout) -> Capabilities {
         let (remap, fixed_map) = match &self.settings.mode {
             MapMode::Static(map) => (false, map.clone()),
             MapMode::PerPort => (true, BTreeMap::new()),
         };
         Capabilities {
             queues: self.settings.queues,
-            classes: self.settings.classes,
+            classes: u8::try_from(layout.classes.len()).unwrap_or(CLASSES_MAX),
             weights: (1, 100),
             remap,
             fixed_map,
@@ -163,47 +180,12 @@ impl SonicSwitch {
         }
     }
 
-    fn unfit(&self, unfit: Unfit) -> DriverError {
-        match unfit {
-            Unfit::NoPort(port) => {
-                let limit = "the switch's CONFIG_DB has no such port".to_owned();
-                self.beyond(format!("port {port}"), limit, "name a port of the switch")
-            }
-            Unfit::Foreign(key, field, what) => {
-                let limit = format!("{key} has {field} {what}, which Penstock did not set");
-                let quoted = quoted(&key);
-                let command = format!("sonic-db-cli CONFIG_DB HDEL {quoted} {field}");
-                let remedy = format!(
-                    "remove the field with `{command}`, or leave the port out of the topology"
-                );
-                self.beyond(format!("changing {key}"), limit, remedy)
-            }
-            Unfit::Range(key, entry) => {
-                let limit = format!("{key} is one entry for several queues");
-                let remedy = "replace the entry by one entry for each queue, or leave the port out \
-                              of the topology";
-                self.beyond(format!("changing {entry}"), limit, remedy)
-            }
-            Unfit::Lossless(port, priority) => {
-                let limit = format!(
-                    "priority flow control of {priority} is on, so a tenant in queue or class \
-                     {priority} would stop the links of other tenants"
-                );
-                let remedy = format!(
-                    "turn it off with `config interface pfc priority {port} {priority} off`, use \
-                     at most {priority} queues and classes, or leave the port out"
-                );
-                self.beyond(format!("port {port}"), limit, remedy)
-            }
-            Unfit::Voq => {
-                let limit = "a switch with virtual output queues has keys with chassis and ASIC";
-                let remedy = "leave the switch out of the fabric";
-                self.beyond("switch_type voq".to_owned(), limit.to_owned(), remedy)
-            }
-            Unfit::Rubbish(what, problem) => {
-                DriverError::Rubbish { switch: self.name.clone(), what, problem }
-            }
+    fn unfit(&self, unfit: &Unfit) -> DriverError {
+        let Explanation { what, limit, remedy } = unfit.explain();
+        if matches!(unfit, Unfit::Rubbish(..)) {
+            return DriverError::Rubbish { switch: self.name.clone(), what, problem: limit };
         }
+        self.beyond(what, limit, remedy)
     }
 
     /// Converts an error of redis to a driver's error. The text `what` names the failed redis
@@ -233,10 +215,15 @@ impl SonicSwitch {
     }
 
     /// Reads the switch's configuration and state. The driver watches every key before it reads the
-    /// key.
+    /// key. CONFIG_DB stays selected.
     async fn see(&self, wire: &mut Wire) -> Result<SwitchReading, DriverError> {
-        let keys = tables::keys(&self.settings, &self.ports);
         let failed = |error| self.wire("its configuration", error);
+        wire.select(CONFIG_DB).await.map_err(failed)?;
+        let mut maps = Vec::new();
+        for (table, _) in [BY_DSCP, BY_CLASS] {
+            maps.extend(wire.names(&format!("{table}|*")).await.map_err(failed)?);
+        }
+        let keys = tables::keys(&self.settings, &self.ports, &maps);
         let mut tables = Tables::new();
         for (database, keys) in [(STATE_DB, &[STAMP.to_owned()][..]), (CONFIG_DB, &keys)] {
             wire.select(database).await.map_err(failed)?;
@@ -244,11 +231,96 @@ impl SonicSwitch {
             tables.extend(wire.hashes(keys).await.map_err(failed)?);
         }
         let entries = wire.names("QUEUE|*").await.map_err(failed)?;
-        let refusal = |unfit| self.unfit(unfit).to_string();
-        let state = tables::state(&self.settings, &self.ports, &tables, &entries, refusal);
-        let state = state.map_err(|unfit| self.unfit(unfit))?;
-        self.tell_left_out(&state.left_out);
-        Ok(SwitchReading { tables, state })
+        let reading = self.reading(tables, &entries)?;
+        self.tell_left_out(&reading.state.left_out);
+        Ok(reading)
+    }
+
+    /// Interprets tables of the switch. `entries` contains the keys of the table QUEUE.
+    fn reading(&self, tables: Tables, entries: &[String]) -> Result<SwitchReading, DriverError> {
+        let failed = |unfit: Unfit| self.unfit(&unfit);
+        let layout = Layout::new(&self.settings, &self.ports, &tables, entries).map_err(failed)?;
+        let refusal = |unfit: &Unfit| self.unfit(unfit).to_string();
+        let state = tables::state(&tables, &layout, refusal).map_err(failed)?;
+        Ok(SwitchReading { tables, layout, state })
+    }
+
+    /// Compares the ASIC's maps with the maps `wanted`.
+    async fn compare(
+        &self,
+        wire: &mut Wire,
+        wanted: &BTreeMap<String, Contents>,
+    ) -> Result<Asic, DriverError> {
+        let failed = |error| self.wire("the state of its ASIC", error);
+        if wanted.is_empty() {
+            return Ok(Asic::Agrees);
+        }
+        wire.select(COUNTERS_DB).await.map_err(failed)?;
+        let names: Vec<&str> = wanted.keys().map(String::as_str).collect();
+        let objects = wire.values(&[asic::PORT_NAMES.to_owned()], &names).await.map_err(failed)?;
+        let objects = names.iter().zip(objects.into_iter().flatten());
+        let known: BTreeMap<String, &str> =
+            objects.filter_map(|(port, object)| Some((asic::port_key(&object?), *port))).collect();
+        wire.select(ASIC_DB).await.map_err(failed)?;
+        let keys = wire.existing(known.keys().cloned().collect()).await.map_err(failed)?;
+        let maps_of = wire.values(&keys, &asic::MAPS_OF_PORT).await.map_err(failed)?;
+        let maps: BTreeSet<String> =
+            maps_of.iter().flatten().flatten().map(|object| asic::map_key(object)).collect();
+        let maps = Vec::from_iter(maps);
+        let contents = wire.values(&maps, &[asic::CONTENT]).await.map_err(failed)?;
+        let contents: BTreeMap<String, Option<String>> =
+            maps.into_iter().zip(contents.into_iter().flatten()).collect();
+        let mut ports = BTreeMap::new();
+        for (key, objects) in keys.iter().zip(&maps_of) {
+            let Some(port) = known.get(key) else { continue };
+            let mut has: Contents = [None, None];
+            for (kind, (has, object)) in has.iter_mut().zip(objects).enumerate() {
+                let key = object.as_deref().map(asic::map_key);
+                let text = key.and_then(|key| contents.get(&key)?.as_deref());
+                *has = text.and_then(|text| asic::parse(kind, text));
+            }
+            ports.insert((*port).to_owned(), has);
+        }
+        Ok(asic::compare(wanted, &ports))
+    }
+
+    /// Waits until the ASIC has the maps of `tables`. If the switch does not show its ASIC's maps,
+    /// waits for [`Settings::settle`] after a change.
+    async fn taken(
+        &self,
+        tables: &Tables,
+        layout: &Layout,
+        is_changed: bool,
+    ) -> Result<(), DriverError> {
+        let wanted = asic::configured(tables, layout).map_err(|unfit| self.unfit(&unfit))?;
+        let mut wire = self.connect(COUNTERS_DB).await?;
+        let mut differs = BTreeSet::new();
+        let poll = async {
+            let [mut pause, longest] = POLL;
+            loop {
+                match self.compare(&mut wire, &wanted).await? {
+                    Asic::Agrees => return Ok::<(), DriverError>(()),
+                    Asic::Hidden if is_changed => {
+                        sleep(self.settings.settle).await;
+                        return Ok(());
+                    }
+                    Asic::Hidden => return Ok(()),
+                    Asic::Differs(ports) => differs = ports,
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(longest);
+            }
+        };
+        if let Ok(result) = timeout(TAKEN_MAX, poll).await {
+            return result;
+        }
+        let change = format!("the maps of {}", Vec::from_iter(differs).join(", "));
+        let problem = format!(
+            "CONFIG_DB has the maps, but the ASIC does not have them after {} ms; read the \
+             messages of orchagent in the switch's /var/log/syslog",
+            TAKEN_MAX.as_millis()
+        );
+        Err(DriverError::Refused { switch: self.name.clone(), change, problem })
     }
 
     /// Logs the ports that the driver does not use. The driver logs an unused port again only if
@@ -266,16 +338,23 @@ impl SonicSwitch {
 
     /// Returns the remaining transactions that apply `changes` to the switch.
     fn plan(&self, seen: &SwitchReading, changes: &[Change]) -> Result<Vec<Vec<Op>>, DriverError> {
-        let (can, mut target) = (self.can(), seen.state.clone());
-        changes.iter().try_for_each(|change| step(&self.name, &can, &mut target, change))?;
-        // Ports that are left out do not change.
-        let ports: Vec<String> = target.ports.keys().cloned().collect();
-        let stages = plan(&self.settings, &ports, &seen.tables, &target);
+        let (can, mut target) = (self.can(&seen.layout), seen.state.clone());
+        for change in changes {
+            if let Change::Map { dscp, queue: 1.., .. } = change
+                && self.settings.is_control(*dscp)
+            {
+                let limit = format!("network control uses the code points {CONTROL:?}");
+                let remedy = "add the code point to `reserved_code_points` in the fabric's file";
+                return Err(self.beyond(change.to_string(), limit, remedy));
+            }
+            step(&self.name, &can, &mut target, change)?;
+        }
+        let stages = plan(&self.settings, &seen.tables, &seen.layout, &target);
         stages.map_err(|why| match why {
-            NoPlan::Unfit(unfit) => self.unfit(unfit),
+            NoPlan::Unfit(unfit) => self.unfit(&unfit),
             NoPlan::Classes(wanted) => {
                 let what = format!("the use of {wanted} classes besides the shared class");
-                let limit = format!("{} classes in all", self.settings.classes);
+                let limit = format!("tenants have the classes {:?}", seen.layout.classes);
                 let remedy = "bind fewer tenants on this switch, or bind each tenant to the same \
                               queue on all ports";
                 self.beyond(what, limit, remedy)
@@ -299,11 +378,7 @@ impl SonicSwitch {
         let mut now = tables.clone();
         let seen = |tables: &Tables| {
             let names = tables.keys().filter(|key| key.starts_with("QUEUE|")).cloned();
-            let refusal = |unfit| self.unfit(unfit).to_string();
-            let entries: Vec<String> = names.collect();
-            let state = tables::state(&self.settings, &self.ports, tables, &entries, refusal);
-            let state = state.map_err(|unfit| self.unfit(unfit))?;
-            Ok(SwitchReading { tables: tables.clone(), state })
+            self.reading(tables.clone(), &names.collect::<Vec<_>>())
         };
         let before = seen(&now)?.state;
         DriverError::fence(&self.name, before.stamp, stamp)?;
@@ -339,6 +414,12 @@ impl SonicSwitch {
                 let done = wire.commit(&ops).await;
                 done.map_err(|error| self.wire(&words, error))?
             };
+            if done {
+                let SwitchReading { mut tables, layout, .. } = seen;
+                let is_changed = ops.iter().any(|op| op.database() == CONFIG_DB);
+                ops.into_iter().for_each(|op| op.apply(&mut tables));
+                self.taken(&tables, &layout, is_changed).await?;
+            }
             // The next round reads the result of the transaction, and any changes by other clients.
             if done && is_last {
                 return Ok(());
@@ -356,10 +437,10 @@ impl SonicSwitch {
         let names = wire.hashes(std::slice::from_ref(&map)).await.map_err(failed)?;
         let mut queues = Vec::new();
         for port in &self.ports {
-            for queue in 0..self.settings.queues {
+            for (number, queue) in (0..).zip(self.settings.sonic_queues()) {
                 // A queue without counters is left out.
                 if let Some(oid) = tables::get(&names, &map, &format!("{port}:{queue}")) {
-                    queues.push((port, queue, format!("COUNTERS:{oid}")));
+                    queues.push((port, number, format!("COUNTERS:{oid}")));
                 }
             }
         }
@@ -369,7 +450,7 @@ impl SonicSwitch {
             let field = format!("SAI_QUEUE_STAT_{statistic}");
             let text = tables::get(&tables, key, &field).unwrap_or("0");
             let problem = || Unfit::Rubbish(format!("{key} {field}"), format!("{text:?}"));
-            text.parse().map_err(|_| self.unfit(problem()))
+            text.parse().map_err(|_| self.unfit(&problem()))
         };
         let counters = |(port, queue, key): (&String, u8, String)| {
             let (packets, bytes) = (count(&key, "PACKETS")?, count(&key, "BYTES")?);
@@ -391,13 +472,24 @@ impl SwitchDriver for SonicSwitch {
     }
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
-        Ok(self.can())
+        self.bounded(async {
+            let mut wire = self.connect(CONFIG_DB).await?;
+            Ok(self.can(&self.see(&mut wire).await?.layout))
+        })
+        .await
     }
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
         self.bounded(async {
             let mut wire = self.connect(CONFIG_DB).await?;
-            Ok(self.see(&mut wire).await?.state)
+            let SwitchReading { tables, layout, mut state } = self.see(&mut wire).await?;
+            let wanted = asic::configured(&tables, &layout).map_err(|unfit| self.unfit(&unfit))?;
+            if let Asic::Differs(ports) = self.compare(&mut wire, &wanted).await? {
+                // The map in CONFIG_DB is not the map of the port.
+                let states = state.ports.iter_mut().filter(|(port, _)| ports.contains(*port));
+                states.for_each(|(_, state)| state.map.clear());
+            }
+            Ok(state)
         })
         .await
     }

@@ -9,23 +9,25 @@
 //!
 //! The driver makes up to four transactions in this order:
 //!
-//! 1. The first transaction moves some code points to class 0, the class of the shared queue. A
-//!    code point moves to class 0 in the first transaction if it loses its class, or if its class
-//!    will select another queue.
+//! 1. The first transaction moves some code points to the class that they have without a tenant.
+//!    A code point moves to this class in the first transaction if it loses its tenant's class, or
+//!    if its present class will select another queue.
 //! 2. The second transaction maps traffic classes to queues on each port.
 //! 3. The third transaction maps code points to their classes, and gives ports their maps.
-//! 4. The fourth transaction gives queues their schedulers, and deletes unused schedulers.
+//! 4. The fourth transaction gives queues their schedulers, and deletes unused schedulers and maps.
 //!
 //! The driver writes only entries that change, so code points without a change stay mapped.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
+use super::layout::{Base, Layout};
 use super::settings::{MapMode, Settings};
 use super::tables::{
-    MAP, OLD_STAMP, REST, STAMP, Tables, Unfit, classes, dscp_map, get, old_queue_map, queue_map,
-    queues, refer, scheduler, scheduler_of,
+    BY_CLASS, BY_DSCP, CLASSES_MAX, OLD_STAMP, REST, STAMP, Tables, bound, dscp_map, get, map,
+    own_queue_maps, queue_map, refer, scheduler, scheduler_of,
 };
+use super::unfit::{Conflict, Unfit, quoted};
 use crate::Stamp;
 use crate::southbound::classes::{Assignment, assign};
 use crate::southbound::{PortState, SwitchState};
@@ -93,23 +95,13 @@ impl fmt::Display for Op {
     }
 }
 
-/// Quotes a word for a shell. Without quotes, a shell would read `|` in a key as a pipe, and `[` as
-/// a pattern.
-pub(super) fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:,".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
-}
-
 /// Reason why the driver cannot make a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NoPlan {
     /// The driver cannot use the switch's present configuration.
     Unfit(Unfit),
     /// The switch has too few traffic classes. The variant contains the number of needed classes
-    /// besides class 0.
+    /// besides the shared queue's class.
     Classes(usize),
 }
 
@@ -131,72 +123,87 @@ fn pair(field: impl ToString, value: impl ToString) -> (String, String) {
     (field.to_string(), value.to_string())
 }
 
-/// Returns the traffic class of each code point, and the queue of each traffic class on each port.
+/// Returns the traffic class of each tenant's code point, and SONiC's queue of each traffic class
+/// on each port.
 fn assignment(
     settings: &Settings,
-    ports: &[String],
+    layout: &Layout,
     now: &BTreeMap<u8, u8>,
     target: &SwitchState,
 ) -> Result<Assignment, NoPlan> {
-    match &settings.mode {
+    let class_at = |at: u8| layout.classes[usize::from(at)];
+    let queue_at = |at: u8| layout.queues[usize::from(at)];
+    let mut found = match &settings.mode {
         MapMode::Static(map) => {
             let class = map.iter().filter(|(_, queue)| **queue != 0);
-            let queues = (1..settings.queues).map(|queue| (queue, vec![queue; ports.len()]));
+            let queues = (1..settings.queues).map(|at| (at, vec![at; layout.ports.len()]));
             let class = class.map(|(dscp, queue)| (*dscp, *queue)).collect();
-            Ok(Assignment { class, queues: queues.collect() })
+            Assignment { class, queues: queues.collect() }
         }
         MapMode::PerPort => {
-            let wanted: Vec<_> = ports.iter().map(|port| &target.ports[port].map).collect();
-            assign(now, &wanted, settings.classes).map_err(NoPlan::Classes)
+            let wanted: Vec<_> = layout.ports.keys().map(|port| &target.ports[port].map).collect();
+            let own = wanted.iter().flat_map(|map| map.iter()).filter(|(_, queue)| **queue != 0);
+            for (dscp, _) in own {
+                if let Some((port, queue)) = layout.keeper(*dscp) {
+                    let conflict = Conflict::CodePoint(*dscp, queue);
+                    return Err(Unfit::Conflict(port.to_owned(), conflict).into());
+                }
+            }
+            // Classes have the numbers of their places in the layout.
+            let at = |class: &u8| layout.classes.iter().position(|own| own == class);
+            let place = |class: &u8| at(class).and_then(|at| u8::try_from(at).ok());
+            let now = now.iter().filter_map(|(dscp, class)| Some((*dscp, place(class)?)));
+            let classes = u8::try_from(layout.classes.len()).unwrap_or(CLASSES_MAX);
+            assign(&now.collect(), &wanted, classes).map_err(NoPlan::Classes)?
         }
-    }
+    };
+    found.class.values_mut().for_each(|class| *class = class_at(*class));
+    let queues = std::mem::take(&mut found.queues).into_iter();
+    found.queues = queues
+        .map(|(class, at)| (class_at(class), at.into_iter().map(queue_at).collect()))
+        .collect();
+    Ok(found)
 }
 
 /// Returns the transactions that change the tables to the state `target`. The state `target` must
-/// contain every port of `ports`.
+/// contain every port of `layout`.
 pub(super) fn plan(
     settings: &Settings,
-    ports: &[String],
     tables: &Tables,
+    layout: &Layout,
     target: &SwitchState,
 ) -> Result<Vec<Vec<Op>>, NoPlan> {
-    let now = classes(tables)?;
-    let Assignment { class, queues: of_class } = assignment(settings, ports, &now, target)?;
+    let now = layout.classes_now(tables)?;
+    let assignment = assignment(settings, layout, &now, target)?;
     let (mut to_queues, mut bind, mut weigh, mut forget) = (vec![], vec![], vec![], vec![]);
     // Marks the classes that will select another queue on some port.
     let mut moves = [false; 256];
-    for (n, port) in ports.iter().enumerate() {
-        let name = queue_map(&settings.mode, port);
-        let is = queues(tables, &name)?;
-        let fields = (0..settings.classes).map(|class| {
-            let has = *is.get(&class).unwrap_or(&0);
-            let queue = of_class.get(&class).map_or(has, |queues| queues[n]);
-            moves[usize::from(class)] |= queue != has;
-            pair(class, queue)
-        });
-        to_queues.extend(set(tables, &format!("TC_TO_QUEUE_MAP|{name}"), fields.collect()));
-        let maps = [
-            ("dscp_to_tc_map", "DSCP_TO_TC_MAP", MAP),
-            ("tc_to_queue_map", "TC_TO_QUEUE_MAP", &name),
-        ];
+    for (n, (port, base)) in layout.ports.iter().enumerate() {
+        let name = queue_map(&settings.mode, port, base.class.as_deref());
+        let present = bound(tables, port, BY_CLASS.1);
+        let is = present.map_or(Ok(BTreeMap::new()), |name| map(tables, BY_CLASS.0, name))?;
+        let mut fields = Vec::new();
+        for class in 0..CLASSES_MAX {
+            let has = present.map(|_| *is.get(&class).unwrap_or(&0));
+            let owner = assignment.queues.get(&class).map(|queues| queues[n]);
+            let queue = owner.or_else(|| unassigned(settings, layout, base, (class, has)));
+            let Some(queue) = queue else { continue };
+            moves[usize::from(class)] |= has.is_some_and(|has| has != queue);
+            fields.push(pair(class, queue));
+        }
+        let queues = set(tables, &format!("{}|{name}", BY_CLASS.0), fields);
+        to_queues.extend(queues.filter(|op| !to_queues.contains(op)));
+        let dscp = dscp_map(base.dscp.as_deref());
+        let maps = [(BY_DSCP, &dscp), (BY_CLASS, &name)];
         let fields =
-            maps.map(|(field, table, name)| pair(field, refer(settings.reference, table, name)));
+            maps.map(|((table, field), name)| pair(field, refer(settings.reference, table, name)));
         bind.extend(set(tables, &format!("PORT_QOS_MAP|{port}"), fields.into()));
-        let state = &target.ports[port];
-        weights(settings, port, tables, state, &mut weigh, &mut forget);
-        let old = format!("TC_TO_QUEUE_MAP|{}", old_queue_map(port));
-        forget.extend(tables.contains_key(&old).then_some(Op::Delete(old)));
+        weights(settings, layout, port, tables, &target.ports[port], &mut weigh, &mut forget);
+        let former = own_queue_maps(tables, port).into_iter().filter(|(former, _)| *former != name);
+        let former = former.map(|(former, _)| format!("{}|{former}", BY_CLASS.0));
+        forget.extend(former.filter(|key| tables.contains_key(key)).map(Op::Delete));
     }
-    // A static map is a single entry for all ports.
-    to_queues.dedup();
-    let leaves = now.iter().filter(|(dscp, has)| match class.get(dscp) {
-        None => true,
-        Some(wanted) => wanted != *has && moves[usize::from(**has)],
-    });
-    let leave = leaves.map(|(dscp, _)| pair(dscp, 0)).collect();
-    let all = (0..64).map(|dscp| pair(dscp, class.get(&dscp).unwrap_or(&0))).collect();
-    let leave = Vec::from_iter(set(tables, &dscp_map(), leave));
-    let mut map = Vec::from_iter(set(tables, &dscp_map(), all));
+    let (leave, mut map) = by_dscp(tables, layout, &assignment, &moves)?;
     map.append(&mut bind);
     let rest = pair("scheduler", refer(settings.reference, "SCHEDULER", REST));
     if weigh.iter().any(|op| matches!(op, Op::Set(_, fields) if fields.contains(&rest))) {
@@ -212,23 +219,73 @@ pub(super) fn plan(
     Ok([leave, to_queues, map, weigh].into_iter().filter(|ops| !ops.is_empty()).collect())
 }
 
+/// Returns the queue of a traffic class that no tenant has on a port, or `None` if the port's map
+/// needs no entry for the class. `has` is the present queue of the class, if the port has a map.
+fn unassigned(
+    settings: &Settings,
+    layout: &Layout,
+    base: &Base,
+    (class, has): (u8, Option<u8>),
+) -> Option<u8> {
+    let shared = layout.queues[0];
+    if class == layout.classes[0] {
+        return Some(shared);
+    }
+    if layout.classes.contains(&class) {
+        // Frames may still be in the class. A static map is the same on several ports.
+        let has = has.filter(|_| settings.mode == MapMode::PerPort);
+        return has.filter(|queue| layout.queues.contains(queue)).or(Some(shared));
+    }
+    base.queue_of_class(class).or_else(|| (class < settings.classes).then_some(shared))
+}
+
+/// Returns the commands of the first transaction, and of the third transaction, that change maps
+/// from code point to traffic class. `moves` marks the classes that will select another queue.
+fn by_dscp(
+    tables: &Tables,
+    layout: &Layout,
+    assignment: &Assignment,
+    moves: &[bool; 256],
+) -> Result<(Vec<Op>, Vec<Op>), Unfit> {
+    let (mut leave, mut enter) = (Vec::new(), Vec::new());
+    for (name, base) in layout.dscp_maps() {
+        let key = format!("{}|{name}", BY_DSCP.0);
+        let rest = |dscp: u8| base.keeps(dscp, &layout.queues).unwrap_or(layout.classes[0]);
+        let leaves = |(dscp, has): &(&u8, &u8)| match assignment.class.get(*dscp) {
+            None => **has != rest(**dscp),
+            Some(wanted) => wanted != *has && moves[usize::from(**has)],
+        };
+        let is = map(tables, BY_DSCP.0, &name)?;
+        let fields = is.iter().filter(leaves).map(|(dscp, _)| pair(dscp, rest(*dscp)));
+        leave.extend(set(tables, &key, fields.collect()));
+        let class = |dscp: u8| assignment.class.get(&dscp).copied().unwrap_or_else(|| rest(dscp));
+        let fields = (0..64).map(|dscp| pair(dscp, class(dscp)));
+        enter.extend(set(tables, &key, fields.collect()));
+    }
+    Ok((leave, enter))
+}
+
 /// Sets the schedulers of a port's queues. A queue with a weight above 0 has its own scheduler. If
 /// a port has weights, its queues of weight 0 share a scheduler ([`REST`]).
 fn weights(
     settings: &Settings,
+    layout: &Layout,
     port: &str,
     tables: &Tables,
     state: &PortState,
     weigh: &mut Vec<Op>,
     forget: &mut Vec<Op>,
 ) {
-    for queue in 0..settings.queues {
-        let (ours, entry) = (scheduler(port, queue), format!("QUEUE|{port}|{queue}"));
+    for (at, queue) in layout.queues.iter().enumerate() {
+        let (ours, entry) = (scheduler(port, *queue), format!("QUEUE|{port}|{queue}"));
         let own = format!("SCHEDULER|{ours}");
         let to = |name: &str| vec![pair("scheduler", refer(settings.reference, "SCHEDULER", name))];
-        match *state.weights.get(usize::from(queue)).unwrap_or(&0) {
+        match *state.weights.get(at).unwrap_or(&0) {
             0 => {
-                if scheduler_of(tables, port, queue).is_some() || !state.weights.is_empty() {
+                // A port without weights keeps the schedulers of other configurations.
+                let is_ours = |name: &str| name == ours || name == REST;
+                let held = scheduler_of(tables, port, *queue).is_some_and(is_ours);
+                if held || !state.weights.is_empty() {
                     weigh.extend(set(tables, &entry, to(REST)));
                 }
                 forget.extend(tables.contains_key(&own).then_some(Op::Delete(own)));

@@ -3,6 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Code points of routing protocols and network control (CS6 and CS7 of RFC 4594 §3). Tenants get
+/// these code points only with [`Settings::control_queue`].
+pub const CONTROL: [u8; 2] = [48, 56];
+/// Default of [`Settings::settle`].
+pub const SETTLE: Duration = Duration::from_millis(50);
 
 /// Address at which the driver connects to the switch's redis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,10 +49,17 @@ pub struct Settings {
     /// Number of usable queues of a port, including the shared queue: 2 to 7, or 2 to 8 with
     /// `control_queue`.
     pub queues: u8,
-    /// True if a tenant may have queue 7, which SONiC uses for its own control packets.
+    /// SONiC's queue for each of the controller's queues, from the shared queue on. With
+    /// `tenant_queues`, a port may have other QoS maps, which the driver extends. `None` means that
+    /// the queues are 0 to `queues` - 1, and that the driver does not use ports with other maps.
+    pub tenant_queues: Option<Vec<u8>>,
+    /// True if a tenant may have queue 7, which SONiC uses for its own control packets, and the
+    /// code points [`CONTROL`].
     pub control_queue: bool,
     /// Number of traffic classes of the switch's platform (2 to 16).
     pub classes: u8,
+    /// Time between two transactions if the switch does not show what its ASIC has.
+    pub settle: Duration,
     /// Password of the switch's redis. `None` if redis requires no password.
     pub password: Option<String>,
 }
@@ -54,30 +68,40 @@ impl Default for Settings {
     /// Returns settings with seven queues, eight traffic classes and a static map. In the static
     /// map, code points 1 to 6 use queues 1 to 6.
     fn default() -> Self {
-        let map = (1..7).map(|queue| (queue, queue)).collect();
-        let (mode, reference) = (MapMode::Static(map), Reference::Plain);
-        let (control_queue, password) = (false, None);
-        Self { mode, reference, queues: 7, control_queue, classes: 8, password }
+        Self {
+            mode: MapMode::Static((1..7).map(|queue| (queue, queue)).collect()),
+            reference: Reference::Plain,
+            queues: 7,
+            tenant_queues: None,
+            control_queue: false,
+            classes: 8,
+            settle: SETTLE,
+            password: None,
+        }
     }
 }
 
 impl Settings {
-    /// Returns the number of traffic classes that the driver may use.
-    pub(super) fn classes_used(&self) -> u8 {
-        match self.mode {
-            MapMode::Static(_) => self.queues,
-            MapMode::PerPort => self.classes,
-        }
+    /// Returns SONiC's queue for each of the controller's queues.
+    pub(super) fn sonic_queues(&self) -> Vec<u8> {
+        self.tenant_queues.clone().unwrap_or_else(|| (0..self.queues).collect())
+    }
+
+    /// Returns true if tenants may not have the code point, because it belongs to network control.
+    pub(super) fn is_control(&self, dscp: u8) -> bool {
+        !self.control_queue && CONTROL.contains(&dscp)
     }
 }
 
 impl fmt::Debug for Settings {
     /// Formats the settings without the password, because passwords must not appear in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, reference, queues, control_queue, classes, password: _ } = self;
+        let Self { mode, reference, queues, tenant_queues, control_queue, classes, settle, .. } =
+            self;
         let mut show = f.debug_struct("Settings");
         show.field("mode", mode).field("reference", reference).field("queues", queues);
-        show.field("control_queue", control_queue).field("classes", classes);
+        show.field("tenant_queues", tenant_queues).field("control_queue", control_queue);
+        show.field("classes", classes).field("settle", settle);
         show.finish_non_exhaustive()
     }
 }

@@ -5,6 +5,7 @@ use penstock_units::BitsPerSecond;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use super::unfit::{Conflict, quoted};
 use super::*;
 use crate::southbound::PortState;
 
@@ -39,11 +40,15 @@ fn target(a: &[(u8, u8)], b: &[(u8, u8)], weights: &[u32]) -> SwitchState {
     SwitchState { ports, ..SwitchState::default() }
 }
 
-/// Returns the state of tables that contain no other configuration.
-fn state(settings: &Settings, tables: &Tables) -> SwitchState {
+fn layout(settings: &Settings, tables: &Tables) -> Result<Layout, Unfit> {
     let entries: Vec<String> = tables.keys().filter(|k| k.starts_with("QUEUE|")).cloned().collect();
-    let state = tables::state(settings, &ports(), tables, &entries, |why| format!("{why:?}"));
-    state.expect("ours")
+    Layout::new(settings, &ports(), tables, &entries)
+}
+
+/// Returns the state of tables whose entries are valid.
+fn state(settings: &Settings, tables: &Tables) -> SwitchState {
+    let layout = layout(settings, tables).expect("a device with one ASIC");
+    tables::state(tables, &layout, |why| format!("{why:?}")).expect("valid entries")
 }
 
 /// Applies transactions to the tables one by one. After each redis command, the caller's function
@@ -55,7 +60,8 @@ fn carry_out(
     mut each: impl FnMut(&Tables),
 ) -> usize {
     for round in 0.. {
-        let stages = plan(settings, &ports(), tables, target).expect("possible");
+        let layout = layout(settings, tables).expect("a device with one ASIC");
+        let stages = plan(settings, tables, &layout, target).expect("possible");
         let Some(stage) = stages.into_iter().next() else { return round };
         assert!(round < 4, "four transactions at most: {stage:?}");
         for op in stage {
@@ -84,7 +90,7 @@ fn a_switch_is_set_up_and_says_what_it_was_told() {
         assert!(carry_out(&settings, &mut tables, &wanted, |_| ()) > 0);
         let is = state(&settings, &tables);
         assert_eq!(is, wanted);
-        assert_eq!(tables[&tables::dscp_map()].len(), 64);
+        assert_eq!(tables["DSCP_TO_TC_MAP|PENSTOCK"].len(), 64);
         let scheduler = &tables["SCHEDULER|pen.Ethernet4.2"];
         assert_eq!(
             *scheduler,
@@ -154,7 +160,9 @@ fn a_port_where_something_is_not_ours_is_left_out_and_the_others_are_not() {
     for (key, pairs) in [
         ("PORT_QOS_MAP|Ethernet0", [("dscp_to_tc_map", "AZURE")]),
         ("PORT_QOS_MAP|Ethernet0", [("tc_to_queue_map", "[TC_TO_QUEUE_MAP|AZURE]")]),
-        ("PORT_QOS_MAP|Ethernet0", [("pfc_enable", "3,4")]),
+        ("PORT_QOS_MAP|Ethernet0", [("tc_to_dscp_map", "AZURE")]),
+        ("PORT_QOS_MAP|Ethernet0", [("pfc_enable", "2,4")]),
+        ("PORT_QOS_MAP|Ethernet0", [("pfcwd_sw_enable", "1")]),
         ("QUEUE|Ethernet0|1", [("scheduler", "scheduler.0")]),
         ("QUEUE|Ethernet0|2", [("scheduler", "[SCHEDULER|scheduler.1]")]),
         ("QUEUE|Ethernet0|0-4", [("scheduler", "scheduler.0")]),
@@ -162,7 +170,7 @@ fn a_port_where_something_is_not_ours_is_left_out_and_the_others_are_not() {
         assert!(left_out(key, &pairs).is_some(), "{key} {pairs:?}");
     }
     for (key, pairs) in [
-        ("PORT_QOS_MAP|Ethernet0", [("pfc_enable", "4,5")]),
+        ("PORT_QOS_MAP|Ethernet0", [("pfc_enable", "3,4")]),
         ("PORT_QOS_MAP|Ethernet0", [("pfc_enable", "")]),
         ("QUEUE|Ethernet0|3", [("scheduler", "scheduler.1")]),
         ("QUEUE|Ethernet0|1", [("wred_profile", "AZURE_LOSSLESS")]),
@@ -174,8 +182,185 @@ fn a_port_where_something_is_not_ours_is_left_out_and_the_others_are_not() {
     tables.remove("PORT|Ethernet0");
     assert_eq!(state(&settings, &tables).left_out["Ethernet0"], "NoPort(\"Ethernet0\")");
     tables.insert("DEVICE_METADATA|localhost".to_owned(), hash(&[("switch_type", "voq")]));
-    let voq = tables::state(&settings, &ports(), &tables, &[], |_| String::new());
-    assert_eq!(voq, Err(Unfit::Voq));
+    let voq = layout(&settings, &tables).map(|_| ());
+    assert_eq!(voq, Err(Unfit::Platform("switch_type", "voq".to_owned())));
+}
+
+/// Returns the tables of a switch with the usual QoS configuration of SONiC: storage is lossless in
+/// queues 3 and 4, routing protocols use queue 6, and all other traffic uses queues 0, 1, 2 and 5.
+fn azure() -> Tables {
+    let mut tables = bare();
+    let class = |dscp: u8| match dscp {
+        3 | 4 => dscp,
+        5 => 2,
+        8 => 0,
+        46 => 5,
+        48 => 6,
+        _ => 1,
+    };
+    let numbers = |all: Vec<(u8, u8)>| {
+        all.into_iter().map(|(from, to)| (from.to_string(), to.to_string())).collect()
+    };
+    let by_dscp = numbers((0..64).map(|dscp| (dscp, class(dscp))).collect());
+    tables.insert("DSCP_TO_TC_MAP|AZURE".to_owned(), by_dscp);
+    let by_class = numbers((0..8).map(|class| (class, class)).collect());
+    tables.insert("TC_TO_QUEUE_MAP|AZURE".to_owned(), by_class);
+    for port in ports() {
+        let fields = [("dscp_to_tc_map", "AZURE"), ("tc_to_queue_map", "AZURE")];
+        let mut fields = hash(&fields);
+        fields.extend(hash(&[("pfc_enable", "3,4"), ("pfcwd_sw_enable", "3,4")]));
+        tables.insert(format!("PORT_QOS_MAP|{port}"), fields);
+        for queue in 0..7 {
+            let key = format!("QUEUE|{port}|{queue}");
+            tables.insert(key, hash(&[("scheduler", "scheduler.0")]));
+        }
+    }
+    tables.insert("SCHEDULER|scheduler.0".to_owned(), hash(&[("type", "DWRR"), ("weight", "14")]));
+    tables
+}
+
+/// Returns settings for [`azure`], in which tenants have the queues 1, 0, 2 and 5.
+fn beside_azure(mode: MapMode) -> Settings {
+    Settings { mode, queues: 4, tenant_queues: Some(vec![1, 0, 2, 5]), ..Settings::default() }
+}
+
+/// Returns the queue of a frame with a code point that enters and leaves through a port.
+fn queue_of(tables: &Tables, port: &str, dscp: u8) -> u8 {
+    let look = |(table, field): (&str, &str), from: u8| -> u8 {
+        let name = tables::bound(tables, port, field).expect("bound");
+        let map = tables::map(tables, table, name).expect("a map");
+        *map.get(&from).expect("an entry")
+    };
+    look(BY_CLASS, look(BY_DSCP, dscp))
+}
+
+#[test]
+fn other_traffic_keeps_its_classes_and_queues() {
+    let fixed = MapMode::Static([(10, 1), (11, 2), (12, 3)].into());
+    for mode in [MapMode::PerPort, fixed] {
+        let settings = beside_azure(mode);
+        let (before, mut tables) = (azure(), azure());
+        let map = [(10, 1), (11, 2), (12, 3)];
+        let wanted = target(&map, &map, &[10, 20, 30, 40]);
+        let check = |now: &Tables| {
+            for (port, dscp) in ports().iter().flat_map(|port| [3, 4, 48].map(|d| (port, d))) {
+                assert_eq!(queue_of(now, port, dscp), queue_of(&before, port, dscp), "{dscp}");
+            }
+            for (dscp, queue) in [(10, 0), (11, 2), (12, 5)] {
+                let is = queue_of(now, "Ethernet0", dscp);
+                assert!([1, queue].contains(&is), "code point {dscp} in queue {is}");
+            }
+        };
+        assert!(carry_out(&settings, &mut tables, &wanted, check) > 0);
+        assert_eq!(state(&settings, &tables), wanted);
+        assert_eq!(queue_of(&tables, "Ethernet4", 12), 5);
+        // Queues 0, 2 and 5 belong to tenants, so their former traffic shares queue 1.
+        assert!([5, 8, 46, 0].iter().all(|dscp| queue_of(&tables, "Ethernet0", *dscp) == 1));
+        let ours = |key: &str| key.contains("PENSTOCK") || key.contains("|pen.");
+        for (key, fields) in before.iter().filter(|(key, _)| !key.starts_with("PORT_QOS_MAP|")) {
+            let is_tenants = ["|0", "|1", "|2", "|5"].iter().any(|end| key.ends_with(end));
+            if !(key.starts_with("QUEUE|") && is_tenants) {
+                assert_eq!(tables.get(key), Some(fields), "{key}");
+            }
+        }
+        assert!(tables.keys().all(|key| ours(key) || before.contains_key(key)), "{tables:?}");
+        assert_eq!(tables["PORT_QOS_MAP|Ethernet0"]["pfc_enable"], "3,4");
+        assert_eq!(tables["PORT_QOS_MAP|Ethernet0"]["dscp_to_tc_map"], "PENSTOCK-AZURE");
+        assert_eq!(carry_out(&settings, &mut tables, &wanted, |_| ()), 0, "twice is once");
+
+        // A tenant that leaves has the class of other traffic again.
+        let nobody = target(&[], &[], &[10, 20, 30, 40]);
+        if settings.mode == MapMode::PerPort {
+            carry_out(&settings, &mut tables, &nobody, |_| ());
+            for dscp in 0..64 {
+                let was = queue_of(&before, "Ethernet0", dscp);
+                let kept = if [3, 4, 6].contains(&was) { was } else { 1 };
+                assert_eq!(queue_of(&tables, "Ethernet0", dscp), kept, "{dscp}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_port_whose_other_traffic_tenants_would_disturb_is_left_out_by_itself() {
+    let why = |settings: &Settings, tables: &Tables| {
+        let mut is = layout(settings, tables).expect("a device with one ASIC");
+        is.left_out.remove("Ethernet0")
+    };
+    let conflict = |conflict| Some(Unfit::Conflict("Ethernet0".to_owned(), conflict));
+    let queues = |queues: [u8; 4]| {
+        let tenant_queues = Some(queues.to_vec());
+        Settings { tenant_queues, ..beside_azure(MapMode::PerPort) }
+    };
+    assert_eq!(why(&queues([1, 0, 2, 5]), &azure()), None);
+    assert_eq!(why(&queues([0, 1, 2, 5]), &azure()), conflict(Conflict::Shared(1)));
+    let lossless = conflict(Conflict::Lossless(3, vec![0, 1, 2, 5, 6]));
+    assert_eq!(why(&queues([1, 0, 2, 3]), &azure()), lossless);
+    let control = conflict(Conflict::CodePoint(48, 6));
+    assert_eq!(why(&queues([1, 0, 2, 6]), &azure()), control);
+    let storage = beside_azure(MapMode::Static([(10, 1), (3, 2)].into()));
+    assert_eq!(why(&storage, &azure()), conflict(Conflict::CodePoint(3, 3)));
+    let few = Settings { classes: 5, ..queues([1, 0, 2, 5]) };
+    assert_eq!(why(&few, &azure()), conflict(Conflict::Classes(vec![1, 0, 2])));
+    let foreign = Settings { tenant_queues: None, ..queues([1, 0, 2, 5]) };
+    assert!(matches!(why(&foreign, &azure()), Some(Unfit::Foreign(_, "dscp_to_tc_map", _))));
+
+    let settings = queues([1, 0, 2, 5]);
+    let mut tables = azure();
+    let bind = |tables: &mut Tables, port: &str, name: &str| {
+        let fields = tables.get_mut(&format!("PORT_QOS_MAP|{port}")).expect("there");
+        fields.insert("tc_to_queue_map".to_owned(), name.to_owned());
+    };
+    bind(&mut tables, "Ethernet0", "missing");
+    assert!(matches!(why(&settings, &tables), Some(Unfit::NoMap(_, "tc_to_queue_map", _))));
+    tables.get_mut("PORT_QOS_MAP|Ethernet0").expect("there").remove("tc_to_queue_map");
+    assert!(matches!(why(&settings, &tables), Some(Unfit::NoMap(_, "tc_to_queue_map", _))));
+    let is = layout(&settings, &tables).expect("a device with one ASIC");
+    assert_eq!(is.ports.keys().collect::<Vec<_>>(), ["Ethernet4"], "the other port is used");
+
+    // The second port has another map, so the first port alone is used.
+    let mut other = tables["TC_TO_QUEUE_MAP|AZURE"].clone();
+    other.insert("3".to_owned(), "4".to_owned());
+    tables.insert("TC_TO_QUEUE_MAP|OTHER".to_owned(), other);
+    bind(&mut tables, "Ethernet0", "AZURE");
+    bind(&mut tables, "Ethernet4", "OTHER");
+    let mut is = layout(&settings, &tables).expect("a device with one ASIC");
+    let differs = Conflict::Differs("OTHER".to_owned());
+    let differs = Unfit::Conflict("Ethernet4".to_owned(), differs);
+    assert_eq!((is.left_out.remove("Ethernet4"), is.ports.len()), (Some(differs), 1));
+}
+
+#[test]
+fn tenants_do_not_get_code_points_of_other_traffic() {
+    let settings = beside_azure(MapMode::PerPort);
+    let storage = target(&[(3, 1)], &[], &[1, 1]);
+    let layout = layout(&settings, &azure()).expect("a device with one ASIC");
+    let conflict = Unfit::Conflict("Ethernet0".to_owned(), Conflict::CodePoint(3, 3));
+    let refused = plan(&settings, &azure(), &layout, &storage);
+    assert_eq!(refused, Err(NoPlan::Unfit(conflict)));
+
+    let ports = [port_info("Ethernet0"), port_info("Ethernet4")];
+    let change = [Change::Map { port: "Ethernet0".to_owned(), dscp: 48, queue: 1 }];
+    for control_queue in [false, true] {
+        let settings = Settings { control_queue, mode: MapMode::PerPort, ..Settings::default() };
+        let switch = SonicSwitch::new("leaf1", &ports, settings, Endpoint::Unix("/none".into()));
+        let switch = switch.expect("good settings");
+        let result = switch.rehearse(&mut bare(), Stamp::default(), &change);
+        assert_eq!(result.is_ok(), control_queue, "{result:?}");
+    }
+}
+
+#[test]
+fn a_lossless_class_is_never_a_tenants() {
+    let settings = Settings { classes: 8, ..settings(MapMode::PerPort) };
+    let mut tables = bare();
+    tables.insert("PORT_QOS_MAP|Ethernet4".to_owned(), hash(&[("pfc_enable", "3,4")]));
+    let wanted = target(&[(8, 1), (16, 2), (24, 1), (32, 1)], &[(24, 2), (32, 2)], &[1, 1, 1]);
+    carry_out(&settings, &mut tables, &wanted, |_| ());
+    assert_eq!(state(&settings, &tables), wanted);
+    let classes: BTreeSet<&str> =
+        tables["DSCP_TO_TC_MAP|PENSTOCK"].values().map(String::as_str).collect();
+    assert_eq!(classes, ["0", "1", "2", "5"].into(), "3 and 4 are lossless on a port");
 }
 
 #[test]
@@ -185,11 +370,13 @@ fn a_remedy_is_for_what_is_in_the_way_alone() {
         SonicSwitch::new("leaf1", &[port_info("Ethernet0")], Settings::default(), endpoint);
     let switch = switch.expect("good settings");
     let key = "PORT_QOS_MAP|Ethernet0".to_owned();
-    let text = switch.unfit(Unfit::Foreign(key, "dscp_to_tc_map", "AZURE".to_owned())).to_string();
+    let foreign = Unfit::Foreign(key, "dscp_to_tc_map", "AZURE".to_owned());
+    let text = switch.unfit(&foreign).to_string();
     assert!(!text.contains("config qos clear"), "it deletes all buffers: {text}");
     let command = "sonic-db-cli CONFIG_DB HDEL 'PORT_QOS_MAP|Ethernet0' dscp_to_tc_map";
     assert!(text.contains(command), "{text}");
-    let text = switch.unfit(Unfit::Lossless("Ethernet0".to_owned(), 3)).to_string();
+    let lossless = Conflict::Lossless(3, vec![0, 1, 2]);
+    let text = switch.unfit(&Unfit::Conflict("Ethernet0".to_owned(), lossless)).to_string();
     assert!(text.contains("`config interface pfc priority Ethernet0 3 off`"), "{text}");
 }
 
@@ -255,7 +442,8 @@ fn the_words_of_a_dry_run_are_words_for_a_shell() {
 fn too_many_tenants_are_told_with_the_number_of_classes() {
     let many = target(&[(8, 1), (16, 2)], &[(8, 1), (16, 1), (24, 1), (32, 2)], &[]);
     let settings = settings(MapMode::PerPort);
-    assert_eq!(plan(&settings, &ports(), &bare(), &many), Err(NoPlan::Classes(4)));
+    let layout = layout(&settings, &bare()).expect("a device with one ASIC");
+    assert_eq!(plan(&settings, &bare(), &layout, &many), Err(NoPlan::Classes(4)));
 }
 
 #[test]
@@ -273,9 +461,20 @@ fn settings_and_names_that_cannot_be_are_refused() {
     assert!(!refused(Settings { control_queue: true, ..eight() }, "Ethernet0"));
     let per_port = || Settings { mode: MapMode::PerPort, ..Settings::default() };
     assert!(!refused(per_port(), "Ethernet0"));
-    assert!(refused(per_port(), "Ethernet1/1"), "no name of a map");
-    assert!(refused(per_port(), "a-port-of-twenty-four-ch"), "too long for the name of a map");
+    assert!(!refused(per_port(), "Ethernet1/1"), "the name of its map is a hash");
+    assert!(refused(Settings { classes: 6, ..per_port() }, "Ethernet0"), "a class for each queue");
+    let queues = |queues: &[u8]| Settings { tenant_queues: Some(queues.to_vec()), ..per_port() };
+    assert!(!refused(queues(&[1, 0, 2, 3, 4, 5, 6]), "Ethernet0"));
+    assert!(refused(queues(&[1, 0, 2, 3, 4, 5]), "Ethernet0"), "one queue is missing");
+    assert!(refused(queues(&[1, 0, 2, 3, 4, 5, 5]), "Ethernet0"), "one queue twice");
+    assert!(refused(queues(&[1, 0, 2, 3, 4, 5, 8]), "Ethernet0"), "no queue of a port");
+    assert!(refused(queues(&[1, 0, 2, 3, 4, 5, 7]), "Ethernet0"), "queue 7 is SONiC's own");
     assert!(refused(Settings { queues: 4, ..Settings::default() }, "Ethernet0"), "map to 5");
+    let control = |control_queue| {
+        let mode = MapMode::Static([(48, 1)].into());
+        refused(Settings { mode, control_queue, ..Settings::default() }, "Ethernet0")
+    };
+    assert!(control(false) && !control(true), "48 is the code point of routing protocols");
     let zero = MapMode::Static([(0, 1)].into());
     assert!(refused(Settings { mode: zero, ..Settings::default() }, "Ethernet0"));
 }

@@ -160,6 +160,41 @@ impl Wire {
         Ok(there.collect())
     }
 
+    /// Returns those of `keys` that exist in the selected database.
+    pub(super) async fn existing(&mut self, keys: Vec<String>) -> Result<Vec<String>, WireError> {
+        if keys.is_empty() {
+            return Ok(keys);
+        }
+        let mut pipe = redis::pipe();
+        for key in &keys {
+            pipe.cmd("EXISTS").arg(key);
+        }
+        let numbers: Vec<u64> = pipe.query_async(&mut self.connection).await?;
+        let there = keys.into_iter().zip(numbers).filter(|(_, number)| *number > 0);
+        Ok(there.map(|(key, _)| key).collect())
+    }
+
+    /// Returns the values of `fields` of each of `keys`, in the order of `keys` and `fields`.
+    pub(super) async fn values(
+        &mut self,
+        keys: &[String],
+        fields: &[&str],
+    ) -> Result<Vec<Vec<Option<String>>>, WireError> {
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipe = redis::pipe();
+        for key in keys {
+            pipe.cmd("HMGET").arg(key).arg(fields);
+        }
+        let all: Vec<Vec<Option<String>>> = pipe.query_async(&mut self.connection).await?;
+        if all.len() != keys.len() || all.iter().any(|values| values.len() != fields.len()) {
+            let text = format!("the switch sent {} answers to {} requests", all.len(), keys.len());
+            return Err(WireError::Rubbish(text));
+        }
+        Ok(all)
+    }
+
     /// Executes `ops` atomically. If a watched key has changed, executes nothing and returns false.
     /// The caller must have selected CONFIG_DB, which stays selected.
     pub(super) async fn commit(&mut self, ops: &[Op]) -> Result<bool, WireError> {

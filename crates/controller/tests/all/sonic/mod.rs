@@ -1,8 +1,14 @@
 //! Tests the driver of SONiC switches with a real redis. A test double replaces SONiC's orchagent,
 //! which reads the configuration from redis.
 
+mod orchagent;
 mod server;
+mod yang;
 
+use std::sync::Arc;
+use std::time::Duration;
+
+use orchagent::{AsicState, Orchagent, show_ports};
 use penstock_controller::Stamp;
 use penstock_controller::southbound::sonic::{MapMode, Reference, Settings, SonicSwitch};
 use penstock_controller::southbound::{
@@ -13,7 +19,7 @@ use server::Redis;
 
 fn switch(redis: &Redis, mode: MapMode) -> SonicSwitch {
     let port = |name: &str| PortInfo { name: name.into(), rate: BitsPerSecond(10_000_000_000) };
-    let settings = Settings { mode, ..Settings::default() };
+    let settings = Settings { mode, settle: Duration::ZERO, ..Settings::default() };
     let ports = [port("Ethernet0"), port("Ethernet4")];
     SonicSwitch::new("leaf1", &ports, settings, redis.endpoint()).expect("good settings")
 }
@@ -140,7 +146,7 @@ async fn other_configurations_are_never_changed() {
     for (key, fields) in foreign {
         redis.set(key, fields).await;
     }
-    redis.set("PORT_QOS_MAP|Ethernet0", &[("pfcwd_sw_enable", "3,4")]).await;
+    redis.set("PORT_QOS_MAP|Ethernet0", &[("tc_to_pg_map", "AZURE")]).await;
     redis.set("QUEUE|Ethernet0|1", &[("wred_profile", "AZURE_LOSSLESS")]).await;
     let before = redis.all().await;
     let switch = switch(&redis, MapMode::PerPort);
@@ -152,7 +158,7 @@ async fn other_configurations_are_never_changed() {
     for (key, _) in foreign {
         assert_eq!(after[key], before[key], "{key}");
     }
-    assert_eq!(after["PORT_QOS_MAP|Ethernet0"]["pfcwd_sw_enable"], "3,4");
+    assert_eq!(after["PORT_QOS_MAP|Ethernet0"]["tc_to_pg_map"], "AZURE");
     assert_eq!(after["QUEUE|Ethernet0|1"]["wred_profile"], "AZURE_LOSSLESS");
     let ours = |key: &str| {
         let names = ["PENSTOCK", "|pen.", "QUEUE|Ethernet"];
@@ -233,4 +239,80 @@ async fn old_images_get_references_with_brackets() {
     assert_eq!(all["QUEUE|Ethernet0|1"]["scheduler"], "[SCHEDULER|pen.Ethernet0.1]");
     assert_eq!(all["PORT_QOS_MAP|Ethernet0"]["dscp_to_tc_map"], "[DSCP_TO_TC_MAP|PENSTOCK]");
     assert_eq!(switch.read_back().await.expect("readable").ports["Ethernet0"].weights, [1, 2]);
+}
+
+/// Tests that the ASIC gets the steps of a change one after the other, although orchagent reads
+/// CONFIG_DB only now and then. A driver that does not wait for the ASIC fails: orchagent then sees
+/// the new class of code point 24 before the new queue of this class.
+#[tokio::test]
+async fn each_step_reaches_the_asic_before_the_next_is_written() {
+    let Some(redis) = Redis::start().await else { return };
+    let redis = Arc::new(redis);
+    let orchagent = Orchagent::start(&redis).await;
+    let switch = switch(&redis, MapMode::PerPort);
+    let both = |dscp, queues: [u8; 2]| {
+        [map("Ethernet0", dscp, queues[0]), map("Ethernet4", dscp, queues[1])]
+    };
+    let unmap = |port: &str| Change::Unmap { port: port.to_owned(), dscp: 32 };
+    let first = [both(8, [1, 1]), both(16, [2, 2]), both(32, [2, 1])].concat();
+    switch.apply(stamp(1), &first).await.expect("told");
+    // The class of code point 32 stays mapped to queues 2 and 1, and becomes free.
+    let gone = ["Ethernet0", "Ethernet4"].map(unmap);
+    switch.apply(stamp(2), &gone).await.expect("told");
+    let before: Vec<AsicState> = orchagent.states();
+    let last = before.last().expect("the ASIC has maps");
+    assert_eq!((last.queue("Ethernet0", 16), last.queue("Ethernet0", 32)), (2, 0));
+
+    switch.apply(stamp(3), &both(24, [1, 2])).await.expect("told");
+    let states = orchagent.states();
+    assert!(!states.is_empty(), "the change reached the ASIC before the driver returned");
+    for state in &states {
+        for (port, queue) in [("Ethernet0", 1), ("Ethernet4", 2)] {
+            let is = state.queue(port, 24);
+            assert!(is == 0 || is == queue, "{port}: code point 24 in queue {is}");
+            assert_eq!((state.queue(port, 8), state.queue(port, 16)), (1, 2), "{port}");
+        }
+    }
+    let last = states.last().expect("not empty");
+    assert_eq!((last.queue("Ethernet0", 24), last.queue("Ethernet4", 24)), (1, 2));
+}
+
+#[tokio::test]
+async fn a_map_that_the_asic_does_not_have_is_not_read_back() {
+    let Some(redis) = Redis::start().await else { return };
+    let switch = switch(&redis, MapMode::PerPort);
+    switch.apply(stamp(1), &port_changes()).await.expect("told");
+    let told = switch.read_back().await.expect("readable");
+    assert_eq!(told.ports["Ethernet4"].map, [(8, 3)].into());
+    // The ASIC shows the ports, but orchagent has not given them any map.
+    show_ports(&redis).await;
+    let is = switch.read_back().await.expect("readable");
+    assert!(is.ports.values().all(|port| port.map.is_empty()), "{is:?}");
+    assert_eq!(is.ports["Ethernet0"].weights, told.ports["Ethernet0"].weights);
+    assert!(!diff(&is, &told).is_empty());
+}
+
+#[tokio::test]
+async fn more_tenants_than_classes_are_bound_if_each_has_one_queue_on_the_switch() {
+    let Some(redis) = Redis::start().await else { return };
+    let switch = switch(&redis, MapMode::PerPort);
+    let mut wanted = SwitchState::default();
+    for port in ["Ethernet0", "Ethernet4"] {
+        wanted.ports.insert(port.to_owned(), PortState { weights: vec![1; 7], map: [].into() });
+    }
+    // Two of three tenants use only one of the ports.
+    for tenant in 1..=30u8 {
+        let ports: &[&str] = match tenant % 3 {
+            0 => &["Ethernet0"],
+            1 => &["Ethernet4"],
+            _ => &["Ethernet0", "Ethernet4"],
+        };
+        for port in ports {
+            let port = wanted.ports.get_mut(*port).expect("there");
+            port.map.insert(tenant, 1 + tenant % 6);
+        }
+    }
+    let changes = missing(&switch, &wanted).await.expect("seven classes besides the shared class");
+    switch.apply(stamp(1), &changes).await.expect("told");
+    assert_eq!(missing(&switch, &wanted).await.expect("readable"), []);
 }

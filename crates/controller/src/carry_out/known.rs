@@ -44,12 +44,10 @@ pub(super) async fn bring_to(
         Some(known) => known,
         None => KnownSwitch::read(driver).await?,
     };
+    let mut wanted = wanted.clone();
+    wanted.ports.retain(|port, _| !known.state.left_out.contains_key(port));
     let wanted = possible(driver.name(), &known.can, wanted)?;
     driver.apply(stamp, &diff(&known.state, &wanted)).await?;
-    for (port, state) in wanted.ports {
-        if !known.state.left_out.contains_key(&port) {
-            known.state.ports.insert(port, state);
-        }
-    }
+    known.state.ports.extend(wanted.ports);
     Ok(known)
 }

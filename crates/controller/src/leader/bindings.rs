@@ -178,9 +178,10 @@ impl StoredBindings {
         // This write is in the last transaction, after all parts of the snapshot.
         writes.push(put(BINDING.to_owned(), &chain.head()));
         let absent = || Compare::Absent(BINDING.to_owned());
-        let same = writer.get(BINDING).await?.map_or_else(absent, |entry| {
-            Compare::Modified(BINDING.to_owned(), entry.modified)
-        });
+        let same = writer
+            .get(BINDING)
+            .await?
+            .map_or_else(absent, |entry| Compare::Modified(BINDING.to_owned(), entry.modified));
         self.commit(writer, writes, Some(same), tenants).await?;
         self.chains.push(chain);
         self.touched.clear();

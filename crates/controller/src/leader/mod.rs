@@ -51,9 +51,9 @@ mod kept;
 mod observe;
 mod record;
 mod report;
-mod unfinished;
 #[cfg(test)]
 mod stored_tests;
+mod unfinished;
 
 pub use bindings::BindingToStore;
 pub use horizon::Horizon;

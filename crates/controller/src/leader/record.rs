@@ -54,11 +54,7 @@ pub struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     #[must_use]
-    pub fn new(
-        store: &'a dyn Store,
-        leadership: &'a Leadership,
-        horizon: &'a mut Horizon,
-    ) -> Self {
+    pub fn new(store: &'a dyn Store, leadership: &'a Leadership, horizon: &'a mut Horizon) -> Self {
         Self { store, leadership, horizon }
     }
 

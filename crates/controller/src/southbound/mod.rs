@@ -36,8 +36,8 @@ pub use driver::{
     Capabilities, Change, DriverError, ONE_STEP, PortInfo, PortState, QueueCounters, SwitchDriver,
     SwitchState,
 };
-pub use missing::{Survey, missing, survey, usable_queues};
 pub(crate) use missing::possible;
+pub use missing::{Survey, missing, survey, usable_queues};
 pub use sim::{Faults, SimSwitch};
 pub use step::step;
 

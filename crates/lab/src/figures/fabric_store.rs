@@ -333,9 +333,8 @@ mod tests {
 
     #[test]
     fn growth_is_extrapolated_to_a_day_without_the_first_point() {
-        let at = |interval, mb: f64| {
-            (interval, EtcdSize { in_use: mb * 1e6, ..EtcdSize::default() })
-        };
+        let at =
+            |interval, mb: f64| (interval, EtcdSize { in_use: mb * 1e6, ..EtcdSize::default() });
         let day = growth(&[at(17, 1.0), at(500, 10.0), at(1_000, 10.5), at(2_660, 11.0)]);
         assert!((day - 10.0).abs() < 0.01, "{day}");
         assert!(growth(&[at(17, 1.0)]).is_nan());

@@ -461,7 +461,7 @@ mod tests {
     fn a_port_keeps_what_its_weights_give_and_nothing_for_an_unmapped_code_point() {
         let map = BTreeMap::from([(10, 1)]);
         let state = PortState { weights: vec![3, 1], map };
-        let need = |dscp, mbit| (dscp, BitsPerSecond(mbit * 1_000_000));
+        let need = |dscp, mbit: u64| (dscp, BitsPerSecond(mbit * 1_000_000));
         // Queue 0 gets 750 Mbit/s, and queue 1 gets 250 Mbit/s.
         let least = share(&state, &[need(0, 500), need(0, 100), need(10, 500)]);
         assert!((least - 0.5).abs() < 1e-6, "{least}");

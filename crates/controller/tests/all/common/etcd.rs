@@ -255,8 +255,7 @@ impl Cluster {
         let alarms = ask(&self.members[0], "/v3/maintenance/alarm", r#"{"action":"GET"}"#);
         for alarm in alarms.split(r#""memberID":""#).skip(1) {
             let id = alarm.split('"').next().unwrap();
-            let asked =
-                format!(r#"{{"action":"DEACTIVATE","memberID":"{id}","alarm":"NOSPACE"}}"#);
+            let asked = format!(r#"{{"action":"DEACTIVATE","memberID":"{id}","alarm":"NOSPACE"}}"#);
             ask(&self.members[0], "/v3/maintenance/alarm", &asked);
         }
     }

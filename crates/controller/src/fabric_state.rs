@@ -125,6 +125,8 @@ pub struct Fabric {
     leaving: BTreeMap<TenantSlot, Leaving>,
     /// Tenants that still have queues on the links of an earlier placement.
     moved: BTreeMap<TenantSlot, Leaving>,
+    /// Links with a port that a driver leaves out. Tenants that use these links share queue 0.
+    left_out: BTreeSet<LinkId>,
 }
 
 /// Queues that a tenant no longer needs, because it was removed or moved: their links, and the
@@ -160,6 +162,7 @@ impl Fabric {
             present: BTreeMap::new(),
             leaving: BTreeMap::new(),
             moved: BTreeMap::new(),
+            left_out: BTreeSet::new(),
         })
     }
 
@@ -315,6 +318,12 @@ impl Fabric {
         moved.retain(|_, leaving| !leaving.marking.is_empty());
     }
 
+    /// Notes the links with a port that a driver leaves out. Tenants that use these links get no
+    /// queues, and lose the queues that they have.
+    pub fn note_left_out(&mut self, links: BTreeSet<LinkId>) {
+        self.left_out = links;
+    }
+
     /// Notes that a tenant had the servers and links of `before` until now. If the tenant has
     /// queues there, the queues stay until the tenant's hosts no longer mark packets for them.
     fn note_moved(&mut self, slot: TenantSlot, before: &Tenant) {
@@ -448,7 +457,7 @@ impl Fabric {
         hold: bool,
         change: impl FnOnce(&mut Binding, &Topology, &[Candidate<'_>]) -> Pass,
     ) -> Pass {
-        let Self { datacenter, binding, scores, leaving, moved, .. } = self;
+        let Self { datacenter, binding, scores, leaving, moved, left_out, .. } = self;
         let topology = datacenter.topology();
         let leaving = leaving.iter().chain(moved.iter());
         let leaving = leaving.filter(|(_, leaving)| !leaving.marking.is_empty());
@@ -457,6 +466,7 @@ impl Fabric {
             score: 0,
             links,
             movable: false,
+            shares: false,
         });
         let candidates: Vec<Candidate<'_>> = datacenter
             .tenants()
@@ -466,7 +476,8 @@ impl Fabric {
                     reachable(topology.child(*link)) && reachable(topology.parent(*link))
                 });
                 let score = scores.get(&tenant).map_or(0, |score| score.get());
-                Candidate { tenant, score, links, movable: told && !hold }
+                let shares = links.iter().any(|(link, _)| left_out.contains(link));
+                Candidate { tenant, score, links, movable: told && !hold, shares }
             })
             .chain(leaving)
             .collect();

@@ -66,7 +66,13 @@ fn fabric(c: &mut Criterion) {
                 let candidate = |(tenant, t)| {
                     let t: &penstock_fabric::tenant_placement::Tenant = t;
                     let links = t.placement.entry.links.as_slice();
-                    Candidate { tenant, score: draws.below(1_000_000), links, movable: true }
+                    Candidate {
+                        tenant,
+                        score: draws.below(1_000_000),
+                        links,
+                        movable: true,
+                        shares: false,
+                    }
                 };
                 let tenants: Vec<_> = datacenter.tenants().map(candidate).collect();
                 binding.pass(topology, &tenants)

@@ -14,7 +14,9 @@
 //! that it has not executed. After an error, the state of the switch is uncertain, so the
 //! controller forgets it and reads the switch before the next message.
 
-use super::Said;
+use std::collections::BTreeMap;
+
+use super::answer::Said;
 use crate::Stamp;
 use crate::southbound::{Capabilities, SwitchDriver, SwitchState, diff, possible};
 
@@ -26,6 +28,11 @@ pub(super) struct KnownSwitch {
 }
 
 impl KnownSwitch {
+    /// Returns the ports that the driver leaves out, with the reason.
+    pub(super) fn left_out(&self) -> &BTreeMap<String, String> {
+        &self.state.left_out
+    }
+
     async fn read(driver: &dyn SwitchDriver) -> Result<Self, Said> {
         let can = driver.capabilities().await?;
         Ok(Self { can, state: driver.read_back().await? })

@@ -45,23 +45,27 @@ use std::time::Duration;
 
 use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
 use penstock_fabric::tenant_placement::TenantSlot;
-use penstock_fabric::topology::NodeId;
+use penstock_fabric::topology::{LinkId, NodeId};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::hosts::{HostPlan, HostTenant, Hosts};
-use crate::southbound::{DriverError, PortState, SwitchDriver, SwitchState, missing};
+use crate::southbound::{PortState, Survey, SwitchDriver, SwitchState, survey};
 
+mod answer;
 mod known;
+mod left_out;
 mod refusal;
 mod stage;
 mod successor;
 
 pub use stage::{PlanTimes, StageKind};
 
+use answer::{Said, within};
 use known::{KnownSwitch, bring_to};
+use left_out::LeftOut;
 use refusal::Refusals;
 use stage::stages;
 use successor::Unsettled;
@@ -81,6 +85,13 @@ pub struct Switch {
     pub ports: BTreeMap<Port, Interface>,
     /// True if the controller changes this switch before all other switches, as a trial.
     pub canary: bool,
+}
+
+impl Switch {
+    /// Whether an interface is a port of the topology tree.
+    fn has(&self, interface: &String) -> bool {
+        self.ports.values().any(|port| port.names.contains(interface))
+    }
 }
 
 /// Switch or host that failed, with the error.
@@ -138,6 +149,7 @@ pub struct Crew {
     refusals: Refusals,
     /// States of the switches that have answered since the present plan began.
     known: BTreeMap<NodeId, KnownSwitch>,
+    left_out: LeftOut,
     unsettled: Unsettled,
     times: PlanTimes,
     /// Time limit for the answer of a switch or host to one message.
@@ -162,6 +174,7 @@ impl Crew {
             out_of_date,
             refusals: Refusals::default(),
             known: BTreeMap::new(),
+            left_out: LeftOut::default(),
             unsettled: Unsettled::default(),
             times: PlanTimes::default(),
             limit,
@@ -232,7 +245,8 @@ impl Crew {
         self.told.headroom = headroom(fabric);
         self.told.limited.clear();
         self.unsettled = Unsettled::default();
-        self.out_of_date = self.switches.keys().copied().collect();
+        // Hosts that have not got their plans yet stay out of date.
+        self.out_of_date.extend(self.switches.keys());
     }
 
     /// Returns the plan that the controller sends to a host.
@@ -520,6 +534,8 @@ impl Crew {
         let (first, then): (Vec<NodeId>, Vec<NodeId>) = to.iter().partition(|node| canary(node));
         let trouble = self.tell_all(fabric, &first, stamp).await;
         if !trouble.is_empty() {
+            // The others have not got the state either. A rollback tells them their former state.
+            self.out_of_date.extend(then);
             return trouble;
         }
         self.tell_all(fabric, &then, stamp).await
@@ -550,21 +566,25 @@ impl Crew {
             }
         }
         let (done, trouble) = tasks.all().await;
-        self.known.extend(done.into_iter().filter_map(|(node, known)| Some((node, known?))));
+        for (node, known) in done {
+            let (Some(known), Some(switch)) = (known, self.switches.get(&node)) else { continue };
+            self.left_out.note(node, known.left_out().clone(), |name| switch.has(name));
+            self.known.insert(node, known);
+        }
         trouble
     }
 
     /// Reads the state of switches and compares the state with the last state that the controller
     /// sent.
-    async fn compare(&self, nodes: &BTreeSet<NodeId>) -> Vec<Trouble> {
+    async fn compare(&mut self, nodes: &BTreeSet<NodeId>) -> Vec<Trouble> {
         let mut tasks = Tasks::default();
         let limit = self.limit;
         for (node, switch) in nodes.iter().filter_map(|n| Some((*n, self.switches.get(n)?))) {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
             tasks.spawn(node, async move {
                 let read = async {
-                    let wrong = missing(&*driver, &wanted).await?;
-                    let Some(first) = wrong.first() else { return Ok(()) };
+                    let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
+                    let Some(first) = changes.first() else { return Ok(left_out) };
                     let (name, words) =
                         (driver.name(), driver.words(std::slice::from_ref(first)).await);
                     let words = words.unwrap_or_default().join(", ");
@@ -575,7 +595,9 @@ impl Crew {
                 within(limit, driver.name(), read, || driver.patience()).await
             });
         }
-        tasks.all().await.1
+        let (done, trouble) = tasks.all().await;
+        self.note_left_out(done);
+        trouble
     }
 
     /// Rolls a plan back. Switches get their former queues and maps before hosts mark frames for
@@ -601,7 +623,7 @@ impl Crew {
     }
 
     /// Begins to read and repair the state of switches that are out of date.
-    fn begin_mending(&self, stamp: Stamp) -> Tasks<Vec<String>> {
+    fn begin_mending(&self, stamp: Stamp) -> Tasks<Repair> {
         let mut tasks = Tasks::default();
         let limit = self.limit;
         for node in self.out_of_date.iter().filter(|node| !self.refusals.pause(**node)) {
@@ -609,10 +631,10 @@ impl Crew {
             let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
             tasks.spawn(*node, async move {
                 let mended = async {
-                    let changes = missing(&*driver, &wanted).await?;
+                    let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
                     let words = driver.words(&changes).await.unwrap_or_default();
                     driver.apply(stamp, &changes).await?;
-                    Ok(words)
+                    Ok(Repair { words, left_out })
                 };
                 within(limit, driver.name(), mended, || driver.patience()).await
             });
@@ -624,12 +646,16 @@ impl Crew {
     /// repaired switches with the changes, and the failed switches.
     async fn end_mending(
         &mut self,
-        tasks: Tasks<Vec<String>>,
+        tasks: Tasks<Repair>,
     ) -> (Vec<(NodeId, Vec<String>)>, Vec<Trouble>) {
-        let (mended, failed) = tasks.all().await;
-        for (node, _) in &mended {
-            self.out_of_date.remove(node);
+        let (done, failed) = tasks.all().await;
+        let (mut mended, mut left_out) = (Vec::new(), Vec::new());
+        for (node, repair) in done {
+            self.out_of_date.remove(&node);
+            mended.push((node, repair.words));
+            left_out.push((node, repair.left_out));
         }
+        self.note_left_out(left_out);
         failed.iter().filter(|t| t.refused).for_each(|t| self.refusals.refused(t.node));
         (mended, failed)
     }
@@ -646,6 +672,31 @@ impl Crew {
             self.out_of_date.remove(node);
         }
         trouble
+    }
+
+    fn note_left_out(&mut self, answers: Vec<(NodeId, BTreeMap<String, String>)>) {
+        for (node, answer) in answers {
+            if let Some(switch) = self.switches.get(&node) {
+                self.left_out.note(node, answer, |name| switch.has(name));
+            }
+        }
+    }
+
+    /// Returns the links with a port that a driver leaves out, because others have configured it.
+    #[must_use]
+    pub fn left_out_links(&self) -> BTreeSet<LinkId> {
+        let of_switch = |(node, switch): (&NodeId, &Switch)| {
+            let is_out = |names: &[String]| self.left_out.has_any(*node, names);
+            let out = switch.ports.iter().filter(|(_, interface)| is_out(&interface.names));
+            out.map(|(port, _)| port.link).collect::<Vec<_>>()
+        };
+        self.switches.iter().flat_map(of_switch).collect()
+    }
+
+    /// Returns the switches at which the left-out ports changed since the last call, with the names
+    /// of all left-out ports and the reasons.
+    pub fn take_left_out(&mut self) -> Vec<(NodeId, BTreeMap<String, String>)> {
+        self.left_out.take_changed()
     }
 
     /// Compares the state of all switches with the last state that the controller sent. A switch
@@ -671,23 +722,10 @@ impl Crew {
     }
 }
 
-/// Reason why a switch or host failed.
-struct Said {
-    problem: String,
-    refused: bool,
-}
-
-impl Said {
-    fn failed(error: &dyn fmt::Display) -> Self {
-        Self { problem: error.to_string(), refused: false }
-    }
-}
-
-impl From<DriverError> for Said {
-    fn from(error: DriverError) -> Self {
-        let refused = matches!(error, DriverError::Refused { .. } | DriverError::Beyond { .. });
-        Self { problem: error.to_string(), refused }
-    }
+/// Changes with which a switch was repaired, and the ports that its driver leaves out.
+struct Repair {
+    words: Vec<String>,
+    left_out: BTreeMap<String, String>,
 }
 
 /// Requests that run for several switches and hosts at once.
@@ -730,21 +768,4 @@ impl<T: Send + 'static> Tasks<T> {
         trouble.sort_by_key(|t| t.node);
         (done, trouble)
     }
-}
-
-/// Waits for the answer of a switch or host for `limit`, and then for the time that `more` returns.
-async fn within<T>(
-    limit: Duration,
-    name: &str,
-    work: impl Future<Output = Result<T, Said>>,
-    more: impl Fn() -> Option<Duration>,
-) -> Result<T, Said> {
-    let mut work = std::pin::pin!(work);
-    if let Ok(done) = tokio::time::timeout(limit, work.as_mut()).await {
-        return done;
-    }
-    let more = more().unwrap_or_default();
-    let millis = (limit + more).as_millis();
-    let late = |_| Err(Said::failed(&format!("{name}: no answer within {millis} ms")));
-    tokio::time::timeout(more, work).await.unwrap_or_else(late)
 }

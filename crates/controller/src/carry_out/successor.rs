@@ -84,7 +84,9 @@ impl Crew {
         tokio::time::sleep(Duration::from_nanos(drain.0)).await;
         let tasks = self.begin_mending(stamp);
         let (mended, failed) = self.end_mending(tasks).await;
-        let settled = failed.is_empty() || self.unsettled.patience == 0;
+        // A switch in a pause was not tried, and has no new map yet.
+        let mended_all = self.out_of_date.iter().all(|node| !self.switches.contains_key(node));
+        let settled = mended_all || self.unsettled.patience == 0;
         trouble.extend(failed);
         if settled {
             self.settle(fabric);

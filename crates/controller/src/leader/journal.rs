@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::LeaderError;
+use super::error::LeaderError;
 use super::kept::{BindingHead, Chain, StoredBindings, snapshot_key, stamped};
 use crate::Stamp;
 use crate::intent::{

@@ -29,7 +29,6 @@ use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{Binding, Bound, Candidate, Pass};
 use penstock_fabric::tenant_placement::{Moved, TenantSlot};
 use penstock_fabric::topology::NodeId;
-use thiserror::Error;
 use tokio::time::Instant;
 
 use crate::Stamp;
@@ -37,14 +36,13 @@ use crate::carry_out::{Crew, Outcome, Trouble};
 use crate::events::{Events, Severity, now_ms};
 use crate::fabric_state::{ChangeRefused, Fabric, Measured, Usage, Used};
 use crate::history::{History, Sample};
-use crate::intent::{
-    self, BindingRecord, EPOCHS, IntentError, MODE, Mode, TENANTS, TenantRecord, TenantSpec,
-};
+use crate::intent::{self, BindingRecord, EPOCHS, MODE, Mode, TENANTS, TenantRecord, TenantSpec};
 use crate::store::limits::OPERATIONS_MAX;
 use crate::store::{Leadership, Store, StoreError, Transaction, Write};
 
 mod bindings;
 mod change;
+mod error;
 mod horizon;
 mod journal;
 mod kept;
@@ -56,6 +54,7 @@ mod stored_tests;
 mod unfinished;
 
 pub use bindings::BindingToStore;
+pub use error::LeaderError;
 pub use horizon::Horizon;
 pub use kept::{BindingHead, JOURNAL_BYTES_MAX, JOURNAL_MAX, SHARDS, StoredBindings};
 pub use observe::begin_observing;
@@ -69,38 +68,6 @@ pub const HISTORY_MAX: usize = 16;
 const TRIES: usize = 4;
 /// Prefix of the store's keys for drained and failed nodes.
 pub const OUT: &str = "penstock/out/";
-
-/// Reason why a leader stops or refuses a request.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[non_exhaustive]
-pub enum LeaderError {
-    /// Another controller leads.
-    #[error("another controller leads; send the request to it")]
-    Deposed,
-    #[error(transparent)]
-    Store(StoreError),
-    /// The leader cannot use a stored record.
-    #[error(transparent)]
-    Intent(#[from] IntentError),
-    /// The leader refused the requested change.
-    #[error(transparent)]
-    Refused(#[from] Box<ChangeRefused>),
-    /// The epoch that the operator requested is above the limit.
-    #[error(
-        "epoch {asked}: the limit is {most}; a host with a later epoch is faulty: remove \
-         its plan file and restart it"
-    )]
-    Epoch { asked: u64, most: u64 },
-    /// The store has no earlier binding to which the leader can revert.
-    #[error("no earlier binding is stored, so a rollback is not possible")]
-    NoHistory,
-}
-
-impl From<ChangeRefused> for LeaderError {
-    fn from(refused: ChangeRefused) -> Self {
-        Self::Refused(Box::new(refused))
-    }
-}
 
 /// Settings of a leader: how often it verifies switches, and how long the store keeps history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +149,7 @@ impl Leader {
             headroom_changed: false,
         };
         let movers = match leader.load().await? {
-            Some(stored) => leader.unfinished(stored).await?,
+            Some(stored) => leader.unfinished(&stored).await?,
             None => BTreeSet::new(),
         };
         leader.crew.resume(&leader.fabric, movers);
@@ -195,9 +162,9 @@ impl Leader {
         Ok(leader)
     }
 
-    /// Reads the stored state, and returns the stamp of the stored binding. Returns `None` if the
-    /// store has no binding.
-    async fn load(&mut self) -> Result<Option<Stamp>, LeaderError> {
+    /// Reads the stored state, and returns the stored binding. Returns `None` if the store has no
+    /// binding.
+    async fn load(&mut self) -> Result<Option<BindingRecord>, LeaderError> {
         if let Some(entry) = self.store.get(EPOCHS).await.map_err(LeaderError::Store)? {
             let more: u64 = intent::from_bytes(EPOCHS, &entry.value)?;
             self.stamp.epoch = self.leadership.created.0.saturating_add(more);
@@ -237,7 +204,7 @@ impl Leader {
             self.tell(Severity::Warning, "not-restored", "", &text);
         }
         self.fabric.reserve_all();
-        Ok(record.map(|record| record.stamp))
+        Ok(record)
     }
 
     #[must_use]
@@ -336,6 +303,7 @@ impl Leader {
             fabric.rebind(|node| observes || seen.contains(&node), hold)
         };
         let decided = self.decide(pass, &mut report).await;
+        self.tell_left_out();
         self.sample();
         decided?;
         let Self { complaints, crew, .. } = self;
@@ -360,6 +328,7 @@ impl Leader {
             let before = self.fabric.binding().clone();
             let began = Instant::now();
             self.fabric.note_marking(self.crew.out_of_date());
+            self.fabric.note_left_out(self.crew.left_out_links());
             let seen = self.fabric.clone_reach(&self.crew);
             let pass = pass(&mut self.fabric, &seen);
             report.decided_in += began.elapsed();
@@ -368,6 +337,24 @@ impl Leader {
             }
         }
         Ok(())
+    }
+
+    /// Reports the ports that drivers leave out, when they change.
+    fn tell_left_out(&mut self) {
+        for (node, ports) in self.crew.take_left_out() {
+            let name = self.fabric.topology().name(node).to_string();
+            if ports.is_empty() {
+                self.tell(Severity::Info, "left-out", &name, "the controller uses all ports again");
+                continue;
+            }
+            let reason = |(port, reason): (&String, &String)| format!("port {port}: {reason}");
+            let ports = shortened(&ports.iter().map(reason).collect::<Vec<_>>());
+            let text = format!(
+                "{ports}; tenants that send through these ports share queue 0, and the other ports \
+                 are not concerned"
+            );
+            self.tell(Severity::Warning, "left-out", &name, &text);
+        }
     }
 
     /// Adds the usage of all tenants in this interval to [`Self::samples`].

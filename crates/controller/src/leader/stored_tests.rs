@@ -411,7 +411,10 @@ async fn bindings_of_release_0_1_are_read_and_stay_in_the_history() {
     for (generation, queue) in [(1, 2), (2, 4)] {
         let stamp = Stamp { epoch: 1, generation };
         let (below, above) = names.ends(LinkId(0));
-        let queues = |up: bool| serde_json::json!({ "below": below, "above": above, "up": up, "queue": queue });
+        let queues = |up: bool| {
+            let (down, top) = (&below, &above);
+            serde_json::json!({ "below": down, "above": top, "up": up, "queue": queue })
+        };
         let part = serde_json::json!([
             { "tenant": "web", "dscp": 10, "since": 3, "queues": [queues(true), queues(false)] }
         ]);

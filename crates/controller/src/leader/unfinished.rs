@@ -16,17 +16,18 @@ use penstock_fabric::queue_binding::Bound;
 use penstock_fabric::tenant_placement::TenantSlot;
 
 use super::{Leader, LeaderError};
-use crate::Stamp;
+use crate::intent::{BindingRecord, BoundRecord, Names};
 
 impl Leader {
     /// Returns the tenants that the plan of the stored binding may have been moving when the
-    /// previous leader ended. The argument `stored` is the stamp of the stored binding.
+    /// previous leader ended, and the tenants whose stored queues the fabric no longer permits.
     pub(super) async fn unfinished(
         &self,
-        stored: Stamp,
+        stored: &BindingRecord,
     ) -> Result<BTreeSet<TenantSlot>, LeaderError> {
-        if self.kept.history.last().is_some_and(|last| last.stamp == stored) {
-            return Ok(BTreeSet::new());
+        let mut movers = self.not_resumed(stored);
+        if self.kept.history.last().is_some_and(|last| last.stamp == stored.stamp) {
+            return Ok(movers);
         }
         let before = match self.binding_before().await {
             Err(LeaderError::NoHistory) => Vec::new(),
@@ -39,6 +40,21 @@ impl Leader {
             _ => false,
         };
         let all: BTreeSet<TenantSlot> = before.keys().chain(now.keys()).copied().collect();
-        Ok(all.into_iter().filter(|slot| !same(slot)).collect())
+        movers.extend(all.into_iter().filter(|slot| !same(slot)));
+        Ok(movers)
+    }
+
+    /// Returns the tenants that have other queues than those in the store, because the operator has
+    /// changed the datacenter's file. Their hosts still mark packets for the stored queues.
+    fn not_resumed(&self, stored: &BindingRecord) -> BTreeSet<TenantSlot> {
+        let names = Names(self.fabric.topology());
+        let differs = |record: &BoundRecord| {
+            let slot = self.fabric.slot(&record.tenant)?;
+            let stored = record.bound(names).ok();
+            let queues = |bound: &Bound| (bound.dscp, bound.queues.clone());
+            let now = self.fabric.binding().of(slot).map(queues);
+            (stored.as_ref().map(queues) != now).then_some(slot)
+        };
+        stored.bound.iter().filter_map(differs).collect()
     }
 }

@@ -168,10 +168,17 @@ impl Controller {
             LeaderError::Store(StoreError::Unavailable { store, problem })
         })?;
         let (store, settings) = (Arc::clone(store), self.setup.leader);
-        let leader = Leader::take_over(fabric, crew, store, leadership, settings).await?;
-        self.leading.send_replace(Leading::Here(leader.stamp()));
-        *self.leader.lock().await = Some(leader);
-        self.lead(lease, alive).await
+        // A take-over waits for switches, and some switches need many seconds for a change.
+        let lead = async {
+            let leader = Leader::take_over(fabric, crew, store, leadership, settings).await?;
+            self.leading.send_replace(Leading::Here(leader.stamp()));
+            *self.leader.lock().await = Some(leader);
+            self.decide().await
+        };
+        tokio::select! {
+            led = lead => led,
+            lost = self.stay_alive(lease, alive) => Err(lost),
+        }
     }
 
     /// While the controller campaigns, renews the lease and follows changes of the present leader.
@@ -194,15 +201,8 @@ impl Controller {
         }
     }
 
-    /// Makes a decision once per interval. During a decision, the leader also renews its lease,
-    /// because the decision may take long if switches do not answer.
-    async fn lead(&self, lease: LeaseId, alive: Instant) -> Result<(), LeaderError> {
-        tokio::select! {
-            led = self.decide() => led,
-            lost = self.stay_alive(lease, alive) => Err(lost),
-        }
-    }
-
+    /// Makes a decision once per interval. Meanwhile, [`Self::term`] renews the leader's lease,
+    /// because a decision may take long if switches do not answer.
     async fn decide(&self) -> Result<(), LeaderError> {
         let mut intervals = tokio::time::interval(self.setup.interval);
         intervals.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -242,8 +242,8 @@ impl Controller {
         }
     }
 
-    /// Sends plans to hosts whose agents have just connected, and tries to update switches and hosts
-    /// that are out of date.
+    /// Sends plans to hosts whose agents have just connected, and tries to update switches and
+    /// hosts that are out of date.
     async fn greet(&self) {
         let mut guard = self.leader.lock().await;
         let Some(leader) = guard.as_mut() else { return };

@@ -14,6 +14,7 @@
 //!
 //! A change of weights takes O(queues) time. A change of a map takes O(log code points) time.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub struct Faults {
     /// True if the switch reports success but changes nothing, and a read of the switch shows the
     /// intended state. [`SimSwitch::truth`] shows the real state.
     pub lies: bool,
+    /// Ports that the driver leaves out, with the reason, because others have configured them.
+    pub foreign: BTreeMap<String, String>,
     /// Delay of each answer of the switch in tokio's time.
     pub slow: Duration,
 }
@@ -179,7 +182,8 @@ impl SwitchDriver for SimSwitch {
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
         self.answer().await?;
-        Ok(self.inner().told.clone())
+        let inner = self.inner();
+        Ok(SwitchState { left_out: inner.faults.foreign.clone(), ..inner.told.clone() })
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {

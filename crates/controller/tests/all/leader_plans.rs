@@ -234,6 +234,44 @@ async fn one_switch_of_four_that_refuses_forever_stops_nobody_else() {
     }
 }
 
+#[tokio::test]
+async fn a_port_of_others_concerns_only_its_tenants() {
+    let folder = Folder::new("plans-foreign");
+    let world = World::with_racks(Mode::PerPortMap, 3);
+    let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+    let mut names = Vec::new();
+    for rack in 0..3 {
+        for tenant in ["a", "b"] {
+            names.push(format!("{tenant}{rack}"));
+            let name = names.last().unwrap();
+            leader.add(within(name, &format!("rack-{rack}"), 4, 10)).await.unwrap();
+        }
+    }
+    let all: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 9)).collect();
+    let shares = |name: &str| world.marks()[name] == BTreeSet::from([0]);
+    let told =
+        |leader: &Leader| leader.events().iter().filter(|event| event.kind == "left-out").count();
+    interval(&mut leader, &all).await;
+    assert!(!names.iter().any(|name| shares(name)), "{:?}", world.marks());
+    let ports = world.switches["rack-2"].truth().ports;
+    let foreign = ports.keys().map(|port| (port.clone(), "another map".to_owned())).collect();
+    world.fault("rack-2", Faults { foreign, ..Faults::default() });
+    // The leader compares switches with its intent in some intervals only.
+    for _ in 0..6 {
+        interval(&mut leader, &all).await;
+    }
+    for name in &names {
+        assert_eq!(shares(name), name.ends_with('2'), "{name}: {:?}", world.marks());
+    }
+    assert_eq!(told(&leader), 1);
+    world.fault("rack-2", Faults::default());
+    for _ in 0..6 {
+        interval(&mut leader, &all).await;
+    }
+    assert!(!names.iter().any(|name| shares(name)), "{:?}", world.marks());
+    assert_eq!(told(&leader), 2);
+}
+
 /// Checks that at each message to a host, the ports to and from the host have enough weight for the
 /// tenants that share queue 0. The argument `ports` has the weights before the messages.
 fn check_shares(mut ports: BTreeMap<String, BTreeMap<String, PortState>>, messages: &[Message]) {

@@ -174,6 +174,9 @@ pub struct Candidate<'a> {
     /// True if the tenant may get or lose queues. `movable` is false if a host or switch that
     /// carries the tenant's traffic is unreachable, and therefore cannot apply a change of queues.
     pub movable: bool,
+    /// True if the tenant must share queue 0, because a port of its tree has no queues for tenants.
+    /// A tenant that is movable then loses its queues.
+    pub shares: bool,
 }
 
 /// Result of a binding pass.
@@ -433,13 +436,15 @@ impl Binding {
 
     fn wants(&self, candidate: &Candidate<'_>) -> bool {
         let has = self.bound.contains_key(&candidate.tenant);
-        !has && candidate.movable && !candidate.links.is_empty()
+        !has && candidate.movable && !candidate.shares && !candidate.links.is_empty()
     }
 
     /// Removes the queues of tenants that left, and of tenants whose traffic has moved to other
     /// links.
     fn drop_strangers(&mut self, tenants: &[Candidate<'_>]) -> Vec<(TenantSlot, Bound)> {
-        let same = tenants.iter().filter(|t| self.covers(t.tenant, t.links)).map(|t| t.tenant);
+        let stays = |t: &&Candidate<'_>| !(t.shares && t.movable);
+        let same = tenants.iter().filter(stays).filter(|t| self.covers(t.tenant, t.links));
+        let same = same.map(|t| t.tenant);
         let same: BTreeSet<TenantSlot> = same.collect();
         let strangers = self.bound.keys().copied().filter(|tenant| !same.contains(tenant));
         let strangers: Vec<TenantSlot> = strangers.collect();

@@ -107,9 +107,14 @@ fn settings() -> impl Strategy<Value = Settings> {
 
 fn candidates<'a>(datacenter: &'a Datacenter, scores: &[u64]) -> Vec<Candidate<'a>> {
     let score = |slot: TenantSlot| scores[slot.index() % scores.len()];
-    let candidate = |(tenant, t): (TenantSlot, &'a penstock_fabric::tenant_placement::Tenant)| {
-        Candidate { tenant, score: score(tenant), links: &t.placement.entry.links, movable: true }
-    };
+    let candidate =
+        |(tenant, t): (TenantSlot, &'a penstock_fabric::tenant_placement::Tenant)| Candidate {
+            tenant,
+            score: score(tenant),
+            links: &t.placement.entry.links,
+            movable: true,
+            shares: false,
+        };
     datacenter.tenants().map(candidate).collect()
 }
 

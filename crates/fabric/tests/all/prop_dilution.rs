@@ -305,6 +305,7 @@ fn candidates<'a>(datacenter: &'a Datacenter, scores: &[u64]) -> Vec<Candidate<'
         score: scores[tenant.index() % scores.len()],
         links: &of.placement.entry.links,
         movable: true,
+        shares: false,
     });
     tenants.collect()
 }

@@ -203,6 +203,7 @@ fn bind(topology: &Topology, players: &mut [Player<'_>]) -> anyhow::Result<()> {
                 score: p.score(),
                 links: p.flow.links,
                 movable: true,
+                shares: false,
             })
             .collect();
         binding.pass(topology, &tenants);

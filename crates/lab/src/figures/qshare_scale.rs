@@ -160,7 +160,13 @@ fn pass(datacenter: &Datacenter, rng: &mut Rng) -> anyhow::Result<f64> {
             .tenants()
             .map(|(tenant, t)| {
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
+                Candidate {
+                    tenant,
+                    score,
+                    links: &t.placement.entry.links,
+                    movable: true,
+                    shares: false,
+                }
             })
             .collect();
         let begin = clock::now();

@@ -230,7 +230,13 @@ fn intervals(
             .map(|(tenant, t)| {
                 // The tenant's payment, multiplied by a random factor from 0 to 1.
                 let score = payment(&t.request.hose) / 1_000_000 * rng.below(1_000_000);
-                Candidate { tenant, score, links: &t.placement.entry.links, movable: true }
+                Candidate {
+                    tenant,
+                    score,
+                    links: &t.placement.entry.links,
+                    movable: true,
+                    shares: false,
+                }
             })
             .collect();
         binding.pass(datacenter.topology(), &tenants);

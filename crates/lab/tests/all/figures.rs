@@ -152,6 +152,7 @@ mod short_figures {
         jitter_fig12: "jitter-fig12";
         qshare_fig4: "qshare-fig4";
         qshare_fig5: "qshare-fig5";
+        qshare_faults: "qshare-faults";
     }
 
     #[test]

@@ -527,6 +527,7 @@ impl SwitchDriver for GnmiSwitch {
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
+        let _waiting = Waiting::new(self);
         let under_way = Arc::clone(&self.setting).lock_owned().await;
         let mut client = self.connect().await?;
         let (tree, is) = self.see(&mut client).await?;
@@ -536,7 +537,6 @@ impl SwitchDriver for GnmiSwitch {
         if orders == Orders::default() {
             return Ok(());
         }
-        let _waiting = Waiting::new(self);
         let Err(status) = self.set(&client, &orders, stamp, under_way).await else {
             return self.settle(&mut client, (&target, stamp), changes).await;
         };

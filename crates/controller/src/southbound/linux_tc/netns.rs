@@ -9,8 +9,8 @@
 //!
 //! # Cost
 //!
-//! An exchange costs one thread, and one pair of system calls for each request. The kernel answers a
-//! request within some tens of microseconds, unless another program changes network interfaces.
+//! An exchange costs one thread, and one pair of system calls for each request. The kernel answers
+//! a request within some tens of microseconds, unless another program changes network interfaces.
 
 use std::fs::{File, create_dir_all};
 use std::io;

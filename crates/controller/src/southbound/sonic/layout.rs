@@ -63,6 +63,11 @@ impl Base {
         keeps.then(|| *self.class_of.get(&dscp).unwrap_or(&0))
     }
 
+    /// Whether the map of the other configuration has an entry for a traffic class.
+    pub(super) fn lists(&self, class: u8) -> bool {
+        self.queue_of.contains_key(&class)
+    }
+
     /// Returns the queue of a traffic class that belongs to the other configuration.
     pub(super) fn queue_of_class(&self, class: u8) -> Option<u8> {
         self.class.as_ref()?;
@@ -216,11 +221,17 @@ impl Layout {
     }
 }
 
-/// Returns the traffic classes for tenants, of which the first is the class of the shared queue. A
-/// queue gets the class with its own number if this class is not busy.
+/// Returns the traffic classes for tenants, of which the first is the class of the shared queue.
+/// The shared queue gets class 0 if it is not busy, because frames without a code point have class
+/// 0. Each other queue gets the class with its own number if this class is free.
 fn classes(settings: &Settings, queues: &[u8], busy: &BTreeSet<u8>) -> Vec<u8> {
     let mut free: BTreeSet<u8> = (0..settings.classes).filter(|c| !busy.contains(c)).collect();
-    let own: Vec<Option<u8>> = queues.iter().map(|queue| free.take(queue)).collect();
+    let numbers = queues.iter().enumerate();
+    let mut own: Vec<Option<u8>> = vec![None; queues.len()];
+    for (at, queue) in numbers {
+        let first = (at == 0).then(|| free.take(&0)).flatten();
+        own[at] = first.or_else(|| free.take(queue));
+    }
     let mut classes = Vec::new();
     for own in own {
         classes.extend(own.or_else(|| free.pop_first()));
@@ -233,9 +244,12 @@ fn classes(settings: &Settings, queues: &[u8], busy: &BTreeSet<u8>) -> Vec<u8> {
 /// extend already.
 fn base(settings: &Settings, port: &str, tables: &Tables) -> Result<Base, Unfit> {
     let key = format!("PORT_QOS_MAP|{port}");
-    // A port with this map writes other code points into frames.
-    if let Some(other) = get(tables, &key, "tc_to_dscp_map") {
-        return Err(Unfit::Foreign(key, "tc_to_dscp_map", other.to_owned()));
+    // A port with the first map writes other code points into frames. The second one gives classes
+    // to frames without a code point.
+    for field in ["tc_to_dscp_map", "dot1p_to_tc_map"] {
+        if let Some(other) = get(tables, &key, field) {
+            return Err(Unfit::Foreign(key, field, other.to_owned()));
+        }
     }
     let dscp = bases(tables, BY_DSCP.0, dscp_map);
     let dscp = original(settings, port, tables, BY_DSCP, &dscp)?;
@@ -293,12 +307,10 @@ fn original(
 }
 
 /// Returns the PFC priorities of a port whose frames the port never drops, but stops the sender.
-/// SONiC's watchdog watches some of these priorities.
 fn lossless(tables: &Tables, port: &str) -> BTreeSet<u8> {
     let key = format!("PORT_QOS_MAP|{port}");
-    let lists = ["pfc_enable", "pfcwd_sw_enable"].map(|field| get(tables, &key, field));
-    let all = lists.into_iter().flatten().flat_map(|list| list.split(','));
-    all.filter_map(|text| text.trim().parse().ok()).collect()
+    let list = get(tables, &key, "pfc_enable").unwrap_or_default();
+    list.split(',').filter_map(|text| text.trim().parse().ok()).collect()
 }
 
 /// Checks that the driver may set the schedulers of tenants' queues on a port.

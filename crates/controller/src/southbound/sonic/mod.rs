@@ -293,11 +293,12 @@ impl SonicSwitch {
         is_changed: bool,
     ) -> Result<(), DriverError> {
         let wanted = asic::configured(tables, layout).map_err(|unfit| self.unfit(&unfit))?;
-        let mut wire = self.connect(COUNTERS_DB).await?;
         let mut differs = BTreeSet::new();
         let poll = async {
             let [mut pause, longest] = POLL;
             loop {
+                // The limit on the bytes of answers is for one connection.
+                let mut wire = self.connect(COUNTERS_DB).await?;
                 match self.compare(&mut wire, &wanted).await? {
                     Asic::Agrees => return Ok::<(), DriverError>(()),
                     Asic::Hidden if is_changed => {
@@ -382,11 +383,11 @@ impl SonicSwitch {
         };
         let before = seen(&now)?.state;
         DriverError::fence(&self.name, before.stamp, stamp)?;
-        for _ in 0..ATTEMPTS {
+        for round in 0..ATTEMPTS {
             let stages = self.plan(&seen(&now)?, changes)?;
             let is_last = stages.len() <= 1;
             let ops = stages.into_iter().next().unwrap_or_default();
-            let ops = ops.into_iter().chain(is_last.then(|| Op::stamp(stamp)));
+            let ops = ops.into_iter().chain((round == 0).then(|| Op::stamp(stamp)));
             ops.for_each(|op| op.apply(&mut now));
             if is_last {
                 let after = seen(&now)?.state;
@@ -406,7 +407,9 @@ impl SonicSwitch {
             let stages = self.plan(&seen, changes)?;
             let is_last = stages.len() <= 1;
             let mut ops = stages.into_iter().next().unwrap_or_default();
-            if is_last && seen.state.stamp != stamp {
+            // The stamp goes with the first transaction, so that an earlier controller that writes
+            // at the same time is refused in its next round.
+            if seen.state.stamp != stamp {
                 ops.push(Op::stamp(stamp));
             }
             let words = ops.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");

@@ -236,7 +236,11 @@ fn unassigned(
         let has = has.filter(|_| settings.mode == MapMode::PerPort);
         return has.filter(|queue| layout.queues.contains(queue)).or(Some(shared));
     }
-    base.queue_of_class(class).or_else(|| (class < settings.classes).then_some(shared))
+    if class >= settings.classes && !base.lists(class) {
+        // The platform may not have the class, and could refuse the whole map.
+        return None;
+    }
+    base.queue_of_class(class).or(Some(shared))
 }
 
 /// Returns the commands of the first transaction, and of the third transaction, that change maps

@@ -162,7 +162,7 @@ fn a_port_where_something_is_not_ours_is_left_out_and_the_others_are_not() {
         ("PORT_QOS_MAP|Ethernet0", [("tc_to_queue_map", "[TC_TO_QUEUE_MAP|AZURE]")]),
         ("PORT_QOS_MAP|Ethernet0", [("tc_to_dscp_map", "AZURE")]),
         ("PORT_QOS_MAP|Ethernet0", [("pfc_enable", "2,4")]),
-        ("PORT_QOS_MAP|Ethernet0", [("pfcwd_sw_enable", "1")]),
+        ("PORT_QOS_MAP|Ethernet0", [("dot1p_to_tc_map", "AZURE")]),
         ("QUEUE|Ethernet0|1", [("scheduler", "scheduler.0")]),
         ("QUEUE|Ethernet0|2", [("scheduler", "[SCHEDULER|scheduler.1]")]),
         ("QUEUE|Ethernet0|0-4", [("scheduler", "scheduler.0")]),

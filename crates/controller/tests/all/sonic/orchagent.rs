@@ -155,7 +155,11 @@ async fn write(asic: &mut MultiplexedConnection, state: &AsicState, config: &Has
     for (key, fields) in &state.maps {
         let names = if key.starts_with(KINDS[0]) { ["dscp", "tc"] } else { ["tc", "qidx"] };
         let number = |text: &str| text.parse::<u8>().expect("a number");
-        let entry = |(from, to): (&String, &String)| json!({ "key": { names[0]: number(from) }, "value": { names[1]: number(to) } });
+        let field = |name: &str, text: &String| json!({ name: number(text) });
+        let entry = |(from, to): (&String, &String)| {
+            let (key, value) = (field(names[0], from), field(names[1], to));
+            json!({ "key": key, "value": value })
+        };
         let list: Vec<_> = fields.iter().map(entry).collect();
         let list = json!({ "count": list.len(), "list": list }).to_string();
         let object = format!("ASIC_STATE:SAI_OBJECT_TYPE_QOS_MAP:{}", map_object(key));

@@ -159,7 +159,7 @@ fn replay(placed: &Placed, mut binding: Binding, usage: &Usage) -> Findings {
                 let paid = payment(&player.tenant.request.hose);
                 let score = player.score.follow(part_of(paid, used[player.at]));
                 let links = &player.tenant.placement.entry.links;
-                Candidate { tenant: player.slot, score, links, movable: true }
+                Candidate { tenant: player.slot, score, links, movable: true, shares: false }
             })
             .collect();
         let pass = binding.pass(topology, &candidates);

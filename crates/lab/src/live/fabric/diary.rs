@@ -129,10 +129,11 @@ fn next(operator: &Operator, pages: &Mutex<Vec<Page>>) -> anyhow::Result<Option<
     Ok(Some(Page { at_ms, status, tenants, bindings }))
 }
 
-/// Returns the length of the last plan in seconds, if the controller's status has it.
-pub(super) fn plan_seconds(status: &Value) -> Option<f64> {
-    let either = [&status["plan_seconds"], &status["last_interval"]["plan_seconds"]];
-    either.into_iter().find_map(Value::as_f64)
+/// Returns the length of a plan in seconds from the controller's answer to `revert`, or from a part
+/// of its status. `None` if there was no plan.
+pub(super) fn plan_seconds(answer: &Value) -> Option<f64> {
+    let micros = answer["plan_us"].as_u64().filter(|micros| *micros > 0)?;
+    Some(to_f64(micros) / 1e6)
 }
 
 impl Page {
@@ -192,7 +193,7 @@ impl Log {
         let status = self.after(end_ms.saturating_sub(1)).map(|page| &page.status);
         let took = |status: &Value| {
             let interval = || status["last_interval"]["took_us"].as_u64();
-            plan_seconds(status).or_else(|| Some(to_f64(interval()?) / 1e6))
+            plan_seconds(&status["last_interval"]).or_else(|| Some(to_f64(interval()?) / 1e6))
         };
         let secs = status.and_then(took).unwrap_or(0.0).max(0.0);
         let length = Duration::try_from_secs_f64(secs).unwrap_or_default().as_millis();
@@ -265,10 +266,10 @@ pub(super) mod tests {
     #[test]
     fn the_recorded_length_of_a_plan_counts_before_that_of_the_interval() {
         let mut log = log();
-        log.pages[1].status["plan_seconds"] = json!(0.25);
+        log.pages[1].status["last_interval"]["plan_us"] = json!(250_000);
         assert_eq!(log.plans()[0].span_ms, [9_750, 10_000]);
-        assert_eq!(plan_seconds(&json!({ "last_interval": { "plan_seconds": 0.5 } })), Some(0.5));
-        assert_eq!(plan_seconds(&json!({ "plan_seconds": null })), None);
+        assert_eq!(plan_seconds(&json!({ "plan_us": 500_000 })), Some(0.5));
+        assert_eq!(plan_seconds(&json!({ "plan_us": 0 })), None);
     }
 
     #[test]

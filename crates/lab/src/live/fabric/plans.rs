@@ -18,12 +18,11 @@
 //!
 //! # Measured values
 //!
-//! `plan_s_max` is the longest plan according to the controller, if its answer has the length of the
-//! plan. `plan_answer_s_max` is measured from outside: the time from the start of the operator's
-//! command to its end. The controller answers when it has carried out all steps of the plan, so the
-//! time from outside also contains the start of a program, the request, and the writes to the
-//! store. It is an upper bound, and counts as `plan_s_max` if the controller does not report the
-//! length.
+//! `plan_s_max` is the longest plan according to the controller's answers. `plan_answer_s_max` is
+//! measured from outside: the time from the start of the operator's command to its end. The
+//! controller answers when it has carried out all steps of the plan, so the time from outside also
+//! contains the start of a program, the request, and the writes to the store. It is an upper bound,
+//! and counts as `plan_s_max` if an answer has no length.
 //!
 //! `dilution_min` is the lowest rate of a tenant in any second, divided by the rate that is due to
 //! the tenant ([`super::demand`]).

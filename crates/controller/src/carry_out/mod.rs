@@ -610,10 +610,11 @@ impl Crew {
         stamp: Stamp,
     ) -> Vec<Trouble> {
         self.told = before;
-        let (switches, hosts): (BTreeSet<_>, BTreeSet<_>) =
+        let (switches, hosts): (Vec<_>, Vec<_>) =
             touched.iter().partition(|node| self.switches.contains_key(node));
-        let mut stuck = self.tell(fabric, &switches, stamp).await;
-        stuck.extend(self.tell(fabric, &hosts, stamp).await);
+        // A canary switch that fails again must not keep the others from their former state.
+        let mut stuck = self.tell_all(fabric, &switches, stamp).await;
+        stuck.extend(self.tell_all(fabric, &hosts, stamp).await);
         self.out_of_date.extend(stuck.iter().map(|t| t.node));
         // A switch or host that failed is up to date again if its rollback succeeded.
         for node in touched.iter().filter(|node| stuck.iter().all(|t| t.node != **node)) {

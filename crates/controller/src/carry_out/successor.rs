@@ -65,6 +65,13 @@ impl Crew {
         self.unsettled = Unsettled { tenants: movers, patience: PATIENCE };
     }
 
+    /// Sends all switches their intended state again. Tenants that the controller has not settled
+    /// yet stay unsettled.
+    pub fn begin_again(&mut self, fabric: &Fabric) {
+        let movers = std::mem::take(&mut self.unsettled).tenants;
+        self.resume(fabric, movers);
+    }
+
     /// Reads and repairs the state of switches and hosts that are out of date. Unreachable switches
     /// and hosts stay out of date. Returns the repaired switches with the changes, and the failed
     /// switches and hosts.

@@ -212,7 +212,7 @@ impl Leader {
         self.commit(vec![put(EPOCHS.to_owned(), &more)]).await?;
         self.stamp = Stamp { epoch: at_least, generation: 0 };
         self.tell(Severity::Warning, "epoch", "", &format!("raised to {at_least}"));
-        self.crew.assume(&self.fabric);
+        self.crew.begin_again(&self.fabric);
         if self.mode != Mode::Observe {
             self.next_stamp();
             self.mend().await;
@@ -229,7 +229,10 @@ impl Leader {
             self.tell(Severity::Warning, "not-restored", "", &problem.to_string());
         }
         self.fabric.reserve_all();
-        self.crew.assume(&self.fabric);
+        let movers = self.unfinished(&record).await?;
+        self.crew.resume(&self.fabric, movers);
+        // Hosts that connected in observe mode have got no plan.
+        self.fabric.topology().layer(0).for_each(|server| self.crew.must_tell(server));
         Ok(())
     }
 

@@ -14,7 +14,7 @@
 //!
 //! The driver converts all forms of answers to a map from path to text. OpenConfig's keys identify
 //! the entries of lists. The text of a leaf-list contains its values in ascending order, because
-//! the order of a leaf-list has no meaning. A [`Tree`] has the configuration of the target, with
+//! the order of a leaf-list has no meaning. A `Tree` has the configuration of the target, with
 //! and without the leaves whose values the target has not applied yet.
 
 use std::collections::BTreeMap;

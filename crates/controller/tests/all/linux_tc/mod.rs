@@ -328,7 +328,7 @@ async fn a_change_of_64_ports_takes_less_than_half_a_second() {
             let weights = vec![1, weight];
             [
                 Change::Weigh { port: first, weights },
-                Change::Map { port: second, dscp: 8, queue: u8::from(weight % 2 == 0) },
+                Change::Map { port: second, dscp: 8, queue: u8::from(weight.is_multiple_of(2)) },
             ]
         };
         names.iter().flat_map(change).collect()

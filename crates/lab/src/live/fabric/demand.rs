@@ -145,7 +145,7 @@ mod tests {
         for seed in 1..50 {
             let rates = due(&vms, &across(&vms, 4, seed), &[1_000], 2);
             let most = rates[0].iter().copied().fold(0.0, f64::max);
-            assert!(most <= 2_000.0 + 1e-6 && most >= 1_000.0 - 1e-6, "seed {seed}: {rates:?}");
+            assert!((1_000.0 - 1e-6..=2_000.0 + 1e-6).contains(&most), "seed {seed}: {rates:?}");
         }
     }
 }

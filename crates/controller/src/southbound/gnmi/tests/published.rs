@@ -91,7 +91,10 @@ fn entry<'a>(
     let is = |entry: &Value| {
         keys.iter().all(|(key, value)| match &entry[key] {
             Value::String(text) => text == value,
-            other => other.to_string() == *value,
+            other => {
+                let text = other.to_string();
+                text == *value
+            }
         })
     };
     let at = list.iter().position(is).unwrap_or_else(|| {

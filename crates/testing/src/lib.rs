@@ -30,6 +30,7 @@
 pub mod committed;
 pub mod help;
 pub mod json_schema;
+pub mod yang;
 
 use std::fmt::Display;
 use std::io::{self, Write as _};

@@ -233,7 +233,7 @@ impl Crew {
     }
 
     /// Computes the state that all switches and hosts must have from the binding in `fabric`.
-    pub fn assume(&mut self, fabric: &Fabric) {
+    fn assume(&mut self, fabric: &Fabric) {
         let topology = fabric.topology();
         let nodes = (0..topology.layers()).flat_map(|layer| topology.layer(layer));
         self.told.ports = nodes

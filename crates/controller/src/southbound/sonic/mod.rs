@@ -50,7 +50,6 @@ mod wire;
 
 use async_trait::async_trait;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
@@ -58,6 +57,7 @@ pub use settings::{CONTROL, Endpoint, MapMode, Reference, SETTLE, Settings};
 #[doc(hidden)]
 pub use tables::Tables as Entries;
 
+use super::left_out::LeftOut;
 use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
@@ -87,7 +87,7 @@ pub struct SonicSwitch {
     settings: Settings,
     ports: Vec<String>,
     /// Ports that the driver did not use at its last read, with the reason.
-    left_out: Mutex<BTreeMap<String, String>>,
+    left_out: LeftOut,
 }
 
 /// Configuration and state that the driver has read from the switch.
@@ -109,7 +109,7 @@ impl SonicSwitch {
         endpoint: Endpoint,
     ) -> Result<Self, DriverError> {
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        let left_out = Mutex::default();
+        let left_out = LeftOut::default();
         let this = Self { name: name.to_owned(), endpoint, settings, ports, left_out };
         this.check()?;
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
@@ -232,7 +232,7 @@ impl SonicSwitch {
         }
         let entries = wire.names("QUEUE|*").await.map_err(failed)?;
         let reading = self.reading(tables, &entries)?;
-        self.tell_left_out(&reading.state.left_out);
+        self.left_out.log(&self.name, &reading.state);
         Ok(reading)
     }
 
@@ -322,19 +322,6 @@ impl SonicSwitch {
             TAKEN_MAX.as_millis()
         );
         Err(DriverError::Refused { switch: self.name.clone(), change, problem })
-    }
-
-    /// Logs the ports that the driver does not use. The driver logs an unused port again only if
-    /// the reason has changed.
-    fn tell_left_out(&self, now: &BTreeMap<String, String>) {
-        let mut before = self.left_out.lock().unwrap_or_else(PoisonError::into_inner);
-        for (port, why) in now.iter().filter(|(port, why)| before.get(*port) != Some(why)) {
-            tracing::warn!(port, "the driver does not use the port: {why}");
-        }
-        for port in before.keys().filter(|port| !now.contains_key(*port)) {
-            tracing::info!(switch = self.name, port, "the driver uses the port again");
-        }
-        before.clone_from(now);
     }
 
     /// Returns the remaining transactions that apply `changes` to the switch.

@@ -5,18 +5,18 @@
 //! `sonic_yang`: each key of a table becomes an entry of a list.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use penstock_controller::Stamp;
 use penstock_controller::southbound::sonic::{Endpoint, Entries, MapMode, Settings, SonicSwitch};
 use penstock_controller::southbound::{Change, PortInfo, PortState, SwitchState, diff};
+use penstock_testing::yang::models;
 use penstock_units::BitsPerSecond;
 use serde_json::{Map, Value, json};
 
 use crate::common::dir::Dir;
 
-const YANG: &str = "PENSTOCK_YANG";
 /// A rendered QoS configuration from SONiC's own tests, beside the models.
 const SAMPLE: &str = "qos-arista7050.sample.json";
 
@@ -89,19 +89,6 @@ fn translated(tables: &Entries) -> Value {
         }
     }
     Value::Object(all)
-}
-
-/// Returns the folder of SONiC's models, or records a skip and returns `None`.
-fn models() -> Option<PathBuf> {
-    let Some(folder) = std::env::var_os(YANG) else {
-        penstock_testing::skip(format!("no YANG models: {YANG} names no folder"));
-        return None;
-    };
-    if Command::new("yanglint").arg("--version").output().is_err() {
-        penstock_testing::skip("yanglint is not installed (scripts/setup.sh test)");
-        return None;
-    }
-    Some(Path::new(&folder).join("sonic"))
 }
 
 /// Validates tables, and returns the messages of `yanglint` if the tables are not valid.
@@ -198,7 +185,7 @@ fn modes() -> [MapMode; 2] {
 
 #[test]
 fn what_the_driver_writes_is_valid_by_sonics_models() {
-    let Some(models) = models() else { return };
+    let Some(models) = models("sonic") else { return };
     let names = ["Ethernet0", "Ethernet1/1", "a_port_of_twenty_four_ch", "a-port-with-a-long-name"];
     let ports = names.map(str::to_owned);
     for mode in modes() {
@@ -209,7 +196,7 @@ fn what_the_driver_writes_is_valid_by_sonics_models() {
 
 #[test]
 fn what_the_driver_writes_beside_a_rendered_configuration_is_valid() {
-    let Some(models) = models() else { return };
+    let Some(models) = models("sonic") else { return };
     let (tables, ports) = rendered(&models);
     for mode in modes() {
         let tenant_queues = Some(vec![1, 0, 2, 5]);
@@ -221,7 +208,7 @@ fn what_the_driver_writes_beside_a_rendered_configuration_is_valid() {
 /// The names and the table of Penstock 0.1 are not valid, so the other tests can fail.
 #[test]
 fn the_entries_of_an_older_version_are_not_valid() {
-    let Some(models) = models() else { return };
+    let Some(models) = models("sonic") else { return };
     let mut tables = bare(&["Ethernet0"]);
     validate(&models, &tables).expect("valid");
     tables.insert("TC_TO_QUEUE_MAP|PENSTOCK.Ethernet0".to_owned(), hash(&[("1", "1")]));

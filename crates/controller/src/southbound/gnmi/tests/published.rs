@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use penstock_testing::yang::models;
 use serde_json::{Value, json};
 
 use super::*;
@@ -37,16 +38,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// Returns the folder with OpenConfig's models. If there is no folder, records a skip.
-fn models() -> Option<PathBuf> {
-    let folder =
-        std::env::var_os("PENSTOCK_YANG").map(|folder| Path::new(&folder).join("openconfig"));
-    if folder.is_none() {
-        penstock_testing::skip("PENSTOCK_YANG is not set: nothing to validate gNMI's entries with");
-    }
-    folder
 }
 
 /// Returns the messages of `yanglint` about a document, or nothing if the document is valid.
@@ -129,7 +120,7 @@ fn document(target: &Target, ports: &[&str]) -> Value {
 
 #[tokio::test]
 async fn all_entries_that_the_driver_writes_are_valid_by_the_published_models() {
-    let Some(models) = models() else { return };
+    let Some(models) = models("openconfig") else { return };
     let folder = Folder::new("published");
     let ports = ["Ethernet1/1", "eth2"];
     for (weights, map) in [

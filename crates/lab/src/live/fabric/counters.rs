@@ -44,11 +44,32 @@ pub(super) struct Counted {
     pub netns: String,
 }
 
+/// Open files with the kernel's counters of a VM.
+#[derive(Debug)]
+struct VmFiles {
+    vm: Counted,
+    interfaces: File,
+    /// `/proc/net/snmp` of the VM, with the segments that TCP sent again.
+    snmp: File,
+    /// `/proc/net/netstat` of the VM, with the times that TCP waited for an acknowledgement in
+    /// vain.
+    netstat: File,
+}
+
+/// TCP's repairs by the VMs of a tenant in a rack.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Repairs {
+    /// Segments that TCP sent again (`RetransSegs`).
+    pub resent: u64,
+    /// Retransmission timeouts (`TCPTimeouts`).
+    pub timeouts: u64,
+}
+
 /// Open files with the counters of all VMs and racks.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     tenants: usize,
-    vms: Vec<(Counted, File)>,
+    vms: Vec<VmFiles>,
     /// File of each rack's switch.
     racks: Vec<File>,
 }
@@ -66,6 +87,8 @@ pub(super) struct Reading {
     received: Vec<Vec<u64>>,
     /// For each rack: the bytes that the rack sent to the core switch.
     core: Vec<u64>,
+    /// For each tenant: TCP's repairs by its VMs in each rack, read directly after the sweep.
+    repairs: Vec<Vec<Repairs>>,
 }
 
 /// Rates between two readings of the counters, in bits per second.
@@ -75,6 +98,8 @@ pub(super) struct Rates {
     pub tenants: Vec<Vec<f64>>,
     /// Rate at which each rack sent to the core switch, in bits per second.
     pub core: Vec<f64>,
+    /// For each tenant: TCP's repairs by its VMs in each rack.
+    pub repairs: Vec<Vec<Repairs>>,
 }
 
 impl Rates {
@@ -85,9 +110,15 @@ impl Rates {
             before.iter().zip(now).map(rate).collect::<Vec<f64>>()
         };
         let tenants = before.received.iter().zip(&now.received);
+        let repairs = before.repairs.iter().zip(&now.repairs);
+        let since = |(old, new): (&Repairs, &Repairs)| Repairs {
+            resent: new.resent.saturating_sub(old.resent),
+            timeouts: new.timeouts.saturating_sub(old.timeouts),
+        };
         Self {
             tenants: tenants.map(|(old, new)| rates(old, new)).collect(),
             core: rates(&before.core, &now.core),
+            repairs: repairs.map(|(old, new)| old.iter().zip(new).map(since).collect()).collect(),
         }
     }
 }
@@ -98,12 +129,13 @@ impl Counters {
     pub fn open(tenants: usize, vms: Vec<Counted>, racks: Vec<String>) -> anyhow::Result<Self> {
         // A new thread opens the files, because the thread enters namespaces and never leaves them.
         let open = move || -> anyhow::Result<Self> {
-            let racks = racks.iter().map(|netns| counters_of(netns));
+            let racks = racks.iter().map(|netns| enter(netns).and_then(|()| open("dev")));
             let racks = racks.collect::<anyhow::Result<Vec<File>>>()?;
             let mut opened = Vec::new();
             for vm in vms {
-                let file = counters_of(&vm.netns)?;
-                opened.push((vm, file));
+                enter(&vm.netns)?;
+                let (interfaces, snmp) = (open("dev")?, open("snmp")?);
+                opened.push(VmFiles { vm, interfaces, snmp, netstat: open("netstat")? });
             }
             Ok(Self { tenants, vms: opened, racks })
         };
@@ -124,6 +156,7 @@ impl Counters {
                 best = again;
             }
         }
+        best.repairs = self.repairs()?;
         Ok(best)
     }
 
@@ -139,15 +172,41 @@ impl Counters {
         let (begin, begin_ms) = (clock::now(), clock::since_1970().0 / 1_000_000);
         let core = self.racks.iter().map(|file| read(file, "uplink", SENT));
         let core = core.collect::<anyhow::Result<Vec<u64>>>()?;
-        for (vm, file) in &self.vms {
-            received[vm.tenant][vm.rack] += read(file, "eth0", RECEIVED)
+        for VmFiles { vm, interfaces, .. } in &self.vms {
+            received[vm.tenant][vm.rack] += read(interfaces, "eth0", RECEIVED)
                 .with_context(|| format!("a VM of tenant {}", vm.tenant + 1))?;
         }
         let took = begin.elapsed();
         let half = took / 2;
         let at_ms = begin_ms + u64::try_from(half.as_millis()).unwrap_or(0);
-        Ok(Reading { at: begin + half, at_ms, took, received, core })
+        Ok(Reading { at: begin + half, at_ms, took, received, core, repairs: Vec::new() })
     }
+
+    /// Returns TCP's repairs by each tenant's VMs in each rack.
+    fn repairs(&self) -> anyhow::Result<Vec<Vec<Repairs>>> {
+        let mut text = vec![0; 16 << 10];
+        let mut read = |file: &File, group: &str, name: &str| -> anyhow::Result<u64> {
+            let length = file.read_at(&mut text, 0).context("reading counters of TCP")?;
+            let text = String::from_utf8_lossy(&text[..length]);
+            counter(&text, group, name).with_context(|| format!("the counter {name} of TCP"))
+        };
+        let mut repairs = vec![vec![Repairs::default(); self.racks.len()]; self.tenants];
+        for VmFiles { vm, snmp, netstat, .. } in &self.vms {
+            let sum = &mut repairs[vm.tenant][vm.rack];
+            sum.resent += read(snmp, "Tcp:", "RetransSegs")?;
+            sum.timeouts += read(netstat, "TcpExt:", "TCPTimeouts")?;
+        }
+        Ok(repairs)
+    }
+}
+
+/// Returns the counter `name` in the text of `/proc/net/snmp` or `/proc/net/netstat`, in which a
+/// line of names precedes the line of numbers of each group.
+fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix(group));
+    let (names, numbers) = (lines.next()?, lines.next()?);
+    let nth = names.split_whitespace().position(|found| found == name)?;
+    numbers.split_whitespace().nth(nth)?.parse().ok()
 }
 
 /// Returns the number in a column of the line of `interface`, in the text of `/proc/net/dev`.
@@ -157,13 +216,18 @@ fn count(text: &str, interface: &str, column: usize) -> Option<u64> {
     line.split_whitespace().nth(column)?.parse().ok()
 }
 
-/// Moves this thread to the network namespace `netns`, and opens the kernel's file with the
-/// counters of its interfaces. The open file can be read repeatedly, and from each thread.
-fn counters_of(netns: &str) -> anyhow::Result<File> {
+/// Moves this thread to the network namespace `netns`.
+fn enter(netns: &str) -> anyhow::Result<()> {
     let path = penstock_guest::endpoint::netns_path(netns);
     let space = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
-    setns(&space, CloneFlags::CLONE_NEWNET).with_context(|| format!("entering {netns}"))?;
-    File::open("/proc/thread-self/net/dev").with_context(|| format!("the counters of {netns}"))
+    setns(&space, CloneFlags::CLONE_NEWNET).with_context(|| format!("entering {netns}"))
+}
+
+/// Opens a file with the kernel's counters of this thread's network namespace. The open file can be
+/// read repeatedly, and from each thread.
+fn open(name: &str) -> anyhow::Result<File> {
+    let path = format!("/proc/thread-self/net/{name}");
+    File::open(&path).with_context(|| format!("opening {path}"))
 }
 
 #[cfg(test)]
@@ -187,6 +251,14 @@ uplink:       7       1    0    0    0     0          0         0  3028000    20
     }
 
     #[test]
+    fn a_counter_of_tcp_is_found_by_its_name() {
+        let text = "TcpExt: SyncookiesSent TCPTimeouts\nTcpExt: 3 17\nIpExt: InOctets\nIpExt: 5\n";
+        assert_eq!(counter(text, "TcpExt:", "TCPTimeouts"), Some(17));
+        assert_eq!(counter(text, "IpExt:", "InOctets"), Some(5));
+        assert_eq!(counter(text, "TcpExt:", "InOctets"), None, "a counter of another group");
+    }
+
+    #[test]
     fn rates_of_tenants_and_of_the_core_have_one_window() {
         let begin = clock::now();
         let reading = |secs: u64, bytes: u64| Reading {
@@ -195,6 +267,7 @@ uplink:       7       1    0    0    0     0          0         0  3028000    20
             took: Duration::ZERO,
             received: vec![vec![bytes, 0], vec![0, 2 * bytes]],
             core: vec![bytes, 3 * bytes],
+            repairs: vec![vec![Repairs { resent: bytes, timeouts: secs }, Repairs::default()]],
         };
         let rates = Rates::between(&reading(0, 1_000), &reading(2, 2_000));
         assert_eq!(rates.tenants, [[4_000.0, 0.0], [0.0, 8_000.0]]);

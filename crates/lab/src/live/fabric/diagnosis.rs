@@ -10,7 +10,8 @@
 //!
 //! A diagnosis joins a sample with the controller's diary. It names the plan that ran in the
 //! sample, the tenant's queue before and after, the weights and tenants of the core port's queues,
-//! and the rates of all tenants in the same direction.
+//! the segments that the tenant's VMs sent again, and the rates of all tenants in the same
+//! direction.
 
 use std::time::Duration;
 
@@ -62,6 +63,10 @@ impl Short<'_> {
             .map(|(tenant, rates)| (tenant_name(tenant), mbps(rates[*rack]).into()))
             .collect();
         let plans = plans.iter().filter_map(|plan| overlap(plan, sample.at_ms));
+        let senders = sample.rates.repairs[*tenant].iter().enumerate();
+        let senders = senders.filter(|(from, _)| from != rack).map(|(_, repairs)| repairs);
+        let (resent, timeouts) = senders
+            .fold((0, 0), |(resent, timeouts), of| (resent + of.resent, timeouts + of.timeouts));
         let sent = sample.rates.core.iter().enumerate().filter(|(from, _)| from != rack);
         json!({
             "at_s": sample.until.saturating_sub(WARM_UP).as_secs_f64(),
@@ -71,6 +76,8 @@ impl Short<'_> {
             "rate_mbps": mbps(rates[*tenant][*rack]),
             "due_mbps": mbps(*due),
             "since_begin_s": sample.from.saturating_sub(*began).as_secs_f64(),
+            "tcp_resent": resent,
+            "tcp_timeouts": timeouts,
             "queue_before": queue(before),
             "queue_after": queue(after),
             "plans": plans.collect::<Vec<_>>(),
@@ -117,18 +124,20 @@ pub(super) fn worst(mut short: Vec<Short<'_>>, log: &Log) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::counters::Rates;
+    use super::super::counters::{Rates, Repairs};
     use super::super::diary::tests::log;
     use super::*;
 
     fn sample(at_ms: [u64; 2]) -> Sample {
         let mut tenants = vec![vec![0.0, 0.0]; 8];
         tenants[7] = vec![4e6, 3e6];
+        let mut repairs = vec![vec![Repairs::default(); 2]; 8];
+        repairs[7] = vec![Repairs { resent: 9, timeouts: 2 }, Repairs { resent: 70, timeouts: 7 }];
         Sample {
             from: WARM_UP,
             until: WARM_UP + Duration::from_secs(1),
             at_ms,
-            rates: Rates { tenants, core: vec![49e6, 48e6] },
+            rates: Rates { tenants, core: vec![49e6, 48e6], repairs },
             sweep: Duration::from_millis(2),
             link: 50e6,
         }
@@ -146,6 +155,8 @@ mod tests {
         assert_eq!((&found["tenant"], &found["part"]), (&json!("t8"), &json!(0.75)));
         assert_eq!(found["queue_before"], "shared");
         assert_eq!(found["since_begin_s"], 2.0);
+        let repairs = (&found["tcp_resent"], &found["tcp_timeouts"]);
+        assert_eq!(repairs, (&json!(9), &json!(2)), "of the VMs in rack 0, which sent");
         let plan = &found["plans"][0];
         assert_eq!((&plan["overlap_ms"], &plan["took_s"]), (&json!(500), &json!(2.0)));
         assert_eq!(plan["events"], json!(["demoted t7", "promoted t8"]));

@@ -252,7 +252,7 @@ fn tell_random(outcome: &mut Outcome, samples: &[Sample]) {
 mod tests {
     use serde_json::Value;
 
-    use super::super::counters::Rates;
+    use super::super::counters::{Rates, Repairs};
     use super::super::plan::tests::placed;
     use super::*;
 
@@ -291,7 +291,11 @@ mod tests {
             from: at(second),
             until: at(second + 1),
             at_ms: [1_000 * second, 1_000 * (second + 1)],
-            rates: Rates { tenants: vec![vec![rate, 4e6], vec![2e6, 2e6]], core: vec![5e7; 2] },
+            rates: Rates {
+                tenants: vec![vec![rate, 4e6], vec![2e6, 2e6]],
+                core: vec![5e7; 2],
+                repairs: vec![vec![Repairs::default(); 2]; 2],
+            },
             sweep: Duration::from_millis(3),
             link: 5e7,
         }

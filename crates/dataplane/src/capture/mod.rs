@@ -278,13 +278,13 @@ impl Captures {
         }
     }
 
-    /// Notes that a copy of frame `i` went to `output`, or into a queue for it.
-    pub fn passed(&mut self, i: usize, output: u16) {
+    /// Notes that a copy of frame `i` went to `output`, or on its way there, as `fate` says.
+    pub fn passed(&mut self, i: usize, output: u16, fate: Fate) {
         for capture in &mut self.list {
             if let Some(at) = capture.pending[i % BATCH_FRAMES]
-                && !matches!(record::fate(&capture.buffer, at), Fate::Dropped(_))
+                && record::fate(&capture.buffer, at).yields_to(fate)
             {
-                record::set_fate(&mut capture.buffer, at, Fate::Forwarded, Some(PortId(output)));
+                record::set_fate(&mut capture.buffer, at, fate, Some(PortId(output)));
             }
         }
     }
@@ -492,5 +492,34 @@ impl Capture {
             }
         }
         at
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_was_dropped_in_a_queue_has_the_time_of_the_drop() {
+        let terms = CaptureTerms {
+            id: 1,
+            port: PortId(0),
+            received: true,
+            sent: true,
+            drops: true,
+            filter: None,
+            snap_len: 0,
+            clock: || Cycles(7_000),
+        };
+        let mut captures = Captures::new();
+        assert!(captures.add(Box::new(terms), Vec::with_capacity(1_000), &[]).is_none());
+        captures.resume(Cycles(500), &[]);
+        assert!(captures.begin(Cycles(1_000), &[]));
+        captures.end_batch();
+        // Between two batches.
+        captures.dropped_unseen(0, PortId(3), DropReason::QueueLate);
+        let (buffer, _) = captures.exchange(1, Vec::new(), &[]).unwrap();
+        let taken: Vec<_> = records(&buffer).map(|record| (record.at, record.fate)).collect();
+        assert_eq!(taken, [(Cycles(7_000), Fate::Dropped(DropReason::QueueLate))]);
     }
 }

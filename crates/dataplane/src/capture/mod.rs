@@ -428,6 +428,19 @@ impl Captures {
         self.open && self.list.iter().any(|capture| of_port(&capture.terms))
     }
 
+    /// Runs `work`, and counts its cycles as used by the captures.
+    pub fn charge<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let clock = self.list.first().map(|capture| capture.terms.clock);
+        let began = clock.map(|clock| clock());
+        let result = work();
+        if let (Some(clock), Some(began)) = (clock, began) {
+            let cost = clock().saturating_sub(began);
+            self.budget.spend(cost);
+            self.spent += cost;
+        }
+        result
+    }
+
     /// Runs `what` for each capture unless they pause, and measures the cycles.
     fn each(&mut self, mut what: impl FnMut(&mut Capture, Cycles)) {
         let Self { list, budget, spent, at, open } = self;

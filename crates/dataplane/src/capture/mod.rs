@@ -268,8 +268,9 @@ impl Captures {
         });
     }
 
-    /// Notes which frames of the batch a limit dropped.
-    pub fn policed(&mut self, batch: &Batch) {
+    /// Notes which frames of the batch a limit dropped. Call this function after
+    /// [`Self::received`].
+    pub fn policed(&mut self, batch: &mut Batch) {
         if !self.open {
             return;
         }
@@ -283,6 +284,11 @@ impl Captures {
             for at in gone.into_iter().flatten() {
                 record::set_fate(&mut capture.buffer, at, Fate::Dropped(DropReason::Policed), None);
             }
+        }
+        // The classifier leaves the hash of a frame that it cannot parse, and such a frame may
+        // still have a copy.
+        for i in 0..batch.len() {
+            batch.frame_mut(i).hash = 0;
         }
     }
 
@@ -555,6 +561,22 @@ mod tests {
         // The first frames use a full bucket.
         let first = 1_000_000 / ALONE.0 + BATCH_FRAMES as u64;
         assert!((most / 4..=most + first).contains(&alone), "{alone} of {most}");
+    }
+
+    #[test]
+    fn a_frame_has_no_mark_of_the_capture_when_the_classifier_gets_it() {
+        let mut captures = of_drops(|| Cycles::ZERO);
+        captures.resume(Cycles(1), &[]);
+        assert!(captures.begin(Cycles(2), &[]));
+        let mut batch = Batch::new();
+        for _ in 0..3 {
+            batch.push_head(&[7; 14], 60).unwrap();
+        }
+        let unit = Unit { port: PortId(0), queue: penstock_units::QueueId(0) };
+        captures.received(&mut batch, unit, true);
+        assert_eq!(batch.frame(2).hash, 2);
+        captures.policed(&mut batch);
+        assert!(batch.frames().iter().all(|frame| frame.hash == 0));
     }
 
     #[test]

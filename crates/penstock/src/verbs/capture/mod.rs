@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use nix::unistd::gettid;
 use penstock_control::api::{CaptureDirection, CaptureRequest, CapturedFrames, GetStatusRequest};
 use penstock_vcpu_host::policy::{self, Policy};
@@ -158,9 +158,10 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
             _ = terminate.recv() => end.as_mut().reset(tokio::time::Instant::now() + LAST_FRAMES),
         }
     };
-    let is_whole = sink.finish(&mut seen).await?;
+    let written = sink.finish(&mut seen).await;
     eprintln!("{}{}", if tells { "\r" } else { "" }, seen.text());
-    outcome.map(|()| if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    outcome?;
+    Ok(if written? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Moves this thread off the workers' cores, and makes it use only time that no other thread wants,
@@ -275,7 +276,9 @@ impl Sink {
             file.finish(unix_ns(), seen.frames, seen.left_out + seen.lost)?;
         }
         self.pass_on(0);
-        let Some(frames) = self.output.finish(READER_LIMIT).await? else { return Ok(true) };
+        let left = self.output.finish(READER_LIMIT).await;
+        let left = left.context("capture: the output cannot be written, so its end is missing")?;
+        let Some(frames) = left else { return Ok(true) };
         seen.frames = seen.frames.saturating_sub(frames);
         seen.lost += frames;
         eprintln!(

@@ -235,6 +235,12 @@ fn a_refused_capture_leaves_files_as_they_were() {
     // The path is checked before the command connects.
     let refused = support::penstock(&at("none.sock"), &["capture", "vm1", "-w", "/none/file"]);
     assert!(refused.fails().contains("file /none/file"));
+    let terminal = fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["capture", "vm1", "-w", "-", "--secs", "1"]).stdout(terminal);
+    let output = command.env("PENSTOCK_SOCKET", bed.daemon.socket()).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && told.contains("it is a terminal"), "{told}");
     // A capture begins the file anew.
     bed.daemon.ask(&format!("capture vm1 --secs 1 -w {}", at("old.pcapng").display())).ok();
     assert_eq!(fs::read(at("old.pcapng")).unwrap()[..4], [0x0a, 0x0d, 0x0d, 0x0a]);

@@ -13,6 +13,7 @@
 //! | [`endpoint`] | a connection between a namespace's TAP and a virtio driver, with offloads |
 //! | [`bed`] | the environment of a measurement: CPU cores, hugepages, daemons and cleanup |
 //! | [`mac`], [`clock`] | Ethernet addresses as text, and access to clocks |
+//! | [`manual`] | manual pages of the programs |
 //!
 //! # Unsafe code
 //! Only three modules contain unsafe code: `driver::memory` maps memory, `driver::session` converts
@@ -27,3 +28,4 @@ pub mod endpoint;
 mod keys;
 pub mod load;
 pub mod mac;
+pub mod manual;

@@ -1,6 +1,6 @@
 //! The command line of `penstock-lab`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -14,6 +14,7 @@ use crate::figures::{self, RunArgs};
 use crate::microguest::MicroguestArgs;
 use penstock_guest::bed::guard::{self, Guard};
 use penstock_guest::load::{IntervalReport, LoadArgs};
+use penstock_guest::manual;
 
 /// Exit status of a run that failed. Status 1 means that a claim does not hold, or that a benchmark
 /// missed a required result.
@@ -77,12 +78,7 @@ fn run(command: LabCommand) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Man { dir } => {
-            let command = <Cli as clap::CommandFactory>::command();
-            let mut command = command.disable_help_subcommand(true);
-            command.build();
-            manual_pages(&command, &dir, &manual_date()).with_context(|| {
-                format!("manual pages: cannot write to the directory {}", dir.display())
-            })?;
+            manual::write(<Cli as clap::CommandFactory>::command(), &dir)?;
             Ok(ExitCode::SUCCESS)
         }
         LabCommand::Run(args) if args.mode == Mode::Live => {
@@ -107,26 +103,6 @@ fn run(command: LabCommand) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
     }
-}
-
-/// Writes the manual pages of a command and of its commands.
-fn manual_pages(command: &clap::Command, dir: &Path, date: &str) -> std::io::Result<()> {
-    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
-        manual_pages(inner, dir, date)?;
-    }
-    clap_mangen::Man::new(command.clone()).date(date).generate_to(dir).map(drop)
-}
-
-/// Returns the date of the manual pages, as in 2026-11-30. The date is that of `SOURCE_DATE_EPOCH`,
-/// or else of this program's file, so that equal programs write equal pages.
-fn manual_date() -> String {
-    let set = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse::<u64>().ok());
-    let of_file = || {
-        let changed = std::env::current_exe().and_then(std::fs::metadata).ok()?.modified().ok()?;
-        Some(changed.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs())
-    };
-    let (year, month, day) = penstock_units::utc_date(set.or_else(of_file).unwrap_or(0));
-    format!("{year:04}-{month:02}-{day:02}")
 }
 
 /// Runs `work` under a [`Guard`], which removes everything that a live run creates. If `work`

@@ -137,30 +137,6 @@ fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
 }
 
 fn man(dir: &Path) -> Result<ExitCode> {
-    let mut command = Cli::command().disable_help_subcommand(true);
-    command.build();
-    manual_pages(&command, dir, &manual_date()).with_context(|| {
-        format!("manual pages: cannot write to the directory {}", dir.display())
-    })?;
+    penstock_guest::manual::write(Cli::command(), dir)?;
     Ok(ExitCode::SUCCESS)
-}
-
-/// Writes the manual pages of a command and of its commands.
-fn manual_pages(command: &clap::Command, dir: &Path, date: &str) -> std::io::Result<()> {
-    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
-        manual_pages(inner, dir, date)?;
-    }
-    clap_mangen::Man::new(command.clone()).date(date).generate_to(dir).map(drop)
-}
-
-/// Returns the date of the manual pages, as in 2026-11-30. The date is that of `SOURCE_DATE_EPOCH`,
-/// or else of this program's file, so that equal programs write equal pages.
-fn manual_date() -> String {
-    let set = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse::<u64>().ok());
-    let of_file = || {
-        let changed = std::env::current_exe().and_then(std::fs::metadata).ok()?.modified().ok()?;
-        Some(changed.duration_since(std::time::UNIX_EPOCH).ok()?.as_secs())
-    };
-    let (year, month, day) = penstock_units::utc_date(set.or_else(of_file).unwrap_or(0));
-    format!("{year:04}-{month:02}-{day:02}")
 }

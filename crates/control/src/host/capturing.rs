@@ -186,6 +186,8 @@ impl Names {
         };
         let (verdict, reason) = match record.fate {
             Fate::Forwarded => (Verdict::Forwarded, ""),
+            Fate::Queued => (Verdict::Queued, ""),
+            Fate::HandedOver => (Verdict::HandedOver, ""),
             Fate::Dropped(reason) => (Verdict::Dropped, reason.name()),
             Fate::Undecided | Fate::Void => (Verdict::Unknown, ""),
         };

@@ -41,6 +41,9 @@ pub(crate) trait Link: Send + Sync {
     /// Waits until the port continues where the former process stopped.
     fn await_continued(&self) {}
 
+    /// Takes what the former process kept over, so that no other process can continue it.
+    fn take_over(&self) {}
+
     /// Begins [`Self::keep`] without waiting for its end.
     fn begin_to_keep(&self) {}
 

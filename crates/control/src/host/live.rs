@@ -313,6 +313,10 @@ impl Link for VhostLink {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).await_continued();
     }
 
+    fn take_over(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take_over();
+    }
+
     fn begin_to_keep(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).begin_to_keep();
     }
@@ -333,6 +337,10 @@ impl Link for VhostLink {
 impl Link for Tap {
     fn close(&self) {
         self.close();
+    }
+
+    fn take_over(&self) {
+        self.take_over();
     }
 
     fn keep(&self, name: &str) -> Option<Kept> {

@@ -81,14 +81,16 @@ impl Host {
     /// Returns an error if the configuration has mistakes or was changed after it was loaded, or if
     /// a worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
-        Self::start_from(config, config_path, Vec::new())
+        let host = Self::start_from(config, config_path, Vec::new())?;
+        host.take_over();
+        Ok(host)
     }
 
     /// Like [`Self::start`], but ports continue the sessions that the former process kept
-    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end. If the
-    /// start fails before a port attaches, the states stay in their carriers for the next start.
-    /// After that moment, the start fails only if a worker has ended. The rings of an ended worker
-    /// are lost, so there is nothing to hand over.
+    /// ([`Self::hand_over`]). Sessions of ports that the configuration does not have end. No frame
+    /// flows before the caller calls [`Self::take_over`]. If the process ends before that call, the
+    /// states are in their carriers for the next start. The caller must then call
+    /// [`Self::hand_over`] before it drops the host, because the host would hang up.
     ///
     /// # Errors
     /// Returns an error as [`Self::start`] does.
@@ -117,8 +119,16 @@ impl Host {
         // The sessions continue at the same time. No port may send to one that does not run yet.
         let links = lock(&host.core.shared).attached();
         links.iter().for_each(|(_, link)| link.await_continued());
-        host.core.switch.resume();
         Ok(host)
+    }
+
+    /// Takes the sessions of the former process over, and lets frames flow. The caller calls this
+    /// function after [`Self::start_from`], when the start can no longer fail: the sessions end if
+    /// the process crashes later.
+    pub fn take_over(&self) {
+        let links = lock(&self.core.shared).attached();
+        links.iter().for_each(|(_, link)| link.take_over());
+        self.core.switch.resume();
     }
 
     fn start_with(

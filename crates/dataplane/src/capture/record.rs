@@ -10,6 +10,8 @@ const HEADER: usize = 40;
 /// Offsets of the fields that are written after the frame was copied.
 const FATE: usize = 8;
 const OTHER: usize = 10;
+/// Number of [`Fate::Dropped`] with the first reason.
+const FIRST_REASON: u8 = 5;
 /// Port number that means "no port".
 const NO_PORT: u16 = u16::MAX;
 
@@ -25,19 +27,44 @@ pub enum Direction {
 pub enum Fate {
     /// The frame has gone nowhere yet.
     Undecided,
+    /// Every receiver's port took the frame.
     Forwarded,
+    /// The frame waits in the queue of an output, which may still drop it.
+    Queued,
+    /// The frame is on its way to another worker, which may still drop it.
+    HandedOver,
     Dropped(DropReason),
     /// The record is void.
     Void,
 }
 
 impl Fate {
+    /// Order of the fates of a frame with several receivers: the highest one is the frame's fate. A
+    /// drop is certain, and so the other fates are in the order of what may still go wrong.
+    const fn rank(self) -> u8 {
+        match self {
+            Self::Undecided | Self::Void => 0,
+            Self::Forwarded => 1,
+            Self::Queued => 2,
+            Self::HandedOver => 3,
+            Self::Dropped(_) => 4,
+        }
+    }
+
+    /// Whether a frame with this fate at one receiver and the fate `other` at the next one has the
+    /// fate `other`.
+    pub(super) const fn yields_to(self, other: Self) -> bool {
+        self.rank() <= other.rank()
+    }
+
     const fn number(self) -> u8 {
         match self {
             Self::Undecided => 0,
             Self::Forwarded => 1,
             Self::Void => 2,
-            Self::Dropped(reason) => 3 + reason as u8,
+            Self::Queued => 3,
+            Self::HandedOver => 4,
+            Self::Dropped(reason) => FIRST_REASON + reason as u8,
         }
     }
 
@@ -45,8 +72,11 @@ impl Fate {
         match number {
             0 => Self::Undecided,
             1 => Self::Forwarded,
+            3 => Self::Queued,
+            4 => Self::HandedOver,
             dropped => {
-                let reason = dropped.checked_sub(3).and_then(|at| DropReason::ALL.get(at as usize));
+                let at = dropped.checked_sub(FIRST_REASON);
+                let reason = at.and_then(|at| DropReason::ALL.get(at as usize));
                 reason.map_or(Self::Void, |reason| Self::Dropped(*reason))
             }
         }
@@ -183,4 +213,28 @@ pub fn records(mut buffer: &[u8]) -> impl Iterator<Item = Record<'_>> {
         })
     })
     .filter(|record| record.fate != Fate::Void)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_fate_has_a_number_of_its_own() {
+        let dropped = DropReason::ALL.iter().map(|reason| Fate::Dropped(*reason));
+        let others = [Fate::Undecided, Fate::Forwarded, Fate::Queued, Fate::HandedOver, Fate::Void];
+        for fate in others.into_iter().chain(dropped) {
+            assert_eq!(Fate::of(fate.number()), fate);
+        }
+    }
+
+    #[test]
+    fn of_several_receivers_the_least_certain_one_decides_unless_one_lost_the_frame() {
+        let lost = Fate::Dropped(DropReason::RingFull);
+        let rising = [Fate::Undecided, Fate::Forwarded, Fate::Queued, Fate::HandedOver, lost];
+        for (at, fate) in rising.iter().enumerate() {
+            assert!(rising[at..].iter().all(|next| fate.yields_to(*next)), "{fate:?}");
+            assert!(rising[..at].iter().all(|before| !fate.yields_to(*before)), "{fate:?}");
+        }
+    }
 }

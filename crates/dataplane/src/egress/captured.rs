@@ -14,7 +14,7 @@ use penstock_units::PortId;
 use super::account::{account, drops};
 use super::{ALL, Around, Delivery, Egress, List, merge};
 use crate::batch::{Batch, Verdict};
-use crate::capture::Captures;
+use crate::capture::{Captures, Fate};
 use crate::finish;
 use crate::offload::Offload;
 use crate::port::{PortQueue, TxOutcome};
@@ -91,7 +91,7 @@ impl Egress {
                     self.captures.dropped(batch, usize::from(i), (way.0, Some(way.1)), reason);
                 }
                 None => {
-                    self.captures.passed(usize::from(i), way.1);
+                    self.captures.passed(usize::from(i), way.1, fate_of(&delivery));
                     if let Some(mirror) = mirror.filter(|_| delivery.handed == 0) {
                         self.send_copies(batch, (way.0, mirror), &[i], around);
                     }
@@ -163,9 +163,21 @@ impl Egress {
         let frames = core::mem::replace(run, List::EMPTY);
         let delivery = self.send::<true>(batch, way, frames.as_slice(), around);
         if drops(&delivery).next().is_none() {
-            frames.as_slice().iter().for_each(|&i| self.captures.passed(usize::from(i), way.1));
+            let fate = fate_of(&delivery);
+            frames.as_slice().iter().for_each(|&i| {
+                self.captures.passed(usize::from(i), way.1, fate);
+            });
         }
         sum.add(&delivery);
+    }
+}
+
+/// Returns what became of the frames of a delivery without drops.
+const fn fate_of(delivery: &Delivery) -> Fate {
+    match (delivery.handed, delivery.waiting) {
+        (1.., _) => Fate::HandedOver,
+        (0, 1..) => Fate::Queued,
+        (0, 0) => Fate::Forwarded,
     }
 }
 

@@ -12,7 +12,7 @@ use crate::capture::Captures;
 use crate::counters::PortCounters;
 use crate::finish;
 use crate::ingress_policer::on_wire;
-use crate::port::Held;
+use crate::port::{Buffers, Held, TxOutcome};
 use crate::queue::{CELL, FrameStore, Memory, OutputQueue, Refused, Source, Stored};
 use crate::snapshot::Snapshot;
 use crate::unit::Unit;
@@ -225,7 +225,7 @@ impl Egress {
             let way = Way::of(from, policy.map(|policy| &**policy));
             let mut delivery = Delivery { way, ..Delivery::default() };
             if run[0].in_port().is_some() {
-                send_held(around, port, run, &mut delivery);
+                self.send_held::<SEEN>(around, port, run, &mut delivery);
             } else if around.ports[port.index()].queues.len() == 1 {
                 let way = (PortId(run[0].source), port.0, 0);
                 self.send_to_queue::<SEEN>(batch, way, frames, around, &mut delivery);
@@ -258,26 +258,65 @@ impl Egress {
         }
         around.ports[port.index()].output = Some(queue);
     }
-}
 
-/// Sends a run of frames that wait in the port's own memory.
-fn send_held(around: &mut Around<'_>, port: PortId, run: &[Stored], delivery: &mut Delivery) {
-    let PortSlot { queues, marked, .. } = &mut around.ports[port.index()];
-    let [pair] = &mut queues[..] else { return };
-    let Some(buffers) = pair.buffers() else { return };
-    let mut held = [Held::default(); BATCH_FRAMES];
-    let frames = run.iter().filter_map(Stored::in_port).take(BATCH_FRAMES);
-    let count = held.iter_mut().zip(frames).map(|(to, frame)| *to = frame).count();
-    let mut outcome = buffers.send(&held[..count]);
-    let taken = (outcome.frames + outcome.down + outcome.error) as usize;
-    for frame in &held[taken.min(count)..count] {
-        buffers.release(*frame);
-        outcome.ring_full += 1;
+    /// Sends a run of frames that wait in the port's own memory.
+    fn send_held<const SEEN: bool>(
+        &mut self,
+        around: &mut Around<'_>,
+        port: PortId,
+        run: &[Stored],
+        delivery: &mut Delivery,
+    ) {
+        let PortSlot { queues, marked, .. } = &mut around.ports[port.index()];
+        let [pair] = &mut queues[..] else { return };
+        let Some(buffers) = pair.buffers() else { return };
+        let mut held = [Held::default(); BATCH_FRAMES];
+        let frames = run.iter().filter_map(Stored::in_port).take(BATCH_FRAMES);
+        let count = held.iter_mut().zip(frames).map(|(to, frame)| *to = frame).count();
+        let (unit, source) = (Unit { port, queue: QueueId(0) }, PortId(run[0].source));
+        let mut outcome = if SEEN && self.captures.takes_sent_to(port.0) {
+            self.send_held_captured(buffers, &held[..count], (source, unit))
+        } else {
+            buffers.send(&held[..count])
+        };
+        let taken = (outcome.frames + outcome.down + outcome.error) as usize;
+        for frame in &held[taken.min(count)..count] {
+            buffers.release(*frame);
+            outcome.ring_full += 1;
+        }
+        super::merge(&mut delivery.outcome, outcome);
+        pair.publish();
+        around.touched.gave(unit, &mut marked[0], source, run.len());
     }
-    super::merge(&mut delivery.outcome, outcome);
-    pair.publish();
-    let (unit, source) = (Unit { port, queue: QueueId(0) }, PortId(run[0].source));
-    around.touched.gave(unit, &mut marked[0], source, run.len());
+
+    /// Like [`Buffers::send`], and copies the frames for the captures that want them.
+    #[inline(never)]
+    fn send_held_captured(
+        &mut self,
+        buffers: &mut dyn Buffers,
+        frames: &[Held],
+        way: (PortId, Unit),
+    ) -> TxOutcome {
+        let (captures, scratch) = (&mut self.captures, &mut *self.finisher.scratch);
+        let mut sum = TxOutcome::default();
+        for &frame in frames {
+            // The kernel owns the buffer of a sent frame.
+            let is_read = captures.charge(|| {
+                scratch.clear();
+                buffers.read(frame, scratch)
+            });
+            let chosen = if is_read { captures.choose_sent(scratch, 0, way) } else { 0 };
+            let outcome = buffers.send(&[frame]);
+            if outcome.frames == 1 && chosen != 0 {
+                captures.sent(chosen, scratch, 0, way);
+            }
+            super::merge(&mut sum, outcome);
+            if outcome.frames + outcome.down + outcome.error == 0 {
+                break;
+            }
+        }
+        sum
+    }
 }
 
 /// Returns the description of port `source` for output queues: its number, its tenant and its
@@ -288,5 +327,71 @@ fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
         port: source.0,
         tenant: policy.and_then(|policy| policy.tenant).map_or(0, |tenant| tenant + 1),
         share: policy.map(|policy| policy.share).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use penstock_units::Cycles;
+
+    use super::*;
+    use crate::capture::{BUFFER_BYTES, CaptureTerms, Fate, records};
+    use crate::offload::Offload;
+
+    /// Frames that wait in a port's own memory. The port's ring has room for some of them.
+    struct OwnMemory {
+        frames: Vec<Vec<u8>>,
+        room: u32,
+    }
+
+    impl Buffers for OwnMemory {
+        fn free(&self) -> usize {
+            0
+        }
+
+        fn fill(&mut self, _: &Batch, _: usize) -> Option<Held> {
+            None
+        }
+
+        fn read(&mut self, frame: Held, batch: &mut Batch) -> bool {
+            batch.push(&self.frames[frame.buffer as usize], Offload::NONE).is_ok()
+        }
+
+        fn send(&mut self, frames: &[Held]) -> TxOutcome {
+            let sent = u32::try_from(frames.len()).unwrap().min(self.room);
+            self.room -= sent;
+            TxOutcome { frames: sent, ..TxOutcome::default() }
+        }
+
+        fn release(&mut self, _: Held) {}
+    }
+
+    #[test]
+    fn frames_that_waited_in_the_ports_memory_are_captured_when_they_leave() {
+        let mut egress = Egress::new(4);
+        let terms = CaptureTerms {
+            id: 1,
+            port: PortId(2),
+            received: false,
+            sent: true,
+            drops: false,
+            filter: None,
+            snap_len: u32::MAX,
+            clock: || Cycles::ZERO,
+        };
+        let buffer = Vec::with_capacity(BUFFER_BYTES);
+        assert!(egress.captures.add(Box::new(terms), buffer, &[]).is_none());
+        egress.captures.resume(Cycles(1), &[]);
+        assert!(egress.captures.begin(Cycles(2), &[]));
+        let frames: Vec<Vec<u8>> = (1..4).map(|number| vec![number; 60]).collect();
+        let held = [0, 1, 2].map(|buffer| Held { buffer, len: 60 });
+        let mut waiting = OwnMemory { frames: frames.clone(), room: 2 };
+        let way = (PortId(1), Unit { port: PortId(2), queue: QueueId(0) });
+        let outcome = egress.send_held_captured(&mut waiting, &held, way);
+        assert_eq!(outcome.frames, 2, "the rest stays, because the ring is full");
+        let (buffer, _) = egress.captures.exchange(1, Vec::new(), &[]).unwrap();
+        let taken: Vec<_> = records(&buffer).map(|r| (r.fate, r.other, r.bytes.to_vec())).collect();
+        let sent = |bytes: &Vec<u8>| (Fate::Forwarded, Some(PortId(1)), bytes.clone());
+        assert_eq!(taken, frames[..2].iter().map(sent).collect::<Vec<_>>());
     }
 }

@@ -15,12 +15,17 @@
 //!
 //! A start can fail before it continues a session, or a signal can end it. The next process
 //! therefore only looks into a carrier ([`Kept::open`]), and the state stays in the carrier that
-//! the service manager stores. The state of a session is valid until the session continues: from
-//! then on, messages of its peer and the use of its rings make the state outdated. The port
-//! therefore empties the carrier immediately before the session continues. A second process that
-//! ran rings from outdated positions would use buffers of the guest a second time. A process that
-//! ends later in order stores the sessions again. The state of a TAP interface never becomes
-//! outdated, so its carrier stays as it is until the service manager removes it.
+//! the service manager stores. The state of a session is valid until messages of its peer or the
+//! use of its rings make it outdated. A second process that ran rings from outdated positions would
+//! use buffers of the guest a second time. The new process therefore prepares everything first: it
+//! sets up the session, but reads no message of the peer and lets no ring run. When the process is
+//! ready, it takes the session over ([`VhostUser::take_over`]): it empties the carrier, and then
+//! the rings run. A crash before this moment loses nothing, however often it happens. A crash later
+//! ends the sessions. A process that ends in order stores the sessions again. The state of a TAP
+//! interface never becomes outdated, so its carrier stays as it is until the service manager
+//! removes it.
+//!
+//! [`VhostUser::take_over`]: super::vhost_user::VhostUser::take_over
 //!
 //! The next process applies the state by the same functions as the messages of a peer. State that
 //! does not fit the new configuration is therefore refused like a message that does not fit.
@@ -88,8 +93,19 @@ pub struct Kept {
     tsc: Option<KeptTsc>,
     pub(super) state: State,
     pub(super) files: Files,
-    /// Carrier from which the state was read, and which still contains it.
-    carrier: Option<OwnedFd>,
+    /// Carrier that still contains the state.
+    carrier: Option<Carrier>,
+}
+
+/// Carrier in the service manager's store that contains the state of a port.
+#[derive(Debug)]
+pub(super) struct Carrier(OwnedFd);
+
+impl Carrier {
+    /// Empties the carrier, so that no other process continues the port with its state.
+    pub(super) fn empty(self) {
+        passing::discard(&self.0);
+    }
 }
 
 /// Message in a carrier.
@@ -312,12 +328,20 @@ impl Kept {
         Ok(carrier)
     }
 
-    /// Empties the carrier from which the state was read, so that no other process continues the
-    /// port with this state.
-    pub(super) fn empty_carrier(&mut self) {
-        if let Some(carrier) = self.carrier.take() {
-            passing::discard(&carrier);
-        }
+    /// Takes the carrier from which the state was read.
+    pub(super) const fn take_carrier(&mut self) -> Option<Carrier> {
+        self.carrier.take()
+    }
+
+    /// Notes that a carrier still contains the state.
+    pub(super) fn stored_in(self, carrier: Option<Carrier>) -> Self {
+        Self { carrier, ..self }
+    }
+
+    /// Whether the service manager's store already has the state.
+    #[must_use]
+    pub const fn is_stored(&self) -> bool {
+        self.carrier.is_some()
     }
 
     /// Reads the state in a carrier. The state stays in the carrier.
@@ -331,7 +355,7 @@ impl Kept {
         let text = &text[..len];
         let broken = |what: String| io::Error::other(format!("state of a port: {what}"));
         if text.is_empty() {
-            let what = "it is gone, because a start that failed later continued the session";
+            let what = "it is gone, because a process that has ended continued the session";
             return Err(broken(what.to_owned()));
         }
         let found: Versioned = serde_json::from_slice(text).map_err(|e| broken(e.to_string()))?;
@@ -347,7 +371,8 @@ impl Kept {
             let (rate, restarts) = (TscRate::from_hz(hz), message.tsc_restarts);
             KeptTsc { rate, restarts }
         });
-        Ok(Self { port: message.port, tsc, state: message.state, files, carrier: Some(carrier) })
+        let carrier = Some(Carrier(carrier));
+        Ok(Self { port: message.port, tsc, state: message.state, files, carrier })
     }
 }
 
@@ -435,17 +460,19 @@ mod tests {
     }
 
     #[test]
-    fn a_state_is_there_for_the_next_start_until_a_session_continues_with_it() {
+    fn a_state_is_there_for_the_next_start_until_a_process_takes_it_over() {
         let (ours, mut peer) = UnixStream::pair().unwrap();
         let mut files = Files::default();
         let state = State::VhostUser(session(&mut files, ours));
         let carrier = Kept::new("vm1".to_owned(), state, files).seal().unwrap();
         let open = || Kept::open(carrier.try_clone().unwrap());
-        // Two starts fail before the session continues.
+        // Two starts fail before they take the session over.
         drop(open().unwrap());
         drop(open().unwrap());
         let mut kept = open().unwrap();
-        kept.empty_carrier();
+        assert!(kept.is_stored());
+        kept.take_carrier().unwrap().empty();
+        assert!(!kept.is_stored());
         assert!(open().unwrap_err().to_string().contains("continued the session"));
         peer.set_nonblocking(true).unwrap();
         let read = peer.read(&mut [0]).unwrap_err();

@@ -179,6 +179,10 @@ pub trait Buffers {
     /// for [`Self::send`]. `None` if no buffer is free or the frame is too long.
     fn fill(&mut self, batch: &Batch, i: usize) -> Option<Held>;
 
+    /// Copies a waiting frame into `batch`, for a capture. Returns false if no frame waits in the
+    /// buffer, or if the batch has no room.
+    fn read(&mut self, frame: Held, batch: &mut Batch) -> bool;
+
     /// Sends the waiting frames `frames` in order. The first `frames + down + error` frames leave
     /// the output queue; the three numbers are fields of the returned `TxOutcome`. The remaining
     /// frames stay in the output queue, because the ring is full. The worker calls

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use penstock_units::Cycles;
 
-use super::kept::{Files, Kept, KeptTap, State};
+use super::kept::{Carrier, Files, Kept, KeptTap, State};
 use super::vnet_socket::{
     ERRORS_MAX, FramePieces, Interface, PollSpacing, count_result, last_error, piece,
     too_many_segments, write_vectored,
@@ -54,6 +54,8 @@ pub struct Tap {
     offloads: OffloadCaps,
     /// Second descriptors of the queues, for [`Self::keep`].
     files: Mutex<Vec<File>>,
+    /// Carrier of the kept queues until [`Self::take_over`].
+    carrier: Mutex<Option<Carrier>>,
 }
 
 impl Tap {
@@ -81,10 +83,13 @@ impl Tap {
             return Err(PortError::Limit { object: name.to_owned(), problem, limit });
         }
         // The namespace of the kept interface may be gone.
-        let kept = kept.and_then(|kept| open_queues(config, kept_queues(config, kept)?).ok());
-        let (interface, files) = match kept {
+        let kept = kept.and_then(|mut kept| {
+            let carrier = kept.take_carrier();
+            Some((open_queues(config, kept_queues(config, kept)?).ok()?, carrier))
+        });
+        let ((interface, files), carrier) = match kept {
             Some(kept) => kept,
-            None => open_queues(config, Vec::new())?,
+            None => (open_queues(config, Vec::new())?, None),
         };
         let failed = |e| PortError::system(name, "copy a descriptor", "raise LimitNOFILE", e);
         let copies = files.iter().map(|(file, _)| file.try_clone().map_err(failed));
@@ -95,7 +100,8 @@ impl Tap {
             Box::new(TapQueue { file, caps, spacing, now: Cycles::ZERO, pieces }) as Box<_>
         });
         let queues = queues.collect();
-        Ok((Self { interface, kept: kept_as(config), offloads, files: Mutex::new(copies) }, queues))
+        let (files, carrier) = (Mutex::new(copies), Mutex::new(carrier));
+        Ok((Self { interface, kept: kept_as(config), offloads, files, carrier }, queues))
     }
 
     /// Returns the queues of the interface for the next process. The interface exists as long as
@@ -106,7 +112,17 @@ impl Tap {
         for file in self.take_files() {
             files.put(file);
         }
-        Kept::new(port.to_owned(), State::Tap(self.kept.clone()), files)
+        let kept = Kept::new(port.to_owned(), State::Tap(self.kept.clone()), files);
+        kept.stored_in(self.take_carrier())
+    }
+
+    /// Takes the kept queues over, before the service manager removes their carrier.
+    pub fn take_over(&self) {
+        drop(self.take_carrier());
+    }
+
+    fn take_carrier(&self) -> Option<Carrier> {
+        self.carrier.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Closes the port's own descriptors of the queues, so that the interface goes with the queues.

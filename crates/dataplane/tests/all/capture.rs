@@ -6,17 +6,21 @@ use std::sync::Arc;
 use penstock_dataplane::capture::{
     BUFFER_BYTES, CAPTURES_MAX, CaptureTerms, Direction, Fate, Filter, Tally, records,
 };
-use penstock_dataplane::counters::{PortCounters, PortReading};
+use penstock_dataplane::counters::{PortCounterSets, PortCounters, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::snapshot::{
     Actions, Domain, Match, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
 };
-use penstock_dataplane::worker::{Reply, Request, Turn, Worker, WorkerConfig};
+use penstock_dataplane::unit::QUEUES_MAX;
+use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
+use penstock_qos::fair_share::Bound;
 use penstock_qos::policer::{Limit, Policer, Spec};
-use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid};
+use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, TscRate, Vid, WorkerId};
 
 use crate::common;
 
@@ -71,30 +75,11 @@ impl Bed {
     }
 
     fn capture(&mut self, change: impl Fn(&mut CaptureTerms)) {
-        let mut terms = Box::new(CaptureTerms {
-            id: ID,
-            port: PortId(0),
-            received: true,
-            sent: true,
-            drops: false,
-            filter: None,
-            snap_len: u32::MAX,
-            clock: || Cycles::ZERO,
-        });
-        change(&mut terms);
-        let request = Request::Capture(terms, Vec::with_capacity(BUFFER_BYTES));
-        assert!(matches!(self.worker.serve(request), Reply::Done));
+        begin(&mut self.worker, change);
     }
 
     fn taken(&mut self) -> (Vec<Taken>, Tally) {
-        let next = Request::CaptureNext(ID, Vec::with_capacity(BUFFER_BYTES));
-        let Reply::Captured(buffer, Some(tally)) = self.worker.serve(next) else {
-            panic!("the capture has ended")
-        };
-        let record = |r: penstock_dataplane::capture::Record<'_>| {
-            (r.direction, r.fate, r.other.map(|port| port.0), r.bytes.to_vec())
-        };
-        (records(&buffer).map(record).collect(), tally)
+        taken(&mut self.worker)
     }
 
     fn send(&self, from: u16, frames: impl IntoIterator<Item = Vec<u8>>) {
@@ -105,6 +90,94 @@ impl Bed {
 
     fn port(&self, port: usize) -> PortReading {
         self.counters[port].read()
+    }
+}
+
+fn begin(worker: &mut Worker<Core>, change: impl Fn(&mut CaptureTerms)) {
+    let mut terms = Box::new(CaptureTerms {
+        id: ID,
+        port: PortId(0),
+        received: true,
+        sent: true,
+        drops: false,
+        filter: None,
+        snap_len: u32::MAX,
+        clock: || Cycles::ZERO,
+    });
+    change(&mut terms);
+    let request = Request::Capture(terms, Vec::with_capacity(BUFFER_BYTES));
+    assert!(matches!(worker.serve(request), Reply::Done));
+}
+
+fn taken(worker: &mut Worker<Core>) -> (Vec<Taken>, Tally) {
+    let next = Request::CaptureNext(ID, Vec::with_capacity(BUFFER_BYTES));
+    let Reply::Captured(buffer, Some(tally)) = worker.serve(next) else {
+        panic!("the capture has ended")
+    };
+    let record = |r: penstock_dataplane::capture::Record<'_>| {
+        (r.direction, r.fate, r.other.map(|port| port.0), r.bytes.to_vec())
+    };
+    (records(&buffer).map(record).collect(), tally)
+}
+
+/// Two workers: port 0 is on the first worker, and port 1 is on the second one.
+struct Two {
+    workers: Vec<Worker<Core>>,
+    drivers: Vec<MemoryDriver>,
+}
+
+impl Two {
+    fn new() -> Self {
+        let mesh = Mesh::new(2, 4);
+        let worker = |(id, peers)| {
+            let tsc = TscRate::from_hz(1_000_000_000);
+            let config =
+                WorkerConfig { id: WorkerId(id), tsc, max_ports: 4, ..WorkerConfig::default() };
+            Worker::new(&config, Core::default(), None).with_peers(peers)
+        };
+        let workers = (0..).zip(mesh.peers).map(worker).collect();
+        let mut two = Self { workers, drivers: Vec::new() };
+        let mut policies = Vec::new();
+        for id in 0..2 {
+            let set = PortCounterSets::new(2);
+            for (worker, at) in two.workers.iter_mut().zip(0..) {
+                let counters = Arc::clone(set.of(WorkerId(at)));
+                assert!(worker.join(PortId(id), Vec::with_capacity(QUEUES_MAX), counters).is_ok());
+            }
+            let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
+            let pair = Box::new(pair);
+            let arrival = Arrival { port: PortId(id), queue: QueueId(0), of: 1, pair };
+            assert!(two.workers[usize::from(id)].adopt(arrival).is_ok());
+            two.drivers.push(driver);
+            let policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
+            policies.push(Some(Arc::new(policy.finish())));
+        }
+        let members = Box::new([0, 1]);
+        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
+        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
+        for worker in &mut two.workers {
+            worker.swap_snapshot(Arc::clone(&snapshot));
+        }
+        for id in 0..2 {
+            two.send(id, 1);
+        }
+        while two.drivers.iter().any(|driver| driver.receive().is_some()) {}
+        two
+    }
+
+    /// Sends frames of port `from` to the other port.
+    fn send(&mut self, from: u16, frames: usize) {
+        let to = u8::try_from(1 - from).unwrap();
+        for _ in 0..frames {
+            let sent =
+                self.drivers[usize::from(from)].send(MemoryFrame::plain(frame(from, to, 60)));
+            assert!(sent);
+        }
+        for _ in 0..20 {
+            for worker in &mut self.workers {
+                while matches!(worker.turn(), Turn::Busy(_)) {}
+            }
+        }
     }
 }
 
@@ -204,6 +277,55 @@ fn a_drop_has_the_reason_that_the_counters_have() {
         let dropped = after.drops.iter().sum::<u64>() - before.drops.iter().sum::<u64>();
         assert_eq!(taken.len() as u64, if drops { dropped } else { received });
     }
+}
+
+#[test]
+fn a_frame_that_another_worker_may_still_drop_is_not_forwarded_yet() {
+    let fates = |taken: Vec<Taken>| taken.into_iter().map(|(_, fate, ..)| fate).collect::<Vec<_>>();
+    for drops in [false, true] {
+        let mut two = Two::new();
+        for worker in &mut two.workers {
+            begin(worker, |terms| terms.drops = drops);
+        }
+        // The ring of port 1 has room for only some of the frames.
+        for _ in 0..3 {
+            two.send(0, 40);
+        }
+        let [first, second] = &mut two.workers[..] else { panic!("two workers") };
+        let (sent, lost) = (fates(taken(first).0), fates(taken(second).0));
+        if drops {
+            assert!(sent.is_empty(), "{sent:?}");
+            assert!(lost.len() > 50, "{}", lost.len());
+            assert!(lost.iter().all(|fate| *fate == Fate::Dropped(DropReason::RingFull)));
+        } else {
+            assert_eq!(sent, [Fate::HandedOver; 120]);
+            assert!(lost.is_empty(), "the capture of all frames has each frame once");
+        }
+    }
+}
+
+#[test]
+fn a_frame_that_waits_in_a_queue_is_not_forwarded_yet() {
+    let mut bed = Bed::new(|policy| {
+        if policy.id == 1 {
+            let terms = QueueTerms {
+                held_bytes: 65_536,
+                order: Order::FairShare,
+                pacing: Pacing::Link(BitsPerSecond(1_000_000)),
+                bound: Bound::default(),
+                frames: 8,
+            };
+            policy.queue = Some(QueueHome::new(terms, 4, 4));
+        }
+    });
+    bed.capture(|terms| terms.sent = false);
+    bed.send(0, [frame(0, 1, 100), frame(0, 2, 101)]);
+    bed.run();
+    let (mut taken, _) = bed.taken();
+    taken.sort_by_key(|(.., bytes)| bytes.len());
+    let received = |fate, to: u8, len: usize| (IN, fate, Some(u16::from(to)), frame(0, to, len));
+    let waits = received(Fate::Queued, 1, 100);
+    assert_eq!(taken, [waits, received(Fate::Forwarded, 2, 101)]);
 }
 
 #[test]

@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
+use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, GSO_UDP_L4, Offload, OffloadCaps};
 use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::snapshot::{
-    Actions, Domain, Match, Mirror, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
+    Actions, Domain, DomainMap, Match, Mirror, PortPolicy, Rule, RuleTable, RuleTables, Snapshot,
+    Then, VidSet,
 };
 use penstock_dataplane::unit::QUEUES_MAX;
 use penstock_dataplane::worker::{Arrival, Turn, Worker, WorkerConfig};
@@ -246,6 +248,37 @@ fn a_slow_probe_loses_copies_and_no_frame_of_the_port() {
             assert_eq!(bed.port(VM).held_back, 0, "nobody waits for the probe");
             bed.balance(VM);
         }
+    }
+}
+
+#[test]
+fn a_copy_has_a_tag_on_a_trunk_none_on_an_access_port_and_is_dropped_without_its_vlan() {
+    let vid = |number: u16| Vid::new(u32::from(number)).unwrap();
+    let trunk = |carried: u16| {
+        let (mut allowed, domains) = (VidSet::default(), DomainMap::trunk([(vid(carried), 1)]));
+        allowed.insert(vid(carried));
+        PortPolicy::trunk(2, Some(2), None, allowed, domains)
+    };
+    let mut tagged = frame(VM, PEER, 100);
+    tagged.splice(12..12, [0x81, 0, 0, 5]);
+    let access = PortPolicy::access(2, Some(2), vid(5), 1);
+    let cases = [(access, Some(frame(VM, PEER, 100))), (trunk(5), Some(tagged)), (trunk(6), None)];
+    for (probe, copy) in cases {
+        let mut bed = Bed::new([0, 0, 0], |policy| {
+            if policy.id == 2 {
+                *policy = probe.clone();
+            } else {
+                *policy = PortPolicy::access(policy.id, Some(1), vid(5), 0);
+                to_probe(true, false)(policy);
+            }
+        });
+        let before = bed.port(PROBE).tx_drops[DropReason::VlanEgress as usize];
+        bed.send(VM, [frame(VM, PEER, 100)]);
+        bed.run();
+        let lost = bed.port(PROBE).tx_drops[DropReason::VlanEgress as usize] - before;
+        assert_eq!(bed.got(PEER), [frame(VM, PEER, 100)], "the frame itself has no tag");
+        assert_eq!((bed.got(PROBE).pop(), lost), (copy.clone(), u64::from(copy.is_none())));
+        bed.balance(VM);
     }
 }
 

@@ -11,9 +11,10 @@
 //! # Approach
 //!
 //! The daemon stores one descriptor for each port ([`Kept::seal`]). The store keeps the descriptors
-//! until the next daemon is ready. [`penstock_dataplane::port::kept`] says what remains of them if
-//! that start fails. If the daemon has no service manager, or if the store refuses a descriptor,
-//! the sessions end, and the guests connect again.
+//! and their state until the next daemon is ready ([`penstock_dataplane::port::kept`]). A daemon
+//! that crashes or is killed before this moment leaves the sessions to the start after it. If the
+//! daemon has no service manager, or if the store refuses a descriptor, the sessions end, and the
+//! guests connect again.
 
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ const STORE_LIMIT: Duration = Duration::from_secs(2);
 const CLEAR_LIMIT: Duration = Duration::from_millis(200);
 
 /// Reads the ports' sessions that the former process stored. They stay in the store. If the start
-/// fails before a session continues, the next start finds the session again.
+/// ends before the daemon is ready, the next start finds the sessions again.
 pub(super) fn take() -> Vec<Kept> {
     let stored = passing::from_service_manager().into_iter().filter(|(name, _)| name == NAME);
     let opened = stored.filter_map(|(_, carrier)| match Kept::open(carrier) {
@@ -56,16 +57,16 @@ pub(super) fn clear(notifier: &Notifier) {
     }
 }
 
-/// Stores the sessions again after the ports took them and a later step of the start failed. A
+/// Ends the ports after a step of the start failed, so that the sessions in the store stay alive. A
 /// service manager that starts the daemon again keeps its store meanwhile
 /// (`FileDescriptorStorePreserve=` in systemd.service(5)).
 pub(super) fn hand_back(host: &Host, notifier: &Notifier) {
     if !notifier.has_manager() {
         return;
     }
-    // The carriers of the sessions are empty now, and those of TAP interfaces are stored again.
-    clear(notifier);
-    if let Err(error) = hand_over(host, notifier) {
+    // The store has the addresses from before the start.
+    let is_new = |kept: &Kept| !kept.is_stored() && !kept.port().is_empty();
+    if let Err(error) = store(host, notifier, is_new) {
         tracing::warn!("the sessions are not kept: {error}");
     }
 }
@@ -76,6 +77,11 @@ pub(super) fn hand_back(host: &Host, notifier: &Notifier) {
 /// # Errors
 /// Returns an error if a worker has ended.
 pub(super) fn hand_over(host: &Host, notifier: &Notifier) -> Result<(), ApiError> {
+    store(host, notifier, |_| true)
+}
+
+/// Ends the ports and stores those of their states that `is_new` says the store lacks.
+fn store(host: &Host, notifier: &Notifier, is_new: impl Fn(&Kept) -> bool) -> Result<(), ApiError> {
     let passage = match notifier.passage(STORE_LIMIT) {
         Ok(passage) => passage,
         Err(error) => {
@@ -85,6 +91,9 @@ pub(super) fn hand_over(host: &Host, notifier: &Notifier) -> Result<(), ApiError
     };
     let mut stored = 0;
     host.hand_over(&mut |kept| {
+        if !is_new(&kept) {
+            return;
+        }
         let port = kept.port().to_owned();
         // A hang-up of the carrier's other end is no reason to close the carrier (`FDPOLL=0`).
         let state = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={NAME}");

@@ -170,8 +170,8 @@ struct Prepared {
     routes: Routes,
 }
 
-/// Makes everything that can fail, because the sessions of the ports are lost if the daemon ends
-/// later without [`end`].
+/// Makes everything that can fail before the ports take the sessions of the former process over
+/// ([`Host::take_over`]).
 fn prepare(host: &Arc<Host>, directory: &Path, runtime: &Runtime) -> Result<Prepared> {
     let joined = fabric::join(host, directory)?;
     let switch = switch::become_one(host, directory)?;
@@ -246,6 +246,8 @@ async fn serve(
         switch.take_up().await;
         tasks.spawn(switch.serve(stopping.clone()));
     }
+    // Nothing can fail from here until the daemon is ready.
+    host.take_over();
     tasks.spawn(api(Arc::clone(&host), parts.clone(), listener, routes, stopping.clone()));
     if let Some(pages) = pages {
         let router = http::router(Arc::clone(&host), parts);

@@ -222,6 +222,49 @@ fn wrong_captures_are_refused_and_an_end_of_the_port_ends_them() {
 }
 
 #[test]
+fn a_refused_capture_leaves_files_as_they_were() {
+    let Some(bed) = Bed::start() else { return };
+    let at = |name: &str| bed.daemon.scratch.0.join(name);
+    fs::write(at("old.pcapng"), "precious").unwrap();
+    for name in ["old.pcapng", "new.pcapng"] {
+        let refused = bed.daemon.ask(&format!("capture vm9 -w {}", at(name).display())).fails();
+        assert!(refused.contains("port \"vm9\""), "{refused}");
+    }
+    assert_eq!(fs::read_to_string(at("old.pcapng")).unwrap(), "precious");
+    assert!(!at("new.pcapng").exists());
+    // The path is checked before the command connects.
+    let refused = support::penstock(&at("none.sock"), &["capture", "vm1", "-w", "/none/file"]);
+    assert!(refused.fails().contains("file /none/file"));
+    let terminal = fs::File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+    let mut command = Command::new(BINARY);
+    command.args(["capture", "vm1", "-w", "-", "--secs", "1"]).stdout(terminal);
+    let output = command.env("PENSTOCK_SOCKET", bed.daemon.socket()).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && told.contains("it is a terminal"), "{told}");
+    // A capture begins the file anew.
+    bed.daemon.ask(&format!("capture vm1 --secs 1 -w {}", at("old.pcapng").display())).ok();
+    assert_eq!(fs::read(at("old.pcapng")).unwrap()[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
+}
+
+#[test]
+fn a_capture_ends_although_its_reader_has_stopped() {
+    let Some(mut bed) = Bed::start() else { return };
+    // More bytes than a pipe holds.
+    let mut capture = bed.capture("vm1 --direction in -w - -c 200");
+    let there = vec![frame(0, 1, 1_514, 0xb5); 20];
+    await_true("the end of the capture", || {
+        bed.send(0, &there);
+        bed.receive(1, there.len());
+        capture.child.try_wait().unwrap().is_some()
+    });
+    assert!(!capture.child.wait().unwrap().success());
+    let told: Vec<_> = capture.told.lines().map(Result::unwrap).collect();
+    let [missing, numbers] = &told[..] else { panic!("{told:?}") };
+    assert!(missing.contains("the reader of the output takes nothing"), "{missing}");
+    assert!(!numbers.contains(" 0 lost because the reader was too slow"), "{numbers}");
+}
+
+#[test]
 fn a_mirror_is_changed_while_frames_flow() {
     let Some(mut bed) = Bed::start() else { return };
     let refused = bed.daemon.ask("port set vm1 mirror.to=vm1").fails();

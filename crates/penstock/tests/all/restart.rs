@@ -169,6 +169,36 @@ fn a_start_that_fails_leaves_the_sessions_to_the_next_start() {
 }
 
 #[test]
+fn a_crash_before_the_daemon_is_ready_ends_no_session() {
+    let queues = "egress = \"wfq\"\nlink = \"1G\"";
+    let mut service = Service::start(|at| vms(at, &["vm"], queues));
+    let mut driver = service.driver("vm", 1);
+    service.stop();
+    // The start waits for a writer of this file, after the session continued.
+    let plan = service.scratch.0.join("plan");
+    assert!(Command::new("mkfifo").arg(&plan).status().unwrap().success());
+    service.configure(|at| vms(at, &["vm"], queues) + &format!("[switch]\nplan = \"{at}/plan\"\n"));
+    let text = "the session of the former process continues";
+    for crashes in 1..=3 {
+        service.spawn();
+        await_true("a session that continues", || {
+            assert!(!service.manager.read().iter().any(|line| line == "READY=1"));
+            service.log().matches(text).count() == crashes
+        });
+        service.child.kill().unwrap();
+        service.await_end();
+        assert_eq!(service.manager.store.len(), 1, "crash {crashes}");
+        assert!(driver.is_connected(), "crash {crashes}");
+    }
+    service.configure(|at| vms(at, &["vm"], queues));
+    service.run();
+    assert!(driver.is_connected());
+    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+    // After the daemon has taken the session over, the store has nothing that is outdated.
+    assert!(service.manager.store.is_empty());
+}
+
+#[test]
 fn a_signal_at_any_moment_of_a_start_ends_no_session() {
     let mut service = Service::start(|at| vms(at, &["vm"], ""));
     let mut driver = service.driver("vm", 1);

@@ -17,6 +17,7 @@
 mod attempts;
 mod dialler;
 mod early_enable;
+mod gate;
 mod halt;
 mod kicks;
 mod queue;
@@ -42,13 +43,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::pthread::pthread_kill;
 use penstock_units::PortId;
 
-use super::kept::{Files, Kept, KeptSession, State};
+use super::kept::{Carrier, Files, Kept, KeptSession, State};
 use super::{AttachState, AttachStatus, PortError, PortQueue};
 use crate::offload::OffloadCaps;
 use crate::port::QueueOwners;
 use crate::unit::QUEUES_MAX;
 use crate::wake;
 use dialler::Dialler;
+use gate::Gate;
 use halt::Halt;
 use queue::VhostQueue;
 use serve::Source;
@@ -117,6 +119,10 @@ pub struct VhostUser {
     thread: Option<JoinHandle<()>>,
     /// Channel that gets a message when a kept session runs or has failed.
     continues: Option<Receiver<()>>,
+    /// Carrier of the kept session until [`Self::take_over`].
+    carrier: Option<Carrier>,
+    /// Gate before the messages of the kept session's driver.
+    taken_over: Arc<Gate>,
     listener: Option<Arc<Listener>>,
 }
 
@@ -157,6 +163,8 @@ impl VhostUser {
                 halt,
                 thread: None,
                 continues: None,
+                carrier: None,
+                taken_over: Arc::default(),
                 listener: None,
             },
             queues,
@@ -172,9 +180,9 @@ impl VhostUser {
         self.serve_from(None)
     }
 
-    /// Like [`Self::serve`], but first continues the session that the former process kept. If the
-    /// kept session does not fit the port's configuration, the session ends, and the driver can
-    /// connect again.
+    /// Like [`Self::serve`], but first continues the session that the former process kept. The
+    /// session serves its driver after [`Self::take_over`]. If the kept session does not fit the
+    /// port's configuration, the session then ends, and the driver can connect again.
     ///
     /// # Errors
     /// Returns a [`PortError`] as [`Self::serve`] does.
@@ -195,16 +203,16 @@ impl VhostUser {
         };
         // The former process may have had a port of another kind with this name.
         let kept = kept.filter(|kept| matches!(kept.state, State::VhostUser(_)));
-        let kept = kept.and_then(|mut kept| {
-            // From here on, the driver's messages make the state in the carrier outdated.
-            kept.empty_carrier();
-            match kept.state {
+        let (mut carrier, mut session) = (None, None);
+        if let Some(mut kept) = kept {
+            carrier = kept.take_carrier();
+            session = match kept.state {
                 State::VhostUser(session) => Some((session, kept.files)),
                 State::Tap(_) | State::Addresses(_) => None,
-            }
-        });
+            };
+        }
         let (continued, continues) = bounded(1);
-        let continues = kept.is_some().then_some(continues);
+        let continues = session.is_some().then_some(continues);
         let server = serve::Server {
             config: self.config.clone(),
             id: self.id,
@@ -212,8 +220,9 @@ impl VhostUser {
             shared: Arc::clone(&self.shared),
             wake: Arc::clone(&self.wake),
             halt: Arc::clone(&self.halt),
-            kept,
+            kept: session,
             continued,
+            taken_over: Arc::clone(&self.taken_over),
         };
         let thread = std::thread::Builder::new()
             .name(format!("vhost-{}", self.config.name))
@@ -222,6 +231,7 @@ impl VhostUser {
             .map_err(failed)?;
         self.thread = Some(thread);
         self.continues = continues;
+        self.carrier = carrier;
         Ok(())
     }
 
@@ -231,6 +241,16 @@ impl VhostUser {
         if let Some(continues) = self.continues.take() {
             let _ = continues.recv_timeout(CONTINUE_LIMIT);
         }
+    }
+
+    /// Takes the kept session over, immediately before its rings run: no other process can continue
+    /// the session from now on, and the driver's messages are read.
+    pub fn take_over(&mut self) {
+        if let Some(carrier) = self.carrier.take() {
+            // The driver's messages and its rings make the state in the carrier outdated.
+            carrier.empty();
+        }
+        self.taken_over.open();
     }
 
     #[must_use]
@@ -278,6 +298,7 @@ impl VhostUser {
             (shared.keeps, shared.stopping) = (true, true);
         }
         let _ = self.wake.write(1);
+        self.taken_over.open();
     }
 
     /// Whether the session's thread has ended, so that [`Self::keep`] returns at once. Waits at
@@ -312,7 +333,8 @@ impl VhostUser {
     pub fn keep(&mut self) -> Option<Kept> {
         self.stop();
         let (session, files) = lock(&self.shared).kept.take()?;
-        Some(Kept::new(self.config.name.clone(), State::VhostUser(session), files))
+        let kept = Kept::new(self.config.name.clone(), State::VhostUser(session), files);
+        Some(kept.stored_in(self.carrier.take()))
     }
 
     /// Ends the session and waits until the worker has released the guest's memory.
@@ -321,6 +343,7 @@ impl VhostUser {
         lock(&self.shared).stopping = true;
         self.halt.hang_up();
         let _ = self.wake.write(1);
+        self.taken_over.open();
         if let Some(thread) = self.thread.take() {
             self.join(thread);
         }

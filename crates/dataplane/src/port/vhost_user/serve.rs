@@ -14,6 +14,7 @@ use vhost::vhost_user::{BackendReqHandler, Error};
 
 use super::attempts::Attempts;
 use super::dialler::Dialler;
+use super::gate::Gate;
 use super::halt::{Halt, Pauses};
 use super::resume::{Handler, negotiate};
 use super::session::{Session, SessionError};
@@ -61,6 +62,8 @@ pub(super) struct Server {
     pub(super) kept: Option<(KeptSession, Files)>,
     /// Channel that gets a message when the kept session runs or has failed.
     pub(super) continued: Sender<()>,
+    /// Gate behind which the kept session serves its driver.
+    pub(super) taken_over: Arc<Gate>,
 }
 
 /// Begin of a session.
@@ -286,6 +289,9 @@ impl Server {
         let outcome = if handler.is_ok() { "continues" } else { "cannot continue" };
         tracing::info!(port = %self.config.name, "the session of the former process {outcome}");
         let _ = self.continued.send(());
+        // Until then, the next process may have to continue the session after a crash of this one.
+        // So the driver's messages wait.
+        self.taken_over.pass();
         (session, handler)
     }
 

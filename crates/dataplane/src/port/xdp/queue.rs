@@ -343,6 +343,16 @@ impl Buffers for XdpQueue {
         self.copy_in(batch, i).ok()
     }
 
+    fn read(&mut self, frame: Held, batch: &mut Batch) -> bool {
+        if !self.pool.is_held(frame.buffer) {
+            return false;
+        }
+        // SAFETY: the frame waits in the buffer, so the kernel does not have the buffer. WHY: the
+        // method is unsafe.
+        let bytes = unsafe { self.umem.bytes(frame.buffer, 0, frame.len) };
+        bytes.is_some_and(|bytes| batch.push(bytes, Offload::NONE).is_ok())
+    }
+
     fn send(&mut self, frames: &[Held]) -> TxOutcome {
         let mut out = TxOutcome::default();
         let up = self.link.is_up();

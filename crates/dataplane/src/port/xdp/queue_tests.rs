@@ -144,6 +144,21 @@ fn the_backlog_counts_frames_that_came_during_a_burst() {
 }
 
 #[test]
+fn a_waiting_frame_can_be_read_until_it_leaves() {
+    let (mut queue, mut kernel) = rig();
+    let (mut batch, mut copy) = (Batch::new(), Batch::new());
+    batch.push(&frame(7, 900), Offload::NONE).unwrap();
+    let held = Buffers::fill(&mut queue, &batch, 0).unwrap();
+    assert!(queue.read(held, &mut copy));
+    assert_eq!(bytes(&copy, 0), frame(7, 900));
+    assert_eq!(queue.send(&[held]).frames, 1);
+    copy.clear();
+    assert!(!queue.read(held, &mut copy), "the kernel has the buffer");
+    queue.publish();
+    assert_eq!(kernel.take(&queue, 1), [frame(7, 900)]);
+}
+
+#[test]
 fn frames_come_whole_and_their_buffers_go_back_many_times() {
     let (mut queue, mut kernel) = rig();
     let mut batch = Batch::new();

@@ -2,11 +2,12 @@
 //! and tcpdump.
 
 mod filter;
+mod output;
 mod pcapng;
 mod summary;
+mod target;
 
-use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal as _, Write};
+use std::io::{self, IsTerminal as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -20,13 +21,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::affinity;
 use crate::client::{Client, connect, refused};
 use crate::unix_time::unix_ns;
+use output::Output;
 use pcapng::Writer;
+use target::Target;
 
 /// Interval between two lines that say how many frames were captured.
 const PROGRESS: Duration = Duration::from_secs(1);
 /// Time after a signal in which the frames from before the signal arrive. The daemon looks for
 /// frames every 50 ms.
 const LAST_FRAMES: Duration = Duration::from_millis(150);
+/// Longest wait at the end for a reader that takes nothing.
+const READER_LIMIT: Duration = Duration::from_secs(2);
 /// Number of the scheduling policy `SCHED_IDLE` (`sched(7)`).
 const SCHED_IDLE: u32 = 5;
 
@@ -75,10 +80,18 @@ pub enum Direction {
     Both,
 }
 
+/// Form of the output.
+enum Form {
+    Lines(Vec<u8>),
+    Pcapng(Box<Writer<Vec<u8>>>),
+}
+
 /// Where the frames go.
-enum Sink {
-    Lines(BufWriter<io::Stdout>),
-    File(Box<Writer<BufWriter<Box<dyn Write>>>>),
+struct Sink {
+    form: Form,
+    output: Output,
+    /// Frames that are missing since the last written frame.
+    skipped: u64,
 }
 
 /// Numbers of a capture.
@@ -92,7 +105,7 @@ struct Seen {
 /// Runs `capture` until a signal, the limits of `args` or the daemon end it.
 ///
 /// # Errors
-/// Returns an error if the daemon refuses the capture, or if the file cannot be written.
+/// Returns an error if the file cannot be written, or if the daemon refuses the capture.
 pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
     let direction = match args.direction {
         Direction::In => CaptureDirection::In,
@@ -106,15 +119,16 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
         filters: filter::matches(&args.filter)?,
         snap_len: args.snaplen,
     };
-    end_blocked_output();
+    let target = Target::open(args.write.as_deref())?;
+    end_late();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let mut client = connect(socket).await?;
     let mut stream = client.capture(request).await.map_err(refused)?.into_inner();
     let begun = stream.message().await.map_err(refused)?.unwrap_or_default();
     let port = begun.port;
-    let mut sink = Sink::open(args, &port)?;
     step_aside(&mut client).await;
+    let mut sink = Sink::begin(args, &port, target)?;
     eprintln!("capturing at port {port}; Ctrl-C ends");
     let mut seen = Seen::default();
     let tells = args.write.is_some() && io::stderr().is_terminal();
@@ -125,8 +139,8 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
         tokio::select! {
             message = stream.message() => match message {
                 Ok(Some(message)) => {
-                    let taken = sink.take(args, (&port, message), &mut seen);
-                    if ended(taken)? || args.count.is_some_and(|most| seen.frames >= most) {
+                    sink.take(args, (&port, message), &mut seen)?;
+                    if args.count.is_some_and(|most| seen.frames >= most) {
                         break Ok(());
                     }
                 }
@@ -135,6 +149,7 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
                 )),
                 Err(status) => break Err(refused(status)),
             },
+            () = sink.output.ended() => break Ok(()),
             _ = progress.tick(), if tells => {
                 eprint!("\r{} frames, {} left out ", seen.frames, seen.left_out + seen.lost);
             }
@@ -143,9 +158,10 @@ pub async fn run(socket: &Path, args: &CaptureArgs) -> Result<ExitCode> {
             _ = terminate.recv() => end.as_mut().reset(tokio::time::Instant::now() + LAST_FRAMES),
         }
     };
-    ended(sink.finish(&seen))?;
+    let written = sink.finish(&mut seen).await;
     eprintln!("{}{}", if tells { "\r" } else { "" }, seen.text());
-    outcome.map(|()| ExitCode::SUCCESS)
+    outcome?;
+    Ok(if written? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Moves this thread off the workers' cores, and makes it use only time that no other thread wants,
@@ -163,9 +179,8 @@ async fn step_aside(client: &mut Client) {
 }
 
 /// After a signal, lets the calling thread use the processor like other threads again. Ends the
-/// process four seconds later, because a reader that does not read would block the process in a
-/// write for ever.
-fn end_blocked_output() {
+/// process four seconds later, because a reader that reads slowly could delay the end for long.
+fn end_late() {
     const PATIENCE: Duration = Duration::from_secs(4);
     let caller = gettid().as_raw().unsigned_abs();
     std::thread::spawn(move || {
@@ -181,50 +196,36 @@ fn end_blocked_output() {
             let _ = policy::set(caller, Policy::DEFAULT);
             tokio::time::sleep(PATIENCE).await;
             eprintln!(
-                "capture: not ended after 4 s, because the output is blocked or the machine is \
-                 busy; the last frames are lost"
+                "capture: not ended after 4 s, because the reader is slow or the machine is busy; \
+                 the last frames are lost"
             );
             std::process::exit(1);
         });
     });
 }
 
-/// Whether the capture ends because the reader of its output has ended.
-fn ended(written: Result<()>) -> Result<bool> {
-    match written {
-        Err(error)
-            if error.downcast_ref::<io::Error>().map(io::Error::kind)
-                == Some(io::ErrorKind::BrokenPipe) =>
-        {
-            Ok(true)
-        }
-        written => written.map(|()| false),
-    }
-}
-
 impl Sink {
-    fn open(args: &CaptureArgs, port: &str) -> Result<Self> {
-        let Some(path) = &args.write else { return Ok(Self::Lines(BufWriter::new(io::stdout()))) };
-        let out: Box<dyn Write> = if path == Path::new("-") {
-            Box::new(io::stdout())
+    /// Empties the file of `target`, and starts the output.
+    fn begin(args: &CaptureArgs, port: &str, target: Target) -> Result<Self> {
+        let form = if args.write.is_some() {
+            let mut what = format!("Penstock, port {port}");
+            if args.drops {
+                what.push_str(", dropped frames");
+            }
+            if !args.filter.is_empty() {
+                what = format!("{what}, {}", args.filter);
+            }
+            Form::Pcapng(Box::new(Writer::new(Vec::new(), port, &what, args.snaplen)?))
         } else {
-            let file = File::create(path);
-            Box::new(file.with_context(|| {
-                format!("file {}: cannot be made; choose another file", path.display())
-            })?)
+            Form::Lines(Vec::new())
         };
-        let mut what = format!("Penstock, port {port}");
-        if args.drops {
-            what.push_str(", dropped frames");
-        }
-        if !args.filter.is_empty() {
-            what = format!("{what}, {}", args.filter);
-        }
-        let writer = Writer::new(BufWriter::new(out), port, &what, args.snaplen)?;
-        Ok(Self::File(Box::new(writer)))
+        let mut sink = Self { form, output: Output::start(target.begin()?)?, skipped: 0 };
+        // A reader of a pipe sees the head of the file at once.
+        sink.pass_on(0);
+        Ok(sink)
     }
 
-    /// Writes the frames of a message.
+    /// Passes the frames of a message on, or counts them if the output has no room.
     fn take(
         &mut self,
         args: &CaptureArgs,
@@ -235,30 +236,56 @@ impl Sink {
         seen.lost += message.lost;
         let rest = args.count.map_or(u64::MAX, |most| most.saturating_sub(seen.frames));
         let rest = usize::try_from(rest).unwrap_or(usize::MAX);
-        for frame in message.frames.iter().take(rest) {
-            seen.frames += 1;
-            match self {
-                Self::Lines(out) => {
-                    out.write_all(summary::line(port, frame).as_bytes())?;
+        let (has_room, mut taken) = (self.output.has_room(), 0);
+        for mut frame in message.frames.into_iter().take(rest) {
+            let missed = self.skipped.saturating_add(frame.missed.into());
+            if !has_room {
+                self.skipped = missed.saturating_add(1);
+                seen.lost += 1;
+                continue;
+            }
+            self.skipped = 0;
+            frame.missed = u32::try_from(missed).unwrap_or(u32::MAX);
+            taken += 1;
+            match &mut self.form {
+                Form::Lines(lines) => {
+                    lines.extend_from_slice(summary::line(port, &frame).as_bytes());
                 }
-                Self::File(out) => out.frame(frame, &summary::fate(port, frame))?,
+                Form::Pcapng(file) => file.frame(&frame, &summary::fate(port, &frame))?,
             }
         }
-        match self {
-            Self::Lines(out) => out.flush()?,
-            Self::File(out) => out.flush()?,
-        }
+        seen.frames += taken;
+        self.pass_on(taken);
         Ok(())
     }
 
-    fn finish(self, seen: &Seen) -> Result<()> {
-        match self {
-            Self::Lines(mut out) => out.flush()?,
-            Self::File(out) => {
-                out.finish(unix_ns(), seen.frames, seen.left_out + seen.lost)?;
-            }
+    fn pass_on(&mut self, frames: u64) {
+        let bytes = match &mut self.form {
+            Form::Lines(lines) => core::mem::take(lines),
+            Form::Pcapng(file) => file.take(),
+        };
+        if !bytes.is_empty() {
+            self.output.put(bytes, frames);
         }
-        Ok(())
+    }
+
+    /// Writes the rest. Returns whether everything is written. The frames that are not written
+    /// count as lost.
+    async fn finish(mut self, seen: &mut Seen) -> Result<bool> {
+        if let Form::Pcapng(file) = &mut self.form {
+            file.finish(unix_ns(), seen.frames, seen.left_out + seen.lost)?;
+        }
+        self.pass_on(0);
+        let left = self.output.finish(READER_LIMIT).await;
+        let left = left.context("capture: the output cannot be written, so its end is missing")?;
+        let Some(frames) = left else { return Ok(true) };
+        seen.frames = seen.frames.saturating_sub(frames);
+        seen.lost += frames;
+        eprintln!(
+            "capture: the reader of the output takes nothing, so the end of the output is \
+             missing; end the reader after the capture"
+        );
+        Ok(false)
     }
 }
 

@@ -69,7 +69,6 @@ impl<W: Write> Writer<W> {
         writer.option(INTERFACE_TEXT, what.as_bytes());
         writer.option(TIME_RESOLUTION, &[NANOSECONDS]);
         writer.end(INTERFACE_DESCRIPTION)?;
-        writer.out.flush()?;
         Ok(writer)
     }
 
@@ -101,21 +100,12 @@ impl<W: Write> Writer<W> {
     ///
     /// # Errors
     /// Returns an error if `out` cannot be written.
-    pub(super) fn finish(mut self, unix_ns: u64, frames: u64, left_out: u64) -> io::Result<()> {
+    pub(super) fn finish(&mut self, unix_ns: u64, frames: u64, left_out: u64) -> io::Result<()> {
         self.word(0);
         self.time(unix_ns);
         self.option(RECEIVED, &(frames + left_out).to_le_bytes());
         self.option(DROPPED, &left_out.to_le_bytes());
-        self.end(INTERFACE_STATISTICS)?;
-        self.flush()
-    }
-
-    /// Passes all frames on, so that a reader of a pipe sees them.
-    ///
-    /// # Errors
-    /// Returns an error if `out` cannot be written.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        self.end(INTERFACE_STATISTICS)
     }
 
     fn word(&mut self, word: u32) {
@@ -157,6 +147,13 @@ impl<W: Write> Writer<W> {
         self.out.write_all(&len)?;
         self.block.clear();
         Ok(())
+    }
+}
+
+impl Writer<Vec<u8>> {
+    /// Takes what was written since the last call.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        core::mem::take(&mut self.out)
     }
 }
 

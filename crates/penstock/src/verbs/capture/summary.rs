@@ -19,6 +19,8 @@ pub(super) fn fate(port: &str, frame: &CapturedFrame) -> String {
     };
     let verdict = match frame.verdict() {
         Verdict::Forwarded => "forwarded",
+        Verdict::Queued => "queued",
+        Verdict::HandedOver => "handed-over",
         Verdict::Dropped => "dropped",
         Verdict::Unknown => "unknown",
     };

@@ -81,8 +81,8 @@ impl Parts {
     }
 
     /// Returns the addresses at which the agent of a host reaches the controllers.
-    pub fn agents_of(&self, host: usize) -> &[SocketAddr] {
-        self.relays.as_ref().map_or(&self.agents, |relays| relays.of(host))
+    pub fn agents_of(&self, host: usize) -> Vec<SocketAddr> {
+        self.relays.as_ref().map_or_else(|| self.agents.clone(), |relays| relays.of(host))
     }
 
     /// Returns the core switch.

@@ -176,9 +176,11 @@ impl Parts {
     pub fn relieve_etcd(&self) -> anyhow::Result<()> {
         let server = self.etcd.as_ref().context("the store is not etcd")?;
         self.on_etcd(async |store| {
-            for entry in store.list(FILLER).await?.entries {
-                let writes = vec![StoreWrite::Delete(entry.key)];
-                store.commit(Transaction { compare: Vec::new(), writes }).await?;
+            let fillers = (0..VALUES_MAX).map(|nth| StoreWrite::Delete(format!("{FILLER}{nth}")));
+            let fillers: Vec<StoreWrite> = fillers.collect();
+            for writes in fillers.chunks(100) {
+                let (compare, writes) = (Vec::new(), writes.to_vec());
+                store.commit(Transaction { compare, writes }).await?;
             }
             let last = store.list(FILLER).await?.revision;
             store.compact(last).await.map_err(anyhow::Error::from)

@@ -126,6 +126,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         let measured = began.elapsed().saturating_sub(WARM_UP).as_secs_f64();
         context.progress(measured / secs, "faults");
     };
+    progress();
     let done = |measured: f64| measured >= secs && actor.is_finished();
     let samples = watch_until((&mut world, &mut programs), done, progress)?;
     let episodes = actor.join().map_err(|_| anyhow::anyhow!("the thread of faults panicked"))??;

@@ -174,6 +174,7 @@ fn measure(
     (fault, rng): (Fault, Rng),
     progress: impl Fn(),
 ) -> anyhow::Result<(Times, Vec<Sample>)> {
+    progress();
     let mut programs = start(bed, world, clients, rng.clone().next_u64())?;
     let actor = act(world.parts(), programs.began(), fault, rng)?;
     let samples = watch_actor(world, &mut programs, &actor, progress)?;

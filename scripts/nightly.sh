@@ -48,6 +48,8 @@ ignored|runs tests that are marked as too long or as measurements
 instructions|counts instructions of the data path per frame, in the release build
 miri|searches for undefined behaviour in code that needs no files, with Miri
 fuzz|runs all fuzz targets with libFuzzer
+faults|kills a leader, silences hosts and reboots a switch in a live fabric under traffic
+chaos|causes faults at random in a live fabric for ten minutes under traffic
 advisories|checks licences, sources and known vulnerabilities of dependencies"
 
 lab() { "$PENSTOCK_BIN-lab" "$@"; }
@@ -89,6 +91,9 @@ part_ignored() {
 part_instructions() { scripts/instructions.sh --release; }
 part_miri() { scripts/checks.sh miri; }
 part_fuzz() { FUZZ_SECONDS=${FUZZ_SECONDS:-600} scripts/fuzz.sh; }
+live() { lab run "$1" --mode live --seed 1 --missed docs/internals/figures.md; }
+part_faults() { live qshare-faults; }
+part_chaos() { live qshare-chaos; }
 part_advisories() { ADVISORIES=1 scripts/checks.sh deny; }
 part_figure() {
     say "seeds $SEEDS"

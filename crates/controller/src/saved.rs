@@ -121,7 +121,8 @@ impl<T: Stamped> Saved<T> {
         on_a_thread(move || this.write(Some(plan), None).map_err(|error| error.to_string())).await
     }
 
-    fn read(&self) -> Result<SavedPlan<T>, String> {
+    /// Reads the plan file, and may block.
+    pub(crate) fn read(&self) -> Result<SavedPlan<T>, String> {
         let wrong = |problem: &str| {
             let path = self.path.display();
             Err(format!(

@@ -10,21 +10,10 @@ use std::sync::Arc;
 
 use super::apply::lock;
 use super::error::{ApiError, ErrorKind};
-use super::overlay::{Laid, Overlay};
+use super::overlay::{Laid, Overlay, PortQueues};
 use super::running::{Host, stopped};
 use crate::api::QueueStatus;
 use crate::config::HostConfig;
-
-/// Weights of a port's queues, and the map from code points to queues. Settings from a controller
-/// are complete: they replace all earlier settings of the port's queues.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PortQueues {
-    /// Weights of the queues, from queue 0 on, 0 to 10000. 0 means 1, the smallest weight.
-    pub weights: Vec<u32>,
-    /// Map from DSCP code point, 1 to 63, to queue number. Queue 0 serves frames whose code points
-    /// the map does not contain.
-    pub map: BTreeMap<u8, u8>,
-}
 
 /// A port of a host that is a fabric's switch, with the state of its queues.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -66,6 +66,17 @@ pub struct Held {
     pub headroom_permille: u32,
 }
 
+/// Weights of a port's queues, and the map from code points to queues. Settings from a controller
+/// are complete: they replace all earlier settings of the port's queues.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortQueues {
+    /// Weights of the queues, from queue 0 on, 0 to 10000. 0 means 1, the smallest weight.
+    pub weights: Vec<u32>,
+    /// Map from DSCP code point, 1 to 63, to queue number. Queue 0 serves frames whose code points
+    /// the map does not contain.
+    pub map: BTreeMap<u8, u8>,
+}
+
 /// A plan with checked numbers, converted to configuration values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Overlay {
@@ -112,6 +123,15 @@ impl Overlay {
         let held = terms.held.iter().map(|(name, held)| (name.clone(), Limits::of(held)));
         let (held, ports) = (held.collect(), BTreeMap::new());
         Ok(Self { code_points: terms.code_points.clone(), held, uplink, ports })
+    }
+
+    /// Returns the queues of a switch's ports from before a restart. Leaves out ports whose queues
+    /// have a mistake.
+    pub(super) fn of_switch(ports: &BTreeMap<String, PortQueues>) -> Self {
+        let laid = |(name, queues): (&String, &PortQueues)| {
+            Some((name.clone(), Laid::new(&queues.weights, &queues.map).ok()?))
+        };
+        Self { ports: ports.iter().filter_map(laid).collect(), ..Self::default() }
     }
 
     /// Applies the plan to a configuration. If the host is not in a fabric, the configuration stays

@@ -38,7 +38,7 @@ use super::labels::{ObjectLabel, named};
 use super::ledger::{Ledger, NetworkUse};
 use super::links::Handlers;
 use super::live::{KeptPorts, LiveSwitch};
-use super::overlay::Overlay;
+use super::overlay::{Overlay, PortQueues};
 use super::pricing::Pricing;
 use super::readings::FdbFilter;
 use super::state::{Changing, LivePort, Shared, StallChange, Watch};
@@ -81,7 +81,7 @@ impl Host {
     /// Returns an error if the configuration has mistakes or was changed after it was loaded, or if
     /// a worker cannot start.
     pub fn start(config: HostConfig, config_path: Option<PathBuf>) -> Result<Self, HostError> {
-        let host = Self::start_from(config, config_path, Vec::new())?;
+        let host = Self::start_from(config, config_path, Vec::new(), &BTreeMap::new())?;
         host.take_over();
         Ok(host)
     }
@@ -92,12 +92,16 @@ impl Host {
     /// states are in their carriers for the next start. The caller must then call
     /// [`Self::hand_over`] before it drops the host, because the host would hang up.
     ///
+    /// On a switch of a fabric, `queues` has the queues of its ports from before the restart. The
+    /// queues are in force before the first frame. So no frame meets a code point without a queue.
+    ///
     /// # Errors
     /// Returns an error as [`Self::start`] does.
     pub fn start_from(
         config: HostConfig,
         config_path: Option<PathBuf>,
         kept: Vec<Kept>,
+        queues: &BTreeMap<String, PortQueues>,
     ) -> Result<Self, HostError> {
         let machine = Machine::here();
         let (mut ports, mut addresses) = (Vec::new(), Vec::new());
@@ -113,7 +117,8 @@ impl Host {
             let switch = LiveSwitch::start(config, &Machine::here(), Arc::clone(&kept));
             Ok(Box::new(switch.map_err(worker_failed)?))
         };
-        let host = Self::start_with(config, config_path, machine, make)?;
+        let overlay = Overlay::of_switch(queues);
+        let host = Self::start_with(config, config_path, (machine, overlay), make)?;
         kept.drop_rest();
         host.core.relearn(&addresses)?;
         // The sessions continue at the same time. No port may send to one that does not run yet.
@@ -134,7 +139,7 @@ impl Host {
     fn start_with(
         config: HostConfig,
         path: Option<PathBuf>,
-        machine: Machine,
+        (machine, overlay): (Machine, Overlay),
         make: impl FnOnce(&HostConfig) -> Result<Box<dyn DataPath>, ApiError>,
     ) -> Result<Self, HostError> {
         let (text, file_text) = match &path {
@@ -175,8 +180,7 @@ impl Host {
             pricing: Pricing::default(),
             network: Ledger::default(),
         };
-        // Before the first plan all tenants share queue 0.
-        let overlay = Overlay::default();
+        // Before the first plan of a server, all tenants share queue 0.
         let config = overlay.over(config);
         let (next_retry, stopped) = (Nanos::ZERO, false);
         let changing = Changing { machine, file_text, file_host, next_retry, stopped, overlay };

@@ -69,6 +69,7 @@ impl QueueTable {
                 drops,
                 backlog_frames,
                 backlog_bytes,
+                unmapped: if queue == 0 { lanes.unmapped() } else { 0 },
             }
         };
         (0_u8..).zip(classes.weights()).map(status).collect()

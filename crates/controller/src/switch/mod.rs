@@ -84,6 +84,17 @@ pub struct SwitchStatus {
     pub last_error: Option<String>,
 }
 
+/// Reads the ports of the last state of the switch `name` from its plan file `plan`. The daemon
+/// applies these ports before its first frame. The result is empty if the file has no state.
+/// [`FabricSwitch::take_up`] applies the whole state later, and reports problems of the file.
+#[must_use]
+pub fn saved_ports(name: &str, plan: &std::path::Path) -> BTreeMap<String, PortState> {
+    match Saved::<SwitchState>::new(name, plan).read() {
+        Ok(SavedPlan::Whole(state)) => state.ports,
+        Ok(SavedPlan::Nothing | SavedPlan::Stamp(_)) | Err(_) => BTreeMap::new(),
+    }
+}
+
 /// Penstock daemon in its role as a switch of the fabric.
 #[derive(Debug)]
 pub struct FabricSwitch {

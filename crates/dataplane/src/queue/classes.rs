@@ -233,17 +233,33 @@ pub struct LaneReading {
 /// Counters of an output's queues. The output's worker writes the counters, and any thread may read
 /// the counters.
 #[derive(Debug)]
-pub struct LaneCounters(Box<[Lane]>);
+pub struct LaneCounters {
+    lanes: Box<[Lane]>,
+    unmapped: Counter,
+}
 
 impl Default for LaneCounters {
     fn default() -> Self {
-        Self((0..QUEUES_MAX).map(|_| Lane::default()).collect())
+        let lanes = (0..QUEUES_MAX).map(|_| Lane::default()).collect();
+        Self { lanes, unmapped: Counter::default() }
     }
 }
 
 impl LaneCounters {
     fn lane(&self, queue: u8) -> &Lane {
-        &self.0[usize::from(queue) % QUEUES_MAX]
+        &self.lanes[usize::from(queue) % QUEUES_MAX]
+    }
+
+    /// Returns the number of frames that arrived with an unmapped code point other than 0. These
+    /// frames share queue 0, or were dropped there.
+    #[must_use]
+    pub fn unmapped(&self) -> u64 {
+        self.unmapped.get()
+    }
+
+    /// Counts a frame with an unmapped code point.
+    pub(super) fn met_no_map(&self) {
+        self.unmapped.add(1);
     }
 
     /// Reads the counters of a queue or lane.

@@ -147,6 +147,15 @@ impl Lanes {
         Class { queue: lane.unwrap_or(queue), dscp }
     }
 
+    /// Counts a frame of a class with a code point other than 0 if no queue is mapped to the code
+    /// point. A code point that the present map moves from queue 0 to another queue is mapped.
+    pub(super) fn count_if_unmapped(&self, class: Class) {
+        let shared = class.queue == 0 || usize::from(class.queue) >= self.classes.queues();
+        if shared && self.classes.queue_of(class.dscp) == 0 {
+            self.counters.met_no_map();
+        }
+    }
+
     /// Whether a queue has a rate ceiling.
     pub(super) fn has_ceiling(&self, queue: u8) -> bool {
         self.classes.ceilings().any(|(lane, _)| lane == queue)

@@ -195,6 +195,12 @@ impl OutputQueue {
         lost: &mut impl FnMut(u16, DropReason),
     ) -> Result<(), Refused> {
         let class = self.line.class_of(batch.head(i), source, now);
+        // Outputs without queues by code point, and frames without one, pay only this comparison.
+        if class.dscp != 0
+            && let Some(lanes) = self.line.lanes()
+        {
+            lanes.count_if_unmapped(class);
+        }
         let pushed = self.put(memory, (batch, i), (source, class), now, lost);
         if pushed.is_err()
             && let Some(lanes) = self.line.lanes()

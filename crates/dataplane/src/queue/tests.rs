@@ -340,6 +340,26 @@ fn what_waits_stays_where_it_is_and_a_flow_keeps_its_order_when_the_map_changes(
 }
 
 #[test]
+fn a_frame_whose_code_point_has_no_queue_is_counted_also_in_a_lane() {
+    for held in [false, true] {
+        let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false, held);
+        let pacing = bench.queue.terms().pacing;
+        let counters = bench.queue.lane_counters().expect("it has queues");
+        (0..4).for_each(|port| bench.come(port, 100));
+        assert_eq!(counters.unmapped(), 0, "code point 0 needs no queue");
+        bench.come(4, 100);
+        assert_eq!(counters.unmapped(), 1);
+        // The frames of port 2 that wait keep their queue, so the next frame joins them.
+        bench.queue.change(pacing, None, Arc::new(Classes::new(3)), bench.now);
+        bench.come(2, 100);
+        assert_eq!(counters.unmapped(), 1);
+        pass(&mut bench, 100);
+        bench.come(2, 100);
+        assert_eq!(counters.unmapped(), 2);
+    }
+}
+
+#[test]
 fn who_is_never_without_frames_leaves_its_old_queue_too() {
     let mut bench = Bench::new(terms(Order::Wfq, Excess::Drop), false, false);
     let (pacing, mut left) = (bench.queue.terms().pacing, [0; 3]);

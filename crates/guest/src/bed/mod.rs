@@ -7,11 +7,13 @@
 //! | [`guard`] | a process that removes all objects of a measurement at its end |
 //! | [`outside`] | interfaces outside a switch, in a network namespace of their own |
 //! | [`process`] | daemons that the guard ends, and commands with output |
+//! | [`relay`] | relays between processes, which can be cut |
 
 pub mod distance;
 pub mod guard;
 pub mod outside;
 pub mod process;
+pub mod relay;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -62,6 +62,15 @@ pub const QSHARE_PLANS: Experiment = live(
     live::qshare_plans_picture,
 );
 
+/// Measures guarantees under ten minutes of faults at random.
+pub const QSHARE_CHAOS: Experiment = live(
+    "qshare-chaos",
+    "QShare §V-D",
+    "guarantees under ten minutes of faults: reboot, leader kill, flap, foreign change, full etcd",
+    live::qshare_chaos,
+    live::qshare_chaos_picture,
+);
+
 /// Experiment that `make fabric-demo` runs. The experiment name `all` of `penstock-lab run` does
 /// not include the fabric demo.
 pub const FABRIC_DEMO: Experiment = live(

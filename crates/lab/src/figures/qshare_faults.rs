@@ -1,4 +1,5 @@
-//! This figure measures how long a fabric needs after a fault, in simulated time.
+//! This figure measures how long a fabric needs after a fault, in simulated time. The live form is
+//! in `live/fabric/faults.rs`.
 //!
 //! # Problem
 //!
@@ -51,14 +52,17 @@ use tokio::time::{Instant, sleep};
 
 use super::qshare_faults_bed::{Bed, INTERVAL};
 use crate::evidence::stats::count;
-use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
+use crate::evidence::{
+    Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record, points,
+};
+use crate::live;
 
 pub const EXPERIMENT: Experiment = Experiment {
     name: "qshare-faults",
     source: "QShare §V-D",
     about: "recovery after a killed leader, silent hosts and a rebooted switch",
     sim: Some(sim),
-    live: None,
+    live: Some(live::qshare_faults),
     picture,
 };
 
@@ -216,6 +220,9 @@ async fn until(
 }
 
 fn picture(record: &Record) -> Picture {
+    if record.mode == Mode::Live {
+        return live::qshare_faults_picture(record);
+    }
     let panel = Panel::new("recovery", Axis::linear("run"), Axis::linear("s").from(0.0));
     let panel = FAULTS.iter().fold(panel, |panel, (_, name)| {
         let of = record.series(name).map(points).into_iter().flatten();

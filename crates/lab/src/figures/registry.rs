@@ -43,6 +43,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_scale::EXPERIMENT,
     live_only::QSHARE_PLANS,
     qshare_faults::EXPERIMENT,
+    live_only::QSHARE_CHAOS,
     fabric_agents::EXPERIMENT,
     fabric_store::EXPERIMENT,
     live_only::VCPU_WAKEUP,

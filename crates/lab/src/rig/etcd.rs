@@ -1,4 +1,5 @@
-//! An etcd with one member on this machine, and what etcd says about its size.
+//! An etcd with one member on this machine, what etcd says about its size, and an operator's work
+//! after etcd was full.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -6,14 +7,17 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use penstock_guest::bed::Guard;
 use penstock_guest::bed::process::{Daemon, await_some};
+use serde_json::{Value, json};
 
 /// Time limit for the start of etcd.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit for one page of metrics.
 const PAGE_LIMIT: Duration = Duration::from_secs(5);
+/// Time limit for an operator's command.
+const COMMAND_LIMIT: Duration = Duration::from_secs(30);
 
 /// Sizes of etcd in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -37,6 +41,15 @@ pub(crate) struct EtcdServer {
 impl EtcdServer {
     /// Starts etcd on free TCP ports, with its data in `folder`, and waits until etcd leads itself.
     pub(crate) fn start(guard: &Guard, folder: &Path) -> anyhow::Result<Self> {
+        Self::start_with(guard, folder, &[])
+    }
+
+    /// Starts etcd as [`Self::start`] does, with a limit on the size of etcd's file in bytes.
+    pub(crate) fn with_quota(guard: &Guard, folder: &Path, quota: u64) -> anyhow::Result<Self> {
+        Self::start_with(guard, folder, &["--quota-backend-bytes", &quota.to_string()])
+    }
+
+    fn start_with(guard: &Guard, folder: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
         // Both listeners exist at the same time, so that the ports differ.
         let free = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let (first, second) = (free()?, free()?);
@@ -49,7 +62,8 @@ impl EtcdServer {
             .arg(folder.join("etcd"))
             .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
             .args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer])
-            .args(["--initial-cluster", &format!("lab={peer}")]);
+            .args(["--initial-cluster", &format!("lab={peer}")])
+            .args(arguments);
         let mut daemon = Daemon::start(&mut command, folder.join("etcd.log"), guard)
             .context("etcd does not start; install Debian's etcd-server")?;
         await_some("etcd", START_LIMIT, || {
@@ -74,15 +88,53 @@ impl EtcdServer {
             received: value(&page, "etcd_network_client_grpc_received_bytes_total")?,
         })
     }
+
+    /// Shrinks etcd's file, as `etcdctl defrag` does.
+    pub(crate) fn defrag(&self) -> anyhow::Result<()> {
+        self.post("/v3/maintenance/defragment", &json!({})).map(drop)
+    }
+
+    /// Ends all alarms, as `etcdctl alarm disarm` does.
+    pub(crate) fn disarm(&self) -> anyhow::Result<()> {
+        const ALARM: &str = "/v3/maintenance/alarm";
+        let told = self.post(ALARM, &json!({ "action": "GET", "alarm": "NONE" }))?;
+        for alarm in told["alarms"].as_array().into_iter().flatten() {
+            let (member, alarm) = (&alarm["memberID"], &alarm["alarm"]);
+            let end = json!({ "action": "DEACTIVATE", "memberID": member, "alarm": alarm });
+            self.post(ALARM, &end)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a request to etcd's JSON gateway, and returns the answer.
+    fn post(&self, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let body = body.to_string();
+        let request = format!(
+            "POST {path} HTTP/1.0\r\nHost: etcd\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let page = exchange(self.client, &request, COMMAND_LIMIT)?;
+        let (head, body) = page.split_once("\r\n\r\n").unwrap_or((page.as_str(), ""));
+        let status = head.lines().next().unwrap_or_default();
+        ensure!(status.split(' ').nth(1) == Some("200"), "etcd: {path}: {status}: {body}");
+        serde_json::from_str(body).with_context(|| format!("etcd: {path}: reading the answer"))
+    }
 }
 
-/// Reads etcd's page of metrics. With HTTP/1.0, the answer is not divided into chunks.
+/// Reads etcd's page of metrics.
 fn metrics(address: SocketAddr) -> anyhow::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PAGE_LIMIT)?;
-    stream.set_read_timeout(Some(PAGE_LIMIT))?;
-    stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n")?;
+    exchange(address, "GET /metrics HTTP/1.0\r\nHost: etcd\r\n\r\n", PAGE_LIMIT)
+}
+
+/// Sends a request to etcd, and returns the head and the body of the answer. With HTTP/1.0, the
+/// answer is not divided into chunks.
+fn exchange(address: SocketAddr, request: &str, limit: Duration) -> anyhow::Result<String> {
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    stream.write_all(request.as_bytes())?;
     let mut page = String::new();
-    stream.read_to_string(&mut page).context("reading etcd's metrics")?;
+    stream.read_to_string(&mut page).context("reading etcd's answer")?;
     Ok(page)
 }
 

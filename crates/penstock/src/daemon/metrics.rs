@@ -397,7 +397,7 @@ fn delay_metrics() -> [Metric; 4] {
     })
 }
 
-fn queue_metrics() -> [Metric; 6] {
+fn queue_metrics() -> [Metric; 7] {
     let metric = |name: &str, unit, is_gauge, help: &str, value: fn(&QueueStatus) -> u64| Metric {
         name: format!("penstock_queue{name}"),
         unit,
@@ -410,6 +410,7 @@ fn queue_metrics() -> [Metric; 6] {
     let of = "bytes of frames that left the queue, without FCS";
     let drops = "frames that were dropped because the queue was full or the wait too long";
     let waits = "frames that wait in the queue";
+    let unmapped = "frames of queue 0 with a code point other than 0 that the port does not map";
     [
         metric("_weight", "", true, "weight of the queue among the port's queues", |q| {
             q.weight.into()
@@ -419,6 +420,7 @@ fn queue_metrics() -> [Metric; 6] {
         metric("_dropped", "frames", false, drops, |q| q.drops),
         metric("_backlog", "frames", true, waits, |q| q.backlog_frames),
         metric("_backlog", "bytes", true, "bytes that wait in the queue", |q| q.backlog_bytes),
+        metric("_unmapped", "frames", false, unmapped, |q| q.unmapped),
     ]
 }
 

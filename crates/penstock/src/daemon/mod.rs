@@ -114,7 +114,8 @@ pub fn run(args: &RunArgs, socket: Option<&Path>) -> Result<ExitCode> {
     // process would end too. The daemon stops in order as soon as it serves.
     let Control { runtime, threads, signals } = Control::start()?;
     let notifier = Arc::new(Notifier::from_environment());
-    let host = Arc::new(Host::start_from(config, Some(path), handover::take())?);
+    let queues = switch::queues_before(&config, &directory);
+    let host = Arc::new(Host::start_from(config, Some(path), handover::take(), &queues)?);
     let prepared = keep_off_workers(&host, &control_cores, &threads)
         .and_then(|()| prepare(&host, &directory, &runtime));
     let outcome = match prepared {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use penstock_control::api::{NamedCount, QueueStatus, SwitchStatus};
+use penstock_control::config::HostConfig;
 use penstock_control::host::{ApiError, Host, PortQueues, SwitchPort};
 use penstock_controller::agent::SideError;
 use penstock_controller::agents::{PemFiles, ServerTls};
@@ -45,6 +46,22 @@ struct Door {
 
 #[derive(Clone, Debug)]
 pub struct Switched(Arc<FabricSwitch>);
+
+/// Returns the queues that a controller set on this host before its restart, if this host is a
+/// switch. The host starts with these queues.
+pub fn queues_before(config: &HostConfig, directory: &Path) -> BTreeMap<String, PortQueues> {
+    let Some(terms) = config.switch_terms(directory) else { return BTreeMap::new() };
+    queues_of(&switch::saved_ports(&terms.name, &terms.plan))
+}
+
+/// Converts the states of ports to queues of the host's ports.
+fn queues_of(ports: &BTreeMap<String, PortState>) -> BTreeMap<String, PortQueues> {
+    let queues = |(name, state): (&String, &PortState)| {
+        let queues = PortQueues { weights: state.weights.clone(), map: state.map.clone() };
+        (name.clone(), queues)
+    };
+    ports.iter().map(queues).collect()
+}
 
 /// Creates the switch of this host; `None` if the configuration has no `[switch]`.
 ///
@@ -183,11 +200,7 @@ impl SwitchSide for Side {
     }
 
     async fn apply(&self, ports: &BTreeMap<String, PortState>) -> Result<(), SideError> {
-        let queues = |(name, state): (&String, &PortState)| {
-            let queues = PortQueues { weights: state.weights.clone(), map: state.map.clone() };
-            (name.clone(), queues)
-        };
-        let ports: BTreeMap<_, _> = ports.iter().map(queues).collect();
+        let ports = queues_of(ports);
         let changes = self.blocking(move |host| host.set_switch(&ports)).await?;
         if !changes.is_empty() {
             tracing::info!(?changes, "a controller set the queues of ports");

@@ -60,6 +60,7 @@ mod tests {
             drops: 7,
             backlog_frames: 2,
             backlog_bytes: 2_000,
+            ..QueueStatus::default()
         };
         let queues =
             vec![queue(0, 1, &[0, 1], 5_000), queue(1, 30, &[8, 46], 6), queue(2, 1, &[], 0)];

@@ -7,11 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use nix::sys::signal::Signal;
+use penstock_guest::bed::relay::Relay;
 
 use crate::dir::Dir;
 use crate::etcd::Cluster;
 use crate::support::controller::{Controller, TAKE_OVER, until};
-use crate::support::relay::Relay;
 
 const TENANTS: &str = r#"[[tenant]]
 name = "web"
@@ -119,9 +119,11 @@ fn a_leader_that_is_cut_off_stops_by_itself_and_is_followed() {
     let Some(cluster) = runtime.block_on(Cluster::start()) else { return };
     let folder = Dir::new();
     let members = cluster.endpoints();
-    let relay = |member: &String| Relay::to(member.trim_start_matches("http://").parse().unwrap());
+    let relay = |member: &String| {
+        Relay::start(member.trim_start_matches("http://").parse().unwrap()).unwrap()
+    };
     let relays: Vec<Relay> = members.iter().map(relay).collect();
-    let through: Vec<String> = relays.iter().map(|r| format!("http://{}", r.address)).collect();
+    let through: Vec<String> = relays.iter().map(|r| format!("http://{}", r.address())).collect();
     let one = Controller::start(folder.path(), "one", &format!("endpoints = {through:?}"));
     until(TAKE_OVER, "one leads", || one.leads());
     let two = Controller::start(folder.path(), "two", &format!("endpoints = {members:?}"));

@@ -234,7 +234,7 @@ fn start_on(file: &TempFile, fake: Fake) -> (Host, Fake) {
     let config = config::parse(&file.text(), "").unwrap();
     let switch = Box::new(fake.clone());
     let host =
-        Host::start_with(config, Some(file.0.clone()), Machine::default(), |_| Ok(switch)).unwrap();
+        Host::start_with(config, Some(file.0.clone()), <_>::default(), |_| Ok(switch)).unwrap();
     (host, fake)
 }
 
@@ -529,7 +529,7 @@ fn a_host_without_a_file_lives_in_memory() {
     let config = config::parse(TEXT, "").unwrap();
     let fake = Fake::default();
     let switch = Box::new(fake.clone());
-    let host = Host::start_with(config, None, Machine::default(), |_| Ok(switch)).unwrap();
+    let host = Host::start_with(config, None, <_>::default(), |_| Ok(switch)).unwrap();
     host.add_port(tap("t1"), true).unwrap();
     assert_eq!(host.port_configs().len(), 3);
     assert!(config::parse(&host.config_toml(), "").is_ok());
@@ -543,7 +543,7 @@ fn the_socket_of_the_command_line_survives_changes() {
     config.host.socket = PathBuf::from("/run/other.sock");
     let switch = Box::new(Fake::default());
     let host =
-        Host::start_with(config, Some(file.0.clone()), Machine::default(), |_| Ok(switch)).unwrap();
+        Host::start_with(config, Some(file.0.clone()), <_>::default(), |_| Ok(switch)).unwrap();
     host.add_port(tap("t1"), true).unwrap();
     assert_eq!(host.reload().unwrap().warnings, Vec::<String>::new());
     assert_eq!(host.config().host.socket, PathBuf::from("/run/other.sock"));

@@ -40,7 +40,7 @@ use super::diary::Diary;
 use super::guarantees::{
     Demand, GUARANTEE, INTERVAL, KEPT, LINK, QUEUES, RACKS, hoses, judge, tell_plans,
 };
-use super::plan::{Plan, Spread};
+use super::plan::{Control, Plan, Spread};
 use super::programs::{Client, Ended, Wants};
 use super::samples::{WARM_UP, others, points, start, used_pct, watch};
 use super::world::{Vm, World};
@@ -142,6 +142,7 @@ fn plan(load: u64) -> Plan {
         interval: INTERVAL,
         tenants,
         spread: Spread::OnePerHost,
+        control: Control::One,
         hold: true,
         page: false,
     }

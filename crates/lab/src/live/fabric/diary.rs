@@ -14,7 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +22,7 @@ use anyhow::Context as _;
 use serde_json::Value;
 
 use super::operator::Operator;
+use super::process::lock;
 use crate::rig::stats::to_f64;
 use penstock_guest::clock;
 
@@ -61,11 +62,15 @@ pub(super) struct Log {
     pub events: Value,
 }
 
+/// Events of all leaders, by their time, the leader's epoch and the number of the event.
+type Events = BTreeMap<[u64; 3], Value>;
+
 /// The thread that writes a diary. Dropping the diary ends the thread.
 #[derive(Debug)]
 pub(super) struct Diary {
     stop: Arc<AtomicBool>,
     pages: Arc<Mutex<Vec<Page>>>,
+    events: Arc<Mutex<Events>>,
     operator: Operator,
     thread: Option<JoinHandle<()>>,
 }
@@ -74,26 +79,40 @@ impl Diary {
     pub fn start(operator: Operator) -> anyhow::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let pages: Arc<Mutex<Vec<Page>>> = Arc::default();
+        let events: Arc<Mutex<Events>> = Arc::default();
         let (theirs, kept, asks) = (Arc::clone(&stop), Arc::clone(&pages), operator.clone());
+        let told = Arc::clone(&events);
         let write = move || {
             while !theirs.load(Relaxed) {
                 // A request that fails leaves out one page.
                 if let Ok(Some(page)) = next(&asks, &kept) {
-                    kept.lock().unwrap_or_else(PoisonError::into_inner).push(page);
+                    lock(&kept).push(page);
+                    if asks.controllers() > 1
+                        && let Ok(events) = asks.ask(&["events"])
+                    {
+                        add(&mut lock(&told), &events);
+                    }
                 }
                 clock::wait_readable(None, PERIOD);
             }
         };
         let thread = std::thread::Builder::new().name("diary".to_owned()).spawn(write);
         let thread = Some(thread.context("starting a thread")?);
-        Ok(Self { stop, pages, operator, thread })
+        Ok(Self { stop, pages, events, operator, thread })
     }
 
     /// Ends the diary, and returns what it contains.
     pub fn close(mut self) -> anyhow::Result<Log> {
         self.finish();
-        let pages = std::mem::take(&mut *self.pages.lock().unwrap_or_else(PoisonError::into_inner));
-        Ok(Log { pages, events: self.operator.ask(&["events"])? })
+        let pages = std::mem::take(&mut *lock(&self.pages));
+        let mut all = std::mem::take(&mut *lock(&self.events));
+        match self.operator.ask(&["events"]) {
+            Ok(last) => add(&mut all, &last),
+            // Without a leader, the diary has the events up to its last page.
+            Err(_) if self.operator.controllers() > 1 => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Log { pages, events: all.into_values().collect() })
     }
 
     fn finish(&mut self) {
@@ -111,12 +130,21 @@ impl Drop for Diary {
     }
 }
 
+/// Adds the events of a controller's answer.
+fn add(all: &mut Events, answer: &Value) {
+    for event in answer.as_array().into_iter().flatten() {
+        let number = |value: &Value| value.as_u64().unwrap_or(0);
+        let key = [&event["at_ms"], &event["stamp"]["epoch"], &event["number"]].map(number);
+        all.insert(key, event.clone());
+    }
+}
+
 /// Returns the controller's state if an interval or a decision has ended since the last page.
 fn next(operator: &Operator, pages: &Mutex<Vec<Page>>) -> anyhow::Result<Option<Page>> {
     let status = operator.ask(&["status"])?;
     let at_ms = clock::since_1970().0 / 1_000_000;
     let same = {
-        let pages = pages.lock().unwrap_or_else(PoisonError::into_inner);
+        let pages = lock(pages);
         pages.last().is_some_and(|last| {
             let number = |status: &Value| status["last_interval"]["number"].clone();
             number(&last.status) == number(&status) && last.status["stamp"] == status["stamp"]
@@ -282,5 +310,19 @@ pub(super) mod tests {
         let page = log.before(9_000).unwrap();
         assert!(page.port("core-0", "rack-1").is_some() && page.port("core-0", "rack-0").is_none());
         assert_eq!(log.events(9_000, 11_000), ["demoted t7", "promoted t8"]);
+    }
+
+    fn event(at_ms: u64, epoch: u64, number: u64) -> Value {
+        json!({ "at_ms": at_ms, "stamp": { "epoch": epoch }, "number": number })
+    }
+
+    #[test]
+    fn events_of_several_leaders_are_kept_once_and_in_the_order_of_their_times() {
+        let mut all = Events::new();
+        add(&mut all, &json!([event(5, 1, 1), event(5, 1, 2)]));
+        add(&mut all, &json!([event(9, 2, 1)]));
+        add(&mut all, &json!([event(5, 1, 2), event(7, 1, 3)]));
+        let times: Vec<u64> = all.keys().map(|key| key[0]).collect();
+        assert_eq!(times, [5, 5, 7, 9]);
     }
 }

@@ -33,7 +33,7 @@ use penstock_sim::Rng;
 use super::demand::{across, clients, due};
 use super::diagnosis::{Short, worst};
 use super::diary::{Diary, Log};
-use super::plan::{Plan, Spread};
+use super::plan::{Control, Plan, Spread};
 use super::programs::{Client, Programs, Wants};
 use super::samples::{Sample, WARM_UP, longest_sweep_ms, others, points, start, used_pct, watch};
 use super::world::World;
@@ -84,6 +84,7 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
         interval: INTERVAL,
         tenants: sizes.iter().map(tenant).collect(),
         spread: Spread::HalfPerRack,
+        control: Control::One,
         hold: false,
         page: false,
     }

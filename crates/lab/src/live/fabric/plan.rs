@@ -26,6 +26,7 @@ pub(super) struct Plan {
     /// second.
     pub tenants: Vec<(usize, u64)>,
     pub spread: Spread,
+    pub control: Control,
     /// Whether the controller starts in the mode `hold`, in which no tenant gets a queue.
     pub hold: bool,
     /// Whether the controller serves its web page.
@@ -41,9 +42,33 @@ pub(super) enum Spread {
     OnePerHost,
 }
 
+/// Controllers of a fabric, and the kind of its core switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Control {
+    /// One controller, with its store in a file. All switches are Linux bridges.
+    One,
+    /// Two controllers that share an etcd, for experiments with faults. The core switch is a
+    /// Penstock process, and the racks' switches are Linux bridges. A host's agent reaches the
+    /// controllers through relays of its own.
+    Two,
+}
+
+impl Control {
+    /// Returns the names of the controllers.
+    pub const fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::One => &["one"],
+            Self::Two => &["one", "two"],
+        }
+    }
+}
+
 /// Addresses and directories of a running controller.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ControllerPlaces<'a> {
+    pub name: &'a str,
+    /// URL of etcd. `None` if the controller's store is a file.
+    pub etcd: Option<&'a str>,
     /// Directory of the controller's socket and store.
     pub dir: &'a Path,
     /// Prefix of the names of all network namespaces.
@@ -115,39 +140,54 @@ impl Plan {
         self.tenants.iter().enumerate().map(tenant).collect()
     }
 
-    /// Returns the text of the controller's configuration file. A rack's switch has the interfaces
+    /// Returns the text of a controller's configuration file. A rack's switch has the interfaces
     /// `h0`, `h1` and so on to its hosts, and `uplink` to the core switch. The core switch has the
     /// interfaces `r0`, `r1` and so on to the racks.
     pub fn controller(&self, at: ControllerPlaces<'_>) -> String {
-        let ControllerPlaces { dir, tag, agents, page } = at;
+        let ControllerPlaces { name, etcd, dir, tag, agents, page } = at;
         let (dir, millis) = (dir.display(), self.interval.as_millis());
         let report = (millis / 4).max(50);
         let page = if self.page { format!("page = \"127.0.0.1:{page}\"\n") } else { String::new() };
+        // An agent that followed the name of the leader would not use its relay.
+        let advertise = match self.control {
+            Control::One => format!("advertise = \"http://127.0.0.1:{agents}\"\n"),
+            Control::Two => String::new(),
+        };
+        let store = match etcd {
+            Some(url) => format!("endpoints = [\"{url}\"]"),
+            None => format!("path = \"{dir}/controller.redb\""),
+        };
         let mut text = format!(
-            "[controller]\nname = \"one\"\ntopology = \"fabric.toml\"\n\
-             socket = \"{dir}/controller.sock\"\ninterval_ms = {millis}\nreport_ms = {report}\n\
-             agents = \"127.0.0.1:{agents}\"\nadvertise = \"http://127.0.0.1:{agents}\"\n{page}\n\
-             [store]\npath = \"{dir}/controller.redb\"\n\n[binding]\nmap = \"per-port-map\"\n"
+            "[controller]\nname = \"{name}\"\ntopology = \"fabric.toml\"\n\
+             socket = \"{dir}/{name}.sock\"\ninterval_ms = {millis}\nreport_ms = {report}\n\
+             agents = \"127.0.0.1:{agents}\"\n{advertise}{page}\n\
+             [store]\n{store}\n\n[binding]\nmap = \"per-port-map\"\n"
         );
-        let mut switch = |name: &str, netns: String, ports: &[(String, String)]| {
+        let mut switch = |name: &str, driver: String, ports: &[(String, String)]| {
             let ports: Vec<_> = ports.iter().map(|(to, of)| format!("{to} = [\"{of}\"]")).collect();
             let _ = write!(
                 text,
-                "\n[[switch]]\nname = \"{name}\"\ndriver = \"linux-tc\"\nnetns = \"{netns}\"\n\
-                 interfaces = {{ {} }}\n",
+                "\n[[switch]]\nname = \"{name}\"\n{driver}\ninterfaces = {{ {} }}\n",
                 ports.join(", ")
             );
         };
+        let bridge = |netns: String| format!("driver = \"linux-tc\"\nnetns = \"{netns}\"");
         for rack in 0..self.racks.len() {
             let hosts = self.hosts_of(rack).enumerate();
             let mut ports: Vec<_> =
                 hosts.map(|(nth, host)| (format!("server-{host}"), format!("h{nth}"))).collect();
             ports.push(("core-0".to_owned(), "uplink".to_owned()));
-            switch(&format!("rack-{rack}"), format!("{tag}-r{rack}"), &ports);
+            switch(&format!("rack-{rack}"), bridge(format!("{tag}-r{rack}")), &ports);
         }
         let racks = 0..self.racks.len();
         let racks: Vec<_> = racks.map(|n| (format!("rack-{n}"), format!("r{n}"))).collect();
-        switch("core-0", format!("{tag}-core"), &racks);
+        let core = match self.control {
+            Control::One => bridge(format!("{tag}-core")),
+            Control::Two => {
+                format!("driver = \"penstock\"\naddress = \"unix://{dir}/core/host.sock\"")
+            }
+        };
+        switch("core-0", core, &racks);
         text
     }
 }
@@ -156,7 +196,7 @@ impl Plan {
 pub(super) mod tests {
     use std::collections::BTreeMap;
 
-    use penstock_controller::files::{TenantWish, parse_tenants, parse_topology};
+    use penstock_controller::files::{TenantWish, load_controller, parse_tenants, parse_topology};
     use penstock_fabric::tenant_placement::Datacenter;
     use penstock_fabric::topology::NodeId;
 
@@ -193,6 +233,7 @@ pub(super) mod tests {
             interval: Duration::from_secs(4),
             tenants: vec![(10, 1_000_000)],
             spread: Spread::OnePerHost,
+            control: Control::One,
             hold: false,
             page: false,
         };
@@ -204,5 +245,34 @@ pub(super) mod tests {
         let (places, refused) = placed(&plan);
         assert!(refused.is_empty(), "{refused:?}");
         assert!(places[0].len() == 10 && places[0].values().all(|vms| *vms == 1), "{places:?}");
+    }
+
+    #[test]
+    fn a_controllers_file_is_valid_with_each_kind_of_control() {
+        let dir = std::env::temp_dir().join(format!("penstock-plan-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        for (control, etcd) in [(Control::One, None), (Control::Two, Some("http://127.0.0.1:2"))] {
+            let plan = Plan {
+                racks: vec![2, 1],
+                link: 50_000_000,
+                queues: 8,
+                interval: Duration::from_secs(4),
+                tenants: vec![(3, 1_000_000)],
+                spread: Spread::OnePerHost,
+                control,
+                hold: false,
+                page: false,
+            };
+            std::fs::write(dir.join("fabric.toml"), plan.topology()).unwrap();
+            for &name in control.names() {
+                let (dir, tag) = (dir.as_path(), "pf");
+                let places = ControllerPlaces { name, etcd, dir, tag, agents: 7, page: 8 };
+                let file = dir.join(format!("{name}.toml"));
+                std::fs::write(&file, plan.controller(places)).unwrap();
+                let read = load_controller(&file).unwrap();
+                assert_eq!(read.switches.len(), 3, "{control:?}");
+            }
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 }

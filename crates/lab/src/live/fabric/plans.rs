@@ -37,7 +37,7 @@ use super::demand::{across, clients, due};
 use super::diary::{Diary, Log, plan_seconds};
 use super::guarantees::{Demand, INTERVAL, KEPT, LINK, hoses, judge, tell_plans};
 use super::operator::Operator;
-use super::plan::{Plan, Spread, tenant_name};
+use super::plan::{Control, Plan, Spread, tenant_name};
 use super::programs::Client;
 use super::samples::{Sample, WARM_UP, points, start, used_pct, watch};
 use super::world::World;
@@ -104,6 +104,7 @@ fn plan() -> Plan {
         interval: INTERVAL,
         tenants: vec![(TENANTS, HOSE); TENANTS],
         spread: Spread::OnePerHost,
+        control: Control::One,
         hold: false,
         page: false,
     }

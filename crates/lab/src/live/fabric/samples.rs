@@ -61,6 +61,16 @@ pub(super) fn watch(
 pub(super) fn watch_and(
     (world, programs): (&mut World, &mut Programs),
     secs: f64,
+    look: impl FnMut(),
+) -> anyhow::Result<Vec<Sample>> {
+    watch_until((world, programs), |measured| measured >= secs, look)
+}
+
+/// Takes samples of the rates after the warm-up, until `done` returns true. `done` gets the number
+/// of seconds since the warm-up. Calls `look` as [`watch_and`] does.
+pub(super) fn watch_until(
+    (world, programs): (&mut World, &mut Programs),
+    done: impl Fn(f64) -> bool,
     mut look: impl FnMut(),
 ) -> anyhow::Result<Vec<Sample>> {
     while let Some(rest) = WARM_UP.checked_sub(programs.elapsed()) {
@@ -72,7 +82,7 @@ pub(super) fn watch_and(
     let mut before = world.read()?;
     look();
     let mut samples = Vec::new();
-    while programs.elapsed().saturating_sub(WARM_UP).as_secs_f64() < secs {
+    while !done(programs.elapsed().saturating_sub(WARM_UP).as_secs_f64()) {
         let due = programs.since_start(before.at) + SAMPLE;
         clock::wait_readable(None, due.saturating_sub(programs.elapsed()));
         programs.check()?;

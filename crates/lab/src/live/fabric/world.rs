@@ -1,4 +1,4 @@
-//! A fabric with several racks on one machine: namespaces, bridges, a controller, and hosts with
+//! A fabric with several racks on one machine: namespaces, bridges, controllers, and hosts with
 //! tenants' VMs.
 //!
 //! # Approach
@@ -21,19 +21,25 @@
 //! A run uses about 120 network namespaces. A guard removes the network namespaces after the run.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::Context as _;
 use serde_json::Value;
 
+use super::core_switch::{CorePlace, CoreSwitch};
 use super::counters::{Counted, Counters, Reading};
 use super::operator::Operator;
-use super::plan::{ControllerPlaces, Plan, tenant_name};
+use super::parts::Parts;
+use super::plan::{Control, ControllerPlaces, Plan, tenant_name};
+use super::process::{Process, lock};
 use super::programs::Place;
+use super::relay::Relays;
 use crate::penstock::penstock;
+use crate::rig::etcd::EtcdServer;
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::guard::Ward;
 use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
@@ -42,6 +48,9 @@ use penstock_guest::bed::process::{Daemon, ask, await_ok, await_some};
 const VLAN: usize = 100;
 /// Maximum time until a daemon has started, and until all hosts are connected to the controller.
 const START_LIMIT: Duration = Duration::from_secs(60);
+/// Limit on the size of etcd's file in bytes. The limit is small, so that an experiment can fill
+/// etcd in a second.
+const ETCD_QUOTA: u64 = 32 << 20;
 
 /// A VM with its tenant, its host, the host's rack, and its address.
 #[derive(Debug, Clone)]
@@ -66,8 +75,7 @@ pub(super) struct World {
     /// URL of the controller's web page. `None` if the controller serves no page.
     pub page: Option<String>,
     hosts: Vec<Daemon>,
-    controller: Daemon,
-    operator: Operator,
+    parts: Arc<Parts>,
     dir: PathBuf,
     tag: String,
     plan: Plan,
@@ -75,43 +83,30 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Starts the bridges, the controller and the hosts, and waits until all hosts are connected to
-    /// the controller.
+    /// Starts the bridges, the controllers and the hosts, and waits until all hosts are connected
+    /// to the controller that leads.
     pub fn start(bed: &Bed, name: &str, plan: &Plan) -> anyhow::Result<Self> {
         let dir = bed.dir().join(name);
         std::fs::create_dir(&dir).context("making a directory")?;
         let tag = format!("pf{}-{name}", std::process::id());
         underlay(bed, &tag, plan)?;
-        let [agents, page] = free_ports()?;
-        let places = ControllerPlaces { dir: &dir, tag: &tag, agents, page };
-        std::fs::write(dir.join("fabric.toml"), plan.topology())?;
-        std::fs::write(dir.join("controller.toml"), plan.controller(places))?;
-        let mut command = penstock()?;
-        command.args(["controller", "run", "--config"]).arg(dir.join("controller.toml"));
-        let log = dir.join("controller.log");
-        let controller = Daemon::start(&mut command, log, bed.guard())?;
+        let (parts, page) = start_parts(bed, (&dir, &tag), plan)?;
         let mut world = Self {
             vms: Vec::new(),
             page: plan.page.then(|| format!("http://127.0.0.1:{page}/")),
             hosts: Vec::new(),
-            controller,
-            operator: Operator::new(dir.join("controller.sock")),
+            parts: Arc::new(parts),
             dir,
             tag,
             plan: plan.clone(),
             counters: Counters::default(),
         };
-        await_ok("the controller", START_LIMIT, || {
-            world.controller.check()?;
-            let status = world.ask(&["status"]);
-            Ok(status.and_then(|s| ensure_leads(&s)))
-        })?;
         if plan.hold {
             world.mode("hold")?;
         }
         world.place()?;
         for host in 0..plan.hosts() {
-            world.start_host(bed, host, agents)?;
+            world.start_host(bed, host)?;
         }
         world.configure_vms()?;
         world.counters = world.open_counters()?;
@@ -123,14 +118,19 @@ impl World {
         Ok(world)
     }
 
+    /// Returns the parts of the fabric that an experiment may break, also from another thread.
+    pub fn parts(&self) -> Arc<Parts> {
+        Arc::clone(&self.parts)
+    }
+
     /// Sends a command to the controller and returns its answer.
     pub fn ask(&self, words: &[&str]) -> anyhow::Result<Value> {
-        self.operator.ask(words)
+        self.parts.operator.ask(words)
     }
 
     /// Returns an operator of the controller, for use in another thread.
     pub fn operator(&self) -> Operator {
-        self.operator.clone()
+        self.parts.operator.clone()
     }
 
     /// Sets the controller's mode, which is `active` to assign queues, or `hold` to change nothing.
@@ -175,9 +175,9 @@ impl World {
         &self.plan
     }
 
-    /// Returns an error if the controller or a host has stopped.
+    /// Returns an error if a controller, a host or the core switch has stopped by itself.
     pub fn check(&mut self) -> anyhow::Result<()> {
-        self.controller.check().context("the controller")?;
+        self.parts.check()?;
         for (host, daemon) in self.hosts.iter_mut().enumerate() {
             daemon.check().with_context(|| format!("host {host}"))?;
         }
@@ -216,14 +216,14 @@ impl World {
         Ok(())
     }
 
-    fn start_host(&mut self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<()> {
+    fn start_host(&mut self, bed: &Bed, host: usize) -> anyhow::Result<()> {
         let dir = self.dir.join(format!("host{host}"));
         std::fs::create_dir(&dir).context("making a directory")?;
         for vm in self.vms.iter().filter(|vm| vm.host == host) {
             netns(bed, &vm.place.netns)?;
         }
         let file = dir.join("host.toml");
-        std::fs::write(&file, self.host_file(bed, host, agents)?)?;
+        std::fs::write(&file, self.host_file(bed, host)?)?;
         let mut command = penstock()?;
         command.args(["host", "run", "--config"]).arg(&file);
         let mut daemon = Daemon::start(&mut command, dir.join("host.log"), bed.guard())?;
@@ -232,8 +232,11 @@ impl World {
         Ok(())
     }
 
-    fn host_file(&self, bed: &Bed, host: usize, agents: u16) -> anyhow::Result<String> {
+    fn host_file(&self, bed: &Bed, host: usize) -> anyhow::Result<String> {
         let at = self.dir.join(format!("host{host}"));
+        let controllers = self.parts.agents_of(host);
+        let controllers: Vec<_> = controllers.iter().map(|at| format!("\"{at}\"")).collect();
+        let controllers = controllers.join(", ");
         // The kernel processes a frame on the sender's core. So each core gets half of the hosts.
         let cores = [bed.worker_core(), bed.generator_core()];
         let (at, worker) = (at.display(), cores[host % 2]);
@@ -241,7 +244,7 @@ impl World {
             "[host]\nname = \"server-{host}\"\nsocket = \"{at}/host.sock\"\n\
              state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\nidle_backoff_us = 1000\n\
              idle_turns = 1\n\n\
-             [fabric]\ncontrollers = [\"127.0.0.1:{agents}\"]\nuplink = \"up\"\n\n"
+             [fabric]\ncontrollers = [{controllers}]\nuplink = \"up\"\n\n"
         );
         for tenant in 0..self.plan.tenants.len() {
             let (name, vlan) = (tenant_name(tenant), VLAN + tenant);
@@ -298,16 +301,69 @@ impl World {
     }
 }
 
-fn ensure_leads(status: &Value) -> anyhow::Result<()> {
-    anyhow::ensure!(status["leads"] == true, "it does not lead yet");
-    Ok(())
+/// Returns `count` free addresses on loopback.
+fn free_addresses(count: usize) -> anyhow::Result<Vec<SocketAddr>> {
+    // All listeners exist at the same time, so that the ports differ.
+    let bound = (0..count).map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)));
+    let bound = bound.collect::<std::io::Result<Vec<TcpListener>>>()?;
+    let addresses = bound.iter().map(TcpListener::local_addr);
+    Ok(addresses.collect::<std::io::Result<Vec<SocketAddr>>>()?)
 }
 
-/// Returns two free TCP ports: for the controller's agents, and for its web page.
-fn free_ports() -> anyhow::Result<[u16; 2]> {
-    let bound = || std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let (first, second) = (bound()?, bound()?);
-    Ok([first.local_addr()?.port(), second.local_addr()?.port()])
+/// Starts the controllers and what they need, and waits until a controller leads. Returns the TCP
+/// port of the web page, too.
+fn start_parts(bed: &Bed, (dir, tag): (&Path, &str), plan: &Plan) -> anyhow::Result<(Parts, u16)> {
+    let names = plan.control.names();
+    let mut agents = free_addresses(names.len() + 1)?;
+    let page = agents.pop().context("a free port")?.port();
+    let (mut core, mut relays, mut etcd) = (None, None, None);
+    if plan.control == Control::Two {
+        core = Some(start_core(bed, (dir, tag), plan)?);
+        relays = Some(Relays::start(plan.hosts(), &agents)?);
+        etcd = Some(EtcdServer::with_quota(bed.guard(), dir, ETCD_QUOTA)?);
+    }
+    let url = etcd.as_ref().map(EtcdServer::endpoint);
+    std::fs::write(dir.join("fabric.toml"), plan.topology())?;
+    let sockets = names.iter().map(|name| dir.join(format!("{name}.sock")));
+    let mut parts = Parts {
+        controllers: Vec::new(),
+        operator: Operator::new(sockets.collect()),
+        agents,
+        core,
+        relays,
+        etcd,
+        dir: dir.to_owned(),
+        tag: tag.to_owned(),
+        plan: plan.clone(),
+    };
+    for (nth, &name) in names.iter().enumerate() {
+        let agents = parts.agents[nth].port();
+        let places = ControllerPlaces { name, etcd: url.as_deref(), dir, tag, agents, page };
+        let file = dir.join(format!("{name}.toml"));
+        std::fs::write(&file, plan.controller(places))?;
+        let file = file.to_string_lossy().into_owned();
+        let arguments = ["controller", "run", "--config", &file].map(str::to_owned).to_vec();
+        let process = Process::start(&format!("controller {name}"), dir, arguments, bed.guard())?;
+        parts.controllers.push(Mutex::new(process));
+        // The first controller leads before the next one starts.
+        await_ok("a controller that leads", START_LIMIT, || {
+            parts.check()?;
+            Ok(parts.operator.find_leader().map(drop).context("no controller leads yet"))
+        })?;
+    }
+    let all = names.iter().zip(&parts.controllers);
+    for (name, controller) in all {
+        lock(controller).await_file(&dir.join(format!("{name}.sock")), START_LIMIT)?;
+    }
+    Ok((parts, page))
+}
+
+fn start_core(bed: &Bed, (dir, tag): (&Path, &str), plan: &Plan) -> anyhow::Result<CoreSwitch> {
+    let (dir, netns) = (dir.join("core"), format!("{tag}-core"));
+    std::fs::create_dir(&dir).context("making a directory")?;
+    let vlans = [VLAN, VLAN + plan.tenants.len() - 1];
+    let place = CorePlace { dir: &dir, netns: &netns, worker: bed.worker_core(), vlans };
+    CoreSwitch::start(plan, place, bed.guard())
 }
 
 fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {
@@ -316,23 +372,32 @@ fn netns(bed: &Bed, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Creates the Linux bridges of the racks and the core, and the links between the bridges.
+/// Creates the namespaces and Linux bridges of the racks and the core, and the links between them.
+/// A core switch that is a Penstock process has no bridge.
 fn underlay(bed: &Bed, tag: &str, plan: &Plan) -> anyhow::Result<()> {
     let racks = plan.racks.len();
-    let mut switches: Vec<String> = (0..racks).map(|rack| format!("{tag}-r{rack}")).collect();
-    switches.push(format!("{tag}-core"));
-    for switch in &switches {
-        netns(bed, switch)?;
+    let core = format!("{tag}-core");
+    netns(bed, &core)?;
+    let mut bridges: Vec<String> = (0..racks).map(|rack| format!("{tag}-r{rack}")).collect();
+    bridges.iter().try_for_each(|rack| netns(bed, rack))?;
+    if plan.control == Control::One {
+        bridges.push(core.clone());
+    }
+    for switch in &bridges {
         ip(switch, "link add bridge0 type bridge")?;
         ip(switch, "link set bridge0 type bridge mcast_snooping 0")?;
         ip(switch, "link set bridge0 addrgenmode none mtu 1600 up")?;
     }
-    let core = format!("{tag}-core");
     for rack in 0..racks {
         let switch = format!("{tag}-r{rack}");
         cable(&switch, "uplink", &core, &format!("r{rack}"))?;
         join(&switch, "uplink")?;
-        join(&core, &format!("r{rack}"))?;
+        match plan.control {
+            Control::One => join(&core, &format!("r{rack}"))?,
+            Control::Two => {
+                ip(&core, &format!("link set r{rack} addrgenmode none mtu 1600 up"))?;
+            }
+        }
         for (nth, host) in plan.hosts_of(rack).enumerate() {
             let host = format!("{tag}-h{host}");
             netns(bed, &host)?;

@@ -4,7 +4,6 @@ pub mod controller;
 pub mod flood;
 pub mod flows;
 pub mod manager;
-pub mod relay;
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;

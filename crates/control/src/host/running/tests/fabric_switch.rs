@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::host::fabric_switch::PortQueues;
 
 const SWITCH: &str = r#"
 [[port]]
@@ -79,6 +78,29 @@ fn what_is_told_is_in_force_at_once_and_through_reloads() {
     host.set_switch(&next).unwrap();
     assert_eq!(in_force(&host)[0].2, [(8, 1)]);
     assert_eq!(in_force(&host)[1], fresh[1]);
+}
+
+#[test]
+fn after_a_restart_the_queues_are_in_force_before_the_ports_attach() {
+    let file = TempFile::new("switch-again", &format!("{TEXT}{SWITCH}"));
+    let config = config::parse(&file.text(), "").unwrap();
+    let mut plan = both(told(&[1, 30], &[(8, 1)]), told(&[10_001], &[]));
+    plan.insert("gone".to_owned(), told(&[2], &[]));
+    let fake = Fake::default();
+    let (switch, overlay) = (Box::new(fake.clone()), Overlay::of_switch(&plan));
+    let before = (Machine::default(), overlay);
+    let path = Some(file.0.clone());
+    let host = Host::start_with(config, path, before, |_| Ok(switch)).unwrap();
+    let calls = fake.calls();
+    assert_eq!(calls.iter().filter(|call| *call == "swap").count(), 1, "{calls:?}");
+    let now = vec![
+        ("left".to_owned(), vec![1, 30, 1, 1], vec![(8, 1)]),
+        ("right".to_owned(), vec![1; 8], vec![]),
+    ];
+    assert_eq!(in_force(&host), now, "queues with a mistake are left out");
+    // The switch restores the same decision later, which changes nothing.
+    let again: BTreeMap<_, _> = [("left".to_owned(), told(&[1, 30], &[(8, 1)]))].into();
+    assert_eq!(host.set_switch(&again).unwrap(), Vec::<String>::new());
 }
 
 #[test]

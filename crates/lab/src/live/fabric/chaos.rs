@@ -307,7 +307,11 @@ mod tests {
             from: at(from),
             until: at(from + 1),
             at_ms: [1_000 * from, 1_000 * (from + 1)],
-            rates: Rates { tenants: vec![vec![rate, 2.0 * rate]], core: vec![4.0, 4.0] },
+            rates: Rates {
+                tenants: vec![vec![rate, 2.0 * rate]],
+                core: vec![4.0, 4.0],
+                repairs: Vec::new(),
+            },
             sweep: Duration::ZERO,
             link: 8.0,
         }

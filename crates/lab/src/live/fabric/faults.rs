@@ -311,7 +311,7 @@ mod tests {
             from: at(from),
             until: at(from + 1),
             at_ms: [0, 0],
-            rates: Rates { tenants: Vec::new(), core: Vec::new() },
+            rates: Rates { tenants: Vec::new(), core: Vec::new(), repairs: Vec::new() },
             sweep: Duration::ZERO,
             link: 1.0,
         };

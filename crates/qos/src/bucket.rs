@@ -88,11 +88,6 @@ impl Bucket {
         (self.depth - self.level()).max(0).unsigned_abs()
     }
 
-    /// Returns half of the depth in parts, plus one part.
-    pub(crate) const fn half(&self) -> i64 {
-        self.depth / 2 + 1
-    }
-
     /// Subtracts `parts`, whatever the level of the bucket.
     /// The debt is at most [`DEBT_MAX`].
     pub(crate) fn spend(&self, parts: i64) {

@@ -21,6 +21,7 @@
 //! from the plan.
 
 mod depths;
+mod held;
 mod origin;
 pub(crate) mod text;
 mod warn;
@@ -211,6 +212,7 @@ impl Planner<'_> {
         let mut plan = CapacityPlan { capacity, link: self.link(), ..CapacityPlan::default() };
         self.look_at_model(each, &mut plan);
         plan.warnings.extend(depths::warnings(self.config));
+        plan.warnings.extend(held::warnings(self.config));
         for port in &self.config.ports {
             let entry = self.port(port, each, &mut plan);
             plan.ports.push(entry);

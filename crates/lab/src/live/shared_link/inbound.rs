@@ -228,7 +228,7 @@ pub(super) fn measure(
     let mut worst = Worst { error: 0.0, excess: f64::INFINITY };
     let link = Arrivals::start(bed, "inbound-link", CORE_PART)?;
     let first = link.speed(bed, rng.next_u64())?;
-    link.share(Some(&format!("{LINK_MBPS}M")))?;
+    link.share(Some(format!("{LINK_MBPS}M").as_str()))?;
     let rate = f64::from(LINK_MBPS) * 1e6 / FRAME_BITS / BESIDE_REFUSALS;
     worst.runs(calm, (&link, "link", rate), (secs, &mut *rng), outcome)?;
     drop(link);

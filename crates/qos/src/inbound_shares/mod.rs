@@ -219,8 +219,8 @@ pub struct InboundShares {
 
 impl InboundShares {
     /// Returns shares of an input with `rate` bits per second on the link, FCS, preamble and gap
-    /// included. The rate is limited to [`RATE_MIN`] to [`RATE_MAX`]. All buckets are full. Each
-    /// port must occur once, and at most 65,534 ports are shared.
+    /// included. The rate is limited to [`RATE_MIN`] to [`RATE_MAX`]. All buckets hold as much as
+    /// they may. Each port must occur once, and at most 65,534 ports are shared.
     #[must_use]
     pub fn new(rate: BitsPerSecond, members: &[Member]) -> Self {
         let rate = BitsPerSecond(rate.0.clamp(RATE_MIN.0, RATE_MAX.0));

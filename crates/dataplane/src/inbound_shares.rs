@@ -10,7 +10,12 @@
 //! sender that supports ECN by a mark, and few others by a loss.
 //!
 //! Floods and frames to sets of ports pass: the uplink's limit on its slow path bounds floods, and
-//! an operator writes the rules for sets.
+//! an operator writes the rules for sets. Frames from one uplink to another pass, too, because
+//! their port has no tenant.
+//!
+//! If egress drops a frame that has taken tokens, for example because the VM's ring is full, the VM
+//! gets its tokens back ([`give_back`]). Frames that wait in an output's queue, or that another
+//! worker delivers, count as delivered until then.
 //!
 //! # Cost
 //!
@@ -48,19 +53,19 @@ pub(crate) fn admit(
     let mut load = BatchLoad::default();
     let (mut frames, mut bytes) = (0, 0);
     for i in 0..batch.len() {
-        let mut wire = link_bytes(on_wire(batch, i));
         if let Verdict::Output(port) = batch.at(i).verdict {
+            let wire = link_bytes(on_wire(batch, i));
             let target = counters.get(usize::from(port)).and_then(Option::as_deref);
-            let passes = match shares.arrive(port, wire) {
-                Admission::Pass => true,
+            let (passes, taken) = match shares.arrive(port, wire) {
+                Admission::Pass => (true, wire),
+                Admission::Unshared => (true, 0),
                 Admission::Signal => {
                     let passes = passes_with_signal(shares, batch, i, (port, now), target);
                     let left = if passes { link_bytes(on_wire(batch, i)) } else { 0 };
                     shares.give_back(port, wire.saturating_sub(left));
-                    wire = left;
-                    passes
+                    (passes, left)
                 }
-                Admission::Refuse => false,
+                Admission::Refuse => (false, 0),
             };
             if !passes {
                 load.refused += 1;
@@ -70,13 +75,39 @@ pub(crate) fn admit(
                 }
                 continue;
             }
+            // Frames without a share say nothing about the rate that can be shared.
+            if taken > 0 {
+                load.passed += Size { bytes: taken, frames: 1 };
+            }
         }
-        load.passed += Size { bytes: wire, frames: 1 };
         frames += 1;
         bytes += batch.at(i).len as usize;
     }
     shares.note(unit.queue.index(), backlog, load);
     (frames, bytes)
+}
+
+/// Gives back the tokens of frames that egress dropped: the part `lost.0` of `lost.1` of the listed
+/// frames, which were to go to `output`.
+#[cold]
+pub(crate) fn give_back(
+    shares: &InboundShares,
+    (batch, frames): (&Batch, &[u8]),
+    output: u16,
+    lost: (u64, u64),
+) {
+    let mut sent = Size::default();
+    for i in frames.iter().map(|i| usize::from(*i)) {
+        // Copies of floods took no tokens.
+        if batch.at(i).verdict == Verdict::Output(output) {
+            sent += Size { bytes: link_bytes(on_wire(batch, i)), frames: 1 };
+        }
+    }
+    let part = |all: u32| {
+        let part = u64::from(all) * lost.0 / lost.1.max(1);
+        u32::try_from(part).unwrap_or(u32::MAX)
+    };
+    shares.not_delivered(output, Size { bytes: part(sent.bytes), frames: part(sent.frames) });
 }
 
 /// Makes frame `i` signal congestion, if its sender supports ECN or a loss is due. Returns false if
@@ -149,6 +180,40 @@ mod tests {
         let lost = DropReason::InboundShare as usize;
         assert_eq!(counters[1].as_ref().unwrap().tx_drops[lost].get(), 8 * 32 - 183);
         assert_eq!(counters[0].as_ref().unwrap().drops[lost].get(), 0, "egress counts these");
+    }
+
+    #[test]
+    fn frames_without_a_share_do_not_count_as_delivered() {
+        let lost = Verdict::Drop(DropReason::NoDestination);
+        for other in [Verdict::Flood(0), Verdict::Output(0), lost] {
+            let counters = counters();
+            let (tenant_weight, vm_weight) = (Weight::ONE, Weight::ONE);
+            let member = Member { port: 1, tenant: 0, tenant_weight, vm_weight };
+            let shares = InboundShares::new(BitsPerSecond(1_000_000_000), &[member]);
+            // One frame of 32 is for the VM: 123 Mbit/s. Frames wait in the ring all the time.
+            for at in 1..500_u64 {
+                let mut batch = batch(other);
+                batch.frame_mut(0).verdict = Verdict::Output(1);
+                let now = Nanos(1_000_000_000 + at * 100_000);
+                admit(&shares, &mut batch, (UNIT, 500), now, &counters);
+            }
+            assert!(shares.rate().0 < 200_000_000, "{other:?}: {}", shares.rate().0);
+        }
+    }
+
+    #[test]
+    fn a_frame_that_egress_drops_costs_no_share() {
+        let (shares, counters) = (shares(), counters());
+        let mut passed = 0;
+        for _ in 0..20 {
+            let mut batch = batch(Verdict::Output(1));
+            admit(&shares, &mut batch, (UNIT, 0), Nanos(1), &counters);
+            let all: Vec<u8> = (0..32).collect();
+            let kept = batch.frames().iter().filter(|f| f.verdict == Verdict::Output(1)).count();
+            give_back(&shares, (&batch, &all), 1, (32, 32));
+            passed += kept;
+        }
+        assert_eq!(passed, 20 * 32);
     }
 
     #[test]

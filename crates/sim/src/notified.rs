@@ -61,6 +61,10 @@ impl<Q: PortQueue> PortQueue for Notified<Q> {
         self.queue.rx_burst(batch);
     }
 
+    fn backlog(&mut self) -> Option<usize> {
+        self.queue.backlog()
+    }
+
     fn rx_done(&mut self) {
         self.queue.rx_done();
     }
@@ -77,6 +81,10 @@ impl<Q: PortQueue> PortQueue for Notified<Q> {
         let outcome = self.queue.tx_burst(batch, frames);
         self.delivered |= outcome.frames > 0;
         outcome
+    }
+
+    fn tx_room(&mut self) -> usize {
+        self.queue.tx_room()
     }
 
     fn publish(&mut self) {
@@ -97,5 +105,24 @@ impl<Q: PortQueue> PortQueue for Notified<Q> {
         }
         self.counter.advance(self.cost);
         1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::Costs;
+    use penstock_dataplane::port::memory_queue::{MemoryFrame, memory_queue};
+    use penstock_units::Rng;
+
+    #[test]
+    fn a_port_tells_its_backlog_however_it_is_notified() {
+        for notice in [Notice::Poll, Notice::Kick, Notice::SendCall] {
+            let (queue, driver) = memory_queue(8, OffloadCaps::ALL);
+            let counter = SimCounter::new(Costs::EXAMPLE, Rng::new(1));
+            let mut pair = notice.pair(queue, counter, Overheads::ASSUMED);
+            assert!((0..3).all(|_| driver.send(MemoryFrame::plain(vec![0; 60]))));
+            assert_eq!(pair.backlog(), Some(3), "{notice:?}");
+        }
     }
 }

@@ -21,6 +21,7 @@
 //! from the plan.
 
 mod depths;
+mod held;
 mod mirrors;
 mod origin;
 pub(crate) mod text;
@@ -213,6 +214,7 @@ impl Planner<'_> {
         self.look_at_model(each, &mut plan);
         plan.warnings.extend(depths::warnings(self.config));
         plan.warnings.extend(mirrors::warnings(self.config));
+        plan.warnings.extend(held::warnings(self.config));
         for port in &self.config.ports {
             let entry = self.port(port, each, &mut plan);
             plan.ports.push(entry);

@@ -46,8 +46,9 @@ impl Way {
     }
 }
 
-/// Counts a delivery at its source port and at its destination port.
-pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) {
+/// Counts a delivery at its source port and at its destination port. Returns true if frames were
+/// dropped.
+pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortCounters>) -> bool {
     let o = &d.outcome;
     source.forwarded.add(u64::from(o.frames));
     if d.replicated > 0 {
@@ -83,9 +84,11 @@ pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortC
     }
     let lost = o.ring_full | o.too_big | o.down | o.error;
     let refused = d.vlan | d.no_port | d.handover_full | d.queue_full;
-    if u64::from(lost) | refused | d.receive_limit | d.tenant_limit | d.send_limit > 0 {
+    let drops = u64::from(lost) | refused | d.receive_limit | d.tenant_limit | d.send_limit > 0;
+    if drops {
         account_drops(d, source, target);
     }
+    drops
 }
 
 #[cold]

@@ -12,7 +12,7 @@
 use penstock_units::PortId;
 
 use super::account::{account, drops};
-use super::{ALL, Around, Delivery, Egress, List, merge};
+use super::{ALL, Around, Delivery, Egress, List, give_back, merge};
 use crate::batch::{Batch, Verdict};
 use crate::capture::{Captures, Fate};
 use crate::finish;
@@ -64,7 +64,9 @@ impl Egress {
         while let Some(output) = self.outputs.pop() {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
             let delivery = self.send_captured(batch, (source, output), list.as_slice(), around);
-            account(&delivery, own, counters[usize::from(output)].as_deref());
+            if account(&delivery, own, counters[usize::from(output)].as_deref()) {
+                give_back(&delivery, batch, (source, output), list.as_slice(), around.snapshot);
+            }
         }
         self.captures.end_batch();
     }

@@ -42,12 +42,13 @@ use crate::counters::PortCounters;
 use crate::drop::DropReason;
 use crate::finish;
 use crate::headers::is_tag;
+use crate::inbound_shares;
 use crate::ingress_policer::on_wire;
 use crate::offload::OffloadCaps;
 use crate::port::{PortQueue, TxOutcome};
 use crate::snapshot::{PortPolicy, Snapshot};
 use crate::unit::Unit;
-use account::{Way, account};
+use account::{Way, account, drops};
 use captured::burst;
 use egress_policer::{receives, sends};
 use waiting::Waiting;
@@ -203,7 +204,9 @@ impl Egress {
                 return;
             };
             let delivery = self.send::<false>(batch, (source, output), frames, around);
-            account(&delivery, own, target.as_deref());
+            if account(&delivery, own, target.as_deref()) {
+                give_back(&delivery, batch, (source, output), frames, around.snapshot);
+            }
             return;
         }
         self.list::<false>(batch, source, around.snapshot, own);
@@ -211,7 +214,9 @@ impl Egress {
             let list = core::mem::replace(&mut self.lists[usize::from(output)], List::EMPTY);
             let list = list.as_slice();
             let delivery = self.send::<false>(batch, (source, output), list, around);
-            account(&delivery, own, counters[usize::from(output)].as_deref());
+            if account(&delivery, own, counters[usize::from(output)].as_deref()) {
+                give_back(&delivery, batch, (source, output), list, around.snapshot);
+            }
         }
     }
 
@@ -626,6 +631,24 @@ fn may_reach(snapshot: &Snapshot, source: u16, port: u16) -> bool {
         (Some(source), Some(port)) => source.may_reach(port),
         _ => false,
     }
+}
+
+/// Gives the receiver at `output` the tokens of its dropped frames back, if the frames came through
+/// an uplink with `inbound`. Large segments may count as one frame or as their parts, so the
+/// receiver gets the part of the listed frames' tokens that the drops are of all counted frames.
+#[cold]
+fn give_back(
+    delivery: &Delivery,
+    batch: &Batch,
+    (source, output): (PortId, u16),
+    frames: &[u8],
+    snapshot: &Snapshot,
+) {
+    let policy = snapshot.port(source.0).map(|policy| &**policy);
+    let Some(shares) = policy.and_then(|policy| policy.inbound.as_deref()) else { return };
+    let lost: u64 = drops(delivery).map(|(_, frames)| frames).sum();
+    let all = lost + u64::from(delivery.outcome.frames) + delivery.waiting + delivery.handed;
+    inbound_shares::give_back(shares, (batch, frames), output, (lost, all));
 }
 
 fn merge(into: &mut TxOutcome, o: TxOutcome) {

@@ -216,11 +216,17 @@ impl Egress {
         if let Some(streams) = policy.and_then(|policy| policy.rtp.as_ref()) {
             streams.measure(batch, &super::ALL[..batch.len()], self.waiting.now);
         }
-        let mut first = 0;
-        for run in queue.sending().chunk_by(|a, b| a.source == b.source) {
-            let (frames, waits) = (first..first + run.len(), queue.waits());
-            let (frames, waits) = (&super::ALL[frames.clone()], &waits[frames]);
+        let (mut first, mut loaded) = (0, 0);
+        let are_alike = |a: &Stored, b: &Stored| {
+            a.source == b.source && a.in_port().is_some() == b.in_port().is_some()
+        };
+        for run in queue.sending().chunk_by(are_alike) {
+            let waits = &queue.waits()[first..first + run.len()];
             first += run.len();
+            // The batch has only the frames that wait in the store.
+            let from_store = if run[0].in_port().is_some() { 0 } else { run.len() };
+            let frames = &super::ALL[loaded..loaded + from_store];
+            loaded += from_store;
             let from = snapshot.port(run[0].source).map(|policy| &**policy);
             let way = Way::of(from, policy.map(|policy| &**policy));
             let mut delivery = Delivery { way, ..Delivery::default() };

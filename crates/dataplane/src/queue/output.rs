@@ -234,7 +234,8 @@ impl OutputQueue {
         if self.is_empty() {
             self.pacer.was_empty(now);
         }
-        let mut frame = memory.put(batch, i, source.port).ok_or(Refused::NoMemory)?;
+        let holds = self.holds();
+        let mut frame = memory.put(batch, i, source.port, holds).ok_or(Refused::NoMemory)?;
         (frame.class, frame.size) = (class, size);
         // A frame in the port's own memory cannot be marked any more.
         let early = self.limit.is_some() || self.line.signals_early(class);
@@ -442,13 +443,18 @@ impl OutputQueue {
 
     /// Whether too many frames of `source` wait ([`Line::is_over`]).
     pub(crate) fn is_over(&self, source: u16, memory: &Memory<'_>) -> bool {
-        self.line.is_over(source, memory.free_bytes())
+        self.line.is_over(source, self.free_to_hold(memory))
     }
 
     /// Whether the worker may take frames from `source` again, because few frames of `source` wait
     /// ([`Line::is_under`]).
     pub(crate) fn is_under(&self, source: u16, memory: &Memory<'_>) -> bool {
-        self.line.is_under(source, memory.free_bytes())
+        self.line.is_under(source, self.free_to_hold(memory))
+    }
+
+    /// Returns the free memory in bytes that decides whether the worker stops polling a source.
+    fn free_to_hold(&self, memory: &Memory<'_>) -> u64 {
+        if self.holds() { memory.free_bytes_to_hold() } else { memory.free_bytes() }
     }
 
     /// Removes a port from the sources of the queue's frames. Calls `lost` with the source of each

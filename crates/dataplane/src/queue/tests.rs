@@ -165,7 +165,8 @@ struct Bench {
 
 impl Bench {
     fn new(terms: QueueTerms, own: bool, held: bool) -> Self {
-        let memory = OwnMemory { buffers: vec![None; 24], sent: Vec::new() };
+        let spare = if terms.bound.excess == Excess::Hold { memory::SPARE } else { 0 };
+        let memory = OwnMemory { buffers: vec![None; 24 + spare], sent: Vec::new() };
         let port: Vec<Box<dyn PortQueue>> = if own { vec![Box::new(memory)] } else { Vec::new() };
         let (mut queue, store) = (OutputQueue::new(terms, 8, 8), FrameStore::new(24));
         queue.change(terms.pacing, None, classes([1; 4], held), Nanos(1));
@@ -533,6 +534,35 @@ fn who_has_too_much_waiting_is_over_until_a_part_of_it_has_left() {
     assert_eq!(over(&mut bench), (true, false));
     let memory = Memory::of(&mut bench.store, &mut bench.port);
     assert!(!bench.queue.is_over(2, &memory), "another VM has nothing");
+}
+
+#[test]
+fn frames_of_held_senders_wait_in_the_store_if_the_ports_own_memory_is_full() {
+    let bound = Bound { bytes: 8 << 20, ..Bound::default() };
+    let terms = QueueTerms { frames: 4_096, bound, ..terms(Order::FairShare, Excess::Hold) };
+    let mut bench = Bench::new(terms, true, false);
+    bench.store = FrameStore::with_reserve(0, 100);
+    let free = bench.free();
+    for number in 0..100 {
+        bench.come(1 + number % 3, 1_000);
+        assert_eq!(bench.queue.len(), usize::from(number) + 1, "no frame is refused");
+    }
+    let memory = Memory::of(&mut bench.store, &mut bench.port);
+    assert!([1, 2, 3].iter().all(|port| bench.queue.is_over(*port, &memory)));
+    let (mut from_port, mut from_store) = (0, 0);
+    while !bench.queue.is_empty() {
+        bench.now += Nanos::from_millis(1);
+        let mut batch = Batch::new();
+        let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
+        bench.queue.load(memory, &mut batch, (1, 32), bench.now, &mut |_, _| unreachable!());
+        let held: Vec<Held> = bench.queue.sending().iter().filter_map(Stored::in_port).collect();
+        assert_eq!(held.len() + batch.len(), bench.queue.sending().len());
+        (from_port, from_store) = (from_port + held.len(), from_store + batch.len());
+        bench.queue.sent(memory);
+        bench.port[0].buffers().expect("it has some").send(&held);
+    }
+    assert_eq!((from_port, from_store), (24, 76));
+    assert!(bench.store.is_empty() && bench.free() == free);
 }
 
 #[test]

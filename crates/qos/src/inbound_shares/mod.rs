@@ -57,6 +57,18 @@
 //! per worker, and its share of t. The bucket of a VM holds [`SHARE_TIME`] of its share, and at
 //! least two large segments. The spare bucket holds [`SHARE_TIME`] of the input's rate.
 //!
+//! With more than [`FEW`] VMs, the least depths together are those of [`FEW`] VMs that receive
+//! nothing and of [`FEW`] VMs that receive. A frame passes if the VM's bucket is not empty, so even
+//! a small bucket passes a large segment, and is then in debt.
+//!
+//! # A worker without its core
+//!
+//! If a worker was away for longer than [`SHARE_TIME`], the frames of that time wait in the input's
+//! ring. If no frame was refused before, the spare bucket gets the tokens of at most [`AWAY_MAX`],
+//! and loses the rest of them after [`CATCH_UP`]. If frames were refused before, tenants get no
+//! more than their shares. If several workers receive from the input, only a pause of all of them
+//! counts.
+//!
 //! # Departures
 //!
 //! FS-VDE gives each VM a fixed rate. Here, VMs get what others leave.
@@ -72,7 +84,7 @@ mod capacity;
 mod water_fill;
 
 use core::ops::Range;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 use penstock_units::{BitsPerSecond, Nanos, Weight};
@@ -87,6 +99,12 @@ use water_fill::{Taker, water_fill};
 pub const SHARE_TIME: Nanos = Nanos::from_millis(4);
 /// Least time between two early drops of frames to a VM. TCP needs a round trip to react.
 pub const EARLY_GAP: Nanos = Nanos::from_millis(10);
+/// Number of VMs with the full least depth. More VMs divide the least depths of so many.
+pub const FEW: usize = 16;
+/// Longest absence of a worker whose tokens the spare bucket gets.
+pub const AWAY_MAX: Nanos = Nanos::from_millis(100);
+/// Time in which a worker that was away takes the frames that wait in the ring.
+pub const CATCH_UP: Nanos = Nanos::from_millis(2);
 /// Number of queue pairs of an input that have separate backlogs.
 pub const QUEUES_MAX: usize = 8;
 
@@ -116,6 +134,8 @@ pub struct Member {
 pub enum Admission {
     /// The frame passes.
     Pass,
+    /// The frame passes and takes no tokens, because its port is no VM of the shares.
+    Unshared,
     /// The frame passes, and should signal congestion to its sender.
     Signal,
     /// The frame is above the VM's share and must be dropped.
@@ -125,7 +145,7 @@ pub enum Admission {
 /// Frames of a batch, after the decisions about them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchLoad {
-    /// Frames that passed, in bytes on the link.
+    /// Frames that passed and took tokens, in bytes on the link.
     pub passed: Size,
     /// Number of frames that were refused.
     pub refused: u32,
@@ -134,6 +154,10 @@ pub struct BatchLoad {
 #[derive(Debug)]
 struct Account {
     bucket: Bucket,
+    /// Level in parts from which frames pass without a signal: half of what the bucket may hold.
+    half: AtomicI64,
+    /// Parts that the bucket may always hold: [`SHARE_TIME`] of the VM's share.
+    own: i64,
     /// Time in ns at which the next early drop is allowed.
     early: AtomicU64,
 }
@@ -158,6 +182,12 @@ struct State {
     adapted: Nanos,
     /// Tokens that rounding left.
     carry: u64,
+    /// Whether frames were refused before the last change of the estimated rate.
+    refused: bool,
+    /// Time until which the spare bucket may hold the tokens of an absence.
+    late_until: Nanos,
+    /// Level of each VM's bucket after the last refill.
+    levels: Box<[i64]>,
     capacity: Capacity,
     vms: Box<[Taker]>,
     tenants: Box<[Taker]>,
@@ -176,6 +206,10 @@ pub struct InboundShares {
     /// Place of a VM in [`Self::members`] by the number of its port, or [`NONE`].
     places: Box<[u16]>,
     spare: Bucket,
+    /// Parts that the spare bucket may hold if no worker was away.
+    spare_usual: i64,
+    /// Least depth in parts of a VM's bucket, if there are at most [`FEW`] VMs.
+    least: i64,
     interval: Nanos,
     /// Time in ns of the next refill.
     due: AtomicU64,
@@ -185,8 +219,8 @@ pub struct InboundShares {
 
 impl InboundShares {
     /// Returns shares of an input with `rate` bits per second on the link, FCS, preamble and gap
-    /// included. The rate is limited to [`RATE_MIN`] to [`RATE_MAX`]. All buckets are full. Each
-    /// port must occur once, and at most 65,534 ports are shared.
+    /// included. The rate is limited to [`RATE_MIN`] to [`RATE_MAX`]. All buckets hold as much as
+    /// they may. Each port must occur once, and at most 65,534 ports are shared.
     #[must_use]
     pub fn new(rate: BitsPerSecond, members: &[Member]) -> Self {
         let rate = BitsPerSecond(rate.0.clamp(RATE_MIN.0, RATE_MAX.0));
@@ -195,22 +229,32 @@ impl InboundShares {
         let interval = Nanos(INTERVAL.0 + INTERVAL_PER_VM.0 * members.len() as u64);
         let taker = |weight: u64| Taker { weight, ..Taker::default() };
         let weight_of = |span: &Range<usize>| u64::from(members[span.start].tenant_weight.get());
+        let least = bytes_in(rate.0, Nanos(2 * interval.0)).max(DEPTH_MIN);
+        let idle = share_of(in_parts(least), members.len());
+        let account = |part: u64| {
+            let own = bytes_in(part, SHARE_TIME);
+            let bucket = Bucket::new(own.max(least).min(DEPTH_MAX), PARTS_OF_BYTE);
+            let own = in_parts(own);
+            let most = own.max(idle);
+            bucket.lower_to(most);
+            Account { bucket, half: AtomicI64::new(half(most)), own, early: AtomicU64::new(0) }
+        };
+        let accounts: Box<[Account]> =
+            parts(rate.0, &members, &tenants).into_iter().map(account).collect();
         let state = State {
             at: Nanos::ZERO,
             adapted: Nanos::ZERO,
             carry: 0,
+            refused: false,
+            late_until: Nanos::ZERO,
+            levels: accounts.iter().map(|account| account.bucket.level()).collect(),
             capacity: Capacity::new(rate.0),
             vms: members.iter().map(|member| taker(member.vm_weight.get().into())).collect(),
             tenants: tenants.iter().map(|span| taker(weight_of(span))).collect(),
         };
-        let least = bytes_in(rate.0, Nanos(2 * interval.0)).max(DEPTH_MIN);
-        let depth = |part: u64| bytes_in(part, SHARE_TIME).max(least).min(DEPTH_MAX);
-        let account = |part: u64| Account {
-            bucket: Bucket::new(depth(part), PARTS_OF_BYTE),
-            early: AtomicU64::new(0),
-        };
-        let accounts = parts(rate.0, &members, &tenants).into_iter().map(account).collect();
-        let spare = Bucket::new(bytes_in(rate.0, SHARE_TIME).max(DEPTH_MIN), PARTS_OF_BYTE);
+        let spare_usual = bytes_in(rate.0, SHARE_TIME).max(DEPTH_MIN);
+        let spare = Bucket::new(bytes_in(rate.0, AWAY_MAX).max(spare_usual), PARTS_OF_BYTE);
+        spare.lower_to(in_parts(spare_usual));
         Self {
             rate,
             places: places(&members),
@@ -218,6 +262,8 @@ impl InboundShares {
             accounts,
             tenants,
             spare,
+            spare_usual: in_parts(spare_usual),
+            least: in_parts(least),
             interval,
             due: AtomicU64::new(0),
             counts: Counts::new(),
@@ -230,18 +276,20 @@ impl InboundShares {
     #[must_use]
     pub fn in_place_of(old: &Self, rate: BitsPerSecond, members: &[Member]) -> Self {
         let mut new = Self::new(rate, members);
-        {
-            let before = old.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let state = new.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-            (state.at, state.adapted) = (before.at, before.adapted);
-            state.capacity = Capacity::in_place_of(&before.capacity, new.rate.0);
-        }
         new.spare.lower_to(old.spare.level());
         for (member, account) in new.members.iter().zip(new.accounts.iter()) {
             if let Some(before) = old.account(member.port) {
                 account.bucket.lower_to(before.bucket.level());
+                account.early.store(before.early.load(Ordering::Relaxed), Ordering::Relaxed);
             }
         }
+        let before = old.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = new.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (state.at, state.adapted) = (before.at, before.adapted);
+        (state.refused, state.late_until) = (before.refused, before.late_until);
+        state.capacity = Capacity::in_place_of(&before.capacity, new.rate.0);
+        state.levels = new.accounts.iter().map(|account| account.bucket.level()).collect();
+        drop(before);
         new
     }
 
@@ -283,24 +331,59 @@ impl InboundShares {
         self.due.store(now.0.saturating_add(self.interval.0), Ordering::Relaxed);
         let elapsed = now.saturating_sub(state.adapted);
         if elapsed >= capacity::INTERVAL {
-            state.adapted = now;
-            if state.capacity.adapt(&self.counts.take(elapsed)) {
+            let seen = self.counts.take(elapsed);
+            let was_away = state.at > Nanos::ZERO && now.saturating_sub(state.at) > SHARE_TIME;
+            if was_away && !state.refused && seen.refused == 0 {
+                state.late_until = now + CATCH_UP;
+            }
+            (state.adapted, state.refused) = (now, seen.refused > 0);
+            if state.capacity.adapt(&seen) && now >= state.late_until {
                 // The core is the bottleneck, so no tokens are spare.
                 self.spare.lower_to(0);
             }
         }
         self.give(&mut state, now);
+        if now >= state.late_until {
+            self.spare.lower_to(self.spare_usual);
+        }
+    }
+
+    /// Sets the room of each VM, and returns the tokens of buckets that hold more than they may.
+    fn make_room(&self, state: &mut State) -> u64 {
+        let (vms, levels) = (&mut state.vms, &*state.levels);
+        if self.accounts.len() <= FEW {
+            for (vm, account) in vms.iter_mut().zip(self.accounts.iter()) {
+                vm.room = account.bucket.room();
+            }
+            return 0;
+        }
+        let accounts = || self.accounts.iter().zip(levels.iter());
+        // A VM in debt waits for tokens, even if all its frames were refused.
+        let receives = |level: i64, before: i64| level < before || level <= 0;
+        let busy = accounts().filter(|(of, before)| receives(of.bucket.level(), **before)).count();
+        let (idle, busy) = (share_of(self.least, levels.len()), share_of(self.least, busy));
+        let mut back = 0_u64;
+        for ((account, before), vm) in accounts().zip(vms.iter_mut()) {
+            let level = account.bucket.level();
+            let most = account.own.max(if receives(level, *before) { busy } else { idle });
+            account.half.store(half(most), Ordering::Relaxed);
+            vm.room = (most - level).max(0).unsigned_abs();
+            if level > most {
+                account.bucket.spend(level - most);
+                back = level.abs_diff(most).saturating_add(back);
+            }
+        }
+        back
     }
 
     fn give(&self, state: &mut State, now: Nanos) {
         let elapsed = now.saturating_sub(state.at);
         state.at = state.at.max(now);
-        let State { carry, capacity, vms, tenants, .. } = state;
+        let back = self.make_room(state);
+        let State { carry, capacity, vms, tenants, levels, .. } = state;
         // A rate of R bits per second earns R parts per nanosecond.
         let earned = capacity.rate().saturating_mul(elapsed.0).saturating_add(*carry);
-        for (vm, account) in vms.iter_mut().zip(self.accounts.iter()) {
-            vm.room = account.bucket.room();
-        }
+        let earned = earned.saturating_add(back);
         for (tenant, span) in tenants.iter_mut().zip(self.tenants.iter()) {
             tenant.room = vms[span.clone()].iter().fold(0, |sum, vm| vm.room.saturating_add(sum));
         }
@@ -309,8 +392,9 @@ impl InboundShares {
         for (tenant, span) in tenants.iter().zip(self.tenants.iter()) {
             rounded += water_fill(tenant.part, &mut vms[span.clone()]);
         }
-        for (vm, account) in vms.iter().zip(self.accounts.iter()) {
+        for ((vm, account), level) in vms.iter().zip(self.accounts.iter()).zip(levels.iter_mut()) {
             account.bucket.give(vm.part);
+            *level = account.bucket.level();
         }
         *carry = if tenants.iter().all(|tenant| tenant.part == tenant.room) {
             self.spare.give(left);
@@ -321,14 +405,17 @@ impl InboundShares {
     }
 
     /// Decides about a frame to `port` that occupies `bytes` on the link, and charges the frame if
-    /// it passes. Frames to ports that are no VMs of the shares always pass.
+    /// it passes. Frames to ports that are no VMs of the shares always pass, for example frames
+    /// from one uplink to another.
     #[inline]
     #[must_use]
     pub fn arrive(&self, port: u16, bytes: u32) -> Admission {
-        let Some(Account { bucket, .. }) = self.account(port) else { return Admission::Pass };
-        let parts = i64::from(bytes.min(DEPTH_MAX)) * PARTS_OF_BYTE;
+        let Some(Account { bucket, half, .. }) = self.account(port) else {
+            return Admission::Unshared;
+        };
+        let parts = in_parts(bytes);
         let level = bucket.level();
-        if level >= bucket.half() {
+        if level >= half.load(Ordering::Relaxed) {
             bucket.spend(parts);
             return Admission::Pass;
         }
@@ -347,8 +434,21 @@ impl InboundShares {
     /// VMs whose senders do not slow down.
     pub fn give_back(&self, port: u16, bytes: u32) {
         if let Some(Account { bucket, .. }) = self.account(port) {
-            bucket.give(u64::from(bytes.min(DEPTH_MAX)) * PARTS_OF_BYTE.unsigned_abs());
+            bucket.give(in_parts(bytes).unsigned_abs());
         }
+    }
+
+    /// Gives back the tokens of frames to `port` that passed and were then dropped, for example
+    /// because the VM's ring is full. The frames do not count as delivered. `size` is in bytes on
+    /// the link.
+    pub fn not_delivered(&self, port: u16, size: Size) {
+        self.give_back(port, size.bytes);
+        let less = |count: &AtomicU64, by: u32| {
+            let subtract = |count: u64| Some(count.saturating_sub(by.into()));
+            let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, subtract);
+        };
+        less(&self.counts.bytes, size.bytes);
+        less(&self.counts.frames, size.frames);
     }
 
     /// Whether a frame to `port` whose sender does not support ECN may be dropped as a signal at
@@ -455,6 +555,22 @@ fn places(members: &[Member]) -> Box<[u16]> {
         places[usize::from(member.port)] = place;
     }
     places.into_boxed_slice()
+}
+
+/// Returns the least depth of a VM's bucket, if `vms` VMs divide the least depths of [`FEW`] VMs.
+/// Both depths are in parts.
+fn share_of(least: i64, vms: usize) -> i64 {
+    let vms = i64::try_from(vms.max(FEW)).unwrap_or(i64::MAX);
+    least / vms * i64::try_from(FEW).unwrap_or(1)
+}
+
+/// Returns the level from which frames pass without a signal, in parts. The bucket may hold `most`.
+const fn half(most: i64) -> i64 {
+    most / 2 + 1
+}
+
+fn in_parts(bytes: u32) -> i64 {
+    i64::from(bytes.min(DEPTH_MAX)) * PARTS_OF_BYTE
 }
 
 /// Returns the bytes that a rate in bits per second passes in a time, at most [`DEPTH_MAX`].

@@ -97,7 +97,7 @@ fn a_frame_signals_before_frames_are_refused() {
     assert_eq!(seen, [Admission::Pass, Admission::Signal, Admission::Refuse]);
     let times = [0, 9_999_999, 10_000_000, 10_000_001].map(Nanos);
     assert_eq!(times.map(|now| shares.may_drop_early(0, now)), [true, false, true, false]);
-    assert_eq!(shares.arrive(1, FRAME), Admission::Pass, "the port is no VM of the shares");
+    assert_eq!(shares.arrive(1, FRAME), Admission::Unshared, "the port is no VM of the shares");
 }
 
 #[test]
@@ -147,4 +147,119 @@ fn a_change_keeps_spent_tokens_spent() {
         assert_eq!(new.bucket.level(), old.bucket.level());
     }
     assert_eq!(new.spare.level(), shares.spare.level());
+}
+
+/// Returns 1,100 VMs of as many tenants. The first tenant has the weight 3, the others have 1.
+fn many() -> Vec<Member> {
+    (0..1_100).map(|port| member(port, port, (if port == 0 { 3 } else { 1 }, 1))).collect()
+}
+
+#[test]
+fn the_buckets_of_many_vms_together_hold_little_of_the_links_time() {
+    let rate = BitsPerSecond(10_000_000_000);
+    let shares = InboundShares::new(rate, &many());
+    let mut passed = 0;
+    for _ in 0..2 {
+        let mut before = u64::MAX;
+        while before != passed {
+            before = passed;
+            for port in 0..1_100 {
+                if shares.arrive(port, FRAME) != Admission::Refuse {
+                    passed += u64::from(FRAME);
+                }
+            }
+        }
+        // After a second without frames, the buckets hold no more.
+        shares.refill(Nanos::from_secs(1));
+        shares.refill(Nanos(1_003_000_000));
+    }
+    let in_ms = passed * 8 / (rate.0 / 1_000);
+    assert!(in_ms < 2 * 15, "{in_ms} ms of the link");
+}
+
+#[test]
+fn a_large_segment_passes_without_a_signal_however_many_vms_there_are() {
+    let shares = InboundShares::new(RATE, &many());
+    while shares.spare.take(i64::from(FRAME) * PARTS_OF_BYTE) {}
+    assert_eq!(shares.arrive(7, SEGMENT.bytes), Admission::Pass);
+    assert_eq!(shares.arrive(7, FRAME), Admission::Refuse, "the bucket is in debt");
+}
+
+#[test]
+fn two_of_many_vms_get_the_rate_by_weight() {
+    let shares = InboundShares::new(RATE, &many());
+    let got = rates(&shares, &[0, 1], Nanos::from_millis(200));
+    assert!(near(got[0], 675_000) && near(got[1], 225_000), "{got:?}");
+}
+
+#[test]
+fn a_worker_that_was_away_refuses_no_frame_of_an_idle_link() {
+    let shares = InboundShares::new(RATE, &members());
+    let second = Nanos::from_secs(1);
+    shares.refill(second);
+    shares.refill(second + Nanos::from_millis(3));
+    let usual = shares.spare.level();
+    let back = second + Nanos::from_millis(33);
+    // In 30 ms, the link carries 3.4 MB, all for one VM.
+    shares.refill(back);
+    let frames = RATE.0 / 8 * 30 / 1_000 / u64::from(FRAME);
+    let refused = (0..frames).filter(|_| shares.arrive(0, FRAME) == Admission::Refuse).count();
+    assert_eq!(refused, 0, "of {frames} frames");
+    // What is left of a long absence does not serve a later burst.
+    shares.refill(Nanos::from_secs(2));
+    assert!(shares.spare.level() > usual);
+    shares.refill(Nanos::from_secs(2) + CATCH_UP);
+    assert_eq!(shares.spare.level(), usual);
+}
+
+#[test]
+fn a_worker_that_was_away_keeps_the_shares_of_a_full_link() {
+    let shares = InboundShares::new(RATE, &members());
+    let start = Nanos::from_secs(1);
+    let end = start + Nanos::from_millis(50);
+    let mut now = start;
+    while now < end {
+        now += STEP;
+        shares.refill(now);
+        let mut load = BatchLoad::default();
+        for _ in 0..8 {
+            match shares.arrive(0, FRAME) {
+                Admission::Refuse => load.refused += 1,
+                _ => load.passed += Size { bytes: FRAME, frames: 1 },
+            }
+        }
+        shares.note(0, 0, load);
+    }
+    shares.refill(end + Nanos::from_millis(20));
+    assert!(shares.spare.level() <= shares.spare_usual);
+}
+
+#[test]
+fn a_worker_does_not_wait_for_another_one_that_refills() {
+    let shares = InboundShares::new(RATE, &members());
+    flood(&shares, &[0], Nanos::from_secs(1), Nanos(1_100_000_000));
+    let level = || shares.account(0).unwrap().bucket.level();
+    let before = level();
+    // The other worker lost its core while it refills.
+    let refilling = shares.state.lock().unwrap();
+    shares.refill(Nanos(1_200_000_000));
+    assert_eq!(level(), before);
+    drop(refilling);
+    shares.refill(Nanos(1_200_000_001));
+    assert!(level() > before, "the next batch refills");
+}
+
+#[test]
+fn frames_that_are_dropped_later_cost_no_share_and_are_not_delivered() {
+    let shares = InboundShares::new(RATE, &members());
+    let load = BatchLoad { passed: Size { bytes: 10 * FRAME, frames: 10 }, refused: 0 };
+    let level = || shares.account(0).unwrap().bucket.level();
+    let before = level();
+    for _ in 0..10 {
+        assert_eq!(shares.arrive(0, FRAME), Admission::Pass);
+    }
+    shares.note(0, 0, load);
+    shares.not_delivered(0, load.passed);
+    assert_eq!(level(), before);
+    assert_eq!(shares.counts.take(STEP).passed, Size::default());
 }

@@ -27,12 +27,17 @@ struct Uplink {
 
 /// Returns a switch with an uplink, port 0, and VMs of tenants with the weights 3 and 1.
 fn uplink(workers: u16) -> Uplink {
+    uplink_to(workers, SinkSpec::default())
+}
+
+/// Works like [`uplink`], and the first VM empties its ring as `first` says.
+fn uplink_to(workers: u16, first: SinkSpec) -> Uplink {
     let config = WorldConfig { workers, ..WorldConfig::default() };
     let mut world =
         World::with_config(&config, TscRate::from_hz(2_000_000_000), Costs::EXAMPLE, 8, 3);
-    let add = |world: &mut World| world.add_vm(1, 256, SinkSpec::default()).expect("room");
-    let port = add(&mut world);
-    let vms = vec![add(&mut world), add(&mut world)];
+    let add = |world: &mut World, sink| world.add_vm(1, 256, sink).expect("room");
+    let port = add(&mut world, SinkSpec::default());
+    let vms = vec![add(&mut world, first), add(&mut world, SinkSpec::default())];
     for (vm, tenant) in vms.iter().zip(1..) {
         world.set_policy(*vm, |policy| policy.tenant = Some(tenant));
         world.introduce(*vm);
@@ -127,4 +132,20 @@ fn below_its_rate_an_uplink_loses_nothing() {
     let vm = uplink.world.port(uplink.vms[1]);
     assert_eq!((vm.tx_tso, vm.tx_marked), (sent, 0));
     assert_eq!(uplink.shares.rate(), RATE);
+}
+
+#[test]
+fn a_vm_whose_ring_is_full_leaves_its_share_to_others() {
+    for workers in [1, 2] {
+        // The first VM takes a segment in ten seconds, so its ring is full and stays full.
+        let mut uplink = uplink_to(workers, SinkSpec { frames_per_second: Some(1) });
+        uplink.flood(&[1, 2], true, Nanos::from_secs(3));
+        let before = uplink.segments();
+        uplink.flood(&[1, 2], true, Nanos::from_secs(5));
+        let got: Vec<u64> = uplink.segments().iter().zip(before).map(|(a, b)| a - b).collect();
+        let full = uplink.world.port(uplink.vms[0]).tx_drops[DropReason::RingFull as usize];
+        assert!(full > 100, "{workers} workers: {full}");
+        let all = RATE.0 / 8 * 2 / SEGMENT;
+        assert!(got[1].abs_diff(all) <= 6, "{workers} workers: {got:?} of {all}");
+    }
 }

@@ -308,6 +308,8 @@ impl PortQueue for XdpQueue {
     }
 
     fn tx_room(&mut self) -> usize {
+        // Frames that wait for a free buffer make no other call that frees the sent ones.
+        self.reap();
         (self.rings.tx.size() - self.rings.tx.backlog()) as usize
     }
 

@@ -34,8 +34,8 @@ impl KnownSwitch {
     }
 
     async fn read(driver: &dyn SwitchDriver) -> Result<Self, Said> {
-        let can = driver.capabilities().await?;
-        Ok(Self { can, state: driver.read_back().await? })
+        let (can, state) = driver.look().await?;
+        Ok(Self { can, state })
     }
 }
 

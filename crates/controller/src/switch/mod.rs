@@ -23,6 +23,7 @@
 //! the behaviour of Penstock's switch.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -93,6 +94,8 @@ pub struct FabricSwitch {
     /// Intended state of the switch, which stays locked while the switch applies a change.
     told: Mutex<SwitchState>,
     status: watch::Sender<SwitchStatus>,
+    /// Text that identifies this run of the daemon.
+    run: String,
 }
 
 impl FabricSwitch {
@@ -103,7 +106,16 @@ impl FabricSwitch {
     pub fn new(name: &str, plan: &std::path::Path, side: Arc<dyn SwitchSide>) -> Self {
         let keeper = Keeper::new(Saved::new(name, plan));
         let (told, status) = (Mutex::default(), watch::Sender::default());
-        Self { name: name.to_owned(), side, keeper, told, status }
+        // The keys of a `RandomState` are random, so each run has another text.
+        let run = format!("{}-{:016x}", std::process::id(), RandomState::new().hash_one(name));
+        Self { name: name.to_owned(), side, keeper, told, status, run }
+    }
+
+    /// Returns a text that identifies this run of the daemon. A controller reads the switch's state
+    /// again when the text changes.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
     }
 
     #[must_use]

@@ -263,10 +263,10 @@ pub struct ChangeRecord {
     pub gone: Vec<String>,
 }
 
-/// Tenants whose hosts or switches may not have executed a plan completely. A leader writes a record
-/// before it executes a plan, and deletes it when no such tenant is left. If the store has several
-/// records, the tenants of all records may be moving. A record that a broken connection delivers
-/// late therefore hides no tenant.
+/// Tenants whose hosts or switches may not have executed a plan completely. A leader writes a
+/// record before it executes a plan, and deletes it when no such tenant is left. If the store has
+/// several records, the tenants of all records may be moving. A record that a broken connection
+/// delivers late therefore hides no tenant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MovingRecord {
     /// Version of the record, which must be [`VERSION`].

@@ -60,8 +60,8 @@ impl Unsettled {
     }
 }
 
-/// Tenants that stay in the shared queue after a rollback, each with the switches that may have lost
-/// the tenant's code point.
+/// Tenants that stay in the shared queue after a rollback, each with the switches that may have
+/// lost the tenant's code point.
 #[derive(Debug, Default)]
 pub(super) struct Held(BTreeMap<TenantSlot, BTreeSet<NodeId>>);
 

@@ -72,8 +72,8 @@ pub struct StoredBindings {
     pub(super) stored_moving: Option<Moving>,
     /// Keys of the records of unfinished plans that the store may have.
     pub(super) moving_keys: BTreeSet<String>,
-    /// True if the store may have another binding than the leader's last one, because the outcome of
-    /// a write is unknown.
+    /// True if the store may have another binding than the leader's last one, because the outcome
+    /// of a write is unknown.
     pub(super) in_doubt: bool,
     /// Head of an executed binding that the history lacks, because a write failed.
     pub(super) unlisted: Option<BindingHead>,

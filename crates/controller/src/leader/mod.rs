@@ -228,6 +228,12 @@ impl Leader {
         self.mode
     }
 
+    /// Returns true if the store refused the leader's last write because it is full.
+    #[must_use]
+    pub const fn is_store_full(&self) -> bool {
+        self.horizon.is_full()
+    }
+
     #[must_use]
     pub fn events(&self) -> &Events {
         &self.events

@@ -2,17 +2,17 @@
 //!
 //! # Approach
 //!
-//! A leader stores a binding before it executes the plan, together with a record of the tenants that
-//! the plan moves ([`MovingRecord`](crate::intent::MovingRecord)). The record stays until the hosts
-//! and switches of these tenants have executed the plan. A successor continues the record, and adds
-//! the tenants of its own plans. The record is therefore complete even if several leaders end in
-//! their plans, one after the other. If a write of the record fails, the leader repeats the write in
-//! the next interval, and the store has too many tenants until then. Too many tenants only delay the
-//! queues of these tenants until their hosts have connected to the successor.
+//! A leader stores a binding before it executes the plan, together with a record of the tenants
+//! that the plan moves ([`MovingRecord`](crate::intent::MovingRecord)). The record stays until the
+//! hosts and switches of these tenants have executed the plan. A successor continues the record,
+//! and adds the tenants of its own plans. The record is therefore complete even if several leaders
+//! end in their plans, one after the other. If a write of the record fails, the leader repeats the
+//! write in the next interval, and the store has too many tenants until then. Too many tenants only
+//! delay the queues of these tenants until their hosts have connected to the successor.
 //!
 //! Earlier releases wrote no record, but added a binding to the history after its plan. If the
-//! stored binding is not the last one of the history, the successor therefore also takes the tenants
-//! whose queues differ between the two bindings.
+//! stored binding is not the last one of the history, the successor therefore also takes the
+//! tenants whose queues differ between the two bindings.
 
 use std::collections::{BTreeMap, BTreeSet};
 

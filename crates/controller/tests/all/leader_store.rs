@@ -288,6 +288,7 @@ async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_i
         assert!(matches!(done, Err(LeaderError::Store(StoreError::Full { .. }))), "{done:?}");
         assert_eq!(queues(leader.fabric()), before);
     }
+    assert!(leader.is_store_full());
     let refused = leader.add(tenant("late", 2, 1)).await;
     assert!(matches!(refused, Err(LeaderError::Store(StoreError::Full { .. }))), "{refused:?}");
     assert_eq!(leader.fabric().slot("late"), None);
@@ -307,6 +308,7 @@ async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_i
     let used = usage(leader.fabric(), 4);
     leader.interval(&used).await.unwrap();
     assert_ne!(queues(leader.fabric()), before);
+    assert!(!leader.is_store_full());
     let events = told(&leader);
     assert_eq!((events.len(), events[1].0.as_str()), (2, "store-writable"));
 }

@@ -8,8 +8,8 @@
 //!
 //! In OpenConfig's models, a leaf in `config` contains the value that a client has set. The leaf of
 //! the same name in `state` contains the value that the target has applied, and the target may need
-//! time to apply a value. Not all targets have `state` leaves, and a target that has them may create
-//! the `state` of a new entry later than its `config`.
+//! time to apply a value. Not all targets have `state` leaves, and a target that has them may
+//! create the `state` of a new entry later than its `config`.
 //!
 //! # Approach
 //!
@@ -18,9 +18,9 @@
 //! the order of a leaf-list has no meaning. A `Tree` has the configuration of the target, with
 //! and without the leaves whose values the target has not applied yet.
 //!
-//! A leaf without `state` is applied if the target has no `state` for leaves of this *kind*, which is
-//! the path without keys. `StateKinds` remembers the kinds that had a `state` in any answer. A kind
-//! without `state` in all answers is unknown until the target had some time to create it.
+//! A leaf without `state` is applied if the target has no `state` for leaves of this *kind*, which
+//! is the path without keys. `StateKinds` remembers the kinds that had a `state` in any answer. A
+//! kind without `state` in all answers is unknown until the target had some time to create it.
 
 use std::collections::BTreeMap;
 

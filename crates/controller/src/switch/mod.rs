@@ -258,12 +258,18 @@ impl FabricSwitch {
         if dry_run {
             return Ok(words);
         }
-        if !words.is_empty() {
-            self.side.apply(&target.ports).await.map_err(failed)?;
-        }
         target.stamp = stamp;
-        if target != *told {
-            self.keep(target.clone()).await;
+        let work = async {
+            match words.is_empty() {
+                true => Ok(()),
+                false => self.side.apply(&target.ports).await,
+            }
+        };
+        if target == *told {
+            work.await.map_err(failed)?;
+        } else {
+            let kept = self.keeper.keep_if(target.clone(), work).await.map_err(failed)?;
+            self.note_kept(kept);
             *told = target;
         }
         self.status
@@ -271,10 +277,10 @@ impl FabricSwitch {
         Ok(words)
     }
 
-    /// Stores the new state `target`. If `target` cannot be stored, the switch still uses `target`,
+    /// Notes whether a new state is stored. If it is not stored, the switch still uses the state,
     /// and [`Self::make_up`] tries again.
-    async fn keep(&self, target: SwitchState) {
-        if let Ok(Some(problem)) | Err(problem) = self.keeper.keep(target).await {
+    fn note_kept(&self, kept: Result<Option<String>, String>) {
+        if let Ok(Some(problem)) | Err(problem) = kept {
             self.problem(problem);
         }
         let unkept = self.keeper.owed().is_some();

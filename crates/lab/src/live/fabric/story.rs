@@ -336,6 +336,7 @@ pub(crate) fn picture(record: &Record) -> Picture {
 
 #[cfg(test)]
 mod tests {
+    use super::super::counters::Rates;
     use super::*;
     use penstock_sim::Rng;
 
@@ -347,6 +348,27 @@ mod tests {
         let mut outcome = Outcome::default();
         conclude(&mut outcome, phases);
         outcome.claims.iter().filter_map(|claim| claim.holds).collect()
+    }
+
+    #[test]
+    fn a_tenant_is_compared_with_what_is_due_to_it() {
+        let rates = Rates { tenants: vec![vec![2e6, 4e6]; 10], core: vec![5e7; 2] };
+        let sample = Sample {
+            from: WARM_UP,
+            until: WARM_UP + Duration::from_secs(1),
+            at_ms: [0, 1_000],
+            rates,
+            sweep: Duration::ZERO,
+            link: 5e7,
+        };
+        // The tenants have no connections towards the second rack.
+        let due = vec![vec![2e6, 0.0]; 10];
+        let all = (&[sample][..], &[Machine::default()][..]);
+        let seconds = super::seconds(0, &[0.0, 10.0, 20.0], &due, all);
+        assert_eq!(seconds.len(), 1);
+        let kept = &seconds[0].kept;
+        assert_eq!(kept.len(), BURSTS);
+        assert!(kept.iter().all(|pct| (pct - 100.0).abs() < 1e-9), "{kept:?}");
     }
 
     #[test]

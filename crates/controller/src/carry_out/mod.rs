@@ -626,7 +626,7 @@ impl Crew {
         stamp: Stamp,
     ) -> Vec<Trouble> {
         let changed = std::mem::replace(&mut self.told, before);
-        let (switches, hosts): (Vec<_>, Vec<_>) =
+        let (switches, hosts): (Vec<NodeId>, Vec<NodeId>) =
             touched.iter().partition(|node| self.switches.contains_key(node));
         // A canary switch that fails again must not keep the others from their former state.
         let mut stuck = self.tell_all(fabric, &switches, stamp).await;

@@ -576,7 +576,8 @@ impl SwitchDriver for GnmiSwitch {
                 self.no_boot_time.store(true, Ordering::Relaxed);
                 Ok(None)
             }
-            Err(error) => Err(error),
+            // The target is there, and may refuse the path in some other way.
+            Err(_) => Ok(None),
         }
     }
 

@@ -513,7 +513,7 @@ impl SwitchDriver for SonicSwitch {
             let mut wire = self.connect(CONFIG_DB).await?;
             match wire.run().await {
                 // A redis may permit only some commands.
-                Err(WireError::Refused(_)) => Ok(None),
+                Err(WireError::Refused(_) | WireError::Rubbish(_)) => Ok(None),
                 run => run.map_err(|error| self.wire("the run of its redis", error)),
             }
         })

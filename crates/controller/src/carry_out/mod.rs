@@ -308,6 +308,7 @@ impl Crew {
         // Once hosts mark frames for new queues, earlier steps need no rollback, and none is
         // possible. If only weights change, no packet depends on another switch or host.
         let mut marking = plan.steps.iter().all(|step| matches!(step, Step::Weigh { .. }));
+        let mut reads = Some(self.read_ahead(fabric, plan));
         for (kind, steps) in stages(plan) {
             let began = Instant::now();
             marking |= steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0));
@@ -317,7 +318,7 @@ impl Crew {
                 concerned.extend(self.hosts_of_movers(fabric, plan));
             }
             touched.extend(concerned.iter().copied());
-            let trouble = match (kind, steps.first()) {
+            let mut trouble = match (kind, steps.first()) {
                 (StageKind::Wait, Some(Step::Wait(time))) => {
                     tokio::time::sleep(Duration::from_nanos(time.0)).await;
                     Vec::new()
@@ -325,6 +326,10 @@ impl Crew {
                 (StageKind::ReadBack, _) => self.compare(&concerned).await,
                 _ => self.tell(fabric, &concerned, stamp).await,
             };
+            // The first stage only concerns hosts, so switches are read meanwhile.
+            if let Some(reads) = reads.take() {
+                trouble.extend(self.end_reading(reads).await);
+            }
             self.times.0.push((kind, began.elapsed()));
             self.out_of_date.extend(trouble.iter().map(|t| t.node));
             self.known.retain(|node, _| trouble.iter().all(|t| t.node != *node));

@@ -111,7 +111,12 @@ impl StoredBindings {
         self.sweep(writer).await
     }
 
-    /// Stores which tenants unfinished plans move ([`Self::moving`]), and lists an executed binding
+    /// Sets the names of the tenants that unfinished plans move. The next [`Self::put`] stores them.
+    pub fn set_moving(&mut self, tenants: BTreeSet<String>) {
+        self.moving = Moving { all: false, tenants };
+    }
+
+    /// Stores which tenants unfinished plans move ([`Self::set_moving`]), and lists an executed binding
     /// in the history if the history lacks it. Writes nothing if the store is up to date.
     ///
     /// # Errors

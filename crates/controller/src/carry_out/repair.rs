@@ -64,7 +64,10 @@ impl Crew {
                     // If the switch restarts during the repair, its run differs from this one.
                     let run = driver.run_id().await?;
                     let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
-                    let words = driver.words(&changes).await.unwrap_or_default();
+                    let words = match changes.is_empty() {
+                        true => Vec::new(),
+                        false => driver.words(&changes).await.unwrap_or_default(),
+                    };
                     driver.apply(stamp, &changes).await?;
                     Ok(Repair { words, left_out, run })
                 };

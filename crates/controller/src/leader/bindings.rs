@@ -111,13 +111,14 @@ impl StoredBindings {
         self.sweep(writer).await
     }
 
-    /// Sets the names of the tenants that unfinished plans move. The next [`Self::put`] stores them.
+    /// Sets the names of the tenants that unfinished plans move. The next [`Self::put`] stores
+    /// them.
     pub fn set_moving(&mut self, tenants: BTreeSet<String>) {
         self.moving = Moving { all: false, tenants };
     }
 
-    /// Stores which tenants unfinished plans move ([`Self::set_moving`]), and lists an executed binding
-    /// in the history if the history lacks it. Writes nothing if the store is up to date.
+    /// Stores which tenants unfinished plans move ([`Self::set_moving`]), and lists an executed
+    /// binding in the history if the history lacks it. Writes nothing if the store is up to date.
     ///
     /// # Errors
     /// Returns [`LeaderError::Deposed`] if another controller leads, or the error of the store. The

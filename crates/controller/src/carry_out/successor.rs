@@ -121,11 +121,13 @@ impl Crew {
         trouble.extend(failed);
         // A switch in a pause was not tried, and has no new map yet.
         let mended_all = self.out_of_date.iter().all(|node| !self.switches.contains_key(node));
-        if mended_all || !waits {
+        let settles = (mended_all || !waits) && !confirmed.is_empty();
+        if settles {
             self.settle(fabric, confirmed);
         }
-        self.release_held(fabric);
-        trouble.extend(self.mend_hosts(fabric, stamp).await);
+        if self.release_held(fabric) || settles {
+            trouble.extend(self.mend_hosts(fabric, stamp).await);
+        }
         (mended, trouble)
     }
 

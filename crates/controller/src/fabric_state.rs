@@ -44,6 +44,9 @@ use crate::southbound::PortState;
 
 pub use penstock_fabric::queue_binding::Binding;
 
+/// Separates the name of a removed tenant from its slot. A tenant's name never has this character.
+const REMOVED: char = '~';
+
 /// Reason why the leader refused a change of tenants or nodes.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
@@ -133,6 +136,8 @@ pub struct Fabric {
 /// hosts that may still mark packets for them.
 #[derive(Clone, Debug, Default)]
 struct Leaving {
+    /// Name under which the store has the queues of a removed tenant.
+    name: String,
     links: Vec<(LinkId, Need)>,
     /// Hosts that may still mark packets with the tenant's code point. The tenant's queues stay
     /// until no host marks packets with the tenant's code point.
@@ -200,6 +205,20 @@ impl Fabric {
     #[must_use]
     pub fn name(&self, slot: TenantSlot) -> &str {
         self.specs.get(&slot).map_or("", |spec| spec.name.as_str())
+    }
+
+    /// Returns the name under which the store has the queues of a tenant. A removed tenant has such
+    /// a name while it has queues.
+    #[must_use]
+    pub fn stored_name(&self, slot: TenantSlot) -> &str {
+        self.leaving.get(&slot).map_or_else(|| self.name(slot), |leaving| leaving.name.as_str())
+    }
+
+    /// Returns the hosts that may still mark packets for queues of tenants that were removed or
+    /// moved.
+    pub fn marking(&self) -> impl Iterator<Item = NodeId> + '_ {
+        let all = self.leaving.values().chain(self.moved.values());
+        all.flat_map(|leaving| leaving.marking.iter().copied())
     }
 
     /// Returns the smoothed score of a tenant, in bit/s.
@@ -281,6 +300,8 @@ impl Fabric {
         // The queues of a tenant that has moved are still those of its earlier placement.
         let mut leaving =
             self.moved.remove(&slot).unwrap_or(Leaving { links, ..Leaving::default() });
+        // A later tenant may have the same name, so the slot makes the name unique.
+        leaving.name = format!("{name}{REMOVED}{}", slot.0);
         leaving.marking.extend(self.servers_of(slot));
         self.datacenter.retire(slot);
         self.leaving.insert(slot, leaving);
@@ -334,7 +355,7 @@ impl Fabric {
             moved.marking.extend(servers);
         } else if binding.covers(slot, links) && !binding.covers(slot, self.links(slot)) {
             let (links, marking) = (links.clone(), servers.collect());
-            self.moved.insert(slot, Leaving { links, marking });
+            self.moved.insert(slot, Leaving { links, marking, ..Leaving::default() });
         }
     }
 
@@ -511,21 +532,55 @@ impl Fabric {
         }
     }
 
-    /// Resumes a stored binding, without the queues of tenants and links that no longer exist, and
-    /// without the tenants whose queues or code point are reserved now.
+    /// Resumes a stored binding, without the queues of links that no longer exist, and without the
+    /// tenants whose queues or code point are reserved now. Tenants that were removed or moved keep
+    /// their queues until the hosts have confirmed that they mark no packets for them
+    /// ([`Self::marking`]).
     ///
     /// # Errors
     /// Returns an error if the stored binding is inconsistent.
     pub fn resume(&mut self, record: &BindingRecord) -> Result<(), ResumeError> {
         let names = Names(self.datacenter.topology());
-        let known =
-            |bound: &BoundRecord| Some((*self.slots.get(&bound.tenant)?, bound.bound(names).ok()?));
-        let bound = record.bound.iter().filter_map(known);
-        let bound = bound.filter(|(_, bound)| permits(self.binding.settings(), bound));
-        let bound: Vec<(TenantSlot, Bound)> = bound.collect();
-        let (settings, links) = (self.binding.settings().clone(), names.0.links());
-        self.binding = Binding::resume(settings, links, record.interval, bound)?;
+        let known = |bound: &BoundRecord| Some((bound.tenant.clone(), bound.bound(names).ok()?));
+        let known = record.bound.iter().filter_map(known);
+        let known = known.filter(|(_, bound)| permits(self.binding.settings(), bound));
+        let (mut all, links) = (Vec::new(), names.0.links());
+        let known: Vec<(String, Bound)> = known.collect();
+        std::mem::take(&mut self.leaving).keys().for_each(|slot| self.datacenter.free(*slot));
+        for (name, bound) in known {
+            let slot = self.slots.get(&name).copied();
+            let slot = slot.unwrap_or_else(|| self.remember_removed(name, &bound));
+            all.push((slot, bound));
+        }
+        let settings = self.binding.settings().clone();
+        self.binding = Binding::resume(settings, links, record.interval, all)?;
+        let moved = self.binding.bound().filter(|(slot, _)| {
+            !self.leaving.contains_key(slot) && !self.binding.covers(*slot, self.links(*slot))
+        });
+        self.moved = moved.map(|(slot, bound)| (slot, self.left_by(bound))).collect();
         Ok(())
+    }
+
+    /// Adds a removed tenant that has stored queues, and returns the slot that it gets.
+    fn remember_removed(&mut self, name: String, bound: &Bound) -> TenantSlot {
+        let slot = self.datacenter.reserve_slot();
+        let is_removed = name.contains(REMOVED);
+        let name = if is_removed { name } else { format!("{name}{REMOVED}{}", slot.0) };
+        let leaving = Leaving { name, ..self.left_by(bound) };
+        self.leaving.insert(slot, leaving);
+        slot
+    }
+
+    /// Returns the links of stored queues, and all hosts on these links. The store does not have
+    /// the reservations of a tenant that was removed or moved.
+    fn left_by(&self, bound: &Bound) -> Leaving {
+        let topology = self.topology();
+        let mut links: Vec<LinkId> = bound.queues.iter().map(|(port, _)| port.link).collect();
+        links.dedup();
+        let hosts = links.iter().map(|link| topology.child(*link));
+        let marking = hosts.filter(|node| topology.is_server(*node)).collect();
+        let links = links.into_iter().map(|link| (link, Need::ZERO)).collect();
+        Leaving { name: String::new(), links, marking }
     }
 
     /// Computes the queue weights of all ports from the tenants' reservations. Ports use the
@@ -562,7 +617,7 @@ impl Fabric {
     #[must_use]
     pub fn binding_record(&self, stamp: Stamp) -> BindingRecord {
         let names = Names(self.topology());
-        let one = |(slot, bound)| BoundRecord::of(self.name(slot), bound, names);
+        let one = |(slot, bound)| BoundRecord::of(self.stored_name(slot), bound, names);
         BindingRecord {
             version: VERSION,
             stamp,

@@ -23,6 +23,7 @@
 //! | `penstock/bound/EPOCH.GENERATION/SHARD` | a part of a snapshot: an array of [`BoundRecord`] |
 //! | `penstock/journal/EPOCH.GENERATION` | [`ChangeRecord`]: a change of the binding |
 //! | `penstock/history/EPOCH.GENERATION` | `BindingHead` of a completed binding |
+//! | `penstock/moving/EPOCH.GENERATION` | [`MovingRecord`]; no key if no plan is unfinished |
 //! | `penstock/mode` | [`Mode`] |
 //! | `penstock/epochs` | number that an operator's command adds to all epochs; 0 if absent |
 //! | `penstock/leader/...` | the election ([`crate::store`]) |
@@ -53,6 +54,8 @@ pub const BOUND: &str = "penstock/bound/";
 pub const JOURNAL: &str = "penstock/journal/";
 /// Prefix of the store's keys for the heads of the last executed bindings.
 pub const HISTORY: &str = "penstock/history/";
+/// Prefix of the keys of records of the tenants that unfinished plans move.
+pub const MOVING: &str = "penstock/moving/";
 /// Key of the controller's mode in the store.
 pub const MODE: &str = "penstock/mode";
 /// Key of the number that an operator's command adds to all epochs. The epoch of a leader is the
@@ -258,6 +261,21 @@ pub struct ChangeRecord {
     pub bound: Vec<BoundRecord>,
     /// Names of the tenants that lost their queues.
     pub gone: Vec<String>,
+}
+
+/// Tenants whose hosts or switches may not have executed a plan completely. A leader writes a
+/// record before it executes a plan, and deletes it when no such tenant is left. If the store has
+/// several records, the tenants of all records may be moving. A record that a broken connection
+/// delivers late therefore hides no tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MovingRecord {
+    /// Version of the record, which must be [`VERSION`].
+    pub version: u32,
+    /// True if all tenants may be moving, because their names are too long for the record.
+    #[serde(default)]
+    pub all: bool,
+    /// Names of the tenants that may be moving.
+    pub tenants: Vec<String>,
 }
 
 /// A complete binding. The store keeps a binding as a snapshot in parts ([`BOUND`]) and the changes

@@ -89,30 +89,62 @@ impl<T: Stamped> Saved<T> {
         on_a_thread(move || this.read()).await
     }
 
-    /// Stores a plan in the plan file. If the plan cannot be stored, overwrites the file with the
-    /// plan's stamp, or removes the file.
+    #[cfg(test)]
+    async fn keep(&self, plan: T) -> Result<Option<String>, String> {
+        let stamp = plan.stamp();
+        let written = self.prepare(plan).await;
+        self.publish(stamp, written).await
+    }
+
+    /// Writes a plan beside the plan file, without changing the plan file.
+    async fn prepare(&self, plan: T) -> Result<(), String> {
+        let this = self.clone();
+        on_a_thread(move || this.write_new(Some(plan), None).map_err(|error| error.to_string()))
+            .await
+    }
+
+    /// Moves the plan that [`Self::prepare`] has written to the plan file. If the plan cannot be
+    /// stored, overwrites the file with the plan's stamp, or removes the file.
     ///
     /// | Result | File |
     /// |---|---|
     /// | `Ok(None)` | the plan file contains the plan |
     /// | `Ok(Some(problem))` | the plan file contains only the stamp, or is removed |
     /// | `Err(problem)` | the plan file is unchanged |
-    async fn keep(&self, plan: T) -> Result<Option<String>, String> {
+    async fn publish(
+        &self,
+        stamp: Stamp,
+        written: Result<(), String>,
+    ) -> Result<Option<String>, String> {
         let this = self.clone();
         on_a_thread(move || {
-            let stamp = plan.stamp();
-            let Err(error) = this.write(Some(plan), None) else { return Ok(None) };
-            let text = format!(
-                "{}: the plan cannot be stored: {error}; free disk space, and permit the agent to \
-                 write there",
-                this.path.display()
-            );
-            match this.write_over(stamp).or_else(|_| this.remove()) {
-                Ok(()) => Ok(Some(text)),
-                Err(_) => Err(text),
-            }
+            let renamed = |()| this.rename().map_err(|error| error.to_string());
+            let written = written.and_then(renamed);
+            this.stored(stamp, written)
         })
         .await
+    }
+
+    /// Removes the plan that [`Self::prepare`] has written.
+    async fn discard(&self) {
+        let new = self.new_path();
+        // The next plan replaces the file in any case.
+        let _ = on_a_thread(move || fs::remove_file(new).map_err(|error| error.to_string())).await;
+    }
+
+    /// Returns the result of [`Self::publish`]. If the plan was not stored, overwrites the plan
+    /// file with the stamp, or removes the file.
+    fn stored(&self, stamp: Stamp, written: Result<(), String>) -> Result<Option<String>, String> {
+        let Err(error) = written else { return Ok(None) };
+        let text = format!(
+            "{}: the plan cannot be stored: {error}; free disk space, and permit the agent to \
+             write there",
+            self.path.display()
+        );
+        match self.write_over(stamp).or_else(|_| self.remove()) {
+            Ok(()) => Ok(Some(text)),
+            Err(_) => Err(text),
+        }
     }
 
     /// Stores a plan that could not be stored at an earlier attempt.
@@ -169,10 +201,18 @@ impl<T: Stamped> Saved<T> {
     }
 
     fn write(&self, plan: Option<T>, stamp: Option<Stamp>) -> io::Result<()> {
-        let text = self.text(plan, stamp)?;
+        self.write_new(plan, stamp)?;
+        self.rename()
+    }
+
+    fn new_path(&self) -> PathBuf {
         let mut name = self.path.clone().into_os_string();
         name.push(".new");
-        let new = PathBuf::from(name);
+        PathBuf::from(name)
+    }
+
+    fn write_new(&self, plan: Option<T>, stamp: Option<Stamp>) -> io::Result<()> {
+        let (text, new) = (self.text(plan, stamp)?, self.new_path());
         // This removes any file of this name, because a link could lead to another user's file.
         match fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -180,8 +220,11 @@ impl<T: Stamped> Saved<T> {
         }
         let mut file = OpenOptions::new().create_new(true).write(true).mode(0o600).open(&new)?;
         file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&new, &self.path)?;
+        file.sync_all()
+    }
+
+    fn rename(&self) -> io::Result<()> {
+        fs::rename(self.new_path(), &self.path)?;
         self.sync_folder()
     }
 
@@ -232,13 +275,30 @@ impl<T: Stamped> Keeper<T> {
         self.saved.load().await
     }
 
-    /// Stores a plan, and returns the same results as [`Saved::keep`]. If the plan cannot be
-    /// stored, [`Self::make_up`] tries again to store it.
-    pub(crate) async fn keep(&self, plan: T) -> Result<Option<String>, String> {
+    #[cfg(test)]
+    async fn keep(&self, plan: T) -> Result<Option<String>, String> {
+        let applied = async { Ok::<(), std::convert::Infallible>(()) };
+        self.keep_if(plan, applied).await.unwrap_or_else(|never| match never {})
+    }
+
+    /// Stores a plan if `work` succeeds, and returns the same results as [`Saved::publish`]. If the
+    /// plan cannot be stored, [`Self::make_up`] tries again to store it. If `work` fails, the file
+    /// is unchanged. The plan is written to the disk while `work` runs, so the caller does not wait
+    /// for one after the other.
+    pub(crate) async fn keep_if<E>(
+        &self,
+        plan: T,
+        work: impl Future<Output = Result<(), E>>,
+    ) -> Result<Result<Option<String>, String>, E> {
         let _writing = self.writing.lock().await;
-        let kept = self.saved.keep(plan.clone()).await;
+        let (done, written) = tokio::join!(work, self.saved.prepare(plan.clone()));
+        if let Err(error) = done {
+            self.saved.discard().await;
+            return Err(error);
+        }
+        let kept = self.saved.publish(plan.stamp(), written).await;
         self.owed.send_replace(Some(plan).filter(|_| kept != Ok(None)));
-        kept
+        Ok(kept)
     }
 
     /// Returns the stamp of the last plan, if the last plan is not stored yet.
@@ -340,6 +400,33 @@ mod tests {
         assert_eq!(kept.recv().await, Some(plan(2).stamp));
         assert_eq!((keeper.load().await, keeper.owed()), (Ok(SavedPlan::Whole(plan(2))), None));
         again.abort();
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plan_is_written_while_it_is_applied_and_stored_only_if_it_was_applied() {
+        let folder = folder("while");
+        let path = folder.join("plan");
+        let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &path));
+        let fine = async || Ok::<(), String>(());
+        assert_eq!(keeper.keep_if(plan(1), fine()).await, Ok(Ok(None)));
+        // The work ends only when the next plan is beside the file.
+        let new = folder.join("plan.new");
+        let waits = async {
+            while fs::metadata(&new).is_err() {
+                tokio::task::yield_now().await;
+            }
+            Err("the worker has ended".to_owned())
+        };
+        let failed = keeper.keep_if(plan(2), waits).await;
+        assert_eq!(failed, Err("the worker has ended".to_owned()));
+        assert_eq!((keeper.load().await, keeper.owed()), (Ok(SavedPlan::Whole(plan(1))), None));
+        assert!(fs::metadata(&new).is_err(), "nothing is left of it");
+        fs::create_dir(&new).unwrap();
+        let told = keeper.keep_if(plan(3), fine()).await.unwrap().unwrap().unwrap();
+        assert!(told.contains("free disk space"), "{told}");
+        assert_eq!(keeper.load().await, Ok(SavedPlan::Stamp(plan(3).stamp)));
+        assert_eq!(keeper.owed(), Some(plan(3).stamp));
         fs::remove_dir_all(folder).unwrap();
     }
 

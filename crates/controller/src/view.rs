@@ -42,6 +42,7 @@ pub fn status(leader: &Leader, hosts: &Registry, name: &str, interval_ms: u64) -
         "leads": true,
         "mode": leader.mode(),
         "stamp": leader.stamp(),
+        "store_full": leader.is_store_full(),
         "interval_ms": interval_ms,
         "now_ms": now_ms(),
         "tenants": leader.fabric().tenants().count(),

@@ -44,8 +44,12 @@ pub(super) struct Ended {
     pub(super) served: bool,
 }
 
-/// A future that applies a plan on the switch and returns the plan with the result.
-type Work = Pin<Box<dyn Future<Output = (HostPlan, Result<(), String>)> + Send>>;
+/// Result of a plan: `None` if the switch has applied the plan and the plan is stored, and the
+/// reason if the plan is applied but not stored.
+type Applied = Result<Option<String>, String>;
+
+/// A future that applies and stores a plan, and returns the plan's stamp with the result.
+type Work = Pin<Box<dyn Future<Output = (Stamp, Applied)> + Send>>;
 
 /// An accepted session.
 struct Open {
@@ -157,9 +161,9 @@ impl Agent {
             let idle = work.is_none();
             tokio::select! {
                 // The agent completes a plan that it has started to apply.
-                (plan, done) = async { work.as_mut().expect("not idle").await }, if !idle => {
+                (stamp, done) = async { work.as_mut().expect("not idle").await }, if !idle => {
                     work = None;
-                    let answer = self.done(plan, done).await;
+                    let answer = self.done(stamp, done);
                     let _ = open.out.send(answer).await;
                 }
                 () = stopped(stop), if idle => return End::Stopped,
@@ -221,9 +225,10 @@ impl Agent {
         self.pending = None;
         self.state.send_modify(|state| state.told = stamp);
         let (side, limit) = (Arc::clone(&self.side), self.settings.side_limit);
+        let saved = self.saved.clone();
         Ok(Box::pin(async move {
-            let done = apply(&*side, &plan, limit).await;
-            (plan, done)
+            let done = saved.keep_if(plan.clone(), apply(&*side, &plan, limit)).await;
+            (stamp, done.and_then(|kept| kept))
         }))
     }
 
@@ -233,21 +238,15 @@ impl Agent {
     pub async fn hear(&mut self, plan: v1::HostPlan, epoch: u64) -> AgentMessage {
         match self.told(plan, epoch) {
             Ok(work) => {
-                let (plan, done) = work.await;
-                self.done(plan, done).await
+                let (stamp, done) = work.await;
+                self.done(stamp, done)
             }
             Err(answer) => *answer,
         }
     }
 
-    /// Stores the plan if the switch has applied it. Returns the answer to the plan, for the
-    /// controller.
-    async fn done(&mut self, plan: HostPlan, done: Result<(), String>) -> AgentMessage {
-        let stamp = plan.stamp;
-        let done = match done {
-            Ok(()) => self.saved.keep(plan).await,
-            Err(problem) => Err(problem),
-        };
+    /// Notes the result of a plan. Returns the answer to the plan, for the controller.
+    fn done(&self, stamp: Stamp, done: Applied) -> AgentMessage {
         match done {
             Ok(not_kept) => {
                 if let Some(problem) = not_kept {

@@ -8,16 +8,24 @@
 //!
 //! # Approach
 //!
-//! The controller reads a switch before the plan's first message to it. After an acknowledged
-//! message, the switch has the state that the message requested. Before hosts mark packets for new
-//! queues, the controller reads the switches once more, because a switch may acknowledge a message
-//! that it has not executed. After an error, the state of the switch is uncertain, so the
-//! controller forgets it and reads the switch before the next message.
+//! The controller reads all switches of a plan while hosts carry out the plan's first message,
+//! which no switch gets. A switch that does not answer is therefore found before any queue has
+//! changed. After an acknowledged message, the switch has the state that the message requested.
+//! Before hosts mark packets for new queues, the controller reads the switches once more, because a
+//! switch may acknowledge a message that it has not executed. After an error, the state of the
+//! switch is uncertain, so the controller forgets it and reads the switch before the next message.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use super::answer::Said;
+use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
+use penstock_fabric::topology::NodeId;
+
+use super::answer::{Said, within};
+use super::tasks::Tasks;
+use super::{Crew, Trouble};
 use crate::Stamp;
+use crate::fabric_state::Fabric;
 use crate::southbound::{Capabilities, SwitchDriver, SwitchState, diff, possible};
 
 /// State of a switch, and what the switch can do.
@@ -34,8 +42,43 @@ impl KnownSwitch {
     }
 
     async fn read(driver: &dyn SwitchDriver) -> Result<Self, Said> {
-        let can = driver.capabilities().await?;
-        Ok(Self { can, state: driver.read_back().await? })
+        let (can, state) = driver.look().await?;
+        Ok(Self { can, state })
+    }
+}
+
+impl Crew {
+    /// Begins to read the switches that get messages of a plan.
+    pub(super) fn read_ahead(&self, fabric: &Fabric, plan: &Plan) -> Tasks<KnownSwitch> {
+        let topology = fabric.topology();
+        let fixed = fabric.binding().settings().mode == Mode::StaticMap;
+        let sender = |port: &Port| {
+            if port.up { topology.child(port.link) } else { topology.parent(port.link) }
+        };
+        let told = |step: &Step| match step {
+            Step::Weigh { port, .. } => Some(sender(port)),
+            // A static map already contains all code points.
+            Step::Unmap { port, .. } | Step::Map { port, .. } if !fixed => Some(sender(port)),
+            _ => None,
+        };
+        let nodes: BTreeSet<NodeId> = plan.steps.iter().filter_map(told).collect();
+        let (mut tasks, limit) = (Tasks::default(), self.limit);
+        for node in nodes.into_iter().filter(|node| self.reachable(fabric, *node)) {
+            let Some(switch) = self.switches.get(&node) else { continue };
+            let driver = Arc::clone(&switch.driver);
+            tasks.spawn(node, async move {
+                within(limit, driver.name(), KnownSwitch::read(&*driver), || None).await
+            });
+        }
+        tasks
+    }
+
+    /// Waits for the reads of switches. Returns the switches that could not be read.
+    pub(super) async fn end_reading(&mut self, reads: Tasks<KnownSwitch>) -> Vec<Trouble> {
+        let (done, trouble) = reads.all().await;
+        self.note_silent(&trouble);
+        self.known.extend(done);
+        trouble
     }
 }
 

@@ -38,7 +38,7 @@
 //! queue 0, while switches keep all their maps. Then it changes the switches, and then the marks
 //! ([`Crew::resume`]).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,7 +46,6 @@ use std::time::Duration;
 use penstock_fabric::queue_binding::{Mode, Plan, Port, Step};
 use penstock_fabric::tenant_placement::TenantSlot;
 use penstock_fabric::topology::{LinkId, NodeId};
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::Stamp;
@@ -58,8 +57,12 @@ mod answer;
 mod known;
 mod left_out;
 mod refusal;
+mod repair;
+mod restart;
+mod silent;
 mod stage;
 mod successor;
+mod tasks;
 
 pub use stage::{PlanTimes, StageKind};
 
@@ -67,8 +70,11 @@ use answer::{Said, within};
 use known::{KnownSwitch, bring_to};
 use left_out::LeftOut;
 use refusal::Refusals;
+use restart::Runs;
+use silent::Silent;
 use stage::stages;
-use successor::Unsettled;
+use successor::{Held, Unsettled};
+use tasks::Tasks;
 
 /// Interfaces on a switch that belong to one port of the topology tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,6 +157,9 @@ pub struct Crew {
     known: BTreeMap<NodeId, KnownSwitch>,
     left_out: LeftOut,
     unsettled: Unsettled,
+    held: Held,
+    silent: Silent,
+    runs: Runs,
     times: PlanTimes,
     /// Time limit for the answer of a switch or host to one message.
     limit: Duration,
@@ -176,6 +185,9 @@ impl Crew {
             known: BTreeMap::new(),
             left_out: LeftOut::default(),
             unsettled: Unsettled::default(),
+            held: Held::default(),
+            silent: Silent::default(),
+            runs: Runs::default(),
             times: PlanTimes::default(),
             limit,
         }
@@ -225,6 +237,7 @@ impl Crew {
     pub fn begin_interval(&mut self) {
         self.refusals.begin_interval();
         self.unsettled.begin_interval();
+        self.silent.begin_interval();
     }
 
     fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {
@@ -244,7 +257,7 @@ impl Crew {
         self.told.marks = marks.filter(|(_, dscp)| *dscp != 0).collect();
         self.told.headroom = headroom(fabric);
         self.told.limited.clear();
-        self.unsettled = Unsettled::default();
+        (self.unsettled, self.held) = (Unsettled::default(), Held::default());
         // Hosts that have not got their plans yet stay out of date.
         self.out_of_date.extend(self.switches.keys());
     }
@@ -295,6 +308,7 @@ impl Crew {
         // Once hosts mark frames for new queues, earlier steps need no rollback, and none is
         // possible. If only weights change, no packet depends on another switch or host.
         let mut marking = plan.steps.iter().all(|step| matches!(step, Step::Weigh { .. }));
+        let mut reads = Some(self.read_ahead(fabric, plan));
         for (kind, steps) in stages(plan) {
             let began = Instant::now();
             marking |= steps.iter().any(|s| matches!(s, Step::Mark { dscp, .. } if *dscp != 0));
@@ -304,7 +318,7 @@ impl Crew {
                 concerned.extend(self.hosts_of_movers(fabric, plan));
             }
             touched.extend(concerned.iter().copied());
-            let trouble = match (kind, steps.first()) {
+            let mut trouble = match (kind, steps.first()) {
                 (StageKind::Wait, Some(Step::Wait(time))) => {
                     tokio::time::sleep(Duration::from_nanos(time.0)).await;
                     Vec::new()
@@ -312,6 +326,10 @@ impl Crew {
                 (StageKind::ReadBack, _) => self.compare(&concerned).await,
                 _ => self.tell(fabric, &concerned, stamp).await,
             };
+            // The first stage only concerns hosts, so switches are read meanwhile.
+            if let Some(reads) = reads.take() {
+                trouble.extend(self.end_reading(reads).await);
+            }
             self.times.0.push((kind, began.elapsed()));
             self.out_of_date.extend(trouble.iter().map(|t| t.node));
             self.known.retain(|node, _| trouble.iter().all(|t| t.node != *node));
@@ -566,6 +584,7 @@ impl Crew {
             }
         }
         let (done, trouble) = tasks.all().await;
+        self.note_silent(&trouble);
         for (node, known) in done {
             let (Some(known), Some(switch)) = (known, self.switches.get(&node)) else { continue };
             self.left_out.note(node, known.left_out().clone(), |name| switch.has(name));
@@ -596,12 +615,14 @@ impl Crew {
             });
         }
         let (done, trouble) = tasks.all().await;
+        self.note_silent(&trouble);
         self.note_left_out(done);
         trouble
     }
 
     /// Rolls a plan back. Switches get their former queues and maps before hosts mark frames for
-    /// these queues.
+    /// these queues. A tenant stays in the shared queue if a switch on its way failed again and may
+    /// have lost the tenant's code point ([`Held`]).
     async fn take_back(
         &mut self,
         fabric: &Fabric,
@@ -609,78 +630,24 @@ impl Crew {
         touched: &BTreeSet<NodeId>,
         stamp: Stamp,
     ) -> Vec<Trouble> {
-        self.told = before;
-        let (switches, hosts): (Vec<_>, Vec<_>) =
+        let changed = std::mem::replace(&mut self.told, before);
+        let (switches, hosts): (Vec<NodeId>, Vec<NodeId>) =
             touched.iter().partition(|node| self.switches.contains_key(node));
         // A canary switch that fails again must not keep the others from their former state.
         let mut stuck = self.tell_all(fabric, &switches, stamp).await;
+        let also = self.hold_back(fabric, &changed, &stuck);
+        let hosts: BTreeSet<NodeId> = hosts.into_iter().chain(also).collect();
+        let hosts = Vec::from_iter(hosts);
         stuck.extend(self.tell_all(fabric, &hosts, stamp).await);
         self.out_of_date.extend(stuck.iter().map(|t| t.node));
         // A switch or host that failed is up to date again if its rollback succeeded.
-        for node in touched.iter().filter(|node| stuck.iter().all(|t| t.node != **node)) {
-            self.out_of_date.remove(node);
-        }
-        stuck
-    }
-
-    /// Begins to read and repair the state of switches that are out of date.
-    fn begin_mending(&self, stamp: Stamp) -> Tasks<Repair> {
-        let mut tasks = Tasks::default();
-        let limit = self.limit;
-        for node in self.out_of_date.iter().filter(|node| !self.refusals.pause(**node)) {
-            let Some(switch) = self.switches.get(node) else { continue };
-            let (driver, wanted) = (Arc::clone(&switch.driver), self.wanted(switch));
-            tasks.spawn(*node, async move {
-                let mended = async {
-                    let Survey { changes, left_out } = survey(&*driver, &wanted).await?;
-                    let words = driver.words(&changes).await.unwrap_or_default();
-                    driver.apply(stamp, &changes).await?;
-                    Ok(Repair { words, left_out })
-                };
-                within(limit, driver.name(), mended, || driver.patience()).await
-            });
-        }
-        tasks
-    }
-
-    /// Waits for the repair of switches. Unreachable switches stay out of date. Returns the
-    /// repaired switches with the changes, and the failed switches.
-    async fn end_mending(
-        &mut self,
-        tasks: Tasks<Repair>,
-    ) -> (Vec<(NodeId, Vec<String>)>, Vec<Trouble>) {
-        let (done, failed) = tasks.all().await;
-        let (mut mended, mut left_out) = (Vec::new(), Vec::new());
-        for (node, repair) in done {
-            self.out_of_date.remove(&node);
-            mended.push((node, repair.words));
-            left_out.push((node, repair.left_out));
-        }
-        self.note_left_out(left_out);
-        failed.iter().filter(|t| t.refused).for_each(|t| self.refusals.refused(t.node));
-        (mended, failed)
-    }
-
-    /// Sends their whole plans to the hosts that are out of date and connected. Returns the failed
-    /// hosts.
-    async fn mend_hosts(&mut self, fabric: &Fabric, stamp: Stamp) -> Vec<Trouble> {
-        let hosts = self.out_of_date.iter().copied();
-        let hosts: BTreeSet<NodeId> = hosts
-            .filter(|node| !self.switches.contains_key(node) && self.connected(fabric, *node))
-            .collect();
-        let trouble = self.tell(fabric, &hosts, stamp).await;
-        for node in hosts.iter().filter(|node| trouble.iter().all(|t| t.node != **node)) {
-            self.out_of_date.remove(node);
-        }
-        trouble
-    }
-
-    fn note_left_out(&mut self, answers: Vec<(NodeId, BTreeMap<String, String>)>) {
-        for (node, answer) in answers {
-            if let Some(switch) = self.switches.get(&node) {
-                self.left_out.note(node, answer, |name| switch.has(name));
+        for node in switches.iter().chain(&hosts) {
+            if stuck.iter().all(|t| t.node != *node) {
+                self.out_of_date.remove(node);
+                self.silent.remove(*node);
             }
         }
+        stuck
     }
 
     /// Returns the links with a port that a driver leaves out, because others have configured it.
@@ -700,15 +667,6 @@ impl Crew {
         self.left_out.take_changed()
     }
 
-    /// Compares the state of all switches with the last state that the controller sent. A switch
-    /// counts as out of date if its state differs from the state that the controller sent.
-    pub async fn verify(&mut self) -> Vec<Trouble> {
-        let known: BTreeSet<NodeId> = self.switches.keys().copied().collect();
-        let trouble = self.compare(&known.difference(&self.out_of_date).copied().collect()).await;
-        self.out_of_date.extend(trouble.iter().map(|t| t.node));
-        trouble
-    }
-
     /// Marks a host as out of date, because its agent connected or a tenant arrived. The next call
     /// of [`Self::mend`] sends the plan to the host.
     pub fn must_tell(&mut self, node: NodeId) {
@@ -720,53 +678,5 @@ impl Crew {
     pub fn came(&mut self, node: NodeId) {
         self.refusals.followed(node);
         self.must_tell(node);
-    }
-}
-
-/// Changes with which a switch was repaired, and the ports that its driver leaves out.
-struct Repair {
-    words: Vec<String>,
-    left_out: BTreeMap<String, String>,
-}
-
-/// Requests that run for several switches and hosts at once.
-struct Tasks<T> {
-    set: JoinSet<Result<T, Said>>,
-    nodes: HashMap<tokio::task::Id, NodeId>,
-}
-
-impl<T> Default for Tasks<T> {
-    fn default() -> Self {
-        Self { set: JoinSet::new(), nodes: HashMap::new() }
-    }
-}
-
-impl<T: Send + 'static> Tasks<T> {
-    fn spawn(
-        &mut self,
-        node: NodeId,
-        task: impl Future<Output = Result<T, Said>> + Send + 'static,
-    ) {
-        self.nodes.insert(self.set.spawn(task).id(), node);
-    }
-
-    /// Waits for the answers of all switches and hosts. If the task for a switch or host panicked,
-    /// the switch or host counts as failed.
-    async fn all(mut self) -> (Vec<(NodeId, T)>, Vec<Trouble>) {
-        let (mut done, mut trouble) = (Vec::new(), Vec::new());
-        while let Some(next) = self.set.join_next_with_id().await {
-            let (id, result) = match next {
-                Ok((id, result)) => (id, result),
-                Err(error) => (error.id(), Err(Said::failed(&format!("internal error: {error}")))),
-            };
-            let Some(node) = self.nodes.get(&id).copied() else { continue };
-            match result {
-                Ok(value) => done.push((node, value)),
-                Err(Said { problem, refused }) => trouble.push(Trouble { node, problem, refused }),
-            }
-        }
-        done.sort_by_key(|(node, _)| *node);
-        trouble.sort_by_key(|t| t.node);
-        (done, trouble)
     }
 }

@@ -25,6 +25,9 @@
 //! - The leader writes a new snapshot if the journal has [`JOURNAL_MAX`] changes or
 //!   [`JOURNAL_BYTES_MAX`] bytes, if a change is too large for one value, and if the leader does
 //!   not know the contents of the store. The last case occurs with the first change of each leader.
+//! - Before a binding whose plan moves tenants, the leader writes the names of these tenants. The
+//!   record stays until their hosts and switches have executed the plan, also if several leaders
+//!   end one after the other. A write that fails is repeated in the next interval.
 //! - For each executed binding, the store has a head, which names a snapshot and the last change.
 //!   With the heads, an operator can revert to an earlier binding.
 //! - The leader deletes stored shards and changes that no stored head needs.
@@ -46,7 +49,7 @@ use penstock_fabric::topology::Topology;
 
 use super::journal::StoredParts;
 use super::kept::{
-    BindingHead, Chain, Difference, JOURNAL_BYTES_MAX, JOURNAL_MAX, SHARDS, StoredBindings,
+    BindingHead, Chain, Difference, JOURNAL_BYTES_MAX, JOURNAL_MAX, Moving, SHARDS, StoredBindings,
     shard_key, shard_of, snapshot_key, stamped,
 };
 use super::record::Writer;
@@ -54,7 +57,7 @@ use super::{HISTORY_MAX, Leader, LeaderError, StoreError, Write};
 use crate::Stamp;
 use crate::intent::{
     self, BINDING, BINDING_VERSION, BindingRecord, BoundRecord, ChangeRecord, HISTORY, JOURNAL,
-    Names,
+    MOVING, Names,
 };
 use crate::store::Compare;
 use crate::store::limits::VALUE_BYTES_MAX;
@@ -95,15 +98,76 @@ impl StoredBindings {
         binding: BindingToStore<'_>,
         done: bool,
     ) -> Result<(), LeaderError> {
+        let stamp = binding.stamp;
         match self.difference(&binding.tenants) {
             Some(difference) if difference.is_empty() => {}
             Some(difference) => self.put_change(writer, binding, &difference).await?,
             None => self.put_snapshot(writer, binding, (0..SHARDS).collect()).await?,
         }
         if done {
-            self.put_head(writer).await?;
+            self.unlisted = self.head();
         }
+        self.finish(writer, stamp).await?;
         self.sweep(writer).await
+    }
+
+    /// Sets the names of the tenants that unfinished plans move. The next [`Self::put`] stores
+    /// them.
+    pub fn set_moving(&mut self, tenants: BTreeSet<String>) {
+        self.moving = Moving { all: false, tenants };
+    }
+
+    /// Stores which tenants unfinished plans move ([`Self::set_moving`]), and lists an executed
+    /// binding in the history if the history lacks it. Writes nothing if the store is up to date.
+    ///
+    /// # Errors
+    /// Returns [`LeaderError::Deposed`] if another controller leads, or the error of the store. The
+    /// next call tries again.
+    pub(super) async fn finish(
+        &mut self,
+        writer: &mut Writer<'_>,
+        stamp: Stamp,
+    ) -> Result<(), LeaderError> {
+        self.put_head(writer, stamp).await?;
+        self.commit_moving(writer, stamp, Vec::new(), None).await
+    }
+
+    /// Commits writes together with the record of the tenants that unfinished plans move, if the
+    /// store does not have this record. The record is in the first transaction, so that the store
+    /// never has a binding without the record. Commits nothing if there are no writes.
+    async fn commit_moving(
+        &mut self,
+        writer: &mut Writer<'_>,
+        stamp: Stamp,
+        writes: Vec<Write>,
+        last: Option<Compare>,
+    ) -> Result<(), LeaderError> {
+        let mut all = Vec::new();
+        if self.stored_moving.as_ref() != Some(&self.moving) {
+            let key = stamped(MOVING, stamp);
+            let old = std::mem::take(&mut self.moving_keys);
+            if self.moving != Moving::default() {
+                let value = self.moving.value();
+                all.push(Write::Put { key: key.clone(), value, lease: None });
+                self.moving_keys.insert(key.clone());
+            }
+            all.extend(old.difference(&self.moving_keys).cloned().map(Write::Delete));
+            // Until the commit returns, the store may have the old records too.
+            self.moving_keys.extend(old);
+            self.stored_moving = None;
+        }
+        all.extend(writes);
+        if all.is_empty() {
+            self.stored_moving = Some(self.moving.clone());
+            return Ok(());
+        }
+        writer.commit_if(all, last).await?;
+        if self.stored_moving.is_none() {
+            self.stored_moving = Some(self.moving.clone());
+            let (key, empty) = (stamped(MOVING, stamp), self.moving == Moving::default());
+            self.moving_keys.retain(|kept| !empty && *kept == key);
+        }
+        Ok(())
     }
 
     /// Adds a change to the journal, or replaces the journal by a snapshot.
@@ -136,7 +200,7 @@ impl StoredBindings {
             return self.put_snapshot(writer, binding, touched).await;
         }
         let change = Write::Put { key: stamped(JOURNAL, stamp), value, lease: None };
-        self.commit(writer, vec![change], None, binding.tenants).await?;
+        self.commit(writer, stamp, (vec![change], None), binding.tenants).await?;
         if let Some(chain) = self.chains.last_mut() {
             chain.changes.push((stamp, interval));
         }
@@ -182,7 +246,9 @@ impl StoredBindings {
             .get(BINDING)
             .await?
             .map_or_else(absent, |entry| Compare::Modified(BINDING.to_owned(), entry.modified));
-        self.commit(writer, writes, Some(same), tenants).await?;
+        self.commit(writer, stamp, (writes, Some(same)), tenants).await?;
+        // The sweep deletes the changes of a binding that is not in the history.
+        self.unlisted = None;
         self.chains.push(chain);
         self.touched.clear();
         self.journal_bytes = 0;
@@ -195,8 +261,8 @@ impl StoredBindings {
     async fn commit(
         &mut self,
         writer: &mut Writer<'_>,
-        writes: Vec<Write>,
-        last: Option<Compare>,
+        stamp: Stamp,
+        (writes, last): (Vec<Write>, Option<Compare>),
         tenants: BTreeMap<String, Bound>,
     ) -> Result<(), LeaderError> {
         let keys = writes.iter().map(Write::key).filter(|key| *key != BINDING);
@@ -204,11 +270,12 @@ impl StoredBindings {
         self.present.extend(keys.iter().cloned());
         // Until the commit returns, the contents of the store are uncertain.
         let before = self.tenants.take();
-        let done = writer.commit_if(writes, last).await;
+        let done = self.commit_moving(writer, stamp, writes, last).await;
         self.tenants = match &done {
             Ok(()) => Some(tenants),
             Err(error) => before.filter(|_| is_unwritten(error)),
         };
+        self.in_doubt = self.tenants.is_none();
         if matches!(done, Err(LeaderError::Store(StoreError::Full { .. }))) {
             // The last write was refused, so nothing refers to the writes before it. A full etcd
             // accepts deletions.
@@ -222,10 +289,11 @@ impl StoredBindings {
         done
     }
 
-    /// Adds the head of the stored binding to the history.
-    async fn put_head(&mut self, writer: &mut Writer<'_>) -> Result<(), LeaderError> {
-        let Some(head) = self.head() else { return Ok(()) };
-        if self.history.last().is_some_and(|last| last.stamp == head.stamp) {
+    /// Adds the head of an executed binding to the history, if the history lacks one.
+    async fn put_head(&mut self, writer: &mut Writer<'_>, stamp: Stamp) -> Result<(), LeaderError> {
+        let Some(head) = self.unlisted.clone() else { return Ok(()) };
+        if self.history.last().is_some_and(|last| last.stamp >= head.stamp) {
+            self.unlisted = None;
             return Ok(());
         }
         let key = stamped(HISTORY, head.stamp);
@@ -236,9 +304,9 @@ impl StoredBindings {
         let old = history.drain(..history.len().saturating_sub(HISTORY_MAX));
         let old: Vec<String> = old.map(|head| stamped(HISTORY, head.stamp)).collect();
         writes.extend(old.iter().cloned().map(Write::Delete));
-        writer.commit(writes).await?;
+        self.commit_moving(writer, stamp, writes, None).await?;
         self.present.retain(|key| !old.contains(key));
-        self.history = history;
+        (self.history, self.unlisted) = (history, None);
         self.prune();
         Ok(())
     }
@@ -278,8 +346,9 @@ impl Leader {
         let Self { fabric, store, leadership, horizon, kept, stamp, .. } = self;
         let binding = fabric.binding();
         let named = |(slot, bound): (TenantSlot, &Bound)| {
-            // A removed tenant has no name and loses its queues in the next pass.
-            let name = fabric.name(slot);
+            // A successor must not give away the queues of a removed tenant before its hosts have
+            // confirmed the removal.
+            let name = fabric.stored_name(slot);
             (!name.is_empty()).then(|| (name.to_owned(), bound.clone()))
         };
         let tenants = binding.bound().filter_map(named).collect();

@@ -230,7 +230,7 @@ impl Leader {
         }
         self.fabric.reserve_all();
         let movers = self.unfinished(&record).await?;
-        self.crew.resume(&self.fabric, movers);
+        self.resume_crew(movers);
         // Hosts that connected in observe mode have got no plan.
         self.fabric.topology().layer(0).for_each(|server| self.crew.must_tell(server));
         Ok(())

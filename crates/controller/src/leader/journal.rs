@@ -7,7 +7,7 @@ use super::kept::{BindingHead, Chain, StoredBindings, snapshot_key, stamped};
 use crate::Stamp;
 use crate::intent::{
     BINDING, BINDING_VERSION, BOUND, BindingRecord, BoundRecord, ChangeRecord, HISTORY,
-    IntentError, JOURNAL, binding_from_bytes,
+    IntentError, JOURNAL, MOVING, MovingRecord, binding_from_bytes, from_bytes,
 };
 use crate::store::Store;
 
@@ -102,6 +102,19 @@ impl StoredParts {
 }
 
 impl StoredBindings {
+    /// Reads which tenants the unfinished plans move.
+    async fn load_moving(&mut self, store: &dyn Store) -> Result<(), LeaderError> {
+        let listed = store.list(MOVING).await.map_err(LeaderError::Store)?;
+        for entry in listed.entries {
+            let record: MovingRecord = from_bytes(&entry.key, &entry.value)?;
+            self.moving.all |= record.all;
+            self.moving.tenants.extend(record.tenants);
+            self.moving_keys.insert(entry.key);
+        }
+        self.stored_moving = Some(self.moving.clone());
+        Ok(())
+    }
+
     /// Reads which bindings are stored, and returns the stored binding. The binding is `None` if
     /// the store has no binding.
     ///
@@ -126,6 +139,7 @@ impl StoredBindings {
         }
         kept.history.sort_by_key(|head| head.stamp);
         kept.present.extend(stored.parts.keys().chain(&stored.change_keys).cloned());
+        kept.load_moving(store).await?;
         let entry = store.get(BINDING).await.map_err(LeaderError::Store)?;
         let Some(entry) = entry else {
             kept.chains = chains.into_values().collect();

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Stamp;
 use crate::fnv::fnv1a;
-use crate::intent::{BINDING_VERSION, BOUND, HISTORY, JOURNAL};
+use crate::intent::{self, BINDING_VERSION, BOUND, HISTORY, JOURNAL, MovingRecord, VERSION};
+use crate::store::limits::VALUE_BYTES_MAX;
 
 /// Number of parts (shards) of a stored snapshot. For 18,000 tenants with queues on 20 ports each,
 /// each shard takes about 20 kB.
@@ -64,6 +65,40 @@ pub struct StoredBindings {
     pub(super) touched: BTreeSet<usize>,
     /// Number of bytes of the changes after the last snapshot.
     pub(super) journal_bytes: usize,
+    /// Tenants that unfinished plans move.
+    pub(super) moving: Moving,
+    /// Tenants in the store's records of unfinished plans. `None` if the contents of the store are
+    /// uncertain.
+    pub(super) stored_moving: Option<Moving>,
+    /// Keys of the records of unfinished plans that the store may have.
+    pub(super) moving_keys: BTreeSet<String>,
+    /// True if the store may have another binding than the leader's last one, because the outcome
+    /// of a write is unknown.
+    pub(super) in_doubt: bool,
+    /// Head of an executed binding that the history lacks, because a write failed.
+    pub(super) unlisted: Option<BindingHead>,
+}
+
+/// Tenants that unfinished plans move, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moving {
+    /// True if all tenants may be moving.
+    pub(super) all: bool,
+    pub(super) tenants: BTreeSet<String>,
+}
+
+impl Moving {
+    /// Returns the value of a record of these tenants.
+    pub(super) fn value(&self) -> Vec<u8> {
+        let (version, all) = (VERSION, self.all);
+        let tenants = self.tenants.iter().cloned().collect();
+        let value = intent::to_bytes(&MovingRecord { version, all, tenants });
+        if value.len() <= VALUE_BYTES_MAX {
+            return value;
+        }
+        let tenants = Vec::new();
+        intent::to_bytes(&MovingRecord { version, all: true, tenants })
+    }
 }
 
 /// Difference between the stored binding and a decision.

@@ -152,7 +152,7 @@ impl Leader {
             Some(stored) => leader.unfinished(&stored).await?,
             None => BTreeSet::new(),
         };
-        leader.crew.resume(&leader.fabric, movers);
+        leader.resume_crew(movers);
         if leader.mode != Mode::Observe {
             leader.next_stamp();
             leader.mend().await;
@@ -228,6 +228,12 @@ impl Leader {
         self.mode
     }
 
+    /// Returns true if the store refused the leader's last write because it is full.
+    #[must_use]
+    pub const fn is_store_full(&self) -> bool {
+        self.horizon.is_full()
+    }
+
     #[must_use]
     pub fn events(&self) -> &Events {
         &self.events
@@ -268,7 +274,7 @@ impl Leader {
 
     /// Updates the hosts and switches that are out of date, without waiting for the next interval.
     pub async fn catch_up(&mut self) {
-        if self.mode != Mode::Observe && !self.crew.out_of_date().is_empty() {
+        if self.mode != Mode::Observe && self.crew.needs_mending() {
             self.mend().await;
         }
     }
@@ -288,12 +294,13 @@ impl Leader {
         let number = self.fabric.binding().interval() + 1;
         self.crew.begin_interval();
         if self.mode != Mode::Observe {
+            let mut drift = self.crew.notice_restarts().await;
             if every > 0 && number.is_multiple_of(every) {
-                let drift = self.crew.verify().await;
-                report.drifted = drift.len();
-                self.troubles("drift", &drift);
+                drift.extend(self.crew.verify().await);
             }
-            if !self.crew.out_of_date().is_empty() {
+            report.drifted = drift.len();
+            self.troubles("drift", &drift);
+            if self.crew.needs_mending() {
                 self.mend().await;
             }
         }
@@ -308,6 +315,7 @@ impl Leader {
         decided?;
         let Self { complaints, crew, .. } = self;
         complaints.retain(|node, _| crew.in_trouble(*node));
+        self.finish_plans().await?;
         self.forget().await;
         report.took = began.elapsed();
         report.interval = number;
@@ -394,6 +402,7 @@ impl Leader {
             return Ok(true);
         }
         self.next_stamp();
+        self.will_move(&pass.plan);
         if let Err(error) = self.put_binding(false).await {
             self.fabric.put_back(before);
             return Err(error);
@@ -409,6 +418,7 @@ impl Leader {
                 self.troubles("behind", &behind);
                 self.changes("promoted", "demoted", pass);
                 report.failed += behind.len();
+                self.kept.moving = self.moving();
                 self.put_binding(true).await?;
                 Ok(true)
             }
@@ -426,7 +436,9 @@ impl Leader {
                 // new stamp. The store refuses this write if another controller leads. A host's or
                 // switch's report of another leader is not enough, because the report may be wrong.
                 self.next_stamp();
+                // The record of the plan's tenants stays until the old binding is stored.
                 self.put_binding(false).await?;
+                self.finish_plans().await?;
                 Ok(false)
             }
         }

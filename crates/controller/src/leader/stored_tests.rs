@@ -1,6 +1,6 @@
 //! Tests of stored bindings with a store in memory that fails, fills up, and executes writes late.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -463,6 +463,40 @@ fn a_head_of_a_later_version_is_refused() {
         let error = StoredBindings::load(&bed.store).await.unwrap_err().to_string();
         assert!(error.contains("use the newer program"), "{error}");
     });
+}
+
+#[tokio::test]
+async fn tenants_of_an_unfinished_plan_stay_on_record_when_writes_fail_or_come_late() {
+    let mut bed = Bed::new();
+    let names = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<BTreeSet<_>>();
+    let stored = async |bed: &Bed| {
+        let (kept, _) = StoredBindings::load(&bed.store).await.unwrap();
+        kept.moving.tenants
+    };
+    let next = bed.changed(1, 1);
+    bed.kept.set_moving(names(&["t1", "t2"]));
+    bed.put(next.clone(), false).await.unwrap();
+    assert_eq!(stored(&bed).await, names(&["t1", "t2"]));
+    // The write at the end of the plan comes late, when the next plan has begun.
+    bed.kept.set_moving(BTreeSet::new());
+    bed.store.turns(0, Fate::Late);
+    bed.put(next, true).await.unwrap_err();
+    assert_eq!(stored(&bed).await, names(&["t1", "t2"]), "the leader may try again");
+    bed.store.turns(0, Fate::Done);
+    let next = bed.changed(3, 4);
+    bed.kept.set_moving(names(&["t3"]));
+    bed.put(next.clone(), false).await.unwrap();
+    bed.store.arrive();
+    assert_eq!(stored(&bed).await, names(&["t3"]));
+    bed.kept.set_moving(BTreeSet::new());
+    bed.put(next, true).await.unwrap();
+    assert_eq!(stored(&bed).await, BTreeSet::new());
+    let many: BTreeSet<String> = (0..40_000).map(|n| format!("{n:064}")).collect();
+    bed.kept.set_moving(many);
+    let next = bed.changed(5, 7);
+    bed.put(next, false).await.unwrap();
+    let (kept, _) = StoredBindings::load(&bed.store).await.unwrap();
+    assert!(kept.moving.all, "the names do not fit into a value");
 }
 
 async fn run(turns: &[(u8, u8, u8)]) {

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::{Mutex, MutexGuard, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::Stamp;
@@ -20,6 +21,7 @@ use crate::carry_out::Crew;
 use crate::fabric_state::{Fabric, Usage};
 use crate::intent::LEADER;
 use crate::leader::{Leader, LeaderError, Settings};
+use crate::southbound::SwitchDriver;
 use crate::store::{LeaseId, Store, StoreError, leader};
 use crate::view;
 
@@ -300,22 +302,31 @@ impl Controller {
             "events" => view::events(leader),
             "explain" => view::explain(leader, name)?,
             "history" => view::history(leader, name, millis)?,
-            "switch-counters" => counters(leader).await,
+            "switch-counters" => {
+                let switches = leader.crew().switches().values();
+                let drivers = switches.map(|switch| Arc::clone(&switch.driver)).collect();
+                // A switch that does not answer must not delay the leader.
+                drop(guard);
+                counters(drivers).await
+            }
             _ => return None,
         })
     }
 }
 
-async fn counters(leader: &Leader) -> Value {
-    let mut all = BTreeMap::new();
-    for switch in leader.crew().switches().values() {
-        let read = switch.driver.counters().await;
-        let shown = match read {
-            Ok(counters) => serde_json::json!(counters),
-            Err(error) => serde_json::json!({ "error": error.to_string() }),
-        };
-        all.insert(switch.driver.name().to_owned(), shown);
+/// Reads the counters of all switches at once.
+async fn counters(drivers: Vec<Arc<dyn SwitchDriver>>) -> Value {
+    let mut reads = JoinSet::new();
+    for driver in drivers {
+        reads.spawn(async move {
+            let shown = match driver.counters().await {
+                Ok(counters) => serde_json::json!(counters),
+                Err(error) => serde_json::json!({ "error": error.to_string() }),
+            };
+            (driver.name().to_owned(), shown)
+        });
     }
+    let all: BTreeMap<String, Value> = reads.join_all().await.into_iter().collect();
     serde_json::json!(all)
 }
 

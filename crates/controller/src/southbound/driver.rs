@@ -214,6 +214,20 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError>;
 
+    /// Returns a text that identifies the present run of the switch. The text changes if the switch
+    /// restarts, or loses its state in another way that the driver can notice. `None` if the driver
+    /// cannot tell one run from another. The request is much cheaper than
+    /// [`read_back`](Self::read_back).
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        Ok(None)
+    }
+
+    /// Reads the switch's capabilities and its present state. A driver overrides this function if
+    /// one request reads both.
+    async fn look(&self) -> Result<(Capabilities, SwitchState), DriverError> {
+        Ok((self.capabilities().await?, self.read_back().await?))
+    }
+
     /// Reads the switch's present state.
     async fn read_back(&self) -> Result<SwitchState, DriverError>;
 

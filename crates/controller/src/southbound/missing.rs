@@ -27,8 +27,7 @@ pub async fn survey(
     driver: &dyn SwitchDriver,
     wanted: &SwitchState,
 ) -> Result<Survey, DriverError> {
-    let can = driver.capabilities().await?;
-    let is = driver.read_back().await?;
+    let (can, is) = driver.look().await?;
     let mut wanted = wanted.clone();
     let mut left_out = is.left_out.clone();
     left_out.retain(|port, _| wanted.ports.remove(port).is_some());

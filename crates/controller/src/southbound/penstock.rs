@@ -146,6 +146,45 @@ impl PenstockSwitch {
         Ok(answer.map_err(|status| self.failed("reading its state", &status))?.into_inner())
     }
 
+    /// Returns the capabilities in a daemon's answer.
+    fn can(&self, state: &v1::State) -> Result<Capabilities, DriverError> {
+        let queues = u8::try_from(state.queues).ok().filter(|queues| *queues <= QUEUES_MAX);
+        let queues = queues
+            .ok_or_else(|| self.rubbish("a state request", format!("{} queues", state.queues)))?;
+        Ok(Capabilities {
+            queues: queues.min(self.queues),
+            classes: ONE_STEP,
+            weights: (state.weight_min, state.weight_max),
+            remap: true,
+            fixed_map: [].into(),
+            map_per_port: true,
+        })
+    }
+
+    /// Returns the state of the ports in a daemon's answer.
+    fn has(&self, state: v1::State) -> Result<SwitchState, DriverError> {
+        let stamp = state.stamp.map_or_else(Stamp::default, Stamp::from);
+        let mut all = SwitchState { stamp, ..SwitchState::default() };
+        for port in state.ports {
+            let read = <(String, super::PortState)>::try_from(port);
+            let (name, state) = read.map_err(|problem| self.rubbish("its state", problem))?;
+            all.ports.insert(name, state.canonical());
+        }
+        // Other ports do not belong to this controller.
+        all.ports.retain(|name, _| self.ports.contains(name));
+        for port in self.ports.iter().filter(|name| !all.ports.contains_key(*name)) {
+            // The other ports of the switch do not depend on this port.
+            let why = format!(
+                "the daemon of switch {} has no port {port} with queues; set egress = \"wfq\" for \
+                 the port, or correct `interfaces`",
+                self.name
+            );
+            all.left_out.insert(port.clone(), why);
+        }
+        self.left_out.log(&self.name, &all);
+        Ok(all)
+    }
+
     async fn tell(
         &self,
         stamp: Stamp,
@@ -193,42 +232,20 @@ impl SwitchDriver for PenstockSwitch {
     }
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
+        self.can(&self.state().await?)
+    }
+
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        Ok(Some(self.state().await?.run).filter(|run| !run.is_empty()))
+    }
+
+    async fn look(&self) -> Result<(Capabilities, SwitchState), DriverError> {
         let state = self.state().await?;
-        let queues = u8::try_from(state.queues).ok().filter(|queues| *queues <= QUEUES_MAX);
-        let queues = queues
-            .ok_or_else(|| self.rubbish("a state request", format!("{} queues", state.queues)))?;
-        Ok(Capabilities {
-            queues: queues.min(self.queues),
-            classes: ONE_STEP,
-            weights: (state.weight_min, state.weight_max),
-            remap: true,
-            fixed_map: [].into(),
-            map_per_port: true,
-        })
+        Ok((self.can(&state)?, self.has(state)?))
     }
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
-        let state = self.state().await?;
-        let stamp = state.stamp.map_or_else(Stamp::default, Stamp::from);
-        let mut all = SwitchState { stamp, ..SwitchState::default() };
-        for port in state.ports {
-            let read = <(String, super::PortState)>::try_from(port);
-            let (name, state) = read.map_err(|problem| self.rubbish("its state", problem))?;
-            all.ports.insert(name, state.canonical());
-        }
-        // Other ports do not belong to this controller.
-        all.ports.retain(|name, _| self.ports.contains(name));
-        for port in self.ports.iter().filter(|name| !all.ports.contains_key(*name)) {
-            // The other ports of the switch do not depend on this port.
-            let why = format!(
-                "the daemon of switch {} has no port {port} with queues; set egress = \"wfq\" for \
-                 the port, or correct `interfaces`",
-                self.name
-            );
-            all.left_out.insert(port.clone(), why);
-        }
-        self.left_out.log(&self.name, &all);
-        Ok(all)
+        self.has(self.state().await?)
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {

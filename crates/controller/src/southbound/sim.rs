@@ -35,6 +35,9 @@ pub struct Faults {
     /// Number of changes that the switch applies in a call of [`apply`](SwitchDriver::apply) before
     /// the switch refuses a change. If `None`, the switch refuses no change.
     pub refuses_after: Option<usize>,
+    /// Number of changes that the switch applies in a call of [`apply`](SwitchDriver::apply) before
+    /// the switch stops to answer. If `None`, the switch does not stop.
+    pub dies_after: Option<usize>,
     /// True if the switch reports success but changes nothing, and a read of the switch shows the
     /// unchanged state.
     pub ignores: bool,
@@ -64,6 +67,8 @@ struct Inner {
     faults: Faults,
     counters: Vec<QueueCounters>,
     applied: u64,
+    /// Number of restarts.
+    restarts: u64,
 }
 
 impl SimSwitch {
@@ -75,7 +80,8 @@ impl SimSwitch {
         let truth = SwitchState { ports, ..SwitchState::default() };
         let told = truth.clone();
         let faults = Faults::default();
-        let inner = Mutex::new(Inner { truth, told, faults, counters: vec![], applied: 0 });
+        let (counters, applied, restarts) = (vec![], 0, 0);
+        let inner = Mutex::new(Inner { truth, told, faults, counters, applied, restarts });
         Self { name: name.to_owned(), can, inner }
     }
 
@@ -97,6 +103,7 @@ impl SimSwitch {
         inner.truth.stamp = Stamp::default();
         inner.told = inner.truth.clone();
         inner.counters.clear();
+        inner.restarts += 1;
     }
 
     /// Returns the switch's real state, even if the switch reports another state.
@@ -133,11 +140,15 @@ impl SimSwitch {
         }
         // This check follows the delay, because the switch may fail during the delay.
         if self.inner().faults.unreachable {
-            let problem = "simulated".to_owned();
-            return Err(DriverError::Unreachable { switch: self.name.clone(), problem });
+            return Err(unreachable(&self.name));
         }
         Ok(())
     }
+}
+
+fn unreachable(name: &str) -> DriverError {
+    let (switch, problem) = (name.to_owned(), "simulated".to_owned());
+    DriverError::Unreachable { switch, problem }
 }
 
 impl Inner {
@@ -150,6 +161,10 @@ impl Inner {
                 let (switch, change) = (name.to_owned(), change.to_string());
                 let problem = "simulated".to_owned();
                 return Err(DriverError::Refused { switch, change, problem });
+            }
+            if self.faults.dies_after.is_some_and(|after| n >= after) {
+                self.faults.unreachable = true;
+                return Err(unreachable(name));
             }
             if self.faults.ignores {
                 step(name, can, &mut self.told.clone(), change)?;
@@ -178,6 +193,11 @@ impl SwitchDriver for SimSwitch {
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
         self.answer().await?;
         Ok(self.can.clone())
+    }
+
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        self.answer().await?;
+        Ok(Some(self.inner().restarts.to_string()))
     }
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {

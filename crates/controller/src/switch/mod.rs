@@ -23,6 +23,7 @@
 //! the behaviour of Penstock's switch.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -104,6 +105,8 @@ pub struct FabricSwitch {
     /// Intended state of the switch, which stays locked while the switch applies a change.
     told: Mutex<SwitchState>,
     status: watch::Sender<SwitchStatus>,
+    /// Text that identifies this run of the daemon.
+    run: String,
 }
 
 impl FabricSwitch {
@@ -114,7 +117,16 @@ impl FabricSwitch {
     pub fn new(name: &str, plan: &std::path::Path, side: Arc<dyn SwitchSide>) -> Self {
         let keeper = Keeper::new(Saved::new(name, plan));
         let (told, status) = (Mutex::default(), watch::Sender::default());
-        Self { name: name.to_owned(), side, keeper, told, status }
+        // The keys of a `RandomState` are random, so each run has another text.
+        let run = format!("{}-{:016x}", std::process::id(), RandomState::new().hash_one(name));
+        Self { name: name.to_owned(), side, keeper, told, status, run }
+    }
+
+    /// Returns a text that identifies this run of the daemon. A controller reads the switch's state
+    /// again when the text changes.
+    #[must_use]
+    pub fn run(&self) -> &str {
+        &self.run
     }
 
     #[must_use]
@@ -257,12 +269,18 @@ impl FabricSwitch {
         if dry_run {
             return Ok(words);
         }
-        if !words.is_empty() {
-            self.side.apply(&target.ports).await.map_err(failed)?;
-        }
         target.stamp = stamp;
-        if target != *told {
-            self.keep(target.clone()).await;
+        let work = async {
+            match words.is_empty() {
+                true => Ok(()),
+                false => self.side.apply(&target.ports).await,
+            }
+        };
+        if target == *told {
+            work.await.map_err(failed)?;
+        } else {
+            let kept = self.keeper.keep_if(target.clone(), work).await.map_err(failed)?;
+            self.note_kept(kept);
             *told = target;
         }
         self.status
@@ -270,10 +288,10 @@ impl FabricSwitch {
         Ok(words)
     }
 
-    /// Stores the new state `target`. If `target` cannot be stored, the switch still uses `target`,
+    /// Notes whether a new state is stored. If it is not stored, the switch still uses the state,
     /// and [`Self::make_up`] tries again.
-    async fn keep(&self, target: SwitchState) {
-        if let Ok(Some(problem)) | Err(problem) = self.keeper.keep(target).await {
+    fn note_kept(&self, kept: Result<Option<String>, String>) {
+        if let Ok(Some(problem)) | Err(problem) = kept {
             self.problem(problem);
         }
         let unkept = self.keeper.owed().is_some();

@@ -86,6 +86,7 @@ impl SwitchService for SwitchServer {
             queues: can.queues.into(),
             weight_min: can.weights.0,
             weight_max: can.weights.1,
+            run: self.switch.run().to_owned(),
         }))
     }
 

@@ -81,3 +81,17 @@ fn a_stored_binding_lacks_the_queues_and_code_points_that_were_reserved_since() 
         assert_eq!((resumed(3, &[]), kept.contains(&0)), (kept, true));
     }
 }
+
+#[test]
+fn limits_of_queue_0_count_only_on_what_other_traffic_leaves() {
+    let permille = |other_permille| {
+        let settings = Settings { queues: 4, other_permille, ..Settings::new(Mode::StaticMap) };
+        let mut fabric = Fabric::new(topology(2), 200, Policy::default(), settings).unwrap();
+        fabric.add(tenant("red", 4, 100)).unwrap();
+        fabric.reserve_all();
+        fabric.headroom_permille(fabric.slot("red").unwrap())
+    };
+    let (whole, less) = (permille(0), permille(200));
+    assert!(whole > 2_000, "{whole}");
+    assert!((790..=810).contains(&(1_000 * less / whole)), "{less} of {whole}");
+}

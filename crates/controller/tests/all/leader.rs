@@ -407,6 +407,26 @@ async fn a_removed_tenant_keeps_its_queues_while_a_host_that_is_away_may_mark() 
     }
 }
 
+/// The queues of a removed tenant were in the memory of the leader only, so its successor gave them
+/// away at once.
+#[tokio::test]
+async fn a_successor_keeps_the_queues_of_a_removed_tenant_while_a_host_may_mark() {
+    let folder = Folder::new("leader-removed-next");
+    for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
+        for writes in [false, true] {
+            let mut acts = vec![Act::Add(1), Act::Add(2), Act::Interval(vec![0, 9, 0, 0, 0, 0])];
+            acts.extend([Act::Away(0, true), Act::Away(1, true), Act::Remove(1)]);
+            if writes {
+                // The next plan stores the binding without the name of the removed tenant.
+                acts.extend([Act::Remove(2), Act::Interval(vec![0; 6])]);
+            }
+            acts.extend([Act::NewLeader, Act::Interval(vec![0; 6]), Act::Add(1)]);
+            acts.extend([Act::NewLeader, Act::Interval(vec![9; 6]), Act::Interval(vec![9; 6])]);
+            play(mode, acts, &folder).await;
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 

@@ -9,6 +9,7 @@ use penstock_controller::hosts::{HostPlan, HostTenant};
 use penstock_controller::intent::TenantSpec;
 use penstock_controller::leader::{Leader, Settings};
 use penstock_controller::southbound::{Change, Faults, PortState};
+use penstock_controller::store::Store;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
 
@@ -137,32 +138,34 @@ async fn a_plan_reads_a_switch_once_and_once_more_before_new_marks() {
     assert!(!reads.is_empty() && reads.values().all(|reads| *reads == 1), "{reads:?}");
 }
 
-/// Lets a leader end before the change of a host or switch that follows after `count` other
-/// changes of a plan. Returns false if the plan has no such change.
-async fn ends_in_a_plan(mode: Mode, count: usize) -> bool {
-    let folder = Folder::new(&format!("plans-ends-{count}"));
-    let world = World::new(mode);
-    let store = store(&folder.0).await;
-    let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
-    add_five(&mut leader).await;
-    interval(&mut leader, &FIRST).await;
-    let used = usage(leader.fabric(), &THEN);
+/// Lets the leader run an interval, and stops it before the change of a host or switch that follows
+/// after `count` other changes. Returns false if the interval has no such change.
+async fn stops_in_a_plan(
+    leader: &mut Leader,
+    world: &World,
+    rates: &[(&str, u64)],
+    count: usize,
+) -> bool {
+    let used = usage(leader.fabric(), rates);
     world.messages.answer(Some(count));
-    let ended = tokio::select! {
+    let stopped = tokio::select! {
         biased;
         () = world.messages.stalled.notified() => true,
         done = leader.interval(&used) => {
-            assert!(done.unwrap().demoted > 0);
+            done.unwrap();
             false
         }
     };
     world.messages.answer(None);
-    drop(leader);
-    store.revoke(lease).await.unwrap();
-    // At first no host is connected to the successor. Then they come one after the other.
+    stopped
+}
+
+/// Lets a successor take over, to which the hosts come one after the other. Checks that hosts then
+/// mark as the binding says, and that no tenant has a limit of a plan.
+async fn succeeds(mode: Mode, count: usize, world: &World, store: &Arc<dyn Store>) -> Leader {
     let hosts: Vec<String> = (0..2 * RACK).map(|host| format!("server-{host}")).collect();
     world.hosts.away.lock().unwrap().extend(hosts.iter().cloned());
-    let (mut leader, _) = world.leader(Arc::clone(&store), "two").await;
+    let (mut leader, _) = world.leader(Arc::clone(store), "successor").await;
     for host in &hosts {
         world.hosts.away.lock().unwrap().remove(host);
         leader.host_came(host);
@@ -177,11 +180,152 @@ async fn ends_in_a_plan(mode: Mode, count: usize) -> bool {
     let tenants = plans.values().flat_map(|plan| &plan.tenants);
     let limited: Vec<_> = tenants.filter(|tenant| is_limited(tenant)).collect();
     assert!(limited.is_empty(), "{mode:?} {count}: {limited:#?}");
+    leader
+}
+
+/// Lets a leader end before the change of a host or switch that follows after `count` other
+/// changes of a plan. Returns false if the plan has no such change.
+async fn ends_in_a_plan(mode: Mode, count: usize) -> bool {
+    let folder = Folder::new(&format!("plans-ends-{count}"));
+    let world = World::new(mode);
+    let store = store(&folder.0).await;
+    let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
+    add_five(&mut leader).await;
+    interval(&mut leader, &FIRST).await;
+    let ended = stops_in_a_plan(&mut leader, &world, &THEN, count).await;
+    assert!(ended || leader.last().demoted > 0);
+    drop(leader);
+    store.revoke(lease).await.unwrap();
+    let mut leader = succeeds(mode, count, &world, &store).await;
     for _ in 0..3 {
         interval(&mut leader, &THEN).await;
     }
     assert!(leader.crew().out_of_date().is_empty(), "{mode:?} {count}");
     ended
+}
+
+/// The second leader takes back what the plan of the first one moved, and ends in its own plan. The
+/// stored binding is then the same as the last one of the history, but hosts and switches may have
+/// parts of either plan.
+#[tokio::test]
+async fn two_leaders_that_end_in_plans_leave_no_unmapped_code_point_and_no_limit() {
+    for mode in MODES {
+        let mut ends = 0;
+        for count in (0..200).step_by(7) {
+            let folder = Folder::new(&format!("plans-twice-{count}"));
+            let world = World::new(mode);
+            let store = store(&folder.0).await;
+            let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
+            add_five(&mut leader).await;
+            interval(&mut leader, &FIRST).await;
+            if !stops_in_a_plan(&mut leader, &world, &THEN, count).await {
+                break;
+            }
+            drop(leader);
+            store.revoke(lease).await.unwrap();
+            let (mut leader, lease) = world.leader(Arc::clone(&store), "two").await;
+            let ended = stops_in_a_plan(&mut leader, &world, &FIRST, count).await;
+            assert!(ended || leader.last().promoted > 0, "{mode:?} {count}: {:?}", leader.last());
+            drop(leader);
+            store.revoke(lease).await.unwrap();
+            succeeds(mode, count, &world, &store).await;
+            ends += usize::from(ended);
+        }
+        assert!(ends >= 2, "{mode:?}: {ends} points of a plan were tried");
+    }
+}
+
+/// A host that does not connect to the successor may send with its last marks for any time.
+#[tokio::test]
+async fn a_successor_limits_the_tenants_of_a_host_that_is_away_until_it_comes() {
+    let mut tried = 0;
+    for count in 0..60 {
+        let folder = Folder::new(&format!("plans-late-{count}"));
+        let world = World::new(Mode::PerPortMap);
+        let store = store(&folder.0).await;
+        let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
+        add_five(&mut leader).await;
+        interval(&mut leader, &FIRST).await;
+        if !stops_in_a_plan(&mut leader, &world, &THEN, count).await {
+            break;
+        }
+        drop(leader);
+        store.revoke(lease).await.unwrap();
+        // The losers of the plan share queue 0, and the winners have no marks yet.
+        let marks = world.marks();
+        let marked = marks.values().filter(|marks| **marks != BTreeSet::from([0])).count();
+        if marked != 1 {
+            continue;
+        }
+        tried += 1;
+        world.hosts.away.lock().unwrap().insert("server-0".to_owned());
+        let (mut leader, _) = world.leader(Arc::clone(&store), "two").await;
+        for _ in 0..6 {
+            interval(&mut leader, &THEN).await;
+            assert!(leader.crew().moving().count() >= 4, "{count}");
+            let plans = world.hosts.plans.lock().unwrap();
+            for slot in leader.crew().moving() {
+                let found = find(&plans["server-1"], leader.fabric().name(slot));
+                assert!(found.dscp == 0 && is_limited(found), "{count}: {found:?}");
+            }
+        }
+        world.hosts.away.lock().unwrap().clear();
+        leader.host_came("server-0");
+        leader.catch_up().await;
+        assert_eq!(leader.crew().moving().count(), 0, "{count}");
+        let plans = world.hosts.plans.lock().unwrap();
+        assert!(!plans.values().flat_map(|plan| &plan.tenants).any(is_limited), "{count}");
+    }
+    assert!(tried > 0, "no moment without marks was found");
+}
+
+#[tokio::test]
+async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_point() {
+    for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
+        let folder = Folder::new("plans-stuck");
+        let world = World::new(mode);
+        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
+        add_five(&mut leader).await;
+        interval(&mut leader, &FIRST).await;
+        let before = world.marks();
+        // The switch has two ports, so it dies after some changes of its map.
+        world.fault("core-0", Faults { dies_after: Some(3), ..Faults::default() });
+        interval(&mut leader, &THEN).await;
+        assert_eq!(leader.totals().taken_back, 1, "{mode:?}: {:?}", leader.last());
+        let held: Vec<_> = leader.crew().moving().collect();
+        assert!(!held.is_empty(), "{mode:?}");
+        for slot in held {
+            let name = leader.fabric().name(slot);
+            assert_ne!(before[name], BTreeSet::from([0]), "{mode:?}: {name} had queues");
+            let plans = world.hosts.plans.lock().unwrap();
+            let mut found = plans.values().map(|plan| find(plan, name));
+            assert!(found.all(|tenant| tenant.dscp == 0 && is_limited(tenant)), "{mode:?}: {name}");
+        }
+        assert_eq!(world.marks()["a"], before["a"], "{mode:?}: the plan did not move this tenant");
+        world.fault("core-0", Faults::default());
+        interval(&mut leader, &FIRST).await;
+        assert_eq!(world.marks(), before, "{mode:?}: the switch is repaired");
+        assert_eq!(leader.crew().moving().count(), 0, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_switch_that_restarts_between_comparisons_is_repaired_in_the_next_interval() {
+    let folder = Folder::new("plans-restarts");
+    let world = World::new(Mode::PerPortMap);
+    let settings = Settings { verify_every: 0, ..Settings::default() };
+    let (mut leader, _) = world.leader_with(store(&folder.0).await, "one", settings).await;
+    add_five(&mut leader).await;
+    interval(&mut leader, &FIRST).await;
+    let was = world.switches["rack-1"].truth().ports;
+    world.switches["rack-1"].restart();
+    assert_ne!(world.switches["rack-1"].truth().ports, was);
+    interval(&mut leader, &FIRST).await;
+    assert_eq!(world.switches["rack-1"].truth().ports, was);
+    let told = leader.events().iter().filter(|event| event.text.contains("restarted")).count();
+    assert_eq!(told, 1);
+    interval(&mut leader, &FIRST).await;
+    assert_eq!(leader.last().drifted, 0);
 }
 
 /// The auditor of the world checks each change of a host or switch: no packet meets an unmapped

@@ -10,7 +10,9 @@ use async_trait::async_trait;
 use penstock_controller::Stamp;
 use penstock_controller::carry_out::Crew;
 use penstock_controller::fabric_state::{Fabric, Usage, Used};
-use penstock_controller::intent::{BOUND, HISTORY, JOURNAL, LEADER, QueueRecord};
+use penstock_controller::intent::{
+    BOUND, HISTORY, JOURNAL, LEADER, MOVING, Mode as ControlMode, QueueRecord,
+};
 use penstock_controller::leader::{BindingHead, HISTORY_MAX, Leader, LeaderError, Settings};
 use penstock_controller::store::{
     Change, Entry, Leadership, LeaseId, Listing, Revision, Store, StoreError, Transaction, Write,
@@ -250,6 +252,28 @@ async fn an_interval_writes_the_queues_of_changed_tenants_only() {
     assert!(changes > 3, "{changes} changes");
 }
 
+/// The record of the tenants that a plan moves, and the entry of the history, are separate from the
+/// binding. If their write failed, nothing wrote them again before the next plan.
+#[tokio::test]
+async fn the_end_of_a_plan_is_stored_later_if_its_write_failed() {
+    let folder = Folder::new("leader-finish");
+    let store = Cut::open(&folder).await;
+    let (mut leader, _) = lead(&store, "first").await;
+    begin(&mut leader).await;
+    let count = async |prefix: &str| store.list(prefix).await.unwrap().entries.len();
+    let executed = count(HISTORY).await;
+    assert_eq!(count(MOVING).await, 0, "the first plan is complete");
+    let used = usage(leader.fabric(), 1);
+    store.left.store(1, Ordering::Relaxed);
+    let done = leader.interval(&used).await;
+    assert!(matches!(done, Err(LeaderError::Store(StoreError::Unavailable { .. }))), "{done:?}");
+    store.left.store(usize::MAX, Ordering::Relaxed);
+    assert_eq!((count(MOVING).await, count(HISTORY).await), (1, executed));
+    leader.set_mode(ControlMode::Hold).await.unwrap();
+    leader.interval(&used).await.unwrap();
+    assert_eq!((count(MOVING).await, count(HISTORY).await), (0, executed + 1));
+}
+
 #[tokio::test]
 async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_is_space() {
     let folder = Folder::new("leader-full");
@@ -264,6 +288,7 @@ async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_i
         assert!(matches!(done, Err(LeaderError::Store(StoreError::Full { .. }))), "{done:?}");
         assert_eq!(queues(leader.fabric()), before);
     }
+    assert!(leader.is_store_full());
     let refused = leader.add(tenant("late", 2, 1)).await;
     assert!(matches!(refused, Err(LeaderError::Store(StoreError::Full { .. }))), "{refused:?}");
     assert_eq!(leader.fabric().slot("late"), None);
@@ -283,6 +308,7 @@ async fn with_a_full_store_the_leader_keeps_the_binding_and_goes_on_when_there_i
     let used = usage(leader.fabric(), 4);
     leader.interval(&used).await.unwrap();
     assert_ne!(queues(leader.fabric()), before);
+    assert!(!leader.is_store_full());
     let events = told(&leader);
     assert_eq!((events.len(), events[1].0.as_str()), (2, "store-writable"));
 }

@@ -173,7 +173,10 @@ async fn it_is_in_force_again_after_a_restart_and_so_is_its_stamp() {
     let bed = Bed::start(Dir::new()).await;
     bed.driver().apply(stamp(3, 1), &changes()).await.unwrap();
     let told = bed.driver().read_back().await.unwrap();
+    let run = bed.driver().run_id().await.unwrap();
+    assert!(run.is_some() && bed.driver().run_id().await.unwrap() == run);
     let bed = bed.restart().await;
+    assert_ne!(bed.driver().run_id().await.unwrap(), run);
     assert_eq!(bed.driver().read_back().await.unwrap(), told);
     let late = bed.driver().apply(stamp(2, 1), &[]).await;
     assert!(matches!(late, Err(DriverError::Fenced { .. })), "{late:?}");

@@ -97,6 +97,9 @@ pub struct Settings {
     pub hold: u64,
     /// Longest time that a packet spends in the network.
     pub drain: Nanos,
+    /// Part of each link's rate that other traffic may take in queues of its own, in thousandths.
+    /// Weights and limits count only on the rest.
+    pub other_permille: u32,
 }
 
 /// Reason why the settings of queue binding are invalid.
@@ -144,7 +147,8 @@ impl Settings {
     pub fn new(mode: Mode) -> Self {
         let palette = Palette::without(&[]).expect("63 values are left");
         let drain = Nanos(100_000_000);
-        Self { queues: 8, mode, palette, hysteresis_permille: 1100, hold: 2, drain }
+        let other_permille = 0;
+        Self { queues: 8, mode, palette, hysteresis_permille: 1100, hold: 2, drain, other_permille }
     }
 
     fn dedicated(&self) -> u8 {
@@ -325,13 +329,20 @@ impl Binding {
             let reserved = *self.reserved.get(index(port) * queues)?;
             let weights = &self.weights.get(&port)?.weights;
             let (own, all) = (weights.first()?, weights.iter().map(|w| u128::from(*w)).sum());
-            let given = 1_000 * u128::from(topology.rate(port.link).0) * u128::from(*own);
+            let given = 1_000 * u128::from(self.rate(topology, port.link)) * u128::from(*own);
             let permille = given.checked_div(all)?.checked_div(reserved.into())?;
             Some(u32::try_from(permille).unwrap_or(HEADROOM_MAX))
         };
         // If no reservation in queue 0 is known, the limit is the guarantee.
         let least = ports(links).map(|port| of(port).unwrap_or(1_000)).min();
         least.unwrap_or(1_000).clamp(1_000, HEADROOM_MAX)
+    }
+
+    /// Returns the rate in bit/s that other traffic leaves to tenants on a link.
+    fn rate(&self, topology: &Topology, link: LinkId) -> u64 {
+        let left = 1_000 - self.settings.other_permille.min(1_000);
+        let rate = u128::from(topology.rate(link).0) * u128::from(left) / 1_000;
+        u64::try_from(rate).unwrap_or(u64::MAX).max(1)
     }
 
     fn place(&self, port: usize, queue: u8) -> usize {
@@ -687,7 +698,7 @@ impl Binding {
     fn weigh(&self, topology: &Topology, port: Port) -> Weights {
         let queues = usize::from(self.settings.queues);
         let reserved = &self.reserved[index(port) * queues..][..queues];
-        weights(reserved, topology.rate(port.link).0)
+        weights(reserved, self.rate(topology, port.link))
     }
 }
 

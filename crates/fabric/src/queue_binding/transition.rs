@@ -226,7 +226,7 @@ impl Binding {
                 continue;
             }
             let port = Port { link: LinkId(crate::topology::number(at / 2)), up: at % 2 == 1 };
-            let rate = topology.rate(port.link).0;
+            let rate = self.rate(topology, port.link);
             // Both directions of a link usually have the same reservations.
             let after = match last.take() {
                 Some((reserved, of, after)) if (reserved, of) == (new, rate) => after,

@@ -191,6 +191,15 @@ impl Datacenter {
         Some(tenant)
     }
 
+    /// Reserves a slot without a tenant until [`Self::free`], for a tenant that was retired in an
+    /// earlier run.
+    pub fn reserve_slot(&mut self) -> TenantSlot {
+        TenantSlot(self.vacant.pop().unwrap_or_else(|| {
+            self.tenants.push(None);
+            crate::topology::number(self.tenants.len() - 1)
+        }))
+    }
+
     /// Frees the slot of a retired tenant.
     pub fn free(&mut self, slot: TenantSlot) {
         let retired = self.tenants.get(slot.index()).is_some_and(Option::is_none);

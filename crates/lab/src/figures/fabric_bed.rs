@@ -2,10 +2,10 @@
 //!
 //! # Approach
 //!
-//! Switches are [`SimSwitch`]es. A simulated agent is a session in the controller's registry. A
-//! simulated agent reports and answers like a connected agent. The registry of agents, the leader
-//! and the store are parts of the real controller. Agents with real connections can replace
-//! simulated agents ([`Bed::leave_to_others`]).
+//! Switches are simulated ([`sim_switches`]). A simulated agent is a session in the controller's
+//! registry. A simulated agent reports and answers like a connected agent. The registry of agents,
+//! the leader and the store are parts of the real controller. Agents with real connections can
+//! replace simulated agents ([`Bed::leave_to_others`]).
 //!
 //! # Load
 //!
@@ -14,7 +14,7 @@
 //! bytes for each of its active tenants. The reported traffic is at most twice the guarantee of the
 //! tenant's VMs on that host. Hosts report nothing about idle tenants.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,14 +22,13 @@ use std::time::Duration;
 use anyhow::Context as _;
 use penstock_controller::Stamp;
 use penstock_controller::agents::Registry;
-use penstock_controller::carry_out::{Crew, Interface, Switch};
+use penstock_controller::carry_out::Crew;
 use penstock_controller::fabric_state::{Fabric, Usage};
 use penstock_controller::hosts::Hosts;
 use penstock_controller::intent::{
     ClassRecord, LEADER, SpreadRecord, TENANTS, TenantSpec, to_bytes,
 };
 use penstock_controller::leader::{IntervalReport, Leader, Settings as LeaderSettings};
-use penstock_controller::southbound::{Capabilities, PortInfo, SimSwitch};
 use penstock_controller::store::{Embedded, Store, Transaction, Write};
 use penstock_controller::wire::v1::controller_message::Message;
 use penstock_controller::wire::v1::{Applied, Report, TenantUsage};
@@ -39,6 +38,7 @@ use penstock_fabric::topology::Topology;
 use penstock_sim::Rng;
 
 use super::qshare_datacenter::tree;
+use super::sim_switches::{connected, sim_switches};
 use penstock_guest::clock;
 
 /// Maximum number of VMs of a tenant on a server.
@@ -108,34 +108,6 @@ async fn stored(k: u32, tenants: usize, store: &Embedded, rng: &mut Rng) -> anyh
     Ok(())
 }
 
-fn switches(fabric: &Fabric) -> BTreeMap<penstock_fabric::topology::NodeId, Switch> {
-    let topology = fabric.topology();
-    let can = Capabilities {
-        queues: 8,
-        classes: 8,
-        weights: (1, 100),
-        remap: true,
-        fixed_map: BTreeMap::new(),
-        map_per_port: true,
-    };
-    let mut switches = BTreeMap::new();
-    for node in (1..topology.layers()).flat_map(|layer| topology.layer(layer)) {
-        let mut ports = BTreeMap::new();
-        let mut infos = Vec::new();
-        for port in fabric.ports_of(node) {
-            let far = if port.up { topology.parent(port.link) } else { topology.child(port.link) };
-            let name = topology.name(far).to_string();
-            let rate = topology.rate(port.link);
-            infos.push(PortInfo { name: name.clone(), rate });
-            ports.insert(port, Interface { names: vec![name] });
-        }
-        let name = topology.name(node).to_string();
-        let driver = Arc::new(SimSwitch::new(&name, can.clone(), &infos));
-        switches.insert(node, Switch { driver, ports, canary: false });
-    }
-    switches
-}
-
 impl Bed {
     /// Builds a fat-tree of `k`-port switches with `tenants` tenants, and connects the agents of
     /// all servers.
@@ -151,7 +123,7 @@ impl Bed {
         let topology: Topology = fabric.topology().clone();
         let registry = Arc::new(Registry::new(Box::new(topology)));
         let hosts: Arc<dyn Hosts> = registry.clone();
-        let crew = Crew::new(switches(&fabric), hosts, LIMIT);
+        let crew = Crew::new(connected(&fabric, &sim_switches(&fabric)), hosts, LIMIT);
         let store: Arc<dyn Store> = Arc::new(store);
         let lease = store.lease(Duration::from_secs(3_600)).await?;
         let leadership = store.campaign(LEADER, "lab", lease).await?;

@@ -159,14 +159,24 @@ impl Load {
         Ok(())
     }
 
-    /// Gives `changed` tenants other queues.
-    fn change(&mut self, changed: usize, since: u64, rng: &mut Rng) -> anyhow::Result<()> {
+    /// Gives `changed` tenants other queues. Returns the names of these tenants.
+    fn change(
+        &mut self,
+        changed: usize,
+        since: u64,
+        rng: &mut Rng,
+    ) -> anyhow::Result<BTreeSet<String>> {
         let all = u64::try_from(self.tenants.len())?;
         let mut chosen = BTreeSet::new();
         while chosen.len() < changed.min(self.tenants.len()) {
             chosen.insert(usize::try_from(rng.below(all))?);
         }
-        chosen.into_iter().try_for_each(|number| self.rebind(number, since, rng))
+        let mut names = BTreeSet::new();
+        for number in chosen {
+            self.rebind(number, since, rng)?;
+            names.insert(self.tenants[number].0.clone());
+        }
+        Ok(names)
     }
 
     fn holds(&self, record: &BindingRecord) -> bool {
@@ -195,13 +205,15 @@ async fn run(
     // The first point does not count.
     while found.points.len() <= size.points {
         let generation = u64::try_from(interval)? + 1;
-        if interval > 0 {
-            load.change(size.changed, generation, &mut rng)?;
-        }
+        let moving = match interval {
+            0 => BTreeSet::new(),
+            _ => load.change(size.changed, generation, &mut rng)?,
+        };
         let stamp = Stamp { epoch: leadership.created.0, generation };
         let begin = clock::now();
         let mut writer = Writer::new(store, &leadership, &mut horizon);
         for done in [false, true] {
+            stored.set_moving(if done { BTreeSet::new() } else { moving.clone() });
             let (tenants, topology) = (load.now.clone(), &load.topology);
             let binding = BindingToStore { stamp, interval: generation, tenants, topology };
             stored.put(&mut writer, binding, done).await?;

@@ -125,6 +125,7 @@ mod qshare_table1;
 mod registry;
 mod remedies;
 mod shaped_vm;
+mod sim_switches;
 pub(crate) mod snapshot_turns;
 mod uplink_bed;
 mod uplink_shares;

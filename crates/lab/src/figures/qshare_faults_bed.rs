@@ -19,17 +19,17 @@ use std::time::Duration;
 use anyhow::Context as _;
 use penstock_controller::Stamp;
 use penstock_controller::agents::{Leading, Registry};
-use penstock_controller::carry_out::{Crew, Interface, Switch};
+use penstock_controller::carry_out::Crew;
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::hosts::{HostPlan, Hosts};
 use penstock_controller::intent::{ClassRecord, SpreadRecord, TENANTS, TenantSpec, to_bytes};
 use penstock_controller::leader::Settings as LeaderSettings;
 use penstock_controller::service::{Controller, Setup};
-use penstock_controller::southbound::{Capabilities, Faults, PortInfo, PortState, SimSwitch};
+use penstock_controller::southbound::{Faults, PortState, SimSwitch};
 use penstock_controller::store::{Embedded, Store, Transaction, Write};
 use penstock_controller::wire::v1::controller_message::Message;
 use penstock_controller::wire::v1::{Applied, ControllerMessage, Report, TenantUsage};
-use penstock_fabric::queue_binding::{Mode, Port, Settings};
+use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::tenant_placement::Policy;
 use penstock_fabric::topology::{NodeId, Regular, Tier};
 use penstock_sim::Rng;
@@ -37,6 +37,8 @@ use penstock_units::BitsPerSecond;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
+
+use super::sim_switches::{connected, far, sim_switches};
 
 /// Length of an interval of the controllers.
 pub(super) const INTERVAL: Duration = Duration::from_secs(4);
@@ -118,49 +120,14 @@ fn tenant(number: usize) -> TenantSpec {
     }
 }
 
-/// Returns the name of a switch's interface for a port, which is the name of the node at the other
-/// end of the link.
-fn far(fabric: &Fabric, port: Port) -> String {
-    let topology = fabric.topology();
-    let far = if port.up { topology.parent(port.link) } else { topology.child(port.link) };
-    topology.name(far).to_string()
-}
-
+/// Creates the switches, each with a delay of its own.
 fn switches(fabric: &Fabric, rng: &mut Rng) -> BTreeMap<NodeId, Arc<SimSwitch>> {
-    let topology = fabric.topology();
-    let can = Capabilities {
-        queues: 8,
-        classes: 8,
-        weights: (1, 100),
-        remap: true,
-        fixed_map: BTreeMap::new(),
-        map_per_port: true,
-    };
-    let mut all = BTreeMap::new();
-    for node in (1..topology.layers()).flat_map(|layer| topology.layer(layer)) {
-        let info = |port| PortInfo { name: far(fabric, port), rate: GBIT };
-        let ports: Vec<PortInfo> = fabric.ports_of(node).into_iter().map(info).collect();
-        let switch = SimSwitch::new(&topology.name(node).to_string(), can.clone(), &ports);
+    let all = sim_switches(fabric);
+    for switch in all.values() {
         let slow = Duration::from_millis(5 + rng.below(15));
         switch.set_faults(Faults { slow, ..Faults::default() });
-        all.insert(node, Arc::new(switch));
     }
     all
-}
-
-fn crew(
-    fabric: &Fabric,
-    switches: &BTreeMap<NodeId, Arc<SimSwitch>>,
-    hosts: Arc<dyn Hosts>,
-) -> Crew {
-    let mut all = BTreeMap::new();
-    for (node, switch) in switches {
-        let port = |port| (port, Interface { names: vec![far(fabric, port)] });
-        let ports = fabric.ports_of(*node).into_iter().map(port).collect();
-        let driver = Arc::clone(switch);
-        all.insert(*node, Switch { driver, ports, canary: false });
-    }
-    Crew::new(all, hosts, LIMIT)
 }
 
 fn member(
@@ -173,7 +140,7 @@ fn member(
     let make = move || -> Result<(Fabric, Crew), String> {
         let fabric = fabric().map_err(|error| error.to_string())?;
         let hosts: Arc<dyn Hosts> = hosts.clone();
-        let crew = crew(&fabric, &switches, hosts);
+        let crew = Crew::new(connected(&fabric, &switches), hosts, LIMIT);
         Ok((fabric, crew))
     };
     let controller = Controller::new(Setup {

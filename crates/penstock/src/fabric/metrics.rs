@@ -152,6 +152,8 @@ fn of_controller() -> Vec<Metric> {
             .says("number of decisions in this epoch"),
         Metric { of: Mode, ..gauge("penstock_controller_mode", "", &["mode"]) }
             .says("1 for the current mode: active, observe or hold"),
+        gauge("penstock_controller_store_full", "", &["store_full"])
+            .says("1 if the store refused the last write because it is full; no queue changes"),
         gauge("penstock_controller_interval", "seconds", &["interval_ms"])
             .per(1_000)
             .says("time between two decisions"),

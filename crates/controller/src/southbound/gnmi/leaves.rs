@@ -8,7 +8,8 @@
 //!
 //! In OpenConfig's models, a leaf in `config` contains the value that a client has set. The leaf of
 //! the same name in `state` contains the value that the target has applied, and the target may need
-//! time to apply a value. Not all targets have `state` leaves.
+//! time to apply a value. Not all targets have `state` leaves, and a target that has them may
+//! create the `state` of a new entry later than its `config`.
 //!
 //! # Approach
 //!
@@ -16,6 +17,10 @@
 //! the entries of lists. The text of a leaf-list contains its values in ascending order, because
 //! the order of a leaf-list has no meaning. A `Tree` has the configuration of the target, with
 //! and without the leaves whose values the target has not applied yet.
+//!
+//! A leaf without `state` is applied if the target has no `state` for leaves of this *kind*, which
+//! is the path without keys. `StateKinds` remembers the kinds that had a `state` in any answer. A
+//! kind without `state` in all answers is unknown until the target had some time to create it.
 
 use std::collections::BTreeMap;
 
@@ -44,14 +49,62 @@ pub(super) fn in_config(path: &str) -> Option<(&str, &str)> {
     Some((container.strip_suffix("/config")?, leaf))
 }
 
+/// Returns the path of the state leaf that belongs to a configuration leaf.
+fn twin(path: &str) -> Option<String> {
+    in_config(path).map(|(at, leaf)| format!("{at}/state/{leaf}"))
+}
+
+/// Returns the kind of a leaf, which is its path without the keys of lists.
+fn kind(path: &str) -> String {
+    let (mut kind, mut rest) = (String::new(), path);
+    while let Some((before, after)) = rest.split_once('[') {
+        kind.push_str(before);
+        rest = after.split_once(']').map_or("", |(_, after)| after);
+    }
+    kind + rest
+}
+
+/// Kinds of configuration leaves, each with whether the target has a `state` for them.
+#[derive(Debug, Default)]
+pub(super) struct StateKinds(BTreeMap<String, bool>);
+
+impl StateKinds {
+    /// Notes the kinds of leaves with a `state` in an answer.
+    pub(super) fn learn(&mut self, leaves: &Leaves) {
+        let has_state = |path: &&String| twin(path).is_some_and(|twin| leaves.contains_key(&twin));
+        self.0.extend(leaves.keys().filter(has_state).map(|path| (kind(path), true)));
+    }
+
+    /// Notes that the target had enough time for the `state` of all leaves in `intent`. Kinds that
+    /// are still unknown have none.
+    pub(super) fn give_up(&mut self, intent: &Leaves) {
+        for path in intent.keys() {
+            self.0.entry(kind(path)).or_insert(false);
+        }
+    }
+
+    /// Returns true if a leaf without `state` is applied. If `waits` is true, leaves of an unknown
+    /// kind are not.
+    pub(super) fn applied_without(&self, path: &str, waits: bool) -> bool {
+        self.0.get(&kind(path)).map_or(!waits, |has_state| !has_state)
+    }
+}
+
 impl Tree {
-    /// Separates the leaves of a target into configuration and state.
+    /// Separates the leaves of a target into configuration and state. Leaves without `state` are
+    /// applied.
     pub(super) fn new(leaves: Leaves) -> Self {
+        Self::with(leaves, |_| true)
+    }
+
+    /// Separates the leaves of a target into configuration and state. The function
+    /// `applied_without` says whether a leaf without `state` is applied.
+    pub(super) fn with(leaves: Leaves, applied_without: impl Fn(&str) -> bool) -> Self {
         let (intent, state): (Leaves, Leaves) =
             leaves.into_iter().partition(|(path, _)| in_config(path).is_some());
         let is_applied = |(path, text): &(&String, &String)| {
-            let twin = in_config(path).map(|(at, leaf)| format!("{at}/state/{leaf}"));
-            twin.and_then(|twin| state.get(&twin)).is_none_or(|state| state == *text)
+            let state = twin(path).and_then(|twin| state.get(&twin));
+            state.map_or_else(|| applied_without(path), |state| state == *text)
         };
         let applied = intent.iter().filter(is_applied);
         let applied = applied.map(|(path, text)| (path.clone(), text.clone())).collect();
@@ -262,6 +315,34 @@ mod tests {
         let list = "/qos/queues/queue[name=";
         assert_eq!(entries(&tree.intent, list), ["a", "b", "c"]);
         assert_eq!(entries(&tree.applied, list), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_leaf_without_state_is_applied_only_if_the_target_has_none_for_its_kind() {
+        let queue = |name: &str, part: &str| {
+            (format!("/qos/queues/queue[name={name}]/{part}/name"), name.to_owned())
+        };
+        let all = |parts: &[(&str, &str)]| -> Leaves {
+            parts.iter().map(|(name, part)| queue(name, part)).collect()
+        };
+        let (mut kinds, list) = (StateKinds::default(), "/qos/queues/queue[name=");
+        let applied = |kinds: &StateKinds, leaves: &Leaves, waits| {
+            let tree = Tree::with(leaves.clone(), |path| kinds.applied_without(path, waits));
+            entries(&tree.applied, list).len()
+        };
+        // At first, the target may have no state, or create it later.
+        let bare = all(&[("a", "config"), ("b", "config")]);
+        kinds.learn(&bare);
+        assert_eq!((applied(&kinds, &bare, true), applied(&kinds, &bare, false)), (0, 2));
+        kinds.give_up(&bare);
+        assert_eq!(applied(&kinds, &bare, true), 2, "it has none");
+        // From the first state on, the target must report the state of each entry.
+        let late = all(&[("a", "config"), ("a", "state"), ("b", "config")]);
+        kinds.learn(&late);
+        assert_eq!((applied(&kinds, &late, true), applied(&kinds, &late, false)), (1, 1));
+        kinds.give_up(&late);
+        assert_eq!(applied(&kinds, &bare, false), 0, "it has a state for this kind");
+        assert_eq!(kind("/qos/a[k=x/y]/b[k=1][l=2]/config/c"), "/qos/a/b/config/c");
     }
 
     #[test]

@@ -27,7 +27,13 @@
 //!
 //! A target may answer a Set before it has applied the Set. After a Set, the driver reads the tree
 //! until the target's state is equal to the configuration. If the state still differs after 10 s,
-//! the driver reports the first leaf that differs.
+//! the driver reports the first leaf that differs. A target without `state` leaves gets a second to
+//! create them after the first Set, and the driver then remembers that it has none.
+//!
+//! # Restarts
+//!
+//! In each interval, the controller asks for `/system/state/boot-time`. If a target does not have
+//! this leaf, only the comparison of all switches finds a restart.
 //!
 //! # Stamp
 //!
@@ -73,7 +79,7 @@ use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
 use crate::Stamp;
-use leaves::{Leaves, Tree, flatten, path, scalar, shown};
+use leaves::{Leaves, StateKinds, Tree, flatten, path, scalar, shown};
 use model::{Orders, Unfit};
 use proto::g_nmi_client::GNmiClient;
 use proto::typed_value::Value as Typed;
@@ -85,6 +91,10 @@ const TIME_MAX: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 10 });
 const SET_MAX: Duration = Duration::from_secs(60);
 /// Time between two reads of the tree while the target applies a Set.
 const POLL: Duration = Duration::from_millis(100);
+/// Time that a target has after a Set to create `state` leaves of kinds that had none before.
+const STATE_GRACE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1_000 });
+/// Path of the time at which the target started.
+const BOOT_TIME: &str = "/system/state/boot-time";
 /// Maximum size of an answer of the target, in bytes.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
@@ -149,6 +159,9 @@ pub struct GnmiSwitch {
     /// Time until which a caller should wait for the running Set. `None` if no caller waits.
     wait_until: std::sync::Mutex<Option<Instant>>,
     left_out: LeftOut,
+    kinds: std::sync::Mutex<StateKinds>,
+    /// True if the target has refused a Get of [`BOOT_TIME`].
+    no_boot_time: AtomicBool,
 }
 
 /// Mark that a caller waits for a Set. Dropping the mark removes it.
@@ -216,6 +229,7 @@ impl GnmiSwitch {
                 let (name, login) = (name.to_owned(), login.flatten());
                 let ports = ports.iter().map(|port| port.name.clone()).collect();
                 let (no_role, setting, wait_until, left_out) = Default::default();
+                let (kinds, no_boot_time) = Default::default();
                 Ok(Self {
                     name,
                     ports,
@@ -226,6 +240,8 @@ impl GnmiSwitch {
                     setting,
                     wait_until,
                     left_out,
+                    kinds,
+                    no_boot_time,
                 })
             }
             Err(error) => beyond(
@@ -357,11 +373,30 @@ impl GnmiSwitch {
         Ok(leaves)
     }
 
+    fn kinds(&self) -> std::sync::MutexGuard<'_, StateKinds> {
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn see(
         &self,
         client: &mut GNmiClient<Channel>,
     ) -> Result<(Tree, SwitchState), DriverError> {
-        let tree = Tree::new(self.get(client, &["/qos".to_owned()]).await?);
+        self.look_at(client, false).await
+    }
+
+    /// Reads the target's tree. If `waits` is true, leaves without `state` are not applied as long
+    /// as the target may still create it.
+    async fn look_at(
+        &self,
+        client: &mut GNmiClient<Channel>,
+        waits: bool,
+    ) -> Result<(Tree, SwitchState), DriverError> {
+        let leaves = self.get(client, &["/qos".to_owned()]).await?;
+        let tree = {
+            let mut kinds = self.kinds();
+            kinds.learn(&leaves);
+            Tree::with(leaves, |path| kinds.applied_without(path, waits))
+        };
         let state = self.state(&tree)?;
         self.left_out.log(&self.name, &state);
         Ok((tree, state))
@@ -429,10 +464,15 @@ impl GnmiSwitch {
         (target, stamp): (&SwitchState, Stamp),
         changes: &[Change],
     ) -> Result<(), DriverError> {
-        let end = Instant::now() + TIME_MAX;
+        let began = Instant::now();
+        let end = began + TIME_MAX;
         loop {
-            let (tree, now) = self.see(client).await?;
+            let waits = began.elapsed() < STATE_GRACE;
+            let (tree, now) = self.look_at(client, waits).await?;
             DriverError::fence(&self.name, now.stamp, stamp)?;
+            if !waits {
+                self.kinds().give_up(&tree.intent);
+            }
             let orders = self.orders(&tree, target, stamp)?;
             let Some(missing) = orders.first() else { return Ok(()) };
             if Instant::now() >= end {
@@ -519,6 +559,26 @@ impl SwitchDriver for GnmiSwitch {
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
         Ok(self.can())
+    }
+
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        if self.no_boot_time.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let mut client = self.connect().await?;
+        match self.ask(&mut client, &[BOOT_TIME.to_owned()]).await {
+            Ok(leaves) => {
+                let mut leaves = leaves.unwrap_or_default().into_iter();
+                Ok(leaves.find(|(path, _)| path.ends_with("/boot-time")).map(|(_, time)| time))
+            }
+            // The target does not have the model.
+            Err(DriverError::Refused { .. } | DriverError::Rubbish { .. }) => {
+                self.no_boot_time.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            // The target is there, and may refuse the path in some other way.
+            Err(_) => Ok(None),
+        }
     }
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {

@@ -241,6 +241,30 @@ async fn a_change_is_done_when_the_target_reports_it_as_its_state() {
 }
 
 #[tokio::test]
+async fn a_target_that_creates_its_state_late_is_not_taken_as_one_without_state() {
+    let target = Target::start().await;
+    // The first Get after the Set shows configuration without any state.
+    target.set_fault(Fault::Behind(1));
+    let switch = target.switch();
+    switch.apply(stamp(1), &changes()).await.expect("waits for the state");
+    assert!(target.has_state(), "the driver did not wait");
+    assert_eq!(switch.read_back().await.expect("readable").ports["eth2"].weights, [1, 3]);
+}
+
+#[tokio::test]
+async fn a_target_that_restarts_has_another_run_if_it_tells_its_boot_time() {
+    let (target, path) = (Target::start().await, "/system/state/boot-time");
+    let switch = target.switch();
+    assert_eq!(switch.run_id().await, Ok(None), "it has no such leaf yet");
+    target.put(path, "1700000000000000000");
+    let first = switch.run_id().await.expect("readable");
+    assert!(first.is_some());
+    assert_eq!(switch.run_id().await.expect("readable"), first);
+    target.put(path, "1700000000000000001");
+    assert_ne!(switch.run_id().await.expect("readable"), first);
+}
+
+#[tokio::test]
 async fn a_target_that_does_not_apply_what_it_accepts_is_told() {
     let (target, wanted) = told_once().await;
     target.set_fault(Fault::Behind(u32::MAX));

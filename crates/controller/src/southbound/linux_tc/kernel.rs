@@ -60,6 +60,15 @@ pub trait Kernel: Send + Sync + std::fmt::Debug {
     /// implementation's limits on time or answers.
     async fn ask(&self, requests: Vec<Request>) -> Result<Vec<Vec<Message>>, KernelError>;
 
+    /// Returns a text that identifies the network namespace, which changes if another namespace
+    /// gets the same name. The text is empty if the implementation has only one namespace.
+    ///
+    /// # Errors
+    /// Returns an error if the network namespace does not exist.
+    async fn namespace(&self) -> Result<String, KernelError> {
+        Ok(String::new())
+    }
+
     /// Waits for the exclusive right to change the switch. With the exclusive right, no other
     /// controller changes the switch between the reading and the writing of the stamp.
     ///

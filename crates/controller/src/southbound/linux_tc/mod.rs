@@ -173,17 +173,21 @@ impl TcSwitch {
         }
     }
 
-    /// Sends requests to the kernel in order, and returns an answer for each request.
-    async fn ask(&self, requests: Vec<Request>) -> Result<Vec<Vec<Message>>, DriverError> {
-        let count = requests.len();
+    fn failed(&self, error: KernelError) -> DriverError {
         let switch = self.name.clone();
-        let answers = self.kernel.ask(requests).await.map_err(|error| match error {
+        match error {
             KernelError::Unreachable(problem) => DriverError::Unreachable { switch, problem },
             KernelError::Refused { words, problem } => {
                 DriverError::Refused { switch, change: words, problem }
             }
             KernelError::Invalid { words, problem } => self.rubbish(&words, problem),
-        })?;
+        }
+    }
+
+    /// Sends requests to the kernel in order, and returns an answer for each request.
+    async fn ask(&self, requests: Vec<Request>) -> Result<Vec<Vec<Message>>, DriverError> {
+        let count = requests.len();
+        let answers = self.kernel.ask(requests).await.map_err(|error| self.failed(error))?;
         match answers.len() == count {
             true => Ok(answers),
             false => Err(self.rubbish("netlink", format!("{} of {count} answers", answers.len()))),
@@ -308,6 +312,20 @@ impl SwitchDriver for TcSwitch {
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
         Ok(self.can())
+    }
+
+    /// Identifies the network namespace and the interfaces. The kernel forgets the queues of an
+    /// interface that is deleted.
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        let namespace = self.kernel.namespace().await.map_err(|error| self.failed(error))?;
+        let request = requests::links();
+        let words = request.words.clone();
+        let answers = self.ask(vec![request]).await?;
+        let links = read::links(answers.first().map_or(&[][..], Vec::as_slice));
+        let links = links.map_err(|error| self.rubbish(&words, error))?;
+        let index = |port: &PortInfo| links.indices.get(&port.name).copied().unwrap_or(0);
+        let indices: Vec<String> = self.ports.iter().map(|port| index(port).to_string()).collect();
+        Ok(Some(format!("{namespace} {}", indices.join(" "))))
     }
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {

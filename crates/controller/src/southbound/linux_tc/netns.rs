@@ -14,6 +14,7 @@
 
 use std::fs::{File, create_dir_all};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -102,6 +103,21 @@ impl Kernel for Netns {
         // Dropping the receiver stops the thread before its next request.
         let answers = timeout(TIME_MAX, answers).await.map_err(late)?;
         answers.map_err(|_| unreachable("the thread ended without an answer".to_owned()))?
+    }
+
+    async fn namespace(&self) -> Result<String, KernelError> {
+        let path = self.path.clone().unwrap_or_else(|| PathBuf::from("/proc/self/ns/net"));
+        let found = tokio::fs::metadata(&path).await.map_err(|error| {
+            let path = path.display();
+            KernelError::Unreachable(format!("network namespace {path}: {error}"))
+        })?;
+        let mut text = format!("{}:{}", found.dev(), found.ino());
+        if !path.starts_with("/proc") {
+            // A name keeps its inode until the namespace is deleted. A new namespace may get the
+            // same number, but another time.
+            text += &format!(":{}.{}", found.ctime(), found.ctime_nsec());
+        }
+        Ok(text)
     }
 
     async fn hold(&self) -> Result<Box<dyn Hold>, KernelError> {

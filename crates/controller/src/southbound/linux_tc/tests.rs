@@ -86,6 +86,19 @@ async fn read_error(answers: Vec<Exchange>) -> DriverError {
 }
 
 #[tokio::test]
+async fn an_interface_that_was_made_again_is_another_run() {
+    let again = vec![link(1, "lo", "penstock 3.1"), link(7, "e0", "")];
+    let answers = [lo(""), lo("penstock 3.1"), again].map(|links| Ok(vec![links]));
+    let (switch, _) = switch(&[port("e0")], answers.into());
+    let mut runs = Vec::new();
+    for _ in 0..3 {
+        runs.push(switch.run_id().await.expect("answered").expect("known"));
+    }
+    assert_eq!(runs[0], runs[1], "a stamp is no restart");
+    assert_ne!(runs[1], runs[2]);
+}
+
+#[tokio::test]
 async fn invalid_answers_are_errors_with_the_switchs_name() {
     let short = || Message { body: vec![0; 3] };
     let well = || lo("penstock 7.3");

@@ -50,8 +50,9 @@ mod wire;
 
 use async_trait::async_trait;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 pub use settings::{CONTROL, Endpoint, MapMode, Reference, SETTLE, Settings};
 #[doc(hidden)]
@@ -88,6 +89,26 @@ pub struct SonicSwitch {
     ports: Vec<String>,
     /// Ports that the driver did not use at its last read, with the reason.
     left_out: LeftOut,
+    /// Time until which a caller should wait for the ASIC. `None` if the driver does not wait for
+    /// the ASIC.
+    wait_until: Mutex<Option<Instant>>,
+}
+
+/// Mark that the driver waits for the ASIC. Dropping the mark removes it.
+struct Waiting<'a>(&'a SonicSwitch);
+
+impl<'a> Waiting<'a> {
+    fn new(switch: &'a SonicSwitch) -> Self {
+        let until = Some(Instant::now() + TAKEN_MAX);
+        *switch.wait_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+        Self(switch)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        *self.0.wait_until.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 /// Configuration and state that the driver has read from the switch.
@@ -109,8 +130,8 @@ impl SonicSwitch {
         endpoint: Endpoint,
     ) -> Result<Self, DriverError> {
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        let left_out = LeftOut::default();
-        let this = Self { name: name.to_owned(), endpoint, settings, ports, left_out };
+        let (name, left_out, wait_until) = (name.to_owned(), LeftOut::default(), Mutex::default());
+        let this = Self { name, endpoint, settings, ports, left_out, wait_until };
         this.check()?;
         let plain = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
         let is_name =
@@ -294,6 +315,7 @@ impl SonicSwitch {
     ) -> Result<(), DriverError> {
         let wanted = asic::configured(tables, layout).map_err(|unfit| self.unfit(&unfit))?;
         let mut differs = BTreeSet::new();
+        let _waiting = Waiting::new(self);
         let poll = async {
             let [mut pause, longest] = POLL;
             loop {
@@ -322,6 +344,22 @@ impl SonicSwitch {
             TAKEN_MAX.as_millis()
         );
         Err(DriverError::Refused { switch: self.name.clone(), change, problem })
+    }
+
+    /// Returns the state of the switch, with the maps that the ASIC really has.
+    async fn actual(
+        &self,
+        wire: &mut Wire,
+        seen: SwitchReading,
+    ) -> Result<SwitchState, DriverError> {
+        let SwitchReading { tables, layout, mut state } = seen;
+        let wanted = asic::configured(&tables, &layout).map_err(|unfit| self.unfit(&unfit))?;
+        if let Asic::Differs(ports) = self.compare(wire, &wanted).await? {
+            // The map in CONFIG_DB is not the map of the port.
+            let states = state.ports.iter_mut().filter(|(port, _)| ports.contains(*port));
+            states.for_each(|(_, state)| state.map.clear());
+        }
+        Ok(state)
     }
 
     /// Returns the remaining transactions that apply `changes` to the switch.
@@ -469,23 +507,45 @@ impl SwitchDriver for SonicSwitch {
         .await
     }
 
+    /// Identifies the run of the switch's redis, which starts with the switch.
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        self.bounded(async {
+            let mut wire = self.connect(CONFIG_DB).await?;
+            match wire.run().await {
+                // A redis may permit only some commands.
+                Err(WireError::Refused(_) | WireError::Rubbish(_)) => Ok(None),
+                run => run.map_err(|error| self.wire("the run of its redis", error)),
+            }
+        })
+        .await
+    }
+
+    async fn look(&self) -> Result<(Capabilities, SwitchState), DriverError> {
+        self.bounded(async {
+            let mut wire = self.connect(CONFIG_DB).await?;
+            let seen = self.see(&mut wire).await?;
+            let can = self.can(&seen.layout);
+            Ok((can, self.actual(&mut wire, seen).await?))
+        })
+        .await
+    }
+
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
         self.bounded(async {
             let mut wire = self.connect(CONFIG_DB).await?;
-            let SwitchReading { tables, layout, mut state } = self.see(&mut wire).await?;
-            let wanted = asic::configured(&tables, &layout).map_err(|unfit| self.unfit(&unfit))?;
-            if let Asic::Differs(ports) = self.compare(&mut wire, &wanted).await? {
-                // The map in CONFIG_DB is not the map of the port.
-                let states = state.ports.iter_mut().filter(|(port, _)| ports.contains(*port));
-                states.for_each(|(_, state)| state.map.clear());
-            }
-            Ok(state)
+            let seen = self.see(&mut wire).await?;
+            self.actual(&mut wire, seen).await
         })
         .await
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
         self.bounded(self.carry_out(stamp, changes)).await
+    }
+
+    fn patience(&self) -> Option<Duration> {
+        let until = *self.wait_until.lock().unwrap_or_else(PoisonError::into_inner);
+        until?.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
     }
 
     async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {

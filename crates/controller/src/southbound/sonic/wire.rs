@@ -127,6 +127,14 @@ impl Wire {
         Ok(Self { connection, task: tokio::spawn(drive).abort_handle() })
     }
 
+    /// Returns the text that identifies the present run of redis. `None` if redis does not tell.
+    pub(super) async fn run(&mut self) -> Result<Option<String>, WireError> {
+        let info: String =
+            redis::cmd("INFO").arg("server").query_async(&mut self.connection).await?;
+        let run = info.lines().find_map(|line| line.strip_prefix("run_id:"));
+        Ok(run.map(|run| run.trim().to_owned()))
+    }
+
     /// Selects the database of redis for later commands.
     pub(super) async fn select(&mut self, database: i64) -> Result<(), WireError> {
         Ok(redis::cmd("SELECT").arg(database).query_async(&mut self.connection).await?)

@@ -141,6 +141,11 @@ impl Target {
         self.double.0.lock().expect("no panic").leaves.clear();
     }
 
+    /// Returns true if the target reports the state of an entry ([`Fault::Behind`]).
+    pub fn has_state(&self) -> bool {
+        !self.double.0.lock().expect("no panic").applied.is_empty()
+    }
+
     /// Waits until the target executes a Set.
     pub async fn setting(&self) {
         let setting = self.double.0.lock().expect("no panic").setting.clone();

@@ -380,3 +380,19 @@ async fn changes_by_others_are_seen_and_other_configurations_left_alone() {
     let error = switch.read_back().await.expect_err("no namespace any more");
     assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
 }
+
+#[tokio::test]
+async fn a_namespace_that_was_made_again_is_another_run() {
+    if !is_root() {
+        return;
+    }
+    let net = Net::new();
+    let switch = switch(&net);
+    let run = switch.run_id().await.expect("readable");
+    assert!(run.is_some());
+    switch.apply(stamp(1), &[weigh(&[1, 3])]).await.expect("told");
+    assert_eq!(switch.run_id().await.expect("readable"), run, "a change is no restart");
+    let ns = net.ns("switch");
+    sh(&format!("ip netns del {ns} && ip netns add {ns}"));
+    assert_ne!(switch.run_id().await.expect("readable"), run);
+}

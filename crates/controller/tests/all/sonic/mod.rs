@@ -278,6 +278,37 @@ async fn each_step_reaches_the_asic_before_the_next_is_written() {
 }
 
 #[tokio::test]
+async fn a_caller_waits_for_the_asic_longer_than_for_an_answer_and_notices_a_restart() {
+    let Some(redis) = Redis::start().await else { return };
+    let switch = switch(&redis, MapMode::PerPort);
+    let run = switch.run_id().await.expect("readable");
+    assert!(run.is_some());
+    // The ASIC shows its ports, but has no orchagent yet.
+    show_ports(&redis).await;
+    assert_eq!(switch.patience(), None);
+    let changes = port_changes();
+    let patience = async {
+        loop {
+            if let Some(patience) = switch.patience() {
+                return patience;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let patience = tokio::select! {
+        done = switch.apply(stamp(1), &changes) => panic!("the ASIC has no maps: {done:?}"),
+        patience = patience => patience,
+    };
+    assert!(patience > Duration::ZERO);
+    assert_eq!(switch.patience(), None, "nobody waits any more");
+    assert_eq!(switch.run_id().await.expect("readable"), run, "it did not restart");
+    drop(redis);
+    let Some(redis) = Redis::start().await else { return };
+    let next = self::switch(&redis, MapMode::PerPort).run_id().await.expect("readable");
+    assert_ne!(next, run);
+}
+
+#[tokio::test]
 async fn a_map_that_the_asic_does_not_have_is_not_read_back() {
     let Some(redis) = Redis::start().await else { return };
     let switch = switch(&redis, MapMode::PerPort);

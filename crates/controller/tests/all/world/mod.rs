@@ -212,6 +212,9 @@ impl SwitchDriver for Audited {
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
         self.inner.capabilities().await
     }
+    async fn run_id(&self) -> Result<Option<String>, DriverError> {
+        self.inner.run_id().await
+    }
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
         self.messages.add(Message::Read(self.name().to_owned()));
         self.inner.read_back().await

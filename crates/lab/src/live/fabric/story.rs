@@ -11,9 +11,10 @@
 //!
 //! # Approach
 //!
-//! In each phase, the run finds the lowest rate among the eight tenants and compares the rate with
-//! the guarantee. The results exclude the first second of the burst and the first second of the
-//! attack.
+//! The connections of the eight tenants are drawn before the run. A tenant is due the smaller of
+//! its guarantee and its demand, as in the live Fig. 4 (`demand`). In each phase, the run finds the
+//! lowest part of its due rate that one of the eight tenants had. The results exclude the first
+//! second of the burst and the first second of the attack.
 //!
 //! # A disturbed machine
 //!
@@ -29,7 +30,8 @@
 
 use std::time::Duration;
 
-use super::guarantees::{GUARANTEE, LINK, plan};
+use super::demand::{self, Flow, across, due};
+use super::guarantees::{GUARANTEE, LINK, RACKS, hoses, plan};
 use super::plan::{Plan, tenant_name};
 use super::programs::{Client, Wants};
 use super::samples::{Sample, WARM_UP, others, points, start, used_pct, watch_and};
@@ -61,7 +63,7 @@ const PHASES: [(&str, &str, &str); 3] = [
     ("burst", "the ninth bursts", "while the ninth tenant burst"),
     ("attack", "the tenth attacks", "while the tenth attacked"),
 ];
-/// Percentage of its guarantee that each of the eight tenants must receive.
+/// Percentage of its due rate that each of the eight tenants must receive.
 const KEEP_PCT: f64 = 98.0;
 const FULL_PCT: f64 = 97.0;
 /// Seconds do not count if they begin within this time after the start of the burst or of the
@@ -82,18 +84,21 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     if let Some(page) = &world.page {
         eprintln!("the controller's page, available during this run: {page}");
     }
+    let flows = across(&world.vms, CONNECTIONS, context.seed);
+    let due = due(&world.vms, &flows, &hoses(&plan), RACKS.len());
     let cores = [bed.worker_core(), bed.generator_core()];
     for (nth, length) in LENGTHS.into_iter().enumerate() {
         let secs = length * context.live.secs.unwrap_or(SECS);
         let begins = [0.0, secs, 2.0 * secs];
-        let mut programs = start(&bed, &world, clients(&world, &begins), context.seed)?;
+        let mut programs = start(&bed, &world, clients(&world, &begins, &flows), context.seed)?;
         eprintln!("warming up, and three phases of {secs} s: calm, a burst, an attack");
         let mut readings = Vec::new();
         let look = || readings.push(Reading::take(&cores));
         let samples = watch_and((&mut world, &mut programs), 3.0 * secs, look)?;
         let between = |two: &[Reading]| two[0].until(&two[1]);
         let machine: Vec<Machine> = readings.windows(2).map(between).collect();
-        let phases = [0, 1, 2].map(|nth| Phase::of(&seconds(nth, &begins, &samples, &machine)));
+        let all = (&samples[..], &machine[..]);
+        let phases = [0, 1, 2].map(|nth| Phase::of(&seconds(nth, &begins, &due, all)));
         let doubtful = phases.iter().any(|phase| phase.rough && phase.is_short());
         if doubtful && nth + 1 < LENGTHS.len() {
             eprintln!("the machine was disturbed; repeating the run with longer phases");
@@ -110,16 +115,19 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn clients(world: &World, begins: &[f64; 3]) -> Vec<Client> {
-    let mut clients = Vec::new();
+fn clients(world: &World, begins: &[f64; 3], flows: &[Flow]) -> Vec<Client> {
+    // The connections of the eight tenants are known before the run.
+    let eight = |flow: &&Flow| world.vms[flow.client].tenant < BURSTS;
+    let eight: Vec<Flow> = flows.iter().filter(eight).copied().collect();
+    let mut clients = demand::clients(&world.vms, &eight, &[Duration::ZERO; BURSTS]);
     for (vm, of) in world.vms.iter().enumerate() {
         let servers = others(&world.vms, vm, |other| other.rack != of.rack);
         let (wants, from, copies) = match of.tenant {
-            BURSTS => (Wants::All, Some(begins[1]), BURST),
-            ATTACKS => (Wants::Datagrams(ATTACK), Some(begins[2]), 1),
-            _ => (Wants::All, None, CONNECTIONS),
+            BURSTS => (Wants::All, begins[1], BURST),
+            ATTACKS => (Wants::Datagrams(ATTACK), begins[2], 1),
+            _ => continue,
         };
-        let from = from.map_or(Duration::ZERO, |at| WARM_UP + Duration::from_secs_f64(at));
+        let from = WARM_UP + Duration::from_secs_f64(from);
         clients.extend(std::iter::repeat_n(Client { vm, servers, wants, from }, copies));
     }
     clients
@@ -137,7 +145,7 @@ fn draw(outcome: &mut Outcome, samples: &[Sample]) {
 /// Results of one second of a phase, in percent.
 #[derive(Debug, Clone, Default)]
 struct Second {
-    /// Rate of each of the eight tenants in each direction, in percent of the guarantee.
+    /// Rate of each of the eight tenants in each direction, in percent of the due rate.
     kept: Vec<f64>,
     /// Utilization of the core link in percent.
     core: f64,
@@ -146,12 +154,12 @@ struct Second {
 }
 
 /// Returns the results of each second of a phase, without the first second of the burst or of the
-/// attack.
+/// attack. `due` has the rate that is due to each tenant in each rack, in bits per second.
 fn seconds(
     phase: usize,
     begins: &[f64; 3],
-    samples: &[Sample],
-    machine: &[Machine],
+    due: &[Vec<f64>],
+    (samples, machine): (&[Sample], &[Machine]),
 ) -> Vec<Second> {
     let at = |secs: f64| WARM_UP + Duration::from_secs_f64(secs);
     let until = begins.get(phase + 1).map_or(Duration::MAX, |secs| at(*secs));
@@ -160,8 +168,9 @@ fn seconds(
     let of_phase = of_phase.filter(|(sample, _)| sample.from >= from && sample.until <= until);
     let second = |(sample, machine): (&Sample, &Machine)| {
         let rates = sample.rates.tenants.iter().take(BURSTS).flatten();
+        let is_due = rates.zip(due.iter().take(BURSTS).flatten()).filter(|(_, due)| **due > 0.0);
         Second {
-            kept: rates.map(|rate| 100.0 * rate / to_f64(GUARANTEE)).collect(),
+            kept: is_due.map(|(rate, due)| 100.0 * rate / due).collect(),
             core: used_pct(sample),
             taken: machine.taken_pct(),
         }
@@ -172,7 +181,7 @@ fn seconds(
 /// Results of a phase: rates and utilizations in percent, and numbers of seconds.
 #[derive(Debug, Clone, Default, PartialEq)]
 struct Phase {
-    /// Lowest mean rate among the eight tenants, in percent of the guarantee. `None` if the rates
+    /// Lowest mean rate among the eight tenants, in percent of the due rate. `None` if the rates
     /// are unknown.
     kept: Option<f64>,
     worst: Option<f64>,
@@ -234,7 +243,7 @@ fn conclude(outcome: &mut Outcome, phases: &[Phase; 3]) {
             });
         };
         let judged = |least: f64| (!phase.rough).then_some(least);
-        let said = "the least of the eight's guarantee that one had in a second";
+        let said = "the least of min(guarantee, demand) that one of the eight had in a second";
         claim("guarantee_kept_pct", said, phase.worst, judged(KEEP_PCT));
         claim(
             "core_pct",
@@ -269,7 +278,8 @@ fn story(phases: &[Phase; 3], machine: &Machine) -> [String; 3] {
     };
     [
         format!(
-            "Of its guarantee of {:.1} Mbit/s, the worst served of the eight tenants had {}{}.",
+            "Of the smaller of its demand and its guarantee of {:.1} Mbit/s, the worst served of \
+             the eight tenants had {}{}.",
             to_f64(GUARANTEE) / 1e6,
             told(kept),
             failed(kept, KEEP_PCT)
@@ -326,6 +336,7 @@ pub(crate) fn picture(record: &Record) -> Picture {
 
 #[cfg(test)]
 mod tests {
+    use super::super::counters::Rates;
     use super::*;
     use penstock_sim::Rng;
 
@@ -340,6 +351,28 @@ mod tests {
     }
 
     #[test]
+    fn a_tenant_is_compared_with_what_is_due_to_it() {
+        let rates =
+            Rates { tenants: vec![vec![2e6, 4e6]; 10], core: vec![5e7; 2], repairs: Vec::new() };
+        let sample = Sample {
+            from: WARM_UP,
+            until: WARM_UP + Duration::from_secs(1),
+            at_ms: [0, 1_000],
+            rates,
+            sweep: Duration::ZERO,
+            link: 5e7,
+        };
+        // The tenants have no connections towards the second rack.
+        let due = vec![vec![2e6, 0.0]; 10];
+        let all = (&[sample][..], &[Machine::default()][..]);
+        let seconds = super::seconds(0, &[0.0, 10.0, 20.0], &due, all);
+        assert_eq!(seconds.len(), 1);
+        let kept = &seconds[0].kept;
+        assert_eq!(kept.len(), BURSTS);
+        assert!(kept.iter().all(|pct| (pct - 100.0).abs() < 1e-9), "{kept:?}");
+    }
+
+    #[test]
     fn the_worst_served_decides_and_disturbed_seconds_do_not_count() {
         let mut mixed = seconds(103.0, 0.0, 6);
         mixed.extend(seconds(20.0, 30.0, 4));
@@ -351,9 +384,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "Of its guarantee of 4.7 Mbit/s, the worst served of the eight tenants had 103 % \
-                 in the calm phase, 103 % while the ninth tenant burst, 101 % while the tenth \
-                 attacked.",
+                "Of the smaller of its demand and its guarantee of 4.7 Mbit/s, the worst served \
+                 of the eight tenants had 103 % in the calm phase, 103 % while the ninth tenant \
+                 burst, 101 % while the tenth attacked.",
                 "The core link was full to 98 % in the calm phase, 98 % while the ninth tenant \
                  burst, 98 % while the tenth attacked.",
                 "4 of 28 seconds were disturbed and do not count: other programs used 12 % of the \

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 fn sample(leads: bool) -> Reading {
     let status = json!({
         "name": "one", "leads": leads, "mode": "hold", "stamp": { "epoch": 3, "generation": 17 },
-        "interval_ms": 1_500, "worst_weight_error_ppm": 2_500,
+        "interval_ms": 1_500, "store_full": true, "worst_weight_error_ppm": 2_500,
         "this_term": { "drifted": 4, "decided_in_us": 1_250_000, "longest_plan_us": 450_000 },
         "agents": { "refused": 2 },
     });
@@ -39,6 +39,7 @@ fn the_page_has_what_the_views_say_in_base_units() {
         "penstock_controller_epoch 3.0",
         "penstock_controller_mode{mode=\"hold\"} 1.0",
         "penstock_controller_mode{mode=\"active\"} 0.0",
+        "penstock_controller_store_full 1.0",
         "penstock_controller_interval_seconds 1.5",
         "penstock_controller_weight_error_ratio 0.0025",
         "# TYPE penstock_controller_drifted_switches counter",

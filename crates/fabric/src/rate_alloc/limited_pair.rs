@@ -1,4 +1,4 @@
-//! State of one limited pair of VMs: its rate, its estimated demand and its parts of the guarantees.
+//! State of one limited pair of VMs: its rate, its demand and its parts of the guarantees.
 //!
 //! # Approach
 //!

@@ -4,7 +4,12 @@
 //! The controller's plan names the tenants and their guarantees ([`super::overlay`]). In every
 //! period, the host divides a tenant's guarantee equally among the tenant's ports, and sets the
 //! rates of the ports' pairs ([`PairControl`]). The rates need no snapshot and no request to a
-//! worker. While the controller moves queues at this host, no pair gets more than its guarantee.
+//! worker.
+//!
+//! # Plans
+//! While queues change hands, the weights of queue 0 may leave little more than the guarantees. No
+//! pair gets more than its guarantee while the plan limits a tenant in the tenant's own queue, and
+//! for [`SETTLING_PERIODS`] after each change of the tenants, their guarantees or their headroom.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,6 +21,9 @@ use penstock_units::Nanos;
 use super::apply::{Core, lock};
 use super::state::Shared;
 use crate::pair_control::{PairControl, PairUse, VmTerms};
+
+/// Periods after a changed plan in which no pair gets more than its guarantee.
+const SETTLING_PERIODS: u32 = 10;
 
 /// Tenants of a plan whose pairs of VMs have rates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,6 +41,8 @@ pub(super) struct PairRates(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     plan: PairPlan,
+    /// Periods until a pair may get more than its guarantee.
+    settling: u32,
     control: Option<PairControl>,
     used: PairUse,
 }
@@ -46,19 +56,25 @@ impl PairRates {
 
     /// Adopts a plan that is in force.
     pub(super) fn adopt(&self, plan: PairPlan) {
-        lock(&self.0).plan = plan;
+        let mut state = lock(&self.0);
+        if state.plan != plan {
+            state.settling = SETTLING_PERIODS;
+            state.plan = plan;
+        }
     }
 
     /// Ends a period at the monotonic time `now`.
     pub(super) fn period_ends(&self, core: &Core, now: Nanos) {
         let mut state = lock(&self.0);
-        let State { plan, control, used } = &mut *state;
+        let State { plan, settling, control, used } = &mut *state;
         let Some((table, vms, link)) = lock(&core.shared).pairs(plan) else { return };
         if control.as_ref().is_some_and(|control| control.link() != link) {
             *control = None;
         }
         let control = control.get_or_insert_with(|| PairControl::new(link));
-        *used = control.period_ends(&table, &vms, plan.confined, now);
+        let confined = plan.confined || *settling > 0;
+        *settling = settling.saturating_sub(1);
+        *used = control.period_ends(&table, &vms, confined, now);
     }
 
     /// Returns the pairs after the last period.

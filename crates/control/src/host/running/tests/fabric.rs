@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use penstock_qos::pair_table::{Answer, PERIOD, PairTable, Sending};
+use penstock_qos::policer::Size;
+use penstock_units::BitsPerSecond;
+
 use super::*;
 use crate::host::ledger::NetworkUse;
 use crate::host::overlay::{FabricTerms, Held};
@@ -169,7 +173,7 @@ fn pairs_take_the_place_of_limits_in_the_shared_queue() {
     let limited = || table.limited().map(|(port, ..)| port).collect::<Vec<_>>();
     let mut now = Nanos::ZERO;
     let mut period = || {
-        now += penstock_qos::pair_table::PERIOD;
+        now += PERIOD;
         host.allocate_rates(now);
     };
     period();
@@ -210,6 +214,54 @@ fn pairs_take_the_place_of_limits_in_the_shared_queue() {
     host.reload().unwrap();
     period();
     assert!(limited().is_empty());
+}
+
+/// Lets the VM of port `vm` send more than it may for some periods, while another host answers that
+/// all frames arrived. Returns the sum of the rates of all pairs.
+fn rate_after(host: &Host, table: &PairTable, vm: u16, now: &mut Nanos, periods: u32) -> u64 {
+    const FAR: u64 = 0x5254_0000_0099;
+    for _ in 0..periods {
+        *now += PERIOD;
+        for _ in 0..500 {
+            let sent = table.send(vm, FAR, Size { bytes: 1_250, frames: 1 }, *now);
+            let Sending::Ask(slot) = sent else { continue };
+            let question = table.question(slot).unwrap();
+            let answer = Answer {
+                number: question.number,
+                epoch: question.epoch,
+                sent: question.sent,
+                receive_epoch: 1,
+                received: question.sent,
+                marked: 0,
+                part: BitsPerSecond(100_000_000),
+            };
+            assert!(table.answered(vm, FAR, &answer));
+        }
+        host.allocate_rates(*now);
+    }
+    host.pair_use().rate
+}
+
+#[test]
+fn pairs_keep_to_their_guarantees_for_some_periods_after_each_changed_plan() {
+    let text = format!("{TEXT}{FABRIC}rate_allocation = \"spare\"\n");
+    let file = TempFile::new("fabric-settling", &text);
+    let (host, fake) = start(&file);
+    let snapshot = fake.snapshot();
+    let table = snapshot.ports.iter().flatten().find_map(|port| port.pairs.clone()).unwrap();
+    let mut now = Nanos::ZERO;
+    for headroom_permille in [1_000, 1_100] {
+        let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille };
+        let plan = FabricTerms { held: [("red".to_owned(), held)].into(), ..terms(&[], &[], &[]) };
+        host.set_fabric(&plan).unwrap();
+        // One of red's two ports sends.
+        assert_eq!(rate_after(&host, &table, 0, &mut now, 10), 10_000_000);
+        let rate = rate_after(&host, &table, 0, &mut now, 20);
+        assert!(rate > 50_000_000, "{rate}");
+        host.set_fabric(&plan).unwrap();
+        let same = rate_after(&host, &table, 0, &mut now, 1);
+        assert!(same >= rate, "the same plan changes nothing: {same}");
+    }
 }
 
 #[test]

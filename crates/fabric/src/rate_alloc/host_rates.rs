@@ -13,7 +13,8 @@
 //! two successive answers, [`signal`] computes the fraction of the frames between them that was
 //! lost or marked. [`HostRates::period_ends`] then changes the rates:
 //!
-//! - A pair without an answer has exactly its guarantee, which is the sender's part.
+//! - A pair without an answer has exactly its guarantee, which is the sender's part. With the first
+//!   answer, the pair gets the smaller of both hosts' parts.
 //! - A pair's rate grows only if the pair uses at least half of it. An idle application would
 //!   otherwise get a rate that nobody has tried.
 //! - If questions stay unanswered for [`SILENT_PERIODS`], the pair returns to its guarantee. Until
@@ -193,6 +194,8 @@ struct Sender {
     refused: u64,
     /// Last answer, if the other host is not silent.
     answer: Option<Answer>,
+    /// Whether the other host answered in this period for the first time.
+    is_fresh: bool,
     /// Question of the last answer that was used.
     answered: u32,
     /// Periods in which a question stayed unanswered.
@@ -359,7 +362,7 @@ impl HostRates {
             for ((id, sender), part) in self.senders.range_mut(from..=to).zip(parts.iter().skip(1))
             {
                 sender.pair.assign(SENDER, *part);
-                if confined || sender.answer.is_none() {
+                if confined || sender.is_fresh || sender.answer.is_none() {
                     sender.pair.restart(&settings);
                 } else {
                     sender.pair.settle(&settings);
@@ -415,7 +418,8 @@ impl PairId {
 impl Sender {
     const fn new(pair: LimitedPair, counters: &SentPair) -> Self {
         let SentPair { bytes, refused, .. } = *counters;
-        Self { pair, bytes, refused, answer: None, answered: 0, silent: 0, idle: 0 }
+        let (answer, is_fresh, answered) = (None, false, 0);
+        Self { pair, bytes, refused, answer, is_fresh, answered, silent: 0, idle: 0 }
     }
 
     /// Ends a period of the pair. Returns true if the pair is idle and should be removed.
@@ -455,8 +459,9 @@ impl Sender {
     /// Compares the pair's last answer with the one before.
     fn news(&mut self, counters: &SentPair) -> News {
         // After the other host became silent, its last answer stays in the pair's counters.
-        let fresh = counters.answer.filter(|answer| answer.question != self.answered);
-        let Some(answer) = fresh else {
+        let new = counters.answer.filter(|answer| answer.question != self.answered);
+        self.is_fresh = new.is_some() && self.answer.is_none();
+        let Some(answer) = new else {
             self.silent = if counters.asked == self.answered { 0 } else { self.silent + 1 };
             if self.silent >= SILENT_PERIODS {
                 self.forget();
@@ -560,7 +565,7 @@ mod tests {
         for _ in 0..5 {
             assert_eq!(bed.period(0, false, false), mbps(100), "the sender's whole guarantee");
         }
-        bed.period(0, true, false);
+        assert_eq!(bed.period(0, true, false), mbps(80), "the smaller part");
         for _ in 0..30 {
             bed.period(0, true, false);
         }

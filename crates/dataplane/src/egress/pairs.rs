@@ -71,7 +71,7 @@ impl Egress {
             Some(table) => {
                 let (mut passed, mut due) = (List::EMPTY, Due::NONE);
                 let now = self.waiting.now();
-                meter(table, way.0, (batch, frames), now, (&mut passed, &mut due), delivery);
+                meter(table, way.0, (&*batch, frames), now, (&mut passed, &mut due), delivery);
                 let asks = Some((table, due.as_slice()));
                 let frames = passed.as_slice();
                 if !frames.is_empty() {

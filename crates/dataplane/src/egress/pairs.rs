@@ -4,9 +4,10 @@
 //! # Approach
 //!
 //! At an uplink with pairs ([`penstock_qos::pair_table`]), each frame takes tokens of its pair
-//! before the frame is copied. A frame above the pair's rate is dropped. If a question about the
-//! pair is due, it follows the pair's frames ([`crate::pairs`]). A VM cannot send questions or
-//! answers itself.
+//! before the frame is copied. A frame above the pair's rate is dropped. Shortly before, single
+//! packets are dropped as a signal to TCP ([`crate::congestion`]). If a question about the pair is
+//! due, it follows the pair's frames ([`crate::pairs`]). A VM cannot send questions or answers
+//! itself.
 //!
 //! # Cost
 //!
@@ -14,10 +15,13 @@
 //! this module.
 
 use penstock_qos::pair_table::{PairTable, Sending};
+use penstock_qos::policer::Size;
 use penstock_units::{Nanos, PortId};
 
 use super::{ALL, Around, Delivery, Egress, List, Way, mark};
-use crate::batch::{BATCH_FRAMES, Batch};
+use crate::batch::{BATCH_FRAMES, Batch, Verdict};
+use crate::congestion::{Signal, signal};
+use crate::headers::is_ect;
 use crate::ingress_policer::on_wire;
 use crate::offload::Offload;
 use crate::pairs::{destination, marker};
@@ -71,7 +75,7 @@ impl Egress {
             Some(table) => {
                 let (mut passed, mut due) = (List::EMPTY, Due::NONE);
                 let now = self.waiting.now();
-                meter(table, way.0, (&*batch, frames), now, (&mut passed, &mut due), delivery);
+                meter(table, way.0, (&mut *batch, frames), now, (&mut passed, &mut due), delivery);
                 let asks = Some((table, due.as_slice()));
                 let frames = passed.as_slice();
                 if !frames.is_empty() {
@@ -146,7 +150,7 @@ impl Egress {
 fn meter(
     table: &PairTable,
     source: PortId,
-    (batch, frames): (&Batch, &[u8]),
+    (batch, frames): (&mut Batch, &[u8]),
     now: Nanos,
     (passed, due): (&mut List, &mut Due),
     delivery: &mut Delivery,
@@ -159,15 +163,39 @@ fn meter(
             continue;
         }
         if limited {
-            match table.send(source.0, destination(head), on_wire(batch, at), now) {
-                Sending::Free | Sending::Pass => {}
-                Sending::Ask(slot) => due.push(i, slot),
-                Sending::Refuse => {
-                    delivery.pair_limit += 1;
-                    continue;
+            let passes = match table.send(source.0, destination(head), on_wire(batch, at), now) {
+                Sending::Free | Sending::Pass => true,
+                Sending::Ask(slot) => {
+                    due.push(i, slot);
+                    true
                 }
+                Sending::Signal(slot) => passes_with_signal(table, slot, batch, at),
+                Sending::Refuse => false,
+            };
+            if !passes {
+                delivery.pair_limit += 1;
+                continue;
             }
         }
         passed.push(i);
     }
+}
+
+/// Makes frame `i` signal to its sender that the bucket of its pair will soon be empty, by the loss
+/// of one packet. Returns false if the frame is that packet. A frame whose sender supports ECN
+/// passes unchanged, because the far host would take a mark for congestion of the network.
+fn passes_with_signal(table: &PairTable, slot: usize, batch: &mut Batch, i: usize) -> bool {
+    let has_one_output = matches!(batch.at(i).verdict, Verdict::Output(_));
+    if !has_one_output || is_ect(batch.head(i)) {
+        return true;
+    }
+    let before = on_wire(batch, i);
+    let passes = signal(batch, i) != Signal::Drop;
+    let left = if passes { on_wire(batch, i) } else { Size::default() };
+    let lost = Size {
+        bytes: before.bytes.saturating_sub(left.bytes),
+        frames: before.frames.saturating_sub(left.frames),
+    };
+    table.take_back(slot, lost, !passes);
+    passes
 }

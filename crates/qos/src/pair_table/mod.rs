@@ -17,6 +17,8 @@
 //!
 //! - A frame of a VM takes tokens of its pair's bucket ([`PairTable::send`]). A pair without a slot
 //!   and a pair whose rate is not set yet use the default bucket of the VM.
+//! - If a pair's bucket is less than half full, one frame in 10 ms signals congestion to its sender
+//!   ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
 //!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
 //!   ([`PairTable::receive`]).
@@ -146,6 +148,10 @@ pub enum Sending {
     Pass,
     /// The frame passes, and a question about the pair in this slot is due.
     Ask(usize),
+    /// The frame passes, and should signal congestion to its sender: the bucket of the pair in this
+    /// slot will soon be empty. If the signal shortens or drops the frame, the caller must call
+    /// [`PairTable::take_back`].
+    Signal(usize),
     /// The frame exceeds the rate of its pair.
     Refuse,
 }
@@ -228,7 +234,9 @@ impl PairTable {
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
-        } else if slot.is_due(now) {
+        } else if slot.signals(now) {
+            Sending::Signal(at)
+        } else if slot.asks(now) {
             Sending::Ask(at)
         } else {
             Sending::Pass
@@ -248,6 +256,14 @@ impl PairTable {
         };
         let at = vm.claim(SENDER, &self.send_keys, key, begin)?;
         Some((at, self.send.get(at)?))
+    }
+
+    /// Corrects the counters of the pair in `slot` after a signal: `size` was counted, but is not
+    /// sent. `whole` is true if the whole frame was dropped.
+    pub fn take_back(&self, slot: usize, size: Size, whole: bool) {
+        if let Some(slot) = self.send.get(slot) {
+            slot.take_back(size, whole);
+        }
     }
 
     /// Returns the question about the pair in `slot`, whose frames passed before.

@@ -15,6 +15,9 @@ const BURSTS_PER_SECOND: u64 = 20;
 /// cut into very small packets takes up to three times its length.
 const DEPTH_MIN: u64 = 262_144;
 
+/// Time between two frames of a pair that signal congestion to the sender.
+const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Question {
@@ -86,13 +89,39 @@ impl PacedBucket {
             // A product above 64 bits fills any bucket.
             self.bucket.give(rate.saturating_mul(now.0 - at));
         }
-        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
-        let depth = i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE);
+        let depth = depth(rate);
         if self.bucket.level() > depth {
             self.bucket.lower_to(depth);
         }
-        self.bucket.take(i64::from(bytes.min(DEPTH_MAX)).saturating_mul(PARTS_OF_BYTE))
+        self.bucket.take(parts(bytes))
     }
+
+    /// Returns tokens of bytes that were not sent.
+    fn give_back(&self, bytes: u32) {
+        self.bucket.give_back(parts(bytes));
+    }
+
+    /// Whether the bucket is less than half full.
+    fn is_low(&self) -> bool {
+        self.bucket.level() < depth(self.rate.load(Ordering::Relaxed)) / 2
+    }
+}
+
+/// Returns the depth of a bucket with the rate `rate` in bits per second, in parts of a byte.
+fn depth(rate: u64) -> i64 {
+    let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
+    i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
+}
+
+fn parts(bytes: u32) -> i64 {
+    i64::from(bytes.min(DEPTH_MAX)).saturating_mul(PARTS_OF_BYTE)
+}
+
+/// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
+fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
+    let at = next.load(Ordering::Relaxed);
+    let later = (now + every).0;
+    now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
 }
 
 /// A pair with its sender on this host.
@@ -105,6 +134,8 @@ pub(super) struct SendSlot {
     refused: AtomicU64,
     /// Time in ns at which the next question is due.
     next: AtomicU64,
+    /// Time in ns from which a frame may signal congestion.
+    signal: AtomicU64,
     /// Number of the last question.
     asked: AtomicU32,
     told: [AtomicU64; 3],
@@ -125,6 +156,7 @@ impl SendSlot {
             frames: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             next: AtomicU64::new(0),
+            signal: AtomicU64::new(0),
             asked: AtomicU32::new(0),
             told: [const { AtomicU64::new(0) }; 3],
             version: AtomicU32::new(0),
@@ -136,6 +168,7 @@ impl SendSlot {
     pub(super) fn begin(&self) {
         self.bucket.set(BitsPerSecond(0));
         self.next.store(0, Ordering::Relaxed);
+        self.signal.store(0, Ordering::Relaxed);
         self.asked.store(0, Ordering::Relaxed);
         self.answer.iter().for_each(|field| field.store(0, Ordering::Relaxed));
         self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -155,13 +188,24 @@ impl SendSlot {
     }
 
     /// Whether a question is due. Returns true once per period.
-    pub(super) fn is_due(&self, now: Nanos) -> bool {
-        let next = self.next.load(Ordering::Relaxed);
-        now.0 >= next
-            && self
-                .next
-                .compare_exchange(next, (now + PERIOD).0, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok()
+    pub(super) fn asks(&self, now: Nanos) -> bool {
+        is_due(&self.next, now, PERIOD)
+    }
+
+    /// Whether a frame should signal congestion, because the bucket will soon be empty.
+    pub(super) fn signals(&self, now: Nanos) -> bool {
+        self.bucket.is_low() && is_due(&self.signal, now, SIGNAL_EVERY)
+    }
+
+    /// Corrects the counters after a signal: `size` was counted, but is not sent. `whole` is true
+    /// if the whole frame was dropped.
+    pub(super) fn take_back(&self, size: Size, whole: bool) {
+        self.bucket.give_back(size.bytes);
+        self.bytes.fetch_sub(size.bytes.into(), Ordering::Relaxed);
+        self.frames.fetch_sub(size.frames.into(), Ordering::Relaxed);
+        if whole {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Sets what the next question reports.

@@ -141,6 +141,30 @@ fn a_question_is_due_once_a_period_and_has_all_that_was_sent() {
 }
 
 #[test]
+fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
+    let table = table();
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap();
+    table.set_sender(pair.pair, mbps(100), (mbps(100), mbps(100), mbps(100)));
+    // The bucket holds 625,000 bytes, and 1 Gbit/s take 112,500 bytes of them in each ms.
+    let mut signals = Vec::new();
+    for step in 0..5_000_u64 {
+        let now = Nanos(2_000_000 + step * 10_000);
+        if let Sending::Signal(slot) = table.send(VM, FAR, FRAME, now) {
+            signals.push(step / 100);
+            table.take_back(slot, FRAME, true);
+        }
+    }
+    assert_eq!(signals, [2, 12, 22, 32, 42]);
+    let read = table.sending().next().unwrap();
+    assert!(read.refused > 3_000, "{}", read.refused);
+    // What was taken back is neither counted nor paid for.
+    let passed = (read.bytes - pair.bytes) / 1_250;
+    assert_eq!(passed + read.refused, 5_000);
+    assert!((995..=1_005).contains(&passed), "{passed}");
+}
+
+#[test]
 fn an_impossible_answer_is_ignored() {
     let table = asking();
     let question = ask(&table, 2);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::snapshot::{
     Domain, DomainMap, PortPolicy, SlowPathLimit, Snapshot, VidSet,
@@ -48,7 +49,8 @@ impl Bed {
         for port in 0..2 {
             let (pair, driver) = memory_queue(1_024, OffloadCaps::ALL);
             let of_port = Arc::new(PortCounters::default());
-            let attached = worker.attach(PortId(port), vec![Box::new(pair)], Arc::clone(&of_port));
+            let pair: Box<dyn PortQueue> = Box::new(pair);
+            let attached = worker.attach(PortId(port), vec![pair], Arc::clone(&of_port));
             assert!(attached.is_ok());
             drivers.push(driver);
             counters.push(of_port);

@@ -16,6 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         ("PortStats.tx_drops", "serialize_with = \"super::by_name\""),
         ("PortStats.delays", "serialize_with = \"super::waits_by_name\""),
         ("PortStats.queues", "skip_serializing_if = \"Vec::is_empty\""),
+        ("FabricStatus.pairs", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.fabric", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.switch", "skip_serializing_if = \"Option::is_none\""),
         ("HostStatus.machine", "skip_serializing_if = \"Option::is_none\""),

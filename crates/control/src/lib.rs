@@ -17,6 +17,7 @@ pub mod api;
 pub mod config;
 pub mod explain;
 pub mod host;
+pub mod pair_control;
 pub mod plan;
 pub mod report;
 pub mod snapshot;

@@ -303,13 +303,14 @@ impl From<Arc<PortCounters>> for PortCounterSets {
 
 /// Reasons for which frames are dropped because the receiver has no room, or exceeds its own
 /// limits.
-pub const REFUSED: [DropReason; 6] = [
+pub const REFUSED: [DropReason; 7] = [
     DropReason::RingFull,
     DropReason::HandoverFull,
     DropReason::QueueFull,
     DropReason::ReceiveLimit,
     DropReason::TenantLimit,
     DropReason::InboundShare,
+    DropReason::PairReceiveLimit,
 ];
 
 impl PortCounters {

@@ -54,6 +54,15 @@ reasons! {
         "the frame exceeds the network limit of the sender's tenant (`send`)";
     InboundShare = "inbound-share",
         "the frame exceeds the receiver's share of a full uplink (`inbound`)";
+    PairLimit = "pair-limit",
+        "the frame exceeds the rate of its pair of VMs (`rate_allocation`); send less, or buy a \
+         higher guarantee";
+    PairReceiveLimit = "pair-receive-limit",
+        "the frame exceeds the rate that the receiver has in its fabric (`rate_allocation`)";
+    RateMarker = "rate-marker",
+        "a host of the fabric sent the frame to this switch, not to a VM (`rate_allocation`)";
+    ForgedMarker = "forged-marker",
+        "a VM sent a frame that only hosts of the fabric may send (`rate_allocation`)";
     Rule = "rule", "a rule says drop";
     NoDestination = "no-destination", "no other port is in the tenant's network";
     SamePort = "same-port", "the destination is behind the port that sent the frame";

@@ -31,6 +31,7 @@ mod inbound_shares;
 pub mod ingress_policer;
 mod mem;
 pub mod offload;
+mod pairs;
 pub mod peers;
 pub mod port;
 pub mod queue;

@@ -1,5 +1,5 @@
 //! A token bucket that several threads may use at once, for [`crate::policer`],
-//! [`crate::egress_policer`] and [`crate::inbound_shares`].
+//! [`crate::egress_policer`], [`crate::inbound_shares`] and [`crate::pair_table`].
 //!
 //! The level of a bucket is counted in small parts of a byte or of a frame. If the rate is R per
 //! second, the bucket gains exactly R parts in each nanosecond, so refills never round. The level

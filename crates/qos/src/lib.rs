@@ -30,6 +30,7 @@ pub mod hbs;
 pub mod inbound_shares;
 pub mod latency_bound;
 pub mod learner;
+pub mod pair_table;
 pub mod policer;
 pub mod shaper;
 pub mod share;

@@ -29,6 +29,7 @@ const ROOMS: &[&[&str]] = &[
         "ingress_policer",
         "mem",
         "offload",
+        "pairs",
         "rtp",
         "sync",
         "tsc",

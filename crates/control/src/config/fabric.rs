@@ -3,12 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
+use penstock_toml::text::is_default;
 use penstock_toml::{Object, Report};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::host::HostSection;
+use super::release::RateAllocation;
 use super::values::{check_absolute, check_node};
 
 const CONTROLLERS_MAX: usize = 16;
@@ -29,6 +31,11 @@ pub struct FabricSection {
     pub controllers: Vec<String>,
     /// Name of the port into the fabric: a shared port with `egress = "wfq"`.
     pub uplink: String,
+    /// Bandwidth of tenants that share queue 0. With `"spare"`, each pair of VMs may also use
+    /// bandwidth that nobody else uses, if the other host has the same setting. Default
+    /// `"guarantee"`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub rate_allocation: RateAllocation,
     /// Absolute path of the file with the last plan. Default: `fabric.plan` in `state_dir`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan: Option<PathBuf>,

@@ -77,7 +77,7 @@ pub use model::{FdbStatic, HostConfig, Port, SlowPath, Tenant};
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queue::{Excess, Queue};
 pub use read::{load, migrate, parse, parse_on};
-pub use release::{Egress, IngressPolicy, Readiness, Schedule, SpareCycles};
+pub use release::{Egress, IngressPolicy, RateAllocation, Readiness, Schedule, SpareCycles};
 pub use rtp::RtpStream;
 pub use rule::{Action, Match, Rule};
 pub use schema::{SCHEMAS, schema};

@@ -100,6 +100,23 @@ pub enum SpareCycles {
 
 choice!(SpareCycles, "SpareCycles", now ["pool" => Pool, "printed" => Printed], later []);
 
+/// Bandwidth of the tenants that share queue 0 of a fabric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RateAllocation {
+    /// A tenant gets no more than its guarantee.
+    #[default]
+    Guarantee,
+    /// Each pair of VMs gets its part of the guarantees, and bandwidth that nobody else uses.
+    Spare,
+}
+
+choice!(
+    RateAllocation,
+    "RateAllocation",
+    now ["guarantee" => Guarantee, "spare" => Spare],
+    later []
+);
+
 /// Limit on the frames that a port sends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum IngressPolicy {

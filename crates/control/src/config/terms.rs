@@ -14,7 +14,7 @@ use penstock_units::BitsPerSecond;
 use super::fabric::AgentTerms;
 use super::ingress_policer::IngressPolicerError;
 use super::model::{HostConfig, Port, Tenant};
-use super::release::Egress;
+use super::release::{Egress, RateAllocation};
 use super::switch::SwitchTerms;
 use super::wfq::Wfq;
 use super::{egress_policer, ingress_policer, queue};
@@ -45,6 +45,11 @@ impl HostConfig {
     #[must_use]
     pub fn agent_terms(&self, directory: &Path) -> Option<AgentTerms> {
         self.fabric.as_ref().map(|fabric| fabric.terms(&self.host, directory))
+    }
+
+    /// Returns the bandwidth of the tenants that share queue 0 of the host's fabric.
+    pub(crate) fn rate_allocation(&self) -> RateAllocation {
+        self.fabric.as_ref().map(|fabric| fabric.rate_allocation).unwrap_or_default()
     }
 
     /// Returns `[switch]` with all defaults filled in. Returns `None` if the host is not a switch

@@ -85,7 +85,7 @@ const LINK_FULL_PERMILLE: u64 = 950;
 /// target (RFC 8289 §4.2).
 const LONG_WAIT: Nanos = Nanos::from_millis(10);
 /// Reasons of drops that occur because the sender exceeds its own rate limits.
-const OWN: [DropReason; 2] = [DropReason::Policed, DropReason::SendLimit];
+const OWN: [DropReason; 3] = [DropReason::Policed, DropReason::SendLimit, DropReason::PairLimit];
 /// Limit on the ports that an answer lists as users of the core.
 const CONSUMERS_MAX: usize = 5;
 

@@ -93,6 +93,14 @@ impl Question<'_> {
                 "raise `send` of the tenant; in a fabric, raise its guarantee or wait for a queue",
             );
         }
+        let pairs = self.drops(&[DropReason::PairLimit]);
+        if 2 * pairs > self.drops(&super::OWN) {
+            let why = format!(
+                "rate allocation of the fabric dropped {} of the port's frames",
+                percent(pairs)
+            );
+            return (why, "raise the guarantee of the tenant, or wait for a queue");
+        }
         let share = self.drops(&[DropReason::Policed]);
         let policed = share >= super::NOTICEABLE_PERMILLE;
         if let Some(rate) = self.port.shaped_bps.filter(|_| !policed && self.at_shaped_rate()) {
@@ -205,6 +213,13 @@ impl Question<'_> {
             let remedy = "raise `uplink_weight` of the receiver's tenant, or `uplink_share` of the \
                           receiver; give the uplink a faster link or core";
             return (why, remedy);
+        }
+        if 2 * self.drops(&[DropReason::PairReceiveLimit]) > self.drops(&super::REFUSED) {
+            let why = format!(
+                "{receiver} received more than its guarantee in the fabric: rate allocation \
+                 dropped {share} of the frames"
+            );
+            return (why, "raise the guarantee of the receiver's tenant, or send less");
         }
         let above = self.drops(&[DropReason::ReceiveLimit]);
         let together = self.drops(&[DropReason::TenantLimit]);

@@ -53,7 +53,10 @@ impl Host {
             terms.code_points.keys().filter(|name| !here(name)).cloned().collect()
         };
         let config = overlay.over(changing.overlay.off(HostConfig::clone(&old)));
+        let pairs = overlay.pairs();
+        self.pairs.enter(&self.core, &pairs);
         let changes = self.lay(&old, config, text)?;
+        self.pairs.adopt(pairs);
         changing.overlay = overlay;
         Ok(FabricChange { changes, absent })
     }

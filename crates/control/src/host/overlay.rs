@@ -14,6 +14,8 @@
 //!   tenants share queue 0.
 //! - In the shared queue, only rate limits protect tenants from each other. The plan's rate limits
 //!   apply to each tenant that the configuration does not limit.
+//! - If the host allocates rates to pairs of VMs ([`crate::config::RateAllocation::Spare`]), the
+//!   rates of the pairs take the place of these limits ([`super::pair_rates`]).
 //! - While queues change hands, the plan may also limit a tenant with its own queue. The limit on
 //!   the sending rate then applies to the tenant's queue of the uplink, so that no frame changes
 //!   its queue because of the limit.
@@ -25,9 +27,11 @@ use std::collections::BTreeMap;
 use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
+use super::pair_rates::PairPlan;
 use crate::config::{
-    BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, Weight, Wfq,
+    BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, RateAllocation, Weight, Wfq,
 };
+use crate::pair_control::VmTerms;
 
 const WEIGHT_MAX: u32 = 10_000;
 
@@ -98,6 +102,8 @@ struct Limits {
     /// frames of the tenant above its limit on the sending rate.
     send: EgressPolicer,
     receive: EgressPolicer,
+    /// The limits as the plan states them.
+    held: Held,
 }
 
 impl Limits {
@@ -109,6 +115,7 @@ impl Limits {
             send: policer(permille(held.send, headroom.max(1_125))),
             // With many senders, the rate at a receiver varies around its guarantee.
             receive: policer(permille(held.receive, headroom.max(1_250))),
+            held: *held,
         }
     }
 }
@@ -144,6 +151,7 @@ impl Overlay {
                 self.ports.get(&port.name).unwrap_or(&nothing).over(port);
             }
         }
+        let pairs = config.rate_allocation() == RateAllocation::Spare;
         let Some(fabric) = &config.fabric else { return config };
         let uplink = config.ports.iter_mut().find(|port| port.name == fabric.uplink);
         let mut uplink = uplink.filter(|port| port.egress == Egress::Wfq);
@@ -158,6 +166,9 @@ impl Overlay {
             let dscp = self.code_points.get(&tenant.name).copied().unwrap_or(0);
             tenant.dscp = Some(dscp);
             let Some(limits) = self.held.get(&tenant.name) else { continue };
+            if pairs && self.uplink.own_queue(dscp).is_none() && tenant.send.is_none() {
+                continue;
+            }
             tenant.receive.get_or_insert(limits.receive);
             let own = self.uplink.own_queue(dscp).filter(|_| wfq.is_some());
             match (tenant.send, own) {
@@ -176,6 +187,21 @@ impl Overlay {
             (wfq.ceilings, wfq.queue_ceilings) = (ceilings, queue_ceilings);
         }
         config
+    }
+
+    /// Returns the tenants whose pairs of VMs have rates, if the host allocates rates to pairs. A
+    /// tenant with its own queue and a tenant with its own limit have none.
+    pub(super) fn pairs(&self) -> PairPlan {
+        let has_queue = |name: &String| {
+            let dscp = self.code_points.get(name).copied().unwrap_or(0);
+            self.uplink.own_queue(dscp).is_some()
+        };
+        let terms = |(name, limits): (&String, &Limits)| {
+            let Held { send, receive, headroom_permille } = limits.held;
+            (name.clone(), VmTerms { send, receive, headroom_permille })
+        };
+        let tenants = self.held.iter().filter(|(name, _)| !has_queue(name)).map(terms).collect();
+        PairPlan { tenants, confined: self.held.keys().any(has_queue) }
     }
 
     /// Returns `config` without the limits on tenants that came from the controller's plan.

@@ -39,13 +39,16 @@ use super::ledger::{Ledger, NetworkUse};
 use super::links::Handlers;
 use super::live::{KeptPorts, LiveSwitch};
 use super::overlay::{Overlay, PortQueues};
+use super::pair_rates::PairRates;
 use super::pricing::Pricing;
 use super::readings::FdbFilter;
 use super::state::{Changing, LivePort, Shared, StallChange, Watch};
 use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
 use crate::config::{
-    self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
+    self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port,
+    RateAllocation, Rule, Tenant,
 };
+use crate::pair_control::PairUse;
 use crate::plan::CapacityPlan;
 use crate::report::Cause;
 use crate::snapshot::Compiler;
@@ -59,6 +62,7 @@ pub struct Host {
     pub(super) core: Core,
     pub(super) changing: Mutex<Changing>,
     pub(super) links: Handlers,
+    pub(super) pairs: PairRates,
     pub(super) past: Past,
     pub(super) evidence: Evidence,
     pub(super) path: Option<PathBuf>,
@@ -186,9 +190,10 @@ impl Host {
         let changing = Changing { machine, file_text, file_host, next_retry, stopped, overlay };
         let dir = Core::dir_of(path.as_deref());
         let core = Core { switch, shared: Mutex::new(shared), dir };
-        let links = Handlers::default();
+        let (links, pairs) = (Handlers::default(), PairRates::default());
         let (past, evidence) = (Past::default(), Evidence::default());
-        let host = Self { core, changing: Mutex::new(changing), links, past, evidence, path };
+        let changing = Mutex::new(changing);
+        let host = Self { core, changing, links, pairs, past, evidence, path };
         let outdated = config::outdated(&text);
         let outcome = host.core.apply(config, text.into(), true)?;
         for warning in warnings(outcome).into_iter().chain(outdated) {
@@ -322,6 +327,25 @@ impl Host {
     /// function `watch_links` does not wait for another thread that changes the configuration.
     pub fn watch_links(&self, now: Nanos) {
         self.links.look(&self.core, now);
+    }
+
+    /// Whether the host allocates rates to pairs of VMs. The answer never changes.
+    #[must_use]
+    pub fn allocates_rates(&self) -> bool {
+        self.config().rate_allocation() == RateAllocation::Spare
+    }
+
+    /// Sets the rates of pairs of VMs. If [`Self::allocates_rates`], the caller must call
+    /// `allocate_rates` every [`penstock_qos::pair_table::PERIOD`] with a monotonic time. The
+    /// function does not wait for another thread that changes the configuration.
+    pub fn allocate_rates(&self, now: Nanos) {
+        self.pairs.period_ends(&self.core, now);
+    }
+
+    /// Returns the pairs of VMs after the last call of [`Self::allocate_rates`].
+    #[must_use]
+    pub fn pair_use(&self) -> PairUse {
+        self.pairs.used()
     }
 
     /// Returns the plan of the cycles and the bandwidth that is in force.

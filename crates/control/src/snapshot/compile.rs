@@ -1,6 +1,7 @@
 //! Converts a checked configuration to a snapshot for the workers.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 use core::net::IpAddr;
@@ -14,6 +15,7 @@ use penstock_dataplane::snapshot::{
     VidSet,
 };
 use penstock_qos::cost_model::BatchPrice;
+use penstock_qos::pair_table::PairTable;
 use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
 use super::egress_policers::{ReceivePolicers, SendPolicers};
@@ -24,7 +26,10 @@ use super::queues::QueueTable;
 use super::rules::{Built, Scope, Targets, place_of, tables};
 use super::streams::StreamTable;
 use crate::api::{QueueStatus, RtpStatus};
-use crate::config::{HostConfig, IngressPolicy, Network, Networks, Port, Tenant, port_vlans};
+use crate::config::{
+    HostConfig, IngressPolicy, Network, Networks, PORTS_MAX, Port, RateAllocation, Tenant,
+    port_vlans,
+};
 
 /// A MAC address from the configuration, with the data path's numbers of its network and port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,6 +54,8 @@ pub struct Compiler {
     ingress_policers: IngressPolicers,
     queues: QueueTable,
     inbound: InboundTable,
+    /// Pairs of the fabric's uplink; `None` if the host does not allocate rates to pairs.
+    pairs: Option<Arc<PairTable>>,
     receive_policers: ReceivePolicers,
     send_policers: SendPolicers,
     streams: StreamTable,
@@ -91,6 +98,7 @@ impl Compiler {
         let ingress_policers = self.ingress_policers.next(config);
         let queues = self.queues.next(config);
         let inbound = self.inbound.next(config, &ids);
+        let pairs = self.next_pairs(config);
         let receive_policers = self.receive_policers.next(config);
         let send_policers = self.send_policers.next(config);
         let streams = self.streams.next(config);
@@ -103,6 +111,7 @@ impl Compiler {
             ingress_policers: &ingress_policers,
             queues: &queues,
             inbound: &inbound,
+            pairs: pairs.as_ref(),
             receive_policers: &receive_policers,
             send_policers: &send_policers,
             streams: &streams,
@@ -117,6 +126,7 @@ impl Compiler {
         self.ingress_policers = ingress_policers;
         self.queues = queues;
         self.inbound = inbound;
+        self.pairs = pairs;
         self.receive_policers = receive_policers;
         self.send_policers = send_policers;
         self.streams = streams;
@@ -124,6 +134,24 @@ impl Compiler {
         self.bought = snapshot.ports.iter().map(|policy| of(policy).unwrap_or_default()).collect();
         self.sets = sets;
         Ok(Arc::new(snapshot))
+    }
+
+    /// Returns the pairs of the fabric's uplink for `config`. The pairs stay from one snapshot to
+    /// the next.
+    fn next_pairs(&self, config: &HostConfig) -> Option<Arc<PairTable>> {
+        if config.rate_allocation() == RateAllocation::Guarantee {
+            return None;
+        }
+        // VMs choose the addresses of pairs, so the table's hash needs a random seed.
+        let seed = || RandomState::new().build_hasher().finish();
+        let old = self.pairs.clone();
+        Some(old.unwrap_or_else(|| Arc::new(PairTable::new(PORTS_MAX, seed()))))
+    }
+
+    /// Returns the pairs of the fabric's uplink in the configuration that was compiled last; `None`
+    /// if the host does not allocate rates to pairs.
+    pub(crate) fn pairs(&self) -> Option<Arc<PairTable>> {
+        self.pairs.clone()
     }
 
     /// Sets the rates, limits, weights and code points of `config` on the queues. The argument
@@ -233,6 +261,7 @@ struct World<'a> {
     ingress_policers: &'a IngressPolicers,
     queues: &'a QueueTable,
     inbound: &'a InboundTable,
+    pairs: Option<&'a Arc<PairTable>>,
     receive_policers: &'a ReceivePolicers,
     send_policers: &'a SendPolicers,
     streams: &'a StreamTable,
@@ -331,6 +360,9 @@ impl World<'_> {
         policy.egress_policer = self.receive_policers.of(&port.name);
         policy.tenant_policer = self.send_policers.of(&port.name);
         policy.inbound = self.inbound.of(&port.name);
+        let fabric = self.config.fabric.as_ref();
+        let is_uplink = fabric.is_some_and(|fabric| fabric.uplink == port.name);
+        policy.pairs = self.pairs.filter(|_| is_uplink).cloned();
         policy.rtp = self.streams.of(&port.name);
         policy.watched = port.link.is_some();
         policy.queue = self.queues.of(&port.name);

@@ -7,6 +7,7 @@ mod config_fabric;
 mod config_queues;
 mod config_vcpus;
 mod live_host;
+mod pair_control;
 mod prop_compile;
 mod schema;
 mod wrong;

@@ -83,7 +83,7 @@ pub(super) fn account(d: &Delivery, source: &PortCounters, target: Option<&PortC
         }
     }
     let lost = o.ring_full | o.too_big | o.down | o.error;
-    let refused = d.vlan | d.no_port | d.handover_full | d.queue_full;
+    let refused = d.vlan | d.no_port | d.handover_full | d.queue_full | d.pair_limit | d.forged;
     let drops = u64::from(lost) | refused | d.receive_limit | d.tenant_limit | d.send_limit > 0;
     if drops {
         account_drops(d, source, target);
@@ -113,6 +113,8 @@ pub(super) fn drops(d: &Delivery) -> impl Iterator<Item = (DropReason, u64)> {
         (DropReason::ReceiveLimit, d.receive_limit),
         (DropReason::TenantLimit, d.tenant_limit),
         (DropReason::SendLimit, d.send_limit),
+        (DropReason::PairLimit, d.pair_limit),
+        (DropReason::ForgedMarker, d.forged),
     ];
     drops.into_iter().filter(|&(_, n)| n > 0)
 }

@@ -185,7 +185,7 @@ const fn fate_of(delivery: &Delivery) -> Fate {
 
 impl Delivery {
     /// Adds the numbers of a further delivery between the same two ports.
-    fn add(&mut self, other: &Self) {
+    pub(super) fn add(&mut self, other: &Self) {
         let Self {
             outcome,
             replicated,
@@ -202,6 +202,8 @@ impl Delivery {
             receive_limit,
             tenant_limit,
             send_limit,
+            pair_limit,
+            forged,
         } = *other;
         merge(&mut self.outcome, outcome);
         self.way = way;
@@ -219,6 +221,8 @@ impl Delivery {
             (&mut self.receive_limit, receive_limit),
             (&mut self.tenant_limit, tenant_limit),
             (&mut self.send_limit, send_limit),
+            (&mut self.pair_limit, pair_limit),
+            (&mut self.forged, forged),
         ] {
             *sum += part;
         }

@@ -23,6 +23,7 @@ mod account;
 mod captured;
 mod egress_policer;
 mod mark;
+mod pairs;
 mod slot;
 mod touched;
 mod waiting;
@@ -98,6 +99,8 @@ pub struct Egress {
     outputs: Vec<u16>,
     finisher: Finisher,
     waiting: Waiting,
+    /// Room for questions about pairs; `None` if no port has pairs.
+    questions: Option<Box<Batch>>,
     /// Captures that operators run. The methods with the parameter `SEEN` exist twice, so that a
     /// worker without captures never asks for them.
     pub(crate) captures: Captures,
@@ -174,6 +177,10 @@ struct Delivery {
     tenant_limit: u64,
     /// Number of frames above the network limit of the sender's tenant.
     send_limit: u64,
+    /// Number of frames above the rate of their pair of VMs.
+    pair_limit: u64,
+    /// Number of markers that a VM sent.
+    forged: u64,
 }
 
 impl Egress {
@@ -185,6 +192,7 @@ impl Egress {
             outputs: Vec::with_capacity(ports),
             finisher: Finisher::new(),
             waiting: Waiting::new(ports),
+            questions: None,
             captures: Captures::new(),
             mirrors: false,
             watched: false,
@@ -350,11 +358,11 @@ impl Egress {
             }
             _ => frames,
         };
-        let dscp = if policy.marks { snapshot.port(source.0).and_then(|p| p.dscp) } else { None };
-        let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
-        self.pass_on::<SEEN>(batch, (source, output, policy), frames, around, &mut delivery);
-        if let Some(former) = former {
-            mark::restore(batch, frames, &former);
+        let way = (source, output, policy);
+        if policy.marks {
+            self.leave::<SEEN>(batch, way, frames, around, &mut delivery);
+        } else {
+            self.pass_on::<SEEN>(batch, way, frames, around, &mut delivery);
         }
         delivery
     }

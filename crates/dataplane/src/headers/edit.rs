@@ -107,6 +107,11 @@ pub(crate) fn is_ect(head: &[u8]) -> bool {
     ecn_of(head) != NOT_ECT
 }
 
+/// Whether a frame has a congestion mark (RFC 3168 §5).
+pub(crate) fn is_ce(head: &[u8]) -> bool {
+    ecn_of(head) == CE
+}
+
 /// Whether the sender of a frame expects marks at a short wait (L4S, RFC 9331).
 pub(crate) fn is_l4s(head: &[u8]) -> bool {
     ecn_of(head) == ECT_1

@@ -119,6 +119,7 @@ fn differences(from: &PortPolicy, to: &PortPolicy) -> Differences {
         // Parts that workers read from the snapshot for each batch.
         egress_policer,
         inbound,
+        pairs,
         rtp,
         watched,
         bell,
@@ -135,6 +136,7 @@ fn differences(from: &PortPolicy, to: &PortPolicy) -> Differences {
     let measured = is_same(rtp, &to.rtp) && *watched == to.watched;
     let read = is_same(egress_policer, &to.egress_policer)
         && is_same(inbound, &to.inbound)
+        && is_same(pairs, &to.pairs)
         && measured
         && is_alike(bell, &to.bell, |a, b| a.is(b));
     let ranks = |qos: &PortQos| (qos.priority, qos.ingress.is_metered(), qos.entitlement);

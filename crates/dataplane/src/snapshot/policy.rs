@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use penstock_qos::egress_policer::EgressPolicer;
 use penstock_qos::inbound_shares::InboundShares;
+use penstock_qos::pair_table::PairTable;
 use penstock_units::{PortId, Vid};
 
 use super::PortQos;
@@ -166,6 +167,10 @@ pub struct PortPolicy {
     /// Shares of the frames that arrive through this uplink, among the VMs that receive them. The
     /// shares are `None` if the frames are not shared.
     pub inbound: Option<Arc<InboundShares>>,
+    /// Pairs of VMs that send or receive through this uplink and share a queue of the fabric.
+    /// `None` if the host does not allocate rates to pairs. The egress reads `pairs` only if
+    /// [`Self::marks`] is set.
+    pub pairs: Option<Arc<PairTable>>,
     /// Queue of the frames that wait for the port. The queue is `None` if the port has no output
     /// queue.
     pub queue: Option<Arc<QueueHome>>,
@@ -236,6 +241,7 @@ impl PortPolicy {
             egress_policer: None,
             tenant_policer: None,
             inbound: None,
+            pairs: None,
             rtp: None,
             queue: None,
             share: ShareTerms::default(),
@@ -441,6 +447,8 @@ pub struct Snapshot {
     networks: Vec<((u16, u16), u16)>,
     /// Numbers of the ports that get copies of other ports' frames, in rising order.
     mirrors: Vec<u16>,
+    /// Whether a port has pairs of VMs with their own rates.
+    pairs: bool,
     /// What the snapshot changes compared with the snapshot before it.
     pub(super) lineage: Lineage,
 }
@@ -471,14 +479,35 @@ impl Snapshot {
             ports.iter().flatten().flat_map(|port| port.mirrors()).collect();
         mirrors.sort_unstable();
         mirrors.dedup();
-        let lineage = Lineage::default();
-        Self { generation, ports, domains, output_sets, fdb_ageing_s, networks, mirrors, lineage }
+        Self {
+            generation,
+            pairs: ports.iter().flatten().any(|port| port.pairs.is_some()),
+            ports,
+            domains,
+            output_sets,
+            fdb_ageing_s,
+            networks,
+            mirrors,
+            lineage: Lineage::default(),
+        }
     }
 
     /// Whether a rule or a port has a mirror.
     #[must_use]
     pub const fn has_mirrors(&self) -> bool {
         !self.mirrors.is_empty()
+    }
+
+    /// Whether a port has pairs of VMs with their own rates.
+    #[must_use]
+    pub const fn has_pairs(&self) -> bool {
+        self.pairs
+    }
+
+    /// Whether frames to the port leave the host, because no tenant owns the port.
+    #[must_use]
+    pub fn is_shared(&self, port: u16) -> bool {
+        self.port(port).is_some_and(|policy| policy.tenant.is_none())
     }
 
     /// Whether the port gets copies of other ports' frames. Nobody waits for such a port.

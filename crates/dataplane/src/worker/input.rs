@@ -1,5 +1,7 @@
 //! Runs the batch of a queue pair: receives, polices, classifies and delivers the frames.
 
+use std::sync::Arc;
+
 use penstock_units::{Cycles, Nanos, PortId, WorkerId};
 
 use super::WorkerConfig;
@@ -23,8 +25,9 @@ use crate::headers::parse::TCP;
 use crate::headers::{is_ect, key_of};
 use crate::inbound_shares::admit;
 use crate::ingress_policer::count_segments;
+use crate::pairs::arrive;
 use crate::port::PortQueue;
-use crate::snapshot::Snapshot;
+use crate::snapshot::{PortPolicy, Snapshot};
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::Unit;
 use penstock_qos::delay_scale::part_of;
@@ -203,11 +206,11 @@ impl Input {
         ctx.counter.spent(Stage::Classification, &work);
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
-        if let Some(share) = &policy.inbound {
-            let ring = ring_of(&mut ctx.ports, unit, more, self.gates.is_gated(unit.port));
-            (work.frames, work.bytes) = admit(share, batch, ring, Nanos(nanos), &ctx.port_counters);
-        }
-        ctx.deliver(unit.port, Nanos(nanos), true);
+        let ring = || ring_of(&mut ctx.ports, unit, more, self.gates.is_gated(unit.port));
+        let (now, all) = (Nanos(nanos), &ctx.port_counters);
+        let left = from_uplink(batch, (policy, snapshot), ring, now, all);
+        (work.frames, work.bytes) = left.unwrap_or((work.frames, work.bytes));
+        ctx.deliver(unit.port, now, true);
         give_back(ctx, unit);
         ctx.counter.spent(Stage::Egress, &work);
         self.sampler.renew_if(sample);
@@ -475,6 +478,25 @@ fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool, gated: bool) -> (Unit
     }
     let backlog = ports[unit.port.index()].queues[unit.queue.index()].backlog();
     (unit, backlog.unwrap_or(if full { BATCH_FRAMES + 1 } else { 0 }))
+}
+
+/// Applies the shares and the pairs of an uplink to a batch that arrived through it. `ring` returns
+/// the queue pair of the batch, with the number of frames that wait behind the batch. Returns the
+/// numbers of frames and bytes that pass, if the uplink has shares.
+#[inline(always)]
+fn from_uplink(
+    batch: &mut Batch,
+    (policy, snapshot): (&PortPolicy, &Snapshot),
+    ring: impl FnOnce() -> (Unit, usize),
+    now: Nanos,
+    counters: &[Option<Arc<PortCounters>>],
+) -> Option<(usize, usize)> {
+    let shares = policy.inbound.as_ref();
+    let left = shares.map(|shares| admit(shares, batch, ring(), now, counters));
+    if let Some(pairs) = &policy.pairs {
+        arrive(pairs, batch, policy.id, now, counters, |port| snapshot.is_shared(port));
+    }
+    left
 }
 
 /// Returns the buffers of a received batch to the driver of the queue pair.

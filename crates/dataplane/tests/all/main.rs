@@ -12,6 +12,7 @@ mod inbound;
 mod kicks;
 mod mirror;
 mod packed_ring;
+mod pairs;
 mod pressure;
 mod prop_classify;
 mod prop_classify_parse;

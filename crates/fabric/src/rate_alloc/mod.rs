@@ -22,6 +22,8 @@
 //! | [`demand`] | estimated demand of a pair, from measurements |
 //! | [`partition`] | division of a VM's guarantee among its pairs |
 //! | [`pair_rate`] | a pair's rate: its guarantee plus spare bandwidth by weight |
+//! | [`limited_pair`] | state of a pair: its rate, its demand and its parts of the guarantees |
+//! | [`host_rates`] | all pairs of a host, from the counters and answers of a period |
 //! | [`seawall`] | a pair's rate without guarantees |
 //! | [`settings`] | periods, steps and margins, and their valid ranges |
 //!
@@ -39,12 +41,16 @@
 //! [`settings`] were chosen for Penstock.
 
 pub mod demand;
+pub mod host_rates;
+pub mod limited_pair;
 pub mod pair_rate;
 pub mod partition;
 pub mod seawall;
 pub mod settings;
 
 pub use demand::{DemandEstimate, UNLIMITED};
+pub use host_rates::{HostRates, HostRatesSettings};
+pub use limited_pair::{LimitedPair, RECEIVER, SENDER};
 pub use pair_rate::{PairRate, Signal};
 pub use seawall::SeawallRate;
 pub use settings::{RateSettings, SettingsError};

@@ -64,7 +64,7 @@ pub enum Signal {
 }
 
 impl Signal {
-    const fn share(self) -> Parts {
+    pub(super) const fn share(self) -> Parts {
         match self {
             Self::Lost(share) | Self::Marked(share) => share,
         }

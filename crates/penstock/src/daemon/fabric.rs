@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context as _, Result};
-use penstock_control::api::{FabricStatus, NamedCount};
+use penstock_control::api::{FabricStatus, NamedCount, PairStatus};
 use penstock_control::host::{FabricTerms, Held, Host};
 use penstock_controller::agent::{
     Agent, AgentSettings, AgentState, AgentTls, Carried, HostSide, SideError,
@@ -29,6 +29,7 @@ use tokio::sync::watch;
 #[derive(Clone, Debug)]
 pub struct Fabric {
     name: String,
+    host: Arc<Host>,
     state: watch::Receiver<AgentState>,
     absent: Absent,
 }
@@ -59,7 +60,8 @@ pub fn join(host: &Arc<Host>, directory: &Path) -> Result<Option<(Agent, Fabric)
     let absent = Absent::default();
     let side = Side { host: Arc::clone(host), absent: Arc::clone(&absent) };
     let agent = Agent::new(settings, Arc::new(side)).context("[fabric]")?;
-    let fabric = Fabric { name: terms.name, state: agent.state(), absent };
+    let (name, host) = (terms.name, Arc::clone(host));
+    let fabric = Fabric { name, host, state: agent.state(), absent };
     Ok(Some((agent, fabric)))
 }
 
@@ -89,6 +91,18 @@ impl Fabric {
             absent: lock(&self.absent).iter().cloned().collect(),
             last_error: state.last_error.unwrap_or_default(),
             counters: counters.map(|(name, value)| NamedCount::new(name, value)).into(),
+            pairs: self.host.allocates_rates().then(|| self.pairs()),
+        }
+    }
+
+    fn pairs(&self) -> PairStatus {
+        let used = self.host.pair_use();
+        let number = |pairs: usize| u64::try_from(pairs).unwrap_or(u64::MAX);
+        PairStatus {
+            sending: number(used.sending),
+            receiving: number(used.receiving),
+            guaranteed_bps: used.guaranteed,
+            rate_bps: used.rate,
         }
     }
 }

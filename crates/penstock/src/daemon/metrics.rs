@@ -340,6 +340,10 @@ fn fabric_metrics() -> Vec<Metric> {
     let since: fn(&FabricStatus) -> f64 = |f| to_f64(f.stale_ms.unwrap_or(0)) / 1e3;
     let absent: fn(&FabricStatus) -> f64 =
         |f| f64::from(u32::try_from(f.absent.len()).unwrap_or(u32::MAX));
+    let sending: fn(&FabricStatus) -> f64 =
+        |f| f.pairs.as_ref().map_or(0.0, |pairs| to_f64(pairs.sending));
+    let pair_rate: fn(&FabricStatus) -> f64 =
+        |f| f.pairs.as_ref().map_or(0.0, |pairs| to_f64(pairs.rate_bps) / 8.0);
     let unkept: fn(&FabricStatus) -> f64 = |f| f64::from(u8::from(!f.unkept.is_empty()));
     let gauges = [
         ("connected", "", "1 while this host's agent has a session with a controller", connected),
@@ -352,6 +356,8 @@ fn fabric_metrics() -> Vec<Metric> {
         ("stale", "seconds", "time since this host became stale; 0 if not stale", since),
         ("unkept", "", "1 while a restart would lose the plan in force", unkept),
         ("absent", "tenants", "tenants in the plan that are not configured on this host", absent),
+        ("sending", "pairs", "pairs of VMs with a rate of their own that send here", sending),
+        ("pair_rate", "bytes_per_second", "sum of the rates of these pairs", pair_rate),
     ];
     let counts = [
         ("sessions", "sessions", "sessions that a controller accepted"),

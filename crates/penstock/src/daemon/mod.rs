@@ -38,6 +38,7 @@ use penstock_controller::agent::Agent;
 use penstock_controller::listen;
 use penstock_dataplane::port::helper;
 use penstock_qos::bottleneck::INTERVAL;
+use penstock_qos::pair_table::PERIOD;
 use penstock_units::Nanos;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -255,6 +256,9 @@ async fn serve(
         tasks.spawn(pages::serve("metrics address", pages, router, stopping.clone()));
     }
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
+    if host.allocates_rates() {
+        tasks.spawn(pairs(Arc::clone(&host), stopping.clone()));
+    }
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), health, stopping));
     let status = host.status();
     handover::clear(&notifier);
@@ -403,6 +407,24 @@ async fn links(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<(
         })
         .await
         .context("daemon: internal error in the watch of links")?;
+    }
+}
+
+/// Calls [`Host::allocate_rates`] regularly.
+async fn pairs(host: Arc<Host>, mut stopping: watch::Receiver<bool>) -> Result<()> {
+    let start = tokio::time::Instant::now();
+    let mut periods = tokio::time::interval(Duration::from_nanos(PERIOD.0));
+    periods.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let now = tokio::select! {
+            now = periods.tick() => now,
+            _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+        };
+        let since_start = u64::try_from((now - start).as_nanos()).unwrap_or(u64::MAX);
+        let host = Arc::clone(&host);
+        tokio::task::spawn_blocking(move || host.allocate_rates(Nanos(since_start)))
+            .await
+            .context("daemon: internal error in the rates of pairs")?;
     }
 }
 

@@ -11,7 +11,7 @@ use penstock_controller::files;
 
 use super::{print, print_json, printable_lines, report};
 use crate::client::{connect, refused, timed};
-use crate::table::{count, counted_items, percent, printable, seconds, to_f64};
+use crate::table::{bits_per_second, count, counted_items, percent, printable, seconds, to_f64};
 
 /// Returns all mistakes, one per line, and their number.
 pub(crate) fn mistakes(errors: &ConfigErrors) -> String {
@@ -167,6 +167,13 @@ fn part_in(fabric: &FabricStatus) -> String {
         ("controller", state),
         ("plan", or(&fabric.applied, "no plan: all tenants share queue 0")),
     ];
+    if let Some(pairs) = &fabric.pairs {
+        let bits = |bps| bits_per_second(to_f64(bps));
+        let (rate, guaranteed) = (bits(pairs.rate_bps), bits(pairs.guaranteed_bps));
+        let (sending, receiving) = (pairs.sending, pairs.receiving);
+        let pairs = format!("{sending} sending, {receiving} receiving");
+        lines.push(("pairs", format!("{pairs}; may send {rate}, {guaranteed} guaranteed")));
+    }
     if !fabric.unkept.is_empty() {
         let what = "a restart loses the plan, which is not on disk; the daemon tries again";
         lines.push(("not saved", format!("plan {}: {what}", fabric.unkept)));

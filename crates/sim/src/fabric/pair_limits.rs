@@ -12,7 +12,7 @@
 //!   flow with a limit above its share of the queue would lose the refused fraction of its packets.
 
 use penstock_fabric::rate_alloc::{
-    DemandEstimate, PairRate, Parts, RateSettings, Signal, UNLIMITED, WHOLE, partition,
+    LimitedPair, Parts, RateSettings, Signal, UNLIMITED, WHOLE, partition,
 };
 use penstock_units::{BitsPerSecond, Nanos};
 
@@ -33,18 +33,12 @@ pub struct PairLimits {
 /// State of a pair of VMs that has a limit.
 #[derive(Debug)]
 struct Limited {
-    rate: PairRate,
-    demand: DemandEstimate,
-    /// Parts of the sending VM's and the receiving VM's guarantee that the VMs last assigned to the
-    /// pair.
-    sides: [BitsPerSecond; 2],
+    pair: LimitedPair,
     /// Total bits that the pair had sent at the last division of guarantees.
     bits: f64,
     /// Refused fraction of the pair's demand, as an integral over the seconds since the last rate
     /// period.
     refused: f64,
-    /// Whether some of the pair's demand was refused since the last division of guarantees.
-    pressed: bool,
     idle_since: Option<Nanos>,
 }
 
@@ -100,15 +94,11 @@ impl Limits {
         }
         let part = |side: usize| partition::equal(hose, self.busy[ends.vms[side] as usize][side]);
         let sides = [part(0), part(1)];
-        let guarantee = partition::pair(sides[0], sides[1]);
         self.listed.push(ends);
         self.pairs[ends.pair as usize] = Some(Limited {
-            rate: PairRate::new(guarantee, &self.settings.rates),
-            demand: DemandEstimate::new(self.settings.slack),
-            sides,
+            pair: LimitedPair::new(sides, self.settings.slack, &self.settings.rates),
             bits,
             refused: 0.0,
-            pressed: false,
             idle_since: None,
         });
     }
@@ -146,7 +136,7 @@ impl Limits {
     /// is not limited.
     pub fn of(&self, pair: u32) -> (f64, f64) {
         match &self.pairs[pair as usize] {
-            Some(limited) => (bits(limited.rate.guarantee()), bits(limited.rate.rate())),
+            Some(limited) => (bits(limited.pair.guarantee()), bits(limited.pair.rate())),
             None => (f64::INFINITY, f64::INFINITY),
         }
     }
@@ -164,10 +154,11 @@ impl Limits {
             let share = std::mem::replace(&mut limited.refused, 0.0) / seconds;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1")]
             let share = (share.clamp(0.0, 1.0) * f64::from(WHOLE)).round() as u32;
-            limited.pressed |= share > 0;
             // The rate of a pair without flows stays unchanged.
             if limited.idle_since.is_none() {
-                limited.rate.period_ends(now, Signal::Lost(share), &self.settings.rates);
+                limited.pair.period_ends(now, Signal::Lost(share), &self.settings.rates);
+            } else if share > 0 {
+                limited.pair.press();
             }
         }
     }
@@ -187,24 +178,20 @@ impl Limits {
             let all = sent(ends.pair);
             let rate = ((all - limited.bits) / seconds).max(0.0);
             limited.bits = all;
-            // If a pair reached its limit, or if demand was refused, its real demand is unknown.
-            let held = limited.pressed || rate >= 0.95 * bits(limited.rate.rate());
-            limited.pressed = false;
             #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate")]
-            limited.demand.measured(BitsPerSecond(rate as u64), held);
+            limited.pair.measured(BitsPerSecond(rate as u64));
         }
         let parts = [self.side(0), self.side(1)];
         for (side, parts) in parts.into_iter().enumerate() {
             for (pair, part) in parts {
                 if let Some(limited) = &mut self.pairs[pair as usize] {
-                    limited.sides[side] = part;
+                    limited.pair.assign(side, part);
                 }
             }
         }
         for ends in &self.listed {
             if let Some(limited) = &mut self.pairs[ends.pair as usize] {
-                let guarantee = partition::pair(limited.sides[0], limited.sides[1]);
-                limited.rate.set_guarantee(guarantee, &self.settings.rates);
+                limited.pair.settle(&self.settings.rates);
             }
         }
     }
@@ -219,7 +206,7 @@ impl Limits {
         for of_vm in order.chunk_by(|a, b| a.vms[side] == b.vms[side]) {
             let want = |ends: &Ends| {
                 let limited = self.pairs[ends.pair as usize].as_ref();
-                limited.map_or(UNLIMITED, |l| l.demand.want().min(l.sides[1 - side]))
+                limited.map_or(UNLIMITED, |limited| limited.pair.want(side))
             };
             let wants: Vec<_> = of_vm.iter().map(want).collect();
             partition::fill(self.given(of_vm[0].hose), &wants, &mut parts);

@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use penstock_qos::pair_table::{Answer, PERIOD, PairTable, Sending};
+use penstock_qos::policer::Size;
+use penstock_units::BitsPerSecond;
+
 use super::*;
 use crate::host::ledger::NetworkUse;
 use crate::host::overlay::{FabricTerms, Held};
@@ -148,6 +152,126 @@ fn who_has_a_queue_is_limited_in_it_while_a_plan_says_so() {
     assert_eq!(ceilings(), [(4, 20_000_000)]);
     host.set_fabric(&plan).unwrap();
     assert_eq!((ceilings(), host.tenants()[0].receive), (vec![], None));
+}
+
+#[test]
+fn pairs_take_the_place_of_limits_in_the_shared_queue() {
+    let text = format!("{TEXT}{FABRIC}rate_allocation = \"spare\"\n");
+    let file = TempFile::new("fabric-pairs", &text);
+    let (host, fake) = start(&file);
+    assert!(host.allocates_rates());
+    let up =
+        || fake.snapshot().ports.iter().flatten().find(|p| p.queue.is_some()).cloned().unwrap();
+    let limits = |host: &Host| {
+        let tenants = host.tenants();
+        let red = tenants.iter().find(|tenant| tenant.name == "red").unwrap();
+        let up = up();
+        let classes = up.queue.as_ref().unwrap().classes();
+        (red.send, red.receive, classes.held().count(), classes.ceilings().count())
+    };
+    let table = up().pairs.clone().unwrap();
+    let limited = || table.limited().map(|(port, ..)| port).collect::<Vec<_>>();
+    let mut now = Nanos::ZERO;
+    let mut period = || {
+        now += PERIOD;
+        host.allocate_rates(now);
+    };
+    period();
+    assert!(limited().is_empty(), "before the first plan");
+    let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille: 1_000 };
+    let shared = FabricTerms { held: [("red".to_owned(), held)].into(), ..terms(&[], &[], &[]) };
+    host.set_fabric(&shared).unwrap();
+    assert_eq!(limits(&host), (None, None, 0, 0));
+    let ids: Vec<u16> = fake
+        .snapshot()
+        .ports
+        .iter()
+        .flatten()
+        .filter(|p| p.tenant == Some(0))
+        .map(|p| p.id)
+        .collect();
+    assert!(!ids.is_empty());
+    assert_eq!(limited(), ids, "before the first period of the plan ends");
+    period();
+    assert_eq!(host.pair_use().guaranteed, 20_000_000, "of both ports together");
+    // The table stays from one snapshot to the next.
+    host.reload().unwrap();
+    assert!(Arc::ptr_eq(&table, up().pairs.as_ref().unwrap()));
+    // A tenant with its own queue has the limits of a plan, and its pairs have none.
+    let queue =
+        FabricTerms { held: shared.held.clone(), ..terms(&[("red", 8)], &[1, 3], &[(8, 1)]) };
+    host.set_fabric(&queue).unwrap();
+    period();
+    assert!(limited().is_empty());
+    let (_, receive, lanes, ceilings) = limits(&host);
+    assert_eq!((receive.is_some(), lanes, ceilings), (true, 0, 1));
+    // A limit in the configuration takes precedence.
+    host.set_fabric(&shared).unwrap();
+    period();
+    assert_eq!(limited(), ids);
+    let own = "vlans = [100, 101]\nsend = { rate = \"90M\" }\n";
+    std::fs::write(&file.0, text.replace("vlans = [100, 101]\n", own)).unwrap();
+    host.reload().unwrap();
+    period();
+    assert!(limited().is_empty());
+}
+
+/// Lets the VM of port `vm` send more than it may for some periods, while another host answers that
+/// all frames arrived. Returns the sum of the rates of all pairs.
+fn rate_after(host: &Host, table: &PairTable, vm: u16, now: &mut Nanos, periods: u32) -> u64 {
+    const FAR: u64 = 0x5254_0000_0099;
+    for _ in 0..periods {
+        *now += PERIOD;
+        for _ in 0..500 {
+            let sent = table.send(vm, FAR, Size { bytes: 1_250, frames: 1 }, *now);
+            let Sending::Ask(slot) = sent else { continue };
+            let question = table.question(slot).unwrap();
+            let answer = Answer {
+                number: question.number,
+                epoch: question.epoch,
+                sent: question.sent,
+                receive_epoch: 1,
+                received: question.sent,
+                marked: 0,
+                part: BitsPerSecond(100_000_000),
+            };
+            assert!(table.answered(vm, FAR, &answer));
+        }
+        host.allocate_rates(*now);
+    }
+    host.pair_use().rate
+}
+
+#[test]
+fn pairs_keep_to_their_guarantees_for_some_periods_after_each_changed_plan() {
+    let text = format!("{TEXT}{FABRIC}rate_allocation = \"spare\"\n");
+    let file = TempFile::new("fabric-settling", &text);
+    let (host, fake) = start(&file);
+    let snapshot = fake.snapshot();
+    let table = snapshot.ports.iter().flatten().find_map(|port| port.pairs.clone()).unwrap();
+    let mut now = Nanos::ZERO;
+    for headroom_permille in [1_000, 1_100] {
+        let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille };
+        let plan = FabricTerms { held: [("red".to_owned(), held)].into(), ..terms(&[], &[], &[]) };
+        host.set_fabric(&plan).unwrap();
+        // One of red's two ports sends.
+        assert_eq!(rate_after(&host, &table, 0, &mut now, 10), 10_000_000);
+        let rate = rate_after(&host, &table, 0, &mut now, 20);
+        assert!(rate > 50_000_000, "{rate}");
+        host.set_fabric(&plan).unwrap();
+        let same = rate_after(&host, &table, 0, &mut now, 1);
+        assert!(same >= rate, "the same plan changes nothing: {same}");
+    }
+}
+
+#[test]
+fn without_rate_allocation_no_port_has_pairs() {
+    let file = TempFile::new("fabric-no-pairs", &format!("{TEXT}{FABRIC}"));
+    let (host, fake) = start(&file);
+    assert!(!host.allocates_rates());
+    assert!(fake.snapshot().ports.iter().flatten().all(|port| port.pairs.is_none()));
+    host.allocate_rates(Nanos::ZERO);
+    assert_eq!(host.pair_use(), crate::pair_control::PairUse::default());
 }
 
 #[test]

@@ -1,0 +1,110 @@
+//! Allocates rates to the pairs of VMs whose tenants share queue 0 of the fabric.
+//!
+//! # Approach
+//! The controller's plan names the tenants and their guarantees ([`super::overlay`]). In every
+//! period, the host divides a tenant's guarantee equally among the tenant's ports, and sets the
+//! rates of the ports' pairs ([`PairControl`]). The rates need no snapshot and no request to a
+//! worker.
+//!
+//! # Plans
+//! While queues change hands, the weights of queue 0 may leave little more than the guarantees. No
+//! pair gets more than its guarantee while the plan limits a tenant in the tenant's own queue, and
+//! for [`SETTLING_PERIODS`] after each change of the tenants, their guarantees or their headroom.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use penstock_qos::pair_table::PairTable;
+use penstock_qos::policer::RATE_MAX;
+use penstock_units::Nanos;
+
+use super::apply::{Core, lock};
+use super::state::Shared;
+use crate::pair_control::{PairControl, PairUse, VmTerms};
+
+/// Periods after a changed plan in which no pair gets more than its guarantee.
+const SETTLING_PERIODS: u32 = 10;
+
+/// Tenants of a plan whose pairs of VMs have rates.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct PairPlan {
+    /// Guarantees of all ports of a tenant together, by the tenant's name.
+    pub(super) tenants: BTreeMap<String, VmTerms>,
+    /// Whether no pair may get more than its guarantee.
+    pub(super) confined: bool,
+}
+
+/// State of the pairs of the host's uplink.
+#[derive(Debug, Default)]
+pub(super) struct PairRates(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    plan: PairPlan,
+    /// Periods until a pair may get more than its guarantee.
+    settling: u32,
+    control: Option<PairControl>,
+    used: PairUse,
+}
+
+impl PairRates {
+    /// Limits the ports of tenants that the new plan `plan` adds, before the plan is in force.
+    pub(super) fn enter(&self, core: &Core, plan: &PairPlan) {
+        let Some((table, vms, _)) = lock(&core.shared).pairs(plan) else { return };
+        vms.iter().for_each(|(vm, terms)| terms.enter(&table, *vm));
+    }
+
+    /// Adopts a plan that is in force.
+    pub(super) fn adopt(&self, plan: PairPlan) {
+        let mut state = lock(&self.0);
+        if state.plan != plan {
+            state.settling = SETTLING_PERIODS;
+            state.plan = plan;
+        }
+    }
+
+    /// Ends a period at the monotonic time `now`.
+    pub(super) fn period_ends(&self, core: &Core, now: Nanos) {
+        let mut state = lock(&self.0);
+        let State { plan, settling, control, used } = &mut *state;
+        let Some((table, vms, link)) = lock(&core.shared).pairs(plan) else { return };
+        if control.as_ref().is_some_and(|control| control.link() != link) {
+            *control = None;
+        }
+        let control = control.get_or_insert_with(|| PairControl::new(link));
+        let confined = plan.confined || *settling > 0;
+        *settling = settling.saturating_sub(1);
+        *used = control.period_ends(&table, &vms, confined, now);
+    }
+
+    /// Returns the pairs after the last period.
+    pub(super) fn used(&self) -> PairUse {
+        lock(&self.0).used
+    }
+}
+
+impl Shared {
+    /// Returns the table of pairs, the guarantee of each port whose pairs have rates, and the
+    /// uplink's rate in bits per second. Returns `None` if the host does not allocate rates.
+    fn pairs(&self, plan: &PairPlan) -> Option<(Arc<PairTable>, BTreeMap<u16, VmTerms>, u64)> {
+        let table = self.compiler.pairs()?;
+        let fabric = self.config.fabric.as_ref()?;
+        let uplink = self.config.ports.iter().find(|port| port.name == fabric.uplink);
+        let link = uplink.and_then(|port| port.link).map_or(RATE_MAX.0, |link| link.0.0);
+        let mut vms = BTreeMap::new();
+        for tenant in self.config.tenants.iter().filter(|tenant| tenant.send.is_none()) {
+            let Some(terms) = plan.tenants.get(&tenant.name) else { continue };
+            let own = self.config.ports.iter().filter(|p| p.tenant.as_ref() == Some(&tenant.name));
+            let ports: Vec<u16> =
+                own.filter_map(|port| self.compiler.ids().port(&port.name)).collect();
+            let each = u64::try_from(ports.len().max(1)).unwrap_or(u64::MAX);
+            let of_port = VmTerms {
+                send: terms.send / each,
+                receive: terms.receive / each,
+                headroom_permille: terms.headroom_permille,
+            };
+            vms.extend(ports.into_iter().map(|port| (port, of_port)));
+        }
+        Some((table, vms, link))
+    }
+}

@@ -1,0 +1,191 @@
+//! Sets the rates of the pairs of VMs that share a queue of a fabric, once per period.
+//!
+//! # Approach
+//!
+//! The workers count frames and store answers of other hosts in a table
+//! ([`penstock_qos::pair_table`]). A period reads the table, computes the rates
+//! ([`penstock_fabric::rate_alloc::host_rates`]) and writes them to the table. No snapshot changes.
+//!
+//! TCP does not reach the rate of a bucket that drops frames, so a bucket's rate is the pair's rate
+//! times the VM's headroom. A VM receives as much as all pairs that asked may send, and its
+//! guarantee in addition. Hosts that do not ask send no more than the guarantee.
+
+use std::collections::BTreeMap;
+
+use penstock_fabric::rate_alloc::host_rates::{
+    Answer, DefaultUse, Hose, PairId, Readings, ReceivedPair, SentPair,
+};
+use penstock_fabric::rate_alloc::{HostRates, HostRatesSettings, RateSettings};
+use penstock_qos::pair_table::{PairKey, PairRef, PairTable, ReceiveReading, SendReading, VmRates};
+use penstock_qos::policer::{RATE_MAX, RATE_MIN};
+use penstock_units::{BitsPerSecond, Nanos};
+
+/// Additional demand that a VM assumes for a pair, in parts per million of the rate that the pair
+/// sent.
+const SLACK: u32 = 100_000;
+/// Smallest ratio of a bucket's rate to a pair's rate, in thousandths. TCP reaches about an eighth
+/// less than the rate of a policer.
+const SEND_HEADROOM: u32 = 1_125;
+/// Ratio of a receive bucket's rate to the expected rate, in thousandths. With many senders, the
+/// rate at a receiver varies.
+const RECEIVE_HEADROOM: u32 = 1_250;
+
+/// Guarantee of a VM whose pairs have rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmTerms {
+    /// Guaranteed sending rate in bits per second.
+    pub send: u64,
+    /// Guaranteed receiving rate in bits per second.
+    pub receive: u64,
+    /// Ratio of the VM's limits to its guarantees, in thousandths.
+    pub headroom_permille: u32,
+}
+
+/// Pairs of a host after a period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PairUse {
+    /// Pairs with their sender on this host.
+    pub sending: usize,
+    /// Pairs with their receiver on this host.
+    pub receiving: usize,
+    /// Sum of the guarantees of the VMs whose pairs have rates, in bits per second.
+    pub guaranteed: u64,
+    /// Sum of the rates at which the pairs may send, in bits per second.
+    pub rate: u64,
+}
+
+/// Rates of the pairs of an uplink.
+#[derive(Clone, Debug)]
+pub struct PairControl(HostRates);
+
+impl PairControl {
+    /// Creates the control of an uplink with the rate `link` in bits per second.
+    #[must_use]
+    pub const fn new(link: u64) -> Self {
+        let rates = RateSettings::shared_queue(BitsPerSecond(link));
+        Self(HostRates::new(HostRatesSettings { rates, slack: SLACK }))
+    }
+
+    /// Returns the rate of the uplink in bits per second.
+    #[must_use]
+    pub const fn link(&self) -> u64 {
+        self.0.settings().rates.most.0
+    }
+
+    /// Ends a period at time `now`: reads the table and sets new rates. `vms` has the guarantees of
+    /// the VMs whose pairs have rates, by port number. Other VMs have no limits. If `confined` is
+    /// true, no pair gets more than its guarantee.
+    pub fn period_ends(
+        &mut self,
+        table: &PairTable,
+        vms: &BTreeMap<u16, VmTerms>,
+        confined: bool,
+        now: Nanos,
+    ) -> PairUse {
+        let (mut senders, mut receivers) = (BTreeMap::new(), BTreeMap::new());
+        let sent: Vec<_> = table.sending().map(|pair| sent(&pair, &mut senders)).collect();
+        let received: Vec<_> =
+            table.receiving().map(|pair| received(&pair, &mut receivers)).collect();
+        let of_vm = |(vm, bytes, refused)| DefaultUse { vm, bytes, refused };
+        let defaults: Vec<_> = table.limited().map(of_vm).collect();
+        let hoses = vms.iter().map(|(vm, terms)| (*vm, terms.hose())).collect();
+        let readings = Readings { sent: &sent, received: &received, defaults: &defaults };
+        let rates = self.0.period_ends(now, &hoses, readings, confined);
+        for send in &rates.send {
+            let headroom = vms.get(&send.id.vm).map_or(0, |terms| terms.headroom_permille);
+            if let Some(pair) = senders.get(&send.id) {
+                let rate = permille(send.rate.0, headroom.max(SEND_HEADROOM));
+                table.set_sender(*pair, rate, (send.rate, send.part, send.want));
+            }
+        }
+        for (id, part) in &rates.parts {
+            if let Some(pair) = receivers.get(id) {
+                table.set_receiver(*pair, *part);
+            }
+        }
+        let ended = |ids: &[PairId], refs: &BTreeMap<PairId, PairRef>| -> Vec<PairRef> {
+            ids.iter().filter_map(|id| refs.get(id).copied()).collect()
+        };
+        ended(&rates.idle_senders, &senders).into_iter().for_each(|pair| table.end_sender(pair));
+        let idle = ended(&rates.idle_receivers, &receivers);
+        idle.into_iter().for_each(|pair| table.end_receiver(pair));
+        for ((vm, default), (_, towards)) in rates.default.iter().zip(&rates.towards) {
+            let Some(terms) = vms.get(vm) else { continue };
+            limit(table, *vm, terms, *default, *towards);
+        }
+        for used in defaults.iter().filter(|used| !vms.contains_key(&used.vm)) {
+            table.unlimit(used.vm);
+        }
+        PairUse {
+            sending: rates.send.len(),
+            receiving: rates.parts.len(),
+            guaranteed: vms.values().fold(0, |sum: u64, terms| sum.saturating_add(terms.send)),
+            rate: rates.send.iter().fold(0, |sum: u64, send| sum.saturating_add(send.rate.0)),
+        }
+    }
+}
+
+impl VmTerms {
+    const fn hose(&self) -> Hose {
+        Hose { send: BitsPerSecond(self.send), receive: BitsPerSecond(self.receive) }
+    }
+
+    /// Limits a VM to its guarantees before the first period ends. A VM that has limits already
+    /// keeps them.
+    pub fn enter(&self, table: &PairTable, vm: u16) {
+        if !table.is_limited(vm) {
+            limit(table, vm, self, BitsPerSecond(self.send), BitsPerSecond(0));
+        }
+    }
+}
+
+/// Sets the rates of a VM. `default` is the rate of its default bucket, and `towards` is the sum of
+/// the rates at which others may send to the VM.
+fn limit(
+    table: &PairTable,
+    vm: u16,
+    terms: &VmTerms,
+    default: BitsPerSecond,
+    towards: BitsPerSecond,
+) {
+    let receive = terms.receive.saturating_add(towards.0);
+    let rates = VmRates {
+        default: permille(default.0, terms.headroom_permille.max(SEND_HEADROOM)),
+        receive: permille(receive, terms.headroom_permille.max(RECEIVE_HEADROOM)),
+    };
+    table.limit(vm, rates);
+}
+
+/// Returns `permille` thousandths of a rate, limited to the range of a bucket's rates.
+fn permille(rate: u64, permille: u32) -> BitsPerSecond {
+    let wide = u128::from(rate) * u128::from(permille) / 1_000;
+    let rate = u64::try_from(wide).unwrap_or(u64::MAX);
+    BitsPerSecond(rate.clamp(RATE_MIN.0, RATE_MAX.0))
+}
+
+fn id(pair: &PairRef) -> PairId {
+    let key: PairKey = pair.key;
+    PairId { vm: key.port(), peer: key.mac(), epoch: pair.epoch }
+}
+
+fn sent(reading: &SendReading, refs: &mut BTreeMap<PairId, PairRef>) -> SentPair {
+    let id = id(&reading.pair);
+    refs.insert(id, reading.pair);
+    let answer = reading.answer.map(|answer| Answer {
+        question: answer.number,
+        sent: answer.sent,
+        epoch: answer.receive_epoch,
+        received: answer.received,
+        marked: answer.marked,
+        part: answer.part,
+    });
+    let SendReading { bytes, refused, asked, .. } = *reading;
+    SentPair { id, bytes, refused, asked, answer }
+}
+
+fn received(reading: &ReceiveReading, refs: &mut BTreeMap<PairId, PairRef>) -> ReceivedPair {
+    let id = id(&reading.pair);
+    refs.insert(id, reading.pair);
+    let ReceiveReading { questions, part, want, rate, .. } = *reading;
+    ReceivedPair { id, questions, part, want, rate }
+}

@@ -1,0 +1,201 @@
+//! Frames that leave a host of a fabric: rates of pairs of VMs, questions about pairs, and the
+//! tenant's code point.
+//!
+//! # Approach
+//!
+//! At an uplink with pairs ([`penstock_qos::pair_table`]), each frame takes tokens of its pair
+//! before the frame is copied. A frame above the pair's rate is dropped. Shortly before, single
+//! packets are dropped as a signal to TCP ([`crate::congestion`]). If a question about the pair is
+//! due, it follows the pair's frames ([`crate::pairs`]). A VM cannot send questions or answers
+//! itself.
+//!
+//! # Cost
+//!
+//! Only deliveries to an output that marks frames ([`crate::snapshot::PortPolicy::marks`]) call
+//! this module.
+
+use penstock_qos::pair_table::{PairTable, Sending};
+use penstock_qos::policer::Size;
+use penstock_units::{Nanos, PortId};
+
+use super::{ALL, Around, Delivery, Egress, List, Way, mark};
+use crate::batch::{BATCH_FRAMES, Batch, Verdict};
+use crate::congestion::{Signal, signal};
+use crate::headers::is_ect;
+use crate::ingress_policer::on_wire;
+use crate::offload::Offload;
+use crate::pairs::{destination, marker};
+use crate::snapshot::PortPolicy;
+
+/// Frames of a batch behind which a question is due.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    len: usize,
+    /// Number of a frame of the pair, and the pair's slot in the table.
+    pairs: [(u8, usize); BATCH_FRAMES],
+}
+
+impl Due {
+    const NONE: Self = Self { len: 0, pairs: [(0, 0); BATCH_FRAMES] };
+
+    fn push(&mut self, frame: u8, slot: usize) {
+        if let Some(place) = self.pairs.get_mut(self.len) {
+            *place = (frame, slot);
+            self.len += 1;
+        }
+    }
+
+    fn as_slice(&self) -> &[(u8, usize)] {
+        self.pairs.get(..self.len).unwrap_or_default()
+    }
+}
+
+impl Egress {
+    /// Makes room for questions if an output has pairs.
+    pub(crate) fn set_pairs(&mut self, pairs: bool) {
+        if !pairs {
+            self.questions = None;
+        } else if self.questions.is_none() {
+            self.questions = Some(Batch::new());
+        }
+    }
+
+    /// Sends the listed frames to an output that leads out of the host.
+    #[inline(never)]
+    pub(super) fn leave<const SEEN: bool>(
+        &mut self,
+        batch: &mut Batch,
+        way: (PortId, u16, &PortPolicy),
+        frames: &[u8],
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        match way.2.pairs.as_deref().filter(|_| delivery.way == Way::Out) {
+            None => self.send_marked::<SEEN>(batch, way, frames, None, around, delivery),
+            Some(table) => {
+                let (mut passed, mut due) = (List::EMPTY, Due::NONE);
+                let now = self.waiting.now();
+                meter(table, way.0, (&mut *batch, frames), now, (&mut passed, &mut due), delivery);
+                let asks = Some((table, due.as_slice()));
+                let frames = passed.as_slice();
+                if !frames.is_empty() {
+                    self.send_marked::<SEEN>(batch, way, frames, asks, around, delivery);
+                }
+            }
+        }
+    }
+
+    /// Sends the listed frames with the code point of their tenant, and then the questions that are
+    /// due behind them.
+    #[inline(always)]
+    fn send_marked<const SEEN: bool>(
+        &mut self,
+        batch: &mut Batch,
+        way: (PortId, u16, &PortPolicy),
+        frames: &[u8],
+        asks: Option<(&PairTable, &[(u8, usize)])>,
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let dscp = around.snapshot.port(way.0.0).and_then(|policy| policy.dscp);
+        let former = dscp.map(|dscp| mark::mark_all(batch, frames, dscp));
+        self.pass_on::<SEEN>(batch, way, frames, around, delivery);
+        if let Some((table, due)) = asks.filter(|(_, due)| !due.is_empty()) {
+            self.ask::<SEEN>(table, batch, way, due, around, delivery);
+        }
+        if let Some(former) = former {
+            mark::restore(batch, frames, &former);
+        }
+    }
+
+    /// Sends questions about pairs behind the pairs' frames.
+    #[inline(never)]
+    fn ask<const SEEN: bool>(
+        &mut self,
+        table: &PairTable,
+        batch: &Batch,
+        way: (PortId, u16, &PortPolicy),
+        due: &[(u8, usize)],
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let Some(mut questions) = self.questions.take() else { return };
+        questions.clear();
+        for &(frame, slot) in due {
+            let frame = usize::from(frame);
+            let Some(question) = table.question(slot) else { continue };
+            let Some(bytes) = marker::question(batch.head(frame), &question) else { continue };
+            if questions.push(&bytes, Offload::NONE).is_err() {
+                break;
+            }
+            let (of, at) = (*batch.frame(frame), questions.len() - 1);
+            let asked = questions.frame_mut(at);
+            // The same VLAN, and the same queue pair of the uplink.
+            (asked.tci, asked.hash, asked.verdict) = (of.tci, of.hash, of.verdict);
+            questions.set_tagged(at, of.tagged);
+        }
+        let mut asked = Delivery { way: delivery.way, ..Delivery::default() };
+        if !questions.is_empty() {
+            self.pass_on::<SEEN>(&questions, way, &ALL[..questions.len()], around, &mut asked);
+        }
+        // The sender's port did not send these frames, but its counters must add up.
+        asked.replicated += questions.len() as u64;
+        delivery.add(&asked);
+        self.questions = Some(questions);
+    }
+}
+
+/// Decides which frames of `source` pass, and about which pairs a question is due.
+#[inline(never)]
+fn meter(
+    table: &PairTable,
+    source: PortId,
+    (batch, frames): (&mut Batch, &[u8]),
+    now: Nanos,
+    (passed, due): (&mut List, &mut Due),
+    delivery: &mut Delivery,
+) {
+    let limited = table.is_limited(source.0);
+    for &i in frames {
+        let (head, at) = (batch.head(usize::from(i)), usize::from(i));
+        if marker::is_forged(head) {
+            delivery.forged += 1;
+            continue;
+        }
+        if limited {
+            let passes = match table.send(source.0, destination(head), on_wire(batch, at), now) {
+                Sending::Free | Sending::Pass => true,
+                Sending::Ask(slot) => {
+                    due.push(i, slot);
+                    true
+                }
+                Sending::Signal(slot) => passes_with_signal(table, slot, batch, at),
+                Sending::Refuse => false,
+            };
+            if !passes {
+                delivery.pair_limit += 1;
+                continue;
+            }
+        }
+        passed.push(i);
+    }
+}
+
+/// Makes frame `i` signal to its sender that the bucket of its pair will soon be empty, by the loss
+/// of one packet. Returns false if the frame is that packet. A frame whose sender supports ECN
+/// passes unchanged, because the far host would take a mark for congestion of the network.
+fn passes_with_signal(table: &PairTable, slot: usize, batch: &mut Batch, i: usize) -> bool {
+    let has_one_output = matches!(batch.at(i).verdict, Verdict::Output(_));
+    if !has_one_output || is_ect(batch.head(i)) {
+        return true;
+    }
+    let before = on_wire(batch, i);
+    let passes = signal(batch, i) != Signal::Drop;
+    let left = if passes { on_wire(batch, i) } else { Size::default() };
+    let lost = Size {
+        bytes: before.bytes.saturating_sub(left.bytes),
+        frames: before.frames.saturating_sub(left.frames),
+    };
+    table.take_back(slot, lost, !passes);
+    passes
+}

@@ -1,0 +1,246 @@
+//! Wire format of the questions and answers about pairs of VMs, which hosts exchange.
+//!
+//! # Format
+//!
+//! A marker is an Ethernet frame of [`LEN`] bytes with an `EtherType` for local experiments (IEEE
+//! 802, clause 9.2.3). Its addresses are those of the pair's VMs. All numbers are big-endian.
+//!
+//! | Offset | Bytes | Question | Answer |
+//! |---|---|---|---|
+//! | 14 | 4 | [`MAGIC`] | [`MAGIC`] |
+//! | 18 | 1 | [`VERSION`] | [`VERSION`] |
+//! | 19 | 1 | 1 | 2 |
+//! | 20 | 2 | 0 | 0 |
+//! | 22 | 4 | number of the question | the same |
+//! | 26 | 4 | beginning of the pair at the sender's host | the same |
+//! | 30 | 8 | frames sent | the same |
+//! | 38 | 8 | part of the sender's guarantee, bit/s | part of the receiver's guarantee, bit/s |
+//! | 46 | 8 | demand, bit/s | frames received |
+//! | 54 | 8 | rate, bit/s | marked frames |
+//! | 62 | 4 | 0 | beginning of the pair at the receiver's host |
+//!
+//! # Trust
+//!
+//! A VM must not send markers ([`is_forged`]). The network between the hosts is trusted like the
+//! code points in its frames, but each field is checked before it is used.
+
+use penstock_qos::pair_table::{Answer, Question};
+use penstock_units::BitsPerSecond;
+
+use crate::headers::is_tag;
+
+/// `EtherType` for local experiments.
+const ETHERTYPE: u16 = 0x88b5;
+/// First bytes after the `EtherType`, which distinguish markers from other experiments.
+const MAGIC: u32 = 0x5065_6e31;
+const VERSION: u8 = 1;
+/// Length of a marker without VLAN tag.
+pub(crate) const LEN: usize = 66;
+
+const QUESTION: u8 = 1;
+const ANSWER: u8 = 2;
+/// Maximum number of VLAN tags behind which a marker is searched.
+const TAGS_MAX: usize = 3;
+/// Length of the two addresses of a frame.
+const ADDRESSES: usize = 12;
+
+/// A valid marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marker {
+    Question(Question),
+    Answer(Answer),
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().copied().map(u16::from_be_bytes)
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().copied().map(u32::from_be_bytes)
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().copied().map(u64::from_be_bytes)
+}
+
+/// Whether a frame without VLAN tag that begins with `head` is a marker, valid or not.
+#[inline]
+pub(crate) fn is_marker(head: &[u8]) -> bool {
+    u16_at(head, ADDRESSES) == Some(ETHERTYPE) && u32_at(head, ADDRESSES + 2) == Some(MAGIC)
+}
+
+/// Whether a frame that begins with `head` is a marker, or becomes one if a switch removes its VLAN
+/// tags.
+#[inline]
+pub(crate) fn is_forged(head: &[u8]) -> bool {
+    for tags in 0..=TAGS_MAX {
+        let at = ADDRESSES + 4 * tags;
+        match u16_at(head, at) {
+            Some(ETHERTYPE) => return u32_at(head, at + 2) == Some(MAGIC),
+            Some(tag) if is_tag(tag) => {}
+            _ => return false,
+        }
+    }
+    // A frame with more tags is suspicious, and no fabric needs one.
+    true
+}
+
+/// Reads a marker without VLAN tag that begins with `head` and has `len` bytes. Returns `None` if
+/// the marker is not valid.
+pub(crate) fn read(head: &[u8], len: usize) -> Option<Marker> {
+    let head = head.get(..LEN).filter(|_| len == LEN && is_marker(head))?;
+    if head[18] != VERSION || u16_at(head, 20)? != 0 {
+        return None;
+    }
+    let (number, epoch, sent) = (u32_at(head, 22)?, u32_at(head, 26)?, u64_at(head, 30)?);
+    let (first, second, third) = (u64_at(head, 38)?, u64_at(head, 46)?, u64_at(head, 54)?);
+    let last = u32_at(head, 62)?;
+    match head[19] {
+        QUESTION if last == 0 && number != 0 => Some(Marker::Question(Question {
+            number,
+            epoch,
+            sent,
+            part: BitsPerSecond(first),
+            want: BitsPerSecond(second),
+            rate: BitsPerSecond(third),
+        })),
+        ANSWER if third <= second => Some(Marker::Answer(Answer {
+            number,
+            epoch,
+            sent,
+            receive_epoch: last,
+            received: second,
+            marked: third,
+            part: BitsPerSecond(first),
+        })),
+        _ => None,
+    }
+}
+
+/// Returns a question of the VM whose frame begins with `head`, to the frame's destination.
+pub(crate) fn question(head: &[u8], question: &Question) -> Option<[u8; LEN]> {
+    let addresses = head.first_chunk::<ADDRESSES>()?;
+    let Question { number, epoch, sent, part, want, rate } = *question;
+    Some(bytes(*addresses, QUESTION, (number, epoch, sent), [part.0, want.0, rate.0], 0))
+}
+
+/// Turns the marker that begins with `head` into an answer to its sender.
+pub(crate) fn answer(head: &mut [u8], answer: &Answer) {
+    let Some(marker) = head.first_chunk_mut::<LEN>() else { return };
+    let Answer { number, epoch, sent, receive_epoch, received, marked, part } = *answer;
+    let mut addresses = [0; ADDRESSES];
+    addresses[..6].copy_from_slice(&marker[6..12]);
+    addresses[6..].copy_from_slice(&marker[..6]);
+    let values = [part.0, received, marked];
+    *marker = bytes(addresses, ANSWER, (number, epoch, sent), values, receive_epoch);
+}
+
+fn bytes(
+    addresses: [u8; ADDRESSES],
+    kind: u8,
+    (number, epoch, sent): (u32, u32, u64),
+    values: [u64; 3],
+    last: u32,
+) -> [u8; LEN] {
+    let mut marker = [0; LEN];
+    marker[..12].copy_from_slice(&addresses);
+    marker[12..14].copy_from_slice(&ETHERTYPE.to_be_bytes());
+    marker[14..18].copy_from_slice(&MAGIC.to_be_bytes());
+    (marker[18], marker[19]) = (VERSION, kind);
+    marker[22..26].copy_from_slice(&number.to_be_bytes());
+    marker[26..30].copy_from_slice(&epoch.to_be_bytes());
+    marker[30..38].copy_from_slice(&sent.to_be_bytes());
+    for (place, value) in marker[38..62].chunks_exact_mut(8).zip(values) {
+        place.copy_from_slice(&value.to_be_bytes());
+    }
+    marker[62..].copy_from_slice(&last.to_be_bytes());
+    marker
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ADDRESSES_OF_VMS: [u8; 12] = [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 7];
+
+    fn asked() -> Question {
+        let rate = BitsPerSecond;
+        Question { number: 3, epoch: 4, sent: 5, part: rate(6), want: rate(7), rate: rate(8) }
+    }
+
+    fn valid() -> [u8; LEN] {
+        question(&ADDRESSES_OF_VMS, &asked()).unwrap()
+    }
+
+    #[test]
+    fn a_question_becomes_an_answer_to_its_sender() {
+        let mut frame = valid();
+        assert_eq!(frame[..12], ADDRESSES_OF_VMS);
+        assert_eq!(read(&frame, LEN), Some(Marker::Question(asked())));
+        let told = Answer {
+            number: 3,
+            epoch: 4,
+            sent: 5,
+            receive_epoch: 6,
+            received: 8,
+            marked: 7,
+            part: BitsPerSecond(9),
+        };
+        answer(&mut frame, &told);
+        assert_eq!(frame[..12], [2, 0, 0, 0, 0, 7, 2, 0, 0, 0, 0, 9]);
+        assert_eq!(read(&frame, LEN), Some(Marker::Answer(told)));
+    }
+
+    #[test]
+    fn a_marker_with_a_wrong_length_or_field_is_none() {
+        let frame = valid();
+        for len in (0..LEN).chain([LEN + 1, 1_500]) {
+            assert_eq!(read(&frame[..len.min(LEN)], len), None, "{len} bytes");
+        }
+        // A truncated head with the right length is none, too.
+        assert_eq!(read(&frame[..40], LEN), None);
+        for (at, value) in [(12, 0), (14, 0), (18, 2), (19, 0), (19, 3), (20, 1), (65, 1)] {
+            let mut wrong = frame;
+            wrong[at] = value;
+            assert_eq!(read(&wrong, LEN), None, "byte {at}");
+        }
+        let mut none = frame;
+        none[22..26].fill(0);
+        assert_eq!(read(&none, LEN), None, "no question has number 0");
+        let mut more = frame;
+        answer(&mut more, &Answer { received: 4, marked: 4, ..Answer::default() });
+        more[61] = 5;
+        assert_eq!(read(&more, LEN), None, "more marked frames than frames");
+    }
+
+    #[test]
+    fn a_marker_behind_tags_is_forged() {
+        let frame = valid();
+        let tagged = |tags: usize| {
+            let mut bytes = frame[..12].to_vec();
+            (0..tags).for_each(|_| bytes.extend([0x81, 0, 0, 9]));
+            bytes.extend(&frame[12..]);
+            bytes
+        };
+        for tags in 0..6 {
+            assert!(is_forged(&tagged(tags)), "{tags}");
+            assert_eq!(is_marker(&tagged(tags)), tags == 0);
+        }
+        let mut other = frame;
+        other[14] = 0;
+        assert!(!is_forged(&other) && !is_marker(&other), "another experiment");
+        assert!(!is_forged(&frame[..17]) && !is_forged(&[]));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic(
+            mut bytes in prop::collection::vec(any::<u8>(), 0..128), len in 0..200_usize,
+        ) {
+            let _ = (read(&bytes, len), is_forged(&bytes), is_marker(&bytes));
+            answer(&mut bytes, &Answer::default());
+            let _ = question(&bytes, &Question::default());
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Counts what arrives through an uplink for pairs of VMs, and answers questions about the pairs.
+//!
+//! # Approach
+//!
+//! Hosts of a fabric limit each pair of VMs that share queue 0
+//! ([`penstock_qos::pair_table`]). The sending host puts a question ([`marker`]) behind the pair's
+//! frames, once per period. Both travel through the same queues, so the question follows the frames
+//! that it counts. The receiving host counts the frames, intercepts the question, and sends it back
+//! as an answer. The sending host intercepts the answer. No marker reaches a VM.
+//!
+//! If the paths of frames and markers differ, a marker may overtake frames. The next question then
+//! counts these frames, so a loss that seems to occur once is no loss in sum.
+//!
+//! # Cost
+//!
+//! A worker calls [`arrive`] only for uplinks with pairs, so other ports pay for one comparison per
+//! batch.
+
+pub(crate) mod marker;
+
+use std::sync::Arc;
+
+use penstock_qos::pair_table::PairTable;
+use penstock_units::Nanos;
+
+use crate::batch::{Batch, Verdict};
+use crate::counters::PortCounters;
+use crate::drop::DropReason;
+use crate::headers::is_ce;
+use crate::ingress_policer::on_wire;
+use marker::Marker;
+
+/// Returns the MAC address at `at` in the low 48 bits; 0 if the frame is too short.
+fn mac_at(head: &[u8], at: usize) -> u64 {
+    let Some(mac) = head.get(at..).and_then(|rest| rest.first_chunk::<6>()) else { return 0 };
+    penstock_units::MacAddr(*mac).to_u64()
+}
+
+/// Returns the destination address of a frame.
+pub(crate) fn destination(head: &[u8]) -> u64 {
+    mac_at(head, 0)
+}
+
+/// Counts the frames of a classified batch that arrived through the uplink `uplink`, and drops
+/// frames above the rate of their receiver. Intercepts markers: a question becomes an answer that
+/// leaves through the uplink. `is_shared` tells whether a port leads out of the host, so that its
+/// frames only pass through. `counters` has the counters of all ports, indexed by port number.
+#[inline(never)]
+pub(crate) fn arrive(
+    table: &PairTable,
+    batch: &mut Batch,
+    uplink: u16,
+    now: Nanos,
+    counters: &[Option<Arc<PortCounters>>],
+    is_shared: impl Fn(u16) -> bool,
+) {
+    let own = counters.get(usize::from(uplink)).and_then(Option::as_deref);
+    for i in 0..batch.len() {
+        let verdict = batch.at(i).verdict;
+        if marker::is_marker(batch.head(i)) {
+            let passes = matches!(verdict, Verdict::Output(port) if is_shared(port));
+            if !passes {
+                batch.at_mut(i).verdict = intercept(table, batch, i, uplink);
+            }
+            continue;
+        }
+        let Verdict::Output(port) = verdict else { continue };
+        if !table.is_limited(port) {
+            continue;
+        }
+        let (size, head) = (on_wire(batch, i), batch.head(i));
+        if table.receive(port, mac_at(head, 6), size, is_ce(head), now) {
+            continue;
+        }
+        batch.at_mut(i).verdict = Verdict::Drop(DropReason::PairReceiveLimit);
+        let target = counters.get(usize::from(port)).and_then(Option::as_deref);
+        if let (Some(own), Some(target)) = (own, target) {
+            own.count_refused_by(target, DropReason::PairReceiveLimit, 1);
+        }
+    }
+}
+
+/// Reads marker `i`, which may be invalid. Returns the marker's verdict.
+fn intercept(table: &PairTable, batch: &mut Batch, i: usize, uplink: u16) -> Verdict {
+    let ends = Verdict::Drop(DropReason::RateMarker);
+    let port = match batch.at(i).verdict {
+        Verdict::Output(port) => port,
+        dropped @ Verdict::Drop(_) => return dropped,
+        Verdict::Flood(_) | Verdict::OutputSet(_) => return ends,
+    };
+    let (head, len) = (batch.head(i), batch.at(i).len as usize);
+    let from = mac_at(head, 6);
+    match marker::read(head, len) {
+        Some(Marker::Question(question)) => match table.asked(port, from, &question) {
+            Some(answer) => {
+                marker::answer(batch.head_mut(i), &answer);
+                Verdict::Output(uplink)
+            }
+            None => ends,
+        },
+        Some(Marker::Answer(answer)) => {
+            table.answered(port, from, &answer);
+            ends
+        }
+        None => ends,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::offload::Offload;
+    use penstock_qos::pair_table::{Answer, Question, VmRates};
+    use penstock_units::BitsPerSecond;
+
+    const UPLINK: u16 = 0;
+    const VM: u16 = 1;
+    const OTHER_UPLINK: u16 = 2;
+    const NEAR: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const FAR: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    fn table(rate: u64) -> PairTable {
+        let table = PairTable::new(3, 1);
+        let rate = BitsPerSecond(rate);
+        table.limit(VM, VmRates { default: rate, receive: rate });
+        table
+    }
+
+    fn addresses() -> [u8; 12] {
+        let mut addresses = [0; 12];
+        addresses[..6].copy_from_slice(&NEAR);
+        addresses[6..].copy_from_slice(&FAR);
+        addresses
+    }
+
+    fn counters() -> Vec<Option<Arc<PortCounters>>> {
+        (0..3).map(|_| Some(Arc::default())).collect()
+    }
+
+    /// Passes frames with a verdict to [`arrive`]. Returns the frames' new verdicts.
+    fn run(table: &PairTable, frames: &[&[u8]], verdict: Verdict) -> (Box<Batch>, Vec<Verdict>) {
+        let mut batch = Batch::new();
+        for bytes in frames {
+            batch.push(bytes, Offload::NONE).unwrap();
+        }
+        (0..batch.len()).for_each(|i| batch.frame_mut(i).verdict = verdict);
+        let shared = |port| port == OTHER_UPLINK;
+        arrive(table, &mut batch, UPLINK, Nanos(1), &counters(), shared);
+        let verdicts = batch.frames().iter().map(|frame| frame.verdict).collect();
+        (batch, verdicts)
+    }
+
+    fn question(number: u32) -> [u8; marker::LEN] {
+        let question = Question { number, epoch: 1, sent: 2, ..Question::default() };
+        marker::question(&addresses(), &question).unwrap()
+    }
+
+    /// An IPv4 frame with the ECN bits `ecn`.
+    fn data(ecn: u8) -> Vec<u8> {
+        let mut frame = addresses().to_vec();
+        frame.extend([8, 0, 0x45, ecn]);
+        frame.resize(1_000, 0);
+        frame
+    }
+
+    #[test]
+    fn a_question_is_answered_with_what_has_arrived_before_it() {
+        let table = table(1_000_000_000);
+        let ends = Verdict::Drop(DropReason::RateMarker);
+        let to_vm = Verdict::Output(VM);
+        assert_eq!(run(&table, &[&question(1)], to_vm).1, [ends], "the part is not known yet");
+        let pair = table.receiving().next().unwrap().pair;
+        table.set_receiver(pair, BitsPerSecond(77));
+        let (plain, marked, asked) = (data(0), data(3), question(2));
+        let (batch, verdicts) = run(&table, &[&plain, &marked, &asked, &plain], to_vm);
+        assert_eq!(verdicts, [to_vm, to_vm, Verdict::Output(UPLINK), to_vm]);
+        let Some(Marker::Answer(answer)) = marker::read(batch.head(2), marker::LEN) else {
+            panic!("no answer")
+        };
+        assert_eq!((answer.number, answer.received, answer.marked), (2, 2, 1));
+        assert_eq!(answer.part, BitsPerSecond(77));
+        assert_eq!((&batch.head(2)[..6], &batch.head(2)[6..12]), (&FAR[..], &NEAR[..]));
+    }
+
+    #[test]
+    fn no_marker_reaches_a_vm_whatever_it_contains() {
+        let table = table(1_000_000_000);
+        let ends = [Verdict::Drop(DropReason::RateMarker)];
+        let good = question(1);
+        let mut answer = good;
+        marker::answer(&mut answer, &Answer { number: 9, epoch: 9, ..Answer::default() });
+        let mut longer = good.to_vec();
+        longer.resize(1_514, 0);
+        let mut kind = good;
+        kind[19] = 9;
+        let frames: [&[u8]; 5] = [&good, &answer, &good[..30], &longer, &kind];
+        for frame in frames {
+            for verdict in [Verdict::Output(VM), Verdict::Flood(0), Verdict::OutputSet(0)] {
+                assert_eq!(run(&table, &[frame], verdict).1, ends, "{verdict:?} {frame:?}");
+            }
+        }
+        let rule = Verdict::Drop(DropReason::Rule);
+        assert_eq!(run(&table, &[&good], rule).1, [rule]);
+        let through = Verdict::Output(OTHER_UPLINK);
+        assert_eq!(run(&table, &[&good], through).1, [through], "it is for another host");
+    }
+
+    #[test]
+    fn frames_above_the_receivers_rate_are_refused_and_not_counted() {
+        let table = table(8_000);
+        run(&table, &[&question(1)], Verdict::Output(VM));
+        table.set_receiver(table.receiving().next().unwrap().pair, BitsPerSecond(1));
+        let frame = data(0);
+        let (mut passed, mut refused) = (0, 0);
+        for _ in 0..20 {
+            for verdict in run(&table, &[&frame[..]; 32], Verdict::Output(VM)).1 {
+                match verdict {
+                    Verdict::Output(VM) => passed += 1,
+                    Verdict::Drop(DropReason::PairReceiveLimit) => refused += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        assert_eq!(passed + refused, 640);
+        assert_eq!(passed, 262, "the bucket holds 262,144 bytes");
+        let (batch, _) = run(&table, &[&question(2)], Verdict::Output(VM));
+        let Some(Marker::Answer(answer)) = marker::read(batch.head(0), marker::LEN) else {
+            panic!("no answer")
+        };
+        assert_eq!(answer.received, passed);
+    }
+}

@@ -1,0 +1,301 @@
+//! A host that allocates rates to pairs of VMs: what leaves through its uplink, what the uplink
+//! answers, and what a hostile VM or network can do.
+
+use std::sync::Arc;
+
+use penstock_dataplane::counters::PortCounters;
+use penstock_dataplane::drop::DropReason;
+use penstock_dataplane::offload::OffloadCaps;
+use penstock_dataplane::port::PortQueue;
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::snapshot::{
+    Domain, DomainMap, PortPolicy, SlowPathLimit, Snapshot, VidSet,
+};
+use penstock_dataplane::tsc::CycleCounter;
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
+use penstock_qos::pair_table::{PERIOD, PairTable, VmRates};
+use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid};
+
+use crate::common;
+
+const HZ: u64 = 1_000_000_000;
+const UPLINK: usize = 0;
+const VM: usize = 1;
+const NEAR: u8 = 1;
+const FAR: u8 = 9;
+const MARKER_BYTES: usize = 66;
+const MBIT: u64 = 1_000_000;
+
+type Core = common::Core<10>;
+
+/// A worker with an uplink, port 0, and a VM, port 1.
+struct Bed {
+    worker: Worker<Core>,
+    core: Core,
+    drivers: Vec<MemoryDriver>,
+    counters: Vec<Arc<PortCounters>>,
+    table: Arc<PairTable>,
+}
+
+impl Bed {
+    /// Creates the host. If `tagged` is true, the VM's VLAN 5 has a tag on the uplink.
+    fn new(tagged: bool) -> Self {
+        let core = Core::default();
+        let config =
+            WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
+        let mut worker = Worker::new(&config, core.clone(), None);
+        let table = Arc::new(PairTable::new(2, 3));
+        let (mut drivers, mut counters) = (Vec::new(), Vec::new());
+        for port in 0..2 {
+            let (pair, driver) = memory_queue(1_024, OffloadCaps::ALL);
+            let of_port = Arc::new(PortCounters::default());
+            let pair: Box<dyn PortQueue> = Box::new(pair);
+            let attached = worker.attach(PortId(port), vec![pair], Arc::clone(&of_port));
+            assert!(attached.is_ok());
+            drivers.push(driver);
+            counters.push(of_port);
+        }
+        let vid = if tagged { Vid::new(5).unwrap() } else { Vid::UNTAGGED };
+        let mut uplink = if tagged {
+            let allowed: VidSet = [vid].into_iter().collect();
+            PortPolicy::trunk(0, None, None, allowed, DomainMap::trunk([(vid, 0)]))
+        } else {
+            PortPolicy::access(0, None, vid, 0)
+        };
+        uplink.marks = true;
+        uplink.pairs = Some(Arc::clone(&table));
+        let vm = PortPolicy::access(1, Some(1), vid, 0);
+        let policies = [uplink, vm].map(|mut policy| {
+            policy.slow_path = SlowPathLimit::UNLIMITED;
+            Some(Arc::new(policy.finish()))
+        });
+        let domain =
+            Domain { tenant: Some(1), vid: vid.get(), members: (0..2).collect(), fdb_limit: 64 };
+        worker.swap_snapshot(Arc::new(Snapshot::new(
+            1,
+            policies.into(),
+            vec![domain],
+            vec![],
+            300,
+        )));
+        let bed = Self { worker, core, drivers, counters, table };
+        bed.limit(10 * MBIT);
+        bed
+    }
+
+    fn limit(&self, rate: u64) {
+        let rate = BitsPerSecond(rate);
+        self.table.limit(1, VmRates { default: rate, receive: rate });
+    }
+
+    fn run(&mut self, cycles: u64) {
+        let end = self.core.now().0 + cycles;
+        while self.core.now().0 < end {
+            if self.worker.turn() == Turn::Idle {
+                let next = self.worker.next_due().map_or(end, |due| due.0);
+                let at = next.clamp(self.core.now().0 + 1_000, end.max(self.core.now().0 + 1_000));
+                self.core.0.advance_to(Cycles(at));
+                self.worker.rested();
+            }
+        }
+    }
+
+    /// Sends frames into port `port`, and returns all frames that left through the ports.
+    fn pass(&mut self, port: usize, frames: &[Vec<u8>]) -> [Vec<Vec<u8>>; 2] {
+        for frame in frames {
+            assert!(self.drivers[port].send(MemoryFrame::plain(frame.clone())));
+        }
+        self.run(HZ / 1_000);
+        [0, 1].map(|port: usize| {
+            let next = || self.drivers[port].receive().map(|frame| frame.bytes);
+            std::iter::from_fn(next).collect()
+        })
+    }
+
+    fn drops(&self, port: usize, reason: DropReason) -> u64 {
+        self.counters[port].drops[reason as usize].get()
+    }
+
+    /// Sets the rate of the VM's only pair.
+    fn set_rate(&self, rate: u64) {
+        let pair = self.table.sending().next().unwrap().pair;
+        let rate = BitsPerSecond(rate);
+        self.table.set_sender(pair, rate, (rate, rate, rate));
+    }
+
+    fn assert_sums(&self) {
+        for (port, counters) in self.counters.iter().enumerate() {
+            let read = counters.read();
+            assert_eq!(read.unaccounted(), 0, "port {port}");
+        }
+    }
+}
+
+/// A frame of 1,000 bytes that is not IP.
+fn data(from: u8, to: u8) -> Vec<u8> {
+    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
+    bytes.resize(1_000, 7);
+    bytes
+}
+
+fn is_marker(frame: &[u8]) -> bool {
+    frame.len() == MARKER_BYTES
+}
+
+/// Lets the host ask a question, and returns the question.
+fn question(bed: &mut Bed) -> Vec<u8> {
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(100 * MBIT);
+    bed.run(PERIOD.0);
+    let [left, _] = bed.pass(VM, &vec![data(NEAR, FAR); 3]);
+    let markers: Vec<_> = left.iter().filter(|frame| is_marker(frame)).cloned().collect();
+    assert_eq!((left.len(), markers.len()), (4, 1));
+    assert!(is_marker(&left[3]), "behind the frames that it counts");
+    markers[0].clone()
+}
+
+/// Returns the question from another host, with the addresses exchanged.
+fn from_far(question: &[u8]) -> Vec<u8> {
+    let mut bytes = question.to_vec();
+    bytes[..6].copy_from_slice(&question[6..12]);
+    bytes[6..12].copy_from_slice(&question[..6]);
+    bytes
+}
+
+#[test]
+fn a_question_follows_the_frames_of_its_pair_once_a_period() {
+    let mut bed = Bed::new(false);
+    let asked = question(&mut bed);
+    // One frame used the default rate before, and three were sent in this period.
+    assert_eq!(asked[30..38], 4_u64.to_be_bytes());
+    let [left, _] = bed.pass(VM, &vec![data(NEAR, FAR); 3]);
+    assert_eq!(left.iter().filter(|frame| is_marker(frame)).count(), 0, "in the same period");
+    bed.assert_sums();
+}
+
+#[test]
+fn the_question_has_the_tag_of_its_pairs_frames() {
+    let mut bed = Bed::new(true);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(100 * MBIT);
+    let [left, _] = bed.pass(VM, &[data(NEAR, FAR)]);
+    assert_eq!(left.len(), 2);
+    assert_eq!(left[1].len(), MARKER_BYTES + 4);
+    assert_eq!(left[1][..16], left[0][..16], "addresses and tag");
+    bed.assert_sums();
+}
+
+#[test]
+fn frames_above_the_pairs_rate_are_dropped_with_their_own_reason() {
+    let mut bed = Bed::new(false);
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(8_000);
+    let mut left = 0;
+    for _ in 0..10 {
+        left += bed.pass(VM, &vec![data(NEAR, FAR); 100])[0].len();
+    }
+    let lost = bed.drops(VM, DropReason::PairLimit);
+    assert!(lost > 700, "{lost}");
+    // One question was due.
+    assert_eq!(left as u64 + lost, 1_001);
+    assert_eq!(bed.table.sending().next().unwrap().refused, lost);
+    bed.assert_sums();
+}
+
+#[test]
+fn a_question_from_the_network_is_answered_and_never_delivered() {
+    let mut bed = Bed::new(false);
+    let asked = from_far(&question(&mut bed));
+    let [left, delivered] = bed.pass(UPLINK, std::slice::from_ref(&asked));
+    assert_eq!((left.len(), delivered.len()), (0, 0), "the receiver's part is not known yet");
+    let pair = bed.table.receiving().next().unwrap().pair;
+    bed.table.set_receiver(pair, BitsPerSecond(5 * MBIT));
+    let [_, delivered] = bed.pass(UPLINK, &vec![data(FAR, NEAR); 7]);
+    assert_eq!(delivered.len(), 7);
+    let [left, delivered] = bed.pass(UPLINK, std::slice::from_ref(&asked));
+    assert_eq!((left.len(), delivered.len()), (1, 0));
+    let answer = &left[0];
+    assert_eq!((answer.len(), answer[19]), (MARKER_BYTES, 2));
+    assert_eq!((&answer[..6], &answer[6..12]), (&asked[6..12], &asked[..6]));
+    assert_eq!(answer[46..54], 7_u64.to_be_bytes(), "what arrived");
+    assert_eq!(answer[38..46], (5 * MBIT).to_be_bytes(), "the receiver's part");
+    bed.assert_sums();
+}
+
+#[test]
+fn a_vm_cannot_forge_markers() {
+    let mut bed = Bed::new(false);
+    let asked = question(&mut bed);
+    for tags in 0..2 {
+        let mut forged = asked[..12].to_vec();
+        (0..tags).for_each(|_| forged.extend([0x81, 0, 0, 0]));
+        forged.extend(&asked[12..]);
+        let [left, _] = bed.pass(VM, &[forged]);
+        assert!(left.is_empty(), "{tags} tags");
+        assert_eq!(bed.drops(VM, DropReason::ForgedMarker), tags + 1);
+    }
+    // Not even a VM without limits of its pairs.
+    bed.table.unlimit(1);
+    assert!(bed.pass(VM, &[asked])[0].is_empty());
+    // Other frames of the same type pass.
+    assert_eq!(bed.pass(VM, &[data(NEAR, FAR)])[0].len(), 1);
+    bed.assert_sums();
+}
+
+#[test]
+fn hostile_markers_from_the_network_change_nothing() {
+    let mut bed = Bed::new(false);
+    let asked = question(&mut bed);
+    let mut answer = from_far(&asked);
+    answer[19] = 2;
+    answer[46..54].copy_from_slice(&4_u64.to_be_bytes());
+    answer[54..62].fill(0);
+    let mut hostile = vec![answer[..30].to_vec(), answer[..60].to_vec()];
+    hostile.push([&answer[..], &[0; 100][..]].concat());
+    // A wrong version, an answer to no question, to a later one, to another pair's beginning, with
+    // more frames than were sent, and with more marked frames than frames.
+    let wrong = [(18, 9), (25, 0), (22, 1), (29, 99), (30, 1), (54, 1)];
+    hostile.extend(wrong.map(|(at, value)| {
+        let mut bytes = answer.clone();
+        bytes[at] = value;
+        bytes
+    }));
+    let mut another = answer.clone();
+    another[11] = 77;
+    hostile.push(another);
+    for frame in hostile {
+        let [left, delivered] = bed.pass(UPLINK, std::slice::from_ref(&frame));
+        assert_eq!((left.len(), delivered.len()), (0, 0), "{frame:?}");
+        assert_eq!(bed.table.sending().next().unwrap().answer, None, "{frame:?}");
+    }
+    let [_, delivered] = bed.pass(UPLINK, std::slice::from_ref(&answer));
+    assert!(delivered.is_empty());
+    let kept = bed.table.sending().next().unwrap().answer.unwrap();
+    assert_eq!((kept.number, kept.received), (1, 4));
+    bed.assert_sums();
+}
+
+#[test]
+fn a_flood_of_addresses_leaves_the_vm_its_default_rate() {
+    let mut bed = Bed::new(false);
+    for round in 0..20_u8 {
+        let frames: Vec<_> = (0..50)
+            .map(|to| {
+                let mut frame = data(NEAR, to);
+                frame[4] = round + 1;
+                frame.truncate(60);
+                frame
+            })
+            .collect();
+        bed.pass(VM, &frames);
+    }
+    assert_eq!(bed.table.sending().count(), 256, "a VM's share of the table");
+    bed.limit(8_000);
+    let mut left = 0;
+    for _ in 0..10 {
+        left += bed.pass(VM, &vec![data(NEAR, 200); 100])[0].len();
+    }
+    assert!(left < 300, "the burst of the default rate: {left}");
+    assert!(bed.drops(VM, DropReason::PairLimit) >= 700);
+    bed.assert_sums();
+}

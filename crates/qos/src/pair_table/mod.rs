@@ -1,0 +1,437 @@
+//! Table of the pairs of VMs that share a queue of a fabric, with a token bucket for each pair.
+//!
+//! # Problem
+//!
+//! A host limits each pair of VMs by its own rate, which changes 20 times a second
+//! (`penstock_fabric::rate_alloc`). The workers must count the frames of each pair and apply the
+//! pair's rate without a lock and without a new snapshot. VMs choose the addresses of pairs, so
+//! they can create as many pairs as they like.
+//!
+//! # Approach
+//!
+//! The table has [`PAIRS_MAX`] slots for pairs with their sender on this host, and as many slots
+//! for pairs with their receiver on this host. The slots contain only atomic numbers. A pair's key
+//! is the number of the VM's port and the address of the other VM. A key can be in one of
+//! [`WINDOW`] slots, which a seeded hash selects. A VM has at most [`PAIRS_OF_VM_MAX`] pairs in
+//! each direction, so no VM can fill the table alone.
+//!
+//! - A frame of a VM takes tokens of its pair's bucket ([`PairTable::send`]). A pair without a slot
+//!   and a pair whose rate is not set yet use the default bucket of the VM.
+//! - If a pair's bucket is less than half full, one frame in 10 ms signals congestion to its sender
+//!   ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
+//! - A frame to a VM is counted only if the pair's sender has asked about the pair
+//!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
+//!   ([`PairTable::receive`]).
+//! - The control plane reads the counters ([`PairTable::sending`], [`PairTable::receiving`]), sets
+//!   rates and frees slots. Counters are never reset, so readers compare two readings.
+//!
+//! # Bounds
+//!
+//! Several threads may use the table at once. If a slot changes its pair between a reading and a
+//! setting, the new pair can have the old pair's rate until the next setting.
+//!
+//! # Cost
+//!
+//! A frame costs a search in one or two cache lines of keys, and the operations of one bucket. The
+//! table allocates memory only when it is created.
+
+mod keys;
+mod slots;
+#[cfg(test)]
+mod tests;
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+use crate::policer::Size;
+use keys::Keys;
+pub use slots::{Answer, Question};
+use slots::{PacedBucket, ReceiveSlot, SendSlot};
+
+/// Number of pairs in each direction for which the table has slots.
+pub const PAIRS_MAX: usize = 4_096;
+/// Number of pairs in each direction that a VM can have.
+pub const PAIRS_OF_VM_MAX: u32 = 256;
+/// Number of slots in which a key can be.
+pub const WINDOW: usize = 8;
+/// Time between two questions about a pair.
+pub const PERIOD: Nanos = Nanos::from_millis(50);
+
+/// Key of a pair: the port of the VM on this host, and the MAC address of the other VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PairKey(u64);
+
+impl PairKey {
+    const MAC_BITS: u32 = 48;
+    /// Group bit of a MAC address in the low 48 bits.
+    const GROUP: u64 = 1 << 40;
+
+    /// Returns the key of a pair, or `None` if `mac` is a group address or no address. `mac` is in
+    /// the low 48 bits, as [`penstock_units::MacAddr::to_u64`] returns it.
+    #[inline]
+    #[must_use]
+    pub fn new(port: u16, mac: u64) -> Option<Self> {
+        let is_single = mac != 0 && mac & Self::GROUP == 0 && mac >> Self::MAC_BITS == 0;
+        is_single.then_some(Self(u64::from(port) << Self::MAC_BITS | mac))
+    }
+
+    /// Returns the number of the VM's port.
+    #[must_use]
+    pub const fn port(self) -> u16 {
+        let [first, second, ..] = self.0.to_be_bytes();
+        u16::from_be_bytes([first, second])
+    }
+
+    /// Returns the MAC address of the other VM in the low 48 bits.
+    #[must_use]
+    pub const fn mac(self) -> u64 {
+        self.0 & ((1 << Self::MAC_BITS) - 1)
+    }
+}
+
+/// A pair in a slot of the table. A pair that ends and begins again has another `epoch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PairRef {
+    /// Key of the pair.
+    pub key: PairKey,
+    /// Number of the slot's present use.
+    pub epoch: u32,
+    slot: usize,
+}
+
+/// Reading of a pair with its sender on this host. Counters are totals that wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendReading {
+    /// The pair's place in the table.
+    pub pair: PairRef,
+    /// Bytes of the frames that passed the pair's bucket.
+    pub bytes: u64,
+    /// Frames that did not pass the pair's bucket.
+    pub refused: u64,
+    /// Number of the last question; 0 if none was asked.
+    pub asked: u32,
+    /// Last answer.
+    pub answer: Option<Answer>,
+}
+
+/// Reading of a pair with its receiver on this host. Counters are totals that wrap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiveReading {
+    /// The pair's place in the table.
+    pub pair: PairRef,
+    /// Number of questions.
+    pub questions: u64,
+    /// Part of the sender's guarantee for the pair.
+    pub part: BitsPerSecond,
+    /// Demand that the sender estimates.
+    pub want: BitsPerSecond,
+    /// Rate at which the sender may send.
+    pub rate: BitsPerSecond,
+}
+
+/// Rates of a VM under limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VmRates {
+    /// Rate of frames whose pair has no slot or no rate.
+    pub default: BitsPerSecond,
+    /// Rate of all frames to the VM together.
+    pub receive: BitsPerSecond,
+}
+
+/// Decision about a frame of a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sending {
+    /// The VM is not under limits of pairs.
+    Free,
+    /// The frame passes.
+    Pass,
+    /// The frame passes, and a question about the pair in this slot is due.
+    Ask(usize),
+    /// The frame passes, and should signal congestion to its sender: the bucket of the pair in this
+    /// slot will soon be empty. If the signal shortens or drops the frame, the caller must call
+    /// [`PairTable::take_back`].
+    Signal(usize),
+    /// The frame exceeds the rate of its pair.
+    Refuse,
+}
+
+/// A VM's limits and use.
+#[derive(Debug)]
+struct Vm {
+    limited: AtomicBool,
+    default: PacedBucket,
+    receive: PacedBucket,
+    bytes: AtomicU64,
+    refused: AtomicU64,
+    /// Number of the VM's pairs in each direction.
+    pairs: [AtomicU32; 2],
+}
+
+/// The pairs of an uplink, and the VMs under limits of pairs.
+#[derive(Debug)]
+pub struct PairTable {
+    vms: Box<[Vm]>,
+    send_keys: Keys,
+    send: Box<[SendSlot]>,
+    receive_keys: Keys,
+    receive: Box<[ReceiveSlot]>,
+}
+
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;
+
+impl PairTable {
+    /// Creates a table for ports with numbers below `ports`, without pairs. VMs choose keys, so
+    /// `seed` should be random.
+    #[must_use]
+    pub fn new(ports: usize, seed: u64) -> Self {
+        let vm = || Vm {
+            limited: AtomicBool::new(false),
+            default: PacedBucket::new(),
+            receive: PacedBucket::new(),
+            bytes: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            pairs: [AtomicU32::new(0), AtomicU32::new(0)],
+        };
+        Self {
+            vms: core::iter::repeat_with(vm).take(ports).collect(),
+            send_keys: Keys::new(PAIRS_MAX, seed),
+            send: core::iter::repeat_with(SendSlot::new).take(PAIRS_MAX).collect(),
+            receive_keys: Keys::new(PAIRS_MAX, seed),
+            receive: core::iter::repeat_with(ReceiveSlot::new).take(PAIRS_MAX).collect(),
+        }
+    }
+
+    fn vm(&self, port: u16) -> Option<&Vm> {
+        self.vms.get(usize::from(port)).filter(|vm| vm.limited.load(Ordering::Relaxed))
+    }
+
+    /// Whether the VM at `port` is under limits of pairs.
+    #[inline]
+    #[must_use]
+    pub fn is_limited(&self, port: u16) -> bool {
+        self.vm(port).is_some()
+    }
+
+    /// Decides about a frame of the VM at `port` to the address `mac`, and counts the frame.
+    pub fn send(&self, port: u16, mac: u64, size: Size, now: Nanos) -> Sending {
+        let Some(vm) = self.vm(port) else { return Sending::Free };
+        let slot = self.send_slot(vm, port, mac);
+        let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
+            let passes = vm.default.take(size.bytes, now);
+            if passes {
+                vm.bytes.fetch_add(size.bytes.into(), Ordering::Relaxed);
+            } else {
+                vm.refused.fetch_add(1, Ordering::Relaxed);
+            }
+            if let Some((_, slot)) = slot {
+                slot.count(size, passes);
+            }
+            return if passes { Sending::Pass } else { Sending::Refuse };
+        };
+        let passes = slot.bucket.take(size.bytes, now);
+        slot.count(size, passes);
+        if !passes {
+            Sending::Refuse
+        } else if slot.signals(now) {
+            Sending::Signal(at)
+        } else if slot.asks(now) {
+            Sending::Ask(at)
+        } else {
+            Sending::Pass
+        }
+    }
+
+    /// Returns the slot of a pair, and takes a free slot for a new pair.
+    fn send_slot(&self, vm: &Vm, port: u16, mac: u64) -> Option<(usize, &SendSlot)> {
+        let key = PairKey::new(port, mac)?;
+        if let Some(at) = self.send_keys.find(key.0) {
+            return Some((at, self.send.get(at)?));
+        }
+        let begin = |at: usize| {
+            if let Some(slot) = self.send.get(at) {
+                slot.begin();
+            }
+        };
+        let at = vm.claim(SENDER, &self.send_keys, key, begin)?;
+        Some((at, self.send.get(at)?))
+    }
+
+    /// Corrects the counters of the pair in `slot` after a signal: `size` was counted, but is not
+    /// sent. `whole` is true if the whole frame was dropped.
+    pub fn take_back(&self, slot: usize, size: Size, whole: bool) {
+        if let Some(slot) = self.send.get(slot) {
+            slot.take_back(size, whole);
+        }
+    }
+
+    /// Returns the question about the pair in `slot`, whose frames passed before.
+    #[must_use]
+    pub fn question(&self, slot: usize) -> Option<Question> {
+        self.send.get(slot).map(SendSlot::question)
+    }
+
+    /// Records the answer to a question about the pair of the VM at `port` and the address `mac`.
+    /// Returns false if the answer does not fit to the pair's questions.
+    pub fn answered(&self, port: u16, mac: u64, answer: &Answer) -> bool {
+        let at = PairKey::new(port, mac).and_then(|key| self.send_keys.find(key.0));
+        let slot = at.and_then(|at| self.send.get(at));
+        self.vm(port).is_some() && slot.is_some_and(|slot| slot.answered(answer))
+    }
+
+    /// Records a question about the pair of the address `mac` and the VM at `port`. Returns the
+    /// answer, or `None` if the VM is not under limits, the table is full, or the VM's part for the
+    /// pair is not known yet.
+    pub fn asked(&self, port: u16, mac: u64, question: &Question) -> Option<Answer> {
+        let vm = self.vm(port)?;
+        let key = PairKey::new(port, mac)?;
+        let at = match self.receive_keys.find(key.0) {
+            Some(at) => at,
+            None => {
+                let begin = |at: usize| {
+                    if let Some(slot) = self.receive.get(at) {
+                        slot.begin();
+                    }
+                };
+                vm.claim(RECEIVER, &self.receive_keys, key, begin)?
+            }
+        };
+        self.receive.get(at)?.asked(question)
+    }
+
+    /// Decides whether a frame from the address `mac` to the VM at `port` passes, and counts the
+    /// frame at its pair. `marked` is true if the frame has a congestion mark.
+    pub fn receive(&self, port: u16, mac: u64, size: Size, marked: bool, now: Nanos) -> bool {
+        let Some(vm) = self.vm(port) else { return true };
+        if !vm.receive.take(size.bytes, now) {
+            return false;
+        }
+        let at = PairKey::new(port, mac).and_then(|key| self.receive_keys.find(key.0));
+        if let Some(slot) = at.and_then(|at| self.receive.get(at)) {
+            slot.count(size, marked);
+        }
+        true
+    }
+
+    /// Puts the VM at `port` under limits of pairs, or changes its rates.
+    pub fn limit(&self, port: u16, rates: VmRates) {
+        let Some(vm) = self.vms.get(usize::from(port)) else { return };
+        vm.default.set(rates.default);
+        vm.receive.set(rates.receive);
+        vm.limited.store(true, Ordering::Relaxed);
+    }
+
+    /// Removes the limits of pairs from the VM at `port`. Its pairs keep their slots until
+    /// [`Self::end_sender`] and [`Self::end_receiver`].
+    pub fn unlimit(&self, port: u16) {
+        if let Some(vm) = self.vms.get(usize::from(port)) {
+            vm.limited.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the ports of the VMs under limits of pairs, with the bytes that passed their default
+    /// buckets and the frames that did not.
+    pub fn limited(&self) -> impl Iterator<Item = (u16, u64, u64)> + '_ {
+        (0_u16..).zip(&self.vms).filter(|(_, vm)| vm.limited.load(Ordering::Relaxed)).map(
+            |(port, vm)| {
+                (port, vm.bytes.load(Ordering::Relaxed), vm.refused.load(Ordering::Relaxed))
+            },
+        )
+    }
+
+    /// Returns the pairs with their sender on this host.
+    pub fn sending(&self) -> impl Iterator<Item = SendReading> + '_ {
+        self.send_keys.all().filter_map(|(at, key)| {
+            let slot = self.send.get(at)?;
+            let pair = PairRef { key: PairKey(key), epoch: slot.epoch(), slot: at };
+            Some(slot.read(pair))
+        })
+    }
+
+    /// Returns the pairs with their receiver on this host.
+    pub fn receiving(&self) -> impl Iterator<Item = ReceiveReading> + '_ {
+        self.receive_keys.all().filter_map(|(at, key)| {
+            let slot = self.receive.get(at)?;
+            let pair = PairRef { key: PairKey(key), epoch: slot.epoch(), slot: at };
+            Some(slot.read(pair))
+        })
+    }
+
+    /// Sets the rate of a pair's bucket, and what the next question reports: the rate `told`, the
+    /// part of the sender's guarantee, and the pair's demand.
+    pub fn set_sender(
+        &self,
+        pair: PairRef,
+        rate: BitsPerSecond,
+        (told, part, want): (BitsPerSecond, BitsPerSecond, BitsPerSecond),
+    ) {
+        if let Some(slot) = self.send.get(pair.slot)
+            && slot.epoch() == pair.epoch
+        {
+            slot.tell(told, part, want);
+            slot.bucket.set(rate);
+        }
+    }
+
+    /// Sets the part of the receiver's guarantee that answers report for a pair.
+    pub fn set_receiver(&self, pair: PairRef, part: BitsPerSecond) {
+        if let Some(slot) = self.receive.get(pair.slot)
+            && slot.epoch() == pair.epoch
+        {
+            slot.set_part(part);
+        }
+    }
+
+    /// Removes a pair with its sender on this host.
+    pub fn end_sender(&self, pair: PairRef) {
+        if self.send_keys.free(pair.slot, pair.key.0)
+            && let Some(vm) = self.vms.get(usize::from(pair.key.port()))
+        {
+            vm.leaves(SENDER);
+        }
+    }
+
+    /// Removes a pair with its receiver on this host.
+    pub fn end_receiver(&self, pair: PairRef) {
+        if self.receive_keys.free(pair.slot, pair.key.0)
+            && let Some(vm) = self.vms.get(usize::from(pair.key.port()))
+        {
+            vm.leaves(RECEIVER);
+        }
+    }
+}
+
+impl Vm {
+    /// Gives a free place to a new pair of the VM, if the VM may have one more pair.
+    fn claim(
+        &self,
+        side: usize,
+        keys: &Keys,
+        key: PairKey,
+        begin: impl Fn(usize),
+    ) -> Option<usize> {
+        if !self.admits(side) {
+            return None;
+        }
+        let claimed = keys.claim(key.0, begin);
+        if claimed.is_none_or(|claimed| !claimed.is_new) {
+            self.leaves(side);
+        }
+        claimed.map(|claimed| claimed.place)
+    }
+
+    /// Counts a new pair. Returns false if the VM has as many pairs as it can have.
+    fn admits(&self, side: usize) -> bool {
+        let Some(pairs) = self.pairs.get(side) else { return false };
+        let more = |n: u32| (n < PAIRS_OF_VM_MAX).then_some(n + 1);
+        pairs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn leaves(&self, side: usize) {
+        if let Some(pairs) = self.pairs.get(side) {
+            let less = |n: u32| n.checked_sub(1);
+            let _ = pairs.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        }
+    }
+}

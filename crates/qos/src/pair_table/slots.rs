@@ -1,0 +1,378 @@
+//! Counters, bucket and last question of a pair. All fields are atomic, so that workers and the
+//! control plane share a slot without a lock.
+
+use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::{PERIOD, PairRef, ReceiveReading, SendReading};
+use crate::bucket::{Bucket, PARTS_OF_BYTE};
+use crate::policer::{DEPTH_MAX, RATE_MAX, Size};
+
+/// A bucket's depth is the number of bytes that pass in 1/20 s at the bucket's rate.
+const BURSTS_PER_SECOND: u64 = 20;
+/// Smallest depth of a bucket in bytes: several segments of 64 KiB. A segment that a VM wants to be
+/// cut into very small packets takes up to three times its length.
+const DEPTH_MIN: u64 = 262_144;
+
+/// Time between two frames of a pair that signal congestion to the sender.
+const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+
+/// Question of a sending host about a pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Question {
+    /// Number of the question, which counts from 1.
+    pub number: u32,
+    /// Number of the pair's beginning at the sending host.
+    pub epoch: u32,
+    /// Frames that the pair has sent, as a total that wraps.
+    pub sent: u64,
+    /// Part of the sender's guarantee for the pair.
+    pub part: BitsPerSecond,
+    /// Demand that the sender estimates.
+    pub want: BitsPerSecond,
+    /// Rate at which the sender may send.
+    pub rate: BitsPerSecond,
+}
+
+/// Answer of a receiving host to a [`Question`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// [`Question::number`].
+    pub number: u32,
+    /// [`Question::epoch`].
+    pub epoch: u32,
+    /// [`Question::sent`].
+    pub sent: u64,
+    /// Number of the pair's beginning at the receiving host.
+    pub receive_epoch: u32,
+    /// Frames that have arrived, as a total that wraps.
+    pub received: u64,
+    /// Frames that have arrived with a congestion mark, as a total that wraps.
+    pub marked: u64,
+    /// Part of the receiver's guarantee for the pair.
+    pub part: BitsPerSecond,
+}
+
+/// Token bucket for bytes, with a rate that may change at any time.
+#[derive(Debug)]
+pub(super) struct PacedBucket {
+    rate: AtomicU64,
+    /// Time in ns of the last refill.
+    at: AtomicU64,
+    bucket: Bucket,
+}
+
+impl PacedBucket {
+    pub(super) const fn new() -> Self {
+        let bucket = Bucket::new(DEPTH_MAX, PARTS_OF_BYTE);
+        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket }
+    }
+
+    pub(super) fn set(&self, rate: BitsPerSecond) {
+        self.rate.store(rate.0.min(RATE_MAX.0), Ordering::Relaxed);
+    }
+
+    /// Whether a rate above 0 is set.
+    pub(super) fn is_set(&self) -> bool {
+        self.rate.load(Ordering::Relaxed) != 0
+    }
+
+    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens.
+    pub(super) fn take(&self, bytes: u32, now: Nanos) -> bool {
+        let rate = self.rate.load(Ordering::Relaxed);
+        let at = self.at.load(Ordering::Relaxed);
+        // If another thread refilled first, the next refill adds the remaining time.
+        if now.0 > at
+            && self.at.compare_exchange(at, now.0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            // A product above 64 bits fills any bucket.
+            self.bucket.give(rate.saturating_mul(now.0 - at));
+        }
+        let depth = depth(rate);
+        if self.bucket.level() > depth {
+            self.bucket.lower_to(depth);
+        }
+        self.bucket.take(parts(bytes))
+    }
+
+    /// Returns tokens of bytes that were not sent.
+    fn give_back(&self, bytes: u32) {
+        self.bucket.give_back(parts(bytes));
+    }
+
+    /// Whether the bucket is less than half full.
+    fn is_low(&self) -> bool {
+        self.bucket.level() < depth(self.rate.load(Ordering::Relaxed)) / 2
+    }
+}
+
+/// Returns the depth of a bucket with the rate `rate` in bits per second, in parts of a byte.
+fn depth(rate: u64) -> i64 {
+    let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
+    i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
+}
+
+fn parts(bytes: u32) -> i64 {
+    i64::from(bytes.min(DEPTH_MAX)).saturating_mul(PARTS_OF_BYTE)
+}
+
+/// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
+fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
+    let at = next.load(Ordering::Relaxed);
+    let later = (now + every).0;
+    now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+}
+
+/// A pair with its sender on this host.
+#[derive(Debug)]
+pub(super) struct SendSlot {
+    epoch: AtomicU32,
+    pub(super) bucket: PacedBucket,
+    bytes: AtomicU64,
+    frames: AtomicU64,
+    refused: AtomicU64,
+    /// Time in ns at which the next question is due.
+    next: AtomicU64,
+    /// Time in ns from which a frame may signal congestion.
+    signal: AtomicU64,
+    /// Number of the last question.
+    asked: AtomicU32,
+    told: [AtomicU64; 3],
+    /// Even while the answer is complete.
+    version: AtomicU32,
+    answer: [AtomicU64; 6],
+}
+
+/// Bit above an answer's number, which is set if an answer exists.
+const ANSWERED: u64 = 1 << 32;
+
+impl SendSlot {
+    pub(super) fn new() -> Self {
+        Self {
+            epoch: AtomicU32::new(0),
+            bucket: PacedBucket::new(),
+            bytes: AtomicU64::new(0),
+            frames: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+            signal: AtomicU64::new(0),
+            asked: AtomicU32::new(0),
+            told: [const { AtomicU64::new(0) }; 3],
+            version: AtomicU32::new(0),
+            answer: [const { AtomicU64::new(0) }; 6],
+        }
+    }
+
+    /// Prepares the slot for a new pair.
+    pub(super) fn begin(&self) {
+        self.bucket.set(BitsPerSecond(0));
+        self.next.store(0, Ordering::Relaxed);
+        self.signal.store(0, Ordering::Relaxed);
+        self.asked.store(0, Ordering::Relaxed);
+        self.answer.iter().for_each(|field| field.store(0, Ordering::Relaxed));
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count(&self, size: Size, passes: bool) {
+        if passes {
+            self.bytes.fetch_add(size.bytes.into(), Ordering::Relaxed);
+            self.frames.fetch_add(size.frames.into(), Ordering::Relaxed);
+        } else {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a question is due. Returns true once per period.
+    pub(super) fn asks(&self, now: Nanos) -> bool {
+        is_due(&self.next, now, PERIOD)
+    }
+
+    /// Whether a frame should signal congestion, because the bucket will soon be empty.
+    pub(super) fn signals(&self, now: Nanos) -> bool {
+        self.bucket.is_low() && is_due(&self.signal, now, SIGNAL_EVERY)
+    }
+
+    /// Corrects the counters after a signal: `size` was counted, but is not sent. `whole` is true
+    /// if the whole frame was dropped.
+    pub(super) fn take_back(&self, size: Size, whole: bool) {
+        self.bucket.give_back(size.bytes);
+        self.bytes.fetch_sub(size.bytes.into(), Ordering::Relaxed);
+        self.frames.fetch_sub(size.frames.into(), Ordering::Relaxed);
+        if whole {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Sets what the next question reports.
+    pub(super) fn tell(&self, rate: BitsPerSecond, part: BitsPerSecond, want: BitsPerSecond) {
+        let [told_rate, told_part, told_want] = &self.told;
+        told_rate.store(rate.0, Ordering::Relaxed);
+        told_part.store(part.0, Ordering::Relaxed);
+        told_want.store(want.0, Ordering::Relaxed);
+    }
+
+    pub(super) fn question(&self) -> Question {
+        let [rate, part, want] = &self.told;
+        let load = |told: &AtomicU64| BitsPerSecond(told.load(Ordering::Relaxed));
+        Question {
+            number: self.asked.fetch_add(1, Ordering::Relaxed).wrapping_add(1),
+            epoch: self.epoch(),
+            sent: self.frames.load(Ordering::Relaxed),
+            part: load(part),
+            want: load(want),
+            rate: load(rate),
+        }
+    }
+
+    /// Stores an answer. Returns false if no question or a newer answer makes it impossible.
+    pub(super) fn answered(&self, answer: &Answer) -> bool {
+        let asked = self.asked.load(Ordering::Relaxed);
+        let [number, sent, epoch, received, marked, part] = &self.answer;
+        let last = number.load(Ordering::Relaxed);
+        let is_newer = last & ANSWERED == 0 || u64::from(answer.number) > last & !ANSWERED;
+        let is_possible = answer.epoch == self.epoch()
+            && (1..=asked).contains(&answer.number)
+            && answer.marked <= answer.received
+            && self.frames.load(Ordering::Relaxed).wrapping_sub(answer.sent) <= u64::MAX / 2;
+        if !is_newer || !is_possible {
+            return false;
+        }
+        let version = self.version.load(Ordering::Relaxed);
+        let begun = version.wrapping_add(1);
+        // Another thread writes an answer: this answer is lost, like a frame.
+        if version & 1 != 0
+            || self
+                .version
+                .compare_exchange(version, begun, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
+        {
+            return false;
+        }
+        fence(Ordering::Release);
+        number.store(u64::from(answer.number) | ANSWERED, Ordering::Relaxed);
+        sent.store(answer.sent, Ordering::Relaxed);
+        epoch.store(answer.receive_epoch.into(), Ordering::Relaxed);
+        received.store(answer.received, Ordering::Relaxed);
+        marked.store(answer.marked, Ordering::Relaxed);
+        part.store(answer.part.0, Ordering::Relaxed);
+        self.version.store(begun.wrapping_add(1), Ordering::Release);
+        true
+    }
+
+    /// Returns the last answer. Returns `None` if there is none, or if a thread writes one.
+    fn answer(&self) -> Option<Answer> {
+        let version = self.version.load(Ordering::Acquire);
+        let [number, sent, epoch, received, marked, part] =
+            [0, 1, 2, 3, 4, 5].map(|at: usize| self.answer[at].load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        let is_whole = version & 1 == 0 && self.version.load(Ordering::Relaxed) == version;
+        if !is_whole || number & ANSWERED == 0 {
+            return None;
+        }
+        let low = |wide: u64| u32::try_from(wide & u64::from(u32::MAX)).unwrap_or(0);
+        Some(Answer {
+            number: low(number),
+            epoch: self.epoch(),
+            sent,
+            receive_epoch: low(epoch),
+            received,
+            marked,
+            part: BitsPerSecond(part),
+        })
+    }
+
+    pub(super) fn read(&self, pair: PairRef) -> SendReading {
+        SendReading {
+            pair,
+            bytes: self.bytes.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            asked: self.asked.load(Ordering::Relaxed),
+            answer: self.answer(),
+        }
+    }
+}
+
+/// A pair with its receiver on this host.
+#[derive(Debug)]
+pub(super) struct ReceiveSlot {
+    epoch: AtomicU32,
+    frames: AtomicU64,
+    marked: AtomicU64,
+    questions: AtomicU64,
+    /// Rate, part and demand that the sender reported.
+    told: [AtomicU64; 3],
+    /// Part of the receiver's guarantee, or -1 if it is not known yet.
+    part: AtomicI64,
+}
+
+impl ReceiveSlot {
+    pub(super) fn new() -> Self {
+        Self {
+            epoch: AtomicU32::new(0),
+            frames: AtomicU64::new(0),
+            marked: AtomicU64::new(0),
+            questions: AtomicU64::new(0),
+            told: [const { AtomicU64::new(0) }; 3],
+            part: AtomicI64::new(-1),
+        }
+    }
+
+    /// Prepares the slot for a new pair.
+    pub(super) fn begin(&self) {
+        self.part.store(-1, Ordering::Relaxed);
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn epoch(&self) -> u32 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count(&self, size: Size, marked: bool) {
+        self.frames.fetch_add(size.frames.into(), Ordering::Relaxed);
+        if marked {
+            self.marked.fetch_add(size.frames.into(), Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn set_part(&self, part: BitsPerSecond) {
+        self.part.store(i64::try_from(part.0).unwrap_or(i64::MAX), Ordering::Relaxed);
+    }
+
+    /// Records a question, and returns the answer. Returns `None` if the part is not known yet.
+    pub(super) fn asked(&self, question: &Question) -> Option<Answer> {
+        let [rate, part, want] = &self.told;
+        rate.store(question.rate.0, Ordering::Relaxed);
+        part.store(question.part.0, Ordering::Relaxed);
+        want.store(question.want.0, Ordering::Relaxed);
+        self.questions.fetch_add(1, Ordering::Relaxed);
+        let part = u64::try_from(self.part.load(Ordering::Relaxed)).ok()?;
+        // Marked frames are read first, so that they are never more than all frames.
+        let marked = self.marked.load(Ordering::Relaxed);
+        Some(Answer {
+            number: question.number,
+            epoch: question.epoch,
+            sent: question.sent,
+            receive_epoch: self.epoch(),
+            received: self.frames.load(Ordering::Relaxed),
+            marked,
+            part: BitsPerSecond(part),
+        })
+    }
+
+    pub(super) fn read(&self, pair: PairRef) -> ReceiveReading {
+        let [rate, part, want] = &self.told;
+        let load = |told: &AtomicU64| BitsPerSecond(told.load(Ordering::Relaxed));
+        ReceiveReading {
+            pair,
+            questions: self.questions.load(Ordering::Relaxed),
+            part: load(part),
+            want: load(want),
+            rate: load(rate),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+use super::*;
+
+const VM: u16 = 2;
+const FAR: u64 = 0x5200_0000_0007;
+const MBIT: u64 = 1_000_000;
+const FRAME: Size = Size { bytes: 1_250, frames: 1 };
+
+fn mbps(rate: u64) -> BitsPerSecond {
+    BitsPerSecond(rate * MBIT)
+}
+
+/// Returns a table with the VM 2 under limits, with a default rate of 10 Mbit/s.
+fn table() -> PairTable {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(10), receive: mbps(10) });
+    table
+}
+
+/// Sends frames for `millis` ms, from the time `from` on, at 1 Gbit/s. Returns the bits per second
+/// that passed after the bucket's burst.
+fn flood(table: &PairTable, from: u64, millis: u64, mac: u64) -> u64 {
+    let mut bits = 0;
+    for step in 0..millis * 100 {
+        let now = Nanos(from * 1_000_000 + step * 10_000);
+        let passes = !matches!(table.send(VM, mac, FRAME, now), Sending::Refuse);
+        if passes && step >= millis * 50 {
+            bits += 10_000;
+        }
+    }
+    bits * 2_000 / millis
+}
+
+#[test]
+fn a_key_names_one_vm_and_one_address() {
+    let key = PairKey::new(0x1234, FAR).unwrap();
+    assert_eq!((key.port(), key.mac()), (0x1234, FAR));
+    assert_eq!(PairKey::new(1, 0), None);
+    assert_eq!(PairKey::new(1, 0x0100_0000_0000), None, "a group");
+    assert_eq!(PairKey::new(1, 1 << 48), None);
+}
+
+#[test]
+fn a_pair_has_the_vms_default_rate_until_its_own_is_set() {
+    let table = table();
+    let rate = flood(&table, 1, 1_000, FAR);
+    assert!((9_900_000..10_100_000).contains(&rate), "{rate}");
+    let pair = table.sending().next().unwrap();
+    assert_eq!((pair.pair.key.mac(), pair.asked), (FAR, 0));
+    table.set_sender(pair.pair, mbps(300), (mbps(270), mbps(50), mbps(60)));
+    let rate = flood(&table, 1_001, 1_000, FAR);
+    assert!((297_000_000..303_000_000).contains(&rate), "{rate}");
+    // Another pair still has the default rate.
+    let rate = flood(&table, 2_001, 1_000, FAR + 1);
+    assert!((9_900_000..10_100_000).contains(&rate), "{rate}");
+    table.set_sender(pair.pair, mbps(20), (mbps(20), mbps(20), mbps(20)));
+    let rate = flood(&table, 3_001, 1_000, FAR);
+    assert!((19_800_000..20_200_000).contains(&rate), "a lower rate holds, too: {rate}");
+}
+
+#[test]
+fn a_vm_without_limits_is_neither_counted_nor_refused() {
+    let table = table();
+    let huge = Size { bytes: 1 << 28, frames: 1 };
+    for ms in 0..10 {
+        assert_eq!(table.send(1, FAR, huge, Nanos::from_millis(ms)), Sending::Free);
+        assert!(table.receive(1, FAR, huge, true, Nanos::from_millis(ms)));
+    }
+    assert_eq!(table.send(900, FAR, huge, Nanos(1)), Sending::Free);
+    assert_eq!(table.asked(1, FAR, &Question::default()), None);
+    table.unlimit(VM);
+    assert_eq!(table.send(VM, FAR, huge, Nanos(1)), Sending::Free);
+    assert_eq!((table.sending().count(), table.limited().count()), (0, 0));
+}
+
+#[test]
+fn no_vm_fills_the_table_and_a_pair_without_a_slot_has_the_default_rate() {
+    let table = PairTable::new(40, 9);
+    let rates = VmRates { default: mbps(10), receive: mbps(10) };
+    (0..40).for_each(|port| table.limit(port, rates));
+    let tiny = Size { bytes: 60, frames: 1 };
+    for mac in 1..=1_000 {
+        table.send(0, mac, tiny, Nanos(1));
+    }
+    assert_eq!(table.sending().count(), PAIRS_OF_VM_MAX as usize);
+    for port in 1..40 {
+        (1..=300).for_each(|mac| {
+            table.send(port, mac, tiny, Nanos(1));
+        });
+    }
+    let full = table.sending().count();
+    assert!((3_500..=PAIRS_MAX).contains(&full), "{full}");
+    let free = |mac: &u64| table.sending().all(|pair| pair.pair.key.mac() != *mac);
+    let lost = (1..=1_000).find(free).unwrap();
+    let rate = flood_of(&table, 0, lost);
+    assert!((9_900_000..10_100_000).contains(&rate), "{rate}");
+    // Freed slots and the VM's places are used again.
+    for pair in table.sending().collect::<Vec<_>>() {
+        table.end_sender(pair.pair);
+        table.end_sender(pair.pair);
+    }
+    table.send(0, 5_000, tiny, Nanos::from_secs(9));
+    assert!(table.sending().any(|pair| pair.pair.key.mac() == 5_000));
+}
+
+fn flood_of(table: &PairTable, port: u16, mac: u64) -> u64 {
+    let mut bits = 0;
+    for step in 0..100_000 {
+        let now = Nanos(1_000_000 + step * 10_000);
+        if table.send(port, mac, FRAME, now) == Sending::Pass && step >= 50_000 {
+            bits += 10_000;
+        }
+    }
+    bits * 2
+}
+
+/// Sends until a question is due, and returns the question.
+fn ask(table: &PairTable, ms: u64) -> Question {
+    match table.send(VM, FAR, FRAME, Nanos::from_millis(ms)) {
+        Sending::Ask(slot) => table.question(slot).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn asking() -> PairTable {
+    let table = table();
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(300), (mbps(270), mbps(50), mbps(60)));
+    table
+}
+
+#[test]
+fn a_question_is_due_once_a_period_and_has_all_that_was_sent() {
+    let table = asking();
+    let first = ask(&table, 2);
+    assert_eq!((first.number, first.sent), (1, 2));
+    assert_eq!((first.rate, first.part, first.want), (mbps(270), mbps(50), mbps(60)));
+    assert_eq!(table.send(VM, FAR, FRAME, Nanos::from_millis(51)), Sending::Pass);
+    let second = ask(&table, 52);
+    assert_eq!((second.number, second.sent), (2, 4));
+}
+
+#[test]
+fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
+    let table = table();
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap();
+    table.set_sender(pair.pair, mbps(100), (mbps(100), mbps(100), mbps(100)));
+    // The bucket holds 625,000 bytes, and 1 Gbit/s take 112,500 bytes of them in each ms.
+    let mut signals = Vec::new();
+    for step in 0..5_000_u64 {
+        let now = Nanos(2_000_000 + step * 10_000);
+        if let Sending::Signal(slot) = table.send(VM, FAR, FRAME, now) {
+            signals.push(step / 100);
+            table.take_back(slot, FRAME, true);
+        }
+    }
+    assert_eq!(signals, [2, 12, 22, 32, 42]);
+    let read = table.sending().next().unwrap();
+    assert!(read.refused > 3_000, "{}", read.refused);
+    // What was taken back is neither counted nor paid for.
+    let passed = (read.bytes - pair.bytes) / 1_250;
+    assert_eq!(passed + read.refused, 5_000);
+    assert!((995..=1_005).contains(&passed), "{passed}");
+}
+
+#[test]
+fn an_impossible_answer_is_ignored() {
+    let table = asking();
+    let question = ask(&table, 2);
+    let good = Answer {
+        number: question.number,
+        epoch: question.epoch,
+        sent: question.sent,
+        receive_epoch: 1,
+        received: 2,
+        marked: 1,
+        part: mbps(40),
+    };
+    let wrong = [
+        Answer { number: 0, ..good },
+        Answer { number: 2, ..good },
+        Answer { number: u32::MAX, ..good },
+        Answer { epoch: question.epoch + 1, ..good },
+        Answer { sent: good.sent + 1, ..good },
+        Answer { marked: 3, ..good },
+    ];
+    for answer in wrong {
+        assert!(!table.answered(VM, FAR, &answer), "{answer:?}");
+    }
+    assert!(!table.answered(VM, FAR + 1, &good), "another pair");
+    assert!(!table.answered(3, FAR, &good), "another VM");
+    assert_eq!(table.sending().next().unwrap().answer, None);
+    assert!(table.answered(VM, FAR, &good));
+    assert!(!table.answered(VM, FAR, &good), "once only");
+    assert_eq!(table.sending().next().unwrap().answer, Some(good));
+}
+
+#[test]
+fn a_receiver_counts_from_the_first_question_and_answers_when_it_knows_its_part() {
+    let table = table();
+    let now = Nanos::from_millis(1);
+    assert!(table.receive(VM, FAR, FRAME, false, now));
+    assert_eq!(table.receiving().count(), 0, "frames alone take no slot");
+    let question = Question { number: 1, epoch: 7, sent: 12, want: mbps(5), ..Question::default() };
+    assert_eq!(table.asked(VM, FAR, &question), None);
+    let pair = table.receiving().next().unwrap();
+    assert_eq!((pair.questions, pair.want), (1, mbps(5)));
+    table.set_receiver(pair.pair, mbps(30));
+    assert!(table.receive(VM, FAR, FRAME, true, now));
+    assert!(table.receive(VM, FAR, Size { bytes: 5_000, frames: 4 }, false, now));
+    let answer = table.asked(VM, FAR, &Question { number: 2, ..question }).unwrap();
+    assert_eq!((answer.number, answer.epoch, answer.sent), (2, 7, 12));
+    assert_eq!((answer.received, answer.marked, answer.part), (5, 1, mbps(30)));
+    table.end_receiver(pair.pair);
+    assert_eq!(table.asked(VM, FAR, &question), None, "a new pair");
+    let again = table.receiving().next().unwrap().pair;
+    assert!(again.epoch != pair.pair.epoch);
+}
+
+#[test]
+fn a_vm_receives_no_more_than_its_rate() {
+    let table = table();
+    let mut bits = 0;
+    for step in 0..100_000_u64 {
+        let passes = table.receive(VM, FAR, FRAME, false, Nanos(step * 10_000));
+        if passes && step >= 50_000 {
+            bits += 10_000;
+        }
+    }
+    assert!((9_900_000..10_100_000).contains(&(bits * 2)), "{bits}");
+}

@@ -81,9 +81,9 @@ impl Crew {
     /// Unreachable switches stay out of date. Returns the repaired switches with the changes, and
     /// the failed switches.
     pub(super) async fn end_mending(&mut self, tasks: Tasks<Repair>, stamp: Stamp) -> Mended {
-        let grace = self.limit / super::silent::GRACE;
+        let limit = self.limit;
         let (answering, (mut done, mut failed)) =
-            tokio::join!(self.silent.answering(grace), tasks.all());
+            tokio::join!(self.silent.answering(limit), tasks.all());
         if !answering.is_empty() {
             let (more, failures) = self.repair(answering.into_iter(), stamp).all().await;
             done.extend(more);

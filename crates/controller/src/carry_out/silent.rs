@@ -8,10 +8,12 @@
 //! # Approach
 //!
 //! After a switch did not answer once, the controller first *probes* it: a task of its own reads
-//! the switch. A switch has at most one probe at a time. A repair includes only switches whose
-//! probe was answered. Once an interval, the controller waits for new probes for a [`GRACE`]th of
-//! the time limit, at the same time as for the repairs of the others. A probe that is answered
-//! later counts at the next repair, which is less than an interval later.
+//! the switch. A repair includes only switches whose probe was answered. A probe may hang until its
+//! time limit although the switch answers again, so the next probe begins after half of the limit.
+//!
+//! At most once in half of the time limit, the controller waits for probes, for a [`GRACE`]th of
+//! the limit and at the same time as for the repairs of the others. A probe that is answered later
+//! counts at the next repair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,25 +21,37 @@ use std::time::Duration;
 
 use penstock_fabric::topology::NodeId;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::southbound::{DriverError, SwitchDriver};
 
 /// Part of the time limit for an answer for which the controller waits for probes.
-pub(super) const GRACE: u32 = 8;
+const GRACE: u32 = 8;
 
-/// Probe of a switch that did not answer.
+/// Probes of a switch that did not answer.
 #[derive(Debug, Default)]
 struct Probe {
-    /// The running probe, if any, which returns true if the switch answers. Dropping the set ends
-    /// the probe.
-    task: JoinSet<bool>,
+    /// The running probes, each of which returns true if the switch answers. Dropping the set ends
+    /// them.
+    tasks: JoinSet<bool>,
+    /// Start of the last probe.
+    begun: Option<Instant>,
     answered: bool,
 }
 
 impl Probe {
-    /// Notes the result of the probe, if it has ended.
+    /// Notes the results of the probes that have ended.
     fn look(&mut self) {
-        if let Some(answer) = self.task.try_join_next() {
+        while let Some(answer) = self.tasks.try_join_next() {
+            self.answered |= answer.unwrap_or(false);
+        }
+    }
+
+    /// Waits until a probe is answered, or until all have ended.
+    async fn wait(&mut self) {
+        while !self.answered
+            && let Some(answer) = self.tasks.join_next().await
+        {
             self.answered |= answer.unwrap_or(false);
         }
     }
@@ -47,15 +61,11 @@ impl Probe {
 #[derive(Debug, Default)]
 pub(super) struct Silent {
     probes: BTreeMap<NodeId, Probe>,
-    /// True if the controller has waited for probes in this interval.
-    waited: bool,
+    /// Time at which the controller last began to wait for probes.
+    waited: Option<Instant>,
 }
 
 impl Silent {
-    pub(super) fn begin_interval(&mut self) {
-        self.waited = false;
-    }
-
     pub(super) fn add(&mut self, node: NodeId) {
         self.probes.entry(node).or_default();
     }
@@ -68,7 +78,8 @@ impl Silent {
         self.probes.remove(&node);
     }
 
-    /// Begins to probe the switches that have no probe yet. `limit` is the time limit of a probe.
+    /// Begins to probe the switches whose last probe began long ago. `limit` is the time limit of a
+    /// probe.
     pub(super) fn probe(
         &mut self,
         switches: Vec<(NodeId, Arc<dyn SwitchDriver>)>,
@@ -77,10 +88,11 @@ impl Silent {
         for (node, driver) in switches {
             let Some(probe) = self.probes.get_mut(&node) else { continue };
             probe.look();
-            if probe.answered || !probe.task.is_empty() {
+            if probe.answered || !is_old(probe.begun, limit) {
                 continue;
             }
-            probe.task.spawn(async move {
+            probe.begun = Some(Instant::now());
+            probe.tasks.spawn(async move {
                 let read = tokio::time::timeout(limit, driver.read_back()).await;
                 // Any other error is an answer, which the repair reports.
                 read.is_ok_and(|read| !matches!(read, Err(DriverError::Unreachable { .. })))
@@ -89,18 +101,17 @@ impl Silent {
     }
 
     /// Returns the switches whose probes were answered, which are no longer silent. Waits for
-    /// probes for `grace` if the controller has not waited for them in this interval.
-    pub(super) async fn answering(&mut self, grace: Duration) -> BTreeSet<NodeId> {
-        if !std::mem::replace(&mut self.waited, true) {
+    /// probes if the last wait was long ago. `limit` is the time limit of a probe.
+    pub(super) async fn answering(&mut self, limit: Duration) -> BTreeSet<NodeId> {
+        if is_old(self.waited, limit) {
+            self.waited = Some(Instant::now());
             let probes = async {
                 for probe in self.probes.values_mut() {
-                    while let Some(answer) = probe.task.join_next().await {
-                        probe.answered |= answer.unwrap_or(false);
-                    }
+                    probe.wait().await;
                 }
             };
             // After the time, the probes that are left still run.
-            let _ = tokio::time::timeout(grace, probes).await;
+            let _ = tokio::time::timeout(limit / GRACE, probes).await;
         }
         self.probes.values_mut().for_each(Probe::look);
         let answered = self.probes.iter().filter(|(_, probe)| probe.answered);
@@ -108,6 +119,11 @@ impl Silent {
         self.probes.retain(|node, _| !answered.contains(node));
         answered
     }
+}
+
+/// Returns true if half of the time limit has passed since `time`.
+fn is_old(time: Option<Instant>, limit: Duration) -> bool {
+    time.is_none_or(|time| time.elapsed() >= limit / 2)
 }
 
 #[cfg(test)]
@@ -131,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_dead_switch_costs_a_short_wait_once_an_interval_and_is_found_when_it_answers() {
+    async fn a_dead_switch_costs_a_short_wait_and_is_found_when_it_answers() {
         let (limit, node) = (Duration::from_secs(2), NodeId(7));
         let grace = limit / GRACE;
         let (switch, mut silent) = (switch(), Silent::default());
@@ -139,24 +155,21 @@ mod tests {
         let drivers = || vec![(node, Arc::clone(&switch) as Arc<dyn SwitchDriver>)];
         silent.add(node);
         for _ in 0..3 {
-            silent.begin_interval();
-            let began = tokio::time::Instant::now();
+            let began = Instant::now();
             for _ in 0..5 {
                 silent.probe(drivers(), limit);
-                assert_eq!(silent.answering(grace).await, BTreeSet::new());
+                assert_eq!(silent.answering(limit).await, BTreeSet::new());
             }
             let waited = began.elapsed();
             assert!(waited >= grace && waited < 2 * grace, "only the first call waits: {waited:?}");
-            tokio::time::sleep(2 * limit).await;
+            tokio::time::sleep(limit).await;
         }
-        switch.set_faults(Faults { slow: limit / 2, ..Faults::default() });
-        silent.begin_interval();
-        // The last probe has ended without an answer.
-        assert_eq!(silent.answering(grace).await, BTreeSet::new());
+        // A probe that begins just before the switch answers again hangs, and hides nothing.
         silent.probe(drivers(), limit);
-        assert_eq!(silent.answering(grace).await, BTreeSet::new(), "not yet");
-        tokio::time::sleep(limit).await;
-        assert_eq!(silent.answering(grace).await, BTreeSet::from([node]));
+        switch.set_faults(Faults { slow: grace / 2, ..Faults::default() });
+        tokio::time::sleep(limit / 2).await;
+        silent.probe(drivers(), limit);
+        assert_eq!(silent.answering(limit).await, BTreeSet::from([node]));
         assert!(!silent.contains(node));
     }
 }

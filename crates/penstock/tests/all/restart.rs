@@ -174,10 +174,12 @@ fn a_crash_before_the_daemon_is_ready_ends_no_session() {
     let mut service = Service::start(|at| vms(at, &["vm"], queues));
     let mut driver = service.driver("vm", 1);
     service.stop();
-    // The start waits for a writer of this file, after the session continued.
-    let plan = service.scratch.0.join("plan");
-    assert!(Command::new("mkfifo").arg(&plan).status().unwrap().success());
-    service.configure(|at| vms(at, &["vm"], queues) + &format!("[switch]\nplan = \"{at}/plan\"\n"));
+    // The start waits for a writer of this file, after the session was prepared.
+    let ca = service.scratch.0.join("ca.pem");
+    assert!(Command::new("mkfifo").arg(&ca).status().unwrap().success());
+    let tls = "ca = \"ca.pem\", cert = \"x.pem\", key = \"x.key\", controllers = [\"one\"]";
+    let switch = format!("[switch]\nlisten = \"127.0.0.1:0\"\ntls = {{ {tls} }}\n");
+    service.configure(|at| vms(at, &["vm"], queues) + &switch);
     let text = "the session of the former process continues";
     for crashes in 1..=3 {
         service.spawn();

@@ -297,7 +297,7 @@ pub(crate) fn picture(record: &Record) -> Picture {
 
 #[cfg(test)]
 mod tests {
-    use super::super::counters::Rates;
+    use super::super::counters::{Rates, Repairs};
     use super::*;
 
     /// A sample of one second in which the only tenant has the rate `rate` in both directions.
@@ -310,7 +310,7 @@ mod tests {
             rates: Rates {
                 tenants: vec![vec![rate, 2.0 * rate]],
                 core: vec![4.0, 4.0],
-                repairs: Vec::new(),
+                repairs: vec![vec![Repairs::default(); 2]],
             },
             sweep: Duration::ZERO,
             link: 8.0,

@@ -503,7 +503,7 @@ impl Crew {
                 Step::Limit { tenant } | Step::Release { tenant } => {
                     if matches!(step, Step::Limit { .. }) {
                         self.told.limited.insert(*tenant);
-                    } else {
+                    } else if !self.is_moving(*tenant) {
                         self.told.limited.remove(tenant);
                     }
                     if self.limit_matters(*tenant) {

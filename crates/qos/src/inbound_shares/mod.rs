@@ -57,9 +57,9 @@
 //! per worker, and its share of t. The bucket of a VM holds [`SHARE_TIME`] of its share, and at
 //! least two large segments. The spare bucket holds [`SHARE_TIME`] of the input's rate.
 //!
-//! With more than [`FEW`] VMs, the least depths together are those of [`FEW`] VMs that receive
-//! nothing and of [`FEW`] VMs that receive. A frame passes if the VM's bucket is not empty, so even
-//! a small bucket passes a large segment, and is then in debt.
+//! With more than [`FEW`] VMs, the least depths are smaller: those of all VMs that receive nothing
+//! add up to those of [`FEW`] VMs, and so do those of all VMs that receive. A frame passes if the
+//! VM's bucket is not empty, so even a small bucket passes a large segment, and is then in debt.
 //!
 //! # A worker without its core
 //!

@@ -17,7 +17,7 @@
 //! |---|---|
 //! | a standing backlog that does not shrink | falls to 1/32 below the delivered rate |
 //! | a standing backlog that shrinks, or more is delivered than the estimate | no change |
-//! | a standing backlog, and refused and lost frames cost more than delivered ones | grows by 1/64 |
+//! | a standing backlog; refused and lost frames cost more than delivered ones | grows by 1/64 |
 //! | no standing backlog | grows by 1/64, or by 1/8 if no frame was refused |
 //!
 //! One step lowers the estimate by at most a half, because a worker may lose its core for a moment.
@@ -25,9 +25,9 @@
 //! Refused frames free time of the core, the backlog disappears, and the estimate grows again.
 //! Under a larger flood, refusals take at most about half of the core's time for the input.
 //!
-//! Frames that pass and are then *lost*, for example at the full ring of a VM, take time of the core
-//! like refused frames. A lower estimate refuses none of them, because their VM gets its tokens
-//! back. So a flood to such a VM does not lower the estimate for the others.
+//! Frames that pass and are then *lost*, for example at the full ring of a VM, take time of the
+//! core like refused frames. A lower estimate refuses none of them, because their VM gets its
+//! tokens back. So a flood to such a VM does not lower the estimate for the others.
 //!
 //! # Departures
 //!

@@ -316,7 +316,10 @@ async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_po
         let before = world.marks();
         // The switch has two ports, so it dies after some changes of its map.
         world.fault("core-0", Faults { dies_after: Some(3), ..Faults::default() });
+        let plan = leader.stamp().generation + 1;
         interval(&mut leader, &THEN).await;
+        let has = world.switches["rack-0"].truth().stamp;
+        assert!(has.generation > plan, "{mode:?}: a late message of the plan could undo {has}");
         assert_eq!(leader.totals().taken_back, 1, "{mode:?}: {:?}", leader.last());
         let held: Vec<_> = leader.crew().moving().collect();
         assert!(!held.is_empty(), "{mode:?}");

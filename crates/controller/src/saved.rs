@@ -284,14 +284,17 @@ impl<T: Stamped> Keeper<T> {
     /// Stores a plan if `work` succeeds, and returns the same results as [`Saved::publish`]. If the
     /// plan cannot be stored, [`Self::make_up`] tries again to store it. If `work` fails, the file
     /// is unchanged. The plan is written to the disk while `work` runs, so the caller does not wait
-    /// for one after the other.
+    /// for one after the other. A write of an earlier plan does not delay `work`.
     pub(crate) async fn keep_if<E>(
         &self,
         plan: T,
         work: impl Future<Output = Result<(), E>>,
     ) -> Result<Result<Option<String>, String>, E> {
-        let _writing = self.writing.lock().await;
-        let (done, written) = tokio::join!(work, self.saved.prepare(plan.clone()));
+        let prepare = async {
+            let writing = self.writing.lock().await;
+            (writing, self.saved.prepare(plan.clone()).await)
+        };
+        let (done, (_writing, written)) = tokio::join!(work, prepare);
         if let Err(error) = done {
             self.saved.discard().await;
             return Err(error);
@@ -427,6 +430,22 @@ mod tests {
         assert!(told.contains("free disk space"), "{told}");
         assert_eq!(keeper.load().await, Ok(SavedPlan::Stamp(plan(3).stamp)));
         assert_eq!(keeper.owed(), Some(plan(3).stamp));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_write_of_an_earlier_plan_does_not_delay_the_work() {
+        let folder = folder("slow");
+        let keeper = Keeper::new(Saved::<HostPlan>::new("server-1", &folder.join("plan")));
+        let slow = Arc::clone(&keeper.writing).lock_owned().await;
+        // The earlier write ends only when the work runs.
+        let work = async {
+            drop(slow);
+            Ok::<(), String>(())
+        };
+        let kept = tokio::time::timeout(PAUSES.1, keeper.keep_if(plan(1), work)).await;
+        assert_eq!(kept, Ok(Ok(Ok(None))));
+        assert_eq!(keeper.load().await, Ok(SavedPlan::Whole(plan(1))));
         fs::remove_dir_all(folder).unwrap();
     }
 

@@ -291,7 +291,8 @@ impl Crew {
     }
 
     /// Executes a plan of `fabric`. If the result is [`Outcome::TakenBack`], the caller must also
-    /// restore the binding from before the plan.
+    /// restore the binding from before the plan. The messages of the rollback have the next stamp,
+    /// so the caller's later stamps begin with the next one.
     pub async fn carry_out(&mut self, fabric: &Fabric, plan: &Plan, stamp: Stamp) -> Outcome {
         self.known.clear();
         self.times = PlanTimes::default();
@@ -338,7 +339,9 @@ impl Crew {
             }
             trouble.iter().for_each(|t| self.refusals.refused(t.node));
             let began = Instant::now();
-            let stuck = self.take_back(fabric, before, &touched, stamp).await;
+            // A message of the plan that a slow network delivers later must not undo the rollback.
+            let next = Stamp { generation: stamp.generation + 1, ..stamp };
+            let stuck = self.take_back(fabric, before, &touched, next).await;
             self.times.0.push((StageKind::TakeBack, began.elapsed()));
             return Outcome::TakenBack { why: trouble, stuck };
         }
@@ -502,7 +505,7 @@ impl Crew {
                 Step::Limit { tenant } | Step::Release { tenant } => {
                     if matches!(step, Step::Limit { .. }) {
                         self.told.limited.insert(*tenant);
-                    } else {
+                    } else if !self.is_moving(*tenant) {
                         self.told.limited.remove(tenant);
                     }
                     if self.limit_matters(*tenant) {

@@ -93,6 +93,12 @@ impl Crew {
         self.unsettled.tenants.iter().chain(self.held.0.keys()).copied()
     }
 
+    /// Whether a tenant waits for hosts or switches ([`Self::moving`]). A plan of other tenants
+    /// limits all tenants of queue 0 beside them, but its end must not release this tenant.
+    pub(super) fn is_moving(&self, slot: TenantSlot) -> bool {
+        self.unsettled.tenants.contains(&slot) || self.held.0.contains_key(&slot)
+    }
+
     /// Reads and repairs the state of switches and hosts that are out of date. Unreachable switches
     /// and hosts stay out of date. Returns the repaired switches with the changes, and the failed
     /// switches and hosts.

@@ -433,8 +433,9 @@ impl Leader {
                 self.troubles("out-of-date", &stuck);
                 self.fabric.put_back(before);
                 // The stored parts of the plan's binding have its stamp, so the old binding needs a
-                // new stamp. The store refuses this write if another controller leads. A host's or
-                // switch's report of another leader is not enough, because the report may be wrong.
+                // new stamp, which the messages of the rollback also had. The store refuses this
+                // write if another controller leads. A host's or switch's report of another leader
+                // is not enough, because the report may be wrong.
                 self.next_stamp();
                 // The record of the plan's tenants stays until the old binding is stored.
                 self.put_binding(false).await?;

@@ -216,7 +216,7 @@ pub trait SwitchDriver: Send + Sync + std::fmt::Debug {
 
     /// Returns a text that identifies the present run of the switch. The text changes if the switch
     /// restarts, or loses its state in another way that the driver can notice. `None` if the driver
-    /// cannot tell one run from another. The request is much cheaper than
+    /// cannot tell one run from another. The request costs at most as much as
     /// [`read_back`](Self::read_back).
     async fn run_id(&self) -> Result<Option<String>, DriverError> {
         Ok(None)

@@ -4,16 +4,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
+use penstock_controller::Stamp;
+use penstock_controller::carry_out::{Crew, Outcome};
 use penstock_controller::hosts::{HostPlan, HostTenant};
 use penstock_controller::intent::TenantSpec;
 use penstock_controller::leader::{Leader, Settings};
 use penstock_controller::southbound::{Change, Faults, PortState};
 use penstock_controller::store::Store;
 use penstock_fabric::ledger::Service;
-use penstock_fabric::queue_binding::Mode;
+use penstock_fabric::queue_binding::{Mode, Plan, Step};
 
-use crate::world::{Folder, Message, RACK, World, store, tenant, usage};
+use crate::world::{FakeHosts, Folder, Message, RACK, World, fabric, store, tenant, usage};
 
 const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap];
 /// Usage with which tenants a, b and c get the three queues.
@@ -279,6 +282,29 @@ async fn a_successor_limits_the_tenants_of_a_host_that_is_away_until_it_comes() 
     assert!(tried > 0, "no moment without marks was found");
 }
 
+/// A plan limits the tenants of queue 0 beside its tenants, and releases them at its end.
+#[tokio::test]
+async fn a_plan_of_others_does_not_release_a_tenant_of_an_unfinished_plan() {
+    let mut fabric = fabric(Mode::PerPortMap, 2);
+    let names = ["a", "b"];
+    for name in names {
+        fabric.add(within(name, "rack-0", RACK, 10)).unwrap();
+    }
+    fabric.reserve_all();
+    let slots = names.map(|name| fabric.slot(name).unwrap());
+    let hosts = Arc::new(FakeHosts::default());
+    let mut crew = Crew::new(BTreeMap::new(), hosts, Duration::from_secs(1));
+    crew.resume(&fabric, BTreeSet::from([slots[0]]));
+    let (limits, releases) =
+        (slots.map(|tenant| Step::Limit { tenant }), slots.map(|tenant| Step::Release { tenant }));
+    let plan = Plan { epoch: 1, steps: limits.into_iter().chain(releases).collect() };
+    let stamp = Stamp { epoch: 1, generation: 1 };
+    assert_eq!(crew.carry_out(&fabric, &plan, stamp).await, Outcome::Done(Vec::new()));
+    let server = fabric.servers_of(slots[0]).next().unwrap();
+    let told = crew.host_plan(&fabric, server, stamp);
+    assert_eq!(names.map(|name| is_limited(find(&told, name))), [true, false], "{told:?}");
+}
+
 #[tokio::test]
 async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_point() {
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
@@ -290,7 +316,10 @@ async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_po
         let before = world.marks();
         // The switch has two ports, so it dies after some changes of its map.
         world.fault("core-0", Faults { dies_after: Some(3), ..Faults::default() });
+        let plan = leader.stamp().generation + 1;
         interval(&mut leader, &THEN).await;
+        let has = world.switches["rack-0"].truth().stamp;
+        assert!(has.generation > plan, "{mode:?}: a late message of the plan could undo {has}");
         assert_eq!(leader.totals().taken_back, 1, "{mode:?}: {:?}", leader.last());
         let held: Vec<_> = leader.crew().moving().collect();
         assert!(!held.is_empty(), "{mode:?}");

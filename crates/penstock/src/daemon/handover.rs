@@ -80,20 +80,17 @@ pub(super) fn hand_over(host: &Host, notifier: &Notifier) -> Result<(), ApiError
     store(host, notifier, |_| true)
 }
 
-/// Ends the ports and stores those of their states that `is_new` says the store lacks.
+/// Ends the ports and stores those of their states that `is_new` says the store lacks. If the
+/// service manager cannot be reached, only ends the ports, so that sessions in the store stay
+/// alive.
 fn store(host: &Host, notifier: &Notifier, is_new: impl Fn(&Kept) -> bool) -> Result<(), ApiError> {
-    let passage = match notifier.passage(STORE_LIMIT) {
-        Ok(passage) => passage,
-        Err(error) => {
-            tracing::warn!("no session is kept: the service manager cannot be reached: {error}");
-            return Ok(());
-        }
+    let unreached = |error: &std::io::Error| {
+        tracing::warn!("no session is stored: the service manager cannot be reached: {error}");
     };
+    let passage = notifier.passage(STORE_LIMIT).inspect_err(unreached).ok();
     let mut stored = 0;
     host.hand_over(&mut |kept| {
-        if !is_new(&kept) {
-            return;
-        }
+        let Some(passage) = passage.as_ref().filter(|_| is_new(&kept)) else { return };
         let port = kept.port().to_owned();
         // A hang-up of the carrier's other end is no reason to close the carrier (`FDPOLL=0`).
         let state = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={NAME}");
@@ -103,7 +100,7 @@ fn store(host: &Host, notifier: &Notifier, is_new: impl Fn(&Kept) -> bool) -> Re
             Err(error) => tracing::warn!(port, "the session is not kept: {error}"),
         }
     })?;
-    if stored > 0 {
+    if let Some(passage) = passage.filter(|_| stored > 0) {
         // The manager knows the sender of a message only while the sender exists.
         passage.wait_until_read();
         tracing::info!(ports = stored, "sessions stored for the next process");

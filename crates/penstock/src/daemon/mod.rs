@@ -73,7 +73,7 @@ pub(crate) const API_CONNECTIONS_MAX: usize = 128;
 /// Limit of descriptors for connections to the API.
 pub(crate) const API_DESCRIPTORS: usize = 8;
 
-/// The host's roles in a fabric: server, switch, both or none.
+/// Role of the host in a fabric: server, switch or none.
 #[derive(Clone, Debug, Default)]
 pub struct Parts {
     fabric: Option<Fabric>,

@@ -241,7 +241,7 @@ fn a_refused_capture_leaves_files_as_they_were() {
     let output = command.env("PENSTOCK_SOCKET", bed.daemon.socket()).output().unwrap();
     let told = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && told.contains("it is a terminal"), "{told}");
-    // A capture begins the file anew.
+    // A capture that begins replaces the content of the file.
     bed.daemon.ask(&format!("capture vm1 --secs 1 -w {}", at("old.pcapng").display())).ok();
     assert_eq!(fs::read(at("old.pcapng")).unwrap()[..4], [0x0a, 0x0d, 0x0d, 0x0a]);
 }

@@ -1,6 +1,7 @@
 //! Tests of a restart under a service manager that keeps descriptors, apart from the frames on the
 //! way (see [`crate::kill`]).
 
+use std::fs::File;
 use std::process::{Child, Command, Stdio};
 
 use penstock_guest::driver::{DriverConfig, VirtioNet};
@@ -41,11 +42,15 @@ impl Service {
     }
 
     fn spawn(&mut self) {
+        let command = self.manager.command(crate::support::BINARY);
+        self.spawn_with(command);
+    }
+
+    /// Starts the daemon with `command`, which is the manager's command for the daemon's program.
+    fn spawn_with(&mut self, mut command: Command) {
         let log = self.scratch.0.join("log");
-        let log = std::fs::File::options().create(true).append(true).open(log).unwrap();
-        self.child = self
-            .manager
-            .command(crate::support::BINARY)
+        let log = File::options().create(true).append(true).open(log).unwrap();
+        self.child = command
             .args(["host", "run", "--config"])
             .arg(self.scratch.0.join("host.toml"))
             .stdin(Stdio::null())
@@ -161,6 +166,26 @@ fn a_start_that_fails_leaves_the_sessions_to_the_next_start() {
     assert!(!service.child.try_wait().unwrap().unwrap().success());
     assert!(service.log().contains("cannot be created"), "{}", service.log());
     assert_eq!(service.manager.store.len(), 1);
+    assert!(driver.is_connected());
+    service.configure(|at| vms(at, &["vm"], queues));
+    service.run();
+    assert!(driver.is_connected());
+    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+}
+
+#[test]
+fn a_start_that_fails_without_its_service_manager_ends_no_session() {
+    let queues = "egress = \"wfq\"\nlink = \"1G\"";
+    let mut service = Service::start(|at| vms(at, &["vm"], queues));
+    let mut driver = service.driver("vm", 1);
+    service.stop();
+    // This start fails after the sessions continued, and nobody listens for its notices.
+    service.configure(|at| vms(at, &["vm"], queues) + "[switch]\nplan = \"/proc/none/plan\"\n");
+    let mut command = service.manager.command(crate::support::BINARY);
+    command.env("NOTIFY_SOCKET", service.scratch.0.join("nobody"));
+    service.spawn_with(command);
+    service.await_end();
+    assert!(service.log().contains("the service manager cannot be reached"), "{}", service.log());
     assert!(driver.is_connected());
     service.configure(|at| vms(at, &["vm"], queues));
     service.run();

@@ -17,13 +17,17 @@
 //! |---|---|
 //! | a standing backlog that does not shrink | falls to 1/32 below the delivered rate |
 //! | a standing backlog that shrinks, or more is delivered than the estimate | no change |
-//! | a standing backlog, and refused frames cost more than delivered frames | grows by 1/64 |
+//! | a standing backlog; refused and lost frames cost more than delivered ones | grows by 1/64 |
 //! | no standing backlog | grows by 1/64, or by 1/8 if no frame was refused |
 //!
 //! One step lowers the estimate by at most a half, because a worker may lose its core for a moment.
 //!
 //! Refused frames free time of the core, the backlog disappears, and the estimate grows again.
 //! Under a larger flood, refusals take at most about half of the core's time for the input.
+//!
+//! Frames that pass and are then *lost*, for example at the full ring of a VM, take time of the
+//! core like refused frames. A lower estimate refuses none of them, because their VM gets its
+//! tokens back. So a flood to such a VM does not lower the estimate for the others.
 //!
 //! # Departures
 //!
@@ -62,6 +66,8 @@ pub(super) struct Interval {
     pub passed: Size,
     /// Number of refused frames.
     pub refused: u32,
+    /// Number of frames that passed and were then lost.
+    pub lost: u32,
 }
 
 /// Estimate of the rate that can be delivered from an input.
@@ -105,7 +111,7 @@ impl Capacity {
         }
         let copies = u64::from(seen.passed.bytes) / COPIED;
         let delivery = DELIVERED * u64::from(seen.passed.frames) + copies;
-        if u64::from(seen.refused) > delivery {
+        if u64::from(seen.refused) + u64::from(seen.lost) > delivery {
             self.grow(GROW);
             return true;
         }
@@ -136,7 +142,7 @@ mod tests {
     fn interval(backlog: u32, bits: u64, refused: u32) -> Interval {
         let bytes = u32::try_from(bits / 8_000).unwrap();
         let passed = Size { bytes, frames: bytes / 1_538 };
-        Interval { elapsed: INTERVAL, batches: 20, backlog, passed, refused }
+        Interval { elapsed: INTERVAL, batches: 20, backlog, passed, refused, lost: 0 }
     }
 
     #[test]

@@ -57,9 +57,9 @@
 //! per worker, and its share of t. The bucket of a VM holds [`SHARE_TIME`] of its share, and at
 //! least two large segments. The spare bucket holds [`SHARE_TIME`] of the input's rate.
 //!
-//! With more than [`FEW`] VMs, the least depths together are those of [`FEW`] VMs that receive
-//! nothing and of [`FEW`] VMs that receive. A frame passes if the VM's bucket is not empty, so even
-//! a small bucket passes a large segment, and is then in debt.
+//! With more than [`FEW`] VMs, the least depths are smaller: those of all VMs that receive nothing
+//! add up to those of [`FEW`] VMs, and so do those of all VMs that receive. A frame passes if the
+//! VM's bucket is not empty, so even a small bucket passes a large segment, and is then in debt.
 //!
 //! # A worker without its core
 //!
@@ -169,6 +169,8 @@ struct Counts {
     bytes: AtomicU64,
     frames: AtomicU64,
     refused: AtomicU64,
+    /// Frames that passed and were then lost.
+    lost: AtomicU64,
     /// Least number of frames that waited after a batch, by queue pair; `u32::MAX` without a batch.
     backlogs: [AtomicU32; QUEUES_MAX],
 }
@@ -439,8 +441,8 @@ impl InboundShares {
     }
 
     /// Gives back the tokens of frames to `port` that passed and were then dropped, for example
-    /// because the VM's ring is full. The frames do not count as delivered. `size` is in bytes on
-    /// the link.
+    /// because the VM's ring is full. The frames do not count as delivered, but they took time of
+    /// the core. `size` is in bytes on the link.
     pub fn not_delivered(&self, port: u16, size: Size) {
         self.give_back(port, size.bytes);
         let less = |count: &AtomicU64, by: u32| {
@@ -449,6 +451,7 @@ impl InboundShares {
         };
         less(&self.counts.bytes, size.bytes);
         less(&self.counts.frames, size.frames);
+        self.counts.lost.fetch_add(size.frames.into(), Ordering::Relaxed);
     }
 
     /// Whether a frame to `port` whose sender does not support ECN may be dropped as a signal at
@@ -464,7 +467,7 @@ impl InboundShares {
 
     /// Counts a batch of the input's queue pair `queue`, behind which about `backlog` frames wait.
     pub fn note(&self, queue: usize, backlog: usize, load: BatchLoad) {
-        let Counts { batches, bytes, frames, refused, backlogs } = &self.counts;
+        let Counts { batches, bytes, frames, refused, backlogs, .. } = &self.counts;
         if let Some(least) = backlogs.get(queue) {
             let backlog = u32::try_from(backlog).unwrap_or(u32::MAX).min(u32::MAX - 1);
             least.fetch_min(backlog, Ordering::Relaxed);
@@ -493,6 +496,7 @@ impl Counts {
             bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
             backlogs: core::array::from_fn(|_| AtomicU32::new(u32::MAX)),
         }
     }
@@ -509,6 +513,7 @@ impl Counts {
             backlog: backlogs.filter(|least| *least != u32::MAX).max().unwrap_or(0),
             passed: Size { bytes: small(&self.bytes), frames: small(&self.frames) },
             refused: small(&self.refused),
+            lost: small(&self.lost),
         }
     }
 }

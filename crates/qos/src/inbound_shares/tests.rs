@@ -263,3 +263,19 @@ fn frames_that_are_dropped_later_cost_no_share_and_are_not_delivered() {
     assert_eq!(level(), before);
     assert_eq!(shares.counts.take(STEP).passed, Size::default());
 }
+
+#[test]
+fn a_flood_to_a_vm_with_a_full_ring_does_not_lower_the_rate_of_the_others() {
+    let shares = InboundShares::new(RATE, &members());
+    let size = |frames: u32| Size { bytes: frames * FRAME, frames };
+    let load = BatchLoad { passed: size(32), refused: 0 };
+    let mut now = Nanos::from_secs(1);
+    for _ in 0..500 {
+        now += Nanos::from_micros(100);
+        shares.refill(now);
+        shares.note(0, 500, load);
+        // Four frames of each batch are for other VMs.
+        shares.not_delivered(0, size(28));
+    }
+    assert_eq!(shares.rate(), RATE);
+}

@@ -576,7 +576,8 @@ impl SwitchDriver for GnmiSwitch {
                 self.no_boot_time.store(true, Ordering::Relaxed);
                 Ok(None)
             }
-            // The target is there, and may refuse the path in some other way.
+            // The target may refuse the path in another way. If it does not answer at all, the next
+            // request fails, too.
             Err(_) => Ok(None),
         }
     }

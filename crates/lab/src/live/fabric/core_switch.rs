@@ -53,7 +53,8 @@ pub(super) struct CoreSwitch {
     dir: PathBuf,
     driver: PenstockSwitch,
     runtime: Runtime,
-    /// Unmapped frames that the process counted before its last kill.
+    /// Unmapped frames that the process counted before its last kill. The frames between the last
+    /// reading of its counters and the kill are missing.
     unmapped: Mutex<u64>,
 }
 

@@ -59,7 +59,7 @@ const SILENCE: Duration = Duration::from_secs(24);
 const OFF: Duration = Duration::from_secs(24);
 /// Maximum time until the fabric has recovered. The limit ends a run in which it does not recover.
 const RECOVERY_MAX: Duration = Duration::from_secs(120);
-/// Maximum time until another controller leads and has told its plans, in seconds.
+/// Maximum time until another controller leads and all hosts have its plans, in seconds.
 pub(super) const TAKE_OVER: f64 = 15.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

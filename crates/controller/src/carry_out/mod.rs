@@ -237,6 +237,7 @@ impl Crew {
     pub fn begin_interval(&mut self) {
         self.refusals.begin_interval();
         self.unsettled.begin_interval();
+        self.silent.begin_interval();
     }
 
     fn connected(&self, fabric: &Fabric, node: NodeId) -> bool {

@@ -9,11 +9,12 @@
 //!
 //! After a switch did not answer once, the controller first *probes* it: a task of its own reads
 //! the switch. A repair includes only switches whose probe was answered. A probe may hang until its
-//! time limit although the switch answers again, so the next probe begins after half of the limit.
+//! time limit although the switch answers again. The next probe therefore begins with the next
+//! interval, or after half of the limit.
 //!
-//! At most once in half of the time limit, the controller waits for probes, for a [`GRACE`]th of
-//! the limit and at the same time as for the repairs of the others. A probe that is answered later
-//! counts at the next repair.
+//! As often as it begins probes, the controller waits for them, for a [`GRACE`]th of the limit and
+//! at the same time as for the repairs of the others. A probe that is answered later counts at the
+//! next repair.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -66,6 +67,12 @@ pub(super) struct Silent {
 }
 
 impl Silent {
+    /// Lets the next repair probe all silent switches anew, and wait for the probes.
+    pub(super) fn begin_interval(&mut self) {
+        self.waited = None;
+        self.probes.values_mut().for_each(|probe| probe.begun = None);
+    }
+
     pub(super) fn add(&mut self, node: NodeId) {
         self.probes.entry(node).or_default();
     }

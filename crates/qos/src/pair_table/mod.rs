@@ -17,6 +17,8 @@
 //!
 //! - A frame of a VM takes tokens of its pair's bucket ([`PairTable::send`]). A pair without a slot
 //!   and a pair whose rate is not set yet use the default bucket of the VM.
+//! - Each frame of a VM also takes tokens of the VM's own bucket. Without this bucket, a VM with
+//!   256 pairs could save the bursts of all its pairs and send them at once.
 //! - If a pair's bucket is less than half full, one frame in 10 ms signals congestion to its sender
 //!   ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
@@ -32,8 +34,9 @@
 //!
 //! # Cost
 //!
-//! A frame costs a search in one or two cache lines of keys, and the operations of one bucket. The
-//! table allocates memory only when it is created.
+//! A frame that leaves costs a search in one or two cache lines of keys, and the operations of two
+//! buckets. A frame that arrives costs the same search, and the operations of one bucket. The table
+//! allocates memory only when it is created.
 
 mod keys;
 mod slots;
@@ -55,6 +58,8 @@ pub const PAIRS_MAX: usize = 4_096;
 pub const PAIRS_OF_VM_MAX: u32 = 256;
 /// Number of slots in which a key can be.
 pub const WINDOW: usize = 8;
+/// Ratio of the depth of a VM's own bucket to the depth of a pair's bucket with the same rate.
+const VM_DEEPER: i64 = 4;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
 
@@ -135,6 +140,8 @@ pub struct ReceiveReading {
 pub struct VmRates {
     /// Rate of frames whose pair has no slot or no rate.
     pub default: BitsPerSecond,
+    /// Rate of all frames from the VM together.
+    pub send: BitsPerSecond,
     /// Rate of all frames to the VM together.
     pub receive: BitsPerSecond,
 }
@@ -161,6 +168,7 @@ pub enum Sending {
 struct Vm {
     limited: AtomicBool,
     default: PacedBucket,
+    send: PacedBucket,
     receive: PacedBucket,
     bytes: AtomicU64,
     refused: AtomicU64,
@@ -189,6 +197,7 @@ impl PairTable {
         let vm = || Vm {
             limited: AtomicBool::new(false),
             default: PacedBucket::new(),
+            send: PacedBucket::deep(VM_DEEPER),
             receive: PacedBucket::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -219,7 +228,7 @@ impl PairTable {
         let Some(vm) = self.vm(port) else { return Sending::Free };
         let slot = self.send_slot(vm, port, mac);
         let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
-            let passes = vm.default.take(size.bytes, now);
+            let passes = vm.take(&vm.default, size.bytes, now);
             if passes {
                 vm.bytes.fetch_add(size.bytes.into(), Ordering::Relaxed);
             } else {
@@ -230,11 +239,11 @@ impl PairTable {
             }
             return if passes { Sending::Pass } else { Sending::Refuse };
         };
-        let passes = slot.bucket.take(size.bytes, now);
+        let passes = vm.take(&slot.bucket, size.bytes, now);
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
-        } else if slot.signals(now) {
+        } else if slot.signals(&vm.send, now) {
             Sending::Signal(at)
         } else if slot.asks(now) {
             Sending::Ask(at)
@@ -259,10 +268,13 @@ impl PairTable {
     }
 
     /// Corrects the counters of the pair in `slot` after a signal: `size` was counted, but is not
-    /// sent. `whole` is true if the whole frame was dropped.
-    pub fn take_back(&self, slot: usize, size: Size, whole: bool) {
+    /// sent by the VM at `port`. `whole` is true if the whole frame was dropped.
+    pub fn take_back(&self, port: u16, slot: usize, size: Size, whole: bool) {
         if let Some(slot) = self.send.get(slot) {
             slot.take_back(size, whole);
+        }
+        if let Some(vm) = self.vm(port) {
+            vm.send.give_back(size.bytes);
         }
     }
 
@@ -318,6 +330,7 @@ impl PairTable {
     pub fn limit(&self, port: u16, rates: VmRates) {
         let Some(vm) = self.vms.get(usize::from(port)) else { return };
         vm.default.set(rates.default);
+        vm.send.set(rates.send);
         vm.receive.set(rates.receive);
         vm.limited.store(true, Ordering::Relaxed);
     }
@@ -403,6 +416,18 @@ impl PairTable {
 }
 
 impl Vm {
+    /// Takes tokens of a bucket of the VM and of the bucket of all its frames, or of none of them.
+    fn take(&self, bucket: &PacedBucket, bytes: u32, now: Nanos) -> bool {
+        if !bucket.take(bytes, now) {
+            return false;
+        }
+        let passes = self.send.take(bytes, now);
+        if !passes {
+            bucket.give_back(bytes);
+        }
+        passes
+    }
+
     /// Gives a free place to a new pair of the VM, if the VM may have one more pair.
     fn claim(
         &self,

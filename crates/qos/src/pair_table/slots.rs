@@ -60,13 +60,20 @@ pub(super) struct PacedBucket {
     rate: AtomicU64,
     /// Time in ns of the last refill.
     at: AtomicU64,
+    /// Ratio of the depth to the depth of a pair's bucket with the same rate.
+    deeper: i64,
     bucket: Bucket,
 }
 
 impl PacedBucket {
     pub(super) const fn new() -> Self {
+        Self::deep(1)
+    }
+
+    /// Creates a bucket that is `deeper` times as deep as a pair's bucket with the same rate.
+    pub(super) const fn deep(deeper: i64) -> Self {
         let bucket = Bucket::new(DEPTH_MAX, PARTS_OF_BYTE);
-        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket }
+        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), deeper, bucket }
     }
 
     pub(super) fn set(&self, rate: BitsPerSecond) {
@@ -89,7 +96,7 @@ impl PacedBucket {
             // A product above 64 bits fills any bucket.
             self.bucket.give(rate.saturating_mul(now.0 - at));
         }
-        let depth = depth(rate);
+        let depth = self.depth(rate);
         if self.bucket.level() > depth {
             self.bucket.lower_to(depth);
         }
@@ -97,20 +104,21 @@ impl PacedBucket {
     }
 
     /// Returns tokens of bytes that were not sent.
-    fn give_back(&self, bytes: u32) {
+    pub(super) fn give_back(&self, bytes: u32) {
         self.bucket.give_back(parts(bytes));
     }
 
     /// Whether the bucket is less than half full.
-    fn is_low(&self) -> bool {
-        self.bucket.level() < depth(self.rate.load(Ordering::Relaxed)) / 2
+    pub(super) fn is_low(&self) -> bool {
+        self.bucket.level() < self.depth(self.rate.load(Ordering::Relaxed)) / 2
     }
-}
 
-/// Returns the depth of a bucket with the rate `rate` in bits per second, in parts of a byte.
-fn depth(rate: u64) -> i64 {
-    let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
-    i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
+    /// Returns the depth at the rate `rate` in bits per second, in parts of a byte.
+    fn depth(&self, rate: u64) -> i64 {
+        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
+        let depth = i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(self.deeper);
+        depth.min(DEPTH_MAX.into()).saturating_mul(PARTS_OF_BYTE)
+    }
 }
 
 fn parts(bytes: u32) -> i64 {
@@ -192,9 +200,10 @@ impl SendSlot {
         is_due(&self.next, now, PERIOD)
     }
 
-    /// Whether a frame should signal congestion, because the bucket will soon be empty.
-    pub(super) fn signals(&self, now: Nanos) -> bool {
-        self.bucket.is_low() && is_due(&self.signal, now, SIGNAL_EVERY)
+    /// Whether a frame should signal congestion, because the pair's bucket or the bucket `all` of
+    /// the VM will soon be empty.
+    pub(super) fn signals(&self, all: &PacedBucket, now: Nanos) -> bool {
+        (self.bucket.is_low() || all.is_low()) && is_due(&self.signal, now, SIGNAL_EVERY)
     }
 
     /// Corrects the counters after a signal: `size` was counted, but is not sent. `whole` is true

@@ -12,7 +12,7 @@ fn mbps(rate: u64) -> BitsPerSecond {
 /// Returns a table with the VM 2 under limits, with a default rate of 10 Mbit/s.
 fn table() -> PairTable {
     let table = PairTable::new(4, 9);
-    table.limit(VM, VmRates { default: mbps(10), receive: mbps(10) });
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(1_000), receive: mbps(10) });
     table
 }
 
@@ -75,7 +75,7 @@ fn a_vm_without_limits_is_neither_counted_nor_refused() {
 #[test]
 fn no_vm_fills_the_table_and_a_pair_without_a_slot_has_the_default_rate() {
     let table = PairTable::new(40, 9);
-    let rates = VmRates { default: mbps(10), receive: mbps(10) };
+    let rates = VmRates { default: mbps(10), send: mbps(1_000), receive: mbps(10) };
     (0..40).for_each(|port| table.limit(port, rates));
     let tiny = Size { bytes: 60, frames: 1 };
     for mac in 1..=1_000 {
@@ -152,7 +152,7 @@ fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
         let now = Nanos(2_000_000 + step * 10_000);
         if let Sending::Signal(slot) = table.send(VM, FAR, FRAME, now) {
             signals.push(step / 100);
-            table.take_back(slot, FRAME, true);
+            table.take_back(VM, slot, FRAME, true);
         }
     }
     assert_eq!(signals, [2, 12, 22, 32, 42]);
@@ -229,4 +229,46 @@ fn a_vm_receives_no_more_than_its_rate() {
         }
     }
     assert!((9_900_000..10_100_000).contains(&(bits * 2)), "{bits}");
+}
+
+#[test]
+fn a_vm_cannot_save_the_bursts_of_many_pairs() {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(10), receive: mbps(10) });
+    let macs = 1..=u64::from(PAIRS_OF_VM_MAX);
+    for mac in macs.clone() {
+        table.send(VM, mac, FRAME, Nanos(1));
+    }
+    let pairs: Vec<_> = table.sending().map(|read| read.pair).collect();
+    assert_eq!(pairs.len(), PAIRS_OF_VM_MAX as usize);
+    for pair in pairs {
+        table.set_sender(pair, mbps(1), (mbps(1), mbps(1), mbps(1)));
+    }
+    // All pairs save tokens for a long time, and then send as much as they can at one moment. The
+    // VM's bucket holds four times 262,144 bytes.
+    for at in [Nanos::from_secs(100), Nanos::from_secs(200)] {
+        let passes = |mac| !matches!(table.send(VM, mac, FRAME, at), Sending::Refuse);
+        let frames = macs.clone().flat_map(|mac| [mac; 200]);
+        assert_eq!(frames.filter(|mac| passes(*mac)).count(), 838);
+    }
+}
+
+#[test]
+fn a_frame_that_the_vms_bucket_refuses_costs_its_pair_nothing() {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(1), receive: mbps(10) });
+    table.send(VM, FAR, FRAME, Nanos(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(400), (mbps(400), mbps(400), mbps(400)));
+    let burst = |ms: u64| -> usize {
+        let sent = (0..2_000).map(|_| table.send(VM, FAR, FRAME, Nanos::from_millis(ms)));
+        sent.filter(|sent| !matches!(sent, Sending::Refuse)).count()
+    };
+    // The pair's bucket holds 2,500,000 bytes, and the VM's bucket 1,048,576 bytes less one frame.
+    let first = burst(1);
+    assert!((837..=838).contains(&first), "{first}");
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(100_000), receive: mbps(10) });
+    // The pair has the tokens of 1,163 frames, and of 1 ms.
+    let second = burst(2);
+    assert!((1_160..=1_204).contains(&second), "{second}");
 }

@@ -260,9 +260,13 @@ fn a_pair_stays_at_its_guarantee_if_the_far_host_does_not_answer() {
     let mut bed = Bed::new([10 * MBIT; VMS], LINK, false);
     bed.millis(2_000, alone);
     let [rate, _] = bed.millis(1_000, alone);
-    // A bucket has an eighth more than the guarantee.
+    // A new bucket has an eighth more than the guarantee.
     assert!((10 * MBIT..12 * MBIT).contains(&rate), "{rate}");
     assert_eq!(bed.hosts[0].used.rate, 10 * MBIT);
+    // A sender that uses the eighth loses it.
+    bed.millis(3_000, alone);
+    let [rate, _] = bed.millis(2_000, alone);
+    assert!((10 * MBIT * 97 / 100..10 * MBIT * 102 / 100).contains(&rate), "{rate}");
 }
 
 #[test]

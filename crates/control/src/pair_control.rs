@@ -8,7 +8,8 @@
 //!
 //! TCP does not reach the rate of a bucket that drops frames, so a bucket's rate is the pair's rate
 //! times a headroom, which shrinks if the pair exceeds its rate (`pace`). All frames of a VM
-//! together have the sum of the rates of the VM's pairs, and at least the guarantee.
+//! together have the sum of the rates of the VM's pairs, and at least the guarantee. Above that, the
+//! frames wait in the VM's ring.
 //!
 //! A VM receives as much as all pairs that asked may send, and its guarantee in addition. Hosts
 //! that do not ask send no more than the guarantee.
@@ -205,7 +206,8 @@ fn limit(
     let headroom = |least: u32| u64::from(terms.headroom_permille.max(least));
     let rates = VmRates {
         default,
-        send: part(terms.send.max(sent.0), headroom(SEND_HEADROOM), 1_000),
+        // Frames above this rate wait, so TCP needs no headroom.
+        send: part(terms.send.max(sent.0), headroom(1_000), 1_000),
         receive: part(receive, headroom(RECEIVE_HEADROOM), 1_000),
     };
     table.limit(vm, rates);

@@ -209,6 +209,27 @@ fn frames_above_the_pairs_rate_are_dropped_with_their_own_reason() {
 }
 
 #[test]
+fn a_vm_above_the_sum_of_its_pairs_rates_waits_and_loses_nothing() {
+    let mut bed = Bed::new(false);
+    let rates = VmRates {
+        default: BitsPerSecond(1_000 * MBIT),
+        send: BitsPerSecond(10 * MBIT),
+        receive: BitsPerSecond(10 * MBIT),
+    };
+    bed.table.limit(1, rates);
+    let at_once = bed.pass(VM, &vec![data(NEAR, FAR); 600])[0].len();
+    // The bucket has the tokens of 262 frames, and the last batch has up to 32.
+    assert!((262..=330).contains(&at_once), "{at_once}");
+    assert!(bed.counters[VM].send_waits.get() > 0);
+    // A frame takes 0.8 ms at this rate.
+    bed.run(HZ / 2);
+    let later = std::iter::from_fn(|| bed.drivers[UPLINK].receive()).count();
+    assert_eq!(at_once + later, 600);
+    assert_eq!(bed.drops(VM, DropReason::PairLimit), 0);
+    bed.assert_sums();
+}
+
+#[test]
 fn a_question_from_the_network_is_answered_and_never_delivered() {
     let mut bed = Bed::new(false);
     let asked = from_far(&question(&mut bed));

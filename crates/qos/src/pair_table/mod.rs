@@ -17,8 +17,10 @@
 //!
 //! - A frame of a VM takes tokens of its pair's bucket ([`PairTable::send`]). A pair without a slot
 //!   and a pair whose rate is not set yet use the default bucket of the VM.
-//! - Each frame of a VM also takes tokens of the VM's own bucket. Without this bucket, a VM with
-//!   256 pairs could save the bursts of all its pairs and send them at once.
+//! - Each frame of a VM also takes tokens of the VM's own bucket, which has the sum of the rates of
+//!   the VM's pairs. If this bucket is in debt, the VM's next frames wait in the VM's ring
+//!   ([`PairTable::wait`]). So TCP of a VM with one pair loses no frame at the limit, and a VM with
+//!   256 pairs cannot save the bursts of all its pairs and send them at once.
 //! - If a pair's bucket is less than half full, one frame in 10 ms signals congestion to its sender
 //!   ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
@@ -58,8 +60,6 @@ pub const PAIRS_MAX: usize = 4_096;
 pub const PAIRS_OF_VM_MAX: u32 = 256;
 /// Number of slots in which a key can be.
 pub const WINDOW: usize = 8;
-/// Ratio of the depth of a VM's own bucket to the depth of a pair's bucket with the same rate.
-const VM_DEEPER: i64 = 4;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
 
@@ -197,7 +197,7 @@ impl PairTable {
         let vm = || Vm {
             limited: AtomicBool::new(false),
             default: PacedBucket::new(),
-            send: PacedBucket::deep(VM_DEEPER),
+            send: PacedBucket::new(),
             receive: PacedBucket::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -243,13 +243,20 @@ impl PairTable {
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
-        } else if slot.signals(&vm.send, now) {
+        } else if slot.signals(now) {
             Sending::Signal(at)
         } else if slot.asks(now) {
             Sending::Ask(at)
         } else {
             Sending::Pass
         }
+    }
+
+    /// Returns the time for which the next frames of the VM at `port` should wait, because the VM
+    /// sent more than its rate. The time is at most [`PERIOD`], because rates change.
+    #[must_use]
+    pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
+        self.vm(port).map_or(Nanos::ZERO, |vm| vm.send.debt(now).min(PERIOD))
     }
 
     /// Returns the slot of a pair, and takes a free slot for a new pair.
@@ -416,12 +423,12 @@ impl PairTable {
 }
 
 impl Vm {
-    /// Takes tokens of a bucket of the VM and of the bucket of all its frames, or of none of them.
+    /// Takes tokens of a bucket of the VM and of the bucket of all its frames, or of neither.
     fn take(&self, bucket: &PacedBucket, bytes: u32, now: Nanos) -> bool {
         if !bucket.take(bytes, now) {
             return false;
         }
-        let passes = self.send.take(bytes, now);
+        let passes = self.send.spend(bytes, now);
         if !passes {
             bucket.give_back(bytes);
         }

@@ -15,6 +15,10 @@ const BURSTS_PER_SECOND: u64 = 20;
 /// cut into very small packets takes up to three times its length.
 const DEPTH_MIN: u64 = 262_144;
 
+/// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): two batches
+/// of 32 segments of 64 KiB.
+const SPENT_MAX: i64 = 4_194_304;
+
 /// Time between two frames of a pair that signal congestion to the sender.
 const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
 
@@ -60,20 +64,13 @@ pub(super) struct PacedBucket {
     rate: AtomicU64,
     /// Time in ns of the last refill.
     at: AtomicU64,
-    /// Ratio of the depth to the depth of a pair's bucket with the same rate.
-    deeper: i64,
     bucket: Bucket,
 }
 
 impl PacedBucket {
     pub(super) const fn new() -> Self {
-        Self::deep(1)
-    }
-
-    /// Creates a bucket that is `deeper` times as deep as a pair's bucket with the same rate.
-    pub(super) const fn deep(deeper: i64) -> Self {
         let bucket = Bucket::new(DEPTH_MAX, PARTS_OF_BYTE);
-        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), deeper, bucket }
+        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket }
     }
 
     pub(super) fn set(&self, rate: BitsPerSecond) {
@@ -85,8 +82,7 @@ impl PacedBucket {
         self.rate.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens.
-    pub(super) fn take(&self, bytes: u32, now: Nanos) -> bool {
+    fn refill(&self, now: Nanos) {
         let rate = self.rate.load(Ordering::Relaxed);
         let at = self.at.load(Ordering::Relaxed);
         // If another thread refilled first, the next refill adds the remaining time.
@@ -96,11 +92,36 @@ impl PacedBucket {
             // A product above 64 bits fills any bucket.
             self.bucket.give(rate.saturating_mul(now.0 - at));
         }
-        let depth = self.depth(rate);
+        let depth = depth(rate);
         if self.bucket.level() > depth {
             self.bucket.lower_to(depth);
         }
+    }
+
+    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens.
+    pub(super) fn take(&self, bytes: u32, now: Nanos) -> bool {
+        self.refill(now);
         self.bucket.take(parts(bytes))
+    }
+
+    /// Takes tokens for `bytes`, even if the bucket then is in debt. Returns false and takes
+    /// nothing if the debt already exceeds [`SPENT_MAX`].
+    pub(super) fn spend(&self, bytes: u32, now: Nanos) -> bool {
+        self.refill(now);
+        let may_spend = self.bucket.level() >= -SPENT_MAX * PARTS_OF_BYTE;
+        if may_spend {
+            self.bucket.spend(parts(bytes));
+        }
+        may_spend
+    }
+
+    /// Returns the time until the bucket is out of debt, or 0 if the bucket has no rate.
+    pub(super) fn debt(&self, now: Nanos) -> Nanos {
+        self.refill(now);
+        let missing = self.bucket.level().min(0).unsigned_abs();
+        // A rate of R bits per second adds R parts of a byte in each nanosecond.
+        let rate = self.rate.load(Ordering::Relaxed);
+        Nanos(if rate == 0 { 0 } else { missing.div_ceil(rate) })
     }
 
     /// Returns tokens of bytes that were not sent.
@@ -109,16 +130,15 @@ impl PacedBucket {
     }
 
     /// Whether the bucket is less than half full.
-    pub(super) fn is_low(&self) -> bool {
-        self.bucket.level() < self.depth(self.rate.load(Ordering::Relaxed)) / 2
+    fn is_low(&self) -> bool {
+        self.bucket.level() < depth(self.rate.load(Ordering::Relaxed)) / 2
     }
+}
 
-    /// Returns the depth at the rate `rate` in bits per second, in parts of a byte.
-    fn depth(&self, rate: u64) -> i64 {
-        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
-        let depth = i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(self.deeper);
-        depth.min(DEPTH_MAX.into()).saturating_mul(PARTS_OF_BYTE)
-    }
+/// Returns the depth of a bucket with the rate `rate` in bits per second, in parts of a byte.
+fn depth(rate: u64) -> i64 {
+    let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
+    i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
 }
 
 fn parts(bytes: u32) -> i64 {
@@ -200,10 +220,9 @@ impl SendSlot {
         is_due(&self.next, now, PERIOD)
     }
 
-    /// Whether a frame should signal congestion, because the pair's bucket or the bucket `all` of
-    /// the VM will soon be empty.
-    pub(super) fn signals(&self, all: &PacedBucket, now: Nanos) -> bool {
-        (self.bucket.is_low() || all.is_low()) && is_due(&self.signal, now, SIGNAL_EVERY)
+    /// Whether a frame should signal congestion, because the bucket will soon be empty.
+    pub(super) fn signals(&self, now: Nanos) -> bool {
+        self.bucket.is_low() && is_due(&self.signal, now, SIGNAL_EVERY)
     }
 
     /// Corrects the counters after a signal: `size` was counted, but is not sent. `whole` is true

@@ -8,8 +8,8 @@
 //!
 //! TCP does not reach the rate of a bucket that drops frames, so a bucket's rate is the pair's rate
 //! times a headroom, which shrinks if the pair exceeds its rate (`pace`). All frames of a VM
-//! together have the sum of the rates of the VM's pairs, and at least the guarantee. Above that, the
-//! frames wait in the VM's ring.
+//! together have the sum of the rates of the VM's pairs, and at least the guarantee. Frames above
+//! that rate wait in the VM's ring.
 //!
 //! A VM receives as much as all pairs that asked may send, and its guarantee in addition. Hosts
 //! that do not ask send no more than the guarantee.

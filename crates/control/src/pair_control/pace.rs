@@ -85,8 +85,8 @@ mod tests {
     const RATE: u64 = 10_000_000;
     const HEADROOMS: (u32, u32) = (1_000, 1_125);
 
-    /// Lets a sender reach `part` percent of its bucket's rate in each of `periods` periods. Returns
-    /// the headroom.
+    /// Lets a sender reach `part` percent of its bucket's rate in `periods` periods. Returns the
+    /// headroom.
     fn after(pace: &mut Pace, periods: u32, part: u64) -> u64 {
         for _ in 0..periods {
             let headroom = pace.set(RATE);

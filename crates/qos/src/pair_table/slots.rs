@@ -15,8 +15,8 @@ const BURSTS_PER_SECOND: u64 = 20;
 /// cut into very small packets takes up to three times its length.
 const DEPTH_MIN: u64 = 262_144;
 
-/// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): two batches
-/// of 32 segments of 64 KiB.
+/// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]). Two batches
+/// of 32 segments of 64 KiB have this size.
 const SPENT_MAX: i64 = 4_194_304;
 
 /// Time between two frames of a pair that signal congestion to the sender.

@@ -21,8 +21,9 @@
 //!   the VM's pairs. If this bucket is in debt, the VM's next frames wait in the VM's ring
 //!   ([`PairTable::wait`]). So TCP of a VM with one pair loses no frame at the limit, and a VM with
 //!   256 pairs cannot save the bursts of all its pairs and send them at once.
-//! - If a pair's bucket is less than half full, one frame in 10 ms signals congestion to its sender
-//!   ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
+//! - If a pair's bucket is less than half full, one frame in 10 ms, and at most one of 32 frames,
+//!   signals congestion to its sender ([`Sending::Signal`]). TCP then slows down before whole
+//!   segments are dropped.
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
 //!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
 //!   ([`PairTable::receive`]).

@@ -165,6 +165,28 @@ fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
 }
 
 #[test]
+fn a_slow_pair_loses_at_most_one_of_thirty_two_frames_to_signals() {
+    let table = table();
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(5), (mbps(5), mbps(5), mbps(5)));
+    let (mut passed, mut signals) = (0, 0);
+    for step in 0..200_000_u64 {
+        match table.send(VM, FAR, FRAME, Nanos(2_000_000 + step * 10_000)) {
+            Sending::Refuse => {}
+            Sending::Signal(slot) => {
+                signals += 1;
+                table.take_back(VM, slot, FRAME, true);
+            }
+            Sending::Pass | Sending::Ask(_) | Sending::Free => passed += 1,
+        }
+    }
+    // 2 s at 500 frames/s, and the bucket's burst.
+    assert!((1_190..=1_220).contains(&passed), "{passed}");
+    assert!((30..=passed / 31).contains(&signals), "{signals} of {passed}");
+}
+
+#[test]
 fn an_impossible_answer_is_ignored() {
     let table = asking();
     let question = ask(&table, 2);

@@ -61,6 +61,9 @@ pub const PAIRS_MAX: usize = 4_096;
 pub const PAIRS_OF_VM_MAX: u32 = 256;
 /// Number of slots in which a key can be.
 pub const WINDOW: usize = 8;
+/// Bytes of a question, for which the VM pays. A VM with many pairs would otherwise send them in
+/// addition to its rate.
+pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
 
@@ -247,6 +250,7 @@ impl PairTable {
         } else if slot.signals(now) {
             Sending::Signal(at)
         } else if slot.asks(now) {
+            vm.send.spend(QUESTION_BYTES, now);
             Sending::Ask(at)
         } else {
             Sending::Pass

@@ -282,6 +282,20 @@ fn a_vm_cannot_save_the_bursts_of_many_pairs() {
 }
 
 #[test]
+fn a_vm_pays_for_its_questions() {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(400), send: mbps(10), receive: mbps(10) });
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(400), (mbps(400), mbps(400), mbps(400)));
+    let at = Nanos::from_millis(60);
+    let asked = (0..210).filter(|_| matches!(table.send(VM, FAR, FRAME, at), Sending::Ask(_)));
+    assert_eq!(asked.count(), 1);
+    // 210 frames and a question are 262,566 bytes, and the bucket had 262,144.
+    assert_eq!(table.wait(VM, at), Nanos(422 * 800));
+}
+
+#[test]
 fn a_vm_waits_until_its_debt_is_paid() {
     let table = PairTable::new(4, 9);
     table.limit(VM, VmRates { default: mbps(400), send: mbps(10), receive: mbps(10) });

@@ -7,8 +7,14 @@
 //! ([`penstock_fabric::rate_alloc::host_rates`]) and writes them to the table. No snapshot changes.
 //!
 //! TCP does not reach the rate of a bucket that drops frames, so a bucket's rate is the pair's rate
-//! times the VM's headroom. A VM receives as much as all pairs that asked may send, and its
-//! guarantee in addition. Hosts that do not ask send no more than the guarantee.
+//! times a headroom, which shrinks if the pair exceeds its rate (`pace`). All frames of a VM
+//! together have the sum of the rates of the VM's pairs, and at least the guarantee. Frames above
+//! that rate wait in the VM's ring.
+//!
+//! A VM receives as much as all pairs that asked may send, and its guarantee in addition. Hosts
+//! that do not ask send no more than the guarantee.
+
+mod pace;
 
 use std::collections::BTreeMap;
 
@@ -20,11 +26,13 @@ use penstock_qos::pair_table::{PairKey, PairRef, PairTable, ReceiveReading, Send
 use penstock_qos::policer::{RATE_MAX, RATE_MIN};
 use penstock_units::{BitsPerSecond, Nanos};
 
+use pace::Pace;
+
 /// Additional demand that a VM assumes for a pair, in parts per million of the rate that the pair
 /// sent.
 const SLACK: u32 = 100_000;
-/// Smallest ratio of a bucket's rate to a pair's rate, in thousandths. TCP reaches about an eighth
-/// less than the rate of a policer.
+/// Ratio of a new bucket's rate to a pair's rate, in thousandths. TCP reaches about an eighth less
+/// than the rate of a policer.
 const SEND_HEADROOM: u32 = 1_125;
 /// Ratio of a receive bucket's rate to the expected rate, in thousandths. With many senders, the
 /// rate at a receiver varies.
@@ -56,20 +64,29 @@ pub struct PairUse {
 
 /// Rates of the pairs of an uplink.
 #[derive(Clone, Debug)]
-pub struct PairControl(HostRates);
+pub struct PairControl {
+    rates: HostRates,
+    /// Pace of each pair's bucket, and of each VM's default bucket.
+    paces: BTreeMap<BucketId, Pace>,
+    last: Option<Nanos>,
+}
+
+/// A VM's bucket: that of a pair, or the default bucket.
+type BucketId = (u16, Option<PairId>);
 
 impl PairControl {
     /// Creates the control of an uplink with the rate `link` in bits per second.
     #[must_use]
     pub const fn new(link: u64) -> Self {
         let rates = RateSettings::shared_queue(BitsPerSecond(link));
-        Self(HostRates::new(HostRatesSettings { rates, slack: SLACK }))
+        let rates = HostRates::new(HostRatesSettings { rates, slack: SLACK });
+        Self { rates, paces: BTreeMap::new(), last: None }
     }
 
     /// Returns the rate of the uplink in bits per second.
     #[must_use]
     pub const fn link(&self) -> u64 {
-        self.0.settings().rates.most.0
+        self.rates.settings().rates.most.0
     }
 
     /// Ends a period at time `now`: reads the table and sets new rates. `vms` has the guarantees of
@@ -90,11 +107,17 @@ impl PairControl {
         let defaults: Vec<_> = table.limited().map(of_vm).collect();
         let hoses = vms.iter().map(|(vm, terms)| (*vm, terms.hose())).collect();
         let readings = Readings { sent: &sent, received: &received, defaults: &defaults };
-        let rates = self.0.period_ends(now, &hoses, readings, confined);
+        let rates = self.rates.period_ends(now, &hoses, readings, confined);
+        let elapsed = self.last.replace(now).map_or(Nanos::ZERO, |last| now.saturating_sub(last));
+        let passed = sent.iter().map(|pair| ((pair.id.vm, Some(pair.id)), pair.bytes));
+        let passed = passed.chain(defaults.iter().map(|used| ((used.vm, None), used.bytes)));
+        self.pace(passed, vms, elapsed);
+        let mut together: BTreeMap<u16, u64> = BTreeMap::new();
         for send in &rates.send {
-            let headroom = vms.get(&send.id.vm).map_or(0, |terms| terms.headroom_permille);
+            let sum = together.entry(send.id.vm).or_default();
+            *sum = sum.saturating_add(send.rate.0);
             if let Some(pair) = senders.get(&send.id) {
-                let rate = permille(send.rate.0, headroom.max(SEND_HEADROOM));
+                let rate = self.bucket_rate((send.id.vm, Some(send.id)), send.rate);
                 table.set_sender(*pair, rate, (send.rate, send.part, send.want));
             }
         }
@@ -111,7 +134,9 @@ impl PairControl {
         idle.into_iter().for_each(|pair| table.end_receiver(pair));
         for ((vm, default), (_, towards)) in rates.default.iter().zip(&rates.towards) {
             let Some(terms) = vms.get(vm) else { continue };
-            limit(table, *vm, terms, *default, *towards);
+            let default = self.bucket_rate((*vm, None), *default);
+            let sum = together.get(vm).copied().unwrap_or(0);
+            limit(table, *vm, terms, default, [BitsPerSecond(sum), *towards]);
         }
         for used in defaults.iter().filter(|used| !vms.contains_key(&used.vm)) {
             table.unlimit(used.vm);
@@ -122,6 +147,32 @@ impl PairControl {
             guaranteed: vms.values().fold(0, |sum: u64, terms| sum.saturating_add(terms.send)),
             rate: rates.send.iter().fold(0, |sum: u64, send| sum.saturating_add(send.rate.0)),
         }
+    }
+
+    /// Ends a period of the buckets with the totals of bytes `passed`, and forgets all other
+    /// buckets.
+    fn pace(
+        &mut self,
+        passed: impl Iterator<Item = (BucketId, u64)>,
+        vms: &BTreeMap<u16, VmTerms>,
+        elapsed: Nanos,
+    ) {
+        let mut old = std::mem::take(&mut self.paces);
+        for (id, bytes) in passed {
+            let Some(terms) = vms.get(&id.0) else { continue };
+            let least = terms.headroom_permille.max(1_000);
+            let most = least.max(SEND_HEADROOM);
+            let mut pace = old.remove(&id).unwrap_or_else(|| Pace::new(bytes, most));
+            pace.period_ends(bytes, elapsed, (least, most));
+            self.paces.insert(id, pace);
+        }
+    }
+
+    /// Returns the rate of a bucket whose frames may have the rate `rate`.
+    fn bucket_rate(&mut self, id: BucketId, rate: BitsPerSecond) -> BitsPerSecond {
+        let first = u64::from(SEND_HEADROOM) * 1_000;
+        let headroom = self.paces.get_mut(&id).map_or(first, |pace| pace.set(rate.0));
+        part(rate.0, headroom, 1_000_000)
     }
 }
 
@@ -134,31 +185,37 @@ impl VmTerms {
     /// keeps them.
     pub fn enter(&self, table: &PairTable, vm: u16) {
         if !table.is_limited(vm) {
-            limit(table, vm, self, BitsPerSecond(self.send), BitsPerSecond(0));
+            let headroom = self.headroom_permille.max(SEND_HEADROOM);
+            let default = part(self.send, headroom.into(), 1_000);
+            limit(table, vm, self, default, [BitsPerSecond(0); 2]);
         }
     }
 }
 
-/// Sets the rates of a VM. `default` is the rate of its default bucket, and `towards` is the sum of
-/// the rates at which others may send to the VM.
+/// Sets the rates of a VM. `default` is the rate of its default bucket. `sent` is the sum of the
+/// rates of the VM's pairs, and `towards` is the sum of the rates at which others may send to the
+/// VM.
 fn limit(
     table: &PairTable,
     vm: u16,
     terms: &VmTerms,
     default: BitsPerSecond,
-    towards: BitsPerSecond,
+    [sent, towards]: [BitsPerSecond; 2],
 ) {
     let receive = terms.receive.saturating_add(towards.0);
+    let headroom = |least: u32| u64::from(terms.headroom_permille.max(least));
     let rates = VmRates {
-        default: permille(default.0, terms.headroom_permille.max(SEND_HEADROOM)),
-        receive: permille(receive, terms.headroom_permille.max(RECEIVE_HEADROOM)),
+        default,
+        // Frames above this rate wait, so TCP needs no headroom.
+        send: part(terms.send.max(sent.0), headroom(1_000), 1_000),
+        receive: part(receive, headroom(RECEIVE_HEADROOM), 1_000),
     };
     table.limit(vm, rates);
 }
 
-/// Returns `permille` thousandths of a rate, limited to the range of a bucket's rates.
-fn permille(rate: u64, permille: u32) -> BitsPerSecond {
-    let wide = u128::from(rate) * u128::from(permille) / 1_000;
+/// Returns `parts` of the `whole` parts of a rate, limited to the range of a bucket's rates.
+fn part(rate: u64, parts: u64, whole: u64) -> BitsPerSecond {
+    let wide = u128::from(rate) * u128::from(parts) / u128::from(whole.max(1));
     let rate = u64::try_from(wide).unwrap_or(u64::MAX);
     BitsPerSecond(rate.clamp(RATE_MIN.0, RATE_MAX.0))
 }

@@ -195,7 +195,7 @@ counters! {
         police_red: "frames", "frames above all rates, dropped as `policed`";
         police_waits: "times", "times the port's frames waited for its limit in bits/s";
         police_pps_waits: "times", "times the port's frames waited for its limit in frames/s";
-        send_waits: "times", "times the port's frames waited for the limit `send` of its tenant";
+        send_waits: "times", "times the port's frames waited for `send` or the pairs' rates";
         receive_waits: "times", "times frames to the port waited for `receive` or a ceiling";
         tx_trimmed: "frames", "large segments to the port without their first part, as a signal";
         tx_marked: "frames", "frames to the port marked \"congestion experienced\" (ECN)";

@@ -130,7 +130,7 @@ impl Question<'_> {
             if rate == super::SEND {
                 let why = format!(
                     "the port sends {sends}, and its frames waited {times} times for the limit \
-                     `send` of its tenant"
+                     `send` of its tenant, or for the rates of its pairs"
                 );
                 return (why, "raise `send` of the tenant, or make its VMs send less");
             }

@@ -10,6 +10,11 @@
 //! While queues change hands, the weights of queue 0 may leave little more than the guarantees. No
 //! pair gets more than its guarantee while the plan limits a tenant in the tenant's own queue, and
 //! for [`SETTLING_PERIODS`] after each change of the tenants, their guarantees or their headroom.
+//!
+//! The controller sends no message to a host if the plan changes no mark, no limit and no headroom
+//! of the host's tenants. The host's pairs then keep their rates. If queue 0 leaves less for each
+//! tenant than before, the tenants' headroom falls, and the host gets a message. Otherwise, the
+//! pairs can only lose bandwidth that other queues left, and losses reduce their rates.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -229,7 +229,7 @@ fn a_pair_on_an_idle_link_grows_far_above_its_guarantee() {
     bed.confined = true;
     bed.millis(200, alone);
     let [rate, _] = bed.millis(1_000, alone);
-    assert!((10 * MBIT..12 * MBIT).contains(&rate), "{rate}");
+    assert!((96 * MBIT / 10..104 * MBIT / 10).contains(&rate), "{rate}");
     // An idle pair is forgotten.
     bed.millis(3_000, |_| 0);
     let (near, far) = (bed.hosts[0].used, bed.hosts[1].used);
@@ -250,9 +250,9 @@ fn two_tenants_in_a_full_queue_keep_their_guarantees() {
     }
     let used = rates[0] + rates[1];
     assert!(used * 100 >= capacity * 80, "{used} of {capacity}");
-    // Host 0 dropped the rest before it reached the link.
-    let dropped = bed.hosts[0].counters[1].drops[DropReason::PairLimit as usize].get();
-    assert!(dropped > 10_000, "{dropped}");
+    // The rest waited in the VMs' rings before it reached the link.
+    let waits = bed.hosts[0].counters[1].send_waits.get();
+    assert!(waits > 100, "{waits}");
 }
 
 #[test]
@@ -260,9 +260,10 @@ fn a_pair_stays_at_its_guarantee_if_the_far_host_does_not_answer() {
     let mut bed = Bed::new([10 * MBIT; VMS], LINK, false);
     bed.millis(2_000, alone);
     let [rate, _] = bed.millis(1_000, alone);
-    // A bucket has an eighth more than the guarantee.
-    assert!((10 * MBIT..12 * MBIT).contains(&rate), "{rate}");
+    // Frames above the guarantee wait in the VM's ring.
+    assert!((96 * MBIT / 10..104 * MBIT / 10).contains(&rate), "{rate}");
     assert_eq!(bed.hosts[0].used.rate, 10 * MBIT);
+    assert_eq!(bed.hosts[0].counters[1].drops[DropReason::PairLimit as usize].get(), 0);
 }
 
 #[test]

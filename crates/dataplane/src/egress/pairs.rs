@@ -7,7 +7,8 @@
 //! before the frame is copied. A frame above the pair's rate is dropped. Shortly before, single
 //! packets are dropped as a signal to TCP ([`crate::congestion`]). If a question about the pair is
 //! due, it follows the pair's frames ([`crate::pairs`]). A VM cannot send questions or answers
-//! itself.
+//! itself, not even from a host without pairs: otherwise, a VM there could tell the hosts of other
+//! VMs of its tenant that all frames arrive.
 //!
 //! # Cost
 //!
@@ -71,7 +72,13 @@ impl Egress {
         delivery: &mut Delivery,
     ) {
         match way.2.pairs.as_deref().filter(|_| delivery.way == Way::Out) {
-            None => self.send_marked::<SEEN>(batch, way, frames, None, around, delivery),
+            None => {
+                let honest = honest(batch, frames, delivery);
+                let frames = honest.as_ref().map_or(frames, List::as_slice);
+                if !frames.is_empty() {
+                    self.send_marked::<SEEN>(batch, way, frames, None, around, delivery);
+                }
+            }
             Some(table) => {
                 let (mut passed, mut due) = (List::EMPTY, Due::NONE);
                 let now = self.waiting.now();
@@ -145,6 +152,25 @@ impl Egress {
     }
 }
 
+/// Returns the frames that are no forged markers, or `None` if no frame is forged. A host that does
+/// not allocate rates drops forged markers, too, because the far host may believe them.
+#[inline]
+fn honest(batch: &Batch, frames: &[u8], delivery: &mut Delivery) -> Option<List> {
+    let is_forged = |i: &u8| marker::is_forged(batch.head(usize::from(*i)));
+    if delivery.way != Way::Out || !frames.iter().any(is_forged) {
+        return None;
+    }
+    let mut honest = List::EMPTY;
+    for i in frames {
+        if is_forged(i) {
+            delivery.forged += 1;
+        } else {
+            honest.push(*i);
+        }
+    }
+    Some(honest)
+}
+
 /// Decides which frames of `source` pass, and about which pairs a question is due.
 #[inline(never)]
 fn meter(
@@ -169,7 +195,7 @@ fn meter(
                     due.push(i, slot);
                     true
                 }
-                Sending::Signal(slot) => passes_with_signal(table, slot, batch, at),
+                Sending::Signal(slot) => passes_with_signal(table, (source.0, slot), batch, at),
                 Sending::Refuse => false,
             };
             if !passes {
@@ -181,10 +207,15 @@ fn meter(
     }
 }
 
-/// Makes frame `i` signal to its sender that the bucket of its pair will soon be empty, by the loss
+/// Makes frame `i` of `source` signal to its sender that a bucket will soon be empty, by the loss
 /// of one packet. Returns false if the frame is that packet. A frame whose sender supports ECN
 /// passes unchanged, because the far host would take a mark for congestion of the network.
-fn passes_with_signal(table: &PairTable, slot: usize, batch: &mut Batch, i: usize) -> bool {
+fn passes_with_signal(
+    table: &PairTable,
+    (source, slot): (u16, usize),
+    batch: &mut Batch,
+    i: usize,
+) -> bool {
     let has_one_output = matches!(batch.at(i).verdict, Verdict::Output(_));
     if !has_one_output || is_ect(batch.head(i)) {
         return true;
@@ -196,6 +227,6 @@ fn passes_with_signal(table: &PairTable, slot: usize, batch: &mut Batch, i: usiz
         bytes: before.bytes.saturating_sub(left.bytes),
         frames: before.frames.saturating_sub(left.frames),
     };
-    table.take_back(slot, lost, !passes);
+    table.take_back(source, slot, lost, !passes);
     passes
 }

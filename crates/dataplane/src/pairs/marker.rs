@@ -174,6 +174,11 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_pays_for_the_length_of_a_question() {
+        assert_eq!(usize::try_from(penstock_qos::pair_table::QUESTION_BYTES), Ok(LEN));
+    }
+
+    #[test]
     fn a_question_becomes_an_answer_to_its_sender() {
         let mut frame = valid();
         assert_eq!(frame[..12], ADDRESSES_OF_VMS);

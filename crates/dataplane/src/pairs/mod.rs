@@ -122,7 +122,7 @@ mod tests {
     fn table(rate: u64) -> PairTable {
         let table = PairTable::new(3, 1);
         let rate = BitsPerSecond(rate);
-        table.limit(VM, VmRates { default: rate, receive: rate });
+        table.limit(VM, VmRates { default: rate, send: rate, receive: rate });
         table
     }
 

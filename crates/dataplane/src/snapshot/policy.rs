@@ -504,6 +504,13 @@ impl Snapshot {
         self.pairs
     }
 
+    /// Returns the pairs of VMs with their own rates, if a port has pairs.
+    #[must_use]
+    pub fn pair_table(&self) -> Option<&Arc<PairTable>> {
+        let mut ports = self.ports.iter().flatten().filter(|_| self.pairs);
+        ports.find_map(|port| port.pairs.as_ref())
+    }
+
     /// Whether frames to the port leave the host, because no tenant owns the port.
     #[must_use]
     pub fn is_shared(&self, port: u16) -> bool {

@@ -31,6 +31,7 @@ use crate::snapshot::{PortPolicy, Snapshot};
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::Unit;
 use penstock_qos::delay_scale::part_of;
+use penstock_qos::pair_table::PairTable;
 
 /// Reasons why the worker does more with a port's frames than to take them from the port's ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,6 +55,8 @@ pub(super) struct Input {
     gates: Gates,
     /// For each port, why its frames are not only taken from its ring.
     apart: Box<[Apart]>,
+    /// Pairs of VMs with their own rates. A VM that exceeds the sum of its pairs' rates waits.
+    pairs: Option<Arc<PairTable>>,
     sampler: Sampler,
 }
 
@@ -67,6 +70,7 @@ impl Input {
             }),
             gates: Gates::new(config.max_ports),
             apart: vec![Apart::default(); config.max_ports].into_boxed_slice(),
+            pairs: None,
             sampler: Sampler::new(),
         }
     }
@@ -96,6 +100,11 @@ impl Input {
     /// Adopts a snapshot that decides about all frames as the snapshot of generation `before`.
     pub fn on_like_snapshot(&mut self, before: u64, new: &Snapshot) {
         self.classifier.on_like_snapshot(before, new);
+    }
+
+    /// Sets the pairs of VMs with their own rates.
+    pub fn set_pairs(&mut self, pairs: Option<&Arc<PairTable>>) {
+        self.pairs = pairs.cloned();
     }
 
     /// Returns the shapers and rate limits of all ports.
@@ -335,7 +344,8 @@ impl Input {
             roster.delays.count(unit.port, second, nanos, counters);
         }
         roster.delays.begin(unit, last);
-        if self.gates.is_gated(unit.port) {
+        let has_pairs = |pairs: &Arc<PairTable>| pairs.is_limited(unit.port.0);
+        if self.gates.is_gated(unit.port) || self.pairs.as_ref().is_some_and(has_pairs) {
             self.hold(ctx, roster, unit.port, Nanos(nanos));
         }
     }
@@ -392,6 +402,8 @@ impl Input {
     ) -> Option<(Nanos, Holder)> {
         let now = ctx.nanos();
         let (wait, holder) = self.gates.debt(port, now);
+        let pairs = self.pairs.as_ref().map_or(Nanos::ZERO, |pairs| pairs.wait(port.0, now));
+        let (wait, holder) = if pairs > wait { (pairs, Holder::Network) } else { (wait, holder) };
         if wait <= SOON {
             return None;
         }

@@ -43,6 +43,7 @@ impl<C: CycleCounter> Worker<C> {
         let old = core::mem::replace(&mut self.ctx.snapshot, Arc::clone(&new));
         self.ctx.egress.set_mirrors(new.has_mirrors());
         self.ctx.egress.set_pairs(new.has_pairs());
+        self.input.set_pairs(new.pair_table());
         self.swapped = match new.changes_since(&old).filter(|_| !self.outputs.lacks_queue()) {
             Some(changes) => self.adopt_changes(&old, &new, changes),
             None => self.adopt_all(&old, &new),

@@ -40,6 +40,11 @@ struct Bed {
 impl Bed {
     /// Creates the host. If `tagged` is true, the VM's VLAN 5 has a tag on the uplink.
     fn new(tagged: bool) -> Self {
+        Self::with_pairs(tagged, true)
+    }
+
+    /// Creates the host. If `pairs` is false, the host does not allocate rates.
+    fn with_pairs(tagged: bool, pairs: bool) -> Self {
         let core = Core::default();
         let config =
             WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
@@ -63,7 +68,7 @@ impl Bed {
             PortPolicy::access(0, None, vid, 0)
         };
         uplink.marks = true;
-        uplink.pairs = Some(Arc::clone(&table));
+        uplink.pairs = pairs.then(|| Arc::clone(&table));
         let vm = PortPolicy::access(1, Some(1), vid, 0);
         let policies = [uplink, vm].map(|mut policy| {
             policy.slow_path = SlowPathLimit::UNLIMITED;
@@ -85,7 +90,8 @@ impl Bed {
 
     fn limit(&self, rate: u64) {
         let rate = BitsPerSecond(rate);
-        self.table.limit(1, VmRates { default: rate, receive: rate });
+        let send = BitsPerSecond(1_000 * MBIT);
+        self.table.limit(1, VmRates { default: rate, send, receive: rate });
     }
 
     fn run(&mut self, cycles: u64) {
@@ -203,6 +209,27 @@ fn frames_above_the_pairs_rate_are_dropped_with_their_own_reason() {
 }
 
 #[test]
+fn a_vm_above_the_sum_of_its_pairs_rates_waits_and_loses_nothing() {
+    let mut bed = Bed::new(false);
+    let rates = VmRates {
+        default: BitsPerSecond(1_000 * MBIT),
+        send: BitsPerSecond(10 * MBIT),
+        receive: BitsPerSecond(10 * MBIT),
+    };
+    bed.table.limit(1, rates);
+    let at_once = bed.pass(VM, &vec![data(NEAR, FAR); 600])[0].len();
+    // The bucket has the tokens of 262 frames, and the last batch has up to 32.
+    assert!((262..=330).contains(&at_once), "{at_once}");
+    assert!(bed.counters[VM].send_waits.get() > 0);
+    // A frame takes 0.8 ms at this rate.
+    bed.run(HZ / 2);
+    let later = std::iter::from_fn(|| bed.drivers[UPLINK].receive()).count();
+    assert_eq!(at_once + later, 600);
+    assert_eq!(bed.drops(VM, DropReason::PairLimit), 0);
+    bed.assert_sums();
+}
+
+#[test]
 fn a_question_from_the_network_is_answered_and_never_delivered() {
     let mut bed = Bed::new(false);
     let asked = from_far(&question(&mut bed));
@@ -239,6 +266,18 @@ fn a_vm_cannot_forge_markers() {
     assert!(bed.pass(VM, &[asked])[0].is_empty());
     // Other frames of the same type pass.
     assert_eq!(bed.pass(VM, &[data(NEAR, FAR)])[0].len(), 1);
+    bed.assert_sums();
+}
+
+#[test]
+fn a_vm_of_a_host_without_pairs_cannot_forge_markers_either() {
+    let asked = question(&mut Bed::new(false));
+    let mut bed = Bed::with_pairs(false, false);
+    let frames = [data(NEAR, FAR), asked.clone(), data(NEAR, FAR), asked];
+    let [left, _] = bed.pass(VM, &frames);
+    assert_eq!(left.len(), 2);
+    assert!(left.iter().all(|frame| !is_marker(frame)));
+    assert_eq!(bed.drops(VM, DropReason::ForgedMarker), 2);
     bed.assert_sums();
 }
 

@@ -16,7 +16,8 @@
 //! - A pair without an answer has exactly its guarantee, which is the sender's part. With the first
 //!   answer, the pair gets the smaller of both hosts' parts.
 //! - A pair's rate grows only if the pair uses at least half of it. An idle application would
-//!   otherwise get a rate that nobody has tried.
+//!   otherwise get a rate that nobody has tried. A rate of which less is used falls towards the
+//!   guarantee.
 //! - If questions stay unanswered for [`SILENT_PERIODS`], the pair returns to its guarantee. Until
 //!   then, the pair keeps its rate.
 //! - A pair that sends nothing for [`IDLE_PERIODS`] is removed.
@@ -443,13 +444,12 @@ impl Sender {
         if refused {
             self.pair.press();
         }
+        let uses = refused || rate.0 >= self.pair.rate().0 / 2;
         match self.news(counters) {
-            News::Signal(signal) if !confined => {
-                let uses = refused || rate.0 >= self.pair.rate().0 / 2;
-                if uses || signal.share() > 0 {
-                    self.pair.period_ends(now, signal, settings);
-                }
+            News::Signal(signal) if !confined && (uses || signal.share() > 0) => {
+                self.pair.period_ends(now, signal, settings);
             }
+            News::Signal(_) | News::First | News::Nothing if !uses => self.pair.fade(),
             News::Signal(_) | News::First | News::Nothing => {}
         }
         self.pair.measured(rate);
@@ -601,14 +601,16 @@ mod tests {
     }
 
     #[test]
-    fn an_unused_rate_does_not_grow_and_an_idle_pair_ends() {
+    fn an_unused_rate_falls_and_an_idle_pair_ends() {
         let mut bed = Bed::new();
         for _ in 0..3 {
             bed.period(0, true, false);
         }
         let before = bed.rate;
+        assert!(before > mbps(80), "above the guarantee");
         bed.rate = mbps(10);
-        assert_eq!(bed.period(0, true, false), before);
+        let unused = bed.period(0, true, false);
+        assert!(unused > mbps(80) && unused < before, "{} after {}", unused.0, before.0);
         let hoses = hoses();
         for period in 1..=IDLE_PERIODS {
             bed.now += PERIOD;

@@ -69,6 +69,12 @@ impl LimitedPair {
         self.rate.period_ends(now, signal, settings);
     }
 
+    /// Ends a rate period in which the pair did not use its rate. The rate falls towards the
+    /// guarantee.
+    pub fn fade(&mut self) {
+        self.rate.fade();
+    }
+
     /// Records the rate at which the pair sent since the last measurement. If the pair reached its
     /// limit, or if some of its demand was refused, its demand counts as unlimited.
     pub fn measured(&mut self, rate: BitsPerSecond) {

@@ -37,6 +37,10 @@
 //! If goals fell with each mark, the rates of pairs would be proportional to the squares of the
 //! pairs' guarantees.
 //!
+//! A host may call [`PairRate::fade`] instead for a pair that does not use its rate. R then loses a
+//! sixteenth of its distance to B. The spare bandwidth of former periods says nothing about the
+//! present, and a pair that kept R could send at R in bursts.
+//!
 //! # Example
 //!
 //! In a test, the guarantee B is 100 Mbit/s, the rate R is 200 Mbit/s and `cut` is a quarter. After
@@ -133,6 +137,12 @@ impl PairRate {
         self.rate
     }
 
+    /// Ends a period in which the pair did not use its rate. The rate falls towards the guarantee.
+    pub fn fade(&mut self) {
+        let above = self.rate.0.saturating_sub(self.guarantee.0);
+        self.rate.0 -= above.div_ceil(16);
+    }
+
     fn weight(&self) -> u64 {
         self.guarantee.max(WEIGHT_MIN).0
     }
@@ -214,6 +224,18 @@ mod tests {
         assert_eq!(start(Signal::Marked(WHOLE)), 375);
         assert_eq!(start(Signal::Lost(WHOLE)), 300);
         assert_eq!(start(Signal::Lost(WHOLE / 100)), 390);
+    }
+
+    #[test]
+    fn an_unused_rate_falls_to_the_guarantee_and_no_lower() {
+        let mut pair = PairRate::new(BitsPerSecond(100 * MBIT), &settings());
+        pair.fade();
+        assert_eq!(pair.rate(), BitsPerSecond(100 * MBIT));
+        pair.rate = BitsPerSecond(260 * MBIT);
+        pair.fade();
+        assert_eq!(pair.rate(), BitsPerSecond(250 * MBIT));
+        (0..1_000).for_each(|_| pair.fade());
+        assert_eq!(pair.rate(), BitsPerSecond(100 * MBIT));
     }
 
     #[test]

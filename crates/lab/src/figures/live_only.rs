@@ -62,6 +62,15 @@ pub const QSHARE_PLANS: Experiment = live(
     live::qshare_plans_picture,
 );
 
+/// Measures what tenants in the shared queue use with rate allocation in hosts.
+pub const QSHARE_SPARE: Experiment = live(
+    "qshare-spare",
+    "QShare §V-D",
+    "tenants without queues use spare bandwidth and keep their guarantees, also beside datagrams",
+    live::qshare_spare,
+    live::qshare_spare_picture,
+);
+
 /// Measures guarantees under ten minutes of faults at random.
 pub const QSHARE_CHAOS: Experiment = live(
     "qshare-chaos",

@@ -42,6 +42,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     qshare_fig6::EXPERIMENT,
     qshare_scale::EXPERIMENT,
     live_only::QSHARE_PLANS,
+    live_only::QSHARE_SPARE,
     qshare_faults::EXPERIMENT,
     live_only::QSHARE_CHAOS,
     fabric_agents::EXPERIMENT,

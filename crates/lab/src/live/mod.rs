@@ -87,7 +87,8 @@ pub(crate) use demo::{picture as demo_picture, run as demo};
 pub(crate) use fabric::{
     chaos as qshare_chaos, chaos_picture as qshare_chaos_picture, faults as qshare_faults,
     faults_picture as qshare_faults_picture, fig4 as qshare_fig4, fig5 as qshare_fig5,
-    plans as qshare_plans, plans_picture as qshare_plans_picture, story as fabric_demo,
+    plans as qshare_plans, plans_picture as qshare_plans_picture, spare as qshare_spare,
+    spare_picture as qshare_spare_picture, story as fabric_demo,
     story_picture as fabric_demo_picture,
 };
 pub(crate) use idle_cycles::run as fig7;

@@ -17,8 +17,13 @@
 //!
 //! - A frame of a VM takes tokens of its pair's bucket ([`PairTable::send`]). A pair without a slot
 //!   and a pair whose rate is not set yet use the default bucket of the VM.
-//! - If a pair's bucket is less than half full, one frame in 10 ms signals congestion to its sender
-//!   ([`Sending::Signal`]). TCP then slows down before whole segments are dropped.
+//! - Each frame of a VM also takes tokens of the VM's own bucket, which has the sum of the rates of
+//!   the VM's pairs. If this bucket is in debt, the VM's next frames wait in the VM's ring
+//!   ([`PairTable::wait`]). So TCP of a VM with one pair loses no frame at the limit, and a VM with
+//!   256 pairs cannot save the bursts of all its pairs and send them at once.
+//! - If a pair's bucket is less than half full, one frame in 10 ms, and at most one of 32 frames,
+//!   signals congestion to its sender ([`Sending::Signal`]). TCP then slows down before whole
+//!   segments are dropped.
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
 //!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
 //!   ([`PairTable::receive`]).
@@ -32,8 +37,9 @@
 //!
 //! # Cost
 //!
-//! A frame costs a search in one or two cache lines of keys, and the operations of one bucket. The
-//! table allocates memory only when it is created.
+//! A frame that leaves costs a search in one or two cache lines of keys, and the operations of two
+//! buckets. A frame that arrives costs the same search, and the operations of one bucket. The table
+//! allocates memory only when it is created.
 
 mod keys;
 mod slots;
@@ -55,6 +61,9 @@ pub const PAIRS_MAX: usize = 4_096;
 pub const PAIRS_OF_VM_MAX: u32 = 256;
 /// Number of slots in which a key can be.
 pub const WINDOW: usize = 8;
+/// Bytes of a question, for which the VM pays. A VM with many pairs would otherwise send them in
+/// addition to its rate.
+pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
 
@@ -135,6 +144,8 @@ pub struct ReceiveReading {
 pub struct VmRates {
     /// Rate of frames whose pair has no slot or no rate.
     pub default: BitsPerSecond,
+    /// Rate of all frames from the VM together.
+    pub send: BitsPerSecond,
     /// Rate of all frames to the VM together.
     pub receive: BitsPerSecond,
 }
@@ -161,6 +172,7 @@ pub enum Sending {
 struct Vm {
     limited: AtomicBool,
     default: PacedBucket,
+    send: PacedBucket,
     receive: PacedBucket,
     bytes: AtomicU64,
     refused: AtomicU64,
@@ -189,6 +201,7 @@ impl PairTable {
         let vm = || Vm {
             limited: AtomicBool::new(false),
             default: PacedBucket::new(),
+            send: PacedBucket::new(),
             receive: PacedBucket::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -219,7 +232,7 @@ impl PairTable {
         let Some(vm) = self.vm(port) else { return Sending::Free };
         let slot = self.send_slot(vm, port, mac);
         let Some((at, slot)) = slot.filter(|(_, slot)| slot.bucket.is_set()) else {
-            let passes = vm.default.take(size.bytes, now);
+            let passes = vm.take(&vm.default, size.bytes, now);
             if passes {
                 vm.bytes.fetch_add(size.bytes.into(), Ordering::Relaxed);
             } else {
@@ -230,17 +243,25 @@ impl PairTable {
             }
             return if passes { Sending::Pass } else { Sending::Refuse };
         };
-        let passes = slot.bucket.take(size.bytes, now);
+        let passes = vm.take(&slot.bucket, size.bytes, now);
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
         } else if slot.signals(now) {
             Sending::Signal(at)
         } else if slot.asks(now) {
+            vm.send.spend(QUESTION_BYTES, now);
             Sending::Ask(at)
         } else {
             Sending::Pass
         }
+    }
+
+    /// Returns the time for which the next frames of the VM at `port` should wait, because the VM
+    /// sent more than its rate. The time is at most [`PERIOD`], because rates change.
+    #[must_use]
+    pub fn wait(&self, port: u16, now: Nanos) -> Nanos {
+        self.vm(port).map_or(Nanos::ZERO, |vm| vm.send.debt(now).min(PERIOD))
     }
 
     /// Returns the slot of a pair, and takes a free slot for a new pair.
@@ -259,10 +280,13 @@ impl PairTable {
     }
 
     /// Corrects the counters of the pair in `slot` after a signal: `size` was counted, but is not
-    /// sent. `whole` is true if the whole frame was dropped.
-    pub fn take_back(&self, slot: usize, size: Size, whole: bool) {
+    /// sent by the VM at `port`. `whole` is true if the whole frame was dropped.
+    pub fn take_back(&self, port: u16, slot: usize, size: Size, whole: bool) {
         if let Some(slot) = self.send.get(slot) {
             slot.take_back(size, whole);
+        }
+        if let Some(vm) = self.vm(port) {
+            vm.send.give_back(size.bytes);
         }
     }
 
@@ -318,6 +342,7 @@ impl PairTable {
     pub fn limit(&self, port: u16, rates: VmRates) {
         let Some(vm) = self.vms.get(usize::from(port)) else { return };
         vm.default.set(rates.default);
+        vm.send.set(rates.send);
         vm.receive.set(rates.receive);
         vm.limited.store(true, Ordering::Relaxed);
     }
@@ -403,6 +428,18 @@ impl PairTable {
 }
 
 impl Vm {
+    /// Takes tokens of a bucket of the VM and of the bucket of all its frames, or of neither.
+    fn take(&self, bucket: &PacedBucket, bytes: u32, now: Nanos) -> bool {
+        if !bucket.take(bytes, now) {
+            return false;
+        }
+        let passes = self.send.spend(bytes, now);
+        if !passes {
+            bucket.give_back(bytes);
+        }
+        passes
+    }
+
     /// Gives a free place to a new pair of the VM, if the VM may have one more pair.
     fn claim(
         &self,

@@ -15,8 +15,15 @@ const BURSTS_PER_SECOND: u64 = 20;
 /// cut into very small packets takes up to three times its length.
 const DEPTH_MIN: u64 = 262_144;
 
+/// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size of
+/// two batches of 32 segments of 64 KiB.
+const SPENT_MAX: i64 = 4_194_304;
+
 /// Time between two frames of a pair that signal congestion to the sender.
 const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate, one
+/// frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission timeout.
+const SIGNAL_FRAMES: u64 = 32;
 
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,8 +85,7 @@ impl PacedBucket {
         self.rate.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens.
-    pub(super) fn take(&self, bytes: u32, now: Nanos) -> bool {
+    fn refill(&self, now: Nanos) {
         let rate = self.rate.load(Ordering::Relaxed);
         let at = self.at.load(Ordering::Relaxed);
         // If another thread refilled first, the next refill adds the remaining time.
@@ -93,11 +99,36 @@ impl PacedBucket {
         if self.bucket.level() > depth {
             self.bucket.lower_to(depth);
         }
+    }
+
+    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens.
+    pub(super) fn take(&self, bytes: u32, now: Nanos) -> bool {
+        self.refill(now);
         self.bucket.take(parts(bytes))
     }
 
+    /// Takes tokens for `bytes`, even if the bucket then is in debt. Returns false and takes
+    /// nothing if the debt already exceeds [`SPENT_MAX`].
+    pub(super) fn spend(&self, bytes: u32, now: Nanos) -> bool {
+        self.refill(now);
+        let may_spend = self.bucket.level() >= -SPENT_MAX * PARTS_OF_BYTE;
+        if may_spend {
+            self.bucket.spend(parts(bytes));
+        }
+        may_spend
+    }
+
+    /// Returns the time until the bucket is out of debt, or 0 if the bucket has no rate.
+    pub(super) fn debt(&self, now: Nanos) -> Nanos {
+        self.refill(now);
+        let missing = self.bucket.level().min(0).unsigned_abs();
+        // A rate of R bits per second adds R parts of a byte in each nanosecond.
+        let rate = self.rate.load(Ordering::Relaxed);
+        Nanos(if rate == 0 { 0 } else { missing.div_ceil(rate) })
+    }
+
     /// Returns tokens of bytes that were not sent.
-    fn give_back(&self, bytes: u32) {
+    pub(super) fn give_back(&self, bytes: u32) {
         self.bucket.give_back(parts(bytes));
     }
 
@@ -136,6 +167,8 @@ pub(super) struct SendSlot {
     next: AtomicU64,
     /// Time in ns from which a frame may signal congestion.
     signal: AtomicU64,
+    /// Number of frames at the last signal.
+    signalled: AtomicU64,
     /// Number of the last question.
     asked: AtomicU32,
     told: [AtomicU64; 3],
@@ -157,6 +190,7 @@ impl SendSlot {
             refused: AtomicU64::new(0),
             next: AtomicU64::new(0),
             signal: AtomicU64::new(0),
+            signalled: AtomicU64::new(0),
             asked: AtomicU32::new(0),
             told: [const { AtomicU64::new(0) }; 3],
             version: AtomicU32::new(0),
@@ -169,6 +203,7 @@ impl SendSlot {
         self.bucket.set(BitsPerSecond(0));
         self.next.store(0, Ordering::Relaxed);
         self.signal.store(0, Ordering::Relaxed);
+        self.signalled.store(self.frames.load(Ordering::Relaxed), Ordering::Relaxed);
         self.asked.store(0, Ordering::Relaxed);
         self.answer.iter().for_each(|field| field.store(0, Ordering::Relaxed));
         self.epoch.fetch_add(1, Ordering::Relaxed);
@@ -194,7 +229,15 @@ impl SendSlot {
 
     /// Whether a frame should signal congestion, because the bucket will soon be empty.
     pub(super) fn signals(&self, now: Nanos) -> bool {
-        self.bucket.is_low() && is_due(&self.signal, now, SIGNAL_EVERY)
+        let frames = self.frames.load(Ordering::Relaxed);
+        let since = frames.wrapping_sub(self.signalled.load(Ordering::Relaxed));
+        let signals = since >= SIGNAL_FRAMES
+            && self.bucket.is_low()
+            && is_due(&self.signal, now, SIGNAL_EVERY);
+        if signals {
+            self.signalled.store(frames, Ordering::Relaxed);
+        }
+        signals
     }
 
     /// Corrects the counters after a signal: `size` was counted, but is not sent. `whole` is true

@@ -12,7 +12,7 @@ fn mbps(rate: u64) -> BitsPerSecond {
 /// Returns a table with the VM 2 under limits, with a default rate of 10 Mbit/s.
 fn table() -> PairTable {
     let table = PairTable::new(4, 9);
-    table.limit(VM, VmRates { default: mbps(10), receive: mbps(10) });
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(1_000), receive: mbps(10) });
     table
 }
 
@@ -75,7 +75,7 @@ fn a_vm_without_limits_is_neither_counted_nor_refused() {
 #[test]
 fn no_vm_fills_the_table_and_a_pair_without_a_slot_has_the_default_rate() {
     let table = PairTable::new(40, 9);
-    let rates = VmRates { default: mbps(10), receive: mbps(10) };
+    let rates = VmRates { default: mbps(10), send: mbps(1_000), receive: mbps(10) };
     (0..40).for_each(|port| table.limit(port, rates));
     let tiny = Size { bytes: 60, frames: 1 };
     for mac in 1..=1_000 {
@@ -152,7 +152,7 @@ fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
         let now = Nanos(2_000_000 + step * 10_000);
         if let Sending::Signal(slot) = table.send(VM, FAR, FRAME, now) {
             signals.push(step / 100);
-            table.take_back(slot, FRAME, true);
+            table.take_back(VM, slot, FRAME, true);
         }
     }
     assert_eq!(signals, [2, 12, 22, 32, 42]);
@@ -162,6 +162,28 @@ fn a_pair_near_its_rate_signals_once_in_ten_milliseconds() {
     let passed = (read.bytes - pair.bytes) / 1_250;
     assert_eq!(passed + read.refused, 5_000);
     assert!((995..=1_005).contains(&passed), "{passed}");
+}
+
+#[test]
+fn a_slow_pair_loses_at_most_one_of_thirty_two_frames_to_signals() {
+    let table = table();
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(5), (mbps(5), mbps(5), mbps(5)));
+    let (mut passed, mut signals) = (0, 0);
+    for step in 0..200_000_u64 {
+        match table.send(VM, FAR, FRAME, Nanos(2_000_000 + step * 10_000)) {
+            Sending::Refuse => {}
+            Sending::Signal(slot) => {
+                signals += 1;
+                table.take_back(VM, slot, FRAME, true);
+            }
+            Sending::Pass | Sending::Ask(_) | Sending::Free => passed += 1,
+        }
+    }
+    // 2 s at 500 frames/s, and the bucket's burst.
+    assert!((1_190..=1_220).contains(&passed), "{passed}");
+    assert!((30..=passed / 31).contains(&signals), "{signals} of {passed}");
 }
 
 #[test]
@@ -229,4 +251,62 @@ fn a_vm_receives_no_more_than_its_rate() {
         }
     }
     assert!((9_900_000..10_100_000).contains(&(bits * 2)), "{bits}");
+}
+
+#[test]
+fn a_vm_cannot_save_the_bursts_of_many_pairs() {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(10), send: mbps(10), receive: mbps(10) });
+    let macs = 1..=u64::from(PAIRS_OF_VM_MAX);
+    for mac in macs.clone() {
+        table.send(VM, mac, FRAME, Nanos(1));
+    }
+    let pairs: Vec<_> = table.sending().map(|read| read.pair).collect();
+    assert_eq!(pairs.len(), PAIRS_OF_VM_MAX as usize);
+    for pair in pairs {
+        table.set_sender(pair, mbps(1), (mbps(1), mbps(1), mbps(1)));
+    }
+    // All pairs save tokens for a long time, and then send as much as they can at one moment.
+    for at in [Nanos::from_secs(100), Nanos::from_secs(200)] {
+        assert_eq!(table.wait(VM, at), Nanos::ZERO);
+        let (mut free, mut all) = (0_u32, 0_u32);
+        for mac in macs.clone().flat_map(|mac| [mac; 200]) {
+            free += u32::from(table.wait(VM, at) == Nanos::ZERO);
+            all += u32::from(!matches!(table.send(VM, mac, FRAME, at), Sending::Refuse));
+        }
+        // The VM's bucket holds 262,144 bytes. A worker that does not let the VM wait could send
+        // 4 MiB more.
+        assert_eq!((free, all), (210, 3_566));
+        assert_eq!(table.wait(VM, at), PERIOD, "at most until the rates change");
+    }
+}
+
+#[test]
+fn a_vm_pays_for_its_questions() {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(400), send: mbps(10), receive: mbps(10) });
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(400), (mbps(400), mbps(400), mbps(400)));
+    let at = Nanos::from_millis(60);
+    let asked = (0..210).filter(|_| matches!(table.send(VM, FAR, FRAME, at), Sending::Ask(_)));
+    assert_eq!(asked.count(), 1);
+    // 210 frames and a question are 262,566 bytes, and the bucket had 262,144.
+    assert_eq!(table.wait(VM, at), Nanos(422 * 800));
+}
+
+#[test]
+fn a_vm_waits_until_its_debt_is_paid() {
+    let table = PairTable::new(4, 9);
+    table.limit(VM, VmRates { default: mbps(400), send: mbps(10), receive: mbps(10) });
+    let at = Nanos::from_millis(1);
+    for _ in 0..212 {
+        assert_eq!(table.send(VM, FAR, FRAME, at), Sending::Pass);
+    }
+    // 212 frames are 265,000 bytes, and the bucket had 262,144. A byte takes 800 ns.
+    assert_eq!(table.wait(VM, at), Nanos(2_856 * 800));
+    assert_eq!(table.wait(VM, Nanos(at.0 + 2_856 * 800)), Nanos::ZERO);
+    assert_eq!(table.wait(1, at), Nanos::ZERO, "another VM");
+    table.unlimit(VM);
+    assert_eq!(table.wait(VM, at), Nanos::ZERO);
 }

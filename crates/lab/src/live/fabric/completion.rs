@@ -145,6 +145,7 @@ fn plan(load: u64) -> Plan {
         control: Control::One,
         hold: true,
         page: false,
+        spare: false,
     }
 }
 

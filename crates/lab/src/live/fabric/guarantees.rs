@@ -87,6 +87,7 @@ pub(super) fn plan(sizes: &[usize]) -> Plan {
         control: Control::One,
         hold: false,
         page: false,
+        spare: false,
     }
 }
 

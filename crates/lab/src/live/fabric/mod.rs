@@ -18,6 +18,7 @@
 //! | `guarantees` | QShare, Fig. 4 |
 //! | `completion` | QShare, Fig. 5 |
 //! | `plans` | the time of a plan, and the guarantees while plans are carried out |
+//! | `spare` | tenants in the shared queue, without and with rate allocation in hosts |
 //! | `faults` | recovery after a killed leader, silent hosts and a rebooted switch |
 //! | `chaos`, `schedule` | ten minutes of faults at random, and their times |
 //! | `story` | the run and the text of `make fabric-demo` |
@@ -40,6 +41,7 @@ mod programs;
 mod relay;
 mod samples;
 mod schedule;
+mod spare;
 mod story;
 mod world;
 
@@ -48,4 +50,5 @@ pub(crate) use completion::run as fig5;
 pub(crate) use faults::{picture as faults_picture, run as faults};
 pub(crate) use guarantees::run as fig4;
 pub(crate) use plans::{picture as plans_picture, run as plans};
+pub(crate) use spare::{picture as spare_picture, run as spare};
 pub(crate) use story::{picture as story_picture, run as story};

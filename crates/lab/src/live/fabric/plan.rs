@@ -31,6 +31,9 @@ pub(super) struct Plan {
     pub hold: bool,
     /// Whether the controller serves its web page.
     pub page: bool,
+    /// Whether the hosts allocate rates to pairs of VMs, so that tenants without a queue also use
+    /// bandwidth that nobody else uses.
+    pub spare: bool,
 }
 
 /// Bound on the VMs of a tenant in one place.
@@ -236,6 +239,7 @@ pub(super) mod tests {
             control: Control::One,
             hold: false,
             page: false,
+            spare: false,
         };
         assert_eq!((plan.hosts(), plan.hosts_of(1)), (10, 4..7));
         assert_eq!([0, 3, 4, 6, 7, 9].map(|host| plan.rack_of(host)), [0, 0, 1, 1, 2, 2]);
@@ -262,6 +266,7 @@ pub(super) mod tests {
                 control,
                 hold: false,
                 page: false,
+                spare: false,
             };
             std::fs::write(dir.join("fabric.toml"), plan.topology()).unwrap();
             for &name in control.names() {

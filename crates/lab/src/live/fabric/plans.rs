@@ -107,6 +107,7 @@ fn plan() -> Plan {
         control: Control::One,
         hold: false,
         page: false,
+        spare: false,
     }
 }
 

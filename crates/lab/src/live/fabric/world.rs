@@ -240,11 +240,13 @@ impl World {
         // The kernel processes a frame on the sender's core. So each core gets half of the hosts.
         let cores = [bed.worker_core(), bed.generator_core()];
         let (at, worker) = (at.display(), cores[host % 2]);
+        let rates = if self.plan.spare { "spare" } else { "guarantee" };
         let mut text = format!(
             "[host]\nname = \"server-{host}\"\nsocket = \"{at}/host.sock\"\n\
              state_dir = \"{at}/state\"\n\n[worker]\ncores = [{worker}]\nidle_backoff_us = 1000\n\
              idle_turns = 1\n\n\
-             [fabric]\ncontrollers = [{controllers}]\nuplink = \"up\"\n\n"
+             [fabric]\ncontrollers = [{controllers}]\nuplink = \"up\"\n\
+             rate_allocation = \"{rates}\"\n\n"
         );
         for tenant in 0..self.plan.tenants.len() {
             let (name, vlan) = (tenant_name(tenant), VLAN + tenant);

@@ -48,7 +48,7 @@ pub use classes::{Classes, DSCPS, HeldLane, LaneCounters, LaneReading};
 pub(crate) use line::Source;
 pub(crate) use memory::Memory;
 pub use output::OutputQueue;
-pub(crate) use output::{FCS, Refused, Signalled};
+pub(crate) use output::{Choice, FCS, Refused, Signalled};
 pub(crate) use pacer::reshape;
 pub use pacer::shaper;
 pub use store::{CELL, FrameStore, Stored};

@@ -61,6 +61,15 @@ impl Egress {
         self.send_now::<SEEN>(batch, way, frames, around, delivery);
     }
 
+    /// Notes that the listed frames wait at an output that may let the source's next batch pass.
+    #[inline(never)]
+    pub(super) fn note_whole(&mut self, batch: &Batch, way: (PortId, u16), frames: &[u8]) {
+        if is_whole(batch, frames, way.1) {
+            let (source, output) = (way.0, PortId(way.1));
+            self.waiting.whole = Some(Whole { source, output, bytes: bytes_of(batch, frames) });
+        }
+    }
+
     /// Returns the output of all frames of the last batch, if the batch came from `source` and the
     /// output may let the source's next batch pass. Forgets the output.
     pub(crate) fn take_whole(&mut self, source: PortId) -> Option<Whole> {

@@ -62,9 +62,16 @@ impl Egress {
     }
 
     /// Notes that the listed frames wait at an output that may let the source's next batch pass.
+    /// `queues` are the queue pairs of the output.
     #[inline(never)]
-    pub(super) fn note_whole(&mut self, batch: &Batch, way: (PortId, u16), frames: &[u8]) {
-        if is_whole(batch, frames, way.1) {
+    pub(super) fn note_whole(
+        &mut self,
+        batch: &Batch,
+        way: (PortId, u16),
+        frames: &[u8],
+        queues: &[Box<dyn PortQueue>],
+    ) {
+        if is_whole(batch, frames, way.1) && are_taken(batch, frames, queues) {
             let (source, output) = (way.0, PortId(way.1));
             self.waiting.whole = Some(Whole { source, output, bytes: bytes_of(batch, frames) });
         }

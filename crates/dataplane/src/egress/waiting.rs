@@ -211,7 +211,7 @@ impl Egress {
         let (waits, presses) =
             (delivery.waiting > 0, !is_mirror && queue.is_over(source.0, memory));
         if waits && !is_mirror && queue.lets_pass(*now) {
-            self.note_whole(batch, (source, output), frames);
+            self.note_whole(batch, (source, output), frames, queues);
         }
         self.waiting.note(output, waits, presses);
     }

@@ -183,7 +183,7 @@ fn senders_that_stop_and_go_keep_the_order_and_lose_nothing() {
         for schedule in [ScheduleKind::RoundRobin, ScheduleKind::Hbs] {
             let config = WorldConfig { schedule, ..WorldConfig::default() };
             let mut uplink = Uplink::of((&config, costs), Some(gbit), &[1, 2, 3, 4]);
-            for step in 0..2_000_usize {
+            for step in 0..1_000_usize {
                 for vm in 0..4 {
                     // Full batches and short ones alternate, of short and long frames.
                     let most = [RING, 0, 40, 3][(step / 7 + vm) % 4];

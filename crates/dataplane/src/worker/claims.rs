@@ -14,6 +14,10 @@
 //! without claims. A source whose batch goes to several outputs has no claim, so its other frames
 //! wait for no output.
 //!
+//! A source with a small share is seldom chosen, and the frames in its ring may have another output
+//! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row. Then the worker polls
+//! it in its own turn, and its frames wait in the output's queue.
+//!
 //! A source with several queue pairs on the worker has no claim, because a turn could not tell which
 //! of them to poll. Its frames wait in the output's queue.
 //!
@@ -38,17 +42,27 @@ use crate::unit::Unit;
 
 const NONE: u16 = u16::MAX;
 
+/// Maximum number of successive turns of a source that others use. A source with less than this
+/// fraction of the average share has some of its frames copied into the output's queue.
+const GIVEN_MAX: u8 = 16;
+
 /// For each source port of a worker, the output at which the port has a claim.
 #[derive(Debug)]
 pub(super) struct Claims {
     outputs: Box<[u16]>,
+    /// For each source port, the number of its turns that others used since its last batch.
+    given: Box<[u8]>,
     /// Number of ports that have an output in `outputs`.
     count: usize,
 }
 
 impl Claims {
     pub fn new(ports: usize) -> Self {
-        Self { outputs: vec![NONE; ports].into_boxed_slice(), count: 0 }
+        Self {
+            outputs: vec![NONE; ports].into_boxed_slice(),
+            given: vec![0; ports].into_boxed_slice(),
+            count: 0,
+        }
     }
 
     /// Whether no source of this worker has a claim.
@@ -60,6 +74,26 @@ impl Claims {
     /// Returns the output at which a port has a claim.
     pub fn output_of(&self, source: PortId) -> Option<PortId> {
         self.outputs.get(source.index()).filter(|at| **at != NONE).map(|at| PortId(*at))
+    }
+
+    /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port has
+    /// no claim, or gave away too many turns.
+    pub fn chooser(&self, source: PortId) -> Option<PortId> {
+        let given = self.given.get(source.index()).copied().unwrap_or(0);
+        self.output_of(source).filter(|_| given < GIVEN_MAX)
+    }
+
+    /// Notes that another source or an output used the turn of a port.
+    pub fn give(&mut self, source: PortId) {
+        if let Some(given) = self.given.get_mut(source.index()) {
+            *given = given.saturating_add(1);
+        }
+    }
+
+    fn note_batch(&mut self, source: PortId) {
+        if let Some(given) = self.given.get_mut(source.index()) {
+            *given = 0;
+        }
     }
 
     /// Returns the queue pair that the worker polls if `output` chooses `source`. Returns `None` if
@@ -122,6 +156,7 @@ impl Claims {
             return;
         }
         let source = batch.unit.port;
+        self.note_batch(source);
         let whole = ctx.egress.take_whole(source);
         let whole = whole.filter(|whole| batch.more && whole.output == output);
         let claim = whole.map_or(0, |whole| whole.bytes);
@@ -136,6 +171,7 @@ impl Claims {
 
     /// After a batch of a source with a claim that passed no output, sets the source's claim.
     pub fn settle<C: CycleCounter>(&mut self, ctx: &mut Context<C>, batch: OwnBatch) {
+        self.note_batch(batch.unit.port);
         if !self.follow(ctx, batch) {
             self.withdraw(ctx, batch.unit.port);
         }

@@ -136,20 +136,22 @@ impl<C: CycleCounter> Worker<C> {
     /// itself for its waiting frames.
     #[inline(never)]
     fn run_by_share(&mut self, unit: Unit) -> Option<Bill> {
-        let Some(output) = self.outputs.claims.output_of(unit.port) else {
+        if self.outputs.claims.output_of(unit.port).is_none() {
             return self.run_queue(unit, false);
-        };
-        for _ in 0..CHOICES_MAX {
-            let bill = match Claims::choice(&mut self.ctx, output) {
-                Choice::Own => break,
-                Choice::Frames => match self.run_waiting(output, unit) {
-                    None => break,
-                    bill => bill,
-                },
-                Choice::Poll(source) => self.run_chosen((PortId(source), output), unit),
-            };
-            if bill.is_some() {
-                return bill;
+        }
+        if let Some(output) = self.outputs.claims.chooser(unit.port) {
+            for _ in 0..CHOICES_MAX {
+                let bill = match Claims::choice(&mut self.ctx, output) {
+                    Choice::Own => break,
+                    Choice::Frames => match self.run_waiting(output, unit) {
+                        None => break,
+                        bill => bill,
+                    },
+                    Choice::Poll(source) => self.run_chosen((PortId(source), output), unit),
+                };
+                if bill.is_some() {
+                    return bill;
+                }
             }
         }
         let bill = self.run_queue(unit, false);
@@ -166,6 +168,7 @@ impl<C: CycleCounter> Worker<C> {
             return None;
         }
         let bill = self.run_output(Unit { port: output, queue: OUTPUT }, false)?;
+        self.outputs.claims.give(unit.port);
         self.roster.schedule.ran(unit);
         Some(bill)
     }
@@ -188,10 +191,8 @@ impl<C: CycleCounter> Worker<C> {
         };
         self.outputs.claims.charge(&mut self.ctx, taken.batch, output);
         if chosen != unit {
+            self.outputs.claims.give(unit.port);
             self.roster.schedule.ran(unit);
-        }
-        if self.ctx.output(output).is_some_and(|queue| !queue.is_empty()) {
-            self.outputs.wake(&self.ctx, &mut self.roster, output);
         }
         Some(Bill::Queue(taken))
     }

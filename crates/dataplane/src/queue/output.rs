@@ -304,8 +304,8 @@ impl OutputQueue {
     }
 
     /// Returns the time at which the output may send the next frame, or at which it withdraws the
-    /// claims that are before all waiting frames. Returns `None` if no frame waits. Calls `lost` with the source of each frame that the queue removes because the frame
-    /// waited too long.
+    /// claims that are before all waiting frames. Returns `None` if no frame waits. Calls `lost`
+    /// with the source of each frame that the queue removes because the frame waited too long.
     pub(crate) fn due(
         &mut self,
         memory: &mut Memory<'_>,
@@ -319,8 +319,8 @@ impl OutputQueue {
         self.head_due(now).map(|(paced, limited)| paced.max(limited))
     }
 
-    /// Moves the next frame from the line to [`Self::head`], unless the head has a frame already. If
-    /// frames wait behind a claim for [`CLAIM_WAIT`], withdraws all claims.
+    /// Moves the next frame from the line to [`Self::head`], unless the head has a frame already.
+    /// If frames wait behind a claim for [`CLAIM_WAIT`], withdraws all claims.
     fn fetch(&mut self, memory: &mut Memory<'_>, now: Nanos, lost: &mut impl FnMut(u16)) {
         if self.head.is_none() {
             let mut late = |frame: Stored| {

@@ -15,11 +15,11 @@
 //! wait for no output.
 //!
 //! A source with a small share is seldom chosen, and the frames in its ring may have another output
-//! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row. Then the worker polls
-//! it in its own turn, and its frames wait in the output's queue.
+//! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row. Then the worker
+//! polls it in its own turn, and its frames wait in the output's queue.
 //!
-//! A source with several queue pairs on the worker has no claim, because a turn could not tell which
-//! of them to poll. Its frames wait in the output's queue.
+//! A source with several queue pairs on the worker has no claim, because a choice does not say
+//! which of them the worker polls. Its frames wait in the output's queue.
 //!
 //! If a source cannot be polled when it is chosen, its claim is withdrawn. Therefore no other part
 //! of the worker must know of claims: a source that waits for tokens or for a limit, or that moves

@@ -171,8 +171,7 @@ proptest! {
     ) {
         let vms = tenants * 2;
         let mut fair = FairShare::<u32>::new(Capacity { tenants, vms, frames: 64 });
-        let mut waiting: Vec<VecDeque<u32>> = vec![VecDeque::new(); vms];
-        let mut item = 0;
+        let (mut waiting, mut item) = (vec![VecDeque::<u32>::new(); vms], 0);
         for slot in 0..tenants {
             fair.set_tenant(slot, Weight::ONE);
             fair.set_vm(slot, slot, Weight::ONE, Bound::default());

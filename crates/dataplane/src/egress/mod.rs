@@ -12,7 +12,7 @@
 //! its list. If a frame is not sent, egress counts the frame with the reason at the source and at
 //! the destination. Frames go directly to the output port, without a queue in the switch (datapath
 //! rule 19). If a port has an output queue ([`crate::queue`]), frames to the port pass through this
-//! queue.
+//! queue, or pass it without waiting (`direct`).
 //!
 //! # Cost
 //!
@@ -21,6 +21,7 @@
 
 mod account;
 mod captured;
+mod direct;
 mod egress_policer;
 mod mark;
 mod pairs;
@@ -31,6 +32,7 @@ mod waiting;
 pub(crate) use account::count_loss;
 pub use slot::PortSlot;
 pub use touched::{Mark, Touched};
+pub(crate) use waiting::source_of;
 
 use std::sync::Arc;
 
@@ -382,17 +384,39 @@ impl Egress {
     fn pass_on<const SEEN: bool>(
         &mut self,
         batch: &Batch,
+        way: (PortId, u16, &PortPolicy),
+        frames: &[u8],
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let (source, output, _) = way;
+        let slot = &around.ports[usize::from(output)];
+        let from_outside = || around.snapshot.port(source.0).is_none_or(|p| p.tenant.is_none());
+        if let Some(queue) = slot.output.as_deref()
+            && queue.takes_from(from_outside)
+        {
+            if queue.is_direct() {
+                self.pass_directly::<SEEN>(batch, way, frames, around, delivery);
+            } else {
+                self.enqueue(batch, (source, output), frames, around, delivery);
+            }
+            return;
+        }
+        self.send_now::<SEEN>(batch, way, frames, around, delivery);
+    }
+
+    /// Sends frames to the port. The frames must already have or lack a VLAN tag, as the output
+    /// port expects.
+    #[inline(always)]
+    fn send_now<const SEEN: bool>(
+        &mut self,
+        batch: &Batch,
         (source, output, policy): (PortId, u16, &PortPolicy),
         frames: &[u8],
         around: &mut Around<'_>,
         delivery: &mut Delivery,
     ) {
         let slot = &around.ports[usize::from(output)];
-        let from_outside = || around.snapshot.port(source.0).is_none_or(|p| p.tenant.is_none());
-        if slot.output.as_deref().is_some_and(|queue| queue.takes_from(from_outside)) {
-            self.enqueue(batch, (source, output), frames, around, delivery);
-            return;
-        }
         if let Some(streams) = &policy.rtp {
             streams.measure(batch, frames, self.waiting.now());
         }

@@ -143,7 +143,9 @@ impl Egress {
         }
         let mut asked = Delivery { way: delivery.way, ..Delivery::default() };
         if !questions.is_empty() {
+            let whole = self.waiting.whole;
             self.pass_on::<SEEN>(&questions, way, &ALL[..questions.len()], around, &mut asked);
+            self.waiting.whole = whole;
         }
         // The sender's port did not send these frames, but its counters must add up.
         asked.replicated += questions.len() as u64;

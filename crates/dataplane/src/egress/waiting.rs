@@ -6,6 +6,7 @@ use penstock_qos::egress_policer::Policed;
 use penstock_units::{Nanos, PortId, QueueId};
 
 use super::account::{count_loss, drops};
+use super::direct::Whole;
 use super::{Around, Delivery, Egress, PortSlot, Way, account, link_bytes};
 use crate::batch::{BATCH_BYTES, BATCH_FRAMES, Batch, FRAME_MAX};
 use crate::capture::Captures;
@@ -40,6 +41,9 @@ pub(super) struct Waiting {
     queued: Vec<u16>,
     /// Output ports at which too many frames of the current batch's source port wait.
     over: Vec<u16>,
+    /// The last batch, if all its frames went to one output that may let the next batch of its
+    /// source pass.
+    pub(super) whole: Option<Whole>,
     /// The worker's frame store, which contains cells for waiting frames. The frame store takes no
     /// memory before the first frame waits.
     store: FrameStore,
@@ -60,6 +64,7 @@ impl Waiting {
             left: u16::MAX,
             queued,
             over,
+            whole: None,
             store,
             last: vec![None; ports].into_boxed_slice(),
         }
@@ -68,6 +73,18 @@ impl Waiting {
     /// Returns the time of the current batch.
     pub(super) const fn now(&self) -> Nanos {
         self.now
+    }
+
+    /// Notes that frames of the batch wait at an output (`waits`), and that too many frames of the
+    /// batch's source wait there (`presses`).
+    #[inline]
+    fn note(&mut self, output: u16, waits: bool, presses: bool) {
+        if presses && !self.over.contains(&output) {
+            self.over.push(output);
+        }
+        if waits && !self.queued.contains(&output) {
+            self.queued.push(output);
+        }
     }
 }
 
@@ -191,13 +208,12 @@ impl Egress {
                 }
             });
         }
-        let presses = !is_mirror && queue.is_over(source.0, memory);
-        if presses && !self.waiting.over.contains(&output) {
-            self.waiting.over.push(output);
+        let (waits, presses) =
+            (delivery.waiting > 0, !is_mirror && queue.is_over(source.0, memory));
+        if waits && !is_mirror && queue.lets_pass(*now) {
+            self.note_whole(batch, (source, output), frames, queues);
         }
-        if delivery.waiting > 0 && !self.waiting.queued.contains(&output) {
-            self.waiting.queued.push(output);
-        }
+        self.waiting.note(output, waits, presses);
     }
 
     /// Sends all frames of `batch`, which left the queue of `port`, and counts the frames at their
@@ -327,7 +343,7 @@ impl Egress {
 
 /// Returns the description of port `source` for output queues: its number, its tenant and its
 /// weights.
-fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
+pub(crate) fn source_of(source: PortId, snapshot: &Snapshot) -> Source {
     let policy = snapshot.ports.get(source.index()).and_then(Option::as_deref);
     Source {
         port: source.0,

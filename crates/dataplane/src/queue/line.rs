@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use penstock_qos::codel::{Codel, Pace, TARGET};
-use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare};
+use penstock_qos::fair_share::{Bound, Capacity, Excess, FairShare, Turn};
 use penstock_units::Nanos;
 
 use super::classes::Class;
@@ -180,6 +180,14 @@ impl Line {
             }
             Self::Wfq(lanes) => lanes.pop(now, lost),
             Self::Flows(flows) => flows.pop(now, lost),
+        }
+    }
+
+    /// Returns the fair-share queue of the output, if it has one.
+    pub(super) fn fair_mut(&mut self) -> Option<&mut Fair> {
+        match self {
+            Self::Fair(fair) => Some(fair),
+            Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => None,
         }
     }
 
@@ -408,6 +416,45 @@ impl Fair {
             }
             self.members[vm] = (source.tenant, self.generation);
         }
+    }
+
+    /// Returns what the output sends next: a waiting frame, or frames from the ring of a VM.
+    pub(super) fn turn(&mut self) -> Option<Turn> {
+        self.share.turn()
+    }
+
+    /// Whether frames wait behind a claim. [`Line::pop`] must have returned no frame.
+    pub(super) const fn waits_for_claim(&self) -> bool {
+        !self.share.is_empty() && self.share.has_claims()
+    }
+
+    /// Returns the claim of a source ([`FairShare::claimed`]).
+    pub(super) fn claimed(&self, source: &Source) -> u32 {
+        self.share.claimed(usize::from(source.port))
+    }
+
+    /// Sets the claim of a source ([`FairShare::claim`]). Reads the source's weights with its first
+    /// claim after a snapshot.
+    pub(super) fn claim(&mut self, source: &Source, bytes: u32) {
+        let vm = usize::from(source.port);
+        if bytes > 0 && self.members.get(vm).is_none_or(|member| member.1 != self.generation) {
+            self.join(source);
+        }
+        self.share.claim(vm, bytes);
+    }
+
+    /// Reports that frames of a source passed without waiting. `size` is their number, and their
+    /// bytes on the link.
+    pub(super) fn passed(&mut self, source: &Source, size: (u32, u32), claim: u32) {
+        self.share.passed(usize::from(source.port), size, claim);
+        if claim > 0 {
+            self.claim(source, claim);
+        }
+    }
+
+    /// Withdraws the claims of all sources.
+    pub(super) fn withdraw_claims(&mut self) {
+        self.share.withdraw_claims();
     }
 
     fn leave(&mut self, vm: usize, mut lost: impl FnMut(Stored)) {

@@ -14,10 +14,10 @@
 //!
 //! # Approach
 //!
-//! An output with an [`OutputQueue`] receives no frame directly. Egress copies the frame into the
-//! port's own memory or into the worker's [`FrameStore`]. The queue arranges the frames in its
-//! [`Order`]. The worker schedules an output queue like a queue pair ([`crate::unit::OUTPUT`]), and
-//! sends waiting frames when [`Pacing`] permits.
+//! An output with an [`OutputQueue`] receives frames through the queue. Egress copies the frame
+//! into the port's own memory or into the worker's [`FrameStore`]. The queue arranges the frames in
+//! its [`Order`]. The worker schedules an output queue like a queue pair
+//! ([`crate::unit::OUTPUT`]), and sends waiting frames when [`Pacing`] permits.
 //!
 //! If an output queue has no room for a frame, the worker drops the frame without copying the
 //! frame. With [`Order::FairShare`], the worker stops polling a VM with too many waiting frames
@@ -31,6 +31,11 @@
 //! the port has its own memory. With [`Order::FairShare`], one decision chooses the sender of
 //! several successive frames ([`penstock_qos::fair_share`]). The queue does not read the bytes of a
 //! waiting frame before it sends the frame. The worker's loop allocates no memory.
+//!
+//! If the core and not an output with [`Order::FairShare`] is the bottleneck, the senders' frames
+//! wait in their rings, and the output chooses whom the worker polls. The frames of this sender
+//! pass the queue without a copy (`worker/claims`). At an output with a link below 10.5 Gbit/s, a
+//! shaper or a limit, all frames wait in the queue.
 
 mod classes;
 mod early;
@@ -48,7 +53,7 @@ pub use classes::{Classes, DSCPS, HeldLane, LaneCounters, LaneReading};
 pub(crate) use line::Source;
 pub(crate) use memory::Memory;
 pub use output::OutputQueue;
-pub(crate) use output::{FCS, Refused, Signalled};
+pub(crate) use output::{Choice, FCS, Refused, Signalled};
 pub(crate) use pacer::reshape;
 pub use pacer::shaper;
 pub use store::{CELL, FrameStore, Stored};

@@ -3,7 +3,7 @@
 
 use penstock_qos::delay::{Histogram, Variation};
 use penstock_qos::egress_policer::{EgressPolicer, Policed};
-use penstock_qos::fair_share::Excess;
+use penstock_qos::fair_share::{Excess, Turn};
 use penstock_qos::policer::Size;
 use penstock_units::Nanos;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::classes::Class;
 use super::flows::SEGMENT_TIME;
 use super::limit::OutputLimit;
-use super::line::{Line, Next};
+use super::line::{Fair, Line, Next};
 use super::pacer::Pacer;
 use super::{Classes, LaneCounters, Memory, Order, Pacing, QueueHome, QueueTerms, Source, Stored};
 use crate::batch::{BATCH_FRAMES, Batch};
@@ -37,6 +37,29 @@ pub(crate) struct Signalled {
     /// Large segments that lost their first part.
     pub trimmed: u64,
 }
+
+/// What the worker does in the turn of a source that has a claim at an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// The worker polls the source, and the source's frames wait at the output.
+    Own,
+    /// The output sends its waiting frames.
+    Frames,
+    /// The worker polls the source with this port number, and its frames pass without waiting.
+    Poll(u16),
+}
+
+/// A batch whose frames may pass the output's queue without waiting.
+#[derive(Clone, Copy, Debug)]
+struct Direct {
+    /// Frames that passed, and their bytes on the link.
+    passed: Size,
+    /// Number of frames that the port still has room for.
+    left: usize,
+}
+
+/// Maximum time for which waiting frames stay behind the claim of a source that is not polled.
+const CLAIM_WAIT: Nanos = Nanos::from_micros(20);
 
 /// Bytes of Ethernet's frame check sequence (FCS). Rates in bit/s include the FCS.
 pub(crate) const FCS: u32 = 4;
@@ -64,6 +87,11 @@ pub struct OutputQueue {
     told: u32,
     /// Number of changes of the queue's home ([`QueueHome::changes`]) that the queue has adopted.
     adopted: u32,
+    /// The present batch, if its frames may pass without waiting.
+    direct: Option<Direct>,
+    /// Time since which waiting frames stay behind a claim. The value is `None` if no frame waits,
+    /// or if a frame may be sent next.
+    stuck: Option<Nanos>,
 }
 
 impl OutputQueue {
@@ -82,6 +110,8 @@ impl OutputQueue {
             variation: Variation::new(),
             told: 0,
             adopted: 0,
+            direct: None,
+            stuck: None,
         }
     }
 
@@ -153,8 +183,9 @@ impl OutputQueue {
 
     /// Whether the output sent frames and now begins to wait for its limit or a ceiling.
     pub(crate) fn begins_to_wait(&self) -> bool {
+        let ceiling = self.is_held() && self.stuck.is_none();
         let sent = !self.waits.is_empty();
-        self.limit.as_ref().is_some_and(OutputLimit::begins_to_wait) || sent && self.is_held()
+        self.limit.as_ref().is_some_and(OutputLimit::begins_to_wait) || sent && ceiling
     }
 
     /// Number of frames that wait for the output.
@@ -272,9 +303,9 @@ impl OutputQueue {
         Some(frame.wire())
     }
 
-    /// Returns the time at which the output may send the next frame. Returns `None` if no frame
-    /// waits. Calls `lost` with the source of each frame that the queue removes because the frame
-    /// waited too long.
+    /// Returns the time at which the output may send the next frame, or at which it withdraws the
+    /// claims that are before all waiting frames. Returns `None` if no frame waits. Calls `lost`
+    /// with the source of each frame that the queue removes because the frame waited too long.
     pub(crate) fn due(
         &mut self,
         memory: &mut Memory<'_>,
@@ -283,12 +314,13 @@ impl OutputQueue {
     ) -> Option<Nanos> {
         self.fetch(memory, now, lost);
         if self.head.is_none() {
-            return self.line.wake();
+            return self.stuck.map(|since| since + CLAIM_WAIT).or_else(|| self.line.wake());
         }
         self.head_due(now).map(|(paced, limited)| paced.max(limited))
     }
 
     /// Moves the next frame from the line to [`Self::head`], unless the head has a frame already.
+    /// If frames wait behind a claim for [`CLAIM_WAIT`], withdraws all claims.
     fn fetch(&mut self, memory: &mut Memory<'_>, now: Nanos, lost: &mut impl FnMut(u16)) {
         if self.head.is_none() {
             let mut late = |frame: Stored| {
@@ -296,6 +328,101 @@ impl OutputQueue {
                 lost(frame.source);
             };
             self.head = self.line.pop(now, &mut late);
+            if self.head.is_none()
+                && let Some(fair) = self.line.fair_mut()
+                && fair.waits_for_claim()
+            {
+                let since = *self.stuck.get_or_insert(now);
+                if now < since + CLAIM_WAIT {
+                    return;
+                }
+                fair.withdraw_claims();
+                self.head = self.line.pop(now, &mut late);
+            }
+            self.stuck = None;
+        }
+    }
+
+    /// Returns what the worker does in the turn of a source that has a claim at the output. `room`
+    /// is the number of frames that each queue pair of the port accepts.
+    pub(crate) fn choice(&mut self, now: Nanos, room: usize) -> Choice {
+        if room < BATCH_FRAMES || !self.lets_pass(now) {
+            return Choice::Own;
+        }
+        if self.head.is_some() {
+            return Choice::Frames;
+        }
+        match self.line.fair_mut().and_then(Fair::turn) {
+            None => Choice::Own,
+            Some(Turn::Frame) => Choice::Frames,
+            Some(Turn::Claim(vm)) => u16::try_from(vm).map_or(Choice::Own, Choice::Poll),
+        }
+    }
+
+    /// Whether the batch of a source with a claim may pass at time `now`, if it is the claim's
+    /// turn.
+    pub(crate) fn lets_pass(&self, now: Nanos) -> bool {
+        self.terms.order == Order::FairShare && self.limit.is_none() && self.pacer.passes(now)
+    }
+
+    /// Sets the claim of a source: the expected bytes of its next batch on the link, or 0.
+    pub(crate) fn claim(&mut self, source: &Source, bytes: u32) {
+        if let Some(fair) = self.line.fair_mut() {
+            fair.claim(source, bytes);
+        }
+    }
+
+    /// Lets the frames of the next batch pass without waiting. [`Self::choice`] must have returned
+    /// [`Choice::Poll`] with the batch's source.
+    pub(crate) fn begin_direct(&mut self) {
+        self.direct = Some(Direct { passed: Size::default(), left: BATCH_FRAMES });
+    }
+
+    /// Whether frames of the present batch may pass without waiting.
+    #[inline]
+    pub(crate) const fn is_direct(&self) -> bool {
+        self.direct.is_some()
+    }
+
+    /// Whether the next `frames` frames of the present batch may pass without waiting.
+    pub(crate) fn lets_direct(&self, frames: usize) -> bool {
+        self.direct.is_some_and(|direct| frames <= direct.left)
+    }
+
+    /// Counts frames of the present batch that passed. `passed` has their number, and their bytes
+    /// on the link.
+    pub(crate) fn note_passed(&mut self, passed: Size) {
+        if let Some(direct) = &mut self.direct {
+            direct.passed += passed;
+            direct.left = direct.left.saturating_sub(passed.frames as usize);
+        }
+    }
+
+    /// Makes all further frames of the present batch wait, because a frame of the batch must wait.
+    /// A frame that passed would otherwise overtake the waiting frame.
+    pub(crate) fn stop_direct(&mut self, source: &Source, now: Nanos) {
+        let passed = self.end_direct();
+        if passed.frames > 0 {
+            let claim = self.line.fair_mut().map_or(0, |fair| fair.claimed(source));
+            self.charge_direct(source, passed, claim, now);
+        }
+    }
+
+    /// Ends a batch whose frames could pass without waiting. Returns the number of frames that
+    /// passed and are not charged yet, and their bytes on the link.
+    pub(crate) fn end_direct(&mut self) -> Size {
+        self.direct.take().map_or_else(Size::default, |direct| direct.passed)
+    }
+
+    /// Charges a source for frames that passed at time `now`, and sets the source's next claim.
+    pub(crate) fn charge_direct(&mut self, source: &Source, passed: Size, claim: u32, now: Nanos) {
+        if self.is_empty() {
+            self.pacer.was_empty(now);
+        }
+        self.pacer.went(now, passed.bytes);
+        self.stuck = None;
+        if let Some(fair) = self.line.fair_mut() {
+            fair.passed(source, (passed.frames, passed.bytes), claim);
         }
     }
 
@@ -483,6 +610,9 @@ impl OutputQueue {
         // The latest possible time also removes frames that wait for a ceiling: all have waited too
         // long.
         let now = if self.line.lanes().is_some() { Nanos(u64::MAX) } else { now };
+        if let Some(fair) = self.line.fair_mut() {
+            fair.withdraw_claims();
+        }
         while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
                 if let Some(lanes) = self.line.lanes() {

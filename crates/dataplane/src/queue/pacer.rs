@@ -11,6 +11,9 @@ use super::{Pacing, ShapeTerms, ShaperKind};
 const AHEAD: Nanos = Nanos::from_micros(10);
 /// Longest delay of a worker after which the worker sends the delayed frames at once.
 const LATE_MOST: Nanos = Nanos::from_millis(1);
+/// Lowest rate of a link at which whole batches may pass without waiting. A batch of 64 KiB takes
+/// 50 us at this rate. On a slower link, frames wait for the link and not for the core.
+const DIRECT_LEAST: BitsPerSecond = BitsPerSecond(10_500_000_000);
 /// Multiple of the link's rate at which the worker sends delayed frames after a delay above
 /// [`LATE_MOST`], to avoid a burst. A worker that shares its core is late by milliseconds, many
 /// times per second.
@@ -111,6 +114,15 @@ impl Pacer {
             Self::None => false,
             Self::Link { rate, .. } => *rate < CUT_BELOW,
             Self::Shaped { .. } => true,
+        }
+    }
+
+    /// Whether a whole batch may pass at time `now` without waiting.
+    pub(super) fn passes(&self, now: Nanos) -> bool {
+        match self {
+            Self::None => true,
+            Self::Link { rate, free, .. } => *rate >= DIRECT_LEAST && *free <= now,
+            Self::Shaped { .. } => false,
         }
     }
 

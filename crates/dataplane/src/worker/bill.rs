@@ -70,7 +70,7 @@ impl<C: CycleCounter> Worker<C> {
                     let edges = [began, received, classified, ctx.last()];
                     count_stages(counters, taken.batch.frames, edges);
                 }
-                outputs.heed(ctx, roster, unit.port);
+                outputs.heed(ctx, roster, unit.port, Some(&taken.batch));
                 outputs.heed_others(ctx, roster, unit.port);
                 input.after(ctx, roster, taken);
                 roster.note_busy(unit, ctx.last());

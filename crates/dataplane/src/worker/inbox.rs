@@ -51,7 +51,7 @@ pub(super) fn after<C: CycleCounter>(
     outputs: &mut Outputs,
     (source, frames): (PortId, usize),
 ) {
-    outputs.heed(ctx, roster, source);
+    outputs.heed(ctx, roster, source, None);
     ctx.counters().taken_over.add(frames as u64);
     // Frames on their way become visible in one ring before they leave the other.
     ctx.peers.show();

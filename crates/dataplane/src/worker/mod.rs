@@ -25,6 +25,7 @@ mod absent;
 mod account;
 mod aside;
 mod bill;
+mod claims;
 mod clock;
 mod config;
 mod context;
@@ -117,8 +118,8 @@ impl<C: CycleCounter> Worker<C> {
         if self.ctx.account.rests() {
             return self.idle();
         }
-        self.pass_time();
-        let Some(ran) = self.pick() else { return self.idle() };
+        let ran = if self.pass_time() { self.pick_by_share() } else { self.pick::<false>() };
+        let Some(ran) = ran else { return self.idle() };
         self.settle(&ran.bill);
         self.finish(ran.sweep_ends);
         Turn::Busy(ran.bill.frames().max(1))
@@ -136,16 +137,15 @@ impl<C: CycleCounter> Worker<C> {
         Turn::Busy(bill.frames())
     }
 
-    /// Returns units to the schedule if their time in the timing wheel has come.
+    /// Returns units to the schedule if their time in the timing wheel has come. Returns whether a
+    /// source has a claim at an output ([`claims`]).
     #[inline]
-    fn pass_time(&mut self) {
-        if self.roster.has_events() {
-            self.expire();
-        }
+    fn pass_time(&mut self) -> bool {
+        self.roster.has_events() && self.expire()
     }
 
     #[inline(never)]
-    fn expire(&mut self) {
+    fn expire(&mut self) -> bool {
         let now = self.ctx.nanos();
         while let Some(event) = self.roster.expire(now) {
             match event {
@@ -154,6 +154,9 @@ impl<C: CycleCounter> Worker<C> {
                 Event::Output(port) => self.outputs.wake(&self.ctx, &mut self.roster, port),
             }
         }
+        let has_claims = !self.outputs.claims.is_empty();
+        self.roster.note_claims(has_claims);
+        has_claims
     }
 
     /// Called at the end of a turn that ran a batch: counts the turn, refills buckets if a refill

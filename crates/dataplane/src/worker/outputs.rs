@@ -19,6 +19,7 @@ use penstock_units::{Nanos, PortId, Priority};
 use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Bill;
+use super::claims::Claims;
 use super::context::Context;
 use super::pressure::Pressure;
 use super::roster::{Event, Roster};
@@ -70,6 +71,8 @@ pub(super) struct Outputs {
     published: usize,
     /// Time at which the output that sends at present began its batch.
     now: Nanos,
+    /// Sources whose next batches may pass an output without waiting.
+    pub claims: Claims,
 }
 
 const fn unit_of(port: PortId) -> Unit {
@@ -87,6 +90,7 @@ impl Outputs {
             lacks_queue: false,
             published: 0,
             now: Nanos::ZERO,
+            claims: Claims::new(ports),
         }
     }
 
@@ -117,16 +121,18 @@ impl Outputs {
     }
 
     /// After a delivery, adds the outputs that got frames to the schedule. If too many frames of
-    /// the source wait, the worker stops polling the source.
+    /// the source wait, the worker stops polling the source. `batch` is the batch of the frames, or
+    /// `None` if another worker took them from the source.
     #[inline]
     pub fn heed<C: CycleCounter>(
         &mut self,
         ctx: &mut Context<C>,
         roster: &mut Roster,
         source: PortId,
+        batch: Option<&OwnBatch>,
     ) {
         if ctx.egress.has_queued() {
-            self.follow(ctx, roster, source);
+            self.follow(ctx, roster, source, batch);
         }
     }
 
@@ -136,7 +142,16 @@ impl Outputs {
         ctx: &mut Context<C>,
         roster: &mut Roster,
         source: PortId,
+        batch: Option<&OwnBatch>,
     ) {
+        if let Some(batch) = batch {
+            if self.claims.follow(ctx, *batch) {
+                roster.note_claims(!self.claims.is_empty());
+            }
+        } else {
+            // Only the worker that polls a source can let its batches pass.
+            let _ = ctx.egress.take_whole(source);
+        }
         while let Some(port) = ctx.egress.next_queued() {
             if matches!(self.stands[port.index()], Stand::Empty | Stand::Held) {
                 self.make_ready(ctx, roster, port);
@@ -498,6 +513,7 @@ impl Outputs {
         port: PortId,
     ) {
         self.take_queue(ctx, roster, port);
+        self.claims.withdraw(ctx, port);
         self.elsewhere.retain(|other| *other != port);
     }
 

@@ -1,8 +1,12 @@
 //! In each turn, the worker picks a unit with work by checking several sources in a fixed order.
 
+use penstock_units::PortId;
+
 use super::bill::Bill;
+use super::claims::Claims;
 use super::{Worker, inbox, refill};
 use crate::port::Pending;
+use crate::queue::Choice;
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::OUTPUT;
 use crate::unit::Unit;
@@ -10,6 +14,10 @@ use crate::unit::Unit;
 /// Maximum number of units without tokens that the worker checks for frames before a turn counts as
 /// idle.
 const BORROWERS: usize = 64;
+
+/// Maximum number of sources that an output with fair shares chooses in one turn, if the worker can
+/// poll none of them.
+const CHOICES_MAX: usize = 4;
 
 /// Result of running a unit: the bill that the worker has yet to charge to a payer.
 pub(super) struct Ran {
@@ -37,8 +45,10 @@ impl<C: CycleCounter> Worker<C> {
     /// 5. If some units lack tokens and an early refill is due, the worker refills the buckets and
     ///    checks the schedule again.
     /// 6. The worker lends spare time to a unit without tokens.
+    ///
+    /// `SHARES` is true if a source has a claim at an output with fair shares ([`super::claims`]).
     #[inline]
-    pub(super) fn pick(&mut self) -> Option<Ran> {
+    pub(super) fn pick<const SHARES: bool>(&mut self) -> Option<Ran> {
         let among_others = !self.ctx.peers.is_empty();
         self.inbox_first = !self.inbox_first && among_others;
         if self.inbox_first
@@ -46,19 +56,25 @@ impl<C: CycleCounter> Worker<C> {
         {
             return Some(ran);
         }
-        if let Some(ran) = self.sweep() {
+        if let Some(ran) = self.sweep::<SHARES>() {
             return Some(ran);
         }
-        self.pick_rare(among_others && !self.inbox_first)
+        self.pick_rare::<SHARES>(among_others && !self.inbox_first)
+    }
+
+    /// Like [`Self::pick`], while a source has a claim at an output.
+    #[inline(never)]
+    pub(super) fn pick_by_share(&mut self) -> Option<Ran> {
+        self.pick::<true>()
     }
 
     /// Runs steps 3 to 6 of the list at [`Self::pick`].
-    fn pick_rare(&mut self, inbox: bool) -> Option<Ran> {
+    fn pick_rare<const SHARES: bool>(&mut self, inbox: bool) -> Option<Ran> {
         if inbox && let Some(ran) = self.run_inbox() {
             return Some(ran);
         }
         if self.roster.wake_some(&mut self.ctx)
-            && let Some(ran) = self.sweep()
+            && let Some(ran) = self.sweep::<SHARES>()
         {
             return Some(ran);
         }
@@ -66,7 +82,7 @@ impl<C: CycleCounter> Worker<C> {
         let now = self.ctx.last();
         if self.ctx.account.buckets_mut().is_due_early(now, held) {
             refill::run(&mut self.ctx, &mut self.roster, &self.input);
-            if let Some(ran) = self.sweep() {
+            if let Some(ran) = self.sweep::<SHARES>() {
                 return Some(ran);
             }
         }
@@ -80,7 +96,7 @@ impl<C: CycleCounter> Worker<C> {
 
     /// Checks the units of the schedule until a unit has a batch.
     #[inline]
-    fn sweep(&mut self) -> Option<Ran> {
+    fn sweep<const SHARES: bool>(&mut self) -> Option<Ran> {
         self.roster.schedule.begin();
         for _ in 0..self.roster.schedule.looks_max() {
             let Some((unit, sweep_ends)) = self.roster.schedule.next_unit() else { break };
@@ -95,7 +111,7 @@ impl<C: CycleCounter> Worker<C> {
             if !self.ctx.account.buckets().may_run(unit.port) {
                 self.ctx.account.buckets_mut().note_throttled();
                 self.roster.schedule.hold(unit);
-            } else if let Some(bill) = self.run_queue(unit, false) {
+            } else if let Some(bill) = self.run_sender::<SHARES>(unit) {
                 return Some(Ran { bill, sweep_ends });
             } else {
                 self.ctx.account.buckets_mut().note_waiting(unit, false);
@@ -108,6 +124,85 @@ impl<C: CycleCounter> Worker<C> {
         }
         self.ctx.account.buckets_mut().note_passed();
         None
+    }
+
+    #[inline]
+    fn run_sender<const SHARES: bool>(&mut self, unit: Unit) -> Option<Bill> {
+        if SHARES { self.run_by_share(unit) } else { self.run_queue(unit, false) }
+    }
+
+    /// Runs a batch in the turn of a queue pair. If the queue pair's port has a claim at an output
+    /// with fair shares, the output chooses who uses the turn: a source with a claim, or the output
+    /// itself for its waiting frames.
+    #[inline(never)]
+    fn run_by_share(&mut self, unit: Unit) -> Option<Bill> {
+        if self.outputs.claims.output_of(unit.port).is_none() {
+            return self.run_queue(unit, false);
+        }
+        if let Some(output) = self.outputs.claims.chooser(unit.port) {
+            for _ in 0..CHOICES_MAX {
+                let bill = match Claims::choice(&mut self.ctx, output) {
+                    Choice::Own => break,
+                    Choice::Frames => match self.run_waiting(output, unit) {
+                        None => break,
+                        bill => bill,
+                    },
+                    Choice::Poll(source) => self.run_chosen((PortId(source), output), unit),
+                };
+                if bill.is_some() {
+                    return bill;
+                }
+            }
+        }
+        let bill = self.run_queue(unit, false);
+        if let Some(Bill::Queue(taken)) = bill {
+            self.outputs.claims.settle(&mut self.ctx, taken.batch);
+        }
+        bill
+    }
+
+    /// Sends waiting frames of an output in the turn of `unit`.
+    fn run_waiting(&mut self, output: PortId, unit: Unit) -> Option<Bill> {
+        self.outputs.wake(&self.ctx, &mut self.roster, output);
+        if !self.outputs.is_ready(output) {
+            return None;
+        }
+        let bill = self.run_output(Unit { port: output, queue: OUTPUT }, false)?;
+        self.outputs.claims.give(unit.port);
+        self.roster.schedule.ran(unit);
+        Some(bill)
+    }
+
+    /// Polls the source that an output chose, in the turn of `unit`. If the worker cannot poll the
+    /// source, or if the source has no frame, withdraws the source's claim.
+    fn run_chosen(&mut self, (source, output): (PortId, PortId), unit: Unit) -> Option<Bill> {
+        let chosen = self.outputs.claims.unit_of(&self.ctx, source, output);
+        let chosen = chosen.filter(|chosen| *chosen == unit || self.may_use_turn(*chosen, unit));
+        let Some(chosen) = chosen else {
+            self.outputs.claims.refuse(&mut self.ctx, source, output);
+            return None;
+        };
+        Claims::begin(&mut self.ctx, output);
+        let Some(Bill::Queue(taken)) = self.run_queue(chosen, false) else {
+            Claims::end(&mut self.ctx, output);
+            self.outputs.claims.refuse(&mut self.ctx, source, output);
+            self.ctx.counter.spent(Stage::Look, &Work::NONE);
+            return None;
+        };
+        self.outputs.claims.charge(&mut self.ctx, taken.batch, output);
+        if chosen != unit {
+            self.outputs.claims.give(unit.port);
+            self.roster.schedule.ran(unit);
+        }
+        Some(Bill::Queue(taken))
+    }
+
+    /// Whether the queue pair `chosen` may run a batch in the turn of `unit`.
+    fn may_use_turn(&self, chosen: Unit, unit: Unit) -> bool {
+        let ignores_class = !self.roster.schedule.orders_by_class();
+        (ignores_class || self.ctx.class(chosen.port) == self.ctx.class(unit.port))
+            && self.roster.polls(chosen)
+            && self.ctx.account.buckets().may_run(chosen.port)
     }
 
     #[inline]

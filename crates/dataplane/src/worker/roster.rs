@@ -71,6 +71,11 @@ pub(super) struct Roster {
     aside: Aside,
     resting: Resting,
     wheel: Wheel,
+    /// Whether a source has a claim at an output ([`super::claims`]).
+    has_claims: bool,
+    /// Whether the timing wheel has an event, or a source has a claim. A turn checks only this
+    /// flag.
+    has_events: bool,
 }
 
 impl Roster {
@@ -82,6 +87,8 @@ impl Roster {
             aside: Aside::new(ports),
             resting: Resting::new(ports, config.tsc),
             wheel: Wheel::new(KINDS * ports, now),
+            has_claims: false,
+            has_events: false,
         }
     }
 
@@ -93,10 +100,22 @@ impl Roster {
     /// earlier time.
     pub fn arm(&mut self, event: Event, at: Nanos) {
         self.wheel.arm(event.entry(), at);
+        self.has_events = true;
     }
 
     pub fn cancel(&mut self, event: Event) {
         self.wheel.cancel(event.entry());
+        self.note_events();
+    }
+
+    /// Notes whether a source has a claim at an output.
+    pub fn note_claims(&mut self, has_claims: bool) {
+        self.has_claims = has_claims;
+        self.note_events();
+    }
+
+    fn note_events(&mut self) {
+        self.has_events = self.has_claims || !self.wheel.is_empty();
     }
 
     /// Removes and returns an event that is due at time `now`. Returns `None` if no event is due.
@@ -105,12 +124,15 @@ impl Roster {
         if self.wheel.is_empty() {
             return None;
         }
-        self.wheel.expire(now).and_then(|(entry, _)| Event::of(entry))
+        let expired = self.wheel.expire(now);
+        self.note_events();
+        expired.and_then(|(entry, _)| Event::of(entry))
     }
 
+    /// Whether the timing wheel has an event, or a source has a claim at an output.
     #[inline]
-    pub fn has_events(&self) -> bool {
-        !self.wheel.is_empty()
+    pub const fn has_events(&self) -> bool {
+        self.has_events
     }
 
     /// Returns the time of the earliest event in the timing wheel, or `None` if there is no event.
@@ -141,6 +163,11 @@ impl Roster {
         self.schedule.remove(port);
         self.resting.remove_port(port);
         self.show_resting(ctx);
+    }
+
+    /// Whether the worker polls a queue pair of this worker, unless its port lacks tokens.
+    pub fn polls(&self, unit: Unit) -> bool {
+        !self.aside.is_aside(unit.port) && !self.resting.is_resting(unit)
     }
 
     pub fn is_aside(&self, port: PortId, why: Why) -> bool {

@@ -286,6 +286,92 @@ fn frames_that_wait_for_an_output_keep_their_turn_although_their_sender_moved() 
     bed.check();
 }
 
+/// First frame number of the second sender in a test with two senders.
+const SECOND: u32 = 1 << 20;
+
+/// Creates two senders and an output with fair shares, which is as fast as the worker.
+fn fair_bed() -> Bed {
+    let mut bed = Bed::new(&[&[0], &[0], &[0]]);
+    introduce(&mut bed, &[0, 1, 2]);
+    let terms = QueueTerms {
+        held_bytes: 262_144,
+        order: Order::FairShare,
+        pacing: Pacing::None,
+        bound: Bound::default(),
+        frames: 4_096,
+    };
+    let home = QueueHome::new(terms, 8, 8);
+    bed.swap(|policy| policy.queue = (policy.id == 2).then(|| Arc::clone(&home)));
+    bed
+}
+
+/// Lets both senders send the frames `numbers` to the output, and runs some turns.
+fn flood(bed: &mut Bed, numbers: core::ops::Range<u32>) {
+    for n in numbers {
+        bed.send(0, 0, frame(0, 2, n, 60));
+        bed.send(1, 0, frame(1, 2, SECOND + n, 60));
+    }
+    for _ in 0..8 {
+        bed.workers.iter_mut().for_each(|worker| _ = worker.turn());
+    }
+}
+
+/// Returns the numbers of the frames that the output got from each sender.
+fn from_each(bed: &Bed) -> (Vec<u32>, Vec<u32>) {
+    bed.received(2, 0).into_iter().partition(|n| *n < SECOND)
+}
+
+#[test]
+fn a_sender_whose_batches_pass_an_output_moves_and_no_frame_is_lost_or_overtaken() {
+    let mut bed = fair_bed();
+    for (round, from) in (0_u32..6).zip([0, 1].into_iter().cycle()) {
+        flood(&mut bed, round * 300..(round + 1) * 300);
+        // No frame is between the workers, but frames wait at the output and in the rings.
+        for _ in 0..40 {
+            bed.workers.iter_mut().for_each(|worker| _ = worker.held_turn());
+        }
+        let pair = bed.workers[from].release(PortId(0), QueueId(0)).unwrap();
+        bed.adopt(1 - from, PortId(0), QueueId(0), 1, pair);
+    }
+    bed.settle();
+    let waited = bed.reading(2).tx_waited.iter().sum::<u64>();
+    assert!((200..3_000).contains(&waited), "{waited} frames waited, and others passed");
+    let (first, second) = from_each(&bed);
+    assert_eq!(first, (0..1_800).collect::<Vec<_>>());
+    assert_eq!(second, (SECOND..SECOND + 1_800).collect::<Vec<_>>());
+    assert_eq!((bed.reading(0).dropped(), bed.reading(1).dropped()), (0, 0));
+    bed.check();
+}
+
+#[test]
+fn a_sender_that_leaves_takes_its_turns_at_an_output_with_it() {
+    let mut bed = fair_bed();
+    flood(&mut bed, 0..500);
+    for worker in &mut bed.workers {
+        drop(worker.detach(PortId(0)));
+    }
+    bed.settle();
+    let (first, second) = from_each(&bed);
+    assert!(first.len() < 500, "some frames were in the ring or waited");
+    assert_eq!(first, (0..).take(first.len()).collect::<Vec<_>>());
+    assert_eq!(second, (SECOND..SECOND + 500).collect::<Vec<_>>());
+    // Another port gets the number of the port that left.
+    let sets = PortCounterSets::new(2);
+    for (worker, set) in bed.workers.iter_mut().zip([0, 1]) {
+        let set = Arc::clone(sets.of(WorkerId(set)));
+        assert!(worker.join(PortId(0), Vec::with_capacity(QUEUES_MAX), set).is_ok());
+    }
+    let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
+    bed.adopt(0, PortId(0), QueueId(0), 1, Box::new(pair));
+    (bed.drivers[0], bed.counters[0]) = (vec![driver], sets);
+    flood(&mut bed, 500..1_000);
+    bed.settle();
+    let (first, second) = from_each(&bed);
+    assert_eq!(first, (500..1_000).collect::<Vec<_>>());
+    assert_eq!(second, (SECOND + 500..SECOND + 1_000).collect::<Vec<_>>());
+    assert_eq!((bed.reading(0).dropped(), bed.reading(0).unaccounted()), (0, 0));
+}
+
 #[test]
 fn queue_pairs_of_one_port_may_have_two_owners_and_each_worker_uses_its_own() {
     let mut bed = Bed::new(&[&[0], &[1], &[0, 1]]);

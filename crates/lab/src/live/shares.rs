@@ -25,9 +25,10 @@
 //! shows how much of these cycles the worker used, and in how many batches a VM's ring had more
 //! frames.
 //!
-//! Without a rate, frames of VMs wait in the queue of a `fair-share` output. A `fifo` output sends
-//! each frame at once, and frames wait in the VMs' rings. Only `fair-share` thus copies each frame
-//! twice. `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also has
+//! Without a rate, a `fifo` output sends each frame at once, and frames wait in the VMs' rings. A
+//! `fair-share` output chooses whom the worker polls. Frames that wait in its queue are copied
+//! twice: those of batches that are not full, and large segments that the port does not take.
+//! `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also has
 //! a queue, and a link that is faster than any core.
 //!
 //! # The ratio with one queue

@@ -70,12 +70,16 @@
 //! frame's turn comes, and the frame's bytes are never read. The discipline allocates no memory
 //! after its construction.
 //!
+//! A VM that has a claim instead of frames (`claims`) costs a decision like a VM with frames, but
+//! its frames are not copied into the switch.
+//!
 //! A tenant or VM that is set to the weight and bound that it has already costs a few comparisons,
 //! and no later departure changes. If the weight of a tenant or VM changes, the others keep their
 //! accounts. The change of a tenant's weight takes one call of its discipline ([`Vtrr`] or
 //! [`Eevdf`]). The change of a VM's weight takes a few comparisons in most cases (`weights`). If a
 //! VM joins or leaves, only its own tenant is affected.
 
+mod claims;
 pub(crate) mod queue;
 mod rounds;
 mod weights;
@@ -85,6 +89,7 @@ use penstock_units::{Nanos, Weight};
 use crate::discipline::{Allowance, Discipline};
 use crate::eevdf::Eevdf;
 use crate::vtrr::{self, Vtrr};
+pub use claims::Turn;
 use queue::{Pool, Queue};
 use rounds::{Place, Places, Ring};
 use weights::Weights;
@@ -213,6 +218,15 @@ struct Vm {
     queue: Queue,
     place: Place,
     account: Account,
+    /// Expected bytes of the frames that the VM hands over next ([`FairShare::claim`]), or 0.
+    claim: u32,
+}
+
+impl Vm {
+    /// Whether the VM takes part in the discipline: frames of the VM wait, or it has a claim.
+    const fn is_active(&self) -> bool {
+        !self.queue.is_empty() || self.claim > 0
+    }
 }
 
 impl Places for [Vm] {
@@ -268,8 +282,10 @@ pub struct FairShare<T> {
     /// [`Vtrr`] serves the tenants.
     many: bool,
     frames: u32,
-    /// The open burst. The VM of an open burst has frames. The value is `None` if all sent frames
-    /// are charged.
+    /// Number of VMs with a claim.
+    claims: u32,
+    /// The open burst. The VM of an open burst has frames or a claim. The value is `None` if all
+    /// sent frames are charged.
     burst: Option<Burst>,
 }
 
@@ -289,6 +305,7 @@ impl<T: Copy + Default> FairShare<T> {
             queue: Queue::EMPTY,
             place: Place::new(Weight::ONE),
             account: Account::default(),
+            claim: 0,
         };
         Self {
             tenants: vec![tenant; capacity.tenants].into_boxed_slice(),
@@ -300,6 +317,7 @@ impl<T: Copy + Default> FairShare<T> {
             members: 0,
             many: false,
             frames: 0,
+            claims: 0,
             burst: None,
         }
     }
@@ -422,11 +440,12 @@ impl<T: Copy + Default> FairShare<T> {
         }
         self.settle();
         let vm = &self.vms[slot];
-        if !vm.queue.is_empty() {
+        if vm.is_active() {
             while let Some(frame) = self.pool.pop(&mut self.vms[slot].queue) {
                 self.frames -= 1;
                 lost(frame.item);
             }
+            self.put_claim(slot, 0);
             self.silence(tenant, slot);
         }
         self.vms[slot].tenant = NONE;
@@ -434,8 +453,8 @@ impl<T: Copy + Default> FairShare<T> {
         self.weights.set(slot, narrow(tenant), None, heaviest);
     }
 
-    /// Records that a VM has no more frames: the VM leaves its tenant's ring, and the discipline
-    /// learns the tenant's next frame.
+    /// Records that a VM has neither frames nor a claim: the VM leaves its tenant's ring, and the
+    /// discipline learns the tenant's next frame.
     fn silence(&mut self, tenant: usize, vm: usize) {
         let ring = &mut self.tenants[tenant].ring;
         ring.go(&mut Slots(&mut self.vms), narrow(vm));
@@ -448,7 +467,7 @@ impl<T: Copy + Default> FairShare<T> {
     }
 
     /// Chooses the VM that sends the tenant's next frame. Returns the length of the tenant's next
-    /// frame in bytes, or 0 if no VM of the tenant has frames.
+    /// frame or claim in bytes, or 0 if no VM of the tenant has one.
     fn choose(&mut self, tenant: usize) -> u32 {
         let of = &mut self.tenants[tenant];
         let Some(vm) = of.ring.pick(&mut Slots(&mut self.vms)) else { return 0 };
@@ -456,10 +475,10 @@ impl<T: Copy + Default> FairShare<T> {
         self.head(tenant)
     }
 
-    /// Returns the length of a tenant's next frame in bytes. 0 if no frame waits.
+    /// Returns the length in bytes of a tenant's next frame or claim, or 0 if there is none.
     fn head(&self, tenant: usize) -> u32 {
         let vm = self.vms.get(self.tenants[tenant].chosen as usize);
-        vm.and_then(|vm| self.pool.head(&vm.queue)).map_or(0, |frame| frame.bytes)
+        vm.map_or(0, |vm| self.pool.head(&vm.queue).map_or(vm.claim, |frame| frame.bytes))
     }
 
     /// Reports to the discipline that a tenant has frames, or that the tenant's next frame changed.
@@ -519,7 +538,7 @@ impl<T: Copy + Default> FairShare<T> {
     /// the output accepts the frame.
     pub fn accept(&mut self, vm: usize, item: T, bytes: u32, now: Nanos) {
         debug_assert!(self.room(vm, bytes, now).is_ok(), "the caller looked for room");
-        let first = self.vms[vm].queue.is_empty();
+        let (first, claims) = (self.vms[vm].queue.is_empty(), self.vms[vm].claim > 0);
         if first {
             // Another VM gets frames, so the next decision must see all charges.
             self.settle();
@@ -528,7 +547,12 @@ impl<T: Copy + Default> FairShare<T> {
         let tenant = of.tenant as usize;
         self.pool.push(&mut of.queue, item, bytes, now);
         self.frames += 1;
-        if first {
+        if first && claims {
+            // The frame comes before the claim.
+            if self.tenants[tenant].chosen == narrow(vm) {
+                self.announce(tenant);
+            }
+        } else if first {
             let ring = &mut self.tenants[tenant].ring;
             let silent = ring.is_empty();
             ring.enter(&mut Slots(&mut self.vms), narrow(vm));
@@ -539,8 +563,9 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Removes and returns the frame that the output sends next. Returns `None` if no frame waits.
-    /// The function calls `lost` with each frame that was dropped because it waited too long.
+    /// Removes and returns the frame that the output sends next. Returns `None` if no frame waits,
+    /// or if the turn is that of a claim ([`Self::turn`]). The function calls `lost` with each
+    /// frame that was dropped because it waited too long.
     pub fn next(&mut self, now: Nanos, mut lost: impl FnMut(usize, T)) -> Option<Departure<T>> {
         loop {
             if !self.goes_on() {
@@ -562,7 +587,7 @@ impl<T: Copy + Default> FairShare<T> {
                 vm.account.sent_bytes += u64::from(frame.bytes);
                 vm.account.sent_frames += 1;
             }
-            if vm.queue.is_empty() {
+            if !vm.is_active() {
                 self.settle();
             }
             if late {
@@ -573,16 +598,17 @@ impl<T: Copy + Default> FairShare<T> {
         }
     }
 
-    /// Whether the open burst permits the next frame of its VM.
+    /// Whether the open burst permits the next frame of its VM, or the VM's claim.
     #[inline]
     fn goes_on(&self) -> bool {
         let Some(burst) = &self.burst else { return false };
-        let head = self.vms.get(burst.vm as usize).and_then(|vm| self.pool.head(&vm.queue));
-        head.is_some_and(|frame| burst.permits(frame.bytes))
+        let Some(vm) = self.vms.get(burst.vm as usize) else { return false };
+        let head = self.pool.head(&vm.queue).map_or(vm.claim, |frame| frame.bytes);
+        vm.is_active() && burst.permits(head)
     }
 
     /// Chooses the tenant and the VM that send next. Returns their burst, which has no frames yet.
-    /// Returns `None` if no frame waits.
+    /// Returns `None` if no frame waits and no VM has a claim.
     fn decide(&mut self) -> Option<Burst> {
         let tenant = if self.many { self.eevdf.pick() } else { self.vtrr.pick() }?;
         let Tenant { chosen: vm, ring, .. } = self.tenants[tenant];
@@ -602,7 +628,7 @@ impl<T: Copy + Default> FairShare<T> {
     }
 
     /// Charges a tenant and its VM for a burst. Removes the VM from the tenant's ring if the VM has
-    /// no more frames.
+    /// neither frames nor a claim.
     ///
     /// If a tenant or VM has no competitor, its burst may exceed its account by far. The account
     /// first pays for all frames but the last, and gets the turns that it needs for the last frame.
@@ -620,7 +646,7 @@ impl<T: Copy + Default> FairShare<T> {
         } else {
             self.vms[vm].place.charge(sent);
         }
-        if self.vms[vm].queue.is_empty() {
+        if !self.vms[vm].is_active() {
             ring.go(&mut Slots(&mut self.vms), burst.vm);
         }
         let next = self.choose(tenant);

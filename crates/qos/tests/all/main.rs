@@ -4,6 +4,7 @@
 mod prop_bottleneck;
 mod prop_burst;
 mod prop_c2tb;
+mod prop_claims;
 mod prop_egress_policer;
 mod prop_fair_share;
 mod prop_flow_queues;

@@ -5,6 +5,7 @@ mod c2qos;
 mod fabric_flows;
 mod fabric_packets;
 mod fabric_peers;
+mod fair_poll;
 mod four_ports;
 mod inbound_shares;
 mod network_use;

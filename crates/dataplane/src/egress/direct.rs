@@ -1,0 +1,107 @@
+//! Frames that pass an output's queue without waiting, because the output chose their batch.
+//!
+//! # Approach
+//!
+//! An output with fair shares chooses whose batch the worker takes next
+//! ([`crate::queue::OutputQueue`]). The frames of this batch go to the port at once, without a copy
+//! into the queue. If a frame of the batch must wait nevertheless, all later frames of the batch
+//! wait behind it. A frame waits if the port has no room for it, or if it is a large segment that
+//! must be cut for the port.
+
+use penstock_qos::policer::Size;
+use penstock_units::PortId;
+
+use super::waiting::source_of;
+use super::{Around, Delivery, Egress, PortSlot};
+use crate::batch::{Batch, Verdict};
+use crate::ingress_policer::{link_bytes, on_wire};
+use crate::port::PortQueue;
+use crate::snapshot::PortPolicy;
+
+/// A batch whose frames all went to one output, which may let the source's next batch pass without
+/// waiting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Whole {
+    pub source: PortId,
+    pub output: PortId,
+    /// Bytes of the frames on the output's link.
+    pub bytes: u32,
+}
+
+impl Egress {
+    /// Sends the listed frames of a batch that the output chose to the port. If they must wait,
+    /// puts them into the output's queue.
+    #[inline(never)]
+    pub(super) fn pass_directly<const SEEN: bool>(
+        &mut self,
+        batch: &Batch,
+        way: (PortId, u16, &PortPolicy),
+        frames: &[u8],
+        around: &mut Around<'_>,
+        delivery: &mut Delivery,
+    ) {
+        let (source, output, _) = way;
+        let PortSlot { queues, output: Some(queue), .. } = &mut around.ports[usize::from(output)]
+        else {
+            return;
+        };
+        let passes = queue.lets_direct(frames.len())
+            && are_taken(batch, frames, queues)
+            && !around.snapshot.is_mirror(output);
+        if !passes {
+            queue.stop_direct(&source_of(source, around.snapshot), self.waiting.now());
+            self.enqueue(batch, (source, output), frames, around, delivery);
+            return;
+        }
+        let (bytes, count) = (bytes_of(batch, frames), u32::try_from(frames.len()).unwrap_or(0));
+        queue.note_passed(Size { bytes, frames: count });
+        if is_whole(batch, frames, output) {
+            self.waiting.whole = Some(Whole { source, output: PortId(output), bytes });
+        }
+        self.send_now::<SEEN>(batch, way, frames, around, delivery);
+    }
+
+    /// Notes that the listed frames wait at an output that may let the source's next batch pass.
+    /// `queues` are the queue pairs of the output.
+    #[inline(never)]
+    pub(super) fn note_whole(
+        &mut self,
+        batch: &Batch,
+        way: (PortId, u16),
+        frames: &[u8],
+        queues: &[Box<dyn PortQueue>],
+    ) {
+        if is_whole(batch, frames, way.1) && are_taken(batch, frames, queues) {
+            let (source, output) = (way.0, PortId(way.1));
+            self.waiting.whole = Some(Whole { source, output, bytes: bytes_of(batch, frames) });
+        }
+    }
+
+    /// Returns the output of all frames of the last batch, if the batch came from `source` and the
+    /// output may let the source's next batch pass. Forgets the output.
+    pub(crate) fn take_whole(&mut self, source: PortId) -> Option<Whole> {
+        self.waiting.whole.take().filter(|whole| whole.source == source)
+    }
+}
+
+/// Whether the listed frames are all frames of the batch, and go to no other output.
+fn is_whole(batch: &Batch, frames: &[u8], output: u16) -> bool {
+    frames.len() == batch.len()
+        && batch.frames().iter().all(|frame| frame.verdict == Verdict::Output(output))
+}
+
+/// Returns the bytes of the listed frames on a link.
+fn bytes_of(batch: &Batch, frames: &[u8]) -> u32 {
+    let bytes = frames.iter().map(|i| link_bytes(on_wire(batch, usize::from(*i))));
+    bytes.fold(0, u32::saturating_add)
+}
+
+/// Whether the port takes the listed frames as they are, so that one frame takes one place of the
+/// port's ring.
+fn are_taken(batch: &Batch, frames: &[u8], queues: &[Box<dyn PortQueue>]) -> bool {
+    frames.iter().all(|i| {
+        let offload = batch.at(usize::from(*i)).offload;
+        let mut ready = queues.iter().filter(|queue| queue.tx_ready());
+        !offload.is_gso() || ready.all(|queue| queue.caps().takes(offload))
+    })
+}

@@ -1,0 +1,239 @@
+//! Claims of sources at outputs with fair shares: the output chooses whom the worker polls.
+//!
+//! # Problem
+//!
+//! If the core and not the output is the bottleneck, frames wait in the senders' rings. A copy of
+//! each frame into the output's queue, only to choose among the senders, takes time of the core.
+//!
+//! # Approach
+//!
+//! A source whose last batch was full and went to one output has a *claim* there: its ring counts
+//! like a waiting frame ([`penstock_qos::fair_share`]). If a source with a claim gets a turn, its
+//! output chooses the source that uses the turn, and the frames of that source pass the output
+//! without waiting ([`super::pick`]). All sources of an output together thus have as many turns as
+//! without claims. A source whose batch goes to several outputs has no claim, so its other frames
+//! wait for no output.
+//!
+//! A source with a small share is seldom chosen, and the frames in its ring may have another output
+//! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row. Then the worker
+//! polls it in its own turn, and its frames wait in the output's queue.
+//!
+//! A source with several queue pairs on the worker has no claim, because a choice does not say
+//! which of them the worker polls. Its frames wait in the output's queue.
+//!
+//! If a source cannot be polled when it is chosen, its claim is withdrawn. Therefore no other part
+//! of the worker must know of claims: a source that waits for tokens or for a limit, or that moves
+//! to another worker, loses its claim when it is chosen next.
+//!
+//! # Cost
+//!
+//! While no source has a claim, neither a turn nor a batch looks at claims: a turn checks one flag
+//! of the roster, which also stands for events of the timing wheel.
+
+use penstock_qos::policer::Size;
+use penstock_units::{PortId, QueueId};
+
+use super::account::OwnBatch;
+use super::context::Context;
+use crate::egress::{PortSlot, source_of};
+use crate::queue::{Choice, OutputQueue};
+use crate::tsc::CycleCounter;
+use crate::unit::Unit;
+
+const NONE: u16 = u16::MAX;
+
+/// Maximum number of successive turns of a source that others use. A source with less than this
+/// fraction of the average share has some of its frames copied into the output's queue.
+const GIVEN_MAX: u8 = 16;
+
+/// For each source port of a worker, the output at which the port has a claim.
+#[derive(Debug)]
+pub(super) struct Claims {
+    outputs: Box<[u16]>,
+    /// For each source port, the number of its turns that others used since its last batch.
+    given: Box<[u8]>,
+    /// Number of ports that have an output in `outputs`.
+    count: usize,
+}
+
+impl Claims {
+    pub fn new(ports: usize) -> Self {
+        Self {
+            outputs: vec![NONE; ports].into_boxed_slice(),
+            given: vec![0; ports].into_boxed_slice(),
+            count: 0,
+        }
+    }
+
+    /// Whether no source of this worker has a claim.
+    #[inline]
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Returns the output at which a port has a claim.
+    pub fn output_of(&self, source: PortId) -> Option<PortId> {
+        self.outputs.get(source.index()).filter(|at| **at != NONE).map(|at| PortId(*at))
+    }
+
+    /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port has
+    /// no claim, or gave away too many turns.
+    pub fn chooser(&self, source: PortId) -> Option<PortId> {
+        let given = self.given.get(source.index()).copied().unwrap_or(0);
+        self.output_of(source).filter(|_| given < GIVEN_MAX)
+    }
+
+    /// Notes that another source or an output used the turn of a port.
+    pub fn give(&mut self, source: PortId) {
+        if let Some(given) = self.given.get_mut(source.index()) {
+            *given = given.saturating_add(1);
+        }
+    }
+
+    fn note_batch(&mut self, source: PortId) {
+        if let Some(given) = self.given.get_mut(source.index()) {
+            *given = 0;
+        }
+    }
+
+    /// Returns the queue pair that the worker polls if `output` chooses `source`. Returns `None` if
+    /// the source has no claim at the output, or not exactly one queue pair on this worker.
+    pub fn unit_of<C: CycleCounter>(
+        &self,
+        ctx: &Context<C>,
+        source: PortId,
+        output: PortId,
+    ) -> Option<Unit> {
+        if self.output_of(source) != Some(output) {
+            return None;
+        }
+        only_unit(ctx, source)
+    }
+
+    /// Returns what the worker does in the turn of a source that has a claim at `output`.
+    pub fn choice<C: CycleCounter>(ctx: &mut Context<C>, output: PortId) -> Choice {
+        let now = ctx.nanos();
+        let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[output.index()] else {
+            return Choice::Own;
+        };
+        if !queue.lets_pass(now) {
+            return Choice::Own;
+        }
+        // The worker chooses the queue pair of a frame by its flow, so each must have room.
+        let ready = queues.iter_mut().filter(|queue| queue.tx_ready());
+        let rooms = ready.map(|queue| {
+            let free = queue.buffers().map_or(usize::MAX, |buffers| buffers.free());
+            queue.tx_room().min(free)
+        });
+        let room = rooms.min().unwrap_or(0);
+        queue.choice(now, room)
+    }
+
+    /// Lets the frames of the next batch pass `output`.
+    pub fn begin<C: CycleCounter>(ctx: &mut Context<C>, output: PortId) {
+        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+            queue.begin_direct();
+        }
+    }
+
+    /// Ends a batch that could pass `output`. Returns the frames that passed and are not charged.
+    pub fn end<C: CycleCounter>(ctx: &mut Context<C>, output: PortId) -> Size {
+        let queue = ctx.ports[output.index()].output.as_deref_mut();
+        queue.map_or_else(Size::default, OutputQueue::end_direct)
+    }
+
+    /// Charges the source of a batch for the frames that passed `output`, and sets the source's
+    /// claim there.
+    pub fn charge<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        batch: OwnBatch,
+        output: PortId,
+    ) {
+        let passed = Self::end(ctx, output);
+        if passed.frames == 0 {
+            self.settle(ctx, batch);
+            return;
+        }
+        let source = batch.unit.port;
+        self.note_batch(source);
+        let whole = ctx.egress.take_whole(source);
+        let whole = whole.filter(|whole| batch.more && whole.output == output);
+        let claim = whole.map_or(0, |whole| whole.bytes);
+        let (from, now) = (source_of(source, &ctx.snapshot), ctx.nanos());
+        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+            queue.charge_direct(&from, passed, claim, now);
+        }
+        if claim == 0 {
+            self.forget(source);
+        }
+    }
+
+    /// After a batch of a source with a claim that passed no output, sets the source's claim.
+    pub fn settle<C: CycleCounter>(&mut self, ctx: &mut Context<C>, batch: OwnBatch) {
+        self.note_batch(batch.unit.port);
+        if !self.follow(ctx, batch) {
+            self.withdraw(ctx, batch.unit.port);
+        }
+    }
+
+    /// After a batch of which all frames wait at one output, sets the claim of the batch's source.
+    /// Returns false if the frames of the batch did not go to one output that lets batches pass.
+    pub fn follow<C: CycleCounter>(&mut self, ctx: &mut Context<C>, batch: OwnBatch) -> bool {
+        let source = batch.unit.port;
+        let Some(whole) = ctx.egress.take_whole(source) else { return false };
+        if self.output_of(source).is_some_and(|output| output != whole.output || !batch.more) {
+            self.withdraw(ctx, source);
+        }
+        if !batch.more || only_unit(ctx, source).is_none() {
+            return true;
+        }
+        let (from, at) = (source_of(source, &ctx.snapshot), source.index());
+        let slot = ctx.ports.get_mut(whole.output.index());
+        let queue = slot.and_then(|slot| slot.output.as_deref_mut());
+        if let (Some(queue), Some(output)) = (queue, self.outputs.get_mut(at)) {
+            queue.claim(&from, whole.bytes);
+            self.count += usize::from(*output == NONE);
+            *output = whole.output.0;
+        }
+        true
+    }
+
+    /// Withdraws the claim of a port, if it has one.
+    pub fn withdraw<C: CycleCounter>(&mut self, ctx: &mut Context<C>, source: PortId) {
+        if let Some(output) = self.output_of(source) {
+            self.refuse(ctx, source, output);
+        }
+    }
+
+    /// Withdraws the claim of a port at `output`, because the worker cannot poll the port.
+    pub fn refuse<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        source: PortId,
+        output: PortId,
+    ) {
+        let from = source_of(source, &ctx.snapshot);
+        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+            queue.claim(&from, 0);
+        }
+        if self.output_of(source) == Some(output) {
+            self.forget(source);
+        }
+    }
+
+    fn forget(&mut self, source: PortId) {
+        if let Some(output) = self.outputs.get_mut(source.index())
+            && core::mem::replace(output, NONE) != NONE
+        {
+            self.count -= 1;
+        }
+    }
+}
+
+/// Returns the queue pair of a port on this worker, if there is exactly one.
+fn only_unit<C: CycleCounter>(ctx: &Context<C>, port: PortId) -> Option<Unit> {
+    let owned = ctx.ports.get(port.index())?.owned;
+    let queue = QueueId(u16::try_from(owned.trailing_zeros()).ok()?);
+    (owned.count_ones() == 1).then_some(Unit { port, queue })
+}

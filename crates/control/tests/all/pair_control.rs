@@ -26,6 +26,9 @@ const LINK: u64 = 100 * MBIT;
 const VMS: usize = 2;
 /// Length of the VMs' frames.
 const FRAME: usize = 1_000;
+/// Time in ms for which frames may wait for the link. A VM whose frames wait for its rate sends a
+/// whole batch at once.
+const QUEUE_MS: usize = 50;
 /// Time between two periods in ms.
 const PERIOD_MS: u64 = 50;
 
@@ -188,7 +191,7 @@ impl Bed {
         let forth = self.hosts[0].take(0);
         let back = self.hosts[1].take(0);
         let each = usize::try_from(self.capacity / 8_000).unwrap();
-        self.credit = (self.credit + each).min(5 * each);
+        self.credit = (self.credit + each).min(QUEUE_MS * each);
         let offered: usize = forth.iter().map(Vec::len).sum();
         let share = self.credit * 1_000_000 / offered.max(1);
         let share = u32::try_from(share.min(1_000_000)).unwrap();
@@ -258,12 +261,16 @@ fn two_tenants_in_a_full_queue_keep_their_guarantees() {
 #[test]
 fn a_pair_stays_at_its_guarantee_if_the_far_host_does_not_answer() {
     let mut bed = Bed::new([10 * MBIT; VMS], LINK, false);
+    let drops = |bed: &Bed| bed.hosts[0].counters[1].drops[DropReason::PairLimit as usize].get();
     bed.millis(2_000, alone);
+    let before = drops(&bed);
     let [rate, _] = bed.millis(1_000, alone);
-    // Frames above the guarantee wait in the VM's ring.
+    // Frames above the guarantee wait in the VM's ring. Only the VM's first burst is larger than
+    // that of a pair.
     assert!((96 * MBIT / 10..104 * MBIT / 10).contains(&rate), "{rate}");
     assert_eq!(bed.hosts[0].used.rate, 10 * MBIT);
-    assert_eq!(bed.hosts[0].counters[1].drops[DropReason::PairLimit as usize].get(), 0);
+    assert!(before < 200, "{before}");
+    assert_eq!(drops(&bed), before);
 }
 
 #[test]

@@ -429,8 +429,8 @@ impl Fair {
     }
 
     /// Returns the claim of a source ([`FairShare::claimed`]).
-    pub(super) fn claimed(&self, source: &Source) -> u32 {
-        self.share.claimed(usize::from(source.port))
+    pub(super) fn claimed(&self, source: u16) -> u32 {
+        self.share.claimed(usize::from(source))
     }
 
     /// Sets the claim of a source ([`FairShare::claim`]). Reads the source's weights with its first

@@ -372,6 +372,11 @@ impl OutputQueue {
         }
     }
 
+    /// Whether a source has a claim.
+    pub(crate) fn has_claim(&mut self, source: u16) -> bool {
+        self.line.fair_mut().is_some_and(|fair| fair.claimed(source) > 0)
+    }
+
     /// Lets the frames of the next batch pass without waiting. [`Self::choice`] must have returned
     /// [`Choice::Poll`] with the batch's source.
     pub(crate) fn begin_direct(&mut self) {
@@ -403,7 +408,7 @@ impl OutputQueue {
     pub(crate) fn stop_direct(&mut self, source: &Source, now: Nanos) {
         let passed = self.end_direct();
         if passed.frames > 0 {
-            let claim = self.line.fair_mut().map_or(0, |fair| fair.claimed(source));
+            let claim = self.line.fair_mut().map_or(0, |fair| fair.claimed(source.port));
             self.charge_direct(source, passed, claim, now);
         }
     }

@@ -136,10 +136,10 @@ impl<C: CycleCounter> Worker<C> {
     /// itself for its waiting frames.
     #[inline(never)]
     fn run_by_share(&mut self, unit: Unit) -> Option<Bill> {
-        if self.outputs.claims.output_of(unit.port).is_none() {
+        let Some(claimed) = self.outputs.claims.output_of(unit.port) else {
             return self.run_queue(unit, false);
-        }
-        if let Some(output) = self.outputs.claims.chooser(unit.port) {
+        };
+        if let Some(output) = self.outputs.claims.chooser(&mut self.ctx, unit.port) {
             for _ in 0..CHOICES_MAX {
                 let bill = match Claims::choice(&mut self.ctx, output) {
                     Choice::Own => break,

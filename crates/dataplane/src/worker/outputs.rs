@@ -101,6 +101,14 @@ impl Outputs {
         }
     }
 
+    /// Adds an output to the schedule if its frames wait for a time before which they may be sent
+    /// now, because a claim ended.
+    pub fn go_on<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster, port: PortId) {
+        if self.stands[port.index()] == Stand::Held {
+            self.make_ready(ctx, roster, port);
+        }
+    }
+
     /// Whether a frame waits at the output of a port.
     pub fn holds(&self, port: PortId) -> bool {
         self.stands[port.index()] != Stand::Empty

@@ -157,8 +157,19 @@ impl<C: CycleCounter> Worker<C> {
         let bill = self.run_queue(unit, false);
         if let Some(Bill::Queue(taken)) = bill {
             self.outputs.claims.settle(&mut self.ctx, taken.batch);
+        } else {
+            self.outputs.claims.withdraw(&mut self.ctx, unit.port);
         }
+        self.note_claim((unit.port, claimed));
         bill
+    }
+
+    /// If a source has no claim at an output any more, lets the output send the frames that waited
+    /// behind the claim.
+    fn note_claim(&mut self, (source, output): (PortId, PortId)) {
+        if self.outputs.claims.output_of(source) != Some(output) {
+            self.outputs.go_on(&self.ctx, &mut self.roster, output);
+        }
     }
 
     /// Sends waiting frames of an output in the turn of `unit`.
@@ -190,6 +201,7 @@ impl<C: CycleCounter> Worker<C> {
             return None;
         };
         self.outputs.claims.charge(&mut self.ctx, taken.batch, output);
+        self.note_claim((source, output));
         if chosen != unit {
             self.outputs.claims.give(unit.port);
             self.roster.schedule.ran(unit);

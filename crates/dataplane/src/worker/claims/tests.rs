@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use penstock_qos::fair_share::Bound;
-use penstock_units::{Cycles, Vid};
+use penstock_units::{BitsPerSecond, Cycles, Vid};
 
 use super::*;
 use crate::counters::PortCounters;
@@ -119,4 +119,28 @@ fn a_port_whose_claim_the_output_withdrew_keeps_its_turn() {
     let unsent = bed.drivers[1].unsent();
     bed.turns(6);
     assert!(bed.drivers[1].unsent() < unsent && bed.queue().has_claim(1));
+}
+
+#[test]
+fn frames_behind_a_claim_leave_as_soon_as_the_claim_ends() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    bed.send(0, 40);
+    bed.turns(1);
+    bed.send(1, 5);
+    bed.turns(2);
+    assert_eq!(bed.received(), 32);
+    assert!(bed.queue().has_claim(0) && bed.queue().len() == 5, "5 frames wait behind a claim");
+    bed.turns(4);
+    assert_eq!(bed.received(), 13);
+}
+
+#[test]
+fn a_port_with_an_empty_ring_has_no_claim_although_the_link_is_busy() {
+    let mut bed = Bed::new(Pacing::Link(BitsPerSecond(11_000_000_000)), |_| {});
+    bed.send(0, 32);
+    bed.turns(2);
+    assert_eq!(bed.received(), 32);
+    assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
+    bed.turns(1);
+    assert!(!bed.queue().has_claim(0) && bed.worker.outputs.claims.is_empty());
 }

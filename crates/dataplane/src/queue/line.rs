@@ -423,7 +423,8 @@ impl Fair {
         self.share.turn()
     }
 
-    /// Whether frames wait behind a claim. [`Line::pop`] must have returned no frame.
+    /// Whether frames wait and a source has a claim. If [`Line::pop`] returns no frame then, frames
+    /// wait behind a claim.
     pub(super) const fn waits_for_claim(&self) -> bool {
         !self.share.is_empty() && self.share.has_claims()
     }

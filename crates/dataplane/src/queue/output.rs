@@ -372,6 +372,19 @@ impl OutputQueue {
         }
     }
 
+    /// Returns the number of the source's port if all waiting frames are behind the claim of a
+    /// source.
+    pub(crate) fn waits_for(&mut self) -> Option<u16> {
+        if self.head.is_some() {
+            return None;
+        }
+        let fair = self.line.fair_mut().filter(|fair| fair.waits_for_claim())?;
+        match fair.turn()? {
+            Turn::Claim(vm) => u16::try_from(vm).ok(),
+            Turn::Frame => None,
+        }
+    }
+
     /// Whether a source has a claim.
     pub(crate) fn has_claim(&mut self, source: u16) -> bool {
         self.line.fair_mut().is_some_and(|fair| fair.claimed(source) > 0)

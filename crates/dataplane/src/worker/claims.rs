@@ -21,9 +21,10 @@
 //! A source with several queue pairs on the worker has no claim, because a choice does not say
 //! which of them the worker polls. Its frames wait in the output's queue.
 //!
-//! If a source cannot be polled when it is chosen, its claim is withdrawn. Therefore no other part
-//! of the worker must know of claims: a source that waits for tokens or for a limit, or that moves
-//! to another worker, loses its claim when it is chosen next.
+//! If a source cannot be polled when it is chosen, its claim is withdrawn: a source that waits for
+//! tokens or for a limit, or that moves to another worker, loses its claim when it is chosen next.
+//! An output also withdraws the claim of such a source if frames of others wait behind it.
+//! Otherwise, these frames would wait although nothing else uses the output.
 //!
 //! # Cost
 //!

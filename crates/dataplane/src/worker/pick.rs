@@ -158,6 +158,7 @@ impl<C: CycleCounter> Worker<C> {
         if let Some(Bill::Queue(taken)) = bill {
             self.outputs.claims.settle(&mut self.ctx, taken.batch);
         } else {
+            // The ring is empty.
             self.outputs.claims.withdraw(&mut self.ctx, unit.port);
         }
         self.note_claim((unit.port, claimed));

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use penstock_qos::fair_share::Bound;
+use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Cycles, Vid};
 
 use super::*;
@@ -11,9 +12,10 @@ use crate::counters::PortCounters;
 use crate::offload::OffloadCaps;
 use crate::port::PortQueue;
 use crate::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use crate::queue::{Order, Pacing, QueueHome, QueueTerms};
+use crate::queue::{Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind};
 use crate::snapshot::{Domain, PortPolicy, Snapshot};
 use crate::tsc::{Stage, VirtualCounter, Work};
+use crate::worker::aside::Why;
 use crate::worker::{Turn, Worker, WorkerConfig};
 
 /// Port with the output. The ports with lower numbers send to it.
@@ -143,4 +145,28 @@ fn a_port_with_an_empty_ring_has_no_claim_although_the_link_is_busy() {
     assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
     bed.turns(1);
     assert!(!bed.queue().has_claim(0) && bed.worker.outputs.claims.is_empty());
+}
+
+#[test]
+fn no_frame_waits_behind_the_claim_of_a_port_that_waits_for_its_shaper() {
+    let rate = BitsPerSecond(1_000_000);
+    let kind = ShaperKind::Smooth(Smoothing::DEFAULT);
+    let mut bed = Bed::new(Pacing::None, |policy| {
+        policy.shape = (policy.id == 0).then_some(ShapeTerms { rate, kind });
+    });
+    bed.send(0, 200);
+    let waits = |bed: &Bed| bed.worker.roster.is_aside(PortId(0), Why::Shaped);
+    for _ in 0..400 {
+        if !waits(&bed) {
+            bed.turns(1);
+        }
+    }
+    bed.turns(4);
+    let _ = bed.received();
+    assert!(waits(&bed) && bed.drivers[0].unsent() > 0, "frames wait in the ring");
+    assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
+    bed.send(1, 5);
+    bed.turns(2);
+    assert_eq!(bed.received(), 5);
+    assert!(!bed.queue().has_claim(0) && bed.queue().is_empty());
 }

@@ -423,14 +423,15 @@ impl Fair {
         self.share.turn()
     }
 
-    /// Whether frames wait behind a claim. [`Line::pop`] must have returned no frame.
+    /// Whether frames wait and a source has a claim. If [`Line::pop`] returns no frame then, frames
+    /// wait behind a claim.
     pub(super) const fn waits_for_claim(&self) -> bool {
         !self.share.is_empty() && self.share.has_claims()
     }
 
     /// Returns the claim of a source ([`FairShare::claimed`]).
-    pub(super) fn claimed(&self, source: &Source) -> u32 {
-        self.share.claimed(usize::from(source.port))
+    pub(super) fn claimed(&self, source: u16) -> u32 {
+        self.share.claimed(usize::from(source))
     }
 
     /// Sets the claim of a source ([`FairShare::claim`]). Reads the source's weights with its first

@@ -372,6 +372,24 @@ impl OutputQueue {
         }
     }
 
+    /// Returns the number of the source's port if all waiting frames are behind the claim of a
+    /// source.
+    pub(crate) fn waits_for(&mut self) -> Option<u16> {
+        if self.head.is_some() {
+            return None;
+        }
+        let fair = self.line.fair_mut().filter(|fair| fair.waits_for_claim())?;
+        match fair.turn()? {
+            Turn::Claim(vm) => u16::try_from(vm).ok(),
+            Turn::Frame => None,
+        }
+    }
+
+    /// Whether a source has a claim.
+    pub(crate) fn has_claim(&mut self, source: u16) -> bool {
+        self.line.fair_mut().is_some_and(|fair| fair.claimed(source) > 0)
+    }
+
     /// Lets the frames of the next batch pass without waiting. [`Self::choice`] must have returned
     /// [`Choice::Poll`] with the batch's source.
     pub(crate) fn begin_direct(&mut self) {
@@ -403,7 +421,7 @@ impl OutputQueue {
     pub(crate) fn stop_direct(&mut self, source: &Source, now: Nanos) {
         let passed = self.end_direct();
         if passed.frames > 0 {
-            let claim = self.line.fair_mut().map_or(0, |fair| fair.claimed(source));
+            let claim = self.line.fair_mut().map_or(0, |fair| fair.claimed(source.port));
             self.charge_direct(source, passed, claim, now);
         }
     }

@@ -73,6 +73,9 @@ impl<C: CycleCounter> Worker<C> {
                 outputs.heed(ctx, roster, unit.port, Some(&taken.batch));
                 outputs.heed_others(ctx, roster, unit.port);
                 input.after(ctx, roster, taken);
+                if roster.has_claims() && !(settled.left && roster.polls(unit)) {
+                    outputs.note_waits(ctx, roster, unit.port);
+                }
                 roster.note_busy(unit, ctx.last());
             }
             Bill::Output(batch) => {

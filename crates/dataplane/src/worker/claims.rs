@@ -21,9 +21,10 @@
 //! A source with several queue pairs on the worker has no claim, because a choice does not say
 //! which of them the worker polls. Its frames wait in the output's queue.
 //!
-//! If a source cannot be polled when it is chosen, its claim is withdrawn. Therefore no other part
-//! of the worker must know of claims: a source that waits for tokens or for a limit, or that moves
-//! to another worker, loses its claim when it is chosen next.
+//! If a source cannot be polled when it is chosen, its claim is withdrawn: a source that waits for
+//! tokens or for a limit, or that moves to another worker, loses its claim when it is chosen next.
+//! An output also withdraws the claim of such a source if frames of others wait behind it.
+//! Otherwise, these frames would wait although nothing else uses the output.
 //!
 //! # Cost
 //!
@@ -76,11 +77,14 @@ impl Claims {
         self.outputs.get(source.index()).filter(|at| **at != NONE).map(|at| PortId(*at))
     }
 
-    /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port has
-    /// no claim, or gave away too many turns.
-    pub fn chooser(&self, source: PortId) -> Option<PortId> {
+    /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port gave
+    /// away too many turns, or if the output does not count on the port, because it has a new queue
+    /// or withdrew all claims.
+    pub fn chooser<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId) -> Option<PortId> {
         let given = self.given.get(source.index()).copied().unwrap_or(0);
-        self.output_of(source).filter(|_| given < GIVEN_MAX)
+        let output = self.output_of(source).filter(|_| given < GIVEN_MAX)?;
+        let queue = ctx.ports[output.index()].output.as_deref_mut()?;
+        queue.has_claim(source.0).then_some(output)
     }
 
     /// Notes that another source or an output used the turn of a port.
@@ -237,3 +241,6 @@ fn only_unit<C: CycleCounter>(ctx: &Context<C>, port: PortId) -> Option<Unit> {
     let queue = QueueId(u16::try_from(owned.trailing_zeros()).ok()?);
     (owned.count_ones() == 1).then_some(Unit { port, queue })
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,6 +101,53 @@ impl Outputs {
         }
     }
 
+    /// Adds an output to the schedule if its frames wait for a time before which they may be sent
+    /// now, because a claim ended.
+    pub fn go_on<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster, port: PortId) {
+        if self.stands[port.index()] == Stand::Held {
+            self.make_ready(ctx, roster, port);
+        }
+    }
+
+    /// Notes that the worker does not poll a source for a while. If frames wait behind a claim of
+    /// the source, the output checks them again ([`Self::pass_over`]).
+    #[inline(never)]
+    pub fn note_waits<C: CycleCounter>(
+        &mut self,
+        ctx: &Context<C>,
+        roster: &mut Roster,
+        source: PortId,
+    ) {
+        if let Some(output) = self.claims.output_of(source) {
+            self.go_on(ctx, roster, output);
+        }
+    }
+
+    /// While frames of an output wait behind the claim of a source that the worker does not poll at
+    /// present, withdraws this claim. Returns true if it withdrew a claim.
+    fn pass_over<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        roster: &Roster,
+        output: PortId,
+    ) -> bool {
+        let mut withdrew = false;
+        let waits_for = |ctx: &mut Context<C>| {
+            let queue = ctx.ports[output.index()].output.as_deref_mut();
+            queue.and_then(OutputQueue::waits_for).map(PortId)
+        };
+        while let Some(source) = waits_for(ctx) {
+            let unit = self.claims.unit_of(ctx, source, output);
+            let is_polled = unit.is_some_and(|unit| roster.polls(unit));
+            if is_polled && ctx.account.buckets().may_run(source) {
+                break;
+            }
+            self.claims.refuse(ctx, source, output);
+            withdrew = true;
+        }
+        withdrew
+    }
+
     /// Whether a frame waits at the output of a port.
     pub fn holds(&self, port: PortId) -> bool {
         self.stands[port.index()] != Stand::Empty
@@ -251,7 +298,10 @@ impl Outputs {
     ) -> Option<Bill> {
         let shared = ctx.output(port)?.terms().order.is_shared();
         self.now = ctx.nanos();
-        let frames = self.depart(ctx, roster, port);
+        let mut frames = self.depart(ctx, roster, port);
+        if frames == 0 && roster.has_claims() && self.pass_over(ctx, roster, port) {
+            frames = self.depart(ctx, roster, port);
+        }
         if frames == 0 {
             self.place(ctx, roster, port);
             return None;
@@ -284,6 +334,9 @@ impl Outputs {
     /// If frames wait at an output, adds the output to the schedule or, until its next frame is
     /// due, to the timing wheel.
     fn place<C: CycleCounter>(&mut self, ctx: &mut Context<C>, roster: &mut Roster, port: PortId) {
+        if roster.has_claims() {
+            let _ = self.pass_over(ctx, roster, port);
+        }
         let now = self.now;
         let counters = &ctx.port_counters;
         let PortSlot { output, queues, .. } = &mut ctx.ports[port.index()];

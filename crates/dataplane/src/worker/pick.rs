@@ -136,10 +136,10 @@ impl<C: CycleCounter> Worker<C> {
     /// itself for its waiting frames.
     #[inline(never)]
     fn run_by_share(&mut self, unit: Unit) -> Option<Bill> {
-        if self.outputs.claims.output_of(unit.port).is_none() {
+        let Some(claimed) = self.outputs.claims.output_of(unit.port) else {
             return self.run_queue(unit, false);
-        }
-        if let Some(output) = self.outputs.claims.chooser(unit.port) {
+        };
+        if let Some(output) = self.outputs.claims.chooser(&mut self.ctx, unit.port) {
             for _ in 0..CHOICES_MAX {
                 let bill = match Claims::choice(&mut self.ctx, output) {
                     Choice::Own => break,
@@ -157,8 +157,20 @@ impl<C: CycleCounter> Worker<C> {
         let bill = self.run_queue(unit, false);
         if let Some(Bill::Queue(taken)) = bill {
             self.outputs.claims.settle(&mut self.ctx, taken.batch);
+        } else {
+            // The ring is empty.
+            self.outputs.claims.withdraw(&mut self.ctx, unit.port);
         }
+        self.note_claim((unit.port, claimed));
         bill
+    }
+
+    /// If a source has no claim at an output any more, lets the output send the frames that waited
+    /// behind the claim.
+    fn note_claim(&mut self, (source, output): (PortId, PortId)) {
+        if self.outputs.claims.output_of(source) != Some(output) {
+            self.outputs.go_on(&self.ctx, &mut self.roster, output);
+        }
     }
 
     /// Sends waiting frames of an output in the turn of `unit`.
@@ -190,6 +202,7 @@ impl<C: CycleCounter> Worker<C> {
             return None;
         };
         self.outputs.claims.charge(&mut self.ctx, taken.batch, output);
+        self.note_claim((source, output));
         if chosen != unit {
             self.outputs.claims.give(unit.port);
             self.roster.schedule.ran(unit);

@@ -114,6 +114,12 @@ impl Roster {
         self.note_events();
     }
 
+    /// Whether a source may have a claim at an output.
+    #[inline]
+    pub const fn has_claims(&self) -> bool {
+        self.has_claims
+    }
+
     fn note_events(&mut self) {
         self.has_events = self.has_claims || !self.wheel.is_empty();
     }

@@ -1,0 +1,172 @@
+//! These tests run a worker turn by turn, and look at the claims of its ports at an output with
+//! fair shares.
+
+use std::sync::Arc;
+
+use penstock_qos::fair_share::Bound;
+use penstock_qos::shaper::Smoothing;
+use penstock_units::{BitsPerSecond, Cycles, Vid};
+
+use super::*;
+use crate::counters::PortCounters;
+use crate::offload::OffloadCaps;
+use crate::port::PortQueue;
+use crate::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use crate::queue::{Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind};
+use crate::snapshot::{Domain, PortPolicy, Snapshot};
+use crate::tsc::{Stage, VirtualCounter, Work};
+use crate::worker::aside::Why;
+use crate::worker::{Turn, Worker, WorkerConfig};
+
+/// Port with the output. The ports with lower numbers send to it.
+const UP: u16 = 3;
+
+/// A cycle counter that advances by 100 ns in each stage of a batch.
+#[derive(Clone, Debug, Default)]
+struct Ticking(VirtualCounter);
+
+impl CycleCounter for Ticking {
+    fn now(&self) -> Cycles {
+        self.0.now()
+    }
+
+    fn spent(&self, stage: Stage, _: &Work) {
+        if !matches!(stage, Stage::Look | Stage::Refill) {
+            self.0.advance(Cycles(100));
+        }
+    }
+}
+
+struct Bed {
+    worker: Worker<Ticking>,
+    drivers: Vec<MemoryDriver>,
+}
+
+impl Bed {
+    /// Creates a worker that knows where [`UP`] is. `change` modifies the policy of each port.
+    fn new(pacing: Pacing, change: impl Fn(&mut PortPolicy)) -> Self {
+        let config = WorkerConfig { max_ports: 8, ..WorkerConfig::default() };
+        let mut worker = Worker::new(&config, Ticking::default(), None);
+        let mut drivers = Vec::new();
+        for port in (0..=UP).map(PortId) {
+            let (pair, driver) = memory_queue(4_096, OffloadCaps::ALL);
+            let pairs: Vec<Box<dyn PortQueue>> = vec![Box::new(pair)];
+            assert!(worker.attach(port, pairs, Arc::new(PortCounters::default())).is_ok());
+            drivers.push(driver);
+        }
+        let terms = QueueTerms {
+            held_bytes: 262_144,
+            order: Order::FairShare,
+            pacing,
+            bound: Bound::default(),
+            frames: 4_096,
+        };
+        let home = QueueHome::new(terms, 8, 8);
+        let policy = |id| {
+            let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
+            policy.queue = (id == UP).then(|| Arc::clone(&home));
+            change(&mut policy);
+            Some(Arc::new(policy.finish()))
+        };
+        let ports: Vec<u16> = (0..=UP).collect();
+        let policies = ports.iter().copied().map(policy).collect();
+        let domain =
+            Domain { tenant: Some(1), vid: 0, members: ports.into_boxed_slice(), fdb_limit: 64 };
+        let snapshot = Snapshot::new(1, policies, vec![domain], Vec::new(), 300);
+        worker.swap_snapshot(Arc::new(snapshot));
+        let mut hello = frame(UP, 0);
+        hello[..6].fill(0xff);
+        assert!(drivers[usize::from(UP)].send(MemoryFrame::plain(hello)));
+        while worker.turn() != Turn::Idle {}
+        Self { worker, drivers }
+    }
+
+    /// Puts frames to [`UP`] into the ring of a port.
+    fn send(&self, port: u16, frames: usize) {
+        for _ in 0..frames {
+            let frame = MemoryFrame::plain(frame(port, UP));
+            assert!(self.drivers[usize::from(port)].send(frame));
+        }
+    }
+
+    fn turns(&mut self, turns: usize) {
+        (0..turns).for_each(|_| _ = self.worker.turn());
+    }
+
+    /// Takes all frames that arrived at [`UP`], and returns their number.
+    fn received(&self) -> usize {
+        core::iter::from_fn(|| self.drivers[usize::from(UP)].receive()).count()
+    }
+
+    fn queue(&mut self) -> &mut OutputQueue {
+        self.worker.ctx.ports[usize::from(UP)].output.as_deref_mut().unwrap()
+    }
+}
+
+fn frame(from: u16, to: u16) -> Vec<u8> {
+    let [from, to] = [from, to].map(|port| u8::try_from(port).unwrap());
+    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
+    bytes.resize(60, 7);
+    bytes
+}
+
+#[test]
+fn a_port_whose_claim_the_output_withdrew_keeps_its_turn() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    [0, 1].iter().for_each(|port| bed.send(*port, 2_000));
+    bed.turns(20);
+    assert!([0, 1].iter().all(|port| bed.queue().has_claim(*port)));
+    let from = source_of(PortId(1), &bed.worker.ctx.snapshot);
+    bed.queue().claim(&from, 0);
+    let unsent = bed.drivers[1].unsent();
+    bed.turns(6);
+    assert!(bed.drivers[1].unsent() < unsent && bed.queue().has_claim(1));
+}
+
+#[test]
+fn frames_behind_a_claim_leave_as_soon_as_the_claim_ends() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    bed.send(0, 40);
+    bed.turns(1);
+    bed.send(1, 5);
+    bed.turns(2);
+    assert_eq!(bed.received(), 32);
+    assert!(bed.queue().has_claim(0) && bed.queue().len() == 5, "5 frames wait behind a claim");
+    bed.turns(4);
+    assert_eq!(bed.received(), 13);
+}
+
+#[test]
+fn a_port_with_an_empty_ring_has_no_claim_although_the_link_is_busy() {
+    let mut bed = Bed::new(Pacing::Link(BitsPerSecond(11_000_000_000)), |_| {});
+    bed.send(0, 32);
+    bed.turns(2);
+    assert_eq!(bed.received(), 32);
+    assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
+    bed.turns(1);
+    assert!(!bed.queue().has_claim(0) && bed.worker.outputs.claims.is_empty());
+}
+
+#[test]
+fn no_frame_waits_behind_the_claim_of_a_port_that_waits_for_its_shaper() {
+    let rate = BitsPerSecond(1_000_000);
+    let kind = ShaperKind::Smooth(Smoothing::DEFAULT);
+    let mut bed = Bed::new(Pacing::None, |policy| {
+        policy.shape = (policy.id == 0).then_some(ShapeTerms { rate, kind });
+    });
+    bed.send(0, 200);
+    let waits = |bed: &Bed| bed.worker.roster.is_aside(PortId(0), Why::Shaped);
+    for _ in 0..400 {
+        if !waits(&bed) {
+            bed.turns(1);
+        }
+    }
+    bed.turns(4);
+    let _ = bed.received();
+    assert!(waits(&bed) && bed.drivers[0].unsent() > 0, "frames wait in the ring");
+    assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
+    bed.send(1, 5);
+    bed.turns(2);
+    assert_eq!(bed.received(), 5);
+    assert!(!bed.queue().has_claim(0) && bed.queue().is_empty());
+}

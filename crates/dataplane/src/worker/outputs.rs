@@ -191,12 +191,13 @@ impl Outputs {
         source: PortId,
         batch: Option<&OwnBatch>,
     ) {
+        // Only the worker that polls a source can let its batches pass.
+        let batch = batch.filter(|_| !roster.schedule.orders_by_class());
         if let Some(batch) = batch {
             if self.claims.follow(ctx, *batch) {
                 roster.note_claims(!self.claims.is_empty());
             }
         } else {
-            // Only the worker that polls a source can let its batches pass.
             let _ = ctx.egress.take_whole(source);
         }
         while let Some(port) = ctx.egress.next_queued() {

@@ -257,7 +257,11 @@ impl Plan {
             }
         }
         if let Some(outside) = self.uplink() {
-            text.push_str(&outside.ports(if cores.len() > 1 { "worker = 0\n" } else { "" }));
+            let worker = if cores.len() > 1 { "worker = 0\n" } else { "" };
+            // A port that several tenants share needs VLANs, which the station outside has not.
+            let into = matches!(self.all_to, Some(AllTo::From(_)));
+            let tenant = if into { "tenant = \"lab\"\n" } else { "" };
+            text.push_str(&outside.ports(&format!("{tenant}{worker}")));
         }
         for (name, _, mac) in self.common_targets() {
             output_rules(&mut text, name, "", (name, mac));

@@ -276,7 +276,8 @@ fn a_vm_cannot_save_the_bursts_of_many_pairs() {
         }
         // The VM's bucket holds 262,144 bytes. A worker that does not let the VM wait could send
         // 4 MiB more.
-        assert_eq!((free, all), (210, 3_566));
+        assert_eq!(free, 210);
+        assert!((3_560..=3_566).contains(&all), "{all}");
         assert_eq!(table.wait(VM, at), PERIOD, "at most until the rates change");
     }
 }

@@ -31,8 +31,9 @@
 //!
 //! # Departures
 //!
-//! The senders do not react to marks and losses. No program reads the datagrams, so the receiving
-//! kernels drop most of them. The switch counts the frames.
+//! The senders do not react to marks and losses. The kernel does not complete the checksums of
+//! frames to an AF_XDP socket, so the receiving kernels drop the datagrams. The switch counts the
+//! frames.
 
 use std::fs::File;
 use std::net::SocketAddrV4;

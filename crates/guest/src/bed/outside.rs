@@ -11,7 +11,6 @@
 //! of the switch. At the other end, the kernel counts and drops the frames, because no station has
 //! their destination address.
 
-use std::net::Ipv4Addr;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -21,7 +20,6 @@ use super::Guard;
 use super::guard::Ward;
 use super::process::ask;
 use crate::load::Arrived;
-use crate::mac::Mac;
 
 /// Type of the ports through which frames leave the switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -86,20 +84,6 @@ impl Outside {
             }
         }
         Ok(outside)
-    }
-
-    /// Gives the veth's other end the address `address`, and the addresses of its neighbours behind
-    /// the switch, so that programs in the network namespace can send to them.
-    ///
-    /// # Errors
-    /// Returns an error if `ip` cannot set an address.
-    pub fn inhabit(&self, address: Ipv4Addr, neighbours: &[(Ipv4Addr, Mac)]) -> anyhow::Result<()> {
-        let end = ENDS[1];
-        self.ip(&format!("address add {address}/8 dev {end}"))?;
-        let add = |(ip, mac): &(Ipv4Addr, Mac)| {
-            self.ip(&format!("neighbour replace {ip} lladdr {mac} dev {end}"))
-        };
-        neighbours.iter().try_for_each(add)
     }
 
     fn ip(&self, words: &str) -> anyhow::Result<()> {

@@ -9,9 +9,8 @@
 //! frame. Without the rule for low UDP ports, frames of many flows would cost as much as frames of
 //! one flow.
 //!
-//! All VMs send if each VM sends to all others (a mesh) or to an uplink. If all VMs send, or if all
-//! receive from an uplink, the plan has only two rules for each destination. These rules apply to
-//! all ports.
+//! All VMs send if each VM sends to all others (a mesh) or to an uplink. If all VMs send, the plan
+//! has only two rules for each destination, which apply to all ports.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -100,7 +99,7 @@ impl Vm {
     }
 }
 
-/// Destinations that all VMs of a plan have in common.
+/// Destination of all VMs in a plan in which all VMs send.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AllTo {
     /// Each VM sends to all other VMs, in turn.
@@ -109,8 +108,6 @@ pub(crate) enum AllTo {
     Uplink(Outside),
     /// VMs with a destination send every second frame to a station behind an uplink.
     Half(Outside),
-    /// No VM sends. A station behind an uplink sends to all VMs.
-    From(Outside),
 }
 
 /// All VMs of an experiment, and the configuration of the workers.
@@ -123,8 +120,8 @@ pub(crate) struct Plan {
     /// Longest sleep of an idle worker, in microseconds. If the longest sleep is 0, the worker
     /// always polls.
     pub idle_backoff_us: u32,
-    /// Destinations that all VMs have in common. `None` if each VM has its own destination
-    /// ([`Vm::to`]).
+    /// Destination of the VMs if all VMs send: all other VMs, or an uplink. `None` if each VM has
+    /// its own destination ([`Vm::to`]).
     pub all_to: Option<AllTo>,
     /// Whether the load generator of a benchmark waits for the switch.
     pub rounds: Rounds,
@@ -178,7 +175,6 @@ impl Plan {
     pub fn destination(&self, number: usize) -> Option<Destination> {
         match &self.all_to {
             None => self.vms[number].to.clone().map(Destination::Vm),
-            Some(AllTo::From(_)) => None,
             Some(AllTo::Others) => Some(Destination::Others),
             Some(AllTo::Uplink(_)) => Some(Destination::Outside(STATION.0, STATION.1)),
             Some(AllTo::Half(_)) => {
@@ -188,12 +184,10 @@ impl Plan {
         }
     }
 
-    /// Returns the uplink to which VMs send, or from which they receive, if the plan has an uplink.
+    /// Returns the uplink to which VMs send, if the plan has an uplink.
     pub fn uplink(&self) -> Option<&Outside> {
         match &self.all_to {
-            Some(AllTo::Uplink(outside) | AllTo::Half(outside) | AllTo::From(outside)) => {
-                Some(outside)
-            }
+            Some(AllTo::Uplink(outside) | AllTo::Half(outside)) => Some(outside),
             Some(AllTo::Others) | None => None,
         }
     }
@@ -203,7 +197,7 @@ impl Plan {
     fn common_targets(&self) -> Vec<(&str, usize, Mac)> {
         match &self.all_to {
             None => Vec::new(),
-            Some(AllTo::Others | AllTo::From(_)) => {
+            Some(AllTo::Others) => {
                 let vms = self.vms.iter().enumerate();
                 vms.map(|(n, vm)| (vm.name.as_str(), n + 1, Self::mac(n))).collect()
             }
@@ -258,10 +252,7 @@ impl Plan {
         }
         if let Some(outside) = self.uplink() {
             let worker = if cores.len() > 1 { "worker = 0\n" } else { "" };
-            // A port that several tenants share needs VLANs, which the station outside has not.
-            let into = matches!(self.all_to, Some(AllTo::From(_)));
-            let tenant = if into { "tenant = \"lab\"\n" } else { "" };
-            text.push_str(&outside.ports(&format!("{tenant}{worker}")));
+            text.push_str(&outside.ports(worker));
         }
         for (name, _, mac) in self.common_targets() {
             output_rules(&mut text, name, "", (name, mac));

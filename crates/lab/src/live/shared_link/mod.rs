@@ -20,7 +20,6 @@
 //! | `paced_utilisation_pct_min` | `full` |
 //! | `hold_lost_frames`, `other_output_kept_pct` | `pressed` |
 //! | `sparse_p99_ms` | `sparse` |
-//! | `inbound_share_error_pct` | `inbound` |
 //! | `penstock_...`, `htb_...`, `fifo_...`, which are shown | `beside` |
 //! | `snapshot_worst_turn_us` | [`super::snapshots`] |
 //!
@@ -40,15 +39,14 @@
 //!
 //! # Cost
 //!
-//! With the default lengths, the measured times add up to seven minutes. `--secs` sets the length
-//! of one measurement, and `--runs` the turns of `fair_share_cost_pct`.
+//! With the default lengths, the measured times add up to six minutes. `--secs` sets the length of
+//! one measurement, and `--runs` the turns of `fair_share_cost_pct`.
 
 mod beside;
 mod calm;
 mod cost;
 mod flood;
 mod full;
-mod inbound;
 mod kernel_road;
 mod penstock_road;
 mod pings;
@@ -63,7 +61,7 @@ use penstock_units::Rng;
 use super::needs::needs;
 use super::snapshots;
 use crate::evidence::{Axis, Context, Outcome, Panel, Picture, Record, points};
-use crate::figures::{inbound_shares, snapshot_turns};
+use crate::figures::snapshot_turns;
 use crate::rig::platform;
 use calm::Calm;
 use penstock_guest::bed::Bed;
@@ -99,8 +97,6 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     sparse::measure(&mut calm, (length(8.0), &mut rng), &mut outcome)?;
     context.progress(0.9, "HTB and one queue");
     beside::measure(&mut calm, (length(8.0), &mut rng), &mut outcome)?;
-    context.progress(0.95, "what arrives");
-    inbound::measure(&mut calm, (length(2.5), &mut rng), &mut outcome)?;
     calm.describe(&mut outcome);
     snapshots::measure(context, &bed, &mut outcome)?;
     Ok(outcome)
@@ -108,7 +104,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
 
 /// Draws the record of a live run.
 pub(crate) fn picture(record: &Record) -> Picture {
-    Picture::new("Uplink, live: cost, shares, use, other outputs, pings, snapshots and arrivals")
+    Picture::new("Uplink, live: cost, shares, utilisation, other outputs, pings and snapshots")
         .panel(cost_panel(record))
         .panel(shares_panel(record, "(b) shares of the wire", "shares, "))
         .panel(used_panel(record))
@@ -116,7 +112,6 @@ pub(crate) fn picture(record: &Record) -> Picture {
         .panel(pings_panel(record))
         .panel(shares_panel(record, "(f) shares of the wire, beside the kernel", "beside, "))
         .panel(snapshot_turns::panel(record, "(g)"))
-        .panel(inbound_shares::panel(record, "(h)"))
 }
 
 fn cost_panel(record: &Record) -> Panel {

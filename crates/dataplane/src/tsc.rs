@@ -102,9 +102,9 @@ const PRECISION: u64 = 20_000;
 /// Number of reads of the clock at each end of a measurement, of which the shortest counts.
 const READS: u32 = 8;
 
-/// Measures the TSC against `CLOCK_MONOTONIC_RAW` three times, and returns the median. A measurement
-/// takes some 2 ms if the kernel's clock is the TSC, and at most 20 ms. Guests wait for it when a
-/// switch restarts.
+/// Measures the TSC against `CLOCK_MONOTONIC_RAW` three times, and returns the median. A
+/// measurement takes some 2 ms if the kernel's clock is the TSC, and at most 20 ms. Guests wait for
+/// it when a switch restarts.
 #[must_use]
 pub fn calibrate() -> TscRate {
     let mut rates = [(); 3].map(|()| measure(&mut Moment::now));

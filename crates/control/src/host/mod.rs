@@ -16,6 +16,7 @@ mod links;
 mod live;
 mod offer;
 mod overlay;
+mod pair_plan;
 mod pair_rates;
 mod pricing;
 mod readings;

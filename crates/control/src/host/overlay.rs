@@ -27,7 +27,7 @@ use std::collections::BTreeMap;
 use penstock_qos::policer::{DEPTH_MAX, RATE_MAX, RATE_MIN};
 use penstock_qos::wfq::QUEUES_MAX;
 
-use super::pair_rates::PairPlan;
+use super::pair_plan::PairPlan;
 use crate::config::{
     BitsPerSecond, CodePoint, Egress, EgressPolicer, HostConfig, Port, RateAllocation, Weight, Wfq,
 };

@@ -24,20 +24,12 @@ use penstock_qos::policer::RATE_MAX;
 use penstock_units::Nanos;
 
 use super::apply::{Core, lock};
+use super::pair_plan::PairPlan;
 use super::state::Shared;
 use crate::pair_control::{PairControl, PairUse, VmTerms};
 
 /// Periods after a changed plan in which no pair gets more than its guarantee.
 const SETTLING_PERIODS: u32 = 10;
-
-/// Tenants of a plan whose pairs of VMs have rates.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct PairPlan {
-    /// Guarantees of all ports of a tenant together, by the tenant's name.
-    pub(super) tenants: BTreeMap<String, VmTerms>,
-    /// Whether no pair may get more than its guarantee.
-    pub(super) confined: bool,
-}
 
 /// State of the pairs of the host's uplink.
 #[derive(Debug, Default)]

@@ -39,7 +39,6 @@
 //! ([`Crew::resume`]).
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,18 +58,21 @@ mod left_out;
 mod refusal;
 mod repair;
 mod restart;
+mod runs;
 mod silent;
 mod stage;
 mod successor;
 mod tasks;
+mod trouble;
 
 pub use stage::{PlanTimes, StageKind};
+pub use trouble::Trouble;
 
 use answer::{Said, within};
 use known::{KnownSwitch, bring_to};
 use left_out::LeftOut;
 use refusal::Refusals;
-use restart::Runs;
+use runs::Runs;
 use silent::Silent;
 use stage::stages;
 use successor::{Held, Unsettled};
@@ -97,23 +99,6 @@ impl Switch {
     /// Whether an interface is a port of the topology tree.
     fn has(&self, interface: &String) -> bool {
         self.ports.values().any(|port| port.names.contains(interface))
-    }
-}
-
-/// Switch or host that failed, with the error.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
-    /// Server or switch that failed.
-    pub node: NodeId,
-    pub problem: String,
-    /// True if the server or switch answered and refused the change. The value is false if, for
-    /// example, the server or switch did not answer.
-    pub refused: bool,
-}
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.problem)
     }
 }
 

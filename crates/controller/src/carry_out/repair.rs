@@ -11,15 +11,13 @@ use std::sync::Arc;
 
 use penstock_fabric::topology::NodeId;
 
+use super::Crew;
 use super::answer::within;
 use super::tasks::Tasks;
-use super::{Crew, Trouble};
+use super::trouble::{Mended, Trouble};
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 use crate::southbound::{Survey, SwitchDriver, survey};
-
-/// Repaired switches with their changes, and the switches and hosts that failed.
-pub(super) type Mended = (Vec<(NodeId, Vec<String>)>, Vec<Trouble>);
 
 /// Changes with which a switch was repaired, and the ports that its driver leaves out.
 pub(super) struct Repair {

@@ -12,7 +12,6 @@
 //! the switch is out of date, so the controller reads and repairs it in the same interval. Not all
 //! drivers can tell one run from another.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use penstock_fabric::topology::NodeId;
@@ -20,19 +19,6 @@ use penstock_fabric::topology::NodeId;
 use super::answer::{Said, within};
 use super::tasks::Tasks;
 use super::{Crew, Trouble};
-
-/// Last known run of each switch.
-#[derive(Debug, Default)]
-pub(super) struct Runs(BTreeMap<NodeId, String>);
-
-impl Runs {
-    /// Notes the run of a switch. Returns true if the last known run is another one.
-    pub(super) fn note(&mut self, node: NodeId, run: Option<String>) -> bool {
-        let Some(run) = run else { return false };
-        let before = self.0.insert(node, run.clone());
-        before.is_some_and(|before| before != run)
-    }
-}
 
 impl Crew {
     /// Marks switches as out of date that restarted since the last call or repair, or that do not

@@ -67,7 +67,7 @@ pub(super) struct Silent {
 }
 
 impl Silent {
-    /// Lets the next repair probe all silent switches anew, and wait for the probes.
+    /// Lets the next repair begin new probes of all silent switches, and wait for them.
     pub(super) fn begin_interval(&mut self) {
         self.waited = None;
         self.probes.values_mut().for_each(|probe| probe.begun = None);

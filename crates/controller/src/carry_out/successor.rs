@@ -37,8 +37,8 @@ use penstock_fabric::queue_binding::{Mode, Port};
 use penstock_fabric::tenant_placement::TenantSlot;
 use penstock_fabric::topology::NodeId;
 
-use super::repair::Mended;
-use super::{Crew, Told, Trouble};
+use super::trouble::{Mended, Trouble};
+use super::{Crew, Told};
 use crate::Stamp;
 use crate::fabric_state::Fabric;
 

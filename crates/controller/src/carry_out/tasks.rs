@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use penstock_fabric::topology::NodeId;
 use tokio::task::JoinSet;
 
-use super::Trouble;
 use super::answer::Said;
+use super::trouble::Trouble;
 
 /// Requests that run for several switches and hosts at once.
 pub(super) struct Tasks<T> {

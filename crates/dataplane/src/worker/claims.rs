@@ -21,8 +21,8 @@
 //! A source with several queue pairs on the worker has no claim, because a choice does not say
 //! which of them the worker polls. Its frames wait in the output's queue.
 //!
-//! With the schedule `hbs`, sources have no claims, and their frames wait in the output's queue. The
-//! order of classes decides there who uses a turn, and not the output.
+//! With the schedule `hbs`, sources have no claims, and their frames wait in the output's queue.
+//! The order of classes decides there who uses a turn, and not the output.
 //!
 //! If a source cannot be polled when it is chosen, its claim is withdrawn: a source that waits for
 //! tokens or for a limit, or that moves to another worker, loses its claim when it is chosen next.

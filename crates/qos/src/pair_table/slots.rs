@@ -15,14 +15,15 @@ const BURSTS_PER_SECOND: u64 = 20;
 /// cut into very small packets takes up to three times its length.
 const DEPTH_MIN: u64 = 262_144;
 
-/// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size of
-/// two batches of 32 segments of 64 KiB.
+/// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size
+/// of two batches of 32 segments of 64 KiB.
 const SPENT_MAX: i64 = 4_194_304;
 
 /// Time between two frames of a pair that signal congestion to the sender.
 const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
-/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate, one
-/// frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission timeout.
+/// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
+/// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
+/// timeout.
 const SIGNAL_FRAMES: u64 = 32;
 
 /// Question of a sending host about a pair.

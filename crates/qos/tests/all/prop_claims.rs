@@ -62,7 +62,7 @@ proptest! {
     ) {
         let ((mut frames, vms), (mut claims, _)) = (output(&tenants), output(&tenants));
         let sender = |vm: u64| Sender {
-            awake: vm % 3 > 0,
+            awake: !vm.is_multiple_of(3),
             claims: vm.is_multiple_of(2),
             lengths: Lengths(seed.wrapping_add(vm << 40)),
             next: VecDeque::new(),

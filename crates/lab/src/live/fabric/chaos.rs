@@ -4,7 +4,7 @@
 //! # Source
 //!
 //! QShare §V-D does not describe faults. The fabric, its tenants and their demand are those of the
-//! live experiment about single faults ([`super::faults`]).
+//! live experiment about single faults (module `faults`).
 //!
 //! # Approach
 //!

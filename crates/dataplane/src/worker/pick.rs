@@ -189,7 +189,7 @@ impl<C: CycleCounter> Worker<C> {
     /// source, or if the source has no frame, withdraws the source's claim.
     fn run_chosen(&mut self, (source, output): (PortId, PortId), unit: Unit) -> Option<Bill> {
         let chosen = self.outputs.claims.unit_of(&self.ctx, source, output);
-        let chosen = chosen.filter(|chosen| *chosen == unit || self.may_use_turn(*chosen, unit));
+        let chosen = chosen.filter(|chosen| *chosen == unit || self.may_use_turn(*chosen));
         let Some(chosen) = chosen else {
             self.outputs.claims.refuse(&mut self.ctx, source, output);
             return None;
@@ -210,12 +210,10 @@ impl<C: CycleCounter> Worker<C> {
         Some(Bill::Queue(taken))
     }
 
-    /// Whether the queue pair `chosen` may run a batch in the turn of `unit`.
-    fn may_use_turn(&self, chosen: Unit, unit: Unit) -> bool {
-        let ignores_class = !self.roster.schedule.orders_by_class();
-        (ignores_class || self.ctx.class(chosen.port) == self.ctx.class(unit.port))
-            && self.roster.polls(chosen)
-            && self.ctx.account.buckets().may_run(chosen.port)
+    /// Whether the queue pair `chosen` may run a batch in the turn of another one. Sources have
+    /// claims only if the schedule ignores classes.
+    fn may_use_turn(&self, chosen: Unit) -> bool {
+        self.roster.polls(chosen) && self.ctx.account.buckets().may_run(chosen.port)
     }
 
     #[inline]

@@ -79,7 +79,8 @@ lane_calibration() { "$REPO/scripts/test-calibration.sh"; }
 lane_contracts() {
     cargo test "${WORKSPACE[@]}" --test all -- --ignored tutorial_contracts
 }
-lane_scx() { "$REPO/scripts/test-scx.sh"; }
+# The short form; `make nightly` runs all of it.
+lane_scx() { "$REPO/scripts/test-scx.sh" --smoke; }
 lane_instructions() { "$REPO/scripts/instructions.sh"; }
 # Also in Debian 12 and 13: scripts/test-packages.sh, which `make nightly` runs.
 lane_packages() { "$REPO/scripts/test-packages.sh" --smoke; }
@@ -119,10 +120,17 @@ forbidden_skips() { allowed_skips | grep -vEf - <(skips_of "$1"); }
 # listed "N WHAT"...: the arguments with an N other than 0, separated by commas.
 listed() { printf '%s\n' "$@" | grep -v '^0 ' | paste -sd, | sed 's/,/, /g'; }
 
-# run_lane NAME: runs lane_NAME, and keeps its output, its status and its seconds. In CI, a skip that
-# is not allowed fails the lane.
+# used_between FILE: the processor seconds of ended children between two outputs of `times` in FILE.
+used_between() {
+    awk '{ split($1, u, /[ms]/); split($2, s, /[ms]/); n = 60 * (u[1] + s[1]) + u[2] + s[2] }
+        NR == 2 { before = n } NR == 4 { printf "%d", n - before }' "$1"
+}
+
+# run_lane NAME: runs lane_NAME, and keeps its output, its status, its seconds and those of the
+# processors. In CI, a skip that is not allowed fails the lane.
 run_lane() {
     local start=$SECONDS status
+    times >"$work/$1.times"
     : >"$work/$1.skips"
     PENSTOCK_SKIPS=$work/$1.skips "lane_$1" </dev/null 2>&1 | tee "$work/$1.log"
     status=${PIPESTATUS[0]}
@@ -132,14 +140,15 @@ run_lane() {
         say "error: skips that $ALLOWED does not allow:"
         cat "$work/$1.forbidden"
     fi
-    echo "$status $((SECONDS - start))" >"$work/$1.result"
+    times >>"$work/$1.times"
+    echo "$status $((SECONDS - start)) $(used_between "$work/$1.times")" >"$work/$1.result"
 }
 
 # count_lane NAME: adds the counts of a lane that has ended.
 count_lane() {
-    local status took count skips left pass
+    local status took used count skips left pass
     # A lane that was killed has no result.
-    read -r status took < <(cat "$work/$1.result" 2>/dev/null || echo 1 0)
+    read -r status took used < <(cat "$work/$1.result" 2>/dev/null || echo 1 0 0)
     count=$(awk '/^test result:/ { n += $4 + $6 } /^(PASS|FAIL) / { n++ } END { print n + 0 }' \
         "$work/$1.log")
     skips=$(skips_of "$1" | wc -l)
@@ -151,7 +160,7 @@ count_lane() {
         pass=FAILED FAILED=$((FAILED + 1))
         failed+=("$work/$1.log")
     fi
-    summary+=("$(printf '%-12s %-6s %4d s  %s' "$1" "$pass" "$took" \
+    summary+=("$(printf '%-12s %-6s %4d s, %4d s of processors  %s' "$1" "$pass" "$took" "$used" \
         "$(listed "$count tests" "$skips skipped" "$left ignored")")")
 }
 
@@ -218,7 +227,7 @@ test_lanes() {
     join formats "schemas by ajv, metrics and alert rules by promtool"
     join instructions "instructions of the data path per frame, against those kept"
     join packages "Debian packages by lintian, their files, units and completion scripts"
-    join scx "the double run queue as the scheduler of a guest's kernel"
+    join scx "the double run queue as the scheduler of a guest's kernel, beside the fair class"
 }
 
 goal=${1:-check}

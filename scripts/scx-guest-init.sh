@@ -130,6 +130,10 @@ hold deadline
 own deadline
 end_ours -TERM unloaded
 measure fair-again
+if [ -e /smoke ]; then
+    echo "= done"
+    poweroff -f
+fi
 
 config 3ms 2 3 >/tmp/config
 start_ours loaded-again

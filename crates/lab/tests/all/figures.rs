@@ -20,11 +20,12 @@ const PART: f64 = 0.1;
 /// [`LONG`] simulate many frames or flows, so that [`PART`] of their full length would take over
 /// ten seconds. `make nightly` runs all figures at full length.
 const PART_OF_LONG: f64 = 0.04;
-const LONG: [&str; 7] = [
+const LONG: [&str; 8] = [
     "c2qos-fig1",
     "c2qos-fig10",
     "c2qos-fig11",
     "c2qos-fig12",
+    "contracts",
     "qshare-fig4",
     "qshare-fig5",
     "uplink-shares",

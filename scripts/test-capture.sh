@@ -13,6 +13,10 @@ set -uo pipefail
 
 TAG=psc$$
 PAIRS=${PAIRS:-20} RUN_SECS=${RUN_SECS:-1}
+# Cycles per second of the worker. The generator and the program that writes the capture share the
+# other core. With all cycles of its core, the worker would be faster than the generator, and the
+# result would show what the program takes from the generator.
+CAPACITY=750M
 # Least part of its rate that another port keeps, in thousandths.
 KEEPS=990
 
@@ -26,6 +30,7 @@ cleanup() {
 write_config() {
     local port
     switch_config capture
+    printf 'capacity = "%s"\n' "$CAPACITY"
     printf '\n[[tenant]]\nname = "blue"\n'
     for port in ep1 ep2 a b c d; do
         printf '\n[[port]]\nname = "%s"\ntenant = "blue"\n' "$port"

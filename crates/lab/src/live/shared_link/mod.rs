@@ -33,6 +33,9 @@
 //! The seed determines the order of the cells, the order in which senders start, their ports, and
 //! the gaps between pings.
 //!
+//! If one part fails, the run goes on with the next part. A claim such as `pings_measured` is then
+//! missed ([`Outcome::part`]).
+//!
 //! # Departures
 //!
 //! The comparison has no CAKE, CoDel or fq_codel, because the kernels of our machines have none.
@@ -85,20 +88,24 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
     let mut rng = Rng::new(context.seed);
     let length = |usual: f64| context.live.secs.unwrap_or(usual);
-    cost::measure(context, (&bed, &mut rng), &mut outcome)?;
     let mut calm = Calm::new(&bed);
+    outcome.part("cost", |outcome| cost::measure(context, (&bed, &mut rng), outcome));
     context.progress(0.25, "shares of the wire");
-    shares::measure(&mut calm, (length(12.0), &mut rng), &mut outcome)?;
+    outcome.part("shares", |outcome| shares::measure(&mut calm, (length(12.0), &mut rng), outcome));
     context.progress(0.5, "utilisation");
-    full::measure(&mut calm, (length(4.0), &mut rng), &mut outcome)?;
-    context.progress(0.7, "back-pressure");
-    pressed::measure(&mut calm, (length(4.0), &mut rng), &mut outcome)?;
-    context.progress(0.8, "a ping");
-    sparse::measure(&mut calm, (length(8.0), &mut rng), &mut outcome)?;
-    context.progress(0.9, "HTB and one queue");
-    beside::measure(&mut calm, (length(8.0), &mut rng), &mut outcome)?;
+    outcome
+        .part("utilisation", |outcome| full::measure(&mut calm, (length(4.0), &mut rng), outcome));
+    context.progress(0.65, "back-pressure");
+    outcome.part("hold", |outcome| pressed::hold(&mut calm, &mut rng, outcome));
+    outcome.part("other", |outcome| {
+        pressed::other_output(&mut calm, (length(4.0), &mut rng), outcome)
+    });
+    context.progress(0.75, "a ping");
+    outcome.part("pings", |outcome| sparse::measure(&mut calm, (length(8.0), &mut rng), outcome));
+    context.progress(0.8, "HTB and one queue");
+    outcome.part("beside", |outcome| beside::measure(&mut calm, (length(8.0), &mut rng), outcome));
     calm.describe(&mut outcome);
-    snapshots::measure(context, &bed, &mut outcome)?;
+    outcome.part("snapshots", |outcome| snapshots::measure(context, &bed, outcome));
     Ok(outcome)
 }
 

@@ -11,6 +11,7 @@
 //! of the switch. At the other end, the kernel counts and drops the frames, because no station has
 //! their destination address.
 
+use std::net::Ipv4Addr;
 use std::process::Command;
 
 use anyhow::Context as _;
@@ -20,6 +21,7 @@ use super::Guard;
 use super::guard::Ward;
 use super::process::ask;
 use crate::load::Arrived;
+use crate::mac::Mac;
 
 /// Type of the ports through which frames leave the switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -84,6 +86,28 @@ impl Outside {
             }
         }
         Ok(outside)
+    }
+
+    /// Gives the veth's other end the addresses `station`, and adds its neighbours behind the
+    /// switch, so that programs in the network namespace can send to them without ARP. Frames of
+    /// the station have complete checksums, like frames from a NIC.
+    ///
+    /// # Errors
+    /// Returns an error if `ip` or `ethtool` fails.
+    pub fn inhabit(
+        &self,
+        station: (Mac, Ipv4Addr),
+        neighbours: &[(Mac, Ipv4Addr)],
+    ) -> anyhow::Result<()> {
+        let ((mac, address), end) = (station, ENDS[1]);
+        let in_there = ["netns", "exec", &self.netns];
+        ask(Command::new("ip").args(in_there).args(["ethtool", "-K", end, "tx", "off"]))?;
+        self.ip(&format!("link set {end} address {mac}"))?;
+        self.ip(&format!("address add {address}/8 dev {end}"))?;
+        let add = |(mac, ip): &(Mac, Ipv4Addr)| {
+            self.ip(&format!("neighbour replace {ip} lladdr {mac} dev {end}"))
+        };
+        neighbours.iter().try_for_each(add)
     }
 
     fn ip(&self, words: &str) -> anyhow::Result<()> {

@@ -48,6 +48,15 @@ impl Outcome {
         self.platform.insert(name.to_owned(), value.into());
     }
 
+    /// Runs one part of an experiment. If the part fails, the results of all parts remain, and the
+    /// claim `PART_measured` is missed, which has the error as its statement.
+    pub fn part(&mut self, part: &str, run: impl FnOnce(&mut Self) -> anyhow::Result<()>) {
+        if let Err(error) = run(self) {
+            let what = format!("not measured: {error:#}");
+            self.claim(Claim::new(&format!("{part}_measured"), what, "1 = yes").at_least(1.0));
+        }
+    }
+
     /// Adds the results of another run to this outcome. The names of all its claims, series and
     /// notes get the prefix `prefix`.
     pub fn append(&mut self, prefix: &str, other: Self) {
@@ -222,6 +231,25 @@ mod tests {
         assert!(back.events("other").is_empty());
         assert_eq!(back.story(), "It rained.\nIt stopped.\n");
         assert_eq!(back.series_of("vm").map(|s| s.0).collect::<Vec<_>>(), ["1", "2"]);
+    }
+
+    #[test]
+    fn a_part_that_fails_keeps_what_others_measured_and_is_missed() {
+        let mut outcome = Outcome::new();
+        let claim = |id| Claim::new(id, "A claim.", "%").at_most(2.0).measured(1.0);
+        outcome.part("one", |outcome| {
+            outcome.claim(claim("one"));
+            anyhow::bail!("no switch")
+        });
+        outcome.part("two", |outcome| {
+            outcome.claim(claim("two"));
+            Ok(())
+        });
+        let missed = |claim: &Claim| (claim.id.clone(), claim.is_missed());
+        let found: Vec<_> = outcome.claims.iter().map(missed).collect();
+        let wanted = [("one", false), ("one_measured", true), ("two", false)];
+        assert_eq!(found, wanted.map(|(id, missed)| (id.to_owned(), missed)));
+        assert_eq!(outcome.claims[1].statement, "not measured: no switch");
     }
 
     #[test]

@@ -23,6 +23,8 @@
 //! `inbound_used_pct_min` is the lowest rate of all delivered frames in the runs of *link*, in per
 //! cent of the configured rate.
 //!
+//! The live form is in `crate::live::shared_link::inbound`, with the same tenants and arrivals.
+//!
 //! # Departures
 //!
 //! The senders do not react to marks and losses.
@@ -37,16 +39,16 @@ use penstock_units::{BitsPerSecond, MacAddr, Nanos, Weight};
 
 use super::uplink_bed::{CORE, COSTS, float};
 use crate::evidence::stats::{fit, ms};
-use crate::evidence::{Claim, Context, Outcome};
+use crate::evidence::{Axis, Claim, Context, Outcome, Panel, Record, points};
 
 /// Weights of the tenants.
-pub(super) const TENANTS: [u64; 3] = [5, 3, 1];
+pub(crate) const TENANTS: [u64; 3] = [5, 3, 1];
 /// Tenant and weight of each VM.
-pub(super) const VMS: [(usize, u64); 4] = [(0, 2), (0, 1), (1, 1), (2, 1)];
+pub(crate) const VMS: [(usize, u64); 4] = [(0, 2), (0, 1), (1, 1), (2, 1)];
 /// Arrivals of each tenant's frames, relative to what a slow core can deliver if it refuses
 /// nothing. In the first row all tenants receive, and in each other row one receives nothing. Each
 /// tenant receives more than its share, and the last one receives up to ten times as much.
-const OFFERED: [[f64; 3]; 4] =
+pub(crate) const OFFERED: [[f64; 3]; 4] =
     [[0.65, 0.4, 0.75], [0.0, 0.8, 1.0], [0.85, 0.0, 0.95], [0.7, 1.1, 0.0]];
 /// Costs of the slow core.
 const SLOW: Costs = Costs { factor: 40.0, ..Costs::EXAMPLE };
@@ -248,7 +250,7 @@ fn rates(ctx: &Context<'_>, kind: Kind, offered: [f64; 3]) -> anyhow::Result<[f6
 
 /// Returns the largest deviation of a VM's rate from its share by weight, in per cent of the
 /// latter. Tenants with nothing in `offered` have no share.
-fn share_error(rates: &[f64; 4], offered: &[f64; 3]) -> f64 {
+pub(crate) fn share_error(rates: &[f64; 4], offered: &[f64; 3]) -> f64 {
     let all: f64 = rates.iter().sum();
     let busy = |tenant: &usize| offered[*tenant] > 0.0;
     let weights: u64 = (0..TENANTS.len()).filter(busy).map(|tenant| TENANTS[tenant]).sum();
@@ -260,6 +262,16 @@ fn share_error(rates: &[f64; 4], offered: &[f64; 3]) -> f64 {
         worst = worst.max(100.0 * (rate / (all * part) - 1.0).abs());
     }
     worst
+}
+
+/// Draws the VMs' shares of the live form and of the simulated one.
+pub(crate) fn panel(record: &Record, letter: &str) -> Panel {
+    let vms = VMS.map(|(tenant, weight)| format!("{}, VM {weight}", TENANTS[tenant]));
+    let axis = Axis::named("weights of tenant and VM", vms);
+    let title = format!("{letter} shares of what arrives");
+    let panel = Panel::new(title, axis, Axis::linear("% of all"));
+    let runs = record.series_of("inbound, ");
+    runs.fold(panel, |panel, (run, series)| panel.bars(run, points(series)))
 }
 
 #[cfg(test)]

@@ -101,7 +101,7 @@ mod fsvde_link;
 mod fsvde_table2;
 #[cfg(test)]
 mod holds;
-mod inbound_shares;
+pub(crate) mod inbound_shares;
 mod jitter_fig10;
 mod jitter_fig11;
 mod jitter_fig12;

@@ -61,9 +61,8 @@ use penstock_dataplane::queue::{Order, Pacing, ShapeTerms, ShaperKind};
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::inbound_shares::{self, TENANTS, VMS};
-use super::snapshot_turns;
 use super::uplink_bed::{Bed, CORE, COSTS, Frames, Pace, QUEUE_BYTES, Traffic, float, terms};
+use super::{inbound_shares, snapshot_turns};
 use crate::evidence::stats::{distribution, ms};
 use crate::evidence::{
     Axis, Claim, Context, Experiment, Mode, Outcome, Panel, Picture, Record, percentile, points,
@@ -410,19 +409,13 @@ fn picture(record: &Record) -> Picture {
     let orders = record.series_of("pings, ");
     let pings = orders.fold(panel, |panel, (order, series)| panel.line(order, points(series)));
 
-    let vms = VMS.map(|(tenant, weight)| format!("{}, VM {weight}", TENANTS[tenant]));
-    let axis = Axis::named("weights of tenant and VM", vms);
-    let panel = Panel::new("(f) shares of what arrives", axis, Axis::linear("% of all"));
-    let runs = record.series_of("inbound, ");
-    let inbound = runs.fold(panel, |panel, (run, series)| panel.bars(run, points(series)));
-
     Picture::new("Uplink: shares, utilisation, other outputs, pings, snapshots and arrivals")
         .panel(shares)
         .panel(used)
         .panel(kept)
         .panel(pings)
         .panel(snapshot_turns::panel(record, "(e)"))
-        .panel(inbound)
+        .panel(inbound_shares::panel(record, "(f)"))
 }
 
 #[cfg(test)]

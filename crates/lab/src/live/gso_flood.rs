@@ -22,7 +22,7 @@ const PAYLOAD: u16 = 1_472;
 /// Datagrams of a large segment.
 const DATAGRAMS: u16 = 40;
 /// Port to which the datagrams go (discard, RFC 863). No program needs to receive them.
-const DISCARD: u16 = 9;
+pub(crate) const DISCARD: u16 = 9;
 /// The flood ends by itself after this time.
 const LONGEST: Duration = Duration::from_secs(60);
 

@@ -9,8 +9,9 @@
 //! frame. Without the rule for low UDP ports, frames of many flows would cost as much as frames of
 //! one flow.
 //!
-//! All VMs send if each VM sends to all others (a mesh) or to an uplink. If all VMs send, the plan
-//! has only two rules for each destination, which apply to all ports.
+//! All VMs send if each VM sends to all others (a mesh) or to an uplink. If all VMs send, or if all
+//! receive from an uplink, the plan has only two rules for each destination. These rules apply to
+//! all ports.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -70,8 +71,8 @@ pub(crate) struct Vm {
     pub answers: bool,
     /// Further lines for the table of the VM's port in Penstock's configuration.
     pub more: String,
-    /// Whether the VM's port has no tenant, like an uplink. If the VM's port has no tenant, each
-    /// tenant of the plan has a VLAN.
+    /// Whether the VM's port has no tenant, like an uplink. If the VM's port has no tenant, the
+    /// common tenant `lab` has a VLAN.
     pub shared: bool,
     /// Maximum rate at which the VM empties its ring, in bits per second, or 0 for no limit.
     pub drains: f64,
@@ -99,7 +100,7 @@ impl Vm {
     }
 }
 
-/// Destination of all VMs in a plan in which all VMs send.
+/// Destinations that all VMs of a plan have in common.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AllTo {
     /// Each VM sends to all other VMs, in turn.
@@ -108,6 +109,10 @@ pub(crate) enum AllTo {
     Uplink(Outside),
     /// VMs with a destination send every second frame to a station behind an uplink.
     Half(Outside),
+    /// A station behind an uplink sends to all VMs, and VMs answer the station. The uplink has no
+    /// tenant. The common tenant `lab` has a VLAN, which the uplink is in. Rules and not VLANs send
+    /// the frames to VMs of other tenants.
+    From(Outside),
 }
 
 /// All VMs of an experiment, and the configuration of the workers.
@@ -120,8 +125,8 @@ pub(crate) struct Plan {
     /// Longest sleep of an idle worker, in microseconds. If the longest sleep is 0, the worker
     /// always polls.
     pub idle_backoff_us: u32,
-    /// Destination of the VMs if all VMs send: all other VMs, or an uplink. `None` if each VM has
-    /// its own destination ([`Vm::to`]).
+    /// Destinations that all VMs have in common. `None` if each VM has its own destination
+    /// ([`Vm::to`]).
     pub all_to: Option<AllTo>,
     /// Whether the load generator of a benchmark waits for the switch.
     pub rounds: Rounds,
@@ -175,6 +180,7 @@ impl Plan {
     pub fn destination(&self, number: usize) -> Option<Destination> {
         match &self.all_to {
             None => self.vms[number].to.clone().map(Destination::Vm),
+            Some(AllTo::From(_)) => None,
             Some(AllTo::Others) => Some(Destination::Others),
             Some(AllTo::Uplink(_)) => Some(Destination::Outside(STATION.0, STATION.1)),
             Some(AllTo::Half(_)) => {
@@ -184,10 +190,12 @@ impl Plan {
         }
     }
 
-    /// Returns the uplink to which VMs send, if the plan has an uplink.
+    /// Returns the uplink to which VMs send, or from which they receive, if the plan has an uplink.
     pub fn uplink(&self) -> Option<&Outside> {
         match &self.all_to {
-            Some(AllTo::Uplink(outside) | AllTo::Half(outside)) => Some(outside),
+            Some(AllTo::Uplink(outside) | AllTo::Half(outside) | AllTo::From(outside)) => {
+                Some(outside)
+            }
             Some(AllTo::Others) | None => None,
         }
     }
@@ -195,16 +203,15 @@ impl Plan {
     /// Returns the common destinations of all VMs: name of the port, number of the port (from 1),
     /// and MAC address.
     fn common_targets(&self) -> Vec<(&str, usize, Mac)> {
+        let vms = self.vms.iter().enumerate();
+        let vms = vms.map(|(n, vm)| (vm.name.as_str(), n + 1, Self::mac(n)));
+        let ends = self.uplink().map_or(&[][..], |outside| outside.ends).iter();
+        let ends = ends.map(|end| (*end, self.vms.len() + 1, STATION.0));
         match &self.all_to {
             None => Vec::new(),
-            Some(AllTo::Others) => {
-                let vms = self.vms.iter().enumerate();
-                vms.map(|(n, vm)| (vm.name.as_str(), n + 1, Self::mac(n))).collect()
-            }
-            Some(AllTo::Uplink(outside) | AllTo::Half(outside)) => {
-                let ends = outside.ends.iter();
-                ends.map(|end| (*end, self.vms.len() + 1, STATION.0)).collect()
-            }
+            Some(AllTo::Others) => vms.collect(),
+            Some(AllTo::Uplink(_) | AllTo::Half(_)) => ends.collect(),
+            Some(AllTo::From(_)) => vms.chain(ends).collect(),
         }
     }
 
@@ -213,7 +220,12 @@ impl Plan {
     }
 
     fn has_vlan(&self) -> bool {
-        self.vms.iter().any(|vm| vm.shared)
+        matches!(self.all_to, Some(AllTo::From(_))) || self.vms.iter().any(|vm| vm.shared)
+    }
+
+    /// Returns the line with the VLAN of a port that is in the network of the tenant `lab`.
+    fn vlan(&self) -> &'static str {
+        if self.has_vlan() { "vlan = 100\n" } else { "" }
     }
 
     /// Returns the senders of the plan: index, VM, and index of the destination.
@@ -252,7 +264,7 @@ impl Plan {
         }
         if let Some(outside) = self.uplink() {
             let worker = if cores.len() > 1 { "worker = 0\n" } else { "" };
-            text.push_str(&outside.ports(worker));
+            text.push_str(&outside.ports(&format!("{}{worker}", self.vlan())));
         }
         for (name, _, mac) in self.common_targets() {
             output_rules(&mut text, name, "", (name, mac));
@@ -275,7 +287,7 @@ impl Plan {
             None => "tenant = \"lab\"\n".to_owned(),
             Some((tenant, _)) => format!("tenant = \"{tenant}\"\n"),
         };
-        let vlan = if self.has_vlan() { "vlan = 100\n" } else { "" };
+        let vlan = if vm.tenant.is_none() { self.vlan() } else { "" };
         // Writing into a String cannot fail.
         let _ = write!(
             text,

@@ -20,6 +20,7 @@
 //! | `paced_utilisation_pct_min` | `full` |
 //! | `hold_lost_frames`, `other_output_kept_pct` | `pressed` |
 //! | `sparse_p99_ms` | `sparse` |
+//! | `inbound_share_error_pct`, `inbound_tcp_share_error_pct` (shown) | `inbound` |
 //! | `penstock_...`, `htb_...`, `fifo_...`, which are shown | `beside` |
 //! | `snapshot_worst_turn_us` | [`super::snapshots`] |
 //!
@@ -33,20 +34,24 @@
 //! The seed determines the order of the cells, the order in which senders start, their ports, and
 //! the gaps between pings.
 //!
+//! If one part fails, the run goes on with the next part. A claim such as `pings_measured` is then
+//! missed ([`Outcome::part`]).
+//!
 //! # Departures
 //!
 //! The comparison has no CAKE, CoDel or fq_codel, because the kernels of our machines have none.
 //!
 //! # Cost
 //!
-//! With the default lengths, the measured times add up to six minutes. `--secs` sets the length of
-//! one measurement, and `--runs` the turns of `fair_share_cost_pct`.
+//! With the default lengths, the measured times add up to eight minutes. `--secs` sets the length
+//! of one measurement, and `--runs` the turns of `fair_share_cost_pct`.
 
 mod beside;
 mod calm;
 mod cost;
 mod flood;
 mod full;
+mod inbound;
 mod kernel_road;
 mod penstock_road;
 mod pings;
@@ -61,7 +66,7 @@ use penstock_units::Rng;
 use super::needs::needs;
 use super::snapshots;
 use crate::evidence::{Axis, Context, Outcome, Panel, Picture, Record, points};
-use crate::figures::snapshot_turns;
+use crate::figures::{inbound_shares, snapshot_turns};
 use crate::rig::platform;
 use calm::Calm;
 use penstock_guest::bed::Bed;
@@ -78,6 +83,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
         ("ss", "iproute2"),
         ("tc", "iproute2"),
         ("sysctl", "procps"),
+        ("ethtool", "ethtool"),
     ] {
         needs(program, package)?;
     }
@@ -85,26 +91,35 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome { platform: platform(&bed, false), ..Outcome::default() };
     let mut rng = Rng::new(context.seed);
     let length = |usual: f64| context.live.secs.unwrap_or(usual);
-    cost::measure(context, (&bed, &mut rng), &mut outcome)?;
     let mut calm = Calm::new(&bed);
+    outcome.part("cost", |outcome| cost::measure(context, (&bed, &mut rng), outcome));
     context.progress(0.25, "shares of the wire");
-    shares::measure(&mut calm, (length(12.0), &mut rng), &mut outcome)?;
+    outcome.part("shares", |outcome| shares::measure(&mut calm, (length(12.0), &mut rng), outcome));
     context.progress(0.5, "utilisation");
-    full::measure(&mut calm, (length(4.0), &mut rng), &mut outcome)?;
-    context.progress(0.7, "back-pressure");
-    pressed::measure(&mut calm, (length(4.0), &mut rng), &mut outcome)?;
-    context.progress(0.8, "a ping");
-    sparse::measure(&mut calm, (length(8.0), &mut rng), &mut outcome)?;
-    context.progress(0.9, "HTB and one queue");
-    beside::measure(&mut calm, (length(8.0), &mut rng), &mut outcome)?;
+    outcome
+        .part("utilisation", |outcome| full::measure(&mut calm, (length(4.0), &mut rng), outcome));
+    context.progress(0.65, "back-pressure");
+    outcome.part("hold", |outcome| pressed::hold(&mut calm, &mut rng, outcome));
+    outcome.part("other", |outcome| {
+        pressed::other_output(&mut calm, (length(4.0), &mut rng), outcome)
+    });
+    context.progress(0.75, "a ping");
+    outcome.part("pings", |outcome| sparse::measure(&mut calm, (length(8.0), &mut rng), outcome));
+    context.progress(0.8, "HTB and one queue");
+    outcome.part("beside", |outcome| beside::measure(&mut calm, (length(8.0), &mut rng), outcome));
+    context.progress(0.85, "what arrives");
+    outcome
+        .part("inbound", |outcome| inbound::measure(&mut calm, (length(5.0), &mut rng), outcome));
+    let tcp = (length(8.0), rng.next_u64());
+    outcome.part("inbound_tcp", |outcome| inbound::tcp(&bed, tcp, outcome));
     calm.describe(&mut outcome);
-    snapshots::measure(context, &bed, &mut outcome)?;
+    outcome.part("snapshots", |outcome| snapshots::measure(context, &bed, outcome));
     Ok(outcome)
 }
 
 /// Draws the record of a live run.
 pub(crate) fn picture(record: &Record) -> Picture {
-    Picture::new("Uplink, live: cost, shares, utilisation, other outputs, pings and snapshots")
+    Picture::new("Uplink, live: cost, shares, use, other outputs, pings, snapshots and arrivals")
         .panel(cost_panel(record))
         .panel(shares_panel(record, "(b) shares of the wire", "shares, "))
         .panel(used_panel(record))
@@ -112,6 +127,7 @@ pub(crate) fn picture(record: &Record) -> Picture {
         .panel(pings_panel(record))
         .panel(shares_panel(record, "(f) shares of the wire, beside the kernel", "beside, "))
         .panel(snapshot_turns::panel(record, "(g)"))
+        .panel(inbound_shares::panel(record, "(h)"))
 }
 
 fn cost_panel(record: &Record) -> Panel {

@@ -66,17 +66,12 @@ fn named(name: String) -> Vm {
     Vm { name, ..Vm::default() }
 }
 
-/// Measures lost frames, and the traffic to a neighbour.
-pub(super) fn measure(
+/// Measures lost frames.
+pub(super) fn hold(
     calm: &mut Calm<'_>,
-    (secs, rng): (f64, &mut Rng),
+    rng: &mut Rng,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    hold(calm, rng, outcome)?;
-    other_output(calm, (secs, rng), outcome)
-}
-
-fn hold(calm: &mut Calm<'_>, rng: &mut Rng, outcome: &mut Outcome) -> anyhow::Result<()> {
     let bed = calm.bed;
     let more = format!("egress = \"fair-share\"\nlink = \"{OUTPUT_MBPS}M\"\n");
     let output = |n: usize| Vm { more: more.clone(), ..named(format!("out{n}")) };
@@ -152,7 +147,8 @@ enum Beside {
     Flood,
 }
 
-fn other_output(
+/// Measures the traffic to a neighbour.
+pub(super) fn other_output(
     calm: &mut Calm<'_>,
     (secs, rng): (f64, &mut Rng),
     outcome: &mut Outcome,

@@ -1,0 +1,338 @@
+//! The live form of the claim `inbound_share_error_pct`: what arrives through an uplink is shared
+//! by weight, if the configured rate or the worker's core is too slow.
+//!
+//! # Approach
+//!
+//! Tenants and VMs are those of the simulation ([`crate::figures::inbound_shares`]). Each VM is a
+//! network namespace. A station in another namespace sends full datagrams through a veth to a
+//! shared AF_XDP uplink. Their rates are those of the simulation: all tenants receive, or one of
+//! them receives nothing.
+//!
+//! - *Link*: `inbound.rate` is [`LINK_BPS`], and the core is fast enough.
+//! - *Core*: `inbound.rate` is higher than what the core can deliver. The worker may use such a
+//!   part of its core that it delivers about [`TARGET`] frames per second without shares.
+//!
+//! All frames have the same length, so the value is the largest deviation of a VM's frames per
+//! second from its share by weight of all delivered frames. The arrivals are not in proportion to
+//! the shares, so the deviation is far above the band if the switch shares nothing.
+//!
+//! In a further run of *link*, the first tenant receives TCP instead of datagrams. Its deviation is
+//! shown, because TCP may leave a part of its share to the others.
+//!
+//! # Load of the slow core
+//!
+//! How many frames the core delivers beside its refusals depends on the costs of both. One run with
+//! shares measures the costs ([`overload`]), and the other runs then offer so many frames that each
+//! VM receives more than its share.
+//!
+//! # Departures
+//!
+//! The senders of datagrams do not react to marks and losses. No program reads the datagrams, so
+//! the receiving kernels drop most of them. The switch counts the frames.
+//!
+//! The kernels of our machines have no VLAN interfaces, so the station sends frames without tags.
+//! The uplink is an access port of the tenant `lab`, and rules send the frames to the VMs.
+
+use std::fs::File;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use penstock_units::Rng;
+
+use super::super::gso_flood::{DISCARD, GsoFlood};
+use super::super::stage::Stage;
+use super::calm::Calm;
+use super::flood::deaf;
+use super::traffic::shuffled;
+use crate::evidence::{Claim, Outcome};
+use crate::figures::inbound_shares::{OFFERED, TENANTS, VMS, share_error};
+use crate::rig::plan::{AllTo, Plan, Vm};
+use crate::rig::stats::to_f64;
+use crate::rig::through::{Outside, STATION, uplink};
+use penstock_guest::bed::Bed;
+use penstock_guest::bed::process::{Daemon, ask, await_some};
+
+/// Name of the uplink and of its interface.
+const UP: &str = "u0";
+/// Bits of a frame of [`GsoFlood`], FCS included, and bits that it takes on the link.
+const FRAME_BITS: f64 = 1_518.0 * 8.0;
+const WIRE_BITS: f64 = 1_538.0 * 8.0;
+/// Rate that the tenants share in the runs of *link*.
+const LINK_BPS: u64 = 50_000_000;
+/// Rate of the uplink in the runs of *core*: more than the slow core can deliver.
+const CORE_BPS: u64 = 2_000_000_000;
+/// Frames per second that the slow core delivers without shares, about.
+const TARGET: f64 = 100_000.0;
+/// Lowest speed of the slow core in frames per second. `inbound` knows that a core is too slow from
+/// three batches of 32 frames in about a millisecond.
+const SPEED_MIN: f64 = 70_000.0;
+/// Frames per second that the station sends to find the speed of a worker.
+const FLOOD: f64 = 1.8 * TARGET;
+/// Fraction of the core that the first worker may use.
+const CORE_PART: f64 = 0.04;
+/// Part of the rate to which the arrivals of [`OFFERED`] relate in the runs of *link*.
+const BESIDE_REFUSALS: f64 = 0.7;
+/// All arrivals of a run, in units of [`OFFERED`].
+const ALL: f64 = 1.8;
+/// Arrivals, in units of [`OFFERED`], per delivered part of the speed without shares. Each VM then
+/// receives at least 14 % more than its share.
+const EXCESS: f64 = 1.5;
+const STEP: Duration = Duration::from_millis(250);
+/// Seconds before a measurement. The buckets of all overloaded VMs are empty then.
+const SETTLE: f64 = 1.0;
+/// Seconds of a measurement of a worker's speed.
+const SPEED_SECS: f64 = 0.8;
+/// Number of TCP streams to a VM, and their round trip in microseconds.
+const STREAMS: &str = "8";
+const ROUND_TRIP_US: u32 = 10_000;
+/// Seconds of the TCP streams before the datagrams, and after the measurement.
+const TCP_SETTLE: f64 = 3.0;
+const SPARE: f64 = 20.0;
+/// Maximum time until a TCP server listens.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// A switch with an uplink, and a station outside of it.
+#[derive(Debug)]
+struct Arrivals {
+    stage: Stage,
+    /// Path of the station's network namespace.
+    netns: String,
+}
+
+/// Frames per second that each VM got.
+type Rates = [f64; VMS.len()];
+
+fn vm(number: usize) -> String {
+    format!("vm{number}")
+}
+
+/// Four VMs of three tenants, which receive through an uplink of a worker with `capacity` cycles
+/// per second. Each frame to a VM takes `delay_us`.
+fn plan((capacity, delay_us): (f64, u32), outside: Outside) -> Plan {
+    let receiver = |(number, (tenant, weight)): (usize, (usize, u64))| Vm {
+        name: vm(number),
+        tenant: Some((format!("tenant{tenant}"), u32::try_from(TENANTS[tenant]).unwrap_or(1))),
+        more: format!("uplink_share = {weight}\n"),
+        ..Vm::default()
+    };
+    let vms = VMS.into_iter().enumerate().map(receiver).collect();
+    let worker = format!("capacity = {capacity:.0}\n");
+    let all_to = Some(AllTo::From(outside));
+    Plan { worker, delay_us, prompt: true, all_to, ..Plan::new("", vms) }
+}
+
+impl Arrivals {
+    /// Starts a switch with a worker that may use the fraction `core_part` of its core.
+    fn start(bed: &Bed, name: &str, (core_part, delay_us): (f64, u32)) -> anyhow::Result<Self> {
+        let outside = uplink(bed, name)?;
+        let vms: Vec<_> = (0..VMS.len()).map(|vm| (Plan::mac(vm), Plan::ip(vm))).collect();
+        outside.inhabit(STATION, &vms)?;
+        let netns = format!("/run/netns/{}", outside.netns);
+        let plan = plan((core_part * bed.tsc_hz(), delay_us), outside);
+        Ok(Self { stage: Stage::start(bed, name, &plan)?, netns })
+    }
+
+    fn share(&self, bps: u64) -> anyhow::Result<()> {
+        self.stage.set(UP, &format!("inbound={{ rate = {bps} }}"))
+    }
+
+    /// Sends `offered` frames per second to the VMs of each tenant. The VMs of a tenant get equal
+    /// numbers of frames. The seed determines the order in which the senders start.
+    fn run(
+        &self,
+        bed: &Bed,
+        offered: [f64; TENANTS.len()],
+        (secs, seed): (f64, u64),
+    ) -> anyhow::Result<Rates> {
+        let open = |number: usize| deaf(self.stage.namespace(&vm(number))?, vec![DISCARD]);
+        let _deaf = (0..VMS.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut floods = Vec::new();
+        for number in shuffled(VMS.len(), &mut Rng::new(seed)) {
+            let (tenant, _) = VMS[number];
+            let siblings = VMS.iter().filter(|(other, _)| *other == tenant).count();
+            let bps = offered[tenant] / to_f64(siblings as u64) * FRAME_BITS;
+            if bps > 0.0 {
+                let netns = File::open(&self.netns).with_context(|| self.netns.clone())?;
+                floods.push(GsoFlood::start(netns, bed.generator_core(), Plan::ip(number), bps)?);
+            }
+        }
+        self.stage.watch(SETTLE, STEP)?;
+        let readings = self.stage.watch(secs, STEP)?;
+        floods.into_iter().try_for_each(GsoFlood::end)?;
+        let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
+        let rates = core::array::from_fn(|number| last.per_second(first, &vm(number), "tx_frames"));
+        anyhow::ensure!(sum(&rates) > 0.0, "no frame arrived through the uplink");
+        Ok(rates)
+    }
+
+    /// Returns the frames per second that the worker delivers without shares, if more arrive.
+    fn speed(&self, bed: &Bed, seed: u64) -> anyhow::Result<f64> {
+        let flood = [FLOOD / to_f64(TENANTS.len() as u64); TENANTS.len()];
+        Ok(sum(&self.run(bed, flood, (SPEED_SECS, seed))?))
+    }
+
+    /// Starts TCP streams from the station to a VM, for `secs` seconds.
+    fn stream(&mut self, bed: &Bed, number: usize, secs: f64) -> anyhow::Result<Daemon> {
+        let (vm, to) = (vm(number), Plan::ip(number).to_string());
+        let (mac, station) = (STATION.0.to_string(), STATION.1.to_string());
+        let words = ["neighbour", "replace", &station, "lladdr", &mac, "dev", "eth0"];
+        ask(&mut self.stage.inside(&vm, "ip", &words)?)?;
+        self.stage.start_program(bed, &vm, "iperf3", &["-s"])?;
+        await_some("a TCP server", START_LIMIT, || {
+            let words = ["-Hltn", "sport", "=", ":5201"];
+            let listening = ask(&mut self.stage.inside(&vm, "ss", &words)?)?;
+            Ok(listening.contains("5201").then_some(()))
+        })?;
+        let (core, secs) = (bed.generator_core().to_string(), format!("{:.0}", secs.ceil()));
+        let mut client = Command::new("nsenter");
+        client.arg(format!("--net={}", self.netns)).args(["--", "taskset", "-c", &core]);
+        client.args(["iperf3", "-c", &to, "-t", &secs, "-P", STREAMS, "-C", "cubic"]);
+        let log = self.stage.dir().join(format!("client-{number}.log"));
+        Daemon::start(&mut client, log, bed.guard())
+    }
+}
+
+fn sum(rates: &Rates) -> f64 {
+    rates.iter().sum()
+}
+
+/// Returns the arrivals of the runs of *link*, in frames per second for 1.0 in [`OFFERED`].
+fn link_scale() -> f64 {
+    to_f64(LINK_BPS) / WIRE_BITS / BESIDE_REFUSALS
+}
+
+/// Returns the arrivals of the runs of *core* in units of [`OFFERED`], relative to the worker's
+/// speed without shares. `delivered` is the part of the speed that the worker delivered when the
+/// arrivals were equal to the speed.
+///
+/// If a delivered frame costs r times as much as a refused one, and A frames arrive per frame of
+/// the speed, the worker delivers the part x with x + (A - x) / r = 1.
+fn overload(delivered: f64) -> f64 {
+    let ratio = ((ALL - delivered) / (1.0 - delivered).max(0.05)).max(1.5);
+    EXCESS / (1.0 + (EXCESS * ALL - 1.0) / ratio)
+}
+
+/// Measures the shares while the link or the core is too slow.
+pub(super) fn measure(
+    calm: &mut Calm<'_>,
+    (secs, rng): (f64, &mut Rng),
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let bed = calm.bed;
+    let link = Arrivals::start(bed, "inbound-link", (CORE_PART, 0))?;
+    let first = link.speed(bed, rng.next_u64())?;
+    link.share(LINK_BPS)?;
+    let worst = runs(calm, (&link, "link", link_scale()), (secs, &mut *rng), outcome)?;
+    drop(link);
+    let core = Arrivals::start(bed, "inbound-core", (CORE_PART * TARGET / first, 0))?;
+    let speed = core.speed(bed, rng.next_u64())?;
+    anyhow::ensure!(
+        speed >= SPEED_MIN,
+        "the slow core delivers {speed:.0} frames/s; the shares of a core need {SPEED_MIN}"
+    );
+    core.share(CORE_BPS)?;
+    let offered = OFFERED[0].map(|part| part * speed);
+    let delivered = sum(&core.run(bed, offered, (SPEED_SECS, rng.next_u64()))?) / speed;
+    anyhow::ensure!(
+        delivered < 0.98,
+        "the station is too slow: the core delivered {delivered:.2} of its speed {speed:.0} \
+         frames/s beside refusals"
+    );
+    let times = overload(delivered);
+    outcome.note("inbound_core_frames_per_second", speed);
+    outcome.note("inbound_core_overload", times);
+    let worst = worst.max(runs(calm, (&core, "core", times * speed), (secs, rng), outcome)?);
+    let what = "largest deviation of a VM's rate from its share by weight of what arrives";
+    outcome.claim(Claim::new("inbound_share_error_pct", what, "%").at_most(2.0).measured(worst));
+    Ok(())
+}
+
+/// Measures all rows of [`OFFERED`] in an order that depends on the seed. `scale` is the number of
+/// frames per second for 1.0 in a row. Returns the largest deviation in per cent.
+fn runs(
+    calm: &mut Calm<'_>,
+    (arrivals, name, scale): (&Arrivals, &str, f64),
+    (secs, rng): (f64, &mut Rng),
+    outcome: &mut Outcome,
+) -> anyhow::Result<f64> {
+    let (bed, mut worst) = (calm.bed, 0.0_f64);
+    for row in shuffled(OFFERED.len(), rng) {
+        let (offered, seed) = (OFFERED[row].map(|part| part * scale), rng.next_u64());
+        let rates = calm.cell(|| arrivals.run(bed, offered, (secs, seed)))?;
+        worst = worst.max(share_error(&rates, &offered));
+        show(&format!("{name}, run {}", row + 1), &rates, outcome);
+        let note = format!("inbound_{name}_run{}_frames_per_second", row + 1);
+        outcome.note(&note, sum(&rates));
+    }
+    Ok(worst)
+}
+
+/// Measures the shares of *link* while the first tenant receives TCP, and the others datagrams.
+pub(super) fn tcp(
+    bed: &Bed,
+    (secs, seed): (f64, u64),
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let mut arrivals = Arrivals::start(bed, "inbound-tcp", (CORE_PART, ROUND_TRIP_US))?;
+    arrivals.share(LINK_BPS)?;
+    let lasts = TCP_SETTLE + SETTLE + secs + SPARE;
+    let first = (0..VMS.len()).filter(|number| VMS[*number].0 == 0);
+    let _clients = first
+        .map(|number| arrivals.stream(bed, number, lasts))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    arrivals.stage.watch(TCP_SETTLE, STEP)?;
+    let [_, second, third] = OFFERED[0].map(|part| part * link_scale());
+    let rates = arrivals.run(bed, [0.0, second, third], (secs, seed))?;
+    show("link, TCP", &rates, outcome);
+    let what = "the same deviation if the first tenant receives TCP, and the others datagrams";
+    let claim = Claim::new("inbound_tcp_share_error_pct", what, "%");
+    outcome.claim(claim.measured(share_error(&rates, &OFFERED[0])));
+    Ok(())
+}
+
+fn show(run: &str, rates: &Rates, outcome: &mut Outcome) {
+    let shares = rates.iter().map(|rate| 100.0 * rate / sum(rates));
+    let points = (0_u32..).map(f64::from).zip(shares);
+    outcome.series(&format!("inbound, {run}"), "% of all", points);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    use penstock_guest::bed::outside::Through;
+
+    #[test]
+    fn the_uplink_is_shared_and_each_vm_has_its_weights() {
+        let outside = Outside { way: Through::Xdp, netns: "there".to_owned(), ends: &[UP] };
+        let text = plan((4e7, 0), outside).configuration(Path::new("/d"), (1, 0));
+        let uplink = format!("name = \"{UP}\"\n");
+        let text = text.replace(&uplink, &format!("{uplink}inbound = {{ rate = {LINK_BPS} }}\n"));
+        let config = penstock_control::config::parse(&text, "host.toml").unwrap();
+        assert_eq!(config.ports.iter().filter(|port| port.inbound.is_some()).count(), 1);
+        for part in [
+            "capacity = 40000000\n",
+            "name = \"tenant0\"\nuplink_weight = 5\n",
+            "uplink_share = 2\n",
+            "actions = [\"output:vm3\"]",
+            "actions = [\"output:u0\"]",
+        ] {
+            assert!(text.contains(part), "{part} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn an_overload_exceeds_what_is_delivered_whatever_a_refusal_costs() {
+        for ratio in [2.0, 3.0, 6.0, 12.0] {
+            // What the worker delivers of its speed if `all` frames arrive.
+            let delivered = |all: f64| (1.0 - all / ratio) / (1.0 - 1.0 / ratio);
+            let times = overload(delivered(ALL));
+            let found = delivered(ALL * times);
+            assert!((times / found - EXCESS).abs() < 1e-6, "{ratio}: {times} {found}");
+        }
+        // A worker that refuses for nothing could deliver everything.
+        assert!(overload(1.0) < EXCESS && overload(1.0) > 1.0);
+    }
+}

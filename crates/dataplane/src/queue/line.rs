@@ -184,6 +184,14 @@ impl Line {
     }
 
     /// Returns the fair-share queue of the output, if it has one.
+    pub(super) fn fair(&self) -> Option<&Fair> {
+        match self {
+            Self::Fair(fair) => Some(fair),
+            Self::Fifo(_) | Self::Wfq(_) | Self::Flows(_) => None,
+        }
+    }
+
+    /// Returns the fair-share queue of the output, if it has one, as a mutable reference.
     pub(super) fn fair_mut(&mut self) -> Option<&mut Fair> {
         match self {
             Self::Fair(fair) => Some(fair),
@@ -427,6 +435,16 @@ impl Fair {
     /// wait behind a claim.
     pub(super) const fn waits_for_claim(&self) -> bool {
         !self.share.is_empty() && self.share.has_claims()
+    }
+
+    /// Whether a source has a claim.
+    pub(super) const fn has_claims(&self) -> bool {
+        self.share.has_claims()
+    }
+
+    /// Whether no frame of a source other than `source` waits.
+    pub(super) fn waits_only_from(&self, source: u16) -> bool {
+        self.share.backlog(usize::from(source)).0 == self.share.len()
     }
 
     /// Returns the claim of a source ([`FairShare::claimed`]).

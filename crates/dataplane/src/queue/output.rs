@@ -390,6 +390,24 @@ impl OutputQueue {
         self.line.fair_mut().is_some_and(|fair| fair.claimed(source) > 0)
     }
 
+    /// Whether any source has a claim.
+    pub(crate) fn has_claims(&self) -> bool {
+        self.line.fair().is_some_and(Fair::has_claims)
+    }
+
+    /// Whether the output has fair shares, and no frame of a source other than `source` waits.
+    pub(crate) fn waits_only_from(&self, source: u16) -> bool {
+        self.head.is_none_or(|head| head.frame.source == source)
+            && self.line.fair().is_some_and(|fair| fair.waits_only_from(source))
+    }
+
+    /// Withdraws the claims of all sources.
+    pub(crate) fn withdraw_claims(&mut self) {
+        if let Some(fair) = self.line.fair_mut() {
+            fair.withdraw_claims();
+        }
+    }
+
     /// Lets the frames of the next batch pass without waiting. [`Self::choice`] must have returned
     /// [`Choice::Poll`] with the batch's source.
     pub(crate) fn begin_direct(&mut self) {
@@ -628,9 +646,7 @@ impl OutputQueue {
         // The latest possible time also removes frames that wait for a ceiling: all have waited too
         // long.
         let now = if self.line.lanes().is_some() { Nanos(u64::MAX) } else { now };
-        if let Some(fair) = self.line.fair_mut() {
-            fair.withdraw_claims();
-        }
+        self.withdraw_claims();
         while self.due(memory, now, &mut lost).is_some() {
             if let Some(head) = self.head.take() {
                 if let Some(lanes) = self.line.lanes() {

@@ -21,8 +21,22 @@
 //! A source with several queue pairs on the worker has no claim, because a choice does not say
 //! which of them the worker polls. Its frames wait in the output's queue.
 //!
-//! With the schedule `hbs`, sources have no claims, and their frames wait in the output's queue.
-//! The order of classes decides there who uses a turn, and not the output.
+//! # Classes
+//!
+//! With the schedule `hbs`, the order of classes decides first, and the output decides among the
+//! sources of one class:
+//!
+//! - All claims at an output belong to sources of one class. A source of a later class has no
+//!   claim there, and its frames wait in the output's queue.
+//! - If frames of an earlier class join the output's queue, the output withdraws all claims, so
+//!   that these frames do not wait for a later class. No source of a later class gets a claim until
+//!   they have left.
+//! - While sources have claims at an output, the output has its turns in the class of these sources
+//!   and not in the first class. In the first class, an output sends each batch before the worker
+//!   polls the next source. Frames of two tenants then never wait together, and weights have no
+//!   effect: tenants with a VM each get equal shares.
+//!
+//! # Sources that cannot be polled
 //!
 //! If a source cannot be polled when it is chosen, its claim is withdrawn: a source that waits for
 //! tokens or for a limit, or that moves to another worker, loses its claim when it is chosen next.
@@ -35,7 +49,7 @@
 //! of the roster, which also stands for events of the timing wheel.
 
 use penstock_qos::policer::Size;
-use penstock_units::{PortId, QueueId};
+use penstock_units::{PortId, Priority, QueueId};
 
 use super::account::OwnBatch;
 use super::context::Context;
@@ -58,14 +72,20 @@ pub(super) struct Claims {
     given: Box<[u8]>,
     /// Number of ports that have an output in `outputs`.
     count: usize,
+    /// For each output, the class of the sources that have a claim there, or had the last one.
+    classes: Box<[Priority]>,
+    /// Whether the schedule orders sources by class.
+    by_class: bool,
 }
 
 impl Claims {
-    pub fn new(ports: usize) -> Self {
+    pub fn new(ports: usize, by_class: bool) -> Self {
         Self {
             outputs: vec![NONE; ports].into_boxed_slice(),
             given: vec![0; ports].into_boxed_slice(),
             count: 0,
+            classes: vec![Priority::FIRST; ports].into_boxed_slice(),
+            by_class,
         }
     }
 
@@ -80,12 +100,82 @@ impl Claims {
         self.outputs.get(source.index()).filter(|at| **at != NONE).map(|at| PortId(*at))
     }
 
+    /// Returns the class of a source. If the schedule ignores classes, all sources have one class.
+    fn class_of<C: CycleCounter>(&self, ctx: &Context<C>, source: PortId) -> Priority {
+        if self.by_class { ctx.class(source) } else { Priority::FIRST }
+    }
+
+    /// Whether two sources are in one class, so that one may use the turn of the other.
+    pub fn are_equal<C: CycleCounter>(&self, ctx: &Context<C>, (a, b): (PortId, PortId)) -> bool {
+        self.class_of(ctx, a) == self.class_of(ctx, b)
+    }
+
+    /// Returns the class in which a shared output has its turns: the class of the sources with a
+    /// claim there, or the first class if no source has a claim.
+    pub fn class_at<C: CycleCounter>(&self, ctx: &Context<C>, output: PortId) -> Priority {
+        let has_claims = ctx.output(output).is_some_and(OutputQueue::has_claims);
+        let class = self.classes.get(output.index()).filter(|_| has_claims);
+        class.copied().unwrap_or(Priority::FIRST)
+    }
+
+    /// If `source` is in an earlier class than the sources with claims at `output`, withdraws these
+    /// claims. The frames of `source` that wait there would otherwise wait for a later class.
+    /// Returns true if the output must have its turns in the first class now.
+    pub fn give_way<C: CycleCounter>(
+        &self,
+        ctx: &mut Context<C>,
+        source: PortId,
+        output: PortId,
+    ) -> bool {
+        let class = self.class_of(ctx, source);
+        if self.classes.get(output.index()).is_none_or(|claims| class >= *claims) {
+            return false;
+        }
+        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+            queue.withdraw_claims();
+        }
+        true
+    }
+
+    /// Whether a source may have a claim at an output, to which its last batch went. If the source
+    /// is in an earlier class than the sources with claims there, withdraws these claims.
+    fn admits<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        source: PortId,
+        output: PortId,
+    ) -> bool {
+        if !self.by_class {
+            return true;
+        }
+        let class = ctx.class(source);
+        let slot = ctx.ports.get_mut(output.index());
+        let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) else { return false };
+        let Some(claims) = self.classes.get_mut(output.index()) else { return false };
+        if !queue.has_claims() {
+            // Frames of other sources may be of an earlier class.
+            let alone = queue.waits_only_from(source.0);
+            if alone {
+                *claims = class;
+            }
+            return alone;
+        }
+        if class < *claims {
+            queue.withdraw_claims();
+            *claims = class;
+        }
+        class == *claims
+    }
+
     /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port gave
     /// away too many turns, or if the output does not count on the port, because it has a new queue
-    /// or withdrew all claims.
+    /// or withdrew all claims, or because the port has another class now.
     pub fn chooser<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId) -> Option<PortId> {
         let given = self.given.get(source.index()).copied().unwrap_or(0);
         let output = self.output_of(source).filter(|_| given < GIVEN_MAX)?;
+        if self.classes.get(output.index()) != Some(&self.class_of(ctx, source)) {
+            return None;
+        }
         let queue = ctx.ports[output.index()].output.as_deref_mut()?;
         queue.has_claim(source.0).then_some(output)
     }
@@ -193,6 +283,10 @@ impl Claims {
             self.withdraw(ctx, source);
         }
         if !batch.more || only_unit(ctx, source).is_none() {
+            return true;
+        }
+        if !self.admits(ctx, source, whole.output) {
+            self.withdraw(ctx, source);
             return true;
         }
         let (from, at) = (source_of(source, &ctx.snapshot), source.index());

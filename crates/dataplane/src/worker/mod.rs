@@ -107,7 +107,7 @@ impl<C: CycleCounter> Worker<C> {
     pub fn new(config: &WorkerConfig, counter: C, wait: Option<RunQueueWait>) -> Self {
         let ctx = Context::new(config, counter, wait);
         let roster = Roster::new(config, ctx.nanos());
-        let (input, outputs) = (Input::new(config), Outputs::new(config.max_ports));
+        let (input, outputs) = (Input::new(config), Outputs::new(config));
         let (swapped, ranks) = (SwapWork::default(), Ranks::new(config.max_ports));
         Self { ctx, roster, input, outputs, inbox_first: false, swapped, ranks }
     }

@@ -4,7 +4,8 @@
 //! # Approach
 //!
 //! If an output's queue has a due frame, the output is a unit of the schedule, named [`OUTPUT`]. A
-//! shared output has the highest class, because its frames already had their senders' turns. An
+//! shared output has the highest class, because its frames already had their senders' turns. While
+//! sources have claims at the output, it has the class of these sources ([`super::claims`]). An
 //! output that belongs to one VM has the class of the VM's port, and may send only if the VM's port
 //! has cycles. If no frame is due yet, the output waits in the [`Roster`]'s timing wheel.
 //!
@@ -16,6 +17,7 @@ use std::sync::Arc;
 
 use penstock_units::{Nanos, PortId, Priority};
 
+use super::WorkerConfig;
 use super::account::OwnBatch;
 use super::aside::Why;
 use super::bill::Bill;
@@ -29,6 +31,7 @@ use crate::drop::DropReason;
 use crate::egress::{PortSlot, count_loss};
 use crate::port::PortQueue;
 use crate::queue::{Memory, Order, OutputQueue, QueueHome, Signalled};
+use crate::schedule::ScheduleKind;
 use crate::tsc::{CycleCounter, Stage, Work};
 use crate::unit::OUTPUT;
 use crate::unit::Unit;
@@ -55,6 +58,8 @@ const AGAIN: Nanos = Nanos::from_micros(20);
 #[derive(Debug)]
 pub(super) struct Outputs {
     stands: Box<[Stand]>,
+    /// For each port, whether its shared output joined the schedule behind the first class.
+    late: Box<[bool]>,
     /// The [`QueueHome`] of each port's output queue, indexed by port number. An entry is `None` if
     /// the worker does not have the port's output queue.
     homes: Box<[Option<Arc<QueueHome>>]>,
@@ -80,9 +85,11 @@ const fn unit_of(port: PortId) -> Unit {
 }
 
 impl Outputs {
-    pub fn new(ports: usize) -> Self {
+    pub fn new(config: &WorkerConfig) -> Self {
+        let ports = config.max_ports;
         Self {
             stands: vec![Stand::Empty; ports].into_boxed_slice(),
+            late: vec![false; ports].into_boxed_slice(),
             homes: vec![None; ports].into_boxed_slice(),
             pressure: Pressure::new(ports),
             elsewhere: Vec::with_capacity(ports),
@@ -90,7 +97,7 @@ impl Outputs {
             lacks_queue: false,
             published: 0,
             now: Nanos::ZERO,
-            claims: Claims::new(ports),
+            claims: Claims::new(ports, config.schedule == ScheduleKind::Hbs),
         }
     }
 
@@ -160,10 +167,9 @@ impl Outputs {
 
     fn make_ready<C: CycleCounter>(&mut self, ctx: &Context<C>, roster: &mut Roster, port: PortId) {
         self.stands[port.index()] = Stand::Ready;
-        let class = match ctx.output(port).map(|queue| queue.terms().order) {
-            Some(order) if order.is_shared() => Priority::FIRST,
-            _ => ctx.class(port),
-        };
+        let shared = ctx.output(port).is_some_and(|queue| queue.terms().order.is_shared());
+        let class = if shared { self.claims.class_at(ctx, port) } else { ctx.class(port) };
+        self.late[port.index()] = shared && class > Priority::FIRST;
         roster.schedule.add(unit_of(port), class);
     }
 
@@ -191,18 +197,25 @@ impl Outputs {
         source: PortId,
         batch: Option<&OwnBatch>,
     ) {
-        // Only the worker that polls a source can let its batches pass.
-        let batch = batch.filter(|_| !roster.schedule.orders_by_class());
         if let Some(batch) = batch {
             if self.claims.follow(ctx, *batch) {
                 roster.note_claims(!self.claims.is_empty());
             }
         } else {
+            // Only the worker that polls a source can let its batches pass.
             let _ = ctx.egress.take_whole(source);
         }
         while let Some(port) = ctx.egress.next_queued() {
-            if matches!(self.stands[port.index()], Stand::Empty | Stand::Held) {
-                self.make_ready(ctx, roster, port);
+            let is_late = self.late[port.index()];
+            let gives_way =
+                (is_late || roster.has_claims()) && self.claims.give_way(ctx, source, port);
+            match self.stands[port.index()] {
+                Stand::Empty | Stand::Held => self.make_ready(ctx, roster, port),
+                Stand::Ready if gives_way && is_late => {
+                    roster.schedule.leave(unit_of(port));
+                    self.make_ready(ctx, roster, port);
+                }
+                Stand::Ready | Stand::Waits => {}
             }
         }
         while let Some(output) = ctx.egress.next_over() {

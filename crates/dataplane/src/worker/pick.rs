@@ -189,7 +189,7 @@ impl<C: CycleCounter> Worker<C> {
     /// source, or if the source has no frame, withdraws the source's claim.
     fn run_chosen(&mut self, (source, output): (PortId, PortId), unit: Unit) -> Option<Bill> {
         let chosen = self.outputs.claims.unit_of(&self.ctx, source, output);
-        let chosen = chosen.filter(|chosen| *chosen == unit || self.may_use_turn(*chosen));
+        let chosen = chosen.filter(|chosen| *chosen == unit || self.may_use_turn(*chosen, unit));
         let Some(chosen) = chosen else {
             self.outputs.claims.refuse(&mut self.ctx, source, output);
             return None;
@@ -210,10 +210,11 @@ impl<C: CycleCounter> Worker<C> {
         Some(Bill::Queue(taken))
     }
 
-    /// Whether the queue pair `chosen` may run a batch in the turn of another one. Sources have
-    /// claims only if the schedule ignores classes.
-    fn may_use_turn(&self, chosen: Unit) -> bool {
-        self.roster.polls(chosen) && self.ctx.account.buckets().may_run(chosen.port)
+    /// Whether the queue pair `chosen` may run a batch in the turn of `unit`.
+    fn may_use_turn(&self, chosen: Unit, unit: Unit) -> bool {
+        self.outputs.claims.are_equal(&self.ctx, (chosen.port, unit.port))
+            && self.roster.polls(chosen)
+            && self.ctx.account.buckets().may_run(chosen.port)
     }
 
     #[inline]

@@ -10,7 +10,7 @@ use penstock_dataplane::schedule::ScheduleKind;
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_qos::fair_share::Bound;
 use penstock_sim::{Costs, PortHandle, SinkSpec, World, WorldConfig, udp_frame};
-use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, TscRate, Weight};
+use penstock_units::{BitsPerSecond, CyclesPerSecond, Nanos, Priority, TscRate, Weight};
 
 const RATE: u64 = 2_000_000_000;
 /// Frames in a VM's ring.
@@ -152,8 +152,14 @@ impl Uplink {
 fn tenants_share_a_slow_core_by_weight_and_no_frame_waits() {
     let forty: Vec<u64> = (0..40).map(|tenant| 1 + u64::from(tenant == 7)).collect();
     for weights in [&[1][..], &[2, 1][..], &[5, 3, 1, 1, 7][..], &forty[..]] {
-        for len in [60, 1_514] {
-            let config = WorldConfig::default();
+        for (len, schedule) in [
+            (60, ScheduleKind::RoundRobin),
+            (1_514, ScheduleKind::RoundRobin),
+            (60, ScheduleKind::Hbs),
+            (1_514, ScheduleKind::Hbs),
+        ] {
+            let case = format!("{weights:?}, {len} B, {schedule:?}");
+            let config = WorldConfig { schedule, ..WorldConfig::default() };
             let mut uplink = Uplink::new(&config, weights);
             uplink.flood(len, Nanos::from_millis(40));
             let waited = uplink.waited();
@@ -163,12 +169,57 @@ fn tenants_share_a_slow_core_by_weight_and_no_frame_waits() {
                 let due = all * weight / sum;
                 // A batch passes as a whole, and a turn has about 4 KiB.
                 let apart = due / 100 + 4 * 32 * (len as u64 + 24) + 8_192;
-                assert!(wire.abs_diff(due) <= apart, "{weights:?}, {len} B: {wire} not {due}");
+                assert!(wire.abs_diff(due) <= apart, "{case}: {wire} not {due}");
             }
-            assert_eq!(uplink.waited(), waited, "{weights:?}, {len} B");
+            assert_eq!(uplink.waited(), waited, "{case}");
             uplink.nothing_is_lost();
         }
     }
+}
+
+/// A VM of the first class sends a few frames to a neighbour in each step. The output chooses only
+/// among the VMs of the last class, and their batches are short.
+#[test]
+fn tenants_of_a_later_class_share_the_rest_of_the_core_by_weight() {
+    let config = WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() };
+    let mut uplink = Uplink::new(&config, &[2, 1, 1]);
+    let first = uplink.vms[2].port;
+    uplink.world.set_qos(first, PortQos { priority: Priority::FIRST, ..PortQos::default() });
+    uplink.vms[2].to = vec![1];
+    let flood = |uplink: &mut Uplink, steps| {
+        for _ in 0..steps {
+            [(0, RING), (1, RING), (2, 2)].iter().for_each(|vm| uplink.fill(vm.0, 1_514, vm.1));
+            uplink.step();
+            assert_eq!(uplink.world.unsent(first), 0, "the first class waits");
+        }
+    };
+    flood(&mut uplink, 200);
+    let waited = uplink.waited();
+    uplink.vms.iter_mut().for_each(|vm| vm.wire = 0);
+    flood(&mut uplink, 4_000);
+    let [heavy, light] = [0, 1].map(|vm: usize| uplink.vms[vm].wire);
+    assert!(heavy.abs_diff(2 * light) <= light / 50 + 4 * BATCH, "{heavy} and {light}");
+    assert_eq!(uplink.waited(), waited);
+    uplink.nothing_is_lost();
+}
+
+/// A VM of the first class sends a few frames to the uplink in each step. They leave within the
+/// step, although VMs of the last class have claims there.
+#[test]
+fn frames_of_the_first_class_do_not_wait_for_a_later_class() {
+    let config = WorldConfig { schedule: ScheduleKind::Hbs, ..WorldConfig::default() };
+    let mut uplink = Uplink::new(&config, &[1, 1, 1]);
+    let first = uplink.vms[2].port;
+    uplink.world.set_qos(first, PortQos { priority: Priority::FIRST, ..PortQos::default() });
+    for _ in 0..2_000 {
+        [(0, RING), (1, RING), (2, 2)].iter().for_each(|vm| uplink.fill(vm.0, 1_514, vm.1));
+        uplink.step();
+        // Only the frames of this step may still wait.
+        let vm = &uplink.vms[2];
+        assert!(vm.arrived + 2 >= vm.sent, "{} of {} frames arrived", vm.arrived, vm.sent);
+    }
+    assert!([0, 1].iter().all(|vm: &usize| uplink.vms[*vm].arrived > 1_000));
+    uplink.nothing_is_lost();
 }
 
 /// Each VM stops for a while and sends again, at an uplink that is sometimes the bottleneck.

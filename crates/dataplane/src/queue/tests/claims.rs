@@ -137,12 +137,14 @@ fn an_emptied_queue_has_no_claims() {
     let mut bench = bench(Pacing::None);
     bench.queue.claim(&source(1), BATCH);
     bench.come(2, 1_000);
+    assert!(bench.queue.has_claims());
+    assert!(bench.queue.waits_only_from(2) && !bench.queue.waits_only_from(1));
     let free = bench.free();
     let mut lost = Vec::new();
     let memory = &mut Memory::of(&mut bench.store, &mut bench.port);
     bench.queue.clear(memory, bench.now, |port| lost.push(port));
     assert_eq!((lost, bench.queue.is_empty()), (vec![2], true));
-    assert!(bench.free() > free);
+    assert!(bench.free() > free && !bench.queue.has_claims());
     assert_eq!(bench.queue.choice(bench.now, 32), Choice::Own);
 }
 

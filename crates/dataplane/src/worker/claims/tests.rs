@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use penstock_qos::fair_share::Bound;
 use penstock_qos::shaper::Smoothing;
-use penstock_units::{BitsPerSecond, Cycles, Vid};
+use penstock_units::{BitsPerSecond, Cycles, Vid, Weight};
 
 use super::*;
 use crate::counters::PortCounters;
@@ -13,8 +13,10 @@ use crate::offload::OffloadCaps;
 use crate::port::PortQueue;
 use crate::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use crate::queue::{Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind};
+use crate::schedule::ScheduleKind;
 use crate::snapshot::{Domain, PortPolicy, Snapshot};
 use crate::tsc::{Stage, VirtualCounter, Work};
+use crate::unit::OUTPUT;
 use crate::worker::aside::Why;
 use crate::worker::{Turn, Worker, WorkerConfig};
 
@@ -43,9 +45,14 @@ struct Bed {
 }
 
 impl Bed {
-    /// Creates a worker that knows where [`UP`] is. `change` modifies the policy of each port.
+    /// Creates a worker with the schedule `round-robin`.
     fn new(pacing: Pacing, change: impl Fn(&mut PortPolicy)) -> Self {
-        let config = WorkerConfig { max_ports: 8, ..WorkerConfig::default() };
+        Self::scheduled(ScheduleKind::RoundRobin, pacing, change)
+    }
+
+    /// Creates a worker that knows where [`UP`] is. `change` modifies the policy of each port.
+    fn scheduled(schedule: ScheduleKind, pacing: Pacing, change: impl Fn(&mut PortPolicy)) -> Self {
+        let config = WorkerConfig { max_ports: 8, schedule, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, Ticking::default(), None);
         let mut drivers = Vec::new();
         for port in (0..=UP).map(PortId) {
@@ -96,6 +103,13 @@ impl Bed {
     /// Takes all frames that arrived at [`UP`], and returns their number.
     fn received(&self) -> usize {
         core::iter::from_fn(|| self.drivers[usize::from(UP)].receive()).count()
+    }
+
+    /// Returns the class in which the output of [`UP`] has its turns. Returns `None` if the output
+    /// is not in the schedule.
+    fn class(&self) -> Option<Priority> {
+        let state = self.worker.roster.schedule.state(Unit { port: PortId(UP), queue: OUTPUT });
+        state.map(|(class, _)| class)
     }
 
     fn queue(&mut self) -> &mut OutputQueue {
@@ -169,4 +183,70 @@ fn no_frame_waits_behind_the_claim_of_a_port_that_waits_for_its_shaper() {
     bed.turns(2);
     assert_eq!(bed.received(), 5);
     assert!(!bed.queue().has_claim(0) && bed.queue().is_empty());
+}
+
+/// Gives port 1 the first class. The other ports have the last class.
+fn classes(policy: &mut PortPolicy) {
+    policy.qos.priority = if policy.id == 1 { Priority::FIRST } else { Priority::LAST };
+}
+
+#[test]
+fn with_hbs_the_output_chooses_among_the_sources_of_a_class() {
+    let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, |policy| {
+        policy.share.vm = Weight::new(if policy.id == 0 { 2 } else { 1 }).unwrap();
+    });
+    [0, 1].iter().for_each(|port| bed.send(*port, 4_000));
+    bed.turns(100);
+    let [heavy, light] = [0, 1].map(|port: usize| 4_000 - bed.drivers[port].unsent());
+    assert!(heavy.abs_diff(2 * light) <= 6 * 32, "{heavy} and {light} frames");
+    assert!([0, 1].iter().all(|port| bed.queue().has_claim(*port)) && bed.queue().is_empty());
+}
+
+#[test]
+fn frames_of_an_earlier_class_do_not_wait_for_claims_of_a_later_class() {
+    let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, classes);
+    bed.send(0, 1_000);
+    bed.turns(3);
+    assert_eq!((bed.received(), bed.class()), (64, None));
+    assert!(bed.queue().has_claim(0) && bed.queue().is_empty(), "the second batch passed");
+    bed.send(1, 5);
+    bed.turns(1);
+    assert!(!bed.queue().has_claim(0) && bed.queue().len() == 5);
+    assert_eq!(bed.class(), Some(Priority::FIRST));
+    bed.turns(1);
+    assert_eq!(bed.received(), 5);
+    bed.turns(2);
+    assert_eq!(bed.received(), 32);
+    assert!(bed.queue().has_claim(0), "the port has a claim again");
+}
+
+#[test]
+fn an_output_has_its_turns_in_the_class_of_its_claims_until_an_earlier_class_sends() {
+    let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, classes);
+    bed.send(0, 1_000);
+    bed.turns(1);
+    assert!(bed.queue().has_claim(0) && bed.queue().len() == 32);
+    assert_eq!(bed.class(), Some(Priority::LAST));
+    bed.send(1, 5);
+    bed.turns(1);
+    assert!(!bed.queue().has_claim(0) && bed.queue().len() == 37);
+    assert_eq!(bed.class(), Some(Priority::FIRST));
+    bed.turns(2);
+    assert_eq!((bed.received(), bed.class()), (37, None));
+}
+
+#[test]
+fn a_source_of_a_later_class_has_no_claim_beside_an_earlier_class() {
+    let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, classes);
+    bed.send(1, 40);
+    bed.turns(1);
+    assert!(bed.queue().has_claim(1));
+    assert_eq!(bed.class(), Some(Priority::FIRST));
+    let Worker { ctx, outputs, .. } = &mut bed.worker;
+    let claims = &mut outputs.claims;
+    assert!(!claims.admits(ctx, PortId(0), PortId(UP)), "port 1 has a claim");
+    assert!(claims.admits(ctx, PortId(1), PortId(UP)));
+    claims.withdraw(ctx, PortId(1));
+    assert!(!claims.admits(ctx, PortId(0), PortId(UP)), "frames of port 1 wait");
+    assert!(claims.admits(ctx, PortId(1), PortId(UP)));
 }

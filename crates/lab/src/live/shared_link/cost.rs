@@ -11,10 +11,12 @@
 //!
 //! `fair-share` is measured twice, and the worse value counts ([`VARIANTS`]):
 //!
-//! - With the schedule `hbs` and the output in the first class, each batch leaves before the next
-//!   batch is taken, as with `fifo`. The queue then has frames of one tenant at a time.
-//! - With `round-robin`, the output has one turn among those of all senders. All tenants are then
-//!   backlogged, and each frame needs a decision among all of them.
+//! - With the schedule `hbs`, the senders are in a later class than the output's port, so long
+//!   batches are cut.
+//! - With `round-robin`, all batches are full.
+//!
+//! With both schedules, all tenants are backlogged, and the output chooses among their senders for
+//! each batch. With `hbs` and `fifo`, each batch leaves before the worker takes the next batch.
 //!
 //! With `round-robin`, a queue with `fifo` would drop most frames of many senders. It would look
 //! expensive, because the worker takes frames that it does not deliver. Therefore `fifo` is only
@@ -56,7 +58,7 @@ const TRIES: u32 = 6;
 const DESCRIPTORS: u64 = 4_096;
 
 fn plan(bed: &Bed, tenants: u32, (order, schedule): (&str, &str)) -> Plan {
-    // With `hbs`, the output has its turn before all senders.
+    // With `hbs` and `fifo`, the output has its turn before all senders.
     let class = |priority| Bound { priority, ..Bound::default() };
     let sender = |n: u32| Vm {
         tenant: Some((format!("tenant{n}"), 1)),

@@ -64,6 +64,15 @@ pub fn selects(text: &str, labels: &BTreeMap<String, String>) -> bool {
     }
 }
 
+/// Returns a selector that a user wrote.
+///
+/// # Errors
+/// Returns the problem and the remedy if no object can have such a label.
+pub fn selector(text: &str) -> Result<String, String> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    problem(key, value).map_or_else(|| Ok(text.to_owned()), Err)
+}
+
 impl fmt::Display for Labels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, (key, value)) in self.0.iter().enumerate() {
@@ -162,5 +171,22 @@ mod tests {
         let selected = |text: &str| selects(text, labels.as_map());
         assert!(selected("a") && selected("a=1") && selected("b=x=y"));
         assert!(!selected("c") && !selected("a=2") && !selected("a=") && !selected("b=x"));
+    }
+
+    #[test]
+    fn a_selector_that_no_label_can_match_is_refused() {
+        for text in ["a", "a=", "k8s.io/name=x=y", "a=x, y"] {
+            assert_eq!(selector(text).as_deref(), Ok(text));
+        }
+        let long = format!("a={}", "v".repeat(256));
+        for (text, problem) in [
+            ("", "the label key \"\" is not allowed"),
+            ("=x", "the label key \"\" is not allowed"),
+            ("a b=x", "the label key \"a b\" is not allowed"),
+            (long.as_str(), "value of 256 bytes"),
+        ] {
+            let error = selector(text).unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
     }
 }

@@ -25,6 +25,14 @@ impl Kind {
             Self::Rule => "rule",
         }
     }
+
+    /// Command of `penstock` that lists and changes the objects, such as `port`.
+    pub(crate) const fn command(self) -> &'static str {
+        match self {
+            Self::Rule => "flow",
+            Self::Tenant | Self::Port => self.name(),
+        }
+    }
 }
 
 /// A change of the configuration's text, which adds, sets or deletes one object.

@@ -703,7 +703,7 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
     let (kind, name) = edit.object();
     let (status, remedy) = match error {
         EditError::NotFound(_) => {
-            (ErrorKind::NotFound, format!("see penstock {} list", kind.name()))
+            (ErrorKind::NotFound, format!("see `penstock {} list`", kind.command()))
         }
         EditError::Taken => {
             (ErrorKind::Conflict, "choose another name, or change the existing object".to_owned())

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::sched::{CloneFlags, setns};
 use penstock_units::Cycles;
 
-use super::{PortError, TxOutcome, helper};
+use super::{AttachState, AttachStatus, PortError, TxOutcome, helper};
 use crate::batch::{Batch, CHAIN_MAX, Frame};
 use crate::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
@@ -208,6 +208,18 @@ impl Interface {
     pub(super) fn is_up(&self) -> bool {
         let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
         self.flags().is_ok_and(|flags| flags & up != 0)
+    }
+
+    /// Status of a port whose interface was deleted.
+    pub(super) fn gone(&self) -> AttachStatus {
+        let error = format!("{}: the interface is gone; create the interface again", self.name);
+        AttachStatus {
+            state: AttachState::Error,
+            error: Some(error),
+            features: Vec::new(),
+            ring_sizes: Vec::new(),
+            queues_up: 0,
+        }
     }
 
     /// Whether the network interface is up and has a link.

@@ -97,9 +97,15 @@ fn problem(key: &str, value: &str) -> Option<String> {
             "the label {key} has a value of {len} bytes; write at most {VALUE_MAX}"
         ));
     }
-    value.chars().any(char::is_control).then(|| {
+    value.chars().any(|c| c.is_control() || rearranges(c)).then(|| {
         format!("the label {key} has a control character in its value; write printable text")
     })
+}
+
+/// Whether a character changes the order or the lines of the text after it, so that a list on a
+/// terminal shows something else than it has.
+const fn rearranges(c: char) -> bool {
+    matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 impl<'de> Deserialize<'de> for Labels {
@@ -156,6 +162,7 @@ mod tests {
             (format!("{} = \"x\"", "k".repeat(64)), "write 1 to 63 characters"),
             (format!("k = \"{}\"", "v".repeat(256)), "value of 256 bytes; write at most 255"),
             ("k = \"a\\nb\"".to_owned(), "control character"),
+            ("k = \"a\\u202Eb\"".to_owned(), "control character"),
             ("k = 1".to_owned(), "string"),
         ] {
             let error = read(&text).unwrap_err();

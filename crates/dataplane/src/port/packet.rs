@@ -92,10 +92,14 @@ impl Packet {
         Ok((Self { interface, offloads, socket: copy }, vec![Box::new(queue)]))
     }
 
-    /// Whether the interface was deleted, so that the port must be attached again. The kernel then
-    /// unbinds the socket, also from a later interface of the same name.
+    /// Whether the interface was deleted, or its namespace made again, so that the port must be
+    /// attached again. The kernel unbinds the socket from a deleted interface, and does not bind it
+    /// to a later interface of the same name.
     #[must_use]
     pub fn is_gone(&self) -> bool {
+        if self.interface.has_new_netns() {
+            return true;
+        }
         // SAFETY: all-zero is a valid `sockaddr_ll`. WHY: there is no constructor.
         let mut address: libc::sockaddr_ll = unsafe { core::mem::zeroed() };
         let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);

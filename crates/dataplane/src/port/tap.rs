@@ -134,10 +134,14 @@ impl Tap {
         core::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Whether the interface was deleted, so that the port must be attached again. The kernel then
-    /// detaches the queues. An interface in another namespace keeps its queues.
+    /// Whether the interface was deleted, or its namespace made again, so that the port must be
+    /// attached again. The kernel detaches the queues of a deleted interface. An interface that
+    /// moved to another namespace keeps its queues.
     #[must_use]
     pub fn is_gone(&self) -> bool {
+        if self.interface.has_new_netns() {
+            return true;
+        }
         let mut request = self.interface.request();
         let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         files.first().is_some_and(|file| {

@@ -409,6 +409,13 @@ fn tap_and_packet_ports_come_back_with_their_interfaces() {
     lab.run_in("a", "ip link del eth0");
     attached_again("a");
     ping();
+    // The open port keeps a namespace that was deleted, but follows its name to the next one.
+    for verb in ["del", "add"] {
+        let done = Command::new("ip").args(["netns", verb, &lab.netns("a")]).status().unwrap();
+        assert!(done.success(), "{verb}");
+    }
+    attached_again("a");
+    ping();
     // An interface that only moves keeps its port.
     lab.run_in("a", &format!("ip link set eth0 netns {}", lab.netns("wire")));
     host.tick(Nanos(10_000_000_000));

@@ -21,8 +21,8 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
         };
         let text = format!(
             "port {}: `police` limits nothing, because `ingress_policy` is {policy}; set \
-             ingress_policy = \"{wanted}\", or write `{max}` of `contract`, which holds under every \
-             policy",
+             ingress_policy = \"{wanted}\", or write `{max}` of `contract`, which holds under \
+             every policy",
             port.name
         );
         all.push(Warning { ports: vec![port.name.clone()], text });

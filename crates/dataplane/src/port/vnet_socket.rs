@@ -125,9 +125,10 @@ pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: R
 
 /// Returns the path of a network namespace's file.
 fn netns_path(netns: &Path) -> PathBuf {
-    match netns.components().count() {
-        1 => PathBuf::from("/run/netns").join(netns),
-        _ => netns.to_owned(),
+    if netns.components().count() == 1 {
+        PathBuf::from("/run/netns").join(netns)
+    } else {
+        netns.to_owned()
     }
 }
 

@@ -9,6 +9,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use penstock_control::what_if::WhatIf;
+use penstock_units::labels::selector;
 
 /// Default socket of the switch's daemon.
 pub const DEFAULT_SOCKET: &str = "/run/penstock/host.sock";
@@ -343,7 +344,7 @@ pub enum FlowCommand {
 pub struct Selectors {
     /// Only objects with this label, as KEY=VALUE, or as KEY for any value. May be repeated; all
     /// labels must match.
-    #[arg(short = 'l', long = "label", value_name = "LABEL")]
+    #[arg(short = 'l', long = "label", value_name = "LABEL", value_parser = selector)]
     pub labels: Vec<String>,
 }
 

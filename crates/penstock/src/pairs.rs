@@ -31,6 +31,8 @@ const TEXT_KEYS: [&str; 8] = [
 const LIST_KEYS: [&str; 3] = ["mac", "ip", "actions"];
 /// Keys that have a list of numbers and ranges as value.
 const RANGES_KEYS: [&str; 2] = ["vlans", "trunk"];
+/// Key with a table of texts.
+const LABELS_KEY: &str = "labels";
 /// Key with a table, which may be written as `key=value` pairs.
 const PAIRS_KEY: &str = "match";
 
@@ -57,7 +59,7 @@ impl Pairs {
             let Some((key, text)) = argument.split_once('=') else {
                 bail!("argument '{argument}': not of the form key=value");
             };
-            let path: Vec<&str> = key.split('.').map(str::trim).collect();
+            let path = path_of(key);
             ensure!(path.iter().all(|part| !part.is_empty()), "argument '{argument}': no key");
             let unset_before = pairs.unset.iter().any(|other| other == key);
             ensure!(!unset_before, "key '{key}': given twice");
@@ -89,6 +91,14 @@ impl Pairs {
         );
         pairs.table.insert("name".to_owned(), Value::String(name.to_owned()));
         Ok(pairs.table)
+    }
+}
+
+/// Returns the parts of a dotted key. The key of a label may have dots.
+fn path_of(key: &str) -> Vec<&str> {
+    match key.split_once('.') {
+        Some((LABELS_KEY, label)) => vec![LABELS_KEY, label.trim()],
+        _ => key.split('.').map(str::trim).collect(),
     }
 }
 
@@ -133,7 +143,7 @@ fn change_text(wanted: &Value) -> String {
 /// Returns the value in the type that the key requires.
 fn keyed_value(key: &str, text: &str) -> Result<Value> {
     let plain = value(text);
-    if key.starts_with("labels.") {
+    if matches!(path_of(key)[..], [LABELS_KEY, _]) {
         return Ok(Value::String(text.to_owned()));
     }
     // The last part of a dotted key determines the type, as in `vhost-user.socket_mode`.
@@ -217,6 +227,17 @@ mod tests {
         assert_eq!(pairs.table, expected);
         let inline = Pairs::parse(&["match={proto=\"tcp\", dport=80}", "priority=5"]).unwrap();
         assert_eq!(inline.table, expected);
+    }
+
+    #[test]
+    fn a_label_is_text_and_its_key_may_have_dots() {
+        let pairs = Pairs::parse(&["labels.k8s.io/name=7", "labels.zone=a,b", "vlan=7"]).unwrap();
+        let expected: Table =
+            "vlan = 7\n[labels]\n\"k8s.io/name\" = \"7\"\nzone = \"a,b\"\n".parse().unwrap();
+        assert_eq!(pairs.table, expected);
+        assert_eq!(pairs.changes[0].0, "labels.k8s.io/name");
+        let error = Pairs::parse(&["labels.=5"]).unwrap_err().to_string();
+        assert_eq!(error, "argument 'labels.=5': no key");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 use crate::error::{ConfigError, ConfigErrors};
@@ -17,6 +17,9 @@ pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
         let (object, remedy) = ("file".to_owned(), remedy.to_owned());
         ConfigErrors(vec![ConfigError { file, line: 0, column: 0, object, problem, remedy }])
     };
+    if let Some(problem) = other_kind(path) {
+        return Err(failed(problem.to_owned(), "name a regular file"));
+    }
     let file = File::open(path).map_err(|error| {
         failed(format!("the file cannot be opened: {error}"), "check the path and its permissions")
     })?;
@@ -24,7 +27,27 @@ pub fn read_file(path: &Path) -> Result<String, ConfigErrors> {
     let mut bounded = file.take(FILE_BYTES_MAX as u64 + 1);
     match bounded.read_to_string(&mut text) {
         Ok(_) => Ok(text),
-        Err(error) => Err(failed(format!("the file cannot be read: {error}"), "write it in UTF-8")),
+        Err(error) => {
+            let remedy = match error.kind() {
+                io::ErrorKind::InvalidData => "write it in UTF-8",
+                _ => "check the path and its disk",
+            };
+            Err(failed(format!("the file cannot be read: {error}"), remedy))
+        }
+    }
+}
+
+/// Returns the problem with a path that names no file. The daemon would wait for the writer of a
+/// named pipe, maybe forever. A pipe of the shell, as in `<(command)`, has no name, so its link in
+/// `/dev/fd` has no canonical path.
+fn other_kind(path: &Path) -> Option<&'static str> {
+    let kind = fs::metadata(path).ok()?.file_type();
+    if kind.is_dir() {
+        Some("the path is a directory")
+    } else if kind.is_fifo() && fs::canonicalize(path).is_ok() {
+        Some("the path is a named pipe")
+    } else {
+        None
     }
 }
 
@@ -67,6 +90,25 @@ fn write_new(path: &Path, text: &str, mode: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_that_is_no_file_is_refused_without_waiting() {
+        let directory = std::env::temp_dir().join(format!("penstock-read-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let (pipe, latin) = (directory.join("pipe.toml"), directory.join("latin.toml"));
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        fs::write(&latin, b"name = \"\xfc\"").unwrap();
+        for (path, problem) in [
+            (&directory, "the path is a directory; name a regular file"),
+            (&pipe, "the path is a named pipe; name a regular file"),
+            (&latin, "write it in UTF-8"),
+            (&directory.join("none.toml"), "check the path and its permissions"),
+        ] {
+            let error = read_file(path).unwrap_err().to_string();
+            assert!(error.contains(problem), "{}: {error}", path.display());
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
 
     #[test]
     fn a_link_with_the_temporary_files_name_is_not_followed() {

@@ -64,6 +64,15 @@ pub fn selects(text: &str, labels: &BTreeMap<String, String>) -> bool {
     }
 }
 
+/// Returns a selector that a user wrote.
+///
+/// # Errors
+/// Returns the problem and the remedy if no object can have such a label.
+pub fn selector(text: &str) -> Result<String, String> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    problem(key, value).map_or_else(|| Ok(text.to_owned()), Err)
+}
+
 impl fmt::Display for Labels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, (key, value)) in self.0.iter().enumerate() {
@@ -88,9 +97,15 @@ fn problem(key: &str, value: &str) -> Option<String> {
             "the label {key} has a value of {len} bytes; write at most {VALUE_MAX}"
         ));
     }
-    value.chars().any(char::is_control).then(|| {
+    value.chars().any(|c| c.is_control() || rearranges(c)).then(|| {
         format!("the label {key} has a control character in its value; write printable text")
     })
+}
+
+/// Whether a character changes the order or the lines of the text after it, so that a list on a
+/// terminal shows something else than it has.
+const fn rearranges(c: char) -> bool {
+    matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 impl<'de> Deserialize<'de> for Labels {
@@ -147,6 +162,7 @@ mod tests {
             (format!("{} = \"x\"", "k".repeat(64)), "write 1 to 63 characters"),
             (format!("k = \"{}\"", "v".repeat(256)), "value of 256 bytes; write at most 255"),
             ("k = \"a\\nb\"".to_owned(), "control character"),
+            ("k = \"a\\u202Eb\"".to_owned(), "control character"),
             ("k = 1".to_owned(), "string"),
         ] {
             let error = read(&text).unwrap_err();
@@ -162,5 +178,22 @@ mod tests {
         let selected = |text: &str| selects(text, labels.as_map());
         assert!(selected("a") && selected("a=1") && selected("b=x=y"));
         assert!(!selected("c") && !selected("a=2") && !selected("a=") && !selected("b=x"));
+    }
+
+    #[test]
+    fn a_selector_that_no_label_can_match_is_refused() {
+        for text in ["a", "a=", "k8s.io/name=x=y", "a=x, y"] {
+            assert_eq!(selector(text).as_deref(), Ok(text));
+        }
+        let long = format!("a={}", "v".repeat(256));
+        for (text, problem) in [
+            ("", "the label key \"\" is not allowed"),
+            ("=x", "the label key \"\" is not allowed"),
+            ("a b=x", "the label key \"a b\" is not allowed"),
+            (long.as_str(), "value of 256 bytes"),
+        ] {
+            let error = selector(text).unwrap_err();
+            assert!(error.contains(problem), "{text}: {error}");
+        }
     }
 }

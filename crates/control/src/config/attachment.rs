@@ -23,7 +23,7 @@ impl Default for Queues {
 
 /// `vhost-user`: a virtual machine's virtio-net device behind a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { socket = \"/run/penstock/vm1.sock\" }")]
 pub struct VhostUser {
     /// Path of the socket, at most 107 bytes.
     pub socket: PathBuf,
@@ -73,7 +73,7 @@ impl VhostUser {
 
 /// `tap`: a TAP interface that the switch creates.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { interface = \"tap0\" }")]
 pub struct Tap {
     /// Name of the interface, at most 15 bytes.
     pub interface: String,
@@ -104,7 +104,7 @@ impl Tap {
 
 /// `packet`: an existing interface, attached through a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { interface = \"eth1\" }")]
 pub struct Packet {
     /// Name of the interface, at most 15 bytes.
     pub interface: String,
@@ -128,7 +128,7 @@ impl Packet {
 /// `xdp`: an existing interface, attached through AF_XDP. If the kernel or the driver refuses
 /// AF_XDP, the daemon uses a packet socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a table such as { interface = \"eth1\" }")]
 pub struct Xdp {
     /// Name of the interface, at most 15 bytes.
     pub interface: String,
@@ -329,5 +329,20 @@ from!(VhostUser, Tap, Packet, Xdp);
 impl fmt::Display for Attachment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn an_attachment_that_is_no_table_is_told_its_form() {
+        for kind in ["vhost-user", "tap", "packet", "xdp"] {
+            let text = format!("[host]\nname = \"h\"\n[[port]]\nname = \"p\"\n{kind} = 5\n");
+            let errors = super::super::parse(&text, "").unwrap_err().to_string();
+            assert!(
+                errors.contains("invalid type: integer `5`; write a table such as {"),
+                "{errors}"
+            );
+        }
     }
 }

@@ -25,6 +25,14 @@ impl Kind {
             Self::Rule => "rule",
         }
     }
+
+    /// Command of `penstock` that lists and changes the objects, such as `port`.
+    pub(crate) const fn command(self) -> &'static str {
+        match self {
+            Self::Rule => "flow",
+            Self::Tenant | Self::Port => self.name(),
+        }
+    }
 }
 
 /// A change of the configuration's text, which adds, sets or deletes one object.
@@ -134,8 +142,8 @@ fn form(key: &str) -> Form {
         "vlan" | "native" | "qinq" | "queues" | "worker" | "offloads" | "interrupts" | "mtu"
         | "slow_path" | "labels" | "fdb_limit" | "priority" | "cycle_weight" | "uplink_weight"
         | "uplink_share" | "depth" | "contract" | "police" | "match" | "queue" | "shape"
-        | "receive" | "send" | "inbound" | "wfq" | "dscp" | "vhost-user" | "tap" | "packet"
-        | "xdp" => Form::Literal,
+        | "receive" | "send" | "inbound" | "wfq" | "dscp" | "mirror" | "vhost-user" | "tap"
+        | "packet" | "xdp" => Form::Literal,
         _ => Form::Text,
     }
 }
@@ -335,6 +343,26 @@ vlan = 100
             ("offloads", "off", "\"off\""),
         ] {
             assert_eq!(value_of(key, text).to_string().trim(), want, "{key}");
+        }
+    }
+
+    #[test]
+    fn each_table_of_an_object_is_set_as_a_table() {
+        let (_, make) = super::super::SCHEMAS.iter().find(|(kind, _)| *kind == "host").unwrap();
+        let schema: serde_json::Value = serde_json::from_str(&make()).unwrap();
+        let is_table = |of: &serde_json::Value| {
+            let name = of["$ref"].as_str().and_then(|path| path.strip_prefix("#/$defs/"));
+            name.map_or(of, |name| &schema["$defs"][name])["type"] == "object"
+        };
+        for (kind, example) in [("Tenant", "receive"), ("Port", "mirror"), ("Rule", "match")] {
+            let keys = schema["$defs"][kind]["properties"].as_object().unwrap();
+            let tables = keys.iter().filter(|(_, of)| is_table(of)).map(|(key, _)| key.as_str());
+            let tables: Vec<&str> = tables.collect();
+            assert!(tables.contains(&example), "{kind}: {tables:?}");
+            for key in tables {
+                let value = value_of(key, "{ a = 1 }");
+                assert!(value.is_inline_table(), "{kind}: {key} becomes {value}");
+            }
         }
     }
 

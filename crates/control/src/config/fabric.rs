@@ -48,7 +48,10 @@ pub struct FabricSection {
 /// paths begin at the configuration file's directory. The daemon reads the certificate files again
 /// for each connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table such as { ca = \"ca.pem\", cert = \"host.pem\", key = \"host.key\" }"
+)]
 pub struct FabricTls {
     /// Certificate of the authority that signs the controllers' certificates.
     pub ca: PathBuf,

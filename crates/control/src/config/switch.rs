@@ -46,7 +46,10 @@ pub struct SwitchSection {
 /// paths begin at the configuration file's directory. The daemon reads the certificate files again
 /// when they change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "a table such as { ca = \"ca.pem\", cert = \"leaf.pem\", key = \"leaf.key\" }"
+)]
 pub struct ListenTls {
     /// Certificate of the authority that signs the controllers' certificates.
     pub ca: PathBuf,

@@ -350,11 +350,19 @@ impl Link for Tap {
     fn status(&self) -> AttachStatus {
         self.status()
     }
+
+    fn is_gone(&self) -> bool {
+        self.is_gone()
+    }
 }
 
 impl Link for Packet {
     fn status(&self) -> AttachStatus {
         self.status()
+    }
+
+    fn is_gone(&self) -> bool {
+        self.is_gone()
     }
 }
 
@@ -381,6 +389,10 @@ impl Link for FallBack {
         status.error =
             Some(format!("attached as packet, because XDP was refused: {}", self.reason));
         status
+    }
+
+    fn is_gone(&self) -> bool {
+        self.packet.is_gone()
     }
 }
 

@@ -230,7 +230,7 @@ fn meant<'a>(
     filter: &FdbFilter,
 ) -> Result<HashMap<u16, (&'a str, u16)>, ApiError> {
     let missing = |object: String, list: &str| {
-        let remedy = format!("see penstock {list} list");
+        let remedy = format!("see `penstock {list} list`");
         ApiError::new(ErrorKind::NotFound, object, "it does not exist", remedy)
     };
     if let Some(tenant) = filter.tenant.as_deref().filter(|name| ids.tenant(name).is_none()) {

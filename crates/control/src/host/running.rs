@@ -513,7 +513,11 @@ impl Host {
     ) -> Result<Option<String>, ApiError> {
         let Some(path) = &self.path else { return Ok(None) };
         let object = format!("file {}", path.display());
-        let disk = config::read_file(path)?;
+        let unread = |errors: ConfigErrors| {
+            let (kind, object) = (ErrorKind::Failed, object.clone());
+            ApiError { kind, object, ..ApiError::from(errors) }
+        };
+        let disk = config::read_file(path).map_err(unread)?;
         if Some(&disk) != changing.file_text.as_ref() {
             let problem = "another program changed the file since the daemon read it";
             let remedy = "reload the file first, or repeat the change without saving";
@@ -703,7 +707,7 @@ fn edit_error(edit: &Edit<'_>, error: &EditError) -> ApiError {
     let (kind, name) = edit.object();
     let (status, remedy) = match error {
         EditError::NotFound(_) => {
-            (ErrorKind::NotFound, format!("see penstock {} list", kind.name()))
+            (ErrorKind::NotFound, format!("see `penstock {} list`", kind.command()))
         }
         EditError::Taken => {
             (ErrorKind::Conflict, "choose another name, or change the existing object".to_owned())

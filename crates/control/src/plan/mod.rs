@@ -25,6 +25,7 @@ mod held;
 mod mirrors;
 mod origin;
 pub(crate) mod text;
+mod unpoliced;
 mod warn;
 mod ways;
 
@@ -215,6 +216,7 @@ impl Planner<'_> {
         plan.warnings.extend(depths::warnings(self.config));
         plan.warnings.extend(mirrors::warnings(self.config));
         plan.warnings.extend(held::warnings(self.config));
+        plan.warnings.extend(unpoliced::warnings(self.config));
         for port in &self.config.ports {
             let entry = self.port(port, each, &mut plan);
             plan.ports.push(entry);

@@ -4,7 +4,7 @@
 //! [`KEPT_DAYS`] days are removed, and the oldest files while all files together are larger than
 //! [`KEPT_BYTES`]. The present day's file is never removed. If the size is the reason, the file
 //! [`REMOVED`] has the last removed day, so that a report can say that minutes are missing. A line
-//! that is not whole, for example after a power failure, is skipped.
+//! that is not whole or not text, for example after a power failure, is skipped.
 //!
 //! # Labels
 //!
@@ -98,15 +98,21 @@ impl Store {
     /// Calls `each` with each minute that ends at `since` or later, in the order of the files.
     ///
     /// # Errors
-    /// Returns an error if a file cannot be read. A missing directory has no minutes.
+    /// Returns an error that names the file if a file cannot be read. A missing directory has no
+    /// minutes.
     pub fn read(&self, since: u64, mut each: impl FnMut(Minute)) -> io::Result<()> {
         for (day, path) in self.files()? {
             if day < since / DAY {
                 continue;
             }
+            let named = |error: io::Error| {
+                io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+            };
             let mut labels: BTreeMap<String, PortLabels> = BTreeMap::new();
-            for line in BufReader::new(File::open(path)?).lines() {
-                let Ok(minute) = Minute::read(&line?, &labels) else { continue };
+            for line in BufReader::new(File::open(&path).map_err(named)?).split(b'\n') {
+                let line = line.map_err(named)?;
+                let Ok(line) = str::from_utf8(&line) else { continue };
+                let Ok(minute) = Minute::read(line, &labels) else { continue };
                 // Lines with equal labels share them, also in files of earlier releases.
                 let minute = match labels.get(&minute.port) {
                     Some(known) if *known == minute.labels => {
@@ -243,7 +249,17 @@ mod tests {
         // The part of a line does not spoil the next line.
         store.add(&[minute(30 * DAY + 180)], &mut Written::default()).unwrap();
         assert_eq!(times(&store, 30 * DAY).len(), 3);
+        // A defect of the disk left a line that is not text.
+        let mut file = OpenOptions::new().append(true).open(store.file(30)).unwrap();
+        file.write_all(b"\0\xff\xfe\n").unwrap();
+        store.add(&[minute(30 * DAY + 240)], &mut Written::default()).unwrap();
+        assert_eq!(times(&store, 30 * DAY).len(), 4);
         assert_eq!(store.removed_until(), None, "the first day was removed because of its age");
+        // The error about a file that cannot be read names the file.
+        fs::remove_file(store.file(29)).unwrap();
+        fs::create_dir(store.file(29)).unwrap();
+        let error = store.read(0, |_| ()).unwrap_err().to_string();
+        assert!(error.contains("contracts-29.tsv: "), "{error}");
         fs::remove_dir_all(dir).unwrap();
     }
 

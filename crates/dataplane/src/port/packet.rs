@@ -32,6 +32,8 @@ const GSO_ECN: u8 = 0x80;
 const HEADER: usize = 10;
 /// Bytes of room in front of a frame for the VLAN tag that the kernel removed.
 const TAG: usize = 4;
+/// Number of the interface of a packet socket whose interface was deleted.
+const NO_INTERFACE: libc::c_int = -1;
 /// Size in bytes of the socket's receive buffer, which has room for the frames of some 3 ms at 10
 /// Gbit/s.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
@@ -57,6 +59,8 @@ pub struct PacketConfig {
 pub struct Packet {
     interface: Interface,
     offloads: OffloadCaps,
+    /// Second descriptor of the queue's socket, for [`Self::is_gone`].
+    socket: OwnedFd,
 }
 
 impl Packet {
@@ -73,6 +77,9 @@ impl Packet {
         interface
             .set_up()
             .map_err(|e| PortError::system(name, "bring the interface up", "run as root", e))?;
+        let copy = socket
+            .try_clone()
+            .map_err(|e| PortError::system(name, "copy a descriptor", "raise LimitNOFILE", e))?;
         // No option of a packet socket tells whether the kernel takes large segments of UDP (6.2).
         let offloads = OffloadCaps { uso: false, ..config.offloads };
         let queue = PacketQueue {
@@ -82,11 +89,34 @@ impl Packet {
             now: Cycles::ZERO,
             pieces: Box::new(FramePieces::new()),
         };
-        Ok((Self { interface, offloads }, vec![Box::new(queue)]))
+        Ok((Self { interface, offloads, socket: copy }, vec![Box::new(queue)]))
+    }
+
+    /// Whether the interface was deleted, or its namespace made again, so that the port must be
+    /// attached again. The kernel unbinds the socket from a deleted interface, and does not bind it
+    /// to a later interface of the same name.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        if self.interface.has_new_netns() {
+            return true;
+        }
+        // SAFETY: all-zero is a valid `sockaddr_ll`. WHY: there is no constructor.
+        let mut address: libc::sockaddr_ll = unsafe { core::mem::zeroed() };
+        let mut len = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
+        // SAFETY: the call writes at most `len` bytes to the address. WHY: nix's form turns the
+        // number -1 into another number.
+        let done = unsafe {
+            let at = (&raw mut address).cast();
+            libc::getsockname(self.socket.as_raw_fd(), at, &raw mut len)
+        };
+        done == 0 && address.sll_ifindex == NO_INTERFACE
     }
 
     #[must_use]
     pub fn status(&self) -> AttachStatus {
+        if self.is_gone() {
+            return self.interface.gone();
+        }
         let up = self.interface.is_up();
         AttachStatus {
             state: if up { AttachState::Up } else { AttachState::Down },

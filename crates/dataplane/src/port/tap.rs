@@ -134,8 +134,28 @@ impl Tap {
         core::mem::take(&mut *self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Whether the interface was deleted, or its namespace made again, so that the port must be
+    /// attached again. The kernel detaches the queues of a deleted interface. An interface that
+    /// moved to another namespace keeps its queues.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        if self.interface.has_new_netns() {
+            return true;
+        }
+        let mut request = self.interface.request();
+        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
+        files.first().is_some_and(|file| {
+            // SAFETY: TUNGETIFF fills an `ifreq`. WHY: ioctl has no safe form.
+            let done = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNGETIFF, &mut request) };
+            done < 0 && last_error() == libc::EBADFD
+        })
+    }
+
     #[must_use]
     pub fn status(&self) -> AttachStatus {
+        if self.is_gone() {
+            return self.interface.gone();
+        }
         let up = self.interface.is_up();
         AttachStatus {
             state: if up { AttachState::Up } else { AttachState::Down },

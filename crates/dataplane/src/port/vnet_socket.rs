@@ -3,12 +3,13 @@
 #![allow(unsafe_code, reason = "vectored system calls on guest memory need raw pointers")]
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use nix::sched::{CloneFlags, setns};
 use penstock_units::Cycles;
 
-use super::{PortError, TxOutcome, helper};
+use super::{AttachState, AttachStatus, PortError, TxOutcome, helper};
 use crate::batch::{Batch, CHAIN_MAX, Frame};
 use crate::finish::SEGMENTS_PER_FRAME_MAX;
 use crate::offload::VNET_HDR_LEN;
@@ -122,6 +123,20 @@ pub(super) fn count_result(out: &mut TxOutcome, batch: &Batch, i: usize, sent: R
     }
 }
 
+/// Returns the path of a network namespace's file.
+fn netns_path(netns: &Path) -> PathBuf {
+    if netns.components().count() == 1 {
+        PathBuf::from("/run/netns").join(netns)
+    } else {
+        netns.to_owned()
+    }
+}
+
+/// Device and inode of a file, which are those of the namespace if the file is a namespace's.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 /// Runs `work` inside a network namespace. A new thread executes `work`, so that the caller's
 /// namespace is unchanged.
 pub(super) fn in_netns<T: Send>(
@@ -130,11 +145,7 @@ pub(super) fn in_netns<T: Send>(
     work: impl FnOnce() -> Result<T, PortError> + Send,
 ) -> Result<T, PortError> {
     let Some(netns) = netns else { return work() };
-    let path = if netns.components().count() == 1 {
-        PathBuf::from("/run/netns").join(netns)
-    } else {
-        netns.to_owned()
-    };
+    let path = netns_path(netns);
     let remedy = "create the namespace with `ip netns add`, or correct `netns`";
     let file = std::fs::File::open(&path)
         .map_err(|e| PortError::system(path.display().to_string(), "open namespace", remedy, e))?;
@@ -161,6 +172,8 @@ pub(super) fn in_netns<T: Send>(
 pub(super) struct Interface {
     name: String,
     socket: OwnedFd,
+    /// File of the interface's namespace, and its device and inode.
+    netns: Option<(PathBuf, (u64, u64))>,
 }
 
 impl Interface {
@@ -173,7 +186,18 @@ impl Interface {
             return Err(PortError::Limit { object: name.to_owned(), problem, limit });
         }
         let socket = helper::descriptor(netns, name, helper::Kind::Inet)?;
-        Ok(Self { name: name.to_owned(), socket })
+        let netns = netns.map(netns_path).and_then(|path| {
+            let of_path = identity(&path)?;
+            Some((path, of_path))
+        });
+        Ok(Self { name: name.to_owned(), socket, netns })
+    }
+
+    /// Whether the namespace's file now leads to another namespace, because a namespace of the same
+    /// name was made again. The open socket keeps the former namespace alive.
+    pub(super) fn has_new_netns(&self) -> bool {
+        let Some((path, before)) = &self.netns else { return false };
+        identity(path).is_some_and(|now| now != *before)
     }
 
     pub(super) fn request(&self) -> libc::ifreq {
@@ -208,6 +232,19 @@ impl Interface {
     pub(super) fn is_up(&self) -> bool {
         let up = libc::c_short::try_from(libc::IFF_UP).unwrap_or(1);
         self.flags().is_ok_and(|flags| flags & up != 0)
+    }
+
+    /// Status of a port whose interface or namespace was deleted.
+    pub(super) fn gone(&self) -> AttachStatus {
+        let error =
+            format!("{}: the interface or its namespace is gone; create it again", self.name);
+        AttachStatus {
+            state: AttachState::Error,
+            error: Some(error),
+            features: Vec::new(),
+            ring_sizes: Vec::new(),
+            queues_up: 0,
+        }
     }
 
     /// Whether the network interface is up and has a link.

@@ -46,6 +46,19 @@ pub(crate) struct Nic {
     counters: NicReport,
 }
 
+/// Returns the problem with a TAP that cannot be opened, and the remedy.
+fn not_opened(spec: &NicSpec) -> String {
+    match &spec.netns {
+        Some(namespace) if !netns::path(namespace).exists() => {
+            format!("there is no namespace {namespace}; add --create-netns, or correct `netns`")
+        }
+        _ => {
+            let interface = &spec.interface;
+            format!("the TAP {interface} cannot be opened; run as root, or choose another `if`")
+        }
+    }
+}
+
 impl Nic {
     /// Opens and configures the TAP, and prepares the virtio-net device. A NIC can be created while
     /// the switch is not running.
@@ -53,7 +66,7 @@ impl Nic {
         let name = spec.name();
         let place = spec.netns.as_deref().map(netns::path);
         let taps = tap::open(place, &spec.interface, spec.queues)
-            .with_context(|| format!("nic {name}: opening the TAP"))?;
+            .with_context(|| format!("nic {name}: {}", not_opened(spec)))?;
         netns::configure(spec).with_context(|| format!("nic {name}"))?;
         let uso = taps.iter().all(tap::knows_uso);
         let device =
@@ -317,4 +330,18 @@ fn write_frame(frame: &RxFrame<'_>, tap: &OwnedFd, counters: &mut NicReport) {
     }
     let written = writev(tap, &parts[..frame.buffers().len()]).is_ok();
     counters.count_written(written, frame.len(), frame.hdr.is_gso());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tap_that_cannot_be_opened_has_a_remedy() {
+        let problem = |text: &str| not_opened(&text.parse().unwrap());
+        let missing = "there is no namespace none-such; add --create-netns, or correct `netns`";
+        assert_eq!(problem("socket=/a,netns=none-such"), missing);
+        let used = "the TAP up9 cannot be opened; run as root, or choose another `if`";
+        assert_eq!(problem("socket=/a,if=up9"), used);
+    }
 }

@@ -72,6 +72,8 @@ fn what_makes_no_sense_is_a_usage_error() {
         "penstock stats --watch 1 --check",
         "penstock fdb flush --vlan 4095",
         "penstock port frobnicate",
+        "penstock port list -l =1",
+        "penstock report -l =1",
         "penstock controller plan --topology f.toml",
         "penstock controller what-if --topology f --tenants t --inactive NaN",
         "penstock controller what-if --topology f --tenants t --oversubscription 0",

@@ -117,7 +117,12 @@ fn lock(path: &Path, key: &str) -> Result<Flock<File>> {
         // If the file is a pipe, opening must not wait for its other end.
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
         .open(&name)
-        .with_context(|| format!("lock file {at}"))?;
+        .with_context(|| {
+            format!(
+                "lock file {at}: cannot be opened; remove it, run as its owner, or configure \
+                     another {key}"
+            )
+        })?;
     let metadata = file.metadata().with_context(|| format!("lock file {at}"))?;
     ensure!(
         metadata.is_file() && metadata.uid() == geteuid().as_raw() && metadata.nlink() == 1,
@@ -157,13 +162,22 @@ fn remove_stale(path: &Path, key: &str) -> Result<()> {
         metadata.file_type().is_socket(),
         "socket {at}: the path is a file, not a socket; remove it or configure another {key}"
     );
-    if UnixStream::connect(path).is_ok() {
+    if is_alive(path) {
         bail!(
             "socket {at}: another process listens on it; stop that process or configure another \
              {key}"
         );
     }
     fs::remove_file(path).with_context(|| format!("socket {at}: stale, cannot be removed"))
+}
+
+/// Whether a process has the socket open. A socket of another type, such as /dev/log, belongs to
+/// another program.
+fn is_alive(path: &Path) -> bool {
+    match UnixStream::connect(path) {
+        Ok(_) => true,
+        Err(error) => error.raw_os_error().map(Errno::from_raw) == Some(Errno::EPROTOTYPE),
+    }
 }
 
 #[cfg(test)]
@@ -238,6 +252,10 @@ mod tests {
         let path = scratch.0.join("live.sock");
         let _live = UnixListener::bind(&path).unwrap();
         assert!(take(&path, KEY).unwrap_err().to_string().contains("another process listens"));
+        let path = scratch.0.join("log.sock");
+        let _log = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+        assert!(take(&path, KEY).unwrap_err().to_string().contains("another process listens"));
+        assert!(path.exists());
     }
 
     #[test]
@@ -248,7 +266,8 @@ mod tests {
         let lock = scratch.0.join("host.sock.lock");
         fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, &lock).unwrap();
-        assert!(take(&path, KEY).is_err(), "a link");
+        let error = take(&path, KEY).unwrap_err().to_string();
+        assert!(error.ends_with("or configure another [controller] socket"), "a link: {error}");
         fs::remove_file(&lock).unwrap();
         fs::hard_link(&precious, &lock).unwrap();
         assert!(take(&path, KEY).unwrap_err().to_string().contains("is a link to another file"));

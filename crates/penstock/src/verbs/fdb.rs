@@ -8,7 +8,7 @@ use penstock_control::api::{self, FdbEntry};
 
 use super::{print, print_json};
 use crate::cli::{FdbCommand, FdbFilter};
-use crate::client::{connect, refused, timed};
+use crate::client::{Client, connect, refused, timed};
 use crate::table::{Align, Table, counted, or_dash, seconds};
 
 /// # Errors
@@ -17,12 +17,14 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
     let mut client = connect(socket).await?;
     match command {
         FdbCommand::List { filter, json } => {
+            let filter = with_names(&mut client, filter).await?;
             let reply = client.list_fdb(timed(api::ListFdbRequest {})).await.map_err(refused)?;
             let mut entries = reply.into_inner().entries;
             entries.retain(|entry| admits(&filter, entry));
             if json.json { print_json(&entries)? } else { print(&table(&entries))? }
         }
         FdbCommand::Flush { filter, json } => {
+            let filter = with_names(&mut client, filter).await?;
             let request = api::FlushFdbRequest {
                 port: filter.port,
                 tenant: filter.tenant,
@@ -38,6 +40,19 @@ pub async fn run(socket: &Path, command: FdbCommand) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the filter with the names of its port and its tenant, which may be given as labels.
+async fn with_names(client: &mut Client, filter: FdbFilter) -> Result<FdbFilter> {
+    let port = match filter.port {
+        Some(text) => Some(super::port::name_of(client, text).await?),
+        None => None,
+    };
+    let tenant = match filter.tenant {
+        Some(text) => Some(super::tenant::name_of(client, &text).await?),
+        None => None,
+    };
+    Ok(FdbFilter { port, tenant, ..filter })
 }
 
 /// Whether the entry of a MAC address matches every given option.

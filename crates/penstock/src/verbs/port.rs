@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::{print, print_json, printable_lines, report};
 use crate::cli::PortCommand;
-use crate::client::{connect, refused, timed};
+use crate::client::{Client, connect, refused, timed};
 use crate::pairs::Pairs;
 use crate::table::{Align, Table, cycle_rate, or_dash, printable, to_f64};
 
@@ -66,6 +66,16 @@ pub(super) fn set_request(
             .collect(),
         save: !args.save.no_save,
     })
+}
+
+/// Returns the name of the port that `text` names: the port's name, or a label of only one port.
+///
+/// # Errors
+/// Returns an error if the daemon does not answer, or no port or several ports have the label.
+pub(super) async fn name_of(client: &mut Client, text: String) -> Result<String> {
+    let request = timed(api::GetPortRequest { name: text.clone() });
+    let reply = client.get_port(request).await.map_err(refused)?.into_inner();
+    Ok(reply.port.map_or(text, |port| port.name))
 }
 
 /// Returns all ports to which all selectors apply.

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context as _, Result};
 use penstock_control::host::selected;
 use penstock_control::report::{Cause, KEPT_BYTES, Minute, Store, Summary, Unit};
+use penstock_units::labels::selector;
 use serde_json::{Value, json};
 
 use super::{print, print_json};
@@ -24,7 +25,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "PORT")]
     pub port: Option<String>,
     /// Only minutes in which the port had this label, as KEY=VALUE, or as KEY for any value
-    #[arg(short = 'l', long = "label", value_name = "LABEL")]
+    #[arg(short = 'l', long = "label", value_name = "LABEL", value_parser = selector)]
     pub labels: Vec<String>,
     /// Directory of the daemon's state, `state_dir` of its configuration
     #[arg(long, value_name = "DIR", default_value = "/var/lib/penstock")]

@@ -33,6 +33,9 @@ pub async fn run(socket: &Path, mut args: StatsArgs) -> Result<ExitCode> {
             bail!("stats: no port has the label {}", printable(&selectors.join(" and ")));
         }
     }
+    for port in args.ports.iter_mut().filter(|port| port.contains('=')) {
+        *port = super::port::name_of(&mut client, std::mem::take(port)).await?;
+    }
     if let Some(seconds) = args.watch {
         return watch(&mut client, &args, seconds).await;
     }

@@ -3,16 +3,16 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use penstock_control::{api, config};
 use serde::Serialize;
 
 use super::port::set_request;
 use super::{print, print_json, report};
 use crate::cli::TenantCommand;
-use crate::client::{connect, refused, timed};
+use crate::client::{Client, connect, refused, timed};
 use crate::pairs::Pairs;
-use crate::table::{Align, Table, count, or_dash};
+use crate::table::{Align, Table, count, or_dash, printable};
 
 #[derive(Clone, Debug, Serialize)]
 struct Listed {
@@ -63,6 +63,31 @@ async fn list(socket: &Path, selectors: Vec<String>) -> Result<Vec<Listed>> {
         Ok(Listed { tenant: parsed, ports: tenant.ports })
     };
     reply.into_inner().tenants.into_iter().map(listed).collect()
+}
+
+/// Returns the name of the tenant that `text` names: the tenant's name, or a label of only one
+/// tenant.
+///
+/// # Errors
+/// Returns an error if the daemon does not answer, or no tenant or several tenants have the label.
+pub(super) async fn name_of(client: &mut Client, text: &str) -> Result<String> {
+    let is_label = text.contains('=');
+    let selectors = if is_label { vec![text.to_owned()] } else { Vec::new() };
+    let request = timed(api::ListTenantsRequest { selectors });
+    let tenants = client.list_tenants(request).await.map_err(refused)?.into_inner().tenants;
+    let mut names =
+        tenants.into_iter().map(|tenant| tenant.name).filter(|name| is_label || name == text);
+    match (names.next(), names.count()) {
+        (Some(name), 0) => Ok(name),
+        (Some(name), others) => bail!(
+            "tenant {}: {} tenants have this label, such as {name}; write the name",
+            printable(text),
+            others + 1
+        ),
+        (None, _) => {
+            bail!("tenant {}: there is no such tenant; see `penstock tenant list`", printable(text))
+        }
+    }
 }
 
 fn table(tenants: &[Listed]) -> String {

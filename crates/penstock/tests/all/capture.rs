@@ -196,7 +196,9 @@ fn wrong_captures_are_refused_and_an_end_of_the_port_ends_them() {
     let Some(bed) = Bed::start() else { return };
     for (arguments, words) in [
         ("vm9", &["port \"vm9\"", "penstock port list"][..]),
-        ("vm1 --filter port=80", &["capture filter: `src_port` without `proto`; add proto"]),
+        ("vm1 --filter port=80", &["filter: `port` without `proto`; add proto=tcp"]),
+        ("vm1 --filter src_port=80", &["capture filter: `src_port` without `proto`; add proto"]),
+        ("vm1 --filter host=", &["filter \"host=\": the value is missing; write host=VALUE"]),
         ("vm1 --filter tcp", &["filter \"tcp\"", "proto=tcp port=80"]),
         ("vm1 --filter colour=red", &["capture filter: unknown key `colour`", "known here"]),
         ("vm1 --filter dst=300.1.1.1", &["capture filter", "300.1.1.1"]),

@@ -150,6 +150,8 @@ fn tenants_and_rules_come_and_go() {
     let wrong = daemon.ask("flow add x match=dst_port=23 actions=drop --no-save").fails();
     assert!(wrong.contains("rule \"x\"") && wrong.contains("proto"), "{wrong}");
     daemon.ask("flow del no-telnet --no-save").ok();
+    let gone = daemon.ask("flow del no-telnet --no-save").fails();
+    assert!(gone.contains("the rule does not exist; see `penstock flow list`"), "{gone}");
     assert_eq!(daemon.ask("flow list --json").json().as_array().unwrap().len(), 0);
 }
 
@@ -394,6 +396,15 @@ fn objects_are_found_by_their_labels() {
     let error = daemon.ask("port show zone=2").fails();
     assert!(error.contains("no port has this label; see `penstock port list -l zone`"), "{error}");
     assert!(daemon.ask("stats -l zone=2").fails().contains("no port has the label zone=2"));
+    assert_eq!(daemon.ask(&format!("stats vm-uuid={uuid} --json")).json()["ports"][0]["port"], "a");
+    assert!(daemon.ask("stats zone=2").fails().contains("no port has this label"));
+    daemon.ask(&format!("fdb list --port vm-uuid={uuid} --tenant project=p1")).ok();
+    daemon.ask("fdb flush --tenant project=p1").ok();
+    assert!(daemon.ask("fdb list --port zone=1").fails().contains("2 ports have this label"));
+    let error = daemon.ask("fdb list --port nobody").fails();
+    assert!(error.contains("see `penstock port list`"), "{error}");
+    let error = daemon.ask("fdb list --tenant project=p2").fails();
+    assert!(error.contains("no such tenant; see `penstock tenant list`"), "{error}");
     daemon.ask(&format!("port set vm-uuid={uuid} priority=2")).ok();
     daemon.ask("port set a labels.k8s.io/pod=7 labels.zone=2 tap.queues=2 police.cir=1G").ok();
     let shown = daemon.ask("port show a --json").json();

@@ -435,6 +435,14 @@ fn a_file_that_someone_else_changed_is_not_overwritten() {
     host.reload().unwrap();
     host.add_port(tap("t1"), true).unwrap();
     assert!(file.text().contains("# mine") && file.text().contains("t1"));
+    // The error about a file that is gone names the file.
+    std::fs::remove_file(&file.0).unwrap();
+    let error = host.add_port(tap("t2"), true).unwrap_err();
+    assert_eq!(
+        (error.kind, error.object),
+        (ErrorKind::Failed, format!("file {}", file.0.display()))
+    );
+    assert!(error.problem.contains("cannot be opened"), "{}", error.problem);
 }
 
 #[test]

@@ -63,7 +63,13 @@ pub(super) fn bind(config: &VhostUserConfig) -> Result<Listener, PortError> {
         ));
     }
     let _ = remove_if(path, |kind, _| kind == SFlag::S_IFSOCK);
-    let unusable = |e| failed("listen", "make the directory, or choose a writable path", e);
+    let unusable = |e: io::Error| {
+        let remedy = match e.kind() {
+            io::ErrorKind::AddrInUse => "remove the file at this path, or choose another path",
+            _ => "make the directory, or choose a writable path",
+        };
+        failed("listen", remedy, e)
+    };
     let socket = bound(path, config.socket_mode).map_err(unusable)?;
     let inode = inode_of(&socket, path).map_err(unusable)?;
     let of_inode = inode.metadata().map_err(unusable)?;
@@ -173,7 +179,10 @@ fn is_socket(path: &Path) -> bool {
 fn is_listened_on(path: &Path) -> bool {
     match connect(path) {
         Ok(_) => true,
-        Err(e) => e.kind() == io::ErrorKind::WouldBlock,
+        // A socket of another type, such as /dev/log, belongs to another program.
+        Err(e) => {
+            e.kind() == io::ErrorKind::WouldBlock || e.raw_os_error() == Some(libc::EPROTOTYPE)
+        }
     }
 }
 
@@ -231,6 +240,17 @@ mod tests {
         assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
         assert!(bind(&config).is_err(), "took the socket of a live process away");
         std::fs::remove_file(&config.path).unwrap();
+    }
+
+    #[test]
+    fn a_living_socket_of_another_type_stays() {
+        let config = config("datagram");
+        let log = std::os::unix::net::UnixDatagram::bind(&config.path).unwrap();
+        let error = bind(&config).unwrap_err().to_string();
+        assert!(error.contains("another process listens on this socket"), "{error}");
+        assert!(is_socket(&config.path));
+        drop(log);
+        bind(&config).unwrap().remove();
     }
 
     #[test]
@@ -305,7 +325,8 @@ mod tests {
         std::fs::rename(&trap.precious, &config.path).unwrap();
         listener.remove();
         assert_eq!(std::fs::read_to_string(&config.path).unwrap(), "precious");
-        assert!(bind(&config).is_err(), "a file that is no socket is in the way");
+        let error = bind(&config).unwrap_err().to_string();
+        assert!(error.contains("remove the file at this path"), "{error}");
         assert_eq!(std::fs::read_to_string(&config.path).unwrap(), "precious");
         std::fs::remove_file(&config.path).unwrap();
         bind(&config).unwrap().remove();

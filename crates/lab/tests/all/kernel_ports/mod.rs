@@ -372,6 +372,58 @@ fn an_xdp_port_falls_back_to_packet_and_comes_back_with_its_interface() {
 }
 
 #[test]
+fn tap_and_packet_ports_come_back_with_their_interfaces() {
+    let Some(lab) = Lab::new("g", &["a", "b", "wire"]) else { return };
+    let veth = format!("ip link add up0 type veth peer name eth0 netns {}", lab.netns("b"));
+    lab.run_in("wire", &veth);
+    let host = lab.host(
+        "[[tenant]]\nname = \"red\"\n\
+         [[port]]\nname = \"a\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
+         tap.netns = \"NS-a\"\n\
+         [[port]]\nname = \"b\"\ntenant = \"red\"\npacket.interface = \"up0\"\n\
+         packet.netns = \"NS-wire\"\n",
+    );
+    // An interface loses its address when it is deleted.
+    let ping = || {
+        for (namespace, address) in [("a", "10.1.0.1/24"), ("b", "10.1.0.2/24")] {
+            lab.run_in(namespace, &format!("ip addr replace {address} dev eth0"));
+            lab.run_in(namespace, "ip link set eth0 up");
+        }
+        lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
+    };
+    ping();
+    let mut now = 0;
+    let mut attached_again = |port: &str| {
+        assert_eq!(shown(&host, port).state, "error", "{port}");
+        now += 1_000_000_000;
+        host.tick(Nanos(now));
+        let port = shown(&host, port);
+        assert_eq!((port.state.as_str(), port.error.as_str()), ("up", ""));
+    };
+    // The socket of a deleted interface does not bind to a new interface of the same name.
+    lab.run_in("wire", "ip link del up0");
+    lab.run_in("wire", &veth);
+    attached_again("b");
+    ping();
+    // The switch makes its own interface again.
+    lab.run_in("a", "ip link del eth0");
+    attached_again("a");
+    ping();
+    // The open port keeps a namespace that was deleted, but follows its name to the next one.
+    for verb in ["del", "add"] {
+        let done = Command::new("ip").args(["netns", verb, &lab.netns("a")]).status().unwrap();
+        assert!(done.success(), "{verb}");
+    }
+    attached_again("a");
+    ping();
+    // An interface that only moves keeps its port.
+    lab.run_in("a", &format!("ip link set eth0 netns {}", lab.netns("wire")));
+    host.tick(Nanos(10_000_000_000));
+    lab.run_in("wire", "ip link show eth0");
+    host.shutdown().unwrap();
+}
+
+#[test]
 fn a_namespace_behind_a_veth_speaks_tcp_through_an_xdp_port() {
     let Some(mut lab) = Lab::new("v", &["a", "b", "wire"]) else { return };
     let peer = lab.netns("b");

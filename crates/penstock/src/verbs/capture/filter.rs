@@ -5,7 +5,7 @@
 //! The keys are those of a rule's `match`. In addition, `host`, `mac` and `port` mean the source or
 //! the destination. Each such key doubles the number of matches, of which a frame must have one.
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::pairs::Pairs;
 
@@ -13,15 +13,13 @@ use crate::pairs::Pairs;
 const EITHER: [(&str, [&str; 2]); 3] =
     [("host", ["src", "dst"]), ("mac", ["src_mac", "dst_mac"]), ("port", ["src_port", "dst_port"])];
 
-/// Limit on alternatives: the three keys of [`EITHER`], each once.
-const ALTERNATIVES_MAX: usize = 8;
-
 /// Returns the matches of a filter as TOML texts. Returns no match for an empty filter.
 ///
 /// # Errors
-/// Returns an error if the text is not a list of `key=value` pairs.
+/// Returns an error if the text is not a list of `key=value` pairs, each with another key.
 pub(super) fn matches(text: &str) -> Result<Vec<String>> {
     let mut alternatives = vec![Vec::<String>::new()];
+    let mut seen = Vec::new();
     for pair in text.split([' ', ',', '\t']).filter(|pair| !pair.is_empty()) {
         let Some((key, value)) = pair.split_once('=') else {
             bail!(
@@ -29,6 +27,10 @@ pub(super) fn matches(text: &str) -> Result<Vec<String>> {
                  \"proto=tcp port=80\" or \"host=10.0.0.1\""
             );
         };
+        // Without its value, the pair would match all frames.
+        ensure!(!value.is_empty(), "filter {pair:?}: the value is missing; write {key}=VALUE");
+        ensure!(!seen.contains(&key), "filter: `{key}` occurs twice; write each key once");
+        seen.push(key);
         let either = EITHER.iter().find(|(name, _)| *name == key).map(|(_, keys)| keys);
         let keys = either.map_or(vec![key], |keys| keys.to_vec());
         let with = |pairs: &Vec<String>| {
@@ -38,14 +40,18 @@ pub(super) fn matches(text: &str) -> Result<Vec<String>> {
                 .collect::<Vec<_>>()
         };
         alternatives = alternatives.iter().flat_map(with).collect();
-        if alternatives.len() > ALTERNATIVES_MAX {
-            bail!("filter: `host`, `mac` and `port` occur too often; write each key once");
-        }
     }
+    ensure!(
+        !seen.contains(&"port") || seen.contains(&"proto"),
+        "filter: `port` without `proto`; add proto=tcp, proto=udp or proto=sctp"
+    );
     if alternatives == [Vec::<String>::new()] {
         return Ok(Vec::new());
     }
-    alternatives.iter().map(|pairs| Ok(Pairs::parse(pairs)?.table.to_string())).collect()
+    let read = |pairs: &Vec<String>| -> Result<String> {
+        Ok(Pairs::parse(pairs).context("filter")?.table.to_string())
+    };
+    alternatives.iter().map(read).collect()
 }
 
 #[cfg(test)]
@@ -59,9 +65,24 @@ mod tests {
             matches("proto=tcp, port=80").unwrap(),
             ["proto = \"tcp\"\nsrc_port = 80\n", "dst_port = 80\nproto = \"tcp\"\n"]
         );
-        assert_eq!(matches("host=10.0.0.1 port=1-9").unwrap().len(), 4);
+        assert_eq!(matches("host=10.0.0.1 proto=udp port=1-9").unwrap().len(), 4);
         let error = matches("tcp port 80").unwrap_err().to_string();
         assert!(error.contains("key=value"), "{error}");
-        assert!(matches("src=1.2.3.4 src=1.2.3.5").is_err(), "a key twice");
+    }
+
+    #[test]
+    fn a_filter_that_would_match_other_frames_is_refused() {
+        for (text, problem) in [
+            ("host=", "filter \"host=\": the value is missing; write host=VALUE"),
+            ("proto=tcp port=", "filter \"port=\": the value is missing"),
+            ("src=1.2.3.4 src=1.2.3.5", "filter: `src` occurs twice"),
+            ("host=1.2.3.4 host=1.2.3.5", "filter: `host` occurs twice"),
+            ("src=1.2.3.4 host=1.2.3.5", "filter: key 'src': given twice"),
+            ("port=80", "filter: `port` without `proto`; add proto=tcp"),
+            ("=x", "filter: argument '=x': no key"),
+        ] {
+            let error = format!("{:#}", matches(text).unwrap_err());
+            assert!(error.starts_with(problem), "{text}: {error}");
+        }
     }
 }

@@ -30,10 +30,11 @@ const BRACKETS_MAX: usize = 4096;
 const INDENT_MAX: usize = 256;
 
 /// Texts that make a key secret wherever they are in the key, without `_` and `-`.
-const SECRETS: [&str; 8] = [
+const SECRETS: [&str; 9] = [
     "password",
     "passwd",
     "passphrase",
+    "passcode",
     "privatekey",
     "apikey",
     "secretkey",
@@ -42,6 +43,8 @@ const SECRETS: [&str; 8] = [
 ];
 /// Ends of the last word of a secret key. In `token_bucket` and `auth_mode`, the word is not last.
 const LAST: [&str; 7] = ["secret", "secrets", "token", "auth", "authorization", "psk", "pwd"];
+/// Last words of a secret key. Other words, such as `bypass`, may end with them.
+const LAST_WHOLE: [&str; 2] = ["pass", "pw"];
 /// Words after which the word before them decides, as in `token_value`.
 const TAILS: [&str; 9] = ["value", "values", "text", "data", "base64", "hex", "old", "new", "id"];
 /// Last words of a key that names a file.
@@ -155,7 +158,9 @@ fn is_secret(key: &str, number: bool) -> bool {
     }
     let mut last = words.iter().rev().skip_while(|word| TAILS.contains(&word.as_str()));
     let Some(last) = last.next() else { return false };
-    LAST.iter().any(|end| last.ends_with(end)) || !number && last.ends_with("tokens")
+    LAST.iter().any(|end| last.ends_with(end))
+        || LAST_WHOLE.contains(&last.as_str())
+        || !number && last.ends_with("tokens")
 }
 
 fn names_file(words: &[String]) -> bool {
@@ -369,13 +374,13 @@ mod tests {
     fn the_words_of_a_key_decide() {
         for key in "password db_secret PSK api_key apikey apiKey secret-key access_key credential \
                     credentials auth --auth-token passphrase token_value authToken2 secret_id \
-                    AWS_SECRET_ACCESS_KEY x.password Authorization"
+                    AWS_SECRET_ACCESS_KEY x.password Authorization pass db_pass pw passcode"
             .split(' ')
         {
             assert!(is_secret(key, false), "{key}");
         }
         for key in "tokens_per_second token_bucket bucket password_file tokenPath key secret_dir \
-                    auth_mode author - id cert"
+                    auth_mode author - id cert bypass passes"
             .split(' ')
         {
             assert!(!is_secret(key, false), "{key}");

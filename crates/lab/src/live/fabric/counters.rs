@@ -14,8 +14,10 @@
 //! core, the lab reads again, and uses the shortest of [`TRIES`] sweeps. All counters of a reading
 //! have one time, which is the middle of the sweep.
 //!
-//! Both counters count whole Ethernet frames without VLAN tag, as the queues of the Linux bridges
-//! do.
+//! A tenant's bytes are those that its frames take on a link, with preamble, gap, frame check
+//! sequence and VLAN tag ([`ON_A_LINK`]), as the hosts count them for a tenant's limits. The bytes
+//! of a rack's uplink are whole Ethernet frames without VLAN tag, as the queues of the Linux
+//! bridges count them.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -33,6 +35,9 @@ const SWEEP: Duration = Duration::from_millis(5);
 const TRIES: usize = 5;
 /// Column of the received bytes in `/proc/net/dev`.
 const RECEIVED: usize = 0;
+/// Bytes of a link that a frame takes beyond those that the kernel counts: 8 of preamble, 4 of
+/// frame check sequence, 12 of gap (IEEE 802.3) and 4 of the tenant's VLAN tag.
+const ON_A_LINK: u64 = 28;
 /// Column of the sent bytes in `/proc/net/dev`. Eight columns about received frames precede it.
 const SENT: usize = 8;
 
@@ -83,7 +88,7 @@ pub(super) struct Reading {
     pub at_ms: u64,
     /// Length of the sweep over all files.
     pub took: Duration,
-    /// For each tenant: the bytes that its VMs in each rack received.
+    /// For each tenant: the bytes on a link of what its VMs in each rack received.
     received: Vec<Vec<u64>>,
     /// For each rack: the bytes that the rack sent to the core switch.
     core: Vec<u64>,
@@ -162,18 +167,17 @@ impl Counters {
 
     fn sweep(&self) -> anyhow::Result<Reading> {
         let mut text = vec![0; 16 << 10];
-        let mut read = |file: &File, interface: &str, column: usize| -> anyhow::Result<u64> {
+        let mut read = |file: &File, interface: &str, of: Of| -> anyhow::Result<u64> {
             let length = file.read_at(&mut text, 0).context("reading counters")?;
             let text = String::from_utf8_lossy(&text[..length]);
-            count(&text, interface, column)
-                .with_context(|| format!("the counters of interface {interface}"))
+            of(&text, interface).with_context(|| format!("the counters of interface {interface}"))
         };
         let mut received = vec![vec![0; self.racks.len()]; self.tenants];
         let (begin, begin_ms) = (clock::now(), clock::since_1970().0 / 1_000_000);
-        let core = self.racks.iter().map(|file| read(file, "uplink", SENT));
+        let core = self.racks.iter().map(|file| read(file, "uplink", sent));
         let core = core.collect::<anyhow::Result<Vec<u64>>>()?;
         for VmFiles { vm, interfaces, .. } in &self.vms {
-            received[vm.tenant][vm.rack] += read(interfaces, "eth0", RECEIVED)
+            received[vm.tenant][vm.rack] += read(interfaces, "eth0", received_on_a_link)
                 .with_context(|| format!("a VM of tenant {}", vm.tenant + 1))?;
         }
         let took = begin.elapsed();
@@ -207,6 +211,20 @@ fn counter(text: &str, group: &str, name: &str) -> Option<u64> {
     let (names, numbers) = (lines.next()?, lines.next()?);
     let nth = names.split_whitespace().position(|found| found == name)?;
     numbers.split_whitespace().nth(nth)?.parse().ok()
+}
+
+/// Function that finds a number of an interface in the text of `/proc/net/dev`.
+type Of = fn(&str, &str) -> Option<u64>;
+
+/// Returns the bytes that an interface sent.
+fn sent(text: &str, interface: &str) -> Option<u64> {
+    count(text, interface, SENT)
+}
+
+/// Returns the bytes on a link of the frames that an interface received.
+fn received_on_a_link(text: &str, interface: &str) -> Option<u64> {
+    let frames = count(text, interface, RECEIVED + 1)?;
+    Some(count(text, interface, RECEIVED)? + ON_A_LINK * frames)
 }
 
 /// Returns the number in a column of the line of `interface`, in the text of `/proc/net/dev`.
@@ -248,6 +266,7 @@ uplink:       7       1    0    0    0     0          0         0  3028000    20
         assert_eq!(count(TEXT, "uplink", SENT), Some(3_028_000));
         assert_eq!(count(TEXT, "eth", RECEIVED), None, "a part of a name");
         assert_eq!(count(TEXT, "eth1", RECEIVED), None);
+        assert_eq!(received_on_a_link(TEXT, "eth0"), Some(1_514_000 + 28_000));
     }
 
     #[test]

@@ -28,6 +28,10 @@ use super::samples::others;
 use super::world::Vm;
 use crate::rig::stats::to_f64;
 
+/// Rate of a flow of datagrams over the rate that is due to it, so that its tenant always demands
+/// more than its guarantee.
+const FLOOD: f64 = 1.5;
+
 /// An endless flow from a server to a client, which are the indices of two VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Flow {
@@ -66,10 +70,35 @@ pub(super) fn clients(vms: &[Vm], flows: &[Flow], from: &[Duration]) -> Vec<Clie
     flows.iter().map(client).collect()
 }
 
+/// Returns a sender of datagrams for each flow. Each sends [`FLOOD`] times the rate that is due to
+/// its flow. The senders of a tenant begin at the tenant's time in `from`, counted from the start of
+/// the programs.
+pub(super) fn floods(vms: &[Vm], flows: &[Flow], from: &[Duration], hoses: &[u64]) -> Vec<Client> {
+    let flood = |(flow, rate): (&Flow, f64)| Client {
+        vm: flow.server,
+        servers: vec![flow.client],
+        wants: Wants::Datagrams(FLOOD * rate),
+        from: from[vms[flow.server].tenant],
+    };
+    flows.iter().zip(flow_rates(vms, flows, hoses)).map(flood).collect()
+}
+
 /// Returns the rate in bits per second that is due to each tenant, for the traffic that its VMs in
 /// each rack receive from other racks. `hoses` has the guarantee of each VM of each tenant, in
 /// bits per second in each direction.
 pub(super) fn due(vms: &[Vm], flows: &[Flow], hoses: &[u64], racks: usize) -> Vec<Vec<f64>> {
+    let mut due = vec![vec![0.0; racks]; hoses.len()];
+    for (flow, rate) in flows.iter().zip(flow_rates(vms, flows, hoses)) {
+        let (server, client) = (&vms[flow.server], &vms[flow.client]);
+        if server.rack != client.rack {
+            due[client.tenant][client.rack] += rate;
+        }
+    }
+    due
+}
+
+/// Returns the rate of each flow, in bits per second, if only the guarantees of VMs limit the flows.
+fn flow_rates(vms: &[Vm], flows: &[Flow], hoses: &[u64]) -> Vec<f64> {
     // Each VM has two limits: one for what it sends, and one for what it receives.
     let hose = |vm: &Vm| [to_f64(hoses[vm.tenant]); 2];
     let mut rates = Rates::new(&vms.iter().flat_map(hose).collect::<Vec<f64>>());
@@ -82,14 +111,7 @@ pub(super) fn due(vms: &[Vm], flows: &[Flow], hoses: &[u64], racks: usize) -> Ve
         streams.push(stream);
     }
     rates.settle();
-    let mut due = vec![vec![0.0; racks]; hoses.len()];
-    for (flow, stream) in flows.iter().zip(streams) {
-        let (server, client) = (&vms[flow.server], &vms[flow.client]);
-        if server.rack != client.rack {
-            due[client.tenant][client.rack] += rates.rate(stream);
-        }
-    }
-    due
+    streams.into_iter().map(|stream| rates.rate(stream)).collect()
 }
 
 #[cfg(test)]
@@ -123,6 +145,25 @@ mod tests {
         // VM 3 sends nothing, and both clients of VM 2 share its guarantee.
         let uneven = [flow(2, 0), flow(2, 1), flow(0, 2), flow(1, 3)];
         assert!(near(&due(&vms, &uneven, &[1_000], 2), [1_000.0, 2_000.0]));
+    }
+
+    #[test]
+    fn datagrams_of_a_flow_are_more_than_its_due() {
+        let vms = two_and_two();
+        let flows = [Flow { server: 2, client: 0 }, Flow { server: 2, client: 1 }];
+        let begins = Duration::from_secs(3);
+        let floods = floods(&vms, &flows, &[begins], &[1_000]);
+        let sends = |flood: &Client, to: usize| {
+            let rate = match flood.wants {
+                Wants::Datagrams(rate) => rate,
+                _ => 0.0,
+            };
+            flood.vm == 2
+                && flood.servers == [to]
+                && flood.from == begins
+                && (rate - 750.0).abs() < 1e-3
+        };
+        assert!(sends(&floods[0], 0) && sends(&floods[1], 1), "{floods:?}");
     }
 
     #[test]

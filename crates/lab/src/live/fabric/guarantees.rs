@@ -10,11 +10,14 @@
 //!
 //! # Approach
 //!
-//! A run of the experiment has one part with predictable and one part with random demand:
+//! A run of the experiment has three parts:
 //! - *Predictable demand*: tenants start at different times, and then always demand more bandwidth
 //!   than they receive. The experiment compares each tenant's rate with the rate that is due to the
 //!   tenant, which is the smaller of its guarantee and its demand ([`super::demand`]).
 //! - *Random demand*: clients fetch flows, and pause after some flows.
+//! - *Datagrams*: the predictable demand again, with datagrams instead of TCP. TCP in both
+//!   directions of a slow queue leaves the queue empty at times, and then the tenant demands less
+//!   than its guarantee. Datagrams show what the fabric gives to a tenant that always demands more.
 //!
 //! A tenant's rate in one direction is the traffic that its VMs in the receiving rack received,
 //! acknowledgements included. The counters of the VMs' network interfaces yield the tenant's rate,
@@ -30,7 +33,7 @@ use std::time::Duration;
 
 use penstock_sim::Rng;
 
-use super::demand::{across, clients, due};
+use super::demand::{across, clients, due, floods};
 use super::diagnosis::{Short, worst};
 use super::diary::{Diary, Log};
 use super::plan::{Control, Plan, Spread};
@@ -107,21 +110,39 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("vms", plan.tenants.iter().map(|(vms, _)| *vms).sum::<usize>());
     context.progress(0.0, "starting hosts and their VMs");
     let mut world = World::start(&bed, "fig4", &plan)?;
-    let from = starts(context.seed, secs);
     let flows = across(&world.vms, STEADY, context.seed);
     let due = due(&world.vms, &flows, &hoses(&plan), RACKS.len());
+    let demand = Demand { from: starts(context.seed, secs), due };
     let diary = Diary::start(world.operator())?;
-    let all = clients(&world.vms, &flows, &from);
+    let all = clients(&world.vms, &flows, &demand.from);
     let mut programs = start(&bed, &world, all, context.seed)?;
     context.progress(0.2, "predictable demand");
     let samples = watch(&mut world, &mut programs, secs)?;
     drop(programs);
-    tell_predictable(&mut outcome, &samples, &Demand { from, due }, &diary.close()?);
+    tell_predictable(&mut outcome, &samples, &demand, &diary.close()?);
     let mut programs = at_random(&bed, &world, context.seed)?;
-    context.progress(0.5, "demand at random");
+    context.progress(0.4, "demand at random");
     let samples = watch(&mut world, &mut programs, random_secs)?;
     tell_random(&mut outcome, &samples);
+    drop(programs);
+    context.progress(0.7, "datagrams");
+    let diary = Diary::start(world.operator())?;
+    let all = floods(&world.vms, &flows, &demand.from, &hoses(&plan));
+    let mut programs = start(&bed, &world, all, context.seed)?;
+    let samples = watch(&mut world, &mut programs, secs)?;
+    drop(programs);
+    outcome.append("datagrams", datagrams(&samples, &demand, &diary.close()?));
     Ok(outcome)
+}
+
+/// Judges the part with datagrams.
+fn datagrams(samples: &[Sample], demand: &Demand, log: &Log) -> Outcome {
+    let mut outcome = Outcome::default();
+    let least = judge(&mut outcome, samples, demand, log);
+    let what = "the least that a tenant had in a second over min(guarantee, demand)";
+    let claim = Claim::new("min_rate_over_min_guarantee_demand", what, "");
+    outcome.claim(claim.at_least(KEPT).measured(least));
+    outcome
 }
 
 /// Returns the guarantee of each VM of each tenant, in bits per second.

@@ -203,6 +203,16 @@ mod tests {
     }
 
     #[test]
+    fn on_a_part_of_the_rates_gains_are_lower() {
+        let (a, b) = ([(LinkId(0), need(10))], [(LinkId(0), need(10)), (LinkId(1), need(10))]);
+        let flow = |links| Flow { links, part: None, has_queue: true };
+        let flows = [flow(a.as_slice()), flow(b.as_slice())];
+        assert_eq!(printed(&topology().reduced(500), &flows), [2.5, 1.5]);
+        assert_eq!(topology().reduced(0).rate(LinkId(0)), BitsPerSecond(1));
+        assert_eq!(topology().reduced(1_001).rate(LinkId(0)), BitsPerSecond(100));
+    }
+
+    #[test]
     fn without_a_queue_no_tenant_exceeds_its_guarantee() {
         let links = [(LinkId(0), need(10))];
         let flow = |part, has_queue| Flow { links: &links, part, has_queue };

@@ -418,13 +418,10 @@ fn binding(
     }
     // Of the reserved queues, binding uses only the shared queue.
     let queues = u8::try_from(fabric.policy.dedicated() + 1).unwrap_or(u8::MAX);
-    // Without queues of other traffic, `headroom_pct` is only room that nobody reserves.
-    let has_others = fabric.policy.reserved_queues > 1;
-    let other_permille = if has_others { fabric.headroom_permille } else { 0 };
     Some(Settings {
         queues,
         palette,
-        other_permille,
+        other_permille: fabric.other_permille(),
         drain: Nanos::from_millis(table.drain_ms),
         hold: table.hold,
         hysteresis_permille: 1000 + 10 * table.hysteresis_pct.min(1000),

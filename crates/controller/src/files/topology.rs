@@ -38,6 +38,15 @@ pub struct FabricFile {
     pub out: Vec<(NodeId, Service)>,
 }
 
+impl FabricFile {
+    /// Returns the part of each link's rate that queues of other traffic may take, in thousandths.
+    #[must_use]
+    pub fn other_permille(&self) -> u32 {
+        // Without queues of other traffic, `headroom_pct` is only room that nobody reserves.
+        if self.policy.reserved_queues > 1 { self.headroom_permille } else { 0 }
+    }
+}
+
 /// `[fabric]`: name, queues and placement settings of the datacenter.
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -243,6 +243,9 @@ fn reserved_queues_are_not_the_controllers_to_give() {
     assert_eq!(bound(""), 8);
     assert_eq!(bound("queues = 8\nreserved_queues = 3"), 6, "the shared one and five");
     assert_eq!(bound("queues = 4\nreserved_queues = 3"), 2);
+    let other = |keys: &str| with_fabric(&folder, keys, "").unwrap().binding.other_permille;
+    assert_eq!(other("headroom_pct = 12.5"), 0, "no queue of other traffic");
+    assert_eq!(other("headroom_pct = 12.5\nreserved_queues = 3"), 125);
 }
 
 #[test]

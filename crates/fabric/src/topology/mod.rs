@@ -208,6 +208,17 @@ impl Topology {
         BitsPerSecond(self.rate[link.index()])
     }
 
+    /// Returns the same topology in which each link has only `permille` thousandths of its rate, at
+    /// least 1 bit/s. A `permille` above 1000 counts as 1000.
+    #[must_use]
+    pub fn reduced(mut self, permille: u32) -> Self {
+        for rate in &mut self.rate {
+            let part = u128::from(*rate) * u128::from(permille.min(1_000)) / 1_000;
+            *rate = u64::try_from(part).unwrap_or(u64::MAX).max(1);
+        }
+        self
+    }
+
     /// Layer of a link, from 1. The layer of a link is the layer of the link's upper end.
     #[must_use]
     pub fn link_layer(&self, link: LinkId) -> usize {

@@ -93,6 +93,38 @@ fn what_if_gives_no_reserved_queue_and_no_reserved_code_point() {
 }
 
 #[test]
+fn what_if_counts_only_what_other_traffic_leaves() {
+    // The tenants share all links of a rack, and reserve all of a link except `headroom_pct`. No
+    // whole weights up to 100 fit these rates exactly.
+    let rates = [743, 761, 739, 757, 751, 769, 733, 727, 773, 719, 787, 740];
+    let tenant = |rate: &u32| {
+        format!(
+            "[[tenant]]\nname = \"t{rate}\"\nvms = 8\nrate = \"{rate}M\"\nwithin = [\"rack-0\"]\n\
+             most_per_server = 1\n"
+        )
+    };
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+    let tenants = folder.join("other-tenants.toml");
+    fs::write(&tenants, rates.iter().map(tenant).collect::<String>()).unwrap();
+    let found = |keys: &str| {
+        let fabric = fs::read_to_string(example("fabric.toml")).unwrap();
+        let topology = folder.join("other-fabric.toml");
+        fs::write(&topology, fabric.replace("queues = 8\n", keys)).unwrap();
+        let (topology, tenants) = (topology.display().to_string(), tenants.display().to_string());
+        let files = ["what-if", "--topology", &topology, "--tenants", &tenants, "--json"];
+        let out = controller(&files);
+        let rows: Vec<serde_json::Value> = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(rows[0]["placed"], rates.len());
+        let gain = rows[0]["mean_gain"].as_f64().unwrap();
+        (gain, rows[0]["worst_weight_error_ppm"].as_u64().unwrap())
+    };
+    // Both have seven queues for tenants. Only the second has queues of other traffic.
+    let (alone, beside) = (found("queues = 8\n"), found("queues = 10\nreserved_queues = 3\n"));
+    assert!(beside.0 < alone.0, "gain {} beside other traffic, {} alone", beside.0, alone.0);
+    assert!(alone.1 == 0 && beside.1 > 0, "weight errors {} and {}", alone.1, beside.1);
+}
+
+#[test]
 fn a_wrong_file_is_told_by_line_and_nothing_is_printed() {
     let wrong = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("wrong.toml");
     fs::write(&wrong, "[[tenant]]\nname = \"a\"\nvms = 9999\nrate = \"1M\"\n").unwrap();

@@ -126,9 +126,13 @@ fn try_out(
     // The binding must not use reserved queues except the shared queue.
     let queues = u8::try_from(policy.dedicated() + 1).unwrap_or(u8::MAX);
     let palette = Palette::without(&fabric.reserved_code_points)?;
-    let settings = Settings { queues, palette, ..Settings::new(variant.mode.into()) };
-    let binding = Binding::new(settings, placed.datacenter.topology().links())?;
-    Ok(replay(&placed, binding, usage))
+    let other_permille = fabric.other_permille();
+    let settings =
+        Settings { queues, palette, other_permille, ..Settings::new(variant.mode.into()) };
+    let topology = placed.datacenter.topology();
+    let left = topology.clone().reduced(1_000 - other_permille.min(1_000));
+    let binding = Binding::new(settings, topology.links())?;
+    Ok(replay(&placed, &left, binding, usage))
 }
 
 /// A placed tenant that uses links, and its position in the file.
@@ -139,7 +143,9 @@ struct Player<'a> {
     score: Smoothed,
 }
 
-fn replay(placed: &Placed, mut binding: Binding, usage: &Usage) -> Findings {
+/// Replays the usage interval by interval. `left` is the topology with the rates that other traffic
+/// leaves to tenants.
+fn replay(placed: &Placed, left: &Topology, mut binding: Binding, usage: &Usage) -> Findings {
     let topology = placed.datacenter.topology();
     let slots =
         placed.outcomes.iter().enumerate().filter_map(|(at, o)| Some((at, *o.as_ref().ok()?)));
@@ -171,7 +177,7 @@ fn replay(placed: &Placed, mut binding: Binding, usage: &Usage) -> Findings {
                 has_queue: binding.of(player.slot).is_some(),
             })
             .collect();
-        let gains = gain::printed(topology, &flows);
+        let gains = gain::printed(left, &flows);
         let eager = flows.iter().zip(&gains).filter(|(flow, _)| flow.part.is_none());
         let eager: Vec<f64> = eager.map(|(_, gain)| *gain).collect();
         let mut link_use = gain::link_use(topology, &flows, &gains);

@@ -1,20 +1,30 @@
 //! Configures a Penstock daemon that acts as a switch. The daemon is `penstock host run` with the
 //! section `[switch]` in its file.
 //!
-//! Each call of the driver sends a single request on its own connection. The driver reads the
-//! certificate files for each connection, so the files may change. The daemon ([`crate::switch`])
-//! compares stamps and applies a change atomically, so the driver needs no lock.
+//! # Connection
+//!
+//! Each call of the driver sends a single request. The driver keeps the connection of the last
+//! request that succeeded. A request takes the connection, so a request at the same time makes its
+//! own. A request that fails or is dropped ends its connection. The driver reads the certificate
+//! files for each request, and connects again if they have changed.
+//!
+//! The daemon may have restarted since the last request. If a kept connection breaks, the driver
+//! sends the request once more on a new connection. All requests are idempotent: the daemon
+//! ([`crate::switch`]) compares stamps and applies a change atomically, so the driver needs no
+//! lock.
 //!
 //! # Source
 //!
 //! `proto/penstock/switch/v1/switch.proto` defines the messages between driver and daemon.
 
+use std::error::Error as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Code, Status};
+use tonic::{Code, Response, Status};
 
 use super::driver::summary;
 use super::left_out::LeftOut;
@@ -40,7 +50,7 @@ pub enum Address {
     Tcp(String, Tls),
 }
 
-/// Paths of PEM files, which the driver reads for each connection.
+/// Paths of PEM files, which the driver reads for each request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tls {
     /// CA that signed the switch's certificate.
@@ -60,6 +70,25 @@ pub struct PenstockSwitch {
     address: Address,
     queues: u8,
     left_out: LeftOut,
+    /// Connection of the last request, if the request succeeded.
+    kept: Mutex<Option<Link>>,
+}
+
+/// Contents of the files of [`Tls`]: CA, certificate and key.
+type Pems = [Vec<u8>; 3];
+
+/// Connection to the daemon.
+struct Link {
+    client: SwitchServiceClient<Channel>,
+    /// Certificates of the connection. `None` on a Unix socket.
+    pems: Option<Pems>,
+}
+
+impl std::fmt::Debug for Link {
+    /// Formats the connection without its key, because keys must not appear in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").finish_non_exhaustive()
+    }
 }
 
 impl PenstockSwitch {
@@ -83,8 +112,8 @@ impl PenstockSwitch {
             });
         }
         let ports = ports.iter().map(|port| port.name.clone()).collect();
-        let left_out = LeftOut::default();
-        Ok(Self { name: name.to_owned(), ports, address, queues, left_out })
+        let (left_out, kept) = Default::default();
+        Ok(Self { name: name.to_owned(), ports, address, queues, left_out, kept })
     }
 
     fn unreachable(&self, problem: String) -> DriverError {
@@ -113,37 +142,90 @@ impl PenstockSwitch {
         }
     }
 
-    async fn connect(&self) -> Result<SwitchServiceClient<Channel>, DriverError> {
+    /// Waits for a step of the connection's setup. An error names the daemon's address.
+    async fn set_up<T>(
+        &self,
+        step: impl Future<Output = Result<T, String>> + Send,
+    ) -> Result<T, DriverError> {
+        let done = tokio::time::timeout(TIME_MAX, step).await;
+        let done = done.unwrap_or_else(|_| Err(format!("no connection within {TIME_MAX:?}")));
+        done.map_err(|problem| {
+            let at = match &self.address {
+                Address::Socket(path) => path.display().to_string(),
+                Address::Tcp(address, _) => address.clone(),
+            };
+            self.unreachable(format!("{at}: {problem}"))
+        })
+    }
+
+    async fn pems(&self) -> Result<Option<Pems>, DriverError> {
+        match &self.address {
+            Address::Socket(_) => Ok(None),
+            Address::Tcp(_, tls) => self.set_up(pems(tls)).await.map(Some),
+        }
+    }
+
+    async fn connect(&self, pems: Option<Pems>) -> Result<Link, DriverError> {
         let connecting = async {
             let endpoint = match &self.address {
                 Address::Socket(path) => Endpoint::from_shared(format!("unix:{}", path.display())),
                 Address::Tcp(address, _) => Endpoint::from_shared(format!("https://{address}")),
             };
             let mut endpoint = endpoint.map_err(|error| describe(&error))?;
-            if let Address::Tcp(_, tls) = &self.address {
-                let tls = client(tls).await?;
+            if let (Address::Tcp(_, tls), Some(pems)) = (&self.address, &pems) {
+                let tls = client(pems, &tls.server_name);
                 endpoint = endpoint.tls_config(tls).map_err(|error| describe(&error))?;
             }
-            let endpoint = endpoint.connect_timeout(TIME_MAX).timeout(TIME_MAX);
+            let endpoint = endpoint.connect_timeout(TIME_MAX);
             endpoint.connect().await.map_err(|error| describe(&error))
         };
-        let connected = tokio::time::timeout(TIME_MAX, connecting).await;
-        let connected =
-            connected.unwrap_or_else(|_| Err(format!("no connection within {TIME_MAX:?}")));
-        let channel = connected.map_err(|problem| {
-            let at = match &self.address {
-                Address::Socket(path) => path.display().to_string(),
-                Address::Tcp(address, _) => address.clone(),
-            };
-            self.unreachable(format!("{at}: {problem}"))
-        })?;
-        Ok(SwitchServiceClient::new(channel).max_decoding_message_size(SWITCH_BYTES_MAX))
+        let channel = self.set_up(connecting).await?;
+        let client = SwitchServiceClient::new(channel).max_decoding_message_size(SWITCH_BYTES_MAX);
+        Ok(Link { client, pems })
     }
 
-    async fn state(&self) -> Result<v1::State, DriverError> {
-        let request = v1::GetStateRequest { switch: self.name.clone() };
-        let answer = self.connect().await?.get_state(request).await;
-        Ok(answer.map_err(|status| self.failed("reading its state", &status))?.into_inner())
+    fn kept(&self) -> MutexGuard<'_, Option<Link>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends a request to the daemon. `send` sends the request on a given connection, and may be
+    /// called twice. `what` names the request in errors.
+    async fn ask<T, F>(
+        &self,
+        what: &str,
+        send: impl Fn(SwitchServiceClient<Channel>) -> F + Send + Sync,
+    ) -> Result<T, DriverError>
+    where
+        T: Send,
+        F: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let pems = self.pems().await?;
+        let kept = self.kept().take().filter(|link| link.pems == pems);
+        if let Some(link) = kept {
+            match within_time(send(link.client.clone())).await {
+                Err(status) if is_broken(&status) => {}
+                answer => return self.end(what, link, answer),
+            }
+        }
+        let link = self.connect(pems).await?;
+        let answer = within_time(send(link.client.clone())).await;
+        self.end(what, link, answer)
+    }
+
+    /// Keeps the connection if the request succeeded.
+    fn end<T>(&self, what: &str, link: Link, answer: Result<T, Status>) -> Result<T, DriverError> {
+        let answer = answer.map_err(|status| self.failed(what, &status))?;
+        *self.kept() = Some(link);
+        Ok(answer)
+    }
+
+    /// Reads the switch's state, or only [`v1::State::run`].
+    async fn state(&self, run_only: bool) -> Result<v1::State, DriverError> {
+        let send = |mut client: SwitchServiceClient<Channel>| {
+            let request = v1::GetStateRequest { switch: self.name.clone(), run_only };
+            async move { client.get_state(request).await }
+        };
+        self.ask("reading its state", send).await
     }
 
     /// Returns the capabilities in a daemon's answer.
@@ -197,9 +279,11 @@ impl PenstockSwitch {
             changes: changes.iter().map(v1::Change::from).collect(),
             dry_run,
         };
-        let answer = self.connect().await?.apply(request).await;
-        let answer = answer.map_err(|status| self.failed(&summary(stamp, changes), &status))?;
-        let answer = answer.into_inner();
+        let send = |mut client: SwitchServiceClient<Channel>| {
+            let request = request.clone();
+            async move { client.apply(request).await }
+        };
+        let answer = self.ask(&summary(stamp, changes), send).await?;
         match answer.has {
             Some(has) => {
                 let (switch, has) = (self.name.clone(), has.into());
@@ -210,11 +294,31 @@ impl PenstockSwitch {
     }
 }
 
-async fn client(tls: &Tls) -> Result<ClientTlsConfig, String> {
-    let ca = Certificate::from_pem(read(&tls.ca).await?);
-    let identity = Identity::from_pem(read(&tls.certificate).await?, read(&tls.key).await?);
-    let config = ClientTlsConfig::new().ca_certificate(ca).identity(identity);
-    Ok(config.domain_name(&tls.server_name))
+/// Waits for the daemon's answer.
+async fn within_time<T>(
+    answer: impl Future<Output = Result<Response<T>, Status>> + Send,
+) -> Result<T, Status> {
+    match tokio::time::timeout(TIME_MAX, answer).await {
+        Ok(answer) => answer.map(Response::into_inner),
+        Err(_) => Err(Status::cancelled("Timeout expired")),
+    }
+}
+
+/// Returns true if a request failed on this side of the connection, and not by an answer of the
+/// daemon or for lack of an answer.
+fn is_broken(status: &Status) -> bool {
+    // The daemon never answers with this code. tonic uses it if a connection has ended.
+    status.source().is_some() || status.code() == Code::Unknown
+}
+
+fn client([ca, certificate, key]: &Pems, server_name: &str) -> ClientTlsConfig {
+    let identity = Identity::from_pem(certificate, key);
+    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca));
+    config.identity(identity).domain_name(server_name)
+}
+
+async fn pems(tls: &Tls) -> Result<Pems, String> {
+    Ok([read(&tls.ca).await?, read(&tls.certificate).await?, read(&tls.key).await?])
 }
 
 async fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -232,20 +336,20 @@ impl SwitchDriver for PenstockSwitch {
     }
 
     async fn capabilities(&self) -> Result<Capabilities, DriverError> {
-        self.can(&self.state().await?)
+        self.can(&self.state(false).await?)
     }
 
     async fn run_id(&self) -> Result<Option<String>, DriverError> {
-        Ok(Some(self.state().await?.run).filter(|run| !run.is_empty()))
+        Ok(Some(self.state(true).await?.run).filter(|run| !run.is_empty()))
     }
 
     async fn look(&self) -> Result<(Capabilities, SwitchState), DriverError> {
-        let state = self.state().await?;
+        let state = self.state(false).await?;
         Ok((self.can(&state)?, self.has(state)?))
     }
 
     async fn read_back(&self) -> Result<SwitchState, DriverError> {
-        self.has(self.state().await?)
+        self.has(self.state(false).await?)
     }
 
     async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
@@ -257,10 +361,12 @@ impl SwitchDriver for PenstockSwitch {
     }
 
     async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
-        let request = v1::GetCountersRequest { switch: self.name.clone() };
-        let answer = self.connect().await?.get_counters(request).await;
-        let answer = answer.map_err(|status| self.failed("reading its counters", &status))?;
-        let queues = answer.into_inner().queues.into_iter();
+        let send = |mut client: SwitchServiceClient<Channel>| {
+            let request = v1::GetCountersRequest { switch: self.name.clone() };
+            async move { client.get_counters(request).await }
+        };
+        let answer = self.ask("reading its counters", send).await?;
+        let queues = answer.queues.into_iter();
         let ours = queues.filter(|queue| self.ports.contains(&queue.port));
         let each = ours.map(|queue| {
             QueueCounters::try_from(queue).map_err(|problem| self.rubbish("its counters", problem))

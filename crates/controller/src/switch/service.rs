@@ -79,6 +79,10 @@ impl SwitchService for SwitchServer {
         request: Request<v1::GetStateRequest>,
     ) -> Result<Response<State>, Status> {
         self.check(&request, &request.get_ref().switch)?;
+        if request.get_ref().run_only {
+            let run = self.switch.run().to_owned();
+            return Ok(Response::new(State { run, ..State::default() }));
+        }
         let (can, state) = self.switch.state().await.map_err(|error| failed(&error))?;
         Ok(Response::new(State {
             stamp: Some(state.stamp.into()),
@@ -141,7 +145,7 @@ pub async fn serve(
     tls: ServerTls,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), ServeError> {
-    // A controller opens a connection for each request, and may send several requests at once.
+    // A controller keeps one connection, and opens more if it sends several requests at once.
     let limits =
         Limits { connections: 256, descriptors: 8, per_certificate: 64, ..Limits::default() };
     let service = SwitchServiceServer::new(server)

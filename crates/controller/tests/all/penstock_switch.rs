@@ -2,7 +2,8 @@
 //! The data path of the daemon is simulated in memory.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -14,14 +15,20 @@ use penstock_controller::southbound::{
     Change, DriverError, PortInfo, PortState, QueueCounters, SwitchDriver as _, SwitchState, diff,
     missing,
 };
-use penstock_controller::switch::wire::v1::switch_service_server::SwitchServiceServer;
+use penstock_controller::switch::wire::v1;
+use penstock_controller::switch::wire::v1::switch_service_server::{
+    SwitchService, SwitchServiceServer,
+};
 use penstock_controller::switch::{
     FabricSwitch, PortReading, SwitchServer, SwitchSide, Who, serve,
 };
 use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinHandle;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
+use tonic::{Request, Response, Status};
 
 use crate::common::authority::Authority;
 use crate::common::dir::Dir;
@@ -30,6 +37,8 @@ use crate::common::dir::Dir;
 #[derive(Debug, Default)]
 struct FakeSide {
     ports: Mutex<BTreeMap<String, PortState>>,
+    /// Number of times that the switch has read its data path.
+    reads: AtomicU32,
     applied: Mutex<u32>,
     fails: Mutex<bool>,
 }
@@ -37,6 +46,7 @@ struct FakeSide {
 #[async_trait]
 impl SwitchSide for FakeSide {
     async fn read(&self) -> Result<BTreeMap<String, PortReading>, SideError> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         let ports = self.ports.lock().unwrap();
         let one = |name: &str| {
             let told = ports.get(name).cloned().unwrap_or_default();
@@ -129,6 +139,142 @@ impl Bed {
     fn applied(&self) -> u32 {
         *self.side.applied.lock().unwrap()
     }
+}
+
+/// Process of a switch, which has a runtime of its own. The switch does not take up a saved state.
+struct SwitchProcess {
+    runtime: Option<Runtime>,
+    switch: Arc<FabricSwitch>,
+    /// Number of connections that controllers have made.
+    connections: Arc<AtomicU32>,
+}
+
+impl SwitchProcess {
+    fn start(dir: &Path) -> Self {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let side: Arc<dyn SwitchSide> = Arc::new(FakeSide::default());
+        let switch = Arc::new(FabricSwitch::new("leaf1", &dir.join("plan"), side));
+        let server = SwitchServer::new(Arc::clone(&switch), Who::Connected);
+        let server = Server::builder().add_service(SwitchServiceServer::new(server));
+        let connections = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&connections);
+        let _ = std::fs::remove_file(dir.join("socket"));
+        let inside = runtime.enter();
+        let listener = UnixListener::bind(dir.join("socket")).unwrap();
+        drop(inside);
+        let incoming = UnixListenerStream::new(listener).map(move |connection| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            connection
+        });
+        runtime.spawn(async { server.serve_with_incoming(incoming).await.unwrap() });
+        Self { runtime: Some(runtime), switch, connections }
+    }
+
+    fn connections(&self) -> u32 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// Ends the process without notice to its clients, and waits until all connections are closed.
+    fn kill(mut self) {
+        let runtime = self.runtime.take();
+        // A runtime must not end inside another runtime.
+        std::thread::spawn(move || drop(runtime)).join().unwrap();
+    }
+}
+
+impl Drop for SwitchProcess {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_driver_keeps_its_connection_until_the_switch_restarts() {
+    let dir = Dir::new();
+    let address = Address::Socket(dir.path().join("socket"));
+    let driver = PenstockSwitch::new("leaf1", &ports(), 8, address).unwrap();
+    let process = SwitchProcess::start(dir.path());
+    let run = driver.run_id().await.unwrap();
+    assert_eq!(run.as_deref(), Some(process.switch.run()));
+    driver.apply(stamp(1, 1), &changes()).await.unwrap();
+    assert_eq!(driver.counters().await.unwrap().len(), 16);
+    assert_eq!(driver.run_id().await.unwrap(), run);
+    assert_eq!(process.connections(), 1);
+
+    // The first request after a restart succeeds.
+    process.kill();
+    let process = SwitchProcess::start(dir.path());
+    assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(process.switch.run()));
+    assert_eq!(driver.read_back().await.unwrap().stamp, Stamp::default());
+    assert_eq!(process.connections(), 1);
+
+    process.kill();
+    let error = driver.read_back().await.unwrap_err();
+    assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("/socket: "), "{error}");
+    let process = SwitchProcess::start(dir.path());
+    assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(process.switch.run()));
+
+    // A request that the switch refuses ends its connection.
+    let unknown = Change::Unmap { port: "e9".into(), dscp: 8 };
+    driver.apply(stamp(2, 1), &[unknown]).await.unwrap_err();
+    driver.read_back().await.unwrap();
+    assert_eq!(process.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_question_for_the_run_does_not_read_the_data_path() {
+    let bed = Bed::start(Dir::new()).await;
+    let reads = || bed.side.reads.load(Ordering::Relaxed);
+    let (driver, before) = (bed.driver(), reads());
+    assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(bed.switch.run()));
+    assert_eq!(reads(), before);
+    driver.read_back().await.unwrap();
+    assert_eq!(reads(), before + 1);
+}
+
+/// Service of a daemon of an earlier release, which always answers with the whole state.
+struct Earlier(SwitchServer);
+
+#[async_trait]
+impl SwitchService for Earlier {
+    async fn get_state(
+        &self,
+        mut request: Request<v1::GetStateRequest>,
+    ) -> Result<Response<v1::State>, Status> {
+        request.get_mut().run_only = false;
+        self.0.get_state(request).await
+    }
+
+    async fn apply(
+        &self,
+        request: Request<v1::ApplyRequest>,
+    ) -> Result<Response<v1::Applied>, Status> {
+        self.0.apply(request).await
+    }
+
+    async fn get_counters(
+        &self,
+        request: Request<v1::GetCountersRequest>,
+    ) -> Result<Response<v1::Counters>, Status> {
+        self.0.get_counters(request).await
+    }
+}
+
+#[tokio::test]
+async fn a_daemon_of_an_earlier_release_also_tells_its_run() {
+    let bed = Bed::start(Dir::new()).await;
+    let socket = bed.dir.path().join("earlier");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let earlier = Earlier(SwitchServer::new(Arc::clone(&bed.switch), Who::Connected));
+    let server = Server::builder().add_service(SwitchServiceServer::new(earlier));
+    let serving = server.serve_with_incoming(UnixListenerStream::new(listener));
+    let serving = tokio::spawn(async { serving.await.unwrap() });
+    let driver = PenstockSwitch::new("leaf1", &ports(), 8, Address::Socket(socket)).unwrap();
+    assert_eq!(driver.run_id().await.unwrap().as_deref(), Some(bed.switch.run()));
+    serving.abort();
 }
 
 #[tokio::test]
@@ -314,6 +460,9 @@ async fn over_the_network_only_who_is_named_is_heard() {
     assert!(matches!(error, DriverError::Refused { .. }), "{error}");
     let why = "server-0; controllers of this switch are controller";
     assert!(error.to_string().contains(why), "{error}");
+    // Both drivers read the same files, which are for server-0 by now.
+    let error = controller.read_back().await.unwrap_err();
+    assert!(error.to_string().contains(why), "a connection with former files: {error}");
     let impostor = driver(&Authority::new(), "controller", "leaf1.test");
     let error = impostor.read_back().await.unwrap_err();
     assert!(matches!(error, DriverError::Unreachable { .. }), "{error}");

@@ -33,7 +33,8 @@
 //! # Restarts
 //!
 //! In each interval, the controller asks for `/system/state/boot-time`. If a target does not have
-//! this leaf, only the comparison of all switches finds a restart.
+//! this leaf, only the comparison of all switches finds a restart. If a target has refused the Get,
+//! the driver asks again after 60 intervals, because an upgrade may add the leaf.
 //!
 //! # Stamp
 //!
@@ -61,7 +62,7 @@ pub mod proto;
 
 use std::collections::BTreeMap;
 use std::slice;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -95,6 +96,9 @@ const POLL: Duration = Duration::from_millis(100);
 const STATE_GRACE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 1_000 });
 /// Path of the time at which the target started.
 const BOOT_TIME: &str = "/system/state/boot-time";
+/// Number of questions for the target's run that the driver does not ask after the target has
+/// refused a Get of [`BOOT_TIME`].
+const BOOT_TIME_PAUSE: u32 = 60;
 /// Maximum size of an answer of the target, in bytes.
 const ANSWER_MAX: usize = 8 << 20;
 const QUEUES_MAX: u8 = 8;
@@ -160,8 +164,8 @@ pub struct GnmiSwitch {
     wait_until: std::sync::Mutex<Option<Instant>>,
     left_out: LeftOut,
     kinds: std::sync::Mutex<StateKinds>,
-    /// True if the target has refused a Get of [`BOOT_TIME`].
-    no_boot_time: AtomicBool,
+    /// Number of questions for the target's run until the driver asks for [`BOOT_TIME`] again.
+    boot_time_pause: AtomicU32,
 }
 
 /// Mark that a caller waits for a Set. Dropping the mark removes it.
@@ -229,7 +233,7 @@ impl GnmiSwitch {
                 let (name, login) = (name.to_owned(), login.flatten());
                 let ports = ports.iter().map(|port| port.name.clone()).collect();
                 let (no_role, setting, wait_until, left_out) = Default::default();
-                let (kinds, no_boot_time) = Default::default();
+                let (kinds, boot_time_pause) = Default::default();
                 Ok(Self {
                     name,
                     ports,
@@ -241,7 +245,7 @@ impl GnmiSwitch {
                     wait_until,
                     left_out,
                     kinds,
-                    no_boot_time,
+                    boot_time_pause,
                 })
             }
             Err(error) => beyond(
@@ -562,7 +566,8 @@ impl SwitchDriver for GnmiSwitch {
     }
 
     async fn run_id(&self) -> Result<Option<String>, DriverError> {
-        if self.no_boot_time.load(Ordering::Relaxed) {
+        let (order, fewer) = (Ordering::Relaxed, |pause: u32| pause.checked_sub(1));
+        if self.boot_time_pause.fetch_update(order, order, fewer).is_ok() {
             return Ok(None);
         }
         let mut client = self.connect().await?;
@@ -573,7 +578,7 @@ impl SwitchDriver for GnmiSwitch {
             }
             // The target does not have the model.
             Err(DriverError::Refused { .. } | DriverError::Rubbish { .. }) => {
-                self.no_boot_time.store(true, Ordering::Relaxed);
+                self.boot_time_pause.store(BOOT_TIME_PAUSE, Ordering::Relaxed);
                 Ok(None)
             }
             // The target may refuse the path in another way. If it does not answer at all, the next

@@ -265,6 +265,23 @@ async fn a_target_that_restarts_has_another_run_if_it_tells_its_boot_time() {
 }
 
 #[tokio::test]
+async fn a_target_that_refused_its_boot_time_is_asked_again_after_a_pause() {
+    let target = Target::start().await;
+    target.set_fault(Fault::NoSystem);
+    let switch = target.switch();
+    assert_eq!(switch.run_id().await, Ok(None), "it does not have the model");
+    // An upgrade adds the model.
+    target.put(BOOT_TIME, "1700000000000000000");
+    target.set_fault(Fault::OnlyAll);
+    for _ in 0..BOOT_TIME_PAUSE {
+        assert_eq!(switch.run_id().await, Ok(None), "it is not asked yet");
+    }
+    for _ in 0..2 {
+        assert!(switch.run_id().await.expect("readable").is_some());
+    }
+}
+
+#[tokio::test]
 async fn a_target_that_does_not_apply_what_it_accepts_is_told() {
     let (target, wanted) = told_once().await;
     target.set_fault(Fault::Behind(u32::MAX));

@@ -38,6 +38,8 @@ pub enum Fault {
     OnlyAll,
     /// The target answers NOT_FOUND if one of the paths has no data.
     NotFound,
+    /// The target refuses a Get below `/system`, because it does not have this model.
+    NoSystem,
     /// The target refuses a Set with a role, as SONiC's target does.
     NoRole,
     /// The target delays each Set until the test releases the Set.
@@ -294,6 +296,9 @@ impl GNmi for Double {
         match fault {
             Some(Fault::OnlyAll) if request.get_ref().r#type() != DataType::All => {
                 return Err(Status::unimplemented("unsupported request type"));
+            }
+            Some(Fault::NoSystem) if asked.iter().any(|path| path.starts_with("/system")) => {
+                return Err(Status::invalid_argument("unknown path"));
             }
             Some(Fault::NotFound) => {
                 let is_empty = |path: &String| !leaves.keys().any(|at| at.starts_with(path));

@@ -337,6 +337,11 @@ impl SwitchDriver for TcSwitch {
             let (switch, problem) = (self.name.clone(), error.to_string());
             DriverError::Unreachable { switch, problem }
         })?;
+        // The caller has usually read the switch just before, but without the exclusive right.
+        // Since then, another controller or an operator with `tc` may have changed the switch, or
+        // an interface may be a new one. The kernel has no number that changes with its qdiscs, and
+        // a change that failed halfway has changed queues but not the stamp. So only a second read
+        // is safe.
         let seen = self.see().await?;
         DriverError::fence(&self.name, seen.stamp, stamp)?;
         let mut steps = self.steps(&seen, changes)?;

@@ -13,8 +13,12 @@ use penstock_controller::files::ControllerFile;
 use penstock_controller::hosts::Hosts;
 use penstock_controller::southbound::{SwitchDriver, usable_queues};
 use penstock_fabric::topology::NodeId;
+use tokio::task::JoinSet;
 
 use super::drivers::driver;
+
+/// Maximum number of switches that the controller asks for their capabilities at a time.
+const ASKED_AT_ONCE: usize = 32;
 
 /// Creates the state of a fabric, and its crew of switches and hosts, each time this controller
 /// becomes the leader. The drivers of the switches are created only once, even if this controller
@@ -73,17 +77,38 @@ impl Maker {
 /// Asks each switch how many queues a plan may use, and logs a warning for each switch that has
 /// fewer than the `queues` of the fabric. Such a switch refuses plans that use all queues.
 pub async fn ask(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) {
-    for driver in drivers {
-        match driver.capabilities().await {
-            Ok(can) if usable_queues(&can) < queues => tracing::warn!(
-                "switch {}: a plan may use {} queues, but the fabric has {queues}; raise \
-                 `reserved_queues` in the fabric's file",
-                driver.name(),
-                usable_queues(&can)
-            ),
-            Ok(_) => {}
-            Err(error) => tracing::warn!("its number of queues is not known yet: {error}"),
+    for warning in warnings(drivers, queues).await {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Asks up to [`ASKED_AT_ONCE`] switches at a time. Returns the warnings in the order of `drivers`.
+async fn warnings(drivers: Vec<Arc<dyn SwitchDriver>>, queues: u8) -> Vec<String> {
+    let mut waiting = drivers.into_iter().enumerate();
+    let (mut asked, mut answers) = (JoinSet::new(), BTreeMap::new());
+    loop {
+        let room = ASKED_AT_ONCE - asked.len();
+        for (at, driver) in waiting.by_ref().take(room) {
+            asked.spawn(async move { (at, warning(&*driver, queues).await) });
         }
+        match asked.join_next().await {
+            // A task fails only if a driver panics.
+            Some(answer) => answers.extend(answer),
+            None => return answers.into_values().flatten().collect(),
+        }
+    }
+}
+
+async fn warning(driver: &dyn SwitchDriver, queues: u8) -> Option<String> {
+    match driver.capabilities().await {
+        Ok(can) if usable_queues(&can) < queues => Some(format!(
+            "switch {}: a plan may use {} queues, but the fabric has {queues}; raise \
+             `reserved_queues` in the fabric's file",
+            driver.name(),
+            usable_queues(&can)
+        )),
+        Ok(_) => None,
+        Err(error) => Some(format!("its number of queues is not known yet: {error}")),
     }
 }
 
@@ -96,4 +121,91 @@ fn fabric(file: &ControllerFile) -> Result<Fabric> {
         fabric.set_service(&name, *service, false).map_err(|error| anyhow::anyhow!("{error}"))?;
     }
     Ok(fabric)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use penstock_controller::Stamp;
+    use penstock_controller::southbound::{
+        Capabilities, Change, DriverError, QueueCounters, SwitchState,
+    };
+    use tokio::sync::Barrier;
+
+    use super::*;
+
+    /// Switch that answers with an error, but only if the controller asks as many switches at the
+    /// same time as the barrier needs.
+    #[derive(Debug)]
+    struct Meeting {
+        name: String,
+        barrier: Arc<Barrier>,
+        asked: Arc<AtomicUsize>,
+        most: Arc<AtomicUsize>,
+    }
+
+    impl Meeting {
+        fn unreachable(&self) -> DriverError {
+            let (switch, problem) = (self.name.clone(), "it is off".to_owned());
+            DriverError::Unreachable { switch, problem }
+        }
+    }
+
+    #[tonic::async_trait]
+    impl SwitchDriver for Meeting {
+        fn name(&self) -> &str {
+            &self.name
+        }
+
+        fn kind(&self) -> &'static str {
+            "meeting"
+        }
+
+        async fn capabilities(&self) -> Result<Capabilities, DriverError> {
+            let asked = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(asked, Ordering::SeqCst);
+            self.barrier.wait().await;
+            self.asked.fetch_sub(1, Ordering::SeqCst);
+            Err(self.unreachable())
+        }
+
+        async fn read_back(&self) -> Result<SwitchState, DriverError> {
+            Err(self.unreachable())
+        }
+
+        async fn apply(&self, _: Stamp, _: &[Change]) -> Result<(), DriverError> {
+            Err(self.unreachable())
+        }
+
+        async fn words(&self, _: &[Change]) -> Result<Vec<String>, DriverError> {
+            Err(self.unreachable())
+        }
+
+        async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
+            Err(self.unreachable())
+        }
+    }
+
+    #[tokio::test]
+    async fn switches_are_asked_at_once_within_a_limit_and_reported_in_order() {
+        let barrier = Arc::new(Barrier::new(ASKED_AT_ONCE));
+        let (asked, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let driver = |at: usize| -> Arc<dyn SwitchDriver> {
+            Arc::new(Meeting {
+                name: format!("leaf{at}"),
+                barrier: Arc::clone(&barrier),
+                asked: Arc::clone(&asked),
+                most: Arc::clone(&most),
+            })
+        };
+        let all = 3 * ASKED_AT_ONCE;
+        let warnings = warnings((0..all).map(driver).collect(), 8);
+        let warnings = tokio::time::timeout(Duration::from_secs(60), warnings).await;
+        let warnings = warnings.expect("the switches wait for each other");
+        assert_eq!((warnings.len(), most.load(Ordering::SeqCst)), (all, ASKED_AT_ONCE));
+        for (at, warning) in warnings.iter().enumerate() {
+            assert!(warning.contains(&format!("switch leaf{at}: ")), "{at}: {warning}");
+        }
+    }
 }

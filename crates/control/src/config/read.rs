@@ -39,7 +39,7 @@ pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
     read(&read_file(path)?, &path.display().to_string(), &Machine::here())
 }
 
-/// Reads the object of a request, such as a `[[port]]`, from a text that has only the object's keys.
+/// Reads the object of a request, such as a `[[port]]`, from a text with only the object's keys.
 /// `kind` is the object's kind, such as `port`. The references to other objects are not checked.
 ///
 /// # Errors

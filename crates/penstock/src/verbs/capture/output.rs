@@ -225,7 +225,7 @@ mod tests {
         run(output.ended());
         output.put(vec![0; PIECE], 30);
         let end = run(output.finish(Duration::from_secs(600)));
-        let End::Failed(error, left) = end else { panic!("{end:?}") };
-        assert_eq!((error.kind(), left), (ErrorKind::StorageFull, 50));
+        let End::Failed(error, left) = &end else { panic!("{end:?}") };
+        assert_eq!((error.kind(), *left), (ErrorKind::StorageFull, 50));
     }
 }

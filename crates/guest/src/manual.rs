@@ -5,6 +5,9 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context as _, Result};
 
+/// Length in bytes from which a word may not fit in a line of a narrow page.
+const WORD_LONG: usize = 40;
+
 /// Writes the manual pages of a program and of its commands to the directory `dir`, which must
 /// exist.
 ///
@@ -22,7 +25,32 @@ fn pages(command: &clap::Command, dir: &Path, date: &str) -> std::io::Result<()>
     for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
         pages(inner, dir, date)?;
     }
-    clap_mangen::Man::new(command.clone()).date(date).generate_to(dir).map(drop)
+    let man = clap_mangen::Man::new(command.clone()).date(date);
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    let page = breakable(&String::from_utf8_lossy(&page));
+    std::fs::write(dir.join(man.get_filename()), page)
+}
+
+/// Returns the page with the escape `\:` before each `[` inside a long word, such as
+/// `socket=PATH[,mac=MAC][,ip=ADDR/LEN]`. Lines may break there, and the escape prints nothing.
+fn breakable(page: &str) -> String {
+    let mut text = String::with_capacity(page.len());
+    for line in page.split_inclusive('\n') {
+        let is_request = line.starts_with('.');
+        for word in line.split_inclusive(' ') {
+            // A quote before the first `[` stays with it.
+            let at = word.find(|c: char| c != '`' && c != '[').unwrap_or(word.len());
+            let (start, rest) = word.split_at(at);
+            text.push_str(start);
+            if is_request || word.len() < WORD_LONG {
+                text.push_str(rest);
+            } else {
+                text.push_str(&rest.replace('[', "\\:["));
+            }
+        }
+    }
+    text
 }
 
 /// Returns the date of the pages, as in 2026-11-30. The date is that of `SOURCE_DATE_EPOCH`, or
@@ -44,6 +72,15 @@ fn text_of(unix_s: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_word_may_break_before_its_optional_parts() {
+        let long = "`[,ring=256][,mrg=off][,packed=on][,delay\\-us=0]`";
+        let page = format!(".TH a \"{long}\"\nAdd {long}\n[\\fB\\-h\\fR] a[,b]\n");
+        let broken = "`[,ring=256]\\:[,mrg=off]\\:[,packed=on]\\:[,delay\\-us=0]`";
+        let expected = page.replace(&format!("Add {long}"), &format!("Add {broken}"));
+        assert_eq!(breakable(&page), expected);
+    }
 
     #[test]
     fn a_page_has_its_date_and_a_hidden_command_has_no_page() {

@@ -158,6 +158,9 @@ fn keyed_value(key: &str, text: &str) -> Result<Value> {
     if RANGES_KEYS.contains(&key) && !plain.is_array() {
         return Ok(value(&format!("[{text}]")));
     }
+    if plain.is_str() {
+        broken_table(key, text)?;
+    }
     if key == PAIRS_KEY && plain.is_str() {
         let items: Vec<&str> =
             text.split([',', ' ']).filter(|item| !item.is_empty() && *item != "any").collect();
@@ -165,6 +168,22 @@ fn keyed_value(key: &str, text: &str) -> Result<Value> {
         return Ok(Value::Table(pairs.table));
     }
     Ok(plain)
+}
+
+/// Refuses a value that has the form of a table and is not valid TOML. As a string, it would only
+/// cause an error about its type.
+fn broken_table(key: &str, text: &str) -> Result<()> {
+    let text = text.trim();
+    if !text.starts_with('{') || !text.ends_with('}') {
+        return Ok(());
+    }
+    let Err(error) = text.parse::<Value>() else { return Ok(()) };
+    let place = error.span().and_then(|span| text.get(span)).unwrap_or_default();
+    if error.message() == "duplicate key" {
+        bail!("key '{key}': duplicate key `{place}`; write each key of the table once");
+    }
+    let problem = error.message().replace('\n', ", ");
+    bail!("key '{key}': not a table: {problem}; write a TOML table, as in {key}='{{ a = \"b\" }}'");
 }
 
 fn value(text: &str) -> Value {
@@ -276,6 +295,18 @@ mod tests {
         let changes = Pairs::parse(&arguments).unwrap().changes;
         let values: Vec<&str> = changes.iter().map(|(_, value)| value.as_str()).collect();
         assert_eq!(values, ["7", "blue", "[\"a\", \"b\"]", "{ csum = true, tso = false }"]);
+    }
+
+    #[test]
+    fn a_table_that_is_not_toml_has_the_reason() {
+        let error = |argument: &str| Pairs::parse(&[argument]).unwrap_err().to_string();
+        assert_eq!(
+            error("labels={ a=\"1\", a=\"2\" }"),
+            "key 'labels': duplicate key `a`; write each key of the table once"
+        );
+        assert!(error("tap.offloads={csum=yes}").starts_with("key 'offloads': not a table: "));
+        assert_eq!(one("\"{ a=b }\""), Value::String("{ a=b }".into()));
+        assert_eq!(one("{a"), Value::String("{a".into()));
     }
 
     #[test]

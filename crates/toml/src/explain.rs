@@ -46,8 +46,12 @@ pub(crate) fn explain(message: &str, key: Option<&str>, hint: Hint) -> (String, 
         return (at(message), example.to_owned());
     }
     match message.rsplit_once(", expected ") {
+        Some((problem, "u8")) => (at(problem), "write a whole number from 0 to 255".to_owned()),
         Some((problem, "u16")) => (at(problem), "write a whole number from 0 to 65535".to_owned()),
-        Some((problem, "u32")) => (at(problem), "write a whole number, 0 or above".to_owned()),
+        Some((problem, "u32")) => {
+            (at(problem), "write a whole number from 0 to 4294967295".to_owned())
+        }
+        Some((problem, "u64")) => (at(problem), "write a whole number, 0 or above".to_owned()),
         Some((problem, expected)) => (at(problem), format!("write {expected}")),
         None => (at(message), "see docs/reference/configuration.md".to_owned()),
     }

@@ -37,7 +37,7 @@ pub mod text;
 
 pub use error::{ConfigError, ConfigErrors};
 pub use file::{read_file, save};
-pub use object::{Object, list, section, unknown_sections};
+pub use object::{Object, list, section, single, unknown_sections};
 pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
 pub use read::{FILE_BYTES_MAX, read};
 pub use report::{Hint, Report};

@@ -65,6 +65,15 @@ pub fn section<'a, T: DeserializeOwned>(
     Some(object(label, table, report))
 }
 
+/// Reads a text that has only the keys of one object. `label` is the object's name in errors.
+pub fn single<'a, T: DeserializeOwned>(
+    root: &'a Table,
+    label: String,
+    report: &mut Report<'_>,
+) -> Object<'a, T> {
+    object(label, Cow::Borrowed(root), report)
+}
+
 /// Reads all tables `[[key]]` of the text.
 pub fn list<'a, T: DeserializeOwned>(
     root: &'a Table,

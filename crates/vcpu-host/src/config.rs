@@ -26,6 +26,14 @@ struct File {
     vm: Vec<VmTable>,
 }
 
+/// The tables of a host's file that the vCPU scheduler uses.
+#[derive(Debug, Deserialize)]
+struct HostFile {
+    vcpu: Option<VcpuSection>,
+    #[serde(default)]
+    vm: Vec<VmTable>,
+}
+
 /// Configuration of a VM that the vCPU scheduler schedules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
@@ -104,13 +112,13 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
         |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
     let all: toml::Table = toml::from_str(text).map_err(unread)?;
     let file: File = if all.contains_key("host") {
-        let ours = |(key, _): &(String, toml::Value)| key == "vcpu" || key == "vm";
-        let ours: toml::Table = all.into_iter().filter(ours).collect();
-        if !ours.contains_key("vcpu") {
+        // Only an error of the text has a line.
+        let HostFile { vcpu, vm } = toml::from_str(text).map_err(unread)?;
+        let Some(vcpu) = vcpu else {
             let why = "this host has no [vcpu]; add it with `cpus`, and a [[vm]] for each VM";
             return Err(ConfigErrors(vec![why.to_owned()]));
-        }
-        ours.try_into().map_err(unread)?
+        };
+        File { vcpu, vm }
     } else {
         toml::from_str(text).map_err(unread)?
     };
@@ -302,6 +310,17 @@ mod tests {
             "{}",
             wrong("[vcpu]\ncpu = [1]\n")
         );
+    }
+
+    #[test]
+    fn a_mistake_in_a_hosts_file_has_its_line() {
+        let host = "[host]\nname = \"h\"\n[[port]]\nname = \"p\"\n";
+        let vm = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\npid = 1\n";
+        let text = wrong(&format!("{host}{vm}labels = {{ \"a b\" = \"x\" }}\n"));
+        assert!(text.contains("line 10,") && text.contains("key \"a b\" is not allowed"), "{text}");
+        let good = Config::parse(&format!("{host}{vm}")).unwrap();
+        assert_eq!(good.vms.len(), 1);
+        assert!(wrong(host).contains("this host has no [vcpu]"), "{}", wrong(host));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A draft is a configuration file whose objects were read one by one. The references between the
 //! draft's objects are not checked yet.
 
-use penstock_toml::{Object, Report, list, section, unknown_sections};
+use penstock_toml::{Object, Report, list, section, single, unknown_sections};
 use penstock_vcpu::terms::{VcpuSection, VmTable};
-use toml_edit::Table;
+use serde::de::DeserializeOwned;
+use toml_edit::{Item, Table};
 
 use super::fabric::FabricSection;
 use super::host::{ForwardingSection, HostSection, WorkerSection};
@@ -107,6 +108,18 @@ pub(super) fn read_draft<'a>(root: &'a Table, report: &mut Report<'_>) -> Draft<
         rules: list(root, "rule", report),
         fdb: list(root, "fdb", report),
     }
+}
+
+/// Reads the object of a request. `kind` is the object's kind, such as `port`.
+pub(super) fn read_object<T: DeserializeOwned>(
+    root: &Table,
+    kind: &str,
+    report: &mut Report<'_>,
+) -> Option<T> {
+    report.set_hint(of_a_port);
+    let name = root.get("name").and_then(Item::as_str);
+    let label = name.map_or_else(|| kind.to_owned(), |name| format!("{kind} {name:?}"));
+    single(root, label, report).value
 }
 
 fn absent<'a, T: Default>(label: &str) -> Object<'a, T> {

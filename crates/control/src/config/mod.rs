@@ -76,7 +76,7 @@ pub use mirror::{Direction as MirrorDirection, Mirror};
 pub use model::{FdbStatic, HostConfig, Port, SlowPath, Tenant};
 pub(crate) use network::{Network, Networks, port_vlans};
 pub use queue::{Excess, Queue};
-pub use read::{load, migrate, parse, parse_on};
+pub use read::{load, migrate, parse, parse_object, parse_on};
 pub use release::{Egress, IngressPolicy, RateAllocation, Readiness, Schedule, SpareCycles};
 pub use rtp::RtpStream;
 pub use rule::{Action, Match, Rule};

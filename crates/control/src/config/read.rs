@@ -4,9 +4,10 @@ use std::path::Path;
 
 use penstock_toml::{ConfigError, ConfigErrors};
 use penstock_toml::{read_file, save};
+use serde::de::DeserializeOwned;
 
 use super::check;
-use super::draft::read_draft;
+use super::draft::{read_draft, read_object};
 use super::machine::Machine;
 use super::model::HostConfig;
 use super::upgrade::{current, outdated, upgrade};
@@ -36,6 +37,15 @@ pub fn parse_on(text: &str, file: &str, machine: &Machine) -> Result<HostConfig,
 /// as a mistake.
 pub fn load(path: &Path) -> Result<HostConfig, ConfigErrors> {
     read(&read_file(path)?, &path.display().to_string(), &Machine::here())
+}
+
+/// Reads the object of a request, such as a `[[port]]`, from a text with only the object's keys.
+/// `kind` is the object's kind, such as `port`. The references to other objects are not checked.
+///
+/// # Errors
+/// Returns all mistakes of the text at once, in the order of the text.
+pub fn parse_object<T: DeserializeOwned>(kind: &str, text: &str) -> Result<T, ConfigErrors> {
+    penstock_toml::read(text, "", |root, report| read_object(root, kind, report))
 }
 
 /// Rewrites a configuration file with current keys, and keeps the file's comments and order.

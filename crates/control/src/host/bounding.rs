@@ -151,13 +151,12 @@ impl Population {
         let us = |bound: &Bound| bound.wait.0.div_ceil(1_000);
         let mut words = format!(
             "a frame waits at most {} us to the end of its batch, if the port of class {} keeps to \
-             its bucket: {:.1} us for a batch that has begun, and {:.1} us for {} rounds of the \
-             class",
+             its bucket: {:.1} us for a batch that has begun, and {:.1} us for {} of the class",
             us(bound),
             answer.priority,
             self.us(bound.begun.0),
             self.us(bound.beside.0),
-            bound.rounds,
+            rounds(bound.rounds),
         );
         if bound.above.0 > 0 {
             words.push_str(&format!(
@@ -224,7 +223,22 @@ impl Population {
     }
 }
 
+/// A number of rounds as text, such as "1 round".
+fn rounds(count: u64) -> String {
+    format!("{count} round{}", if count == 1 { "" } else { "s" })
+}
+
 #[expect(clippy::cast_precision_loss, reason = "the number of cycles is rounded for display")]
 fn to_f64(count: u64) -> f64 {
     count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_round_is_singular() {
+        assert_eq!([0, 1, 2].map(rounds), ["0 rounds", "1 round", "2 rounds"]);
+    }
 }

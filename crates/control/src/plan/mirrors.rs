@@ -1,9 +1,9 @@
-//! Warns about mirrors whose copies reach another tenant, or lose their VLAN.
+//! Warns about mirrors that copy nothing, or whose copies reach another tenant or lose their VLAN.
 //!
 //! A mirror crosses the border between tenants on purpose: its port should belong to a tenant of
 //! its own, such as `monitor`. If that tenant also has ports that are no mirror's target, the name
 //! of the port is probably wrong. A rule for a tenant or for all ports may match frames of VLANs
-//! that the port of the copies does not carry.
+//! that the port of the copies does not carry. A port gets no copies of the frames that it sends.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,8 @@ pub(super) fn warnings(config: &HostConfig) -> Vec<Warning> {
         let object = format!("rule {}", rule.name);
         for to in rule.actions.iter().filter_map(mirrored_to) {
             let foreign = foreign(config, &targets, (&object, owner), to);
-            let texts = [foreign, tagless(config, (&object, rule), to)];
+            let rule = (object.as_str(), rule);
+            let texts = [foreign, tagless(config, rule, to), own(config, rule, to)];
             let warning = |text| Warning { ports: vec![to.to_owned()], text };
             all.extend(texts.into_iter().flatten().map(warning));
         }
@@ -76,14 +77,32 @@ fn foreign(
     ))
 }
 
+/// Whether a rule applies to the frames that `port` sends.
+fn applies(rule: &Rule, port: &Port) -> bool {
+    rule.port.as_ref().is_none_or(|name| *name == port.name)
+        && (rule.tenant.is_none() || port.tenant == rule.tenant)
+}
+
+/// Warns if only the port `to` sends the frames of a rule.
+fn own(config: &HostConfig, (object, rule): (&str, &Rule), to: &str) -> Option<String> {
+    let mut senders = config.ports.iter().filter(|port| applies(rule, port));
+    let only = senders.next().filter(|port| port.name == to);
+    if only.is_none() || senders.next().is_some() {
+        return None;
+    }
+    Some(format!(
+        "{object}: mirror:{to} has no effect, because only port {to} sends frames of the rule, \
+         and no port gets copies of its own frames; name another port"
+    ))
+}
+
 /// Warns if the port `to` cannot carry the VLANs of a rule that applies to several ports.
 fn tagless(config: &HostConfig, (object, rule): (&str, &Rule), to: &str) -> Option<String> {
     if rule.port.is_some() {
         return None;
     }
     let target = find(config, to)?;
-    let applies =
-        |port: &&Port| port.name != to && (rule.tenant.is_none() || port.tenant == rule.tenant);
+    let applies = |port: &&Port| port.name != to && applies(rule, port);
     let vlans: BTreeSet<u16> = match &rule.matching.vlan {
         Some(vlan) => BTreeSet::from([vlan.get()]),
         None => config.ports.iter().filter(applies).flat_map(port_vlans).collect(),
@@ -160,6 +179,25 @@ mod tests {
             assert!(all[0].contains(whose) && all.len() == 1, "{all:?}");
         }
         assert!(warned(&rule_to("blue1", "tenant = \"blue\"")).is_empty());
+    }
+
+    #[test]
+    fn a_rule_is_warned_of_if_its_copies_would_return_to_their_sender() {
+        let [text] = &warned(&rule_to("red1", "port = \"red1\""))[..] else {
+            panic!("one warning")
+        };
+        assert_eq!(
+            text,
+            "rule look: mirror:red1 has no effect, because only port red1 sends frames of the \
+             rule, and no port gets copies of its own frames; name another port"
+        );
+        let alone = "[[tenant]]\nname = \"one\"\n[[port]]\nname = \"alone\"\ntenant = \"one\"\n\
+                     tap.interface = \"alone\"\n";
+        let told = warned(&(alone.to_owned() + &rule_to("alone", "tenant = \"one\"")));
+        assert!(told.len() == 1 && told[0].contains("mirror:alone has no effect"), "{told:?}");
+        assert!(warned(&rule_to("red1", "port = \"red2\"")).is_empty());
+        let several = warned(&rule_to("red1", "tenant = \"red\""));
+        assert!(several.iter().all(|text| !text.contains("no effect")), "{several:?}");
     }
 
     #[test]

@@ -529,7 +529,7 @@ slow_path = { per_second = "a", bust = 3 }
             "6:34: port \"vm3\": `mac`: \"y\" is not a MAC address; write six hexadecimal \
                  bytes, as in 52:54:00:00:00:01",
             "7:28: port \"vm3\": `slow_path.per_second`: invalid type: string \"a\"; write \
-                 a whole number, 0 or above",
+                 a whole number from 0 to 4294967295",
             r#"7:33: port "vm3": unknown key `bust`; did you mean `burst`?"#,
         ],
     ),
@@ -787,7 +787,7 @@ subtables_per_port = 0
 fdb_ageing_s = -1
 "#,
         &["2:16: [forwarding]: `fdb_ageing_s`: invalid value: integer `-1`; write a whole \
-                 number, 0 or above"],
+                 number from 0 to 4294967295"],
     ),
 ];
 

@@ -67,15 +67,9 @@ pub(super) fn status(error: &ApiError) -> Status {
     }
 }
 
-/// Parses the TOML table of an object, such as a port. `what` names the object's kind in errors.
+/// Reads the TOML table of an object, such as a port. `what` names the object's kind in errors.
 fn object<T: DeserializeOwned>(what: &str, text: &str) -> Result<T, Status> {
-    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        Status::invalid_argument(format!("{what}: {}", error.message()))
-    })?;
-    let name = table.get("name").and_then(toml::Value::as_str).unwrap_or("").to_owned();
-    table.try_into().map_err(|error: toml::de::Error| {
-        Status::invalid_argument(format!("{what} \"{name}\": {}", error.message().trim()))
-    })
+    config::parse_object(what, text).map_err(|errors| status(&errors.into()))
 }
 
 fn text<T: Serialize>(object: &T) -> Result<String, Status> {
@@ -376,8 +370,27 @@ mod tests {
     fn an_object_that_does_not_read_is_named() {
         let error = object::<config::Tenant>("tenant", "name = \"red\"\ncolour = 1").unwrap_err();
         assert_eq!(error.code(), Code::InvalidArgument);
-        assert!(error.message().starts_with("tenant \"red\": unknown field `colour`"), "{error}");
+        assert!(error.message().starts_with("tenant \"red\": unknown key `colour`;"), "{error}");
         assert!(object::<config::Tenant>("tenant", "name = ").is_err());
+    }
+
+    #[test]
+    fn each_mistake_in_a_new_object_has_its_key_and_remedy() {
+        let rule = "name = \"f\"\npriority = 99999999\nactions = [\"drop\"]";
+        let error = object::<config::Rule>("rule", rule).unwrap_err();
+        assert_eq!(
+            error.message(),
+            "rule \"f\": `priority`: invalid value: integer `99999999`; write a whole number \
+             from 0 to 65535"
+        );
+        let port = "name = \"p\"\nvlan = 5000\ntap.interface = \"t\"\ntap.mode = 1\n";
+        let error = object::<config::Port>("port", port).unwrap_err();
+        let told: Vec<&str> = error.message().lines().collect();
+        let [first, second] = told[..] else { panic!("{error}") };
+        assert!(first.starts_with("port \"p\": `vlan`: VLAN 5000 is out of range;"), "{error}");
+        assert!(second.starts_with("also: port \"p\": unknown key `mode`; known"), "{error}");
+        let error = object::<config::Rule>("rule", "name = \"f\"").unwrap_err();
+        assert_eq!(error.message(), "rule \"f\": `actions` is missing; add `actions = ...`");
     }
 
     #[test]

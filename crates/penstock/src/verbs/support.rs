@@ -32,9 +32,11 @@ use super::print;
 use crate::unix_time::unix_s;
 use collect::Links;
 use masks::Masks;
+use state_dir::StateDir;
 
 mod collect;
 mod masks;
+mod state_dir;
 
 /// Largest part of a bundle in bytes. The end of a longer part is kept.
 const PART_MAX: usize = 32 << 20;
@@ -63,9 +65,8 @@ pub struct SupportArgs {
 }
 
 /// Parts of the bundle that are the output of a `penstock` command: file and arguments.
-const HOST: [(&str, &[&str]); 11] = [
+const HOST: [(&str, &[&str]); 9] = [
     ("state/host.json", &["host", "show", "--json"]),
-    ("state/host-config.toml", &["host", "config"]),
     ("state/ports.json", &["port", "list", "--json"]),
     ("state/tenants.json", &["tenant", "list", "--json"]),
     ("state/rules.json", &["flow", "list", "--json"]),
@@ -74,7 +75,6 @@ const HOST: [(&str, &[&str]); 11] = [
     ("counters/check.txt", &["stats", "--check"]),
     ("counters/drops.txt", &["stats", "--drops"]),
     ("counters/delays.txt", &["stats", "--delays"]),
-    ("counters/contracts.json", &["report", "--since", "1d", "--json"]),
 ];
 
 const CONTROLLER: [(&str, &str); 5] = [
@@ -136,12 +136,15 @@ impl Bundle {
             // /etc/os-release is a link, and only root can write in /etc.
             self.add_file(name, Path::new(path), Links::Follow)?;
         }
+        let mut of_file = None;
         for dir in &args.config_dirs {
-            self.add_configuration(dir)?;
+            let found = self.add_configuration(dir)?;
+            of_file = of_file.or(found);
         }
         for (name, arguments) in HOST {
             self.add_answer(name, socket, arguments)?;
         }
+        self.add_minutes(socket, of_file)?;
         self.add_answer("state/vcpus.json", socket, &["vcpu", "show", "--json"])?;
         if args.controller_socket.exists() {
             for (name, question) in CONTROLLER {
@@ -163,48 +166,70 @@ impl Bundle {
             "services.txt",
             Command::new("systemctl").args(["status", "--no-pager", "-l", "penstock*"]),
         )?;
-        self.add_output("machine/links.txt", Command::new("ip").args(["-s", "-d", "link"]))
+        self.add_output("machine/links.txt", Command::new("ip").args(["-s", "-d", "link"]))?;
+        Ok(())
     }
 
-    /// Adds all configuration files of a directory, without secrets.
-    fn add_configuration(&mut self, dir: &Path) -> io::Result<()> {
+    /// Adds the running configuration, and the minutes of contracts from the daemon's directory.
+    /// `of_file` is the directory that a configuration file names, for a daemon that does not run.
+    fn add_minutes(&mut self, socket: &Path, of_file: Option<StateDir>) -> io::Result<()> {
+        let config = self.add_answer("state/host-config.toml", socket, &["host", "config"])?;
+        let dir = StateDir::read(&config, "`state_dir` of the daemon");
+        let dir = dir.or(of_file).unwrap_or_default();
+        let name = "counters/contracts.json";
+        let arguments = ["report", "--since", "1d", "--json", "--state-dir", dir.path()];
+        let report = self.add_answer(name, socket, &arguments)?;
+        self.missing.extend(dir.missing(&report).map(|problem| format!("{name}: {problem}")));
+        Ok(())
+    }
+
+    /// Adds all configuration files of a directory, without secrets. Returns the directory of the
+    /// daemon's state that `host.toml`, or else another file, names.
+    fn add_configuration(&mut self, dir: &Path) -> io::Result<Option<StateDir>> {
         // The names in the archive are absolute and without `..`, which tar refuses.
         let entries = dir.canonicalize().and_then(fs::read_dir);
         let entries = match entries {
             Ok(entries) => entries,
             Err(error) => {
                 self.missing.push(format!("config: {}: {error}", dir.display()));
-                return Ok(());
+                return Ok(None);
             }
         };
         let mut files: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         files.sort();
+        let mut state_dir = None;
         for path in files.iter().filter(|path| path.extension().is_some_and(|of| of == "toml")) {
             let name = format!("config{}", path.display());
             // The user penstock may own the directory, and must not choose what root reads.
-            self.add_file(&name, path, Links::Refuse)?;
+            let text = self.add_file(&name, path, Links::Refuse)?;
+            let found = StateDir::read(&text, &format!("`state_dir` in {}", path.display()));
+            if found.is_some() && (state_dir.is_none() || path.ends_with("host.toml")) {
+                state_dir = found;
+            }
         }
-        Ok(())
+        Ok(state_dir)
     }
 
-    fn add_file(&mut self, name: &str, path: &Path, links: Links) -> io::Result<()> {
+    /// Adds a file. Returns its bytes, or none if the file cannot be read.
+    fn add_file(&mut self, name: &str, path: &Path, links: Links) -> io::Result<Vec<u8>> {
         match collect::file(path, links, PART_MAX) {
-            Ok(bytes) => self.add(name, &bytes),
+            Ok(bytes) => self.add(name, &bytes).map(|()| bytes),
             Err(error) => {
                 self.missing.push(format!("{name}: {}: {error}", path.display()));
-                Ok(())
+                Ok(Vec::new())
             }
         }
     }
 
-    /// Adds the answer to a `penstock` command.
-    fn add_answer(&mut self, name: &str, socket: &Path, arguments: &[&str]) -> io::Result<()> {
+    /// Adds the answer to a `penstock` command, and returns it.
+    fn add_answer(&mut self, name: &str, socket: &Path, arguments: &[&str]) -> io::Result<Vec<u8>> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(arguments).env("PENSTOCK_SOCKET", socket);
         self.add_output(name, &mut command)
     }
 
-    fn add_output(&mut self, name: &str, command: &mut Command) -> io::Result<()> {
+    /// Adds what a command writes to standard output, and returns it.
+    fn add_output(&mut self, name: &str, command: &mut Command) -> io::Result<Vec<u8>> {
         let words: Vec<_> = [command.get_program()].into_iter().chain(command.get_args()).collect();
         let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
         let line = words.join(" ");
@@ -218,11 +243,14 @@ impl Bundle {
                 };
                 let missing = ended.map(|ended| format!("{name}: {line}: {ended}: {said}"));
                 self.missing.extend(missing);
-                if output.stdout.is_empty() { Ok(()) } else { self.add(name, &output.stdout) }
+                if !output.stdout.is_empty() {
+                    self.add(name, &output.stdout)?;
+                }
+                Ok(output.stdout)
             }
             Err(error) => {
                 self.missing.push(format!("{name}: {line}: {error}"));
-                Ok(())
+                Ok(Vec::new())
             }
         }
     }

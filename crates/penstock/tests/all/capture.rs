@@ -297,3 +297,13 @@ fn a_mirror_is_changed_while_frames_flow() {
     assert!(refused.contains("look") && refused.contains("probe"), "{refused}");
     bed.daemon.ask("stats --check").ok();
 }
+
+#[test]
+fn a_full_disk_is_an_error_that_names_the_file() {
+    let Some(bed) = Bed::start() else { return };
+    let Capture { mut child, told } = bed.capture("vm1 -w /dev/full");
+    let told: Vec<String> = told.lines().map(Result::unwrap).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    let error = told.last().unwrap();
+    assert!(error.contains("file /dev/full: cannot be written (No space left"), "{told:?}");
+}

@@ -9,6 +9,8 @@ use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
+use penstock_control::report::{Cause, Minute, PortLabels, Store, Unit, Written};
+
 use crate::support::{Daemon, Scratch, await_true, configuration, penstock};
 
 /// Configuration with two TAP ports of one tenant.
@@ -312,6 +314,22 @@ fn a_support_bundle_has_the_state_and_no_secret() {
     let Some(daemon) = Daemon::start(TWO_TAPS) else { return };
     let at = daemon.scratch.0.display().to_string();
     fs::write(daemon.scratch.0.join("other.toml"), "password = \"geheim\"\n").unwrap();
+    let now = fs::metadata(daemon.config()).unwrap().modified().unwrap();
+    let now = now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
+    let minute = Minute {
+        at: now,
+        port: "sold".into(),
+        unit: Unit::Bits,
+        bought: 1_000,
+        got: 1_000,
+        cause: Cause::Kept,
+        class: 0,
+        wait_max_us: 0,
+        bound_us: None,
+        labels: PortLabels::default(),
+    };
+    let store = Store::new(&daemon.scratch.0.join("state"));
+    store.add(&[minute], &mut Written::default()).unwrap();
     let out = format!("{at}/bundle.tar.gz");
     let line = format!("support-bundle --out {out} --config-dir {at} --controller-socket {at}/no");
     assert_eq!(daemon.ask(&line).ok().trim(), out);
@@ -327,6 +345,9 @@ fn a_support_bundle_has_the_state_and_no_secret() {
     assert_eq!(part(&format!("config{at}/other.toml")), "password = \"********\"\n");
     assert!(part("missing.txt").contains("state/vcpus.json"), "no scheduler runs");
     assert!(part("machine/kernel").contains("Linux"));
+    let minutes = part("counters/contracts.json");
+    assert!(minutes.contains("\"sold\""), "the minutes are in `state_dir`: {minutes}");
+    assert!(part("state/host-config.toml").contains("state_dir"));
 }
 
 #[test]
@@ -337,6 +358,8 @@ fn a_support_bundle_follows_no_link_and_waits_for_no_pipe() {
     dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
     let [work, config] = dirs;
     fs::write(config.join("good.toml"), "[auth]\nuser = \"geheim\"\n").unwrap();
+    let host = format!("[host]\nname = \"h\"\nstate_dir = \"{}/state\"\n", root.display());
+    fs::write(config.join("host.toml"), host).unwrap();
     fs::write(root.join("shadow"), "geheim\n").unwrap();
     std::os::unix::fs::symlink(root.join("shadow"), config.join("link.toml")).unwrap();
     nix::unistd::mkfifo(&config.join("pipe.toml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
@@ -353,11 +376,14 @@ fn a_support_bundle_follows_no_link_and_waits_for_no_pipe() {
     let parts = bundle.join(format!("config{}", config.display()));
     let good = fs::read_to_string(parts.join("good.toml")).unwrap();
     assert_eq!(good, "[auth]\nuser = \"********\"\n");
-    assert_eq!(fs::read_dir(&parts).unwrap().count(), 1, "no link and no pipe");
+    assert_eq!(fs::read_dir(&parts).unwrap().count(), 2, "no link and no pipe");
     let missing = fs::read_to_string(bundle.join("missing.txt")).unwrap();
     for reason in ["link.toml: is a symbolic link", "pipe.toml: is not a regular file", "../none"] {
         assert!(missing.contains(reason), "{reason}: {missing}");
     }
+    let state = format!("counters/contracts.json: {}/state: there is no such", root.display());
+    assert!(missing.contains(&state), "{missing}");
+    assert!(missing.contains("(`state_dir` in "), "{missing}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Result, bail};
 use nix::unistd::gettid;
 use penstock_control::api::{CaptureDirection, CaptureRequest, CapturedFrames, GetStatusRequest};
 use penstock_vcpu_host::policy::{self, Policy};
@@ -21,7 +21,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::affinity;
 use crate::client::{Client, connect, refused};
 use crate::unix_time::unix_ns;
-use output::Output;
+use output::{End, Output};
 use pcapng::Writer;
 use target::Target;
 
@@ -90,6 +90,8 @@ enum Form {
 struct Sink {
     form: Form,
     output: Output,
+    /// The output in errors, as in "file vm1.pcapng".
+    name: String,
     /// Frames that are missing since the last written frame.
     skipped: u64,
 }
@@ -100,6 +102,8 @@ struct Seen {
     frames: u64,
     left_out: u64,
     lost: u64,
+    /// Frames that the output did not take because of an error.
+    unwritten: u64,
 }
 
 /// Runs `capture` until a signal, the limits of `args` or the daemon end it.
@@ -219,7 +223,11 @@ impl Sink {
         } else {
             Form::Lines(Vec::new())
         };
-        let mut sink = Self { form, output: Output::start(target.begin()?)?, skipped: 0 };
+        let name = match args.write.as_deref() {
+            Some(path) if path != Path::new("-") => format!("file {}", path.display()),
+            _ => "standard output".to_owned(),
+        };
+        let mut sink = Self { form, output: Output::start(target.begin()?)?, name, skipped: 0 };
         // A reader of a pipe sees the head of the file at once.
         sink.pass_on(0);
         Ok(sink)
@@ -270,32 +278,60 @@ impl Sink {
     }
 
     /// Writes the rest. Returns whether everything is written. The frames that are not written
-    /// count as lost.
+    /// count as lost or unwritten.
     async fn finish(mut self, seen: &mut Seen) -> Result<bool> {
         if let Form::Pcapng(file) = &mut self.form {
             file.finish(unix_ns(), seen.frames, seen.left_out + seen.lost)?;
         }
         self.pass_on(0);
-        let left = self.output.finish(READER_LIMIT).await;
-        let left = left.context("capture: the output cannot be written, so its end is missing")?;
-        let Some(frames) = left else { return Ok(true) };
-        seen.frames = seen.frames.saturating_sub(frames);
-        seen.lost += frames;
-        eprintln!(
-            "capture: the reader of the output takes nothing, so the end of the output is \
-             missing; end the reader after the capture"
-        );
-        Ok(false)
+        match self.output.finish(READER_LIMIT).await {
+            End::Whole => Ok(true),
+            End::Stopped(frames) => {
+                seen.frames = seen.frames.saturating_sub(frames);
+                seen.lost += frames;
+                eprintln!(
+                    "capture: the reader of the output takes nothing, so the end of the output is \
+                     missing; end the reader after the capture"
+                );
+                Ok(false)
+            }
+            End::Failed(error, frames) => {
+                seen.frames = seen.frames.saturating_sub(frames);
+                seen.unwritten += frames;
+                bail!(
+                    "{}: cannot be written ({error}), so the end of the capture is missing; make \
+                     room, or write to another file",
+                    self.name
+                )
+            }
+        }
     }
 }
 
 impl Seen {
     /// Returns the numbers as text.
     fn text(&self) -> String {
-        let Self { frames, left_out, lost } = self;
-        format!(
+        let Self { frames, left_out, lost, unwritten } = self;
+        let mut text = format!(
             "{frames} frames captured, {left_out} left out to keep the capture's budget of \
              cycles, {lost} lost because the reader was too slow"
-        )
+        );
+        if *unwritten > 0 {
+            text.push_str(&format!(", {unwritten} lost because the output cannot be written"));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_says_what_is_not_written() {
+        let mut seen = Seen { frames: 1, left_out: 2, lost: 3, unwritten: 0 };
+        assert!(seen.text().ends_with(", 3 lost because the reader was too slow"));
+        seen.unwritten = 4;
+        assert!(seen.text().ends_with("too slow, 4 lost because the output cannot be written"));
     }
 }

@@ -41,6 +41,17 @@ struct Backlog {
     thread: AtomicU32,
 }
 
+/// How the output of a capture ended.
+#[derive(Debug)]
+pub(super) enum End {
+    /// Everything is written, or the reader wants no more.
+    Whole,
+    /// The reader takes nothing. This number of frames is not written.
+    Stopped(u64),
+    /// The output cannot be written. This number of frames is not, or not whole, in the output.
+    Failed(io::Error, u64),
+}
+
 /// Output with a thread that writes.
 #[derive(Debug)]
 pub(super) struct Output {
@@ -91,13 +102,9 @@ impl Output {
         }
     }
 
-    /// Writes the rest. Gives up if the reader takes nothing for the time `patience`, and then
-    /// returns the number of frames that are not written. A reader that has ended wants no more
-    /// frames, which is no error.
-    ///
-    /// # Errors
-    /// Returns an error if the output cannot be written.
-    pub(super) async fn finish(mut self, patience: Duration) -> io::Result<Option<u64>> {
+    /// Writes the rest. Gives up if the reader takes nothing for the time `patience`. A reader that
+    /// has ended wants no more frames, which is no error.
+    pub(super) async fn finish(mut self, patience: Duration) -> End {
         drop(self.chunks.take());
         let thread = self.backlog.thread.load(Relaxed);
         if thread > 0 {
@@ -108,13 +115,15 @@ impl Output {
         while tokio::time::timeout(patience, self.ended()).await.is_err() {
             let left = self.backlog.bytes.load(Relaxed);
             if left >= before {
-                return Ok(Some(self.backlog.frames.load(Relaxed)));
+                return End::Stopped(self.backlog.frames.load(Relaxed));
             }
             before = left;
         }
         match self.result {
-            Some(Err(error)) if error.kind() != ErrorKind::BrokenPipe => Err(error),
-            _ => Ok(None),
+            Some(Err(error)) if error.kind() != ErrorKind::BrokenPipe => {
+                End::Failed(error, self.backlog.frames.load(Relaxed))
+            }
+            _ => End::Whole,
         }
     }
 }
@@ -169,7 +178,8 @@ mod tests {
         assert_eq!(chunks, BACKLOG_MAX / PIECE);
         reads.send(()).unwrap();
         assert_eq!(all.recv().unwrap(), PIECE);
-        let left = run(output.finish(Duration::from_millis(20))).unwrap().unwrap();
+        let end = run(output.finish(Duration::from_millis(20)));
+        let End::Stopped(left) = end else { panic!("{end:?}") };
         let most = 10 * u64::try_from(chunks).unwrap();
         assert!((most - 10..=most).contains(&left), "{left} of {most}");
     }
@@ -182,13 +192,40 @@ mod tests {
         output.put(vec![0; PIECE + 1], 1);
         reads.send(()).unwrap();
         reads.send(()).unwrap();
-        assert_eq!(run(output.finish(Duration::from_secs(600))).unwrap(), None);
+        assert!(matches!(run(output.finish(Duration::from_secs(600))), End::Whole));
         assert_eq!(all.iter().sum::<usize>(), PIECE + 1);
 
         let (reads, taken) = mpsc::channel::<()>();
         let output = Output::start(Box::new(Slow(taken, mpsc::channel().0))).unwrap();
         output.put(vec![0; 1], 1);
         drop(reads);
-        assert_eq!(run(output.finish(Duration::from_secs(600))).unwrap(), None);
+        assert!(matches!(run(output.finish(Duration::from_secs(600))), End::Whole));
+    }
+
+    /// A disk with room for some bytes.
+    struct Disk(usize);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let room = self.0.min(bytes.len());
+            self.0 -= room;
+            if room == 0 { Err(ErrorKind::StorageFull.into()) } else { Ok(room) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn frames_that_a_full_disk_refuses_are_counted() {
+        let mut output = Output::start(Box::new(Disk(PIECE + 1))).unwrap();
+        output.put(vec![0; PIECE], 10);
+        output.put(vec![0; PIECE], 20);
+        run(output.ended());
+        output.put(vec![0; PIECE], 30);
+        let end = run(output.finish(Duration::from_secs(600)));
+        let End::Failed(error, left) = &end else { panic!("{end:?}") };
+        assert_eq!((error.kind(), *left), (ErrorKind::StorageFull, 50));
     }
 }

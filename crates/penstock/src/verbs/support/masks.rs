@@ -42,13 +42,26 @@ const SECRETS: [&str; 9] = [
     "credential",
 ];
 /// Ends of the last word of a secret key. In `token_bucket` and `auth_mode`, the word is not last.
-const LAST: [&str; 7] = ["secret", "secrets", "token", "auth", "authorization", "psk", "pwd"];
+const LAST: [&str; 9] = [
+    "secret",
+    "secrets",
+    "token",
+    "auth",
+    "authorization",
+    "psk",
+    "pwd",
+    // The password of SNMP 1 and 2c.
+    "community",
+    "communities",
+];
 /// Last words of a secret key. Other words, such as `bypass`, may end with them.
 const LAST_WHOLE: [&str; 2] = ["pass", "pw"];
 /// Words after which the word before them decides, as in `token_value`.
 const TAILS: [&str; 9] = ["value", "values", "text", "data", "base64", "hex", "old", "new", "id"];
 /// Last words of a key that names a file.
 const FILES: [&str; 6] = ["file", "files", "path", "paths", "dir", "directory"];
+/// Options of commands such as curl whose value is `user:password`.
+const USERS: [&str; 4] = ["-u", "-U", "--user", "--proxy-user"];
 /// Schemes of the header `Authorization`, after which the secret follows.
 const SCHEMES: [&str; 6] = ["bearer", "basic", "digest", "negotiate", "token", "apikey"];
 
@@ -61,6 +74,8 @@ pub struct Masks {
     assignment: Regex,
     option: Regex,
     bearer: Regex,
+    user: Regex,
+    community: Regex,
 }
 
 impl Masks {
@@ -84,6 +99,19 @@ impl Masks {
             // An option of a command with its value in the next word, also in a list of words.
             option: pattern(r#"(?P<key>--[A-Za-z0-9_-]+)(?P<sign>\\*["'],\s*|[ \t]+)"#),
             bearer: pattern(r#"(?i)\b(bearer)[ \t]+[^\s"',;]+"#),
+            // An option with `user:password`, also behind other options as in `curl -su u:p`, or in
+            // a list of words. Curl also takes the value without a blank.
+            user: pattern(concat!(
+                r#"((?:\bcurl\b[^\n]*?[ \t]-[A-Za-z]*[uU][ \t=]*|"#,
+                r#"(?:^|[\s"'`])(?:-[uU]|--(?:proxy-)?user)(?:\\*["'],\s*|[ \t=]+))\\*)"#,
+                r#"(?:"[^"\s:]*:[^"\n]*"|'[^'\s:]*:[^'\n]*'|"#,
+                r#"[^\s"':]*:(?:"[^"\n]*"?|'[^'\n]*'?|[^\s"'`]+))"#
+            )),
+            // A community in the configuration of a daemon or switch, or of a command of SNMP.
+            community: pattern(concat!(
+                r#"(?i)(\b(?:ro|rw|trap)?community6?[ \t]+|\bsnmp[a-z]*[^\n]*?[ \t]-c[ \t]*)"#,
+                r#"(?:"[^"\n]*"|'[^'\n]*'|[^\s"'=:,;)\]}][^\s"']*)"#
+            )),
         }
     }
 
@@ -103,6 +131,8 @@ impl Masks {
         let text = self.block.replace_all(text, MASK);
         let text = self.block_end.replace(&text, MASK);
         let text = self.address.replace_all(&text, format!("${{1}}{MASK}@"));
+        let text = self.user.replace_all(&text, format!("${{1}}{QUOTED}"));
+        let text = self.community.replace_all(&text, format!("${{1}}{QUOTED}"));
         let text = masked_values(&text, &self.assignment);
         let text = masked_values(&text, &self.option);
         self.bearer.replace_all(&text, format!("${{1}} {MASK}")).into_owned()
@@ -126,11 +156,14 @@ impl Masks {
             }
             Value::Array(values) => {
                 // A command line: `--password` and its value are two elements.
-                let mut next = false;
+                let (mut next, mut user) = (false, false);
                 for value in values {
-                    let option = value.as_str().filter(|word| word.starts_with("--"));
-                    let masked = secret || next && option.is_none();
+                    let word = value.as_str().unwrap_or_default();
+                    let option = Some(word).filter(|word| word.starts_with("--"));
+                    let login = user && word.contains(':');
+                    let masked = secret || login || next && option.is_none();
                     next = option.is_some_and(|word| !word.contains('=') && is_secret(word, false));
+                    user = USERS.contains(&word);
                     self.json(value, masked);
                 }
             }
@@ -475,6 +508,49 @@ mod tests {
                 ("tokens=5 token_bucket=6 auth=none", "tokens=5 token_bucket=6 auth=none"),
                 ("-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\n", "********\n"),
                 ("MII\n-----END PRIVATE KEY-----\nn", "********\nn"),
+            ],
+        );
+    }
+
+    #[test]
+    fn logins_of_commands_are_masked() {
+        check(
+            "host.toml",
+            &[
+                (
+                    "# curl -u a:geheim http://h\nn = 1\n",
+                    "# curl -u \"********\" http://h\nn = 1\n",
+                ),
+                ("# curl -sSua:geheim h:80\n", "# curl -sSu\"********\" h:80\n"),
+                ("# curl h -su 'a:b c' -X PUT\n", "# curl h -su \"********\" -X PUT\n"),
+                ("# get --user=a:\"b c\" h\n", "# get --user=\"********\" h\n"),
+                ("run = \"x --proxy-user a:b h\"\n", "run = \"x --proxy-user \"********\" h\"\n"),
+                ("run = [\"-U\", \"a:b\", \"h\"]\n", "run = [\"-U\", \"********\", \"h\"]\n"),
+                (
+                    "# ps -u root h:1, journalctl -u penstock\n",
+                    "# ps -u root h:1, journalctl -u penstock\n",
+                ),
+            ],
+        );
+        let masked = Masks::new().part("a.json", r#"["curl", "-u", "a:b", "-u", "c", "h:1"]"#);
+        let masked: Value = serde_json::from_str(&masked).unwrap();
+        assert_eq!(masked, serde_json::json!(["curl", "-u", MASK, "-u", "c", "h:1"]));
+    }
+
+    #[test]
+    fn communities_of_snmp_are_masked() {
+        check(
+            "host.toml",
+            &[
+                ("community = \"geheim\"\n", "community = \"********\"\n"),
+                ("[snmp]\nrw-communities = ['a']\n", "[snmp]\nrw-communities = \"********\"\n"),
+                ("# snmp_community: geheim\n", "# snmp_community: \"********\"\n"),
+                ("# rocommunity geheim 10.0.0.1\n", "# rocommunity \"********\" 10.0.0.1\n"),
+                (
+                    "# snmp-server community \"g h\" RO\n",
+                    "# snmp-server community \"********\" RO\n",
+                ),
+                ("# snmpwalk -v 2c -c geheim h\n", "# snmpwalk -v 2c -c \"********\" h\n"),
             ],
         );
     }

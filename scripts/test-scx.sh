@@ -12,7 +12,7 @@
 # threads that move. Both run at the same time, and each takes one processor of this machine.
 #
 #   test-scx.sh            all of it, in some two minutes
-#   test-scx.sh --smoke    only a deadline beside the fair class, with one processor and shorter rounds
+#   test-scx.sh --smoke    only a deadline beside the fair class, with one processor
 set -uo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -23,7 +23,7 @@ LIMIT=${SCX_SECONDS:-400}
 SMOKE=
 [ "${1:-}" != --smoke ] || SMOKE=1
 # Seconds of the guest's time in a round.
-ROUND=${SCX_ROUND:-${SMOKE:-3}}
+ROUND=${SCX_ROUND:-3}
 
 cleanup() {
     trap '' INT TERM HUP

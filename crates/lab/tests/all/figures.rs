@@ -17,8 +17,8 @@ const TIMED: &str = "c2qos-overhead";
 /// Fraction of a figure's full length that the tests simulate.
 const PART: f64 = 0.1;
 /// Figures that simulate many frames or flows, each with the fraction of its full length that the
-/// tests simulate: the least that its claims need. [`PART`] of the full length of most of them would
-/// take over ten seconds. `make nightly` runs all figures at full length.
+/// tests simulate: the least that its claims need. [`PART`] of the full length of most of them
+/// would take over ten seconds. `make nightly` runs all figures at full length.
 const LONG: [(&str, f64); 8] = [
     ("c2qos-fig1", 0.04),
     ("c2qos-fig10", 0.04),

@@ -71,8 +71,8 @@ pub(super) fn clients(vms: &[Vm], flows: &[Flow], from: &[Duration]) -> Vec<Clie
 }
 
 /// Returns a sender of datagrams for each flow. Each sends [`FLOOD`] times the rate that is due to
-/// its flow. The senders of a tenant begin at the tenant's time in `from`, counted from the start of
-/// the programs.
+/// its flow. The senders of a tenant begin at the tenant's time in `from`, counted from the start
+/// of the programs.
 pub(super) fn floods(vms: &[Vm], flows: &[Flow], from: &[Duration], hoses: &[u64]) -> Vec<Client> {
     let flood = |(flow, rate): (&Flow, f64)| Client {
         vm: flow.server,
@@ -97,7 +97,8 @@ pub(super) fn due(vms: &[Vm], flows: &[Flow], hoses: &[u64], racks: usize) -> Ve
     due
 }
 
-/// Returns the rate of each flow, in bits per second, if only the guarantees of VMs limit the flows.
+/// Returns the rate of each flow, in bits per second, if only the guarantees of VMs limit the
+/// flows.
 fn flow_rates(vms: &[Vm], flows: &[Flow], hoses: &[u64]) -> Vec<f64> {
     // Each VM has two limits: one for what it sends, and one for what it receives.
     let hose = |vm: &Vm| [to_f64(hoses[vm.tenant]); 2];

@@ -117,7 +117,8 @@ sos_reports() {
 # sos_bundle_has FILE...: whether the support bundle in the report has the files.
 sos_bundle_has() {
     local name list
-    name=$(tar -taf "$SOS" | grep 'penstock-support.tar.gz$')
+    # sos names the file with the command's output after its words, and so after the bundle.
+    name=$(tar -taf "$SOS" | grep '/penstock-support.tar.gz$')
     list=$(tar -xaf "$SOS" -O "$name" | tar -tz) || return
     for name; do grep -q "$name" <<<"$list" || return; done
 }
@@ -183,7 +184,7 @@ check "  and removes it" quiet apt-get -q purge -y penstock-lab
 step support
 make_secrets
 check "sos report has a report" sos_reports
-check "  with the support bundle" sos_has 'penstock-support.tar.gz$'
+check "  with the support bundle" sos_has '/penstock-support.tar.gz$'
 check "  which has configuration and ports" sos_bundle_has 'config/etc/penstock/host.toml$' state/ports.json
 check "  and no secret" no_secret_in "$SOS"
 check "support-bundle" quiet $BIN support-bundle --out /out/bundle.tar.gz

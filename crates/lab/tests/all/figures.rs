@@ -24,7 +24,7 @@ const LONG: [(&str, f64); 8] = [
     ("c2qos-fig10", 0.04),
     ("c2qos-fig11", 0.04),
     ("c2qos-fig12", 0.04),
-    ("contracts", 0.06),
+    ("contracts", 0.1),
     ("qshare-fig4", 0.04),
     ("qshare-fig5", 0.04),
     ("uplink-shares", 0.04),

@@ -20,9 +20,9 @@ const PART: f64 = 0.1;
 /// tests simulate: the least that its claims need. [`PART`] of the full length of most of them
 /// would take over ten seconds. `make nightly` runs all figures at full length.
 const LONG: [(&str, f64); 8] = [
-    ("c2qos-fig1", 0.04),
-    ("c2qos-fig10", 0.04),
-    ("c2qos-fig11", 0.04),
+    ("c2qos-fig1", 0.02),
+    ("c2qos-fig10", 0.025),
+    ("c2qos-fig11", 0.025),
     ("c2qos-fig12", 0.04),
     ("contracts", 0.1),
     ("qshare-fig4", 0.04),

@@ -2,13 +2,13 @@
 //!
 //! # Approach
 //!
-//! A token bucket in cycles gets one cycle in [`SHARE`]. When the bucket is empty, the captures
+//! A token bucket in cycles gets one cycle in [`SHARE`] of those that the worker may use. When the bucket is empty, the captures
 //! pause. They then take no frame, and the delivery is the one without captures. The length of a
 //! pause is random, so that a periodic stream is not always seen at the same place.
 
 use penstock_units::Cycles;
 
-/// Captures may use one cycle in `SHARE`.
+/// Captures may use one cycle in `SHARE` of the worker's cycles.
 pub const SHARE: u64 = 200;
 /// Largest number of cycles that captures may use before a pause: the copies of some thousand small
 /// frames, or of 50 large segments.
@@ -17,6 +17,8 @@ const BURST: i64 = 1_000_000;
 #[derive(Debug)]
 pub(super) struct Budget {
     tokens: i64,
+    /// One cycle in `one_in` of the core is for captures.
+    one_in: u64,
     last: Cycles,
     /// Cycles for which no token has been added yet.
     rest: u64,
@@ -28,6 +30,7 @@ impl Default for Budget {
     fn default() -> Self {
         Self {
             tokens: BURST,
+            one_in: SHARE,
             last: Cycles::ZERO,
             rest: 0,
             paused_until: Cycles::ZERO,
@@ -37,6 +40,13 @@ impl Default for Budget {
 }
 
 impl Budget {
+    /// Lowers the budget to that of a worker that may use `capacity` of the `core` cycles that its
+    /// core has per second.
+    pub(super) fn lower(&mut self, capacity: u64, core: u64) {
+        let one_in = u128::from(SHARE) * u128::from(core) / u128::from(capacity.max(1));
+        self.one_in = u64::try_from(one_in).unwrap_or(u64::MAX).max(SHARE);
+    }
+
     /// Whether captures may use cycles at time `now`.
     #[inline]
     pub(super) fn may(&mut self, now: Cycles) -> bool {
@@ -46,13 +56,14 @@ impl Budget {
     fn refill(&mut self, now: Cycles) -> bool {
         let passed = now.saturating_sub(self.last).0.saturating_add(self.rest);
         self.last = self.last.max(now);
-        self.rest = passed % SHARE;
-        let tokens = i64::try_from(passed / SHARE).unwrap_or(BURST);
+        self.rest = passed % self.one_in;
+        let tokens = i64::try_from(passed / self.one_in).unwrap_or(BURST);
         self.tokens = self.tokens.saturating_add(tokens).min(BURST);
         if self.tokens <= 0 {
             // Half to three halves of the time in which the bucket fills.
-            let full = BURST.unsigned_abs() * SHARE;
-            let pause = full / 2 + full * u64::from(self.next_random() >> 16) / (1 << 16);
+            let full = BURST.unsigned_abs().saturating_mul(self.one_in);
+            let random = u64::from(self.next_random() >> 16);
+            let pause = (full / 2).saturating_add((full >> 16).saturating_mul(random));
             self.paused_until = Cycles(now.0.saturating_add(pause));
         }
         self.tokens > 0
@@ -92,6 +103,15 @@ mod tests {
         let mut budget = Budget::default();
         let (elapsed, spent) = offer(&mut budget, 3_000, 1_000_000);
         let share = elapsed / SHARE;
+        assert!((share / 2..share + 1_010_000).contains(&spent), "{spent} of {share}");
+    }
+
+    #[test]
+    fn a_worker_with_a_third_of_its_core_spends_a_third() {
+        let mut budget = Budget::default();
+        budget.lower(700_000_000, 2_100_000_000);
+        let (elapsed, spent) = offer(&mut budget, 3_000, 1_000_000);
+        let share = elapsed / SHARE / 3;
         assert!((share / 2..share + 1_010_000).contains(&spent), "{spent} of {share}");
     }
 

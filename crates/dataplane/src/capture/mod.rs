@@ -122,6 +122,12 @@ impl Captures {
         Self { list: Vec::with_capacity(CAPTURES_MAX), ..Self::default() }
     }
 
+    /// Lowers the budget to that of a worker that may use `capacity` of the `core` cycles that its
+    /// core has per second.
+    pub(crate) fn lower_budget(&mut self, capacity: u64, core: u64) {
+        self.budget.lower(capacity, core);
+    }
+
     /// Whether captures run, and do not pause.
     #[inline(always)]
     #[must_use]

@@ -48,6 +48,10 @@ impl<C: CycleCounter> Context<C> {
     pub fn new(config: &WorkerConfig, counter: C, wait: Option<RunQueueWait>) -> Self {
         let now = counter.now();
         let ports = config.max_ports;
+        let mut egress = Egress::new(ports);
+        if let Some(capacity) = config.capacity {
+            egress.captures.lower_budget(capacity.0, config.tsc.hz());
+        }
         Self {
             clock: Clock::new(now, config.tsc),
             account: Account::new(config, now, wait),
@@ -55,7 +59,7 @@ impl<C: CycleCounter> Context<C> {
             port_counters: vec![None; ports],
             snapshot: Arc::new(Snapshot::default()),
             batch: Batch::new(),
-            egress: Egress::new(ports),
+            egress,
             peers: Peers::none(ports),
             touched: Touched::with_capacity(ports * QUEUES_MAX),
             until_notify: NOTIFY_EVERY,

@@ -2,9 +2,10 @@
 //!
 //! # Approach
 //!
-//! A token bucket in cycles gets one cycle in [`SHARE`] of those that the worker may use. When the bucket is empty, the captures
-//! pause. They then take no frame, and the delivery is the one without captures. The length of a
-//! pause is random, so that a periodic stream is not always seen at the same place.
+//! A token bucket in cycles gets one cycle in [`SHARE`] of those that the worker may use. When the
+//! bucket is empty, the captures pause. They then take no frame, and the delivery is the one
+//! without captures. The length of a pause is random, so that a periodic stream is not always seen
+//! at the same place.
 
 use penstock_units::Cycles;
 

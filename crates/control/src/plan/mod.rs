@@ -21,13 +21,12 @@
 //! from the plan.
 
 mod depths;
-mod held;
 mod mirrors;
 mod origin;
 pub(crate) mod text;
-mod unpoliced;
 mod warn;
 mod ways;
+mod without_effect;
 
 pub(crate) use depths::shallow_depth;
 pub(crate) use origin::Origin;
@@ -215,8 +214,7 @@ impl Planner<'_> {
         self.look_at_model(each, &mut plan);
         plan.warnings.extend(depths::warnings(self.config));
         plan.warnings.extend(mirrors::warnings(self.config));
-        plan.warnings.extend(held::warnings(self.config));
-        plan.warnings.extend(unpoliced::warnings(self.config));
+        plan.warnings.extend(without_effect::warnings(self.config));
         for port in &self.config.ports {
             let entry = self.port(port, each, &mut plan);
             plan.ports.push(entry);

@@ -33,8 +33,8 @@
 //!
 //! The slower a flow, the smaller are the large segments that TCP makes. With the same cycles, the
 //! worker moved 1,900 frames per second with a mean size of 40 KB with `fifo`, and 2,300 frames per
-//! second of 27 KB with `fair-share` (2026-11-30). Rates then compare sizes of segments rather than
-//! disciplines, so the VMs send segments of [`SEGMENTS`] packets at any rate.
+//! second of 27 KB with `fair-share` (2026-11-30). Therefore, the VMs send segments of [`SEGMENTS`]
+//! packets at any rate, and all disciplines move the same frames.
 //!
 //! # The ratio with one queue
 //!
@@ -81,7 +81,7 @@ const RUNS: u32 = 3;
 /// bottleneck. With an 80th, each flow is so slow that TCP makes segments of 3 to 4 KB with
 /// `fair-share`, which cost more cycles for a byte than the segments of 28 KB with `fifo`.
 const CORE_PART: f64 = 1.0 / 30.0;
-/// Number of packets in a large segment of a VM if the output has no rate.
+/// Number of packets in a large segment of a VM if the worker's cycles are the limit.
 const SEGMENTS: u32 = 8;
 /// Bytes of the queue with `fifo`.
 const QUEUE: u32 = 1 << 20;
@@ -194,7 +194,7 @@ struct Run {
 
 fn one(bed: &Bed, case: &Case, secs: f64) -> anyhow::Result<Run> {
     let mut stage = Stage::start(bed, &case.name(), &case.plan())?;
-    if case.link.is_none() {
+    if case.capacity.is_some() {
         VMS.iter().try_for_each(|(vm, ..)| fix_segments(&stage, vm))?;
     }
     let mut starts = VMS;

@@ -14,10 +14,10 @@
 //! core, the lab reads again, and uses the shortest of [`TRIES`] sweeps. All counters of a reading
 //! have one time, which is the middle of the sweep.
 //!
-//! A tenant's bytes are those that its frames take on a link, with preamble, gap, frame check
-//! sequence and VLAN tag ([`ON_A_LINK`]), as the hosts count them for a tenant's limits. The bytes
-//! of a rack's uplink are whole Ethernet frames without VLAN tag, as the queues of the Linux
-//! bridges count them.
+//! A tenant's bytes are those that its frames take on a link, with preamble, gap and frame check
+//! sequence ([`FRAME_OVERHEAD`]), as the hosts count them for a tenant's limits. The bytes of a
+//! rack's uplink are whole Ethernet frames, as the queues of the Linux bridges count them. Neither
+//! counts the VLAN tag.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use nix::sched::{CloneFlags, setns};
+use penstock_qos::bottleneck::FRAME_OVERHEAD;
 
 use crate::rig::stats::to_f64;
 use penstock_guest::clock;
@@ -35,9 +36,6 @@ const SWEEP: Duration = Duration::from_millis(5);
 const TRIES: usize = 5;
 /// Column of the received bytes in `/proc/net/dev`.
 const RECEIVED: usize = 0;
-/// Bytes of a link that a frame takes beyond those that the kernel counts: 8 of preamble, 4 of
-/// frame check sequence, 12 of gap (IEEE 802.3) and 4 of the tenant's VLAN tag.
-const ON_A_LINK: u64 = 28;
 /// Column of the sent bytes in `/proc/net/dev`. Eight columns about received frames precede it.
 const SENT: usize = 8;
 
@@ -224,7 +222,7 @@ fn sent(text: &str, interface: &str) -> Option<u64> {
 /// Returns the bytes on a link of the frames that an interface received.
 fn received_on_a_link(text: &str, interface: &str) -> Option<u64> {
     let frames = count(text, interface, RECEIVED + 1)?;
-    Some(count(text, interface, RECEIVED)? + ON_A_LINK * frames)
+    Some(count(text, interface, RECEIVED)? + u64::from(FRAME_OVERHEAD) * frames)
 }
 
 /// Returns the number in a column of the line of `interface`, in the text of `/proc/net/dev`.
@@ -266,7 +264,7 @@ uplink:       7       1    0    0    0     0          0         0  3028000    20
         assert_eq!(count(TEXT, "uplink", SENT), Some(3_028_000));
         assert_eq!(count(TEXT, "eth", RECEIVED), None, "a part of a name");
         assert_eq!(count(TEXT, "eth1", RECEIVED), None);
-        assert_eq!(received_on_a_link(TEXT, "eth0"), Some(1_514_000 + 28_000));
+        assert_eq!(received_on_a_link(TEXT, "eth0"), Some(1_514_000 + 24_000));
     }
 
     #[test]

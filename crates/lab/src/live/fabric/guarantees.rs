@@ -135,13 +135,18 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
+/// Returns the claim about the lowest part of its due rate that a tenant had.
+fn kept(least: f64) -> Claim {
+    let what = "the least that a tenant had in a second over min(guarantee, demand)";
+    let claim = Claim::new("min_rate_over_min_guarantee_demand", what, "");
+    claim.at_least(KEPT).measured(least)
+}
+
 /// Judges the part with datagrams.
 fn datagrams(samples: &[Sample], demand: &Demand, log: &Log) -> Outcome {
     let mut outcome = Outcome::default();
     let least = judge(&mut outcome, samples, demand, log);
-    let what = "the least that a tenant had in a second over min(guarantee, demand)";
-    let claim = Claim::new("min_rate_over_min_guarantee_demand", what, "");
-    outcome.claim(claim.at_least(KEPT).measured(least));
+    outcome.claim(kept(least));
     outcome
 }
 
@@ -245,9 +250,7 @@ fn tell_predictable(outcome: &mut Outcome, samples: &[Sample], demand: &Demand, 
     let least = judge(outcome, samples, demand, log);
     tell_plans(outcome, "a", samples, log);
     outcome.series("a: core", "%", points(samples, used_pct));
-    let what = "the least that a tenant had in a second over min(guarantee, demand)";
-    let claim = Claim::new("min_rate_over_min_guarantee_demand", what, "");
-    outcome.claim(claim.at_least(KEPT).measured(least));
+    outcome.claim(kept(least));
     let parts = demand.judged(samples).into_iter().map(|short| short.part() * short.due);
     let least = parts.fold(f64::INFINITY, f64::min) / to_f64(GUARANTEE);
     let what = "the least that a tenant had in a second over its guarantee, whatever its demand";

@@ -120,21 +120,13 @@ impl Claims {
 
     /// If `source` is in an earlier class than the sources with claims at `output`, withdraws these
     /// claims. The frames of `source` that wait there would otherwise wait for a later class.
-    /// Returns true if the output must have its turns in the first class now.
-    pub fn give_way<C: CycleCounter>(
-        &self,
-        ctx: &mut Context<C>,
-        source: PortId,
-        output: PortId,
-    ) -> bool {
+    pub fn give_way<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId, output: PortId) {
         let class = self.class_of(ctx, source);
-        if self.classes.get(output.index()).is_none_or(|claims| class >= *claims) {
-            return false;
-        }
-        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+        if self.classes.get(output.index()).is_some_and(|claims| class < *claims)
+            && let Some(queue) = ctx.ports[output.index()].output.as_deref_mut()
+        {
             queue.withdraw_claims();
         }
-        true
     }
 
     /// Whether a source may have a claim at an output, to which its last batch went. If the source

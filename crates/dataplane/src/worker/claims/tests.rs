@@ -235,6 +235,19 @@ fn an_output_has_its_turns_in_the_class_of_its_claims_until_an_earlier_class_sen
     assert_eq!((bed.received(), bed.class()), (37, None));
 }
 
+/// The full batch of port 1 withdraws the claim of port 0, and gives port 1 a claim.
+#[test]
+fn an_output_leaves_a_later_class_when_an_earlier_one_has_the_claims() {
+    let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, classes);
+    bed.send(0, 1_000);
+    bed.turns(1);
+    assert_eq!(bed.class(), Some(Priority::LAST));
+    bed.send(1, 40);
+    bed.turns(1);
+    assert!(bed.queue().has_claim(1) && !bed.queue().has_claim(0));
+    assert_eq!((bed.queue().len(), bed.class()), (64, Some(Priority::FIRST)));
+}
+
 #[test]
 fn a_source_of_a_later_class_has_no_claim_beside_an_earlier_class() {
     let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, classes);

@@ -20,6 +20,10 @@
 //! would copy them twice. Fewer frames would also be in the ring at the next turn, so that the next
 //! batch would be short again.
 //!
+//! A source without a claim may be the one that is most behind its share. Therefore an output
+//! looks at the rings of some such sources before it chooses ([`LOOKS_MAX`]). Otherwise, each
+//! source with short batches would have one batch in each round of turns, whatever its weight.
+//!
 //! A source with a small share is seldom chosen, and the frames in its ring may have another output
 //! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row, or [`GIVEN_SHORT`]
 //! turns after a batch that was not full. Then the worker polls it in its own turn, and its frames
@@ -54,7 +58,8 @@
 //!
 //! While no source has a claim, or had one recently, neither a turn nor a batch looks at claims: a
 //! turn checks one flag of the roster, which also stands for events of the timing wheel. A source
-//! had a claim recently until the worker finds its ring empty [`EMPTY_MAX`] times in a row.
+//! had a claim recently until the worker finds its ring empty [`EMPTY_MAX`] times in a row. While
+//! all batches are full, no output looks at a ring before it chooses.
 
 use penstock_qos::policer::Size;
 use penstock_units::{PortId, Priority, QueueId};
@@ -77,6 +82,8 @@ const GIVEN_SHORT: u8 = 8;
 /// Number of successive looks at the empty ring of a source after which the worker forgets the
 /// source's output. The next batch of the source then waits at its output.
 const EMPTY_MAX: u8 = 8;
+/// Maximum number of rings that an output looks at before it chooses.
+const LOOKS_MAX: usize = 4;
 
 /// What the worker knows of a source port that sends to an output with fair shares.
 #[derive(Clone, Copy, Debug)]
@@ -89,10 +96,12 @@ struct Claimant {
     empty: u8,
     /// Bytes of the source's last batch on a link. The next batch is expected to have as many.
     bytes: u32,
+    /// Index of the source in [`Claims::quiet`], or [`NONE`].
+    place: u16,
 }
 
 impl Claimant {
-    const NONE: Self = Self { output: NONE, given: 0, empty: 0, bytes: 0 };
+    const NONE: Self = Self { output: NONE, given: 0, empty: 0, bytes: 0, place: NONE };
 }
 
 /// For each source port of a worker, the output at which the port has a claim, or had the last one.
@@ -101,6 +110,11 @@ pub(super) struct Claims {
     sources: Box<[Claimant]>,
     /// Number of ports of which the output is known.
     count: usize,
+    /// Sources of which the output is known, and that had no frames when the worker last polled
+    /// them. They are in no particular order.
+    quiet: Vec<PortId>,
+    /// Index in `quiet` of the source at which an output looked last.
+    looked: usize,
     /// For each output, the class of the sources that have a claim there, or had the last one.
     classes: Box<[Priority]>,
     /// Whether the schedule orders sources by class.
@@ -112,6 +126,8 @@ impl Claims {
         Self {
             sources: vec![Claimant::NONE; ports].into_boxed_slice(),
             count: 0,
+            quiet: Vec::with_capacity(ports),
+            looked: 0,
             classes: vec![Priority::FIRST; ports].into_boxed_slice(),
             by_class,
         }
@@ -216,6 +232,38 @@ impl Claims {
         let from = source_of(source, &ctx.snapshot);
         if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
             queue.claim(&from, bytes);
+            self.set_quiet(source, false);
+        }
+    }
+
+    /// Number of sources to look at before an output chooses.
+    pub fn looks(&self) -> usize {
+        self.quiet.len().min(LOOKS_MAX)
+    }
+
+    /// Returns the source to look at next: a source of which the output is known, and that had no
+    /// frames when the worker last polled it. Returns `None` if there is no such source.
+    pub fn next_look(&mut self) -> Option<PortId> {
+        self.looked = if self.looked + 1 < self.quiet.len() { self.looked + 1 } else { 0 };
+        self.quiet.get(self.looked).copied()
+    }
+
+    fn set_quiet(&mut self, source: PortId, quiet: bool) {
+        let Some(known) = self.sources.get_mut(source.index()) else { return };
+        if quiet == (known.place != NONE) {
+            return;
+        }
+        if quiet {
+            known.place = u16::try_from(self.quiet.len()).unwrap_or(NONE);
+            self.quiet.push(source);
+            return;
+        }
+        let place = core::mem::replace(&mut known.place, NONE);
+        self.quiet.swap_remove(usize::from(place));
+        if let Some(moved) = self.quiet.get(usize::from(place))
+            && let Some(moved) = self.sources.get_mut(moved.index())
+        {
+            moved.place = place;
         }
     }
 
@@ -245,12 +293,14 @@ impl Claims {
         }
     }
 
-    /// Notes the output to which all frames of a source's last batch went.
-    fn note_output(&mut self, whole: Whole) {
+    /// Notes the output to which all frames of a source's last batch went. `more` is true if more
+    /// frames wait in the source's ring.
+    fn note_output(&mut self, whole: Whole, more: bool) {
         if let Some(known) = self.sources.get_mut(whole.source.index()) {
             self.count += usize::from(known.output == NONE);
             (known.output, known.bytes) = (whole.output.0, whole.bytes);
         }
+        self.set_quiet(whole.source, !more);
     }
 
     /// Returns the queue pair that the worker polls if `output` chooses `source`. Returns `None` if
@@ -321,7 +371,7 @@ impl Claims {
             queue.charge_direct(&from, passed, claim, now);
         }
         match whole {
-            Some(whole) => self.note_output(whole),
+            Some(whole) => self.note_output(whole, batch.more),
             None => self.forget(source),
         }
     }
@@ -353,7 +403,7 @@ impl Claims {
         let slot = ctx.ports.get_mut(whole.output.index());
         if let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) {
             queue.claim(&from, if batch.more { whole.bytes } else { 0 });
-            self.note_output(whole);
+            self.note_output(whole, batch.more);
         }
         true
     }
@@ -372,6 +422,7 @@ impl Claims {
         if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
             queue.claim(&from, 0);
         }
+        self.set_quiet(source, true);
     }
 
     /// Withdraws the claim of a port, if it has one, and forgets the port's output.
@@ -398,6 +449,7 @@ impl Claims {
     }
 
     fn forget(&mut self, source: PortId) {
+        self.set_quiet(source, false);
         if let Some(known) = self.sources.get_mut(source.index())
             && core::mem::replace(known, Claimant::NONE).output != NONE
         {

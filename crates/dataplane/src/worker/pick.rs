@@ -144,6 +144,7 @@ impl<C: CycleCounter> Worker<C> {
             self.outputs.claims.renew(&mut self.ctx, (unit.port, claimed));
         }
         if let Some(output) = self.outputs.claims.chooser(&mut self.ctx, unit.port) {
+            self.look_at_quiet(output, unit);
             for _ in 0..CHOICES_MAX {
                 let bill = match Claims::choice(&mut self.ctx, output) {
                     Choice::Own => break,
@@ -166,6 +167,20 @@ impl<C: CycleCounter> Worker<C> {
         }
         self.note_claim((unit.port, claimed));
         bill
+    }
+
+    /// Looks at some sources of an output without a claim, before the output chooses who uses the
+    /// turn of `unit`. Those with frames in their rings have a claim again.
+    fn look_at_quiet(&mut self, output: PortId, unit: Unit) {
+        for _ in 0..self.outputs.claims.looks() {
+            let Some(source) = self.outputs.claims.next_look() else { return };
+            let Some(quiet) = self.outputs.claims.unit_of(&self.ctx, source, output) else {
+                continue;
+            };
+            if quiet != unit && self.may_use_turn(quiet, unit) && self.has_frames(quiet) {
+                self.outputs.claims.renew(&mut self.ctx, (source, output));
+            }
+        }
     }
 
     /// If a source has no claim at an output any more, lets the output send the frames that waited

@@ -213,6 +213,24 @@ fn frames_of_short_batches_do_not_wait() {
     }
 }
 
+/// No batch is full, so each VM's ring is empty after its batch.
+#[test]
+fn tenants_with_short_batches_share_a_slow_core_by_weight() {
+    for schedule in [ScheduleKind::RoundRobin, ScheduleKind::Hbs] {
+        let config = WorldConfig { schedule, ..WorldConfig::default() };
+        let mut uplink = Uplink::new(&config, &[2, 1, 1]);
+        uplink.with_windows(20, Nanos::from_millis(20));
+        uplink.vms.iter_mut().for_each(|vm| vm.wire = 0);
+        uplink.with_windows(20, Nanos::from_millis(200));
+        let wire: Vec<u64> = uplink.vms.iter().map(|vm| vm.wire).collect();
+        let due = wire.iter().sum::<u64>() / 4;
+        for (wire, weight) in wire.iter().zip([2, 1, 1]) {
+            assert!(wire.abs_diff(weight * due) <= due / 20, "{schedule:?}: {wire} of {due}");
+        }
+        uplink.nothing_is_lost();
+    }
+}
+
 /// A VM of the first class sends a few frames to a neighbour in each step. The output chooses only
 /// among the VMs of the last class, and their batches are short.
 #[test]

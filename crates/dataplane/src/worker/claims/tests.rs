@@ -176,6 +176,29 @@ fn short_batches_take_one_turn_and_do_not_wait() {
     assert!(bed.queue().is_empty() && !bed.queue().has_claims());
 }
 
+/// The rings of three tenants' ports always have 20 frames, so that no batch is full.
+#[test]
+fn short_batches_are_shared_by_weight() {
+    let mut bed = Bed::new(Pacing::None, |policy| {
+        policy.tenant = Some(policy.id);
+        policy.share.tenant = Weight::new(if policy.id == 0 { 2 } else { 1 }).unwrap();
+    });
+    let (mut sent, mut received) = ([0_usize; 3], 0);
+    for _ in 0..3_000 {
+        for (port, sent) in (0..).zip(&mut sent) {
+            let missing = 20 - bed.drivers[usize::from(port)].unsent();
+            bed.send(port, missing);
+            *sent += missing;
+        }
+        bed.turns(1);
+        received += bed.received();
+    }
+    let [heavy, light, _] = sent;
+    assert!(heavy.abs_diff(2 * light) <= light / 10, "{sent:?}");
+    let (_, waited) = bed.counted();
+    assert!(waited <= 60 && received > 59_000, "{waited} of {received} frames waited");
+}
+
 /// Port 0 sends so little to two outputs that its batches are short.
 #[test]
 fn a_port_whose_frames_go_elsewhere_does_not_keep_its_output() {

@@ -65,7 +65,7 @@ use super::stage::{Reading, Stage, mean_bps};
 use crate::evidence::{Claim, Context, Outcome};
 use crate::rig::plan::{Plan, Vm};
 use crate::rig::platform;
-use crate::rig::stats::{middle, to_f64};
+use crate::rig::stats::{middle, paired_ratio, to_f64};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
 
@@ -410,12 +410,15 @@ fn told(rates: &[Rates]) -> Value {
 }
 
 /// Adds the claims about the rates with both orders. `throughput` is the lowest accepted total rate
-/// of `fair-share`, in per cent of that of `fifo`.
+/// of `fair-share`, in per cent of that of `fifo`. The runs `fifo[i]` and `fair[i]` directly
+/// followed each other.
 fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates], throughput: f64) {
     let of = |rates: &[Rates], what: &dyn Fn(&Rates) -> f64| {
         middle(&rates.iter().map(what).collect::<Vec<_>>())
     };
-    let all = |rates: &Rates| rates.iter().sum::<f64>();
+    let all = |runs: &[Rates]| -> Vec<f64> {
+        runs.iter().map(|rates| rates.iter().sum::<f64>()).collect()
+    };
     outcome.claim(
         Claim::new("fifo_ratio_c2_over_c1", "c2's rate over c1's, first come, first served", "")
             .published(3.28)
@@ -437,7 +440,7 @@ fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates], throughput: f
         Claim::new("throughput_vs_fifo_pct", "fair-share's rate in all, of fifo's", "%")
             .published(95.0)
             .at_least(throughput)
-            .measured(100.0 * of(fair, &all) / of(fifo, &all)),
+            .measured(100.0 * paired_ratio(&all(fair), &all(fifo)).unwrap_or(f64::NAN)),
     );
 }
 

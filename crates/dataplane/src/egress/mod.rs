@@ -30,6 +30,7 @@ mod touched;
 mod waiting;
 
 pub(crate) use account::count_loss;
+pub(crate) use direct::Whole;
 pub use slot::PortSlot;
 pub use touched::{Mark, Touched};
 pub(crate) use waiting::source_of;

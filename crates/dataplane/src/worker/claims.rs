@@ -14,9 +14,20 @@
 //! without claims. A source whose batch goes to several outputs has no claim, so its other frames
 //! wait for no output.
 //!
+//! A batch that is not full emptied its source's ring, and ends the claim. The worker still knows
+//! the output: if frames are in the ring at the source's next turn, the source has a claim again
+//! before the output chooses. If these frames waited in the output's queue instead, the worker
+//! would copy them twice. Fewer frames would also be in the ring at the next turn, so that the next
+//! batch would be short again.
+//!
+//! A source without a claim may be the one that is most behind its share. Therefore an output
+//! looks at the rings of some such sources before it chooses ([`LOOKS_MAX`]). Otherwise, each
+//! source with short batches would have one batch in each round of turns, whatever its weight.
+//!
 //! A source with a small share is seldom chosen, and the frames in its ring may have another output
-//! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row. Then the worker
-//! polls it in its own turn, and its frames wait in the output's queue.
+//! by now. Therefore a source gives away at most [`GIVEN_MAX`] turns in a row, or [`GIVEN_SHORT`]
+//! turns after a batch that was not full. Then the worker polls it in its own turn, and its frames
+//! wait in the output's queue.
 //!
 //! A source with several queue pairs on the worker has no claim, because a choice does not say
 //! which of them the worker polls. Its frames wait in the output's queue.
@@ -45,15 +56,17 @@
 //!
 //! # Cost
 //!
-//! While no source has a claim, neither a turn nor a batch looks at claims: a turn checks one flag
-//! of the roster, which also stands for events of the timing wheel.
+//! While no source has a claim, or had one recently, neither a turn nor a batch looks at claims: a
+//! turn checks one flag of the roster, which also stands for events of the timing wheel. A source
+//! had a claim recently until the worker finds its ring empty [`EMPTY_MAX`] times in a row. While
+//! all batches are full, no output looks at a ring before it chooses.
 
 use penstock_qos::policer::Size;
 use penstock_units::{PortId, Priority, QueueId};
 
 use super::account::OwnBatch;
 use super::context::Context;
-use crate::egress::{PortSlot, source_of};
+use crate::egress::{PortSlot, Whole, source_of};
 use crate::queue::{Choice, OutputQueue};
 use crate::tsc::CycleCounter;
 use crate::unit::Unit;
@@ -63,15 +76,45 @@ const NONE: u16 = u16::MAX;
 /// Maximum number of successive turns of a source that others use. A source with less than this
 /// fraction of the average share has some of its frames copied into the output's queue.
 const GIVEN_MAX: u8 = 16;
+/// Like [`GIVEN_MAX`], for a source whose last batch was not full. Such a source is more often one
+/// that sends little to several outputs.
+const GIVEN_SHORT: u8 = 8;
+/// Number of successive looks at the empty ring of a source after which the worker forgets the
+/// source's output. The next batch of the source then waits at its output.
+const EMPTY_MAX: u8 = 8;
+/// Maximum number of rings that an output looks at before it chooses.
+const LOOKS_MAX: usize = 4;
 
-/// For each source port of a worker, the output at which the port has a claim.
+/// What the worker knows of a source port that sends to an output with fair shares.
+#[derive(Clone, Copy, Debug)]
+struct Claimant {
+    /// Output to which the last batch of the source went, or [`NONE`] if it is not known.
+    output: u16,
+    /// Number of the source's turns that others used since its last batch.
+    given: u8,
+    /// Number of successive looks that found the source's ring empty.
+    empty: u8,
+    /// Bytes of the source's last batch on a link. The next batch is expected to have as many.
+    bytes: u32,
+    /// Index of the source in [`Claims::quiet`], or [`NONE`].
+    place: u16,
+}
+
+impl Claimant {
+    const NONE: Self = Self { output: NONE, given: 0, empty: 0, bytes: 0, place: NONE };
+}
+
+/// For each source port of a worker, the output at which the port has a claim, or had the last one.
 #[derive(Debug)]
 pub(super) struct Claims {
-    outputs: Box<[u16]>,
-    /// For each source port, the number of its turns that others used since its last batch.
-    given: Box<[u8]>,
-    /// Number of ports that have an output in `outputs`.
+    sources: Box<[Claimant]>,
+    /// Number of ports of which the output is known.
     count: usize,
+    /// Sources of which the output is known, and that had no frames when the worker last polled
+    /// them. They are in no particular order.
+    quiet: Vec<PortId>,
+    /// Index in `quiet` of the source at which an output looked last.
+    looked: usize,
     /// For each output, the class of the sources that have a claim there, or had the last one.
     classes: Box<[Priority]>,
     /// Whether the schedule orders sources by class.
@@ -81,23 +124,35 @@ pub(super) struct Claims {
 impl Claims {
     pub fn new(ports: usize, by_class: bool) -> Self {
         Self {
-            outputs: vec![NONE; ports].into_boxed_slice(),
-            given: vec![0; ports].into_boxed_slice(),
+            sources: vec![Claimant::NONE; ports].into_boxed_slice(),
             count: 0,
+            quiet: Vec::with_capacity(ports),
+            looked: 0,
             classes: vec![Priority::FIRST; ports].into_boxed_slice(),
             by_class,
         }
     }
 
-    /// Whether no source of this worker has a claim.
+    /// Whether no source of this worker has a claim, or had one recently.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Returns the output at which a port has a claim.
+    /// Returns the output at which a port has a claim, or had one recently.
     pub fn output_of(&self, source: PortId) -> Option<PortId> {
-        self.outputs.get(source.index()).filter(|at| **at != NONE).map(|at| PortId(*at))
+        let known = self.sources.get(source.index()).filter(|known| known.output != NONE);
+        known.map(|known| PortId(known.output))
+    }
+
+    /// Whether a source has a claim at an output.
+    pub fn has_claim<C: CycleCounter>(
+        ctx: &mut Context<C>,
+        (source, output): (PortId, PortId),
+    ) -> bool {
+        let slot = ctx.ports.get_mut(output.index());
+        let queue = slot.and_then(|slot| slot.output.as_deref_mut());
+        queue.is_some_and(|queue| queue.has_claim(source.0))
     }
 
     /// Returns the class of a source. If the schedule ignores classes, all sources have one class.
@@ -120,21 +175,13 @@ impl Claims {
 
     /// If `source` is in an earlier class than the sources with claims at `output`, withdraws these
     /// claims. The frames of `source` that wait there would otherwise wait for a later class.
-    /// Returns true if the output must have its turns in the first class now.
-    pub fn give_way<C: CycleCounter>(
-        &self,
-        ctx: &mut Context<C>,
-        source: PortId,
-        output: PortId,
-    ) -> bool {
+    pub fn give_way<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId, output: PortId) {
         let class = self.class_of(ctx, source);
-        if self.classes.get(output.index()).is_none_or(|claims| class >= *claims) {
-            return false;
-        }
-        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+        if self.classes.get(output.index()).is_some_and(|claims| class < *claims)
+            && let Some(queue) = ctx.ports[output.index()].output.as_deref_mut()
+        {
             queue.withdraw_claims();
         }
-        true
     }
 
     /// Whether a source may have a claim at an output, to which its last batch went. If the source
@@ -167,30 +214,93 @@ impl Claims {
         class == *claims
     }
 
+    /// Gives a port with frames in its ring a claim at the output to which its last batch went. If
+    /// the port may have no claim there, forgets the output.
+    pub fn renew<C: CycleCounter>(
+        &mut self,
+        ctx: &mut Context<C>,
+        (source, output): (PortId, PortId),
+    ) {
+        if Self::has_claim(ctx, (source, output)) {
+            return;
+        }
+        if !self.admits(ctx, source, output) {
+            self.withdraw(ctx, source);
+            return;
+        }
+        let bytes = self.sources.get(source.index()).map_or(0, |known| known.bytes);
+        let from = source_of(source, &ctx.snapshot);
+        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+            queue.claim(&from, bytes);
+            self.set_quiet(source, false);
+        }
+    }
+
+    /// Number of sources to look at before an output chooses.
+    pub fn looks(&self) -> usize {
+        self.quiet.len().min(LOOKS_MAX)
+    }
+
+    /// Returns the source to look at next: a source of which the output is known, and that had no
+    /// frames when the worker last polled it. Returns `None` if there is no such source.
+    pub fn next_look(&mut self) -> Option<PortId> {
+        self.looked = if self.looked + 1 < self.quiet.len() { self.looked + 1 } else { 0 };
+        self.quiet.get(self.looked).copied()
+    }
+
+    fn set_quiet(&mut self, source: PortId, quiet: bool) {
+        let Some(known) = self.sources.get_mut(source.index()) else { return };
+        if quiet == (known.place != NONE) {
+            return;
+        }
+        if quiet {
+            known.place = u16::try_from(self.quiet.len()).unwrap_or(NONE);
+            self.quiet.push(source);
+            return;
+        }
+        let place = core::mem::replace(&mut known.place, NONE);
+        self.quiet.swap_remove(usize::from(place));
+        if let Some(moved) = self.quiet.get(usize::from(place))
+            && let Some(moved) = self.sources.get_mut(moved.index())
+        {
+            moved.place = place;
+        }
+    }
+
     /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port gave
-    /// away too many turns, or if the output does not count on the port, because it has a new queue
-    /// or withdrew all claims, or because the port has another class now.
+    /// away too many turns, or if the output does not count on the port, because the port has no
+    /// claim or has another class now.
     pub fn chooser<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId) -> Option<PortId> {
-        let given = self.given.get(source.index()).copied().unwrap_or(0);
+        let given = self.sources.get(source.index()).map_or(0, |known| known.given);
         let output = self.output_of(source).filter(|_| given < GIVEN_MAX)?;
         if self.classes.get(output.index()) != Some(&self.class_of(ctx, source)) {
             return None;
         }
-        let queue = ctx.ports[output.index()].output.as_deref_mut()?;
-        queue.has_claim(source.0).then_some(output)
+        Self::has_claim(ctx, (source, output)).then_some(output)
     }
 
     /// Notes that another source or an output used the turn of a port.
     pub fn give(&mut self, source: PortId) {
-        if let Some(given) = self.given.get_mut(source.index()) {
-            *given = given.saturating_add(1);
+        if let Some(known) = self.sources.get_mut(source.index()) {
+            known.given = known.given.saturating_add(1);
         }
     }
 
-    fn note_batch(&mut self, source: PortId) {
-        if let Some(given) = self.given.get_mut(source.index()) {
-            *given = 0;
+    fn note_batch(&mut self, batch: OwnBatch) {
+        if let Some(known) = self.sources.get_mut(batch.unit.port.index()) {
+            known.given = if batch.more { 0 } else { GIVEN_MAX - GIVEN_SHORT };
+            known.empty = 0;
         }
+    }
+
+    /// Notes the output to which all frames of a source's last batch went. `more` is true if more
+    /// frames wait in the source's ring.
+    fn note_output(&mut self, whole: Whole, more: bool) {
+        if let Some(known) = self.sources.get_mut(whole.source.index()) {
+            self.count += usize::from(known.output == NONE);
+            (known.output, known.bytes) = (whole.output.0, whole.bytes);
+        }
+        self.set_quiet(whole.source, !more);
     }
 
     /// Returns the queue pair that the worker polls if `output` chooses `source`. Returns `None` if
@@ -253,22 +363,23 @@ impl Claims {
             return;
         }
         let source = batch.unit.port;
-        self.note_batch(source);
-        let whole = ctx.egress.take_whole(source);
-        let whole = whole.filter(|whole| batch.more && whole.output == output);
-        let claim = whole.map_or(0, |whole| whole.bytes);
+        self.note_batch(batch);
+        let whole = ctx.egress.take_whole(source).filter(|whole| whole.output == output);
+        let claim = whole.filter(|_| batch.more).map_or(0, |whole| whole.bytes);
         let (from, now) = (source_of(source, &ctx.snapshot), ctx.nanos());
         if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
             queue.charge_direct(&from, passed, claim, now);
         }
-        if claim == 0 {
-            self.forget(source);
+        match whole {
+            Some(whole) => self.note_output(whole, batch.more),
+            None => self.forget(source),
         }
     }
 
-    /// After a batch of a source with a claim that passed no output, sets the source's claim.
+    /// After a batch that passed no output, sets the claim of a source of which the output is
+    /// known.
     pub fn settle<C: CycleCounter>(&mut self, ctx: &mut Context<C>, batch: OwnBatch) {
-        self.note_batch(batch.unit.port);
+        self.note_batch(batch);
         if !self.follow(ctx, batch) {
             self.withdraw(ctx, batch.unit.port);
         }
@@ -279,28 +390,42 @@ impl Claims {
     pub fn follow<C: CycleCounter>(&mut self, ctx: &mut Context<C>, batch: OwnBatch) -> bool {
         let source = batch.unit.port;
         let Some(whole) = ctx.egress.take_whole(source) else { return false };
-        if self.output_of(source).is_some_and(|output| output != whole.output || !batch.more) {
+        if self.output_of(source).is_some_and(|output| output != whole.output) {
             self.withdraw(ctx, source);
         }
-        if !batch.more || only_unit(ctx, source).is_none() {
-            return true;
-        }
-        if !self.admits(ctx, source, whole.output) {
+        let may_claim = only_unit(ctx, source).is_some()
+            && (!batch.more || self.admits(ctx, source, whole.output));
+        if !may_claim {
             self.withdraw(ctx, source);
             return true;
         }
-        let (from, at) = (source_of(source, &ctx.snapshot), source.index());
+        let from = source_of(source, &ctx.snapshot);
         let slot = ctx.ports.get_mut(whole.output.index());
-        let queue = slot.and_then(|slot| slot.output.as_deref_mut());
-        if let (Some(queue), Some(output)) = (queue, self.outputs.get_mut(at)) {
-            queue.claim(&from, whole.bytes);
-            self.count += usize::from(*output == NONE);
-            *output = whole.output.0;
+        if let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) {
+            queue.claim(&from, if batch.more { whole.bytes } else { 0 });
+            self.note_output(whole, batch.more);
         }
         true
     }
 
-    /// Withdraws the claim of a port, if it has one.
+    /// Withdraws the claim of a port with an empty ring. After [`EMPTY_MAX`] such looks in a row,
+    /// forgets the port's output.
+    pub fn note_empty<C: CycleCounter>(&mut self, ctx: &mut Context<C>, source: PortId) {
+        let Some(output) = self.output_of(source) else { return };
+        let Some(known) = self.sources.get_mut(source.index()) else { return };
+        known.empty += 1;
+        if known.empty >= EMPTY_MAX {
+            self.withdraw(ctx, source);
+            return;
+        }
+        let from = source_of(source, &ctx.snapshot);
+        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
+            queue.claim(&from, 0);
+        }
+        self.set_quiet(source, true);
+    }
+
+    /// Withdraws the claim of a port, if it has one, and forgets the port's output.
     pub fn withdraw<C: CycleCounter>(&mut self, ctx: &mut Context<C>, source: PortId) {
         if let Some(output) = self.output_of(source) {
             self.refuse(ctx, source, output);
@@ -324,8 +449,9 @@ impl Claims {
     }
 
     fn forget(&mut self, source: PortId) {
-        if let Some(output) = self.outputs.get_mut(source.index())
-            && core::mem::replace(output, NONE) != NONE
+        self.set_quiet(source, false);
+        if let Some(known) = self.sources.get_mut(source.index())
+            && core::mem::replace(known, Claimant::NONE).output != NONE
         {
             self.count -= 1;
         }

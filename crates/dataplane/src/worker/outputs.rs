@@ -58,8 +58,9 @@ const AGAIN: Nanos = Nanos::from_micros(20);
 #[derive(Debug)]
 pub(super) struct Outputs {
     stands: Box<[Stand]>,
-    /// For each port, whether its shared output joined the schedule behind the first class.
-    late: Box<[bool]>,
+    /// For each port, the class in which its shared output last joined the schedule. The first
+    /// class for outputs of one VM.
+    joined: Box<[Priority]>,
     /// The [`QueueHome`] of each port's output queue, indexed by port number. An entry is `None` if
     /// the worker does not have the port's output queue.
     homes: Box<[Option<Arc<QueueHome>>]>,
@@ -89,7 +90,7 @@ impl Outputs {
         let ports = config.max_ports;
         Self {
             stands: vec![Stand::Empty; ports].into_boxed_slice(),
-            late: vec![false; ports].into_boxed_slice(),
+            joined: vec![Priority::FIRST; ports].into_boxed_slice(),
             homes: vec![None; ports].into_boxed_slice(),
             pressure: Pressure::new(ports),
             elsewhere: Vec::with_capacity(ports),
@@ -169,7 +170,7 @@ impl Outputs {
         self.stands[port.index()] = Stand::Ready;
         let shared = ctx.output(port).is_some_and(|queue| queue.terms().order.is_shared());
         let class = if shared { self.claims.class_at(ctx, port) } else { ctx.class(port) };
-        self.late[port.index()] = shared && class > Priority::FIRST;
+        self.joined[port.index()] = if shared { class } else { Priority::FIRST };
         roster.schedule.add(unit_of(port), class);
     }
 
@@ -206,12 +207,14 @@ impl Outputs {
             let _ = ctx.egress.take_whole(source);
         }
         while let Some(port) = ctx.egress.next_queued() {
-            let is_late = self.late[port.index()];
-            let gives_way =
-                (is_late || roster.has_claims()) && self.claims.give_way(ctx, source, port);
+            let joined = self.joined[port.index()];
+            let is_late = joined > Priority::FIRST;
+            if is_late || roster.has_claims() {
+                self.claims.give_way(ctx, source, port);
+            }
             match self.stands[port.index()] {
                 Stand::Empty | Stand::Held => self.make_ready(ctx, roster, port),
-                Stand::Ready if gives_way && is_late => {
+                Stand::Ready if is_late && ctx.class(source) < joined => {
                     roster.schedule.leave(unit_of(port));
                     self.make_ready(ctx, roster, port);
                 }

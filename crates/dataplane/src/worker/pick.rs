@@ -133,13 +133,18 @@ impl<C: CycleCounter> Worker<C> {
 
     /// Runs a batch in the turn of a queue pair. If the queue pair's port has a claim at an output
     /// with fair shares, the output chooses who uses the turn: a source with a claim, or the output
-    /// itself for its waiting frames.
+    /// itself for its waiting frames. A port that had a claim recently has it again if frames are
+    /// in its ring.
     #[inline(never)]
     fn run_by_share(&mut self, unit: Unit) -> Option<Bill> {
         let Some(claimed) = self.outputs.claims.output_of(unit.port) else {
             return self.run_queue(unit, false);
         };
+        if self.has_frames(unit) {
+            self.outputs.claims.renew(&mut self.ctx, (unit.port, claimed));
+        }
         if let Some(output) = self.outputs.claims.chooser(&mut self.ctx, unit.port) {
+            self.look_at_quiet(output, unit);
             for _ in 0..CHOICES_MAX {
                 let bill = match Claims::choice(&mut self.ctx, output) {
                     Choice::Own => break,
@@ -158,17 +163,30 @@ impl<C: CycleCounter> Worker<C> {
         if let Some(Bill::Queue(taken)) = bill {
             self.outputs.claims.settle(&mut self.ctx, taken.batch);
         } else {
-            // The ring is empty.
-            self.outputs.claims.withdraw(&mut self.ctx, unit.port);
+            self.outputs.claims.note_empty(&mut self.ctx, unit.port);
         }
         self.note_claim((unit.port, claimed));
         bill
     }
 
+    /// Looks at some sources of an output without a claim, before the output chooses who uses the
+    /// turn of `unit`. Those with frames in their rings have a claim again.
+    fn look_at_quiet(&mut self, output: PortId, unit: Unit) {
+        for _ in 0..self.outputs.claims.looks() {
+            let Some(source) = self.outputs.claims.next_look() else { return };
+            let Some(quiet) = self.outputs.claims.unit_of(&self.ctx, source, output) else {
+                continue;
+            };
+            if quiet != unit && self.may_use_turn(quiet, unit) && self.has_frames(quiet) {
+                self.outputs.claims.renew(&mut self.ctx, (source, output));
+            }
+        }
+    }
+
     /// If a source has no claim at an output any more, lets the output send the frames that waited
     /// behind the claim.
     fn note_claim(&mut self, (source, output): (PortId, PortId)) {
-        if self.outputs.claims.output_of(source) != Some(output) {
+        if !Claims::has_claim(&mut self.ctx, (source, output)) {
             self.outputs.go_on(&self.ctx, &mut self.roster, output);
         }
     }
@@ -197,7 +215,7 @@ impl<C: CycleCounter> Worker<C> {
         Claims::begin(&mut self.ctx, output);
         let Some(Bill::Queue(taken)) = self.run_queue(chosen, false) else {
             Claims::end(&mut self.ctx, output);
-            self.outputs.claims.refuse(&mut self.ctx, source, output);
+            self.outputs.claims.note_empty(&mut self.ctx, source);
             self.ctx.counter.spent(Stage::Look, &Work::NONE);
             return None;
         };
@@ -215,6 +233,14 @@ impl<C: CycleCounter> Worker<C> {
         self.outputs.claims.are_equal(&self.ctx, (chosen.port, unit.port))
             && self.roster.polls(chosen)
             && self.ctx.account.buckets().may_run(chosen.port)
+    }
+
+    /// Whether frames wait in the ring of a queue pair, or parts of a frame in its port's cutter.
+    /// If only a system call can tell, the result is false.
+    fn has_frames(&mut self, unit: Unit) -> bool {
+        let now = self.ctx.last();
+        let queue = &mut self.ctx.ports[unit.port.index()].queues[unit.queue.index()];
+        queue.pending(now) == Pending::Yes || self.input.holds(unit.port)
     }
 
     #[inline]

@@ -83,6 +83,17 @@ impl Reading {
         count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name))
     }
 
+    /// Returns the number of frames from the port that left a queue of an output since the reading
+    /// `before`.
+    pub fn waited(&self, before: &Self, port: &str) -> u64 {
+        let all = |stats: &Value| {
+            let mut ports = stats["ports"].as_array().into_iter().flatten();
+            let of = ports.find(|of| of["port"] == port);
+            of.and_then(|of| of["delays"]["waited"]["frames"].as_u64()).unwrap_or(0)
+        };
+        all(&self.stats).saturating_sub(all(&before.stats))
+    }
+
     /// Returns the value of the port's gauge `name`, for example `queued`, or 0 if there is none.
     pub fn level(&self, port: &str, name: &str) -> u64 {
         count(&self.stats, port, name)

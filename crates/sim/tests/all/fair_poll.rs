@@ -87,15 +87,34 @@ impl Uplink {
         Self { world, up, neighbour, vms }
     }
 
-    /// Fills the ring of a VM up to `most` frames.
-    fn fill(&mut self, vm: usize, len: usize, most: usize) {
+    /// Puts a frame into the ring of a VM.
+    fn send(&mut self, vm: usize, len: usize) {
         let number = u16::try_from(vm).unwrap();
         let (from, of) = (World::mac_of(2 + number), &mut self.vms[vm]);
-        while self.world.unsent(of.port) < most {
-            let at = usize::try_from(of.sent).unwrap() % of.to.len();
-            let frame = udp_frame(from, World::mac_of(of.to[at]), len, 1 + number, of.sent);
-            assert!(self.world.offer(of.port, MemoryFrame::plain(frame)));
-            of.sent += 1;
+        let at = usize::try_from(of.sent).unwrap() % of.to.len();
+        let frame = udp_frame(from, World::mac_of(of.to[at]), len, 1 + number, of.sent);
+        assert!(self.world.offer(of.port, MemoryFrame::plain(frame)));
+        of.sent += 1;
+    }
+
+    /// Fills the ring of a VM up to `most` frames.
+    fn fill(&mut self, vm: usize, len: usize, most: usize) {
+        while self.world.unsent(self.vms[vm].port) < most {
+            self.send(vm, len);
+        }
+    }
+
+    /// Lets each VM have `window` frames on their way to the uplink for `length`, like a flow with
+    /// this window.
+    fn with_windows(&mut self, window: u64, length: Nanos) {
+        let until = self.world.now() + length;
+        while self.world.now() < until {
+            for vm in 0..self.vms.len() {
+                while self.vms[vm].sent - self.vms[vm].arrived < window {
+                    self.send(vm, 1_514);
+                }
+            }
+            self.step();
         }
     }
 
@@ -174,6 +193,41 @@ fn tenants_share_a_slow_core_by_weight_and_no_frame_waits() {
             assert_eq!(uplink.waited(), waited, "{case}");
             uplink.nothing_is_lost();
         }
+    }
+}
+
+/// Each VM has fewer frames on their way than a batch, so that no batch is full.
+#[test]
+fn frames_of_short_batches_do_not_wait() {
+    for schedule in [ScheduleKind::RoundRobin, ScheduleKind::Hbs] {
+        let config = WorldConfig { schedule, ..WorldConfig::default() };
+        let mut uplink = Uplink::new(&config, &[1, 1, 1]);
+        uplink.with_windows(20, Nanos::from_millis(10));
+        let arrived = |uplink: &Uplink| uplink.vms.iter().map(|vm| vm.arrived).sum::<u64>();
+        let before = (uplink.waited(), arrived(&uplink));
+        uplink.with_windows(20, Nanos::from_millis(100));
+        let waited = uplink.waited() - before.0;
+        let arrived = arrived(&uplink) - before.1;
+        assert!(arrived > 10_000 && waited * 50 < arrived, "{schedule:?}: {waited} of {arrived}");
+        uplink.nothing_is_lost();
+    }
+}
+
+/// No batch is full, so each VM's ring is empty after its batch.
+#[test]
+fn tenants_with_short_batches_share_a_slow_core_by_weight() {
+    for schedule in [ScheduleKind::RoundRobin, ScheduleKind::Hbs] {
+        let config = WorldConfig { schedule, ..WorldConfig::default() };
+        let mut uplink = Uplink::new(&config, &[2, 1, 1]);
+        uplink.with_windows(20, Nanos::from_millis(20));
+        uplink.vms.iter_mut().for_each(|vm| vm.wire = 0);
+        uplink.with_windows(20, Nanos::from_millis(200));
+        let wire: Vec<u64> = uplink.vms.iter().map(|vm| vm.wire).collect();
+        let due = wire.iter().sum::<u64>() / 4;
+        for (wire, weight) in wire.iter().zip([2, 1, 1]) {
+            assert!(wire.abs_diff(weight * due) <= due / 20, "{schedule:?}: {wire} of {due}");
+        }
+        uplink.nothing_is_lost();
     }
 }
 

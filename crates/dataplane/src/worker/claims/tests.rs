@@ -8,7 +8,7 @@ use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Cycles, Vid, Weight};
 
 use super::*;
-use crate::counters::PortCounters;
+use crate::counters::{Counter, PortCounters};
 use crate::offload::OffloadCaps;
 use crate::port::PortQueue;
 use crate::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
@@ -112,6 +112,14 @@ impl Bed {
         state.map(|(class, _)| class)
     }
 
+    /// Returns the number of the worker's turns that moved frames, and the number of frames that
+    /// waited at [`UP`].
+    fn counted(&self) -> (u64, u64) {
+        let turns = self.worker.ctx.counters().busy_turns.get();
+        let waited = &self.worker.ctx.of(PortId(UP)).unwrap().tx_waited;
+        (turns, waited.iter().map(Counter::get).sum())
+    }
+
     fn queue(&mut self) -> &mut OutputQueue {
         self.worker.ctx.ports[usize::from(UP)].output.as_deref_mut().unwrap()
     }
@@ -150,6 +158,66 @@ fn frames_behind_a_claim_leave_as_soon_as_the_claim_ends() {
     assert_eq!(bed.received(), 13);
 }
 
+/// Batches of two ports are never full. Each takes one turn of the worker. If its frames waited, it
+/// would take another turn to send them.
+#[test]
+fn short_batches_take_one_turn_and_do_not_wait() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    let round = |bed: &mut Bed, turns| {
+        [0, 1].iter().for_each(|port| bed.send(*port, 5));
+        bed.turns(turns);
+        assert_eq!(bed.received(), 10);
+    };
+    round(&mut bed, 3);
+    let before = bed.counted();
+    assert_eq!(before.1, 10, "the first batch of each port waits");
+    (0..100).for_each(|_| round(&mut bed, 2));
+    assert_eq!(bed.counted(), (before.0 + 200, before.1));
+    assert!(bed.queue().is_empty() && !bed.queue().has_claims());
+}
+
+/// The rings of three tenants' ports always have 20 frames, so that no batch is full.
+#[test]
+fn short_batches_are_shared_by_weight() {
+    let mut bed = Bed::new(Pacing::None, |policy| {
+        policy.tenant = Some(policy.id);
+        policy.share.tenant = Weight::new(if policy.id == 0 { 2 } else { 1 }).unwrap();
+    });
+    let (mut sent, mut received) = ([0_usize; 3], 0);
+    for _ in 0..3_000 {
+        for (port, sent) in (0..).zip(&mut sent) {
+            let missing = 20 - bed.drivers[usize::from(port)].unsent();
+            bed.send(port, missing);
+            *sent += missing;
+        }
+        bed.turns(1);
+        received += bed.received();
+    }
+    let [heavy, light, _] = sent;
+    assert!(heavy.abs_diff(2 * light) <= light / 10, "{sent:?}");
+    let (_, waited) = bed.counted();
+    assert!(waited <= 60 && received > 59_000, "{waited} of {received} frames waited");
+}
+
+/// Port 0 sends so little to two outputs that its batches are short.
+#[test]
+fn a_port_whose_frames_go_elsewhere_does_not_keep_its_output() {
+    let mut bed = Bed::new(Pacing::None, |_| {});
+    bed.send(0, 5);
+    bed.turns(2);
+    assert_eq!(bed.received(), 5);
+    assert_eq!(bed.worker.outputs.claims.output_of(PortId(0)), Some(PortId(UP)));
+    let mut hello = frame(2, 0);
+    hello[..6].fill(0xff);
+    assert!(bed.drivers[2].send(MemoryFrame::plain(hello)));
+    bed.turns(2);
+    assert_eq!(bed.received(), 1, "all ports get the first frame of port 2");
+    assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 2))));
+    bed.turns(1);
+    assert_eq!(bed.worker.outputs.claims.output_of(PortId(0)), None);
+    assert!(!bed.queue().has_claims() && bed.queue().is_empty());
+}
+
 #[test]
 fn a_port_with_an_empty_ring_has_no_claim_although_the_link_is_busy() {
     let mut bed = Bed::new(Pacing::Link(BitsPerSecond(11_000_000_000)), |_| {});
@@ -158,7 +226,9 @@ fn a_port_with_an_empty_ring_has_no_claim_although_the_link_is_busy() {
     assert_eq!(bed.received(), 32);
     assert!(bed.queue().has_claim(0) && bed.queue().is_empty());
     bed.turns(1);
-    assert!(!bed.queue().has_claim(0) && bed.worker.outputs.claims.is_empty());
+    assert!(!bed.queue().has_claim(0));
+    bed.turns(usize::from(EMPTY_MAX));
+    assert!(bed.worker.outputs.claims.is_empty());
 }
 
 #[test]
@@ -216,7 +286,7 @@ fn frames_of_an_earlier_class_do_not_wait_for_claims_of_a_later_class() {
     bed.turns(1);
     assert_eq!(bed.received(), 5);
     bed.turns(2);
-    assert_eq!(bed.received(), 32);
+    assert_eq!((bed.received(), bed.class()), (64, None));
     assert!(bed.queue().has_claim(0), "the port has a claim again");
 }
 
@@ -233,6 +303,19 @@ fn an_output_has_its_turns_in_the_class_of_its_claims_until_an_earlier_class_sen
     assert_eq!(bed.class(), Some(Priority::FIRST));
     bed.turns(2);
     assert_eq!((bed.received(), bed.class()), (37, None));
+}
+
+/// The full batch of port 1 withdraws the claim of port 0, and gives port 1 a claim.
+#[test]
+fn an_output_leaves_a_later_class_when_an_earlier_one_has_the_claims() {
+    let mut bed = Bed::scheduled(ScheduleKind::Hbs, Pacing::None, classes);
+    bed.send(0, 1_000);
+    bed.turns(1);
+    assert_eq!(bed.class(), Some(Priority::LAST));
+    bed.send(1, 40);
+    bed.turns(1);
+    assert!(bed.queue().has_claim(1) && !bed.queue().has_claim(0));
+    assert_eq!((bed.queue().len(), bed.class()), (64, Some(Priority::FIRST)));
 }
 
 #[test]

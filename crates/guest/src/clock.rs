@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use penstock_units::Nanos;
 
 /// Reads the machine's monotonic clock.
@@ -25,7 +27,8 @@ pub fn nanos(d: Duration) -> u64 {
 
 /// Waits until `fd` is readable or hung up, and then returns true. Returns false if `limit` passes
 /// first. If `fd` is `None`, this function pauses for `limit`. Callers use the pause, for example,
-/// between two attempts to reach a peer's socket.
+/// between two attempts to reach a peer's socket. The limit is rounded down to whole milliseconds,
+/// so a limit below one millisecond is no pause; see [`pause`].
 pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
     let timeout = PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX);
     match fd {
@@ -40,6 +43,12 @@ pub fn wait_readable(fd: Option<BorrowedFd<'_>>, limit: Duration) -> bool {
             false
         }
     }
+}
+
+/// Gives up the core for `limit`, which may be below a millisecond. A signal may shorten the pause.
+pub fn pause(limit: Duration) {
+    let limit = TimeSpec::from_duration(limit);
+    let _ = clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::empty(), &limit);
 }
 
 /// Current time in nanoseconds since 1970, as in the kernel's frame time stamps.
@@ -75,6 +84,13 @@ fn date_text(seconds: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pause_may_be_shorter_than_a_millisecond_and_is_not_skipped() {
+        let (began, limit) = (now(), Duration::from_micros(400));
+        pause(limit);
+        assert!(began.elapsed() >= limit);
+    }
 
     #[test]
     fn dates_are_those_of_the_calendar() {

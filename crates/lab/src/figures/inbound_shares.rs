@@ -125,7 +125,14 @@ impl Frames {
 impl Bed {
     /// Creates a switch with an uplink, port 0, and the VMs, ports 1 to 4.
     fn new(seed: u64, kind: Kind) -> anyhow::Result<Self> {
-        let costs = if kind == Kind::Core { SLOW } else { COSTS };
+        match kind {
+            Kind::Core => Self::of(seed, SLOW, FAST_LINK_BPS),
+            Kind::Link | Kind::Mixed => Self::of(seed, COSTS, LINK_BPS),
+        }
+    }
+
+    /// Creates a switch with `costs`, whose uplink shares the rate `rate` in bits per second.
+    fn of(seed: u64, costs: Costs, rate: u64) -> anyhow::Result<Self> {
         let mut world = World::new(CORE, costs, PORTS, seed);
         let uplink = world.add_vm(1, UPLINK_RING, SinkSpec::default())?;
         let (mut vms, mut members) = (Vec::new(), Vec::new());
@@ -144,7 +151,6 @@ impl Bed {
             });
         }
         world.run_until(SETTLE);
-        let rate = if kind == Kind::Core { FAST_LINK_BPS } else { LINK_BPS };
         let shares = Arc::new(InboundShares::new(BitsPerSecond(rate), &members));
         world.set_policy(uplink, |policy| {
             policy.tenant = None;
@@ -296,6 +302,18 @@ mod tests {
         bed.run(Nanos::from_millis(100));
         let rates = bed.rates(Nanos::from_millis(200));
         assert!(share_error(&rates, &OFFERED[0]) > 100.0, "{rates:?}");
+        Ok(())
+    }
+
+    /// A core that is four times as slow as [`SLOW`] takes a whole batch in a millisecond.
+    #[test]
+    fn a_core_of_few_batches_in_a_millisecond_shares_too() -> anyhow::Result<()> {
+        let costs = Costs { factor: 4.0 * SLOW.factor, ..SLOW };
+        let mut bed = Bed::of(1, costs, FAST_LINK_BPS / 4)?;
+        bed.offer(Kind::Core, OFFERED[0].map(|part| part * SLOW_BPS / 4.0));
+        bed.run(Nanos::from_millis(300));
+        let rates = bed.rates(Nanos::from_millis(700));
+        assert!(share_error(&rates, &OFFERED[0]) < 2.0, "{rates:?}");
         Ok(())
     }
 }

@@ -78,6 +78,11 @@ impl Reading {
         1e9 * to_f64(grown) / to_f64(self.at_ns.saturating_sub(before.at_ns).max(1))
     }
 
+    /// Returns the seconds from the reading `before` to this reading.
+    pub fn secs_since(&self, before: &Self) -> f64 {
+        to_f64(self.at_ns.saturating_sub(before.at_ns)) / 1e9
+    }
+
     /// Returns the increase of the port's counter `name` since the reading `before`.
     pub fn grown(&self, before: &Self, port: &str, name: &str) -> u64 {
         count(&self.stats, port, name).saturating_sub(count(&before.stats, port, name))

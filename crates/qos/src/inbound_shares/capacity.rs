@@ -11,7 +11,10 @@
 //! # Approach
 //!
 //! The estimate follows a standing backlog: the least number of frames that waited behind a batch
-//! within [`INTERVAL`]. A burst leaves no standing backlog (RFC 8289 §3.1).
+//! within [`INTERVAL`]. A burst leaves no standing backlog (RFC 8289 §3.1). A slow core takes longer
+//! than [`INTERVAL`] for the batches that show a standing backlog. As long as frames wait behind
+//! each of its batches, the interval goes on, to at most [`INTERVAL_MAX`] ([`is_over`]). A core that
+//! takes fewer than three whole batches (96 frames) in this time is too slow to be measured.
 //!
 //! | State of the input | Estimate |
 //! |---|---|
@@ -37,8 +40,8 @@ use penstock_units::Nanos;
 
 use crate::policer::{RATE_MIN, Size};
 
-/// Time between two changes of the estimate.
-pub(super) const INTERVAL: Nanos = Nanos::from_millis(1);
+/// Least time between two changes of the estimate.
+const INTERVAL: Nanos = Nanos::from_millis(1);
 /// Longest time for which the counts of an interval say something about the core. The worker was
 /// away for most of a longer interval, or no frame arrived.
 const INTERVAL_MAX: Nanos = Nanos::from_millis(10);
@@ -54,6 +57,14 @@ const GROW_FREELY: u32 = 3;
 /// refused frame. Both are rough estimates; they only limit what refusals may cost.
 const DELIVERED: u64 = 2;
 const COPIED: u64 = 1_024;
+
+/// Whether an interval is over in which `batches` batches ran, and `backlog` frames waited behind
+/// each of them. `was_away` is true if the worker had lost its core for a time, which says nothing
+/// about the core's speed.
+pub(super) fn is_over(elapsed: Nanos, (batches, backlog): (u32, u32), was_away: bool) -> bool {
+    let is_known = batches >= BATCHES_MIN || backlog <= BACKLOG || was_away;
+    elapsed >= INTERVAL && (is_known || elapsed >= INTERVAL_MAX)
+}
 
 /// Counts of an input since the last change of its estimate.
 #[derive(Clone, Copy, Debug, Default)]
@@ -143,6 +154,18 @@ mod tests {
         let bytes = u32::try_from(bits / 8_000).unwrap();
         let passed = Size { bytes, frames: bytes / 1_538 };
         Interval { elapsed: INTERVAL, batches: 20, backlog, passed, refused, lost: 0 }
+    }
+
+    #[test]
+    fn an_interval_goes_on_until_the_batches_of_a_slow_core_show_its_backlog() {
+        let over = |micros, counts, away| is_over(Nanos::from_micros(micros), counts, away);
+        assert!(!over(999, (20, 500), false));
+        assert!(over(1_000, (3, 500), false));
+        assert!(!over(1_000, (2, 500), false) && !over(9_999, (2, 500), false));
+        assert!(over(10_000, (2, 500), false), "the core is too slow to be known");
+        assert!(over(1_000, (2, BACKLOG), false), "no frames wait all the time");
+        assert!(over(1_000, (0, 0), false));
+        assert!(over(1_000, (2, 500), true), "the worker was away");
     }
 
     #[test]

@@ -332,9 +332,9 @@ impl InboundShares {
         };
         self.due.store(now.0.saturating_add(self.interval.0), Ordering::Relaxed);
         let elapsed = now.saturating_sub(state.adapted);
-        if elapsed >= capacity::INTERVAL {
+        let was_away = state.at > Nanos::ZERO && now.saturating_sub(state.at) > SHARE_TIME;
+        if capacity::is_over(elapsed, self.counts.shown(), was_away) {
             let seen = self.counts.take(elapsed);
-            let was_away = state.at > Nanos::ZERO && now.saturating_sub(state.at) > SHARE_TIME;
             if was_away && !state.refused && seen.refused == 0 {
                 state.late_until = now + CATCH_UP;
             }
@@ -501,6 +501,12 @@ impl Counts {
         }
     }
 
+    /// Returns the numbers of batches and of frames that waited all the time so far.
+    fn shown(&self) -> (u32, u32) {
+        let backlogs = self.backlogs.iter().map(|least| least.load(Ordering::Relaxed));
+        (self.batches.load(Ordering::Relaxed), largest(backlogs))
+    }
+
     /// Returns the counts, and sets them to zero. The backlog is that of the queue pair with the
     /// largest one.
     fn take(&self, elapsed: Nanos) -> Interval {
@@ -510,12 +516,18 @@ impl Counts {
         Interval {
             elapsed,
             batches: self.batches.swap(0, Ordering::Relaxed),
-            backlog: backlogs.filter(|least| *least != u32::MAX).max().unwrap_or(0),
+            backlog: largest(backlogs),
             passed: Size { bytes: small(&self.bytes), frames: small(&self.frames) },
             refused: small(&self.refused),
             lost: small(&self.lost),
         }
     }
+}
+
+/// Returns the backlog of the queue pair with the largest one. Queue pairs without a batch have no
+/// backlog, and their entry is `u32::MAX`.
+fn largest(backlogs: impl Iterator<Item = u32>) -> u32 {
+    backlogs.filter(|least| *least != u32::MAX).max().unwrap_or(0)
 }
 
 /// Returns the VMs in the order of their tenants and ports.

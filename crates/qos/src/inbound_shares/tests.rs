@@ -119,6 +119,38 @@ fn a_slow_core_lowers_the_rate_and_a_fast_one_restores_it() {
     assert_eq!(shares.rate(), RATE);
 }
 
+/// A core that takes a whole batch in 600 us to 3 ms has fewer than three batches in a millisecond.
+#[test]
+fn a_core_of_few_batches_in_a_millisecond_lowers_the_rate_too() {
+    for batch in [600, 1_300, 3_000].map(Nanos::from_micros) {
+        let shares = InboundShares::new(RATE, &members());
+        let load = BatchLoad { passed: Size { bytes: 32 * FRAME, frames: 32 }, refused: 0 };
+        let mut now = Nanos::from_secs(1);
+        for _ in 0..100 {
+            now += batch;
+            shares.refill(now);
+            shares.note(0, 500, load);
+        }
+        let delivered = u64::from(load.passed.bytes) * 8_000_000_000 / batch.0;
+        let rate = shares.rate().0;
+        assert!(rate < delivered, "{batch:?}: {rate} of {delivered}");
+    }
+}
+
+#[test]
+fn a_slow_core_without_a_standing_backlog_keeps_the_rate() {
+    let shares = InboundShares::new(RATE, &members());
+    let load = BatchLoad { passed: Size { bytes: 32 * FRAME, frames: 32 }, refused: 0 };
+    let mut now = Nanos::from_secs(1);
+    for backlog in [500, 500, 0].into_iter().cycle().take(300) {
+        now += Nanos::from_micros(1_300);
+        shares.refill(now);
+        shares.note(0, backlog, load);
+    }
+    // No frame waits behind one of three batches in a row.
+    assert_eq!(shares.rate(), RATE);
+}
+
 #[test]
 fn an_empty_queue_pair_has_no_standing_backlog() {
     let shares = InboundShares::new(RATE, &members());

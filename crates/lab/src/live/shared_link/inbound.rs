@@ -19,6 +19,15 @@
 //! In a further run of *link*, the first tenant receives TCP instead of datagrams. Its deviation is
 //! shown, because TCP may leave a part of its share to the others.
 //!
+//! # Arrivals
+//!
+//! The station and all receivers use one core. If that core were full, the station would send less
+//! than planned, its senders would send in turn for milliseconds, and the more the switch delivers,
+//! the less would arrive. A run would then show how the kernel divides the station's core. The slow
+//! core is therefore so slow that the station needs a small part of its own core. Each run fails if
+//! the station sent less than [`STEADY`] of the planned frames to a VM, or if the switch delivered
+//! nearly all frames ([`Passed::check`]).
+//!
 //! # Load of the slow core
 //!
 //! How many frames the core delivers beside its refusals depends on the costs of both. One run with
@@ -52,6 +61,7 @@ use crate::rig::stats::to_f64;
 use crate::rig::through::{Outside, STATION, uplink};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::{Daemon, ask, await_some};
+use penstock_guest::clock;
 
 /// Name of the uplink and of its interface.
 const UP: &str = "u0";
@@ -61,16 +71,22 @@ const WIRE_BITS: f64 = 1_538.0 * 8.0;
 /// Rate that the tenants share in the runs of *link*.
 const LINK_BPS: u64 = 50_000_000;
 /// Rate of the uplink in the runs of *core*: more than the slow core can deliver.
-const CORE_BPS: u64 = 2_000_000_000;
+const CORE_BPS: u64 = 1_000_000_000;
 /// Frames per second that the slow core delivers without shares, about.
-const TARGET: f64 = 100_000.0;
+const TARGET: f64 = 25_000.0;
 /// Lowest speed of the slow core in frames per second. `inbound` knows that a core is too slow from
-/// three batches of 32 frames in about a millisecond.
-const SPEED_MIN: f64 = 70_000.0;
+/// three batches of 32 frames in 10 ms.
+const SPEED_MIN: f64 = 12_000.0;
 /// Frames per second that the station sends to find the speed of a worker.
-const FLOOD: f64 = 1.8 * TARGET;
-/// Fraction of the core that the first worker may use.
+const FLOOD: f64 = 2.4 * TARGET;
+/// Fraction of the core that the worker of *link* may use.
 const CORE_PART: f64 = 0.04;
+/// Fraction of the core of the worker whose speed decides which fraction the slow core gets.
+const PROBE_PART: f64 = 0.01;
+/// Least part of the planned frames that the station must send to each VM.
+const STEADY: f64 = 0.95;
+/// Largest part of the sent frames that may be delivered if the link or the core is the limit.
+const LIMITED: f64 = 0.95;
 /// Part of the rate to which the arrivals of [`OFFERED`] relate in the runs of *link*.
 const BESIDE_REFUSALS: f64 = 0.7;
 /// All arrivals of a run, in units of [`OFFERED`].
@@ -100,8 +116,54 @@ struct Arrivals {
     netns: String,
 }
 
-/// Frames per second that each VM got.
+/// Frames per second for each VM.
 type Rates = [f64; VMS.len()];
+
+/// Frames that passed during a measurement, per second.
+#[derive(Debug, Clone, Copy)]
+struct Passed {
+    /// What the station sent.
+    sent: Rates,
+    /// What the switch delivered.
+    delivered: Rates,
+}
+
+impl Passed {
+    /// Returns an error if the station did not send what was `planned`.
+    fn check_station(&self, planned: &Rates) -> anyhow::Result<()> {
+        for (number, (sent, planned)) in self.sent.iter().zip(planned).enumerate() {
+            anyhow::ensure!(
+                *sent >= STEADY * planned,
+                "the station sent {sent:.0} of {planned:.0} frames/s to {}: its core is too slow, \
+                 or other work took it",
+                vm(number)
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns an error unless the station sent what was `planned`, and the switch could not
+    /// deliver it.
+    fn check(&self, planned: &Rates) -> anyhow::Result<()> {
+        self.check_station(planned)?;
+        let (sent, delivered) = (sum(&self.sent), sum(&self.delivered));
+        anyhow::ensure!(
+            delivered <= LIMITED * sent,
+            "the switch delivered {delivered:.0} of {sent:.0} frames/s: neither link nor core was \
+             the limit"
+        );
+        Ok(())
+    }
+}
+
+/// Returns the frames per second to each VM, if `offered` are those to the VMs of each tenant. The
+/// VMs of a tenant get equal numbers of frames.
+fn planned(offered: [f64; TENANTS.len()]) -> Rates {
+    VMS.map(|(tenant, _)| {
+        let siblings = VMS.iter().filter(|(other, _)| *other == tenant).count();
+        offered[tenant] / to_f64(siblings as u64)
+    })
+}
 
 fn vm(number: usize) -> String {
     format!("vm{number}")
@@ -137,39 +199,43 @@ impl Arrivals {
         self.stage.set(UP, &format!("inbound={{ rate = {bps} }}"))
     }
 
-    /// Sends `offered` frames per second to the VMs of each tenant. The VMs of a tenant get equal
-    /// numbers of frames. The seed determines the order in which the senders start.
-    fn run(
-        &self,
-        bed: &Bed,
-        offered: [f64; TENANTS.len()],
-        (secs, seed): (f64, u64),
-    ) -> anyhow::Result<Rates> {
+    /// Sends `planned` frames per second to the VMs. The seed determines the order in which the
+    /// senders start.
+    fn run(&self, bed: &Bed, planned: &Rates, (secs, seed): (f64, u64)) -> anyhow::Result<Passed> {
         let open = |number: usize| deaf(self.stage.namespace(&vm(number))?, vec![DISCARD]);
         let _deaf = (0..VMS.len()).map(open).collect::<anyhow::Result<Vec<_>>>()?;
         let mut floods = Vec::new();
         for number in shuffled(VMS.len(), &mut Rng::new(seed)) {
-            let (tenant, _) = VMS[number];
-            let siblings = VMS.iter().filter(|(other, _)| *other == tenant).count();
-            let bps = offered[tenant] / to_f64(siblings as u64) * FRAME_BITS;
+            let bps = planned[number] * FRAME_BITS;
             if bps > 0.0 {
                 let netns = File::open(&self.netns).with_context(|| self.netns.clone())?;
-                floods.push(GsoFlood::start(netns, bed.generator_core(), Plan::ip(number), bps)?);
+                let to = Plan::ip(number);
+                floods.push((number, GsoFlood::start(netns, bed.generator_core(), to, bps)?));
             }
         }
         self.stage.watch(SETTLE, STEP)?;
+        let counts = || floods.iter().map(|(_, flood)| flood.sent()).collect::<Vec<u64>>();
+        let (before, began) = (counts(), clock::now());
         let readings = self.stage.watch(secs, STEP)?;
-        floods.into_iter().try_for_each(GsoFlood::end)?;
+        let (after, elapsed) = (counts(), began.elapsed().as_secs_f64());
+        let mut sent = [0.0; VMS.len()];
+        for ((number, _), (before, after)) in floods.iter().zip(before.iter().zip(&after)) {
+            sent[*number] = to_f64(after.saturating_sub(*before)) / elapsed;
+        }
+        floods.into_iter().try_for_each(|(_, flood)| flood.end())?;
         let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
-        let rates = core::array::from_fn(|number| last.per_second(first, &vm(number), "tx_frames"));
-        anyhow::ensure!(sum(&rates) > 0.0, "no frame arrived through the uplink");
-        Ok(rates)
+        let delivered =
+            core::array::from_fn(|number| last.per_second(first, &vm(number), "tx_frames"));
+        anyhow::ensure!(sum(&delivered) > 0.0, "no frame arrived through the uplink");
+        Ok(Passed { sent, delivered })
     }
 
-    /// Returns the frames per second that the worker delivers without shares, if more arrive.
+    /// Returns the frames per second that the worker delivers without shares, if [`FLOOD`] arrive.
     fn speed(&self, bed: &Bed, seed: u64) -> anyhow::Result<f64> {
-        let flood = [FLOOD / to_f64(TENANTS.len() as u64); TENANTS.len()];
-        Ok(sum(&self.run(bed, flood, (SPEED_SECS, seed))?))
+        let flood = planned([FLOOD / to_f64(TENANTS.len() as u64); TENANTS.len()]);
+        let passed = self.run(bed, &flood, (SPEED_SECS, seed))?;
+        passed.check_station(&flood)?;
+        Ok(sum(&passed.delivered))
     }
 
     /// Starts TCP streams from the station to a VM, for `secs` seconds.
@@ -221,23 +287,19 @@ pub(super) fn measure(
 ) -> anyhow::Result<()> {
     let bed = calm.bed;
     let link = Arrivals::start(bed, "inbound-link", (CORE_PART, 0))?;
-    let first = link.speed(bed, rng.next_u64())?;
     link.share(LINK_BPS)?;
     let worst = runs(calm, (&link, "link", link_scale()), (secs, &mut *rng), outcome)?;
     drop(link);
-    let core = Arrivals::start(bed, "inbound-core", (CORE_PART * TARGET / first, 0))?;
-    let speed = core.speed(bed, rng.next_u64())?;
-    anyhow::ensure!(
-        speed >= SPEED_MIN,
-        "the slow core delivers {speed:.0} frames/s; the shares of a core need {SPEED_MIN}"
-    );
+    let (core, speed) = slow_core(bed, rng)?;
     core.share(CORE_BPS)?;
-    let offered = OFFERED[0].map(|part| part * speed);
-    let delivered = sum(&core.run(bed, offered, (SPEED_SECS, rng.next_u64()))?) / speed;
+    let offered = planned(OFFERED[0].map(|part| part * speed));
+    let passed = core.run(bed, &offered, (SPEED_SECS, rng.next_u64()))?;
+    passed.check_station(&offered)?;
+    let delivered = sum(&passed.delivered) / speed;
     anyhow::ensure!(
         delivered < 0.98,
-        "the station is too slow: the core delivered {delivered:.2} of its speed {speed:.0} \
-         frames/s beside refusals"
+        "refusals cost nothing: the core delivered {delivered:.2} of its speed {speed:.0} frames/s \
+         beside them"
     );
     let times = overload(delivered);
     outcome.note("inbound_core_frames_per_second", speed);
@@ -246,6 +308,22 @@ pub(super) fn measure(
     let what = "largest deviation of a VM's rate from its share by weight of what arrives";
     outcome.claim(Claim::new("inbound_share_error_pct", what, "%").at_most(2.0).measured(worst));
     Ok(())
+}
+
+/// Starts a switch with a worker that delivers about [`TARGET`] frames per second without shares,
+/// and returns the speed that was found.
+fn slow_core(bed: &Bed, rng: &mut Rng) -> anyhow::Result<(Arrivals, f64)> {
+    let probe = Arrivals::start(bed, "inbound-probe", (PROBE_PART, 0))?;
+    let found = probe.speed(bed, rng.next_u64())?;
+    drop(probe);
+    let core = Arrivals::start(bed, "inbound-core", (PROBE_PART * TARGET / found, 0))?;
+    let speed = core.speed(bed, rng.next_u64())?;
+    anyhow::ensure!(
+        (SPEED_MIN..LIMITED * FLOOD).contains(&speed),
+        "the slow core delivers {speed:.0} of {FLOOD:.0} frames/s; the runs need a core that is \
+         the limit and delivers {SPEED_MIN} or more"
+    );
+    Ok((core, speed))
 }
 
 /// Measures all rows of [`OFFERED`] in an order that depends on the seed. `scale` is the number of
@@ -259,11 +337,15 @@ fn runs(
     let (bed, mut worst) = (calm.bed, 0.0_f64);
     for row in shuffled(OFFERED.len(), rng) {
         let (offered, seed) = (OFFERED[row].map(|part| part * scale), rng.next_u64());
-        let rates = calm.cell(|| arrivals.run(bed, offered, (secs, seed)))?;
+        let planned = planned(offered);
+        let passed = calm.cell(|| arrivals.run(bed, &planned, (secs, seed)))?;
+        passed.check(&planned).with_context(|| format!("{name}, run {}", row + 1))?;
+        let rates = passed.delivered;
         worst = worst.max(share_error(&rates, &offered));
         show(&format!("{name}, run {}", row + 1), &rates, outcome);
         let note = format!("inbound_{name}_run{}_frames_per_second", row + 1);
         outcome.note(&note, sum(&rates));
+        outcome.note(&note.replace("_frames", "_sent_frames"), sum(&passed.sent));
     }
     Ok(worst)
 }
@@ -283,7 +365,10 @@ pub(super) fn tcp(
         .collect::<anyhow::Result<Vec<_>>>()?;
     arrivals.stage.watch(TCP_SETTLE, STEP)?;
     let [_, second, third] = OFFERED[0].map(|part| part * link_scale());
-    let rates = arrivals.run(bed, [0.0, second, third], (secs, seed))?;
+    let planned = planned([0.0, second, third]);
+    let passed = arrivals.run(bed, &planned, (secs, seed))?;
+    passed.check_station(&planned)?;
+    let rates = passed.delivered;
     show("link, TCP", &rates, outcome);
     let what = "the same deviation if the first tenant receives TCP, and the others datagrams";
     let claim = Claim::new("inbound_tcp_share_error_pct", what, "%");
@@ -334,5 +419,19 @@ mod tests {
         }
         // A worker that refuses for nothing could deliver everything.
         assert!(overload(1.0) < EXCESS && overload(1.0) > 1.0);
+    }
+
+    #[test]
+    fn a_run_counts_only_with_the_planned_arrivals_and_a_limit() {
+        let planned = planned([600.0, 400.0, 0.0]);
+        let due = [300.0, 300.0, 400.0, 0.0];
+        assert!(planned.iter().zip(due).all(|(rate, due)| (rate - due).abs() < 1e-9));
+        let delivered = [250.0, 125.0, 225.0, 0.0];
+        assert!(Passed { sent: planned, delivered }.check(&planned).is_ok());
+        // The senders share a full core, so one sends less.
+        let short = Passed { sent: [300.0, 300.0, 360.0, 0.0], delivered };
+        assert!(short.check_station(&planned).is_err() && short.check(&planned).is_err());
+        let all = Passed { sent: planned, delivered: planned };
+        assert!(all.check_station(&planned).is_ok() && all.check(&planned).is_err());
     }
 }

@@ -1,13 +1,23 @@
 //! The claim `wire_share_error_pct`: four tenants with different traffic share a link by weight.
+//!
+//! # Approach
+//!
+//! Shares by weight are due while all tenants want more than their shares. The senders and the far
+//! end of the link are programs on one core. If another program or the hypervisor takes this core,
+//! the link is idle, or a tenant has no frame to send. Such a time says nothing about shares, so
+//! only the steps between two readings count in which the link was full, and at whose ends frames
+//! of all tenants waited. If less than [`COUNTED_MIN`] of the time would count, all of it counts.
+//! Otherwise a switch that starves a tenant would pass.
 
 use std::time::Duration;
 
 use penstock_units::Rng;
 
+use super::super::stage::Reading;
 use super::calm::Calm;
 use super::penstock_road::{PenstockRoad, vm};
 use super::traffic::{LINK, TENANTS, Traffic, WEIGHTS, kinds, shuffled};
-use super::wire::{departed_bps, share_error_pct};
+use super::wire::{frame_bits, share_error_pct};
 use crate::evidence::{Claim, Outcome};
 use penstock_guest::bed::Bed;
 
@@ -18,11 +28,31 @@ const SETTLE: f64 = 4.0;
 /// Seconds for which the TCP programs outlast the measurement.
 const SPARE: f64 = 20.0;
 
+/// Least used part of a link that counts as full in a step. The output sends bursts, so a full link
+/// does not carry exactly its rate in each step.
+const FULL: f64 = 0.97;
+/// Least part of the time that counts. If less would count, all of it counts.
+const COUNTED_MIN: f64 = 0.75;
+
+/// What was seen between two readings.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    secs: f64,
+    /// Bits per second on the wire.
+    rates: [f64; TENANTS],
+    /// Whether frames of all tenants waited at both readings.
+    all_waited: bool,
+}
+
 /// Rates of the tenants in one turn.
 #[derive(Debug)]
 struct Turn {
-    /// Bits per second on the wire.
+    /// Bits per second on the wire in the time that counts.
     rates: [f64; TENANTS],
+    /// Percentage of the time that counts.
+    counted: f64,
+    /// Bits per second on the wire of all tenants in all the time.
+    used: f64,
     /// Lowest percentage of readings in which frames of a tenant waited. A tenant without waiting
     /// frames did not want more of the link.
     backlogged: f64,
@@ -48,8 +78,9 @@ pub(super) fn measure(
         let shares = turn.rates.iter().map(|rate| 100.0 * rate / all);
         let points = (0_u32..).map(f64::from).zip(shares);
         outcome.series(&format!("shares, run {}", kind + 1), "% of the wire", points);
-        let used = 100.0 * all / f64::from(LINK);
+        let used = 100.0 * turn.used / f64::from(LINK);
         outcome.note(&format!("shares_run{}_utilisation_pct", kind + 1), used);
+        outcome.note(&format!("shares_run{}_counted_pct", kind + 1), turn.counted);
         outcome.note(&format!("shares_run{}_backlogged_pct", kind + 1), turn.backlogged);
         if error.is_nan() {
             break;
@@ -66,22 +97,99 @@ fn turn(bed: &Bed, kind: usize, secs: f64, seed: u64) -> anyhow::Result<Turn> {
     let mut road = PenstockRoad::start(bed, &format!("shares-{kind}"))?;
     let lasts = SETTLE + secs + SPARE;
     let traffic = Traffic::start(bed, &mut road, kinds(kind), (lasts, seed))?;
-    road.stage.watch(SETTLE, STEP)?;
+    let settling = road.stage.watch(SETTLE, STEP)?;
     let readings = road.stage.watch(secs, STEP)?;
     traffic.end()?;
-    let [first, .., last] = &readings[..] else { anyhow::bail!("{secs} s are too few") };
-    let mut rates = [0.0; TENANTS];
+    let (Some(start), [_, .., last]) = (settling.first(), &readings[..]) else {
+        anyhow::bail!("{secs} s are too few")
+    };
+    // The frames that leave in a step are others than those that the switch takes, or it takes none
+    // because too many wait. So their size is that of all frames.
+    let bits: [f64; TENANTS] = core::array::from_fn(|tenant| frame_bits(start, last, &vm(tenant)));
+    let ends = readings.iter().zip(&readings[1..]);
+    let steps: Vec<Step> = ends.map(|ends| step(ends, &bits)).collect();
     let mut backlogged = 100.0_f64;
-    for (tenant, rate) in rates.iter_mut().enumerate() {
-        let vm = vm(tenant);
-        *rate = departed_bps(first, last, &vm);
-        let waited = readings.iter().filter(|reading| reading.level(&vm, "queued") > 0).count();
+    for tenant in 0..TENANTS {
+        let waited = readings.iter().filter(|reading| waits(reading, tenant)).count();
         backlogged = backlogged.min(100.0 * part(waited, readings.len()));
     }
-    Ok(Turn { rates, backlogged })
+    let (rates, counted) = counted(&steps);
+    let used = mean(&steps).iter().sum();
+    Ok(Turn { rates, counted: 100.0 * counted, used, backlogged })
+}
+
+/// Whether frames of a tenant wait at a reading.
+fn waits(reading: &Reading, tenant: usize) -> bool {
+    reading.level(&vm(tenant), "queued") > 0
+}
+
+/// Returns the step between two readings. `bits` are the bits on the wire of each tenant's frames.
+fn step((before, after): (&Reading, &Reading), bits: &[f64; TENANTS]) -> Step {
+    let rate = |tenant: usize| bits[tenant] * after.per_second(before, &vm(tenant), "forwarded");
+    let all_wait = |reading: &Reading| (0..TENANTS).all(|tenant| waits(reading, tenant));
+    Step {
+        secs: after.secs_since(before),
+        rates: core::array::from_fn(rate),
+        all_waited: all_wait(before) && all_wait(after),
+    }
+}
+
+/// Returns the tenants' rates in the time that counts, and its part of all the time.
+fn counted(steps: &[Step]) -> ([f64; TENANTS], f64) {
+    let is_full = |step: &Step| step.rates.iter().sum::<f64>() >= FULL * f64::from(LINK);
+    let counts = |step: &&Step| step.all_waited && is_full(step);
+    let kept: Vec<Step> = steps.iter().filter(counts).copied().collect();
+    let secs = |steps: &[Step]| steps.iter().map(|step| step.secs).sum::<f64>();
+    let part = secs(&kept) / secs(steps);
+    if part >= COUNTED_MIN { (mean(&kept), part) } else { (mean(steps), 1.0) }
+}
+
+/// Returns the tenants' mean rates in `steps`.
+fn mean(steps: &[Step]) -> [f64; TENANTS] {
+    let secs: f64 = steps.iter().map(|step| step.secs).sum();
+    let bits = |tenant: usize| steps.iter().map(|step| step.rates[tenant] * step.secs).sum::<f64>();
+    core::array::from_fn(|tenant| bits(tenant) / secs)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a few hundred readings")]
 fn part(of: usize, all: usize) -> f64 {
     of as f64 / all.max(1) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step of a quarter of a second in which the tenants used `used` of what is due to them.
+    fn seen(used: [f64; TENANTS], all_waited: bool) -> Step {
+        let all: u32 = WEIGHTS.iter().sum();
+        let due = |tenant: usize| f64::from(LINK) * f64::from(WEIGHTS[tenant]) / f64::from(all);
+        Step {
+            secs: 0.25,
+            rates: core::array::from_fn(|tenant| used[tenant] * due(tenant)),
+            all_waited,
+        }
+    }
+
+    #[test]
+    fn a_step_without_demand_says_nothing_about_shares() {
+        let full = seen([1.0; TENANTS], true);
+        let (idle, empty) = (seen([0.2, 0.0, 0.1, 0.1], true), seen([0.2, 1.2, 1.2, 1.3], false));
+        let mut steps = vec![full; 46];
+        steps.extend([idle, empty]);
+        assert!(share_error_pct(&mean(&steps), &WEIGHTS) > 1.0);
+        let (rates, part) = counted(&steps);
+        assert!(share_error_pct(&rates, &WEIGHTS) < 1e-9 && (part - 46.0 / 48.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_tenant_that_always_lacks_frames_or_a_link_that_is_never_full_is_not_hidden() {
+        for lack in [seen([0.2, 1.2, 1.2, 1.3], false), seen([0.2, 1.0, 1.0, 1.0], true)] {
+            let mut steps = vec![seen([1.0; TENANTS], true); 10];
+            steps.extend([lack; 10]);
+            let (rates, part) = counted(&steps);
+            assert!((part - 1.0).abs() < 1e-9);
+            assert!(share_error_pct(&rates, &WEIGHTS) > 10.0, "{rates:?}");
+        }
+    }
 }

@@ -8,13 +8,19 @@ pub(super) const OVERHEAD: f64 = 24.0;
 /// Returns the bits per second on the wire of the frames from the VM at `vm` that left the switch.
 ///
 /// The switch counts bytes when it takes frames from a VM, and frames when they leave. Therefore
-/// the result is the rate of the taken frames, times the part of the frames that left. The result
-/// is exact if all frames of a VM have the same size, and if the backlog does not change.
+/// the result is the number of frames that left, times their mean size ([`frame_bits`]). The result
+/// is exact if all frames of a VM have the same size.
 pub(super) fn departed_bps(before: &Reading, after: &Reading, vm: &str) -> f64 {
+    frame_bits(before, after, vm) * after.per_second(before, vm, "forwarded")
+}
+
+/// Returns the mean number of bits on the wire of the frames that the switch took from the VM at
+/// `vm`.
+pub(super) fn frame_bits(before: &Reading, after: &Reading, vm: &str) -> f64 {
     let of = |name: &str| after.per_second(before, vm, name);
     // The parts of a large segment that the switch cuts count as frames when they leave.
     let frames = of("rx_frames") + of("replicated");
-    after.wire_bps(before, vm, OVERHEAD) * of("forwarded") / frames.max(1.0)
+    after.wire_bps(before, vm, OVERHEAD) / frames.max(1.0)
 }
 
 /// Returns the largest deviation of a rate from its rate by weight, in per cent of the rate by

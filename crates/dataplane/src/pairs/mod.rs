@@ -8,6 +8,10 @@
 //! that it counts. The receiving host counts the frames, intercepts the question, and sends it back
 //! as an answer. The sending host intercepts the answer. No marker reaches a VM.
 //!
+//! A table for guarantees ([`PairLimits::Guarantees`]) only needs the parts of the guarantees in
+//! the answers. Its host counts no arriving frames, so its answers say that no frame arrived. The
+//! host of a sender that looks for spare bandwidth then keeps the pair at its guarantee.
+//!
 //! If the paths of frames and markers differ, a marker may overtake frames. The next question then
 //! counts these frames, so a loss that seems to occur once is no loss in sum.
 //!
@@ -20,7 +24,7 @@ pub(crate) mod marker;
 
 use std::sync::Arc;
 
-use penstock_qos::pair_table::PairTable;
+use penstock_qos::pair_table::{PairLimits, PairTable};
 use penstock_units::Nanos;
 
 use crate::batch::{Batch, Verdict};
@@ -55,6 +59,7 @@ pub(crate) fn arrive(
     is_shared: impl Fn(u16) -> bool,
 ) {
     let own = counters.get(usize::from(uplink)).and_then(Option::as_deref);
+    let counts = table.limits() == PairLimits::Rates;
     for i in 0..batch.len() {
         let verdict = batch.at(i).verdict;
         if marker::is_marker(batch.head(i)) {
@@ -65,7 +70,7 @@ pub(crate) fn arrive(
             continue;
         }
         let Verdict::Output(port) = verdict else { continue };
-        if !table.is_limited(port) {
+        if !counts || !table.is_limited(port) {
             continue;
         }
         let (size, head) = (on_wire(batch, i), batch.head(i));

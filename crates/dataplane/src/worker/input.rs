@@ -174,7 +174,9 @@ impl Input {
         let sample = self.sampler.count();
         let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
-        batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
+        let paired = self.pairs.as_ref().map_or(BATCH_FRAMES, |of| of.batch_limit(unit.port.0));
+        let gated = self.gates.limit(unit.port).min(paired);
+        batch.limit(ctx.account.batch_limit(unit.port, class).min(gated));
         let queue = &mut *ctx.ports[id].queues[unit.queue.index()];
         let counted = if self.apart[id] == Apart::default() {
             queue.rx_burst(batch);

@@ -159,7 +159,7 @@ fn pairs_take_the_place_of_limits_in_the_shared_queue() {
     let text = format!("{TEXT}{FABRIC}rate_allocation = \"spare\"\n");
     let file = TempFile::new("fabric-pairs", &text);
     let (host, fake) = start(&file);
-    assert!(host.allocates_rates());
+    assert!(host.limits_pairs());
     let up =
         || fake.snapshot().ports.iter().flatten().find(|p| p.queue.is_some()).cloned().unwrap();
     let limits = |host: &Host| {
@@ -268,7 +268,7 @@ fn pairs_keep_to_their_guarantees_for_some_periods_after_each_changed_plan() {
 fn without_rate_allocation_no_port_has_pairs() {
     let file = TempFile::new("fabric-no-pairs", &format!("{TEXT}{FABRIC}"));
     let (host, fake) = start(&file);
-    assert!(!host.allocates_rates());
+    assert!(!host.limits_pairs());
     assert!(fake.snapshot().ports.iter().flatten().all(|port| port.pairs.is_none()));
     host.allocate_rates(Nanos::ZERO);
     assert_eq!(host.pair_use(), crate::pair_control::PairUse::default());

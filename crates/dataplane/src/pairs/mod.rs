@@ -188,6 +188,26 @@ mod tests {
     }
 
     #[test]
+    fn a_table_for_guarantees_answers_with_a_part_and_counts_no_frames() {
+        let table = PairTable::with_limits(3, 1, PairLimits::Guarantees);
+        let rate = BitsPerSecond(8_000);
+        table.limit(VM, VmRates { default: rate, send: rate, receive: rate });
+        let to_vm = Verdict::Output(VM);
+        run(&table, &[&question(1)], to_vm);
+        table.set_receiver(table.receiving().next().unwrap().pair, BitsPerSecond(77));
+        let (plain, asked) = (data(0), question(2));
+        let mut frames = vec![&plain[..]; 20];
+        frames.push(&asked);
+        let (batch, verdicts) = run(&table, &frames, to_vm);
+        assert!(verdicts[..20].iter().all(|verdict| *verdict == to_vm), "no limit on receiving");
+        let Some(Marker::Answer(answer)) = marker::read(batch.head(20), marker::LEN) else {
+            panic!("no answer")
+        };
+        assert_eq!((answer.number, answer.received), (2, 0));
+        assert_eq!(answer.part, BitsPerSecond(77));
+    }
+
+    #[test]
     fn no_marker_reaches_a_vm_whatever_it_contains() {
         let table = table(1_000_000_000);
         let ends = [Verdict::Drop(DropReason::RateMarker)];

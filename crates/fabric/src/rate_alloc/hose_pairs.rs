@@ -30,7 +30,8 @@
 //! A VM's frames share one ring, so a VM also has the sum of what its pairs may send as a limit for
 //! which its frames wait ([`HoseLimits::vms`]). The sum contains twice the demand of a pair below
 //! its limit. If the sum contained the whole limit of a pair that sends only acknowledgements, the
-//! frames of the VM's other pairs would not wait, and would be dropped at the pairs' limits.
+//! frames of the VM's other pairs would not wait, and would be dropped at the pairs' limits. While
+//! a pair has no limit, the sum contains twice the sender's guarantee, so that only floods wait.
 //!
 //! # Bounds
 //!
@@ -99,7 +100,7 @@ pub struct SendLimit {
 pub struct HoseLimits {
     /// Limits of the pairs with their sender on this host.
     pub send: Vec<SendLimit>,
-    /// Limit of each VM for all its frames together. A VM without pairs has its tenant's guarantee.
+    /// Limit of each VM for all its frames together.
     pub vms: Vec<(u16, BitsPerSecond)>,
     /// Parts of the receivers' guarantees, by pair.
     pub parts: Vec<(PairId, BitsPerSecond)>,
@@ -126,6 +127,15 @@ struct Sender {
     /// Periods in which a question stayed unanswered.
     silent: u32,
     idle: u32,
+}
+
+/// Limit of a VM, as the sum of what its pairs may send.
+#[derive(Clone, Copy, Debug, Default)]
+struct VmSum {
+    /// Sum for the pairs with limits.
+    limited: u64,
+    /// Whether a pair has no limit.
+    has_free: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -214,12 +224,11 @@ impl HosePairs {
     /// each VM.
     fn limit_senders(&self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
         let mut of_tenant: BTreeMap<u16, Vec<(&PairId, &Sender)>> = BTreeMap::new();
-        let mut sums: BTreeMap<u16, u64> = BTreeMap::new();
+        let mut sums: BTreeMap<u16, VmSum> = BTreeMap::new();
         for (id, sender) in &self.senders {
             let Some(member) = members.get(&id.vm) else { continue };
             of_tenant.entry(member.tenant).or_default().push((id, sender));
-            let sum = sums.entry(id.vm).or_default();
-            *sum = sum.saturating_add(sender.may_send().min(member.hose.send).0);
+            sums.entry(id.vm).or_default().add(sender.may_send(), member.hose.send);
         }
         let mut parts = Vec::new();
         for pairs in of_tenant.values() {
@@ -233,7 +242,7 @@ impl HosePairs {
             }
         }
         let sum = |(vm, member): (&u16, &Member)| {
-            (*vm, sums.get(vm).map_or(member.hose.send, |sum| BitsPerSecond(*sum)))
+            (*vm, sums.get(vm).copied().unwrap_or(VmSum::UNKNOWN).limit(member.hose.send))
         };
         limits.vms.extend(members.iter().map(sum));
     }
@@ -270,6 +279,24 @@ impl HosePairs {
             let parts = parts.iter().map(|part| (*part).max(BitsPerSecond(1)));
             limits.parts.extend(pairs.iter().map(|(id, _)| *id).zip(parts));
         }
+    }
+}
+
+impl VmSum {
+    /// Sum of a VM without pairs.
+    const UNKNOWN: Self = Self { limited: 0, has_free: true };
+
+    /// Adds the contribution of a pair, which is at most the sender's guarantee `hose`.
+    fn add(&mut self, pair: Option<BitsPerSecond>, hose: BitsPerSecond) {
+        match pair {
+            Some(rate) => self.limited = self.limited.saturating_add(rate.min(hose).0),
+            None => self.has_free = true,
+        }
+    }
+
+    fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {
+        let free = if self.has_free { hose.0.saturating_mul(2) } else { 0 };
+        BitsPerSecond(self.limited.saturating_add(free))
     }
 }
 
@@ -344,13 +371,10 @@ impl Sender {
         self.want().min(self.limit.unwrap_or(UNLIMITED))
     }
 
-    /// Returns the pair's contribution to the limit of its VM.
-    fn may_send(&self) -> BitsPerSecond {
-        let Some(limit) = self.limit else { return UNLIMITED };
-        if self.held > 0 {
-            return limit;
-        }
-        let grown = self.rate.0.saturating_mul(2).max(limit.0 / START);
-        BitsPerSecond(grown).min(limit)
+    /// Returns the pair's contribution to the limit of its VM; `None` if the pair has no limit.
+    fn may_send(&self) -> Option<BitsPerSecond> {
+        let limit = self.limit?;
+        let grown = BitsPerSecond(self.rate.0.saturating_mul(2).max(limit.0 / START));
+        Some(if self.held > 0 { limit } else { grown.min(limit) })
     }
 }

@@ -225,9 +225,9 @@ impl PairTable {
     pub fn with_limits(ports: usize, seed: u64, limits: PairLimits) -> Self {
         let vm = || Vm {
             limited: AtomicBool::new(false),
-            default: PacedBucket::new(limits),
-            send: PacedBucket::new(limits),
-            receive: PacedBucket::new(limits),
+            default: PacedBucket::of_vm(limits),
+            send: PacedBucket::of_vm(limits),
+            receive: PacedBucket::of_vm(limits),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             pairs: [AtomicU32::new(0), AtomicU32::new(0)],

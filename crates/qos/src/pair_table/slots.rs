@@ -79,12 +79,30 @@ pub(super) struct PacedBucket {
     at: AtomicU64,
     bucket: Bucket,
     limits: PairLimits,
+    /// Divisor of the depth.
+    divisor: u64,
 }
 
 impl PacedBucket {
-    pub(super) const fn new(limits: PairLimits) -> Self {
+    /// Creates the bucket of a pair.
+    pub(super) const fn of_pair(limits: PairLimits) -> Self {
+        Self::new(limits, 1)
+    }
+
+    /// Creates a bucket for all frames of a VM. With [`PairLimits::Guarantees`], it has a quarter
+    /// of the depth of a pair's bucket. So the frames of a VM with one pair wait before the pair's
+    /// bucket is half empty and signals congestion.
+    pub(super) const fn of_vm(limits: PairLimits) -> Self {
+        let divisor = match limits {
+            PairLimits::Rates => 1,
+            PairLimits::Guarantees => 4,
+        };
+        Self::new(limits, divisor)
+    }
+
+    const fn new(limits: PairLimits, divisor: u64) -> Self {
         let bucket = Bucket::new(DEPTH_MAX, PARTS_OF_BYTE);
-        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket, limits }
+        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket, limits, divisor }
     }
 
     pub(super) fn set(&self, rate: BitsPerSecond) {
@@ -158,7 +176,7 @@ impl PacedBucket {
             PairLimits::Rates => DEPTH_MIN,
             PairLimits::Guarantees => GUARANTEE_DEPTH_MIN,
         };
-        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(least, DEPTH_MAX.into());
+        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(least, DEPTH_MAX.into()) / self.divisor;
         i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
     }
 
@@ -211,7 +229,7 @@ impl SendSlot {
     pub(super) fn new(limits: PairLimits) -> Self {
         Self {
             epoch: AtomicU32::new(0),
-            bucket: PacedBucket::new(limits),
+            bucket: PacedBucket::of_pair(limits),
             bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             refused: AtomicU64::new(0),

@@ -7,9 +7,9 @@
 //! so that the tenant does not send more over a link than its VMs behind the link may receive. A
 //! period reads the table of pairs, and sets the limits. No snapshot changes.
 //!
-//! Frames of a VM above the sum of its pairs' limits wait in the VM's ring. Frames above a pair's
-//! own limit are dropped, but the rate of a pair's bucket is the limit times [`HEADROOM`]. So a VM
-//! with one pair waits before the bucket is empty.
+//! While a pair has reached its limit, frames of its VM above the sum of the pairs' limits wait in
+//! the VM's ring. Frames above a pair's own limit are dropped, but the rate of a pair's bucket is
+//! the limit times [`HEADROOM`]. So a VM with one pair waits before the bucket is empty.
 
 use std::collections::BTreeMap;
 

@@ -27,11 +27,12 @@
 //!   for [`SILENT_PERIODS`], because a full network also loses answers.
 //! - A receiver counts a pair whose sender has not asked for [`QUIET_PERIODS`] as without demand.
 //!
-//! A VM's frames share one ring, so a VM also has the sum of what its pairs may send as a limit for
-//! which its frames wait ([`HoseLimits::vms`]). The sum contains twice the demand of a pair below
-//! its limit. If the sum contained the whole limit of a pair that sends only acknowledgements, the
-//! frames of the VM's other pairs would not wait, and would be dropped at the pairs' limits. While
-//! a pair has no limit, the sum contains twice the sender's guarantee, so that only floods wait.
+//! A VM's frames share one ring. While a pair of a VM has reached its limit, the VM has the sum of
+//! what its pairs may send as a limit for which its frames wait ([`HoseLimits::vms`]). The sum
+//! contains twice the rate of a pair below its limit. If the sum contained the whole limit of a
+//! pair that sends only acknowledgements, the frames of the VM's other pairs would not wait, and
+//! would be dropped at the pairs' limits. Otherwise, and for a pair without a limit, a VM has twice
+//! the sender's guarantee, so that only floods wait.
 //!
 //! # Bounds
 //!
@@ -63,13 +64,16 @@ pub const HELD_PERIODS: u32 = 4;
 pub const SILENT_PERIODS: u32 = 40;
 /// Periods without a question after which a receiver counts a pair as without demand.
 pub const QUIET_PERIODS: u32 = 8;
+/// Periods without frames after which the sender's host forgets a pair. A pair that begins again
+/// has no limit until an answer comes, so this time is longer than for the receiver's host.
+pub const FORGET_PERIODS: u32 = 100;
 
 const NOTHING: BitsPerSecond = BitsPerSecond(0);
 /// Fraction of its limit, in percent, from which on a pair has reached it.
 const HELD_PERCENT: u64 = 90;
 /// Room of a pair to grow: its demand, and an equal part of the guarantee, divided by this number.
 const ROOM: u64 = 4;
-/// Fraction of its limit that a pair may use at once, as a divisor.
+/// Divisor of a pair's limit. A pair below its limit adds at least this fraction to the VM's sum.
 const START: u64 = 32;
 
 /// Tenant of a VM, and the guarantees of all VMs of the tenant on this host together.
@@ -136,6 +140,8 @@ struct VmSum {
     limited: u64,
     /// Whether a pair has no limit.
     has_free: bool,
+    /// Whether a pair has reached its limit.
+    has_held: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +234,7 @@ impl HosePairs {
         for (id, sender) in &self.senders {
             let Some(member) = members.get(&id.vm) else { continue };
             of_tenant.entry(member.tenant).or_default().push((id, sender));
-            sums.entry(id.vm).or_default().add(sender.may_send(), member.hose.send);
+            sums.entry(id.vm).or_default().add(sender, member.hose.send);
         }
         let mut parts = Vec::new();
         for pairs in of_tenant.values() {
@@ -242,7 +248,7 @@ impl HosePairs {
             }
         }
         let sum = |(vm, member): (&u16, &Member)| {
-            (*vm, sums.get(vm).copied().unwrap_or(VmSum::UNKNOWN).limit(member.hose.send))
+            (*vm, sums.get(vm).copied().unwrap_or_default().limit(member.hose.send))
         };
         limits.vms.extend(members.iter().map(sum));
     }
@@ -283,20 +289,26 @@ impl HosePairs {
 }
 
 impl VmSum {
-    /// Sum of a VM without pairs.
-    const UNKNOWN: Self = Self { limited: 0, has_free: true };
-
-    /// Adds the contribution of a pair, which is at most the sender's guarantee `hose`.
-    fn add(&mut self, pair: Option<BitsPerSecond>, hose: BitsPerSecond) {
-        match pair {
-            Some(rate) => self.limited = self.limited.saturating_add(rate.min(hose).0),
-            None => self.has_free = true,
-        }
+    /// Adds what a pair may send, at most the sender's guarantee `hose`.
+    fn add(&mut self, pair: &Sender, hose: BitsPerSecond) {
+        let Some(limit) = pair.limit else {
+            self.has_free = true;
+            return;
+        };
+        let is_held = pair.held > 0;
+        let grown = BitsPerSecond(pair.rate.0.saturating_mul(2).max(limit.0 / START));
+        let rate = if is_held { limit } else { grown.min(limit) };
+        self.limited = self.limited.saturating_add(rate.min(hose).0);
+        self.has_held |= is_held;
     }
 
     fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {
-        let free = if self.has_free { hose.0.saturating_mul(2) } else { 0 };
-        BitsPerSecond(self.limited.saturating_add(free))
+        let flood = hose.0.saturating_mul(2);
+        BitsPerSecond(match self {
+            Self { has_held: false, .. } => flood,
+            Self { has_free: true, limited, .. } => limited.saturating_add(flood),
+            Self { limited, .. } => limited,
+        })
     }
 }
 
@@ -322,14 +334,14 @@ impl Sender {
         self.refused = counters.refused;
         let is_idle = counters.bytes == last && !refused;
         self.idle = if is_idle { self.idle + 1 } else { 0 };
-        if self.idle >= IDLE_PERIODS {
+        if self.idle >= FORGET_PERIODS {
             return true;
         }
         self.measure(now, counters.bytes);
+        self.hear(counters);
         let reached = |limit: BitsPerSecond| self.rate.0 >= scaled(limit.0, HELD_PERCENT, 100);
         let is_held = refused || self.limit.is_some_and(reached);
         self.held = if is_held { HELD_PERIODS } else { self.held.saturating_sub(1) };
-        self.hear(counters);
         false
     }
 
@@ -369,12 +381,5 @@ impl Sender {
     /// Returns the demand that the receiver's part allows.
     fn uses(&self) -> BitsPerSecond {
         self.want().min(self.limit.unwrap_or(UNLIMITED))
-    }
-
-    /// Returns the pair's contribution to the limit of its VM; `None` if the pair has no limit.
-    fn may_send(&self) -> Option<BitsPerSecond> {
-        let limit = self.limit?;
-        let grown = BitsPerSecond(self.rate.0.saturating_mul(2).max(limit.0 / START));
-        Some(if self.held > 0 { limit } else { grown.min(limit) })
     }
 }

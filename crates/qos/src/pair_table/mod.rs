@@ -30,7 +30,8 @@
 //! - A table for guarantees ([`PairLimits::Guarantees`]) limits pairs only to their receivers'
 //!   guarantees. Its buckets have tokens for 50 ms instead of the size of several segments. A VM
 //!   with few tokens sends few frames at once ([`PairTable::batch_limit`]), so that its frames wait
-//!   in its ring and are not dropped. Arriving frames are not counted.
+//!   in its ring and are not dropped. If the VM's bucket stays empty, frames signal congestion, too
+//!   (`pressure`). Arriving frames are not counted.
 //! - The control plane reads the counters ([`PairTable::sending`], [`PairTable::receiving`]), sets
 //!   rates and frees slots. Counters are never reset, so readers compare two readings.
 //!
@@ -46,6 +47,7 @@
 //! allocates memory only when it is created.
 
 mod keys;
+mod pressure;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -56,6 +58,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::policer::Size;
 use keys::Keys;
+use pressure::Pressure;
 pub use slots::{Answer, Question};
 use slots::{PacedBucket, ReceiveSlot, SendSlot};
 
@@ -178,8 +181,8 @@ pub enum Sending {
     /// The frame passes, and a question about the pair in this slot is due.
     Ask(usize),
     /// The frame passes, and should signal congestion to its sender: the bucket of the pair in this
-    /// slot will soon be empty. If the signal shortens or drops the frame, the caller must call
-    /// [`PairTable::take_back`].
+    /// slot will soon be empty, or frames of the VM wait all the time. If the signal shortens or
+    /// drops the frame, the caller must call [`PairTable::take_back`].
     Signal(usize),
     /// The frame exceeds the rate of its pair.
     Refuse,
@@ -192,6 +195,8 @@ struct Vm {
     default: PacedBucket,
     send: PacedBucket,
     receive: PacedBucket,
+    /// Signals of congestion, with [`PairLimits::Guarantees`].
+    pressure: Pressure,
     bytes: AtomicU64,
     refused: AtomicU64,
     /// Number of the VM's pairs in each direction.
@@ -228,6 +233,7 @@ impl PairTable {
             default: PacedBucket::of_vm(limits),
             send: PacedBucket::of_vm(limits),
             receive: PacedBucket::of_vm(limits),
+            pressure: Pressure::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             pairs: [AtomicU32::new(0), AtomicU32::new(0)],
@@ -288,11 +294,13 @@ impl PairTable {
             }
             return if passes { Sending::Pass } else { Sending::Refuse };
         };
+        let guards = self.limits == PairLimits::Guarantees;
+        let relaxed = guards && vm.send.is_relaxed(now);
         let passes = vm.take(&slot.bucket, size.bytes, now);
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
-        } else if slot.signals(now) {
+        } else if slot.signals(now) || (guards && vm.pressure.signals(relaxed, size, now)) {
             Sending::Signal(at)
         } else if slot.asks(now, self.asks_every()) {
             vm.send.spend(QUESTION_BYTES, now);

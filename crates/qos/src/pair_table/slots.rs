@@ -25,11 +25,11 @@ const FULL_FRAME: u64 = 1_538;
 const SPENT_MAX: i64 = 4_194_304;
 
 /// Time between two frames of a pair that signal congestion to the sender.
-const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
 /// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
 /// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
 /// timeout.
-const SIGNAL_FRAMES: u64 = 32;
+pub(super) const SIGNAL_FRAMES: u64 = 32;
 
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,7 +165,13 @@ impl PacedBucket {
         self.bucket.give_back(parts(bytes));
     }
 
-    /// Whether the bucket is less than half full.
+    /// Whether the bucket is at least half full now.
+    pub(super) fn is_relaxed(&self, now: Nanos) -> bool {
+        self.refill(now);
+        !self.is_low()
+    }
+
+    /// Whether the bucket was less than half full after the last refill.
     fn is_low(&self) -> bool {
         self.bucket.level() < self.depth(self.rate.load(Ordering::Relaxed)) / 2
     }
@@ -194,7 +200,7 @@ fn parts(bytes: u32) -> i64 {
 }
 
 /// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
-fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
+pub(super) fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
     let at = next.load(Ordering::Relaxed);
     let later = (now + every).0;
     now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()

@@ -366,14 +366,14 @@ fn a_lower_guarantee_leaves_no_deep_bucket() {
 }
 
 #[test]
-fn a_vm_with_one_pair_waits_and_its_pair_neither_refuses_nor_signals() {
+fn a_vm_with_one_pair_waits_and_loses_only_signals() {
     let table = guarantees();
     let pair = limited(&table, 2);
     // The bucket of a pair is a little faster than that of the VM.
     table.set_sender(pair, BitsPerSecond(2_060_000), (mbps(2), mbps(2), mbps(2)));
     let most = crate::policer::RATE_MAX;
     table.limit(VM, VmRates { default: most, send: mbps(2), receive: most });
-    let (mut sent, mut asked) = (0, 0);
+    let (mut sent, mut asked, mut signals) = (0, 0, Vec::new());
     for step in 0..100_000_u64 {
         let now = Nanos(1_000_000_000 + step * 100_000);
         if table.wait(VM, now) > Nanos::ZERO {
@@ -383,14 +383,37 @@ fn a_vm_with_one_pair_waits_and_its_pair_neither_refuses_nor_signals() {
             match table.send(VM, FAR, FRAME, now) {
                 Sending::Pass => {}
                 Sending::Ask(_) => asked += 1,
+                Sending::Signal(slot) => {
+                    table.take_back(VM, slot, FRAME, true);
+                    signals.push(step / 10);
+                    continue;
+                }
                 other => panic!("{other:?} after {sent} frames"),
             }
             sent += 1;
         }
     }
+    // The first signal comes after 32 frames, of which 27 take 5 ms each, and later ones as well.
+    assert!((130..=150).contains(&signals[0]), "{signals:?}");
+    assert!((55..=70).contains(&signals.len()), "{signals:?}");
     // 10 s at 200 frames/s, with a question every 100 ms.
     assert!((1_980..=2_005).contains(&sent), "{sent}");
     assert!((95..=101).contains(&asked), "{asked}");
+}
+
+#[test]
+fn a_vm_that_pauses_gets_no_signals() {
+    let table = guarantees();
+    limited(&table, 1_000);
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: mbps(2), receive: most });
+    // 180 frames/s of 200, one at a time.
+    for step in 0..1_000_u64 {
+        let now = Nanos(1_000_000_000 + step * 5_555_555);
+        assert_eq!(table.wait(VM, now), Nanos::ZERO);
+        let sent = table.send(VM, FAR, FRAME, now);
+        assert!(matches!(sent, Sending::Pass | Sending::Ask(_)), "{sent:?} in step {step}");
+    }
 }
 
 proptest::proptest! {

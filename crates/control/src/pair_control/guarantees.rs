@@ -23,7 +23,7 @@ use penstock_units::Nanos;
 use super::{PairUse, VmTerms, part, received, sent};
 
 /// Ratio of the rate of a pair's bucket to the pair's limit, in thousandths.
-const HEADROOM: u64 = 1_030;
+const HEADROOM: u64 = 1_020;
 
 /// Tenant of a VM whose pairs have limits, and the tenant's guarantees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -197,8 +197,11 @@ fn three_senders_send_no_more_than_two_receivers_may_receive() {
     let later = net.millis(5_000, &flood);
     let most = largest_second(&later);
     assert!(most <= 2 * HOSE * 104 / 100, "{most}");
-    for rate in means(&later) {
-        assert!((HOSE * 97 / 100..=HOSE * 104 / 100).contains(&rate), "{rate}");
+    let rates = means(&later);
+    assert!(rates.iter().sum::<u64>() >= 2 * HOSE * 97 / 100, "{rates:?}");
+    // The ring of a VM that floods holds more frames to the first receiver.
+    for rate in rates {
+        assert!((HOSE * 90 / 100..=HOSE * 106 / 100).contains(&rate), "{rate}");
     }
 }
 

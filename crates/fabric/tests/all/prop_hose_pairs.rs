@@ -147,7 +147,7 @@ impl Net {
             }
             let pair = self.pairs[sender][receiver].get_or_insert_with(|| Pair::new(receiver));
             // A bucket's rate is a little above the limit.
-            let most = pair.limit.map_or(u64::MAX, |limit| limit.0 * 103 / 100);
+            let most = pair.limit.map_or(u64::MAX, |limit| limit.0 * 102 / 100);
             pair.sent.refused += u64::from(*demand > most);
             rates.push(most.min(*demand));
         }

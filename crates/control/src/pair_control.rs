@@ -13,7 +13,10 @@
 //!
 //! A VM receives as much as all pairs that asked may send, and its guarantee in addition. Hosts
 //! that do not ask send no more than the guarantee.
+//!
+//! A host that does not allocate spare bandwidth uses [`GuaranteeControl`] instead.
 
+mod guarantees;
 mod pace;
 
 use std::collections::BTreeMap;
@@ -26,6 +29,7 @@ use penstock_qos::pair_table::{PairKey, PairRef, PairTable, ReceiveReading, Send
 use penstock_qos::policer::{RATE_MAX, RATE_MIN};
 use penstock_units::{BitsPerSecond, Nanos};
 
+pub use guarantees::{GuaranteeControl, TenantTerms};
 use pace::Pace;
 
 /// Additional demand that a VM assumes for a pair, in parts per million of the rate that the pair

@@ -67,6 +67,12 @@ impl Bucket {
         self.take_from(parts, parts.saturating_add(self.depth / 2).min(self.depth))
     }
 
+    /// Subtracts `parts` if the bucket has any tokens. The bucket may then be in debt. Returns
+    /// false if nothing was subtracted.
+    pub(crate) fn take_on_credit(&self, parts: i64) -> bool {
+        self.take_from(parts, 1)
+    }
+
     fn take_from(&self, parts: i64, enough: i64) -> bool {
         let mut level = self.level();
         loop {

@@ -15,7 +15,8 @@
 //! - In the shared queue, only rate limits protect tenants from each other. The plan's rate limits
 //!   apply to each tenant that the configuration does not limit.
 //! - If the host allocates rates to pairs of VMs ([`crate::config::RateAllocation::Spare`]), the
-//!   rates of the pairs take the place of these limits ([`super::pair_rates`]).
+//!   rates of the pairs take the place of these limits ([`super::pair_rates`]). Otherwise, pairs
+//!   have limits in addition, which keep them to their receivers' guarantees.
 //! - While queues change hands, the plan may also limit a tenant with its own queue. The limit on
 //!   the sending rate then applies to the tenant's queue of the uplink, so that no frame changes
 //!   its queue because of the limit.
@@ -189,19 +190,21 @@ impl Overlay {
         config
     }
 
-    /// Returns the tenants whose pairs of VMs have rates, if the host allocates rates to pairs. A
-    /// tenant with its own queue and a tenant with its own limit have none.
+    /// Returns the tenants whose pairs of VMs have rates or limits. A tenant with its own queue has
+    /// none.
     pub(super) fn pairs(&self) -> PairPlan {
         let has_queue = |name: &String| {
             let dscp = self.code_points.get(name).copied().unwrap_or(0);
             self.uplink.own_queue(dscp).is_some()
         };
-        let terms = |(name, limits): (&String, &Limits)| {
+        let mut plan =
+            PairPlan { confined: self.held.keys().any(has_queue), ..PairPlan::default() };
+        for (name, limits) in self.held.iter().filter(|(name, _)| !has_queue(name)) {
             let Held { send, receive, headroom_permille } = limits.held;
-            (name.clone(), VmTerms { send, receive, headroom_permille })
-        };
-        let tenants = self.held.iter().filter(|(name, _)| !has_queue(name)).map(terms).collect();
-        PairPlan { tenants, confined: self.held.keys().any(has_queue) }
+            plan.tenants.insert(name.clone(), VmTerms { send, receive, headroom_permille });
+            plan.limits.insert(name.clone(), [limits.send, limits.receive]);
+        }
+        plan
     }
 
     /// Returns `config` without the limits on tenants that came from the controller's plan.

@@ -1,10 +1,14 @@
-//! Allocates rates to the pairs of VMs whose tenants share queue 0 of the fabric.
+//! Sets the rates and limits of the pairs of VMs whose tenants share queue 0 of the fabric.
 //!
 //! # Approach
 //! The controller's plan names the tenants and their guarantees ([`super::overlay`]). In every
 //! period, the host divides a tenant's guarantee equally among the tenant's ports, and sets the
 //! rates of the ports' pairs ([`PairControl`]). The rates need no snapshot and no request to a
 //! worker.
+//!
+//! With [`crate::config::RateAllocation::Guarantee`], the plan's limits on tenants stay in force,
+//! and pairs only have limits that keep them to their receivers' guarantees ([`GuaranteeControl`]).
+//! A tenant's guarantee is not divided among its ports then.
 //!
 //! # Plans
 //! While queues change hands, the weights of queue 0 may leave little more than the guarantees. No
@@ -19,14 +23,15 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use penstock_qos::pair_table::PairTable;
+use penstock_qos::pair_table::{PairLimits, PairTable};
 use penstock_qos::policer::RATE_MAX;
 use penstock_units::Nanos;
 
 use super::apply::{Core, lock};
 use super::pair_plan::PairPlan;
 use super::state::Shared;
-use crate::pair_control::{PairControl, PairUse, VmTerms};
+use crate::config::{EgressPolicer, Tenant};
+use crate::pair_control::{GuaranteeControl, PairControl, PairUse, TenantTerms, VmTerms};
 
 /// Periods after a changed plan in which no pair gets more than its guarantee.
 const SETTLING_PERIODS: u32 = 10;
@@ -41,13 +46,18 @@ struct State {
     /// Periods until a pair may get more than its guarantee.
     settling: u32,
     control: Option<PairControl>,
+    guarantees: GuaranteeControl,
     used: PairUse,
 }
 
 impl PairRates {
-    /// Limits the ports of tenants that the new plan `plan` adds, before the plan is in force.
+    /// Limits the ports of tenants that the new plan `plan` adds, before the plan is in force. If
+    /// the plan's limits on tenants stay in force, the ports need no limits yet.
     pub(super) fn enter(&self, core: &Core, plan: &PairPlan) {
         let Some((table, vms, _)) = lock(&core.shared).pairs(plan) else { return };
+        if table.limits() == PairLimits::Guarantees {
+            return;
+        }
         vms.iter().for_each(|(vm, terms)| terms.enter(&table, *vm));
     }
 
@@ -63,8 +73,13 @@ impl PairRates {
     /// Ends a period at the monotonic time `now`.
     pub(super) fn period_ends(&self, core: &Core, now: Nanos) {
         let mut state = lock(&self.0);
-        let State { plan, settling, control, used } = &mut *state;
+        let State { plan, settling, control, guarantees, used } = &mut *state;
         let Some((table, vms, link)) = lock(&core.shared).pairs(plan) else { return };
+        if table.limits() == PairLimits::Guarantees {
+            let vms = lock(&core.shared).limited_pairs(plan);
+            *used = guarantees.period_ends(&table, &vms, now);
+            return;
+        }
         if control.as_ref().is_some_and(|control| control.link() != link) {
             *control = None;
         }
@@ -82,7 +97,7 @@ impl PairRates {
 
 impl Shared {
     /// Returns the table of pairs, the guarantee of each port whose pairs have rates, and the
-    /// uplink's rate in bits per second. Returns `None` if the host does not allocate rates.
+    /// uplink's rate in bits per second. Returns `None` if the host is in no fabric.
     fn pairs(&self, plan: &PairPlan) -> Option<(Arc<PairTable>, BTreeMap<u16, VmTerms>, u64)> {
         let table = self.compiler.pairs()?;
         let fabric = self.config.fabric.as_ref()?;
@@ -103,5 +118,27 @@ impl Shared {
             vms.extend(ports.into_iter().map(|port| (port, of_port)));
         }
         Some((table, vms, link))
+    }
+
+    /// Returns the tenant of each port whose pairs have limits. A tenant with limits of its own in
+    /// the configuration has none.
+    fn limited_pairs(&self, plan: &PairPlan) -> BTreeMap<u16, TenantTerms> {
+        let is_planned = |tenant: &&Tenant| {
+            let Some([send, receive]) = plan.limits.get(&tenant.name) else { return false };
+            let is_own = |limit: Option<EgressPolicer>, planned: &EgressPolicer| {
+                limit.is_some_and(|limit| limit != *planned)
+            };
+            !is_own(tenant.send, send) && !is_own(tenant.receive, receive)
+        };
+        let mut vms = BTreeMap::new();
+        for tenant in self.config.tenants.iter().filter(is_planned) {
+            let terms = plan.tenants.get(&tenant.name).copied();
+            let number = self.compiler.ids().tenant(&tenant.name);
+            let Some((terms, tenant_id)) = terms.zip(number) else { continue };
+            let of = TenantTerms { tenant: tenant_id, terms };
+            let own = self.config.ports.iter().filter(|p| p.tenant.as_ref() == Some(&tenant.name));
+            vms.extend(own.filter_map(|port| Some((self.compiler.ids().port(&port.name)?, of))));
+        }
+        vms
     }
 }

@@ -45,8 +45,7 @@ use super::readings::FdbFilter;
 use super::state::{Changing, LivePort, Shared, StallChange, Watch};
 use crate::api::{ChangeReport, Explanation, FdbEntry, FlowStatus, HostStatus, PortStatus, Stats};
 use crate::config::{
-    self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port,
-    RateAllocation, Rule, Tenant,
+    self, ConfigError, ConfigErrors, Edit, EditError, HostConfig, Kind, Machine, Port, Rule, Tenant,
 };
 use crate::pair_control::PairUse;
 use crate::plan::CapacityPlan;
@@ -329,13 +328,13 @@ impl Host {
         self.links.look(&self.core, now);
     }
 
-    /// Whether the host allocates rates to pairs of VMs. The answer never changes.
+    /// Whether the host limits pairs of VMs, because it is in a fabric. The answer never changes.
     #[must_use]
-    pub fn allocates_rates(&self) -> bool {
-        self.config().rate_allocation() == RateAllocation::Spare
+    pub fn limits_pairs(&self) -> bool {
+        self.config().fabric.is_some()
     }
 
-    /// Sets the rates of pairs of VMs. If [`Self::allocates_rates`], the caller must call
+    /// Sets the rates and limits of pairs of VMs. If [`Self::limits_pairs`], the caller must call
     /// `allocate_rates` every [`penstock_qos::pair_table::PERIOD`] with a monotonic time. The
     /// function does not wait for another thread that changes the configuration.
     pub fn allocate_rates(&self, now: Nanos) {

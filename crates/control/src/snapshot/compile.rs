@@ -15,7 +15,7 @@ use penstock_dataplane::snapshot::{
     VidSet,
 };
 use penstock_qos::cost_model::BatchPrice;
-use penstock_qos::pair_table::PairTable;
+use penstock_qos::pair_table::{PairLimits, PairTable};
 use penstock_units::{Cycles, CyclesPerSecond, MacAddr, Vid};
 
 use super::egress_policers::{ReceivePolicers, SendPolicers};
@@ -54,7 +54,7 @@ pub struct Compiler {
     ingress_policers: IngressPolicers,
     queues: QueueTable,
     inbound: InboundTable,
-    /// Pairs of the fabric's uplink; `None` if the host does not allocate rates to pairs.
+    /// Pairs of the fabric's uplink; `None` if the host is in no fabric.
     pairs: Option<Arc<PairTable>>,
     receive_policers: ReceivePolicers,
     send_policers: SendPolicers,
@@ -139,17 +139,20 @@ impl Compiler {
     /// Returns the pairs of the fabric's uplink for `config`. The pairs stay from one snapshot to
     /// the next.
     fn next_pairs(&self, config: &HostConfig) -> Option<Arc<PairTable>> {
-        if config.rate_allocation() == RateAllocation::Guarantee {
-            return None;
-        }
+        config.fabric.as_ref()?;
+        let limits = match config.rate_allocation() {
+            RateAllocation::Guarantee => PairLimits::Guarantees,
+            RateAllocation::Spare => PairLimits::Rates,
+        };
         // VMs choose the addresses of pairs, so the table's hash needs a random seed.
         let seed = || RandomState::new().build_hasher().finish();
-        let old = self.pairs.clone();
-        Some(old.unwrap_or_else(|| Arc::new(PairTable::new(PORTS_MAX, seed()))))
+        let old = self.pairs.clone().filter(|old| old.limits() == limits);
+        let new = || Arc::new(PairTable::with_limits(PORTS_MAX, seed(), limits));
+        Some(old.unwrap_or_else(new))
     }
 
     /// Returns the pairs of the fabric's uplink in the configuration that was compiled last; `None`
-    /// if the host does not allocate rates to pairs.
+    /// if the host is in no fabric.
     pub(crate) fn pairs(&self) -> Option<Arc<PairTable>> {
         self.pairs.clone()
     }

@@ -6,6 +6,7 @@ mod config_errors;
 mod config_fabric;
 mod config_queues;
 mod config_vcpus;
+mod guarantee_control;
 mod live_host;
 mod pair_control;
 mod prop_compile;

@@ -15,7 +15,7 @@
 //! Only deliveries to an output that marks frames ([`crate::snapshot::PortPolicy::marks`]) call
 //! this module.
 
-use penstock_qos::pair_table::{PairTable, Sending};
+use penstock_qos::pair_table::{PairLimits, PairTable, Sending};
 use penstock_qos::policer::Size;
 use penstock_units::{Nanos, PortId};
 
@@ -210,8 +210,9 @@ fn meter(
 }
 
 /// Makes frame `i` of `source` signal to its sender that a bucket will soon be empty, by the loss
-/// of one packet. Returns false if the frame is that packet. A frame whose sender supports ECN
-/// passes unchanged, because the far host would take a mark for congestion of the network.
+/// of one packet. Returns false if the frame is that packet. A frame whose sender supports ECN is
+/// marked instead if the table limits pairs to guarantees. Otherwise the frame passes unchanged,
+/// because the far host would take a mark for congestion of the network.
 fn passes_with_signal(
     table: &PairTable,
     (source, slot): (u16, usize),
@@ -219,7 +220,8 @@ fn passes_with_signal(
     i: usize,
 ) -> bool {
     let has_one_output = matches!(batch.at(i).verdict, Verdict::Output(_));
-    if !has_one_output || is_ect(batch.head(i)) {
+    let counts_marks = table.limits() == PairLimits::Rates;
+    if !has_one_output || (counts_marks && is_ect(batch.head(i))) {
         return true;
     }
     let before = on_wire(batch, i);

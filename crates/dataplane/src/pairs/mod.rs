@@ -8,6 +8,10 @@
 //! that it counts. The receiving host counts the frames, intercepts the question, and sends it back
 //! as an answer. The sending host intercepts the answer. No marker reaches a VM.
 //!
+//! A table for guarantees ([`PairLimits::Guarantees`]) only needs the parts of the guarantees in
+//! the answers. Its host counts no arriving frames, so its answers say that no frame arrived. The
+//! host of a sender that looks for spare bandwidth then keeps the pair at its guarantee.
+//!
 //! If the paths of frames and markers differ, a marker may overtake frames. The next question then
 //! counts these frames, so a loss that seems to occur once is no loss in sum.
 //!
@@ -20,7 +24,7 @@ pub(crate) mod marker;
 
 use std::sync::Arc;
 
-use penstock_qos::pair_table::PairTable;
+use penstock_qos::pair_table::{PairLimits, PairTable};
 use penstock_units::Nanos;
 
 use crate::batch::{Batch, Verdict};
@@ -55,6 +59,7 @@ pub(crate) fn arrive(
     is_shared: impl Fn(u16) -> bool,
 ) {
     let own = counters.get(usize::from(uplink)).and_then(Option::as_deref);
+    let counts = table.limits() == PairLimits::Rates;
     for i in 0..batch.len() {
         let verdict = batch.at(i).verdict;
         if marker::is_marker(batch.head(i)) {
@@ -65,7 +70,7 @@ pub(crate) fn arrive(
             continue;
         }
         let Verdict::Output(port) = verdict else { continue };
-        if !table.is_limited(port) {
+        if !counts || !table.is_limited(port) {
             continue;
         }
         let (size, head) = (on_wire(batch, i), batch.head(i));
@@ -180,6 +185,26 @@ mod tests {
         assert_eq!((answer.number, answer.received, answer.marked), (2, 2, 1));
         assert_eq!(answer.part, BitsPerSecond(77));
         assert_eq!((&batch.head(2)[..6], &batch.head(2)[6..12]), (&FAR[..], &NEAR[..]));
+    }
+
+    #[test]
+    fn a_table_for_guarantees_answers_with_a_part_and_counts_no_frames() {
+        let table = PairTable::with_limits(3, 1, PairLimits::Guarantees);
+        let rate = BitsPerSecond(8_000);
+        table.limit(VM, VmRates { default: rate, send: rate, receive: rate });
+        let to_vm = Verdict::Output(VM);
+        run(&table, &[&question(1)], to_vm);
+        table.set_receiver(table.receiving().next().unwrap().pair, BitsPerSecond(77));
+        let (plain, asked) = (data(0), question(2));
+        let mut frames = vec![&plain[..]; 20];
+        frames.push(&asked);
+        let (batch, verdicts) = run(&table, &frames, to_vm);
+        assert!(verdicts[..20].iter().all(|verdict| *verdict == to_vm), "no limit on receiving");
+        let Some(Marker::Answer(answer)) = marker::read(batch.head(20), marker::LEN) else {
+            panic!("no answer")
+        };
+        assert_eq!((answer.number, answer.received), (2, 0));
+        assert_eq!(answer.part, BitsPerSecond(77));
     }
 
     #[test]

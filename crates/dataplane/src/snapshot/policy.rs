@@ -168,7 +168,7 @@ pub struct PortPolicy {
     /// shares are `None` if the frames are not shared.
     pub inbound: Option<Arc<InboundShares>>,
     /// Pairs of VMs that send or receive through this uplink and share a queue of the fabric.
-    /// `None` if the host does not allocate rates to pairs. The egress reads `pairs` only if
+    /// `None` if the port is no uplink into a fabric. The egress reads `pairs` only if
     /// [`Self::marks`] is set.
     pub pairs: Option<Arc<PairTable>>,
     /// Queue of the frames that wait for the port. The queue is `None` if the port has no output

@@ -174,7 +174,7 @@ impl Input {
         let sample = self.sampler.count();
         let (batch, class) = (&mut ctx.batch, policy.qos.priority);
         batch.clear();
-        batch.limit(ctx.account.batch_limit(unit.port, class).min(self.gates.limit(unit.port)));
+        batch.limit(ctx.account.batch_limit(unit.port, class).min(self.batch_limit(unit.port)));
         let queue = &mut *ctx.ports[id].queues[unit.queue.index()];
         let counted = if self.apart[id] == Apart::default() {
             queue.rx_burst(batch);
@@ -229,6 +229,13 @@ impl Input {
             waited,
             edges: sample.then_some([taken, classified]),
         })
+    }
+
+    /// Returns the number of frames that a port's limits let the worker take at once.
+    #[inline]
+    fn batch_limit(&self, port: PortId) -> usize {
+        let paired = self.pairs.as_ref().map_or(BATCH_FRAMES, |pairs| pairs.batch_limit(port.0));
+        self.gates.limit(port).min(paired)
     }
 
     /// Ends a look at a queue pair without frames. `counted` is true if the only frame was dropped

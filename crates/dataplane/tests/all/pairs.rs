@@ -13,7 +13,7 @@ use penstock_dataplane::snapshot::{
 };
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_qos::pair_table::{PERIOD, PairTable, VmRates};
+use penstock_qos::pair_table::{PERIOD, PairLimits, PairTable, VmRates};
 use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid};
 
 use crate::common;
@@ -45,11 +45,15 @@ impl Bed {
 
     /// Creates the host. If `pairs` is false, the host does not allocate rates.
     fn with_pairs(tagged: bool, pairs: bool) -> Self {
+        Self::with_table(tagged, pairs, PairLimits::Rates)
+    }
+
+    fn with_table(tagged: bool, pairs: bool, limits: PairLimits) -> Self {
         let core = Core::default();
         let config =
             WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, core.clone(), None);
-        let table = Arc::new(PairTable::new(2, 3));
+        let table = Arc::new(PairTable::with_limits(2, 3, limits));
         let (mut drivers, mut counters) = (Vec::new(), Vec::new());
         for port in 0..2 {
             let (pair, driver) = memory_queue(1_024, OffloadCaps::ALL);
@@ -227,6 +231,73 @@ fn a_vm_above_the_sum_of_its_pairs_rates_waits_and_loses_nothing() {
     assert_eq!(at_once + later, 600);
     assert_eq!(bed.drops(VM, DropReason::PairLimit), 0);
     bed.assert_sums();
+}
+
+#[test]
+fn a_slow_guarantee_makes_its_vm_wait_in_small_steps() {
+    let mut bed = Bed::with_table(false, true, PairLimits::Guarantees);
+    let most = BitsPerSecond(400_000 * MBIT);
+    let limit = |send| VmRates { default: most, send, receive: most };
+    bed.table.limit(1, limit(most));
+    bed.pass(VM, &[data(NEAR, FAR)]);
+    bed.set_rate(2_060_000);
+    bed.table.limit(1, limit(BitsPerSecond(2 * MBIT)));
+    let at_once = bed.pass(VM, &vec![data(NEAR, FAR); 300])[0].len();
+    // The VM's bucket has the tokens of 4 frames. The first batch does not know this yet.
+    assert!(at_once <= 40, "{at_once}");
+    let waits = bed.counters[VM].send_waits.get();
+    let mut later = 0;
+    for _ in 0..40 {
+        bed.run(HZ / 20);
+        let left: Vec<_> = std::iter::from_fn(|| bed.drivers[UPLINK].receive()).collect();
+        let frames = left.iter().filter(|frame| frame.bytes.len() > MARKER_BYTES).count();
+        // 12.5 frames pass in 50 ms.
+        assert!(frames <= 15, "{frames}");
+        later += frames;
+    }
+    assert!(later >= 240, "{later}");
+    assert!(bed.counters[VM].send_waits.get() > waits + 200);
+    bed.assert_sums();
+}
+
+/// An IPv4 frame of 1,000 bytes from a sender that supports ECN.
+fn supports_ecn(from: u8, to: u8) -> Vec<u8> {
+    let mut bytes = data(from, to);
+    bytes[12..14].copy_from_slice(&[8, 0]);
+    let header = [0x45, 2, 3, 0xda, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to];
+    bytes[14..34].copy_from_slice(&header);
+    bytes[34..42].copy_from_slice(&[0, 9, 0, 9, 3, 0xc6, 0, 0]);
+    bytes
+}
+
+#[test]
+fn frames_close_to_a_guarantee_are_marked_if_their_sender_supports_ecn() {
+    // The bucket of a rate is deeper, so it takes more frames to empty it.
+    for (limits, burst) in [(PairLimits::Guarantees, 14), (PairLimits::Rates, 100)] {
+        let mut bed = Bed::with_table(false, true, limits);
+        // Without the far address, the frames would go to all ports.
+        bed.pass(UPLINK, &[data(FAR, NEAR)]);
+        bed.pass(VM, &[supports_ecn(NEAR, FAR)]);
+        bed.set_rate(MBIT);
+        let (mut left, mut marked) = (0, 0);
+        for _ in 0..40 {
+            let [frames, _] = bed.pass(VM, &vec![supports_ecn(NEAR, FAR); burst]);
+            let frames = frames.iter().filter(|frame| !is_marker(frame));
+            for frame in frames {
+                left += 1;
+                marked += u64::from(frame[15] & 3 == 3);
+            }
+            bed.run(HZ / 10);
+        }
+        let lost = bed.drops(VM, DropReason::PairLimit);
+        let sent = 40 * u64::try_from(burst).unwrap();
+        assert_eq!(left + lost, sent, "a mark loses no frame");
+        match limits {
+            PairLimits::Guarantees => assert!((8..=left / 32 + 1).contains(&marked), "{marked}"),
+            PairLimits::Rates => assert_eq!(marked, 0, "a mark counts as congestion"),
+        }
+        bed.assert_sums();
+    }
 }
 
 #[test]

@@ -24,6 +24,7 @@
 //! | [`pair_rate`] | a pair's rate: its guarantee plus spare bandwidth by weight |
 //! | [`limited_pair`] | state of a pair: its rate, its demand and its parts of the guarantees |
 //! | [`host_rates`] | all pairs of a host, from the counters and answers of a period |
+//! | [`hose_pairs`] | limits of a host's pairs to their receivers' parts, without spare bandwidth |
 //! | [`seawall`] | a pair's rate without guarantees |
 //! | [`settings`] | periods, steps and margins, and their valid ranges |
 //!
@@ -41,6 +42,7 @@
 //! [`settings`] were chosen for Penstock.
 
 pub mod demand;
+pub mod hose_pairs;
 pub mod host_rates;
 pub mod limited_pair;
 pub mod pair_rate;
@@ -49,6 +51,7 @@ pub mod seawall;
 pub mod settings;
 
 pub use demand::{DemandEstimate, UNLIMITED};
+pub use hose_pairs::HosePairs;
 pub use host_rates::{HostRates, HostRatesSettings};
 pub use limited_pair::{LimitedPair, RECEIVER, SENDER};
 pub use pair_rate::{PairRate, Signal};

@@ -4,6 +4,7 @@
 mod common;
 mod prop_binding;
 mod prop_dilution;
+mod prop_hose_pairs;
 mod prop_host_rates;
 mod prop_placement;
 mod prop_placement_oracle;

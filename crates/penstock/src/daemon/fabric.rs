@@ -91,7 +91,7 @@ impl Fabric {
             absent: lock(&self.absent).iter().cloned().collect(),
             last_error: state.last_error.unwrap_or_default(),
             counters: counters.map(|(name, value)| NamedCount::new(name, value)).into(),
-            pairs: self.host.allocates_rates().then(|| self.pairs()),
+            pairs: self.host.limits_pairs().then(|| self.pairs()),
         }
     }
 

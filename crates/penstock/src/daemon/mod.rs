@@ -256,7 +256,7 @@ async fn serve(
         tasks.spawn(pages::serve("metrics address", pages, router, stopping.clone()));
     }
     tasks.spawn(links(Arc::clone(&host), stopping.clone()));
-    if host.allocates_rates() {
+    if host.limits_pairs() {
         tasks.spawn(pairs(Arc::clone(&host), stopping.clone()));
     }
     tasks.spawn(watchdog(Arc::clone(&host), Arc::clone(&notifier), health, stopping));

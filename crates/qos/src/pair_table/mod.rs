@@ -27,6 +27,11 @@
 //! - A frame to a VM is counted only if the pair's sender has asked about the pair
 //!   ([`PairTable::asked`]). All frames together take tokens of the VM's receive bucket
 //!   ([`PairTable::receive`]).
+//! - A table for guarantees ([`PairLimits::Guarantees`]) limits pairs only to their receivers'
+//!   guarantees. Its buckets have tokens for 50 ms instead of the size of several segments. A VM
+//!   with few tokens sends few frames at once ([`PairTable::batch_limit`]), so that its frames wait
+//!   in its ring and are not dropped. If the VM's bucket stays empty, frames signal congestion, too
+//!   (`pressure`). Arriving frames are not counted.
 //! - The control plane reads the counters ([`PairTable::sending`], [`PairTable::receiving`]), sets
 //!   rates and frees slots. Counters are never reset, so readers compare two readings.
 //!
@@ -42,6 +47,7 @@
 //! allocates memory only when it is created.
 
 mod keys;
+mod pressure;
 mod slots;
 #[cfg(test)]
 mod tests;
@@ -52,6 +58,7 @@ use penstock_units::{BitsPerSecond, Nanos};
 
 use crate::policer::Size;
 use keys::Keys;
+use pressure::Pressure;
 pub use slots::{Answer, Question};
 use slots::{PacedBucket, ReceiveSlot, SendSlot};
 
@@ -66,6 +73,20 @@ pub const WINDOW: usize = 8;
 pub const QUESTION_BYTES: u32 = 66;
 /// Time between two questions about a pair.
 pub const PERIOD: Nanos = Nanos::from_millis(50);
+/// Time between two questions about a pair in a table for guarantees. Questions take a part of slow
+/// guarantees, and guarantees change less often than rates.
+pub const GUARANTEE_PERIOD: Nanos = Nanos::from_millis(100);
+
+/// What a table limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PairLimits {
+    /// Each pair has a rate, which may exceed its guarantee while all its frames arrive.
+    #[default]
+    Rates,
+    /// Each pair has at most its part of the receiver's guarantee. Another limit bounds what the
+    /// sender sends in sum.
+    Guarantees,
+}
 
 /// Key of a pair: the port of the VM on this host, and the MAC address of the other VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -160,8 +181,8 @@ pub enum Sending {
     /// The frame passes, and a question about the pair in this slot is due.
     Ask(usize),
     /// The frame passes, and should signal congestion to its sender: the bucket of the pair in this
-    /// slot will soon be empty. If the signal shortens or drops the frame, the caller must call
-    /// [`PairTable::take_back`].
+    /// slot will soon be empty, or frames of the VM wait all the time. If the signal shortens or
+    /// drops the frame, the caller must call [`PairTable::take_back`].
     Signal(usize),
     /// The frame exceeds the rate of its pair.
     Refuse,
@@ -174,6 +195,8 @@ struct Vm {
     default: PacedBucket,
     send: PacedBucket,
     receive: PacedBucket,
+    /// Signals of congestion, with [`PairLimits::Guarantees`].
+    pressure: Pressure,
     bytes: AtomicU64,
     refused: AtomicU64,
     /// Number of the VM's pairs in each direction.
@@ -183,6 +206,7 @@ struct Vm {
 /// The pairs of an uplink, and the VMs under limits of pairs.
 #[derive(Debug)]
 pub struct PairTable {
+    limits: PairLimits,
     vms: Box<[Vm]>,
     send_keys: Keys,
     send: Box<[SendSlot]>,
@@ -194,23 +218,32 @@ const SENDER: usize = 0;
 const RECEIVER: usize = 1;
 
 impl PairTable {
-    /// Creates a table for ports with numbers below `ports`, without pairs. VMs choose keys, so
-    /// `seed` should be random.
+    /// Creates a table for the rates of pairs of ports with numbers below `ports`, without pairs.
+    /// VMs choose keys, so `seed` should be random.
     #[must_use]
     pub fn new(ports: usize, seed: u64) -> Self {
+        Self::with_limits(ports, seed, PairLimits::Rates)
+    }
+
+    /// Creates a table like [`Self::new`] that limits pairs to `limits`.
+    #[must_use]
+    pub fn with_limits(ports: usize, seed: u64, limits: PairLimits) -> Self {
         let vm = || Vm {
             limited: AtomicBool::new(false),
-            default: PacedBucket::new(),
-            send: PacedBucket::new(),
-            receive: PacedBucket::new(),
+            default: PacedBucket::of_vm(limits),
+            send: PacedBucket::of_vm(limits),
+            receive: PacedBucket::of_vm(limits),
+            pressure: Pressure::new(),
             bytes: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             pairs: [AtomicU32::new(0), AtomicU32::new(0)],
         };
+        let slot = || SendSlot::new(limits);
         Self {
+            limits,
             vms: core::iter::repeat_with(vm).take(ports).collect(),
             send_keys: Keys::new(PAIRS_MAX, seed),
-            send: core::iter::repeat_with(SendSlot::new).take(PAIRS_MAX).collect(),
+            send: core::iter::repeat_with(slot).take(PAIRS_MAX).collect(),
             receive_keys: Keys::new(PAIRS_MAX, seed),
             receive: core::iter::repeat_with(ReceiveSlot::new).take(PAIRS_MAX).collect(),
         }
@@ -218,6 +251,24 @@ impl PairTable {
 
     fn vm(&self, port: u16) -> Option<&Vm> {
         self.vms.get(usize::from(port)).filter(|vm| vm.limited.load(Ordering::Relaxed))
+    }
+
+    /// Returns what the table limits.
+    #[inline]
+    #[must_use]
+    pub const fn limits(&self) -> PairLimits {
+        self.limits
+    }
+
+    /// Returns the number of frames that the VM at `port` may send at once, at least 1. A table for
+    /// guarantees keeps a VM from sending a whole batch beyond its tokens.
+    #[inline]
+    #[must_use]
+    pub fn batch_limit(&self, port: u16) -> usize {
+        match self.limits {
+            PairLimits::Rates => usize::MAX,
+            PairLimits::Guarantees => self.vm(port).map_or(usize::MAX, |vm| vm.send.frames()),
+        }
     }
 
     /// Whether the VM at `port` is under limits of pairs.
@@ -243,17 +294,26 @@ impl PairTable {
             }
             return if passes { Sending::Pass } else { Sending::Refuse };
         };
+        let guards = self.limits == PairLimits::Guarantees;
+        let relaxed = guards && vm.send.is_relaxed(now);
         let passes = vm.take(&slot.bucket, size.bytes, now);
         slot.count(size, passes);
         if !passes {
             Sending::Refuse
-        } else if slot.signals(now) {
+        } else if slot.signals(now) || (guards && vm.pressure.signals(relaxed, size, now)) {
             Sending::Signal(at)
-        } else if slot.asks(now) {
+        } else if slot.asks(now, self.asks_every()) {
             vm.send.spend(QUESTION_BYTES, now);
             Sending::Ask(at)
         } else {
             Sending::Pass
+        }
+    }
+
+    const fn asks_every(&self) -> Nanos {
+        match self.limits {
+            PairLimits::Rates => PERIOD,
+            PairLimits::Guarantees => GUARANTEE_PERIOD,
         }
     }
 

@@ -5,7 +5,7 @@ use core::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering, fence};
 
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::{PERIOD, PairRef, ReceiveReading, SendReading};
+use super::{PairLimits, PairRef, ReceiveReading, SendReading};
 use crate::bucket::{Bucket, PARTS_OF_BYTE};
 use crate::policer::{DEPTH_MAX, RATE_MAX, Size};
 
@@ -14,17 +14,22 @@ const BURSTS_PER_SECOND: u64 = 20;
 /// Smallest depth of a bucket in bytes: several segments of 64 KiB. A segment that a VM wants to be
 /// cut into very small packets takes up to three times its length.
 const DEPTH_MIN: u64 = 262_144;
+/// Smallest depth in bytes of a bucket for a guarantee ([`PairLimits::Guarantees`]): ten frames of
+/// Ethernet, with which a TCP connection begins. Larger segments put the bucket in debt.
+const GUARANTEE_DEPTH_MIN: u64 = 16_384;
+/// Bytes that a full frame of Ethernet takes on a link, with preamble and gap.
+const FULL_FRAME: u64 = 1_538;
 
 /// Largest debt in bytes in which a bucket still passes frames ([`PacedBucket::spend`]): the size
 /// of two batches of 32 segments of 64 KiB.
 const SPENT_MAX: i64 = 4_194_304;
 
 /// Time between two frames of a pair that signal congestion to the sender.
-const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
+pub(super) const SIGNAL_EVERY: Nanos = Nanos::from_millis(10);
 /// Smallest number of frames of a pair between two frames that signal congestion. At a low rate,
 /// one frame in 10 ms would be one of a few frames, and TCP would stop for a retransmission
 /// timeout.
-const SIGNAL_FRAMES: u64 = 32;
+pub(super) const SIGNAL_FRAMES: u64 = 32;
 
 /// Question of a sending host about a pair.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,18 +68,41 @@ pub struct Answer {
 }
 
 /// Token bucket for bytes, with a rate that may change at any time.
+///
+/// With [`PairLimits::Guarantees`], the depth follows the rate down to [`GUARANTEE_DEPTH_MIN`]. A
+/// frame that is larger than the remaining tokens puts the bucket in debt, so the depth need not be
+/// as large as a segment.
 #[derive(Debug)]
 pub(super) struct PacedBucket {
     rate: AtomicU64,
     /// Time in ns of the last refill.
     at: AtomicU64,
     bucket: Bucket,
+    limits: PairLimits,
+    /// Divisor of the depth.
+    divisor: u64,
 }
 
 impl PacedBucket {
-    pub(super) const fn new() -> Self {
+    /// Creates the bucket of a pair.
+    pub(super) const fn of_pair(limits: PairLimits) -> Self {
+        Self::new(limits, 1)
+    }
+
+    /// Creates a bucket for all frames of a VM. With [`PairLimits::Guarantees`], it has a quarter
+    /// of the depth of a pair's bucket. So the frames of a VM with one pair wait before the pair's
+    /// bucket is half empty and signals congestion.
+    pub(super) const fn of_vm(limits: PairLimits) -> Self {
+        let divisor = match limits {
+            PairLimits::Rates => 1,
+            PairLimits::Guarantees => 4,
+        };
+        Self::new(limits, divisor)
+    }
+
+    const fn new(limits: PairLimits, divisor: u64) -> Self {
         let bucket = Bucket::new(DEPTH_MAX, PARTS_OF_BYTE);
-        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket }
+        Self { rate: AtomicU64::new(0), at: AtomicU64::new(0), bucket, limits, divisor }
     }
 
     pub(super) fn set(&self, rate: BitsPerSecond) {
@@ -96,16 +124,20 @@ impl PacedBucket {
             // A product above 64 bits fills any bucket.
             self.bucket.give(rate.saturating_mul(now.0 - at));
         }
-        let depth = depth(rate);
+        let depth = self.depth(rate);
         if self.bucket.level() > depth {
             self.bucket.lower_to(depth);
         }
     }
 
-    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens.
+    /// Takes tokens for `bytes`. Returns false if the bucket has too few tokens, or with
+    /// [`PairLimits::Guarantees`] none.
     pub(super) fn take(&self, bytes: u32, now: Nanos) -> bool {
         self.refill(now);
-        self.bucket.take(parts(bytes))
+        match self.limits {
+            PairLimits::Rates => self.bucket.take(parts(bytes)),
+            PairLimits::Guarantees => self.bucket.take_on_credit(parts(bytes)),
+        }
     }
 
     /// Takes tokens for `bytes`, even if the bucket then is in debt. Returns false and takes
@@ -133,16 +165,34 @@ impl PacedBucket {
         self.bucket.give_back(parts(bytes));
     }
 
-    /// Whether the bucket is less than half full.
-    fn is_low(&self) -> bool {
-        self.bucket.level() < depth(self.rate.load(Ordering::Relaxed)) / 2
+    /// Whether the bucket is at least half full now.
+    pub(super) fn is_relaxed(&self, now: Nanos) -> bool {
+        self.refill(now);
+        !self.is_low()
     }
-}
 
-/// Returns the depth of a bucket with the rate `rate` in bits per second, in parts of a byte.
-fn depth(rate: u64) -> i64 {
-    let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(DEPTH_MIN, DEPTH_MAX.into());
-    i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
+    /// Whether the bucket was less than half full after the last refill.
+    fn is_low(&self) -> bool {
+        self.bucket.level() < self.depth(self.rate.load(Ordering::Relaxed)) / 2
+    }
+
+    /// Returns the depth of the bucket at the rate `rate` in bits per second, in parts of a byte.
+    fn depth(&self, rate: u64) -> i64 {
+        let least = match self.limits {
+            PairLimits::Rates => DEPTH_MIN,
+            PairLimits::Guarantees => GUARANTEE_DEPTH_MIN,
+        };
+        let depth = (rate / (8 * BURSTS_PER_SECOND)).clamp(least, DEPTH_MAX.into()) / self.divisor;
+        i64::try_from(depth).unwrap_or(i64::MAX).saturating_mul(PARTS_OF_BYTE)
+    }
+
+    /// Returns the number of full frames that the bucket's tokens and 1 ms of its rate allow, at
+    /// least 1. The number leaves out tokens since the last refill.
+    pub(super) fn frames(&self) -> usize {
+        let tokens = self.bucket.level().max(0).unsigned_abs() / PARTS_OF_BYTE.unsigned_abs();
+        let bytes = tokens + self.rate.load(Ordering::Relaxed) / 8_000;
+        usize::try_from(bytes / FULL_FRAME + 1).unwrap_or(usize::MAX)
+    }
 }
 
 fn parts(bytes: u32) -> i64 {
@@ -150,7 +200,7 @@ fn parts(bytes: u32) -> i64 {
 }
 
 /// Returns true once in each time `every`. `next` is the time of the next such moment in ns.
-fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
+pub(super) fn is_due(next: &AtomicU64, now: Nanos, every: Nanos) -> bool {
     let at = next.load(Ordering::Relaxed);
     let later = (now + every).0;
     now.0 >= at && next.compare_exchange(at, later, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -182,10 +232,10 @@ pub(super) struct SendSlot {
 const ANSWERED: u64 = 1 << 32;
 
 impl SendSlot {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(limits: PairLimits) -> Self {
         Self {
             epoch: AtomicU32::new(0),
-            bucket: PacedBucket::new(),
+            bucket: PacedBucket::of_pair(limits),
             bytes: AtomicU64::new(0),
             frames: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -223,9 +273,9 @@ impl SendSlot {
         }
     }
 
-    /// Whether a question is due. Returns true once per period.
-    pub(super) fn asks(&self, now: Nanos) -> bool {
-        is_due(&self.next, now, PERIOD)
+    /// Whether a question is due. Returns true once in each time `every`.
+    pub(super) fn asks(&self, now: Nanos, every: Nanos) -> bool {
+        is_due(&self.next, now, every)
     }
 
     /// Whether a frame should signal congestion, because the bucket will soon be empty.

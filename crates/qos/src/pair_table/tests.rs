@@ -311,3 +311,141 @@ fn a_vm_waits_until_its_debt_is_paid() {
     table.unlimit(VM);
     assert_eq!(table.wait(VM, at), Nanos::ZERO);
 }
+
+fn guarantees() -> PairTable {
+    let table = PairTable::with_limits(4, 9, PairLimits::Guarantees);
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: most, receive: most });
+    table
+}
+
+/// Sends a frame to begin a pair, and limits the pair to `rate` Mbit/s.
+fn limited(table: &PairTable, rate: u64) -> PairRef {
+    table.send(VM, FAR, FRAME, Nanos::from_millis(1));
+    let pair = table.sending().next().unwrap().pair;
+    table.set_sender(pair, mbps(rate), (mbps(rate), mbps(rate), mbps(rate)));
+    pair
+}
+
+/// Returns how many of 100 frames pass at one moment.
+fn at_once(table: &PairTable, at: Nanos) -> usize {
+    let passes = |_: &u32| !matches!(table.send(VM, FAR, FRAME, at), Sending::Refuse);
+    (0..100_u32).filter(passes).count()
+}
+
+#[test]
+fn a_slow_guarantee_has_a_shallow_bucket_that_passes_a_large_segment() {
+    let table = guarantees();
+    limited(&table, 1);
+    // 16,384 bytes are 13 frames and a part of the next.
+    assert_eq!(at_once(&table, Nanos::from_secs(1)), 14);
+    let segment = Size { bytes: 65_000, frames: 45 };
+    assert_ne!(table.send(VM, FAR, segment, Nanos::from_secs(10)), Sending::Refuse);
+    // A byte takes 8 us, and 48,616 bytes are missing.
+    let refused = |ms| table.send(VM, FAR, FRAME, Nanos::from_millis(ms)) == Sending::Refuse;
+    assert!(refused(10_000) && refused(10_388));
+    assert!(!refused(10_389));
+}
+
+#[test]
+fn a_lower_guarantee_leaves_no_deep_bucket() {
+    let table = guarantees();
+    let pair = limited(&table, 1_000);
+    assert_eq!(at_once(&table, Nanos::from_secs(1)), 100);
+    table.set_sender(pair, mbps(1), (mbps(1), mbps(1), mbps(1)));
+    assert_eq!(at_once(&table, Nanos::from_millis(1_100)), 14);
+    // The bucket of the whole VM shrinks, too: 4,096 bytes are 3 frames and a part of the next.
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: mbps(1), receive: most });
+    let at = Nanos::from_secs(2);
+    assert_eq!((table.wait(VM, at), table.batch_limit(VM)), (Nanos::ZERO, 3));
+    (0..4).for_each(|_| assert_ne!(table.send(VM, FAR, FRAME, at), Sending::Refuse));
+    // Four frames and a question are 970 bytes too much.
+    assert_eq!((table.wait(VM, at), table.batch_limit(VM)), (Nanos(970 * 8_000), 1));
+    assert_eq!(table.batch_limit(1), usize::MAX, "another VM");
+}
+
+#[test]
+fn a_vm_with_one_pair_waits_and_loses_only_signals() {
+    let table = guarantees();
+    let pair = limited(&table, 2);
+    // The bucket of a pair is a little faster than that of the VM.
+    table.set_sender(pair, BitsPerSecond(2_060_000), (mbps(2), mbps(2), mbps(2)));
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: mbps(2), receive: most });
+    let (mut sent, mut asked, mut signals) = (0, 0, Vec::new());
+    for step in 0..100_000_u64 {
+        let now = Nanos(1_000_000_000 + step * 100_000);
+        if table.wait(VM, now) > Nanos::ZERO {
+            continue;
+        }
+        for _ in 0..table.batch_limit(VM).min(32) {
+            match table.send(VM, FAR, FRAME, now) {
+                Sending::Pass => {}
+                Sending::Ask(_) => asked += 1,
+                Sending::Signal(slot) => {
+                    table.take_back(VM, slot, FRAME, true);
+                    signals.push(step / 10);
+                    continue;
+                }
+                other => panic!("{other:?} after {sent} frames"),
+            }
+            sent += 1;
+        }
+    }
+    // The first signal comes after 32 frames, of which 27 take 5 ms each, and later ones as well.
+    assert!((130..=150).contains(&signals[0]), "{signals:?}");
+    assert!((55..=70).contains(&signals.len()), "{signals:?}");
+    // 10 s at 200 frames/s, with a question every 100 ms.
+    assert!((1_980..=2_005).contains(&sent), "{sent}");
+    assert!((95..=101).contains(&asked), "{asked}");
+}
+
+#[test]
+fn a_vm_that_pauses_gets_no_signals() {
+    let table = guarantees();
+    limited(&table, 1_000);
+    let most = crate::policer::RATE_MAX;
+    table.limit(VM, VmRates { default: most, send: mbps(2), receive: most });
+    // 180 frames/s of 200, one at a time.
+    for step in 0..1_000_u64 {
+        let now = Nanos(1_000_000_000 + step * 5_555_555);
+        assert_eq!(table.wait(VM, now), Nanos::ZERO);
+        let sent = table.send(VM, FAR, FRAME, now);
+        assert!(matches!(sent, Sending::Pass | Sending::Ask(_)), "{sent:?} in step {step}");
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn in_any_second_a_pair_sends_no_more_than_its_limits_and_a_small_burst(
+        rates in proptest::collection::vec(1..20_u64, 30),
+        sizes in proptest::collection::vec(64..3_000_u32, 16),
+    ) {
+        let table = guarantees();
+        let pair = limited(&table, rates[0]);
+        let (mut bits, mut allowed) = (Vec::new(), Vec::new());
+        for (period, rate) in (0_u64..).zip(&rates) {
+            table.set_sender(pair, mbps(*rate), (mbps(*rate), mbps(*rate), mbps(*rate)));
+            let mut passed = 0;
+            // In each ms, the VM offers 24 frames.
+            for step in 0..50 {
+                let now = Nanos::from_millis(1_000 + 50 * period + step);
+                for bytes in sizes.iter().chain(&sizes[..8]).copied() {
+                    let size = Size { bytes, frames: 1 };
+                    if table.send(VM, FAR, size, now) != Sending::Refuse {
+                        passed += u64::from(bytes) * 8;
+                    }
+                }
+            }
+            bits.push(passed);
+            allowed.push(rate * MBIT / 20);
+        }
+        // The largest depth is that of 19 Mbit/s, and one frame may exceed the tokens.
+        let burst = (19 * MBIT / 160 + 3_000) * 8;
+        for (bits, allowed) in bits.windows(20).zip(allowed.windows(20)) {
+            let (bits, allowed) = (bits.iter().sum::<u64>(), allowed.iter().sum::<u64>());
+            proptest::prop_assert!(bits <= allowed + burst, "{} of {}", bits, allowed);
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use penstock_qos::pair_table::{Answer, PERIOD, PairTable, Sending};
+use penstock_qos::pair_table::{Answer, PERIOD, PairLimits, PairTable, Sending};
 use penstock_qos::policer::Size;
 use penstock_units::BitsPerSecond;
 
@@ -159,7 +159,7 @@ fn pairs_take_the_place_of_limits_in_the_shared_queue() {
     let text = format!("{TEXT}{FABRIC}rate_allocation = \"spare\"\n");
     let file = TempFile::new("fabric-pairs", &text);
     let (host, fake) = start(&file);
-    assert!(host.allocates_rates());
+    assert!(host.limits_pairs());
     let up =
         || fake.snapshot().ports.iter().flatten().find(|p| p.queue.is_some()).cloned().unwrap();
     let limits = |host: &Host| {
@@ -265,13 +265,74 @@ fn pairs_keep_to_their_guarantees_for_some_periods_after_each_changed_plan() {
 }
 
 #[test]
-fn without_rate_allocation_no_port_has_pairs() {
-    let file = TempFile::new("fabric-no-pairs", &format!("{TEXT}{FABRIC}"));
+fn outside_a_fabric_no_port_has_pairs() {
+    let file = TempFile::new("no-fabric", TEXT);
     let (host, fake) = start(&file);
-    assert!(!host.allocates_rates());
+    assert!(!host.limits_pairs());
     assert!(fake.snapshot().ports.iter().flatten().all(|port| port.pairs.is_none()));
     host.allocate_rates(Nanos::ZERO);
     assert_eq!(host.pair_use(), crate::pair_control::PairUse::default());
+}
+
+#[test]
+fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() {
+    let text = format!("{TEXT}{FABRIC}");
+    let file = TempFile::new("fabric-guarantees", &text);
+    let (host, fake) = start(&file);
+    let uplink = fake.snapshot().ports.iter().flatten().find_map(|port| port.pairs.clone());
+    let table = uplink.unwrap();
+    assert_eq!(table.limits(), PairLimits::Guarantees);
+    let limited = || table.limited().map(|(port, ..)| port).collect::<Vec<_>>();
+    let held = Held { send: 20_000_000, receive: 40_000_000, headroom_permille: 1_000 };
+    let plan = FabricTerms { held: [("red".to_owned(), held)].into(), ..terms(&[], &[], &[]) };
+    let mut now = Nanos::ZERO;
+    let mut period = || {
+        now += PERIOD;
+        host.allocate_rates(now);
+    };
+    host.set_fabric(&plan).unwrap();
+    assert!(host.tenants()[0].receive.is_some(), "the receiver's policer stays");
+    period();
+    let ids = limited();
+    assert_eq!(ids.len(), 2, "both ports of red");
+    assert_eq!(host.pair_use().guaranteed, 20_000_000, "of both ports together");
+    // One of red's ports may use what the other does not use.
+    let (vm, far) = (ids[0], 0x5254_0000_0099);
+    let size = Size { bytes: 1_250, frames: 1 };
+    assert_eq!(table.send(vm, far, size, Nanos::from_millis(60)), Sending::Pass);
+    period();
+    let Sending::Ask(slot) = table.send(vm, far, size, Nanos::from_millis(110)) else {
+        panic!("no question")
+    };
+    let question = table.question(slot).unwrap();
+    assert_eq!((question.rate.0, question.part.0), (20_000_000, 20_000_000));
+    // The answer limits the pair, and leaves the other port alone.
+    let answer = Answer {
+        number: question.number,
+        epoch: question.epoch,
+        sent: question.sent,
+        receive_epoch: 1,
+        part: BitsPerSecond(5_000_000),
+        ..Answer::default()
+    };
+    assert!(table.answered(vm, far, &answer));
+    period();
+    let use_now = host.pair_use();
+    assert_eq!((use_now.sending, use_now.rate), (1, 5_000_000));
+    // A limit in the configuration takes precedence, and a tenant with a queue has no limits.
+    let own = "vlans = [100, 101]\nreceive = { rate = \"90M\" }\n";
+    std::fs::write(&file.0, text.replace("vlans = [100, 101]\n", own)).unwrap();
+    host.reload().unwrap();
+    period();
+    assert!(limited().is_empty());
+    std::fs::write(&file.0, &text).unwrap();
+    host.reload().unwrap();
+    period();
+    assert_eq!(limited(), ids);
+    host.set_fabric(&FabricTerms { held: plan.held, ..terms(&[("red", 8)], &[1, 3], &[(8, 1)]) })
+        .unwrap();
+    period();
+    assert!(limited().is_empty());
 }
 
 #[test]

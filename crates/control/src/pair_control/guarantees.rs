@@ -1,0 +1,103 @@
+//! Limits pairs of VMs to their receivers' guarantees, once per period.
+//!
+//! # Approach
+//!
+//! A host without rate allocation limits what it sends for a tenant in sum
+//! ([`crate::config::RateAllocation::Guarantee`]). [`HosePairs`] computes what each pair may send,
+//! so that the tenant does not send more over a link than its VMs behind the link may receive. A
+//! period reads the table of pairs, and sets the limits. No snapshot changes.
+//!
+//! While a pair has reached its limit, frames of its VM above the sum of the pairs' limits wait in
+//! the VM's ring. Frames above a pair's own limit are dropped, but the rate of a pair's bucket is
+//! the limit times [`HEADROOM`]. So a VM with one pair waits before the bucket is empty.
+
+use std::collections::BTreeMap;
+
+use penstock_fabric::rate_alloc::HosePairs;
+use penstock_fabric::rate_alloc::hose_pairs::Member;
+use penstock_fabric::rate_alloc::host_rates::Hose;
+use penstock_qos::pair_table::{PairRef, PairTable, VmRates};
+use penstock_qos::policer::RATE_MAX;
+use penstock_units::Nanos;
+
+use super::{PairUse, VmTerms, part, received, sent};
+
+/// Ratio of the rate of a pair's bucket to the pair's limit, in thousandths.
+const HEADROOM: u64 = 1_020;
+
+/// Tenant of a VM whose pairs have limits, and the tenant's guarantees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TenantTerms {
+    /// Number of the tenant on this host.
+    pub tenant: u16,
+    /// Guarantees of all VMs of the tenant on this host together.
+    pub terms: VmTerms,
+}
+
+/// Limits of the pairs of an uplink.
+#[derive(Clone, Debug, Default)]
+pub struct GuaranteeControl(HosePairs);
+
+impl GuaranteeControl {
+    /// Ends a period at time `now`: reads the table and sets new limits. `vms` has the VMs whose
+    /// pairs have limits, by port number. Other VMs have no limits.
+    pub fn period_ends(
+        &mut self,
+        table: &PairTable,
+        vms: &BTreeMap<u16, TenantTerms>,
+        now: Nanos,
+    ) -> PairUse {
+        let (mut senders, mut receivers) = (BTreeMap::new(), BTreeMap::new());
+        let sent: Vec<_> = table.sending().map(|pair| sent(&pair, &mut senders)).collect();
+        let received: Vec<_> =
+            table.receiving().map(|pair| received(&pair, &mut receivers)).collect();
+        let members: BTreeMap<u16, Member> =
+            vms.iter().map(|(vm, of)| (*vm, of.member())).collect();
+        let limits = self.0.period_ends(now, &members, &sent, &received);
+        let mut rate = 0_u64;
+        for send in &limits.send {
+            let hose = members.get(&send.id.vm).map_or(RATE_MAX, |member| member.hose.send);
+            // The receiver expects this rate.
+            let told = send.limit.unwrap_or(hose).min(hose);
+            rate = rate.saturating_add(told.0);
+            if let Some(pair) = senders.get(&send.id) {
+                let bucket = send.limit.map_or(RATE_MAX, |limit| part(limit.0, HEADROOM, 1_000));
+                table.set_sender(*pair, bucket, (told, send.part, send.want));
+            }
+        }
+        for (id, part) in &limits.parts {
+            if let Some(pair) = receivers.get(id) {
+                table.set_receiver(*pair, *part);
+            }
+        }
+        let idle = limits.idle_senders.iter().filter_map(|id| senders.get(id));
+        idle.for_each(|pair: &PairRef| table.end_sender(*pair));
+        let idle = limits.idle_receivers.iter().filter_map(|id| receivers.get(id));
+        idle.for_each(|pair: &PairRef| table.end_receiver(*pair));
+        let limited: Vec<u16> = table.limited().map(|(vm, ..)| vm).collect();
+        for (vm, sum) in &limits.vms {
+            let rates = VmRates { default: RATE_MAX, send: part(sum.0, 1, 1), receive: RATE_MAX };
+            table.limit(*vm, rates);
+        }
+        for vm in limited.into_iter().filter(|vm| !vms.contains_key(vm)) {
+            table.unlimit(vm);
+        }
+        let (sending, receiving) = (limits.send.len(), limits.parts.len());
+        PairUse { sending, receiving, guaranteed: guaranteed(vms), rate }
+    }
+}
+
+/// Returns the sum of the guaranteed sending rates of all tenants, in bits per second.
+fn guaranteed(vms: &BTreeMap<u16, TenantTerms>) -> u64 {
+    let tenants: BTreeMap<u16, u64> = vms.values().map(|of| (of.tenant, of.terms.send)).collect();
+    tenants.values().fold(0, |sum, send| sum.saturating_add(*send))
+}
+
+impl TenantTerms {
+    fn member(&self) -> Member {
+        let headroom = u64::from(self.terms.headroom_permille.max(1_000));
+        let of = |rate: u64| part(rate, headroom, 1_000);
+        let hose = Hose { send: of(self.terms.send), receive: of(self.terms.receive) };
+        Member { tenant: self.tenant, hose }
+    }
+}

@@ -1,0 +1,251 @@
+//! Hosts of a fabric that limit pairs of VMs to their receivers' guarantees: what a tenant sends
+//! over a link between its VMs.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use penstock_control::pair_control::{GuaranteeControl, TenantTerms, VmTerms};
+use penstock_qos::pair_table::{Answer, PairLimits, PairTable, Question, Sending};
+use penstock_qos::policer::Size;
+use penstock_units::Nanos;
+
+/// Guarantee of each VM in each direction.
+const HOSE: u64 = 2_350_000;
+const FRAME: Size = Size { bytes: 1_250, frames: 1 };
+const FRAME_BITS: u64 = 10_000;
+/// Number of the only VM of each host.
+const VM: u16 = 1;
+/// Time in ms of a question or answer from one host to another.
+const DELAY_MS: u64 = 20;
+const PERIOD_MS: u64 = 50;
+/// Frames that fit into a VM's ring, and into a tenant's lane.
+const RING: usize = 256;
+
+/// A host with one VM of the tenant.
+struct Host {
+    table: PairTable,
+    control: GuaranteeControl,
+    vms: BTreeMap<u16, TenantTerms>,
+    /// Receivers of the frames in the VM's ring, and of those in the tenant's lane at the uplink.
+    ring: VecDeque<usize>,
+    lane: VecDeque<usize>,
+    /// Bits that the lane may send now.
+    tokens: u64,
+    /// Bits that the VM still has to offer to each receiver.
+    offers: Vec<u64>,
+    /// Frames above a pair's limit.
+    refused: u64,
+    /// Frames that were lost as a signal to their sender.
+    signals: u64,
+}
+
+impl Host {
+    fn new(receivers: usize) -> Self {
+        let terms = VmTerms { send: HOSE, receive: HOSE, headroom_permille: 1_000 };
+        let table = PairTable::with_limits(2, 5, PairLimits::Guarantees);
+        let (control, ring, lane) = (GuaranteeControl::default(), VecDeque::new(), VecDeque::new());
+        let vms = [(VM, TenantTerms { tenant: 0, terms })].into();
+        let offers = vec![0; receivers];
+        Self { table, control, vms, ring, lane, tokens: 0, offers, refused: 0, signals: 0 }
+    }
+
+    /// Sends frames of the ring until the VM has to wait. Returns the questions with their
+    /// receivers.
+    fn send(&mut self, now: Nanos) -> Vec<(usize, Question)> {
+        let mut asked = Vec::new();
+        while !self.ring.is_empty() && self.table.wait(VM, now) == Nanos::ZERO {
+            let burst = self.table.batch_limit(VM).min(32);
+            for receiver in self.ring.drain(..burst.min(self.ring.len())).collect::<Vec<_>>() {
+                match self.table.send(VM, mac(receiver), FRAME, now) {
+                    Sending::Free | Sending::Pass => {}
+                    Sending::Ask(slot) => {
+                        asked.push((receiver, self.table.question(slot).unwrap()));
+                    }
+                    Sending::Signal(slot) => {
+                        self.table.take_back(VM, slot, FRAME, true);
+                        self.signals += 1;
+                        continue;
+                    }
+                    Sending::Refuse => {
+                        self.refused += 1;
+                        continue;
+                    }
+                }
+                if self.lane.len() < RING {
+                    self.lane.push_back(receiver);
+                }
+            }
+        }
+        asked
+    }
+}
+
+fn mac(host: usize) -> u64 {
+    0x0200_0000_0000 + u64::try_from(host).unwrap()
+}
+
+enum Marker {
+    Question(Question),
+    Answer(Answer),
+}
+
+/// Senders and receivers of a tenant on both sides of a link.
+struct Net {
+    senders: Vec<Host>,
+    receivers: Vec<Host>,
+    /// Markers with their times of arrival in ms, senders and receivers.
+    markers: VecDeque<(u64, usize, usize, Marker)>,
+    ms: u64,
+}
+
+impl Net {
+    fn new(senders: usize, receivers: usize) -> Self {
+        let hosts =
+            |count: usize| -> Vec<Host> { (0..count).map(|_| Host::new(receivers)).collect() };
+        let (senders, receivers) = (hosts(senders), hosts(receivers));
+        let mut net = Self { senders, receivers, markers: VecDeque::new(), ms: 0 };
+        net.period_ends();
+        net
+    }
+
+    fn period_ends(&mut self) {
+        let now = Nanos::from_millis(self.ms);
+        for host in self.senders.iter_mut().chain(&mut self.receivers) {
+            host.control.period_ends(&host.table, &host.vms, now);
+        }
+    }
+
+    /// Runs for `millis` ms, in which the senders' VMs offer `rates` in bits per second to each
+    /// receiver. Returns the bits that crossed the link to each receiver, in each ms.
+    fn millis(&mut self, millis: u64, rates: &[Vec<u64>]) -> Vec<Vec<u64>> {
+        (0..millis).map(|_| self.milli(rates)).collect()
+    }
+
+    fn milli(&mut self, rates: &[Vec<u64>]) -> Vec<u64> {
+        self.ms += 1;
+        self.carry();
+        let (now, at) = (Nanos::from_millis(self.ms), self.ms + DELAY_MS);
+        let mut crossed = vec![0; self.receivers.len()];
+        for (sender, (host, rates)) in self.senders.iter_mut().zip(rates).enumerate() {
+            for (receiver, (offer, rate)) in host.offers.iter_mut().zip(rates).enumerate() {
+                *offer += rate / 1_000;
+                while *offer >= FRAME_BITS {
+                    *offer -= FRAME_BITS;
+                    if host.ring.len() < RING {
+                        host.ring.push_back(receiver);
+                    }
+                }
+            }
+            for (receiver, question) in host.send(now) {
+                self.markers.push_back((at, sender, receiver, Marker::Question(question)));
+            }
+            // The lane has the tenant's guarantee.
+            host.tokens = (host.tokens + HOSE / 1_000).min(2 * FRAME_BITS);
+            while host.tokens >= FRAME_BITS
+                && let Some(receiver) = host.lane.pop_front()
+            {
+                host.tokens -= FRAME_BITS;
+                crossed[receiver] += FRAME_BITS;
+            }
+        }
+        if self.ms.is_multiple_of(PERIOD_MS) {
+            self.period_ends();
+        }
+        crossed
+    }
+
+    /// Delivers the markers that arrive now.
+    fn carry(&mut self) {
+        while self.markers.front().is_some_and(|(at, ..)| *at <= self.ms) {
+            let Some((_, sender, receiver, marker)) = self.markers.pop_front() else { return };
+            match marker {
+                Marker::Question(question) => {
+                    let table = &self.receivers[receiver].table;
+                    if let Some(answer) = table.asked(VM, mac(sender), &question) {
+                        let at = self.ms + DELAY_MS;
+                        self.markers.push_back((at, sender, receiver, Marker::Answer(answer)));
+                    }
+                }
+                Marker::Answer(answer) => {
+                    self.senders[sender].table.answered(VM, mac(receiver), &answer);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the largest number of bits in a second.
+fn largest_second(crossed: &[Vec<u64>]) -> u64 {
+    let bits: Vec<u64> = crossed.iter().map(|all| all.iter().sum()).collect();
+    bits.windows(1_000).map(|second| second.iter().sum::<u64>()).max().unwrap()
+}
+
+/// Returns the bits per second to each receiver.
+fn means(crossed: &[Vec<u64>]) -> Vec<u64> {
+    let millis = u64::try_from(crossed.len()).unwrap();
+    let sum = |receiver: usize| crossed.iter().map(|all| all[receiver]).sum::<u64>();
+    (0..crossed[0].len()).map(|receiver| sum(receiver) * 1_000 / millis).collect()
+}
+
+#[test]
+fn three_senders_send_no_more_than_two_receivers_may_receive() {
+    let mut net = Net::new(3, 2);
+    let flood = vec![vec![HOSE * 7 / 10; 2]; 3];
+    let first = net.millis(3_000, &flood);
+    // Until the first answers, only the senders' guarantees limit the tenant.
+    let most = largest_second(&first);
+    assert!(most <= 2 * HOSE + 3 * HOSE * 3 / 10, "{most}");
+    let later = net.millis(5_000, &flood);
+    let most = largest_second(&later);
+    assert!(most <= 2 * HOSE * 104 / 100, "{most}");
+    let rates = means(&later);
+    assert!(rates.iter().sum::<u64>() >= 2 * HOSE * 97 / 100, "{rates:?}");
+    // The ring of a VM that floods holds more frames to the first receiver.
+    for rate in rates {
+        assert!((HOSE * 90 / 100..=HOSE * 106 / 100).contains(&rate), "{rate}");
+    }
+}
+
+#[test]
+fn a_pair_alone_has_its_whole_guarantee_and_loses_only_signals() {
+    let mut net = Net::new(1, 1);
+    let flood = vec![vec![3 * HOSE]];
+    net.millis(1_000, &flood);
+    let (refused, signals) = (net.senders[0].refused, net.senders[0].signals);
+    let crossed = net.millis(4_000, &flood);
+    let rate = means(&crossed)[0];
+    assert!((HOSE * 97 / 100..=HOSE * 101 / 100).contains(&rate), "{rate}");
+    assert_eq!(net.senders[0].refused, refused, "frames wait in the VM's ring");
+    // 940 frames pass, and one of 32 is a signal.
+    let signals = net.senders[0].signals - signals;
+    assert!((25..=34).contains(&signals), "{signals}");
+}
+
+#[test]
+fn a_pair_uses_what_another_pair_of_its_receiver_leaves() {
+    let mut net = Net::new(2, 1);
+    let small = 400_000;
+    let rates = vec![vec![small], vec![3 * HOSE]];
+    net.millis(2_000, &rates);
+    let lost = |net: &Net| net.senders[0].refused + net.senders[0].signals;
+    let before = lost(&net);
+    let crossed = net.millis(4_000, &rates);
+    let rate = means(&crossed)[0];
+    assert!((HOSE * 95 / 100..=HOSE * 104 / 100).contains(&rate), "{rate}");
+    assert_eq!(lost(&net), before, "the smaller pair has what it wants");
+    // When the large pair pauses, the small one may use the whole guarantee.
+    let rates = vec![vec![3 * HOSE], vec![0]];
+    net.millis(5_000, &rates);
+    let rate = means(&net.millis(2_000, &rates))[0];
+    assert!(rate >= HOSE * 97 / 100, "{rate}");
+}
+
+#[test]
+fn a_pair_has_the_senders_guarantee_if_the_far_host_does_not_answer() {
+    let mut net = Net::new(1, 1);
+    net.receivers[0].vms.clear();
+    let flood = vec![vec![3 * HOSE]];
+    net.millis(1_000, &flood);
+    let rate = means(&net.millis(2_000, &flood))[0];
+    assert!((HOSE * 97 / 100..=HOSE * 101 / 100).contains(&rate), "{rate}");
+    assert_eq!(net.senders[0].table.receiving().count(), 0);
+}

@@ -1,0 +1,385 @@
+//! Limits the pairs of a host to the receivers' parts of the hose guarantees, once per period.
+//!
+//! # Problem
+//!
+//! A link between two groups of hosts has room for a tenant's hose guarantee: the smaller of what
+//! the tenant's VMs on one side may send and what its VMs on the other side may receive. A host
+//! limits what its own VMs of a tenant send in sum. If more of the tenant's VMs send than receive,
+//! they can send more than the receivers' guarantees over the link, and the receivers' hosts drop
+//! the excess only behind the link.
+//!
+//! # Approach
+//!
+//! Each receiving host divides the guaranteed receiving rate of a tenant among the pairs that ask,
+//! and the answers tell the senders' hosts the parts. A sender's host limits each pair to its part.
+//! Another limit bounds the sum that the host sends for the tenant, so the sender's guarantee is
+//! not divided among pairs here. The sender only reports the part of it that the pair can use, so
+//! that a receiver does not keep bandwidth for a pair that its sender's guarantee limits.
+//!
+//! - The guarantees of all VMs of a tenant on a host are one guarantee, as in the limit of what the
+//!   host sends. A VM may use what the tenant's other VMs on the host do not use.
+//! - A pair's demand is the rate at which it sent in the last [`WINDOW`] periods. It is
+//!   [`UNLIMITED`] for [`HELD_PERIODS`] after the pair reached its limit, and for a new pair.
+//! - Pairs whose demand is not met get equal parts ([`share`]). A pair with less demand gets its
+//!   demand and room to grow, but not more than the pairs whose demand is not met. The others get
+//!   what it does not use.
+//! - A pair without an answer has no limit of its own. If answers stop, the last part is in force
+//!   for [`SILENT_PERIODS`], because a full network also loses answers.
+//! - A receiver counts a pair whose sender has not asked for [`QUIET_PERIODS`] as without demand.
+//!
+//! A VM's frames share one ring. While a pair of a VM has reached its limit, the VM has the sum of
+//! what its pairs may send as a limit for which its frames wait ([`HoseLimits::vms`]). The sum
+//! contains twice the rate of a pair below its limit. If the sum contained the whole limit of a
+//! pair that sends only acknowledgements, the frames of the VM's other pairs would not wait, and
+//! would be dropped at the pairs' limits. Otherwise, and for a pair without a limit, a VM has twice
+//! the sender's guarantee, so that only floods wait.
+//!
+//! # Bounds
+//!
+//! The parts of a receiver never exceed 1.5 times its guarantee in sum. If each pair keeps its
+//! rate, the pairs send no more than the receiver's guarantee in sum after a few periods. Until its
+//! first answer, a new pair can send as much as its host's limit allows.
+//!
+//! # Departures
+//!
+//! ElasticSwitch limits a pair to the smaller part of both sides. Here, frames above the sender's
+//! part wait in a queue of the tenant, where TCP loses no frame.
+//!
+//! # Cost
+//!
+//! A period costs O(n log n) time for n pairs.
+
+use std::collections::BTreeMap;
+
+use penstock_units::{BitsPerSecond, Nanos};
+
+use super::host_rates::{Hose, IDLE_PERIODS, PairId, ReceivedPair, SentPair};
+use super::{UNLIMITED, partition, scaled};
+
+/// Periods over which the rate of a pair is measured.
+pub const WINDOW: usize = 4;
+/// Periods after a pair reached its limit in which its demand counts as unlimited.
+pub const HELD_PERIODS: u32 = 4;
+/// Periods with an unanswered question after which a pair loses its limit.
+pub const SILENT_PERIODS: u32 = 40;
+/// Periods without a question after which a receiver counts a pair as without demand.
+pub const QUIET_PERIODS: u32 = 8;
+/// Periods without frames after which the sender's host forgets a pair. A pair that begins again
+/// has no limit until an answer comes, so this time is longer than for the receiver's host.
+pub const FORGET_PERIODS: u32 = 100;
+
+const NOTHING: BitsPerSecond = BitsPerSecond(0);
+/// Fraction of its limit, in percent, from which on a pair has reached it.
+const HELD_PERCENT: u64 = 90;
+/// Room of a pair to grow: its demand, and an equal part of the guarantee, divided by this number.
+const ROOM: u64 = 4;
+/// Divisor of a pair's limit. A pair below its limit adds at least this fraction to the VM's sum.
+const START: u64 = 32;
+
+/// Tenant of a VM, and the guarantees of all VMs of the tenant on this host together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    /// Number of the tenant on this host.
+    pub tenant: u16,
+    /// Guarantees of the tenant's VMs on this host together. All members of a tenant have the same
+    /// value.
+    pub hose: Hose,
+}
+
+/// Limit of a pair with its sender on this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendLimit {
+    /// Number of the pair.
+    pub id: PairId,
+    /// Limit of the pair; `None` if the receiver's part is not known.
+    pub limit: Option<BitsPerSecond>,
+    /// Part of the sender's guarantee that the pair can use.
+    pub part: BitsPerSecond,
+    /// Estimated demand of the pair.
+    pub want: BitsPerSecond,
+}
+
+/// Result of a period.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HoseLimits {
+    /// Limits of the pairs with their sender on this host.
+    pub send: Vec<SendLimit>,
+    /// Limit of each VM for all its frames together.
+    pub vms: Vec<(u16, BitsPerSecond)>,
+    /// Parts of the receivers' guarantees, by pair.
+    pub parts: Vec<(PairId, BitsPerSecond)>,
+    /// Idle pairs with their sender on this host, which the host should remove.
+    pub idle_senders: Vec<PairId>,
+    /// Idle pairs with their receiver on this host, which the host should remove.
+    pub idle_receivers: Vec<PairId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sender {
+    /// Totals of bytes and their times in the last periods.
+    past: [(u64, Nanos); WINDOW],
+    /// Place in `past` of the oldest total.
+    oldest: usize,
+    /// Rate in the last periods.
+    rate: BitsPerSecond,
+    refused: u64,
+    limit: Option<BitsPerSecond>,
+    /// Periods in which the demand still counts as unlimited.
+    held: u32,
+    /// Question of the last answer that was used.
+    answered: u32,
+    /// Periods in which a question stayed unanswered.
+    silent: u32,
+    idle: u32,
+}
+
+/// Limit of a VM, as the sum of what its pairs may send.
+#[derive(Clone, Copy, Debug, Default)]
+struct VmSum {
+    /// Sum for the pairs with limits.
+    limited: u64,
+    /// Whether a pair has no limit.
+    has_free: bool,
+    /// Whether a pair has reached its limit.
+    has_held: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Receiver {
+    questions: u64,
+    /// Periods without a question.
+    quiet: u32,
+}
+
+/// State of all pairs of a host.
+#[derive(Clone, Debug, Default)]
+pub struct HosePairs {
+    senders: BTreeMap<PairId, Sender>,
+    receivers: BTreeMap<PairId, Receiver>,
+}
+
+/// Divides the rate `hose` among pairs with the demands `wants`. Stores the part of each pair in
+/// `parts`, in the order of `wants`.
+///
+/// Pairs whose demand is not met get equal parts of what the others do not use
+/// ([`partition::fill`]). Each of the others gets its demand and a quarter of it, or its demand and
+/// a quarter of an equal part if that is more. No pair gets more than a pair whose demand is not
+/// met.
+pub fn share(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPerSecond>) {
+    partition::fill(hose, wants, parts);
+    let equal = partition::equal(hose, wants.len()).0;
+    let unmet = wants.iter().zip(parts.iter()).filter(|(want, part)| want > part);
+    let level = unmet.map(|(_, part)| *part).max().unwrap_or(hose);
+    for (want, part) in wants.iter().zip(parts.iter_mut()) {
+        if *want > *part {
+            continue;
+        }
+        let room = (want.0 / ROOM).max(equal / ROOM);
+        let most = BitsPerSecond(want.0.saturating_add(room));
+        *part = most.min(level).max(*part);
+    }
+}
+
+impl HosePairs {
+    /// Creates the state of a host without pairs.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { senders: BTreeMap::new(), receivers: BTreeMap::new() }
+    }
+
+    /// Ends a period at time `now`, and returns the new limits. `members` has the VMs under limits.
+    /// A pair of another VM is removed.
+    pub fn period_ends(
+        &mut self,
+        now: Nanos,
+        members: &BTreeMap<u16, Member>,
+        sent: &[SentPair],
+        received: &[ReceivedPair],
+    ) -> HoseLimits {
+        let mut limits = HoseLimits::default();
+        self.take_sent(now, members, sent, &mut limits);
+        self.limit_senders(members, &mut limits);
+        self.divide_receiving(members, received, &mut limits);
+        limits
+    }
+
+    /// Updates the pairs with their sender on this host from their counters and answers.
+    fn take_sent(
+        &mut self,
+        now: Nanos,
+        members: &BTreeMap<u16, Member>,
+        sent: &[SentPair],
+        limits: &mut HoseLimits,
+    ) {
+        let mut old = std::mem::take(&mut self.senders);
+        for pair in sent {
+            if !members.contains_key(&pair.id.vm) {
+                limits.idle_senders.push(pair.id);
+                continue;
+            }
+            let mut sender = old.remove(&pair.id).unwrap_or_else(|| Sender::new(now, pair));
+            if sender.period_ends(now, pair) {
+                limits.idle_senders.push(pair.id);
+            } else {
+                self.senders.insert(pair.id, sender);
+            }
+        }
+    }
+
+    /// Divides what each tenant's VMs may send by the pairs' demands, and sums up the limits of
+    /// each VM.
+    fn limit_senders(&self, members: &BTreeMap<u16, Member>, limits: &mut HoseLimits) {
+        let mut of_tenant: BTreeMap<u16, Vec<(&PairId, &Sender)>> = BTreeMap::new();
+        let mut sums: BTreeMap<u16, VmSum> = BTreeMap::new();
+        for (id, sender) in &self.senders {
+            let Some(member) = members.get(&id.vm) else { continue };
+            of_tenant.entry(member.tenant).or_default().push((id, sender));
+            sums.entry(id.vm).or_default().add(sender, member.hose.send);
+        }
+        let mut parts = Vec::new();
+        for pairs in of_tenant.values() {
+            let hose = pairs.first().and_then(|(id, _)| members.get(&id.vm));
+            let hose = hose.map(|member| member.hose.send).unwrap_or_default();
+            let wants: Vec<_> = pairs.iter().map(|(_, sender)| sender.uses()).collect();
+            partition::fill(hose, &wants, &mut parts);
+            for ((id, sender), part) in pairs.iter().zip(&parts) {
+                let (limit, want) = (sender.limit, sender.want());
+                limits.send.push(SendLimit { id: **id, limit, part: *part, want });
+            }
+        }
+        let sum = |(vm, member): (&u16, &Member)| {
+            (*vm, sums.get(vm).copied().unwrap_or_default().limit(member.hose.send))
+        };
+        limits.vms.extend(members.iter().map(sum));
+    }
+
+    /// Divides each tenant's guaranteed receiving rate among the pairs whose senders asked.
+    fn divide_receiving(
+        &mut self,
+        members: &BTreeMap<u16, Member>,
+        received: &[ReceivedPair],
+        limits: &mut HoseLimits,
+    ) {
+        let mut old = std::mem::take(&mut self.receivers);
+        let mut of_tenant: BTreeMap<u16, (Hose, Vec<(PairId, BitsPerSecond)>)> = BTreeMap::new();
+        for pair in received {
+            let before = old.remove(&pair.id);
+            let asked = before.is_none_or(|before| before.questions != pair.questions);
+            let quiet = if asked { 0 } else { before.map_or(0, |before| before.quiet) + 1 };
+            let member = members.get(&pair.id.vm).filter(|_| quiet < IDLE_PERIODS);
+            let Some(member) = member else {
+                limits.idle_receivers.push(pair.id);
+                continue;
+            };
+            self.receivers.insert(pair.id, Receiver { questions: pair.questions, quiet });
+            let want = if quiet < QUIET_PERIODS { pair.want.min(pair.part) } else { NOTHING };
+            let of = of_tenant.entry(member.tenant).or_insert((member.hose, Vec::new()));
+            of.1.push((pair.id, want));
+        }
+        let (mut wants, mut parts) = (Vec::new(), Vec::new());
+        for (hose, pairs) in of_tenant.values() {
+            wants.clear();
+            wants.extend(pairs.iter().map(|(_, want)| *want));
+            share(hose.receive, &wants, &mut parts);
+            // A part of 0 means that the part is not known.
+            let parts = parts.iter().map(|part| (*part).max(BitsPerSecond(1)));
+            limits.parts.extend(pairs.iter().map(|(id, _)| *id).zip(parts));
+        }
+    }
+}
+
+impl VmSum {
+    /// Adds what a pair may send, at most the sender's guarantee `hose`.
+    fn add(&mut self, pair: &Sender, hose: BitsPerSecond) {
+        let Some(limit) = pair.limit else {
+            self.has_free = true;
+            return;
+        };
+        let is_held = pair.held > 0;
+        let grown = BitsPerSecond(pair.rate.0.saturating_mul(2).max(limit.0 / START));
+        let rate = if is_held { limit } else { grown.min(limit) };
+        self.limited = self.limited.saturating_add(rate.min(hose).0);
+        self.has_held |= is_held;
+    }
+
+    fn limit(self, hose: BitsPerSecond) -> BitsPerSecond {
+        let flood = hose.0.saturating_mul(2);
+        BitsPerSecond(match self {
+            Self { has_held: false, .. } => flood,
+            Self { has_free: true, limited, .. } => limited.saturating_add(flood),
+            Self { limited, .. } => limited,
+        })
+    }
+}
+
+impl Sender {
+    const fn new(now: Nanos, counters: &SentPair) -> Self {
+        Self {
+            past: [(counters.bytes, now); WINDOW],
+            oldest: 0,
+            rate: NOTHING,
+            refused: counters.refused,
+            limit: None,
+            held: HELD_PERIODS + 1,
+            answered: 0,
+            silent: 0,
+            idle: 0,
+        }
+    }
+
+    /// Ends a period of the pair. Returns true if the pair is idle and should be removed.
+    fn period_ends(&mut self, now: Nanos, counters: &SentPair) -> bool {
+        let last = self.past[(self.oldest + WINDOW - 1) % WINDOW].0;
+        let refused = counters.refused != self.refused;
+        self.refused = counters.refused;
+        let is_idle = counters.bytes == last && !refused;
+        self.idle = if is_idle { self.idle + 1 } else { 0 };
+        if self.idle >= FORGET_PERIODS {
+            return true;
+        }
+        self.measure(now, counters.bytes);
+        self.hear(counters);
+        let reached = |limit: BitsPerSecond| self.rate.0 >= scaled(limit.0, HELD_PERCENT, 100);
+        let is_held = refused || self.limit.is_some_and(reached);
+        self.held = if is_held { HELD_PERIODS } else { self.held.saturating_sub(1) };
+        false
+    }
+
+    /// Measures the rate since the oldest total of bytes.
+    fn measure(&mut self, now: Nanos, bytes: u64) {
+        let (before, at) = self.past[self.oldest];
+        let elapsed = now.saturating_sub(at);
+        if elapsed > Nanos::ZERO {
+            let sent = bytes.wrapping_sub(before);
+            self.rate = BitsPerSecond(scaled(sent, 8_000_000_000, elapsed.0));
+        }
+        self.past[self.oldest] = (bytes, now);
+        self.oldest = (self.oldest + 1) % WINDOW;
+    }
+
+    /// Takes the receiver's part from a new answer.
+    fn hear(&mut self, counters: &SentPair) {
+        if let Some(answer) = counters.answer.filter(|answer| answer.question != self.answered) {
+            self.answered = answer.question;
+            self.silent = 0;
+            if answer.part > NOTHING {
+                self.limit = Some(answer.part);
+            }
+            return;
+        }
+        self.silent = if counters.asked == self.answered { 0 } else { self.silent + 1 };
+        if self.silent >= SILENT_PERIODS {
+            self.limit = None;
+        }
+    }
+
+    /// Returns the estimated demand of the pair.
+    const fn want(&self) -> BitsPerSecond {
+        if self.held > 0 { UNLIMITED } else { self.rate }
+    }
+
+    /// Returns the demand that the receiver's part allows.
+    fn uses(&self) -> BitsPerSecond {
+        self.want().min(self.limit.unwrap_or(UNLIMITED))
+    }
+}

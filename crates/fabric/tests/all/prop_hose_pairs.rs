@@ -1,0 +1,305 @@
+//! Tests that the hosts of a tenant together send no more than the tenant's hose guarantee over a
+//! link between senders and receivers, for any demands, and that they can use the guarantee.
+
+use std::collections::BTreeMap;
+
+use penstock_fabric::rate_alloc::UNLIMITED;
+use penstock_fabric::rate_alloc::hose_pairs::{HosePairs, Member, share};
+use penstock_fabric::rate_alloc::host_rates::{Answer, Hose, PairId, ReceivedPair, SentPair};
+use penstock_units::{BitsPerSecond, Nanos};
+use proptest::prelude::*;
+
+const MBIT: u64 = 1_000_000;
+const PERIOD: Nanos = Nanos::from_millis(50);
+/// Number of periods of a second.
+const SECOND: usize = 20;
+/// Periods of a second, for rates.
+const PERIODS: u64 = 20;
+/// Number of the only VM of each host.
+const VM: u16 = 1;
+
+/// A pair of a sender's VM and a receiver's VM.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    sent: SentPair,
+    limit: Option<BitsPerSecond>,
+    /// Part of the sender's guarantee, and demand, for the next question.
+    told: Option<[BitsPerSecond; 2]>,
+    asked: [BitsPerSecond; 2],
+    questions: u64,
+    part: Option<BitsPerSecond>,
+}
+
+impl Pair {
+    fn new(receiver: usize) -> Self {
+        let id = PairId { vm: VM, peer: u64::try_from(receiver).unwrap(), epoch: 1 };
+        Self {
+            sent: SentPair { id, bytes: 0, refused: 0, asked: 0, answer: None },
+            limit: None,
+            told: None,
+            asked: [BitsPerSecond(0); 2],
+            questions: 0,
+            part: None,
+        }
+    }
+
+    /// Asks the receiver's host, which answers at once if it knows the part.
+    fn ask(&mut self) {
+        let Some(told) = self.told else { return };
+        self.asked = told;
+        self.questions += 1;
+        self.sent.asked += 1;
+        if let Some(part) = self.part {
+            let question = self.sent.asked;
+            self.sent.answer = Some(Answer { question, part, ..Answer::default() });
+        }
+    }
+}
+
+/// Hosts with one VM each of the same tenant. All frames cross a link from the senders to the
+/// receivers.
+struct Net {
+    hose: Hose,
+    senders: Vec<HosePairs>,
+    receivers: Vec<HosePairs>,
+    pairs: Vec<Vec<Option<Pair>>>,
+    /// Limit of each sender's VM.
+    sums: Vec<u64>,
+    periods: u64,
+}
+
+/// Reduces `rates` in proportion, so that their sum is at most `most`.
+fn scale(rates: &mut [u64], most: u64) {
+    let sum: u64 = rates.iter().sum();
+    for rate in rates.iter_mut().filter(|_| sum > most) {
+        let wide = u128::from(*rate) * u128::from(most) / u128::from(sum);
+        *rate = u64::try_from(wide).unwrap();
+    }
+}
+
+impl Net {
+    fn new((senders, receivers): (usize, usize), [send, receive]: [u64; 2]) -> Self {
+        Self {
+            hose: Hose { send: BitsPerSecond(send), receive: BitsPerSecond(receive) },
+            senders: vec![HosePairs::new(); senders],
+            receivers: vec![HosePairs::new(); receivers],
+            pairs: vec![vec![None; receivers]; senders],
+            sums: vec![2 * send; senders],
+            periods: 0,
+        }
+    }
+
+    /// Returns the hose guarantee of the link in bits per second.
+    fn guarantee(&self) -> u64 {
+        let count = |hosts: &[HosePairs]| u64::try_from(hosts.len()).unwrap();
+        let send = self.hose.send.0 * count(&self.senders);
+        send.min(self.hose.receive.0 * count(&self.receivers))
+    }
+
+    /// Runs a period, in which each sender's VM offers `demands` bits per second to each receiver.
+    /// Returns the bits that arrived at each receiver.
+    fn period(&mut self, demands: &[Vec<u64>]) -> Vec<u64> {
+        self.periods += 1;
+        let mut arrived = vec![0; self.receivers.len()];
+        for (sender, demands) in demands.iter().enumerate() {
+            self.send(sender, demands, &mut arrived);
+        }
+        let now = Nanos(PERIOD.0 * self.periods);
+        let members: BTreeMap<u16, Member> = [(VM, Member { tenant: 0, hose: self.hose })].into();
+        for receiver in 0..self.receivers.len() {
+            self.divide(receiver, now, &members);
+        }
+        for sender in 0..self.senders.len() {
+            let sent: Vec<SentPair> =
+                self.pairs[sender].iter().flatten().map(|pair| pair.sent).collect();
+            let limits = self.senders[sender].period_ends(now, &members, &sent, &[]);
+            for send in limits.send {
+                let receiver = usize::try_from(send.id.peer).unwrap();
+                let pair = self.pairs[sender][receiver].as_mut().unwrap();
+                (pair.limit, pair.told) = (send.limit, Some([send.part, send.want]));
+            }
+            self.sums[sender] = limits.vms[0].1.0;
+        }
+        arrived
+    }
+
+    fn divide(&mut self, receiver: usize, now: Nanos, members: &BTreeMap<u16, Member>) {
+        let mut received = Vec::new();
+        for (sender, pairs) in self.pairs.iter().enumerate() {
+            let Some(pair) = pairs[receiver].filter(|pair| pair.questions > 0) else { continue };
+            let id = PairId { vm: VM, peer: u64::try_from(sender).unwrap(), epoch: 1 };
+            let ([part, want], questions) = (pair.asked, pair.questions);
+            received.push(ReceivedPair { id, questions, part, want, rate: BitsPerSecond(0) });
+        }
+        let limits = self.receivers[receiver].period_ends(now, members, &[], &received);
+        for (id, part) in limits.parts {
+            let sender = usize::try_from(id.peer).unwrap();
+            self.pairs[sender][receiver].as_mut().unwrap().part = Some(part);
+        }
+    }
+
+    fn send(&mut self, sender: usize, demands: &[u64], arrived: &mut [u64]) {
+        let mut rates = Vec::new();
+        for (receiver, demand) in demands.iter().enumerate() {
+            if *demand == 0 {
+                rates.push(0);
+                continue;
+            }
+            let pair = self.pairs[sender][receiver].get_or_insert_with(|| Pair::new(receiver));
+            // A bucket's rate is a little above the limit.
+            let most = pair.limit.map_or(u64::MAX, |limit| limit.0 * 102 / 100);
+            pair.sent.refused += u64::from(*demand > most);
+            rates.push(most.min(*demand));
+        }
+        // Frames above the VM's limit wait.
+        scale(&mut rates, self.sums[sender]);
+        for (pair, rate) in self.pairs[sender].iter_mut().zip(&rates) {
+            let Some(pair) = pair.as_mut().filter(|_| *rate > 0) else { continue };
+            pair.sent.bytes += rate / 8 / PERIODS;
+            if self.periods.is_multiple_of(2) {
+                pair.ask();
+            }
+        }
+        // The pairs' counters contain frames that then do not pass the host's limit of the tenant.
+        scale(&mut rates, self.hose.send.0);
+        for (bits, rate) in arrived.iter_mut().zip(&rates) {
+            *bits += rate / PERIODS;
+        }
+    }
+
+    /// Returns the demands for the codes of a test. Code 0 is a demand of `least`, 21 is much more
+    /// than the sender may send, and other codes are quarters of Mbit/s.
+    fn demands(&self, codes: &[Vec<u64>], least: u64) -> Vec<Vec<u64>> {
+        let demand = |code: &u64| match code {
+            0 => least,
+            21 => 10 * self.hose.send.0,
+            code => code * MBIT / 4,
+        };
+        let of_sender = |codes: &Vec<u64>| -> Vec<u64> {
+            codes.iter().take(self.receivers.len()).map(demand).collect()
+        };
+        codes.iter().take(self.senders.len()).map(of_sender).collect()
+    }
+}
+
+fn net() -> impl Strategy<Value = ((usize, usize), [u64; 2])> {
+    let rates = [1..=20_u64, 1..=20_u64].prop_map(|rates| rates.map(|rate| rate * MBIT));
+    ((1..=6_usize, 1..=4_usize), rates)
+}
+
+fn codes() -> impl Strategy<Value = Vec<Vec<u64>>> {
+    let code = prop_oneof![Just(0_u64), Just(21_u64), 1..=20_u64];
+    prop::collection::vec(prop::collection::vec(code, 4), 6)
+}
+
+/// Returns the largest number of bits in a second from the period `from` on.
+fn largest_second(bits: &[u64], from: usize) -> u64 {
+    bits.windows(SECOND).skip(from).map(|second| second.iter().sum::<u64>()).max().unwrap()
+}
+
+proptest! {
+    #[test]
+    fn in_any_second_a_tenant_sends_no_more_than_its_hose(
+        (hosts, rates) in net(), codes in codes(),
+    ) {
+        let mut net = Net::new(hosts, rates);
+        let demands = net.demands(&codes, 0);
+        let bits: Vec<u64> = (0..100).map(|_| net.period(&demands).iter().sum()).collect();
+        let guarantee = net.guarantee();
+        let most = guarantee + guarantee / 20;
+        let later = largest_second(&bits, SECOND);
+        prop_assert!(later <= most, "{later} of {guarantee}");
+        // Until the first answers, the senders' guarantees are the only limit.
+        let start = u64::try_from(hosts.0).unwrap() * rates[0] / 4;
+        let first = largest_second(&bits, 0);
+        prop_assert!(first <= most + start, "{first} of {guarantee} and {start}");
+    }
+
+    #[test]
+    fn changing_demands_do_not_exceed_the_hose(
+        (hosts, rates) in net(),
+        codes in prop::collection::vec(codes(), 8),
+        every in 1..12_usize,
+    ) {
+        let mut net = Net::new(hosts, rates);
+        let all: Vec<_> = codes.iter().map(|codes| net.demands(codes, rates[0] / 50)).collect();
+        let mut bits: Vec<u64> = Vec::new();
+        for period in 0..160 {
+            bits.push(net.period(&all[period / every % all.len()]).iter().sum());
+        }
+        let (most, guarantee) = (largest_second(&bits, SECOND), net.guarantee());
+        prop_assert!(most <= guarantee + guarantee / 10, "{most} of {guarantee}");
+    }
+
+    #[test]
+    fn each_receiver_gets_its_whole_guarantee(
+        (hosts, rates) in net(), codes in codes(),
+    ) {
+        let (senders, receivers) = hosts;
+        let mut net = Net::new(hosts, rates);
+        let mut demands = net.demands(&codes, 0);
+        // Each sender sends to one receiver.
+        for (sender, of) in demands.iter_mut().enumerate() {
+            let only = |(receiver, demand): (usize, &mut u64)| {
+                if receiver != sender % receivers {
+                    *demand = 0;
+                }
+            };
+            of.iter_mut().enumerate().for_each(only);
+        }
+        let mut last = vec![0; receivers];
+        for period in 0..100 {
+            let arrived = net.period(&demands);
+            for (sum, bits) in last.iter_mut().zip(arrived).filter(|_| period >= 80) {
+                *sum += bits;
+            }
+        }
+        for (receiver, bits) in last.iter().enumerate() {
+            let offers = (0..senders).map(|sender| demands[sender][receiver].min(rates[0]));
+            let due = offers.sum::<u64>().min(rates[1]);
+            prop_assert!(*bits >= due - due / 15, "{bits} of {due}");
+        }
+    }
+
+    #[test]
+    fn parts_give_each_pair_its_demand_or_an_equal_part(
+        hose in 1..1_000 * MBIT, wants in prop::collection::vec(0..1_200 * MBIT, 1..12),
+    ) {
+        let wants: Vec<_> = wants
+            .into_iter()
+            .map(|want| if want > 1_000 * MBIT { UNLIMITED } else { BitsPerSecond(want) })
+            .collect();
+        let mut parts = Vec::new();
+        share(BitsPerSecond(hose), &wants, &mut parts);
+        let equal = hose / u64::try_from(wants.len()).unwrap();
+        prop_assert_eq!(parts.len(), wants.len());
+        for (part, want) in parts.iter().zip(&wants) {
+            prop_assert!(part.0 >= want.0.min(equal), "{part:?} of {want:?}");
+            prop_assert!(part.0 <= hose);
+        }
+        let sum: u64 = parts.iter().map(|part| part.0).sum();
+        prop_assert!(sum <= hose + hose / 2, "{sum} of {hose}");
+    }
+}
+
+#[test]
+fn a_pair_alone_has_the_smaller_guarantee() {
+    for rates in [[3 * MBIT, 5 * MBIT], [5 * MBIT, 3 * MBIT], [4 * MBIT, 4 * MBIT]] {
+        let mut net = Net::new((1, 1), rates);
+        let demands = vec![vec![100 * MBIT]];
+        let bits: Vec<u64> = (0..60).map(|_| net.period(&demands)[0]).collect();
+        let last: u64 = bits[40..].iter().sum();
+        let guarantee = net.guarantee();
+        let range = guarantee - guarantee / 100..=guarantee + guarantee / 25;
+        assert!(range.contains(&last), "{last} of {guarantee}");
+    }
+}
+
+#[test]
+fn more_senders_than_receivers_send_no_more_than_the_receivers_guarantees() {
+    let mut net = Net::new((3, 2), [2_350_000; 2]);
+    let demands = vec![vec![MBIT * 2; 2]; 3];
+    let bits: Vec<u64> = (0..60).map(|_| net.period(&demands).iter().sum()).collect();
+    let last: u64 = bits[40..].iter().sum();
+    assert!((4_600_000..=4_850_000).contains(&last), "{last}");
+}

@@ -1,0 +1,79 @@
+//! Decides when a VM that waits for its bucket signals congestion to the senders in the VM.
+//!
+//! # Problem
+//!
+//! The frames of a VM above its limit wait in the VM's ring, and TCP fills the ring. At 1 Mbit/s, a
+//! ring of 500 frames is a wait of 6 s.
+//!
+//! # Approach
+//!
+//! CoDel (RFC 8289) signals congestion if frames wait too long for an interval. The table does not
+//! know how long frames wait in a ring. If the VM's bucket is never half full for [`INTERVAL`],
+//! frames of the VM waited almost all the time. One frame then signals congestion, and further
+//! frames do so at CoDel's growing rate until the bucket is half full again. At least
+//! [`SIGNAL_FRAMES`] frames are between two signals.
+//!
+//! # Departures
+//!
+//! CoDel accepts a short standing queue. This rule does not measure waits, and accepts none that
+//! lasts.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use penstock_units::Nanos;
+
+use super::slots::{SIGNAL_EVERY, SIGNAL_FRAMES, is_due};
+use crate::policer::Size;
+
+/// Time without a pause after which a VM's frames signal congestion (RFC 8289 §4.3).
+const INTERVAL: Nanos = Nanos::from_millis(100);
+/// Smallest frame that signals congestion, in bytes. To lose an acknowledgement slows nobody down.
+const SIGNAL_BYTES: u32 = 600;
+
+/// State of the signals of a VM.
+#[derive(Debug)]
+pub(super) struct Pressure {
+    /// Time in ns at which the bucket was last half full.
+    relaxed: AtomicU64,
+    /// Time in ns from which a frame may signal congestion.
+    next: AtomicU64,
+    /// Number of signals since the bucket was last half full.
+    signals: AtomicU64,
+    /// Number of frames since the last signal.
+    frames: AtomicU64,
+}
+
+impl Pressure {
+    pub(super) const fn new() -> Self {
+        Self {
+            relaxed: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+            signals: AtomicU64::new(0),
+            frames: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a frame that passes should signal congestion. `relaxed` is true if the VM's bucket
+    /// was at least half full before the frame.
+    pub(super) fn signals(&self, relaxed: bool, size: Size, now: Nanos) -> bool {
+        let passed = u64::from(size.frames);
+        let passed = self.frames.fetch_add(passed, Ordering::Relaxed).wrapping_add(passed);
+        if relaxed {
+            self.relaxed.store(now.0, Ordering::Relaxed);
+            self.signals.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let since = now.0.saturating_sub(self.relaxed.load(Ordering::Relaxed));
+        if since < INTERVAL.0 || passed < SIGNAL_FRAMES || size.bytes < SIGNAL_BYTES {
+            return false;
+        }
+        let number = self.signals.load(Ordering::Relaxed);
+        let every = INTERVAL.0 / number.isqrt().max(1);
+        let signals = is_due(&self.next, now, Nanos(every.max(SIGNAL_EVERY.0)));
+        if signals {
+            self.signals.store(number.saturating_add(1), Ordering::Relaxed);
+            self.frames.store(0, Ordering::Relaxed);
+        }
+        signals
+    }
+}

@@ -17,8 +17,23 @@ ALLOWED=${SKIPS_ALLOWED:-scripts/skips-allowed.txt}
 
 lane_fmt() { cargo fmt --all --check; }
 lane_clippy() { cargo clippy "${WORKSPACE[@]}" --all-targets -- -D warnings; }
-lane_doc() { RUSTDOCFLAGS="-D warnings" cargo doc "${WORKSPACE[@]}" --no-deps --document-private-items; }
-lane_tidy() { cargo run --locked -q -p penstock-tidy; }
+# `--examples` lets the crates of others have the features that lane `clippy` checked them with, those
+# of the tests among them. Otherwise, a tenth of them is checked again. Programs that have the name of
+# their library are left out, as they are without these options.
+lane_doc() {
+    RUSTDOCFLAGS="-D warnings" cargo doc "${WORKSPACE[@]}" --lib --bin penstock --bin penstock-tidy \
+        --examples --no-deps --document-private-items
+}
+# Runs the program that lane `build` built. `cargo run` would build it again, with other features of
+# the crates of others.
+lane_tidy() {
+    local program=${CARGO_TARGET_DIR:-target}/debug/penstock-tidy
+    if [ "$goal" = test ] && [ -x "$program" ]; then
+        "$program"
+    else
+        cargo run --locked -q -p penstock-tidy
+    fi
+}
 lane_build() { cargo build "${WORKSPACE[@]}" --lib --bins --tests; }
 # Every run has the same cases. PROPTEST_RNG_SEED=N tries others. Documentation tests are left out,
 # because there are none and the search for them takes a pass over each crate. Many tests wait for

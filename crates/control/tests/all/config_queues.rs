@@ -134,8 +134,19 @@ vlan = 100
 link = "1G"
 inbound = { rate = "2G" }
 "#,
-        &["6:20: port \"up\": `inbound.rate` 2G is above `link` 1G; write less than `link`, or \
-             remove `rate` for 95 % of it"],
+        &["6:20: port \"up\": `inbound.rate` 2G is not below `link` 1G; write less than `link`, \
+             or remove `rate` for 95 % of it"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+link = "1G"
+inbound = { rate = "1000M" }
+"#,
+        &["6:20: port \"up\": `inbound.rate` 1G is not below `link` 1G; write less than `link`, \
+             or remove `rate` for 95 % of it"],
     ),
     (
         r#"[[port]]

@@ -99,6 +99,8 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
     assert_eq!((tenants[0].request.affinity.within.len(), tenants[1].apart.len()), (1, 1));
     for (from, to, says) in [
         ("name = \"blue\"", "name = \"red\"", "the name `red` is taken"),
+        ("name = \"blue\"", "name = \"\"", "the name is empty; write 1 to 64 characters"),
+        ("name = \"blue\"", "name = \"b e\"", "the name contains ' '; write 1 to 64 characters"),
         ("vms = 3", "vms = 33", "33 VMs do not fit into the 32 slots of the datacenter"),
         ("vms = 3", "vms = 0", "a class of VMs has 0 VMs; write 1 or more"),
         ("rate = \"10M\"", "rate = nan", "floating point"),

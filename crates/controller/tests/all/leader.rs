@@ -281,7 +281,7 @@ async fn a_tenant_without_a_place_is_refused_with_what_would_fit() {
     let twice = leader.add(tenant("a", 10, 10)).await.unwrap_err().to_string();
     assert!(twice.contains("tenant a exists already"), "{twice}");
     let name = leader.add(tenant("a/b", 10, 10)).await.unwrap_err().to_string();
-    assert!(name.contains("letters"), "{name}");
+    assert!(name.contains("the name contains '/'"), "{name}");
     let nobody = leader.remove("x").await.unwrap_err().to_string();
     assert!(nobody.contains("no tenant x"), "{nobody}");
     let (_, record) = leader.grow("a", 0, 5, true).await.unwrap_err_or_ok();

@@ -412,7 +412,7 @@ fn added(value: &Value) -> String {
     for refused in rows(&value["refused"]) {
         told += &format!("refused: {}\n", printable(&text(&refused["why"])));
     }
-    told
+    if told.is_empty() { "nothing added: the file has no [[tenant]]\n".to_owned() } else { told }
 }
 
 #[cfg(test)]
@@ -433,6 +433,14 @@ mod tests {
                 "t.toml:3:1: tenant \"a\": `rate` is missing; add it\npenstock: 1 mistake"
             )
         );
+    }
+
+    #[test]
+    fn a_file_without_tenants_is_told() {
+        let none = added(&json!({ "placed": [], "refused": [] }));
+        assert!(none.contains("has no [[tenant]]"), "{none}");
+        let one = added(&json!({ "placed": [{ "name": "a", "root": "r" }], "refused": [] }));
+        assert_eq!(one, "tenant a placed, root of its tree: r\n");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use penstock_units::Labels;
+use penstock_units::{Labels, NAME_REMEDY, check_name};
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
 use penstock_vcpu::planned::{Planned, planned};
@@ -129,6 +129,9 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
         let name = &table.name;
         if !names.insert(name) {
             wrong.push(format!("[[vm]] \"{name}\": the name is used twice; rename one"));
+        }
+        if let Err(mistake) = check_name(name) {
+            wrong.push(format!("[[vm]] \"{name}\": {mistake}; {NAME_REMEDY}"));
         }
         let mistakes = table.mistakes();
         wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
@@ -310,6 +313,32 @@ mod tests {
             "{}",
             wrong("[vcpu]\ncpu = [1]\n")
         );
+    }
+
+    #[test]
+    fn a_vm_has_a_name_and_a_place_where_threads_can_be() {
+        let vm = |name: &str, more: &str| {
+            wrong(&format!("[vcpu]\ncpus = [1]\n[[vm]]\nname = \"{name}\"\n{more}\n"))
+        };
+        for (name, says) in [("", "the name is empty; write 1 to 64"), ("a b", "contains ' '")] {
+            let text = vm(name, "pid = 1");
+            assert!(text.contains(says), "{says} in\n{text}");
+        }
+        for (more, says) in [
+            ("pid = 0", "`pid` is 0; write the number"),
+            ("cgroup = \"\"", "`cgroup` \"\" is relative; write an absolute path"),
+            ("cgroup = \"machine/a\"", "`cgroup` \"machine/a\" is relative"),
+            ("process = \"\"", "`process` is empty"),
+            ("process = \"* *\"", "`process` \"* *\" fits every command line"),
+            ("domain = \" \"", "`domain` is empty"),
+            ("pid = 1\nthreads = \"\"", "`threads` is empty"),
+        ] {
+            let text = vm("a", more);
+            assert!(text.contains(says), "{says} in\n{text}");
+        }
+        let good = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\ncgroup = \"/sys/fs/cgroup/a\"\n\
+                    threads = \"*\"\n";
+        assert_eq!(Config::parse(good).unwrap().vms.len(), 1);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use penstock_control::host::selected;
 use penstock_control::report::{Cause, KEPT_BYTES, Minute, Store, Summary, Unit};
 use penstock_units::labels::selector;
@@ -55,8 +55,15 @@ fn seconds(text: &str) -> Result<u64, String> {
 /// Runs `report`, which needs no daemon.
 ///
 /// # Errors
-/// Returns an error if the files cannot be read, or if standard output cannot be written.
+/// Returns an error if the files cannot be read, or if standard output cannot be written. Without a
+/// state directory, only a report in JSON is no error, but is empty.
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
+    ensure!(
+        args.json || args.state_dir.is_dir(),
+        "{}: there is no such directory; give --state-dir the `state_dir` of the daemon's \
+         configuration",
+        args.state_dir.display()
+    );
     let now = unix_s();
     let mut minutes: Vec<Minute> = Vec::new();
     let wanted = |minute: &Minute| {
@@ -236,6 +243,20 @@ mod tests {
     use super::*;
 
     use std::sync::Arc;
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_no_report_without_minutes() {
+        let args = ReportArgs {
+            since: 60,
+            port: None,
+            labels: Vec::new(),
+            state_dir: "/nonexistent/penstock".into(),
+            json: false,
+            html: false,
+        };
+        let error = run(&args).unwrap_err().to_string();
+        assert!(error.starts_with("/nonexistent/penstock: there is no such directory"), "{error}");
+    }
 
     fn minutes() -> Vec<Minute> {
         let minute = |at, got, cause| Minute {

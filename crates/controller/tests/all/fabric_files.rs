@@ -67,6 +67,8 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
         (LISTED, "rate = \"1G\"", "rate = nan", "floating point"),
         (LISTED, "rate = \"1G\"", "rate = \"fast\"", "not a rate"),
         (LISTED, "name = \"b\"", "name = \"a\"", "the name `a` is used twice"),
+        (LISTED, "name = \"b\"", "name = \"b b\"", "\"b b\" is not a name of a server or switch"),
+        (LISTED, "name = \"r\"", "name = \"\"", "write 1 to 63 characters without blanks"),
         (LISTED, "slots = 4", "slots = 0", "`a` has 0 slots"),
         (LISTED, "to = \"c\"", "to = \"d\"", "no server or switch is named `d`"),
         (REGULAR, "rate = \"10G\"", "rate = 0", "`rate` is 0"),

@@ -27,7 +27,8 @@ pub use rng::Rng;
 pub use share::{Priority, ShareRangeError, Weight};
 pub use vlan::{Vid, VidRangeError};
 
-/// Longest name of a host, tenant, port, rule or VM in bytes. The ID of a container has 64 characters.
+/// Longest name of a host, tenant, port, rule or VM in bytes. The ID of a container has 64
+/// characters.
 /// Hosts and controllers share the limit, so that a controller accepts the usage of each tenant.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Longest name of a server or switch in a fabric's topology in bytes. The certificate of the

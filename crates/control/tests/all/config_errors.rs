@@ -762,20 +762,6 @@ schedule = "lottery"
     ),
     (
         r#"[worker]
-capacity = "0"
-"#,
-        &["2:12: [worker]: `capacity` 0 is out of range; write at least 1M, or remove \
-                 `capacity` for the whole core"],
-    ),
-    (
-        r#"[worker]
-capacity = 999999
-"#,
-        &["2:12: [worker]: `capacity` 999999 is out of range; write at least 1M, or remove \
-                 `capacity` for the whole core"],
-    ),
-    (
-        r#"[worker]
 idle_backoff_us = 5000
 "#,
         &["2:19: [worker]: `idle_backoff_us` 5000 is out of range; write a number from 0 \

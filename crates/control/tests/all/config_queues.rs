@@ -165,3 +165,32 @@ egress = "fair-share"
 fn only_an_uplink_with_a_rate_is_shared_inbound() {
     appended(INBOUND);
 }
+
+const CAPACITY: &[Case] = &[
+    (
+        r#"[worker]
+capacity = "0"
+"#,
+        &["2:12: [worker]: `capacity` 0 is out of range; write at least 1M, or remove `capacity` \
+             for the whole core"],
+    ),
+    (
+        r#"[worker]
+capacity = 999999
+"#,
+        &["2:12: [worker]: `capacity` 999999 is out of range; write at least 1M, or remove \
+             `capacity` for the whole core"],
+    ),
+    (
+        r#"[worker]
+capacity = "1M"
+"#,
+        &[],
+    ),
+];
+
+/// Tests a capacity with which a worker would pause for ever after its first batch.
+#[test]
+fn a_worker_has_a_capacity() {
+    appended(CAPACITY);
+}

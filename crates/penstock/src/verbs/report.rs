@@ -15,8 +15,8 @@ use super::{print, print_json};
 use crate::table::{Align, Table, bits_per_second, counted, or_dash, to_f64};
 use crate::unix_time::unix_s;
 
-/// Longest time in seconds by which a minute may end in the future. The clock may have been set back
-/// a little since.
+/// Longest time in seconds by which a minute may end in the future. The clock may have been set
+/// back a little since.
 const CLOCK_SLACK: u64 = 60;
 
 /// `penstock report`.

@@ -2,8 +2,8 @@
 //!
 //! A file has the name `contracts-DAY.tsv`; DAY is the number of days since 1970. Files older than
 //! [`KEPT_DAYS`] days are removed, and the oldest files while all files together are larger than
-//! [`KEPT_BYTES`]. If all earlier files are too old, the host was off or its clock jumped ahead, and
-//! no file is removed because of its age on this day. The present day's file is never removed. If
+//! [`KEPT_BYTES`]. If all earlier files are too old, the host was off or its clock jumped ahead. On
+//! such a day, no file is removed because of its age. The present day's file is never removed. If
 //! the size is the reason, the file [`REMOVED`] has the last removed day, so that a report can say
 //! that minutes are missing. A line that is not whole or not text, for example after a power
 //! failure, is skipped.

@@ -1,5 +1,5 @@
-//! Tests of the keys that an order of frames (`egress`) allows or refuses. Each mistake causes a
-//! single clear error with its place and a remedy.
+//! Tests of the keys that an order of frames (`egress`) allows or refuses, and of a worker's
+//! capacity. Each mistake causes a single clear error with its place and a remedy.
 
 use crate::wrong::{Case, appended};
 

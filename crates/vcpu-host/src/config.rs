@@ -108,8 +108,7 @@ impl Config {
 /// Parses the tables `[vcpu]` and `[[vm]]` of a configuration file. The error lists all mistakes of
 /// the file.
 fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
-    let unread =
-        |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
+    let unread = |error: toml::de::Error| ConfigErrors(vec![placed(text, &error)]);
     let all: toml::Table = toml::from_str(text).map_err(unread)?;
     let file: File = if all.contains_key("host") {
         // Only an error of the text has a line.
@@ -137,6 +136,16 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
         wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
     }
     if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
+}
+
+/// Returns an error of TOML on one line, with its place in the text.
+fn placed(text: &str, error: &toml::de::Error) -> String {
+    let at = error.span().map_or(0, |span| span.start);
+    let before = text.get(..at).unwrap_or_default();
+    let line = 1 + before.matches('\n').count();
+    let column = 1 + before.rsplit('\n').next().unwrap_or_default().chars().count();
+    let message = error.message().trim_end().replace('\n', " ");
+    format!("line {line}, column {column}: {message}")
 }
 
 /// Lists the deadlines and reservations that do not fit if all VMs run, one per line.
@@ -308,11 +317,9 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(wrong("[vcpu]\ncpus = []\n").contains("name 1 to 56"));
-        assert!(
-            wrong("[vcpu]\ncpu = [1]\n").contains("line 2"),
-            "{}",
-            wrong("[vcpu]\ncpu = [1]\n")
-        );
+        let key = wrong("[vcpu]\ncpu = [1]\n");
+        assert!(key.starts_with("line 2, column 1: unknown field `cpu`"), "{key}");
+        assert_eq!(key.lines().count(), 1, "{key}");
     }
 
     #[test]

@@ -251,7 +251,9 @@ async fn observing_changes_nothing_and_reverting_brings_back() {
         interval(&mut leader, &[("d", 9), ("e", 9)]).await;
     }
     assert_eq!((changed(&world), has_queue(&world).join("")), (before, "abc".to_owned()));
-    assert!(leader.events().iter().any(|event| event.kind == "would-promote"));
+    let events = leader.events();
+    let would = events.iter().find(|event| event.kind == "would-promote").unwrap();
+    assert!(would.text.starts_with("the tenant would have its own queues"), "{}", would.text);
     leader.set_mode(ControlMode::Active).await.unwrap();
     for _ in 0..3 {
         interval(&mut leader, &[("d", 9), ("e", 9)]).await;

@@ -240,9 +240,13 @@ fn status(value: &Value) -> String {
             later["at_least"],
         ),
     };
+    let queued = match value["mode"].as_str() {
+        Some("observe") => "would have a queue",
+        _ => "with a queue",
+    };
     printable_lines(&format!(
         "controller {} leads, mode {}, decision {}.{} (epoch.generation)\n\
-         {}, {} with a queue\n\
+         {}, {} {queued}\n\
          {} of {} hosts connected, {}, out of date: {out}\n\
          interval {}: {} hosts reported, {} tenants promoted, {} demoted, {}, took {} us\n\
          largest shortfall of a queue's share: {} ppm of the link{later}",

@@ -68,8 +68,13 @@ impl FromStr for WhatIf {
             ..Contract::default()
         };
         let (mut class, mut weight) = (None, None);
+        let mut given = Vec::new();
         for part in parts {
             let (key, value) = part.split_once('=').ok_or_else(form)?;
+            if given.contains(&key) {
+                return Err(format!("{key}: given twice; keep one"));
+            }
+            given.push(key);
             let frames = || value.parse().map(PacketsPerSecond).map_err(|error| bad(key, &error));
             let number = || value.parse::<u64>().map_err(|error| bad(key, &error));
             match key {
@@ -300,6 +305,7 @@ mod tests {
             ("vm7=fast", "RATE: "),
             ("vm7=4G@9", "SIZE: size 9 is out of range"),
             ("vm7=4G,class=9", "class: "),
+            ("vm7=4G,class=1,flows=single,class=2", "class: given twice"),
             ("vm7=4G,colour=2", "the key \"colour\" is not known; use `class`"),
             ("vm7=4kpps,min_pps=2k", "min_pps: RATE is in frames"),
             ("vm7=4G,flows=few", "flows: \"few\": write single or multiple"),

@@ -32,7 +32,7 @@ use penstock_fabric::tenant_placement::{
     TenantSlot,
 };
 use penstock_fabric::topology::{LinkId, NodeId, Topology};
-use penstock_units::BitsPerSecond;
+use penstock_units::{BitsPerSecond, NAME_REMEDY, NameMistake};
 use thiserror::Error;
 
 use crate::Stamp;
@@ -54,6 +54,9 @@ pub enum ChangeRefused {
     /// A tenant with the requested name already exists.
     #[error("tenant {0} exists already; remove it first, or grow it")]
     Exists(String),
+    /// The tenant's name cannot be used in keys of the store and in labels of metrics.
+    #[error("tenant {name:?}: {mistake}; {NAME_REMEDY}")]
+    Name { name: String, mistake: NameMistake },
     /// No tenant with the requested name exists.
     #[error("there is no tenant {0}; `penstock controller tenants` lists them")]
     Unknown(String),

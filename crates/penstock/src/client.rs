@@ -21,6 +21,9 @@ pub type Client = HostServiceClient<Channel>;
 /// Time limit of a request. Adding a port may wait for the kernel, but never for a guest.
 const REQUEST_LIMIT: Duration = Duration::from_secs(30);
 
+/// Text of tonic's status if the other side speaks no gRPC, such as a port's vhost-user socket.
+const NO_GRPC: &str = "transport error";
+
 /// A refused request, with the daemon's text.
 #[derive(Debug)]
 pub struct Refused {
@@ -54,6 +57,11 @@ impl Refused {
             Code::Unimplemented => {
                 "daemon: unknown request, because the daemon is older than this program; restart \
                  the daemon"
+                    .to_owned()
+            }
+            Code::Unknown if status.message() == NO_GRPC => {
+                "the connection broke before an answer: the program that listens is no daemon of \
+                 Penstock, or it ended; name the daemon's socket with --socket"
                     .to_owned()
             }
             _ if status.message().is_empty() => format!("daemon: {}", status.code()),
@@ -187,6 +195,11 @@ mod tests {
         assert_eq!(
             refused(status).to_string(),
             "port vm9: there is no such port; see `penstock port list`"
+        );
+        assert_eq!(
+            refused(Status::unknown("transport error")).to_string(),
+            "the connection broke before an answer: the program that listens is no daemon of \
+             Penstock, or it ended; name the daemon's socket with --socket"
         );
         assert_eq!(
             refused(Status::unimplemented("")).to_string(),

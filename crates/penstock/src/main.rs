@@ -50,10 +50,22 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // The causes follow on the same line. A text from the daemon may have several lines.
-            eprint!("penstock: {}", verbs::printable_lines(&format!("{error:#}")));
+            eprint!("penstock: {}", verbs::printable_lines(&told(&error)));
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns an error with its causes on one line. Some errors contain the text of their cause, and
+/// this function does not repeat it.
+fn told(error: &anyhow::Error) -> String {
+    let mut told = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !told.contains(&cause) {
+            told = format!("{told}: {cause}");
+        }
+    }
+    told
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
@@ -139,4 +151,17 @@ fn completions(shell: clap_complete::Shell) -> Result<ExitCode> {
 fn man(dir: &Path) -> Result<ExitCode> {
     penstock_guest::manual::write(Cli::command(), dir)?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = || anyhow::Error::new(std::io::Error::other("no room"));
+        assert_eq!(told(&cause().context("file a")), "file a: no room");
+        let repeats = cause().context("file a: no room; free disk space");
+        assert_eq!(told(&repeats), "file a: no room; free disk space");
+    }
 }

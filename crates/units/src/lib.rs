@@ -9,6 +9,7 @@ mod date;
 mod id;
 pub mod labels;
 mod mac;
+mod name;
 mod quantity;
 mod rate;
 mod rng;
@@ -19,13 +20,15 @@ pub use date::utc_date;
 pub use id::{CpuId, PortId, QueueId, TenantId, VcpuId, VmId, WorkerId};
 pub use labels::Labels;
 pub use mac::{MacAddr, ParseMacError};
+pub use name::{NAME_REMEDY, NameMistake, check_name};
 pub use quantity::{Bytes, Cycles, Nanos, Packets};
 pub use rate::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond, ParseRateError, TscRate};
 pub use rng::Rng;
 pub use share::{Priority, ShareRangeError, Weight};
 pub use vlan::{Vid, VidRangeError};
 
-/// Longest name of a host, tenant, port or rule in bytes. The ID of a container has 64 characters.
+/// Longest name of a host, tenant, port, rule or VM in bytes. The ID of a container has 64
+/// characters.
 /// Hosts and controllers share the limit, so that a controller accepts the usage of each tenant.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Longest name of a server or switch in a fabric's topology in bytes. The certificate of the

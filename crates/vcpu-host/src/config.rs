@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use penstock_units::Labels;
+use penstock_units::{Labels, NAME_REMEDY, check_name};
 use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
 use penstock_vcpu::planned::{Planned, planned};
@@ -108,8 +108,7 @@ impl Config {
 /// Parses the tables `[vcpu]` and `[[vm]]` of a configuration file. The error lists all mistakes of
 /// the file.
 fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
-    let unread =
-        |error: toml::de::Error| ConfigErrors(vec![error.to_string().trim_end().to_owned()]);
+    let unread = |error: toml::de::Error| ConfigErrors(vec![placed(text, &error)]);
     let all: toml::Table = toml::from_str(text).map_err(unread)?;
     let file: File = if all.contains_key("host") {
         // Only an error of the text has a line.
@@ -130,10 +129,23 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
         if !names.insert(name) {
             wrong.push(format!("[[vm]] \"{name}\": the name is used twice; rename one"));
         }
+        if let Err(mistake) = check_name(name) {
+            wrong.push(format!("[[vm]] \"{name}\": {mistake}; {NAME_REMEDY}"));
+        }
         let mistakes = table.mistakes();
         wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
     }
     if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
+}
+
+/// Returns an error of TOML on one line, with its place in the text.
+fn placed(text: &str, error: &toml::de::Error) -> String {
+    let at = error.span().map_or(0, |span| span.start);
+    let before = text.get(..at).unwrap_or_default();
+    let line = 1 + before.matches('\n').count();
+    let column = 1 + before.rsplit('\n').next().unwrap_or_default().chars().count();
+    let message = error.message().trim_end().replace('\n', " ");
+    format!("line {line}, column {column}: {message}")
 }
 
 /// Lists the deadlines and reservations that do not fit if all VMs run, one per line.
@@ -305,11 +317,35 @@ mod tests {
             assert!(text.contains(part), "{part} in\n{text}");
         }
         assert!(wrong("[vcpu]\ncpus = []\n").contains("name 1 to 56"));
-        assert!(
-            wrong("[vcpu]\ncpu = [1]\n").contains("line 2"),
-            "{}",
-            wrong("[vcpu]\ncpu = [1]\n")
-        );
+        let key = wrong("[vcpu]\ncpu = [1]\n");
+        assert!(key.starts_with("line 2, column 1: unknown field `cpu`"), "{key}");
+        assert_eq!(key.lines().count(), 1, "{key}");
+    }
+
+    #[test]
+    fn a_vm_has_a_name_and_a_place_where_threads_can_be() {
+        let vm = |name: &str, more: &str| {
+            wrong(&format!("[vcpu]\ncpus = [1]\n[[vm]]\nname = \"{name}\"\n{more}\n"))
+        };
+        for (name, says) in [("", "the name is empty; write 1 to 64"), ("a b", "contains ' '")] {
+            let text = vm(name, "pid = 1");
+            assert!(text.contains(says), "{says} in\n{text}");
+        }
+        for (more, says) in [
+            ("pid = 0", "`pid` is 0; write the number"),
+            ("cgroup = \"\"", "`cgroup` \"\" is relative; write an absolute path"),
+            ("cgroup = \"machine/a\"", "`cgroup` \"machine/a\" is relative"),
+            ("process = \"\"", "`process` is empty"),
+            ("process = \"* *\"", "`process` \"* *\" fits every command line"),
+            ("domain = \" \"", "`domain` is empty"),
+            ("pid = 1\nthreads = \"\"", "`threads` is empty"),
+        ] {
+            let text = vm("a", more);
+            assert!(text.contains(says), "{says} in\n{text}");
+        }
+        let good = "[vcpu]\ncpus = [1]\n[[vm]]\nname = \"a\"\ncgroup = \"/sys/fs/cgroup/a\"\n\
+                    threads = \"*\"\n";
+        assert_eq!(Config::parse(good).unwrap().vms.len(), 1);
     }
 
     #[test]

@@ -137,7 +137,7 @@ fn living(path: &Path) -> Option<Identity> {
 }
 
 fn busy(pid: u32) -> io::Error {
-    let why = format!("process {pid} uses this run directory; stop it, or set another `run_dir`");
+    let why = format!("the vCPU scheduler with pid {pid} uses this run directory");
     io::Error::new(io::ErrorKind::AddrInUse, why)
 }
 

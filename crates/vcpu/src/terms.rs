@@ -257,16 +257,41 @@ impl VmTable {
         let mut say = |key, problem: String, remedy: &str| {
             wrong.push(Mistake { key, problem, remedy: remedy.to_owned() });
         };
+        self.check_source(&mut say);
         self.check_numbers(&mut say);
         self.check_times(&mut say);
         wrong
     }
 
-    fn check_numbers(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
+    fn check_source(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
         if self.source().is_none() {
             let problem = "the VM needs exactly one source of its threads".to_owned();
             say("name", problem, "write one of `pid`, `cgroup`, `process` and `domain`");
         }
+        if self.pid == Some(0) {
+            say("pid", "`pid` is 0".to_owned(), "write the number of the VM's process");
+        }
+        if let Some(path) = self.cgroup.as_ref().filter(|path| !path.is_absolute()) {
+            let problem = format!("`cgroup` {path:?} is relative");
+            say("cgroup", problem, "write an absolute path, such as \"/sys/fs/cgroup/vm1\"");
+        }
+        for (key, text, remedy) in [
+            ("process", &self.process, "write a part of the VM's command line, such as \"*vm1*\""),
+            ("domain", &self.domain, "write the domain's name in libvirt"),
+            ("threads", &self.threads, "write a pattern, or remove `threads` for QEMU's names"),
+        ] {
+            if text.as_ref().is_some_and(|text| text.trim().is_empty()) {
+                say(key, format!("`{key}` is empty"), remedy);
+            }
+        }
+        let fits_all = |text: &&String| !text.trim().is_empty() && text.chars().all(is_wild);
+        if let Some(text) = self.process.as_ref().filter(fits_all) {
+            let remedy = "write a part of the VM's command line, such as \"*vm1*\"";
+            say("process", format!("`process` {text:?} fits every command line"), remedy);
+        }
+    }
+
+    fn check_numbers(&self, say: &mut dyn FnMut(&'static str, String, &str)) {
         let weight = self.vcpu_weight.unwrap_or(1);
         if Weight::new(weight).is_err() {
             let problem = format!("`vcpu_weight`: {weight}");
@@ -319,6 +344,11 @@ impl VmTable {
             say("runtime", problem, "write 2 us to the value of `deadline`, such as \"0.6 ms\"");
         }
     }
+}
+
+/// Whether a pattern of only such characters says nothing about a command line.
+fn is_wild(c: char) -> bool {
+    c == '*' || c.is_whitespace()
 }
 
 /// Parses a duration such as `3 ms`, `0.5ms`, `800 us` or `1 s`. Returns `None` if `text` is not a

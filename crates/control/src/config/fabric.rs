@@ -100,9 +100,10 @@ impl FabricSection {
                 Some((scheme, address)) => (Some(scheme), address),
                 None => (None, controller.as_str()),
             };
-            let named = address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            let is_host = |host: &str| !host.is_empty() && !host.contains(char::is_whitespace);
+            let named = address.rsplit_once(':').filter(|(host, _)| is_host(host));
             let port = named.and_then(|(_, port)| port.parse::<u16>().ok());
-            if port.is_none() {
+            if port.is_none_or(|port| port == 0) {
                 let problem = format!("{controller:?} has no host or no port");
                 report.at(object, &path, problem, "write host and port, as in \"10.0.0.1:7000\"");
             }

@@ -93,6 +93,9 @@ fn default_log() -> String {
 
 /// Default of `idle_turns`.
 const IDLE_TURNS: u32 = 4096;
+/// Lowest value of `capacity`. A batch costs thousands of cycles, and the worker pauses until its
+/// capacity has paid for the batch. With 0 it would pause forever.
+const CAPACITY_MIN: u64 = 1_000_000;
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde requires this signature")]
 fn is_default_idle_turns(turns: &u32) -> bool {
@@ -129,7 +132,8 @@ pub struct WorkerSection {
     /// Interval between two refills of the cycle buckets in microseconds, 10 to 1000. Default 50.
     #[schemars(range(min = 10, max = 1000))]
     pub refill_us: u32,
-    /// Cycles per second that each worker may spend on frames; default: the worker's whole core.
+    /// Cycles per second that each worker may spend on frames, at least 1M; default: the worker's
+    /// whole core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CyclesPerSecond>,
     /// CPUs for the daemon's other threads; default: all CPUs except those of the workers.
@@ -245,6 +249,11 @@ impl WorkerSection {
         check_range(object, "idle_backoff_us", self.idle_backoff_us, 0..=1_000, report);
         check_range(object, "idle_turns", self.idle_turns, 1..=1_000_000, report);
         check_range(object, "refill_us", self.refill_us, 10..=1_000, report);
+        if let Some(capacity) = self.capacity.filter(|capacity| capacity.0.0 < CAPACITY_MIN) {
+            let problem = format!("`capacity` {capacity} is out of range");
+            let remedy = "write at least 1M, or remove `capacity` for the whole core";
+            report.at(object, "capacity", problem, remedy);
+        }
         let lists = [("cores", &self.cores), ("control_cores", &self.control_cores)];
         let Some(usable) = &machine.cores else { return };
         for (key, cores) in lists {

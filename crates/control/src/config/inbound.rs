@@ -62,8 +62,8 @@ impl Inbound {
             return;
         }
         outside(object, "inbound.rate", rate, &(RATE_MIN..=RATE_MAX), report);
-        if let Some(link) = link.filter(|link| rate > link.0) {
-            let problem = format!("`inbound.rate` {rate} is above `link` {}", link.0);
+        if let Some(link) = link.filter(|link| rate >= link.0) {
+            let problem = format!("`inbound.rate` {rate} is not below `link` {}", link.0);
             let remedy = "write less than `link`, or remove `rate` for 95 % of it";
             report.at(object, "inbound.rate", problem, remedy);
         }

@@ -24,8 +24,8 @@ use super::model::HostConfig;
 /// `docs/reference/NAME.schema.json`.
 pub const SCHEMAS: [FileSchema; 2] = [("host", schema), ("vcpu", vcpu)];
 
-/// Pattern of the names of hosts, tenants, ports and rules.
-const NAME: &str = "^[A-Za-z0-9._-]{1,32}$";
+/// Pattern of the names of hosts, tenants, ports, rules and VMs ([`penstock_units::check_name`]).
+const NAME: &str = "^[A-Za-z0-9._-]{1,64}$";
 /// Pattern of the names of servers and switches in a topology.
 const NODE: &str = "^[^\\s]{1,63}$";
 const ABSOLUTE: &str = "^/";
@@ -112,6 +112,11 @@ fn of_vcpus() -> Value {
         } },
         "VmTable": {
             "properties": {
+                "name": { "pattern": NAME },
+                "cgroup": { "pattern": ABSOLUTE },
+                "process": { "pattern": "\\S" },
+                "domain": { "pattern": "\\S" },
+                "threads": { "pattern": "\\S" },
                 "vcpu_mode": { "not": { "const": "driver" } },
                 "deadline": { "pattern": time },
                 "runtime": { "pattern": time }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use penstock_toml::{Object, Report};
-use penstock_units::{NAME_BYTES_MAX, NODE_BYTES_MAX};
+use penstock_units::{NAME_REMEDY, NODE_BYTES_MAX};
 
 /// Longest path of a unix socket in bytes, which is one byte less than `sun_path` (108).
 const SOCKET_PATH_BYTES_MAX: usize = 107;
@@ -23,16 +23,8 @@ pub(super) fn check_names<T>(objects: &[Object<'_, T>], report: &mut Report<'_>)
 }
 
 pub(super) fn check_name<T>(object: &Object<'_, T>, name: &str, report: &mut Report<'_>) {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let remedy = format!("write 1 to {NAME_BYTES_MAX} characters of a-z A-Z 0-9 . _ -");
-    if name.is_empty() {
-        report.at(object, "name", "the name is empty", remedy);
-    } else if let Some(c) = name.chars().find(|c| !allowed(*c)) {
-        report.at(object, "name", format!("the name contains {c:?}"), remedy);
-    } else if name.len() > NAME_BYTES_MAX {
-        let problem =
-            format!("the name has {} characters, the limit is {NAME_BYTES_MAX}", name.len());
-        report.at(object, "name", problem, remedy);
+    if let Err(mistake) = penstock_units::check_name(name) {
+        report.at(object, "name", mistake.to_string(), NAME_REMEDY);
     }
 }
 

@@ -96,6 +96,12 @@ impl FromStr for VlanRange {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
+        if first.trim().is_empty() || last.trim().is_empty() {
+            return Err(format!(
+                "{text:?} is not a VLAN; write a number from 1 to 4094, or a range such as \
+                 \"100-110\""
+            ));
+        }
         let (first, last): (Vlan, Vlan) = (first.parse()?, last.parse()?);
         if first > last {
             return Err(format!("VLAN range {text} ends before it begins; write {last}-{first}"));
@@ -221,6 +227,10 @@ mod tests {
         assert!(list.contains("102".parse().unwrap()) && !list.contains("6".parse().unwrap()));
         for bad in ["0", "4095", "10-5", "a", "", "1-2-3", "-1"] {
             assert!(bad.parse::<VlanList>().is_err(), "{bad}");
+        }
+        for bad in ["-1", "1-", ""] {
+            let error = bad.parse::<VlanRange>().unwrap_err();
+            assert!(error.starts_with(&format!("{bad:?} is not a VLAN; write")), "{error}");
         }
     }
 }

@@ -83,9 +83,9 @@ impl Planner<'_> {
     /// Warns about ports without a limit on their cycles that are served before ports that
     /// purchased cycles.
     fn unsold_before_sold(&self, plan: &mut CapacityPlan) {
-        for port in self.config.ports.iter().filter(|port| !is_metered(port)) {
-            let buyers = self.buyers_beside(port, plan);
-            let behind = buyers.iter().filter(|buyer| buyer.priority.0 > port.priority.0);
+        let (ports, buyers) = (self.with_workers(plan), self.buyers(plan));
+        for (port, own) in ports.into_iter().filter(|(port, _)| !is_metered(port)) {
+            let behind = beside(own, &buyers).filter(|buyer| buyer.priority.0 > port.priority.0);
             let Some(last) = behind.max_by_key(|buyer| buyer.priority.0) else { continue };
             let text = format!(
                 "port {}: no policy limits its cycles, and its class {} is served before class {} \
@@ -105,16 +105,16 @@ impl Planner<'_> {
     /// purchased cycles. The plan does not count the cycles of a port without a limit.
     fn uncounted(&self, plan: &mut CapacityPlan) {
         let by_class = self.config.worker.schedule == Schedule::Hbs;
-        let beside = |port: &&Port| {
-            let classes = self.buyers_beside(port, plan).into_iter().map(|buyer| buyer.priority.0);
-            match classes.max() {
+        let buyers = self.buyers(plan);
+        let takes = |(port, own): &(&Port, WorkerSet)| {
+            match beside(*own, &buyers).map(|buyer| buyer.priority.0).max() {
                 // A port in a later class gets only spare cycles and a small floor.
                 Some(last) => !is_metered(port) && (!by_class || last == port.priority.0),
                 None => false,
             }
         };
-        let all: Vec<&str> =
-            self.config.ports.iter().filter(beside).map(|port| port.name.as_str()).collect();
+        let ports = self.with_workers(plan).into_iter().filter(takes);
+        let all: Vec<&str> = ports.map(|(port, _)| port.name.as_str()).collect();
         let listed = match all.as_slice() {
             [] => return,
             [one] => format!("port {one}"),
@@ -132,16 +132,24 @@ impl Planner<'_> {
         plan.warn(all, text);
     }
 
-    /// Returns the ports that purchased cycles and share a worker with `port`.
-    fn buyers_beside(&self, port: &Port, plan: &CapacityPlan) -> Vec<&Port> {
-        let workers = |name: &str| plan.port(name).map_or(WorkerSet::default(), |p| p.workers);
-        let own = workers(&port.name);
-        let buys = |other: &&Port| {
-            let sold = plan.port(&other.name).is_some_and(|plan| plan.basis != Basis::None);
-            is_metered(other) && sold && shares(workers(&other.name), own)
-        };
-        self.config.ports.iter().filter(buys).collect()
+    /// Returns all ports, each with the workers that own its queue pairs.
+    fn with_workers(&self, plan: &CapacityPlan) -> Vec<(&Port, WorkerSet)> {
+        // The plan has the ports in the order of the configuration.
+        self.config.ports.iter().zip(plan.ports.iter().map(|entry| entry.workers)).collect()
     }
+
+    /// Returns the ports with a policy that purchased cycles, each with its workers.
+    fn buyers(&self, plan: &CapacityPlan) -> Vec<(&Port, WorkerSet)> {
+        let all = self.config.ports.iter().zip(&plan.ports);
+        let buys =
+            |(port, entry): &(&Port, &PortPlan)| is_metered(port) && entry.basis != Basis::None;
+        all.filter(buys).map(|(port, entry)| (port, entry.workers)).collect()
+    }
+}
+
+/// Returns the ports of `buyers` that share a worker with `own`.
+fn beside<'a>(own: WorkerSet, buyers: &[(&'a Port, WorkerSet)]) -> impl Iterator<Item = &'a Port> {
+    buyers.iter().filter(move |(_, workers)| shares(*workers, own)).map(|(port, _)| *port)
 }
 
 fn shares(some: WorkerSet, others: WorkerSet) -> bool {

@@ -2,9 +2,11 @@
 //!
 //! A file has the name `contracts-DAY.tsv`; DAY is the number of days since 1970. Files older than
 //! [`KEPT_DAYS`] days are removed, and the oldest files while all files together are larger than
-//! [`KEPT_BYTES`]. The present day's file is never removed. If the size is the reason, the file
-//! [`REMOVED`] has the last removed day, so that a report can say that minutes are missing. A line
-//! that is not whole or not text, for example after a power failure, is skipped.
+//! [`KEPT_BYTES`]. If all earlier files are too old, the host was off or its clock jumped ahead. On
+//! such a day, no file is removed because of its age. The present day's file is never removed. If
+//! the size is the reason, the file [`REMOVED`] has the last removed day, so that a report can say
+//! that minutes are missing. A line that is not whole or not text, for example after a power
+//! failure, is skipped.
 //!
 //! # Labels
 //!
@@ -162,9 +164,12 @@ impl Store {
             sizes.push(fs::metadata(path)?.len());
         }
         let mut all: u64 = sizes.iter().sum();
+        let is_old = |day: u64| day.saturating_add(KEPT_DAYS) <= today;
+        let latest = files.iter().map(|(day, _)| *day).filter(|day| *day < today).max();
+        let jumped = latest.is_none_or(is_old);
         for ((day, path), size) in files.into_iter().zip(sizes) {
             // The present day's file grows until the next day.
-            let old = day + KEPT_DAYS <= today;
+            let old = is_old(day) && !jumped;
             if day < today && (old || all > self.limit) {
                 fs::remove_file(path)?;
                 all -= size;
@@ -260,6 +265,25 @@ mod tests {
         fs::create_dir(store.file(29)).unwrap();
         let error = store.read(0, |_| ()).unwrap_err().to_string();
         assert!(error.contains("contracts-29.tsv: "), "{error}");
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    /// Tests a clock that is a year ahead for some minutes, for example at the start of the host.
+    #[test]
+    fn a_clock_that_jumps_ahead_costs_no_minutes() {
+        let (dir, store) = store("jump");
+        let written = &mut Written::default();
+        let mut add = |at| store.add(&[minute(at)], written).unwrap();
+        add(60);
+        add(DAY + 60);
+        add(366 * DAY + 60);
+        add(366 * DAY + 120);
+        add(DAY + 120);
+        assert_eq!(times(&store, 0).len(), 5);
+        // If the clock stays ahead, the next day removes the old files.
+        add(367 * DAY + 60);
+        assert_eq!(times(&store, 0), [366 * DAY + 60, 366 * DAY + 120, 367 * DAY + 60]);
+        assert_eq!(store.removed_until(), None, "the files were removed because of their age");
         fs::remove_dir_all(dir).unwrap();
     }
 

@@ -20,6 +20,9 @@ fn what_the_fabric_gives_nobody_else_gives() {
     };
     let right = "controllers = [\"c:7000\"]\nuplink = \"up\"\n";
     assert_eq!(of(right), Vec::<String>::new());
+    let nowhere = told("controllers = [\"c:0\", \"a b:1\"]\nuplink = \"up\"\n");
+    assert_eq!(nowhere.len(), 2, "{nowhere:?}");
+    assert!(nowhere.iter().all(|error| error.contains("has no host or no port")), "{nowhere:?}");
     assert_eq!(
         told(
             "controllers = [\"c\", \"https://c:1\", \"ftp://c:1\"]\nuplink = \"no\"\nname = \"\"\n"

@@ -1,5 +1,5 @@
-//! Tests of the keys that an order of frames (`egress`) allows or refuses. Each mistake causes a
-//! single clear error with its place and a remedy.
+//! Tests of the keys that an order of frames (`egress`) allows or refuses, and of a worker's
+//! capacity. Each mistake causes a single clear error with its place and a remedy.
 
 use crate::wrong::{Case, appended};
 
@@ -134,8 +134,19 @@ vlan = 100
 link = "1G"
 inbound = { rate = "2G" }
 "#,
-        &["6:20: port \"up\": `inbound.rate` 2G is above `link` 1G; write less than `link`, or \
-             remove `rate` for 95 % of it"],
+        &["6:20: port \"up\": `inbound.rate` 2G is not below `link` 1G; write less than `link`, \
+             or remove `rate` for 95 % of it"],
+    ),
+    (
+        r#"[[port]]
+name = "up"
+tap.interface = "up0"
+vlan = 100
+link = "1G"
+inbound = { rate = "1000M" }
+"#,
+        &["6:20: port \"up\": `inbound.rate` 1G is not below `link` 1G; write less than `link`, \
+             or remove `rate` for 95 % of it"],
     ),
     (
         r#"[[port]]
@@ -153,4 +164,33 @@ egress = "fair-share"
 #[test]
 fn only_an_uplink_with_a_rate_is_shared_inbound() {
     appended(INBOUND);
+}
+
+const CAPACITY: &[Case] = &[
+    (
+        r#"[worker]
+capacity = "0"
+"#,
+        &["2:12: [worker]: `capacity` 0 is out of range; write at least 1M, or remove `capacity` \
+             for the whole core"],
+    ),
+    (
+        r#"[worker]
+capacity = 999999
+"#,
+        &["2:12: [worker]: `capacity` 999999 is out of range; write at least 1M, or remove \
+             `capacity` for the whole core"],
+    ),
+    (
+        r#"[worker]
+capacity = "1M"
+"#,
+        &[],
+    ),
+];
+
+/// Tests a capacity with which a worker would pause for ever after its first batch.
+#[test]
+fn a_worker_has_a_capacity() {
+    appended(CAPACITY);
 }

@@ -162,6 +162,8 @@ const APPENDED: &[(&str, &[&str])] = &[
             "[[tenant]]\nvlans = [1]",
             "[[tenant]]\nname = \"a b\"",
             "[[tenant]]\nname = \"\"",
+            "[[tenant]]\nname = \"ffffffffffffffffffffffffffffffffffffffff\
+             fffffffffffffffffffffffff\"",
             "[[tenant]]\nname = \"t\"\nfdb_limit = 0",
             "[[tenant]]\nname = \"t\"\nvlans = [4095]",
             "[[tenant]]\nname = \"t\"\ndscp = 64",
@@ -309,6 +311,8 @@ fn the_schema_accepts_what_is_right() {
         &format!("{WIRE}egress = \"wfq\"\nlink = \"10G\"\nwfq = {{ weights = [1, 2] }}\n"),
         &format!("{WIRE}link = \"10G\"\ninbound = {{}}\n"),
         &format!("{WIRE}inbound = {{ rate = \"9500M\" }}\n"),
+        // The ID of a container is a name.
+        &format!("[[tenant]]\nname = \"{}\"\n", "f".repeat(64)),
     ] {
         let text = format!("{}{right}", wrong::BASE);
         assert_eq!(wrong::errors(&text), [""; 0], "{right}");
@@ -338,6 +342,10 @@ const VCPU: &[Cases] = &[
         ],
         &[
             "pid = 1\ndomain = \"a\"",
+            "cgroup = \"a\"",
+            "process = \"\"",
+            "domain = \" \"",
+            "pid = 1\nthreads = \"\"",
             "pid = 1\nvcpu_mode = \"driver\"",
             "pid = 1\nvcpu_mode = \"periodic\"",
             "pid = 1\ndeadline = \"3 ms\"",

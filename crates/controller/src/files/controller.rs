@@ -10,7 +10,7 @@ use penstock_fabric::queue_binding::{Mode, Settings};
 use penstock_fabric::topology::NodeId;
 use penstock_toml::schema::{ADDRESS, Tables, has, need};
 use penstock_toml::{ConfigErrors, Object, Report, section};
-use penstock_units::Nanos;
+use penstock_units::{NAME_REMEDY, Nanos, check_name};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -23,6 +23,10 @@ pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls",
 
 /// Largest permitted value of the key `connections_per_certificate`.
 const CONNECTIONS_MAX: usize = 1_000;
+/// Largest permitted value of the key `hysteresis_pct`.
+const HYSTERESIS_MAX: u32 = 1_000;
+/// Longest path of a unix socket in bytes, which is one byte less than `sun_path` (108).
+const SOCKET_BYTES_MAX: usize = 107;
 
 /// Settings of a controller as its file describes them.
 #[derive(Clone, Debug)]
@@ -102,7 +106,8 @@ impl TlsFiles {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Controller {
-    /// Name of the controller, unique among the controllers of a fabric. Default `controller`.
+    /// Name of the controller, unique among the controllers of a fabric, 1 to 64 characters of
+    /// `a-z A-Z 0-9 . _ -`. Default `controller`.
     #[serde(default = "one")]
     name: String,
     /// Path of the datacenter's file. A relative path starts at the directory of the controller's
@@ -124,8 +129,8 @@ struct Controller {
     /// 0 means no comparison. Default 5.
     #[serde(default = "five")]
     verify_every: u64,
-    /// Unix socket on which the controller serves operators. Default
-    /// `/run/penstock/controller.sock`.
+    /// Unix socket on which the controller serves operators: an absolute path of at most 107 bytes.
+    /// Default `/run/penstock/controller.sock`.
     #[serde(default = "socket")]
     socket: PathBuf,
     /// Address on which the controller listens for agents. Default: none.
@@ -135,8 +140,8 @@ struct Controller {
     #[serde(default = "four")]
     #[schemars(range(min = 1, max = 1_000))]
     connections_per_certificate: usize,
-    /// URL at which agents reach this controller. While this controller leads, other controllers
-    /// redirect agents to this URL. Default: empty.
+    /// URL at which agents reach this controller, as in `https://10.0.0.1:7443`. While this
+    /// controller leads, other controllers redirect agents to this URL. Default: empty.
     #[serde(default)]
     advertise: String,
     /// Address on which the controller serves the web page and `/metrics`. Default: none.
@@ -207,7 +212,8 @@ fn socket() -> PathBuf {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct StoreTable {
-    /// Path of a store file that only this controller uses.
+    /// Path of a store file that only this controller uses. A relative path starts at the directory
+    /// of the controller's file.
     path: Option<PathBuf>,
     /// URLs of the members of an etcd cluster, as an alternative to `path`.
     #[serde(default)]
@@ -248,8 +254,9 @@ struct BindingTable {
     #[serde(default = "two")]
     hold: u64,
     /// Hysteresis in percent. A tenant takes another tenant's queue only if its score is more than
-    /// `hysteresis_pct` percent higher. Default 10.
+    /// `hysteresis_pct` percent higher, 0 to 1000. Default 10.
     #[serde(default = "ten")]
+    #[schemars(range(max = 1_000))]
     hysteresis_pct: u32,
 }
 
@@ -292,6 +299,7 @@ pub(super) fn read(
     let controller = object.value.as_ref()?;
     times(&object, controller, report);
     agents(&object, controller, report);
+    identity(&object, controller, report);
     let fabric = match fabric(&folder.join(&controller.topology)) {
         Ok(fabric) => fabric,
         Err(errors) => {
@@ -301,7 +309,7 @@ pub(super) fn read(
     };
     let tls = section::<TlsFiles>(root, "tls", report).and_then(|tls| tls.value);
     let tls = tls.map(|tls| tls.seen_from(folder));
-    let store = store(root, report);
+    let store = store(root, folder, report);
     let switches = switch::read(root, folder, &fabric.topology, report);
     let binding = binding(root, &fabric, &switches, report);
     Some(ControllerFile {
@@ -347,21 +355,64 @@ fn agents(object: &Object<'_, Controller>, controller: &Controller, report: &mut
     }
 }
 
-fn store(root: &Table, report: &mut Report<'_>) -> Option<StoreFile> {
+/// Checks the name and the addresses of the controller. In the election, the store keeps both in
+/// one line, with a blank between them.
+fn identity(object: &Object<'_, Controller>, controller: &Controller, report: &mut Report<'_>) {
+    if let Err(mistake) = check_name(&controller.name) {
+        report.at(object, "name", mistake.to_string(), NAME_REMEDY);
+    }
+    let socket = &controller.socket;
+    if !socket.is_absolute() {
+        let problem = format!("socket path {socket:?} is relative");
+        report.at(object, "socket", problem, "write an absolute path");
+    } else if socket.as_os_str().len() > SOCKET_BYTES_MAX {
+        let problem = format!(
+            "socket path has {} bytes, the limit of a unix socket is {SOCKET_BYTES_MAX}",
+            socket.as_os_str().len()
+        );
+        report.at(object, "socket", problem, "choose a shorter directory or name");
+    }
+    let advertise = controller.advertise.as_str();
+    if !advertise.is_empty() && !is_url(advertise) {
+        let problem = format!("`advertise`: {advertise:?} is not a URL with a host and a port");
+        report.at(object, "advertise", problem, "write a URL, as in \"https://10.0.0.1:7443\"");
+    }
+}
+
+/// Whether agents can use `url` as the address of a controller: `https://HOST:PORT`,
+/// `http://HOST:PORT` or `HOST:PORT`.
+fn is_url(url: &str) -> bool {
+    let address = match url.split_once("://") {
+        Some(("http" | "https", address)) => address,
+        Some(_) => return false,
+        None => url,
+    };
+    let named = address.strip_suffix('/').unwrap_or(address).rsplit_once(':');
+    named.is_some_and(|(host, port)| {
+        let plain = |c: char| !c.is_whitespace() && c != '/';
+        !host.is_empty() && host.chars().all(plain) && port.parse::<u16>().is_ok()
+    })
+}
+
+fn store(root: &Table, folder: &Path, report: &mut Report<'_>) -> Option<StoreFile> {
     let Some(object) = section::<StoreTable>(root, "store", report) else {
         report.file("the section [store] is missing", "add [store] with `path` or `endpoints`");
         return None;
     };
     let table = object.value.as_ref()?;
     match (&table.path, table.endpoints.is_empty()) {
-        (Some(path), true) => Some(StoreFile::File(path.clone())),
+        (Some(path), true) if path.as_os_str().is_empty() => {
+            report.at(&object, "path", "`path` is empty", "write the path of the store's file");
+            None
+        }
+        (Some(path), true) => Some(StoreFile::File(folder.join(path))),
         (None, false) => {
             let (endpoints, tls) = (table.endpoints.clone(), table.tls.clone());
             if tls.as_ref().is_some_and(|tls| tls.crl.is_some()) {
                 let problem = "`crl`: the client of etcd does not check revocation lists";
                 report.at(&object, "tls", problem, "remove `crl`");
             }
-            Some(StoreFile::Etcd { endpoints, tls })
+            Some(StoreFile::Etcd { endpoints, tls: tls.map(|tls| tls.seen_from(folder)) })
         }
         _ => {
             let problem = "a store is either a file or etcd";
@@ -413,6 +464,10 @@ fn binding(
             return None;
         }
     };
+    if table.hysteresis_pct > HYSTERESIS_MAX {
+        let problem = format!("`hysteresis_pct`: {}", table.hysteresis_pct);
+        wrong("hysteresis_pct", problem, "write 0 to 1000");
+    }
     if table.drain_ms > 10_000 {
         wrong("drain_ms", format!("`drain_ms`: {}", table.drain_ms), "write 0 to 10000");
     }
@@ -424,7 +479,7 @@ fn binding(
         other_permille: fabric.other_permille(),
         drain: Nanos::from_millis(table.drain_ms),
         hold: table.hold,
-        hysteresis_permille: 1000 + 10 * table.hysteresis_pct.min(1000),
+        hysteresis_permille: 1000 + 10 * table.hysteresis_pct.min(HYSTERESIS_MAX),
         ..Settings::new(mode)
     })
 }

@@ -8,6 +8,7 @@ use penstock_fabric::topology::Topology;
 use penstock_toml::BitsPerSecond;
 use penstock_toml::schema::{Tables, need};
 use penstock_toml::{Object, Report, list};
+use penstock_units::{NAME_REMEDY, check_name};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -56,7 +57,7 @@ pub struct TenantWish {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Tenant {
-    /// Unique name.
+    /// Unique name, 1 to 64 characters of `a-z A-Z 0-9 . _ -`.
     name: String,
     /// Number of VMs, if all VMs have the same guarantee.
     #[schemars(range(min = 1, max = 1_048_576))]
@@ -170,6 +171,9 @@ pub(super) fn read(
         {
             let problem = format!("the name `{name}` is taken");
             report.at(object, "name", problem, "give each tenant a unique name");
+        }
+        if let Some(Err(mistake)) = object.name.as_deref().map(check_name) {
+            report.at(object, "name", mistake.to_string(), NAME_REMEDY);
         }
         wishes.push(wish(object, topology, &names, report));
         names.extend(object.name.clone().map(|name| (name, at)));

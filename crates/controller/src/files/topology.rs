@@ -17,6 +17,9 @@ use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
 
+/// Pattern of the names of servers and switches. A host's file has the same.
+const NODE: &str = "^[^\\s]{1,63}$";
+
 pub(super) const SECTIONS: [&str; 7] =
     ["fabric", "servers", "tier", "server", "switch", "link", "out"];
 
@@ -121,7 +124,7 @@ fn one_link() -> u32 {
 #[derive(Clone, Debug, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Server {
-    /// Unique name.
+    /// Unique name, 1 to 63 characters without blanks.
     name: String,
     /// Maximum number of VMs on the server, 1 to 1048576.
     #[schemars(range(min = 1, max = 1_048_576))]
@@ -133,7 +136,7 @@ struct Server {
 #[serde(deny_unknown_fields)]
 #[schemars(rename = "Switch")]
 struct SwitchNode {
-    /// Unique name.
+    /// Unique name, 1 to 63 characters without blanks.
     name: String,
 }
 
@@ -191,6 +194,8 @@ pub(super) fn schema() -> String {
             "Fabric": { "properties": {
                 "reserved_code_points": { "items": { "maximum": 63 } }
             } },
+            "Server": { "properties": { "name": { "pattern": NODE } } },
+            "Switch": { "properties": { "name": { "pattern": NODE } } },
             "TierTable": {
                 "properties": { "oversubscription": { "type": "number", "exclusiveMinimum": 0 } },
                 "oneOf": [has(&["rate"]), has(&["oversubscription"])]
@@ -352,10 +357,12 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
     let links = list::<Link>(root, "link", report);
     let mut spec = TopologySpec::default();
     for object in &servers {
+        check_node(object, report);
         let server = object.value.as_ref()?;
         spec.nodes.push(NodeSpec { name: server.name.clone(), slots: Some(server.slots) });
     }
     for object in &switches {
+        check_node(object, report);
         spec.nodes.push(NodeSpec { name: object.value.as_ref()?.name.clone(), slots: None });
     }
     for object in &links {
@@ -398,6 +405,20 @@ fn read_listed(root: &Table, report: &mut Report<'_>) -> Option<Topology> {
         }
     }
     None
+}
+
+/// Reports the name of a server or switch that no host and no certificate can have.
+fn check_node<T>(object: &Object<'_, T>, report: &mut Report<'_>) {
+    let wrong = |name: &&str| {
+        name.is_empty()
+            || name.len() > units::NODE_BYTES_MAX
+            || name.chars().any(|c| c.is_control() || c.is_whitespace())
+    };
+    if let Some(name) = object.name.as_deref().filter(wrong) {
+        let problem = format!("{name:?} is not a name of a server or switch");
+        let remedy = format!("write 1 to {} characters without blanks", units::NODE_BYTES_MAX);
+        report.at(object, "name", problem, remedy);
+    }
 }
 
 /// Object of the file that contains a mistake.

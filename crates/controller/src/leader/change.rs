@@ -298,15 +298,10 @@ struct Changed {
 
 /// Checks that a tenant's name can be used in keys of the store and in labels of metrics.
 fn check_name(name: &str) -> Result<(), ChangeRefused> {
-    let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    if name.is_empty() || name.len() > NAME_BYTES_MAX || !name.chars().all(fine) {
-        let problem = format!(
-            "a tenant's name has 1 to {NAME_BYTES_MAX} letters, digits, `-`, `_` or `.`; rename it"
-        );
-        let key = name.chars().take(NAME_BYTES_MAX).collect();
-        return Err(crate::intent::IntentError::Malformed { key, problem }.into());
-    }
-    Ok(())
+    penstock_units::check_name(name).map_err(|mistake| {
+        let name = name.chars().take(NAME_BYTES_MAX).collect();
+        ChangeRefused::Name { name, mistake }
+    })
 }
 
 impl Fabric {
@@ -341,7 +336,8 @@ mod tests {
         assert!(check_name(&"x".repeat(NAME_BYTES_MAX)).is_ok());
         for bad in [String::new(), "x".repeat(NAME_BYTES_MAX + 1), "a/b".to_owned()] {
             let error = check_name(&bad).unwrap_err().to_string();
-            assert!(error.contains("1 to 64 letters"), "{error}");
+            assert!(error.contains("write 1 to 64 characters"), "{error}");
+            assert!(!error.contains("store"), "the file is wrong, not the store: {error}");
         }
     }
 }

@@ -468,11 +468,15 @@ impl Leader {
                     continue;
                 }
                 let (score, dscp) = (self.fabric.score(*slot), self.fabric.dscp(*slot));
-                let text = if dscp == 0 {
-                    format!("the tenant shares queue 0 from now on; score {score}")
-                } else {
-                    format!("the tenant has its own queues, code point {dscp}; score {score}")
+                let text = match (self.mode, dscp) {
+                    (Mode::Observe, 0) => "the tenant would share queue 0".to_owned(),
+                    (Mode::Observe, _) => {
+                        format!("the tenant would have its own queues, code point {dscp}")
+                    }
+                    (_, 0) => "the tenant shares queue 0 from now on".to_owned(),
+                    _ => format!("the tenant has its own queues, code point {dscp}"),
                 };
+                let text = format!("{text}; score {score}");
                 self.tell(Severity::Info, kind, &name, &text);
             }
         }

@@ -52,7 +52,7 @@ fn status(error: &LeaderError) -> Status {
         LeaderError::Refused(refused) => match **refused {
             ChangeRefused::Exists(_) => Status::already_exists(text),
             ChangeRefused::Unknown(_) | ChangeRefused::UnknownNode(_) => Status::not_found(text),
-            ChangeRefused::Intent(_) => Status::invalid_argument(text),
+            ChangeRefused::Intent(_) | ChangeRefused::Name { .. } => Status::invalid_argument(text),
             _ => Status::failed_precondition(text),
         },
     }

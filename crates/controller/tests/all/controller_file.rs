@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use penstock_controller::fabric_state::Fabric;
 use penstock_controller::files::{
-    ControllerFile, DriverFile, FabricFile, PenstockFile, load_controller,
+    ControllerFile, DriverFile, FabricFile, PenstockFile, StoreFile, load_controller,
 };
 
 const TOPOLOGY: &str = "[fabric]\nname = \"dc\"\n\n[servers]\nslots = 4\n\n\
@@ -262,4 +262,58 @@ fn tenants_do_not_get_the_code_points_of_other_traffic() {
     let sonic = "driver = \"sonic-configdb\"\naddress = \"redis://10.0.0.9:6379\"\n";
     assert_eq!(missing(sonic), [3, 4, 48, 56], "SONiC's network control is not for tenants");
     assert_eq!(missing(&format!("{sonic}control_queue = true\n")), [3, 4]);
+}
+
+/// Returns the file with `text` instead of the default keys of `[controller]` and `[store]`.
+fn with_head(folder: &Folder, text: &str) -> Result<ControllerFile, Vec<String>> {
+    let file = folder.0.join("controller.toml");
+    let switch = "[[switch]]\nname = \"rack-0\"\ndriver = \"sim\"\n";
+    fs::write(&file, format!("[controller]\ntopology = \"fabric.toml\"\n{text}\n{switch}"))
+        .unwrap();
+    load_controller(&file).map_err(|errors| errors.0.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn paths_of_the_store_begin_at_the_folder_of_the_file() {
+    let folder = Folder::new();
+    let StoreFile::File(path) = with_head(&folder, "[store]\npath = \"s\"").unwrap().store else {
+        panic!("a file")
+    };
+    assert_eq!(path, folder.0.join("s"));
+    let etcd = "[store]\nendpoints = [\"https://e:2379\"]\n\
+                tls = { ca = \"ca.pem\", cert = \"/etc/c.pem\", key = \"c.key\" }";
+    let StoreFile::Etcd { tls: Some(tls), .. } = with_head(&folder, etcd).unwrap().store else {
+        panic!("etcd with TLS")
+    };
+    assert_eq!((tls.ca, tls.cert), (folder.0.join("ca.pem"), PathBuf::from("/etc/c.pem")));
+    assert_eq!(tls.key, folder.0.join("c.key"));
+    let empty = with_head(&folder, "[store]\npath = \"\"").map(|_| ()).unwrap_err();
+    assert!(empty[0].contains("`path` is empty"), "{empty:?}");
+}
+
+#[test]
+fn the_name_and_addresses_of_a_controller_are_checked() {
+    let folder = Folder::new();
+    let long = format!("socket = \"/{}\"", "s".repeat(107));
+    for (key, says) in [
+        ("name = \"\"", ": [controller]: the name is empty; write 1 to 64 characters"),
+        ("name = \"dc one\"", ": [controller]: the name contains ' '"),
+        ("socket = \"c.sock\"", "\"c.sock\" is relative; write an absolute path"),
+        (long.as_str(), "socket path has 108 bytes, the limit of a unix socket is 107"),
+        ("advertise = \"here\"", "\"here\" is not a URL with a host and a port; write a URL"),
+        ("advertise = \"ftp://a:1\"", "is not a URL"),
+        ("advertise = \"http://a b:1\"", "is not a URL"),
+        ("advertise = \"https://a:70000\"", "is not a URL"),
+    ] {
+        let text = format!("{key}\n[store]\npath = \"s\"");
+        let errors = with_head(&folder, &text).map(|_| ()).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains(says), "{key}: {errors:?}");
+    }
+    for key in ["advertise = \"https://[::1]:7443\"", "advertise = \"a:7443\"", "advertise = \"\""]
+    {
+        assert!(with_head(&folder, &format!("{key}\n[store]\npath = \"s\"")).is_ok(), "{key}");
+    }
+    let binding = "[store]\npath = \"s\"\n[binding]\nhysteresis_pct = 1001";
+    let errors = with_head(&folder, binding).map(|_| ()).unwrap_err();
+    assert!(errors[0].contains("`hysteresis_pct`: 1001; write 0 to 1000"), "{errors:?}");
 }

@@ -67,6 +67,8 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
         (LISTED, "rate = \"1G\"", "rate = nan", "floating point"),
         (LISTED, "rate = \"1G\"", "rate = \"fast\"", "not a rate"),
         (LISTED, "name = \"b\"", "name = \"a\"", "the name `a` is used twice"),
+        (LISTED, "name = \"b\"", "name = \"b b\"", "\"b b\" is not a name of a server or switch"),
+        (LISTED, "name = \"r\"", "name = \"\"", "write 1 to 63 characters without blanks"),
         (LISTED, "slots = 4", "slots = 0", "`a` has 0 slots"),
         (LISTED, "to = \"c\"", "to = \"d\"", "no server or switch is named `d`"),
         (REGULAR, "rate = \"10G\"", "rate = 0", "`rate` is 0"),
@@ -99,6 +101,8 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
     assert_eq!((tenants[0].request.affinity.within.len(), tenants[1].apart.len()), (1, 1));
     for (from, to, says) in [
         ("name = \"blue\"", "name = \"red\"", "the name `red` is taken"),
+        ("name = \"blue\"", "name = \"\"", "the name is empty; write 1 to 64 characters"),
+        ("name = \"blue\"", "name = \"b e\"", "the name contains ' '; write 1 to 64 characters"),
         ("vms = 3", "vms = 33", "33 VMs do not fit into the 32 slots of the datacenter"),
         ("vms = 3", "vms = 0", "a class of VMs has 0 VMs; write 1 or more"),
         ("rate = \"10M\"", "rate = nan", "floating point"),

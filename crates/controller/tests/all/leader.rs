@@ -251,7 +251,9 @@ async fn observing_changes_nothing_and_reverting_brings_back() {
         interval(&mut leader, &[("d", 9), ("e", 9)]).await;
     }
     assert_eq!((changed(&world), has_queue(&world).join("")), (before, "abc".to_owned()));
-    assert!(leader.events().iter().any(|event| event.kind == "would-promote"));
+    let events = leader.events();
+    let would = events.iter().find(|event| event.kind == "would-promote").unwrap();
+    assert!(would.text.starts_with("the tenant would have its own queues"), "{}", would.text);
     leader.set_mode(ControlMode::Active).await.unwrap();
     for _ in 0..3 {
         interval(&mut leader, &[("d", 9), ("e", 9)]).await;
@@ -281,7 +283,7 @@ async fn a_tenant_without_a_place_is_refused_with_what_would_fit() {
     let twice = leader.add(tenant("a", 10, 10)).await.unwrap_err().to_string();
     assert!(twice.contains("tenant a exists already"), "{twice}");
     let name = leader.add(tenant("a/b", 10, 10)).await.unwrap_err().to_string();
-    assert!(name.contains("letters"), "{name}");
+    assert!(name.contains("the name contains '/'"), "{name}");
     let nobody = leader.remove("x").await.unwrap_err().to_string();
     assert!(nobody.contains("no tenant x"), "{nobody}");
     let (_, record) = leader.grow("a", 0, 5, true).await.unwrap_err_or_ok();

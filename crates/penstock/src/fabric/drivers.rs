@@ -65,7 +65,7 @@ pub fn driver(
                 netns.as_ref().map_or_else(|| Netns::own(locks), |netns| Netns::new(netns, locks));
             let settings = linux_tc::Settings { queues, ..linux_tc::Settings::default() };
             let made = TcSwitch::new(&name, &ports, settings, Arc::new(runner));
-            Arc::new(made.with_context(|| format!("switch {name}"))?)
+            Arc::new(made?)
         }
         DriverFile::Sonic(at) => sonic(file, &name, &ports, at)?,
         DriverFile::Penstock(at) => {
@@ -128,7 +128,7 @@ fn sonic(
         password: password.map(|text| text.trim_end().to_owned()),
     };
     let switch = SonicSwitch::new(name, ports, settings, endpoint);
-    Ok(Arc::new(switch.with_context(|| format!("switch {name}"))?))
+    Ok(Arc::new(switch?))
 }
 
 /// Reads a file named in a switch's settings. Errors name the switch and the file.

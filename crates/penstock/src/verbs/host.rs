@@ -154,6 +154,20 @@ fn shown(status: &HostStatus) -> String {
     text
 }
 
+/// Returns the plan in force. A plan of which not even the stamp can be saved is in force too, but
+/// the agent reports it as failed.
+fn plan_of(fabric: &FabricStatus) -> String {
+    let failed = fabric.counters.iter().any(|it| it.name == "failed" && it.value > 0);
+    match (fabric.applied.as_str(), fabric.unkept.as_str()) {
+        ("", "") if failed => {
+            format!("{} failed, so the host keeps what it had: see the last error", fabric.told)
+        }
+        ("", "") => "no plan: all tenants share queue 0".to_owned(),
+        ("", unkept) => format!("{unkept}, which the controller counts as failed"),
+        (applied, _) => applied.to_owned(),
+    }
+}
+
 /// Returns a host's role in a fabric, as lines.
 fn part_in(fabric: &FabricStatus) -> String {
     let or = |text: &str, none: &str| if text.is_empty() { none.to_owned() } else { text.into() };
@@ -165,7 +179,7 @@ fn part_in(fabric: &FabricStatus) -> String {
     let mut lines = vec![
         ("fabric", format!("server {}", fabric.name)),
         ("controller", state),
-        ("plan", or(&fabric.applied, "no plan: all tenants share queue 0")),
+        ("plan", plan_of(fabric)),
     ];
     if let Some(pairs) = &fabric.pairs {
         let bits = |bps| bits_per_second(to_f64(bps));
@@ -204,8 +218,27 @@ fn as_switch(switch: &SwitchStatus) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use penstock_control::api::WorkerStatus;
+    use penstock_control::api::{NamedCount, WorkerStatus};
     use penstock_control::config::ConfigError;
+
+    #[test]
+    fn a_plan_that_is_not_saved_is_told_as_in_force() {
+        let failed = vec![NamedCount::new("failed", 1)];
+        let of = |applied: &str, unkept: &str, counters: &[NamedCount]| {
+            plan_of(&FabricStatus {
+                told: "9.2".into(),
+                applied: applied.into(),
+                unkept: unkept.into(),
+                counters: counters.to_vec(),
+                ..FabricStatus::default()
+            })
+        };
+        assert_eq!(of("9.1", "", &failed), "9.1");
+        assert_eq!(of("9.1", "9.1", &[]), "9.1");
+        assert!(of("", "9.2", &failed).starts_with("9.2, which the controller counts as failed"));
+        assert!(of("", "", &failed).starts_with("9.2 failed, so the host keeps what it had"));
+        assert!(of("", "", &[]).starts_with("no plan"));
+    }
 
     #[test]
     fn the_status_is_told_with_units() {

@@ -5,15 +5,19 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use penstock_control::host::selected;
 use penstock_control::report::{Cause, KEPT_BYTES, Minute, Store, Summary, Unit};
 use penstock_units::labels::selector;
 use serde_json::{Value, json};
 
 use super::{print, print_json};
-use crate::table::{Align, Table, bits_per_second, or_dash, to_f64};
+use crate::table::{Align, Table, bits_per_second, counted, or_dash, to_f64};
 use crate::unix_time::unix_s;
+
+/// Longest time in seconds by which a minute may end in the future. The clock may have been set
+/// back a little since.
+const CLOCK_SLACK: u64 = 60;
 
 /// `penstock report`.
 #[derive(Debug, Clone, clap::Args)]
@@ -55,30 +59,34 @@ fn seconds(text: &str) -> Result<u64, String> {
 /// Runs `report`, which needs no daemon.
 ///
 /// # Errors
-/// Returns an error if the files cannot be read, or if standard output cannot be written.
+/// Returns an error if the files cannot be read, or if standard output cannot be written. Without a
+/// state directory, only a report in JSON is no error, but is empty.
 pub fn run(args: &ReportArgs) -> Result<ExitCode> {
+    ensure!(
+        args.json || args.state_dir.is_dir(),
+        "{}: there is no such directory; give --state-dir the `state_dir` of the daemon's \
+         configuration",
+        args.state_dir.display()
+    );
     let now = unix_s();
-    let mut minutes: Vec<Minute> = Vec::new();
-    let wanted = |minute: &Minute| {
-        args.port.as_ref().is_none_or(|port| minute.port == *port)
-            && selected(&args.labels, &minute.labels)
-    };
     let store = Store::new(&args.state_dir);
-    store
-        .read(now.saturating_sub(args.since), |minute| {
-            if wanted(&minute) {
-                minutes.push(minute);
-            }
-        })
+    let (minutes, ahead) = read(&store, args, now)
         .with_context(|| format!("reading the minutes in {}", args.state_dir.display()))?;
     let all = Summary::of(&minutes);
     let since = now.saturating_sub(args.since);
     let removed = store.removed_until().filter(|until| *until > since);
-    let missing = removed.map_or_else(String::new, |until| missing(now, until));
+    let mut missing = removed.map_or_else(String::new, |until| missing(now, until));
+    if ahead > 0 {
+        missing += &format!(
+            "{} left out, because they are in the future: the clock was ahead\n",
+            counted(ahead, "minute")
+        );
+    }
     if args.json {
         print_json(&json!({
             "since_s": args.since,
             "removed_until": removed,
+            "minutes_in_future": ahead,
             "contracts": all.iter().map(of).collect::<Vec<_>>(),
         }))?;
     } else if args.html {
@@ -94,6 +102,26 @@ pub fn run(args: &ReportArgs) -> Result<ExitCode> {
         print(&format!("{}{missing}", table(&all).render()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the wanted minutes of the past, and the number of wanted minutes that are in the future.
+fn read(store: &Store, args: &ReportArgs, now: u64) -> std::io::Result<(Vec<Minute>, u64)> {
+    let wanted = |minute: &Minute| {
+        args.port.as_ref().is_none_or(|port| minute.port == *port)
+            && selected(&args.labels, &minute.labels)
+    };
+    let (mut minutes, mut ahead) = (Vec::new(), 0);
+    store.read(now.saturating_sub(args.since), |minute| {
+        if !wanted(&minute) {
+            return;
+        }
+        if minute.at > now.saturating_add(CLOCK_SLACK) {
+            ahead += 1;
+        } else {
+            minutes.push(minute);
+        }
+    })?;
+    Ok((minutes, ahead))
 }
 
 /// Returns a line that says which minutes were removed because of the size of all files.
@@ -236,6 +264,32 @@ mod tests {
     use super::*;
 
     use std::sync::Arc;
+
+    fn of_an_hour(state_dir: PathBuf) -> ReportArgs {
+        let (port, labels, json, html) = (None, Vec::new(), false, false);
+        ReportArgs { since: 3_600, port, labels, state_dir, json, html }
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_no_report_without_minutes() {
+        let error = run(&of_an_hour("/nonexistent/penstock".into())).unwrap_err().to_string();
+        assert!(error.starts_with("/nonexistent/penstock: there is no such directory"), "{error}");
+    }
+
+    #[test]
+    fn minutes_of_a_clock_that_was_ahead_are_left_out() {
+        let dir = std::env::temp_dir().join(format!("penstock-ahead-{}", std::process::id()));
+        let store = Store::new(&dir);
+        store.add(&minutes(), &mut penstock_control::report::Written::default()).unwrap();
+        let args = of_an_hour(dir.clone());
+        let at = |now| {
+            let (past, ahead) = read(&store, &args, now).unwrap();
+            (past.len(), ahead)
+        };
+        // The minutes end at 60, 120, 180 and 240 s.
+        assert_eq!((at(240), at(180), at(120)), ((4, 0), (4, 0), (3, 1)));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     fn minutes() -> Vec<Minute> {
         let minute = |at, got, cause| Minute {

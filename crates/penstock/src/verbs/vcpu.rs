@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail};
 use nix::poll::poll;
+use penstock_control::config::Machine;
 use penstock_control::host::selected;
 use penstock_vcpu_host::boost;
 use penstock_vcpu_host::config::{self, Config, ConfigErrors};
@@ -52,16 +53,20 @@ pub fn run(command: &VcpuCommand) -> Result<ExitCode> {
 /// Checks a file. Exit 1 if there is a mistake, or if a deadline does not fit.
 fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
     let (tables, ConfigErrors(errors)) = config::check(file);
+    let named = tables.as_ref().map_or(&[][..], |(section, _)| section.cpus.as_slice());
+    let warnings = unusable(named, &Machine::here());
     if as_json {
         let planned = tables.as_ref().map(|(section, vms)| planned_vcpus::json(vms, section));
         let ok = errors.is_empty();
-        print_json(&json!({ "ok": ok, "errors": errors, "vcpus": planned }))?;
+        let told = json!({ "ok": ok, "errors": errors, "vcpus": planned, "warnings": warnings });
+        print_json(&told)?;
     } else if let Some((section, vms)) = &tables {
         let (file, cpus) = (file.display(), counted_items(section.cpus.len(), "CPU"));
         let verdict = if errors.is_empty() { "valid" } else { "invalid" };
         let vm_count = counted_items(vms.len(), "VM");
         let head = format!("{file}: {verdict} ({vm_count}, {cpus})\n\n");
-        print(&(head + &planned_vcpus::text(vms, section)))?;
+        let warnings: String = warnings.iter().map(|text| format!("warning: {text}\n")).collect();
+        print(&(head + &planned_vcpus::text(vms, section) + &warnings))?;
     }
     match errors.len() {
         0 => return Ok(ExitCode::SUCCESS),
@@ -73,6 +78,19 @@ fn check(file: &Path, as_json: bool) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::FAILURE)
+}
+
+/// Returns a warning about each of `cpus` on which the scheduler could not run here. The file may
+/// be for another machine.
+fn unusable(cpus: &[u32], machine: &Machine) -> Vec<String> {
+    let here = |cpu: &&u32| machine.cores.as_ref().is_none_or(|cores| cores.contains(*cpu));
+    let warn = |cpu: &u32| {
+        format!(
+            "[vcpu] `cpus`: CPU {cpu} is offline on this machine, or this process may not use it; \
+             choose another CPU"
+        )
+    };
+    cpus.iter().filter(|cpu| !here(cpu)).map(warn).collect()
 }
 
 fn schedule(file: &Path, format: LogFormat) -> Result<()> {
@@ -324,6 +342,15 @@ mod tests {
         assert_eq!(text.matches("voice  periodic    3.5 ms").count(), 2, "{text}");
         assert!(text.contains("1.25 %") && text.contains("voice: slow"), "{text}");
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn a_cpu_that_the_machine_lacks_is_warned_of() {
+        let machine = Machine { cores: Some([0, 1].into()) };
+        let said = unusable(&[1, 99], &machine);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].starts_with("[vcpu] `cpus`: CPU 99 is offline"), "{said:?}");
+        assert!(unusable(&[99], &Machine::default()).is_empty(), "the CPUs are unknown");
     }
 
     #[test]

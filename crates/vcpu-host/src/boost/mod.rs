@@ -289,7 +289,7 @@ impl Boost {
     /// Returns an error if the kernel refuses the processor or the policy, or if the table of
     /// thread policies cannot be written.
     pub fn run(mut self) -> io::Result<()> {
-        restore::confine(0, &[self.parts.cpu])?;
+        restore::confine(0, &[self.parts.cpu]).map_err(|error| unusable(&error))?;
         self.parts.events.set_nonblocking(true)?;
         policy::set(0, Policy::Fifo { priority: PRIORITY }).map_err(io::Error::other)?;
         self.due = clock::now();
@@ -457,6 +457,15 @@ impl Boost {
     fn may_lend(&self) -> bool {
         self.parts.lending.load(Ordering::Relaxed)
     }
+}
+
+/// Returns the error of a thread that the kernel does not move to its processor, with the remedy.
+fn unusable(error: &io::Error) -> io::Error {
+    let why = format!(
+        "the CPU is offline, or this process may not use it ({error}); name another CPU in [vcpu] \
+         `cpus`"
+    );
+    io::Error::new(error.kind(), why)
 }
 
 #[cfg(test)]

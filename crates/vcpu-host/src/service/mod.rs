@@ -68,7 +68,7 @@ pub enum ServiceError {
     #[error("{0}")]
     Config(String),
     /// The scheduler cannot use the run directory.
-    #[error("{dir}: {source}; set [vcpu] `run_dir` to a directory on a tmpfs")]
+    #[error("{dir}: {source}; set [vcpu] `run_dir` to another directory, on a tmpfs")]
     Directory { dir: String, source: io::Error },
     /// The scheduler's files in the run directory do not exist any more, or belong to another
     /// scheduler.

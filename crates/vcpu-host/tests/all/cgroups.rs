@@ -38,8 +38,8 @@ impl Group {
 
     /// Returns a `[[vm]]` table that identifies the VM by this cgroup.
     fn vm(&self, more: &str) -> String {
-        let path = self.0.display();
-        format!("[[vm]]\nname = \"{path}\"\ncgroup = \"{path}\"\nthreads = \"sh\"\n{more}\n")
+        let (path, name) = (self.0.display(), self.0.file_name().unwrap().to_string_lossy());
+        format!("[[vm]]\nname = \"{name}\"\ncgroup = \"{path}\"\nthreads = \"sh\"\n{more}\n")
     }
 
     fn remove(&self) {

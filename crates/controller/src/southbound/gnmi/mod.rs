@@ -80,6 +80,7 @@ use super::{
     Capabilities, Change, DriverError, PortInfo, QueueCounters, SwitchDriver, SwitchState, step,
 };
 use crate::Stamp;
+use crate::wire::describe;
 use leaves::{Leaves, StateKinds, Tree, flatten, path, scalar, shown};
 use model::{Orders, Unfit};
 use proto::g_nmi_client::GNmiClient;
@@ -250,7 +251,7 @@ impl GnmiSwitch {
             }
             Err(error) => beyond(
                 format!("address {:?}", settings.address),
-                format!("{error:?}"),
+                describe(&error),
                 "write HOST:PORT, and use certificate files in PEM format",
             ),
         }
@@ -299,7 +300,7 @@ impl GnmiSwitch {
 
     async fn connect(&self) -> Result<GNmiClient<Channel>, DriverError> {
         let channel = self.endpoint.connect().await.map_err(|error| {
-            let problem = format!("{}: {error:?}", self.settings.address);
+            let problem = format!("{}: {}", self.settings.address, describe(&error));
             DriverError::Unreachable { switch: self.name.clone(), problem }
         })?;
         Ok(GNmiClient::new(channel).max_decoding_message_size(ANSWER_MAX))

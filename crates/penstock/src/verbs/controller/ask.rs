@@ -85,7 +85,13 @@ async fn answer(client: &mut Client, command: &AskCommand) -> Result<(Value, boo
     let text = reply.map_err(refused)?.into_inner().text;
     let value: Value = serde_json::from_str(&text).context("the controller's answer")?;
     let refused = value["refused"].as_array().is_some_and(|list| !list.is_empty());
-    Ok((value, !refused))
+    let unread = matches!(command, AskCommand::SwitchCounters) && has_unread(&value);
+    Ok((value, !refused && !unread))
+}
+
+/// Whether the counters of a switch could not be read.
+fn has_unread(counters: &Value) -> bool {
+    counters.as_object().into_iter().flatten().any(|(_, read)| read["error"].is_string())
 }
 
 /// Returns a refusal in which each mistake names `file`. The controller receives only the text of
@@ -189,7 +195,9 @@ fn switch_counters(value: &Value) -> String {
     let mut errors = String::new();
     for (switch, read) in value.as_object().into_iter().flatten() {
         if let Some(error) = read["error"].as_str() {
-            errors += &format!("switch {switch}: {error}\n");
+            // The errors of drivers name the switch.
+            let named = format!("switch {switch}: ");
+            errors += &format!("{named}{}\n", error.strip_prefix(&named).unwrap_or(error));
         }
         for queue in rows(read) {
             table.row([
@@ -232,9 +240,13 @@ fn status(value: &Value) -> String {
             later["at_least"],
         ),
     };
+    let queued = match value["mode"].as_str() {
+        Some("observe") => "would have a queue",
+        _ => "with a queue",
+    };
     printable_lines(&format!(
         "controller {} leads, mode {}, decision {}.{} (epoch.generation)\n\
-         {}, {} with a queue\n\
+         {}, {} {queued}\n\
          {} of {} hosts connected, {}, out of date: {out}\n\
          interval {}: {} hosts reported, {} tenants promoted, {} demoted, {}, took {} us\n\
          largest shortfall of a queue's share: {} ppm of the link{later}",
@@ -412,7 +424,7 @@ fn added(value: &Value) -> String {
     for refused in rows(&value["refused"]) {
         told += &format!("refused: {}\n", printable(&text(&refused["why"])));
     }
-    told
+    if told.is_empty() { "nothing added: the file has no [[tenant]]\n".to_owned() } else { told }
 }
 
 #[cfg(test)]
@@ -433,6 +445,14 @@ mod tests {
                 "t.toml:3:1: tenant \"a\": `rate` is missing; add it\npenstock: 1 mistake"
             )
         );
+    }
+
+    #[test]
+    fn a_file_without_tenants_is_told() {
+        let none = added(&json!({ "placed": [], "refused": [] }));
+        assert!(none.contains("has no [[tenant]]"), "{none}");
+        let one = added(&json!({ "placed": [{ "name": "a", "root": "r" }], "refused": [] }));
+        assert_eq!(one, "tenant a placed, root of its tree: r\n");
     }
 
     #[test]
@@ -461,12 +481,18 @@ mod tests {
         let queue = json!({
             "port": "eth1", "queue": 2, "packets": 1_234_567, "bytes": 79_012_288, "dropped": 3,
         });
-        let read = json!({ "leaf-0": [queue], "leaf-1": { "error": "no answer" } });
+        let read = json!({
+            "leaf-0": [queue],
+            "leaf-1": { "error": "no answer" },
+            "leaf-2": { "error": "switch leaf-2: cannot be reached" },
+        });
+        assert!(has_unread(&read) && !has_unread(&json!({ "leaf-0": [] })));
         assert_eq!(
             told(&AskCommand::SwitchCounters, &read),
             "SWITCH  PORT  QUEUE     FRAMES    BYTES  DROPS\n\
              leaf-0  eth1      2  1,234,567  79.0 MB      3\n\
-             switch leaf-1: no answer\n"
+             switch leaf-1: no answer\n\
+             switch leaf-2: cannot be reached\n"
         );
         assert_eq!(rate(&json!(1_384_615_384_u64)), "1.38 Gbit/s");
     }

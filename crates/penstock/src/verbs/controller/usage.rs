@@ -25,10 +25,12 @@ const HEADING: &str = "interval,tenant,used_pct";
 /// contains the number of the first wrong line and the reason.
 pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage> {
     let place: HashMap<&str, usize> = tenants.iter().copied().zip(0..).collect();
-    let mut lines = (1..).zip(text.lines());
+    // Some spreadsheets begin the text with a byte order mark.
+    let mut lines = (1..).zip(text.strip_prefix('\u{feff}').unwrap_or(text).lines());
     let heading = lines.next().map_or("", |(_, line)| line.trim());
     ensure!(heading == HEADING, "{file}:1: the heading is `{heading}`; write `{HEADING}`");
     let (mut usage, mut last) = (Usage::new(), None);
+    let mut told = vec![false; tenants.len()];
     for (number, line) in lines.filter(|(_, line)| !line.trim().is_empty()) {
         let (interval, tenant, part) =
             read(line, &place).with_context(|| format!("{file}:{number}"))?;
@@ -39,8 +41,14 @@ pub(super) fn recorded(text: &str, file: &str, tenants: &[&str]) -> Result<Usage
                 "{file}:{number}: interval {interval} is out of order; sort the lines"
             );
             usage.push(vec![0.0; tenants.len()]);
+            told.fill(false);
             last = Some(interval);
         }
+        ensure!(
+            !std::mem::replace(&mut told[tenant], true),
+            "{file}:{number}: interval {interval} has two lines of `{}`; keep one",
+            tenants[tenant]
+        );
         if let Some(here) = usage.last_mut() {
             here[tenant] = part;
         }
@@ -83,6 +91,8 @@ mod tests {
         let text = "interval,tenant,used_pct\n1,red,50\n1,blue,120\n\n4,blue,0\n";
         let usage = recorded(text, "u.csv", &["blue", "red"]).unwrap();
         assert_eq!(usage, [vec![1.2, 0.5], vec![0.0, 0.0]]);
+        let marked = format!("\u{feff}{text}");
+        assert_eq!(recorded(&marked, "u.csv", &["blue", "red"]).unwrap(), usage);
     }
 
     #[test]
@@ -95,6 +105,7 @@ mod tests {
             ("interval,tenant,used_pct\n1,red,-1\n", "`-1` is not a percentage"),
             ("interval,tenant,used_pct\nx,red,1\n", "interval `x` is not a whole number"),
             ("interval,tenant,used_pct\n2,red,1\n1,red,1\n", "u.csv:3: interval 1 is out of order"),
+            ("interval,tenant,used_pct\n1,red,1\n1,red,2\n", "u.csv:3: interval 1 has two lines"),
             ("interval,tenant,used_pct\n", "no interval"),
         ] {
             let error = format!("{:#}", recorded(lines, "u.csv", &["red"]).unwrap_err());

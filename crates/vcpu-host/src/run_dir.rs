@@ -137,7 +137,10 @@ fn living(path: &Path) -> Option<Identity> {
 }
 
 fn busy(pid: u32) -> io::Error {
-    let why = format!("the vCPU scheduler with pid {pid} uses this run directory");
+    let why = format!(
+        "the vCPU scheduler with pid {pid} uses this run directory; stop it, or set another \
+         `run_dir`"
+    );
     io::Error::new(io::ErrorKind::AddrInUse, why)
 }
 

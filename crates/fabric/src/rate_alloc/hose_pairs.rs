@@ -25,7 +25,7 @@
 //!   what it does not use.
 //! - A pair without an answer has no limit of its own. If answers stop, the last part is in force
 //!   for [`SILENT_PERIODS`], because a full network also loses answers.
-//! - A receiver counts a pair whose sender has not asked for [`QUIET_PERIODS`] as without demand.
+//! - A receiver counts a pair whose sender sent no question in [`QUIET_PERIODS`] as without demand.
 //!
 //! A VM's frames share one ring. While a pair of a VM has reached its limit, the VM has the sum of
 //! what its pairs may send as a limit for which its frames wait ([`HoseLimits::vms`]). The sum

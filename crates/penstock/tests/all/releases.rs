@@ -64,8 +64,10 @@ fn a_host_applies_the_plan_that_release_0_1_stored() {
     let text = configuration(&scratch.0, objects);
     std::fs::write(scratch.0.join("host.toml"), text).unwrap();
     let Some(daemon) = Daemon::start_in(scratch) else { return };
-    let shown = daemon.ask("host show").ok();
-    assert!(shown.contains("plan           9.1"), "{shown}\n{}", daemon.log());
+    // The agent applies the plan beside the daemon's first requests.
+    await_true("the plan of release 0.1", || {
+        daemon.ask("host show").ok().contains("plan           9.1")
+    });
 }
 
 #[test]

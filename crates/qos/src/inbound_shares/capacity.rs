@@ -11,10 +11,11 @@
 //! # Approach
 //!
 //! The estimate follows a standing backlog: the least number of frames that waited behind a batch
-//! within [`INTERVAL`]. A burst leaves no standing backlog (RFC 8289 §3.1). A slow core takes longer
-//! than [`INTERVAL`] for the batches that show a standing backlog. As long as frames wait behind
-//! each of its batches, the interval goes on, to at most [`INTERVAL_MAX`] ([`is_over`]). A core that
-//! takes fewer than three whole batches (96 frames) in this time is too slow to be measured.
+//! within [`INTERVAL`]. A burst leaves no standing backlog (RFC 8289 §3.1). A slow core needs more
+//! time than [`INTERVAL`] for the batches that show a standing backlog. As long as frames wait
+//! behind each of its batches, the interval goes on, to at most [`INTERVAL_MAX`] ([`is_over`]). A
+//! core that takes fewer than three whole batches (96 frames) in this time is too slow to be
+//! measured.
 //!
 //! | State of the input | Estimate |
 //! |---|---|

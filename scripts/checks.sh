@@ -15,13 +15,21 @@ trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 summary=() failed=() tests=0 skipped=0 ignored=0
 ALLOWED=${SKIPS_ALLOWED:-scripts/skips-allowed.txt}
 
+# plain COMMAND: runs it with the compiler as it is.
+plain() { env -u RUSTC_WORKSPACE_WRAPPER "$@"; }
 lane_fmt() { cargo fmt --all --check; }
 lane_clippy() { cargo clippy "${WORKSPACE[@]}" --all-targets -- -D warnings; }
+# Lints and documentation of `test`: the warnings of lane `build`, whose compiler is compiler.sh.
+# Cargo also prints the warnings of what it did not compile again.
+lane_lints() {
+    [ -s "$work/build.log" ] || { say "error: lane lints reads what lane build said before"; return 1; }
+    ! grep -A12 '^warning' "$work/build.log"
+}
 # `--examples` lets the crates of others have the features that lane `clippy` checked them with, those
 # of the tests among them. Otherwise, a tenth of them is checked again. Programs that have the name of
 # their library are left out, as they are without these options.
 lane_doc() {
-    RUSTDOCFLAGS="-D warnings" cargo doc "${WORKSPACE[@]}" --lib --bin penstock --bin penstock-tidy \
+    RUSTDOCFLAGS="-D warnings" plain cargo doc "${WORKSPACE[@]}" --lib --bin penstock --bin penstock-tidy \
         --examples --no-deps --document-private-items
 }
 # Runs the program that lane `build` built. `cargo run` would build it again, with other features of
@@ -54,12 +62,12 @@ lane_miri() {
     fi
     # shellcheck disable=SC2086 # the variable is a list
     MIRIFLAGS=-Zmiri-disable-isolation CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/miri" \
-        cargo +nightly miri test --locked -p penstock-dataplane --lib -- ${MIRI_TESTS:-$miri_tests}
+        plain cargo +nightly miri test --locked -p penstock-dataplane --lib -- ${MIRI_TESTS:-$miri_tests}
 }
 # \`mem::\` is also the end of \`umem::\`, whose tests map a file.
 miri_tests="a_tag_comes_off mem:: offload:: headers::key headers::parse snapshot::binding --skip umem::"
 # Runs the fuzz targets with coverage guidance, which \`unit\` does not.
-lane_fuzz() { "$REPO/scripts/fuzz.sh"; }
+lane_fuzz() { plain "$REPO/scripts/fuzz.sh"; }
 lane_units() { "$REPO/scripts/test-units.sh"; }
 lane_smoke() { as_own_user "$REPO/scripts/smoke.sh"; }
 # As root, these lanes run the switch in a container under its unit. If no container can be made, or
@@ -223,10 +231,9 @@ test_lanes() {
     fi
     lane fmt "format of the code"
     lane build "all programs and tests"
+    lane lints "lints and documentation, warnings of lane build are errors"
     lane tidy "house rules"
     lane deny "licences, sources, unwanted crates"
-    beside "$log" "$built" clippy doc
-    local lints=$!
     beside "$log" "$built" scx formats instructions packages
     local guest=$!
     lane unit "unit, property, simulation and integration tests"
@@ -236,9 +243,7 @@ test_lanes() {
     lane migration "a Linux guest moves between two ports while traffic runs"
     lane libvirt "two domains of libvirt, and kill -9 of the switch and of QEMU"
     lane testpmd "DPDK's virtio driver on a running switch"
-    wait "$lints" "$guest"
-    join clippy "lints, warnings are errors"
-    join doc "documentation, warnings are errors"
+    wait "$guest"
     join formats "schemas by ajv, metrics and alert rules by promtool"
     join instructions "instructions of the data path per frame, against those kept"
     join packages "Debian packages by lintian, their files, units and completion scripts"
@@ -246,6 +251,8 @@ test_lanes() {
 }
 
 goal=${1:-check}
+# All tests have the same compiler. With another, cargo would compile the workspace again.
+[ "$goal" = check ] || export RUSTC_WORKSPACE_WRAPPER=$REPO/scripts/compiler.sh
 case $goal in
 check) check_lanes ;;
 test) test_lanes ;;

@@ -51,6 +51,7 @@ fuzz|runs all fuzz targets with libFuzzer
 faults|kills a leader, silences hosts and reboots a switch in a live fabric under traffic
 chaos|causes faults at random in a live fabric for ten minutes under traffic
 spare|measures spare bandwidth of tenants without queues in a live fabric
+lints|lints and documents also benches and examples
 advisories|checks licences, sources and known vulnerabilities of dependencies"
 
 lab() { "$PENSTOCK_BIN-lab" "$@"; }
@@ -96,6 +97,7 @@ live() { lab run "$1" --mode live --seed 1 --missed docs/internals/figures.md; }
 part_faults() { live qshare-faults; }
 part_chaos() { live qshare-chaos; }
 part_spare() { live qshare-spare; }
+part_lints() { scripts/checks.sh clippy doc; }
 part_advisories() { ADVISORIES=1 scripts/checks.sh deny; }
 part_figure() {
     say "seeds $SEEDS"

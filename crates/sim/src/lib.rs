@@ -22,6 +22,7 @@ mod events;
 pub mod fabric;
 mod frames;
 mod notified;
+pub mod shaped_vm;
 mod sink;
 mod snapshot_cost;
 mod source;

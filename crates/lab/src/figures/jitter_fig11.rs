@@ -25,9 +25,9 @@
 //! departure. The claim uses the run with the largest deviation of the rate from the limit.
 
 use penstock_sim::Rng;
+use penstock_sim::shaped_vm::{Happened, Run, ShapedVm};
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::shaped_vm::{Happened, Run, ShapedVm};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::jitter::shaper::Kind;
 
@@ -54,18 +54,7 @@ fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let mut vm = ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, 128 * 1024);
     // The first frame arrives within 10 ms.
     let start = Nanos(Rng::new(seed).below(10_000_000));
-    let until = start + Nanos::from_secs(SECS);
-    let (mut now, mut bytes) = (start, 0);
-    loop {
-        while vm.has_room(FRAME) {
-            vm.come(now, FRAME, 0);
-        }
-        match vm.next_event() {
-            Some(next) if next <= until => now = next,
-            _ => return Ok(bytes),
-        }
-        vm.depart(now, |frame| bytes += u64::from(frame.bytes));
-    }
+    Ok(vm.keep_full(start, start + Nanos::from_secs(SECS), FRAME))
 }
 
 /// A TCP sender. The sender's window is a number of segments.

@@ -14,7 +14,7 @@
 use super::rates::{Rates, StreamId};
 
 /// State of a pair of VMs that has flows.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct ActivePair {
     /// Number of the pair among all pairs.
     pub pair: u32,

@@ -32,6 +32,7 @@ use std::collections::VecDeque;
 use penstock_units::{BitsPerSecond, Nanos};
 
 use super::active::ActivePair;
+use super::client::Client;
 use super::control::{Change, HostUsage, QueueControl, Terms, Timeline, queues};
 use super::kept::Kept;
 use super::link_share::Queue;
@@ -39,7 +40,7 @@ use super::pair_limits::{Ends, Limits, secs};
 use super::ramp::{Ramp, Windows};
 use super::rates::{LinkId, Rates, StreamId};
 use super::record::{FlowRecord, Record, Sample};
-use super::spec::{Connection, HostNo, Order, Spec, SpecError, TenantNo, VmNo};
+use super::spec::{Connection, HostNo, Spec, SpecError, TenantNo, VmNo};
 use super::system::System;
 use crate::{EventQueue, Rng};
 
@@ -57,7 +58,7 @@ enum Event {
 }
 
 /// A sending and a receiving VM of a tenant, with the flows between the two VMs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pair {
     tenant: TenantNo,
     vms: [VmNo; 2],
@@ -81,16 +82,6 @@ struct Pair {
     entitled_bits: f64,
     /// Index of the pair in [`FlowSim::active`], or `usize::MAX` if the pair has no flows.
     place: usize,
-}
-
-/// State of a client's connection.
-#[derive(Debug)]
-struct Client {
-    rng: Rng,
-    round: Vec<VmNo>,
-    asked: Nanos,
-    bytes: u64,
-    done: u64,
 }
 
 /// A running simulation of a network at the level of flows.
@@ -137,13 +128,7 @@ impl FlowSim {
             vms += tenant.vms.len();
         }
         let seed = Rng::new(spec.seed);
-        let client = |number: u64| Client {
-            rng: seed.fork(number),
-            round: Vec::new(),
-            asked: Nanos(0),
-            bytes: 0,
-            done: 0,
-        };
+        let client = |number: u64| Client::new(seed.fork(number));
         let clients: Vec<_> = (0..).take(spec.connections.len()).map(client).collect();
         let mut sim = Self {
             now: Nanos(0),
@@ -203,6 +188,37 @@ impl FlowSim {
         self.windows = Some(windows);
         self.set_all_streams();
         self
+    }
+
+    /// Returns a copy of the simulation, which continues on its own. `change` may change the sizes
+    /// and the number of the flows that connections of the copy request from now on. Returns `None`
+    /// if the simulation has a controller, which cannot be copied.
+    #[must_use]
+    pub fn fork(&self, change: impl FnMut(&mut Connection)) -> Option<Self> {
+        let mut spec = self.spec.clone();
+        spec.connections.iter_mut().for_each(change);
+        Some(Self {
+            spec,
+            system: self.system.copied()?,
+            now: self.now,
+            events: self.events.clone(),
+            rates: self.rates.clone(),
+            entitled: self.entitled.clone(),
+            pairs: self.pairs.clone(),
+            pair_of: self.pair_of.clone(),
+            vm_base: self.vm_base.clone(),
+            active: self.active.clone(),
+            whole: Vec::new(),
+            clients: self.clients.clone(),
+            waiting: self.waiting,
+            limits: self.limits.clone(),
+            windows: self.windows.clone(),
+            to_come: self.to_come.clone(),
+            kept: self.kept.clone(),
+            last_control: self.last_control,
+            settled: self.settled,
+            record: self.record.clone(),
+        })
     }
 
     fn add_pairs(&mut self) {
@@ -689,24 +705,6 @@ impl Pair {
             entitled_bits: 0.0,
             place: usize::MAX,
         }
-    }
-}
-
-impl Client {
-    fn next_server(&mut self, connection: &Connection) -> VmNo {
-        let servers = &connection.servers;
-        let below = |rng: &mut Rng, count: usize| {
-            let count = u64::try_from(count).unwrap_or(u64::MAX);
-            usize::try_from(rng.below(count)).unwrap_or(0)
-        };
-        if connection.order == Order::Random {
-            return servers[below(&mut self.rng, servers.len())];
-        }
-        if self.round.is_empty() {
-            self.round.clone_from(servers);
-        }
-        let at = below(&mut self.rng, self.round.len());
-        self.round.swap_remove(at)
     }
 }
 

@@ -75,7 +75,7 @@ impl Level {
 }
 
 /// Memory that [`divide`] reuses between calls.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Scratch {
     asked: Vec<f64>,
     share: Vec<f64>,

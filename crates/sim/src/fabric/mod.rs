@@ -23,7 +23,7 @@
 //! | [`peers`] | settings of ElasticSwitch and Trinity, and a check that each setting must pass |
 //! | [`ramp`] | windows of TCP flows: slow start and losses |
 //! | [`packets`] | packets of one bottleneck, to validate the rates |
-//! | `active` | state of the pairs of VMs that have flows |
+//! | `active`, `client` | state of the pairs of VMs that have flows; state of clients |
 //! | [`flow_sim`], [`record`] | simulation of flows over time, and records of its results |
 
 pub mod control;
@@ -39,6 +39,7 @@ pub mod spec;
 pub mod system;
 
 mod active;
+mod client;
 mod kept;
 mod pair_limits;
 

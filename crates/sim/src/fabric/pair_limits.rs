@@ -31,7 +31,7 @@ pub struct PairLimits {
 }
 
 /// State of a pair of VMs that has a limit.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Limited {
     pair: LimitedPair,
     /// Total bits that the pair had sent at the last division of guarantees.
@@ -59,7 +59,7 @@ impl Ends {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Limits {
     settings: PairLimits,
     pairs: Vec<Option<Limited>>,

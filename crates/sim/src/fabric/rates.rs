@@ -84,7 +84,7 @@ impl Hop {
     const NONE: Self = Self { link: 0, place: 0, offer: f64::INFINITY };
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Path {
     hops: [Hop; HOPS_MAX],
     len: usize,
@@ -143,7 +143,7 @@ impl Least {
 }
 
 /// What links read of a stream, apart from its path.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Stream {
     class: usize,
     flows: f64,
@@ -163,7 +163,7 @@ impl Stream {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Link {
     capacity: f64,
     queues: Vec<Queue>,
@@ -195,7 +195,7 @@ impl Link {
 }
 
 /// All links and streams of a network, and the rates of the streams.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rates {
     links: Vec<Link>,
     /// Work of each link.

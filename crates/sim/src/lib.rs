@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the API is not published, so comments are optional")]
 
+pub mod bulk_tcp;
 mod cores;
 mod cost;
 mod events;

@@ -88,15 +88,15 @@ pub struct Scratch {
 }
 
 /// Divides a link's `capacity` (bits/s) among the groups of flows in `askers`, and writes the
-/// result for each queue to `levels`. Returns whether the demand exceeds the capacity. If it does
-/// not, no queue has a maximum rate.
+/// result for each queue to `levels`. Returns the demand of all flows. If the demand is at most the
+/// capacity, no queue has a maximum rate.
 pub fn divide(
     capacity: f64,
     queues: &[Queue],
     askers: &[Asker],
     scratch: &mut Scratch,
     levels: &mut Vec<Level>,
-) -> bool {
+) -> f64 {
     levels.clear();
     levels.resize(queues.len(), Level::OPEN);
     let Scratch { asked, share, flows, open, .. } = scratch;
@@ -108,20 +108,21 @@ pub fn divide(
     open.resize(queues.len(), true);
     if queues.len() == 1 {
         // Local variables, because the next addition would wait for a store to memory.
-        let (mut demand, mut number) = (0.0, 0.0);
+        let (mut sum, mut number) = (0.0, 0.0);
         for asker in askers {
-            demand += asker.demand;
+            sum += asker.demand;
             number += asker.flows;
         }
-        (asked[0], flows[0]) = (demand, number);
+        (asked[0], flows[0]) = (sum, number);
     } else {
         for asker in askers {
             asked[asker.queue] += asker.demand;
             flows[asker.queue] += asker.flows;
         }
     }
-    if asked.iter().sum::<f64>() <= capacity {
-        return false;
+    let demand = asked.iter().sum::<f64>();
+    if demand <= capacity {
+        return demand;
     }
     let mut left = capacity;
     let last = queues.iter().map(|q| q.priority).max().unwrap_or(0);
@@ -129,7 +130,7 @@ pub fn divide(
         left = among_queues(left, priority, queues, scratch);
     }
     within_queues(askers, scratch, levels);
-    true
+    demand
 }
 
 /// Divides the rate `left` among the queues with the given priority, and returns the rate that

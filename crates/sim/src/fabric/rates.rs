@@ -32,9 +32,9 @@
 //!
 //! A link would compute the same offers again if no demand at the link has changed, for example
 //! because the changed offer is not the one that limits the stream. Such a link keeps its offers,
-//! but takes its turn, so that all other links recompute in the same order. A link with infinite
-//! capacity always has infinite offers. The results are therefore the same bits as if each link
-//! recomputed its offers in each turn.
+//! but takes its turn, so that all other links recompute in the same order. A link also keeps
+//! infinite offers while a bound of the demands is below the link's capacity. The results are
+//! therefore the same bits as if each link recomputed its offers in each turn.
 
 use std::collections::VecDeque;
 
@@ -66,6 +66,9 @@ const TURNS_MAX: u32 = 64;
 const NEAR: f64 = 1e-3;
 /// Relative difference below which two rates count as equal.
 const SAME: f64 = 1e-10;
+/// Fraction of a link's capacity up to which [`Work::most`] proves that the link meets all demands.
+/// The rest of the capacity is far more than the rounding errors of the bound.
+const SURE: f64 = 0.999;
 
 /// Maximum number of links in a stream's path: two interfaces, a core link, two virtual links for
 /// the hose guarantees, and one spare link.
@@ -177,7 +180,7 @@ struct Link {
 }
 
 /// Work of a link in [`Rates::settle`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Work {
     /// Whether the link must recompute its offers.
     waits: bool,
@@ -186,6 +189,25 @@ struct Work {
     is_stale: bool,
     /// Number of times that the link recomputed its offers in the current [`Rates::settle`].
     turns: u32,
+    /// Upper bound of the sum of all demands at the link, in bits/s.
+    most: f64,
+}
+
+impl Work {
+    const NONE: Self = Self { waits: false, is_stale: false, turns: 0, most: f64::INFINITY };
+
+    /// Records that any offers of the link may have to change.
+    fn renew(&mut self) {
+        (self.is_stale, self.most) = (true, f64::INFINITY);
+    }
+
+    /// Records that the demand of a stream at the link changes from `before` to `after`.
+    fn note_demand(&mut self, before: f64, after: f64) {
+        if before != after {
+            self.is_stale = true;
+            self.most += (after - before).max(0.0);
+        }
+    }
 }
 
 impl Link {
@@ -226,7 +248,7 @@ impl Rates {
         };
         Self {
             links: capacities.iter().map(link).collect(),
-            work: vec![Work::default(); capacities.len()],
+            work: vec![Work::NONE; capacities.len()],
             streams: Vec::new(),
             paths: Vec::new(),
             waiting: VecDeque::new(),
@@ -307,7 +329,7 @@ impl Rates {
 
     /// Makes a link recompute its offers, because the link or one of its streams has changed.
     fn link_changed(&mut self, link: u32) {
-        self.work[link as usize].is_stale = true;
+        self.work[link as usize].renew();
         ask(&mut self.work, &mut self.waiting, link);
     }
 
@@ -380,7 +402,7 @@ impl Rates {
         }
         if cut {
             // The offers of these links and the demands at other links have changed.
-            self.work.iter_mut().for_each(|work| work.is_stale = true);
+            self.work.iter_mut().for_each(Work::renew);
         }
         self.cut += u64::from(cut);
     }
@@ -409,9 +431,10 @@ impl Rates {
 
     /// Recomputes the offers of a link.
     fn answer(&mut self, number: u32, is_damped: bool) {
-        let Self { links, streams, askers, scratch, .. } = self;
-        let link = &mut links[number as usize];
-        if link.is_open && link.capacity.is_infinite() {
+        let Self { links, work, streams, askers, scratch, .. } = self;
+        let (link, work) = (&mut links[number as usize], &mut work[number as usize]);
+        if link.is_open && (link.capacity.is_infinite() || work.most <= SURE * link.capacity) {
+            // All offers stay infinite.
             return;
         }
         askers.clear();
@@ -420,9 +443,9 @@ impl Rates {
             let demand = stream.demand(*hop as usize);
             Asker { queue: link.queue(stream.class), flows: stream.flows, demand }
         }));
-        let is_full = divide(link.capacity, &link.queues, askers, scratch, &mut link.levels);
+        work.most = divide(link.capacity, &link.queues, askers, scratch, &mut link.levels);
+        let is_full = work.most > link.capacity;
         if link.is_open && !is_full {
-            // All offers stay infinite.
             return;
         }
         // A damped link reaches infinite offers only in several steps.
@@ -456,7 +479,7 @@ impl Rates {
             let asks = !same(before, offer) && !is_near;
             for (at, other) in path.hops().iter().enumerate().filter(|(at, _)| *at != hop) {
                 let (was, is) = (least.without(at), stream.least.without(at));
-                work[other.link as usize].is_stale |= limit.min(was) != limit.min(is);
+                work[other.link as usize].note_demand(limit.min(was), limit.min(is));
                 if asks && other.link != number {
                     ask(work, waiting, other.link);
                 }

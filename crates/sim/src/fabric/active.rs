@@ -22,6 +22,8 @@ pub(super) struct ActivePair {
     /// Stream of lower priority between the pair's VMs, which exists only for Trinity.
     pub low: Option<StreamId>,
     pub entitled: Option<StreamId>,
+    /// Whether rate allocation limits the pair, which needs `refused`.
+    pub is_limited: bool,
     /// Number of flows, above 0 when rates are computed.
     pub flows: f64,
     /// Value of `served` at which the next flow is complete.
@@ -47,6 +49,7 @@ impl ActivePair {
             stream,
             low: None,
             entitled: None,
+            is_limited: false,
             flows: 0.0,
             next: f64::INFINITY,
             served: 0.0,
@@ -59,12 +62,12 @@ impl ActivePair {
         }
     }
 
-    /// Reads the pair's rate, and also the refused fraction of its demand if `is_limited` is true.
+    /// Reads the pair's rate, and also the refused fraction of its demand if the pair is limited.
     /// Returns the time in seconds until the next flow will be complete.
-    pub fn set_rate(&mut self, rates: &Rates, is_limited: bool) -> f64 {
+    pub fn set_rate(&mut self, rates: &Rates) -> f64 {
         self.rate = rates.rate(self.stream);
         self.rate += self.low.map_or(0.0, |low| rates.rate(low));
-        if is_limited {
+        if self.is_limited {
             self.refused = rates.refused(self.low.unwrap_or(self.stream));
         }
         self.per_flow = self.rate / self.flows;

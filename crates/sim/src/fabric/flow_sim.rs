@@ -321,10 +321,9 @@ impl FlowSim {
     fn settle(&mut self) -> Nanos {
         self.rates.settle();
         self.settled += 1;
-        let is_limited = self.limits.is_some();
         let mut first = f64::INFINITY;
         for active in &mut self.active {
-            first = first.min(active.set_rate(&self.rates, is_limited));
+            first = first.min(active.set_rate(&self.rates));
         }
         if let Some(rates) = &mut self.entitled {
             rates.settle();
@@ -344,7 +343,8 @@ impl FlowSim {
             if active.pass(seconds) {
                 whole.push(active.pair);
             }
-            if let Some(limits) = self.limits.as_mut().filter(|_| active.refused > 0.0) {
+            let has_refused = active.is_limited && active.refused > 0.0;
+            if let Some(limits) = self.limits.as_mut().filter(|_| has_refused) {
                 limits.refused(active.pair, active.refused, seconds);
             }
         }
@@ -457,11 +457,14 @@ impl FlowSim {
         let pair = &mut self.pairs[number];
         if pair.place == usize::MAX {
             pair.place = self.active.len();
-            let active = ActivePair::new(ends.pair, pair.stream, [pair.bits, pair.entitled_bits]);
-            self.active.push(ActivePair { low: pair.low, entitled: pair.entitled, ..active });
+            let Pair { low, entitled, .. } = *pair;
+            let mut active =
+                ActivePair::new(ends.pair, pair.stream, [pair.bits, pair.entitled_bits]);
             if let Some(limits) = self.limits.as_mut().filter(|_| pair.dscp == 0) {
                 limits.begins(ends, pair.bits);
+                active.is_limited = true;
             }
+            self.active.push(ActivePair { low, entitled, ..active });
         }
         pair.place
     }
@@ -648,6 +651,7 @@ impl FlowSim {
             let number = self.active[at].pair as usize;
             let ends = self.ends(number);
             let pair = &self.pairs[number];
+            self.active[at].is_limited = pair.dscp == 0;
             if let Some(limits) = self.limits.as_mut().filter(|_| pair.dscp == 0) {
                 limits.begins(ends, pair.bits);
             }

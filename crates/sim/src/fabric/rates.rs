@@ -346,6 +346,9 @@ impl Rates {
         let stream = &self.streams[id.0 as usize];
         let at = |hop: &Hop| {
             let link = &self.links[hop.link as usize];
+            if link.is_open {
+                return 0.0;
+            }
             link.levels.get(link.queue(stream.class)).map_or(0.0, |level| level.refused)
         };
         self.paths[id.0 as usize].hops().iter().map(at).fold(0.0, f64::max)

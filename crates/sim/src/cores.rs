@@ -166,6 +166,13 @@ impl Cores {
         self.rate.to_nanos(self.all[self.behind()].counter.now())
     }
 
+    /// Returns the lowest counter of a core at which the core's time is at least `time`.
+    pub fn first_at(&self, time: Nanos) -> Cycles {
+        // Times are rounded down.
+        let cycles = (u128::from(time.0) * u128::from(self.rate.hz())).div_ceil(1_000_000_000);
+        Cycles(u64::try_from(cycles).unwrap_or(u64::MAX))
+    }
+
     /// Makes all idle cores poll their queue pairs again.
     pub fn stir(&mut self) {
         self.all.iter_mut().for_each(|core| core.idle = false);

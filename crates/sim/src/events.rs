@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use penstock_units::Nanos;
 
 /// A queue of timed events of type `T`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct EventQueue<T> {
     heap: BinaryHeap<Reverse<(Nanos, u64, T)>>,
     posted: u64,

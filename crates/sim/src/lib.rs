@@ -16,12 +16,14 @@
 #![forbid(unsafe_code)]
 #![allow(missing_docs, reason = "the API is not published, so comments are optional")]
 
+pub mod bulk_tcp;
 mod cores;
 mod cost;
 mod events;
 pub mod fabric;
 mod frames;
 mod notified;
+pub mod shaped_vm;
 mod sink;
 mod snapshot_cost;
 mod source;

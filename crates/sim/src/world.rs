@@ -262,16 +262,20 @@ impl World {
 
     /// Runs the simulated world until the time `end`.
     pub fn run_until(&mut self, end: Nanos) {
+        let end_cycles = self.cores.first_at(end);
         loop {
-            let now = self.now();
-            while let Some((at, event)) = self.events.pop_due(now) {
-                self.act(at, event);
-                self.cores.stir();
+            let at = self.cores.behind();
+            // Only events need the time in nanoseconds.
+            if self.events.next_at().is_some() {
+                let now = self.now();
+                while let Some((at, event)) = self.events.pop_due(now) {
+                    self.act(at, event);
+                    self.cores.stir();
+                }
             }
-            if now >= end {
+            if self.cores.all[at].counter.now() >= end_cycles {
                 return;
             }
-            let at = self.cores.behind();
             let turn = self.cores.all[at].worker.turn();
             self.drain_fast_sinks();
             if turn == Turn::Idle {
@@ -320,7 +324,7 @@ impl World {
         match event {
             Event::Send(id) => self.send(id),
             Event::Drain(id) => {
-                self.receive(id);
+                self.receive(id, &mut None);
                 if let Some(rate) = self.vms[usize::from(id)].sink.frames_per_second {
                     self.events.post(at + Nanos(1_000_000_000 / rate.max(1)), Event::Drain(id));
                 }
@@ -351,20 +355,24 @@ impl World {
     }
 
     fn drain_fast_sinks(&mut self) {
+        let mut now = None;
         for id in 0..u16::try_from(self.vms.len()).unwrap_or(u16::MAX) {
             if self.vms[usize::from(id)].sink.frames_per_second.is_none() {
-                while self.receive(id) {}
+                while self.receive(id, &mut now) {}
             }
         }
     }
 
-    fn receive(&mut self, id: u16) -> bool {
+    /// Lets a VM receive a frame. Returns false if no frame waits. `now` has the present time if it
+    /// is known.
+    fn receive(&mut self, id: u16, now: &mut Option<Nanos>) -> bool {
         let vm = &mut self.vms[usize::from(id)];
         let Some(frame) = vm.driver.receive() else { return false };
         vm.received.frames += 1;
         vm.received.bytes += frame.bytes.len() as u64;
         if let Some(arrivals) = &mut vm.arrivals {
-            arrivals.push(Arrival::of(&frame, self.cores.now()));
+            let now = *now.get_or_insert_with(|| self.cores.now());
+            arrivals.push(Arrival::of(&frame, now));
         }
         if let (Some(sequence), Some(sender)) = (frame.bytes.get(42..50), frame.bytes.get(10..12)) {
             let sender = usize::from(u16::from_be_bytes([sender[0], sender[1]]));

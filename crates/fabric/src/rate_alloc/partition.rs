@@ -52,6 +52,11 @@ pub fn equal(hose: BitsPerSecond, pairs: usize) -> BitsPerSecond {
 /// The pairs' parts are rounded down, so up to one bit/s per pair may remain undivided.
 pub fn fill(hose: BitsPerSecond, wants: &[BitsPerSecond], parts: &mut Vec<BitsPerSecond>) {
     parts.clear();
+    if wants.len() <= 1 {
+        // A single pair gets its demand and all of the remaining guarantee.
+        parts.resize(wants.len(), hose);
+        return;
+    }
     parts.resize(wants.len(), BitsPerSecond(0));
     let mut order: Vec<usize> = (0..wants.len()).collect();
     order.sort_by_key(|pair| (wants[*pair], *pair));
@@ -103,6 +108,8 @@ mod tests {
     fn unwanted_bandwidth_is_spread_and_no_pairs_get_nothing() {
         assert_eq!(filled(100, &mbps(&[10, 20])), mbps(&[45, 55]));
         assert_eq!(filled(100, &[]), []);
+        assert_eq!(filled(100, &mbps(&[10])), mbps(&[100]));
+        assert_eq!(filled(100, &[UNLIMITED]), mbps(&[100]));
         assert_eq!(equal(BitsPerSecond(7), 0), BitsPerSecond(7));
         assert_eq!(equal(BitsPerSecond(7), 2), BitsPerSecond(3));
         assert_eq!(pair(BitsPerSecond(4), BitsPerSecond(3)), BitsPerSecond(3));

@@ -39,9 +39,9 @@
 
 use penstock_qos::shaper::{INTERVAL, Shaper, Smooth, Window};
 use penstock_sim::Rng;
+use penstock_sim::shaped_vm::{Run, ShapedVm};
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::shaped_vm::{Run, ShapedVm};
 use crate::evidence::stats::ms;
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::jitter::shaper::{Kind, RATE};

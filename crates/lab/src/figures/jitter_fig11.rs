@@ -24,10 +24,12 @@
 //! The figure compares the limit with the rate of frame bytes in the 60 s after the first
 //! departure. The claim uses the run with the largest deviation of the rate from the limit.
 
+use anyhow::Context as _;
 use penstock_sim::Rng;
+use penstock_sim::bulk_tcp::BulkTcp;
+use penstock_sim::shaped_vm::ShapedVm;
 use penstock_units::{BitsPerSecond, Nanos};
 
-use super::shaped_vm::{Happened, Run, ShapedVm};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::jitter::shaper::Kind;
 
@@ -47,95 +49,24 @@ const FRAME: u32 = 1_514;
 const SEGMENT: u32 = 8 * 1_448 + 66;
 /// Lowest rate at which TCP sends large segments.
 const LARGE_FROM: u64 = 200_000_000;
-const ROUND_TRIP: u64 = 200_000;
 
 /// Returns the number of bytes that a UDP stream sends in 60 s.
 fn udp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let mut vm = ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, 128 * 1024);
     // The first frame arrives within 10 ms.
     let start = Nanos(Rng::new(seed).below(10_000_000));
-    let until = start + Nanos::from_secs(SECS);
-    let (mut now, mut bytes) = (start, 0);
-    loop {
-        while vm.has_room(FRAME) {
-            vm.come(now, FRAME, 0);
-        }
-        match vm.next_event() {
-            Some(next) if next <= until => now = next,
-            _ => return Ok(bytes),
-        }
-        vm.depart(now, |frame| bytes += u64::from(frame.bytes));
-    }
-}
-
-/// A TCP sender. The sender's window is a number of segments.
-struct Tcp {
-    window: f64,
-    threshold: f64,
-    in_flight: u32,
-    /// Time until which further losses do not halve the TCP window again.
-    recovered: Nanos,
-}
-
-impl Tcp {
-    fn acknowledged(&mut self) {
-        self.in_flight -= 1;
-        self.window += if self.window < self.threshold { 1.0 } else { 1.0 / self.window };
-    }
-
-    fn lost(&mut self, now: Nanos) {
-        self.in_flight -= 1;
-        if now >= self.recovered {
-            self.threshold = (self.window / 2.0).max(2.0);
-            self.window = self.threshold;
-            self.recovered = now + Nanos(ROUND_TRIP);
-        }
-    }
+    Ok(vm.keep_full(start, start + Nanos::from_secs(SECS), FRAME))
 }
 
 /// Returns the number of bytes that a TCP stream sends in 60 s.
 fn tcp(rate: u64, seed: u64) -> anyhow::Result<u64> {
     let room = (rate / 8 / 50).max(256 * 1024);
-    let mut run = Run::new(ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, room));
+    let vm = ShapedVm::new(Kind::Smooth.shaper(BitsPerSecond(rate))?, room);
     let segment = if rate >= LARGE_FROM { SEGMENT } else { FRAME };
     let mut noise = Rng::new(seed);
-    let mut tcp = Tcp { window: 10.0, threshold: f64::INFINITY, in_flight: 0, recovered: Nanos(0) };
-    // Arrival times of acknowledgements, in the order of departures.
-    let mut acks = std::collections::VecDeque::new();
-    let (mut now, mut bytes, mut first) = (Nanos(noise.below(10_000_000)), 0, None);
-    let mut happened = Vec::new();
-    loop {
-        while f64::from(tcp.in_flight + 1) <= tcp.window {
-            tcp.in_flight += 1;
-            run.at(now, segment, 0);
-        }
-        let until = acks.front().copied().unwrap_or(Nanos(u64::MAX));
-        let Some(at) = run.step(until, &mut happened) else {
-            // Nothing happens before the next acknowledgement.
-            let Some(ack) = acks.pop_front() else {
-                anyhow::bail!("the TCP stream has no frame and no acknowledgement in flight")
-            };
-            now = ack;
-            tcp.acknowledged();
-            continue;
-        };
-        now = at;
-        let begin = *first.get_or_insert(now);
-        if now > begin + Nanos::from_secs(SECS) {
-            return Ok(bytes);
-        }
-        for event in &happened {
-            match event {
-                Happened::Departed(frame) => {
-                    bytes += u64::from(frame.bytes);
-                    let back = now.0 + ROUND_TRIP + noise.below(ROUND_TRIP / 4);
-                    let last = acks.back().copied().unwrap_or(Nanos(0));
-                    acks.push_back(last.max(Nanos(back)));
-                }
-                Happened::Dropped => tcp.lost(now),
-            }
-        }
-    }
+    let start = Nanos(noise.below(10_000_000));
+    let bytes = BulkTcp::new(segment, noise).run(vm, start, Nanos::from_secs(SECS));
+    bytes.context("the TCP stream has no frame and no acknowledgement in flight")
 }
 
 /// Simulates a stream with a rate limit in bit/s and a seed. Returns the number of bytes that leave

@@ -21,9 +21,9 @@
 //! jitter J, so the band is the figure's own requirement. The live run, `live/rtp.rs`, sends the
 //! packets of the simulated stream at the simulated times.
 
+use penstock_sim::shaped_vm::{Happened, Run, ShapedVm};
 use penstock_units::Nanos;
 
-use super::shaped_vm::{Happened, Run, ShapedVm};
 use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record};
 use crate::jitter::shaper::{Kind, RATE};
 use crate::jitter::stream::{CLOCK, FRAME, LATE, Received, conclude, stream};

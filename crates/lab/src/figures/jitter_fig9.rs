@@ -29,9 +29,9 @@
 //! the figure's own requirement.
 
 use penstock_sim::Rng;
+use penstock_sim::shaped_vm::{Happened, Run, ShapedVm};
 use penstock_units::Nanos;
 
-use super::shaped_vm::{Happened, Run, ShapedVm};
 use crate::evidence::stats::ms;
 use crate::evidence::{Axis, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::jitter::requests::{REQUESTS, Waited, conclude, deviation};

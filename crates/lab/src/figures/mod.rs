@@ -124,7 +124,6 @@ mod qshare_scale;
 mod qshare_table1;
 mod registry;
 mod remedies;
-mod shaped_vm;
 mod sim_switches;
 pub(crate) mod snapshot_turns;
 mod uplink_bed;

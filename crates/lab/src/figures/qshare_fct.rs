@@ -31,6 +31,11 @@
 //! The completion time that a run yields is the mean time of the flows of tenant T, from the
 //! request to the last bit. A run also yields the lowest rate of a tenant other than T in any 0.1
 //! s, divided by the tenant's guarantee.
+//!
+//! # Cost
+//!
+//! Until the end of the warm-up, runs with the same system, load and seed are equal. [`run_all`]
+//! simulates one warm-up for all of them.
 
 use std::sync::Arc;
 
@@ -110,14 +115,31 @@ impl Shuffle {
         spec
     }
 
-    /// Simulates the shuffle traffic with the system `system`.
+    /// Simulates the warm-up with the system `system`.
+    fn warm_up(&self, system: System) -> anyhow::Result<FlowSim> {
+        let mut sim = FlowSim::new(self.spec(), system)?;
+        sim.run_until(WARM_UP);
+        Ok(sim)
+    }
+
+    /// Returns a copy of a simulation after the warm-up, which continues with the flows of this
+    /// shuffle. The simulation must have the load and the seed of this shuffle. Returns `None` if
+    /// the simulation cannot be copied.
+    fn after(&self, warm: &FlowSim) -> Option<FlowSim> {
+        warm.fork(|connection| {
+            if connection.from == WARM_UP {
+                connection.sizes = Some(self.sizes.clone());
+                connection.flows_max = self.flows;
+            }
+        })
+    }
+
+    /// Measures the shuffle traffic in a simulation after the warm-up.
     ///
     /// # Errors
     /// Returns an error if some flows were not completed within the maximum simulated time.
-    pub fn run(&self, system: System) -> anyhow::Result<Had> {
-        let mut sim = FlowSim::new(self.spec(), system)?;
+    fn measure(&self, mut sim: FlowSim) -> anyhow::Result<Had> {
         let all = 2 * RACK * usize::try_from(self.flows)?;
-        sim.run_until(WARM_UP);
         if let Some(ramp) = self.ramp {
             sim = sim.with_ramp(ramp);
         }
@@ -143,6 +165,30 @@ impl Shuffle {
     }
 }
 
+/// Simulates shuffles that have the same load and the same seed. `system` creates the system of
+/// each simulation. Returns the results in the order of `shuffles`.
+///
+/// # Errors
+/// Returns an error if some flows were not completed within the maximum simulated time.
+pub fn run_all(
+    shuffles: &[&Shuffle],
+    system: impl Fn() -> anyhow::Result<System>,
+) -> anyhow::Result<Vec<Had>> {
+    let mut warm: Option<FlowSim> = None;
+    let mut had = Vec::with_capacity(shuffles.len());
+    for shuffle in shuffles {
+        let sim = match warm.as_ref().and_then(|warm| shuffle.after(warm)) {
+            Some(sim) => sim,
+            None => shuffle.warm_up(system()?)?,
+        };
+        if warm.is_none() && shuffles.len() > 1 {
+            warm = shuffle.after(&sim);
+        }
+        had.push(shuffle.measure(sim)?);
+    }
+    Ok(had)
+}
+
 /// Returns the completion times of the flows that tenant T requested after the warm-up, in seconds.
 fn measured(sim: &FlowSim) -> Vec<f64> {
     let flows = sim.record().flows.iter().filter(|flow| flow.asked >= WARM_UP);
@@ -150,7 +196,7 @@ fn measured(sim: &FlowSim) -> Vec<f64> {
 }
 
 /// Results of a simulated run with the shuffle traffic of tenant T.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Had {
     /// Mean completion time of tenant T's flows, in seconds.
     pub mean_secs: f64,
@@ -168,4 +214,24 @@ fn paced_bits(other: &TenantSpec) -> f64 {
 #[expect(clippy::cast_precision_loss, reason = "far below 2^53")]
 fn count(n: usize) -> f64 {
     n as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qshare::Workload;
+
+    #[test]
+    fn a_common_warm_up_does_not_change_results() {
+        let shuffle = |workload: Workload, flows| {
+            let (sizes, load_pct) = (workload.sizes().unwrap(), 50);
+            Shuffle { load_pct, flows, sizes, ramp: None, seed: 1 }
+        };
+        let shuffles = [shuffle(Workload::Enterprise, 3), shuffle(Workload::DataMining, 2)];
+        let [one, two] = &shuffles;
+        let both = run_all(&[one, two], || Ok(System::PlainTcp)).unwrap();
+        let alone = |shuffle| run_all(&[shuffle], || Ok(System::PlainTcp)).unwrap()[0];
+        assert_eq!(both, [alone(one), alone(two)]);
+        assert!(both[0] != both[1]);
+    }
 }

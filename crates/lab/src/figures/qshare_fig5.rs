@@ -51,12 +51,13 @@
 
 use std::collections::BTreeMap;
 
+use anyhow::Context as _;
 use penstock_fabric::queue_binding::Mode;
-use penstock_sim::fabric::peers::{candidates, check};
+use penstock_sim::fabric::peers::{candidates, passes};
 use penstock_sim::fabric::{PairLimits, System};
 use penstock_units::Nanos;
 
-use super::qshare_fct::{Had, RAMP, Shuffle};
+use super::qshare_fct::{Had, RAMP, Shuffle, run_all};
 use crate::evidence::{Axis, Claim, Context, Experiment, Outcome, Panel, Picture, Record, points};
 use crate::qshare::{self as bed, Plant, Troubles, Workload};
 
@@ -103,7 +104,7 @@ struct Peers {
 
 fn passing(system: impl Fn(PairLimits) -> System + Sync) -> anyhow::Result<Vec<PairLimits>> {
     let all = candidates();
-    let held = bed::parallel(&all, |limits| Ok(check(|| system(*limits))?.holds()))?;
+    let held = bed::parallel(&all, |limits| Ok(passes(|| system(*limits))?))?;
     let passed = all.into_iter().zip(held).filter(|(_, held)| *held);
     let passed: Vec<_> = passed.map(|(limits, _)| limits).collect();
     anyhow::ensure!(!passed.is_empty(), "no setting of the system passes the check of guarantees");
@@ -140,22 +141,35 @@ fn all_runs(peers: &Peers) -> Vec<Run> {
     runs
 }
 
-/// Runs the shuffle with each system in `runs`. Returns the results in the order of `runs`.
-fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
-    bed::parallel(runs, |run| {
-        let system = match run {
-            Run::Ours => {
+impl Run {
+    /// Creates the system of this run for a shuffle.
+    fn system(&self, shuffle: &Shuffle) -> anyhow::Result<System> {
+        Ok(match self {
+            Self::Ours => {
                 let (mode, troubles, seed) = (Mode::StaticMap, Troubles::default(), shuffle.seed);
                 let plant = Plant { mode, troubles, seed };
                 bed::qshare(&shuffle.tenants(), INTERVAL, true, plant)?.0
             }
-            Run::Fixed => System::StaticReservation,
-            Run::Tcp => System::PlainTcp,
-            Run::Elastic(limits) => System::ElasticSwitch(*limits),
-            Run::Trinity(limits) => System::Trinity(*limits),
-        };
-        shuffle.run(system)
-    })
+            Self::Fixed => System::StaticReservation,
+            Self::Tcp => System::PlainTcp,
+            Self::Elastic(limits) => System::ElasticSwitch(*limits),
+            Self::Trinity(limits) => System::Trinity(*limits),
+        })
+    }
+}
+
+/// Runs the shuffle with each system in `runs`. Returns the results in the order of `runs`.
+fn measure(shuffle: &Shuffle, runs: &[Run]) -> anyhow::Result<Vec<Had>> {
+    measure_all(&[shuffle], runs)?.pop().context("a shuffle has results")
+}
+
+/// Runs shuffles that have the same load and seed with each system in `runs`. Returns the results
+/// of each shuffle in the order of `runs`.
+fn measure_all(shuffles: &[&Shuffle], runs: &[Run]) -> anyhow::Result<Vec<Vec<Had>>> {
+    let [first, ..] = shuffles else { return Ok(Vec::new()) };
+    let by_run = bed::parallel(runs, |run| run_all(shuffles, || run.system(first)))?;
+    let of_shuffle = |at: usize| by_run.iter().map(|had: &Vec<Had>| had[at]).collect();
+    Ok((0..shuffles.len()).map(of_shuffle).collect())
 }
 
 /// Returns the index of the best valid setting among the runs for which `counts` is true. `had` has
@@ -256,15 +270,11 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
             Shuffle { load_pct, flows, sizes, ramp: None, seed }
         }));
     }
-    let mut swept = Vec::new();
-    for (at, shuffle) in shuffles.iter().enumerate() {
-        say(ctx, 0.0, at, shuffle);
-        swept.push(measure(shuffle, &runs)?);
-    }
+    let swept = sweep(ctx, &shuffles, &runs)?;
     let best = Best::of(&runs, &swept);
     let mut whole = Vec::new();
     for (at, (shuffle, swept)) in shuffles.iter().zip(&swept).enumerate() {
-        say(ctx, 0.5, at, shuffle);
+        say(ctx, at, shuffle);
         whole.push(at_full_length(&best, shuffle, flows, &runs, swept)?);
     }
     let times: Vec<Times> = whole.iter().map(|point| best.times(&runs, point)).collect();
@@ -277,6 +287,22 @@ fn sim(ctx: &Context<'_>) -> anyhow::Result<Outcome> {
     let kept = Claim::new("others_ours_least", statement, "").at_least(OTHERS_MIN);
     outcome.claim(kept.measured(others.fold(f64::INFINITY, f64::min)));
     Ok(outcome)
+}
+
+/// Runs each load with both workloads and each system in `runs`. Returns the results in the order
+/// of `shuffles`.
+fn sweep(ctx: &Context<'_>, shuffles: &[Shuffle], runs: &[Run]) -> anyhow::Result<Vec<Vec<Had>>> {
+    let mut swept = vec![Vec::new(); shuffles.len()];
+    for (at, load) in LOADS.into_iter().enumerate() {
+        let part = 0.5 * count(at) / count(LOADS.len());
+        ctx.progress(part, format_args!("settings, load {load} %"));
+        let of_load: Vec<&Shuffle> = shuffles.iter().skip(at).step_by(LOADS.len()).collect();
+        let had = measure_all(&of_load, runs)?;
+        for (place, had) in swept.iter_mut().skip(at).step_by(LOADS.len()).zip(had) {
+            *place = had;
+        }
+    }
+    Ok(swept)
 }
 
 /// Runs QShare, plain TCP and ElasticSwitch's best setting with TCP's windows, for every second
@@ -312,9 +338,9 @@ fn with_ramp(
     Ok(())
 }
 
-/// Reports progress before the run number `at` of one half of the figure, which begins at `from`.
-fn say(ctx: &Context<'_>, from: f64, at: usize, shuffle: &Shuffle) {
-    let part = from + 0.5 * count(at) / count(WORKLOADS.len() * LOADS.len());
+/// Reports progress before the run number `at` of the figure's second half.
+fn say(ctx: &Context<'_>, at: usize, shuffle: &Shuffle) {
+    let part = 0.5 + 0.5 * count(at) / count(WORKLOADS.len() * LOADS.len());
     let workload = WORKLOADS[at / LOADS.len()].name();
     ctx.progress(part, format_args!("{workload}, load {} %", shuffle.load_pct));
 }

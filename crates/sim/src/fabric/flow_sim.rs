@@ -31,6 +31,8 @@ use std::collections::VecDeque;
 
 use penstock_units::{BitsPerSecond, Nanos};
 
+use super::active::ActivePair;
+use super::client::Client;
 use super::control::{Change, HostUsage, QueueControl, Terms, Timeline, queues};
 use super::kept::Kept;
 use super::link_share::Queue;
@@ -38,7 +40,7 @@ use super::pair_limits::{Ends, Limits, secs};
 use super::ramp::{Ramp, Windows};
 use super::rates::{LinkId, Rates, StreamId};
 use super::record::{FlowRecord, Record, Sample};
-use super::spec::{Connection, HostNo, Order, Spec, SpecError, TenantNo, VmNo};
+use super::spec::{Connection, HostNo, Spec, SpecError, TenantNo, VmNo};
 use super::system::System;
 use crate::{EventQueue, Rng};
 
@@ -56,7 +58,7 @@ enum Event {
 }
 
 /// A sending and a receiving VM of a tenant, with the flows between the two VMs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Pair {
     tenant: TenantNo,
     vms: [VmNo; 2],
@@ -68,34 +70,18 @@ struct Pair {
     dscp: u8,
     /// Bit n is set if the pair's path includes the watched link number n.
     watched: u32,
-    /// For each flow: the value of `served` at which the flow is complete, and the index of its
-    /// connection.
+    /// For each flow: the value of [`ActivePair::served`] at which the flow is complete, and the
+    /// index of its connection.
     flows: Vec<(f64, usize)>,
-    next: f64,
-    /// Number of bits that each flow of the pair of VMs has received since the pair became active.
-    served: f64,
-    per_flow: f64,
-    rate: f64,
-    refused: f64,
-    /// Number of bits that the pair of VMs has sent so far. The field `sampled` is the number of
-    /// bits sent until the last sample, and `measured` the number of bits sent until the end of the
-    /// last control interval.
+    /// Number of bits that the pair of VMs has sent so far. While the pair has flows, the number is
+    /// [`ActivePair::bits`]. The field `sampled` is the number of bits sent until the last sample,
+    /// and `measured` the number of bits sent until the end of the last control interval.
     bits: f64,
     sampled: f64,
     measured: f64,
-    entitled_rate: f64,
     entitled_bits: f64,
+    /// Index of the pair in [`FlowSim::active`], or `usize::MAX` if the pair has no flows.
     place: usize,
-}
-
-/// State of a client's connection.
-#[derive(Debug)]
-struct Client {
-    rng: Rng,
-    round: Vec<VmNo>,
-    asked: Nanos,
-    bytes: u64,
-    done: u64,
 }
 
 /// A running simulation of a network at the level of flows.
@@ -111,7 +97,10 @@ pub struct FlowSim {
     /// For each tenant: the index of its first pair of VMs, and its number of VMs.
     pair_of: Vec<(usize, usize)>,
     vm_base: Vec<usize>,
-    active: Vec<usize>,
+    /// All pairs of VMs that have flows.
+    active: Vec<ActivePair>,
+    /// Pairs with complete flows, which is empty between events.
+    whole: Vec<u32>,
     clients: Vec<Client>,
     waiting: usize,
     limits: Option<Limits>,
@@ -139,13 +128,7 @@ impl FlowSim {
             vms += tenant.vms.len();
         }
         let seed = Rng::new(spec.seed);
-        let client = |number: u64| Client {
-            rng: seed.fork(number),
-            round: Vec::new(),
-            asked: Nanos(0),
-            bytes: 0,
-            done: 0,
-        };
+        let client = |number: u64| Client::new(seed.fork(number));
         let clients: Vec<_> = (0..).take(spec.connections.len()).map(client).collect();
         let mut sim = Self {
             now: Nanos(0),
@@ -156,6 +139,7 @@ impl FlowSim {
             pair_of: Vec::new(),
             vm_base,
             active: Vec::new(),
+            whole: Vec::new(),
             waiting: clients.len(),
             clients,
             limits: None,
@@ -184,6 +168,9 @@ impl FlowSim {
             let path = hose_path(0, self.vm_base[pair.tenant], pair.vms);
             pair.entitled = Some(rates.add(0, &path));
         }
+        for active in &mut self.active {
+            active.entitled = self.pairs[active.pair as usize].entitled;
+        }
         self.entitled = Some(rates);
         self
     }
@@ -194,14 +181,44 @@ impl FlowSim {
     pub fn with_ramp(mut self, ramp: Ramp) -> Self {
         self.events.post(self.now + ramp.rtt, Event::Round);
         let mut windows = Windows::new(ramp, self.pairs.len());
-        for number in &self.active {
-            (0..self.pairs[*number].flows.len()).for_each(|n| windows.joined(*number, count(n)));
+        for active in &self.active {
+            let number = active.pair as usize;
+            (0..self.pairs[number].flows.len()).for_each(|n| windows.joined(number, count(n)));
         }
         self.windows = Some(windows);
-        for number in self.active.clone() {
-            self.set_streams(number);
-        }
+        self.set_all_streams();
         self
+    }
+
+    /// Returns a copy of the simulation, which continues on its own. `change` may change the sizes
+    /// and the number of the flows that connections of the copy request from now on. Returns `None`
+    /// if the simulation has a controller, which cannot be copied.
+    #[must_use]
+    pub fn fork(&self, change: impl FnMut(&mut Connection)) -> Option<Self> {
+        let mut spec = self.spec.clone();
+        spec.connections.iter_mut().for_each(change);
+        Some(Self {
+            spec,
+            system: self.system.copied()?,
+            now: self.now,
+            events: self.events.clone(),
+            rates: self.rates.clone(),
+            entitled: self.entitled.clone(),
+            pairs: self.pairs.clone(),
+            pair_of: self.pair_of.clone(),
+            vm_base: self.vm_base.clone(),
+            active: self.active.clone(),
+            whole: Vec::new(),
+            clients: self.clients.clone(),
+            waiting: self.waiting,
+            limits: self.limits.clone(),
+            windows: self.windows.clone(),
+            to_come: self.to_come.clone(),
+            kept: self.kept.clone(),
+            last_control: self.last_control,
+            settled: self.settled,
+            record: self.record.clone(),
+        })
     }
 
     fn add_pairs(&mut self) {
@@ -305,23 +322,13 @@ impl FlowSim {
         self.rates.settle();
         self.settled += 1;
         let mut first = f64::INFINITY;
-        for number in &self.active {
-            let pair = &mut self.pairs[*number];
-            pair.rate = self.rates.rate(pair.stream);
-            pair.rate += pair.low.map_or(0.0, |low| self.rates.rate(low));
-            if self.limits.is_some() {
-                pair.refused = self.rates.refused(pair.low.unwrap_or(pair.stream));
-            }
-            pair.per_flow = pair.rate / count(pair.flows.len());
-            if pair.per_flow > 0.0 {
-                first = first.min((pair.next - pair.served) / pair.per_flow);
-            }
+        for active in &mut self.active {
+            first = first.min(active.set_rate(&self.rates));
         }
         if let Some(rates) = &mut self.entitled {
             rates.settle();
-            for number in &self.active {
-                let pair = &mut self.pairs[*number];
-                pair.entitled_rate = pair.entitled.map_or(0.0, |stream| rates.rate(stream));
+            for active in &mut self.active {
+                active.entitled_rate = active.entitled.map_or(0.0, |stream| rates.rate(stream));
             }
         }
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
@@ -331,39 +338,36 @@ impl FlowSim {
 
     /// Adds the bits that flows transfer in `seconds` at the current rates, and completes flows.
     fn account(&mut self, seconds: f64) {
-        let mut whole = Vec::new();
-        for number in &self.active {
-            let pair = &mut self.pairs[*number];
-            pair.served += pair.per_flow * seconds;
-            pair.bits += pair.rate * seconds;
-            pair.entitled_bits += pair.entitled_rate * seconds;
-            if let Some(limits) = &mut self.limits {
-                limits.refused(low32(*number), pair.refused, seconds);
+        let mut whole = std::mem::take(&mut self.whole);
+        for active in &mut self.active {
+            if active.pass(seconds) {
+                whole.push(active.pair);
             }
-            // A flow is complete if at most the bits of one nanosecond are missing. This is the
-            // resolution of time.
-            if pair.next - pair.served <= pair.per_flow * 1e-9 {
-                whole.push(*number);
+            let has_refused = active.is_limited && active.refused > 0.0;
+            if let Some(limits) = self.limits.as_mut().filter(|_| has_refused) {
+                limits.refused(active.pair, active.refused, seconds);
             }
         }
-        for number in whole {
-            self.flows_whole(number);
+        for number in whole.drain(..) {
+            self.flows_whole(number as usize);
         }
+        self.whole = whole;
     }
 
     fn flows_whole(&mut self, number: usize) {
-        let slack = self.pairs[number].per_flow * 1e-9;
+        let place = self.pairs[number].place;
+        let (served, slack) = (self.active[place].served, self.active[place].slack());
         let mut at = 0;
-        while at < self.pairs[number].flows.len() {
-            let pair = &mut self.pairs[number];
-            if pair.flows[at].0 - pair.served > slack {
+        while let Some((end, client)) = self.pairs[number].flows.get(at).copied() {
+            if end - served > slack {
                 at += 1;
                 continue;
             }
-            let (_, client) = pair.flows.swap_remove(at);
+            self.pairs[number].flows.swap_remove(at);
             self.flow_done(number, client);
         }
-        self.pairs[number].find_next();
+        let ends = self.pairs[number].flows.iter().map(|flow| flow.0);
+        self.active[place].next = ends.fold(f64::INFINITY, f64::min);
         self.flows_changed(number);
     }
 
@@ -399,6 +403,7 @@ impl FlowSim {
                 self.limits_changed();
             }
             Event::Divide => {
+                self.copy_counters();
                 let Some(limits) = &mut self.limits else { return };
                 let pairs = &self.pairs;
                 limits.divide(self.now, |pair| pairs[pair as usize].bits);
@@ -434,38 +439,70 @@ impl FlowSim {
         };
         let (first, vms) = self.pair_of[connection.tenant];
         let number = first + server * vms + connection.client;
-        let pair = &mut self.pairs[number];
         if let Some(windows) = &mut self.windows {
-            windows.joined(number, count(pair.flows.len()));
+            windows.joined(number, count(self.pairs[number].flows.len()));
         }
-        pair.flows.push((pair.served + bits, client));
-        pair.next = pair.next.min(pair.served + bits);
+        let place = self.activate(number);
+        let active = &mut self.active[place];
+        let end = active.served + bits;
+        active.next = active.next.min(end);
+        self.pairs[number].flows.push((end, client));
         self.flows_changed(number);
     }
 
-    /// Updates the simulation after a change in a pair's number of flows.
-    fn flows_changed(&mut self, number: usize) {
+    /// Adds a pair to the list of pairs with flows, unless the list has the pair. Returns the
+    /// pair's place in the list.
+    fn activate(&mut self, number: usize) -> usize {
         let ends = self.ends(number);
         let pair = &mut self.pairs[number];
-        let (is, was) = (!pair.flows.is_empty(), pair.place != usize::MAX);
-        if is && !was {
+        if pair.place == usize::MAX {
             pair.place = self.active.len();
-            self.active.push(number);
+            let Pair { low, entitled, .. } = *pair;
+            let mut active =
+                ActivePair::new(ends.pair, pair.stream, [pair.bits, pair.entitled_bits]);
             if let Some(limits) = self.limits.as_mut().filter(|_| pair.dscp == 0) {
                 limits.begins(ends, pair.bits);
+                active.is_limited = true;
             }
-        } else if was && !is {
+            self.active.push(ActivePair { low, entitled, ..active });
+        }
+        pair.place
+    }
+
+    /// Updates the simulation after a change in the number of flows of an active pair.
+    fn flows_changed(&mut self, number: usize) {
+        let pair = &mut self.pairs[number];
+        if pair.flows.is_empty() {
+            // The next flow begins with `served` at 0, so that `served` stays small and exact.
             let place = std::mem::replace(&mut pair.place, usize::MAX);
-            pair.restart();
-            self.active.swap_remove(place);
+            let idle = self.active.swap_remove(place);
+            (pair.bits, pair.entitled_bits) = (idle.bits, idle.entitled_bits);
             if let Some(moved) = self.active.get(place) {
-                self.pairs[*moved].place = place;
+                self.pairs[moved.pair as usize].place = place;
             }
             if let Some(limits) = &mut self.limits {
-                limits.ends(ends.pair, self.now);
+                limits.ends(low32(number), self.now);
             }
+        } else {
+            self.active[pair.place].flows = count(pair.flows.len());
         }
         self.set_streams(number);
+    }
+
+    /// Copies the counters of active pairs to the list of all pairs.
+    fn copy_counters(&mut self) {
+        for active in &self.active {
+            let pair = &mut self.pairs[active.pair as usize];
+            (pair.bits, pair.entitled_bits) = (active.bits, active.entitled_bits);
+        }
+    }
+
+    /// Sets the number of flows and the limit of all active pairs' streams.
+    fn set_all_streams(&mut self) {
+        for at in 0..self.active.len() {
+            let number = self.active[at].pair as usize;
+            self.set_streams(number);
+        }
     }
 
     /// Sets the number of flows and the limit of a pair's streams.
@@ -494,15 +531,13 @@ impl FlowSim {
 
     /// Ends a round trip of all flows, after which windows change.
     fn round_ends(&mut self) {
-        let Self { windows: Some(windows), pairs, active, .. } = self else { return };
-        for number in &*active {
-            windows.round_ends(*number, pairs[*number].per_flow);
+        let Self { windows: Some(windows), active, .. } = self else { return };
+        for active in &*active {
+            windows.round_ends(active.pair as usize, active.per_flow);
         }
         let next = self.now + windows.rtt();
         self.events.post(next, Event::Round);
-        for number in self.active.clone() {
-            self.set_streams(number);
-        }
+        self.set_all_streams();
     }
 
     fn limits_changed(&mut self) {
@@ -539,6 +574,7 @@ impl FlowSim {
 
     /// Returns each host's measurements of each tenant since the end of the last control interval.
     fn usage(&mut self) -> Vec<Vec<HostUsage>> {
+        self.copy_counters();
         let seconds = secs(self.now) - secs(self.last_control);
         self.last_control = self.now;
         let hosts = self.spec.network.paths.len();
@@ -608,11 +644,14 @@ impl FlowSim {
     /// Begins to limit pairs of VMs whose frames are now in the shared queue, and stops for pairs
     /// whose frames are not.
     fn limit_pairs(&mut self) {
+        self.copy_counters();
         let Self { limits: Some(limits), pairs, .. } = self else { return };
         limits.lift(|ends| pairs[ends.pair as usize].dscp != 0);
-        for number in self.active.clone() {
+        for at in 0..self.active.len() {
+            let number = self.active[at].pair as usize;
             let ends = self.ends(number);
             let pair = &self.pairs[number];
+            self.active[at].is_limited = pair.dscp == 0;
             if let Some(limits) = self.limits.as_mut().filter(|_| pair.dscp == 0) {
                 limits.begins(ends, pair.bits);
             }
@@ -631,6 +670,8 @@ impl FlowSim {
     }
 
     fn sample(&mut self) {
+        self.copy_counters();
+        self.active.iter_mut().for_each(|active| active.entitled_bits = 0.0);
         let watched = self.spec.watched.len();
         let empty = vec![0.0; self.spec.tenants.len() * watched];
         let mut sample = Sample { at: self.now, bits: empty.clone(), entitled: empty };
@@ -662,47 +703,12 @@ impl Pair {
             dscp: 0,
             watched,
             flows: Vec::new(),
-            next: f64::INFINITY,
-            served: 0.0,
-            per_flow: 0.0,
-            rate: 0.0,
-            refused: 0.0,
             bits: 0.0,
             sampled: 0.0,
             measured: 0.0,
-            entitled_rate: 0.0,
             entitled_bits: 0.0,
             place: usize::MAX,
         }
-    }
-
-    fn find_next(&mut self) {
-        self.next = self.flows.iter().map(|flow| flow.0).fold(f64::INFINITY, f64::min);
-    }
-
-    /// Sets the rates and the counter `served` of an idle pair to 0, so that `served` stays small
-    /// and exact.
-    fn restart(&mut self) {
-        (self.served, self.next) = (0.0, f64::INFINITY);
-        (self.rate, self.per_flow, self.refused, self.entitled_rate) = (0.0, 0.0, 0.0, 0.0);
-    }
-}
-
-impl Client {
-    fn next_server(&mut self, connection: &Connection) -> VmNo {
-        let servers = &connection.servers;
-        let below = |rng: &mut Rng, count: usize| {
-            let count = u64::try_from(count).unwrap_or(u64::MAX);
-            usize::try_from(rng.below(count)).unwrap_or(0)
-        };
-        if connection.order == Order::Random {
-            return servers[below(&mut self.rng, servers.len())];
-        }
-        if self.round.is_empty() {
-            self.round.clone_from(servers);
-        }
-        let at = below(&mut self.rng, self.round.len());
-        self.round.swap_remove(at)
     }
 }
 

@@ -45,7 +45,7 @@ struct Sender {
 }
 
 /// State of the port that sends on one link.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Port {
     rate: f64,
     queues: Vec<Queue>,
@@ -56,7 +56,7 @@ struct Port {
 }
 
 /// State of all ports and hosts, as far as guarantees depend on it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Kept {
     ports: Vec<Port>,
 }

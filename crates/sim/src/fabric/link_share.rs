@@ -31,8 +31,9 @@
 //!
 //! # Cost
 //!
-//! Dividing a link's rate takes a few passes over the demands of the flows. Dividing a link's rate
-//! allocates memory only if the scratch space must grow.
+//! Dividing a link's rate takes one pass over the demands of all groups of flows, and a few passes
+//! over the groups whose demand is not met yet. Dividing a link's rate allocates memory only if the
+//! scratch space must grow.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Queue {
@@ -74,24 +75,28 @@ impl Level {
 }
 
 /// Memory that [`divide`] reuses between calls.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Scratch {
     asked: Vec<f64>,
     share: Vec<f64>,
     flows: Vec<f64>,
     open: Vec<bool>,
-    done: Vec<bool>,
+    /// Queues of the present priority whose rate is not known yet, in order.
+    waiting: Vec<usize>,
+    /// Groups of flows whose rate is not known yet, in order.
+    rest: Vec<Asker>,
 }
 
 /// Divides a link's `capacity` (bits/s) among the groups of flows in `askers`, and writes the
-/// result for each queue to `levels`.
+/// result for each queue to `levels`. Returns the demand of all flows. If the demand is at most the
+/// capacity, no queue has a maximum rate.
 pub fn divide(
     capacity: f64,
     queues: &[Queue],
     askers: &[Asker],
     scratch: &mut Scratch,
     levels: &mut Vec<Level>,
-) {
+) -> f64 {
     levels.clear();
     levels.resize(queues.len(), Level::OPEN);
     let Scratch { asked, share, flows, open, .. } = scratch;
@@ -101,12 +106,23 @@ pub fn divide(
     }
     open.clear();
     open.resize(queues.len(), true);
-    for asker in askers {
-        asked[asker.queue] += asker.demand;
-        flows[asker.queue] += asker.flows;
+    if queues.len() == 1 {
+        // Local variables, because the next addition would wait for a store to memory.
+        let (mut sum, mut number) = (0.0, 0.0);
+        for asker in askers {
+            sum += asker.demand;
+            number += asker.flows;
+        }
+        (asked[0], flows[0]) = (sum, number);
+    } else {
+        for asker in askers {
+            asked[asker.queue] += asker.demand;
+            flows[asker.queue] += asker.flows;
+        }
     }
-    if asked.iter().sum::<f64>() <= capacity {
-        return;
+    let demand = asked.iter().sum::<f64>();
+    if demand <= capacity {
+        return demand;
     }
     let mut left = capacity;
     let last = queues.iter().map(|q| q.priority).max().unwrap_or(0);
@@ -114,58 +130,55 @@ pub fn divide(
         left = among_queues(left, priority, queues, scratch);
     }
     within_queues(askers, scratch, levels);
+    demand
 }
 
 /// Divides the rate `left` among the queues with the given priority, and returns the rate that
 /// these queues do not use. Writes the rate of each queue to `share`. Sets `open` to `false` for
 /// each queue with a rate below its demand.
 fn among_queues(mut left: f64, priority: u8, queues: &[Queue], scratch: &mut Scratch) -> f64 {
-    let Scratch { asked, share, open, done, .. } = scratch;
-    done.clear();
-    done.extend(queues.iter().map(|q| q.priority != priority));
+    let Scratch { asked, share, open, waiting, .. } = scratch;
+    waiting.clear();
+    waiting.extend((0..queues.len()).filter(|q| queues[*q].priority == priority));
     loop {
-        let waiting = || (0..queues.len()).filter(|q| !done[*q]);
-        let weights: f64 = waiting().map(|q| queues[q].weight).sum();
+        let weights: f64 = waiting.iter().map(|q| queues[*q].weight).sum();
         let level = left / weights;
-        let content = waiting().find(|q| asked[*q] <= queues[*q].weight * level);
-        match content {
-            Some(queue) => {
-                share[queue] = asked[queue];
-                left = (left - asked[queue]).max(0.0);
-                done[queue] = true;
+        let content = waiting.iter().position(|q| asked[*q] <= queues[*q].weight * level);
+        let Some(content) = content else {
+            for queue in waiting.iter().copied() {
+                share[queue] = queues[queue].weight * level;
+                open[queue] = false;
             }
-            None => {
-                for queue in (0..queues.len()).filter(|q| !done[*q]) {
-                    share[queue] = queues[queue].weight * level;
-                    open[queue] = false;
-                }
-                return if weights > 0.0 { 0.0 } else { left };
-            }
-        }
+            return if weights > 0.0 { 0.0 } else { left };
+        };
+        let queue = waiting.remove(content);
+        share[queue] = asked[queue];
+        left = (left - asked[queue]).max(0.0);
     }
 }
 
 /// Computes the maximum rate of the flows in each queue that gets less than its demand. Each pass
 /// over a queue fixes the rates of flows with a demand below the queue's fair share.
 fn within_queues(askers: &[Asker], scratch: &mut Scratch, levels: &mut [Level]) {
-    let Scratch { asked, share, flows, open, done } = scratch;
+    let Scratch { asked, share, flows, open, rest, .. } = scratch;
     for (queue, level) in levels.iter_mut().enumerate().filter(|(q, _)| !open[*q]) {
         let refused =
             if asked[queue].is_finite() { 1.0 - share[queue] / asked[queue] } else { 1.0 };
         *level = Level { per_flow: share[queue] / flows[queue], refused: refused.clamp(0.0, 1.0) };
     }
-    done.clear();
-    done.extend(askers.iter().map(|a| open[a.queue]));
+    rest.clear();
+    rest.extend(askers.iter().filter(|a| !open[a.queue]));
     loop {
-        let mut settled = false;
-        for (asker, done) in askers.iter().zip(done.iter_mut()).filter(|(_, done)| !**done) {
-            if asker.demand < asker.flows * levels[asker.queue].per_flow {
+        let before = rest.len();
+        rest.retain(|asker| {
+            let settled = asker.demand < asker.flows * levels[asker.queue].per_flow;
+            if settled {
                 share[asker.queue] -= asker.demand;
                 flows[asker.queue] -= asker.flows;
-                (*done, settled) = (true, true);
             }
-        }
-        if !settled {
+            !settled
+        });
+        if rest.len() == before {
             return;
         }
         for (queue, level) in levels.iter_mut().enumerate().filter(|(q, _)| !open[*q]) {

@@ -23,6 +23,7 @@
 //! | [`peers`] | settings of ElasticSwitch and Trinity, and a check that each setting must pass |
 //! | [`ramp`] | windows of TCP flows: slow start and losses |
 //! | [`packets`] | packets of one bottleneck, to validate the rates |
+//! | `active`, `client` | state of the pairs of VMs that have flows; state of clients |
 //! | [`flow_sim`], [`record`] | simulation of flows over time, and records of its results |
 
 pub mod control;
@@ -37,6 +38,8 @@ pub mod sizes;
 pub mod spec;
 pub mod system;
 
+mod active;
+mod client;
 mod kept;
 mod pair_limits;
 

@@ -31,7 +31,7 @@ pub struct PairLimits {
 }
 
 /// State of a pair of VMs that has a limit.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Limited {
     pair: LimitedPair,
     /// Total bits that the pair had sent at the last division of guarantees.
@@ -52,11 +52,21 @@ pub(super) struct Ends {
     pub hose: BitsPerSecond,
 }
 
-#[derive(Debug)]
+impl Ends {
+    /// Returns the pair's place in the order of its senders (`side` 0) or receivers (`side` 1).
+    const fn place(&self, side: usize) -> (u32, u32) {
+        (self.vms[side], self.pair)
+    }
+}
+
+#[derive(Clone, Debug)]
 pub(super) struct Limits {
     settings: PairLimits,
     pairs: Vec<Option<Limited>>,
     listed: Vec<Ends>,
+    /// The limited pairs in the order of their senders, and in the order of their receivers. Pairs
+    /// of the same VM are in the order of their numbers.
+    by_vm: [Vec<Ends>; 2],
     /// For each VM: the number of limited pairs with the VM as sender, and the number with the VM
     /// as receiver.
     busy: Vec<[usize; 2]>,
@@ -71,6 +81,7 @@ impl Limits {
             settings,
             pairs,
             listed: Vec::new(),
+            by_vm: [Vec::new(), Vec::new()],
             busy: vec![[0; 2]; vms],
             last_period: Nanos(0),
             last_partition: Nanos(0),
@@ -89,8 +100,10 @@ impl Limits {
             return;
         }
         let hose = self.given(ends.hose);
-        for side in 0..2 {
+        for (side, pairs) in self.by_vm.iter_mut().enumerate() {
             self.busy[ends.vms[side] as usize][side] += 1;
+            let place = pairs.partition_point(|other| other.place(side) < ends.place(side));
+            pairs.insert(place, ends);
         }
         let part = |side: usize| partition::equal(hose, self.busy[ends.vms[side] as usize][side]);
         let sides = [part(0), part(1)];
@@ -111,18 +124,29 @@ impl Limits {
     }
 
     /// Removes the limits of pairs for which `gone` returns true.
-    pub fn lift(&mut self, mut gone: impl FnMut(&Ends) -> bool) {
-        let Self { pairs, listed, busy, .. } = self;
+    pub fn lift(&mut self, gone: impl Fn(&Ends) -> bool) {
+        self.lift_if(|ends, _| gone(ends));
+    }
+
+    fn lift_if(&mut self, gone: impl Fn(&Ends, &Limited) -> bool) {
+        let Self { pairs, listed, by_vm, busy, .. } = self;
+        let before = listed.len();
         listed.retain(|ends| {
-            let lifted = gone(ends);
+            let limited = &mut pairs[ends.pair as usize];
+            let lifted = limited.as_ref().is_some_and(|limited| gone(ends, limited));
             if lifted {
-                pairs[ends.pair as usize] = None;
+                *limited = None;
                 for side in 0..2 {
                     busy[ends.vms[side] as usize][side] -= 1;
                 }
             }
             !lifted
         });
+        if listed.len() < before {
+            for by_vm in by_vm {
+                by_vm.retain(|ends| pairs[ends.pair as usize].is_some());
+            }
+        }
     }
 
     /// Records that a queue refused the fraction `share` of a pair's demand for `seconds` seconds.
@@ -169,10 +193,7 @@ impl Limits {
         let seconds = secs(now) - secs(self.last_partition);
         self.last_partition = now;
         let forget = self.settings.forget;
-        let old = |limited: &Limited| limited.idle_since.is_some_and(|since| since + forget <= now);
-        let gone: Vec<bool> =
-            self.pairs.iter().map(|limited| limited.as_ref().is_some_and(old)).collect();
-        self.lift(|ends| gone[ends.pair as usize]);
+        self.lift_if(|_, limited| limited.idle_since.is_some_and(|since| since + forget <= now));
         for ends in &self.listed {
             let Some(limited) = &mut self.pairs[ends.pair as usize] else { continue };
             let all = sent(ends.pair);
@@ -199,16 +220,16 @@ impl Limits {
     /// Divides the guarantees of all senders (`side` 0) or receivers (`side` 1). Returns the part
     /// of a VM's guarantee that each pair of VMs gets.
     fn side(&self, side: usize) -> Vec<(u32, BitsPerSecond)> {
-        let mut order: Vec<Ends> = self.listed.clone();
-        order.sort_by_key(|ends| (ends.vms[side], ends.pair));
+        let order = &self.by_vm[side];
         let mut found = Vec::with_capacity(order.len());
-        let mut parts = Vec::new();
+        let (mut wants, mut parts) = (Vec::new(), Vec::new());
         for of_vm in order.chunk_by(|a, b| a.vms[side] == b.vms[side]) {
             let want = |ends: &Ends| {
                 let limited = self.pairs[ends.pair as usize].as_ref();
                 limited.map_or(UNLIMITED, |limited| limited.pair.want(side))
             };
-            let wants: Vec<_> = of_vm.iter().map(want).collect();
+            wants.clear();
+            wants.extend(of_vm.iter().map(want));
             partition::fill(self.given(of_vm[0].hose), &wants, &mut parts);
             found.extend(of_vm.iter().map(|ends| ends.pair).zip(parts.iter().copied()));
         }

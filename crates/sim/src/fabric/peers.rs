@@ -50,6 +50,10 @@ const LINK: BitsPerSecond = BitsPerSecond(1_000_000_000);
 const X: BitsPerSecond = BitsPerSecond(450_000_000);
 const Y: BitsPerSecond = BitsPerSecond(90_000_000);
 const SECS: u64 = 20;
+/// Lowest [`Check::guarantee`] and [`Check::bursts`] with which a setting passes the check.
+const GUARANTEE_MIN: f64 = 0.95;
+/// Lowest [`Check::spare`] with which a setting passes the check.
+const SPARE_MIN: f64 = 0.90;
 /// Table with the flow size of tenant X's bursts: 5 MB.
 const BURST: &str = "5000000 1";
 /// Table with the sizes of tenant Y's short flows: 10 kB to 2 MB.
@@ -82,7 +86,9 @@ impl Check {
     /// Returns whether the checked system met the guarantees and used spare capacity.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.guarantee >= 0.95 && self.bursts >= 0.95 && self.spare >= 0.90
+        let least = [GUARANTEE_MIN, GUARANTEE_MIN, SPARE_MIN];
+        let found = [self.guarantee, self.bursts, self.spare];
+        found.iter().zip(least).all(|(found, least)| *found >= least)
     }
 }
 
@@ -124,18 +130,34 @@ pub fn candidates() -> Vec<PairLimits> {
 /// # Errors
 /// Returns an error if the specification or the flow sizes of the check are invalid.
 pub fn check(system: impl Fn() -> System) -> Result<Check, CheckError> {
-    let beside = |spec: Spec| -> Result<f64, CheckError> {
-        let rates = x_by_tenth(spec, system())?;
-        Ok(rates[60..].iter().copied().fold(f64::INFINITY, f64::min) / bits(X))
-    };
-    let endless = beside(world(&Beside::Endless)?)?;
-    let short = beside(world(&Beside::Short)?)?;
-    let alone = x_by_tenth(world(&Beside::Nobody)?, system())?;
-    let many = x_in_bursts(Beside::Endless, system())?;
-    let bursts = many.min(x_in_bursts(Beside::Few, system())?);
-    let late = &alone[100..];
-    let mean = late.iter().sum::<f64>() / f64::from(u32::try_from(late.len()).unwrap_or(1));
-    Ok(Check { guarantee: endless.min(short), spare: mean / bits(LINK), bursts })
+    let endless = x_least(&Beside::Endless, system())?;
+    let short = x_least(&Beside::Short, system())?;
+    let spare = x_alone(system())?;
+    let many = x_in_bursts(&Beside::Endless, system())?;
+    let bursts = many.min(x_in_bursts(&Beside::Few, system())?);
+    Ok(Check { guarantee: endless.min(short), spare, bursts })
+}
+
+/// Returns whether the system that `system` creates passes the check ([`check`]). Omits the other
+/// runs of the check after a run that the system fails.
+///
+/// # Errors
+/// Returns an error if the specification or the flow sizes of the check are invalid.
+pub fn passes(system: impl Fn() -> System) -> Result<bool, CheckError> {
+    let endless = x_least(&Beside::Endless, system())?;
+    if endless < GUARANTEE_MIN {
+        return Ok(false);
+    }
+    let many = x_in_bursts(&Beside::Endless, system())?;
+    if many < GUARANTEE_MIN {
+        return Ok(false);
+    }
+    let bursts = many.min(x_in_bursts(&Beside::Few, system())?);
+    if bursts < GUARANTEE_MIN {
+        return Ok(false);
+    }
+    let guarantee = endless.min(x_least(&Beside::Short, system())?);
+    Ok(Check { guarantee, spare: x_alone(system())?, bursts }.holds())
 }
 
 #[derive(PartialEq, Eq)]
@@ -186,9 +208,23 @@ fn world(beside: &Beside) -> Result<Spec, CheckError> {
     })
 }
 
+/// Returns X's lowest rate in any 0.1 s from 6 s on, relative to X's guarantee.
+fn x_least(beside: &Beside, system: System) -> Result<f64, CheckError> {
+    let rates = x_by_tenth(world(beside)?, system)?;
+    Ok(rates[60..].iter().copied().fold(f64::INFINITY, f64::min) / bits(X))
+}
+
+/// Returns X's mean rate from 10 s on while Y sends nothing, relative to the link's rate.
+fn x_alone(system: System) -> Result<f64, CheckError> {
+    let alone = x_by_tenth(world(&Beside::Nobody)?, system)?;
+    let late = &alone[100..];
+    let mean = late.iter().sum::<f64>() / f64::from(u32::try_from(late.len()).unwrap_or(1));
+    Ok(mean / bits(LINK))
+}
+
 /// Returns X's mean rate while X has flows of [`BURST`], relative to X's guarantee.
-fn x_in_bursts(beside: Beside, system: System) -> Result<f64, CheckError> {
-    let mut spec = world(&beside)?;
+fn x_in_bursts(beside: &Beside, system: System) -> Result<f64, CheckError> {
+    let mut spec = world(beside)?;
     spec.connections[0] = Connection {
         sizes: Some(Arc::new(SizeTable::parse(BURST)?)),
         pause_ppm: WHOLE,

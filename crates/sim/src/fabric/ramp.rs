@@ -91,7 +91,7 @@ impl Window {
 }
 
 /// Windows of all pairs of VMs.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Windows {
     ramp: Ramp,
     of_pair: Vec<Window>,

@@ -29,6 +29,12 @@
 //!
 //! The computing time is proportional to the number of changed offers of links. Most changes affect
 //! only the links of one stream, and the links of other streams with the same bottleneck.
+//!
+//! A link would compute the same offers again if no demand at the link has changed, for example
+//! because the changed offer is not the one that limits the stream. Such a link keeps its offers,
+//! but takes its turn, so that all other links recompute in the same order. A link also keeps
+//! infinite offers while a bound of the demands is below the link's capacity. The results are
+//! therefore the same bits as if each link recomputed its offers in each turn.
 
 use std::collections::VecDeque;
 
@@ -60,6 +66,9 @@ const TURNS_MAX: u32 = 64;
 const NEAR: f64 = 1e-3;
 /// Relative difference below which two rates count as equal.
 const SAME: f64 = 1e-10;
+/// Fraction of a link's capacity up to which [`Work::most`] proves that the link meets all demands.
+/// The rest of the capacity is far more than the rounding errors of the bound.
+const SURE: f64 = 0.999;
 
 /// Maximum number of links in a stream's path: two interfaces, a core link, two virtual links for
 /// the hose guarantees, and one spare link.
@@ -78,49 +87,86 @@ impl Hop {
     const NONE: Self = Self { link: 0, place: 0, offer: f64::INFINITY };
 }
 
-#[derive(Debug)]
-struct Stream {
-    class: usize,
-    flows: f64,
-    limit: f64,
-    /// The two smallest offers (bits/s) that links make to the stream. The offers to a stream are
-    /// cached, because links read offers far more often than offers change.
-    least: [f64; 2],
-    /// Index of the link in the stream's path that makes the smallest offer.
-    at_least: usize,
-    path: [Hop; HOPS_MAX],
+#[derive(Clone, Debug)]
+struct Path {
+    hops: [Hop; HOPS_MAX],
     len: usize,
 }
 
-impl Stream {
+impl Path {
     fn hops(&self) -> &[Hop] {
-        &self.path[..self.len]
+        &self.hops[..self.len]
     }
+}
 
-    /// Returns the stream's demand at the link of hop `except`: the rate that the stream's other
-    /// links permit.
-    fn demand(&self, except: usize) -> f64 {
-        self.limit.min(self.least[usize::from(except == self.at_least)])
-    }
+/// The two smallest offers that links make to a stream. They are cached, because links read offers
+/// far more often than offers change.
+#[derive(Clone, Copy, Debug)]
+struct Least {
+    /// The smallest offers in bits/s, the smallest first.
+    offers: [f64; 2],
+    /// Index of the link in the stream's path that makes the smallest offer.
+    at: usize,
+}
 
-    fn rate(&self) -> f64 {
-        self.limit.min(self.least[0])
-    }
+impl Least {
+    const NONE: Self = Self { offers: [f64::INFINITY; 2], at: 0 };
 
-    fn find_least(&mut self) {
-        self.least = [f64::INFINITY; 2];
-        for (at, hop) in self.path[..self.len].iter().enumerate() {
-            if hop.offer < self.least[0] {
-                self.least = [hop.offer, self.least[0]];
-                self.at_least = at;
+    fn of(hops: &[Hop]) -> Self {
+        let mut least = Self::NONE;
+        for (at, hop) in hops.iter().enumerate() {
+            if hop.offer < least.offers[0] {
+                least = Self { offers: [hop.offer, least.offers[0]], at };
             } else {
-                self.least[1] = self.least[1].min(hop.offer);
+                least.offers[1] = least.offers[1].min(hop.offer);
             }
+        }
+        least
+    }
+
+    /// Returns the smallest offer of all links except that of hop `except`.
+    fn without(&self, except: usize) -> f64 {
+        self.offers[usize::from(except == self.at)]
+    }
+
+    /// Returns the smallest offers after the offer of hop `changed` has changed from `before`.
+    fn after(self, hops: &[Hop], changed: usize, before: f64) -> Self {
+        let offer = hops[changed].offer;
+        let [first, second] = self.offers;
+        if changed == self.at && offer <= second {
+            Self { offers: [offer, second], at: changed }
+        } else if changed != self.at && offer < first {
+            Self { offers: [offer, first], at: changed }
+        } else if changed != self.at && before > second {
+            Self { offers: [first, second.min(offer)], at: self.at }
+        } else {
+            Self::of(hops)
         }
     }
 }
 
-#[derive(Debug)]
+/// What links read of a stream, apart from its path.
+#[derive(Clone, Debug)]
+struct Stream {
+    class: usize,
+    flows: f64,
+    limit: f64,
+    least: Least,
+}
+
+impl Stream {
+    /// Returns the stream's demand at the link of hop `except`: the rate that the stream's other
+    /// links permit.
+    fn demand(&self, except: usize) -> f64 {
+        self.limit.min(self.least.without(except))
+    }
+
+    fn rate(&self) -> f64 {
+        self.limit.min(self.least.offers[0])
+    }
+}
+
+#[derive(Clone, Debug)]
 struct Link {
     capacity: f64,
     queues: Vec<Queue>,
@@ -129,9 +175,39 @@ struct Link {
     queue_of: Vec<usize>,
     members: Vec<(u32, u32)>,
     levels: Vec<Level>,
+    /// Whether all offers of the link are infinite, and no queue has a maximum rate.
+    is_open: bool,
+}
+
+/// Work of a link in [`Rates::settle`].
+#[derive(Clone, Copy, Debug)]
+struct Work {
+    /// Whether the link must recompute its offers.
     waits: bool,
+    /// Whether recomputed offers may differ from the present offers, because a demand, a flow or
+    /// the link itself has changed, or because the present offers are those of a damped link.
+    is_stale: bool,
     /// Number of times that the link recomputed its offers in the current [`Rates::settle`].
     turns: u32,
+    /// Upper bound of the sum of all demands at the link, in bits/s.
+    most: f64,
+}
+
+impl Work {
+    const NONE: Self = Self { waits: false, is_stale: false, turns: 0, most: f64::INFINITY };
+
+    /// Records that any offers of the link may have to change.
+    fn renew(&mut self) {
+        (self.is_stale, self.most) = (true, f64::INFINITY);
+    }
+
+    /// Records that the demand of a stream at the link changes from `before` to `after`.
+    fn note_demand(&mut self, before: f64, after: f64) {
+        if before != after {
+            self.is_stale = true;
+            self.most += (after - before).max(0.0);
+        }
+    }
 }
 
 impl Link {
@@ -141,10 +217,14 @@ impl Link {
 }
 
 /// All links and streams of a network, and the rates of the streams.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rates {
     links: Vec<Link>,
+    /// Work of each link.
+    work: Vec<Work>,
     streams: Vec<Stream>,
+    /// Path of each stream.
+    paths: Vec<Path>,
     /// Indices of the links that must recompute their offers.
     waiting: VecDeque<u32>,
     askers: Vec<Asker>,
@@ -164,12 +244,13 @@ impl Rates {
             queue_of: Vec::new(),
             members: Vec::new(),
             levels: Vec::new(),
-            waits: false,
-            turns: 0,
+            is_open: true,
         };
         Self {
             links: capacities.iter().map(link).collect(),
+            work: vec![Work::NONE; capacities.len()],
             streams: Vec::new(),
+            paths: Vec::new(),
             waiting: VecDeque::new(),
             askers: Vec::new(),
             scratch: Scratch::default(),
@@ -186,15 +267,9 @@ impl Rates {
             hop.link = link.0;
         }
         let id = u32::try_from(self.streams.len()).unwrap_or(u32::MAX);
-        self.streams.push(Stream {
-            class,
-            flows: 0.0,
-            limit: f64::INFINITY,
-            least: [f64::INFINITY; 2],
-            at_least: 0,
-            path: hops,
-            len: path.len(),
-        });
+        let limit = f64::INFINITY;
+        self.streams.push(Stream { class, flows: 0.0, limit, least: Least::NONE });
+        self.paths.push(Path { hops, len: path.len() });
         StreamId(id)
     }
 
@@ -214,10 +289,7 @@ impl Rates {
             (true, false) => self.leave(id.0),
             _ => {}
         }
-        let stream = &self.streams[id.0 as usize];
-        for hop in stream.hops() {
-            ask(&mut self.links, &mut self.waiting, hop.link);
-        }
+        self.path_changed(id);
     }
 
     /// Sets the class of a stream, which selects the stream's queue on each link.
@@ -226,17 +298,14 @@ impl Rates {
         if std::mem::replace(&mut stream.class, class) == class || stream.flows <= 0.0 {
             return;
         }
-        let stream = &self.streams[id.0 as usize];
-        for hop in stream.hops() {
-            ask(&mut self.links, &mut self.waiting, hop.link);
-        }
+        self.path_changed(id);
     }
 
     /// Sets a link's capacity in bits/s.
     pub fn set_capacity(&mut self, link: LinkId, capacity: f64) {
         if !same(self.links[link.index()].capacity, capacity) {
             self.links[link.index()].capacity = capacity;
-            ask(&mut self.links, &mut self.waiting, link.0);
+            self.link_changed(link.0);
         }
     }
 
@@ -247,7 +316,21 @@ impl Rates {
         let at = &mut self.links[link.index()];
         (at.queues, at.queue_of) = (queues, queue_of);
         at.levels.clear();
-        ask(&mut self.links, &mut self.waiting, link.0);
+        self.link_changed(link.0);
+    }
+
+    /// Makes the links in a stream's path recompute their offers, because the stream has changed.
+    fn path_changed(&mut self, id: StreamId) {
+        for at in 0..self.paths[id.0 as usize].len {
+            let link = self.paths[id.0 as usize].hops[at].link;
+            self.link_changed(link);
+        }
+    }
+
+    /// Makes a link recompute its offers, because the link or one of its streams has changed.
+    fn link_changed(&mut self, link: u32) {
+        self.work[link as usize].renew();
+        ask(&mut self.work, &mut self.waiting, link);
     }
 
     /// Returns the rate of a stream in bits/s, according to the last [`Self::settle`].
@@ -263,9 +346,12 @@ impl Rates {
         let stream = &self.streams[id.0 as usize];
         let at = |hop: &Hop| {
             let link = &self.links[hop.link as usize];
+            if link.is_open {
+                return 0.0;
+            }
             link.levels.get(link.queue(stream.class)).map_or(0.0, |level| level.refused)
         };
-        stream.hops().iter().map(at).fold(0.0, f64::max)
+        self.paths[id.0 as usize].hops().iter().map(at).fold(0.0, f64::max)
     }
 
     /// Returns how many times rates had to be reduced to fit a link.
@@ -278,19 +364,21 @@ impl Rates {
     pub fn settle(&mut self) {
         let mut rough = false;
         while let Some(number) = self.waiting.pop_front() {
-            let link = &mut self.links[number as usize];
-            link.waits = false;
-            if link.turns == 0 {
+            let work = &mut self.work[number as usize];
+            work.waits = false;
+            if work.turns == 0 {
                 self.asked.push(number);
             }
-            link.turns += 1;
-            rough |= link.turns > TURNS_FREE;
-            if link.turns <= TURNS_MAX {
-                self.answer(number);
+            work.turns += 1;
+            let is_damped = work.turns > TURNS_FREE;
+            rough |= is_damped;
+            if work.turns <= TURNS_MAX && (work.is_stale || is_damped) {
+                work.is_stale = is_damped;
+                self.answer(number, is_damped);
             }
         }
         while let Some(number) = self.asked.pop() {
-            self.links[number as usize].turns = 0;
+            self.work[number as usize].turns = 0;
         }
         if rough {
             self.fit();
@@ -299,28 +387,33 @@ impl Rates {
 
     /// Reduces the rates on each link on which their sum exceeds the capacity. No rate increases.
     fn fit(&mut self) {
-        let Self { links, streams, .. } = self;
+        let Self { links, streams, paths, .. } = self;
         let mut cut = false;
-        for link in links {
+        for link in links.iter_mut().filter(|link| link.capacity.is_finite()) {
             let rates = link.members.iter().map(|(stream, _)| streams[*stream as usize].rate());
             let sum: f64 = rates.sum();
             if sum <= link.capacity * (1.0 + 1e-9) {
                 continue;
             }
             cut = true;
-            for (stream, hop) in &link.members {
-                let stream = &mut streams[*stream as usize];
-                stream.path[*hop as usize].offer = stream.rate() * link.capacity / sum;
-                stream.find_least();
+            link.is_open = false;
+            for (id, hop) in &link.members {
+                let (stream, path) = (&mut streams[*id as usize], &mut paths[*id as usize]);
+                path.hops[*hop as usize].offer = stream.rate() * link.capacity / sum;
+                stream.least = Least::of(path.hops());
             }
+        }
+        if cut {
+            // The offers of these links and the demands at other links have changed.
+            self.work.iter_mut().for_each(Work::renew);
         }
         self.cut += u64::from(cut);
     }
 
     fn join(&mut self, id: u32) {
-        let stream = &mut self.streams[id as usize];
-        stream.least = [f64::INFINITY; 2];
-        for (at, hop) in (0_u32..).zip(&mut stream.path[..stream.len]) {
+        self.streams[id as usize].least = Least::NONE;
+        let path = &mut self.paths[id as usize];
+        for (at, hop) in (0_u32..).zip(&mut path.hops[..path.len]) {
             let members = &mut self.links[hop.link as usize].members;
             hop.place = u32::try_from(members.len()).unwrap_or(u32::MAX);
             hop.offer = f64::INFINITY;
@@ -329,46 +422,70 @@ impl Rates {
     }
 
     fn leave(&mut self, id: u32) {
-        for at in 0..self.streams[id as usize].len {
-            let Hop { link, place, .. } = self.streams[id as usize].path[at];
+        for at in 0..self.paths[id as usize].len {
+            let Hop { link, place, .. } = self.paths[id as usize].hops[at];
             let members = &mut self.links[link as usize].members;
             members.swap_remove(place as usize);
             if let Some((moved, hop)) = members.get(place as usize).copied() {
-                self.streams[moved as usize].path[hop as usize].place = place;
+                self.paths[moved as usize].hops[hop as usize].place = place;
             }
         }
     }
 
-    fn answer(&mut self, number: u32) {
-        let Self { links, streams, waiting, askers, scratch, .. } = self;
-        let link = &mut links[number as usize];
+    /// Recomputes the offers of a link.
+    fn answer(&mut self, number: u32, is_damped: bool) {
+        let Self { links, work, streams, askers, scratch, .. } = self;
+        let (link, work) = (&mut links[number as usize], &mut work[number as usize]);
+        if link.is_open && (link.capacity.is_infinite() || work.most <= SURE * link.capacity) {
+            // All offers stay infinite.
+            return;
+        }
         askers.clear();
-        askers.extend(link.members.iter().map(|(stream, hop)| {
-            let stream = &streams[*stream as usize];
+        askers.extend(link.members.iter().map(|(id, hop)| {
+            let stream = &streams[*id as usize];
             let demand = stream.demand(*hop as usize);
             Asker { queue: link.queue(stream.class), flows: stream.flows, demand }
         }));
-        divide(link.capacity, &link.queues, askers, scratch, &mut link.levels);
-        for (at, asker) in askers.iter().enumerate() {
-            let link = &links[number as usize];
-            let (id, hop) = link.members[at];
+        work.most = divide(link.capacity, &link.queues, askers, scratch, &mut link.levels);
+        let is_full = work.most > link.capacity;
+        if link.is_open && !is_full {
+            return;
+        }
+        // A damped link reaches infinite offers only in several steps.
+        link.is_open = !is_full && !is_damped;
+        self.offer(number, is_damped);
+    }
+
+    /// Makes the offers of a link that follow from the levels of its queues, and asks the other
+    /// links of each stream for which the offer changes.
+    fn offer(&mut self, number: u32, is_damped: bool) {
+        let Self { links, work, streams, paths, waiting, askers, .. } = self;
+        let link = &links[number as usize];
+        for ((id, hop), asker) in link.members.iter().zip(&*askers) {
+            let (path, hop) = (&mut paths[*id as usize], *hop as usize);
             let offer = asker.flows * link.levels[asker.queue].per_flow;
-            let stream = &mut streams[id as usize];
-            let before = stream.path[hop as usize].offer;
-            let often = link.turns > TURNS_FREE;
-            let offer = if often { between(before, offer) } else { offer };
+            let before = path.hops[hop].offer;
+            let offer = if is_damped { between(before, offer) } else { offer };
             if before == offer {
                 continue;
             }
-            stream.path[hop as usize].offer = offer;
-            stream.find_least();
+            path.hops[hop].offer = offer;
+            let stream = &mut streams[*id as usize];
+            let (limit, least) = (stream.limit, stream.least);
+            stream.least = least.after(path.hops(), hop, before);
             // Changes above the stream's limit do not affect other links.
-            let (before, offer) = (before.min(stream.limit), offer.min(stream.limit));
-            if same(before, offer) || often && (before - offer).abs() <= NEAR * before.min(offer) {
+            let (before, offer) = (before.min(limit), offer.min(limit));
+            if before == offer {
                 continue;
             }
-            for other in stream.hops().iter().filter(|other| other.link != number) {
-                ask(links, waiting, other.link);
+            let is_near = is_damped && (before - offer).abs() <= NEAR * before.min(offer);
+            let asks = !same(before, offer) && !is_near;
+            for (at, other) in path.hops().iter().enumerate().filter(|(at, _)| *at != hop) {
+                let (was, is) = (least.without(at), stream.least.without(at));
+                work[other.link as usize].note_demand(limit.min(was), limit.min(is));
+                if asks && other.link != number {
+                    ask(work, waiting, other.link);
+                }
             }
         }
     }
@@ -385,8 +502,8 @@ fn between(before: f64, offer: f64) -> f64 {
 }
 
 /// Adds a link to the queue of links that must recompute their offers.
-fn ask(links: &mut [Link], waiting: &mut VecDeque<u32>, link: u32) {
-    if !std::mem::replace(&mut links[link as usize].waits, true) {
+fn ask(work: &mut [Work], waiting: &mut VecDeque<u32>, link: u32) {
+    if !std::mem::replace(&mut work[link as usize].waits, true) {
         waiting.push_back(link);
     }
 }

@@ -19,3 +19,16 @@ pub enum System {
     /// QShare gives some tenants dedicated queues. A controller sets queues, weights and limits.
     QShare(QueueControl),
 }
+
+impl System {
+    /// Returns a copy of the system, or `None` if the system has a controller.
+    pub(super) fn copied(&self) -> Option<Self> {
+        Some(match self {
+            Self::PlainTcp => Self::PlainTcp,
+            Self::StaticReservation => Self::StaticReservation,
+            Self::ElasticSwitch(limits) => Self::ElasticSwitch(*limits),
+            Self::Trinity(limits) => Self::Trinity(*limits),
+            Self::QShare(_) => return None,
+        })
+    }
+}

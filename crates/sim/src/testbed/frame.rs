@@ -100,17 +100,36 @@ impl Writer {
         flow: Option<u64>,
         mark: Option<Mark>,
     ) -> Result<(), BatchFull> {
+        let len = self.prepare(size, mark);
+        let Some(flow) = flow else { return batch.push_head(&self.head, len) };
+        // The flow determines the destination address and both ports (C2QoS §III-B).
+        let mut head = self.head;
+        head[30..38].copy_from_slice(&flow.to_be_bytes());
+        batch.push_head(&head, len)
+    }
+
+    /// Adds up to `count` equal frames of `size` bytes, FCS included, to `batch`. The frames have
+    /// no mark, and the unchanged addresses and ports of the writer's header. Returns the number
+    /// of added frames, which is lower than `count` if the batch is full.
+    pub(super) fn push_many(&mut self, batch: &mut Batch, size: usize, count: u64) -> u64 {
+        let len = self.prepare(size, None);
+        let mut added = 0;
+        while added < count && batch.push_head(&self.head, len).is_ok() {
+            added += 1;
+        }
+        added
+    }
+
+    /// Writes the length and the mark of the next frame of `size` bytes, FCS included, into the
+    /// header. Returns the frame's length without FCS.
+    fn prepare(&mut self, size: usize, mark: Option<Mark>) -> usize {
         let len = size.saturating_sub(FCS).max(HEAD);
         let total = u16::try_from(len - 14).unwrap_or(u16::MAX).to_be_bytes();
         self.head[16..18].copy_from_slice(&total);
         let (code, at) = mark.map_or((0, 0), Mark::code);
         self.head[MARK] = code;
         self.head[MARK + 1..MARK + 9].copy_from_slice(&at.to_be_bytes());
-        let Some(flow) = flow else { return batch.push_head(&self.head, len) };
-        // The flow determines the destination address and both ports (C2QoS §III-B).
-        let mut head = self.head;
-        head[30..38].copy_from_slice(&flow.to_be_bytes());
-        batch.push_head(&head, len)
+        len
     }
 }
 
@@ -163,6 +182,23 @@ mod tests {
         assert_eq!(frame.len, 54 + 44 * 1_448);
         assert_eq!(offload.check(34, 6, 54, false, frame.len), Ok(()));
         assert_eq!(read(batch.head(0)), Some((3, 4, None)));
+    }
+
+    #[test]
+    fn many_frames_are_as_many_single_frames() {
+        let (mut one, mut many) = (Batch::new(), Batch::new());
+        let mut writer = Writer::new(3, 4);
+        writer.push(&mut one, 64, None, Some(Mark::Probe(7))).unwrap();
+        writer.push(&mut many, 64, None, Some(Mark::Probe(7))).unwrap();
+        let mut pushed = 0;
+        while one.has_room() {
+            Writer::new(3, 4).push(&mut one, 512, None, None).unwrap();
+            pushed += 1;
+        }
+        assert_eq!(writer.push_many(&mut many, 512, 2), 2);
+        assert_eq!(writer.push_many(&mut many, 512, u64::MAX), pushed - 2);
+        assert_eq!((one.len(), one.bytes()), (many.len(), many.bytes()));
+        assert!((0..one.len()).all(|i| one.head(i) == many.head(i)));
     }
 
     #[test]

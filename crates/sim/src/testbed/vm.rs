@@ -205,12 +205,34 @@ impl Vm {
     fn fill(&mut self, batch: &mut Batch, now: u64) {
         self.advance(now);
         while self.taken < self.put && batch.has_room() {
-            let marked = self.marked.front().is_some_and(|(place, _, _)| *place == self.taken);
-            let pushed = if marked { self.push_marked(batch) } else { self.push_bulk(batch) };
-            if pushed.is_none() {
-                return;
+            let marked = self.marked.front().map(|(place, _, _)| *place);
+            if marked == Some(self.taken) {
+                if self.push_marked(batch).is_none() {
+                    return;
+                }
+                self.taken += 1;
+            } else if let Some(size) = self.equal_frames() {
+                let until = marked.unwrap_or(self.put).min(self.put);
+                self.taken += self.writer.push_many(batch, size, until - self.taken);
+            } else {
+                if self.push_bulk(batch).is_none() {
+                    return;
+                }
+                self.taken += 1;
             }
-            self.taken += 1;
+        }
+    }
+
+    /// Returns the size of the current phase's bulk frames if all of them are equal.
+    fn equal_frames(&self) -> Option<usize> {
+        match &self.phases.get(self.phase)?.traffic {
+            Traffic { sizes, flows: Flows::Single, to: None, segments: 0 | 1, .. } => {
+                match sizes[..] {
+                    [(size, _)] => Some(size),
+                    _ => None,
+                }
+            }
+            _ => None,
         }
     }
 

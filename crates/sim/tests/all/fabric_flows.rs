@@ -247,6 +247,30 @@ fn the_same_seed_gives_the_same_run_and_another_another() {
 }
 
 #[test]
+fn a_copy_continues_as_its_original_unless_it_changes() {
+    for system in systems() {
+        let has_controller = matches!(system, System::QShare(_));
+        let mut sim = FlowSim::new(mixed(2), system).unwrap();
+        sim.run_until(Nanos::from_secs(1));
+        let before = sim.record().flows.len();
+        let copies =
+            (sim.fork(|_| ()), sim.fork(|of| of.sizes = Some(Arc::new(SizeTable::fixed(9)))));
+        sim.run_until(Nanos::from_secs(2));
+        let (Some(mut copy), Some(mut other)) = copies else {
+            assert!(has_controller);
+            continue;
+        };
+        assert!(!has_controller);
+        copy.run_until(Nanos::from_secs(2));
+        assert!(copy.record() == sim.record() && copy.cuts() == sim.cuts());
+        other.run_until(Nanos::from_secs(2));
+        let flows = &other.record().flows;
+        assert!(flows[..before] == sim.record().flows[..before]);
+        assert!(flows.len() > before && flows[before..].iter().any(|flow| flow.bytes == 9));
+    }
+}
+
+#[test]
 fn bits_over_the_core_are_those_that_arrived_and_never_exceed_its_capacity() {
     for system in systems() {
         let name = format!("{system:?}");

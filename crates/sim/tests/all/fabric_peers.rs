@@ -2,7 +2,7 @@
 //! bandwidth in the tests, because QShare is compared with ElasticSwitch and Trinity.
 
 use penstock_fabric::rate_alloc::RateSettings;
-use penstock_sim::fabric::peers::{Check, candidates, check};
+use penstock_sim::fabric::peers::{Check, candidates, check, passes};
 use penstock_sim::fabric::{PairLimits, System};
 use penstock_units::BitsPerSecond;
 
@@ -21,6 +21,9 @@ fn every_setting_uses_a_spare_link_and_only_some_hold_guarantees() {
         let held = swept.iter().filter(|(_, check)| check.holds()).count();
         assert!(held >= 10 && held < swept.len(), "{name}: {held} of {}", swept.len());
         assert!(swept.iter().all(|(_, check)| check.spare >= 0.9), "{name}");
+        for (limits, check) in swept.iter().step_by(9) {
+            assert_eq!(passes(|| system(*limits)).unwrap(), check.holds(), "{name}: {limits:?}");
+        }
     }
 }
 

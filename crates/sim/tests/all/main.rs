@@ -10,6 +10,7 @@ mod four_ports;
 mod inbound_shares;
 mod network_use;
 mod pressure;
+mod prop_fabric_plain;
 mod prop_fabric_rates;
 mod prop_vcpu;
 mod queues;

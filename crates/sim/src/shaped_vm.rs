@@ -12,6 +12,11 @@
 //! its VM's queue. The frame departs when the timing wheel fires, at most one slot of the wheel (2
 //! us) after the departure time. The queue in front of the shaper has a limit in bytes. A departure
 //! takes no time, because the link is much faster than the limit.
+//!
+//! # Cost
+//!
+//! The loops over frames are here and not in the figures, because unoptimised builds of the figures
+//! use an optimised build of this crate.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -22,7 +27,7 @@ use penstock_units::Nanos;
 
 /// A frame that waits for departure or has departed. `tag` has a meaning only for the sender.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Frame {
+pub struct Frame {
     pub arrived: Nanos,
     pub bytes: u32,
     pub tag: u64,
@@ -30,7 +35,7 @@ pub(super) struct Frame {
 
 /// A VM with its queue, shaper and timing wheel.
 #[derive(Debug)]
-pub(super) struct ShapedVm {
+pub struct ShapedVm {
     shaper: Shaper,
     wheel: Wheel,
     queue: VecDeque<Frame>,
@@ -41,18 +46,35 @@ pub(super) struct ShapedVm {
 
 impl ShapedVm {
     /// Creates a VM with a queue of `room` bytes.
+    #[must_use]
     pub fn new(shaper: Shaper, room: u64) -> Self {
         let wheel = Wheel::new(1, Nanos(0));
         Self { shaper, wheel, queue: VecDeque::new(), queued: 0, room, dropped: 0 }
     }
 
+    /// Keeps the queue full with frames of `bytes` bytes, which must be above 0, from the time
+    /// `from` to the time `until`. Returns the number of bytes that depart in this time.
+    pub fn keep_full(&mut self, from: Nanos, until: Nanos, bytes: u32) -> u64 {
+        let (mut now, mut gone) = (from, 0);
+        loop {
+            while self.has_room(bytes) {
+                self.come(now, bytes, 0);
+            }
+            match self.next_event() {
+                Some(next) if next <= until => now = next,
+                _ => return gone,
+            }
+            self.depart(now, |frame| gone += u64::from(frame.bytes));
+        }
+    }
+
     /// Returns true if the queue has room for `bytes` more bytes.
-    pub fn has_room(&self, bytes: u32) -> bool {
+    fn has_room(&self, bytes: u32) -> bool {
         self.queued + u64::from(bytes) <= self.room
     }
 
     /// Adds a frame to the queue. Returns false if the queue had no room and the frame was dropped.
-    pub fn come(&mut self, now: Nanos, bytes: u32, tag: u64) -> bool {
+    fn come(&mut self, now: Nanos, bytes: u32, tag: u64) -> bool {
         if !self.has_room(bytes) {
             self.dropped += 1;
             return false;
@@ -67,12 +89,12 @@ impl ShapedVm {
     }
 
     /// Returns the time of the next departure. Returns `None` if no frame waits.
-    pub fn next_event(&self) -> Option<Nanos> {
+    fn next_event(&self) -> Option<Nanos> {
         self.wheel.next_event()
     }
 
     /// Calls `gone` for each frame that departs at the time `now`.
-    pub fn depart(&mut self, now: Nanos, mut gone: impl FnMut(Frame)) {
+    fn depart(&mut self, now: Nanos, mut gone: impl FnMut(Frame)) {
         if self.wheel.expire(now).is_none() {
             return;
         }
@@ -88,6 +110,7 @@ impl ShapedVm {
         }
     }
 
+    #[must_use]
     pub fn shaper(&self) -> &Shaper {
         &self.shaper
     }
@@ -95,13 +118,15 @@ impl ShapedVm {
 
 /// A simulation of a VM and its traffic. The caller of [`Run::step`] gets each departing frame, and
 /// can schedule more frames.
-pub(super) struct Run {
+#[derive(Debug)]
+pub struct Run {
     pub vm: ShapedVm,
     /// Frames that will arrive at the queue, as (time, tag, bytes).
     coming: BinaryHeap<Reverse<(u64, u64, u32)>>,
 }
 
 impl Run {
+    #[must_use]
     pub fn new(vm: ShapedVm) -> Self {
         Self { vm, coming: BinaryHeap::new() }
     }
@@ -137,7 +162,7 @@ impl Run {
 
 /// Whether a frame departed or was dropped.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Happened {
+pub enum Happened {
     Departed(Frame),
     /// The queue had no room for the frame.
     Dropped,

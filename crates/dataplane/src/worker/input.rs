@@ -215,7 +215,8 @@ impl Input {
         ctx.counter.spent(Stage::Classification, &work);
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
-        let ring = || ring_of(&mut ctx.ports, unit, more, self.gates.is_gated(unit.port));
+        let size = (frames, more);
+        let ring = || ring_of(&mut ctx.ports, unit, size, self.gates.is_gated(unit.port));
         let (now, all) = (Nanos(nanos), &ctx.port_counters);
         let left = from_uplink(batch, (policy, snapshot), ring, now, all);
         (work.frames, work.bytes) = left.unwrap_or((work.frames, work.bytes));
@@ -487,16 +488,28 @@ fn times(clock: &Clock, now: Cycles, waited: Cycles) -> (Nanos, Nanos) {
     (nanos(now.saturating_sub(waited)), nanos(now))
 }
 
-/// Returns a queue pair, and the number of frames that wait in its ring behind a batch. A port that
-/// cannot tell the number has a backlog if the batch was full. The frames of a `gated` port wait
-/// for the port's limit and not for the core, so the port has no backlog.
+/// Returns a queue pair, and the number of frames that wait in its ring behind a batch of `frames`
+/// frames. If the batch was `full`, the number is in units of 1/32 of the batch, because a batch of
+/// large segments has few frames. A port that cannot tell the number has a backlog if the batch was
+/// full. The frames of a `gated` port wait for the port's limit and not for the core, so the port
+/// has no backlog.
 #[cold]
-fn ring_of(ports: &mut [PortSlot], unit: Unit, full: bool, gated: bool) -> (Unit, usize) {
+fn ring_of(
+    ports: &mut [PortSlot],
+    unit: Unit,
+    (frames, full): (usize, bool),
+    gated: bool,
+) -> (Unit, usize) {
     if gated {
         return (unit, 0);
     }
-    let backlog = ports[unit.port.index()].queues[unit.queue.index()].backlog();
-    (unit, backlog.unwrap_or(if full { BATCH_FRAMES + 1 } else { 0 }))
+    let backlog = match ports[unit.port.index()].queues[unit.queue.index()].backlog() {
+        Some(backlog) if full => backlog * BATCH_FRAMES / frames.max(1),
+        Some(backlog) => backlog,
+        None if full => BATCH_FRAMES + 1,
+        None => 0,
+    };
+    (unit, backlog)
 }
 
 /// Applies the shares and the pairs of an uplink to a batch that arrived through it. `ring` returns

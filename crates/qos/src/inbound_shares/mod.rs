@@ -43,7 +43,9 @@
 //! # Rate of the input
 //!
 //! The rate is at most the configured rate. If frames wait in the input's ring all the time, the
-//! core is slower than that, and the rate follows what the core delivers (module `capacity`).
+//! core is slower than that, and the rate follows what the core delivers (module `capacity`). It is
+//! the highest rate at which each VM uses up its share. If a VM needs less than its share, the rate
+//! is so low that the ring loses no frame, as far as refusals leave time for it.
 //!
 //! # Example
 //!
@@ -68,6 +70,10 @@
 //! and loses the rest of them after [`CATCH_UP`]. If frames were refused before, tenants get no
 //! more than their shares. If several workers receive from the input, only a pause of all of them
 //! counts.
+//!
+//! If the core is the limit and frames waited before the pause, a refill adds the tokens of at most
+//! [`SHARE_TIME`], and at least two large segments. The core delivered nothing in the pause, so
+//! more tokens would fill all buckets, and each VM would then get what arrives for it.
 //!
 //! # Departures
 //!
@@ -111,6 +117,8 @@ pub const QUEUES_MAX: usize = 8;
 /// Time between two refills: a constant, and a time for each VM.
 const INTERVAL: Nanos = Nanos::from_micros(50);
 const INTERVAL_PER_VM: Nanos = Nanos(100);
+/// Time for which a VM that received frames with a full bucket has tokens left.
+const QUIET: Nanos = Nanos::from_secs(1);
 /// Least depth of a VM's bucket, in bytes: two large segments.
 const DEPTH_MIN: u32 = 2 * SEGMENT.bytes;
 /// Number of a port that is no VM's.
@@ -186,6 +194,10 @@ struct State {
     carry: u64,
     /// Whether frames were refused before the last change of the estimated rate.
     refused: bool,
+    /// Whether a VM had tokens left since the last change of the estimated rate.
+    left: bool,
+    /// Time until which each VM has tokens left, because its bucket was full when it received.
+    left_until: Box<[Nanos]>,
     /// Time until which the spare bucket may hold the tokens of an absence.
     late_until: Nanos,
     /// Level of each VM's bucket after the last refill.
@@ -248,6 +260,8 @@ impl InboundShares {
             adapted: Nanos::ZERO,
             carry: 0,
             refused: false,
+            left: false,
+            left_until: vec![Nanos::ZERO; members.len()].into_boxed_slice(),
             late_until: Nanos::ZERO,
             levels: accounts.iter().map(|account| account.bucket.level()).collect(),
             capacity: Capacity::new(rate.0),
@@ -333,8 +347,10 @@ impl InboundShares {
         self.due.store(now.0.saturating_add(self.interval.0), Ordering::Relaxed);
         let elapsed = now.saturating_sub(state.adapted);
         let was_away = state.at > Nanos::ZERO && now.saturating_sub(state.at) > SHARE_TIME;
-        if capacity::is_over(elapsed, self.counts.shown(), was_away) {
-            let seen = self.counts.take(elapsed);
+        let (batches, backlog) = self.counts.shown();
+        if capacity::is_over(elapsed, (batches, backlog), was_away) {
+            let left = core::mem::take(&mut state.left);
+            let seen = Interval { left, ..self.counts.take(elapsed) };
             if was_away && !state.refused && seen.refused == 0 {
                 state.late_until = now + CATCH_UP;
             }
@@ -344,9 +360,29 @@ impl InboundShares {
                 self.spare.lower_to(0);
             }
         }
-        self.give(&mut state, now);
+        self.give(&mut state, now, backlog > capacity::BACKLOG);
         if now >= state.late_until {
             self.spare.lower_to(self.spare_usual);
+        }
+    }
+
+    /// Notes whether a VM has tokens left: it received frames since the last refill, and its bucket
+    /// is still at least a quarter full. A VM that receives frames with a full bucket has tokens
+    /// left for [`QUIET`], or until its bucket is empty.
+    fn note_left(&self, state: &mut State, now: Nanos) {
+        let State { left, levels, left_until, .. } = state;
+        let vms = self.accounts.iter().zip(levels.iter()).zip(left_until.iter_mut());
+        for ((account, before), until) in vms {
+            let (level, half) = (account.bucket.level(), account.half.load(Ordering::Relaxed));
+            if level <= 0 {
+                *until = Nanos::ZERO;
+            } else if level < *before {
+                *left |= level >= half / 2;
+                if *before >= 2 * (half - 1) {
+                    *until = now + QUIET;
+                }
+            }
+            *left |= *until > now;
         }
     }
 
@@ -378,14 +414,21 @@ impl InboundShares {
         back
     }
 
-    fn give(&self, state: &mut State, now: Nanos) {
+    /// Adds the tokens that the input earned since the last refill. `waits` is true if frames
+    /// waited behind each batch since the last change of the estimated rate.
+    fn give(&self, state: &mut State, now: Nanos, waits: bool) {
         let elapsed = now.saturating_sub(state.at);
         state.at = state.at.max(now);
+        self.note_left(state, now);
         let back = self.make_room(state);
         let State { carry, capacity, vms, tenants, levels, .. } = state;
         // A rate of R bits per second earns R parts per nanosecond.
-        let earned = capacity.rate().saturating_mul(elapsed.0).saturating_add(*carry);
-        let earned = earned.saturating_add(back);
+        let mut earned = capacity.rate().saturating_mul(elapsed.0);
+        if waits && capacity.is_below_link() {
+            let most = bytes_in(capacity.rate(), SHARE_TIME).max(DEPTH_MIN);
+            earned = earned.min(in_parts(most).unsigned_abs());
+        }
+        let earned = earned.saturating_add(*carry).saturating_add(back);
         for (tenant, span) in tenants.iter_mut().zip(self.tenants.iter()) {
             tenant.room = vms[span.clone()].iter().fold(0, |sum, vm| vm.room.saturating_add(sum));
         }
@@ -466,6 +509,8 @@ impl InboundShares {
     }
 
     /// Counts a batch of the input's queue pair `queue`, behind which about `backlog` frames wait.
+    /// If the batch was full with fewer than 32 frames, the number must be in proportion larger, so
+    /// that a backlog of 32 is one batch.
     pub fn note(&self, queue: usize, backlog: usize, load: BatchLoad) {
         let Counts { batches, bytes, frames, refused, backlogs, .. } = &self.counts;
         if let Some(least) = backlogs.get(queue) {
@@ -520,6 +565,7 @@ impl Counts {
             passed: Size { bytes: small(&self.bytes), frames: small(&self.frames) },
             refused: small(&self.refused),
             lost: small(&self.lost),
+            ..Interval::default()
         }
     }
 }

@@ -42,6 +42,11 @@ fn rates(shares: &InboundShares, ports: &[u16], warm_up: Nanos) -> [u64; 4] {
     flood(shares, ports, start, start + Nanos::from_secs(1)).map(|bytes| bytes * 8 / 1_000)
 }
 
+/// Lets a frame arrive for the VM of port 0, which has tokens left after that.
+fn arrive_below_share(shares: &InboundShares) {
+    assert_eq!(shares.arrive(0, FRAME), Admission::Pass);
+}
+
 fn near(rate: u64, due: u64) -> bool {
     rate.abs_diff(due) * 200 <= due
 }
@@ -108,6 +113,7 @@ fn a_slow_core_lowers_the_rate_and_a_fast_one_restores_it() {
     for _ in 0..500 {
         now += Nanos::from_micros(100);
         shares.refill(now);
+        arrive_below_share(&shares);
         shares.note(0, 500, load);
     }
     assert!(shares.rate() < RATE, "{}", shares.rate().0);
@@ -129,6 +135,7 @@ fn a_core_of_few_batches_in_a_millisecond_lowers_the_rate_too() {
         for _ in 0..100 {
             now += batch;
             shares.refill(now);
+            arrive_below_share(&shares);
             shares.note(0, 500, load);
         }
         let delivered = u64::from(load.passed.bytes) * 8_000_000_000 / batch.0;
@@ -145,6 +152,7 @@ fn a_slow_core_without_a_standing_backlog_keeps_the_rate() {
     for backlog in [500, 500, 0].into_iter().cycle().take(300) {
         now += Nanos::from_micros(1_300);
         shares.refill(now);
+        arrive_below_share(&shares);
         shares.note(0, backlog, load);
     }
     // No frame waits behind one of three batches in a row.
@@ -159,6 +167,7 @@ fn an_empty_queue_pair_has_no_standing_backlog() {
     for _ in 0..500 {
         now += Nanos::from_micros(100);
         shares.refill(now);
+        arrive_below_share(&shares);
         shares.note(0, 33, load);
         shares.note_empty(0);
     }
@@ -267,6 +276,55 @@ fn a_worker_that_was_away_keeps_the_shares_of_a_full_link() {
 }
 
 #[test]
+fn a_vm_that_seldom_receives_has_tokens_left_until_its_bucket_is_empty() {
+    let shares = InboundShares::new(RATE, &members());
+    let left = |ms: u64| {
+        shares.refill(Nanos::from_secs(1) + Nanos::from_millis(ms));
+        shares.state.lock().unwrap().left
+    };
+    assert!(!left(1), "no VM receives");
+    arrive_below_share(&shares);
+    assert!(left(2) && left(4) && left(900));
+    assert!(!left(1_100), "it received nothing for a second");
+    arrive_below_share(&shares);
+    assert!(left(1_102) && left(1_104));
+    while shares.arrive(0, FRAME) != Admission::Refuse {}
+    assert!(!left(1_106), "its bucket is empty");
+}
+
+/// Runs a batch of 32 frames, as many for each VM, behind which more frames wait.
+fn run_slow_batch(shares: &InboundShares, now: Nanos) {
+    shares.refill(now);
+    let mut load = BatchLoad::default();
+    for frame in 0..32 {
+        match shares.arrive(frame % 4, FRAME) {
+            Admission::Refuse => load.refused += 1,
+            _ => load.passed += Size { bytes: FRAME, frames: 1 },
+        }
+    }
+    shares.note(0, 500, load);
+}
+
+#[test]
+fn a_pause_of_a_slow_core_does_not_fill_the_buckets() {
+    let shares = InboundShares::new(RATE, &members());
+    let mut now = Nanos::from_secs(1);
+    for _ in 0..2_000 {
+        now += Nanos::from_millis(1);
+        run_slow_batch(&shares, now);
+    }
+    // The core takes 394 Mbit/s from the ring.
+    assert!(shares.rate().0 < RATE.0 / 2, "{}", shares.rate().0);
+    let levels = || shares.accounts.iter().map(|account| account.bucket.level()).sum::<i64>();
+    let before = levels();
+    now += Nanos::from_millis(50);
+    shares.refill(now);
+    let gained = levels() - before;
+    let most = bytes_in(shares.rate().0, SHARE_TIME).max(DEPTH_MIN) + FRAME;
+    assert!((1..=in_parts(most)).contains(&gained), "{gained} parts");
+}
+
+#[test]
 fn a_worker_does_not_wait_for_another_one_that_refills() {
     let shares = InboundShares::new(RATE, &members());
     flood(&shares, &[0], Nanos::from_secs(1), Nanos(1_100_000_000));
@@ -305,6 +363,7 @@ fn a_flood_to_a_vm_with_a_full_ring_does_not_lower_the_rate_of_the_others() {
     for _ in 0..500 {
         now += Nanos::from_micros(100);
         shares.refill(now);
+        arrive_below_share(&shares);
         shares.note(0, 500, load);
         // Four frames of each batch are for other VMs.
         shares.not_delivered(0, size(28));

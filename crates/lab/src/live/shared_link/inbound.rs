@@ -273,7 +273,9 @@ fn link_scale() -> f64 {
 /// arrivals were equal to the speed.
 ///
 /// If a delivered frame costs r times as much as a refused one, and A frames arrive per frame of
-/// the speed, the worker delivers the part x with x + (A - x) / r = 1.
+/// the speed, a worker that takes all frames delivers the part x with x + (A - x) / r = 1. A worker
+/// that loses frames in its ring delivers more than this part, so r is overestimated, and the other
+/// runs offer more.
 fn overload(delivered: f64) -> f64 {
     let ratio = ((ALL - delivered) / (1.0 - delivered).max(0.05)).max(1.5);
     EXCESS / (1.0 + (EXCESS * ALL - 1.0) / ratio)

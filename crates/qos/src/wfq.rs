@@ -1,5 +1,5 @@
 //! The `wfq` discipline divides an output by weight among a few queues. Each queue keeps its frames
-//! in order.
+//! in order, but short frames that others depend on may pass.
 //!
 //! # Problem
 //!
@@ -17,6 +17,12 @@
 //! served. Empty queues are not scheduled, so queues with frames use the whole output (work
 //! conservation).
 //!
+//! A queue has a second line for frames that need not wait behind the others
+//! ([`Wfq::offer_ahead`]), such as TCP's pure acknowledgements. If they waited behind data, TCP in
+//! both directions of a tenant would use only one (Heusse et al., *Two-way TCP connections*, CCR
+//! 2011; RFC 3449). The two lines take turns: after [`AHEAD_TURN`] bytes of the second line, a frame
+//! of the first one leaves. Both lines together are one client of EEVDF and share the ceiling.
+//!
 //! The *error* of a discipline is the difference between the bytes that a queue sent and the
 //! queue's share. The `wfq` discipline is EEVDF for the following reasons:
 //!
@@ -30,7 +36,7 @@
 //! # Depth
 //!
 //! A queue has a bound in bytes and a bound in time ([`Depth`]). A frame is refused if its queue
-//! would exceed the bound in bytes. A frame that waited too long is dropped when its turn comes,
+//! would exceed the bound in bytes. The bound counts for each of the two lines of a queue. A frame that waited too long is dropped when its turn comes,
 //! and is not charged. All queues of an output share one table of frames. A queue may use at most
 //! as many entries of the table as are free (Choudhury, Hahne, 1998). If frames flood one queue,
 //! entries for the other queues remain free. An empty queue accepts a frame of any length.
@@ -67,6 +73,9 @@ pub const CEILING_BYTES: u64 = 65_536;
 /// Minimum and maximum of the burst that a queue with a ceiling may send at once. Each limit is the
 /// time that a burst takes at the rate of the queue's ceiling.
 pub const CEILING_TIMES: (Nanos, Nanos) = (Nanos::from_millis(2), Nanos::from_millis(50));
+/// Bytes of frames that may pass before another frame of the queue leaves: one frame of an MTU of
+/// 1,500 with a VLAN tag, in bytes on a link.
+pub const AHEAD_TURN: u32 = 1_542;
 const BITS_NS: u128 = 8_000_000_000;
 
 /// Limits on a queue's waiting frames.
@@ -139,12 +148,33 @@ fn time(bytes: u64, rate: BitsPerSecond) -> Nanos {
 #[derive(Clone, Copy, Debug)]
 struct Lane {
     frames: Queue,
+    /// Frames that need not wait behind the others.
+    ahead: Queue,
+    /// Bytes of the frames that have passed since the last other frame left.
+    passed: u32,
     weight: Weight,
     depth: Depth,
     ceiling: Option<Ceiling>,
 }
 
 impl Lane {
+    const fn is_empty(&self) -> bool {
+        self.frames.is_empty() && self.ahead.is_empty()
+    }
+
+    /// Whether the next frame is one that passes the others.
+    const fn is_ahead_next(&self) -> bool {
+        !self.ahead.is_empty() && (self.frames.is_empty() || self.passed < AHEAD_TURN)
+    }
+
+    const fn line(&self, ahead: bool) -> &Queue {
+        if ahead { &self.ahead } else { &self.frames }
+    }
+
+    const fn line_mut(&mut self, ahead: bool) -> &mut Queue {
+        if ahead { &mut self.ahead } else { &mut self.frames }
+    }
+
     /// Returns the time until which the queue must wait because of its ceiling. Returns `None` if
     /// the queue need not wait for its ceiling.
     fn until(&self, now: Nanos) -> Option<Nanos> {
@@ -172,7 +202,8 @@ impl<T: Copy + Default> Wfq<T> {
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
         let queues = queues.min(QUEUES_MAX);
-        let lane = Lane { frames: Queue::EMPTY, weight: Weight::ONE, depth, ceiling: None };
+        let (frames, ahead) = (Queue::EMPTY, Queue::EMPTY);
+        let lane = Lane { frames, ahead, passed: 0, weight: Weight::ONE, depth, ceiling: None };
         let mut eevdf = Eevdf::new(queues);
         (0..queues).for_each(|queue| eevdf.join(queue, Weight::ONE));
         let (lanes, pool) = (vec![lane; queues].into_boxed_slice(), Pool::new(frames));
@@ -195,7 +226,10 @@ impl<T: Copy + Default> Wfq<T> {
     /// are 0 if the output has no such queue.
     #[must_use]
     pub fn backlog(&self, queue: usize) -> (u32, u64) {
-        self.lanes.get(queue).map_or((0, 0), |lane| (lane.frames.frames, lane.frames.bytes))
+        let both = |Lane { frames, ahead, .. }: &Lane| {
+            (frames.frames + ahead.frames, frames.bytes + ahead.bytes)
+        };
+        self.lanes.get(queue).map_or((0, 0), both)
     }
 
     /// Sets the weight of a queue. Frames that already wait stay in the queue when its weight
@@ -266,7 +300,7 @@ impl<T: Copy + Default> Wfq<T> {
             let lane = &self.lanes[queue];
             if lane.until(now).is_none() {
                 self.paused &= !(1 << queue);
-                if let Some(head) = self.pool.head(&lane.frames) {
+                if let Some(head) = self.pool.head(lane.line(lane.is_ahead_next())) {
                     self.eevdf.backlogged(queue, head.bytes);
                 }
             }
@@ -278,12 +312,25 @@ impl<T: Copy + Default> Wfq<T> {
     /// # Errors
     /// Returns an error, which names the limit, if the frame would exceed a limit.
     pub fn room(&self, queue: usize, bytes: u32) -> Result<(), Full> {
+        self.room_in(queue, false, bytes)
+    }
+
+    /// Checks like [`Self::room`] for a frame that passes others ([`Self::offer_ahead`]).
+    ///
+    /// # Errors
+    /// Returns an error, which names the limit, if the frame would exceed a limit.
+    pub fn room_ahead(&self, queue: usize, bytes: u32) -> Result<(), Full> {
+        self.room_in(queue, true, bytes)
+    }
+
+    fn room_in(&self, queue: usize, ahead: bool, bytes: u32) -> Result<(), Full> {
         let lane = self.lanes.get(queue).ok_or(Full::Nowhere)?;
-        if lane.frames.frames >= self.places - self.len {
+        let line = lane.line(ahead);
+        if line.frames >= self.places - self.len {
             return Err(Full::Frames);
         }
-        let full = lane.frames.bytes + u64::from(bytes) > lane.depth.bytes;
-        if full && !lane.frames.is_empty() { Err(Full::Bytes) } else { Ok(()) }
+        let full = line.bytes + u64::from(bytes) > lane.depth.bytes;
+        if full && !line.is_empty() { Err(Full::Bytes) } else { Ok(()) }
     }
 
     /// Offers a frame to a queue at the time `now`. The argument `bytes` is the frame's length on
@@ -292,10 +339,35 @@ impl<T: Copy + Default> Wfq<T> {
     /// # Errors
     /// Returns the limit because of which the frame was refused.
     pub fn offer(&mut self, queue: usize, item: T, bytes: u32, now: Nanos) -> Result<(), Full> {
-        self.room(queue, bytes)?;
+        self.put((queue, false), item, bytes, now)
+    }
+
+    /// Offers a frame that need not wait behind the other frames of its queue. Frames that pass keep
+    /// their order among each other.
+    ///
+    /// # Errors
+    /// Returns the limit because of which the frame was refused.
+    pub fn offer_ahead(
+        &mut self,
+        queue: usize,
+        item: T,
+        bytes: u32,
+        now: Nanos,
+    ) -> Result<(), Full> {
+        self.put((queue, true), item, bytes, now)
+    }
+
+    fn put(
+        &mut self,
+        (queue, ahead): (usize, bool),
+        item: T,
+        bytes: u32,
+        now: Nanos,
+    ) -> Result<(), Full> {
+        self.room_in(queue, ahead, bytes)?;
         let lane = &mut self.lanes[queue];
-        let first = lane.frames.is_empty();
-        self.pool.push(&mut lane.frames, item, bytes, now);
+        let first = lane.is_empty();
+        self.pool.push(lane.line_mut(ahead), item, bytes, now);
         self.len += 1;
         if first && lane.until(now).is_some() {
             self.paused |= 1 << queue;
@@ -315,9 +387,11 @@ impl<T: Copy + Default> Wfq<T> {
         loop {
             let queue = self.eevdf.pick()?;
             let lane = self.lanes.get_mut(queue)?;
-            let frame = self.pool.pop(&mut lane.frames)?;
+            let ahead = lane.is_ahead_next();
+            let frame = self.pool.pop(lane.line_mut(ahead))?;
             self.len -= 1;
-            let head = self.pool.head(&lane.frames).map(|frame| frame.bytes);
+            lane.passed = if ahead { lane.passed.saturating_add(frame.bytes) } else { 0 };
+            let head = self.pool.head(lane.line(lane.is_ahead_next())).map(|frame| frame.bytes);
             let waited = now.saturating_sub(frame.since);
             let late = waited > lane.depth.wait;
             if !late {
@@ -391,6 +465,51 @@ mod tests {
         let second = all[..8].iter().filter(|(queue, _)| *queue == 1).count();
         assert!((4..=8).contains(&second), "{all:?}");
         assert!(wfq.is_empty() && go(&mut wfq).is_none());
+    }
+
+    #[test]
+    fn frames_that_pass_take_turns_with_the_others_and_keep_their_order() {
+        let mut wfq = queues(&[1]);
+        (0..4).for_each(|n| wfq.offer(0, n, 1_500, Nanos(0)).unwrap());
+        (100..140).for_each(|n| wfq.offer_ahead(0, n, 90, Nanos(0)).unwrap());
+        assert_eq!(wfq.backlog(0), (44, 9_600));
+        let all: Vec<u32> = std::iter::from_fn(|| go(&mut wfq)).map(|(_, n)| n).collect();
+        // 18 frames of 90 bytes have more than a turn.
+        let wanted: Vec<u32> = (100..118).chain([0]).chain(118..136).chain([1]).collect();
+        assert_eq!(all[..38], wanted);
+        assert_eq!(all[38..], [136, 137, 138, 139, 2, 3]);
+        assert!(wfq.is_empty());
+    }
+
+    #[test]
+    fn frames_that_pass_have_a_bound_of_their_own_and_share_weight_and_ceiling() {
+        let mut wfq = queues(&[1, 1]);
+        wfq.offer(0, 0, 10_000, Nanos(0)).unwrap();
+        assert_eq!(wfq.offer(0, 1, 64, Nanos(0)), Err(Full::Bytes));
+        assert_eq!(wfq.offer_ahead(0, 2, 64, Nanos(0)), Ok(()), "data leaves room");
+        assert_eq!(wfq.room_ahead(0, 10_000), Err(Full::Bytes));
+        assert_eq!(wfq.offer_ahead(2, 3, 64, Nanos(0)), Err(Full::Nowhere));
+
+        // Queue 0 has both lines, and queue 1 has one. Both queues send the same bytes.
+        let mut wfq = queues(&[1, 1]);
+        let mut sent = [0; 2];
+        for _ in 0..2_000 {
+            let _ = wfq.offer(0, 0, 1_500, Nanos(0));
+            let _ = wfq.offer_ahead(0, 1, 100, Nanos(0));
+            let _ = wfq.offer(1, 2, 1_500, Nanos(0));
+            let gone = wfq.next(Nanos(0), |_, _| unreachable!()).unwrap();
+            sent[gone.queue] += gone.bytes;
+        }
+        assert!(sent[0].abs_diff(sent[1]) <= 20_000, "{sent:?}");
+
+        // 1,000 bytes at 8 Mbit/s take a millisecond, and 50 ms are the burst.
+        let mut wfq = Wfq::new(1, 400, Depth { bytes: 1 << 20, wait: Nanos::from_secs(9) });
+        assert!(wfq.set_ceiling(0, Some(BitsPerSecond(8_000_000))));
+        let now = Nanos::from_secs(1);
+        (0..100_u32).for_each(|n| wfq.offer_ahead(0, n, 1_000, now).unwrap());
+        assert_eq!(std::iter::from_fn(|| wfq.next(now, |_, _| {})).count(), 51);
+        assert_eq!(wfq.wake(), Some(now + Nanos::from_millis(1)));
+        assert!(wfq.next(now + Nanos::from_millis(1), |_, _| {}).is_some());
     }
 
     #[test]

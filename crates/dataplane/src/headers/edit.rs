@@ -1,11 +1,11 @@
-//! Writes the DSCP into a frame's private head.
+//! Writes the DSCP into a frame's private head, and reads what an output's queues need from it.
 //!
 //! RFC 1624 computes the new IPv4 header checksum HC' from the old checksum HC and a word that
 //! changes from m to m': `HC' = ~(~HC + ~m + m')`. In `set_dscp` the IP header begins at byte 14,
 //! because the parser has removed the VLAN tag.
 
 use super::key::{ETHERTYPE_IPV4, ETHERTYPE_IPV6};
-use super::parse::{HeaderFlags, L3, is_tag};
+use super::parse::{HeaderFlags, L3, TCP, is_tag};
 
 /// ECN bits of a frame whose sender does not support ECN (RFC 3168 §5).
 const NOT_ECT: u8 = 0;
@@ -13,6 +13,12 @@ const NOT_ECT: u8 = 0;
 const ECT_1: u8 = 1;
 /// ECN bits that mean "congestion experienced" (RFC 3168 §5).
 const CE: u8 = 3;
+/// Bits of an IPv4 header's fragment word that are 0 in a whole packet: MF and the offset.
+const FRAGMENT: u16 = 0x3fff;
+const IPV6_HEADER: usize = 40;
+/// Flags of TCP that decide about a pure acknowledgement: URG, ACK, RST, SYN and FIN.
+const ACK_MASK: u8 = 0x37;
+const ACK: u8 = 0x10;
 
 /// Writes `dscp` (6 bits) into the IP header of `head` and keeps the ECN bits. A frame that is not
 /// IP, or that is too short for an IP header, stays unchanged.
@@ -75,6 +81,32 @@ pub(crate) fn dscp_of(head: &[u8]) -> u8 {
         return 0;
     };
     if flags.has(HeaderFlags::IPV4) { second >> 2 } else { (first & 0xf) << 2 | second >> 6 }
+}
+
+/// Whether a frame that begins with `head` is a pure acknowledgement: a segment of TCP without data,
+/// SYN, FIN, RST and URG. The IP header has the length, because Ethernet pads short frames.
+/// Fragments and IPv6 packets with extension headers are no pure acknowledgements.
+#[inline]
+pub(crate) fn is_pure_ack(head: &[u8]) -> bool {
+    pure_ack(head).unwrap_or(false)
+}
+
+fn pure_ack(head: &[u8]) -> Option<bool> {
+    let (tag, version) = ip_of(head)?;
+    let ip = head.get(L3 + tag..)?;
+    let word = |at: usize| Some(u16::from_be_bytes([*ip.get(at)?, *ip.get(at + 1)?]));
+    let (protocol, tcp, length) = if version.has(HeaderFlags::IPV4) {
+        if word(6)? & FRAGMENT != 0 {
+            return None;
+        }
+        let header = 4 * usize::from(ip.first()? & 0xf);
+        (*ip.get(9)?, header, usize::from(word(2)?).checked_sub(header)?)
+    } else {
+        (*ip.get(6)?, IPV6_HEADER, usize::from(word(4)?))
+    };
+    let (offset, flags) = (*ip.get(tcp + 12)?, *ip.get(tcp + 13)?);
+    let is_bare = 4 * usize::from(offset >> 4) == length;
+    Some(protocol == TCP && flags & ACK_MASK == ACK && is_bare)
 }
 
 /// Writes `dscp` into a frame that begins with `head`, with or without VLAN tags. Returns the
@@ -219,6 +251,59 @@ mod tests {
         }
         let mut deeper = behind(&[0x8100, 0x8100, 0x8100]);
         assert_eq!(mark(&mut deeper, 8), None);
+    }
+
+    /// Returns a TCP segment with the flags `flags`, `options` bytes of options and `data` bytes of
+    /// data, behind VLAN tags and padded to 60 bytes.
+    fn segment(tags: &[u16], version: u8, flags: u8, [options, data]: [u8; 2]) -> Vec<u8> {
+        let mut bytes = vec![2; 12];
+        for tag in tags {
+            bytes.extend(tag.to_be_bytes());
+            bytes.extend([0, 7]);
+        }
+        let tcp = 20 + options + data;
+        if version == 6 {
+            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, tcp, 6, 64]);
+            bytes.extend([1; 32]);
+        } else {
+            bytes.extend([0x08, 0x00, 0x46, 0, 0, 24 + tcp, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+            bytes.extend([1; 12]);
+        }
+        bytes.extend([0; 12]);
+        bytes.extend([(5 + options / 4) << 4, flags]);
+        bytes.resize(bytes.len() + usize::from(6 + options + data), 0);
+        bytes.resize(bytes.len().max(60), 0);
+        bytes
+    }
+
+    #[test]
+    fn pure_acknowledgements_are_found_behind_tags_and_options() {
+        let tags: [&[u16]; 3] = [&[], &[0x8100], &[0x88a8, 0x8100]];
+        for (tags, version) in tags.iter().flat_map(|tags| [(*tags, 4), (*tags, 6)]) {
+            let is_pure = |flags, lengths| is_pure_ack(&segment(tags, version, flags, lengths));
+            for (flags, lengths) in [(0x10, [12, 0]), (0x18, [0, 0]), (0xd0, [40, 0])] {
+                assert!(is_pure(flags, lengths), "{flags:x} {lengths:?} {tags:x?} {version}");
+            }
+            let others = [(0x10, 1), (0x02, 0), (0x12, 0), (0x11, 0), (0x14, 0), (0x30, 0)];
+            for (flags, data) in others {
+                assert!(!is_pure(flags, [12, data]), "{flags:x} {data} {tags:x?} {version}");
+            }
+        }
+    }
+
+    #[test]
+    fn fragments_other_protocols_and_cut_heads_are_no_pure_acknowledgements() {
+        let whole = segment(&[], 4, 0x10, [12, 0]);
+        for (at, value) in [(20, 0x20), (21, 1), (23, 17), (17, 3), (12, 0x09)] {
+            let mut other = whole.clone();
+            other[at] = value;
+            assert!(!is_pure_ack(&other), "byte {at}");
+        }
+        let v6 = segment(&[], 6, 0x10, [12, 0]);
+        for (frame, end) in [(whole, 14 + 24 + 14), (v6, 14 + 40 + 14)] {
+            assert!(is_pure_ack(&frame[..end]));
+            assert!((0..end).all(|short| !is_pure_ack(&frame[..short])));
+        }
     }
 
     #[test]

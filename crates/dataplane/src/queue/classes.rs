@@ -202,6 +202,8 @@ pub(super) struct Class {
     /// Number of the queue or lane in which the frame waits.
     pub queue: u8,
     pub dscp: u8,
+    /// Whether the frame need not wait behind data of its queue, as TCP's pure acknowledgements.
+    pub ahead: bool,
 }
 
 /// Counters of one queue or lane, as the worker writes them.

@@ -6,7 +6,8 @@
 //! New classes apply at once, but waiting frames stay in their queue. A code point may move to
 //! another queue while frames with the code point wait. If a code point moves to another queue, new
 //! frames still join the old queue while earlier frames with the code point wait there. As a
-//! result, no frame of a flow overtakes an earlier frame of the flow.
+//! result, no frame of a flow overtakes an earlier frame of the flow, except TCP's pure
+//! acknowledgements. They do not wait behind data of their queue ([`Wfq::offer_ahead`]).
 //!
 //! A moved code point uses its new queue at the latest after [`FOLLOW_MOST`], because a queue under
 //! constant load may never become empty.
@@ -21,7 +22,7 @@ use super::classes::{Class, DSCPS};
 use super::early::{Departure, EarlySignals};
 use super::line::Next;
 use super::{Classes, LaneCounters, QueueTerms, Stored};
-use crate::headers::dscp_of;
+use crate::headers::{dscp_of, is_pure_ack};
 
 /// Longest time for which a moved code point stays in its old queue.
 const FOLLOW_MOST: Nanos = Nanos::from_millis(100);
@@ -144,7 +145,7 @@ impl Lanes {
         let dscp = dscp_of(head);
         let queue = self.points[usize::from(dscp) % DSCPS].queue;
         let lane = tenant.filter(|_| queue == 0).and_then(|tenant| self.classes.lane_of(tenant));
-        Class { queue: lane.unwrap_or(queue), dscp }
+        Class { queue: lane.unwrap_or(queue), dscp, ahead: is_pure_ack(head) }
     }
 
     /// Counts a frame of a class with a code point other than 0 if no queue is mapped to the code
@@ -164,6 +165,10 @@ impl Lanes {
     /// Whether the departing frame is to signal congestion, because the frames of its queue wait
     /// too long for the queue's rate ceiling.
     pub(super) fn signals(&mut self, frame: &Stored, waited: Nanos, now: Nanos) -> bool {
+        // The loss of an acknowledgement slows nobody down, and its wait says nothing about data.
+        if frame.class.ahead {
+            return false;
+        }
         let queue = frame.class.queue;
         let Some(time) = self.wfq.ceiling_time(queue.into(), frame.wire()) else { return false };
         let held = self.wfq.is_held(queue.into(), now);
@@ -195,17 +200,27 @@ impl Lanes {
         self.wfq.wake()
     }
 
-    /// Whether a frame of `bytes` bytes finds room in `queue`. No queue gets more than half of the
+    /// Whether a frame of a class with `bytes` bytes finds room in its queue. No queue gets more than half of the
     /// free memory of all outputs.
-    pub(super) fn has_room(&self, queue: u8, bytes: u32, free: u64) -> bool {
-        let (_, waiting) = self.wfq.backlog(queue.into());
+    pub(super) fn has_room(&self, class: Class, bytes: u32, free: u64) -> bool {
+        let queue = usize::from(class.queue);
+        let (_, waiting) = self.wfq.backlog(queue);
         let fits = waiting == 0 || waiting + u64::from(bytes) <= free / 2;
-        fits && self.wfq.room(queue.into(), bytes).is_ok()
+        let room = match class.ahead {
+            true => self.wfq.room_ahead(queue, bytes),
+            false => self.wfq.room(queue, bytes),
+        };
+        fits && room.is_ok()
     }
 
     /// Adds a frame to its queue. Returns false if the queue has no room.
     pub(super) fn push(&mut self, frame: Stored, now: Nanos) -> bool {
-        let queued = self.wfq.offer(frame.class.queue.into(), frame, frame.wire(), now).is_ok();
+        let Class { queue, ahead, .. } = frame.class;
+        let offered = match ahead {
+            true => self.wfq.offer_ahead(queue.into(), frame, frame.wire(), now),
+            false => self.wfq.offer(queue.into(), frame, frame.wire(), now),
+        };
+        let queued = offered.is_ok();
         if queued {
             self.points[usize::from(frame.class.dscp) % DSCPS].waiting += 1;
             self.counters.came(&frame);

@@ -124,7 +124,7 @@ impl Line {
         match self {
             Self::Fifo(fifo) => fifo.has_room(len, free),
             Self::Fair(fair) => fair.has_room(source, wire, free, now),
-            Self::Wfq(lanes) => lanes.has_room(class.queue, wire, free),
+            Self::Wfq(lanes) => lanes.has_room(class, wire, free),
             Self::Flows(flows) => flows.has_room(wire, free),
         }
     }

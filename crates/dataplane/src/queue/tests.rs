@@ -15,6 +15,7 @@ use crate::drop::DropReason;
 use crate::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload, OffloadCaps};
 use crate::port::{Buffers, Held, Pending, PortQueue, TxOutcome};
 
+mod acks;
 mod claims;
 mod flows;
 

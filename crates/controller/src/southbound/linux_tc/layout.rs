@@ -5,8 +5,12 @@
 //! | `9e50:` | HTB, the root qdisc of a port |
 //! | `9e50:1` | HTB class of the port's rate |
 //! | `9e50:10` + queue number | HTB class of a queue; `9e50:10` is HTB's default class |
-//! | `9e60:` + queue number | qdisc of a queue |
+//! | `9e60:` + queue number | qdisc of a queue, or of its frames that are no acknowledgements |
+//! | `9e70:` + queue number | HTB below the class of a queue with two FIFOs |
+//! | `9e71:1` and `9e71:2` | in queue 1: the classes of acknowledgements and of all other frames |
+//! | `9e80:` + queue number | qdisc of a queue's acknowledgements |
 //! | preference 1, handle 1 at `9e50:` | filter that maps code points to queues |
+//! | preference 1, handle 1 at `9e70:` + queue number | filter that finds acknowledgements |
 
 /// Handle of HTB, which is the root qdisc of a port.
 pub(super) const ROOT: u32 = 0x9e50_0000;
@@ -22,6 +26,12 @@ pub(super) const QUEUES_MAX: u8 = 16;
 
 const FIRST_CLASS: u32 = ROOT + 0x10;
 const FIRST_LEAF: u32 = 0x9e60_0000;
+const FIRST_INNER: u32 = 0x9e70_0000;
+const FIRST_ACKS: u32 = 0x9e80_0000;
+
+/// Minor numbers of the two classes of [`inner_of`].
+const ACKS: u32 = 1;
+pub(super) const OTHERS: u32 = 2;
 
 /// Returns the handle of the HTB class of a queue.
 pub(super) fn class_of(queue: u8) -> u32 {
@@ -38,6 +48,26 @@ pub(super) fn queue_of(class: u32) -> Option<u8> {
 /// Returns the handle of the qdisc of a queue.
 pub(super) fn leaf_of(queue: u8) -> u32 {
     FIRST_LEAF + (u32::from(queue) << 16)
+}
+
+/// Returns the handle of the HTB below the class of a queue with two FIFOs.
+pub(super) fn inner_of(queue: u8) -> u32 {
+    FIRST_INNER + (u32::from(queue) << 16)
+}
+
+/// Returns the handle of the class of a queue's acknowledgements, below [`inner_of`].
+pub(super) fn acks_class_of(queue: u8) -> u32 {
+    inner_of(queue) + ACKS
+}
+
+/// Returns the handle of the class of a queue's other frames, below [`inner_of`].
+pub(super) fn others_class_of(queue: u8) -> u32 {
+    inner_of(queue) + OTHERS
+}
+
+/// Returns the handle of the qdisc of a queue's acknowledgements.
+pub(super) fn acks_of(queue: u8) -> u32 {
+    FIRST_ACKS + (u32::from(queue) << 16)
 }
 
 /// Returns a handle in the syntax of `tc`, such as `9e50:11`, or `9e50:` for a qdisc.
@@ -57,6 +87,8 @@ mod tests {
     fn handles_have_the_names_of_tc() {
         let names = [ROOT, TOP, class_of(0), class_of(15), leaf_of(1), 0].map(name);
         assert_eq!(names, ["9e50:", "9e50:1", "9e50:10", "9e50:1f", "9e61:", "0:"]);
+        let names = [inner_of(1), acks_class_of(1), others_class_of(15), acks_of(2)].map(name);
+        assert_eq!(names, ["9e71:", "9e71:1", "9e7f:2", "9e82:"]);
         assert_eq!(queue_of(class_of(15)), Some(15));
         assert_eq!([ROOT, TOP, class_of(16), leaf_of(1), 0].map(queue_of), [None; 5]);
     }

@@ -20,7 +20,8 @@
 //!
 //! With the lower priority of its HTB class, a queue of weight 0 gets only bandwidth that other
 //! queues do not use. The kernel replaces the port's map atomically after all classes of the map
-//! exist. The driver lowers some rates before it raises others, so the sum of a port's rates never
+//! exist. A queue's FIFO for data is created last, so its presence shows that the queue is complete.
+//! The driver lowers some rates before it raises others, so the sum of a port's rates never
 //! exceeds R.
 //!
 //! # Example
@@ -105,8 +106,9 @@ pub(super) fn steps(
     // A new class is created in its final state. The map may refer to it afterwards.
     let new = queues().filter(|queue| !read.classes.contains_key(queue));
     all.extend(new.map(class));
-    let bare = queues().filter(|queue| !read.leaves.contains(queue));
-    all.extend(bare.map(|queue| requests::leaf(port, queue, settings.leaf)));
+    for queue in queues().filter(|queue| !read.has_leaf(*queue, settings.leaf)) {
+        all.extend(requests::leaf(port, queue, settings.leaf, read.inner.contains(&queue)));
+    }
     if read.map.as_ref() != Some(&target.map) {
         all.push(requests::map(port, &target.map));
     }
@@ -122,6 +124,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    use crate::southbound::linux_tc::settings::Leaf;
 
     const RATE: BitsPerSecond = BitsPerSecond(100_000_000);
 
@@ -143,7 +147,8 @@ mod tests {
         let top = Some(Class { rate: RATE.0, ceil: RATE.0, ..Class::default() });
         let classes: BTreeMap<u8, Class> = (0..3).map(class).collect();
         let map = Some(target.map.clone());
-        PortRead { root: Root::Ours, leaves: [0, 1, 2].into(), top, classes, map }
+        let (inner, pairs) = ([0, 1, 2].into(), [0, 1, 2].into());
+        PortRead { root: Root::Ours, leaves: [].into(), inner, pairs, top, classes, map }
     }
 
     const E0: Interface<'_> = Interface { name: "e0", index: 3 };
@@ -161,20 +166,19 @@ mod tests {
         let lines = plan(&PortRead::default(), &state(&[0, 1, 3], &[(8, 1), (16, 2)]));
         let begin = |line: &str| line.split(' ').take(9).collect::<Vec<_>>().join(" ");
         let begins: Vec<String> = lines.iter().map(|line| begin(line)).collect();
+        assert_eq!(begins.len(), 5 + 3 * 6 + 1, "{begins:?}");
         assert_eq!(
-            begins,
+            begins[..5],
             [
                 "tc qdisc replace dev e0 root handle 9e50: htb",
                 "tc class replace dev e0 parent 9e50: classid 9e50:1",
                 "tc class replace dev e0 parent 9e50:1 classid 9e50:10",
                 "tc class replace dev e0 parent 9e50:1 classid 9e50:11",
                 "tc class replace dev e0 parent 9e50:1 classid 9e50:12",
-                "tc qdisc replace dev e0 parent 9e50:10 handle 9e60:",
-                "tc qdisc replace dev e0 parent 9e50:11 handle 9e61:",
-                "tc qdisc replace dev e0 parent 9e50:12 handle 9e62:",
-                "tc filter replace dev e0 parent 9e50: protocol all",
             ]
         );
+        assert_eq!(begins[11], "tc qdisc replace dev e0 parent 9e50:11 handle 9e71:");
+        assert_eq!(begins[23], "tc filter replace dev e0 parent 9e50: protocol all");
         assert!(lines[0].ends_with("htb default 10"), "{}", lines[0]);
         assert!(lines[2].contains("rate 8000bit ceil 100000000bit"), "{}", lines[2]);
         assert!(lines[2].ends_with("prio 1 quantum 1600"), "{}", lines[2]);
@@ -197,6 +201,36 @@ mod tests {
         let target = state(&[1, 2, 4], &[(8, 1)]);
         assert_eq!(plan(&read(&target), &target), Vec::<String>::new());
         assert_eq!(weights(&settings(), RATE, &read(&target)), [1, 2, 4]);
+    }
+
+    #[test]
+    fn a_queue_with_a_single_fifo_gets_two_and_an_unfinished_one_is_finished() {
+        let target = state(&[1, 2, 4], &[(8, 1)]);
+        let mut is = read(&target);
+        // Queue 1 has the FIFO of an earlier version. Queue 2 lacks its last FIFO.
+        is.leaves.insert(1);
+        is.inner.remove(&1);
+        is.pairs = [0].into();
+        let lines = plan(&is, &target);
+        let begin = |line: &str| line.split(' ').take(7).collect::<Vec<_>>().join(" ");
+        let begins: Vec<String> = lines.iter().map(|line| begin(line)).collect();
+        let first = [
+            "tc qdisc replace dev e0 parent 9e50:11",
+            "tc class replace dev e0 parent 9e71:",
+            "tc class replace dev e0 parent 9e71:",
+            "tc qdisc replace dev e0 parent 9e71:1",
+            "tc filter replace dev e0 parent 9e71:",
+            "tc qdisc replace dev e0 parent 9e71:2",
+        ];
+        assert_eq!(begins[..6], first);
+        // The kernel refuses to replace an HTB by another one with the same handle.
+        assert_eq!(begins[6], "tc class replace dev e0 parent 9e72:");
+        assert_eq!(begins[10..], ["tc qdisc replace dev e0 parent 9e72:2"]);
+        let fifo = Settings { leaf: Leaf::Fifo { frames: 500 }, ..settings() };
+        is.leaves = [0, 1].into();
+        let lines = words(steps(&fifo, E0, RATE, &is, &target));
+        let line = "tc qdisc replace dev e0 parent 9e50:12 handle 9e62: pfifo limit 500";
+        assert_eq!(lines, [line]);
     }
 
     #[test]

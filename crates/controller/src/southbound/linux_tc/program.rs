@@ -1,4 +1,5 @@
-//! Encodes a map from code point to queue as a classic BPF program.
+//! Encodes a map from code point to queue as a classic BPF program, and a program that finds TCP's
+//! pure acknowledgements.
 //!
 //! # Problem
 //!
@@ -13,6 +14,10 @@
 //! without IP, the program returns 0, so the kernel uses HTB's default class, which is the class of
 //! queue 0.
 //!
+//! A pure acknowledgement is a segment of TCP without data, SYN, FIN, RST or URG. The program
+//! compares the length in the IP header with the lengths of the headers, because Ethernet pads short
+//! frames. Fragments and IPv6 packets with extension headers are no acknowledgements.
+//!
 //! # Cost
 //!
 //! A map's BPF program has at most 38 + 2·63 instructions. The kernel executes the instructions in
@@ -21,7 +26,8 @@
 //! # Source
 //!
 //! Linux `net/core/filter.c` defines the instructions, and `net/sched/cls_bpf.c` defines the
-//! meaning of the return value 0. RFC 2474 §3 and RFC 8200 §3 define the location of the DSCP.
+//! meaning of the return value 0. RFC 2474 §3 and RFC 8200 §3 define the location of the DSCP, and
+//! RFC 9293 §3.1 defines the header of TCP.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -35,6 +41,21 @@ const JUMP_EQUAL: u16 = 0x15;
 const SHIFT_RIGHT: u16 = 0x74;
 const AND: u16 = 0x54;
 const RETURN: u16 = 0x06;
+const JUMP_ANY_BIT: u16 = 0x45;
+const JUMP_EQUAL_X: u16 = 0x1d;
+/// Loads a byte at an offset that is counted from X.
+const LOAD_BYTE_X: u16 = 0x50;
+/// Loads the length of an IPv4 header into X.
+const LOAD_HEADER_X: u16 = 0xb1;
+const SUBTRACT_X: u16 = 0x1c;
+const COPY_TO_X: u16 = 0x07;
+const STORE: u16 = 0x02;
+const LOAD_STORED: u16 = 0x60;
+
+const TCP: u32 = 6;
+/// Flags that a pure acknowledgement has or lacks: URG, ACK, RST, SYN and FIN.
+const FLAGS: u32 = 0x37;
+const ACK: u32 = 0x10;
 
 const TAGS_MAX: u32 = 2;
 
@@ -103,6 +124,73 @@ pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<I
     all
 }
 
+/// Returns the instructions for an IPv4 packet at the offset `at`. They begin with the Ethernet type
+/// in the accumulator, and continue behind their end for another type.
+const fn acks_of_ipv4(at: u32, class: u32) -> [Instruction; 20] {
+    [
+        unless_equal(0x0800, 19),
+        plain(LOAD_BYTE, at + 9),
+        unless_equal(TCP, 16),
+        // More fragments follow, or the fragment is not the first one.
+        plain(LOAD_HALF, at + 6),
+        Instruction { code: JUMP_ANY_BIT, jt: 14, jf: 0, k: 0x3fff },
+        plain(LOAD_HEADER_X, at),
+        plain(LOAD_HALF, at + 2),
+        plain(SUBTRACT_X, 0),
+        plain(STORE, 0),
+        plain(LOAD_BYTE_X, at + 13),
+        plain(AND, FLAGS),
+        unless_equal(ACK, 7),
+        plain(LOAD_BYTE_X, at + 12),
+        plain(AND, 0xf0),
+        plain(SHIFT_RIGHT, 2),
+        plain(COPY_TO_X, 0),
+        plain(LOAD_STORED, 0),
+        Instruction { code: JUMP_EQUAL_X, jt: 0, jf: 1, k: 0 },
+        plain(RETURN, class),
+        plain(RETURN, 0),
+    ]
+}
+
+/// Returns the instructions for an IPv6 packet, as [`acks_of_ipv4`] does for IPv4.
+const fn acks_of_ipv6(at: u32, class: u32) -> [Instruction; 16] {
+    [
+        unless_equal(0x86dd, 15),
+        plain(LOAD_BYTE, at + 6),
+        unless_equal(TCP, 12),
+        plain(LOAD_HALF, at + 4),
+        plain(STORE, 0),
+        plain(LOAD_BYTE, at + 40 + 13),
+        plain(AND, FLAGS),
+        unless_equal(ACK, 7),
+        plain(LOAD_BYTE, at + 40 + 12),
+        plain(AND, 0xf0),
+        plain(SHIFT_RIGHT, 2),
+        plain(COPY_TO_X, 0),
+        plain(LOAD_STORED, 0),
+        Instruction { code: JUMP_EQUAL_X, jt: 0, jf: 1, k: 0 },
+        plain(RETURN, class),
+        plain(RETURN, 0),
+    ]
+}
+
+/// Returns the BPF program that returns `class` for TCP's pure acknowledgements, and 0 for all other
+/// frames.
+pub(super) fn acks(class: u32) -> Vec<Instruction> {
+    let mut all = Vec::new();
+    for tags in 0..=TAGS_MAX {
+        let at = 14 + 4 * tags;
+        all.push(plain(LOAD_HALF, at - 2));
+        all.extend(acks_of_ipv4(at, class));
+        all.extend(acks_of_ipv6(at, class));
+        if tags < TAGS_MAX {
+            all.extend([if_equal(0x8100, 2), if_equal(0x88a8, 1)]);
+        }
+        all.push(plain(RETURN, 0));
+    }
+    all
+}
+
 /// Returns the map of a BPF program if [`encode`] could have made the program. The caller's
 /// function `queue` returns the queue of an HTB class.
 pub(super) fn decode(
@@ -168,15 +256,30 @@ mod tests {
         u8::try_from(class.checked_sub(0x9e50_0010)?).ok()
     }
 
-    /// Runs a BPF program in the same way as the kernel. The interpreter supports only the seven
-    /// kinds of instructions that [`encode`] uses.
+    /// Runs a BPF program in the same way as the kernel. The interpreter supports only the kinds of
+    /// instructions that [`encode`] and [`acks`] use.
     fn run(program: &[Instruction], frame: &[u8]) -> u32 {
-        let (mut at, mut a) = (0, 0u32);
+        let (mut at, mut a, mut x, mut stored) = (0, 0u32, 0u32, 0u32);
         loop {
             let Instruction { code, jt, jf, k } = program[at];
             at += 1;
             let from = usize::try_from(k).unwrap_or(usize::MAX);
+            let from_x = from + usize::try_from(x).expect("a length");
             match code {
+                LOAD_BYTE_X => {
+                    let Some(byte) = frame.get(from_x) else { return 0 };
+                    a = u32::from(*byte);
+                }
+                LOAD_HEADER_X => {
+                    let Some(byte) = frame.get(from) else { return 0 };
+                    x = 4 * u32::from(byte & 0xf);
+                }
+                SUBTRACT_X => a = a.wrapping_sub(x),
+                COPY_TO_X => x = a,
+                STORE => stored = a,
+                LOAD_STORED => a = stored,
+                JUMP_ANY_BIT => at += usize::from(if a & k == 0 { jf } else { jt }),
+                JUMP_EQUAL_X => at += usize::from(if a == x { jt } else { jf }),
                 LOAD_BYTE | LOAD_HALF => {
                     let long = if code == LOAD_BYTE { 1 } else { 2 };
                     // A load beyond the end of the frame terminates the program with 0.
@@ -239,6 +342,78 @@ mod tests {
         for short in 0..20 {
             assert_eq!(run(&program, &whole[..short]), 0, "{short} bytes");
         }
+    }
+
+    const CLASS: u32 = 0x9e71_0001;
+
+    /// Returns a TCP segment with the flags `flags`, `options` bytes of options and `data` bytes of
+    /// data, behind VLAN tags and padded to 60 bytes.
+    fn segment(tags: &[u16], v6: bool, flags: u8, [options, data]: [u8; 2]) -> Vec<u8> {
+        let mut bytes = vec![2; 12];
+        for tag in tags {
+            bytes.extend(tag.to_be_bytes());
+            bytes.extend([0, 7]);
+        }
+        let tcp = 20 + options + data;
+        if v6 {
+            bytes.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, tcp, 6, 64]);
+            bytes.extend([1; 32]);
+        } else {
+            bytes.extend([0x08, 0x00, 0x46, 0, 0, 24 + tcp, 0, 0, 0x40, 0, 64, 6, 0, 0]);
+            bytes.extend([1; 12]);
+        }
+        bytes.extend([0; 12]);
+        bytes.extend([(5 + options / 4) << 4, flags]);
+        bytes.resize(bytes.len() + usize::from(6 + options + data), 0);
+        bytes.resize(bytes.len().max(60), 0);
+        bytes
+    }
+
+    #[test]
+    fn pure_acknowledgements_are_found_in_every_kind_of_frame() {
+        let program = acks(CLASS);
+        let tags: [&[u16]; 4] = [&[], &[0x8100], &[0x88a8, 0x8100], &[0x8100, 0x88a8]];
+        for (tags, v6) in tags.iter().flat_map(|tags| [(*tags, false), (*tags, true)]) {
+            let class = |flags, lengths| run(&program, &segment(tags, v6, flags, lengths));
+            // With timestamps, with selective acknowledgements, without options, and with ECN.
+            let pure = [(0x10, [12, 0]), (0x10, [40, 0]), (0x18, [0, 0]), (0xd0, [12, 0])];
+            for (flags, lengths) in pure {
+                assert_eq!(class(flags, lengths), CLASS, "{flags:x} {lengths:?} {tags:x?} {v6}");
+            }
+            let others = [
+                (0x10, [12, 1]),
+                (0x02, [20, 0]),
+                (0x12, [20, 0]),
+                (0x11, [12, 0]),
+                (0x14, [0, 0]),
+                (0x30, [0, 0]),
+            ];
+            for (flags, lengths) in others {
+                assert_eq!(class(flags, lengths), 0, "{flags:x} {lengths:?} {tags:x?} {v6}");
+            }
+        }
+    }
+
+    #[test]
+    fn fragments_other_protocols_and_cut_frames_are_no_acknowledgements() {
+        let program = acks(CLASS);
+        let whole = segment(&[], false, 0x10, [12, 0]);
+        for (at, value) in [(20, 0x20), (21, 1), (23, 17), (12, 0x09)] {
+            let mut other = whole.clone();
+            other[at] = value;
+            assert_eq!(run(&program, &other), 0, "byte {at}");
+        }
+        let v6 = segment(&[0x8100], true, 0x10, [12, 0]);
+        for (frame, end) in [(&whole, 14 + 24 + 14), (&v6, 18 + 40 + 14)] {
+            assert_eq!(run(&program, &frame[..end]), CLASS);
+            for short in 0..end {
+                assert_eq!(run(&program, &frame[..short]), 0, "{short} bytes");
+            }
+        }
+        assert_eq!(run(&program, &segment(&[0x8100; 3], false, 0x10, [12, 0])), 0);
+        let mut arp = whole.clone();
+        arp[12..14].copy_from_slice(&[0x08, 0x06]);
+        assert_eq!(run(&program, &arp), 0);
     }
 
     #[test]

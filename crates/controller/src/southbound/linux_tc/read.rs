@@ -4,10 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::class::Class;
 use super::kernel::Message;
-use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, TOP, leaf_of, name, queue_of};
+use super::layout::{
+    MAP_HANDLE, MAP_PREF, QUEUES_MAX, ROOT, TOP, class_of, inner_of, leaf_of, name,
+    others_class_of, queue_of,
+};
 use super::netlink::{LinkHeader, TCA_KIND, TCA_OPTIONS, TcHeader, attributes, text};
 use super::program;
 use super::requests::{IFLA_IFALIAS, TC_H_ROOT, TCA_BPF_OPS};
+use super::settings::Leaf;
 
 const IFLA_IFNAME: u16 = 3;
 const LOOPBACK: &str = "lo";
@@ -50,8 +54,12 @@ pub(super) enum Filters {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct PortRead {
     pub(super) root: Root,
-    /// Queues on which the driver has set up its leaf qdisc.
+    /// Queues with a single leaf qdisc of the driver.
     pub(super) leaves: BTreeSet<u8>,
+    /// Queues with an HTB of the driver for two FIFOs. The two FIFOs may be missing.
+    pub(super) inner: BTreeSet<u8>,
+    /// Queues with both FIFOs. The driver sets up the FIFO that counts here last.
+    pub(super) pairs: BTreeSet<u8>,
     /// Class above the queues' classes, which has the port's rate.
     pub(super) top: Option<Class>,
     /// HTB class of each queue.
@@ -59,6 +67,16 @@ pub(super) struct PortRead {
     /// Map from code point to queue of the port's BPF program, or `None` if the port has no BPF
     /// program.
     pub(super) map: Option<BTreeMap<u8, u8>>,
+}
+
+impl PortRead {
+    /// Whether the driver has set up the qdiscs of a queue.
+    pub(super) fn has_leaf(&self, queue: u8, leaf: Leaf) -> bool {
+        match leaf {
+            Leaf::TwoFifos { .. } => self.pairs.contains(&queue),
+            Leaf::Fifo { .. } | Leaf::FqCodel => self.leaves.contains(&queue),
+        }
+    }
 }
 
 fn short(what: &str) -> String {
@@ -100,8 +118,13 @@ pub(super) fn qdiscs(messages: &[Message]) -> Result<BTreeMap<i32, PortRead>, St
                 _ => Root::Foreign(format!("{kind} {}", name(handle))),
             };
         } else {
-            let ours = |queue: &u8| handle == leaf_of(*queue);
-            port.leaves.extend(queue_of(parent).filter(ours));
+            let queue = |handle_of: fn(u8) -> u32, parent_of: fn(u8) -> u32| {
+                let is = |queue: &u8| (handle, parent) == (handle_of(*queue), parent_of(*queue));
+                (0..QUEUES_MAX).find(is)
+            };
+            port.leaves.extend(queue(leaf_of, class_of));
+            port.inner.extend(queue(inner_of, class_of).filter(|_| kind == "htb"));
+            port.pairs.extend(queue(leaf_of, others_class_of));
         }
     }
     Ok(ports)
@@ -208,12 +231,19 @@ mod tests {
             qdisc(2, "pfifo", 0x9e61_0000, 0x9e50_0011),
             qdisc(2, "pfifo", 0x0007_0000, 0x9e50_0012),
             qdisc(2, "ingress", 0xffff_0000, 0xffff_fff1),
+            qdisc(2, "htb", 0x9e73_0000, 0x9e50_0013),
+            qdisc(2, "pfifo", 0x9e83_0000, 0x9e73_0001),
+            qdisc(2, "htb", 0x9e74_0000, 0x9e50_0014),
+            qdisc(2, "pfifo", 0x9e64_0000, 0x9e74_0002),
+            qdisc(2, "tbf", 0x9e75_0000, 0x9e50_0015),
             qdisc(3, "htb", 0x0001_0000, TC_H_ROOT),
             qdisc(4, "mq", 0x9e50_0000, TC_H_ROOT),
         ];
         let ports = qdiscs(&all).expect("valid");
         assert_eq!((&ports[&1].root, &ports[&2].root), (&Root::Default, &Root::Ours));
         assert_eq!(ports[&2].leaves, [1].into());
+        assert_eq!(ports[&2].inner, [3, 4].into());
+        assert_eq!(ports[&2].pairs, [4].into(), "the last FIFO of queue 3 is missing");
         assert_eq!(ports[&3].root, Root::Foreign("htb 1:".to_owned()));
         assert_eq!(ports[&4].root, Root::Foreign("mq 9e50:".to_owned()));
     }

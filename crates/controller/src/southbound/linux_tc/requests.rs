@@ -10,9 +10,12 @@ use std::collections::BTreeMap;
 
 use super::class::Class;
 use super::kernel::Request;
-use super::layout::{MAP_HANDLE, MAP_PREF, ROOT, class_of, leaf_of, name};
+use super::layout::{
+    MAP_HANDLE, MAP_PREF, OTHERS, ROOT, acks_class_of, acks_of, class_of, inner_of, leaf_of, name,
+    others_class_of,
+};
 use super::netlink::{LinkHeader, NLM_F_DUMP, TCA_KIND, TCA_OPTIONS, TcHeader, put};
-use super::program::{bytecode, bytes, encode};
+use super::program::{Instruction, acks, bytecode, bytes, encode};
 use super::settings::Leaf;
 
 const RTM_GETLINK: u16 = 18;
@@ -45,6 +48,12 @@ const TC_HTB_PROTOVER: u32 = 3;
 const RATE_TO_QUANTUM: u32 = 10;
 /// Protocol of a filter for all frames.
 const ETH_P_ALL: u16 = 3;
+/// Rate and ceiling of both classes of a queue with two FIFOs, in bit/s. The class of the queue
+/// limits the rate, so the two classes only take turns.
+const UNLIMITED: u64 = 400_000_000_000;
+/// Bytes that each of the two FIFOs of a queue sends in its turn. A full frame of data is between two
+/// groups of acknowledgements, so acknowledgements cannot use more than half of a queue's rate.
+const TURN: u32 = 1_600;
 
 /// Network interface of a port.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +91,12 @@ pub(super) fn classes(port: Interface<'_>) -> Request {
 
 /// Replaces the port's root qdisc with HTB, which sends unclassified frames to queue 0.
 pub(super) fn root(port: Interface<'_>) -> Request {
-    let default = class_of(0) & 0xffff;
+    htb(port, (TC_H_ROOT, ROOT), class_of(0) & 0xffff)
+}
+
+/// Creates the qdisc HTB, which sends unclassified frames to the class with the minor number
+/// `default`.
+fn htb(port: Interface<'_>, place: (u32, u32), default: u32) -> Request {
     let mut settings = Vec::new();
     // The last two numbers are debug flags and a counter.
     for number in [TC_HTB_PROTOVER, RATE_TO_QUANTUM, default, 0, 0] {
@@ -90,15 +104,30 @@ pub(super) fn root(port: Interface<'_>) -> Request {
     }
     let mut options = Vec::new();
     put(&mut options, TCA_HTB_INIT, &settings);
-    let header =
-        TcHeader { index: port.index, handle: ROOT, parent: TC_H_ROOT, ..TcHeader::default() };
-    let words = format!(
-        "tc qdisc replace dev {} root handle {} htb default {default:x}",
-        port.name,
-        name(ROOT)
-    );
-    let (kind, flags) = (RTM_NEWQDISC, NLM_F_CREATE | NLM_F_REPLACE);
-    Request { words, kind, flags, body: object(header, "htb", Some(&options)) }
+    qdisc(port, place, ("htb", &format!("htb default {default:x}")), Some(&options))
+}
+
+/// Creates or replaces a qdisc with its parent and handle, its kind, and the words that describe it.
+fn qdisc(
+    port: Interface<'_>,
+    (parent, handle): (u32, u32),
+    (kind, text): (&str, &str),
+    options: Option<&[u8]>,
+) -> Request {
+    let header = TcHeader { index: port.index, handle, parent, info: 0 };
+    let place = match parent {
+        TC_H_ROOT => "root".to_owned(),
+        _ => format!("parent {}", name(parent)),
+    };
+    let words =
+        format!("tc qdisc replace dev {} {place} handle {} {text}", port.name, name(handle));
+    let body = object(header, kind, options);
+    Request { words, kind: RTM_NEWQDISC, flags: NLM_F_CREATE | NLM_F_REPLACE, body }
+}
+
+fn fifo(port: Interface<'_>, place: (u32, u32), frames: u32) -> Request {
+    let text = format!("pfifo limit {frames}");
+    qdisc(port, place, ("pfifo", &text), Some(&frames.to_ne_bytes()))
 }
 
 /// Creates or changes a class of HTB.
@@ -109,34 +138,47 @@ pub(super) fn class(port: Interface<'_>, parent: u32, handle: u32, class: &Class
     Request { words, kind: RTM_NEWTCLASS, flags: NLM_F_CREATE, body }
 }
 
-/// Creates the qdisc of a queue.
-pub(super) fn leaf(port: Interface<'_>, queue: u8, leaf: Leaf) -> Request {
-    let (parent, handle) = (class_of(queue), leaf_of(queue));
-    let header = TcHeader { index: port.index, handle, parent, info: 0 };
-    let (text, body) = match leaf {
-        Leaf::Fifo { frames } => {
-            let body = object(header, "pfifo", Some(&frames.to_ne_bytes()));
-            (format!("pfifo limit {frames}"), body)
+/// Creates the qdiscs of a queue. `has_inner` says whether the queue already has the HTB for two
+/// FIFOs, which the kernel cannot replace by an equal one.
+pub(super) fn leaf(port: Interface<'_>, queue: u8, leaf: Leaf, has_inner: bool) -> Vec<Request> {
+    let place = (class_of(queue), leaf_of(queue));
+    match leaf {
+        Leaf::Fifo { frames } => vec![fifo(port, place, frames)],
+        Leaf::FqCodel => vec![qdisc(port, place, ("fq_codel", "fq_codel"), None)],
+        Leaf::TwoFifos { frames } => {
+            let inner = inner_of(queue);
+            let [first, rest] = [acks_class_of(queue), others_class_of(queue)];
+            let turns =
+                Class { quantum: TURN, rate: UNLIMITED, ceil: UNLIMITED, ..Class::default() };
+            let mut all = Vec::new();
+            if !has_inner {
+                all.push(htb(port, (class_of(queue), inner), OTHERS));
+            }
+            all.extend([first, rest].map(|handle| class(port, inner, handle, &turns)));
+            all.push(fifo(port, (first, acks_of(queue)), frames));
+            all.push(filter(port, inner, &acks(first)));
+            // The driver reads from this FIFO that the queue is complete.
+            all.push(fifo(port, (rest, leaf_of(queue)), frames));
+            all
         }
-        Leaf::FqCodel => ("fq_codel".to_owned(), object(header, "fq_codel", None)),
-    };
-    let (parent, handle) = (name(parent), name(handle));
-    let words =
-        format!("tc qdisc replace dev {} parent {parent} handle {handle} {text}", port.name);
-    Request { words, kind: RTM_NEWQDISC, flags: NLM_F_CREATE | NLM_F_REPLACE, body }
+    }
 }
 
 /// Creates or atomically replaces the filter that maps code points to queues.
 pub(super) fn map(port: Interface<'_>, map: &BTreeMap<u8, u8>) -> Request {
-    let program = encode(map, class_of);
-    let length = u16::try_from(program.len()).expect("a map has at most 64 code points");
+    filter(port, ROOT, &encode(map, class_of))
+}
+
+/// Creates or atomically replaces the filter of an HTB.
+fn filter(port: Interface<'_>, parent: u32, program: &[Instruction]) -> Request {
+    let length = u16::try_from(program.len()).expect("a program has some hundreds of instructions");
     let mut options = Vec::new();
     put(&mut options, TCA_BPF_OPS_LEN, &length.to_ne_bytes());
-    put(&mut options, TCA_BPF_OPS, &bytes(&program));
+    put(&mut options, TCA_BPF_OPS, &bytes(program));
     let header = TcHeader {
         index: port.index,
         handle: MAP_HANDLE,
-        parent: ROOT,
+        parent,
         // The protocol has the byte order of the network.
         info: MAP_PREF << 16 | u32::from(ETH_P_ALL.to_be()),
     };
@@ -144,8 +186,8 @@ pub(super) fn map(port: Interface<'_>, map: &BTreeMap<u8, u8>) -> Request {
         "tc filter replace dev {} parent {} protocol all pref {MAP_PREF} handle {MAP_HANDLE} bpf \
          bytecode \"{}\"",
         port.name,
-        name(ROOT),
-        bytecode(&program)
+        name(parent),
+        bytecode(program)
     );
     let body = object(header, "bpf", Some(&options));
     Request { words, kind: RTM_NEWTFILTER, flags: NLM_F_CREATE, body }
@@ -198,7 +240,7 @@ mod tests {
         assert_eq!(hex(&root.body), header(0x9e50_0000, 0xffff_ffff) + options);
         assert_eq!((root.kind, root.flags), (36, 0x500));
 
-        let leaf = leaf(E0, 1, Leaf::Fifo { frames: 500 });
+        let leaf = leaf(E0, 1, Leaf::Fifo { frames: 500 }, false).remove(0);
         let words = "tc qdisc replace dev e0 parent 9e50:11 handle 9e61: pfifo limit 500";
         assert_eq!(leaf.words, words);
         let options = "0a000100706669666f00000008000200f4010000";
@@ -216,6 +258,27 @@ mod tests {
         assert_eq!(alias.words, "ip link set dev lo alias \"penstock 3.4\"");
         let text = "1000140070656e73746f636b20332e34";
         assert_eq!(hex(&alias.body), hex(&LinkHeader { index: 1 }.bytes()) + text);
+    }
+
+    #[test]
+    fn two_fifos_take_turns_below_a_second_htb() {
+        let leaf = |has_inner| leaf(E0, 1, Leaf::TwoFifos { frames: 500 }, has_inner);
+        let (whole, again) = (leaf(false), leaf(true));
+        assert_eq!(again, whole[1..]);
+        let words: Vec<&str> = whole.iter().map(|request| request.words.as_str()).collect();
+        assert_eq!(words[0], "tc qdisc replace dev e0 parent 9e50:11 handle 9e71: htb default 2");
+        let class = "htb rate 400000000000bit ceil 400000000000bit burst 50000000b cburst \
+                     50000000b prio 0 quantum 1600";
+        for (at, minor) in [(1, 1), (2, 2)] {
+            let begin = format!("tc class replace dev e0 parent 9e71: classid 9e71:{minor} ");
+            assert_eq!(words[at], begin + class);
+        }
+        assert_eq!(words[3], "tc qdisc replace dev e0 parent 9e71:1 handle 9e81: pfifo limit 500");
+        assert!(words[4].starts_with(
+            "tc filter replace dev e0 parent 9e71: protocol all pref 1 handle 1 bpf bytecode \""
+        ));
+        assert_eq!(words[5], "tc qdisc replace dev e0 parent 9e71:2 handle 9e61: pfifo limit 500");
+        assert_eq!(words.len(), 6);
     }
 
     #[test]

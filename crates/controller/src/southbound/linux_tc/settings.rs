@@ -3,6 +3,13 @@
 /// Kind of qdisc below the HTB class of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf {
+    /// A FIFO for TCP's pure acknowledgements and a FIFO for all other frames, which take turns.
+    /// Acknowledgements of a tenant do not wait behind its data, so TCP keeps the queue's rate in
+    /// both directions at once. The FIFOs are below a second HTB, so no other module is needed.
+    TwoFifos {
+        /// Maximum number of frames that wait in each of the two FIFOs.
+        frames: u32,
+    },
     /// FIFO with tail drop, as in a hardware switch.
     Fifo {
         /// Maximum number of frames that wait in the queue.
@@ -27,9 +34,9 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// Returns settings with eight queues of 500 frames, as in QShare. The default quantum fits
-    /// Ethernet frames of 1,500 bytes.
+    /// Returns settings with eight queues of 500 frames, as in QShare, in which acknowledgements do
+    /// not wait behind data. The default quantum fits Ethernet frames of 1,500 bytes.
     fn default() -> Self {
-        Self { queues: 8, leaf: Leaf::Fifo { frames: 500 }, quantum: 1_600 }
+        Self { queues: 8, leaf: Leaf::TwoFifos { frames: 500 }, quantum: 1_600 }
     }
 }

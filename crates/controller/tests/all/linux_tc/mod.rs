@@ -51,7 +51,7 @@ async fn queue(switch: &TcSwitch, queue: u8) -> QueueCounters {
 
 /// Returns the frames, bytes and drops of each queue that `tc` shows.
 fn counters_of_tc(net: &Net) -> BTreeMap<u8, [u64; 3]> {
-    let text = sh(&format!("tc -n {} -s class show dev {PORT}", net.ns("switch")));
+    let text = sh(&format!("tc -n {} -s class show dev {PORT} parent 9e50:", net.ns("switch")));
     let (mut queue, mut all) = (None, BTreeMap::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -248,7 +248,7 @@ async fn the_command_lines_of_a_dry_run_have_the_effect_of_the_driver() {
         }
         switch(&driven).apply(stamp(generation), &changes).await.expect("told");
         let settings = settings_of_tc(&driven);
-        assert!(settings.contains("class htb 9e50:12 parent 9e50:1 leaf 9e62: "), "{settings}");
+        assert!(settings.contains("class htb 9e50:12 parent 9e50:1 leaf 9e72: "), "{settings}");
         assert_eq!(settings, settings_of_tc(&typed));
         let read = switch(&typed).read_back().await;
         assert_eq!(read, switch(&driven).read_back().await);
@@ -287,12 +287,12 @@ async fn a_refused_change_names_the_command_and_the_kernels_reason() {
     switch.apply(stamp(1), &[weigh(&[1, 1])]).await.expect("told");
     // Another qdisc takes the handle of queue 1's qdisc.
     sh(&format!(
-        "tc -n {ns} qdisc del dev v0 parent 9e50:11 handle 9e61:
+        "tc -n {ns} qdisc del dev v0 parent 9e71:2 handle 9e61:
          tc -n {ns} qdisc replace dev v0 parent 9e50:12 handle 9e61: tbf rate 1mbit burst 9kb \
              limit 9kb"
     ));
     let error = switch.apply(stamp(2), &[map(8, 1)]).await.expect_err("refused").to_string();
-    let command = "tc qdisc replace dev v0 parent 9e50:11 handle 9e61: pfifo limit 500";
+    let command = "tc qdisc replace dev v0 parent 9e71:2 handle 9e61: pfifo limit 500";
     let (_, problem) = error.split_once(command).expect("the command");
     let problem = problem.strip_prefix(": ").expect("the reason follows");
     let (reason, number) = problem.rsplit_once(" (E").expect("a reason and an error number");

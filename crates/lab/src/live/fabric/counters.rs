@@ -233,7 +233,7 @@ fn count(text: &str, interface: &str, column: usize) -> Option<u64> {
 }
 
 /// Moves this thread to the network namespace `netns`.
-fn enter(netns: &str) -> anyhow::Result<()> {
+pub(super) fn enter(netns: &str) -> anyhow::Result<()> {
     let path = penstock_guest::endpoint::netns_path(netns);
     let space = File::open(&path).with_context(|| format!("opening {}", path.display()))?;
     setns(&space, CloneFlags::CLONE_NEWNET).with_context(|| format!("entering {netns}"))

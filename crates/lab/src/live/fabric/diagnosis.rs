@@ -11,7 +11,8 @@
 //! A diagnosis joins a sample with the controller's diary. It names the plan that ran in the
 //! sample, the tenant's queue before and after, the weights and tenants of the core port's queues,
 //! the segments that the tenant's VMs sent again, and the rates of all tenants in the same
-//! direction.
+//! direction. If the experiment also read the connections and queues ([`super::transport`]), the
+//! diagnosis has those of the tenant in both directions.
 
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use serde_json::{Map, Value, json};
 use super::diary::{Log, Page, PlanRun};
 use super::plan::tenant_name;
 use super::samples::{Sample, WARM_UP};
+use super::transport;
 
 /// A sample in which a tenant had less than its due rate in one direction.
 #[derive(Debug, Clone)]
@@ -67,6 +69,10 @@ impl Short<'_> {
         let senders = senders.filter(|(from, _)| from != rack).map(|(_, repairs)| repairs);
         let (resent, timeouts) = senders
             .fold((0, 0), |(resent, timeouts), of| (resent + of.resent, timeouts + of.timeouts));
+        let span = log.span(sample.at_ms);
+        let queue_at =
+            |from: &str, to: &str| before.map_or(0, |page| page.queue((from, to), &name));
+        let transport = span.map(|span| transport::told(span, (*tenant, *rack), queue_at));
         let sent = sample.rates.core.iter().enumerate().filter(|(from, _)| from != rack);
         json!({
             "at_s": sample.until.saturating_sub(WARM_UP).as_secs_f64(),
@@ -78,6 +84,7 @@ impl Short<'_> {
             "since_begin_s": sample.from.saturating_sub(*began).as_secs_f64(),
             "tcp_resent": resent,
             "tcp_timeouts": timeouts,
+            "transport": transport,
             "queue_before": queue(before),
             "queue_after": queue(after),
             "plans": plans.collect::<Vec<_>>(),
@@ -126,6 +133,7 @@ pub(super) fn worst(mut short: Vec<Short<'_>>, log: &Log) -> Vec<Value> {
 mod tests {
     use super::super::counters::{Rates, Repairs};
     use super::super::diary::tests::log;
+    use super::super::transport::tests::moments;
     use super::*;
 
     fn sample(at_ms: [u64; 2]) -> Sample {
@@ -172,6 +180,20 @@ mod tests {
         assert_eq!(found["plans"], json!([]));
         assert_eq!(found["queue_before"], "own, DSCP 9");
         assert_eq!(found["queue_after"], Value::Null, "no page follows");
+    }
+
+    #[test]
+    fn a_short_second_has_the_connections_of_both_directions() {
+        let (sample, mut log) = (sample([9_500, 10_500]), log());
+        let found = short(&sample).diagnosis(&log, &[]);
+        assert_eq!(found["transport"], Value::Null, "not read");
+        log.moments = moments(9_510).into();
+        let found = short(&sample).diagnosis(&log, &[]);
+        assert_eq!(found["transport"]["tcp"]["window_bytes"][1], 30_000);
+        assert_eq!(found["transport"]["tcp_back"]["window_bytes"][1], 90_000);
+        log.moments.truncate(1);
+        let found = short(&sample).diagnosis(&log, &[]);
+        assert_eq!(found["transport"], Value::Null, "no moment ends the sample");
     }
 
     #[test]

@@ -23,6 +23,7 @@ use serde_json::Value;
 
 use super::operator::Operator;
 use super::process::lock;
+use super::transport::Moment;
 use crate::rig::stats::to_f64;
 use penstock_guest::clock;
 
@@ -60,6 +61,9 @@ pub(super) struct Log {
     pub pages: Vec<Page>,
     /// Events of the controller, oldest first, as `penstock controller events` prints them.
     pub events: Value,
+    /// Connections and queues, before the first sample and after each sample. Empty if the
+    /// experiment does not read them.
+    pub moments: Vec<Moment>,
 }
 
 /// Events of all leaders, by their time, the leader's epoch and the number of the event.
@@ -112,7 +116,7 @@ impl Diary {
             Err(_) if self.operator.controllers() > 1 => {}
             Err(error) => return Err(error),
         }
-        Ok(Log { pages, events: all.into_values().collect() })
+        Ok(Log { pages, events: all.into_values().collect(), moments: Vec::new() })
     }
 
     fn finish(&mut self) {
@@ -178,6 +182,14 @@ impl Page {
         let all = self.bindings.as_array().into_iter().flatten();
         all.into_iter().find(|port| port["node"] == from && port["to"] == to)
     }
+
+    /// Returns the number of a tenant's queue at the port from node `from` to node `to`. 0 if the
+    /// tenant shares queue 0 or if there is no such port.
+    pub fn queue(&self, (from, to): (&str, &str), tenant: &str) -> u64 {
+        let queues = self.port(from, to).and_then(|port| port["queues"].as_array());
+        let queue = queues.into_iter().flatten().find(|queue| queue["tenant"] == tenant);
+        queue.and_then(|queue| queue["queue"].as_u64()).unwrap_or(0)
+    }
 }
 
 impl Log {
@@ -189,6 +201,14 @@ impl Log {
     /// Returns the first page after the time `at_ms`, in milliseconds since 1970.
     pub fn after(&self, at_ms: u64) -> Option<&Page> {
         self.pages.iter().find(|page| page.at_ms > at_ms)
+    }
+
+    /// Returns the moments at the begin and at the end of the span `span_ms`, which the lab reads
+    /// directly after the counters of a sample.
+    pub fn span(&self, span_ms: [u64; 2]) -> Option<[&Moment; 2]> {
+        let [before, after] =
+            span_ms.map(|at_ms| self.moments.iter().find(|moment| moment.at_ms >= at_ms));
+        Some([before?, after?])
     }
 
     /// Returns the events from `from_ms` to `until_ms`, in milliseconds since 1970, as texts.
@@ -281,6 +301,7 @@ pub(super) mod tests {
                 event(9_999, "demoted", "t7"),
                 event(10_000, "promoted", "t8"),
             ]),
+            moments: Vec::new(),
         }
     }
 
@@ -309,6 +330,9 @@ pub(super) mod tests {
         assert_eq!(dscp(log.before(5_000)), None);
         let page = log.before(9_000).unwrap();
         assert!(page.port("core-0", "rack-1").is_some() && page.port("core-0", "rack-0").is_none());
+        let queue = |to, tenant| page.queue(("core-0", to), tenant);
+        let queues = [("rack-1", "t7"), ("rack-1", "t8"), ("rack-0", "t7")];
+        assert_eq!(queues.map(|(to, tenant)| queue(to, tenant)), [1, 0, 0]);
         assert_eq!(log.events(9_000, 11_000), ["demoted t7", "promoted t8"]);
     }
 

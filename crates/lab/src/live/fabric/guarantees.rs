@@ -38,7 +38,10 @@ use super::diagnosis::{Short, worst};
 use super::diary::{Diary, Log};
 use super::plan::{Control, Plan, Spread};
 use super::programs::{Client, Programs, Wants};
-use super::samples::{Sample, WARM_UP, longest_sweep_ms, others, points, start, used_pct, watch};
+use super::samples::{
+    Sample, WARM_UP, longest_sweep_ms, others, points, start, used_pct, watch, watch_and,
+};
+use super::transport::{Moment, Transport};
 use super::world::World;
 use crate::evidence::{Claim, Context, Outcome};
 use crate::qshare::{Workload, tenant_sizes};
@@ -115,11 +118,12 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let demand = Demand { from: starts(context.seed, secs), due };
     let diary = Diary::start(world.operator())?;
     let all = clients(&world.vms, &flows, &demand.from);
+    let transport = world.transport()?;
     let mut programs = start(&bed, &world, all, context.seed)?;
     context.progress(0.2, "predictable demand");
-    let samples = watch(&mut world, &mut programs, secs)?;
+    let (samples, moments) = watch_transport((&mut world, &mut programs), secs, &transport)?;
     drop(programs);
-    tell_predictable(&mut outcome, &samples, &demand, &diary.close()?);
+    tell_predictable(&mut outcome, &samples, &demand, &Log { moments, ..diary.close()? });
     let mut programs = at_random(&bed, &world, context.seed)?;
     context.progress(0.4, "demand at random");
     let samples = watch(&mut world, &mut programs, random_secs)?;
@@ -133,6 +137,18 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     drop(programs);
     outcome.append("datagrams", datagrams(&samples, &demand, &diary.close()?));
     Ok(outcome)
+}
+
+/// Takes samples for `secs` seconds. Also reads the connections and queues before the first sample
+/// and after each sample.
+fn watch_transport(
+    (world, programs): (&mut World, &mut Programs),
+    secs: f64,
+    transport: &Transport,
+) -> anyhow::Result<(Vec<Sample>, Vec<Moment>)> {
+    let mut moments = Vec::new();
+    let samples = watch_and((world, programs), secs, || moments.push(transport.read()))?;
+    Ok((samples, moments.into_iter().collect::<anyhow::Result<Vec<Moment>>>()?))
 }
 
 /// Returns the claim about the lowest part of its due rate that a tenant had.

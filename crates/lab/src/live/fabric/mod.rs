@@ -12,6 +12,7 @@
 //! | `programs` | TCP of all VMs, in one thread |
 //! | `demand` | connections of VMs, and the rates that are due to them |
 //! | `counters` | byte counters of all VMs and racks, read at one moment |
+//! | `transport` | TCP connections of all VMs and queues of the bridges, once per second |
 //! | `samples` | rates in each second of a run |
 //! | `diary` | what the controller did during a run |
 //! | `diagnosis` | what the fabric did in a second in which a tenant had too little |
@@ -43,6 +44,7 @@ mod samples;
 mod schedule;
 mod spare;
 mod story;
+mod transport;
 mod world;
 
 pub(crate) use chaos::{picture as chaos_picture, run as chaos};

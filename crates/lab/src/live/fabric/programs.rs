@@ -38,7 +38,7 @@ use penstock_sim::fabric::SizeTable;
 use penstock_guest::clock;
 
 /// TCP port of the servers, and UDP port of the datagrams.
-const PORT: u16 = 5_001;
+pub(super) const PORT: u16 = 5_001;
 /// Largest number of bytes in one read or write.
 const CHUNK: usize = 64 * 1024;
 /// Length of a client's request in bytes.

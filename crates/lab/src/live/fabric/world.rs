@@ -38,6 +38,7 @@ use super::plan::{Control, ControllerPlaces, Plan, tenant_name};
 use super::process::{Process, lock};
 use super::programs::Place;
 use super::relay::Relays;
+use super::transport::{BridgePort, Transport, Watched};
 use crate::penstock::penstock;
 use crate::rig::etcd::EtcdServer;
 use penstock_guest::bed::Bed;
@@ -295,6 +296,32 @@ impl World {
         let vms = self.vms.iter().map(counted).collect();
         let racks = (0..self.plan.racks.len()).map(|rack| format!("{}-r{rack}", self.tag));
         Counters::open(self.plan.tenants.len(), vms, racks.collect())
+    }
+
+    /// Opens what reads the TCP connections of all VMs and the queues of the Linux bridges.
+    pub fn transport(&self) -> anyhow::Result<Transport> {
+        let watched = |vm: &Vm| {
+            let Place { netns, ip } = vm.place.clone();
+            Watched { tenant: vm.tenant, rack: vm.rack, netns, ip }
+        };
+        let racks = self.plan.racks.len();
+        let core = format!("{}-core", self.tag);
+        let mut ports = Vec::new();
+        for rack in 0..racks {
+            let (name, core_name) = (format!("rack-{rack}"), "core-0".to_owned());
+            ports.push(BridgePort {
+                from: name.clone(),
+                to: core_name.clone(),
+                netns: format!("{}-r{rack}", self.tag),
+                interface: "uplink".to_owned(),
+            });
+            if self.plan.control == Control::One {
+                let (netns, interface) = (core.clone(), format!("r{rack}"));
+                ports.push(BridgePort { from: core_name, to: name, netns, interface });
+            }
+        }
+        let vms = self.vms.iter().map(watched).collect();
+        Transport::open((self.plan.tenants.len(), racks), vms, ports)
     }
 
     /// Reads the byte counters of all VMs and racks.

@@ -20,8 +20,9 @@
 //! A queue has a second line for frames that need not wait behind the others
 //! ([`Wfq::offer_ahead`]), such as TCP's pure acknowledgements. If they waited behind data, TCP in
 //! both directions of a tenant would use only one (Heusse et al., *Two-way TCP connections*, CCR
-//! 2011; RFC 3449). The two lines take turns: after [`AHEAD_TURN`] bytes of the second line, a frame
-//! of the first one leaves. Both lines together are one client of EEVDF and share the ceiling.
+//! 2011; RFC 3449). The two lines take turns: after [`AHEAD_TURN`] bytes of the second line, a
+//! frame of the first one leaves. Both lines together are one client of EEVDF and share the
+//! ceiling.
 //!
 //! The *error* of a discipline is the difference between the bytes that a queue sent and the
 //! queue's share. The `wfq` discipline is EEVDF for the following reasons:
@@ -36,10 +37,11 @@
 //! # Depth
 //!
 //! A queue has a bound in bytes and a bound in time ([`Depth`]). A frame is refused if its queue
-//! would exceed the bound in bytes. The bound counts for each of the two lines of a queue. A frame that waited too long is dropped when its turn comes,
-//! and is not charged. All queues of an output share one table of frames. A queue may use at most
-//! as many entries of the table as are free (Choudhury, Hahne, 1998). If frames flood one queue,
-//! entries for the other queues remain free. An empty queue accepts a frame of any length.
+//! would exceed the bound in bytes. The bound counts for each of the two lines of a queue. A frame
+//! that waited too long is dropped when its turn comes, and is not charged. All queues of an output
+//! share one table of frames. A queue may use at most as many entries of the table as are free
+//! (Choudhury, Hahne, 1998). If frames flood one queue, entries for the other queues remain free.
+//! An empty queue accepts a frame of any length.
 //!
 //! # Ceilings
 //!
@@ -202,8 +204,14 @@ impl<T: Copy + Default> Wfq<T> {
     #[must_use]
     pub fn new(queues: usize, frames: u32, depth: Depth) -> Self {
         let queues = queues.min(QUEUES_MAX);
-        let (frames, ahead) = (Queue::EMPTY, Queue::EMPTY);
-        let lane = Lane { frames, ahead, passed: 0, weight: Weight::ONE, depth, ceiling: None };
+        let lane = Lane {
+            frames: Queue::EMPTY,
+            ahead: Queue::EMPTY,
+            passed: 0,
+            weight: Weight::ONE,
+            depth,
+            ceiling: None,
+        };
         let mut eevdf = Eevdf::new(queues);
         (0..queues).for_each(|queue| eevdf.join(queue, Weight::ONE));
         let (lanes, pool) = (vec![lane; queues].into_boxed_slice(), Pool::new(frames));
@@ -342,8 +350,8 @@ impl<T: Copy + Default> Wfq<T> {
         self.put((queue, false), item, bytes, now)
     }
 
-    /// Offers a frame that need not wait behind the other frames of its queue. Frames that pass keep
-    /// their order among each other.
+    /// Offers a frame that need not wait behind the other frames of its queue. Frames that pass
+    /// keep their order among each other.
     ///
     /// # Errors
     /// Returns the limit because of which the frame was refused.

@@ -83,8 +83,8 @@ pub(crate) fn dscp_of(head: &[u8]) -> u8 {
     if flags.has(HeaderFlags::IPV4) { second >> 2 } else { (first & 0xf) << 2 | second >> 6 }
 }
 
-/// Whether a frame that begins with `head` is a pure acknowledgement: a segment of TCP without data,
-/// SYN, FIN, RST and URG. The IP header has the length, because Ethernet pads short frames.
+/// Whether a frame that begins with `head` is a pure acknowledgement: a segment of TCP without
+/// data, SYN, FIN, RST and URG. The IP header has the length, because Ethernet pads short frames.
 /// Fragments and IPv6 packets with extension headers are no pure acknowledgements.
 #[inline]
 pub(crate) fn is_pure_ack(head: &[u8]) -> bool {

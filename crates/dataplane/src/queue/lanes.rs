@@ -200,8 +200,8 @@ impl Lanes {
         self.wfq.wake()
     }
 
-    /// Whether a frame of a class with `bytes` bytes finds room in its queue. No queue gets more than half of the
-    /// free memory of all outputs.
+    /// Whether a frame of a class with `bytes` bytes finds room in its queue. No queue gets more
+    /// than half of the free memory of all outputs.
     pub(super) fn has_room(&self, class: Class, bytes: u32, free: u64) -> bool {
         let queue = usize::from(class.queue);
         let (_, waiting) = self.wfq.backlog(queue);

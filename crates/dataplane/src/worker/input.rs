@@ -215,9 +215,8 @@ impl Input {
         ctx.counter.spent(Stage::Classification, &work);
         let classified = if sample { ctx.counter.now() } else { Cycles::ZERO };
 
-        let size = (frames, more);
+        let (now, all, size) = (Nanos(nanos), &ctx.port_counters, (frames, more));
         let ring = || ring_of(&mut ctx.ports, unit, size, self.gates.is_gated(unit.port));
-        let (now, all) = (Nanos(nanos), &ctx.port_counters);
         let left = from_uplink(batch, (policy, snapshot), ring, now, all);
         (work.frames, work.bytes) = left.unwrap_or((work.frames, work.bytes));
         ctx.deliver(unit.port, now, true);

@@ -20,14 +20,14 @@
 //!
 //! # Acknowledgements
 //!
-//! If a tenant sends in both directions at once, the acknowledgements of one direction share a queue
-//! with the data of the other. In a single FIFO, both directions then have one round trip, the sum
-//! of both waits. Only the direction with more bytes in flight fills its queue. The other one has a
-//! rate in proportion to its smaller window, however long the queues are (Heusse et al., "Two-way
-//! TCP connections", CCR 2011). So each queue has two FIFOs that take turns, one for TCP's pure
-//! acknowledgements and one for all other frames ([`Leaf::TwoFifos`]). RFC 3449 describes such a
-//! scheduling of acknowledgements. The kernel's `prio` and `fq_codel` are optional modules, so the
-//! driver uses a second HTB, whose classes have a rate above that of any port.
+//! If a tenant sends in both directions at once, the acknowledgements of one direction share a
+//! queue with the data of the other. In a single FIFO, both directions then have one round trip,
+//! the sum of both waits. Only the direction with more bytes in flight fills its queue. The other
+//! one has a rate in proportion to its smaller window, however long the queues are (Heusse et al.,
+//! "Two-way TCP connections", CCR 2011). So each queue has two FIFOs that take turns, one for TCP's
+//! pure acknowledgements and one for all other frames ([`Leaf::TwoFifos`]). RFC 3449 describes such
+//! a scheduling of acknowledgements. The kernel's `prio` and `fq_codel` are optional modules, so
+//! the driver uses a second HTB, whose classes have a rate above that of any port.
 //!
 //! # Stamp
 //!

@@ -20,9 +20,9 @@
 //!
 //! With the lower priority of its HTB class, a queue of weight 0 gets only bandwidth that other
 //! queues do not use. The kernel replaces the port's map atomically after all classes of the map
-//! exist. A queue's FIFO for data is created last, so its presence shows that the queue is complete.
-//! The driver lowers some rates before it raises others, so the sum of a port's rates never
-//! exceeds R.
+//! exist. A queue's FIFO for data is created last, so its presence shows that the queue is
+//! complete. The driver lowers some rates before it raises others, so the sum of a port's rates
+//! never exceeds R.
 //!
 //! # Example
 //!

@@ -15,8 +15,8 @@
 //! queue 0.
 //!
 //! A pure acknowledgement is a segment of TCP without data, SYN, FIN, RST or URG. The program
-//! compares the length in the IP header with the lengths of the headers, because Ethernet pads short
-//! frames. Fragments and IPv6 packets with extension headers are no acknowledgements.
+//! compares the length in the IP header with the lengths of the headers, because Ethernet pads
+//! short frames. Fragments and IPv6 packets with extension headers are no acknowledgements.
 //!
 //! # Cost
 //!
@@ -124,8 +124,8 @@ pub(super) fn encode(map: &BTreeMap<u8, u8>, class: impl Fn(u8) -> u32) -> Vec<I
     all
 }
 
-/// Returns the instructions for an IPv4 packet at the offset `at`. They begin with the Ethernet type
-/// in the accumulator, and continue behind their end for another type.
+/// Returns the instructions for an IPv4 packet at the offset `at`. They begin with the Ethernet
+/// type in the accumulator, and continue behind their end for another type.
 const fn acks_of_ipv4(at: u32, class: u32) -> [Instruction; 20] {
     [
         unless_equal(0x0800, 19),
@@ -174,8 +174,8 @@ const fn acks_of_ipv6(at: u32, class: u32) -> [Instruction; 16] {
     ]
 }
 
-/// Returns the BPF program that returns `class` for TCP's pure acknowledgements, and 0 for all other
-/// frames.
+/// Returns the BPF program that returns `class` for TCP's pure acknowledgements, and 0 for all
+/// other frames.
 pub(super) fn acks(class: u32) -> Vec<Instruction> {
     let mut all = Vec::new();
     for tags in 0..=TAGS_MAX {

@@ -51,8 +51,8 @@ const ETH_P_ALL: u16 = 3;
 /// Rate and ceiling of both classes of a queue with two FIFOs, in bit/s. The class of the queue
 /// limits the rate, so the two classes only take turns.
 const UNLIMITED: u64 = 400_000_000_000;
-/// Bytes that each of the two FIFOs of a queue sends in its turn. A full frame of data is between two
-/// groups of acknowledgements, so acknowledgements cannot use more than half of a queue's rate.
+/// Bytes that each of the two FIFOs of a queue sends in its turn. A full frame of data is between
+/// two groups of acknowledgements, so acknowledgements cannot use more than half of a queue's rate.
 const TURN: u32 = 1_600;
 
 /// Network interface of a port.
@@ -107,7 +107,8 @@ fn htb(port: Interface<'_>, place: (u32, u32), default: u32) -> Request {
     qdisc(port, place, ("htb", &format!("htb default {default:x}")), Some(&options))
 }
 
-/// Creates or replaces a qdisc with its parent and handle, its kind, and the words that describe it.
+/// Creates or replaces a qdisc with its parent and handle, its kind, and the words that describe
+/// it.
 fn qdisc(
     port: Interface<'_>,
     (parent, handle): (u32, u32),

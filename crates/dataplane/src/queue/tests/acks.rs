@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Returns a TCP segment with `data` bytes of data, which contains the number of its sending port, a
-/// frame number and the DSCP of its sending port.
+/// Returns a TCP segment with `data` bytes of data, which contains the number of its sending port,
+/// a frame number and the DSCP of its sending port.
 fn segment(port: u16, number: u32, data: u16) -> Vec<u8> {
     let mut bytes = frame(port, number, 14 + 40 + usize::from(data));
     bytes[16..18].copy_from_slice(&(40 + data).to_be_bytes());

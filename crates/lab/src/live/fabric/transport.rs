@@ -9,10 +9,10 @@
 //! # Approach
 //!
 //! The kernel lists the TCP sockets of a network namespace with their windows, round trips and the
-//! time for which each was limited (`sock_diag`, as `ss -tin` shows them). The lab asks the kernel in
-//! each VM's namespace, and adds up the sockets of the servers, which send the data, by tenant and
-//! by the rack of the client. `tc` shows the frames that wait in each queue of the Linux bridges, and
-//! the frames that found no room.
+//! time for which each was limited (`sock_diag`, as `ss -tin` shows them). The lab asks the kernel
+//! in each VM's namespace, and adds up the sockets of the servers, which send the data, by tenant
+//! and by the rack of the client. `tc` shows the frames that wait in each queue of the Linux
+//! bridges, and the frames that found no room.
 //!
 //! # Source
 //!
@@ -143,7 +143,8 @@ impl Transport {
         vms: Vec<Watched>,
         ports: Vec<BridgePort>,
     ) -> anyhow::Result<Self> {
-        // A new thread opens the sockets, because the thread enters namespaces and never leaves them.
+        // A new thread opens the sockets, because the thread enters namespaces and never leaves
+        // them.
         let open = move || -> anyhow::Result<Self> {
             let one = |vm: Watched| -> anyhow::Result<(Watched, OwnedFd)> {
                 enter(&vm.netns)?;
@@ -345,9 +346,9 @@ fn frames(text: &str) -> BTreeMap<u64, QueueFrames> {
     all
 }
 
-/// Describes the connections of a tenant and its queues between two moments, for the traffic towards
-/// a rack and for the traffic back. `queue` returns the number of the tenant's queue at the port from
-/// a node to another node.
+/// Describes the connections of a tenant and its queues between two moments, for the traffic
+/// towards a rack and for the traffic back. `queue` returns the number of the tenant's queue at the
+/// port from a node to another node.
 pub(super) fn told(
     [before, after]: [&Moment; 2],
     (tenant, rack): (usize, usize),
@@ -478,22 +479,25 @@ pub(super) mod tests {
     }
 
     /// What iproute2 6.1 prints.
-    const TEXT: &str = "\
-class htb 9e50:1 root rate 50Mbit ceil 50Mbit burst 1600b cburst 1600b
- Sent 0 bytes 0 pkt (dropped 0, overlimits 0 requeues 0)
- backlog 0b 12p requeues 0
-class htb 9e50:11 parent 9e50:1 leaf 9e71: prio 0 rate 5Mbit ceil 50Mbit burst 1600b cburst 1600b
- Sent 25489066 bytes 16895 pkt (dropped 578, overlimits 0 requeues 0)
- backlog 194Kb 449p requeues 0
- lended: 16895 borrowed: 0 giants: 0
-class htb 9e71:2 root leaf 9e61: prio 0 rate 400Gbit ceil 400Gbit burst 50000000b
- Sent 25489066 bytes 16895 pkt (dropped 9, overlimits 0 requeues 0)
- backlog 679786b 9p requeues 0
-";
+    const LINES: [&str; 10] = [
+        "class htb 9e50:1 root rate 50Mbit ceil 50Mbit burst 1600b cburst 1600b",
+        " Sent 0 bytes 0 pkt (dropped 0, overlimits 0 requeues 0)",
+        " backlog 0b 12p requeues 0",
+        "class htb 9e50:11 parent 9e50:1 leaf 9e71: prio 0 rate 5Mbit ceil 50Mbit burst 1600b",
+        " Sent 25489066 bytes 16895 pkt (dropped 578, overlimits 0 requeues 0)",
+        " backlog 194Kb 449p requeues 0",
+        " lended: 16895 borrowed: 0 giants: 0",
+        "class htb 9e71:2 root leaf 9e61: prio 0 rate 400Gbit ceil 400Gbit burst 50000000b",
+        " Sent 25489066 bytes 16895 pkt (dropped 9, overlimits 0 requeues 0)",
+        " backlog 679786b 9p requeues 0",
+    ];
 
     #[test]
     fn queues_have_their_waiting_and_dropped_frames() {
-        assert_eq!(frames(TEXT), [(1, QueueFrames { waiting: 449, dropped: 578 })].into());
+        assert_eq!(
+            frames(&LINES.join("\n")),
+            [(1, QueueFrames { waiting: 449, dropped: 578 })].into()
+        );
     }
 
     /// Two moments, one second apart, of a tenant t8 that sends in both directions.

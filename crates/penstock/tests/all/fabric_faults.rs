@@ -68,7 +68,9 @@ impl Machine {
     }
 
     fn queues(&self, port: &str) -> usize {
-        run(&format!("ip netns exec {} tc class show dev {port}", self.0)).lines().count()
+        let classes = run(&format!("ip netns exec {} tc class show dev {port}", self.0));
+        // Each queue has classes of its own below, for acknowledgements and data.
+        classes.lines().filter(|line| line.starts_with("class htb 9e50:")).count()
     }
 }
 

@@ -178,6 +178,29 @@ own_switch_dir() {
     [ -z "${PENSTOCK_RUN_AS:-}" ] || chown "$PENSTOCK_RUN_AS" "$WORK"
     export PENSTOCK_GUESTS=$WORK/guests
 }
+# run_with_guests LANE WHAT: runs `main` and later `cleanup` of a lane with guests under QEMU.
+# Skips WHAT if this machine cannot run guests.
+run_with_guests() {
+    BIN=$(penstock_bin)
+    if [ "$(id -u)" != 0 ] && [ -z "${PENSTOCK_IN_USERNS:-}" ]; then
+        skip "$2: needs root for network namespaces"
+    elif [ ! -c /dev/net/tun ]; then
+        skip "$2: no /dev/net/tun"
+    elif ! have qemu-system-x86_64; then
+        skip "$2: qemu-system-x86_64 is not installed"
+    elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
+        skip "$2: no guest image"
+    elif [ ! -x "$BIN" ]; then
+        fail "$BIN is not built: run \`make build\`"
+    else
+        own_switch_dir "$1"
+        trap cleanup EXIT
+        trap 'exit 130' INT
+        trap 'exit 143' TERM HUP
+        main
+    fi
+    verdict "$1"
+}
 ctl() { "$BIN" --socket "$SOCKET" "$@"; }
 # The capabilities of packaging/penstock.service with penstock-sockets.conf. Root owns the sockets
 # to which the tests connect.

@@ -103,22 +103,4 @@ main() {
     check "the guest gets $MBPS Mbit/s within 3 %: $DEVIATION %" within_band
 }
 
-BIN=$(penstock_bin)
-if [ "$(id -u)" != 0 ]; then
-    skip "guests: needs root for network namespaces"
-elif [ ! -c /dev/net/tun ]; then
-    skip "guests: no /dev/net/tun"
-elif ! have qemu-system-x86_64; then
-    skip "guests: qemu-system-x86_64 is not installed"
-elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
-    skip "guests: no image"
-elif [ ! -x "$BIN" ]; then
-    fail "$BIN is not built: run \`make build\`"
-else
-    own_switch_dir live-contract
-    trap cleanup EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
-    main
-fi
-verdict live-contract
+run_with_guests live-contract guests

@@ -196,6 +196,7 @@ judged() {
 keeps_what_it_bought() { [ -n "$KEPT" ] && true_that "$KEPT >= 99"; }
 
 main() {
+    write_config >"$WORK/host.toml"
     check "switch, endpoint and two guests start" start_all
     say "     guests run under $("$GUEST" accel)"
     check "both guests reach the servers" all_reach
@@ -220,23 +221,4 @@ main() {
     check "counters add up" counters_settle
 }
 
-BIN=$(penstock_bin)
-if [ "$(id -u)" != 0 ]; then
-    skip "guests: needs root for network namespaces"
-elif [ ! -c /dev/net/tun ]; then
-    skip "guests: no /dev/net/tun"
-elif ! have qemu-system-x86_64; then
-    skip "guests: qemu-system-x86_64 is not installed"
-elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
-    skip "guests: no image"
-elif [ ! -x "$BIN" ]; then
-    fail "$BIN is not built: run \`make build\`"
-else
-    own_switch_dir live-guests
-    trap cleanup EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
-    write_config >"$WORK/host.toml"
-    main
-fi
-verdict live-guests
+run_with_guests live-guests guests

@@ -234,6 +234,7 @@ restart() {
 }
 
 main() {
+    write_config >"$WORK/host.toml"
     check "QEMU's option to connect again goes by its version" reconnect_by_version
     check "the switch starts" start_switch "$WORK/host.toml"
     check "two endpoints start" start_endpoints
@@ -261,23 +262,4 @@ main() {
     check "counters add up at the end" counters_settle
 }
 
-BIN=$(penstock_bin)
-if [ "$(id -u)" != 0 ] && [ -z "${PENSTOCK_IN_USERNS:-}" ]; then
-    skip "guests and endpoints: needs root for network namespaces"
-elif [ ! -c /dev/net/tun ]; then
-    skip "guests and endpoints: no /dev/net/tun"
-elif ! have qemu-system-x86_64; then
-    skip "guests: qemu-system-x86_64 is not installed"
-elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
-    skip "guests: no image"
-elif [ ! -x "$BIN" ]; then
-    fail "$BIN is not built: run \`make build\`"
-else
-    own_switch_dir test-guests
-    trap cleanup EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
-    write_config >"$WORK/host.toml"
-    main
-fi
-verdict test-guests
+run_with_guests test-guests "guests and endpoints"

@@ -146,6 +146,7 @@ sends_after() {
 sent_rate() { sed -n 's/.* \([0-9.]* [KMG]*bits\/sec\).*sender.*/\1/p' "$1"; }
 
 main() {
+    write_config >"$WORK/host.toml"
     check "the switch starts" start_switch "$WORK/host.toml"
     check "an endpoint starts" start_endpoint
     say "     guests run under $("$GUEST" accel)"
@@ -159,23 +160,4 @@ boot_guest() {
     "$GUEST" start vm-a "$WORK/vm-a.sock" "$MAC" "$ADDRESS/24" && "$GUEST" wait-ready vm-a 90
 }
 
-BIN=$(penstock_bin)
-if [ "$(id -u)" != 0 ] && [ -z "${PENSTOCK_IN_USERNS:-}" ]; then
-    skip "migration: needs root for a network namespace"
-elif [ ! -c /dev/net/tun ]; then
-    skip "migration: no /dev/net/tun"
-elif ! have qemu-system-x86_64; then
-    skip "migration: qemu-system-x86_64 is not installed"
-elif ! "$REPO/scripts/guest-image.sh" >/dev/null; then
-    skip "migration: no guest image"
-elif [ ! -x "$BIN" ]; then
-    fail "$BIN is not built: run \`make build\`"
-else
-    own_switch_dir test-migration
-    trap cleanup EXIT
-    trap 'exit 130' INT
-    trap 'exit 143' TERM HUP
-    write_config >"$WORK/host.toml"
-    main
-fi
-verdict test-migration
+run_with_guests test-migration migration

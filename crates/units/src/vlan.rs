@@ -33,15 +33,6 @@ impl Vid {
         }
     }
 
-    /// Reads the VLAN identifier from the low 12 bits of a tag (TCI). Returns `None` if the
-    /// identifier is the reserved 4095.
-    #[inline]
-    #[must_use]
-    pub const fn of_tci(tci: u16) -> Option<Self> {
-        let vid = tci & 0xfff;
-        if vid == 0xfff { None } else { Some(Self(vid)) }
-    }
-
     /// Returns the VLAN identifier as a number, from 0 to 4094.
     #[inline]
     #[must_use]

@@ -83,52 +83,16 @@ async fn a_switch_is_not_told_what_it_cannot_do() {
     assert!(text.contains("weights from 1 to 100"), "{text}");
 }
 
-/// Driver of a simulated switch that does not use one of its ports.
-#[derive(Debug)]
-struct Without(SimSwitch, &'static str);
-
-#[async_trait::async_trait]
-impl SwitchDriver for Without {
-    fn name(&self) -> &str {
-        self.0.name()
-    }
-
-    fn kind(&self) -> &'static str {
-        self.0.kind()
-    }
-
-    async fn capabilities(&self) -> Result<Capabilities, DriverError> {
-        self.0.capabilities().await
-    }
-
-    async fn read_back(&self) -> Result<SwitchState, DriverError> {
-        let mut is = self.0.read_back().await?;
-        is.ports.remove(self.1);
-        is.left_out.insert(self.1.to_owned(), "another configuration".to_owned());
-        Ok(is)
-    }
-
-    async fn apply(&self, stamp: Stamp, changes: &[Change]) -> Result<(), DriverError> {
-        self.0.apply(stamp, changes).await
-    }
-
-    async fn words(&self, changes: &[Change]) -> Result<Vec<String>, DriverError> {
-        self.0.words(changes).await
-    }
-
-    async fn counters(&self) -> Result<Vec<QueueCounters>, DriverError> {
-        self.0.counters().await
-    }
-}
-
 #[tokio::test]
 async fn a_port_that_is_left_out_is_told_and_needs_no_classes() {
-    let switch = Without(switch(can(4, 3)), "1");
+    let switch = switch(can(4, 3));
+    let foreign = [("1".to_owned(), "another configuration".to_owned())];
+    switch.set_faults(Faults { foreign: foreign.clone().into(), ..Faults::default() });
     // Only port 1 needs a third class.
     let mut wanted = tenants(2);
     wanted.ports.get_mut("1").expect("there").map.insert(9, 3);
     let survey = survey(&switch, &wanted).await.expect("the other ports are possible");
-    assert_eq!(survey.left_out, [("1".to_owned(), "another configuration".to_owned())].into());
+    assert_eq!(survey.left_out, foreign.into());
     assert!(!survey.changes.is_empty());
     assert!(survey.changes.iter().all(|change| change.port() != "1"), "{survey:?}");
     switch.apply(Stamp::default(), &survey.changes).await.expect("possible");

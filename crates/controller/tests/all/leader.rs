@@ -7,27 +7,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use penstock_controller::intent::Mode as ControlMode;
-use penstock_controller::leader::{Leader, LeaderError};
+use penstock_controller::leader::LeaderError;
 use penstock_controller::southbound::Faults;
-use penstock_controller::store::{LeaseId, Store};
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
 use proptest::prelude::*;
 
-use crate::world::{Folder, World, store, tenant, usage};
-
-async fn five(world: &World, store: &Arc<dyn Store>) -> (Leader, LeaseId) {
-    let (mut leader, lease) = world.leader(Arc::clone(store), "one").await;
-    for name in ["a", "b", "c", "d", "e"] {
-        leader.add(tenant(name, 10, 10)).await.unwrap();
-    }
-    (leader, lease)
-}
-
-async fn interval(leader: &mut Leader, rates: &[(&str, u64)]) {
-    let used = usage(leader.fabric(), rates);
-    leader.interval(&used).await.unwrap();
-}
+use crate::world::{Folder, World, five, interval, store, tenant, usage, within};
 
 fn has_queue(world: &World) -> Vec<String> {
     let marked = |(name, marks): (String, BTreeSet<u8>)| {
@@ -142,18 +128,14 @@ async fn a_host_that_fails_or_lies_holds_up_nobody_else() {
     let folder = Folder::new("leader-bad-host");
     let world = World::new(Mode::PerPortMap);
     let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
-    let within = |name: &str, rack: &str| {
-        let within = vec![rack.to_owned()];
-        penstock_controller::intent::TenantSpec { within, ..tenant(name, 5, 10) }
-    };
     for name in ["a", "b", "c", "d"] {
-        leader.add(within(name, "rack-0")).await.unwrap();
+        leader.add(within(name, "rack-0", 5, 10)).await.unwrap();
     }
-    leader.add(within("bad", "rack-1")).await.unwrap();
+    leader.add(within("bad", "rack-1", 5, 10)).await.unwrap();
     interval(&mut leader, &[("a", 9), ("b", 8), ("c", 7), ("d", 1)]).await;
     leader.remove("bad").await.unwrap();
     interval(&mut leader, &[("a", 9), ("b", 8), ("c", 7), ("d", 1)]).await;
-    leader.add(within("bad", "rack-1")).await.unwrap();
+    leader.add(within("bad", "rack-1", 5, 10)).await.unwrap();
     world.hosts.fails.lock().unwrap().insert("server-7".into());
     for _ in 0..6 {
         interval(&mut leader, &[("a", 9), ("b", 8), ("d", 9), ("bad", 9)]).await;

@@ -8,24 +8,15 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use penstock_controller::intent::{Mode as ControlMode, TenantSpec};
+use penstock_controller::intent::Mode as ControlMode;
 use penstock_controller::leader::Leader;
 use penstock_controller::southbound::Faults;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::Mode;
 
-use crate::world::{Folder, World, store, tenant, usage};
+use crate::world::{Folder, World, interval, store, tenant, within};
 
 const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap];
-
-async fn interval(leader: &mut Leader, rates: &[(&str, u64)]) {
-    let used = usage(leader.fabric(), rates);
-    leader.interval(&used).await.unwrap();
-}
-
-fn within(name: &str, rack: &str, vms: u32, mbit: u64) -> TenantSpec {
-    TenantSpec { within: vec![rack.to_owned()], ..tenant(name, vms, mbit) }
-}
 
 fn marks(world: &World, tenant: &str) -> BTreeSet<u8> {
     world.marks().remove(tenant).unwrap_or_default()

@@ -9,35 +9,22 @@ use std::time::Duration;
 use penstock_controller::Stamp;
 use penstock_controller::carry_out::{Crew, Outcome};
 use penstock_controller::hosts::{HostPlan, HostTenant};
-use penstock_controller::intent::TenantSpec;
 use penstock_controller::leader::{Leader, Settings};
 use penstock_controller::southbound::{Change, Faults, PortState};
 use penstock_controller::store::Store;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::queue_binding::{Mode, Plan, Step};
 
-use crate::world::{FakeHosts, Folder, Message, RACK, World, fabric, store, tenant, usage};
+use crate::world::{
+    FakeHosts, Folder, Message, RACK, World, add_five, fabric, five, interval, store, tenant,
+    usage, within,
+};
 
 const MODES: [Mode; 3] = [Mode::StaticMap, Mode::PerPortMap, Mode::PerEgressMap];
 /// Usage with which tenants a, b and c get the three queues.
 const FIRST: [(&str, u64); 5] = [("a", 9), ("b", 8), ("c", 7), ("d", 2), ("e", 1)];
 /// Usage with which tenants d and e take the queues of b and c.
 const THEN: [(&str, u64); 5] = [("a", 9), ("b", 0), ("c", 0), ("d", 9), ("e", 8)];
-
-async fn interval(leader: &mut Leader, rates: &[(&str, u64)]) {
-    let used = usage(leader.fabric(), rates);
-    leader.interval(&used).await.unwrap();
-}
-
-async fn add_five(leader: &mut Leader) {
-    for name in ["a", "b", "c", "d", "e"] {
-        leader.add(tenant(name, 10, 10)).await.unwrap();
-    }
-}
-
-fn within(name: &str, rack: &str, vms: u32, mbit: u64) -> TenantSpec {
-    TenantSpec { within: vec![rack.to_owned()], ..tenant(name, vms, mbit) }
-}
 
 /// Runs intervals until some tenants lose their queues to others. Returns the messages of the last
 /// interval.
@@ -73,8 +60,7 @@ async fn tenants_are_limited_from_before_their_queues_change_hands_until_the_end
     for mode in MODES {
         let folder = Folder::new("plans-limits");
         let world = World::new(mode);
-        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
-        add_five(&mut leader).await;
+        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
         interval(&mut leader, &FIRST).await;
         let before = world.marks();
         let messages = until_queues_change_hands(&mut leader, &world).await;
@@ -192,8 +178,7 @@ async fn ends_in_a_plan(mode: Mode, count: usize) -> bool {
     let folder = Folder::new(&format!("plans-ends-{count}"));
     let world = World::new(mode);
     let store = store(&folder.0).await;
-    let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
-    add_five(&mut leader).await;
+    let (mut leader, lease) = five(&world, &store).await;
     interval(&mut leader, &FIRST).await;
     let ended = stops_in_a_plan(&mut leader, &world, &THEN, count).await;
     assert!(ended || leader.last().demoted > 0);
@@ -218,8 +203,7 @@ async fn two_leaders_that_end_in_plans_leave_no_unmapped_code_point_and_no_limit
             let folder = Folder::new(&format!("plans-twice-{count}"));
             let world = World::new(mode);
             let store = store(&folder.0).await;
-            let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
-            add_five(&mut leader).await;
+            let (mut leader, lease) = five(&world, &store).await;
             interval(&mut leader, &FIRST).await;
             if !stops_in_a_plan(&mut leader, &world, &THEN, count).await {
                 break;
@@ -246,8 +230,7 @@ async fn a_successor_limits_the_tenants_of_a_host_that_is_away_until_it_comes() 
         let folder = Folder::new(&format!("plans-late-{count}"));
         let world = World::new(Mode::PerPortMap);
         let store = store(&folder.0).await;
-        let (mut leader, lease) = world.leader(Arc::clone(&store), "one").await;
-        add_five(&mut leader).await;
+        let (mut leader, lease) = five(&world, &store).await;
         interval(&mut leader, &FIRST).await;
         if !stops_in_a_plan(&mut leader, &world, &THEN, count).await {
             break;
@@ -310,8 +293,7 @@ async fn a_rollback_marks_nobody_through_a_switch_that_may_have_lost_the_code_po
     for mode in [Mode::PerPortMap, Mode::PerEgressMap] {
         let folder = Folder::new("plans-stuck");
         let world = World::new(mode);
-        let (mut leader, _) = world.leader(store(&folder.0).await, "one").await;
-        add_five(&mut leader).await;
+        let (mut leader, _) = five(&world, &store(&folder.0).await).await;
         interval(&mut leader, &FIRST).await;
         let before = world.marks();
         // The switch has two ports, so it dies after some changes of its map.

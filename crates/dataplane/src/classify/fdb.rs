@@ -494,10 +494,6 @@ impl Fdb {
         let _ = self.retain(|_, p| p != port);
     }
 
-    pub fn flush_domain(&mut self, domain: u16) {
-        let _ = self.retain(|d, _| d != domain);
-    }
-
     /// Sets the time in seconds after which FDB entries expire. 0 means that entries never expire.
     pub fn set_ageing(&mut self, seconds: u32) {
         self.ageing_s = seconds;
@@ -674,7 +670,7 @@ mod tests {
             t.learn((mac % 2) as u16, mac, (mac % 4) as u16, 0, 100);
         }
         t.flush_port(3);
-        t.flush_domain(0);
+        assert_eq!(t.retain(|domain, _| domain != 0), 20);
         let (mut all, mut from) = (Vec::new(), Some(0));
         while let Some(at) = from {
             from = t.entries(at, 100, &mut all);

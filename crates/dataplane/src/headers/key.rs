@@ -27,8 +27,6 @@
 //! # Cost
 //! The hash of a 32-byte key takes three wide multiplications, of which two run in parallel.
 
-use penstock_units::MacAddr;
-
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 pub const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -327,12 +325,6 @@ impl FlowMask {
     pub fn is_wide(&self) -> bool {
         self.0[NARROW..] != [0; NARROW]
     }
-}
-
-/// Converts a MAC address to a number for [`KeyFields`].
-#[must_use]
-pub fn mac_bits(mac: MacAddr) -> u64 {
-    mac.to_u64()
 }
 
 /// Secret constants of the hash of flow keys, made from a random number. Each process draws the

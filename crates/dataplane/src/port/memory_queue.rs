@@ -48,7 +48,6 @@ pub struct MemoryDriver(Arc<Mutex<Rings>>);
 pub struct MemoryQueue {
     rings: Arc<Mutex<Rings>>,
     caps: OffloadCaps,
-    largest: usize,
 }
 
 /// Makes a queue pair in memory, and the driver that uses it. Each direction of the memory queue
@@ -63,21 +62,12 @@ pub fn memory_queue(capacity: usize, caps: OffloadCaps) -> (MemoryQueue, MemoryD
         bell: None,
         resting: false,
     }));
-    let queue = MemoryQueue { rings: Arc::clone(&rings), caps, largest: usize::MAX };
+    let queue = MemoryQueue { rings: Arc::clone(&rings), caps };
     (queue, MemoryDriver(rings))
 }
 
 fn lock(rings: &Mutex<Rings>) -> std::sync::MutexGuard<'_, Rings> {
     rings.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl MemoryQueue {
-    /// Lets the queue refuse frames of more than `bytes` bytes, like a receiver with small buffers.
-    #[must_use]
-    pub fn with_largest(mut self, bytes: usize) -> Self {
-        self.largest = bytes;
-        self
-    }
 }
 
 impl MemoryDriver {
@@ -157,9 +147,7 @@ impl PortQueue for MemoryQueue {
         let mut rings = lock(&self.rings);
         for &i in frames {
             let frame = batch.frame(usize::from(i));
-            if frame.len as usize > self.largest {
-                out.too_big += 1;
-            } else if rings.from_switch.len() >= rings.capacity {
+            if rings.from_switch.len() >= rings.capacity {
                 out.ring_full += 1;
             } else {
                 let mut bytes = Vec::with_capacity(frame.len as usize);

@@ -366,19 +366,6 @@ impl RuleTable {
         }
     }
 
-    /// Copies the hits of rules that the table `old` also has, so that a rebuilt table continues
-    /// counting. The copied hit counters are exact only if no worker counts a hit in the old or the
-    /// new rule table during the copy.
-    pub fn inherit_hits(&self, old: &Self) {
-        let mut theirs: Vec<(u32, u64)> = old.rules().map(|(r, hits)| (r.id, hits)).collect();
-        theirs.sort_unstable();
-        for (index, rule) in self.rules.iter().enumerate() {
-            if let Ok(at) = theirs.binary_search_by_key(&rule.id, |t| t.0) {
-                self.hits[0][index].add(theirs[at].1);
-            }
-        }
-    }
-
     #[inline]
     #[must_use]
     pub fn top_priority(&self) -> Option<u16> {
@@ -462,15 +449,13 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_counted_by_rule_and_survive_a_rebuild() {
+    fn hits_of_all_workers_are_counted_by_rule() {
         let table = RuleTable::build_for(&[rule(4, 1, port(80)), rule(5, 1, port(81))], 32, 2);
         let table = table.unwrap();
         table.hit(1, 0, 3);
         table.hit(1, 1, 4);
-        let next = RuleTable::build(&[rule(5, 9, port(81))], 32).unwrap();
-        next.inherit_hits(&table);
-        let seen: Vec<(u32, u64)> = next.rules().map(|(r, n)| (r.id, n)).collect();
-        assert_eq!(seen, [(5, 7)]);
+        let seen: Vec<(u32, u64)> = table.rules().map(|(r, n)| (r.id, n)).collect();
+        assert_eq!(seen, [(4, 0), (5, 7)]);
     }
 
     #[test]

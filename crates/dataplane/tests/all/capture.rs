@@ -6,23 +6,19 @@ use std::sync::Arc;
 use penstock_dataplane::capture::{
     BUFFER_BYTES, CAPTURES_MAX, CaptureTerms, Direction, Fate, Filter, Tally, records,
 };
-use penstock_dataplane::counters::{PortCounterSets, PortCounters, PortReading};
+use penstock_dataplane::counters::{PortCounters, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::peers::Mesh;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
-use penstock_dataplane::snapshot::{
-    Actions, Domain, Match, PortPolicy, Rule, RuleTable, RuleTables, Snapshot, Then,
-};
-use penstock_dataplane::unit::QUEUES_MAX;
-use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
+use penstock_dataplane::snapshot::{Actions, Match, PortPolicy, Rule, RuleTable, RuleTables, Then};
+use penstock_dataplane::worker::{Reply, Request, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
 use penstock_qos::policer::{Limit, Policer, Spec};
-use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{BitsPerSecond, Cycles, PortId};
 
-use crate::common;
+use crate::common::{self, access, attach, frame, join, one_network, workers};
 
 type Core = common::Core<50>;
 
@@ -43,28 +39,18 @@ impl Bed {
     /// Three ports of one network: 0, 1 and 2.
     fn new(change: impl Fn(&mut PortPolicy)) -> Self {
         let core = Core::default();
-        let tsc = TscRate::from_hz(1_000_000_000);
-        let config = WorkerConfig { tsc, max_ports: 4, ..WorkerConfig::default() };
-        let worker = Worker::new(&config, core.clone(), None);
-        let mut bed = Self { worker, core, drivers: Vec::new(), counters: Vec::new() };
-        let mut policies = Vec::new();
-        for port in 0..3 {
-            let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
-            let counters = Arc::new(PortCounters::default());
-            let attach = Request::Attach(PortId(port), vec![Box::new(pair)], counters.clone());
-            assert!(matches!(bed.worker.serve(attach), Reply::Done));
-            bed.drivers.push(driver);
-            bed.counters.push(counters);
-            let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
+        let config = WorkerConfig { max_ports: 4, ..WorkerConfig::default() };
+        let mut worker = Worker::new(&config, core.clone(), None);
+        let ports = [0, 1, 2].map(|port| attach(&mut worker, port, RING));
+        worker.swap_snapshot(one_network([0, 1, 2].map(|port| {
+            let mut policy = access(port);
             change(&mut policy);
-            policies.push(Some(Arc::new(policy.finish())));
-        }
-        let members = Box::new([0, 1, 2]);
-        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
-        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
-        bed.worker.swap_snapshot(snapshot);
+            policy
+        })));
+        let (drivers, counters) = ports.into_iter().unzip();
+        let mut bed = Self { worker, core, drivers, counters };
         for port in 0..3 {
-            assert!(bed.drivers[usize::from(port)].send(MemoryFrame::plain(frame(port, 0xff, 60))));
+            bed.send(port, [frame(port, 0xff, 60)]);
         }
         bed.run();
         bed
@@ -82,9 +68,9 @@ impl Bed {
         taken(&mut self.worker)
     }
 
-    fn send(&self, from: u16, frames: impl IntoIterator<Item = Vec<u8>>) {
+    fn send(&self, from: usize, frames: impl IntoIterator<Item = Vec<u8>>) {
         for bytes in frames {
-            assert!(self.drivers[usize::from(from)].send(MemoryFrame::plain(bytes)));
+            assert!(self.drivers[from].send(MemoryFrame::plain(bytes)));
         }
     }
 
@@ -128,36 +114,17 @@ struct Two {
 
 impl Two {
     fn new() -> Self {
-        let mesh = Mesh::new(2, 4);
-        let worker = |(id, peers)| {
-            let tsc = TscRate::from_hz(1_000_000_000);
-            let config =
-                WorkerConfig { id: WorkerId(id), tsc, max_ports: 4, ..WorkerConfig::default() };
-            Worker::new(&config, Core::default(), None).with_peers(peers)
-        };
-        let workers = (0..).zip(mesh.peers).map(worker).collect();
-        let mut two = Self { workers, drivers: Vec::new() };
-        let mut policies = Vec::new();
-        for id in 0..2 {
-            let set = PortCounterSets::new(2);
-            for (worker, at) in two.workers.iter_mut().zip(0..) {
-                let counters = Arc::clone(set.of(WorkerId(at)));
-                assert!(worker.join(PortId(id), Vec::with_capacity(QUEUES_MAX), counters).is_ok());
-            }
-            let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
-            let pair = Box::new(pair);
-            let arrival = Arrival { port: PortId(id), queue: QueueId(0), of: 1, pair };
-            assert!(two.workers[usize::from(id)].adopt(arrival).is_ok());
-            two.drivers.push(driver);
-            let policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
-            policies.push(Some(Arc::new(policy.finish())));
-        }
-        let members = Box::new([0, 1]);
-        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
-        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
-        for worker in &mut two.workers {
+        let config = WorkerConfig { max_ports: 4, ..WorkerConfig::default() };
+        let mut workers = workers(&config, &[Core::default(), Core::default()]);
+        let queues = (RING, OffloadCaps::ALL);
+        let drivers =
+            (0..2_u16).flat_map(|port| join(&mut workers, port, &[port.into()], queues).0);
+        let drivers = drivers.collect();
+        let snapshot = one_network([access(0), access(1)]);
+        for worker in &mut workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
+        let mut two = Self { workers, drivers };
         for id in 0..2 {
             two.send(id, 1);
         }
@@ -166,12 +133,9 @@ impl Two {
     }
 
     /// Sends frames of port `from` to the other port.
-    fn send(&mut self, from: u16, frames: usize) {
-        let to = u8::try_from(1 - from).unwrap();
+    fn send(&mut self, from: usize, frames: usize) {
         for _ in 0..frames {
-            let sent =
-                self.drivers[usize::from(from)].send(MemoryFrame::plain(frame(from, to, 60)));
-            assert!(sent);
+            assert!(self.drivers[from].send(MemoryFrame::plain(frame(from, 1 - from, 60))));
         }
         for _ in 0..20 {
             for worker in &mut self.workers {
@@ -179,18 +143,6 @@ impl Two {
             }
         }
     }
-}
-
-/// A frame of `len` bytes from station `from` to station `to`; 255 is broadcast.
-fn frame(from: u16, to: u8, len: usize) -> Vec<u8> {
-    let from = u8::try_from(from).unwrap();
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-    if to == 0xff {
-        bytes[..6].fill(0xff);
-    }
-    let rest = (bytes.len()..len).map(|at| u8::try_from(at % 251).unwrap());
-    bytes.extend(rest.collect::<Vec<_>>());
-    bytes
 }
 
 const IN: Direction = Direction::Received;
@@ -323,7 +275,7 @@ fn a_frame_that_waits_in_a_queue_is_not_forwarded_yet() {
     bed.run();
     let (mut taken, _) = bed.taken();
     taken.sort_by_key(|(.., bytes)| bytes.len());
-    let received = |fate, to: u8, len: usize| (IN, fate, Some(u16::from(to)), frame(0, to, len));
+    let received = |fate, to: u16, len| (IN, fate, Some(to), frame(0, usize::from(to), len));
     let waits = received(Fate::Queued, 1, 100);
     assert_eq!(taken, [waits, received(Fate::Forwarded, 2, 101)]);
 }

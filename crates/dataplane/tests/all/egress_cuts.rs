@@ -1,18 +1,12 @@
 //! A worker's turn has a limited length even if its frames request segmentation into thousands of
 //! segments (datapath rule 20).
 
-use std::sync::Arc;
-
 use penstock_dataplane::batch::{BATCH_FRAMES, Batch, Verdict};
-use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::egress::{Around, Egress, PortSlot, Touched};
 use penstock_dataplane::finish::CUTS_PER_TURN_MAX;
 use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, Offload, OffloadCaps};
-use penstock_dataplane::peers::Peers;
-use penstock_dataplane::port::memory_queue::memory_queue;
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
-use penstock_units::{PortId, Vid};
+
+use crate::common::{access, deliver, one_network};
 
 /// Returns a TCP/IPv4 frame with 54 bytes of headers and `payload` bytes of payload.
 fn frame(payload: usize) -> Vec<u8> {
@@ -41,28 +35,9 @@ fn cut(frames: usize, payload: usize, mss: u16) -> (usize, u64) {
         batch.push(&frame(payload), offload).unwrap();
         batch.frame_mut(i).verdict = Verdict::Output(1);
     }
-    let (queues, drivers): (Vec<_>, Vec<_>) =
-        (0..2).map(|_| memory_queue(8192, OffloadCaps::NONE)).unzip();
-    let slot = |queue| PortSlot { queues: vec![Box::new(queue)], ..PortSlot::default() };
-    let mut slots: Vec<_> = queues.into_iter().map(slot).collect();
-    let counters: Vec<_> = (0..2).map(|_| Some(Arc::new(PortCounters::default()))).collect();
-    let policy = |id| Some(Arc::new(PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0).finish()));
-    let domain = Domain { tenant: Some(1), vid: 0, members: [0, 1].into(), fdb_limit: 16 };
-    let snapshot = Snapshot::new(1, vec![policy(0), policy(1)], vec![domain], Vec::new(), 300);
-    let (mut egress, mut touched) = (Egress::new(2), Touched::with_capacity(4));
-    let mut others = Peers::none(2);
-    let mut around = Around {
-        ports: &mut slots,
-        counters: &counters,
-        snapshot: &snapshot,
-        touched: &mut touched,
-        others: &mut others,
-    };
-    egress.deliver(&mut batch, PortId(0), &mut around);
-    let mut reading = counters[0].as_ref().unwrap().read();
-    reading.rx_frames = frames as u64;
-    assert_eq!(reading.unaccounted(), 0);
-    let got = core::iter::from_fn(|| drivers[1].receive()).count();
+    let snapshot = one_network([access(0), access(1)]);
+    let (reading, driver) = deliver(&mut batch, &snapshot, OffloadCaps::NONE);
+    let got = core::iter::from_fn(|| driver.receive()).count();
     (got, reading.drops[DropReason::TooBig as usize])
 }
 

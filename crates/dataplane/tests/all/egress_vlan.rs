@@ -4,14 +4,12 @@
 use std::sync::Arc;
 
 use penstock_dataplane::batch::{Batch, Verdict};
-use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::egress::{Around, Egress, PortSlot, Touched};
 use penstock_dataplane::offload::{Offload, OffloadCaps};
-use penstock_dataplane::peers::Peers;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, memory_queue};
 use penstock_dataplane::snapshot::{Domain, DomainMap, PortPolicy, Snapshot, VidSet};
-use penstock_units::{PortId, Vid};
+use penstock_units::Vid;
+
+use crate::common::deliver;
 
 const UPLINK: u16 = 1;
 
@@ -68,32 +66,9 @@ fn sent(form: Form, tenant: Option<u16>, ethertype: u16) -> Result<Vec<u8>, u64>
     batch.push(&bytes, Offload::NONE).unwrap();
     batch.frame_mut(0).tci = 100;
     batch.frame_mut(0).verdict = Verdict::Output(UPLINK);
-
-    let ports: Vec<(PortSlot, MemoryDriver)> = (0..2)
-        .map(|_| {
-            let (queue, driver) = memory_queue(8, OffloadCaps::ALL);
-            (PortSlot { queues: vec![Box::new(queue)], ..PortSlot::default() }, driver)
-        })
-        .collect();
-    let (mut slots, drivers): (Vec<_>, Vec<_>) = ports.into_iter().unzip();
-    let counters: Vec<_> = (0..2).map(|_| Some(Arc::new(PortCounters::default()))).collect();
-    let (mut egress, mut touched) = (Egress::new(2), Touched::with_capacity(4));
-    let snapshot = snapshot(form, tenant);
-    let mut others = Peers::none(2);
-    let mut around = Around {
-        ports: &mut slots,
-        counters: &counters,
-        snapshot: &snapshot,
-        touched: &mut touched,
-        others: &mut others,
-    };
-    egress.deliver(&mut batch, PortId(0), &mut around);
-
-    let mut reading = counters[0].as_ref().unwrap().read();
-    reading.rx_frames = 1;
-    assert_eq!(reading.unaccounted(), 0);
+    let (reading, driver) = deliver(&mut batch, &snapshot(form, tenant), OffloadCaps::ALL);
     let dropped = reading.drops[DropReason::VlanEgress as usize];
-    drivers[1].receive().map(|frame| frame.bytes).ok_or(dropped)
+    driver.receive().map(|frame| frame.bytes).ok_or(dropped)
 }
 
 #[test]

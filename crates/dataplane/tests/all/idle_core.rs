@@ -11,13 +11,12 @@ use penstock_dataplane::port::memory_queue::{
 };
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
 use penstock_dataplane::schedule::ScheduleKind;
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
-use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
+use penstock_dataplane::snapshot::{IngressPolicy, PortQos, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority, TscRate, Vid};
+use penstock_units::{Cycles, CyclesPerSecond, PortId, Priority};
 
-use crate::common;
+use crate::common::{self, access, frame, one_network};
 
 const HZ: u64 = 1_000_000_000;
 const MS: u64 = HZ / 1_000;
@@ -98,12 +97,7 @@ impl Bed {
     fn new(schedule: ScheduleKind, senders: &[Sender]) -> Self {
         let core = Core::default();
         let ports = senders.len() + 1;
-        let config = WorkerConfig {
-            schedule,
-            tsc: TscRate::from_hz(HZ),
-            max_ports: ports,
-            ..WorkerConfig::default()
-        };
+        let config = WorkerConfig { schedule, max_ports: ports, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, core.clone(), None);
         let (mut drivers, mut counters) = (Vec::new(), Vec::new());
         let mut policies = Vec::new();
@@ -121,17 +115,15 @@ impl Bed {
             assert!(worker.attach(PortId(port), pairs, Arc::clone(&set)).is_ok());
             drivers.push(driver);
             counters.push(set);
-            let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
+            let mut policy = access(port);
             policy.qos = senders.get(usize::from(port)).map(|s| s.qos).unwrap_or_default();
-            policies.push(Some(Arc::new(policy.finish())));
+            policies.push(policy);
         }
-        let members = (0..u16::try_from(ports).unwrap()).collect();
-        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
-        worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], vec![], 300)));
+        worker.swap_snapshot(one_network(policies));
         let mut bed = Self { worker, core, drivers, counters };
         // From here on the switch knows where the receiver is.
         let last = bed.drivers.len() - 1;
-        assert!(bed.drivers[last].send(MemoryFrame::plain(frame(last, 0xff))));
+        assert!(bed.drivers[last].send(MemoryFrame::plain(frame(last, 0xff, 60))));
         bed.run(MS, &[]);
         bed
     }
@@ -142,7 +134,7 @@ impl Bed {
 
     fn fill(&self, port: usize) {
         let to = self.drivers.len() - 1;
-        while self.drivers[port].send(MemoryFrame::plain(frame(port, to))) {}
+        while self.drivers[port].send(MemoryFrame::plain(frame(port, to, 60))) {}
     }
 
     /// Runs the worker for `cycles` cycles, and keeps the transmit rings of the ports in `busy`
@@ -173,16 +165,6 @@ impl Bed {
         let share = |(now, then): (u64, u64)| 100.0 * (now - then) as f64 / passed;
         spent(self).into_iter().zip(before).map(share).collect()
     }
-}
-
-fn frame(from: usize, to: usize) -> Vec<u8> {
-    let byte = |n: usize| u8::try_from(n).unwrap();
-    let mut bytes = vec![0x52, 0, 0, 0, 0, byte(to), 0x52, 0, 0, 0, 0, byte(from), 0x88, 0xb5];
-    if to == 0xff {
-        bytes[..6].fill(0xff);
-    }
-    bytes.resize(60, 7);
-    bytes
 }
 
 use IngressPolicy::{CyclesMinmax, CyclesStrict};
@@ -305,7 +287,7 @@ fn frames_that_arrive_without_tokens_wait_for_cycles() {
 fn waited_for_cycles(mut bed: Bed) -> f64 {
     let step = |bed: &mut Bed| {
         let taken = bed.counters[0].rx_frames.get();
-        (0..4).for_each(|_| assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 2)))));
+        (0..4).for_each(|_| assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 2, 60)))));
         while bed.counters[0].rx_frames.get() < taken + 4 {
             bed.run(MS / 100, &[]);
         }

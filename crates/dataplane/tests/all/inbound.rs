@@ -9,14 +9,13 @@ use penstock_dataplane::ingress_policer::IngressPolicer;
 use penstock_dataplane::offload::OffloadCaps;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_qos::inbound_shares::{InboundShares, Member};
 use penstock_qos::policer::{Limit, Policer, Spec};
-use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid, Weight};
+use penstock_units::{BitsPerSecond, Cycles, PortId, Weight};
 
-use crate::common;
+use crate::common::{self, access, frame, one_network};
 use crate::idle_core::Polled;
 
 const HZ: u64 = 1_000_000_000;
@@ -38,8 +37,7 @@ struct Bed {
 impl Bed {
     fn new(polled: bool, limit: Option<Arc<IngressPolicer>>) -> Self {
         let core = Core::default();
-        let config =
-            WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
+        let config = WorkerConfig { max_ports: 2, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, core.clone(), None);
         let (tenant_weight, vm_weight) = (Weight::ONE, Weight::ONE);
         let member = Member { port: 1, tenant: 1, tenant_weight, vm_weight };
@@ -52,16 +50,15 @@ impl Bed {
             let counters = Arc::new(PortCounters::default());
             assert!(worker.attach(PortId(port), vec![pair], counters).is_ok());
             drivers.push(driver);
-            let mut policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0);
+            let mut policy = access(port);
             policy.inbound = (port == 0).then(|| Arc::clone(&shares));
             policy.ingress_policer = limit.clone().filter(|_| port == 0);
-            policies.push(Some(Arc::new(policy.finish())));
+            policies.push(policy);
         }
-        let domain = Domain { tenant: Some(1), vid: 0, members: (0..2).collect(), fdb_limit: 64 };
-        worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], vec![], 300)));
+        worker.swap_snapshot(one_network(policies));
         let mut bed = Self { worker, core, drivers, shares };
         // From here on the switch knows where the VM is.
-        assert!(bed.drivers[1].send(MemoryFrame::plain(frame(1, 0xff))));
+        assert!(bed.drivers[1].send(MemoryFrame::plain(frame(1, 0xff, 60))));
         bed.run(GAP);
         bed
     }
@@ -84,15 +81,6 @@ impl Bed {
     }
 }
 
-fn frame(from: u8, to: u8) -> Vec<u8> {
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-    if to == 0xff {
-        bytes[..6].fill(0xff);
-    }
-    bytes.resize(60, 7);
-    bytes
-}
-
 /// Each burst is exactly one full batch, and 32 frames of 84 bytes in 200 us are 108 Mbit/s.
 #[test]
 fn bursts_that_fill_a_batch_leave_no_standing_backlog() {
@@ -100,7 +88,7 @@ fn bursts_that_fill_a_batch_leave_no_standing_backlog() {
         let mut bed = Bed::new(polled, None);
         for burst in 0..500 {
             for _ in 0..BATCH_FRAMES {
-                assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 1))));
+                assert!(bed.drivers[0].send(MemoryFrame::plain(frame(0, 1, 60))));
             }
             assert_eq!(bed.run(GAP), BATCH_FRAMES, "polled {polled}, burst {burst}");
         }
@@ -116,7 +104,7 @@ fn frames_that_wait_for_a_limit_of_the_uplink_are_no_standing_backlog() {
     let mut bed = Bed::new(false, Some(Arc::new(IngressPolicer { own, links: Vec::new() })));
     let mut received = 0;
     for _ in 0..500 {
-        while bed.drivers[0].send(MemoryFrame::plain(frame(0, 1))) {}
+        while bed.drivers[0].send(MemoryFrame::plain(frame(0, 1, 60))) {}
         received += bed.run(GAP);
     }
     // In 100 ms, the limit passes 12,500 frames of 60 bytes.

@@ -10,10 +10,11 @@ use penstock_dataplane::port::memory_queue::{
     MemoryDriver, MemoryFrame, MemoryQueue, memory_queue,
 };
 use penstock_dataplane::port::{Pending, PortQueue, TxOutcome};
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_units::{Cycles, PortId, TscRate, Vid, WorkerId};
+use penstock_units::{Cycles, PortId, TscRate, WorkerId};
+
+use crate::common::{access, frame, one_network};
 
 /// Cycles that each batch costs on the simulated core of these tests. `KICK` is the number of
 /// cycles that each notification of a driver costs.
@@ -106,14 +107,11 @@ impl Bed {
             let set = PortCounterSets::new(1);
             let own = Arc::clone(set.of(WorkerId(0)));
             assert!(worker.attach(PortId(port), vec![Box::new(queue)], own).is_ok());
-            let policy = PortPolicy::access(port, Some(1), Vid::UNTAGGED, 0).finish();
-            policies.push(Some(Arc::new(policy)));
+            policies.push(access(port));
             drivers.push(driver);
             counters.push(set);
         }
-        let members = Box::new([0, 1, 2]);
-        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
-        worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300)));
+        worker.swap_snapshot(one_network(policies));
         let mut bed = Self { worker, drivers, counters };
         // The switch learns the addresses of all ports.
         for port in 0..3 {
@@ -123,11 +121,9 @@ impl Bed {
         bed
     }
 
-    fn send(&self, from: u8, to: u8, frames: usize) -> bool {
-        let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-        bytes.resize(60, 7);
-        let driver = &self.drivers[usize::from(from)];
-        (0..frames).all(|_| driver.send(MemoryFrame::plain(bytes.clone())))
+    fn send(&self, from: usize, to: usize, frames: usize) -> bool {
+        let driver = &self.drivers[from];
+        (0..frames).all(|_| driver.send(MemoryFrame::plain(frame(from, to, 60))))
     }
 
     fn run(&mut self) {
@@ -144,7 +140,7 @@ impl Bed {
 
     /// Sends the frames in `frames`: each element has the number of the sending port, the number of
     /// the receiving port, and the number of frames. Returns the cycles that each port is charged.
-    fn cost(&mut self, frames: &[(u8, u8, usize)]) -> [u64; 3] {
+    fn cost(&mut self, frames: &[(usize, usize, usize)]) -> [u64; 3] {
         let before = self.charged();
         for &(from, to, count) in frames {
             assert!(self.send(from, to, count));

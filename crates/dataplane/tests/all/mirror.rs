@@ -6,19 +6,17 @@ use std::sync::Arc;
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::{F_NEEDS_CSUM, GSO_TCPV4, GSO_UDP_L4, Offload, OffloadCaps};
-use penstock_dataplane::peers::Mesh;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
 use penstock_dataplane::snapshot::{
     Actions, Domain, DomainMap, Match, Mirror, PortPolicy, Rule, RuleTable, RuleTables, Snapshot,
     Then, VidSet,
 };
-use penstock_dataplane::unit::QUEUES_MAX;
-use penstock_dataplane::worker::{Arrival, Turn, Worker, WorkerConfig};
+use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
-use penstock_units::{BitsPerSecond, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{BitsPerSecond, Vid};
 
-use crate::common;
+use crate::common::{self, frame, join, workers};
 
 type Core = common::Core<50>;
 
@@ -36,31 +34,17 @@ struct Bed {
 impl Bed {
     /// Three ports; the probe belongs to another tenant. `home` gives the worker of each port.
     fn new(home: [usize; 3], change: impl Fn(&mut PortPolicy)) -> Self {
-        let mesh = Mesh::new(2, 4);
-        let worker = |(id, peers)| {
-            let tsc = TscRate::from_hz(1_000_000_000);
-            let config =
-                WorkerConfig { id: WorkerId(id), tsc, max_ports: 4, ..WorkerConfig::default() };
-            Worker::new(&config, Core::default(), None).with_peers(peers)
-        };
-        let workers = (0..).zip(mesh.peers).map(worker).collect();
-        let mut bed = Self { workers, drivers: Vec::new(), counters: Vec::new() };
-        let mut policies = Vec::new();
+        let config = WorkerConfig { max_ports: 4, ..WorkerConfig::default() };
+        let mut workers = workers(&config, &[Core::default(), Core::default()]);
+        let (mut drivers, mut counters, mut policies) = (Vec::new(), Vec::new(), Vec::new());
         for (id, home) in (0_u16..).zip(home) {
-            let set = PortCounterSets::new(2);
-            for (worker, at) in bed.workers.iter_mut().zip(0..) {
-                let counters = Arc::clone(set.of(WorkerId(at)));
-                assert!(worker.join(PortId(id), Vec::with_capacity(QUEUES_MAX), counters).is_ok());
-            }
+            let is_probe = usize::from(id) == PROBE;
             // The probe cannot finish anything, like a TAP interface without offloads.
-            let caps = if usize::from(id) == PROBE { OffloadCaps::NONE } else { OffloadCaps::ALL };
-            let (pair, driver) = memory_queue(RING, caps);
-            let arrival =
-                Arrival { port: PortId(id), queue: QueueId(0), of: 1, pair: Box::new(pair) };
-            assert!(bed.workers[home].adopt(arrival).is_ok());
-            bed.drivers.push(driver);
-            bed.counters.push(set);
-            let (tenant, domain) = if usize::from(id) == PROBE { (2, 1) } else { (1, 0) };
+            let caps = if is_probe { OffloadCaps::NONE } else { OffloadCaps::ALL };
+            let (driver, set) = join(&mut workers, id, &[home], (RING, caps));
+            drivers.extend(driver);
+            counters.push(set);
+            let (tenant, domain) = if is_probe { (2, 1) } else { (1, 0) };
             let mut policy = PortPolicy::access(id, Some(tenant), Vid::UNTAGGED, domain);
             change(&mut policy);
             policies.push(Some(Arc::new(policy.finish())));
@@ -73,9 +57,10 @@ impl Bed {
         };
         let domains = vec![domain(1, &[0, 1]), domain(2, &[2])];
         let snapshot = Arc::new(Snapshot::new(1, policies, domains, Vec::new(), 300));
-        for worker in &mut bed.workers {
+        for worker in &mut workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
+        let mut bed = Self { workers, drivers, counters };
         bed.send(VM, [frame(VM, PEER, 60)]);
         bed.send(PEER, [frame(PEER, VM, 60)]);
         bed.run();
@@ -117,13 +102,6 @@ impl Bed {
         let gone = read.forwarded + read.drops.iter().sum::<u64>() + read.queued;
         assert_eq!(read.rx_frames + read.replicated, gone, "port {port}: {read:?}");
     }
-}
-
-fn frame(from: usize, to: usize, len: usize) -> Vec<u8> {
-    let [from, to] = [from, to].map(|number| u8::try_from(number).unwrap());
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-    bytes.resize(len, 7);
-    bytes
 }
 
 fn to_probe(received: bool, sent: bool) -> impl Fn(&mut PortPolicy) {

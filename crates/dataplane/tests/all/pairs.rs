@@ -5,24 +5,22 @@ use std::sync::Arc;
 
 use penstock_dataplane::counters::PortCounters;
 use penstock_dataplane::drop::DropReason;
-use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::PortQueue;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::snapshot::{
     Domain, DomainMap, PortPolicy, SlowPathLimit, Snapshot, VidSet,
 };
 use penstock_dataplane::tsc::CycleCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_qos::pair_table::{PERIOD, PairLimits, PairTable, VmRates};
-use penstock_units::{BitsPerSecond, Cycles, PortId, TscRate, Vid};
+use penstock_units::{BitsPerSecond, Cycles, Vid};
 
-use crate::common;
+use crate::common::{self, attach, frame};
 
 const HZ: u64 = 1_000_000_000;
 const UPLINK: usize = 0;
 const VM: usize = 1;
-const NEAR: u8 = 1;
-const FAR: u8 = 9;
+const NEAR: usize = 1;
+const FAR: usize = 9;
 const MARKER_BYTES: usize = 66;
 const MBIT: u64 = 1_000_000;
 
@@ -50,20 +48,11 @@ impl Bed {
 
     fn with_table(tagged: bool, pairs: bool, limits: PairLimits) -> Self {
         let core = Core::default();
-        let config =
-            WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
+        let config = WorkerConfig { max_ports: 2, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, core.clone(), None);
         let table = Arc::new(PairTable::with_limits(2, 3, limits));
-        let (mut drivers, mut counters) = (Vec::new(), Vec::new());
-        for port in 0..2 {
-            let (pair, driver) = memory_queue(1_024, OffloadCaps::ALL);
-            let of_port = Arc::new(PortCounters::default());
-            let pair: Box<dyn PortQueue> = Box::new(pair);
-            let attached = worker.attach(PortId(port), vec![pair], Arc::clone(&of_port));
-            assert!(attached.is_ok());
-            drivers.push(driver);
-            counters.push(of_port);
-        }
+        let ports = [0, 1].map(|port| attach(&mut worker, port, 1_024));
+        let (drivers, counters) = ports.into_iter().unzip();
         let vid = if tagged { Vid::new(5).unwrap() } else { Vid::UNTAGGED };
         let mut uplink = if tagged {
             let allowed: VidSet = [vid].into_iter().collect();
@@ -80,13 +69,8 @@ impl Bed {
         });
         let domain =
             Domain { tenant: Some(1), vid: vid.get(), members: (0..2).collect(), fdb_limit: 64 };
-        worker.swap_snapshot(Arc::new(Snapshot::new(
-            1,
-            policies.into(),
-            vec![domain],
-            vec![],
-            300,
-        )));
+        let policies = policies.into();
+        worker.swap_snapshot(Arc::new(Snapshot::new(1, policies, vec![domain], vec![], 300)));
         let bed = Self { worker, core, drivers, counters, table };
         bed.limit(10 * MBIT);
         bed
@@ -142,10 +126,8 @@ impl Bed {
 }
 
 /// A frame of 1,000 bytes that is not IP.
-fn data(from: u8, to: u8) -> Vec<u8> {
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-    bytes.resize(1_000, 7);
-    bytes
+fn data(from: usize, to: usize) -> Vec<u8> {
+    frame(from, to, 1_000)
 }
 
 fn is_marker(frame: &[u8]) -> bool {
@@ -261,7 +243,7 @@ fn a_slow_guarantee_makes_its_vm_wait_in_small_steps() {
 }
 
 /// An IPv4 frame of 1,000 bytes from a sender that supports ECN.
-fn supports_ecn(from: u8, to: u8) -> Vec<u8> {
+fn supports_ecn(from: usize, to: usize) -> Vec<u8> {
     let mut bytes = data(from, to);
     bytes[12..14].copy_from_slice(&[8, 0]);
     let header = [0x45, 2, 3, 0xda, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to];

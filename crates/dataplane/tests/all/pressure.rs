@@ -7,23 +7,20 @@ use std::sync::Arc;
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::peers::Mesh;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::unit::QUEUES_MAX;
-use penstock_dataplane::worker::{Arrival, Request, Turn, Worker, WorkerConfig};
+use penstock_dataplane::worker::{Request, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
-use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{BitsPerSecond, Cycles, Nanos};
 
-use crate::common;
+use crate::common::{self, access, frame, join, one_network, workers};
 
 const HZ: u64 = 1_000_000_000;
-const SLOW: u8 = 0;
-const FAST: u8 = 1;
-const BOTH: u8 = 2;
-const OTHER: u8 = 3;
+const SLOW: usize = 0;
+const FAST: usize = 1;
+const BOTH: usize = 2;
+const OTHER: usize = 3;
 
 /// Virtual core on which each stage takes 50 cycles per frame.
 type Core = common::Core<50>;
@@ -38,45 +35,29 @@ struct Bed {
 impl Bed {
     /// Creates a test bed with four ports. `home` gives the worker of each port. The first two
     /// ports have output queues for links of 10 Mbit/s and 1 Gbit/s.
-    fn new(workers: u16, home: fn(u8) -> usize) -> Self {
-        let mesh = Mesh::new(workers, 4);
-        let cores: Vec<_> = (0..workers).map(|_| Core::default()).collect();
-        let worker = |((id, peers), core): ((u16, _), &Core)| {
-            let tsc = TscRate::from_hz(HZ);
-            let config =
-                WorkerConfig { id: WorkerId(id), tsc, max_ports: 4, ..WorkerConfig::default() };
-            Worker::new(&config, core.clone(), None).with_peers(peers)
-        };
-        let workers = (0..).zip(mesh.peers).zip(&cores).map(worker).collect::<Vec<_>>();
-        let mut bed = Self { workers, cores, drivers: Vec::new(), counters: Vec::new() };
-        let mut policies = Vec::new();
-        for port in [SLOW, FAST, BOTH, OTHER] {
-            let id = PortId(port.into());
-            let set = PortCounterSets::new(bed.workers.len());
-            for (worker, at) in bed.workers.iter_mut().zip(0..) {
-                let counters = Arc::clone(set.of(WorkerId(at)));
-                assert!(worker.join(id, Vec::with_capacity(QUEUES_MAX), counters).is_ok());
-            }
-            let (pair, driver) = memory_queue(256, OffloadCaps::ALL);
-            let arrival = Arrival { port: id, queue: QueueId(0), of: 1, pair: Box::new(pair) };
-            assert!(bed.workers[home(port)].adopt(arrival).is_ok());
-            bed.drivers.push(driver);
-            bed.counters.push(set);
-            let mut policy = PortPolicy::access(port.into(), Some(1), Vid::UNTAGGED, 0);
+    fn new(count: usize, home: fn(usize) -> usize) -> Self {
+        let config = WorkerConfig { max_ports: 4, ..WorkerConfig::default() };
+        let cores: Vec<_> = (0..count).map(|_| Core::default()).collect();
+        let mut workers = workers(&config, &cores);
+        let (mut drivers, mut counters, mut policies) = (Vec::new(), Vec::new(), Vec::new());
+        for (id, port) in (0..).zip([SLOW, FAST, BOTH, OTHER]) {
+            let (driver, set) = join(&mut workers, id, &[home(port)], (256, OffloadCaps::ALL));
+            drivers.extend(driver);
+            counters.push(set);
+            let mut policy = access(id);
             if port == SLOW || port == FAST {
                 let link = if port == SLOW { 10_000_000 } else { 1_000_000_000 };
                 policy.queue = Some(QueueHome::new(terms(link), 4, 4));
             }
-            policies.push(Some(Arc::new(policy.finish())));
+            policies.push(policy);
         }
-        let members = Box::new([0, 1, 2, 3]);
-        let domain = Domain { tenant: Some(1), vid: 0, members, fdb_limit: 64 };
-        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
-        for worker in &mut bed.workers {
+        let snapshot = one_network(policies);
+        for worker in &mut workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
+        let mut bed = Self { workers, cores, drivers, counters };
         for port in [SLOW, FAST] {
-            assert!(bed.drivers[usize::from(port)].send(frame(port, 0xff)));
+            assert!(bed.drivers[port].send(large(port, 0xff)));
         }
         bed.run(5_000_000, |_| {});
         bed
@@ -98,8 +79,8 @@ impl Bed {
         }
     }
 
-    fn port(&self, port: u8) -> PortReading {
-        self.counters[usize::from(port)].read()
+    fn port(&self, port: usize) -> PortReading {
+        self.counters[port].read()
     }
 }
 
@@ -113,26 +94,22 @@ fn terms(link: u64) -> QueueTerms {
     }
 }
 
-fn frame(from: u8, to: u8) -> MemoryFrame {
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-    if to == 0xff {
-        bytes[..6].fill(0xff);
-    }
-    bytes.resize(1_000, 7);
-    MemoryFrame::plain(bytes)
+/// Returns a frame of 1,000 bytes. See [`frame`].
+fn large(from: usize, to: usize) -> MemoryFrame {
+    MemoryFrame::plain(frame(from, to, 1_000))
 }
 
 /// One port sends alternately to both outputs as fast as it can, and another port fills the fast
 /// output.
 fn flood(bed: &Bed) {
-    let driver = &bed.drivers[usize::from(BOTH)];
+    let driver = &bed.drivers[BOTH];
     while driver.unsent() < 250 {
-        assert!(driver.send(frame(BOTH, SLOW)) && driver.send(frame(BOTH, FAST)));
+        assert!(driver.send(large(BOTH, SLOW)) && driver.send(large(BOTH, FAST)));
     }
-    while bed.drivers[usize::from(OTHER)].send(frame(OTHER, FAST)) {}
+    while bed.drivers[OTHER].send(large(OTHER, FAST)) {}
 }
 
-fn nothing_is_lost(workers: u16, home: fn(u8) -> usize) {
+fn nothing_is_lost(workers: usize, home: fn(usize) -> usize) {
     let mut bed = Bed::new(workers, home);
     let before = bed.port(FAST).tx_frames;
     bed.run(HZ / 2, flood);
@@ -153,7 +130,7 @@ fn a_sender_that_fills_one_of_two_outputs_waits_until_it_has_room() {
 #[test]
 fn a_sender_waits_also_if_the_outputs_belong_to_two_workers() {
     nothing_is_lost(2, |port| usize::from(port == SLOW));
-    nothing_is_lost(3, |port| if port == SLOW || port == FAST { port.into() } else { 2 });
+    nothing_is_lost(3, |port| if port == SLOW || port == FAST { port } else { 2 });
 }
 
 /// Number of frames below the limits of both outputs, so that nothing holds back their sender.
@@ -161,17 +138,17 @@ const FEW: u64 = 10;
 
 /// Sends [`FEW`] frames to an output at once, and lets the worker take them all. Returns the number
 /// of frames that wait then.
-fn fill(bed: &mut Bed, output: u8) -> u64 {
+fn fill(bed: &mut Bed, output: usize) -> u64 {
     for _ in 0..FEW {
-        assert!(bed.drivers[usize::from(BOTH)].send(frame(BOTH, output)));
+        assert!(bed.drivers[BOTH].send(large(BOTH, output)));
     }
     for _ in 0..1_000 {
-        if bed.drivers[usize::from(BOTH)].unsent() == 0 {
+        if bed.drivers[BOTH].unsent() == 0 {
             break;
         }
         bed.workers[0].turn();
     }
-    assert_eq!(bed.drivers[usize::from(BOTH)].unsent(), 0);
+    assert_eq!(bed.drivers[BOTH].unsent(), 0);
     bed.port(output).tx_queued
 }
 

@@ -16,7 +16,7 @@ use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
 use penstock_qos::egress_policer::{EgressPolicer, Meter, Sharing, Terms};
 use penstock_qos::policer::{Limit, Policer, Spec};
 use penstock_qos::shaper::Smoothing;
-use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid};
+use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, Vid};
 
 use crate::common;
 
@@ -42,8 +42,7 @@ struct Bed {
 impl Bed {
     fn new(pairs: usize, policy: impl FnOnce(&mut PortPolicy)) -> Self {
         let core = Core::default();
-        let config =
-            WorkerConfig { tsc: TscRate::from_hz(HZ), max_ports: 2, ..WorkerConfig::default() };
+        let config = WorkerConfig { max_ports: 2, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, core.clone(), None);
         let (mut senders, mut queues) = (Vec::new(), Vec::<Box<dyn PortQueue>>::new());
         for _ in 0..pairs {

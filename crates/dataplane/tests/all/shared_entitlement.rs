@@ -5,17 +5,14 @@ use std::sync::Arc;
 
 use penstock_dataplane::counters::PortCounterSets;
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::peers::Mesh;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::schedule::ScheduleKind;
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::snapshot::{IngressPolicy, PortQos};
 use penstock_dataplane::tsc::CycleCounter;
-use penstock_dataplane::unit::QUEUES_MAX;
 use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
-use penstock_units::{Cycles, CyclesPerSecond, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{Cycles, CyclesPerSecond, PortId, QueueId};
 
-use crate::common;
+use crate::common::{self, access, frame, join, one_network, workers};
 
 const HZ: u64 = 1_000_000_000;
 const MS: u64 = HZ / 1_000;
@@ -35,50 +32,25 @@ struct Bed {
 
 impl Bed {
     fn new(ingress: IngressPolicy, percent: u64) -> Self {
-        let mesh = Mesh::new(2, 4);
         let cores = vec![Core::default(), Core::default()];
-        let worker = |((id, peers), core): ((u16, _), &Core)| {
-            let config = WorkerConfig {
-                id: WorkerId(id),
-                schedule: ScheduleKind::Hbs,
-                tsc: TscRate::from_hz(HZ),
-                max_ports: 4,
-                ..WorkerConfig::default()
-            };
-            Worker::new(&config, core.clone(), None).with_peers(peers)
-        };
-        let workers = (0..).zip(mesh.peers).zip(&cores).map(worker).collect();
-        let mut bed = Self { workers, cores, drivers: Vec::new(), counters: Vec::new() };
-        for port in [SENDER, PortId(1)] {
-            let sets = PortCounterSets::new(2);
-            let mut drivers = Vec::new();
-            for (worker, id) in bed.workers.iter_mut().zip(0..) {
-                let room = Vec::with_capacity(QUEUES_MAX);
-                assert!(worker.join(port, room, Arc::clone(sets.of(WorkerId(id)))).is_ok());
-                let (pair, driver) = memory_queue(256, OffloadCaps::ALL);
-                let pair = Box::new(pair);
-                let arrival = Arrival { port, queue: QueueId(id), of: 2, pair };
-                assert!(worker.adopt(arrival).is_ok());
-                drivers.push(driver);
-            }
-            bed.drivers.push(drivers);
-            bed.counters.push(sets);
-        }
-        let mut sender = PortPolicy::access(0, Some(1), Vid::UNTAGGED, 0);
+        let schedule = ScheduleKind::Hbs;
+        let config = WorkerConfig { schedule, max_ports: 4, ..WorkerConfig::default() };
+        let mut workers = workers(&config, &cores);
+        let ports = [0, 1].map(|port| join(&mut workers, port, &[0, 1], (256, OffloadCaps::ALL)));
+        let (drivers, counters) = ports.into_iter().unzip();
+        let mut sender = access(0);
         sender.qos = PortQos {
             ingress,
             entitlement: CyclesPerSecond(HZ / 100 * percent),
             ..PortQos::default()
         };
-        let receiver = PortPolicy::access(1, Some(1), Vid::UNTAGGED, 0).finish();
-        let policies = vec![Some(Arc::new(sender.finish())), Some(Arc::new(receiver))];
-        let domain = Domain { tenant: Some(1), vid: 0, members: Box::new([0, 1]), fdb_limit: 64 };
-        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
-        for worker in &mut bed.workers {
+        let snapshot = one_network([sender, access(1)]);
+        for worker in &mut workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
+        let bed = Self { workers, cores, drivers, counters };
         // Both workers learn the receiver's address.
-        assert!(bed.drivers[1][0].send(MemoryFrame::plain(frame(1, 0xff))));
+        assert!(bed.drivers[1][0].send(MemoryFrame::plain(frame(1, 0xff, 60))));
         bed
     }
 
@@ -93,7 +65,7 @@ impl Bed {
         while self.now() < end {
             let at = usize::from(self.cores[1].now() < self.cores[0].now());
             for (driver, _) in self.drivers[0].iter().zip(busy).filter(|(_, busy)| *busy) {
-                while driver.send(MemoryFrame::plain(frame(0, 1))) {}
+                while driver.send(MemoryFrame::plain(frame(0, 1, 60))) {}
             }
             if self.workers[at].turn() == Turn::Idle {
                 let next = self.workers[at].next_due().map_or(u64::MAX, |due| due.0);
@@ -114,15 +86,6 @@ impl Bed {
     fn tokens(&self) -> i64 {
         self.workers.iter().map(|worker| worker.tokens(SENDER)).sum()
     }
-}
-
-fn frame(from: u8, to: u8) -> Vec<u8> {
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from, 0x88, 0xb5];
-    if to == 0xff {
-        bytes[..6].fill(0xff);
-    }
-    bytes.resize(60, 7);
-    bytes
 }
 
 /// Returns the cycles that the sender spent, in percent of one core.

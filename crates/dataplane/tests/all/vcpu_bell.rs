@@ -8,19 +8,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use penstock_dataplane::counters::PortCounters;
-use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame};
 use penstock_dataplane::port::vcpu_bells::VcpuBells;
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
 use penstock_dataplane::tsc::VirtualCounter;
 use penstock_dataplane::worker::{Turn, Worker, WorkerConfig};
-use penstock_units::{PortId, Vid};
 use penstock_vcpu::bells::{BELLS_FILE, Bell, SOCKET_PREFIX};
+
+use crate::common::{access, attach, frame, one_network};
 
 /// Test bed with two ports on one worker. The second port of the test bed belongs to the VM.
 struct Bed {
     worker: Worker<VirtualCounter>,
-    drivers: Vec<MemoryDriver>,
+    drivers: [MemoryDriver; 2],
     counters: Arc<PortCounters>,
     dir: PathBuf,
 }
@@ -32,33 +31,16 @@ impl Bed {
         let _ = std::fs::remove_dir_all(&dir);
         let bell = VcpuBells::open(&dir).unwrap().claim("web").unwrap();
         let mut worker = Worker::new(&WorkerConfig::default(), VirtualCounter::default(), None);
-        let counters: Vec<Arc<PortCounters>> = (0..2).map(|_| Arc::default()).collect();
-        let mut drivers = Vec::new();
-        for (port, counters) in (0..).map(PortId).zip(&counters) {
-            let (pair, driver) = memory_queue(4096, OffloadCaps::ALL);
-            assert!(worker.attach(port, vec![Box::new(pair)], Arc::clone(counters)).is_ok());
-            drivers.push(driver);
-        }
-        let policy = |id| {
-            let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
-            policy.bell = (id == 1).then(|| bell.clone());
-            Some(Arc::new(policy.finish()))
-        };
-        let domain = Domain { tenant: Some(1), vid: 0, members: [0, 1].into(), fdb_limit: 16 };
-        let policies = vec![policy(0), policy(1)];
-        let snapshot = Snapshot::new(1, policies, vec![domain], Vec::new(), 300);
-        worker.swap_snapshot(Arc::new(snapshot));
-        let counters = Arc::clone(&counters[1]);
-        Self { worker, drivers, counters, dir }
+        let [(sender, _), (vm, counters)] = [0, 1].map(|port| attach(&mut worker, port, 4_096));
+        let mut policy = access(1);
+        policy.bell = Some(bell);
+        worker.swap_snapshot(one_network([access(0), policy]));
+        Self { worker, drivers: [sender, vm], counters, dir }
     }
 
     fn send(&mut self, from: usize, frames: usize) {
-        let (to, from_mac) = (if from == 0 { 1 } else { 0 }, from);
         for _ in 0..frames {
-            let mut frame = vec![2, 0, 0, 0, 0, u8::try_from(to).unwrap()];
-            frame.extend([2, 0, 0, 0, 0, u8::try_from(from_mac).unwrap(), 0x88, 0xb5]);
-            frame.resize(60, 0);
-            assert!(self.drivers[from].send(MemoryFrame::plain(frame)));
+            assert!(self.drivers[from].send(MemoryFrame::plain(frame(from, 1 - from, 60))));
         }
         // Idle turns are needed, because the worker sends notifications there.
         let mut idle = 0;

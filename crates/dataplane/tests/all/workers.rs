@@ -6,16 +6,17 @@ use std::sync::Arc;
 use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::drop::DropReason;
 use penstock_dataplane::offload::OffloadCaps;
-use penstock_dataplane::peers::Mesh;
 use penstock_dataplane::port::PortQueue;
 use penstock_dataplane::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
 use penstock_dataplane::queue::{Order, Pacing, QueueHome, QueueTerms};
-use penstock_dataplane::snapshot::{Domain, PortPolicy, Snapshot};
+use penstock_dataplane::snapshot::PortPolicy;
 use penstock_dataplane::tsc::{CycleCounter, Stage, VirtualCounter, Work};
 use penstock_dataplane::unit::QUEUES_MAX;
 use penstock_dataplane::worker::{Arrival, Reply, Request, Turn, Worker, WorkerConfig};
 use penstock_qos::fair_share::Bound;
-use penstock_units::{BitsPerSecond, Cycles, Nanos, PortId, QueueId, TscRate, Vid, WorkerId};
+use penstock_units::{BitsPerSecond, Cycles, PortId, QueueId, WorkerId};
+
+use crate::common::{access, frame, join, one_network, workers};
 
 /// A cycle counter that advances at every turn.
 #[derive(Clone, Debug, Default)]
@@ -45,35 +46,12 @@ impl Bed {
     /// Creates the workers and ports. `homes` has an entry for each port: the numbers of the
     /// workers that own the port's queue pairs.
     fn new(homes: &[&[usize]]) -> Self {
-        let mesh = Mesh::new(2, 8);
-        let worker = |(id, peers)| {
-            let config = WorkerConfig {
-                id: WorkerId(id),
-                core: None,
-                idle_backoff: Nanos::ZERO,
-                fdb_entries: 256,
-                seed: 1,
-                tsc: TscRate::from_hz(1_000_000_000),
-                max_ports: 8,
-                ..WorkerConfig::default()
-            };
-            Worker::new(&config, Ticking::default(), None).with_peers(peers)
-        };
-        let workers = (0..).zip(mesh.peers).map(worker).collect();
+        let config =
+            WorkerConfig { fdb_entries: 256, seed: 1, max_ports: 8, ..WorkerConfig::default() };
+        let workers = workers(&config, &[Ticking::default(), Ticking::default()]);
         let mut bed = Self { workers, drivers: Vec::new(), counters: Vec::new() };
-        for (port, queues) in (0..).map(PortId).zip(homes) {
-            let sets = PortCounterSets::new(2);
-            for (worker, set) in bed.workers.iter_mut().zip([0, 1]) {
-                let room = Vec::with_capacity(QUEUES_MAX);
-                let set = Arc::clone(sets.of(WorkerId(set)));
-                assert!(worker.join(port, room, set).is_ok());
-            }
-            let mut drivers = Vec::new();
-            for (queue, home) in (0..).map(QueueId).zip(*queues) {
-                let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
-                drivers.push(driver);
-                bed.adopt(*home, port, queue, queues.len(), Box::new(pair));
-            }
+        for (port, homes) in (0..).zip(homes) {
+            let (drivers, sets) = join(&mut bed.workers, port, homes, (RING, OffloadCaps::ALL));
             bed.drivers.push(drivers);
             bed.counters.push(sets);
         }
@@ -85,15 +63,11 @@ impl Bed {
     /// modifies.
     fn swap(&mut self, change: impl Fn(&mut PortPolicy)) {
         let policy = |id| {
-            let mut policy = PortPolicy::access(id, Some(1), Vid::UNTAGGED, 0);
+            let mut policy = access(id);
             change(&mut policy);
-            policy.finish()
+            policy
         };
-        let ports: Vec<u16> = (0..u16::try_from(self.counters.len()).unwrap()).collect();
-        let policies = ports.iter().map(|&id| Some(Arc::new(policy(id)))).collect();
-        let domain =
-            Domain { tenant: Some(1), vid: 0, members: ports.into_boxed_slice(), fdb_limit: 64 };
-        let snapshot = Arc::new(Snapshot::new(1, policies, vec![domain], Vec::new(), 300));
+        let snapshot = one_network((0..).take(self.counters.len()).map(policy));
         for worker in &mut self.workers {
             worker.swap_snapshot(Arc::clone(&snapshot));
         }
@@ -140,11 +114,10 @@ impl Bed {
     }
 }
 
-fn frame(from: u8, to: u8, n: u32, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0x52, 0, 0, 0, 0, to, 0x52, 0, 0, 0, 0, from];
-    bytes.extend([0x88, 0xb5]);
-    bytes.extend(n.to_be_bytes());
-    bytes.resize(len, 7);
+/// Returns a frame with the number `n`.
+fn numbered(from: usize, to: usize, n: u32, len: usize) -> Vec<u8> {
+    let mut bytes = frame(from, to, len);
+    bytes[14..18].copy_from_slice(&n.to_be_bytes());
     bytes
 }
 
@@ -153,9 +126,7 @@ const NUMBERS: core::ops::Range<u32> = 0..200;
 /// Makes all workers learn the MAC addresses of `ports`.
 fn introduce(bed: &mut Bed, ports: &[usize]) {
     for &port in ports {
-        let mut hello = frame(u8::try_from(port).unwrap(), 0, 0, 60);
-        hello[..6].fill(0xff);
-        bed.send(port, 0, hello);
+        bed.send(port, 0, frame(port, 0xff, 60));
     }
     bed.settle();
     for port in 0..bed.drivers.len() {
@@ -169,7 +140,7 @@ fn frames_cross_workers_in_order_and_are_charged_to_their_sender() {
     introduce(&mut bed, &[0, 1]);
     let flooded = bed.reading(0).replicated;
     for n in NUMBERS {
-        bed.send(0, 0, frame(0, 1, n, 60 + 13 * n as usize));
+        bed.send(0, 0, numbered(0, 1, n, 60 + 13 * n as usize));
     }
     while bed.workers[0].turn() != Turn::Idle {}
     assert_eq!(bed.reading(0).queued, 200, "between the workers");
@@ -194,9 +165,7 @@ fn charged_once(bed: &Bed) -> u64 {
 #[test]
 fn a_flood_reaches_the_ports_of_all_workers_once() {
     let mut bed = Bed::new(&[&[0], &[0], &[1], &[1]]);
-    let mut hello = frame(9, 0, 5, 60);
-    hello[..6].fill(0xff);
-    bed.send(0, 0, hello);
+    bed.send(0, 0, numbered(9, 0xff, 5, 60));
     bed.settle();
     for port in 1..4 {
         assert_eq!(bed.received(port, 0), [5], "port {port}");
@@ -210,7 +179,7 @@ fn a_flood_reaches_the_ports_of_all_workers_once() {
 fn a_full_ring_between_workers_drops_and_both_ends_say_so() {
     let mut bed = Bed::new(&[&[0], &[1]]);
     introduce(&mut bed, &[0, 1]);
-    (0..30_000).for_each(|n| bed.send(0, 0, frame(0, 1, n, 60)));
+    (0..30_000).for_each(|n| bed.send(0, 0, numbered(0, 1, n, 60)));
     while bed.workers[0].turn() != Turn::Idle {}
     let full = DropReason::HandoverFull as usize;
     let dropped = bed.reading(0).drops[full];
@@ -232,8 +201,8 @@ fn a_port_moves_while_frames_are_on_their_way_and_none_is_lost_or_overtaken() {
     for round in 0..6 {
         let (from, to) = (round % 2, 1 - round % 2);
         for _ in 0..100 {
-            bed.send(0, 0, frame(0, 1, due, 60));
-            bed.send(1, 0, frame(1, 0, due, 60));
+            bed.send(0, 0, numbered(0, 1, due, 60));
+            bed.send(1, 0, numbered(1, 0, due, 60));
             due += 1;
         }
         // Some frames are between the workers, and others wait in the rings. Then both workers are
@@ -267,7 +236,7 @@ fn frames_that_wait_for_an_output_keep_their_turn_although_their_sender_moved() 
     };
     let home = QueueHome::new(terms, 8, 8);
     bed.swap(|policy| policy.queue = (policy.id == 1).then(|| Arc::clone(&home)));
-    (0..20).for_each(|n| bed.send(0, 0, frame(0, 1, n, 60)));
+    (0..20).for_each(|n| bed.send(0, 0, numbered(0, 1, n, 60)));
     while bed.reading(0).queued == 0 {
         bed.workers[0].turn();
     }
@@ -308,8 +277,8 @@ fn fair_bed() -> Bed {
 /// Lets both senders send the frames `numbers` to the output, and runs some turns.
 fn flood(bed: &mut Bed, numbers: core::ops::Range<u32>) {
     for n in numbers {
-        bed.send(0, 0, frame(0, 2, n, 60));
-        bed.send(1, 0, frame(1, 2, SECOND + n, 60));
+        bed.send(0, 0, numbered(0, 2, n, 60));
+        bed.send(1, 0, numbered(1, 2, SECOND + n, 60));
     }
     for _ in 0..8 {
         bed.workers.iter_mut().for_each(|worker| _ = worker.turn());
@@ -356,14 +325,7 @@ fn a_sender_that_leaves_takes_its_turns_at_an_output_with_it() {
     assert_eq!(first, (0..).take(first.len()).collect::<Vec<_>>());
     assert_eq!(second, (SECOND..SECOND + 500).collect::<Vec<_>>());
     // Another port gets the number of the port that left.
-    let sets = PortCounterSets::new(2);
-    for (worker, set) in bed.workers.iter_mut().zip([0, 1]) {
-        let set = Arc::clone(sets.of(WorkerId(set)));
-        assert!(worker.join(PortId(0), Vec::with_capacity(QUEUES_MAX), set).is_ok());
-    }
-    let (pair, driver) = memory_queue(RING, OffloadCaps::ALL);
-    bed.adopt(0, PortId(0), QueueId(0), 1, Box::new(pair));
-    (bed.drivers[0], bed.counters[0]) = (vec![driver], sets);
+    (bed.drivers[0], bed.counters[0]) = join(&mut bed.workers, 0, &[0], (RING, OffloadCaps::ALL));
     flood(&mut bed, 500..1_000);
     bed.settle();
     let (first, second) = from_each(&bed);
@@ -377,8 +339,8 @@ fn queue_pairs_of_one_port_may_have_two_owners_and_each_worker_uses_its_own() {
     let mut bed = Bed::new(&[&[0], &[1], &[0, 1]]);
     introduce(&mut bed, &[0, 1, 2]);
     for n in NUMBERS {
-        bed.send(0, 0, frame(0, 2, n, 60));
-        bed.send(1, 0, frame(1, 2, n, 60));
+        bed.send(0, 0, numbered(0, 2, n, 60));
+        bed.send(1, 0, numbered(1, 2, n, 60));
     }
     bed.settle();
     let all: Vec<u32> = NUMBERS.collect();

@@ -29,8 +29,6 @@ pub struct VnetHdr {
 impl VnetHdr {
     /// Flag bit: the receiver of the frame has to complete a checksum.
     pub const NEEDS_CSUM: u8 = 1;
-    /// Flag bit: the device has verified the checksums of the frame.
-    pub const DATA_VALID: u8 = 2;
     pub const GSO_NONE: u8 = 0;
     pub const GSO_TCPV4: u8 = 1;
     pub const GSO_TCPV6: u8 = 4;

@@ -52,11 +52,6 @@ impl<'a> RawQueue<'a> {
         self.ring.avail_window().u16_at(2).load(Ordering::Acquire)
     }
 
-    /// Writes the flags of the available ring.
-    pub fn write_avail_flags(&mut self, flags: u16) {
-        self.ring.avail_window().u16_at(0).store(flags, Ordering::Relaxed);
-    }
-
     /// Writes the driver's event index (`used_event`): the device interrupts when its used index
     /// passes this index.
     pub fn write_used_event(&mut self, index: u16) {

@@ -141,12 +141,6 @@ impl RxQueue {
         self.reads_bodies = reads;
     }
 
-    /// Size of a receive buffer in bytes, including the header.
-    #[must_use]
-    pub fn buffer_len(&self) -> usize {
-        self.buffer_bytes
-    }
-
     /// Number of buffers that the device has returned and the driver has not read.
     pub fn waiting(&mut self) -> usize {
         usize::from(self.ring.used_waiting())

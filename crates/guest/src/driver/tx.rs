@@ -113,12 +113,6 @@ impl TxQueue {
         self.slots.len() / self.slot_bytes
     }
 
-    /// Size of a slot in bytes, including the header.
-    #[must_use]
-    pub fn slot_len(&self) -> usize {
-        self.slot_bytes
-    }
-
     /// Number of frames that were pushed and have not been reclaimed.
     #[must_use]
     pub fn outstanding(&self) -> usize {

@@ -10,6 +10,11 @@ use penstock_testing::patience;
 use crate::support::manager::Manager;
 use crate::support::{Scratch, Told, await_true, configuration, penstock};
 
+/// Keys of a port with queues.
+const QUEUES: &str = "egress = \"wfq\"\nlink = \"1G\"";
+/// A folder that cannot be made, so that a start fails after the sessions continued.
+const FAILS: &str = "[switch]\nplan = \"/proc/none/plan\"\n";
+
 /// A daemon under a service manager.
 struct Service {
     scratch: Scratch,
@@ -76,6 +81,26 @@ impl Service {
     fn ask(&self, line: &str) -> Told {
         let words = line.split_whitespace().collect::<Vec<_>>();
         penstock(&self.scratch.0.join("host.sock"), &words)
+    }
+
+    /// Starts a service with the port `vm`, and stops it. Returns the driver of the port.
+    fn stopped() -> (Self, VirtioNet) {
+        let mut service = Self::start(|at| vms(at, &["vm"], QUEUES));
+        let driver = service.driver("vm", 1);
+        service.stop();
+        (service, driver)
+    }
+
+    /// Configures the port `vm`, and the lines `more` after it.
+    fn configure_vm(&self, more: &str) {
+        self.configure(|at| vms(at, &["vm"], QUEUES) + more);
+    }
+
+    /// Runs the daemon, and checks that the session of the port `vm` continues.
+    fn continues(&mut self, driver: &mut VirtioNet) {
+        self.run();
+        assert!(driver.is_connected());
+        assert_eq!(self.ask("port show vm --json").json()["state"], "up");
     }
 
     fn driver(&self, port: &str, queue_pairs: u16) -> VirtioNet {
@@ -154,57 +179,42 @@ fn a_connection_that_has_not_negotiated_ends_and_an_idle_port_has_nothing_to_kee
 
 #[test]
 fn a_start_that_fails_leaves_the_sessions_to_the_next_start() {
-    let queues = "egress = \"wfq\"\nlink = \"1G\"";
-    let mut service = Service::start(|at| vms(at, &["vm"], queues));
-    let mut driver = service.driver("vm", 1);
-    service.stop();
-    // This start fails after the sessions continued, because the folder cannot be made.
-    let folder = "[switch]\nplan = \"/proc/none/plan\"\n";
-    service.configure(|at| vms(at, &["vm"], queues) + folder);
+    let (mut service, mut driver) = Service::stopped();
+    service.configure_vm(FAILS);
     service.spawn();
     service.await_end();
     assert!(!service.child.try_wait().unwrap().unwrap().success());
     assert!(service.log().contains("cannot be created"), "{}", service.log());
     assert_eq!(service.manager.store.len(), 1);
     assert!(driver.is_connected());
-    service.configure(|at| vms(at, &["vm"], queues));
-    service.run();
-    assert!(driver.is_connected());
-    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+    service.configure_vm("");
+    service.continues(&mut driver);
 }
 
 #[test]
 fn a_start_that_fails_without_its_service_manager_ends_no_session() {
-    let queues = "egress = \"wfq\"\nlink = \"1G\"";
-    let mut service = Service::start(|at| vms(at, &["vm"], queues));
-    let mut driver = service.driver("vm", 1);
-    service.stop();
-    // This start fails after the sessions continued, and nobody listens for its notices.
-    service.configure(|at| vms(at, &["vm"], queues) + "[switch]\nplan = \"/proc/none/plan\"\n");
+    let (mut service, mut driver) = Service::stopped();
+    // Nobody listens for the notices of this start.
+    service.configure_vm(FAILS);
     let mut command = service.manager.command(crate::support::BINARY);
     command.env("NOTIFY_SOCKET", service.scratch.0.join("nobody"));
     service.spawn_with(command);
     service.await_end();
     assert!(service.log().contains("the service manager cannot be reached"), "{}", service.log());
     assert!(driver.is_connected());
-    service.configure(|at| vms(at, &["vm"], queues));
-    service.run();
-    assert!(driver.is_connected());
-    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+    service.configure_vm("");
+    service.continues(&mut driver);
 }
 
 #[test]
 fn a_crash_before_the_daemon_is_ready_ends_no_session() {
-    let queues = "egress = \"wfq\"\nlink = \"1G\"";
-    let mut service = Service::start(|at| vms(at, &["vm"], queues));
-    let mut driver = service.driver("vm", 1);
-    service.stop();
+    let (mut service, mut driver) = Service::stopped();
     // The start waits for a writer of this file, after the session was prepared.
     let ca = service.scratch.0.join("ca.pem");
     assert!(Command::new("mkfifo").arg(&ca).status().unwrap().success());
     let tls = "ca = \"ca.pem\", cert = \"x.pem\", key = \"x.key\", controllers = [\"one\"]";
     let switch = format!("[switch]\nlisten = \"127.0.0.1:0\"\ntls = {{ {tls} }}\n");
-    service.configure(|at| vms(at, &["vm"], queues) + &switch);
+    service.configure_vm(&switch);
     let text = "the session of the former process continues";
     for crashes in 1..=3 {
         service.spawn();
@@ -217,10 +227,8 @@ fn a_crash_before_the_daemon_is_ready_ends_no_session() {
         assert_eq!(service.manager.store.len(), 1, "crash {crashes}");
         assert!(driver.is_connected(), "crash {crashes}");
     }
-    service.configure(|at| vms(at, &["vm"], queues));
-    service.run();
-    assert!(driver.is_connected());
-    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+    service.configure_vm("");
+    service.continues(&mut driver);
     // After the daemon has taken the session over, the store has nothing that is outdated.
     assert!(service.manager.store.is_empty());
 }
@@ -237,9 +245,7 @@ fn a_signal_at_any_moment_of_a_start_ends_no_session() {
         assert_eq!(service.manager.store.len(), 1, "a signal after {delay} ms");
         assert!(driver.is_connected(), "a signal after {delay} ms");
     }
-    service.run();
-    assert!(driver.is_connected());
-    assert_eq!(service.ask("port show vm --json").json()["state"], "up");
+    service.continues(&mut driver);
 }
 
 /// Number of drivers that stop in the middle of a message. If the switch waited 200 ms for each of

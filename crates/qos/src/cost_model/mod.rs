@@ -307,22 +307,6 @@ impl CostModel {
         Self::new(self.parts)
     }
 
-    /// Returns a copy of the model in which `change` replaces each measured cost. Simulations call
-    /// `with_cells` to test a cost model that has errors.
-    ///
-    /// # Errors
-    /// Returns an error if a changed cost is not valid ([`Spread::is_sound`]).
-    pub fn with_cells(
-        &self,
-        mut change: impl FnMut(CellKey, Cell) -> Cell,
-    ) -> Result<Self, ModelError> {
-        let mut parts = self.parts.clone();
-        for (key, cell) in &mut parts.cells {
-            *cell = change(*key, *cell);
-        }
-        Self::new(parts)
-    }
-
     /// Returns the cost of a frame of this size in each stage, in cycles (`C_single` in C2QoS). The
     /// stages' costs exclude actions on frames, such as a VLAN push. The cost of a frame applies to
     /// full batches on a host with one VM.

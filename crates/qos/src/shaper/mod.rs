@@ -21,9 +21,8 @@
 //!
 //! # Limits
 //!
-//! Rates range from [`RATE_MIN`] to [`RATE_MAX`]. If a frame is longer than [`segment_max`], the
-//! caller must split the frame before it is shaped. A frame longer than [`segment_max`] could have
-//! to wait longer than the horizon of a timing wheel.
+//! Rates range from [`RATE_MIN`] to [`RATE_MAX`]. A frame longer than [`FRAME_MAX`] counts as a
+//! frame of [`FRAME_MAX`] bytes.
 
 mod smooth;
 mod token_bucket;
@@ -39,8 +38,7 @@ pub use token_bucket::{PERIOD_OF_XEN, TokenBucket};
 pub const RATE_MIN: BitsPerSecond = BitsPerSecond(256_000);
 /// Highest rate of a shaper in bits per second.
 pub const RATE_MAX: BitsPerSecond = BitsPerSecond(10_000_000_000);
-/// Length in bytes of a frame with a payload of one MTU (1,500 bytes). Frames of 1,514 bytes are
-/// never split, because [`segment_max`] is at least this long at every rate.
+/// Length in bytes of a frame with a payload of one MTU (1,500 bytes).
 pub const FRAME: u32 = 1_514;
 /// Longest frame that a shaper supports, in bytes. A shaper treats a longer frame as a frame of
 /// [`FRAME_MAX`] bytes.
@@ -66,14 +64,6 @@ impl core::error::Error for RateError {}
 /// Returns an error if the rate is out of range.
 fn checked(rate: BitsPerSecond) -> Result<BitsPerSecond, RateError> {
     if rate < RATE_MIN || rate > RATE_MAX { Err(RateError(rate)) } else { Ok(rate) }
-}
-
-/// Returns the maximum length in bytes of a frame that takes at most `time` at the rate `rate`. At
-/// least [`FRAME`].
-#[must_use]
-pub fn segment_max(rate: BitsPerSecond, time: Nanos) -> u32 {
-    let bytes = u128::from(rate.0) * u128::from(time.0) / PARTS.unsigned_abs() as u128;
-    u32::try_from(bytes).unwrap_or(u32::MAX).max(FRAME)
 }
 
 /// The shaper of one VM: a token bucket or a smoothing window.

@@ -161,22 +161,31 @@ fn event(tenants: usize) -> impl Strategy<Value = Event> {
 }
 
 proptest! {
-    /// Tests for any order of events that a VM's frames stay in order and come before its claim.
-    /// Tests that the output always has a turn while a frame waits or a VM has a claim.
+    #![proptest_config(Config { cases: 512, ..Config::default() })]
+
+    /// Tests for any order of events, with and without claims, that each queued frame is sent
+    /// exactly once, and that a VM's frames stay in order and come before its claim. Tests that the
+    /// output always has a turn while a frame waits or a VM has a claim.
     #[test]
     fn frames_and_claims_have_turns_in_order(
         (tenants, events) in prop_oneof![Just(3_usize), Just(40)].prop_flat_map(|n| {
             (Just(n), prop::collection::vec(event(n), 1..600))
         }),
+        claims in any::<bool>(),
     ) {
         let vms = tenants * 2;
         let mut fair = FairShare::<u32>::new(Capacity { tenants, vms, frames: 64 });
         let (mut waiting, mut item) = (vec![VecDeque::<u32>::new(); vms], 0);
+        // Most tenants exist from the start, so that both disciplines are used.
         for slot in 0..tenants {
             fair.set_tenant(slot, Weight::ONE);
             fair.set_vm(slot, slot, Weight::ONE, Bound::default());
         }
         for event in events {
+            let event = match event {
+                Event::Claim(vm, bytes) if !claims => Event::Offer(vm, bytes.max(64)),
+                event => event,
+            };
             match event {
                 Event::Offer(vm, bytes) => {
                     item += 1;
@@ -193,7 +202,7 @@ proptest! {
                     let any = waiting.iter().any(|queue| !queue.is_empty());
                     let claimed = (0..vms).any(|vm| fair.claimed(vm) > 0);
                     prop_assert_eq!(fair.has_claims(), claimed);
-                    let turn = fair.turn();
+                    let turn = if claims { fair.turn() } else { any.then_some(Turn::Frame) };
                     prop_assert_eq!(turn.is_some(), any || claimed);
                     let departure = fair.next(Nanos(0), |_, _| unreachable!());
                     prop_assert_eq!(departure.is_some(), turn == Some(Turn::Frame));

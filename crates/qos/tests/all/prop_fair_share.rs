@@ -1,8 +1,6 @@
 //! Tests the guarantees of the `fair-share` discipline. Weights divide the bytes for any frame
-//! sizes, flows and VMs. No capacity stays unused while frames wait, and no frames are lost or
-//! reordered.
-
-use std::collections::VecDeque;
+//! sizes, flows and VMs. The module [`crate::prop_claims`] tests that no frame is lost or
+//! reordered, and that no capacity stays unused while frames wait.
 
 use penstock_qos::fair_share::{Bound, Capacity, Departure, FairShare, Offer};
 use penstock_units::{Nanos, Weight};
@@ -198,87 +196,5 @@ proptest! {
             let due = theirs / vms as u64;
             prop_assert!(one.abs_diff(due) <= 2 * SEGMENT + due / 100, "{one} of {due}");
         }
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Event {
-    Offer(usize, u32),
-    Next,
-    Settle,
-    Tenant(usize, u64),
-    Vm(usize, usize, u64),
-    RemoveVm(usize),
-    RemoveTenant(usize),
-}
-
-fn event(tenants: usize) -> impl Strategy<Value = Event> {
-    prop_oneof![
-        12 => (0..tenants * 2, 64..65_536_u32).prop_map(|(vm, bytes)| Event::Offer(vm, bytes)),
-        10 => Just(Event::Next),
-        1 => Just(Event::Settle),
-        2 => (0..tenants, 1..=9_u64).prop_map(|(t, w)| Event::Tenant(t, w)),
-        4 => (0..tenants * 2, 0..tenants, 1..=9_u64).prop_map(|(v, t, w)| Event::Vm(v, t, w)),
-        1 => (0..tenants * 2).prop_map(Event::RemoveVm),
-        1 => (0..tenants).prop_map(Event::RemoveTenant),
-    ]
-}
-
-proptest! {
-    /// Tests that each queued frame is sent exactly once and a VM's frames stay in order, for any
-    /// order of events. Tests that the link is never idle while a frame waits.
-    #[test]
-    fn no_frame_is_lost_or_reordered_and_the_link_is_never_idle(
-        (tenants, events) in prop_oneof![Just(3_usize), Just(40)].prop_flat_map(|n| {
-            (Just(n), prop::collection::vec(event(n), 1..600))
-        }),
-    ) {
-        let vms = tenants * 2;
-        let mut fair = FairShare::<u32>::new(Capacity { tenants, vms, frames: 64 });
-        let mut model: Vec<VecDeque<u32>> = vec![VecDeque::new(); vms];
-        let mut item = 0;
-        // Most tenants exist from the start, so that both disciplines are used.
-        for slot in 0..tenants {
-            fair.set_tenant(slot, Weight::ONE);
-            fair.set_vm(slot, slot, Weight::ONE, Bound::default());
-        }
-        for event in events {
-            match event {
-                Event::Offer(vm, bytes) => {
-                    item += 1;
-                    if fair.offer(vm, item, bytes, Nanos(0)) == Offer::Queued {
-                        model[vm].push_back(item);
-                    }
-                }
-                Event::Next => {
-                    let waiting = model.iter().any(|queue| !queue.is_empty());
-                    let departure = fair.next(Nanos(0), |_, _| unreachable!());
-                    prop_assert_eq!(departure.is_some(), waiting);
-                    if let Some(departure) = departure {
-                        prop_assert_eq!(model[departure.vm].pop_front(), Some(departure.item));
-                    }
-                }
-                Event::Settle => fair.settle(),
-                Event::Tenant(slot, of) => _ = fair.set_tenant(slot, weight(of)),
-                Event::Vm(vm, tenant, of) => {
-                    fair.set_vm(vm, tenant, weight(of), Bound::default());
-                }
-                Event::RemoveVm(vm) => {
-                    fair.remove_vm(vm, |lost| assert_eq!(model[vm].pop_front(), Some(lost)));
-                    prop_assert!(model[vm].is_empty());
-                }
-                Event::RemoveTenant(slot) => {
-                    fair.remove_tenant(slot, |vm, lost| {
-                        assert_eq!(model[vm].pop_front(), Some(lost));
-                    });
-                }
-            }
-            let waiting: usize = model.iter().map(VecDeque::len).sum();
-            prop_assert_eq!(fair.len() as usize, waiting);
-        }
-        while let Some(departure) = fair.next(Nanos(0), |_, _| unreachable!()) {
-            prop_assert_eq!(model[departure.vm].pop_front(), Some(departure.item));
-        }
-        prop_assert!(model.iter().all(VecDeque::is_empty));
     }
 }

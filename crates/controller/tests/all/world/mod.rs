@@ -408,6 +408,31 @@ pub fn tenant(name: &str, vms: u32, mbit: u64) -> TenantSpec {
     }
 }
 
+/// Returns a tenant like [`tenant`], with all VMs in one rack.
+pub fn within(name: &str, rack: &str, vms: u32, mbit: u64) -> TenantSpec {
+    TenantSpec { within: vec![rack.to_owned()], ..tenant(name, vms, mbit) }
+}
+
+/// Adds the tenants a, b, c, d and e.
+pub async fn add_five(leader: &mut Leader) {
+    for name in ["a", "b", "c", "d", "e"] {
+        leader.add(tenant(name, 10, 10)).await.unwrap();
+    }
+}
+
+/// Returns the leader `one` with five tenants.
+pub async fn five(world: &World, store: &Arc<dyn Store>) -> (Leader, LeaseId) {
+    let (mut leader, lease) = world.leader(Arc::clone(store), "one").await;
+    add_five(&mut leader).await;
+    (leader, lease)
+}
+
+/// Runs an interval in which the tenants have the [`usage`] `rates`.
+pub async fn interval(leader: &mut Leader, rates: &[(&str, u64)]) {
+    let used = usage(leader.fabric(), rates);
+    leader.interval(&used).await.unwrap();
+}
+
 /// Returns measurements in which each tenant of `rates` sends and receives its rate in Mbit/s on
 /// each of its servers.
 pub fn usage(fabric: &Fabric, rates: &[(&str, u64)]) -> Usage {

@@ -75,6 +75,27 @@ impl Lab {
         self.children.push(child);
     }
 
+    /// Whether a ping from namespace a reaches namespace b.
+    fn pings(&self) -> bool {
+        self.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok()
+    }
+
+    /// Gives the interfaces of the namespaces a and b their addresses, and waits for a ping.
+    fn connect(&self) {
+        for (namespace, address) in [("a", "10.1.0.1/24"), ("b", "10.1.0.2/24")] {
+            self.run_in(namespace, &format!("ip addr replace {address} dev eth0"));
+            self.run_in(namespace, "ip link set eth0 up");
+        }
+        self.until("a ping", || self.pings());
+    }
+
+    /// Starts a server of iperf3 in namespace b.
+    fn serve(&mut self) {
+        self.spawn_in("b", "iperf3 -s");
+        let listening = || self.run_in("b", "ss -Hltn sport = :5201").contains("5201");
+        self.until("iperf3 listens", listening);
+    }
+
     fn until(&self, what: &str, mut done: impl FnMut() -> bool) {
         let start = Instant::now();
         while !done() {
@@ -120,6 +141,16 @@ impl Drop for Lab {
     }
 }
 
+const RED: &str = "[[tenant]]\nname = \"red\"\n";
+
+/// Returns the table of a port with the interface `eth0` in the namespace of the same name.
+fn tap(name: &str) -> String {
+    format!(
+        "[[port]]\nname = \"{name}\"\ntenant = \"red\"\n\
+         tap.interface = \"eth0\"\ntap.netns = \"NS-{name}\"\n"
+    )
+}
+
 fn counter(host: &Host, port: &str, name: &str) -> u64 {
     let stats = host.stats(true).unwrap();
     assert_eq!(stats.violations, Vec::<String>::new());
@@ -155,12 +186,8 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
     let Some(mut lab) = Lab::new("w", &["a", "b", "wire"]) else { return };
     lab.run_in("wire", "ip link add up0 type veth peer name up1");
     let (one, two) = two_hosts(&lab, "packet");
-    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
-    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
-    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
-    lab.spawn_in("b", "iperf3 -s");
-    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
-    lab.until("iperf3 listens", listening);
+    lab.connect();
+    lab.serve();
     for reverse in ["", "-R"] {
         // The iperf3 server may not have finished the previous test, so the client may have to
         // retry.
@@ -178,7 +205,7 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
     let trunk = [("trunk".to_owned(), "[200]".to_owned())];
     two.set_tenant("red", &[("vlans".to_owned(), "[100, 200]".to_owned())], false).unwrap();
     two.set_port("uplink", &trunk, false).unwrap();
-    assert!(lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_err());
+    assert!(!lab.pings());
     let stats = two.stats(true).unwrap();
     let uplink = stats.ports.iter().find(|p| p.port == "uplink").unwrap();
     assert!(uplink.drops.iter().any(|drop| drop.name == "vlan-ingress" && drop.value > 0));
@@ -189,22 +216,15 @@ fn two_hosts_carry_a_vlan_over_a_wire_with_its_large_segments_whole() {
 #[test]
 fn taps_without_offloads_get_finished_frames_and_multiqueue_works() {
     let Some(mut lab) = Lab::new("t", &["a", "b"]) else { return };
-    let host = lab.host(
-        "[[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"a\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
-         tap.netns = \"NS-a\"\ntap.queues = 2\n\
-         [[port]]\nname = \"b\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
-         tap.netns = \"NS-b\"\ntap.offloads = false\ntap.mtu = 1400\n",
-    );
-    lab.run_in("a", "ip addr add 10.2.0.1/24 dev eth0");
-    lab.run_in("b", "ip addr add 10.2.0.2/24 dev eth0");
+    let host = lab.host(&format!(
+        "{RED}{}tap.queues = 2\n{}tap.offloads = false\ntap.mtu = 1400\n",
+        tap("a"),
+        tap("b")
+    ));
+    lab.connect();
     assert!(lab.run_in("b", "ip link show dev eth0").contains("mtu 1400"));
-    let ping = || lab.try_in("a", "busybox ping -c 1 -W 1 10.2.0.2").is_ok();
-    lab.until("a ping", ping);
-    lab.spawn_in("b", "iperf3 -s");
-    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
-    lab.until("iperf3 listens", listening);
-    lab.run_in("a", "iperf3 -c 10.2.0.2 -t 2 -P 4");
+    lab.serve();
+    lab.run_in("a", "iperf3 -c 10.1.0.2 -t 2 -P 4");
     // The sender's stack sent large segments. The switch cut them for port b and completed the
     // checksums.
     assert!(counter(&host, "a", "rx_tso") > 0);
@@ -240,7 +260,7 @@ fn stream(lab: &Lab) -> u64 {
     // The iperf3 server may not have finished the previous test. It then refuses the client or
     // resets its connection, and `iperf3 -J` reports this in its output and may still exit with 0.
     lab.until("a TCP stream", || {
-        let report = lab.try_in("a", "iperf3 -c 10.3.0.2 -t 4 -J").unwrap_or_default();
+        let report = lab.try_in("a", "iperf3 -c 10.1.0.2 -t 4 -J").unwrap_or_default();
         let report: serde_json::Value = serde_json::from_str(&report).unwrap_or_default();
         bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap_or(0);
         bytes > 0
@@ -254,19 +274,9 @@ fn stream(lab: &Lab) -> u64 {
 #[test]
 fn a_stream_of_large_segments_has_its_rate_behind_either_policer() {
     let Some(mut lab) = Lab::new("p", &["a", "b"]) else { return };
-    let tap = |name: &str| {
-        format!(
-            "[[port]]\nname = \"{name}\"\ntenant = \"red\"\n\
-             tap.interface = \"eth0\"\ntap.netns = \"NS-{name}\"\n"
-        )
-    };
-    let host = lab.host(&format!("[[tenant]]\nname = \"red\"\n{}{}", tap("a"), tap("b")));
-    lab.run_in("a", "ip addr add 10.3.0.1/24 dev eth0");
-    lab.run_in("b", "ip addr add 10.3.0.2/24 dev eth0");
-    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.3.0.2").is_ok());
-    lab.spawn_in("b", "iperf3 -s");
-    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
-    lab.until("iperf3 listens", listening);
+    let host = lab.host(&format!("{RED}{}{}", tap("a"), tap("b")));
+    lab.connect();
+    lab.serve();
     let set = |port: &str, keys: &[(&str, &str)]| {
         let keys: Vec<_> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
         let report = host.set_port(port, &keys, false).unwrap();
@@ -302,12 +312,8 @@ fn two_hosts_carry_a_vlan_over_af_xdp_with_finished_frames() {
             ("copy native need-wakeup", "")
         );
     }
-    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
-    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
-    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
-    lab.spawn_in("b", "iperf3 -s");
-    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
-    lab.until("iperf3 listens", listening);
+    lab.connect();
+    lab.serve();
     for reverse in ["", "-R", "-u -b 50M -l 1400"] {
         let client = format!("iperf3 -c 10.1.0.2 -t 1 {reverse}");
         lab.until("a stream", || lab.try_in("a", &client).is_ok());
@@ -376,22 +382,13 @@ fn tap_and_packet_ports_come_back_with_their_interfaces() {
     let Some(lab) = Lab::new("g", &["a", "b", "wire"]) else { return };
     let veth = format!("ip link add up0 type veth peer name eth0 netns {}", lab.netns("b"));
     lab.run_in("wire", &veth);
-    let host = lab.host(
-        "[[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"a\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
-         tap.netns = \"NS-a\"\n\
-         [[port]]\nname = \"b\"\ntenant = \"red\"\npacket.interface = \"up0\"\n\
-         packet.netns = \"NS-wire\"\n",
-    );
-    // An interface loses its address when it is deleted.
-    let ping = || {
-        for (namespace, address) in [("a", "10.1.0.1/24"), ("b", "10.1.0.2/24")] {
-            lab.run_in(namespace, &format!("ip addr replace {address} dev eth0"));
-            lab.run_in(namespace, "ip link set eth0 up");
-        }
-        lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
-    };
-    ping();
+    let host = lab.host(&format!(
+        "{RED}{}[[port]]\nname = \"b\"\ntenant = \"red\"\n\
+         packet.interface = \"up0\"\npacket.netns = \"NS-wire\"\n",
+        tap("a")
+    ));
+    // An interface loses its address when it is deleted, so each part of the test connects again.
+    lab.connect();
     let mut now = 0;
     let mut attached_again = |port: &str| {
         assert_eq!(shown(&host, port).state, "error", "{port}");
@@ -404,18 +401,18 @@ fn tap_and_packet_ports_come_back_with_their_interfaces() {
     lab.run_in("wire", "ip link del up0");
     lab.run_in("wire", &veth);
     attached_again("b");
-    ping();
+    lab.connect();
     // The switch makes its own interface again.
     lab.run_in("a", "ip link del eth0");
     attached_again("a");
-    ping();
+    lab.connect();
     // The open port keeps a namespace that was deleted, but follows its name to the next one.
     for verb in ["del", "add"] {
         let done = Command::new("ip").args(["netns", verb, &lab.netns("a")]).status().unwrap();
         assert!(done.success(), "{verb}");
     }
     attached_again("a");
-    ping();
+    lab.connect();
     // An interface that only moves keeps its port.
     lab.run_in("a", &format!("ip link set eth0 netns {}", lab.netns("wire")));
     host.tick(Nanos(10_000_000_000));
@@ -428,20 +425,13 @@ fn a_namespace_behind_a_veth_speaks_tcp_through_an_xdp_port() {
     let Some(mut lab) = Lab::new("v", &["a", "b", "wire"]) else { return };
     let peer = lab.netns("b");
     lab.run_in("wire", &format!("ip link add up0 type veth peer name eth0 netns {peer}"));
-    let host = lab.host(
-        "[[tenant]]\nname = \"red\"\n\
-         [[port]]\nname = \"a\"\ntenant = \"red\"\ntap.interface = \"eth0\"\n\
-         tap.netns = \"NS-a\"\n\
-         [[port]]\nname = \"b\"\ntenant = \"red\"\nxdp.interface = \"up0\"\n\
-         xdp.netns = \"NS-wire\"\n",
-    );
-    lab.run_in("a", "ip addr add 10.1.0.1/24 dev eth0");
-    lab.run_in("b", "ip addr add 10.1.0.2/24 dev eth0");
-    lab.run_in("b", "ip link set eth0 up");
-    lab.until("a ping", || lab.try_in("a", "busybox ping -c 1 -W 1 10.1.0.2").is_ok());
-    lab.spawn_in("b", "iperf3 -s");
-    let listening = || lab.run_in("b", "ss -Hltn sport = :5201").contains("5201");
-    lab.until("iperf3 listens", listening);
+    let host = lab.host(&format!(
+        "{RED}{}[[port]]\nname = \"b\"\ntenant = \"red\"\n\
+         xdp.interface = \"up0\"\nxdp.netns = \"NS-wire\"\n",
+        tap("a")
+    ));
+    lab.connect();
+    lab.serve();
     // The stack behind the veth leaves checksums partial. Without an XDP program, it also leaves
     // segments large.
     for reverse in ["", "-R"] {

@@ -200,12 +200,17 @@ fn a_port_goes_and_comes_while_the_others_forward_without_loss() {
 
 #[test]
 fn queue_pairs_share_a_port() {
+    queue_pairs_share(Features::NONE);
+    queue_pairs_share(Features::RING_PACKED);
+}
+
+fn queue_pairs_share(ring: Features) {
     let port = Port { queue_pairs: 2, ..Port::default() };
     let rig = Rig::start(&[port.clone(), port]);
     let config = |i| {
         let mut c = rig.driver(i);
         c.queue_pairs = 2;
-        c.wanted = Features::BASIC | Features::MQ;
+        c.wanted = Features::BASIC | Features::MQ | ring;
         c
     };
     let mut a = VirtioNet::connect(config(0)).unwrap();

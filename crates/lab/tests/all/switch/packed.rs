@@ -244,35 +244,6 @@ fn an_armed_queue_is_interrupted_and_a_polled_one_is_not() {
 }
 
 #[test]
-fn queue_pairs_share_a_port() {
-    let port = Port { queue_pairs: 2, ..Port::default() };
-    let rig = Rig::start(&[port.clone(), port]);
-    let config = |i| {
-        let mut c = rig.driver(i);
-        c.queue_pairs = 2;
-        c.wanted = Features::BASIC | Features::MQ | PACKED;
-        c
-    };
-    let mut a = VirtioNet::connect(config(0)).unwrap();
-    let mut b = VirtioNet::connect(config(1)).unwrap();
-    rig.wait_up(2);
-    assert_eq!(rig.queues_up(0), 2);
-    for n in 0..64 {
-        let f = rig::flow_frame(mac(0), mac(1), 100, n, u16::try_from(n).unwrap());
-        rig::send_on(&mut a, (n % 2) as usize, &VnetHdr::default(), &f);
-    }
-    let mut seen = [0; 2];
-    rig::wait("all 64 frames", || {
-        for (queue, seen) in seen.iter_mut().enumerate() {
-            *seen += rig::drain_queue(&mut b, queue).len();
-        }
-        seen[0] + seen[1] == 64
-    });
-    assert!(seen[0] > 8 && seen[1] > 8, "{seen:?}");
-    rig.check();
-}
-
-#[test]
 fn split_and_packed_guests_talk_to_each_other() {
     let rig = Rig::start(&[Port::default(), Port::default()]);
     let mut packed = rig.driver(0);

@@ -495,6 +495,13 @@ fn a_reload_of_a_wrong_file_changes_nothing() {
     let report = host.reload().unwrap();
     assert_eq!(report.warnings, ["[host]: takes effect when the daemon is started again"]);
     assert_eq!(host.status().name, "h");
+    let moved = TEXT.replace("name = \"h\"\n", "name = \"h\"\nstate_dir = \"/moved\"\n");
+    std::fs::write(&file.0, moved).unwrap();
+    let report = host.reload().unwrap();
+    assert_eq!(report.warnings, ["[host]: takes effect when the daemon is started again"]);
+    let (text, used) = (host.config_toml(), host.status().state_dir);
+    assert!(text.contains("/moved") && used != "/moved", "{used}");
+    assert_eq!(used, host.config().host.state_dir.display().to_string());
 }
 
 #[test]

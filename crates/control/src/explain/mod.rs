@@ -153,6 +153,13 @@ fn permille(part: u64, of: u64) -> u64 {
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
+/// Like [`permille`], which rounds down and suits a threshold, but rounds to the nearest.
+fn nearest_permille(part: u64, of: u64) -> u64 {
+    let of = u128::from(of.max(1));
+    let share = (u128::from(part) * 1_000 + of / 2) / of;
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
 /// Whether at least half of the waits counted in `parts` took `time` or longer.
 fn most_took(parts: &[u64], time: Nanos) -> bool {
     let (short, long) = parts.split_at(part_of(time));
@@ -202,7 +209,7 @@ impl Growth {
             port: port.name.clone(),
             used: self.per_second(cycles(port)),
             entitled: port.entitled,
-            share_permille: permille(cycles(port), total),
+            share_permille: nearest_permille(cycles(port), total),
             priority: port.priority.into(),
             pps: self.per_second(port.reading.rx_frames),
             bps: self.per_second(bits_of(port.reading.rx_bytes, port.reading.rx_frames)),

@@ -473,6 +473,8 @@ fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     let listed: Vec<(&str, u64)> =
         answer.consumers.iter().map(|c| (c.port.as_str(), c.used)).collect();
     assert_eq!(listed, [("noisy", 1_790_000_000), ("vm", 200_000_000)]);
+    let shares: Vec<u64> = answer.consumers.iter().map(|c| c.share_permille).collect();
+    assert_eq!(shares, [899, 101], "89.949 % and 10.050 %, rounded");
     let mut unmetered = full_core();
     unmetered.ports[0].policy = IngressPolicy::None;
     let answer = ask(&unmetered);

@@ -390,14 +390,20 @@ impl Question<'_> {
     }
 
     /// Returns the receiver whose limit `receive` most often made frames wait, if most of the
-    /// examined port's frames waited for a millisecond or longer.
+    /// examined port's frames waited for a millisecond or longer. No counter says at which of
+    /// several such receivers the frames waited.
     fn waited_for(&self) -> Option<&PortGrowth> {
         let waited = |parts: &[u64]| most_took(parts, Nanos::from_millis(1));
         let held =
             |port: &&PortGrowth| port.reading.receive_waits > 0 && waited(&port.reading.tx_waited);
-        let held = self.growth.ports.iter().filter(held);
+        let held = self.others().filter(held);
         held.max_by_key(|port| port.reading.receive_waits)
             .filter(|_| waited(&self.port.reading.waited))
+    }
+
+    /// Returns all ports except the examined port, which receives none of its own frames.
+    fn others(&self) -> impl Iterator<Item = &PortGrowth> {
+        self.growth.ports.iter().filter(|port| port.name != self.port.name)
     }
 
     fn sends_bps(&self) -> u64 {
@@ -426,12 +432,14 @@ impl Question<'_> {
     }
 
     /// Returns the receiver that dropped the port's frames. If several did, returns the receiver
-    /// that dropped the most frames of all ports.
+    /// that dropped the most frames of all ports for the same reasons.
     fn receiver(&self) -> Limit {
         let full = |port: &PortGrowth| -> u64 {
-            REFUSED.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
+            let reasons = REFUSED.iter().map(|reason| *reason as usize);
+            let own = reasons.filter(|reason| self.port.reading.drops[*reason] > 0);
+            own.map(|reason| port.reading.tx_drops[reason]).sum()
         };
-        let refused = || self.growth.ports.iter().filter(|port| full(port) > 0);
+        let refused = || self.others().filter(|port| full(port) > 0);
         // Other ports may lose more frames at another receiver.
         let (_, own) = self.port.reading.refused();
         let own = own.and_then(|number| refused().find(|port| port.number == number));

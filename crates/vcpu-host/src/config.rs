@@ -347,7 +347,7 @@ mod tests {
             "\"a\": the name is used twice",
             "\"a\": `vcpu_weight`",
             "\"a\": `deadline` has no effect in this",
-            "line 16, column 12: [[vm]] \"b\": `deadline` \"2 s\" is not valid; write 0.5 ms to 1 s",
+            "line 16, column 12: [[vm]] \"b\": `deadline` \"2 s\" is not valid; write 0.5 ms",
             "line 2, column 8: [vcpu] ",
             "line 11, column 15: [[vm]] \"a\": `vcpu_weight`",
             "\"b\": `io_reserve`: 51",

@@ -153,8 +153,8 @@ const CASES: &[Cases] = &[
         &[
             "vms = 4\nrate = \"1M\"",
             "vms = 4\nsend = \"1M\"\nrecv = \"2M\"\nmost_per_rack = 2",
-            "vms = 4\nrate = \"1M\"\nwithin = [\"rack-0\", \"server-1\"]\n[[tenant]]\nname = \"u\"\n\
-             vms = 1\nrate = \"1M\"\nnear = [\"t\"]\nnear_in = \"rack\"",
+            "vms = 4\nrate = \"1M\"\nwithin = [\"rack-0\", \"server-1\"]\n[[tenant]]\n\
+             name = \"u\"\nvms = 1\nrate = \"1M\"\nnear = [\"t\"]\nnear_in = \"rack\"",
             "[[tenant.class]]\nvms = 1\nrate = \"1M\"",
         ],
         &[

@@ -28,8 +28,8 @@ impl Default for StateDir {
 }
 
 impl StateDir {
-    /// Reads the directory from the daemon's status in JSON. Returns `None` if the text is no status
-    /// with a directory.
+    /// Reads the directory from the daemon's status in JSON. Returns `None` if the text is no
+    /// status with a directory.
     pub fn of_daemon(status: &[u8]) -> Option<Self> {
         let status: serde_json::Value = serde_json::from_slice(status).ok()?;
         let path = status.get("state_dir")?.as_str()?;

@@ -201,6 +201,7 @@ mod tests {
         let status = HostStatus {
             name: "node7".into(),
             vcpu_dir: "/run/vcpu".into(),
+            state_dir: "/state".into(),
             workers: vec![WorkerStatus { core: 3, ..WorkerStatus::default() }],
             switch: Some(SwitchStatus { told: "1.2".into(), ..SwitchStatus::default() }),
             ..HostStatus::default()
@@ -211,7 +212,8 @@ mod tests {
                 r#"{"name":"node7","version":"","config":"","generation":0,"uptime_s":0,"#,
                 r#""tsc_hz":0,"workers":[{"id":0,"core":3,"stalled":false,"heartbeat_age_ms":0,"#,
                 r#""busy_share_e4":0,"schedule":"","counters":{}}],"switch":{"name":"","#,
-                r#""told":"1.2","unkept":false,"last_error":"","counters":{}}}"#
+                r#""told":"1.2","unkept":false,"last_error":"","counters":{}},"#,
+                r#""state_dir":"/state"}"#
             )
         );
         let fabric = FabricStatus { stale_ms: Some(3), ..FabricStatus::default() };

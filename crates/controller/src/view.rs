@@ -192,6 +192,12 @@ pub fn tenants(leader: &Leader) -> Value {
     tenants.map(|(name, slot, tenant)| tenant_json(leader, name, slot, tenant)).collect()
 }
 
+/// Returns the share of `weight` in `sum` in thousandths, rounded to the nearest.
+fn share_permille(weight: u32, sum: u32) -> u64 {
+    let sum = u64::from(sum.max(1));
+    (u64::from(weight) * 1000 + sum / 2) / sum
+}
+
 /// Returns the queues of every port that carries a tenant, with each queue's weight and tenant.
 #[must_use]
 pub fn bindings(leader: &Leader) -> Value {
@@ -206,7 +212,7 @@ pub fn bindings(leader: &Leader) -> Value {
             json!({
                 "queue": queue,
                 "weight": weight,
-                "share_permille": u64::from(*weight) * 1000 / u64::from(sum.max(1)),
+                "share_permille": share_permille(*weight, sum),
                 "tenant": holder.map(|slot| fabric.name(slot)),
                 "dscp": holder.map(|slot| fabric.dscp(slot)),
             })
@@ -325,4 +331,16 @@ fn above(leader: &Leader, slot: TenantSlot) -> Vec<String> {
     }
     full.truncate(4);
     full
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_rounded() {
+        assert_eq!(share_permille(2, 3), 667);
+        assert_eq!(share_permille(1, 3), 333);
+        assert_eq!((share_permille(7, 7), share_permille(0, 0)), (1000, 0));
+    }
 }

@@ -9,8 +9,10 @@ use penstock_vcpu::Contract;
 use penstock_vcpu::admission::Limits;
 use penstock_vcpu::planned::{Planned, planned};
 use penstock_vcpu::reservation::Reserve;
-use penstock_vcpu::terms::{VcpuSection, VmTable};
+use penstock_vcpu::terms::{Mistake, VcpuSection, VmTable};
 use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
 
 use crate::lease::Identity;
 use crate::restore;
@@ -121,49 +123,88 @@ fn tables(text: &str) -> Result<(VcpuSection, Vec<VmTable>), ConfigErrors> {
     } else {
         toml::from_str(text).map_err(unread)?
     };
-    let mut wrong: Vec<String> =
-        file.vcpu.mistakes().iter().map(|mistake| format!("[vcpu] {mistake}")).collect();
+    let places = Places::of(text);
+    let in_section = |mistake: &Mistake| {
+        format!("{}: [vcpu] {mistake}", places.of_key("vcpu", None, mistake.key))
+    };
+    let mut wrong: Vec<String> = file.vcpu.mistakes().iter().map(in_section).collect();
     let mut names = HashSet::new();
-    for table in &file.vm {
+    for (at, table) in file.vm.iter().enumerate() {
         let name = &table.name;
+        let mut say = |key: &str, mistake: &dyn fmt::Display| {
+            let place = places.of_key("vm", Some(at), key);
+            wrong.push(format!("{place}: [[vm]] \"{name}\": {mistake}"));
+        };
         if !names.insert(name) {
-            wrong.push(format!("[[vm]] \"{name}\": the name is used twice; rename one"));
+            say("name", &"the name is used twice; rename one");
         }
         if let Err(mistake) = check_name(name) {
-            wrong.push(format!("[[vm]] \"{name}\": {mistake}; {NAME_REMEDY}"));
+            say("name", &format!("{mistake}; {NAME_REMEDY}"));
         }
-        let mistakes = table.mistakes();
-        wrong.extend(mistakes.iter().map(|mistake| format!("[[vm]] \"{name}\": {mistake}")));
+        table.mistakes().iter().for_each(|mistake| say(mistake.key, mistake));
     }
     if wrong.is_empty() { Ok((file.vcpu, file.vm)) } else { Err(ConfigErrors(wrong)) }
 }
 
 /// Returns an error of TOML on one line, with its place in the text.
 fn placed(text: &str, error: &toml::de::Error) -> String {
-    let at = error.span().map_or(0, |span| span.start);
+    let place = place(text, error.span().map_or(0, |span| span.start));
+    format!("{place}: {}", error.message().trim_end().replace('\n', " "))
+}
+
+/// Returns the line and the column of the byte `at`.
+fn place(text: &str, at: usize) -> String {
     let before = text.get(..at).unwrap_or_default();
     let line = 1 + before.matches('\n').count();
     let column = 1 + before.rsplit('\n').next().unwrap_or_default().chars().count();
-    let message = error.message().trim_end().replace('\n', " ");
-    format!("line {line}, column {column}: {message}")
+    format!("line {line}, column {column}")
+}
+
+/// Places of the keys in a text. The values of [`File`] have no places.
+struct Places<'a> {
+    text: &'a str,
+    root: DeValue<'a>,
+}
+
+impl<'a> Places<'a> {
+    fn of(text: &'a str) -> Self {
+        let root = DeTable::parse(text).map(Spanned::into_inner).unwrap_or_default();
+        Self { text, root: DeValue::Table(root) }
+    }
+
+    /// Returns the place of `key` in `[table]`, or in the table `[[table]]` with the index `at`. If
+    /// the table does not have the key, returns the place of the table.
+    fn of_key(&self, table: &str, at: Option<usize>, key: &str) -> String {
+        let tables = self.root.get(table);
+        let table = match at {
+            Some(at) => tables.and_then(|tables| tables.get_ref().get(at)),
+            None => tables,
+        };
+        let found = table.and_then(|table| table.get_ref().get(key)).or(table);
+        place(self.text, found.map_or(0, |found| found.span().start))
+    }
 }
 
 /// Lists the deadlines and reservations that do not fit if all VMs run, one per line.
-fn unfit(section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
+fn unfit(text: &str, section: &VcpuSection, tables: &[VmTable]) -> ConfigErrors {
+    let places = Places::of(text);
     let planned = planned(section, &tables.iter().collect::<Vec<_>>());
-    let told = |(table, planned): (&VmTable, Planned)| {
-        Some(format!("[[vm]] \"{}\": {}", table.name, planned.problem?))
+    let told = |(at, (table, planned)): (usize, (&VmTable, Planned))| {
+        let problem = planned.problem?;
+        let place = places.of_key("vm", Some(at), "deadline");
+        Some(format!("{place}: [[vm]] \"{}\": {problem}", table.name))
     };
-    ConfigErrors(tables.iter().zip(planned).filter_map(told).collect())
+    ConfigErrors(tables.iter().zip(planned).enumerate().filter_map(told).collect())
 }
 
 /// Reads a configuration file and finds all mistakes and all deadlines that do not fit. If the
 /// tables have no mistakes, the function returns the tables.
 #[must_use]
 pub fn check(path: &Path) -> (Option<(VcpuSection, Vec<VmTable>)>, ConfigErrors) {
-    match read(path).and_then(|text| tables(&text)) {
-        Ok((section, vms)) => {
-            let wrong = unfit(&section, &vms);
+    let read = read(path).and_then(|text| Ok((tables(&text)?, text)));
+    match read {
+        Ok(((section, vms), text)) => {
+            let wrong = unfit(&text, &section, &vms);
             (Some((section, vms)), named(path, wrong))
         }
         Err(wrong) => (None, named(path, wrong)),
@@ -306,7 +347,9 @@ mod tests {
             "\"a\": the name is used twice",
             "\"a\": `vcpu_weight`",
             "\"a\": `deadline` has no effect in this",
-            "\"b\": `deadline` \"2 s\" is not valid; write 0.5 ms to 1 s",
+            "line 16, column 12: [[vm]] \"b\": `deadline` \"2 s\" is not valid; write 0.5 ms",
+            "line 2, column 8: [vcpu] ",
+            "line 11, column 15: [[vm]] \"a\": `vcpu_weight`",
             "\"b\": `io_reserve`: 51",
             "\"c\": `vcpu_mode` driver",
             "\"d\": the VM needs exactly one source of its threads",

@@ -153,6 +153,13 @@ fn permille(part: u64, of: u64) -> u64 {
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
+/// Like [`permille`], which rounds down and suits a threshold, but rounds to the nearest.
+fn nearest_permille(part: u64, of: u64) -> u64 {
+    let of = u128::from(of.max(1));
+    let share = (u128::from(part) * 1_000 + of / 2) / of;
+    u64::try_from(share).unwrap_or(u64::MAX)
+}
+
 /// Whether at least half of the waits counted in `parts` took `time` or longer.
 fn most_took(parts: &[u64], time: Nanos) -> bool {
     let (short, long) = parts.split_at(part_of(time));
@@ -202,7 +209,7 @@ impl Growth {
             port: port.name.clone(),
             used: self.per_second(cycles(port)),
             entitled: port.entitled,
-            share_permille: permille(cycles(port), total),
+            share_permille: nearest_permille(cycles(port), total),
             priority: port.priority.into(),
             pps: self.per_second(port.reading.rx_frames),
             bps: self.per_second(bits_of(port.reading.rx_bytes, port.reading.rx_frames)),
@@ -383,14 +390,20 @@ impl Question<'_> {
     }
 
     /// Returns the receiver whose limit `receive` most often made frames wait, if most of the
-    /// examined port's frames waited for a millisecond or longer.
+    /// examined port's frames waited for a millisecond or longer. No counter says at which of
+    /// several such receivers the frames waited.
     fn waited_for(&self) -> Option<&PortGrowth> {
         let waited = |parts: &[u64]| most_took(parts, Nanos::from_millis(1));
         let held =
             |port: &&PortGrowth| port.reading.receive_waits > 0 && waited(&port.reading.tx_waited);
-        let held = self.growth.ports.iter().filter(held);
+        let held = self.others().filter(held);
         held.max_by_key(|port| port.reading.receive_waits)
             .filter(|_| waited(&self.port.reading.waited))
+    }
+
+    /// Returns all ports except the examined port, which receives none of its own frames.
+    fn others(&self) -> impl Iterator<Item = &PortGrowth> {
+        self.growth.ports.iter().filter(|port| port.name != self.port.name)
     }
 
     fn sends_bps(&self) -> u64 {
@@ -419,12 +432,14 @@ impl Question<'_> {
     }
 
     /// Returns the receiver that dropped the port's frames. If several did, returns the receiver
-    /// that dropped the most frames of all ports.
+    /// that dropped the most frames of all ports for the same reasons.
     fn receiver(&self) -> Limit {
         let full = |port: &PortGrowth| -> u64 {
-            REFUSED.iter().map(|reason| port.reading.tx_drops[*reason as usize]).sum()
+            let reasons = REFUSED.iter().map(|reason| *reason as usize);
+            let own = reasons.filter(|reason| self.port.reading.drops[*reason] > 0);
+            own.map(|reason| port.reading.tx_drops[reason]).sum()
         };
-        let refused = || self.growth.ports.iter().filter(|port| full(port) > 0);
+        let refused = || self.others().filter(|port| full(port) > 0);
         // Other ports may lose more frames at another receiver.
         let (_, own) = self.port.reading.refused();
         let own = own.and_then(|number| refused().find(|port| port.number == number));

@@ -150,6 +150,11 @@ fn frames_that_wait_for_a_receivers_limit_are_the_destination() {
     growth.ports[1].reading.tx_waited[part_of(Nanos::from_millis(2))] = 800;
     let (answer, receiver) = (ask(&growth), growth.ports[1].name.clone());
     assert_eq!(answer.found(), Limit::Destination(receiver.clone()));
+    // The port is a receiver too, but not of its own frames.
+    let waits = growth.ports[1].reading.tx_waited;
+    let own = &mut growth.ports[0].reading;
+    (own.receive_waits, own.tx_waited) = (900, waits);
+    assert_eq!(ask(&growth).found(), Limit::Destination(receiver.clone()));
     let why = format!("waited for the limit `receive` of {receiver}, which held frames back 70 ");
     assert!(answer.why.contains(&why), "{}", answer.why);
     growth.ports[1].queues = vec![QueueStatus::default()];
@@ -256,6 +261,13 @@ fn a_full_receiver_is_told_from_another_that_refuses_more() {
     // Two receivers refused the port's frames, so the one that refused most counts.
     growth.ports[0].reading.refused_at = [7 * 60_000 + 60_000];
     assert_eq!(ask(&growth).found(), Limit::Destination("noisy".into()));
+    // The port itself refuses frames of others, and none of its own.
+    growth.ports[0].reading.tx_drops[DropReason::RingFull as usize] = 2_000_000;
+    assert_eq!(ask(&growth).found(), Limit::Destination("noisy".into()));
+    // A receiver that refuses frames for other reasons did not refuse the port's frames.
+    growth.ports[1].reading.tx_drops.fill(0);
+    growth.ports[1].reading.tx_drops[DropReason::TenantLimit as usize] = 900_000;
+    assert_eq!(ask(&growth).found(), Limit::Destination("own".into()));
 }
 
 #[test]
@@ -473,6 +485,8 @@ fn less_than_it_bought_on_a_full_core_is_its_neighbours_and_they_are_named() {
     let listed: Vec<(&str, u64)> =
         answer.consumers.iter().map(|c| (c.port.as_str(), c.used)).collect();
     assert_eq!(listed, [("noisy", 1_790_000_000), ("vm", 200_000_000)]);
+    let shares: Vec<u64> = answer.consumers.iter().map(|c| c.share_permille).collect();
+    assert_eq!(shares, [899, 101], "89.949 % and 10.050 %, rounded");
     let mut unmetered = full_core();
     unmetered.ports[0].policy = IngressPolicy::None;
     let answer = ask(&unmetered);

@@ -285,7 +285,9 @@ impl Question<'_> {
 
     fn neighbours(&self, answer: &Explanation) -> (String, &'static str) {
         let others = answer.consumers.iter().filter(|consumer| consumer.port != self.port.name);
+        // Rounded shares may add up to more than the whole.
         let total: u64 = others.clone().map(|consumer| consumer.share_permille).sum();
+        let total = total.min(1_000);
         let most = others.max_by_key(|consumer| consumer.share_permille);
         let most = most.map_or_else(String::new, |most| {
             format!(", most of all {} with {}", most.port, percent(most.share_permille))

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use penstock_dataplane::counters::PortReading;
+use penstock_dataplane::counters::{PortCounterSets, PortReading};
 use penstock_dataplane::snapshot::Snapshot;
 use penstock_qos::cost_model::CostModel;
 use penstock_qos::learner::{Event, LearnConfig, Learner, Observation, PortLearning, Terms};
@@ -135,22 +135,19 @@ impl Core {
     /// # Errors
     /// Returns an error if a worker has ended.
     pub(super) fn learn(&self, now: Nanos) -> Result<(), ApiError> {
-        {
+        let Some(ports) = self.due(now) else { return Ok(()) };
+        // Functions that read the state do not wait until all counters are read.
+        let hz = self.switch.tsc().hz();
+        let ports = ports.into_iter();
+        let readings: Vec<Activity> =
+            ports.map(|(id, counters, queues)| (id, counters.read(), queues)).collect();
+        let (events, ids) = {
             let mut shared = lock(&self.shared);
-            if !shared.config.model.learn || shared.pricing.learner.ports().next().is_none() {
-                shared.pricing.seen.clear();
-                return Ok(());
-            }
-            if now < shared.pricing.learned_at + LEARN_EVERY {
-                return Ok(());
-            }
-            shared.pricing.learned_at = now;
-            let seen = observe(&mut shared, now, self.switch.tsc().hz());
-            let step = shared.pricing.learner.step(seen);
-            let ids = shared.compiler.ids().clone();
-            for event in &step.events {
-                tell(event, &|id: PortId| ids.port_name(id.0).unwrap_or_default().to_owned());
-            }
+            let grown = observe(&mut shared.pricing, readings, now, hz);
+            (shared.pricing.learner.step(grown).events, shared.compiler.ids().clone())
+        };
+        for event in &events {
+            tell(event, &|id: PortId| ids.port_name(id.0).unwrap_or_default().to_owned());
         }
         let old = Arc::clone(&lock(&self.shared).pricing.snapshot);
         let (entitlements, small_too) = {
@@ -177,6 +174,24 @@ impl Core {
         Ok(())
     }
 
+    /// Returns the counters and the number of queue pairs of each port that claims cycles, if
+    /// [`LEARN_EVERY`] has passed.
+    fn due(&self, now: Nanos) -> Option<Vec<(PortId, PortCounterSets, u16)>> {
+        let mut shared = lock(&self.shared);
+        let Shared { config, pricing, ports, .. } = &mut *shared;
+        if !config.model.learn || pricing.learner.ports().next().is_none() {
+            pricing.seen.clear();
+            return None;
+        }
+        if now < pricing.learned_at + LEARN_EVERY {
+            return None;
+        }
+        pricing.learned_at = now;
+        let claims = |port: &&LivePort| pricing.learner.port(port.id).is_some();
+        let counters = |port: &LivePort| (port.id, port.counters.clone(), port.attachment.queues());
+        Some(ports.values().filter(claims).map(counters).collect())
+    }
+
     /// Returns the directory of the configuration file, in which relative paths begin.
     pub(super) fn dir_of(path: Option<&Path>) -> PathBuf {
         path.and_then(Path::parent).map(Path::to_path_buf).unwrap_or_default()
@@ -195,15 +210,19 @@ fn sold(plan: &CapacityPlan, learner: &Learner) -> BTreeMap<String, Sold> {
     plan.ports.iter().map(of).collect()
 }
 
+/// A port that claims cycles, the reading of its counters, and its number of queue pairs.
+type Activity = (PortId, PortReading, u16);
+
 /// Ends the interval of each port that claims cycles and sent enough frames, or has a long
 /// interval. Returns the ports' activity in their intervals.
-fn observe(shared: &mut Shared, now: Nanos, hz: u64) -> Vec<(PortId, Observation)> {
-    let Shared { pricing: Pricing { learner, seen, .. }, ports, .. } = shared;
-    let claims = |id: &PortId| learner.port(*id).is_some();
-    let ports = ports.values().filter(|port| claims(&port.id));
-    let read = |port: &LivePort| (port.id, port.counters.read(), port.attachment.queues());
-    let readings: Vec<_> = ports.map(read).collect();
-    seen.retain(|id, _| claims(id));
+fn observe(
+    pricing: &mut Pricing,
+    readings: Vec<Activity>,
+    now: Nanos,
+    hz: u64,
+) -> Vec<(PortId, Observation)> {
+    let Pricing { learner, seen, .. } = pricing;
+    seen.retain(|id, _| learner.port(*id).is_some());
     let few = LearnConfig::DEFAULT.frames_min;
     let mut all = Vec::new();
     for (id, reading, queues) in readings {

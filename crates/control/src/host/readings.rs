@@ -40,16 +40,16 @@ const FDB_CHUNK: usize = 512;
 
 impl Core {
     pub(super) fn status(&self, config_path: String) -> HostStatus {
-        let (name, generation, watches, schedule, vcpu_dir) = {
+        let (host, generation, watches, schedule, vcpu_dir) = {
             let shared = lock(&self.shared);
             let vcpu_dir = shared.config.vcpu.as_ref().map(|vcpu| vcpu.run_dir());
             let vcpu_dir = vcpu_dir.map(|dir| dir.display().to_string()).unwrap_or_default();
             let schedule = shared.config.worker.schedule.to_string();
-            let name = shared.config.host.name.clone();
-            (name, shared.generation, shared.watches.clone(), schedule, vcpu_dir)
+            let host = shared.config.host.clone();
+            (host, shared.generation, shared.watches.clone(), schedule, vcpu_dir)
         };
         HostStatus {
-            name,
+            name: host.name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             config: config_path,
             generation,
@@ -60,6 +60,7 @@ impl Core {
             fabric: None,
             switch: None,
             machine: self.machine(),
+            state_dir: host.state_dir.display().to_string(),
         }
     }
 

@@ -579,7 +579,8 @@ impl Host {
         Ok(self.report(outcome))
     }
 
-    /// Returns the running configuration as TOML, with unsaved changes.
+    /// Returns the running configuration as TOML, with unsaved changes. After a reload, keys that
+    /// need a restart have the values of the file, which are not in force yet.
     #[must_use]
     pub fn config_toml(&self) -> String {
         lock(&self.core.shared).text.to_string()

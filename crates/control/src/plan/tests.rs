@@ -263,8 +263,8 @@ fn what_does_not_fit_is_refused_with_what_would() {
     let [refusal] = plan.refusals.as_slice() else { panic!("{:?}", plan.refusals) };
     assert_eq!(
         refusal.to_string(),
-        "worker 0: 2.3G cycles per second are sold and 1.98G are available: 320M too much; sell \
-         port a 6400kpps instead of 8Mpps, or reduce each port's purchase to 86.08 %"
+        "worker 0: 2.3G cycles per second are sold and 1.98G are available: 0.32G too much; sell \
+         port a 6.4Mpps instead of 8Mpps, or reduce each port's purchase to 86.08 %"
     );
     let plan = plan_of(&text, Some(&model()), 2);
     assert!(plan.refusals[0].remedy.starts_with("place port b on worker 1, or "), "{plan:?}");
@@ -280,7 +280,7 @@ fn more_bandwidth_than_the_link_has_is_refused() {
     assert_eq!(
         refusal.to_string(),
         "uplink: 12.234G bit/s are sold with Ethernet's overhead, and the link carries 10G: 2.234G \
-         too much; sell port a 5800M instead of 8G, or reduce each port's purchase to 81.73 %"
+         too much; sell port a 5.8G instead of 8G, or reduce each port's purchase to 81.73 %"
     );
     // The link of a tenant's port carries none of the uplink's frames.
     let tenants = port("c", "link = \"40G\"\negress = \"wfq\"");

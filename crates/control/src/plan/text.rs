@@ -2,7 +2,7 @@
 
 use penstock_qos::admission::{Excess, Remedy};
 use penstock_qos::cost_model::{Action, Rate};
-use penstock_units::{BitsPerSecond, CyclesPerSecond, PacketsPerSecond};
+use penstock_units::CyclesPerSecond;
 
 use super::{Basis, CapacityPlan, is_metered, to_f64};
 use crate::config::{ConfigError, Port};
@@ -63,22 +63,18 @@ pub(super) fn unenforced(port: &Port, basis: Basis, plan: &mut CapacityPlan) {
 pub(super) fn refusals(plan: &CapacityPlan, sellers: &[usize]) -> Vec<ConfigError> {
     let mut all = Vec::new();
     if let Some(excess) = &plan.admission.link {
+        let [sold, there, more] = amounts(excess.sold.0, excess.there.0);
         let problem = format!(
-            "{} bit/s are sold with Ethernet's overhead, and the link carries {}: {} too much",
-            short(excess.sold.0),
-            short(excess.there.0),
-            short(excess.sold.0 - excess.there.0)
+            "{sold} bit/s are sold with Ethernet's overhead, and the link carries {there}: {more} \
+             too much"
         );
         let remedies = remedies(plan, sellers, &excess.remedies, true);
         all.push(ConfigError::placeless("uplink".to_owned(), problem, remedies));
     }
     for excess in &plan.admission.cycles {
-        let problem = format!(
-            "{} cycles per second are sold and {} are available: {} too much",
-            short(excess.sold.0),
-            short(excess.there.0),
-            short(excess.sold.0 - excess.there.0)
-        );
+        let [sold, there, more] = amounts(excess.sold.0, excess.there.0);
+        let problem =
+            format!("{sold} cycles per second are sold and {there} are available: {more} too much");
         let mut remedy = remedies(plan, sellers, &excess.remedies, false);
         if remedy.is_empty() {
             remedy = "add a worker, or sell fewer cycles".to_owned();
@@ -102,24 +98,20 @@ fn remedies(plan: &CapacityPlan, sellers: &[usize], remedies: &[Remedy], link: b
         }
         Remedy::Reduce { claim, left_e4 } => {
             let port = port(*claim)?;
-            let left = |of: u64| down(of, *left_e4);
-            let rate = match (port.basis, &port.contract) {
-                (Basis::Cycles, _) if !link => {
-                    return Some(format!(
-                        "give port {} `cycles` of {} instead of {}",
-                        port.name,
-                        CyclesPerSecond(left(port.cycles.0)),
-                        port.cycles
-                    ));
-                }
-                (_, Some(contract)) => contract.rate,
-                (_, None) => return None,
+            let less = |of: u64, unit: &str| {
+                let scale = scale(of);
+                let (left, of) = (in_unit(down(of, *left_e4), scale), in_unit(of, scale));
+                format!("{left}{unit} instead of {of}{unit}")
             };
-            let less = match rate {
-                Rate::Bits(bits) => Rate::Bits(BitsPerSecond(left(bits.0))),
-                Rate::Packets(frames) => Rate::Packets(PacketsPerSecond(left(frames.0))),
+            if port.basis == Basis::Cycles && !link {
+                let less = less(port.cycles.0, "");
+                return Some(format!("give port {} `cycles` of {less}", port.name));
+            }
+            let less = match port.contract.as_ref()?.rate {
+                Rate::Bits(bits) => less(bits.0, ""),
+                Rate::Packets(frames) => less(frames.0, "pps"),
             };
-            Some(format!("sell port {} {less} instead of {rate}", port.name))
+            Some(format!("sell port {} {less}", port.name))
         }
         Remedy::ReduceAll { left_e4 } => {
             Some(format!("reduce each port's purchase to {:.2} %", f64::from(*left_e4) / 100.0))
@@ -137,6 +129,37 @@ pub(crate) fn down(of: u64, left_e4: u32) -> u64 {
         unit *= 10;
     }
     left / unit * unit
+}
+
+/// Suffix of an amount, its factor, and the number of zeros of the factor.
+type Scale = (&'static str, u64, usize);
+
+/// Returns the unit in which `value` has the fewest digits before the point, but at least one.
+fn scale(value: u64) -> Scale {
+    const SCALES: [Scale; 3] = [("G", 1_000_000_000, 9), ("M", 1_000_000, 6), ("k", 1_000, 3)];
+    SCALES.into_iter().find(|(_, factor, _)| value >= *factor).unwrap_or(("", 1, 0))
+}
+
+/// Returns a number in the given unit with all its digits, such as `1.88G`.
+fn in_unit(value: u64, (suffix, factor, zeros): Scale) -> String {
+    let (whole, part) = (value / factor, value % factor);
+    if part == 0 {
+        return format!("{whole}{suffix}");
+    }
+    let part = format!("{part:0zeros$}");
+    format!("{whole}.{}{suffix}", part.trim_end_matches('0'))
+}
+
+/// Returns the sold amount, the available amount and their difference in one unit, rounded to
+/// thousandths of the unit. If the difference has fewer than three digits then, all have more.
+fn amounts(sold: u64, there: u64) -> [String; 3] {
+    let (excess, scale) = (sold.saturating_sub(there), scale(sold));
+    let mut step = (scale.1 / 1_000).max(1);
+    while step > 1 && excess / step < 100 {
+        step /= 10;
+    }
+    let nearest = |value: u64| value.saturating_add(step / 2) / step * step;
+    [sold, there, excess].map(|value| in_unit(nearest(value), scale))
 }
 
 /// Returns a number with four digits and a suffix, such as `1.234G`.
@@ -163,5 +186,19 @@ mod tests {
         assert_eq!((short(200_000_000), short(999)), ("200M".to_owned(), "999".to_owned()));
         assert_eq!(down(4_000_000_000, 9_234), 3_690_000_000);
         assert_eq!(down(999, 10_000), 999);
+    }
+
+    #[test]
+    fn amounts_of_an_error_have_one_unit() {
+        let excess = |sold, there| amounts(sold, there).join(" ");
+        assert_eq!(excess(2_300_000_000, 1_980_000_000), "2.3G 1.98G 0.32G");
+        assert_eq!(excess(2_295_312_345, 1_977_612_345), "2.295G 1.978G 0.318G");
+        assert_eq!(excess(10_000_000_100, 10_000_000_000), "10.0000001G 10G 0.0000001G");
+        assert_eq!(
+            (excess(1_500, 999), excess(9, 7)),
+            ("1.5k 0.999k 0.501k".into(), "9 7 2".into())
+        );
+        assert_eq!(in_unit(14_800_000, scale(20_000_000)), "14.8M");
+        assert_eq!(in_unit(1_050, scale(20_000_000)), "0.00105M");
     }
 }

@@ -16,11 +16,13 @@ use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
 
-use super::{DriverFile, FabricFile, SwitchFile, switch};
+use super::{DriverFile, FabricFile, SwitchFile, idle_code_points, switch};
 use crate::southbound::sonic;
 
 pub(super) const SECTIONS: [&str; 5] = ["controller", "store", "binding", "tls", "switch"];
 
+/// Default value of the key `connections_per_certificate`.
+const CONNECTIONS: usize = 4;
 /// Largest permitted value of the key `connections_per_certificate`.
 const CONNECTIONS_MAX: usize = 1_000;
 /// Largest permitted value of the key `hysteresis_pct`.
@@ -136,10 +138,10 @@ struct Controller {
     /// Address on which the controller listens for agents. Default: none.
     #[schemars(with = "Option<String>")]
     agents: Option<SocketAddr>,
-    /// Maximum number of connections of agents with the same certificate, 1 to 1000. Default 4.
-    #[serde(default = "four")]
+    /// Maximum number of connections of agents with the same certificate, 1 to 1000. Requires
+    /// `agents` and `[tls]`. Default 4.
     #[schemars(range(min = 1, max = 1_000))]
-    connections_per_certificate: usize,
+    connections_per_certificate: Option<usize>,
     /// URL at which agents reach this controller, as in `https://10.0.0.1:7443`. While this
     /// controller leads, other controllers redirect agents to this URL. Default: empty.
     #[serde(default)]
@@ -159,33 +161,44 @@ pub(super) fn schema() -> String {
         "tls": tables.one::<TlsFiles>(),
         "switch": tables.list::<switch::SwitchTable>()
     });
-    let rules = json!({ "$defs": {
+    // Without [tls], agents show no certificates.
+    let agents = json!({ "controller": has(&["agents"]) });
+    let uncounted = json!({ "controller": {
+        "type": "object", "properties": { "connections_per_certificate": false }
+    } });
+    let of_tables = json!({
         "Controller": { "properties": {
             "agents": { "pattern": ADDRESS }, "page": { "pattern": ADDRESS }
         } },
         "StoreTable": {
             "properties": { "tls": { "type": "object", "properties": { "crl": false } } },
             "oneOf": [
-                has(&["path"]),
-                need(&["endpoints"], json!({ "endpoints": { "type": "array", "minItems": 1 } }))
+                need(&["path"], json!({ "path": true, "endpoints": false, "tls": false })),
+                need(&["endpoints"], json!({
+                    "endpoints": { "type": "array", "minItems": 1 }, "path": false
+                }))
             ]
         },
         "BindingTable": { "properties": {
-            "reserved_code_points": { "items": { "maximum": 63 } }
+            "reserved_code_points": {
+                "items": { "minimum": 1, "maximum": 63 }, "uniqueItems": true
+            }
         } },
         "Switch": switch::rules(),
         "SwitchTls": { "dependentRequired": { "cert": ["key"], "key": ["cert"] } }
-    } });
+    });
+    let rules = json!({
+        "if": has(&["tls"]),
+        "then": { "properties": agents },
+        "else": { "properties": uncounted },
+        "$defs": of_tables
+    });
     let required = ["controller", "store"];
     tables.file("Configures a controller, its store and its drivers.", properties, &required, rules)
 }
 
 fn one() -> String {
     "controller".to_owned()
-}
-
-fn four() -> usize {
-    4
 }
 
 fn five() -> u64 {
@@ -216,9 +229,8 @@ struct StoreTable {
     /// of the controller's file.
     path: Option<PathBuf>,
     /// URLs of the members of an etcd cluster, as an alternative to `path`.
-    #[serde(default)]
-    endpoints: Vec<String>,
-    /// Certificates for `https` connections to etcd.
+    endpoints: Option<Vec<String>>,
+    /// Certificates for `https` connections to etcd. Requires `endpoints`.
     tls: Option<TlsFiles>,
 }
 
@@ -298,7 +310,6 @@ pub(super) fn read(
     };
     let controller = object.value.as_ref()?;
     times(&object, controller, report);
-    agents(&object, controller, report);
     identity(&object, controller, report);
     let fabric = match fabric(&folder.join(&controller.topology)) {
         Ok(fabric) => fabric,
@@ -307,8 +318,9 @@ pub(super) fn read(
             return None;
         }
     };
-    let tls = section::<TlsFiles>(root, "tls", report).and_then(|tls| tls.value);
-    let tls = tls.map(|tls| tls.seen_from(folder));
+    let tls = section::<TlsFiles>(root, "tls", report);
+    agents(&object, controller, tls.as_ref(), report);
+    let tls = tls.and_then(|tls| tls.value).map(|tls| tls.seen_from(folder));
     let store = store(root, folder, report);
     let switches = switch::read(root, folder, &fabric.topology, report);
     let binding = binding(root, &fabric, &switches, report);
@@ -320,7 +332,7 @@ pub(super) fn read(
         verify_every: controller.verify_every,
         socket: controller.socket.clone(),
         agents: controller.agents,
-        connections_per_certificate: controller.connections_per_certificate,
+        connections_per_certificate: controller.connections_per_certificate.unwrap_or(CONNECTIONS),
         advertise: controller.advertise.clone(),
         page: controller.page,
         store: store?,
@@ -345,13 +357,37 @@ fn times(object: &Object<'_, Controller>, controller: &Controller, report: &mut 
     }
 }
 
-fn agents(object: &Object<'_, Controller>, controller: &Controller, report: &mut Report<'_>) {
-    let number = controller.connections_per_certificate;
+/// Checks the limit on agents' connections. Reports settings that have no effect because no agents
+/// connect, or because they connect without certificates.
+fn agents(
+    object: &Object<'_, Controller>,
+    controller: &Controller,
+    tls: Option<&Object<'_, TlsFiles>>,
+    report: &mut Report<'_>,
+) {
+    let missing = controller.agents.is_none();
+    if let Some(tls) = tls.filter(|_| missing) {
+        let problem = "the section has no effect without `agents` in [controller]";
+        report.at(tls, "ca", problem, "add `agents`, or remove [tls]");
+    }
+    if missing && !controller.advertise.is_empty() {
+        let problem = "`advertise` has no effect without `agents`";
+        report.at(object, "advertise", problem, "add `agents`, or remove `advertise`");
+    }
+    let (key, Some(number)) =
+        ("connections_per_certificate", controller.connections_per_certificate)
+    else {
+        return;
+    };
     if !(1..=CONNECTIONS_MAX).contains(&number) {
-        let problem = format!("`connections_per_certificate`: {number}");
+        let problem = format!("`{key}`: {number}");
         let remedy =
             format!("write 1 to {CONNECTIONS_MAX}; an agent needs 1, and 2 while it reconnects");
-        report.at(object, "connections_per_certificate", problem, remedy);
+        report.at(object, key, problem, remedy);
+    } else if missing || tls.is_none() {
+        let needed = if missing { "`agents`" } else { "[tls]" };
+        let problem = format!("`{key}` has no effect without {needed}");
+        report.at(object, key, problem, format!("add {needed}, or remove `{key}`"));
     }
 }
 
@@ -400,14 +436,24 @@ fn store(root: &Table, folder: &Path, report: &mut Report<'_>) -> Option<StoreFi
         return None;
     };
     let table = object.value.as_ref()?;
-    match (&table.path, table.endpoints.is_empty()) {
-        (Some(path), true) if path.as_os_str().is_empty() => {
+    match (&table.path, &table.endpoints) {
+        (Some(path), None) if path.as_os_str().is_empty() => {
             report.at(&object, "path", "`path` is empty", "write the path of the store's file");
             None
         }
-        (Some(path), true) => Some(StoreFile::File(folder.join(path))),
-        (None, false) => {
-            let (endpoints, tls) = (table.endpoints.clone(), table.tls.clone());
+        (Some(path), None) => {
+            if table.tls.is_some() {
+                let problem = "`tls` has no effect on a store in a file";
+                report.at(&object, "tls", problem, "remove `tls`, or write `endpoints`");
+            }
+            Some(StoreFile::File(folder.join(path)))
+        }
+        (None, Some(endpoints)) if endpoints.is_empty() => {
+            report.at(&object, "endpoints", "`endpoints` is empty", "write a member's URL");
+            None
+        }
+        (None, Some(endpoints)) => {
+            let (endpoints, tls) = (endpoints.clone(), table.tls.clone());
             if tls.as_ref().is_some_and(|tls| tls.crl.is_some()) {
                 let problem = "`crl`: the client of etcd does not check revocation lists";
                 report.at(&object, "tls", problem, "remove `crl`");
@@ -450,6 +496,9 @@ fn binding(
         Map::PerPort => Mode::PerPortMap,
         Map::PerEgress => Mode::PerEgressMap,
     };
+    if let Some(object) = &given {
+        idle_code_points(object, &table.reserved_code_points, report);
+    }
     let mut wrong = |key: &str, problem: String, remedy: &str| match &given {
         Some(object) => report.at(object, key, problem, remedy),
         None => report.file(problem, remedy),

@@ -15,7 +15,7 @@ use std::path::Path;
 
 use penstock_fabric::topology::Topology;
 use penstock_toml::schema::FileSchema;
-use penstock_toml::{ConfigErrors, read, read_file, unknown_sections};
+use penstock_toml::{ConfigErrors, Object, Report, read, read_file, unknown_sections};
 
 mod controller;
 mod switch;
@@ -92,4 +92,19 @@ pub fn load_controller(path: &Path) -> Result<ControllerFile, ConfigErrors> {
         unknown_sections(root, &controller::SECTIONS, report);
         controller::read(root, &folder, report, load_topology)
     })
+}
+
+/// Reports the code points of `reserved_code_points` that have no effect: 0, which no tenant gets
+/// anyway, and code points that the list has twice.
+fn idle_code_points<T>(object: &Object<'_, T>, reserved: &[u8], report: &mut Report<'_>) {
+    for (at, dscp) in reserved.iter().enumerate() {
+        let path = format!("reserved_code_points.{at}");
+        if *dscp == 0 {
+            let problem = "code point 0 is that of the shared queue, and no tenant gets it";
+            report.at(object, &path, problem, "write 1 to 63");
+        } else if reserved[..at].contains(dscp) {
+            let problem = format!("code point {dscp} is listed twice");
+            report.at(object, &path, problem, "remove one of the two");
+        }
+    }
 }

@@ -204,7 +204,9 @@ pub(super) fn rules() -> Value {
     all.push(json!({ "if": is(Driver::Penstock), "then": penstock }));
     json!({
         "properties": {
-            "interfaces": { "additionalProperties": { "type": "array", "minItems": 1 } },
+            "interfaces": {
+                "additionalProperties": { "type": "array", "minItems": 1, "uniqueItems": true }
+            },
             "tenant_queues": {
                 "items": { "maximum": 7 }, "minItems": 2, "uniqueItems": true
             }
@@ -526,6 +528,11 @@ fn interfaces(
         .chain(topology.up(node).map(|link| topology.parent(link)))
         .map(|far| (topology.name(far).to_string(), far))
         .collect();
+    let mut used = BTreeSet::new();
+    for interface in table.interfaces.values().flatten().filter(|name| !used.insert(*name)) {
+        let problem = format!("interface `{interface}` is listed twice");
+        report.at(object, "interfaces", problem, "write each interface once, at one neighbour");
+    }
     for (name, list) in &table.interfaces {
         match near.get(name) {
             Some(far) if !list.is_empty() => drop(interfaces.insert(*far, list.clone())),

@@ -1,6 +1,6 @@
 //! Reads the tables `[[tenant]]`, which contain the requests of tenants.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use penstock_fabric::hose::{Hose, HoseError, VmClass};
 use penstock_fabric::tenant_placement::{Affinity, Request, Spread};
@@ -69,10 +69,9 @@ struct Tenant {
     send: Option<BitsPerSecond>,
     /// Guarantee of each VM for receiving, in bits per second. Requires `send`.
     recv: Option<BitsPerSecond>,
-    /// Classes of VMs with different guarantees. The key `class` is an alternative to `vms` and
-    /// `rate`.
-    #[serde(default)]
-    class: Vec<Class>,
+    /// Classes of VMs with different guarantees. The key `class` is an alternative to `vms`,
+    /// `rate`, `send` and `recv`.
+    class: Option<Vec<Class>>,
     /// Maximum number of the tenant's VMs on one server. Default: no limit.
     #[schemars(range(min = 1))]
     most_per_server: Option<u32>,
@@ -93,26 +92,17 @@ struct Tenant {
     least_pods: Option<u32>,
     /// Names of the servers and switches to which placement is limited. All VMs of the tenant must
     /// be on these servers or on servers below these switches. Default: anywhere.
-    #[serde(default)]
-    within: Vec<String>,
+    within: Option<Vec<String>>,
     /// Earlier tenants with which the tenant must share a fault domain.
-    #[serde(default)]
-    near: Vec<String>,
+    near: Option<Vec<String>>,
     /// Kind of fault domain (server, rack or pod) that the tenant must share with the tenants in
-    /// `near`. Default `rack`.
-    #[serde(default = "rack")]
-    near_in: Layer,
+    /// `near`. Requires `near`. Default `rack`.
+    near_in: Option<Layer>,
     /// Earlier tenants with which the tenant must not share a fault domain.
-    #[serde(default)]
-    apart: Vec<String>,
+    apart: Option<Vec<String>>,
     /// Kind of fault domain (server, rack or pod) that the tenant must not share with the tenants
-    /// in `apart`. Default `server`.
-    #[serde(default)]
-    apart_in: Layer,
-}
-
-fn rack() -> Layer {
-    Layer::Rack
+    /// in `apart`. Requires `apart`. Default `server`.
+    apart_in: Option<Layer>,
 }
 
 /// `[[tenant.class]]`: a class of VMs with the same guarantee.
@@ -141,11 +131,18 @@ pub(super) fn schema() -> String {
             need(&["send", "recv"], json!({ "send": true, "recv": true, "rate": false }))
         ])
     };
+    let names = || json!({ "minItems": 1, "uniqueItems": true });
     let rules = json!({ "$defs": {
         "Class": { "oneOf": guarantee() },
         "Tenant": {
+            "properties": {
+                "within": names(), "near": names(), "apart": names(), "class": { "minItems": 1 }
+            },
+            "dependentRequired": { "near_in": ["near"], "apart_in": ["apart"] },
             "if": need(&["class"], json!({ "class": { "type": "array", "minItems": 1 } })),
-            "then": { "properties": { "vms": false, "rate": false } },
+            "then": { "properties": {
+                "vms": false, "rate": false, "send": false, "recv": false
+            } },
             "else": {
                 "properties": { "vms": true },
                 "required": ["vms"],
@@ -195,7 +192,8 @@ fn wish(
         report.at(object, "vms", problem, "request fewer VMs");
     }
     let spread = spread(object, tenant, topology, &hose, report);
-    let within = tenant.within.iter().enumerate().filter_map(|(at, name)| {
+    let within = listed(object, "within", tenant.within.as_deref(), report);
+    let within = within.iter().enumerate().filter_map(|(at, name)| {
         let node = topology.find(name);
         if node.is_none() {
             let problem = format!("the topology has no server or switch `{name}`");
@@ -204,7 +202,13 @@ fn wish(
         node
     });
     let affinity = Affinity { within: within.collect(), ..Affinity::default() };
-    let mut others = |key: &str, list: &[String], layer: Layer| -> Vec<(usize, usize)> {
+    let mut others = |key: &str, list: Option<&[String]>, layer: Option<Layer>| {
+        if list.is_none() && layer.is_some() {
+            let problem = format!("`{key}_in` has no effect without `{key}`");
+            let remedy = format!("add `{key}`, or remove `{key}_in`");
+            report.at(object, &format!("{key}_in"), problem, remedy);
+        }
+        let list = listed(object, key, list, report);
         let found = list.iter().enumerate().filter_map(|(at, name)| {
             let other = names.get(name).copied();
             if other.is_none() {
@@ -213,29 +217,64 @@ fn wish(
                     "correct the name, or move the named tenant before this tenant in the file";
                 report.at(object, &format!("{key}.{at}"), problem, remedy);
             }
-            Some((other?, layer.number()))
+            other
         });
-        found.collect()
+        found.collect::<Vec<usize>>()
     };
-    let near = others("near", &tenant.near, tenant.near_in);
-    let apart = others("apart", &tenant.apart, tenant.apart_in);
+    let near = others("near", tenant.near.as_deref(), tenant.near_in);
+    let apart = others("apart", tenant.apart.as_deref(), tenant.apart_in);
+    let near = in_layer(&near, tenant.near_in.unwrap_or(Layer::Rack));
+    let apart = in_layer(&apart, tenant.apart_in.unwrap_or_default());
     let request = Request { hose, spread, affinity };
     Some(TenantWish { name: tenant.name.clone(), request, near, apart })
 }
 
+fn in_layer(tenants: &[usize], layer: Layer) -> Vec<(usize, usize)> {
+    tenants.iter().map(|tenant| (*tenant, layer.number())).collect()
+}
+
+/// Returns the names in the list `key`. Reports an empty list and a name that the list has twice,
+/// because neither has an effect.
+fn listed<'a>(
+    object: &Object<'_, Tenant>,
+    key: &str,
+    list: Option<&'a [String]>,
+    report: &mut Report<'_>,
+) -> &'a [String] {
+    let Some(list) = list else { return &[] };
+    if list.is_empty() {
+        let problem = format!("`{key}` is an empty list and has no effect");
+        report.at(object, key, problem, format!("write a name, or remove `{key}`"));
+    }
+    let mut seen = HashSet::new();
+    for (at, name) in list.iter().enumerate().filter(|(_, name)| !seen.insert(*name)) {
+        let problem = format!("`{key}` names `{name}` twice");
+        report.at(object, &format!("{key}.{at}"), problem, "remove one of the two");
+    }
+    list
+}
+
 fn hose(object: &Object<'_, Tenant>, tenant: &Tenant, report: &mut Report<'_>) -> Option<Hose> {
-    let classes = if tenant.class.is_empty() {
+    let rates = [tenant.rate, tenant.send, tenant.recv];
+    let classes = if let Some(classes) = &tenant.class {
+        if classes.is_empty() {
+            let problem = "`class` is an empty list and has no effect";
+            report.at(object, "class", problem, "add [[tenant.class]], or remove `class`");
+            return None;
+        }
+        if tenant.vms.is_some() || rates.iter().any(Option::is_some) {
+            let problem = "`vms`, `rate`, `send` and `recv` of the tenant conflict with \
+                           [[tenant.class]]";
+            report.at(object, "class", problem, "write them in each [[tenant.class]] only");
+            return None;
+        }
+        classes.clone()
+    } else {
         let Some(vms) = tenant.vms else {
             report.at(object, "vms", "`vms` is missing", "add `vms = ...`, or [[tenant.class]]");
             return None;
         };
         vec![Class { vms, rate: tenant.rate, send: tenant.send, recv: tenant.recv }]
-    } else if tenant.vms.is_some() || tenant.rate.is_some() {
-        let problem = "`vms` and `rate` conflict with [[tenant.class]]";
-        report.at(object, "class", problem, "remove `vms` and `rate`, or [[tenant.class]]");
-        return None;
-    } else {
-        tenant.class.clone()
     };
     let mut kinds = Vec::new();
     for class in classes {

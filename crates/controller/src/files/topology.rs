@@ -2,6 +2,8 @@
 //! regular tree or a listed tree. A regular tree has `[servers]` and `[[tier]]`. A listed tree has
 //! `[[server]]`, `[[switch]]` and `[[link]]`.
 
+use std::collections::BTreeSet;
+
 use penstock_fabric::dscp::Palette;
 use penstock_fabric::ledger::Service;
 use penstock_fabric::tenant_placement::{Policy, QueueWeight};
@@ -16,6 +18,8 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use toml_edit::Table;
+
+use super::idle_code_points;
 
 /// Pattern of the names of servers and switches. A host's file has the same.
 const NODE: &str = "^[^\\s]{1,63}$";
@@ -192,7 +196,9 @@ pub(super) fn schema() -> String {
         ],
         "$defs": {
             "Fabric": { "properties": {
-                "reserved_code_points": { "items": { "maximum": 63 } }
+                "reserved_code_points": {
+                    "items": { "minimum": 1, "maximum": 63 }, "uniqueItems": true
+                }
             } },
             "Server": { "properties": { "name": { "pattern": NODE } } },
             "Switch": { "properties": { "name": { "pattern": NODE } } },
@@ -253,6 +259,7 @@ fn check_fabric(object: &Object<'_, Fabric>, report: &mut Report<'_>) -> Option<
     if let Err(error) = Palette::without(&fabric.reserved_code_points) {
         said(report, object, "reserved_code_points", &error.to_string());
     }
+    idle_code_points(object, &fabric.reserved_code_points, report);
     let policy = Policy {
         queues: fabric.queues.into(),
         reserved_queues: fabric.reserved_queues.into(),
@@ -446,6 +453,7 @@ fn place(error: &SpecError) -> MistakePlace {
 
 fn read_out(root: &Table, topology: &Topology, report: &mut Report<'_>) -> Vec<(NodeId, Service)> {
     let mut out = Vec::new();
+    let mut named = BTreeSet::new();
     for object in list::<Out>(root, "out", report) {
         let Some(value) = object.value.as_ref() else { continue };
         let service = match value.state {
@@ -453,7 +461,11 @@ fn read_out(root: &Table, topology: &Topology, report: &mut Report<'_>) -> Vec<(
             State::Failed => Service::Failed,
         };
         match topology.find(&value.node) {
-            Some(node) => out.push((node, service)),
+            Some(node) if named.insert(node) => out.push((node, service)),
+            Some(_) => {
+                let problem = format!("two [[out]] tables for `{}`", value.node);
+                report.at(&object, "node", problem, "remove one of the two");
+            }
             None => {
                 let problem = format!("the topology has no server or switch `{}`", value.node);
                 report.at(&object, "node", problem, "correct the name");

@@ -292,6 +292,43 @@ fn paths_of_the_store_begin_at_the_folder_of_the_file() {
 }
 
 #[test]
+fn settings_without_an_effect_are_mistakes() {
+    let folder = Folder::new();
+    let (agents, store) = ("agents = \"127.0.0.1:7443\"\n", "[store]\npath = \"s\"\n");
+    let tls = "[tls]\nca = \"a\"\ncert = \"b\"\nkey = \"c\"\n";
+    let number = "connections_per_certificate = 9\n";
+    assert!(with_head(&folder, &format!("{agents}{number}{store}{tls}")).is_ok());
+    for (text, says) in [
+        (format!("{store}{tls}"), "[tls]: the section has no effect without `agents`"),
+        (
+            format!("{number}{store}"),
+            "`connections_per_certificate` has no effect without `agents`",
+        ),
+        (format!("{agents}{number}{store}"), "has no effect without [tls]; add [tls], or remove"),
+        (
+            format!("{store}tls = {{ ca = \"a\", cert = \"b\", key = \"c\" }}\n"),
+            "[store]: `tls` has no effect on a store in a file; remove `tls`, or write `endpoints`",
+        ),
+        ("[store]\nendpoints = []\n".to_owned(), "`endpoints` is empty; write a member's URL"),
+        (
+            format!("{store}[binding]\nreserved_code_points = [5, 0]\n"),
+            "code point 0 is that of the shared queue, and no tenant gets it; write 1 to 63",
+        ),
+        (
+            format!("{store}[binding]\nreserved_code_points = [5, 5]\n"),
+            "code point 5 is listed twice; remove one of the two",
+        ),
+    ] {
+        let errors = with_head(&folder, &text).map(|_| ()).unwrap_err();
+        assert!(errors.len() == 1 && errors[0].contains(says), "{text}: {errors:?}");
+    }
+    let twice = HEAD.replace("[\"b\"]", "[\"a\"]");
+    fs::write(folder.0.join("controller.toml"), format!("{twice}driver = \"linux-tc\"\n")).unwrap();
+    let error = load_controller(&folder.0.join("controller.toml")).unwrap_err().to_string();
+    assert!(error.contains("interface `a` is listed twice; write each interface once"), "{error}");
+}
+
+#[test]
 fn the_name_and_addresses_of_a_controller_are_checked() {
     let folder = Folder::new();
     let long = format!("socket = \"/{}\"", "s".repeat(107));
@@ -300,18 +337,21 @@ fn the_name_and_addresses_of_a_controller_are_checked() {
         ("name = \"dc one\"", ": [controller]: the name contains ' '"),
         ("socket = \"c.sock\"", "\"c.sock\" is relative; write an absolute path"),
         (long.as_str(), "socket path has 108 bytes, the limit of a unix socket is 107"),
+        ("advertise = \"a:7443\"", "`advertise` has no effect without `agents`; add `agents`"),
         ("advertise = \"here\"", "\"here\" is not a URL with a host and a port; write a URL"),
         ("advertise = \"ftp://a:1\"", "is not a URL"),
         ("advertise = \"http://a b:1\"", "is not a URL"),
         ("advertise = \"https://a:70000\"", "is not a URL"),
     ] {
-        let text = format!("{key}\n[store]\npath = \"s\"");
+        let agents = if says.contains("`agents`") { "" } else { "agents = \"127.0.0.1:7443\"\n" };
+        let text = format!("{key}\n{agents}[store]\npath = \"s\"");
         let errors = with_head(&folder, &text).map(|_| ()).unwrap_err();
         assert!(errors.len() == 1 && errors[0].contains(says), "{key}: {errors:?}");
     }
+    let agents = "agents = \"127.0.0.1:7443\"\n[store]\npath = \"s\"";
     for key in ["advertise = \"https://[::1]:7443\"", "advertise = \"a:7443\"", "advertise = \"\""]
     {
-        assert!(with_head(&folder, &format!("{key}\n[store]\npath = \"s\"")).is_ok(), "{key}");
+        assert!(with_head(&folder, &format!("{key}\n{agents}")).is_ok(), "{key}");
     }
     let binding = "[store]\npath = \"s\"\n[binding]\nhysteresis_pct = 1001";
     let errors = with_head(&folder, binding).map(|_| ()).unwrap_err();

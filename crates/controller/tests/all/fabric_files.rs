@@ -94,6 +94,23 @@ fn a_wrong_topology_is_refused_whole_with_line_and_reason() {
 }
 
 #[test]
+fn a_node_is_out_once() {
+    let out = |state: &str| format!("\n[[out]]\nnode = \"server-0\"\nstate = \"{state}\"\n");
+    let text = format!("{REGULAR}{}{}", out("drained"), out("failed"));
+    let line = text.lines().count() - 1;
+    let says = "[[out]] number 2: two [[out]] tables for `server-0`; remove one of the two";
+    assert_eq!(refused(&text).trim_end(), format!("f.toml:{line}:8: {says}"));
+}
+
+#[test]
+fn rates_of_a_tenant_beside_its_classes_are_refused() {
+    let text = "[[tenant]]\nname = \"red\"\nsend = \"1M\"\nrecv = \"1M\"\n\n[[tenant.class]]\n\
+                vms = 1\nrate = \"1M\"\n";
+    let says = "conflict with [[tenant.class]]; write them in each [[tenant.class]] only";
+    assert!(tenants_refused(text).contains(says), "{}", tenants_refused(text));
+}
+
+#[test]
 fn wrong_tenants_are_refused_whole_with_line_and_reason() {
     let base = "[[tenant]]\nname = \"red\"\nvms = 3\nrate = \"10M\"\nwithin = [\"rack-0\"]\n\n\
         [[tenant]]\nname = \"blue\"\nvms = 2\nsend = \"1M\"\nrecv = \"2M\"\napart = [\"red\"]\n";
@@ -112,6 +129,12 @@ fn wrong_tenants_are_refused_whole_with_line_and_reason() {
         ("vms = 3", "vms = 3\nmost_per_server = 0", "the bound is 0"),
         ("vms = 3", "vms = 3\nleast_racks = 4", "more fault domains than VMs (3)"),
         ("vms = 3", "vms = 3\nmost_per_rak = 1", "did you mean `most_per_rack`?"),
+        ("within = [\"rack-0\"]", "within = []", "`within` is an empty list and has no effect"),
+        ("within = [\"rack-0\"]", "within = [\"rack-0\", \"rack-0\"]", "names `rack-0` twice"),
+        ("apart = [\"red\"]", "near_in = \"rack\"", "`near_in` has no effect without `near`; add"),
+        ("apart = [\"red\"]", "apart_in = \"rack\"", "no effect without `apart`; add `apart`, or"),
+        ("apart = [\"red\"]", "apart = []", "`apart` is an empty list and has no effect"),
+        ("vms = 3", "vms = 3\nclass = []", "`class` is an empty list and has no effect"),
     ] {
         let wrong = base.replacen(from, to, 1);
         let at = line(base, from) + to.lines().count() - 1;

@@ -143,6 +143,8 @@ const CASES: &[Cases] = &[
             "queue_weight = 1.5",
             "name = 5",
             "reserved_code_points = [64]",
+            "reserved_code_points = [0]",
+            "reserved_code_points = [3, 3]",
         ],
     ),
     (
@@ -150,7 +152,9 @@ const CASES: &[Cases] = &[
         TENANT,
         &[
             "vms = 4\nrate = \"1M\"",
-            "vms = 4\nsend = \"1M\"\nrecv = \"2M\"\nmost_per_rack = 2\nnear_in = \"pod\"",
+            "vms = 4\nsend = \"1M\"\nrecv = \"2M\"\nmost_per_rack = 2",
+            "vms = 4\nrate = \"1M\"\nwithin = [\"rack-0\", \"server-1\"]\n[[tenant]]\n\
+             name = \"u\"\nvms = 1\nrate = \"1M\"\nnear = [\"t\"]\nnear_in = \"rack\"",
             "[[tenant.class]]\nvms = 1\nrate = \"1M\"",
         ],
         &[
@@ -161,14 +165,26 @@ const CASES: &[Cases] = &[
             "vms = 4\nrate = \"1M\"\nsend = \"1M\"",
             "vms = 4\nrate = \"1M\"\nleast_racks = 0",
             "vms = 4\nrate = \"1M\"\napart_in = \"row\"",
+            "vms = 4\nrate = \"1M\"\napart_in = \"rack\"",
+            "vms = 4\nrate = \"1M\"\nnear_in = \"pod\"",
+            "vms = 4\nrate = \"1M\"\nwithin = []",
+            "vms = 4\nrate = \"1M\"\nnear = []",
+            "vms = 4\nrate = \"1M\"\nwithin = [\"rack-0\", \"rack-0\"]",
+            "vms = 4\nrate = \"1M\"\nclass = []",
             "vms = 4\n[[tenant.class]]\nvms = 1\nrate = \"1M\"",
+            "send = \"1M\"\nrecv = \"1M\"\n[[tenant.class]]\nvms = 1\nrate = \"1M\"",
             "[[tenant.class]]\nvms = 1\nrecv = \"1M\"",
         ],
     ),
     (
         "controller",
         CONTROLLER,
-        &["agents = \"127.0.0.1:7443\"\npage = \"[::1]:80\"", "verify_every = 0"],
+        &[
+            "agents = \"127.0.0.1:7443\"\npage = \"[::1]:80\"",
+            "verify_every = 0",
+            "agents = \"127.0.0.1:7443\"\nconnections_per_certificate = 9\n[tls]\nca = \"a\"\n\
+             cert = \"b\"\nkey = \"c\"",
+        ],
         &[
             "interval_ms = 99",
             "answer_ms = 60001",
@@ -176,10 +192,15 @@ const CASES: &[Cases] = &[
             "agents = \"localhost:7443\"",
             "page = 80",
             "connections_per_certificate = 0",
+            "connections_per_certificate = 9",
+            "agents = \"127.0.0.1:7443\"\nconnections_per_certificate = 9",
             "[tls]\nca = \"a\"",
+            "[tls]\nca = \"a\"\ncert = \"b\"\nkey = \"c\"",
             "[binding]\nmap = \"other\"",
             "[binding]\ndrain_ms = 10001",
             "[binding]\nreserved_code_points = [64]",
+            "[binding]\nreserved_code_points = [0]",
+            "[binding]\nreserved_code_points = [5, 5]",
         ],
     ),
     (
@@ -191,6 +212,9 @@ const CASES: &[Cases] = &[
             "",
             "[store]",
             "[store]\npath = \"s\"\nendpoints = [\"e\"]",
+            "[store]\npath = \"s\"\nendpoints = []",
+            "[store]\nendpoints = []",
+            "[store]\npath = \"s\"\ntls = { ca = \"a\", cert = \"b\", key = \"c\" }",
             "[store]\nendpoints = [\"e\"]\n\
              tls = { ca = \"a\", cert = \"b\", key = \"c\", crl = \"d\" }",
         ],

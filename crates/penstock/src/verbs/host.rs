@@ -260,6 +260,7 @@ mod tests {
             fabric: None,
             switch: None,
             machine: Some(MachineChange { cost_permille: 305, since_ms: 62_000 }),
+            state_dir: "/var/lib/penstock".into(),
         };
         assert_eq!(
             shown(&status),

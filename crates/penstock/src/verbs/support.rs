@@ -65,8 +65,7 @@ pub struct SupportArgs {
 }
 
 /// Parts of the bundle that are the output of a `penstock` command: file and arguments.
-const HOST: [(&str, &[&str]); 9] = [
-    ("state/host.json", &["host", "show", "--json"]),
+const HOST: [(&str, &[&str]); 8] = [
     ("state/ports.json", &["port", "list", "--json"]),
     ("state/tenants.json", &["tenant", "list", "--json"]),
     ("state/rules.json", &["flow", "list", "--json"]),
@@ -170,11 +169,14 @@ impl Bundle {
         Ok(())
     }
 
-    /// Adds the running configuration, and the minutes of contracts from the daemon's directory.
-    /// `of_file` is the directory that a configuration file names, for a daemon that does not run.
+    /// Adds the daemon's state and configuration, and the minutes of contracts from the daemon's
+    /// directory. `of_file` is the directory that a configuration file names, for a daemon that
+    /// does not run.
     fn add_minutes(&mut self, socket: &Path, of_file: Option<StateDir>) -> io::Result<()> {
+        let status = self.add_answer("state/host.json", socket, &["host", "show", "--json"])?;
         let config = self.add_answer("state/host-config.toml", socket, &["host", "config"])?;
-        let dir = StateDir::read(&config, "`state_dir` of the daemon");
+        let dir = StateDir::of_daemon(&status)
+            .or_else(|| StateDir::read(&config, "`state_dir` of the daemon's configuration"));
         let dir = dir.or(of_file).unwrap_or_default();
         let name = "counters/contracts.json";
         let arguments = ["report", "--since", "1d", "--json", "--state-dir", dir.path()];

@@ -330,6 +330,11 @@ fn a_support_bundle_has_the_state_and_no_secret() {
     };
     let store = Store::new(&daemon.scratch.0.join("state"));
     store.add(&[minute], &mut Written::default()).unwrap();
+    // The daemon uses a new directory only when it is started again.
+    let moved = fs::read_to_string(daemon.config()).unwrap().replace("/state\"", "/moved\"");
+    fs::write(daemon.config(), moved).unwrap();
+    let told = daemon.ask("host reload");
+    assert!(told.err.contains("[host]: takes effect when the daemon is started"), "{told:?}");
     let out = format!("{at}/bundle.tar.gz");
     let line = format!("support-bundle --out {out} --config-dir {at} --controller-socket {at}/no");
     assert_eq!(daemon.ask(&line).ok().trim(), out);
@@ -346,8 +351,8 @@ fn a_support_bundle_has_the_state_and_no_secret() {
     assert!(part("missing.txt").contains("state/vcpus.json"), "no scheduler runs");
     assert!(part("machine/kernel").contains("Linux"));
     let minutes = part("counters/contracts.json");
-    assert!(minutes.contains("\"sold\""), "the minutes are in `state_dir`: {minutes}");
-    assert!(part("state/host-config.toml").contains("state_dir"));
+    assert!(minutes.contains("\"sold\""), "the minutes are in the old directory: {minutes}");
+    assert!(part("state/host-config.toml").contains("/moved\""));
 }
 
 #[test]

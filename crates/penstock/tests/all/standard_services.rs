@@ -13,6 +13,10 @@ use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
+use tonic_reflection::pb::v1alpha;
+use tonic_reflection::pb::v1alpha::server_reflection_client as alpha_client;
+use tonic_reflection::pb::v1alpha::server_reflection_request as alpha_request;
+use tonic_reflection::pb::v1alpha::server_reflection_response as alpha_response;
 
 use crate::support::Daemon;
 
@@ -36,6 +40,21 @@ async fn reflect(channel: Channel, question: MessageRequest) -> MessageResponse 
     answer.message_response.unwrap()
 }
 
+/// Lists the services as `grpcurl` before 1.8.8 does.
+async fn list_as_old_tools(channel: Channel) -> Vec<String> {
+    let question = alpha_request::MessageRequest::ListServices(String::new());
+    let request =
+        v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(question) };
+    let mut client = alpha_client::ServerReflectionClient::new(channel);
+    let requests = tokio_stream::iter([request]);
+    let mut answers = client.server_reflection_info(requests).await.unwrap().into_inner();
+    let answer = answers.next().await.unwrap().unwrap().message_response.unwrap();
+    let alpha_response::MessageResponse::ListServicesResponse(listed) = answer else {
+        panic!("{answer:?}")
+    };
+    listed.service.into_iter().map(|service| service.name).collect()
+}
+
 #[tokio::test]
 async fn tools_find_the_services_and_their_health_without_a_file() {
     let Some(daemon) = Daemon::start("") else { return };
@@ -56,6 +75,7 @@ async fn tools_find_the_services_and_their_health_without_a_file() {
     let names: Vec<_> = listed.service.iter().map(|service| service.name.as_str()).collect();
     assert!(names.contains(&HOST) && names.contains(&"grpc.health.v1.Health"), "{names:?}");
     assert!(!names.iter().any(|name| name.contains("switch")), "it is no switch: {names:?}");
+    assert_eq!(list_as_old_tools(channel.clone()).await, names, "v1alpha");
     let described = reflect(channel, MessageRequest::FileContainingSymbol(HOST.to_owned())).await;
     assert!(matches!(described, MessageResponse::FileDescriptorResponse(_)), "{described:?}");
 }

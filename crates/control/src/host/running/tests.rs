@@ -2,11 +2,12 @@
 
 mod fabric;
 mod fabric_switch;
+mod learning;
 mod links;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use penstock_dataplane::counters::{PortCounterSets, PortCounters, PortReading, WorkerReading};
 use penstock_dataplane::port::{AttachState, AttachStatus};
@@ -28,6 +29,10 @@ struct Record {
     pinned: BTreeSet<(u16, MacAddr, u16)>,
     snapshot: Option<Arc<Snapshot>>,
     heartbeat: u64,
+    /// The host. While it has one, the fake switch notes at each question for the TSC's rate
+    /// whether the host's state is locked.
+    host: Weak<Host>,
+    locked: Vec<bool>,
     /// Features that the driver of each port negotiates when the port is attached.
     features: Vec<&'static str>,
 }
@@ -160,6 +165,10 @@ impl DataPath for Fake {
     }
 
     fn tsc(&self) -> TscRate {
+        let mut record = lock(&self.0);
+        if let Some(host) = record.host.upgrade() {
+            record.locked.push(host.core.shared.try_lock().is_err());
+        }
         TscRate::from_hz(1_000_000_000)
     }
 
@@ -495,6 +504,13 @@ fn a_reload_of_a_wrong_file_changes_nothing() {
     let report = host.reload().unwrap();
     assert_eq!(report.warnings, ["[host]: takes effect when the daemon is started again"]);
     assert_eq!(host.status().name, "h");
+    let moved = TEXT.replace("name = \"h\"\n", "name = \"h\"\nstate_dir = \"/moved\"\n");
+    std::fs::write(&file.0, moved).unwrap();
+    let report = host.reload().unwrap();
+    assert_eq!(report.warnings, ["[host]: takes effect when the daemon is started again"]);
+    let (text, used) = (host.config_toml(), host.status().state_dir);
+    assert!(text.contains("/moved") && used != "/moved", "{used}");
+    assert_eq!(used, host.config().host.state_dir.display().to_string());
 }
 
 #[test]

@@ -2,8 +2,10 @@
 //!
 //! # Approach
 //!
-//! The running configuration names the directory. If no daemon answers, the configuration files in
-//! the bundle name it.
+//! The daemon's status names the directory. The daemon's configuration may name another directory,
+//! because a new `state_dir` takes effect only when the daemon is started again. It is used if the
+//! daemon is of a release whose status does not name the directory. If no daemon answers, the
+//! configuration files in the bundle name it.
 
 use std::path::Path;
 
@@ -26,6 +28,15 @@ impl Default for StateDir {
 }
 
 impl StateDir {
+    /// Reads the directory from the daemon's status in JSON. Returns `None` if the text is no
+    /// status with a directory.
+    pub fn of_daemon(status: &[u8]) -> Option<Self> {
+        let status: serde_json::Value = serde_json::from_slice(status).ok()?;
+        let path = status.get("state_dir")?.as_str()?;
+        let source = "`state_dir` of the daemon".to_owned();
+        Path::new(path).is_absolute().then(|| Self { path: path.to_owned(), source })
+    }
+
     /// Reads the directory from a host's configuration. `source` says where the configuration is
     /// from. Returns `None` if the text is no TOML with `[host]`, or if the path is relative.
     pub fn read(config: &[u8], source: &str) -> Option<Self> {
@@ -70,6 +81,15 @@ mod tests {
             assert_eq!(path(text), None, "{text}");
         }
         assert_eq!(StateDir::read(&[0xff], "x"), None);
+    }
+
+    #[test]
+    fn the_daemons_status_names_the_directory() {
+        let path = |text: &str| StateDir::of_daemon(text.as_bytes()).map(|dir| dir.path);
+        assert_eq!(path(r#"{"name": "h", "state_dir": "/s"}"#).as_deref(), Some("/s"));
+        for text in ["", "{}", r#"{"state_dir": ""}"#, r#"{"state_dir": 5}"#] {
+            assert_eq!(path(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -246,6 +246,7 @@ fn a_slow_guarantee_makes_its_vm_wait_in_small_steps() {
 fn supports_ecn(from: usize, to: usize) -> Vec<u8> {
     let mut bytes = data(from, to);
     bytes[12..14].copy_from_slice(&[8, 0]);
+    let [from, to] = [from, to].map(|port| u8::try_from(port).expect("few ports"));
     let header = [0x45, 2, 3, 0xda, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, from, 10, 0, 0, to];
     bytes[14..34].copy_from_slice(&header);
     bytes[34..42].copy_from_slice(&[0, 9, 0, 9, 3, 0xc6, 0, 0]);

@@ -97,8 +97,9 @@ pub(super) struct Traffic {
 
 impl Traffic {
     /// Starts the traffic. The TCP programs end by themselves after `secs` seconds. The seed
-    /// determines the order in which the tenants start, and their source ports. The floods start
+    /// determines the order in which the floods start, and their source ports. The floods start
     /// when all TCP programs send, because a single queue that is full would refuse connections.
+    /// For the same reason, TCP with few flows starts before TCP with many flows.
     pub fn start(
         bed: &Bed,
         road: &mut dyn Road,
@@ -109,10 +110,15 @@ impl Traffic {
         let ports = (DATAGRAMS..).take(TENANTS).collect();
         let deaf = deaf(road.target()?, ports)?;
         let order = shuffled(TENANTS, &mut rng);
+        let mut streams: Vec<(u16, usize)> = Vec::new();
         for &tenant in &order {
             if let Kind::Tcp(flows) = kinds[tenant] {
-                tcp(road, tenant, flows, secs)?;
+                streams.push((flows, tenant));
             }
+        }
+        streams.sort_unstable();
+        for (flows, tenant) in streams {
+            tcp(road, tenant, flows, secs)?;
         }
         let mut floods = Vec::new();
         for &tenant in &order {

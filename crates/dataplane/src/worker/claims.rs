@@ -59,7 +59,7 @@
 //! While no source has a claim, or had one recently, neither a turn nor a batch looks at claims: a
 //! turn checks one flag of the roster, which also stands for events of the timing wheel. A source
 //! had a claim recently until the worker finds its ring empty [`EMPTY_MAX`] times in a row. While
-//! all batches are full, no output looks at a ring before it chooses.
+//! all batches are full, neither an output nor a turn looks at a ring before the output chooses.
 
 use penstock_qos::policer::Size;
 use penstock_units::{PortId, Priority, QueueId};

@@ -140,7 +140,9 @@ impl<C: CycleCounter> Worker<C> {
         let Some(claimed) = self.outputs.claims.output_of(unit.port) else {
             return self.run_queue(unit, false);
         };
-        if self.has_frames(unit) {
+        // The ring's cache line is the guest's. If another source uses the turn, a look at the ring
+        // of a port that has its claim anyway would only take the line from the guest.
+        if !Claims::has_claim(&mut self.ctx, (unit.port, claimed)) && self.has_frames(unit) {
             self.outputs.claims.renew(&mut self.ctx, (unit.port, claimed));
         }
         if let Some(output) = self.outputs.claims.chooser(&mut self.ctx, unit.port) {

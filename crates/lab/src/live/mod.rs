@@ -70,6 +70,7 @@ mod rtp;
 mod shaped;
 mod shared_link;
 mod shares;
+mod slices;
 mod snapshots;
 mod sold;
 mod spacing;

@@ -13,19 +13,51 @@
 //!
 //! Each VM is a namespace with iperf3 behind a vhost-user endpoint. Every flow goes to one server
 //! behind the shared output, which sends at [`LINK`] at most. Two queueing disciplines, `fifo` and
-//! `fair-share`, alternate. Each discipline runs [`RUNS`] times. A VM's rate counts the frames that
-//! the switch received from the VM and forwarded. The first third of a run does not count. If
-//! `vde_switch` is installed, it is measured, too. `vde_switch` has no configured rate: its CPU is
-//! its bottleneck, as in the paper.
+//! `fair-share`, alternate. Each discipline runs [`RUNS`] times, with a new switch for each run. A
+//! VM's rate counts the frames that the switch received from the VM and forwarded. The first third
+//! of a run does not count. If `vde_switch` is installed, it is measured, too. `vde_switch` has no
+//! configured rate: its CPU is its bottleneck, as in the paper.
 //!
 //! # Unpaced
 //!
 //! The results with the prefix `unpaced_` have no configured rate of the output. As in the paper,
-//! the switch's CPU is the bottleneck: the worker may use [`CORE_PART`] of its core. The record
-//! shows how much of these cycles the worker used, and the worker's turns for each batch of a VM.
-//! For each VM and for the server, it also shows the batches, their cycles, the interrupts, the
-//! part of the batches after which a ring had more frames, and the part of the frames that waited
-//! in the output's queue.
+//! the switch's CPU is the bottleneck: the worker may use [`CORE_PART`] of its core.
+//!
+//! Both disciplines are measured in one running switch, with the same VMs and TCP connections
+//! ([`super::slices`]). A change of the configuration gives the output the other discipline. For
+//! each of the runs ([`RUNS`]), [`PAIRS`] pairs of slices of 1.5 s alternate. The option `--runs`
+//! changes the number of runs, and `--secs` has no effect on slices. The first part of a slice
+//! ([`SETTLE`]) does not count: when the output changes from `fair-share` to `fifo`, the switch
+//! drops the frames that wait in the queue, and TCP may wait 200 ms before it sends them again. A
+//! claim about one discipline is the median of its slices. A claim that compares disciplines is the
+//! median of the ratios of pairs. `..._by_ranks` has the interval of each median.
+//!
+//! Until 2026-11-30, each discipline had its own runs of 8 s, each with a new switch and new
+//! connections. On a machine with two virtual CPUs, two runs of `fifo` then had 1,127 and 1,783
+//! Mbit/s, and two runs of `fair-share` had 979 and 1,031 Mbit/s. A batch took 17,000 to 20,000
+//! cycles with `fifo` and 39,000 cycles with `fair-share`. The runs did not show whether the
+//! machine or the discipline caused the difference.
+//!
+//! # Where the cycles go
+//!
+//! The record shows this for each discipline and each VM, and for the server (`..._details`):
+//!
+//! - the frames, bytes and cycles of a batch
+//! - the cycles of sampled batches by stage: reception, classification and delivery
+//! - the interrupts
+//! - the part of the batches after which a ring had more frames (`full_batches_pct`)
+//! - the part of the frames that waited in the output's queue
+//!
+//! `..._turns_per_batch` is the number of the worker's turns for each batch of a VM.
+//! `cycles_per_byte_vs_fifo_pct_by_ranks` compares the cycles for a byte in pairs.
+//!
+//! The worker is the bottleneck in a slice only if it used its cycles. For each slice, the record
+//! shows the used part of the capacity (`..._worker_used_pct`), the cycles per second that were
+//! left (`..._cycles_left_per_s`), and the cycles for which the worker did not have its core
+//! (`..._stolen_per_s`). Fewer than 0 cycles may be left, because a worker may use 1/64 more than
+//! its capacity. `..._slices_below_capacity` is the number of slices in which the worker used less
+//! than [`USED_MIN`]. A pause of the worker that is too long also leaves cycles unused, although
+//! frames wait. In this case, nearly all batches are full.
 //!
 //! Without a rate, a `fifo` output sends each frame at once, and frames wait in the VMs' rings. A
 //! `fair-share` output chooses whom the worker polls. Frames that wait in its queue are copied
@@ -58,16 +90,18 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use penstock_units::Rng;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::needs::needs;
-use super::stage::{Reading, Stage, mean_bps};
+use super::slices::{Slice, Spans, alternate};
+use super::stage::Stage;
 use crate::evidence::{Claim, Context, Outcome};
 use crate::rig::plan::{Plan, Vm};
 use crate::rig::platform;
-use crate::rig::stats::{middle, paired_ratio, to_f64};
+use crate::rig::stats::{Ranked, middle, paired_ratio};
 use penstock_guest::bed::Bed;
 use penstock_guest::bed::process::ask;
+use penstock_guest::clock;
 
 /// Rate of the output in bits per second, preamble and gap included. The link of the paper's legacy
 /// switch has the same rate of 582.4 Mbit/s.
@@ -78,11 +112,22 @@ const FAST: u64 = 400_000_000_000;
 const STEP: Duration = Duration::from_millis(250);
 /// Number of runs of each queueing discipline.
 const RUNS: u32 = 3;
+/// Number of pairs of slices without a rate of the output, for each run.
+const PAIRS: u32 = 8;
+/// First part of a slice, which does not count.
+const SETTLE: Duration = Duration::from_millis(500);
+/// Counted part of a slice.
+const COUNTED: Duration = Duration::from_secs(1);
+/// Part of the worker's capacity, in per cent. If the worker used less in a slice, it may not have
+/// been the bottleneck.
+const USED_MIN: f64 = 98.0;
 /// Fraction of its core that the worker may use if the output has no rate. With a tenth, a `fifo`
 /// output leaves a quarter of these cycles unused, because the programs on the other core are the
 /// bottleneck. With an 80th, each flow is so slow that TCP makes segments of 3 to 4 KB with
 /// `fair-share`, which cost more cycles for a byte than the segments of 28 KB with `fifo`.
 const CORE_PART: f64 = 1.0 / 30.0;
+/// Seconds after which a flow ends, if its run does not end before.
+const FLOW_SECS: &str = "86400";
 /// Number of packets in a large segment of a VM if the worker's cycles are the limit.
 const SEGMENTS: u32 = 8;
 /// Bytes of the queue with `fifo`.
@@ -108,7 +153,7 @@ impl Order {
     }
 }
 
-/// Settings of a run.
+/// Settings of a run or a slice.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     order: Order,
@@ -149,6 +194,23 @@ impl Case {
         format!("{}{pace}", self.order.name())
     }
 
+    /// Returns the configuration keys of the output that differ among cases, besides `egress`. The
+    /// value is empty if the output does not have the key.
+    fn limits(&self) -> [(&'static str, String); 2] {
+        // `fifo` gets a queue of at most 20 ms. `fair-share` keeps the default queue.
+        let queue = match self.order {
+            Order::Fifo => format!("{{ bytes = {}, wait_us = 20000 }}", self.bytes),
+            Order::FairShare => String::new(),
+        };
+        [("queue", queue), ("link", self.link.map_or_else(String::new, |link| link.to_string()))]
+    }
+
+    /// Returns the changes that give a running output the discipline and the rate of this case.
+    fn changes(&self) -> [String; 3] {
+        let [queue, link] = self.limits().map(|(key, value)| format!("{key}={value}"));
+        [format!("egress={}", self.order.name()), queue, link]
+    }
+
     fn plan(&self) -> Plan {
         let tenant = |name: &str, weight| Some((name.to_owned(), weight));
         let sender = |(name, client, weight, _): &(&str, &str, u32, &str)| Vm {
@@ -161,16 +223,9 @@ impl Case {
         if self.c1_last {
             vms.rotate_left(1);
         }
-        // `fifo` gets a queue of at most 20 ms. `fair-share` keeps the default queue.
-        let queue = match self.order {
-            Order::Fifo => {
-                let bytes = self.bytes;
-                format!("egress = \"fifo\"\nqueue = {{ bytes = {bytes}, wait_us = 20000 }}\n")
-            }
-            Order::FairShare => "egress = \"fair-share\"\n".to_owned(),
-        };
-        let link = self.link.map_or_else(String::new, |link| format!("link = {link}\n"));
-        let more = format!("{queue}{link}");
+        let limits = self.limits().into_iter().filter(|(_, value)| !value.is_empty());
+        let limits: String = limits.map(|(key, value)| format!("{key} = {value}\n")).collect();
+        let more = format!("egress = \"{}\"\n{limits}", self.order.name());
         // `answers` makes the way back for acknowledgements.
         vms.push(Vm { name: NET.to_owned(), more, answers: true, ..Vm::default() });
         let mut plan = Plan { offloads: self.offloads, ..Plan::new("", vms) };
@@ -189,14 +244,11 @@ type Rates = [f64; 3];
 struct Run {
     rates: Rates,
     /// What the TCP and the port of each VM did, and at the end those of [`NET`].
-    details: Vec<Value>,
-    /// Cycles per second that the worker charged to all ports.
-    cycles: f64,
-    /// Turns of the worker that moved frames, for each batch that came from a VM.
-    turns_per_batch: f64,
+    details: Vec<Map<String, Value>>,
 }
 
-fn one(bed: &Bed, case: &Case, secs: f64) -> anyhow::Result<Run> {
+/// Starts a switch, and the flows of all VMs.
+fn started(bed: &Bed, case: &Case) -> anyhow::Result<Stage> {
     let mut stage = Stage::start(bed, &case.name(), &case.plan())?;
     if case.capacity.is_some() {
         VMS.iter().try_for_each(|(vm, ..)| fix_segments(&stage, vm))?;
@@ -210,26 +262,36 @@ fn one(bed: &Bed, case: &Case, secs: f64) -> anyhow::Result<Run> {
         stage.start_program(bed, NET, "iperf3", &["-s", "-p", &port])?;
         stage.await_tcp(vm, NET_PLACE, port.parse().context("a port's number")?)?;
         let server = Plan::ip(NET_PLACE).to_string();
-        let words = ["-c", &server, "-p", &port, "-t", "600", "-P", flows];
+        let words = ["-c", &server, "-p", &port, "-t", FLOW_SECS, "-P", flows];
         stage.start_program(bed, vm, "iperf3", &words)?;
     }
+    Ok(stage)
+}
+
+fn one(bed: &Bed, case: &Case, secs: f64) -> anyhow::Result<Run> {
+    let stage = started(bed, case)?;
     let readings = stage.watch(secs, STEP)?;
     let counted = &readings[readings.len() / 3..];
     let [first, .., last] = counted else { anyhow::bail!("{secs} s are too few for a reading") };
-    let part = |vm: &str| {
-        let of = |name: &str| last.per_second(first, vm, name);
+    let spans = Spans::one(first, last);
+    let details = ports().map(|port| -> anyhow::Result<_> {
+        let mut details = details_of(&spans, port);
+        details.extend(tcp_of(&stage, port)?);
+        Ok(details)
+    });
+    let details = details.collect::<anyhow::Result<_>>()?;
+    Ok(Run { rates: rates_of(&spans), details })
+}
+
+/// Returns the names of all VMs, and at the end [`NET`].
+fn ports() -> impl Iterator<Item = &'static str> {
+    VMS.map(|(vm, ..)| vm).into_iter().chain([NET])
+}
+
+fn rates_of(spans: &Spans<'_>) -> Rates {
+    VMS.map(|(vm, ..)| {
         // The queue had no room for the other frames, and TCP retransmitted them.
-        of("forwarded") / of("rx_frames").max(1.0)
-    };
-    let ports = || VMS.map(|(vm, ..)| vm).into_iter().chain([NET]);
-    let details = ports().map(|port| details_of(&stage, (first, last), port));
-    let batches: u64 = VMS.iter().map(|(vm, ..)| last.grown(first, vm, "rx_batches")).sum();
-    let turns = to_f64(last.worker_grown(first, "busy_turns"));
-    Ok(Run {
-        rates: VMS.map(|(vm, ..)| mean_bps(counted, vm) * part(vm)),
-        details: details.collect::<anyhow::Result<_>>()?,
-        cycles: ports().map(|port| last.per_second(first, port, "cycles")).sum(),
-        turns_per_batch: turns / to_f64(batches).max(1.0),
+        spans.bps(vm) * spans.grown(vm, "forwarded") / spans.grown(vm, "rx_frames").max(1.0)
     })
 }
 
@@ -242,38 +304,51 @@ fn fix_segments(stage: &Stage, vm: &str) -> anyhow::Result<()> {
     ask(&mut stage.inside(vm, "ip", &words)?).map(drop)
 }
 
-/// Returns what the TCP and the port of a VM did between two readings. The counters of TCP begin at
-/// the start of the VM. The cycles of a batch include the port's part of all notifications.
-fn details_of(
-    stage: &Stage,
-    (first, last): (&Reading, &Reading),
-    vm: &str,
-) -> anyhow::Result<Value> {
-    let grown = |name: &str| to_f64(last.grown(first, vm, name));
+/// Returns what the port of a VM did. The cycles of a batch include the port's part of all
+/// notifications. The cycles by stage are those of reception, classification and delivery.
+fn details_of(spans: &Spans<'_>, vm: &str) -> Map<String, Value> {
+    let grown = |name: &str| spans.grown(vm, name);
     let (frames, batches) = (grown("rx_frames").max(1.0), grown("rx_batches").max(1.0));
-    let rate = |name: &str| last.per_second(first, vm, name).round();
+    let rate = |name: &str| spans.per_second(vm, name).round();
     let sampled = grown("sampled_frames").max(1.0);
     let stages = ["cycles_ingress", "cycles_classification", "cycles_egress"];
-    let stages = stages.map(|name| (grown(name) / sampled).round());
-    let tcp = ["/proc/net/netstat", "/proc/net/snmp"];
-    let tcp = ask(&mut stage.inside(vm, "cat", &tcp)?)?;
-    let of_tcp = |name: &str| counter(&tcp, name);
-    Ok(json!({
+    let stages = stages.map(|name| grown(name) / sampled);
+    let details = json!({
         "vm": vm,
         "frames_per_s": rate("rx_frames"),
         "batches_per_s": rate("rx_batches"),
         "interrupts_per_s": rate("tx_kicks"),
+        "frames_per_batch": hundredths(frames / batches),
+        "bytes_per_batch": (grown("rx_bytes") / batches).round(),
         "cycles_per_batch": (grown("cycles") / batches).round(),
-        "sampled_cycles_per_frame": stages,
-        "waited_pct": 100.0 * to_f64(last.waited(first, vm)) / frames,
+        "cycles_per_frame": (grown("cycles") / frames).round(),
+        "sampled_cycles_per_batch": stages.map(|cycles| (cycles * frames / batches).round()),
+        "sampled_cycles_per_frame": stages.map(f64::round),
+        "waited_pct": 100.0 * spans.waited(vm) / frames,
         "mean_frame_bytes": (grown("rx_bytes") / frames).round(),
-        "dropped_pct": 100.0 * to_f64(last.dropped(first, vm)) / frames,
+        "dropped_pct": 100.0 * spans.dropped(vm) / frames,
         "full_batches_pct": 100.0 * grown("rx_full") / batches,
-        "held_back": last.grown(first, vm, "held_back"),
-        "tcp_timeouts": of_tcp("TCPTimeouts"),
-        "tcp_retransmitted_segments": of_tcp("RetransSegs"),
-        "tcp_sent_segments": of_tcp("OutSegs"),
-    }))
+        "held_back": grown("held_back"),
+    });
+    match details {
+        Value::Object(details) => details,
+        _ => Map::new(),
+    }
+}
+
+fn hundredths(value: f64) -> f64 {
+    (value * 100.0).round() / 100.0
+}
+
+/// Returns the counters of a VM's TCP since the start of the VM.
+fn tcp_of(stage: &Stage, vm: &str) -> anyhow::Result<[(String, Value); 3]> {
+    let tcp = ask(&mut stage.inside(vm, "cat", &["/proc/net/netstat", "/proc/net/snmp"])?)?;
+    let names = [
+        ("tcp_timeouts", "TCPTimeouts"),
+        ("tcp_retransmitted_segments", "RetransSegs"),
+        ("tcp_sent_segments", "OutSegs"),
+    ];
+    Ok(names.map(|(told, name)| (told.to_owned(), counter(&tcp, name).into())))
 }
 
 /// Returns a counter from the text of `/proc/net/netstat` or `/proc/net/snmp`. In these files, a
@@ -320,13 +395,7 @@ pub(crate) fn run(context: &Context<'_>) -> anyhow::Result<Outcome> {
     outcome.note("vde_switch", vde(&bed, secs).unwrap_or_else(|e| format!("{e:#}").into()));
     conclude(&mut outcome, &fifo, &fair, 99.0);
     context.progress(0.4, "without a rate of the output");
-    let mut unpaced = Outcome::default();
-    let cases = [Order::Fifo, Order::FairShare].map(|order| Case::unpaced(order, &bed));
-    unpaced.note("worker_capacity_of_core", CORE_PART);
-    let [fifo, fair] = in_turn(context, &bed, &cases, (secs, &mut rng), &mut unpaced)?;
-    conclude(&mut unpaced, &fifo, &fair, 98.5);
-    queued(&bed, secs, (&fair[..], context.live.runs.unwrap_or(RUNS)), &mut unpaced)?;
-    outcome.append("unpaced", unpaced);
+    outcome.append("unpaced", unpaced(&bed, context.live.runs.unwrap_or(RUNS))?);
     context.progress(0.8, "one queue, with other settings");
     explain(&bed, secs, &mut outcome)?;
     Ok(outcome)
@@ -349,46 +418,126 @@ fn in_turn(
     }
     for (case, runs) in cases.iter().zip(&runs) {
         let name = case.order.name();
-        let of = |vm: usize| middle(&runs.iter().map(|run| run.rates[vm]).collect::<Vec<_>>());
-        let points = (0..3_u32).map(f64::from).zip((0..3).map(|vm| of(vm) / 1e6));
-        outcome.series(name, "Mbit/s", points);
         let rates: Vec<Rates> = runs.iter().map(|run| run.rates).collect();
+        draw(outcome, name, &rates);
         outcome.note(&format!("{name}_mbps"), told(&rates));
         outcome.note(&format!("{name}_details"), runs.last().map(|run| json!(run.details)));
-        if let Some(capacity) = case.capacity {
-            let used = runs.iter().map(|run| 100.0 * run.cycles / capacity);
-            outcome.note(&format!("{name}_worker_used_pct"), middle(&used.collect::<Vec<_>>()));
-            let turns = runs.iter().map(|run| run.turns_per_batch).collect::<Vec<_>>();
-            outcome.note(&format!("{name}_turns_per_batch"), middle(&turns));
-        }
     }
     Ok(runs.map(|runs| runs.into_iter().map(|run| run.rates).collect()))
 }
 
+/// Adds the median rate of each VM as a series.
+fn draw(outcome: &mut Outcome, name: &str, rates: &[Rates]) {
+    let of = |vm: usize| middle(&rates.iter().map(|rates| rates[vm]).collect::<Vec<_>>());
+    let points = (0..3_u32).map(f64::from).zip((0..3).map(|vm| of(vm) / 1e6));
+    outcome.series(name, "Mbit/s", points);
+}
+
+/// Measures without a rate of the output. `runs` is the number of runs that the paced cases have.
+fn unpaced(bed: &Bed, runs: u32) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let capacity = CORE_PART * bed.tsc_hz();
+    outcome.note("worker_capacity_of_core", CORE_PART);
+    outcome.note("slice_settle_s", SETTLE.as_secs_f64());
+    outcome.note("slice_counted_s", COUNTED.as_secs_f64());
+    let [fifo, fair] = [Order::Fifo, Order::FairShare].map(|order| Case::unpaced(order, bed));
+    let queued = Case { link: Some(FAST), ..fifo };
+    let stage = started(bed, &fifo)?;
+    let pairs = PAIRS.saturating_mul(runs);
+    let [of_fifo, of_fair] = in_slices(&stage, &[fifo, fair], pairs)?;
+    let rates = note_slices(&mut outcome, Order::Fifo.name(), &of_fifo, capacity);
+    let fair_rates = note_slices(&mut outcome, Order::FairShare.name(), &of_fair, capacity);
+    draw(&mut outcome, Order::Fifo.name(), &rates);
+    draw(&mut outcome, Order::FairShare.name(), &fair_rates);
+    conclude(&mut outcome, &rates, &fair_rates, 98.5);
+    let ratios: Vec<f64> = fair_rates.iter().map(ratio).collect();
+    outcome.note("fair_ratio_c2_over_c1_by_ranks", json!(Ranked::of(&ratios)));
+    let part = pcts(&sums(&fair_rates), &sums(&rates));
+    outcome.note("throughput_vs_fifo_pct_by_ranks", json!(Ranked::of(&part)));
+    let cycles = pcts(&cycles_per_byte(&of_fair), &cycles_per_byte(&of_fifo));
+    outcome.note("cycles_per_byte_vs_fifo_pct_by_ranks", json!(Ranked::of(&cycles)));
+    let [of_queued, of_fair] = in_slices(&stage, &[queued, fair], pairs / 2)?;
+    let rates = note_slices(&mut outcome, "queued_fifo", &of_queued, capacity);
+    let fair_rates = note_slices(&mut outcome, "queued_fair-share", &of_fair, capacity);
+    conclude_queued(&mut outcome, &rates, &fair_rates);
+    let tcp = ports().map(|vm| -> anyhow::Result<_> {
+        let counters = Map::from_iter(tcp_of(&stage, vm)?);
+        Ok((vm.to_owned(), Value::Object(counters)))
+    });
+    outcome.note("tcp", Value::Object(tcp.collect::<anyhow::Result<_>>()?));
+    Ok(outcome)
+}
+
+/// Measures two cases in slices of a running switch. Returns the slices of each case.
+fn in_slices(stage: &Stage, cases: &[Case; 2], pairs: u32) -> anyhow::Result<[Vec<Slice>; 2]> {
+    alternate(pairs, |case| {
+        let changes = cases[case].changes();
+        stage.change("port", NET, &changes.each_ref().map(String::as_str))?;
+        clock::wait_readable(None, SETTLE);
+        let first = stage.read()?;
+        clock::wait_readable(None, COUNTED);
+        Ok([first, stage.read()?])
+    })
+}
+
+/// Records the slices of a case, whose worker may use `capacity` cycles per second. Returns the
+/// rates in each slice.
+fn note_slices(outcome: &mut Outcome, name: &str, slices: &[Slice], capacity: f64) -> Vec<Rates> {
+    let spans = || slices.iter().map(|[first, last]| Spans::one(first, last));
+    let rates: Vec<Rates> = spans().map(|one| rates_of(&one)).collect();
+    let per_second =
+        |counter: &str| -> Vec<f64> { spans().map(|one| one.worker_per_second(counter)).collect() };
+    let charged = per_second("cycles_charged");
+    let used: Vec<f64> = charged.iter().map(|cycles| 100.0 * cycles / capacity).collect();
+    let below = used.iter().filter(|used| **used < USED_MIN).count();
+    let left = charged.iter().map(|cycles| (capacity - cycles).round());
+    let stolen = per_second("cycles_stolen").into_iter().map(f64::round);
+    let all = Spans::all(slices);
+    let batches: f64 = VMS.iter().map(|(vm, ..)| all.grown(vm, "rx_batches")).sum();
+    let details: Vec<_> = ports().map(|port| details_of(&all, port)).collect();
+    let mut note = |what: &str, value: Value| outcome.note(&format!("{name}_{what}"), value);
+    note("mbps", told(&rates));
+    note("details", json!(details));
+    note("turns_per_batch", json!(all.worker_grown("busy_turns") / batches.max(1.0)));
+    note("worker_used_pct", used.into_iter().map(hundredths).collect());
+    note("cycles_left_per_s", left.collect());
+    note("stolen_per_s", stolen.collect());
+    note("slices_below_capacity", json!(below));
+    rates
+}
+
+/// Returns the worker's cycles for each byte that the VMs sent, in each slice.
+fn cycles_per_byte(slices: &[Slice]) -> Vec<f64> {
+    let of = |[first, last]: &Slice| {
+        let spans = Spans::one(first, last);
+        let bytes: f64 = VMS.iter().map(|(vm, ..)| spans.grown(vm, "rx_bytes")).sum();
+        spans.worker_grown("cycles_charged") / bytes.max(1.0)
+    };
+    slices.iter().map(of).collect()
+}
+
+/// Returns the total rate of each slice or run.
+fn sums(rates: &[Rates]) -> Vec<f64> {
+    rates.iter().map(|rates| rates.iter().sum()).collect()
+}
+
+/// Returns `above[i]` in per cent of `below[i]`.
+fn pcts(above: &[f64], below: &[f64]) -> Vec<f64> {
+    above.iter().zip(below).map(|(above, below)| 100.0 * above / below).collect()
+}
+
 /// Compares the total rate of `fair-share` with that of a `fifo` output with a queue, which is not
 /// paced, either.
-fn queued(
-    bed: &Bed,
-    secs: f64,
-    (fair, runs): (&[Rates], u32),
-    outcome: &mut Outcome,
-) -> anyhow::Result<()> {
-    let case = Case { link: Some(FAST), ..Case::unpaced(Order::Fifo, bed) };
-    let runs = (0..runs).map(|_| one(bed, &case, secs)).collect::<anyhow::Result<Vec<_>>>()?;
-    let rates: Vec<Rates> = runs.iter().map(|run| run.rates).collect();
-    let of = |rates: &[Rates], what: fn(&Rates) -> f64| {
-        middle(&rates.iter().map(what).collect::<Vec<_>>())
-    };
-    let all = |rates: &Rates| rates.iter().sum::<f64>();
+fn conclude_queued(outcome: &mut Outcome, queued: &[Rates], fair: &[Rates]) {
     let what = "c2's rate over c1's, first come, first served, with a queue";
     let claim = Claim::new("queued_fifo_ratio_c2_over_c1", what, "");
-    outcome.claim(claim.measured(of(&rates, ratio)));
+    let ratios: Vec<f64> = queued.iter().map(ratio).collect();
+    outcome.claim(claim.measured(middle(&ratios)));
     let what = "fair-share's rate in all, of the rate of fifo with a queue";
     let claim = Claim::new("throughput_vs_queued_fifo_pct", what, "%");
-    outcome.claim(claim.measured(100.0 * of(fair, all) / of(&rates, all)));
-    outcome.note("queued_fifo_mbps", told(&rates));
-    outcome.note("queued_fifo_details", runs.last().map(|run| json!(run.details)));
-    Ok(())
+    let part = pcts(&sums(fair), &sums(queued));
+    outcome.claim(claim.measured(middle(&part)));
+    outcome.note("throughput_vs_queued_fifo_pct_by_ranks", json!(Ranked::of(&part)));
 }
 
 /// Measures the ratio with one queue under each setting of [`EXPLAIN`].
@@ -410,14 +559,11 @@ fn told(rates: &[Rates]) -> Value {
 }
 
 /// Adds the claims about the rates with both orders. `throughput` is the lowest accepted total rate
-/// of `fair-share`, in per cent of that of `fifo`. The runs `fifo[i]` and `fair[i]` directly
-/// followed each other.
+/// of `fair-share`, in per cent of that of `fifo`. The runs or slices `fifo[i]` and `fair[i]`
+/// directly followed each other.
 fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates], throughput: f64) {
     let of = |rates: &[Rates], what: &dyn Fn(&Rates) -> f64| {
         middle(&rates.iter().map(what).collect::<Vec<_>>())
-    };
-    let all = |runs: &[Rates]| -> Vec<f64> {
-        runs.iter().map(|rates| rates.iter().sum::<f64>()).collect()
     };
     outcome.claim(
         Claim::new("fifo_ratio_c2_over_c1", "c2's rate over c1's, first come, first served", "")
@@ -440,7 +586,7 @@ fn conclude(outcome: &mut Outcome, fifo: &[Rates], fair: &[Rates], throughput: f
         Claim::new("throughput_vs_fifo_pct", "fair-share's rate in all, of fifo's", "%")
             .published(95.0)
             .at_least(throughput)
-            .measured(100.0 * paired_ratio(&all(fair), &all(fifo)).unwrap_or(f64::NAN)),
+            .measured(100.0 * paired_ratio(&sums(fair), &sums(fifo)).unwrap_or(f64::NAN)),
     );
 }
 
@@ -486,6 +632,17 @@ mod tests {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
         assert_eq!(text.matches("name = \"c2\"").count(), 1);
+    }
+
+    #[test]
+    fn a_running_output_gets_all_keys_of_the_other_case() {
+        let fifo = Case { link: None, ..Case::paced(Order::Fifo) };
+        let fair = Case { link: None, ..Case::paced(Order::FairShare) };
+        let queue = "queue={ bytes = 1048576, wait_us = 20000 }";
+        assert_eq!(fifo.changes(), ["egress=fifo", queue, "link="]);
+        assert_eq!(fair.changes(), ["egress=fair-share", "queue=", "link="]);
+        let queued = Case { link: Some(FAST), ..fifo };
+        assert_eq!(queued.changes(), ["egress=fifo", queue, "link=400000000000"]);
     }
 
     #[test]

@@ -59,6 +59,11 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
+    #[cfg(test)]
+    pub fn new(at_ns: u64, stats: Value) -> Self {
+        Self { at_ns, stats }
+    }
+
     /// Returns the bits per second, FCS included, that the VM at `port` sent since the reading
     /// `before`. A large segment counts as the frames that it becomes on the wire.
     pub fn bps(&self, before: &Self, port: &str) -> f64 {

@@ -1,4 +1,7 @@
 //! Medians and spreads of runs, and ratios of pairs of runs.
+//!
+//! The interval of a median ([`Ranked`]) is that of the sign test: each value is above the true
+//! median with a probability of a half, whatever the distribution of the values is.
 
 use serde::Serialize;
 
@@ -27,6 +30,41 @@ impl Spread {
         };
         Some(Self { median, min, max, runs: sorted.len() })
     }
+}
+
+/// Minimum number of values from which [`Ranked::of`] returns an interval.
+const RANKED_MIN: usize = 10;
+
+/// Median of values, and the interval that has the true median with a probability of 95 %.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Ranked {
+    pub median: f64,
+    pub low: f64,
+    pub high: f64,
+    pub values: usize,
+}
+
+impl Ranked {
+    /// Returns the median of `values` with its interval. Returns `None` if there are fewer than
+    /// [`RANKED_MIN`] values, or if a value is not finite.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        if values.len() < RANKED_MIN || !values.iter().all(|value| value.is_finite()) {
+            return None;
+        }
+        let mut sorted = values.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let below = values_below(sorted.len());
+        let (low, high) = (*sorted.get(below)?, *sorted.get(sorted.len() - 1 - below)?);
+        Some(Self { median: middle(&sorted), low, high, values: sorted.len() })
+    }
+}
+
+/// Returns the number of values below the interval of the median: the largest number that is at
+/// most `values / 2 - 0.98 * sqrt(values)`.
+fn values_below(values: usize) -> usize {
+    // Squared, and without fractions: values - 2 * below >= 1.96 * sqrt(values).
+    let is_far = |below: &usize| (values - 2 * below).pow(2) * 10_000 >= 38_416 * values;
+    (0..=values / 2).rev().find(is_far).unwrap_or(0)
 }
 
 /// Returns the median of `values`, or NaN if there are no values.
@@ -58,6 +96,17 @@ mod tests {
         assert_eq!((spread.median, spread.min, spread.max, spread.runs), (3.0, 1.0, 5.0, 3));
         assert!((Spread::of(&[4.0, 1.0, 3.0, 2.0]).unwrap().median - 2.5).abs() < 1e-9);
         assert_eq!(Spread::of(&[]), None);
+    }
+
+    #[test]
+    fn the_interval_of_a_median_is_taken_by_ranks() {
+        let below = [10, 24, 100, 150].map(values_below);
+        assert_eq!(below, [1, 7, 40, 62]);
+        let values: Vec<f64> = (1..=24).rev().map(f64::from).collect();
+        let ranked = Ranked::of(&values).unwrap();
+        assert_eq!((ranked.median, ranked.low, ranked.high), (12.5, 8.0, 17.0));
+        assert_eq!((ranked.values, Ranked::of(&values[..9])), (24, None));
+        assert_eq!(Ranked::of(&[f64::NAN; 12]), None);
     }
 
     #[test]

@@ -2,16 +2,18 @@
 //! fair shares.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use penstock_qos::fair_share::Bound;
 use penstock_qos::shaper::Smoothing;
 use penstock_units::{BitsPerSecond, Cycles, Vid, Weight};
 
 use super::*;
+use crate::batch::Batch;
 use crate::counters::{Counter, PortCounters};
 use crate::offload::OffloadCaps;
-use crate::port::PortQueue;
-use crate::port::memory_queue::{MemoryDriver, MemoryFrame, memory_queue};
+use crate::port::memory_queue::{MemoryDriver, MemoryFrame, MemoryQueue, memory_queue};
+use crate::port::{Pending, PortQueue, TxOutcome};
 use crate::queue::{Order, Pacing, QueueHome, QueueTerms, ShapeTerms, ShaperKind};
 use crate::schedule::ScheduleKind;
 use crate::snapshot::{Domain, PortPolicy, Snapshot};
@@ -39,9 +41,52 @@ impl CycleCounter for Ticking {
     }
 }
 
+/// A queue pair that counts the worker's looks at its ring.
+struct Counting {
+    pair: MemoryQueue,
+    looks: Arc<AtomicUsize>,
+}
+
+impl PortQueue for Counting {
+    fn pending(&mut self, now: Cycles) -> Pending {
+        self.looks.fetch_add(1, Ordering::Relaxed);
+        self.pair.pending(now)
+    }
+
+    fn rx_burst(&mut self, batch: &mut Batch) {
+        self.pair.rx_burst(batch);
+    }
+
+    fn rx_done(&mut self) {
+        self.pair.rx_done();
+    }
+
+    fn tx_ready(&self) -> bool {
+        self.pair.tx_ready()
+    }
+
+    fn caps(&self) -> OffloadCaps {
+        self.pair.caps()
+    }
+
+    fn tx_burst(&mut self, batch: &Batch, frames: &[u8]) -> TxOutcome {
+        self.pair.tx_burst(batch, frames)
+    }
+
+    fn publish(&mut self) {
+        self.pair.publish();
+    }
+
+    fn notify(&mut self) -> u32 {
+        self.pair.notify()
+    }
+}
+
 struct Bed {
     worker: Worker<Ticking>,
     drivers: Vec<MemoryDriver>,
+    /// For each port, the number of looks at its ring.
+    looks: Vec<Arc<AtomicUsize>>,
 }
 
 impl Bed {
@@ -54,9 +99,12 @@ impl Bed {
     fn scheduled(schedule: ScheduleKind, pacing: Pacing, change: impl Fn(&mut PortPolicy)) -> Self {
         let config = WorkerConfig { max_ports: 8, schedule, ..WorkerConfig::default() };
         let mut worker = Worker::new(&config, Ticking::default(), None);
-        let mut drivers = Vec::new();
+        let (mut drivers, mut looks) = (Vec::new(), Vec::new());
         for port in (0..=UP).map(PortId) {
             let (pair, driver) = memory_queue(4_096, OffloadCaps::ALL);
+            let counted = Arc::new(AtomicUsize::new(0));
+            let pair = Counting { pair, looks: Arc::clone(&counted) };
+            looks.push(counted);
             let pairs: Vec<Box<dyn PortQueue>> = vec![Box::new(pair)];
             assert!(worker.attach(port, pairs, Arc::new(PortCounters::default())).is_ok());
             drivers.push(driver);
@@ -85,7 +133,7 @@ impl Bed {
         hello[..6].fill(0xff);
         assert!(drivers[usize::from(UP)].send(MemoryFrame::plain(hello)));
         while worker.turn() != Turn::Idle {}
-        Self { worker, drivers }
+        Self { worker, drivers, looks }
     }
 
     /// Puts frames to [`UP`] into the ring of a port.
@@ -98,6 +146,10 @@ impl Bed {
 
     fn turns(&mut self, turns: usize) {
         (0..turns).for_each(|_| _ = self.worker.turn());
+    }
+
+    fn looks(&self, port: usize) -> usize {
+        self.looks[port].load(Ordering::Relaxed)
     }
 
     /// Takes all frames that arrived at [`UP`], and returns their number.
@@ -197,6 +249,23 @@ fn short_batches_are_shared_by_weight() {
     assert!(heavy.abs_diff(2 * light) <= light / 10, "{sent:?}");
     let (_, waited) = bed.counted();
     assert!(waited <= 60 && received > 59_000, "{waited} of {received} frames waited");
+}
+
+/// Port 0 has four times the weight of port 1, and uses most turns of port 1.
+#[test]
+fn the_worker_looks_at_the_ring_of_a_port_with_a_claim_only_if_it_polls_the_port() {
+    let mut bed = Bed::new(Pacing::None, |policy| {
+        policy.share.vm = Weight::new(if policy.id == 0 { 4 } else { 1 }).unwrap();
+    });
+    [0, 1].iter().for_each(|port| bed.send(*port, 4_000));
+    bed.turns(20);
+    assert!([0, 1].iter().all(|port| bed.queue().has_claim(*port)));
+    let (looks, unsent) = (bed.looks(1), bed.drivers[1].unsent());
+    bed.turns(60);
+    let batches = (unsent - bed.drivers[1].unsent()) / 32;
+    assert!((8..=16).contains(&batches), "{batches} of 60 batches are of port 1");
+    let looks = bed.looks(1) - looks;
+    assert!(looks <= batches + 1, "{looks} looks for {batches} batches");
 }
 
 /// Port 0 sends so little to two outputs that its batches are short.

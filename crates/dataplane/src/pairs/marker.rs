@@ -262,6 +262,8 @@ mod tests {
     fn an_answer_passes_data_and_a_question_only_if_it_need_not_follow_its_frames() {
         let ahead = question(&ADDRESSES_OF_VMS, &asked(), true).unwrap();
         assert_eq!(read(&ahead, LEN), Some(Marker::Question(asked())));
+        // The controller's program for Linux switches looks for these bytes.
+        assert_eq!(ahead[12..22], [0x88, 0xb5, 0x50, 0x65, 0x6e, 0x31, 1, 1, 0, 1]);
         let behind = valid();
         let mut answered = behind;
         answer(&mut answered, &Answer { number: 3, ..Answer::default() });

@@ -46,8 +46,8 @@ pub struct GuaranteeControl(HosePairs);
 
 impl GuaranteeControl {
     /// Ends a period at time `now`: reads the table and sets new limits. `vms` has the VMs whose
-    /// pairs are measured, by port number. Other VMs have no pairs. The result counts all pairs, but
-    /// only the rates and guarantees of VMs whose limits are in force.
+    /// pairs are measured, by port number. Other VMs have no pairs. The result counts only VMs whose
+    /// limits are in force.
     pub fn period_ends(
         &mut self,
         table: &PairTable,
@@ -62,12 +62,13 @@ impl GuaranteeControl {
             vms.iter().map(|(vm, of)| (*vm, of.member())).collect();
         let limits = self.0.period_ends(now, &members, &sent, &received);
         let is_held = |vm: &u16| vms.get(vm).is_some_and(|of| of.is_held);
-        let mut rate = 0_u64;
+        let (mut sending, mut rate) = (0, 0_u64);
         for send in &limits.send {
             let hose = members.get(&send.id.vm).map_or(RATE_MAX, |member| member.hose.send);
             // The receiver expects this rate.
             let told = send.limit.unwrap_or(hose).min(hose);
             if is_held(&send.id.vm) {
+                sending += 1;
                 rate = rate.saturating_add(told.0);
             }
             if let Some(pair) = senders.get(&send.id) {
@@ -96,7 +97,7 @@ impl GuaranteeControl {
         for vm in measured.into_iter().filter(|vm| !vms.contains_key(vm)) {
             table.unlimit(vm);
         }
-        let (sending, receiving) = (limits.send.len(), limits.parts.len());
+        let receiving = limits.parts.iter().filter(|(id, _)| is_held(&id.vm)).count();
         PairUse { sending, receiving, guaranteed: guaranteed(vms), rate }
     }
 }

@@ -340,7 +340,7 @@ fn with_guarantees_the_tenants_limits_stay_and_pairs_have_the_receivers_parts() 
     period();
     assert_eq!((limited(), table.measured().collect::<Vec<_>>()), (vec![], ids));
     assert_eq!(host.pair_use().guaranteed, 0, "no limit is in force");
-    // A controller of an earlier version states no guarantees.
+    // Without guarantees, no pair is measured.
     host.set_fabric(&queue).unwrap();
     period();
     assert_eq!(table.measured().count(), 0);

@@ -8,10 +8,11 @@
 //!
 //! With [`crate::config::RateAllocation::Guarantee`], the plan's limits on tenants stay in force,
 //! and pairs only have limits that keep them to their receivers' guarantees ([`GuaranteeControl`]).
-//! A tenant's guarantee is not divided among its ports then. The pairs of tenants without limits are
-//! measured: the table knows the limits of their pairs, and a plan that limits a tenant puts them
-//! into force before the tenant's frames get another code point. If the limits were only known some
-//! periods later, a tenant that loses its queue could take the guarantees of others in queue 0.
+//! A tenant's guarantee is not divided among its ports then. The pairs of tenants without limits
+//! are measured: the table knows the limits of their pairs, and a plan that limits a tenant puts
+//! them into force before the tenant's frames get another code point. If the limits were only known
+//! some periods later, a tenant that loses its queue could take the guarantees of others in queue
+//! 0.
 //!
 //! # Plans
 //! While queues change hands, the weights of queue 0 may leave little more than the guarantees. No

@@ -46,8 +46,8 @@ pub struct GuaranteeControl(HosePairs);
 
 impl GuaranteeControl {
     /// Ends a period at time `now`: reads the table and sets new limits. `vms` has the VMs whose
-    /// pairs are measured, by port number. Other VMs have no pairs. The result counts only VMs whose
-    /// limits are in force.
+    /// pairs are measured, by port number. Other VMs have no pairs. The result counts only VMs
+    /// whose limits are in force.
     pub fn period_ends(
         &mut self,
         table: &PairTable,
@@ -102,8 +102,8 @@ impl GuaranteeControl {
     }
 }
 
-/// Returns the sum of the guaranteed sending rates of all tenants whose limits are in force, in bits
-/// per second.
+/// Returns the sum of the guaranteed sending rates of all tenants whose limits are in force, in
+/// bits per second.
 fn guaranteed(vms: &BTreeMap<u16, TenantTerms>) -> u64 {
     let held = vms.values().filter(|of| of.is_held);
     let tenants: BTreeMap<u16, u64> = held.map(|of| (of.tenant, of.terms.send)).collect();

@@ -94,8 +94,8 @@ pub(crate) fn is_forged(head: &[u8]) -> bool {
     true
 }
 
-/// Whether a frame that begins with `head`, with or without VLAN tags, is a marker that may pass the
-/// frames of its queue. Outputs call the function only for frames that are no whole IP packets.
+/// Whether a frame that begins with `head`, with or without VLAN tags, is a marker that may pass
+/// the frames of its queue. Outputs call the function only for frames that are no whole IP packets.
 #[cold]
 pub(crate) fn passes_data(head: &[u8]) -> bool {
     for tags in 0..=TAGS_MAX {

@@ -5,8 +5,9 @@
 //! Hosts of a fabric limit each pair of VMs that share queue 0
 //! ([`penstock_qos::pair_table`]). The sending host puts a question ([`marker`]) behind the pair's
 //! frames, once per period. Both travel through the same queues. The question of a table for rates
-//! follows the frames that it counts. The receiving host counts the frames, intercepts the question, and sends it back
-//! as an answer. The sending host intercepts the answer. No marker reaches a VM.
+//! follows the frames that it counts. The receiving host counts the frames, intercepts the
+//! question, and sends it back as an answer. The sending host intercepts the answer. No marker
+//! reaches a VM.
 //!
 //! A table for guarantees ([`PairLimits::Guarantees`]) only needs the parts of the guarantees in
 //! the answers. Its host counts no arriving frames, so its answers say that no frame arrived. The

@@ -396,8 +396,8 @@ impl PairTable {
     }
 
     /// Records a question about the pair of the address `mac` and the VM at `port`. Returns the
-    /// answer, or `None` if the VM is not measured, the table is full, or the VM's part for the pair
-    /// is not known yet.
+    /// answer, or `None` if the VM is not measured, the table is full, or the VM's part for the
+    /// pair is not known yet.
     pub fn asked(&self, port: u16, mac: u64, question: &Question) -> Option<Answer> {
         let vm = self.measured_vm(port)?;
         let key = PairKey::new(port, mac)?;

@@ -12,8 +12,8 @@
 //! | preference 1, handle 1 at `9e50:` | filter that maps code points to queues |
 //! | preference 1, handle 1 at `9e70:` + queue number | filter that finds acknowledgements |
 //!
-//! The class and qdisc of acknowledgements also have the hosts' questions and answers about pairs of
-//! VMs.
+//! The class and qdisc of acknowledgements also have the hosts' questions and answers about pairs
+//! of VMs.
 
 /// Handle of HTB, which is the root qdisc of a port.
 pub(super) const ROOT: u32 = 0x9e50_0000;

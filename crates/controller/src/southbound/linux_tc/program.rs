@@ -19,7 +19,8 @@
 //! short frames. Fragments and IPv6 packets with extension headers are no acknowledgements.
 //!
 //! Markers are the questions and answers about pairs of VMs that hosts exchange
-//! (`penstock-dataplane`, module `pairs::marker`). The program finds the markers that may pass data.
+//! (`penstock-dataplane`, module `pairs::marker`). The program finds the markers that may pass
+//! data.
 //!
 //! # Cost
 //!
@@ -196,8 +197,8 @@ const fn markers(at: u32, class: u32) -> [Instruction; 7] {
     ]
 }
 
-/// Returns the BPF program that returns `class` for TCP's pure acknowledgements and for markers that
-/// may pass data, and 0 for all other frames.
+/// Returns the BPF program that returns `class` for TCP's pure acknowledgements and for markers
+/// that may pass data, and 0 for all other frames.
 pub(super) fn acks(class: u32) -> Vec<Instruction> {
     let mut all = Vec::new();
     for tags in 0..=TAGS_MAX {

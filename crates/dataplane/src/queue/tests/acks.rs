@@ -1,5 +1,5 @@
-//! These tests check that TCP's pure acknowledgements, and questions about pairs of VMs, do not wait
-//! behind data of their queue.
+//! These tests check that TCP's pure acknowledgements, and questions about pairs of VMs, do not
+//! wait behind data of their queue.
 
 use penstock_qos::pair_table::Question;
 

@@ -10,6 +10,9 @@ use nix::unistd::Pid;
 use crate::config::Wanted;
 use crate::plan::Thread;
 
+/// Maximum number of searches for the threads of an entry.
+const SEARCHES_MAX: usize = 8;
+
 /// Finds the threads that match the entries `wanted`, in the order of the configuration file.
 ///
 /// # Errors
@@ -36,7 +39,21 @@ pub fn find(wanted: &[Wanted]) -> Result<Vec<Thread>> {
     Ok(found)
 }
 
+/// Searches until two searches find the same threads, because a thread that ends can hide another
+/// one from a search of its process.
 fn tids(wanted: &Wanted) -> Result<Vec<u32>> {
+    let mut tids = search(wanted)?;
+    for _ in 1..SEARCHES_MAX {
+        let again = search(wanted)?;
+        if again == tids {
+            break;
+        }
+        tids = again;
+    }
+    Ok(tids)
+}
+
+fn search(wanted: &Wanted) -> Result<Vec<u32>> {
     let folder = format!("/proc/{}/task", wanted.pid);
     let mut tids = Vec::new();
     for entry in fs::read_dir(&folder)

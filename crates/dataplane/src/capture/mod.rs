@@ -53,8 +53,8 @@ pub const BUFFER_BYTES: usize = 4 << 20;
 ///
 /// The worker cannot measure this difference, because it sends the frame only once. An estimate
 /// suffices, because its error has a bound: the budget allows at most one such frame in
-/// `SHARE * ALONE` = 20,000 cycles. If the true cost is higher by one cycle, the captures use
-/// 1/20,000 of the core more. The error is also limited by what a frame alone needs: function calls
+/// `SHARE * ALONE` = 40,000 cycles. If the true cost is higher by one cycle, the captures use
+/// 1/40,000 of the core more. The error is also limited by what a frame alone needs: function calls
 /// and accesses to memory, but no system call. TAP and packet ports make one call for each frame in
 /// any case, and all ports notify their drivers once in a batch. `scripts/test-capture.sh` measures
 /// the whole effect on another port.

@@ -57,9 +57,9 @@ pub const BUFFER_BYTES: usize = 4 << 20;
 /// half a percent of the core more. The error is also limited by what a frame alone needs: function
 /// calls, and accesses to memory that the driver's core also uses, but no system call. TAP and
 /// packet ports make one call for each frame in any case, and all ports notify their drivers once
-/// in a batch. `scripts/test-capture.sh` measures the whole effect on another port. With an estimate
-/// of 100 cycles, and one cycle in 200 for captures, a port beside a capture of drops kept 97.5 %
-/// of its rate.
+/// in a batch. `scripts/test-capture.sh` measures the whole effect on another port. With an
+/// estimate of 100 cycles, and one cycle in 200 for captures, a port beside a capture of drops kept
+/// 97.5 % of its rate.
 const ALONE: Cycles = Cycles(500);
 
 /// What a capture takes.

@@ -132,7 +132,8 @@ mod tests {
     #[test]
     fn within_the_budget_nothing_is_left_out() {
         let mut budget = Budget::default();
-        let (_, spent) = offer(&mut budget, 40, 100_000);
-        assert_eq!(spent, 4_000_000);
+        let (elapsed, spent) = offer(&mut budget, 20, 100_000);
+        assert_eq!((elapsed, spent), (1_000_000_000, 2_000_000));
+        assert!(spent < elapsed / SHARE);
     }
 }

@@ -77,7 +77,15 @@ fn neighbours_do_not_notice(act: Act) {
     WARM.call_once(|| drop(Rig::start(&ports())));
     let before = left();
     plays(act);
-    assert_eq!(left(), before, "{}: descriptors, mapped bytes and mappings are left", act.0);
+    let after = left();
+    // The reading before may contain a descriptor that a thread of the test before still closed.
+    let is_more =
+        after.0 > before.0 || (after.1, after.2, after.3) != (before.1, before.2, before.3);
+    assert!(
+        !is_more,
+        "{}: left {after:?}, before {before:?}: descriptors, mapped bytes, mappings",
+        act.0
+    );
 }
 
 fn plays((name, play): Act) {

@@ -116,6 +116,9 @@ impl<C: CycleCounter> Worker<C> {
             } else {
                 self.ctx.account.buckets_mut().note_waiting(unit, false);
                 self.roster.note_empty(&mut self.ctx, unit);
+                if SHARES && !self.roster.polls(unit) {
+                    self.outputs.claims.withdraw(&mut self.ctx, unit.port);
+                }
                 self.ctx.counter.spent(Stage::Look, &Work::NONE);
             }
             if sweep_ends {

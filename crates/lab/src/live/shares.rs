@@ -61,8 +61,8 @@
 //!
 //! Without a rate, a `fifo` output sends each frame at once, and frames wait in the VMs' rings. A
 //! `fair-share` output chooses whom the worker polls. Frames that wait in its queue are copied
-//! twice: those of a VM's first batch after a pause, and large segments that the port does not
-//! take. `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also has a
+//! twice: those of a VM's first batch after a pause of 50 ms, and large segments that the port does
+//! not take. `throughput_vs_queued_fifo_pct` compares `fair-share` with a `fifo` output that also has a
 //! queue, and a link that is faster than any core.
 //!
 //! The slower a flow, the smaller are the large segments that TCP makes. With the same cycles, the

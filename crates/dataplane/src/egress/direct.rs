@@ -15,6 +15,7 @@ use super::waiting::source_of;
 use super::{Around, Delivery, Egress, PortSlot};
 use crate::batch::{Batch, Verdict};
 use crate::ingress_policer::{link_bytes, on_wire};
+use crate::offload::OffloadCaps;
 use crate::port::PortQueue;
 use crate::snapshot::PortPolicy;
 
@@ -99,9 +100,9 @@ fn bytes_of(batch: &Batch, frames: &[u8]) -> u32 {
 /// Whether the port takes the listed frames as they are, so that one frame takes one place of the
 /// port's ring.
 fn are_taken(batch: &Batch, frames: &[u8], queues: &[Box<dyn PortQueue>]) -> bool {
-    frames.iter().all(|i| {
-        let offload = batch.at(usize::from(*i)).offload;
-        let mut ready = queues.iter().filter(|queue| queue.tx_ready());
-        !offload.is_gso() || ready.all(|queue| queue.caps().takes(offload))
-    })
+    let all_taken = |caps: OffloadCaps| {
+        let mut offloads = frames.iter().map(|i| batch.at(usize::from(*i)).offload);
+        offloads.all(|offload| !offload.is_gso() || caps.takes(offload))
+    };
+    queues.iter().filter(|queue| queue.tx_ready()).all(|queue| all_taken(queue.caps()))
 }

@@ -225,25 +225,24 @@ impl Claims {
     }
 
     /// Gives a port with frames in its ring a claim at the output to which its last batch went. If
-    /// the port may have no claim there, forgets the output.
+    /// the port may have no claim there, forgets the output. Returns whether the port has a claim.
     pub fn renew<C: CycleCounter>(
         &mut self,
         ctx: &mut Context<C>,
         (source, output): (PortId, PortId),
-    ) {
-        if Self::has_claim(ctx, (source, output)) {
-            return;
-        }
+    ) -> bool {
         if !self.admits(ctx, source, output) {
             self.withdraw(ctx, source);
-            return;
+            return false;
         }
         let bytes = self.sources.get(source.index()).map_or(0, |known| known.bytes);
         let from = source_of(source, &ctx.snapshot);
-        if let Some(queue) = ctx.ports[output.index()].output.as_deref_mut() {
-            queue.claim(&from, bytes);
-            self.set_quiet(source, false);
-        }
+        let slot = ctx.ports.get_mut(output.index());
+        let Some(queue) = slot.and_then(|slot| slot.output.as_deref_mut()) else { return false };
+        queue.claim(&from, bytes);
+        let has_claim = queue.has_claim(source.0);
+        self.set_quiet(source, false);
+        has_claim
     }
 
     /// Number of sources to look at before an output chooses.
@@ -277,16 +276,16 @@ impl Claims {
         }
     }
 
-    /// Returns the output that chooses who uses the turn of a port. Returns `None` if the port gave
-    /// away too many turns, or if the output does not count on the port, because the port has no
-    /// claim or has another class now.
-    pub fn chooser<C: CycleCounter>(&self, ctx: &mut Context<C>, source: PortId) -> Option<PortId> {
+    /// Whether an output chooses who uses the turn of a source that has a claim there. Returns false
+    /// if the source gave away too many turns, or if it now has another class than the other sources
+    /// with claims.
+    pub fn gives_turn<C: CycleCounter>(
+        &self,
+        ctx: &Context<C>,
+        (source, output): (PortId, PortId),
+    ) -> bool {
         let given = self.sources.get(source.index()).map_or(0, |known| known.given);
-        let output = self.output_of(source).filter(|_| given < GIVEN_MAX)?;
-        if self.classes.get(output.index()) != Some(&self.class_of(ctx, source)) {
-            return None;
-        }
-        Self::has_claim(ctx, (source, output)).then_some(output)
+        given < GIVEN_MAX && self.classes.get(output.index()) == Some(&self.class_of(ctx, source))
     }
 
     /// Notes that another source or an output used the turn of a port.

@@ -276,9 +276,9 @@ impl Claims {
         }
     }
 
-    /// Whether an output chooses who uses the turn of a source that has a claim there. Returns false
-    /// if the source gave away too many turns, or if it now has another class than the other sources
-    /// with claims.
+    /// Whether an output chooses who uses the turn of a source that has a claim there. Returns
+    /// false if the source gave away too many turns, or if it now has another class than the other
+    /// sources with claims.
     pub fn gives_turn<C: CycleCounter>(
         &self,
         ctx: &Context<C>,
@@ -329,6 +329,7 @@ impl Claims {
     /// Returns what the worker does in the turn of a source that has a claim at `output`.
     pub fn choice<C: CycleCounter>(ctx: &mut Context<C>, output: PortId) -> Choice {
         let now = ctx.nanos();
+        ctx.counters().share_choices.add(1);
         let PortSlot { output: Some(queue), queues, .. } = &mut ctx.ports[output.index()] else {
             return Choice::Own;
         };

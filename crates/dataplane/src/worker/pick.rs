@@ -166,6 +166,7 @@ impl<C: CycleCounter> Worker<C> {
         }
         let bill = self.run_queue(unit, false);
         if let Some(Bill::Queue(taken)) = bill {
+            self.ctx.counters().unchosen_batches.add(1);
             self.outputs.claims.settle(&mut self.ctx, taken.batch);
         } else {
             self.outputs.claims.note_empty(&mut self.ctx, unit.port);
@@ -182,7 +183,11 @@ impl<C: CycleCounter> Worker<C> {
             let Some(quiet) = self.outputs.claims.unit_of(&self.ctx, source, output) else {
                 continue;
             };
-            if quiet != unit && self.may_use_turn(quiet, unit) && self.has_frames(quiet) {
+            if quiet == unit || !self.may_use_turn(quiet, unit) {
+                continue;
+            }
+            self.ctx.counters().share_looks.add(1);
+            if self.has_frames(quiet) {
                 let _ = self.outputs.claims.renew(&mut self.ctx, (source, output));
             }
         }

@@ -234,8 +234,13 @@ fn short_batches_take_one_turn_and_do_not_wait() {
     round(&mut bed, 3);
     let before = bed.counted();
     assert_eq!(before.1, 10, "the first batch of each port waits");
+    let counters = bed.worker.ctx.counters().read();
+    assert!(counters.cycles_queued > 0);
     (0..100).for_each(|_| round(&mut bed, 2));
     assert_eq!(bed.counted(), (before.0 + 200, before.1));
+    let grown = bed.worker.ctx.counters().read().since(&counters);
+    assert_eq!((grown.share_choices, grown.unchosen_batches, grown.cycles_queued), (200, 0, 0));
+    assert!((100..=200).contains(&grown.share_looks), "{} looks", grown.share_looks);
     assert!(bed.queue().is_empty() && !bed.queue().has_claims());
 }
 
